@@ -62,5 +62,8 @@ validate
 # Told to the other ranks by name, with all fields of a message.
 class_weight
 
+# Of a bench: read by its name.
+gradient_bytes
+
 # Summed over a stage's layers by its name.
 stored_bytes

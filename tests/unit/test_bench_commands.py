@@ -8,6 +8,7 @@ import sys
 import pytest
 from click.testing import CliRunner
 
+from tf_ooo.bench.data_parallel.rows import bandwidth_mbit
 from tf_ooo.bench.shared.options import repeated
 from tf_ooo.bench.shared.processes import command, requests
 from tf_ooo.bench.single.cases import AskedWays, Case
@@ -105,3 +106,14 @@ def test_what_a_process_is_told(monkeypatch):
     assert start == [sys.executable, "-m", "some.module"]
     monkeypatch.setattr(sys, "argv", ["some/module.py", first, second])
     assert requests(Case, AskedWays) == [case, ways]
+
+
+def test_a_link_on_which_communicating_takes_as_long_as_computing():
+    alone = {
+        "configurations": {"local": {"seconds": [1.9, 2.0, 2.4]}},
+        "gradient_bytes": 25_000_000,
+        "workers": 3,
+        "communication_s": 0.0,
+    }
+    assert bandwidth_mbit(alone, 1.0) == 400.0  # 100 MB in two seconds
+    assert bandwidth_mbit(alone, 0.5) == 800.0

@@ -137,7 +137,23 @@ def test_rows_of_the_bench():
     assert rows[1]["speedup"] == pytest.approx(1.25)
     assert rows[1]["bound_s"] == 0.15
     assert rows[1]["bit_equal"]
+    assert rows[1]["strongest"] == "horovod_tuned"
+    assert rows[1]["over_strongest"] == pytest.approx(1.0)
     assert "1.25x, predicted 190 ms" in text_of(rows[1])
+
+
+def test_what_reordering_alone_gains():
+    runs = {
+        name: {"seconds": [s], "bits": 1}
+        for name, s in {"horovod": 0.4, "horovod_k": 0.3, "k=0": 0.28, "search": 0.2}.items()
+    }
+    rows = rows_of({"configurations": runs, "communication_s": 0.1, "workers": 2}, "mlp", 100.0)
+    last = rows[-1]
+    assert last["speedup"] == pytest.approx(2.0)
+    assert (last["strongest"], last["over_strongest"]) == ("horovod_k", pytest.approx(1.5))
+    assert last["reordering_alone"] == pytest.approx(1.4)
+    assert "reordering_alone" not in rows[1]
+    assert "1.50x horovod_k, 1.40x k=0" in text_of(last)
 
 
 def test_bench_is_a_command():

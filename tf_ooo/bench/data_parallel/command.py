@@ -15,9 +15,11 @@ from tf_ooo.bench.data_parallel.rows import (
     BASELINE,
     CONFIGURATIONS,
     LOCAL,
+    SAME_STEPS,
     TUNED,
     DataParallelMeasured,
     DataParallelRun,
+    bandwidth_mbit,
     rows_of,
     text_of,
 )  # fmt: skip
@@ -33,15 +35,17 @@ WORKER = "tf_ooo.bench.data_parallel.worker"
 TUNING = [
     {"HOROVOD_CYCLE_TIME": cycle_ms, "HOROVOD_FUSION_THRESHOLD": fusion_bytes}
     for cycle_ms, fusion_bytes in (("1", "8388608"), ("3", "8388608"), ("1", "2097152"), ("10", "134217728"))
-]
+] + [{"HOROVOD_AUTOTUNE": "1"}]
 ALL, QUICK = ",".join((*CONFIGURATIONS, TUNED)), f"{BASELINE},{LOCAL},auto"
 
 
-class _Bandwidths(click.ParamType):  # type: ignore[type-arg]
-    name = "Mbit/s"
+class _Numbers(click.ParamType):  # type: ignore[type-arg]
+    """Numbers with commas; ``none`` is 0: no limit."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
 
     def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> list[float]:
-        """Numbers with commas; ``none`` is 0: no limit."""
         try:
             numbers = [0.0 if text == "none" else float(text) for text in value.split(",")]
         except ValueError:
@@ -56,8 +60,11 @@ class _Bandwidths(click.ParamType):  # type: ignore[type-arg]
 @json_option
 @click.option("--png", type=FILE, help="File for a picture.")
 @click.option("--workload", type=click.Choice(list(DATA_PARALLEL)), default="mlp", show_default=True)
-@click.option("--mbit", type=_Bandwidths(), default="1000", show_default=True,
+@click.option("--mbit", type=_Numbers("Mbit/s"), default="1000", show_default=True,
               help="Of the link, several with commas; none: no limit.")  # fmt: skip
+@click.option("--communication", type=_Numbers("TIMES"),
+              help="Instead, links on which communicating takes so many times as long as computing, by a run "
+                   "before: 0.7,1,1.3.")  # fmt: skip
 @click.option("--workers", type=COUNT, default=2, show_default=True, help="Processes.")
 @click.option("--cores", type=POSITIVE, default=0.5, show_default=True,
               help="Of each worker, for computing; 1: one of its own, without a quota.")  # fmt: skip
@@ -68,8 +75,9 @@ class _Bandwidths(click.ParamType):  # type: ignore[type-arg]
 @click.option("--repetitions", type=COUNT, default=5, show_default=True, help="Turns of each configuration.")
 @click.option("--configurations", help=f"Of {ALL}.  [default: all; with --quick {QUICK}]")
 def data_parallel(
-    quick: bool, json_file: Path | None, png: Path | None, workload: str, mbit: list[float], workers: int,
-    cores: float, rows: int, steps: int, repetitions: int, configurations: str | None,
+    quick: bool, json_file: Path | None, png: Path | None, workload: str, mbit: list[float],
+    communication: list[float] | None, workers: int, cores: float, rows: int, steps: int, repetitions: int,
+    configurations: str | None,
 ) -> None:  # fmt: skip
     """Data parallel training against stock Horovod.
 
@@ -85,10 +93,11 @@ def data_parallel(
         )
     names = (configurations or (QUICK if quick else ALL)).split(",")
     compared = list(dict.fromkeys([BASELINE, *names]))  # what all are compared with
-    runs = (
-        DataParallelRun(workload, compared, bandwidth, workers, cores, rows, steps, repetitions)
-        for bandwidth in mbit
-    )
+    run = DataParallelRun(workload, compared, 0.0, workers, cores, rows, steps, repetitions)
+    if communication:
+        alone = _run(run, [BASELINE, LOCAL], {})
+        mbit = [bandwidth_mbit(alone, times) if times else 0.0 for times in communication]
+    runs = (dataclasses.replace(run, mbit=bandwidth) for bandwidth in mbit)
     measured = reported(map(_measured, runs), text_of, json_file)
     if png:
         save_bars(measured, png)
@@ -99,7 +108,7 @@ def _measured(asked: DataParallelRun) -> list[Row]:
     together = _run(asked, [name for name in asked.configurations if name != TUNED], {})
     tuned = []
     for knobs in TUNING if TUNED in asked.configurations else ():
-        alone = _run(asked, [BASELINE], knobs)["configurations"][BASELINE]
+        alone = _run(asked, [SAME_STEPS[0]], knobs)["configurations"][SAME_STEPS[0]]
         tuned.append(alone | {"knobs": knobs})
     return rows_of(together, asked.workload, asked.mbit, tuned)
 

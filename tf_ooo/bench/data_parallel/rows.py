@@ -10,13 +10,17 @@ from typing import Any, TypedDict
 from tf_ooo.bench.shared.rows import Row, bits_text, known, seconds_of
 
 BASELINE, LOCAL, TUNED = "horovod", "local", "horovod_tuned"
+TAPE, PLAIN = "horovod_tape", "k=0"
+# Stock, with as many steps in one execution as ours.
+SAME_STEPS = ("horovod_k", "horovod_tape_k")
 # Name: what the callback is given; None: without tf_ooo.
 CONFIGURATIONS: dict[str, dict[str, Any] | None] = {
     BASELINE: None,
-    "horovod_tape": None,
+    TAPE: None,
+    **dict.fromkeys(SAME_STEPS),
     LOCAL: None,
     "in_order": {"schedule": "in_order", "profile_steps": 0},
-    "k=0": {"schedule": "reverse_first_k", "k": 0, "profile_steps": 0},
+    PLAIN: {"schedule": "reverse_first_k", "k": 0, "profile_steps": 0},
     "reverse_first_k": {"schedule": "reverse_first_k", "profile_steps": 0},
     "search": {"schedule": "search", "profile_steps": 0},
     "auto": {"profile_steps": 2},
@@ -40,25 +44,43 @@ class DataParallelRun:
 
 class DataParallelMeasured(TypedDict):
     """Of each configuration ``seconds`` of a step in each turn, a check sum of its weights, a plan;
-    ``communication_s``: of one message as large as all gradients together."""
+    ``communication_s``: of one message as large as all gradients together, which take ``gradient_bytes``."""
 
     configurations: dict[str, Row]
     communication_s: float
+    gradient_bytes: int
     workers: int
+
+
+def bandwidth_mbit(alone: DataParallelMeasured, communication: float) -> float:
+    """The link on which all gradients take so many times as long as computing, by ``alone``'s local steps.
+
+    A ring of n workers sends them 2 (n - 1) times (Patarasuk & Yuan 2009), over one link here.
+    """
+    compute_s: float = statistics.median(alone["configurations"][LOCAL]["seconds"])
+    sent_bytes = 2 * (alone["workers"] - 1) * alone["gradient_bytes"]
+    return round(8 * sent_bytes / (communication * compute_s) / 1e6, 1)
 
 
 def rows_of(
     measured: DataParallelMeasured, workload: str, mbit: float, tuned: Sequence[Row] = ()
 ) -> list[Row]:
-    """One row for each configuration, beside stock Horovod as it ships; of the ``tuned`` runs the best."""
+    """One row for each configuration, beside stock Horovod as it ships; of the ``tuned`` runs the best.
+
+    ``over_strongest``: how many times as fast as the fastest of all that are stock.  ``reordering_alone``: as
+    this mode with as many steps together, in which nothing is reordered.
+    """
     runs = dict(measured["configurations"])
     if tuned:
         runs[TUNED] = min(tuned, key=lambda run: statistics.median(run["seconds"]))
     local_s = statistics.median(runs.pop(LOCAL)["seconds"]) if LOCAL in runs else None
     bound_s = None if local_s is None else max(local_s, measured["communication_s"])
     stock, rows = runs[BASELINE], []
+    medians = {name: statistics.median(run["seconds"]) for name, run in runs.items()}
+    strongest = min((name for name in medians if name.startswith(BASELINE)), key=medians.__getitem__)
+    plain_s = medians.get(PLAIN)
     for name, run in runs.items():
-        seconds = seconds_of(run["seconds"], stock["seconds"])
+        seconds, is_stock = seconds_of(run["seconds"], stock["seconds"]), name.startswith(BASELINE)
         row = {
             "workload": workload,
             "mode": "data_parallel",
@@ -73,6 +95,9 @@ def rows_of(
             "runs": run.get("schedule"),
             "predicted_step_s": run.get("predicted_step_s"),
             "over_bound": None if bound_s is None else seconds["step_s"] / bound_s,
+            "strongest": strongest,
+            "over_strongest": medians[strongest] / medians[name],
+            "reordering_alone": None if is_stock or plain_s is None else plain_s / medians[name],
             "bit_equal": run["bits"] == stock["bits"],
             "reason": run.get("reason") or None,
             "knobs": run.get("knobs"),
@@ -85,6 +110,8 @@ def text_of(row: Row) -> str:
     """One line."""
     mbit = row.get("bandwidth_bit_s", 0) / 1e6
     more = f", predicted {row['predicted_step_s'] * 1e3:.0f} ms" if "predicted_step_s" in row else ""
+    if "reordering_alone" in row:
+        more += f", {row['over_strongest']:.2f}x {row['strongest']}, {row['reordering_alone']:.2f}x {PLAIN}"
     if "bound_s" in row:
         more += f", {row['over_bound']:.2f} of {row['bound_s'] * 1e3:.0f} ms, the bound"
     return (

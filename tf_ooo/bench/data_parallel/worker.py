@@ -16,7 +16,14 @@ import keras
 import tensorflow as tf
 
 import tf_ooo
-from tf_ooo.bench.data_parallel.rows import CONFIGURATIONS, DataParallelMeasured, DataParallelRun
+from tf_ooo.bench.data_parallel.rows import (
+    BASELINE,
+    CONFIGURATIONS,
+    SAME_STEPS,
+    TAPE,
+    DataParallelMeasured,
+    DataParallelRun,
+)
 from tf_ooo.bench.shared import confine
 from tf_ooo.bench.shared.processes import end_with, requests
 from tf_ooo.bench.shared.rows import Row
@@ -41,6 +48,7 @@ def main(asked: DataParallelRun) -> None:
     measured: DataParallelMeasured = {
         "configurations": {name: trainer.measured(times[name]) for name, trainer in trainers.items()},
         "communication_s": reduce_s,
+        "gradient_bytes": 4 * _weights(next(iter(trainers.values())).model),
         "workers": hvd.size(),
     }
     if hvd.rank() == 0:
@@ -68,13 +76,18 @@ def _confined(group: str) -> ModuleType:
 
 def _reduce_seconds(hvd: ModuleType, model: keras.Model) -> float:
     """Seconds of one allreduce as large as all gradients together."""
-    whole = tf.zeros([sum(int(tf.size(v)) for v in model.trainable_variables)])
+    whole = tf.zeros([_weights(model)])
     seconds = []
     for _ in range(4):
         started_s = time.perf_counter()
         hvd.allreduce(whole, name="whole").numpy()
         seconds.append(time.perf_counter() - started_s)
     return statistics.median(seconds[1:])
+
+
+def _weights(model: keras.Model) -> int:
+    """How many float32 numbers are averaged."""
+    return sum(int(tf.size(variable)) for variable in model.trainable_variables)
 
 
 class Trainer:
@@ -85,12 +98,12 @@ class Trainer:
         self._name, self._steps, self._batch = name, asked.steps, asked.rows or network.batch
         keras.utils.set_random_seed(1)
         model = network.build()
-        self.model = _taped(hvd)(model.inputs, model.outputs) if name == "horovod_tape" else model
+        self.model = _taped(hvd)(model.inputs, model.outputs) if name.startswith(TAPE) else model
         self.callback = None
         if options is not None:
             self.callback = tf_ooo.OOOBackprop(mode="data_parallel", unroll=asked.steps, **options)
-        self._compile(1 if options is None else asked.steps)
-        if name == "horovod":
+        self._compile(1 if options is None and name not in SAME_STEPS else asked.steps)
+        if name.startswith(BASELINE) and not name.startswith(TAPE):
             _average_in_apply(self.model.optimizer, hvd)
         self._x, self._y = network.data(2 * self._steps * self._batch, 1 + hvd.rank())
         self._variables = [*self.model.variables, *self.model.optimizer.variables]

@@ -14,7 +14,7 @@ from tests.distributed.clusters import addresses, workers
 from tests.same_bits import bits_of
 from tf_ooo.bench.shared import confine
 
-_SHARE = 0.1  # of a core
+_SHARE = 0.2  # of a core
 
 pytestmark = [
     pytest.mark.alone,
@@ -28,7 +28,7 @@ pytestmark = [
 
 @contextlib.contextmanager
 def slowed(process):
-    """The process gets a tenth of a core."""
+    """The process gets a fifth of a core."""
     folder = confine.CPU_GROUPS / f"tf_ooo_speeds_{os.getpid()}"
     folder.mkdir()
     try:

@@ -235,7 +235,9 @@ class FirstSteps:
         if self._given is not None:
             return step, self._given
         profile = self._profiler.profile
-        on = measured_model(home_device()) if profile is None else None
+        # Without steps to measure the plan is the same every time.
+        calibrated = self.rested and self._steps > 0
+        on = measured_model(home_device()) if calibrated else None
         return step, target.costs(measured_costs(step, profile, self._timed_s, on=on))
 
     def close(self) -> None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from types import ModuleType
 from typing import Any
@@ -13,18 +14,19 @@ from tf_ooo.compat import keras_variables
 from tf_ooo.costs.devices import DeviceModel
 from tf_ooo.errors import CostError
 
-# Products of so large matrices, and sums over so many numbers.
-_CPU_WIDTH, _GPU_WIDTH, _ELEMENTS = 512, 4096, 4 * 1024**2
-# Two periods of a CPU quota, 0.1 s each; the better of two windows, since other work only takes time away.
-_WINDOW_S, _WINDOWS = 0.2, 2
+# Products of so large matrices (small ops take a worker's threads longer to begin than to compute), and sums
+# over so many numbers.
+_CPU_WIDTH, _GPU_WIDTH, _ELEMENTS = 1536, 8192, 16 * 1024**2
+# Of the shorter of two calls, the other one takes three times as long; a CPU quota's period is 0.1 s.
+_SHORT_S, _REPEATS = 0.07, 3
 # What two measurements of one device may differ by on a machine that does other things.
-_ALIKE = 1.15
+_ALIKE = 1.4
 
 
 def relative_speeds(devices: Sequence[str], hosts: Sequence[str], home: str) -> tuple[float, ...]:
     """Of each device, where that of ``home`` is 1; (): all are as fast as that.
 
-    What differs by less than 15% counts as alike.  CPUs of one process are; only where there are other
+    What differs by less than 40% counts as alike.  CPUs of one process are; only where there are other
     devices is anything measured: on all hosts at once, on the devices of one host one after the other.
 
     Args:
@@ -61,10 +63,11 @@ def levels(speeds: Mapping[str, float]) -> dict[str, float]:
     return out
 
 
+@functools.cache
 def measured_model(device: str) -> DeviceModel:
     """What this process' device computes and moves in a second, to calculate seconds from shapes with.
 
-    CostError: it does not answer.
+    Measured once.  CostError: it does not answer.
     """
     moved_bytes = 2 * 4 * _ELEMENTS  # read and written
     return DeviceModel(
@@ -112,13 +115,16 @@ def _of_device(device: str, work: Work, each: float) -> float:
 
     try:
         function = work(tf, device)
-        return each * max(_per_second(function))
+        return each * _per_second(function)
     except (tf.errors.OpError, ValueError) as error:
         raise CostError(f"speed of {device}: cannot be measured: {error}") from error
 
 
-def _per_second(function: Any) -> Iterator[float]:
-    """How often it is done in a second, in each window; the function takes a count."""
+def _per_second(function: Any) -> float:
+    """How often it is done in a second; the function takes a count.
+
+    What a call takes besides, tens of milliseconds on a worker, is as much with a small count.
+    """
     import tensorflow as tf
 
     def seconds(count: int) -> float:
@@ -128,11 +134,14 @@ def _per_second(function: Any) -> Iterator[float]:
 
     count = 1
     seconds(count)  # the kernels' first run
-    while (taken_s := seconds(count)) < _WINDOW_S / 10:
-        count *= 4
-    count = max(1, round(count * _WINDOW_S / taken_s))
-    for _ in range(_WINDOWS):
-        yield count / seconds(count)
+    called_s = seconds(count)
+    while (taken_s := seconds(3 * count) - called_s) < _SHORT_S / 4:
+        count *= 3
+    few = max(1, round(2 * count * _SHORT_S / taken_s))
+    many = 3 * few
+    # Whatever else the machine does makes calls longer only.
+    short_s, long_s = (min(seconds(times) for _ in range(_REPEATS)) for times in (few, many))
+    return (many - few) / max(long_s - short_s, 1e-9)
 
 
 def _products(tf: ModuleType, device: str) -> Any:

@@ -111,6 +111,7 @@ class PipelineSteps:
     def _build(self, batch: Any, iterator: Any) -> None:
         """All variables; then, unless that was switched off, the loss of this first batch is looked at."""
         model, options, report = self._model, self._mode.options, self._mode.describe()
+        self._mode.find_limit()
         with host_memory() if in_host_memory(model) else contextlib.nullcontext():
             sync.build(model, optimizers_of(model), model.train_step, iterator)
         if not options.check_loss:
@@ -177,7 +178,7 @@ class PipelineSteps:
 
         Asked for when all variables are there; ranks decide alike.
         """
-        asked, limit_bytes = self._mode.options.first_steps, self._mode.options.memory_limit_bytes
+        asked, limit_bytes = self._mode.options.first_steps, self._mode.limit.bytes
         if asked != "auto":
             return asked == "cut"
         engine = self._mode.company.engine
@@ -263,7 +264,8 @@ class PipelineSteps:
         """Plans anew for a batch of more micro-batches, with a limit of memory also for larger ones."""
         mode = self._mode
         rows, known = split_rows(rows_of(batch), mode.options.microbatches), mode.rows
-        larger = mode.options.memory_limit_bytes is not None and 0 < known < max(rows)
+        larger = mode.limit.bytes is not None and 0 < known < max(rows)
+        larger = larger and not mode.limit.is_far_from(pipeline.mesh.peak_bytes * max(rows) / known)
         planned = pipeline.plan.schedule.microbatches * pipeline.mesh.replicas
         if mode.planned_from is None or (len(rows) <= planned and not larger):
             return pipeline

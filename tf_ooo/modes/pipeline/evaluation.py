@@ -8,18 +8,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tf_ooo.compat import evaluation, nests
-from tf_ooo.errors import OOOError
+from tf_ooo.errors import BackendError, OOOError
 from tf_ooo.fit.mode import Function
+from tf_ooo.hosts.devices import host_device
+from tf_ooo.modes.pipeline.pieces import Pieces
 from tf_ooo.report.report import Report
 from tf_ooo.rewriting.failures import in_one_line
 from tf_ooo.rewriting.forward import request_to_place_forward
 from tf_ooo.rewriting.passes import Folder
 from tf_ooo.tracing.evaluating import EvaluationFunctions
+from tf_ooo.tracing.micro_batches import parts_of, rows_of
 
 if TYPE_CHECKING:
     import keras
 
 _LOG = logging.getLogger("tf_ooo")
+WHOLE = Pieces()
 _CALLED = {"test": "evaluate", "predict": "predict"}
 
 
@@ -27,11 +31,20 @@ class StagedEvaluation:
     """Runs a model's test or predict steps, each op on the device of the weights that it reads.
 
     What cannot be placed runs as it would without us, on one device that is sent all weights: the report says
-    so once.
+    so once.  ``pieces``: of a batch that is predicted; those that are evaluated pass whole, as their loss and
+    metrics are of all rows.
     """
 
-    def __init__(self, model: keras.Model, kind: evaluation.Kind, report: Report, dump_dir: Folder) -> None:
+    def __init__(
+        self,
+        model: keras.Model,
+        kind: evaluation.Kind,
+        report: Report,
+        dump_dir: Folder,
+        pieces: Pieces = WHOLE,
+    ) -> None:
         self._model, self._kind, self._report = model, kind, report
+        self._pieces = pieces if kind == "predict" else WHOLE
         folder = None if dump_dir is None else Path(dump_dir) / kind
         self._request = request_to_place_forward(lambda: self._seen, folder)
         self._functions = EvaluationFunctions(model, kind, self._request.tracing)
@@ -46,17 +59,37 @@ class StagedEvaluation:
         batches, spec = evaluation.batches_of(self._model, self._kind, given)
         if not batches:
             raise StopIteration
+        cut = [self._cut(batch, spec) for batch in batches]
+        (first, *_), own = cut[0]
         try:
-            self._functions.make(batches[0], spec)
+            self._functions.make(first, own)
         except Exception as error:  # the user's code, which Keras may trace in another way
             self._untraceable = True
             self._say(in_one_line(error).partition("\n")[0])
             return stock(evaluation.given_again(given, batches))
-        outputs = [self._step(batch, spec) for batch in batches]
+        outputs = [self._joined(batch, spec, *parts) for batch, parts in zip(batches, cut, strict=True)]
         return evaluation.joined(outputs) if self._kind == "predict" else outputs[-1]
+
+    def _cut(self, batch: Any, spec: Any) -> tuple[list[Any], Any]:
+        """A batch's pieces, or the batch alone, and the spec for which they are traced."""
+        rows = self._pieces.of(_rows_of(batch))
+        return parts_of(batch, rows), spec if len(rows) == 1 else None
+
+    def _joined(self, batch: Any, spec: Any, parts: Sequence[Any], own: Any) -> Any:
+        """The step on a batch; what is predicted of its pieces, one after the other, is joined."""
+        if len(parts) == 1:
+            return self._step(batch, spec)
+        outputs: list[Any] = []
+        for part in parts:
+            outputs.append(_on_host(self._step(part, own)))  # or a device would hold those of all rows
+            if not _has_rows(outputs[-1], _rows_of(part)):
+                self._say_whole()
+                return self._step(batch, spec)
+        return evaluation.joined(outputs)
 
     def _step(self, batch: Any, spec: Any) -> Any:
         self._seen = nests.shapes_of(batch)
+        self._functions.make(batch, spec)
         outputs = self._functions(batch, spec)
         if self._functions.traced > self._looked_at:
             self._looked_at = self._functions.traced
@@ -83,5 +116,35 @@ class StagedEvaluation:
         self._report.notes.append(note)
         _LOG.warning("%s", note)
 
+    def _say_whole(self) -> None:
+        self._pieces = WHOLE
+        note = "predict takes batches whole: its outputs have not one row for each of a batch"
+        if note not in self._report.notes:
+            self._report.notes.append(note)
+            _LOG.warning("%s", note)
+
     def close(self) -> None:
         self._request.close()
+
+
+def _rows_of(batch: Any) -> int:
+    """0: they are not known, or not the same everywhere."""
+    try:
+        return rows_of(batch)
+    except (BackendError, TypeError):
+        return 0
+
+
+def _has_rows(outputs: Any, count: int) -> bool:
+    """Whether each tensor has so many."""
+    import tensorflow as tf
+
+    shapes = [tensor.shape for tensor in tf.nest.flatten(outputs)]
+    return all(shape.rank and shape[0] == count for shape in shapes)
+
+
+def _on_host(outputs: Any) -> Any:
+    import tensorflow as tf
+
+    with tf.device(host_device()):
+        return tf.nest.map_structure(tf.identity, outputs, expand_composites=True)

@@ -27,6 +27,7 @@ from tf_ooo.modes.pipeline import tasks_of
 from tf_ooo.modes.pipeline.advice import ENOUGH
 from tf_ooo.modes.pipeline.losses import check_loss
 from tf_ooo.modes.pipeline.one_device import why_back, why_uncut
+from tf_ooo.modes.pipeline.pieces import pieces_of
 from tf_ooo.modes.pipeline.running import PlannedPipeline, RunningPipeline
 from tf_ooo.rewriting.parts import WHOLE, is_part, least_share
 from tf_ooo.rewriting.staged import LayerByLayer
@@ -288,7 +289,10 @@ class PipelineSteps:
             return self._running
         mode, model = self._mode, self._model
         applying = mode.company.applying(model)
-        running = RunningPipeline(model, self._target, pipeline, applying, mode.options, mode.describe())
+        pieces = pieces_of(pipeline.mesh, mode.rows, mode.limit.planned_bytes)
+        running = RunningPipeline(
+            model, self._target, pipeline, applying, mode.options, mode.describe(), pieces
+        )
         self._running, self._uncut = running, 0
         running.begin()
         return running

@@ -40,10 +40,15 @@ class Limit:
         said = f"{self.said}; memory_limit_bytes={NONE_WANTED} plans without a limit"
         return MemoryLimitError(self.bytes, error.smallest_bytes, error.unknown, error.because, said)
 
+    @property
+    def planned_bytes(self) -> int | None:
+        """What predicted peaks have to stay within."""
+        measured, predicted = PEAK_MARGIN
+        return None if self.bytes is None else max(1, self.bytes * predicted // measured)
+
     def is_far_from(self, peak_bytes: float) -> bool:
         """Whether a peak keeps a reported limit, so that nothing has to be planned for it."""
-        measured, predicted = PEAK_MARGIN
-        return self.reported and self.bytes is not None and peak_bytes * measured <= self.bytes * predicted
+        return self.reported and self.planned_bytes is not None and peak_bytes <= self.planned_bytes
 
 
 def limit_of(asked_bytes: int | None, target: Target, engine: Engine) -> Limit:

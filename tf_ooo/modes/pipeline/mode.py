@@ -303,9 +303,8 @@ class PipelineMode:
 
     def exceeds_limit(self, step: Step) -> bool:
         """Whether one device that ran it would need more than its limit."""
-        asked, limit_bytes = self.options.first_steps, self.limit.bytes
+        asked, limit_bytes = self.options.first_steps, self.limit.planned_bytes
         if asked != "auto" or limit_bytes is None or self.company.engine.size > 1 or unknown_sizes(step):
             return False
         costs = measured_costs(step, None)
-        planned_limit_bytes = self._wanted(step, costs).planned_limit_bytes or limit_bytes
-        return not fits_whole(costs.layers, step.count, planned_limit_bytes)
+        return not fits_whole(costs.layers, step.count, limit_bytes)

@@ -1,0 +1,112 @@
+"""Predictions of more rows than the stages' memory is for; on four logical devices."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.graph.pipeline_fits import Training, assert_equal_bits, pipelined
+from tests.graph.pipeline_models import UNEVEN, X_UNEVEN, adam
+from tests.zoo import keras
+from tf_ooo.modes.pipeline.evaluation import StagedEvaluation
+
+pytestmark = [pytest.mark.devices(4), pytest.mark.takes(30)]
+layers = keras.layers
+
+# A training batch of 16 rows has micro-batches of four.
+ROWS, MANY = 4, np.tile(X_UNEVEN, (40, 1))[:1202]
+LABELS = np.arange(len(MANY)) % 3
+LIMIT_BYTES = 40_000
+
+
+@pytest.fixture(name="rows")
+def _rows(monkeypatch):
+    """Of all that passes through the stages, by kind."""
+    rows, step = [], StagedEvaluation._step
+
+    def noting(self, batch, spec):
+        rows.append((self._kind, tf.nest.flatten(batch)[0].shape[0]))
+        return step(self, batch, spec)
+
+    monkeypatch.setattr(StagedEvaluation, "_step", noting)
+    return rows
+
+
+def deep():
+    hidden = [layers.Dense(width, activation="relu") for width in (24, 24, 24, 24)]
+    return keras.Sequential([keras.Input((7,)), *hidden, layers.Dense(3)])
+
+
+class Asking(keras.callbacks.Callback):
+    """What the model predicts and evaluates during the fit, with its weights."""
+
+    def __init__(self, batch_size):
+        super().__init__()
+        self._batch_size = batch_size
+
+    def on_epoch_end(self, epoch, logs=None):
+        self.weights = self.model.get_weights()
+        self.predicted, self.evaluated = self.of_now(self._batch_size)
+
+    def of_now(self, batch_size):
+        asked = {"batch_size": batch_size, "verbose": 0}
+        return self.model.predict(MANY, **asked), self.model.evaluate(MANY, LABELS, **asked)
+
+
+def asked_in_fit(batch_size=1000, make=deep, **options):
+    """A fit with a callback that asks; and its report."""
+    training, asking = Training(make, adam, UNEVEN, epochs=1), Asking(batch_size)
+    fitted = training.piped(pipelined("1f1b", **options), asking, measured_before=False)
+    training.model.set_weights(asking.weights)
+    return asking, fitted.report
+
+
+def test_pieces_have_the_rows_of_a_micro_batch(rows):
+    asking, report = asked_in_fit(memory_limit_bytes=LIMIT_BYTES)
+    predicted = [count for kind, count in rows if kind == "predict"]
+    assert predicted == [ROWS] * 250 + [ROWS] * 50 + [2]
+    assert [count for kind, count in rows if kind == "test"] == [1000, 202], "evaluated whole"
+    in_pieces, evaluated = asking.predicted, asking.evaluated
+    stock, stock_evaluated = asking.of_now(1000)
+    assert evaluated == stock_evaluated
+    np.testing.assert_allclose(in_pieces, stock, rtol=0, atol=1e-6)
+    assert_equal_bits([asking.of_now(ROWS)[0]], [in_pieces])
+    assert not [note for note in report.notes if "predict" in note]
+
+
+@pytest.mark.parametrize("options", [{}, {"memory_limit_bytes": 10**9}])
+def test_what_fits_passes_whole_and_has_the_bits_of_stock(rows, options):
+    asking, _ = asked_in_fit(**options)
+    assert rows == [("predict", 1000), ("predict", 202), ("test", 1000), ("test", 202)]
+    predicted, evaluated = asking.predicted, asking.evaluated
+    stock, stock_evaluated = asking.of_now(1000)
+    assert_equal_bits([stock], [predicted])
+    assert evaluated == stock_evaluated
+
+
+class OfAllRows(keras.Model):
+    """Predicts one number for a batch, beside what each row has."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers_ = [layers.Dense(24, activation="relu") for _ in range(4)]
+        self.last = layers.Dense(3)
+
+    def call(self, x):
+        for layer in self.layers_:
+            x = layer(x)
+        return self.last(x)
+
+    def predict_step(self, data):
+        return {"mean": tf.reduce_mean(self(data), 0, keepdims=True)}
+
+
+def test_outputs_of_a_whole_batch_are_not_made_of_pieces(rows):
+    asking, report = asked_in_fit(make=OfAllRows, memory_limit_bytes=LIMIT_BYTES)
+    assert [count for kind, count in rows if kind == "predict"] == [ROWS, 1000, 202]
+    predicted = asking.predicted["mean"]
+    assert_equal_bits([asking.of_now(1000)[0]["mean"]], [predicted])
+    assert [note for note in report.notes if "predict" in note] == [
+        "predict takes batches whole: its outputs have not one row for each of a batch"
+    ]

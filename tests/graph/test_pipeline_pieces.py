@@ -41,9 +41,9 @@ def deep():
 class Asking(keras.callbacks.Callback):
     """What the model predicts and evaluates during the fit, with its weights."""
 
-    def __init__(self, batch_size):
+    def __init__(self, batch_size, on_batch):
         super().__init__()
-        self._batch_size = batch_size
+        self._batch_size, self._on_batch = batch_size, on_batch
 
     def on_epoch_end(self, epoch, logs=None):
         self.weights = self.model.get_weights()
@@ -51,12 +51,14 @@ class Asking(keras.callbacks.Callback):
 
     def of_now(self, batch_size):
         asked = {"batch_size": batch_size, "verbose": 0}
+        if self._on_batch:
+            return self.model.predict_on_batch(MANY), None
         return self.model.predict(MANY, **asked), self.model.evaluate(MANY, LABELS, **asked)
 
 
-def asked_in_fit(batch_size=1000, make=deep, **options):
+def asked_in_fit(batch_size=1000, make=deep, on_batch=False, **options):
     """A fit with a callback that asks; and its report."""
-    training, asking = Training(make, adam, UNEVEN, epochs=1), Asking(batch_size)
+    training, asking = Training(make, adam, UNEVEN, epochs=1), Asking(batch_size, on_batch)
     fitted = training.piped(pipelined("1f1b", **options), asking, measured_before=False)
     training.model.set_weights(asking.weights)
     return asking, fitted.report
@@ -73,6 +75,12 @@ def test_pieces_have_the_rows_of_a_micro_batch(rows):
     np.testing.assert_allclose(in_pieces, stock, rtol=0, atol=1e-6)
     assert_equal_bits([asking.of_now(ROWS)[0]], [in_pieces])
     assert not [note for note in report.notes if "predict" in note]
+
+
+def test_predict_on_batch(rows):
+    asking, _ = asked_in_fit(on_batch=True, memory_limit_bytes=LIMIT_BYTES)
+    assert rows == [("predict", ROWS)] * 300 + [("predict", 2)]
+    np.testing.assert_allclose(asking.predicted, asking.of_now(1000)[0], rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize("options", [{}, {"memory_limit_bytes": 10**9}])

@@ -84,7 +84,6 @@ class Cards:
 )
 def test_which_limit_is_taken(asked, limit):
     target = Devices(Cards.devices, Cards)
-    target.memory_limits = Cards.memory_limits
     assert limit_of(asked, target, SingleEngine()) == limit
 
 
@@ -104,7 +103,6 @@ class Ranks:
 
 def test_ranks_take_the_least_of_all():
     target = Devices(Cards.devices, Cards)
-    target.memory_limits = Cards.memory_limits
     assert limit_of(None, target, Ranks(None)).bytes == 800
     assert limit_of(None, target, Ranks([700, "another"])) == Limit(700, "another", reported=True)
     assert limit_of(2000, target, Ranks([700, "another"])).bytes == 2000

@@ -68,8 +68,8 @@ class Devices:
 
     def memory_limits(self) -> Sequence[ReportedLimit]:
         """As the object says that was given; else of the GPUs."""
-        said: Sequence[ReportedLimit] | None = getattr(self._given, "memory_limits", None)
-        return limits_of_gpus(self.devices) if said is None else said
+        said: Callable[[], Sequence[ReportedLimit]] | None = getattr(self._given, "memory_limits", None)
+        return limits_of_gpus(self.devices) if said is None else said()
 
 
 def target_of(devices: Any, local_rank: int = 0) -> Target:

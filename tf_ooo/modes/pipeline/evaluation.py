@@ -72,8 +72,10 @@ class StagedEvaluation:
 
     def _cut(self, batch: Any, spec: Any) -> tuple[list[Any], Any]:
         """A batch's pieces, or the batch alone, and the spec for which they are traced."""
-        rows = self._pieces.of(_rows_of(batch))
-        return parts_of(batch, rows), spec if len(rows) == 1 else None
+        rows = self._pieces.of(_rows_of(batch)) if self._pieces.rows else ()
+        if len(rows) < 2:
+            return [batch], spec
+        return parts_of(nests.as_tensors(batch), rows), None
 
     def _joined(self, batch: Any, spec: Any, parts: Sequence[Any], own: Any) -> Any:
         """The step on a batch; what is predicted of its pieces, one after the other, is joined."""
@@ -130,7 +132,7 @@ class StagedEvaluation:
 def _rows_of(batch: Any) -> int:
     """0: they are not known, or not the same everywhere."""
     try:
-        return rows_of(batch)
+        return rows_of(nests.as_tensors(batch))
     except (BackendError, TypeError):
         return 0
 

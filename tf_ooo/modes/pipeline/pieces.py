@@ -30,8 +30,8 @@ def pieces_of(mesh: Mesh, rows: int, limit_bytes: int | None) -> Pieces:
     """For a plan with micro-batches of up to ``rows`` rows; 0: not known, so that nothing is cut.
 
     A forward pass is taken to need, beside the weights and slots of a device, all tensors of one layer at a
-    time, for which training keeps those of each layer.  Of replicas each counts as in the plan, with copies of
-    what others hold.  ``limit_bytes``: of predicted peaks; None: none.
+    time, for which training keeps those of each layer.  Of replicas each counts as in the plan, with copies
+    of what others hold.  ``limit_bytes``: of predicted peaks; None: none.
     """
     if not rows or limit_bytes is None:
         return Pieces()

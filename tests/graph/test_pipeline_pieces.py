@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from tests.graph.pipeline_fits import Training, assert_equal_bits, pipelined
 from tests.graph.pipeline_models import UNEVEN, X_UNEVEN, adam
-from tests.zoo import keras
+from tests.zoo import KERAS_3, keras, needs_keras_3
 from tf_ooo.modes.pipeline.evaluation import StagedEvaluation
 
 pytestmark = [pytest.mark.devices(4), pytest.mark.takes(30)]
@@ -41,9 +41,9 @@ def deep():
 class Asking(keras.callbacks.Callback):
     """What the model predicts and evaluates during the fit, with its weights."""
 
-    def __init__(self, batch_size, on_batch):
+    def __init__(self, batch_size, on_batch, labels=LABELS):
         super().__init__()
-        self._batch_size, self._on_batch = batch_size, on_batch
+        self._batch_size, self._on_batch, self._labels = batch_size, on_batch, labels
 
     def on_epoch_end(self, epoch, logs=None):
         self.weights = self.model.get_weights()
@@ -53,7 +53,7 @@ class Asking(keras.callbacks.Callback):
         asked = {"batch_size": batch_size, "verbose": 0}
         if self._on_batch:
             return self.model.predict_on_batch(MANY), None
-        return self.model.predict(MANY, **asked), self.model.evaluate(MANY, LABELS, **asked)
+        return self.model.predict(MANY, **asked), self.model.evaluate(MANY, self._labels, **asked)
 
 
 def asked_in_fit(batch_size=1000, make=deep, on_batch=False, **options):
@@ -66,15 +66,14 @@ def asked_in_fit(batch_size=1000, make=deep, on_batch=False, **options):
 
 def test_pieces_have_the_rows_of_a_micro_batch(rows):
     asking, report = asked_in_fit(memory_limit_bytes=LIMIT_BYTES)
-    predicted = [count for kind, count in rows if kind == "predict"]
-    assert predicted == [ROWS] * 250 + [ROWS] * 50 + [2]
-    assert [count for kind, count in rows if kind == "test"] == [1000, 202], "evaluated whole"
+    in_pieces = [("predict", ROWS)] * 300 + [("predict", 2)]
+    assert rows == in_pieces + (in_pieces if KERAS_3 else [("test", 1000), ("test", 202)])
     in_pieces, evaluated = asking.predicted, asking.evaluated
     stock, stock_evaluated = asking.of_now(1000)
-    assert evaluated == stock_evaluated
+    np.testing.assert_allclose(evaluated, stock_evaluated, rtol=1e-6)
     np.testing.assert_allclose(in_pieces, stock, rtol=0, atol=1e-6)
     assert_equal_bits([asking.of_now(ROWS)[0]], [in_pieces])
-    assert not [note for note in report.notes if "predict" in note]
+    assert wholes(report) == ([] if KERAS_3 else ["evaluate takes batches whole: that is for Keras 3"])
 
 
 def test_predict_on_batch(rows):
@@ -115,6 +114,76 @@ def test_outputs_of_a_whole_batch_are_not_made_of_pieces(rows):
     assert [count for kind, count in rows if kind == "predict"] == [ROWS, 1000, 202]
     predicted = asking.predicted["mean"]
     assert_equal_bits([asking.of_now(1000)[0]["mean"]], [predicted])
-    assert [note for note in report.notes if "predict" in note] == [
-        "predict takes batches whole: its outputs have not one row for each of a batch"
+    assert wholes(report) == [
+        "predict takes batches whole: its outputs have not one row for each of a batch",
+        "evaluate takes batches whole: OfAllRows has a predict_step of its own",
     ]
+
+
+def regularized():
+    hidden = [layers.Dense(24, activation="relu", kernel_regularizer="l2") for _ in range(4)]
+    return keras.Sequential([keras.Input((7,)), *hidden, layers.Dense(3)])
+
+
+def adding():
+    """A loss of what a layer computes."""
+    hidden = [layers.Dense(24, activation="relu", activity_regularizer="l2") for _ in range(4)]
+    return keras.Sequential([keras.Input((7,)), *hidden, layers.Dense(3)])
+
+
+def masked():
+    """The mask of the rows' places goes to the loss."""
+    inputs = keras.Input((7,))
+    x = layers.Masking()(layers.Reshape((7, 1))(inputs))
+    for _ in range(4):
+        x = layers.TimeDistributed(layers.Dense(24, activation="relu"))(x)
+    return keras.Model(inputs, layers.TimeDistributed(layers.Dense(3))(x))
+
+
+def wholes(report):
+    return [note for note in report.notes if "whole: " in note]
+
+
+@needs_keras_3
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (regularized, "the model adds losses of its own (regularizers, add_loss)"),
+        (adding, "the model adds losses of its own (regularizers, add_loss)"),
+        (masked, "masks go with the model's outputs"),
+    ],
+)
+def test_where_more_than_outputs_is_needed_evaluations_pass_whole(rows, make, said):
+    labels = LABELS if make is not masked else np.tile(LABELS[:, None], (1, 7))
+    data = (X_UNEVEN, labels[: len(X_UNEVEN)])
+    training, asking = Training(make, adam, data, epochs=1), Asking(1000, False, labels)
+    fitted = training.piped(pipelined("1f1b", memory_limit_bytes=LIMIT_BYTES), asking, measured_before=False)
+    assert [count for kind, count in rows if kind == "test"] == [1000, 202]
+    assert wholes(fitted.report) == [f"evaluate takes batches whole: {said}"]
+    training.model.set_weights(asking.weights)
+    assert asking.evaluated == asking.of_now(1000)[1]
+
+
+@needs_keras_3
+def test_validation_with_weights_of_rows_and_metrics(rows):
+    """Of all rows together, as stock counts them."""
+    training = Training(
+        deep, adam, UNEVEN, epochs=1, weighted_metrics=["accuracy"],
+        metrics=[keras.metrics.SparseTopKCategoricalAccuracy(2)],
+    )  # fmt: skip
+    asking, weights = Asking(1000, False), np.linspace(0.1, 3.0, len(MANY)).astype("float32")
+    data = (MANY, LABELS, weights)
+    fitted = training.piped(
+        pipelined("1f1b", memory_limit_bytes=LIMIT_BYTES), asking,
+        measured_before=False, validation_data=data, validation_batch_size=700,
+    )  # fmt: skip
+    assert ("test", 700) not in rows
+    training.model.set_weights(asking.weights)
+    stock = training.model.evaluate(
+        *data[:2], sample_weight=weights, batch_size=700, verbose=0, return_dict=True
+    )
+    validated = {name: fitted.history[f"val_{name}"][0] for name in stock}
+    assert len(stock) == 3
+    for name, value in stock.items():
+        np.testing.assert_allclose(validated[name], value, rtol=1e-6)
+    assert not wholes(fitted.report)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,8 +31,13 @@ class StagedEvaluation:
     """Runs a model's test or predict steps, each op on the device of the weights that it reads.
 
     What cannot be placed runs as it would without us, on one device that is sent all weights: the report says
-    so once.  ``pieces``: of a batch that is predicted; those that are evaluated pass whole, as their loss and
-    metrics are of all rows.
+    so once.
+
+    Args:
+        model, kind, report, dump_dir: whose test or predict steps run, and what is told of them.
+        pieces: of a batch that is predicted.
+        step: in place of Keras' own step.
+        called: what the user calls.
     """
 
     def __init__(
@@ -42,12 +47,14 @@ class StagedEvaluation:
         report: Report,
         dump_dir: Folder,
         pieces: Pieces = WHOLE,
+        step: Callable[[Any], Any] | None = None,
+        called: str = "",
     ) -> None:
-        self._model, self._kind, self._report = model, kind, report
-        self._pieces = pieces if kind == "predict" else WHOLE
+        self._model, self._kind, self._report, self._pieces = model, kind, report, pieces
+        self._called = called or _CALLED[kind]
         folder = None if dump_dir is None else Path(dump_dir) / kind
         self._request = request_to_place_forward(lambda: self._seen, folder)
-        self._functions = EvaluationFunctions(model, kind, self._request.tracing)
+        self._functions = EvaluationFunctions(model, kind, self._request.tracing, step)
         self._seen: Sequence[Any] = ()  # shapes of the batch that is traced
         self._looked_at = 0  # traces
         self._untraceable = self._told = False
@@ -72,7 +79,7 @@ class StagedEvaluation:
 
     def _cut(self, batch: Any, spec: Any) -> tuple[list[Any], Any]:
         """A batch's pieces, or the batch alone, and the spec for which they are traced."""
-        rows = self._pieces.of(_rows_of(batch)) if self._pieces.rows else ()
+        rows = self._pieces.of(known_rows(batch)) if self._pieces.rows else ()
         if len(rows) < 2:
             return [batch], spec
         return parts_of(nests.as_tensors(batch), rows), None
@@ -84,7 +91,7 @@ class StagedEvaluation:
         outputs: list[Any] = []
         for part in parts:
             outputs.append(_on_host(self._step(part, own)))  # or a device would hold those of all rows
-            if not _has_rows(outputs[-1], _rows_of(part)):
+            if not _has_rows(outputs[-1], known_rows(part)):
                 self._say_whole()
                 return self._step(batch, spec)
         return evaluation.joined(outputs)
@@ -112,7 +119,7 @@ class StagedEvaluation:
         if self._told:
             return
         self._told = True
-        note = f"{_CALLED[self._kind]} runs on one device, to which all weights are sent: {reason}"
+        note = f"{self._called} runs on one device, to which all weights are sent: {reason}"
         if note in self._report.notes:  # of a plan before
             return
         self._report.notes.append(note)
@@ -120,16 +127,21 @@ class StagedEvaluation:
 
     def _say_whole(self) -> None:
         self._pieces = WHOLE
-        note = "predict takes batches whole: its outputs have not one row for each of a batch"
-        if note not in self._report.notes:
-            self._report.notes.append(note)
-            _LOG.warning("%s", note)
+        say_whole(self._report, self._called, "its outputs have not one row for each of a batch")
 
     def close(self) -> None:
         self._request.close()
 
 
-def _rows_of(batch: Any) -> int:
+def say_whole(report: Report, called: str, reason: str) -> None:
+    """Once, where batches would not fit."""
+    note = f"{called} takes batches whole: {reason}"
+    if note not in report.notes:
+        report.notes.append(note)
+        _LOG.warning("%s", note)
+
+
+def known_rows(batch: Any) -> int:
     """0: they are not known, or not the same everywhere."""
     try:
         return rows_of(nests.as_tensors(batch))

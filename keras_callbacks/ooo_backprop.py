@@ -39,7 +39,8 @@ class OOOBackprop(Callback):
             ``LayerPipe(...)``.
         schedule: ``"auto"`` keeps the faster of stock and rewritten; a policy's name is applied as asked, as
             is, in a pipeline, the schedule in a file of one's own: ``"my_schedule.txt"`` or a path.
-        memory_limit_bytes: peak bytes that the planned order may keep alive on each device.
+        memory_limit_bytes: peak bytes that the planned order may keep alive on each device.  None: no
+            limit, in a pipeline the least that its devices report.
         profile_steps: steps of each order that are timed; ``"auto"`` on one device times as many as it needs.
         timeline: folder for ``report.html`` and ``trace.json``, written when training ends.
         **mode_options: other options of the mode, such as ``strict``, ``devices``.

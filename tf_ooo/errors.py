@@ -37,6 +37,7 @@ class MemoryLimitError(OOOError):
 
     ``smallest_bytes`` is the lowest limit that can be kept, None where sizes are not known; the ops
     of unknown size are in ``unknown``.  ``because``: what no division of the work makes smaller.
+    ``said``: where the limit comes from, if nobody asked for it.
     """
 
     def __init__(
@@ -45,9 +46,11 @@ class MemoryLimitError(OOOError):
         smallest_bytes: int | None,
         unknown: Sequence[str] = (),
         because: str = "",
+        said: str = "",
     ) -> None:
         why = _why_not(smallest_bytes, unknown) + (f"; {because}" if because else "")
-        super().__init__(f"memory_limit_bytes={limit_bytes}: {why}")
+        source = f" ({said})" if said else ""
+        super().__init__(f"memory_limit_bytes={limit_bytes}{source}: {why}")
         self.unknown, self.because = tuple(unknown), because
         self.limit_bytes = limit_bytes
         self.smallest_bytes = smallest_bytes

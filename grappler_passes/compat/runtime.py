@@ -33,6 +33,28 @@ def runtime_devices() -> frozenset[str]:
     return frozenset(_context().devices())
 
 
+def device_memory_bytes() -> dict[str, int]:
+    """By full device name, what TensorFlow says that it may use there, of this process and of its cluster.
+
+    Of a CPU it says 256 MiB, whatever there is.
+    """
+    from tensorflow.python import pywrap_tfe
+    from tensorflow.python.client import pywrap_tf_session
+
+    context = _context()
+    context.ensure_initialized()
+    devices = pywrap_tfe.TFE_ContextListDevices(context._context_handle)
+    try:
+        return {
+            pywrap_tfe.TF_DeviceListName(devices, number): pywrap_tf_session.TF_DeviceListMemoryBytes(
+                devices, number
+            )
+            for number in range(pywrap_tfe.TF_DeviceListCount(devices))
+        }
+    finally:
+        pywrap_tfe.TF_DeleteDeviceList(devices)
+
+
 def host_device(device: str) -> str:
     """The CPU of the machine that a full device name is on."""
     import tensorflow as tf

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+import tf_ooo
 from tests import forked
 from tests.distributed.cluster_models import (
     BATCHES,
@@ -29,13 +30,15 @@ from tests.distributed.clusters import (
     address_of,
     addresses,
     device_of,
+    run_command,
+    running,
     start_worker,
     start_worker_program,
     workers,
 )
 from tf_ooo.costs.communication import MEASURED_BYTES, fit_link
 from tf_ooo.errors import BackendError, OptionsError
-from tf_ooo.hosts import facts
+from tf_ooo.hosts import facts, worker
 from tf_ooo.hosts import link as runtime_link
 from tf_ooo.hosts.cluster import _check, connect
 from tf_ooo.hosts.facts import Line, own_facts
@@ -127,12 +130,40 @@ def test_other_versions_are_refused():
         target = f"grpc://{where[1]}"
         with Line(target, 1) as line:
             said = line.ask(20.0)
-        assert said == facts.Facts(tuple(where), 1, said.tensorflow, said.tf_ooo, said.started)
+        assert (said.addresses, said.task, said.tf_ooo) == (tuple(where), 1, tf_ooo.__version__)
+        assert said.taken_bytes > 100e6
         facts.publish(target, dataclasses.replace(said, tensorflow="2.20.0"))
         with pytest.raises(BackendError, match=rf"worker {where[1]} \(task 1\) runs TensorFlow 2.20.0"):
             connect(cluster)
-    with pytest.raises(BackendError, match=r"\(task 1\) runs tf_ooo 0.0.9, this process"):
-        _check(where, 1, dataclasses.replace(said, tf_ooo="0.0.9"))
+
+
+def of_another_release():
+    """The command, as a release would have it that says nothing of memory."""
+    from tf_ooo.cli import main
+
+    @dataclasses.dataclass(frozen=True)
+    class Before:
+        addresses: tuple[str, ...]
+        task: int
+        tensorflow: str
+        tf_ooo: str
+        started: str
+        to_text = facts.Facts.to_text
+
+    own = facts.own_facts
+    worker.own_facts = lambda *given: Before(*dataclasses.astuple(own(*given))[:3], "0.0.9", "1@2.0")
+    main()
+
+
+def test_another_release_is_refused():
+    cluster = addresses(2)
+    started = forked.start(run_command, of_another_release, "worker", "--cluster", cluster, "--task", 1)
+    with running([started]), pytest.raises(BackendError) as refused:
+        connect(cluster)
+    assert str(refused.value) == (
+        f"worker {address_of(cluster, 1)} (task 1) runs tf_ooo 0.0.9, this process {tf_ooo.__version__}; "
+        "install the same version on both"
+    )
 
 
 def test_other_cluster_is_refused():

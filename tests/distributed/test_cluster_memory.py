@@ -168,3 +168,39 @@ def test_layers_that_run_again_need_less_as_the_allocators_count_it(cluster):
     assert 0 < max(peaks) <= limit
     assert 0 < len(report.planned.recompute) < len(report.layers)
     assert left_behind(cluster) == [0, 0]
+
+
+class Predicting(keras.callbacks.Callback):
+    """What the model predicts of many rows at the end of a fit, and the most bytes of each worker then."""
+
+    def __init__(self, ask, x):
+        super().__init__()
+        self._ask, self._x = ask, x
+
+    def on_epoch_end(self, epoch, logs=None):
+        self._ask()
+        self.predicted = self.model.predict(self._x, batch_size=len(self._x), verbose=0)
+        self.bytes = [worker["peak"] for worker in self._ask()]
+
+
+def test_predictions_stay_within_the_limit(cluster):
+    """Of eight training batches at once, which the workers would need several times as much for."""
+    rows, peaks = 192 * COUNT, {}
+    many = np.random.default_rng(1).normal(size=(8 * rows, 24)).astype("float32")
+    for limit in (None, 6_000_000):
+        keras.utils.set_random_seed(3)
+        hidden = [keras.layers.Dense(192, activation="relu") for _ in range(8)]
+        model = keras.Sequential([keras.Input((24,)), *hidden, keras.layers.Dense(7)])
+        model.compile(keras.optimizers.Adam(1e-3), "mse", jit_compile=False)
+        ours = tf_ooo.OOOBackprop(
+            mode="pipeline", devices=cluster.addresses, schedule="1f1b", profile_steps=0,
+            microbatches=COUNT, memory_limit_bytes=limit,
+        )  # fmt: skip
+        predicting = Predicting(cluster.ask, many)
+        labels = np.zeros((2 * rows, 7), "float32")
+        model.fit(many[: 2 * rows], labels, batch_size=rows, verbose=0, callbacks=[ours, predicting])
+        peaks[limit] = predicting.bytes
+        stock = model.predict(many, batch_size=len(many), verbose=0)
+        np.testing.assert_allclose(predicting.predicted, stock, rtol=0, atol=1e-5)
+        assert left_behind(cluster) == [0, 0]
+    assert max(peaks[6_000_000]) <= 6_000_000 < max(peaks[None]) / 2, peaks

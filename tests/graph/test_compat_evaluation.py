@@ -47,6 +47,53 @@ def test_step_on_data():
     np.testing.assert_array_equal(predicted, model.predict(X, batch_size=len(X), verbose=0))
 
 
+@needs_keras_3
+def test_why_not_of_outputs():
+    class Own(keras.Sequential):
+        def test_step(self, data):
+            return super().test_step(data)
+
+    assert evaluation.why_not_of_outputs(dense_model("sgd")) == ""
+    assert evaluation.why_not_of_outputs(Own()) == "Own has a test_step of its own"
+
+
+def traced_outputs(model, x):
+    """What goes with the outputs, and these."""
+    noted = []
+    outputs = tf.function(evaluation.outputs_on_data(model, noted))((tf.constant(x),))
+    return noted, outputs
+
+
+@needs_keras_3
+def test_outputs_on_data():
+    model = dense_model("sgd")
+    noted, outputs = traced_outputs(model, X)
+    assert noted == []
+    np.testing.assert_array_equal(outputs, model.predict(X, batch_size=len(X), verbose=0))
+    masking = keras.Sequential([keras.Input((3, 1)), keras.layers.Masking()])
+    assert traced_outputs(masking, np.ones((2, 3, 1), "float32"))[0] == [
+        "masks go with the model's outputs"
+    ], "Keras keeps masks elsewhere: they would be missing in the loss"
+    adding = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2, activity_regularizer="l2")])
+    (said,) = traced_outputs(adding, np.ones((2, 3), "float32"))[0]
+    assert said.startswith("the model adds losses")
+
+
+@needs_keras_3
+def test_rest_of_test_step():
+    """The loss of outputs that are given, whatever the model would have computed."""
+    model = dense_model("sgd")
+    data = (tf.constant(X), tf.constant(Y))
+    rest = tf.function(evaluation.rest_of_test_step(model))
+    _, outputs = traced_outputs(model, X)
+    expected = model.evaluate(X, Y, batch_size=len(X), verbose=0, return_dict=True)
+    model.reset_metrics()
+    assert {name: float(value) for name, value in rest(data, outputs).items()} == expected
+    model.reset_metrics()
+    assert float(rest(data, outputs + 1.0)["loss"]) != expected["loss"], "the model computed its own outputs"
+    assert "call" not in vars(model)
+
+
 def test_batches_of():
     model = dense_model("sgd")
     given = given_to(model, "test", lambda: model.evaluate(X, Y, batch_size=5, verbose=0))

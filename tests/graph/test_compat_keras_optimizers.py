@@ -78,6 +78,28 @@ def test_is_built():
     assert keras_optimizers.is_built(optimizer), "slots would be made while a step is traced"
 
 
+@pytest.mark.parametrize("make", KINDS)
+def test_to_be_built(make):
+    """What is there afterwards; nothing is there before."""
+    model = dense_model(make())
+    optimizer, weights = model.optimizer, model.trainable_variables
+    stand_ins = keras_optimizers.to_be_built(optimizer, weights)
+    assert not keras_optimizers.is_built(optimizer)
+    keras_optimizers.build_optimizer(optimizer, weights)
+    state = keras_optimizers.state_of(optimizer)
+    assert sorted(tuple(v.shape) for v in stand_ins) == sorted(tuple(v.shape) for v in state)
+    assert keras_optimizers.to_be_built(optimizer, weights) == []
+
+
+def test_not_known_what_is_to_be_built():
+    class Own(keras.optimizers.SGD):
+        def __init__(self, needed):
+            super().__init__(needed)
+
+    weights = dense_model().trainable_variables
+    assert keras_optimizers.to_be_built(Own(0.1), weights) is None
+
+
 @pytest.mark.parametrize("explicit", [False, True])
 def test_update(explicit):
     model = dense_model()

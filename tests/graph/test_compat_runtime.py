@@ -30,6 +30,13 @@ def test_runtime_devices():
     )
 
 
+def test_device_memory_bytes():
+    sizes = runtime.device_memory_bytes()
+    assert set(sizes) == runtime.runtime_devices()
+    cpu = "/job:localhost/replica:0/task:0/device:CPU:0"
+    assert sizes[cpu] == 256 * 2**20, "a CPU's number means something now: it may be taken as its limit"
+
+
 @pytest.mark.parametrize("device", ["/job:localhost/replica:0/task:0/device:GPU:1", ""])
 def test_host_device(device):
     wanted = device.replace("GPU:1", "CPU:0") or "/device:CPU:0"

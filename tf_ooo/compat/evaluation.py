@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import tensorflow as tf
 
-from tf_ooo.compat import iterators, train_function, versions
+from tf_ooo.compat import iterators, keras_attributes, train_function, versions
 
 if TYPE_CHECKING:
     import keras
@@ -36,6 +36,48 @@ def step_on_data(model: keras.Model, kind: Kind) -> Callable[[Any], Any]:
         return outputs
 
     return counted
+
+
+def why_not_of_outputs(model: keras.Model) -> str:
+    """Why a test step may need more than a batch's outputs; empty: Keras' own goes by these alone."""
+    if versions.is_of_keras_2(model):
+        return "that is for Keras 3"
+    for name in ("test_step", "predict_step", "__call__"):
+        if getattr(type(model), name).__module__.partition(".")[0] != "keras":
+            return f"{type(model).__name__} has a {name} of its own"
+    return ""
+
+
+def outputs_on_data(model: keras.Model, noted: list[str]) -> Callable[[Any], Any]:
+    """The forward pass of a test step on one batch.
+
+    What goes with the outputs to the loss, other than labels, is ``noted`` when it is traced.
+    """
+    on_data = step_on_data(model, "predict")
+
+    def outputs_of(data: Any) -> Any:
+        outputs = on_data(data)
+        if any(getattr(tensor, "_keras_mask", None) is not None for tensor in tf.nest.flatten(outputs)):
+            noted.append("masks go with the model's outputs")
+        if model.losses:
+            noted.append("the model adds losses of its own (regularizers, add_loss)")
+        return outputs
+
+    return outputs_of
+
+
+def rest_of_test_step(model: keras.Model) -> Callable[[Any, Any], Any]:
+    """Given a batch and the model's outputs for it: the loss and metrics, as the test step on that batch."""
+    on_data = step_on_data(model, "test")
+
+    def rest(data: Any, outputs: Any) -> Any:
+        keras_attributes.shadow(model, "call", lambda *args, **kwargs: outputs)
+        try:
+            return on_data(data)
+        finally:
+            keras_attributes.unshadow(model, "call")
+
+    return rest
 
 
 def batches_of(model: keras.Model, kind: Kind, given: Any) -> tuple[list[Any], Any]:

@@ -41,6 +41,35 @@ def build_optimizer(optimizer: keras.optimizers.Optimizer, variables: Sequence[A
         optimizer.build(list(variables))
 
 
+def to_be_built(optimizer: keras.optimizers.Optimizer, variables: Sequence[Any]) -> list[Any] | None:
+    """Stand-ins of what :func:`build_optimizer` would create, to be asked for shapes; empty: it is there.
+
+    Another optimizer of the same settings is built in a graph that never runs, so that nothing is allocated.
+    None: it cannot be made from its settings, or is one of the older ones.
+    """
+    if is_built(optimizer):
+        return []
+    if _is_legacy(optimizer):
+        return None
+    import tensorflow as tf
+
+    variable_of = getattr(versions.keras_of(optimizer), "Variable", None)
+    try:
+        settings = optimizer.get_config()
+        with tf.Graph().as_default():
+            stand_ins = [
+                tf.Variable(tf.zeros(v.shape, v.dtype), name="stand_in")
+                if variable_of is None
+                else variable_of(initializer="zeros", shape=v.shape, dtype=v.dtype, name="stand_in")
+                for v in variables
+            ]
+            other = type(optimizer).from_config(settings)
+            other.build(stand_ins)
+            return state_of(other)
+    except Exception:  # a class of the user's own may take whatever it likes
+        return None
+
+
 def is_built(optimizer: keras.optimizers.Optimizer) -> bool:
     """Whether the optimizer's variables exist; the older ones cannot tell, so False."""
     built = getattr(optimizer, "built", None) if not versions.is_of_keras_2(optimizer) else None

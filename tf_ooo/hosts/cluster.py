@@ -34,6 +34,7 @@ from tf_ooo.hosts.devices import home_device
 from tf_ooo.hosts.facts import Client, Facts, Line, in_a_line, own_facts, say_used, user_of
 from tf_ooo.hosts.link import link_between, measure_device_link
 from tf_ooo.hosts.listening import is_loopback, only_at
+from tf_ooo.hosts.memory_limits import ReportedLimit, limits_of_gpus, limits_of_workers
 from tf_ooo.hosts.silence import Silence
 from tf_ooo.hosts.speeds import relative_speeds
 from tf_ooo.hosts.watch import SILENCE_S, Watch
@@ -91,6 +92,20 @@ class Cluster:
             for name, task in zip(self.devices, tasks, strict=True)
         ]
         return [host_port(address)[0] for address in addresses]
+
+    def memory_limits(self) -> list[ReportedLimit]:
+        """Of GPUs, and of workers in control groups with a limit.  This process' own CPU has none.
+
+        There the whole model stands, and what it needs is looked at by itself.
+        """
+        import tensorflow as tf
+
+        computing = dict.fromkeys(self.workers, 0)
+        for device in map(tf.DeviceSpec.from_string, self.devices):
+            if device.job == "worker" and device.device_type == "CPU":
+                computing[device.task] += 1
+        own = own_facts(self.addresses, self.own_task or 0)
+        return [*limits_of_gpus(self.devices), *limits_of_workers(computing, self.workers, own)]
 
     def costs(self, measured: CostTable) -> CostTable:
         """As they are: how fast each worker is, :meth:`speeds` says."""
@@ -216,7 +231,7 @@ def _greet(addresses: Sequence[str], task: int, deadline: float, silence_s: floa
             try:
                 with Line(f"grpc://{addresses[task]}", task) as line:
                     return line.ask(min(10.0, max(1.0, deadline - time.monotonic())))
-            except (tf.errors.OpError, ValueError, KeyError) as error:
+            except (tf.errors.OpError, ValueError, KeyError, TypeError) as error:
                 silent = isinstance(error, tf.errors.DeadlineExceededError)
                 reason = f"something listens there, but no tf-ooo worker: {in_a_line(error)}"
         heard = heard if silent else time.monotonic()

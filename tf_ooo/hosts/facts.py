@@ -15,6 +15,7 @@ from typing import Any
 from tf_ooo.compat import tf_sessions
 from tf_ooo.errors import BackendError
 from tf_ooo.hosts.addresses import answers
+from tf_ooo.hosts.system_memory import memory_group, taken_bytes
 from tf_ooo.version import __version__
 
 _CONTAINER = "tf_ooo_worker"
@@ -22,13 +23,22 @@ _CONTAINER = "tf_ooo_worker"
 
 @dataclasses.dataclass(frozen=True)
 class Facts:
-    """Of one worker process; ``started`` tells two processes at the same address apart."""
+    """Of one worker process; ``started`` tells two processes at the same address apart.
+
+    Attributes:
+        memory_limit_bytes: that its control group may have; None: all that the machine has.
+        memory_group: tells that group apart from others, also of other machines.
+        taken_bytes: that its process has had before the first training.
+    """
 
     addresses: tuple[str, ...]
     task: int
     tensorflow: str
     tf_ooo: str
     started: str
+    memory_limit_bytes: int | None = None
+    memory_group: str = ""
+    taken_bytes: int = 0
 
     def to_text(self) -> str:
         """JSON."""
@@ -36,9 +46,10 @@ class Facts:
 
     @classmethod
     def from_text(cls, text: str) -> Facts:
-        """Fields that a later version may have added are left out."""
+        """Fields that a later version may have added are left out; an earlier one says less."""
         told = json.loads(text)
-        known = {field.name: told[field.name] for field in dataclasses.fields(cls)}
+        names = {field.name for field in dataclasses.fields(cls)}
+        known = {name: value for name, value in told.items() if name in names}
         return cls(**{**known, "addresses": tuple(told["addresses"])})
 
 
@@ -46,8 +57,17 @@ def own_facts(addresses: tuple[str, ...], task: int) -> Facts:
     """Those of this process."""
     import tensorflow as tf
 
-    started = f"{os.getpid()}@{time.time():.6f}"
-    return Facts(addresses, task, tf.__version__, __version__, started)
+    started, group = f"{os.getpid()}@{time.time():.6f}", memory_group()
+    return Facts(
+        addresses,
+        task,
+        tf.__version__,
+        __version__,
+        started,
+        None if group is None else group.limit_bytes,
+        "" if group is None else group.name,
+        taken_bytes(),
+    )
 
 
 def publish(target: str, facts: Facts) -> None:

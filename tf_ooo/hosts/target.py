@@ -11,6 +11,7 @@ from tf_ooo.errors import BackendError
 from tf_ooo.hosts.addresses import cluster_of_environment, has_devices, is_cluster
 from tf_ooo.hosts.devices import full_names, home_device
 from tf_ooo.hosts.link import link_between
+from tf_ooo.hosts.memory_limits import ReportedLimit, limits_of_gpus
 from tf_ooo.hosts.speeds import relative_speeds
 
 
@@ -42,6 +43,9 @@ class Target(Protocol):
     def hosts(self) -> Sequence[str]:
         """Of each device, where it is: CPUs of one host share its cores."""
 
+    def memory_limits(self) -> Sequence[ReportedLimit]:
+        """Of the devices that say how many bytes they have."""
+
 
 class Devices:
     """Devices without workers to be lost; ``given`` may have some of a target's methods, or a ``link``."""
@@ -71,6 +75,11 @@ class Devices:
         if said is None and has_devices(self._given):
             return self.devices
         return [name.rsplit("/device:", 1)[0] for name in self.devices] if said is None else said
+
+    def memory_limits(self) -> Sequence[ReportedLimit]:
+        """As the object says that was given; else of the GPUs."""
+        said: Callable[[], Sequence[ReportedLimit]] | None = getattr(self._given, "memory_limits", None)
+        return limits_of_gpus(self.devices) if said is None else said()
 
 
 def target_of(devices: Any, local_rank: int = 0) -> Target:

@@ -78,7 +78,8 @@ class Report:
         limits: what keeps the step from being shorter, each in words, by the plan.
         step_noise_s: distance of timed steps from their median that three of four keep, the larger of the two
             orders'.
-        memory_limit_bytes: pipeline: of each device, as asked; None: no limit.
+        memory_limit_bytes: pipeline: of each device; None: no limit.  ``memory_limit_from``: who asked for
+            it, or reports it.
         stock_predicted_peak_bytes: the same for the order that TensorFlow would choose; with a limit only.
         predicted_peak_bytes: most bytes alive at once if ops run one at a time, on the device where that
             is most; None where ``unknown_size_ops`` tensors have no known size.  Where a graph leaves open
@@ -132,6 +133,7 @@ class Report:
     peak_rows: int | None = None
     stock_predicted_peak_bytes: int | None = None
     memory_limit_bytes: int | None = None
+    memory_limit_from: str = ""
     unknown_size_ops: int = 0
     plan_seconds: float | None = None
     profiling_overhead_s: float = 0.0
@@ -258,6 +260,7 @@ class Report:
             ("step, rewritten", seconds_text(self.measured_step_s)),
             ("step, noise", seconds_text(self.step_noise_s)),
             ("predicted peak", self._peak_text()),
+            ("memory limit", self._limit_text()),
             ("predicted peak, stock", bytes_text(self.stock_predicted_peak_bytes)),
             *(("measured timeline", line) for line in self.measured_against_plan),
             ("measured timeline", self.not_measured and f"none: {self.not_measured}"),
@@ -274,6 +277,11 @@ class Report:
             why = "sizes that only running tells" if rows else "open sizes (with batch_size= it is known)"
             return f"not known: {unknown} tensors have {why}"
         return bytes_text(self.predicted_peak_bytes) + (f", batches of {rows} rows" if rows else "")
+
+    def _limit_text(self) -> str:
+        """Of each device, and who says so."""
+        limit_bytes = self.memory_limit_bytes
+        return "" if limit_bytes is None else f"{bytes_text(limit_bytes)} each, {self.memory_limit_from}"
 
     def _predicted_text(self) -> str:
         """What was predicted before such a step had run, and its own error: by how much it missed."""

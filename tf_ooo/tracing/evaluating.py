@@ -14,13 +14,17 @@ class EvaluationFunctions:
 
     They are traced as Keras traces its own, for the spec of a dataset or for any shape, and have the bits of
     those; but each batch is a call of its own, so that no two are under way at once.  ``tracing`` is entered
-    around calls.
+    around calls.  ``step``: in place of Keras' own.
     """
 
     def __init__(
-        self, model: Any, kind: evaluation.Kind, tracing: Callable[[], AbstractContextManager[Any]]
+        self,
+        model: Any,
+        kind: evaluation.Kind,
+        tracing: Callable[[], AbstractContextManager[Any]],
+        step: Callable[[Any], Any] | None = None,
     ) -> None:
-        self._model, self._kind, self._tracing = model, kind, tracing
+        self._model, self._kind, self._tracing, self._step = model, kind, tracing, step
         self._functions: dict[Any, Any] = {}
 
     def __call__(self, batch: Any, spec: Any) -> Any:
@@ -35,7 +39,7 @@ class EvaluationFunctions:
         """
         if _key(spec) in self._functions:
             return
-        step = evaluation.step_on_data(self._model, self._kind)
+        step = self._step or evaluation.step_on_data(self._model, self._kind)
         specs = None if spec is None else [spec]
         function = tf_functions.plain_function(step, specs, any_shape=True)
         with self._tracing():

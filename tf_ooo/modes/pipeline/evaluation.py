@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tf_ooo.compat import evaluation, nests
-from tf_ooo.errors import OOOError
+from tf_ooo.errors import BackendError, OOOError
 from tf_ooo.fit.mode import Function
+from tf_ooo.hosts.devices import host_device
+from tf_ooo.modes.pipeline.pieces import Pieces
 from tf_ooo.report.report import Report
 from tf_ooo.rewriting.failures import in_one_line
 from tf_ooo.rewriting.forward import request_to_place_forward
 from tf_ooo.rewriting.passes import Folder
 from tf_ooo.tracing.evaluating import EvaluationFunctions
+from tf_ooo.tracing.micro_batches import parts_of, rows_of
 
 if TYPE_CHECKING:
     import keras
 
 _LOG = logging.getLogger("tf_ooo")
+WHOLE = Pieces()
 _CALLED = {"test": "evaluate", "predict": "predict"}
 
 
@@ -28,13 +32,29 @@ class StagedEvaluation:
 
     What cannot be placed runs as it would without us, on one device that is sent all weights: the report says
     so once.
+
+    Args:
+        model, kind, report, dump_dir: whose test or predict steps run, and what is told of them.
+        pieces: of a batch that is predicted.
+        step: in place of Keras' own step.
+        called: what the user calls.
     """
 
-    def __init__(self, model: keras.Model, kind: evaluation.Kind, report: Report, dump_dir: Folder) -> None:
-        self._model, self._kind, self._report = model, kind, report
+    def __init__(
+        self,
+        model: keras.Model,
+        kind: evaluation.Kind,
+        report: Report,
+        dump_dir: Folder,
+        pieces: Pieces = WHOLE,
+        step: Callable[[Any], Any] | None = None,
+        called: str = "",
+    ) -> None:
+        self._model, self._kind, self._report, self._pieces = model, kind, report, pieces
+        self._called = called or _CALLED[kind]
         folder = None if dump_dir is None else Path(dump_dir) / kind
         self._request = request_to_place_forward(lambda: self._seen, folder)
-        self._functions = EvaluationFunctions(model, kind, self._request.tracing)
+        self._functions = EvaluationFunctions(model, kind, self._request.tracing, step)
         self._seen: Sequence[Any] = ()  # shapes of the batch that is traced
         self._looked_at = 0  # traces
         self._untraceable = self._told = False
@@ -46,17 +66,39 @@ class StagedEvaluation:
         batches, spec = evaluation.batches_of(self._model, self._kind, given)
         if not batches:
             raise StopIteration
+        cut = [self._cut(batch, spec) for batch in batches]
+        (first, *_), own = cut[0]
         try:
-            self._functions.make(batches[0], spec)
+            self._functions.make(first, own)
         except Exception as error:  # the user's code, which Keras may trace in another way
             self._untraceable = True
             self._say(in_one_line(error).partition("\n")[0])
             return stock(evaluation.given_again(given, batches))
-        outputs = [self._step(batch, spec) for batch in batches]
+        outputs = [self._joined(batch, spec, *parts) for batch, parts in zip(batches, cut, strict=True)]
         return evaluation.joined(outputs) if self._kind == "predict" else outputs[-1]
+
+    def _cut(self, batch: Any, spec: Any) -> tuple[list[Any], Any]:
+        """A batch's pieces, or the batch alone, and the spec for which they are traced."""
+        rows = self._pieces.of(known_rows(batch)) if self._pieces.rows else ()
+        if len(rows) < 2:
+            return [batch], spec
+        return parts_of(nests.as_tensors(batch), rows), None
+
+    def _joined(self, batch: Any, spec: Any, parts: Sequence[Any], own: Any) -> Any:
+        """The step on a batch; what is predicted of its pieces, one after the other, is joined."""
+        if len(parts) == 1:
+            return self._step(batch, spec)
+        outputs: list[Any] = []
+        for part in parts:
+            outputs.append(_on_host(self._step(part, own)))  # or a device would hold those of all rows
+            if not _has_rows(outputs[-1], known_rows(part)):
+                self._say_whole()
+                return self._step(batch, spec)
+        return evaluation.joined(outputs)
 
     def _step(self, batch: Any, spec: Any) -> Any:
         self._seen = nests.shapes_of(batch)
+        self._functions.make(batch, spec)
         outputs = self._functions(batch, spec)
         if self._functions.traced > self._looked_at:
             self._looked_at = self._functions.traced
@@ -77,11 +119,46 @@ class StagedEvaluation:
         if self._told:
             return
         self._told = True
-        note = f"{_CALLED[self._kind]} runs on one device, to which all weights are sent: {reason}"
+        note = f"{self._called} runs on one device, to which all weights are sent: {reason}"
         if note in self._report.notes:  # of a plan before
             return
         self._report.notes.append(note)
         _LOG.warning("%s", note)
 
+    def _say_whole(self) -> None:
+        self._pieces = WHOLE
+        say_whole(self._report, self._called, "its outputs have not one row for each of a batch")
+
     def close(self) -> None:
         self._request.close()
+
+
+def say_whole(report: Report, called: str, reason: str) -> None:
+    """Once, where batches would not fit."""
+    note = f"{called} takes batches whole: {reason}"
+    if note not in report.notes:
+        report.notes.append(note)
+        _LOG.warning("%s", note)
+
+
+def known_rows(batch: Any) -> int:
+    """0: they are not known, or not the same everywhere."""
+    try:
+        return rows_of(nests.as_tensors(batch))
+    except (BackendError, TypeError):
+        return 0
+
+
+def _has_rows(outputs: Any, count: int) -> bool:
+    """Whether each tensor has so many."""
+    import tensorflow as tf
+
+    shapes = [tensor.shape for tensor in tf.nest.flatten(outputs)]
+    return all(shape.rank and shape[0] == count for shape in shapes)
+
+
+def _on_host(outputs: Any) -> Any:
+    import tensorflow as tf
+
+    with tf.device(host_device()):
+        return tf.nest.map_structure(tf.identity, outputs, expand_composites=True)

@@ -27,6 +27,7 @@ from tf_ooo.modes.pipeline import tasks_of
 from tf_ooo.modes.pipeline.advice import ENOUGH
 from tf_ooo.modes.pipeline.losses import check_loss
 from tf_ooo.modes.pipeline.one_device import why_back, why_uncut
+from tf_ooo.modes.pipeline.pieces import pieces_of
 from tf_ooo.modes.pipeline.running import PlannedPipeline, RunningPipeline
 from tf_ooo.rewriting.parts import WHOLE, is_part, least_share
 from tf_ooo.rewriting.staged import LayerByLayer
@@ -111,6 +112,7 @@ class PipelineSteps:
     def _build(self, batch: Any, iterator: Any) -> None:
         """All variables; then, unless that was switched off, the loss of this first batch is looked at."""
         model, options, report = self._model, self._mode.options, self._mode.describe()
+        self._mode.find_limit()
         with host_memory() if in_host_memory(model) else contextlib.nullcontext():
             sync.build(model, optimizers_of(model), model.train_step, iterator)
         if not options.check_loss:
@@ -177,7 +179,7 @@ class PipelineSteps:
 
         Asked for when all variables are there; ranks decide alike.
         """
-        asked, limit_bytes = self._mode.options.first_steps, self._mode.options.memory_limit_bytes
+        asked, limit_bytes = self._mode.options.first_steps, self._mode.limit.bytes
         if asked != "auto":
             return asked == "cut"
         engine = self._mode.company.engine
@@ -263,7 +265,8 @@ class PipelineSteps:
         """Plans anew for a batch of more micro-batches, with a limit of memory also for larger ones."""
         mode = self._mode
         rows, known = split_rows(rows_of(batch), mode.options.microbatches), mode.rows
-        larger = mode.options.memory_limit_bytes is not None and 0 < known < max(rows)
+        larger = mode.limit.bytes is not None and 0 < known < max(rows)
+        larger = larger and not mode.limit.is_far_from(pipeline.mesh.peak_bytes * max(rows) / known)
         planned = pipeline.plan.schedule.microbatches * pipeline.mesh.replicas
         if mode.planned_from is None or (len(rows) <= planned and not larger):
             return pipeline
@@ -286,7 +289,10 @@ class PipelineSteps:
             return self._running
         mode, model = self._mode, self._model
         applying = mode.company.applying(model)
-        running = RunningPipeline(model, self._target, pipeline, applying, mode.options, mode.describe())
+        pieces = pieces_of(pipeline.mesh, mode.rows, mode.limit.planned_bytes)
+        running = RunningPipeline(
+            model, self._target, pipeline, applying, mode.options, mode.describe(), pieces
+        )
         self._running, self._uncut = running, 0
         running.begin()
         return running

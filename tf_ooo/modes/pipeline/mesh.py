@@ -71,6 +71,11 @@ class Mesh:
         return self.chosen.count
 
     @property
+    def peak_bytes(self) -> int:
+        """Of the device that holds most."""
+        return max(self.chosen.peak_bytes)
+
+    @property
     def microbatches(self) -> int:
         """Of one step."""
         return self.wanted.microbatches

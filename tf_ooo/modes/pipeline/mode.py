@@ -25,6 +25,8 @@ from tf_ooo.modes.pipeline.advice import advice
 from tf_ooo.modes.pipeline.company import Company
 from tf_ooo.modes.pipeline.fewer import on_best_devices
 from tf_ooo.modes.pipeline.fit import PipelineSteps
+from tf_ooo.modes.pipeline.host_check import check_host_memory
+from tf_ooo.modes.pipeline.limits import Limit, limit_of, mesh_within
 from tf_ooo.modes.pipeline.mesh import AUTO, Mesh, counts_of, make_mesh
 from tf_ooo.modes.pipeline.options import Pipeline
 from tf_ooo.modes.pipeline.own_schedule import check_own, check_recomputed, layers_named
@@ -32,9 +34,9 @@ from tf_ooo.modes.pipeline.partition import Cutter, units_of
 from tf_ooo.modes.pipeline.planning import (
     SCHEDULES,
     Wanted,
+    fits_whole,
     named_bounds,
     own_cuts,
-    whole_peak_bytes,
 )
 from tf_ooo.modes.pipeline.reporting import fill_report, note_micro_batches
 from tf_ooo.modes.pipeline.running import PlannedPipeline
@@ -62,6 +64,7 @@ class PipelineMode:
         planned_from: a step that was taken apart, and its costs.  Set before the first step from another fit
             of a model with the same names, it spares measuring.
         rows: of the largest micro-batch that is planned for; 0: unknown.
+        limit: of each device's memory.
         own: a schedule of the user's own, read again before each fit.
         counts: how many replicas may share the devices.
         one_device: why the stock step trains on one device; empty: it does not.
@@ -76,6 +79,7 @@ class PipelineMode:
         self.planned_from: tuple[Step, CostTable] | None = None
         self.pipeline: PlannedPipeline | None = None
         self.rows = 0
+        self.limit = Limit()
         self.own: ScheduleFile | None = None
         self.counts: tuple[int, ...] = (1,)
         self.one_device = ""
@@ -87,7 +91,11 @@ class PipelineMode:
         return self.company.engine
 
     def check(self, model: keras.Model, steps: int | None) -> None:
-        """BackendError: no such devices, or a model that cannot be cut.  ScheduleError: a schedule's file."""
+        """Before anything has changed.
+
+        BackendError: no such devices, a model that cannot be cut, or too little memory in this process.
+        ScheduleError: a schedule's file.
+        """
         check_model(model, self.options.mode)
         summed = keras_losses.summed_losses(model)
         if summed:
@@ -95,6 +103,7 @@ class PipelineMode:
                 f"loss {summed[0]!r} adds up rows (reduction='sum' or none), and micro-batches are averaged; "
                 "use reduction='sum_over_batch_size' and a learning rate that is larger by the batch size"
             )
+        check_host_memory(model, self.options)
         self.distributed.place(model, self.options.devices, self.company.engine.local_rank)
         if is_file(self.options.schedule):
             self._read_own(self.options.schedule)
@@ -214,13 +223,27 @@ class PipelineMode:
 
     def plan_with(self, step: Step, costs: CostTable, model: keras.Model) -> PlannedPipeline:
         """Plans, and says so in the report."""
-        limit_bytes = self.options.memory_limit_bytes
+        limit_bytes = self.limit.bytes
         unknown = unknown_sizes(step) if limit_bytes is not None else ()
         if limit_bytes is not None and unknown:
-            raise MemoryLimitError(limit_bytes, None, unknown)
+            self._refuse_unknown(MemoryLimitError(limit_bytes, None, unknown))
         if step.count > 1:
             note_micro_batches(self.distributed.report, model)
         return self._take(self._planned(step, costs), step, costs)
+
+    def find_limit(self) -> None:
+        """Before a plan is made; ranks agree on it.  Blocks."""
+        options, engine = self.options, self.company.engine
+        self.limit = limit_of(options.memory_limit_bytes, self.distributed.target, engine)
+
+    def _refuse_unknown(self, error: MemoryLimitError) -> None:
+        """Raises it, unless the limit was not asked for: then there is none."""
+        if not self.limit.reported:
+            raise error
+        note = f"planned without the limit that devices report ({self.limit.said}): {error}"
+        self.distributed.report.notes += [note]
+        _LOG.warning("%s", note)
+        self.limit = Limit()
 
     def plan_again(self, costs: CostTable) -> bool:
         """Plans for costs that were measured while a plan ran; whether another one is to run from now on.
@@ -257,7 +280,7 @@ class PipelineMode:
             devices=len(self.distributed.target.devices),
             microbatches=step.count,
             link=costs.link,
-            memory_limit_bytes=self.options.memory_limit_bytes,
+            memory_limit_bytes=self.limit.bytes,
             options=self.options.policy_options,
             stages=self.options.stages,
             own=self.own,
@@ -268,9 +291,10 @@ class PipelineMode:
     def _planned(self, step: Step, costs: CostTable) -> Mesh:
         wanted, units = self._wanted(step, costs), units_of(len(costs.layers), step.known.glued)
         if self._chooses_devices:
-            planned = on_best_devices(costs.layers, units, wanted)
+            make = functools.partial(on_best_devices, costs.layers, units)
         else:
-            planned = make_mesh(costs.layers, units, wanted, self.counts)
+            make = functools.partial(make_mesh, costs.layers, units, counts=self.counts)
+        planned = mesh_within(make, wanted, self.limit)
         alone = self.company.engine.size == 1
         self.advise = functools.partial(advice, planned, costs.layers, units, planned.wanted, alone)
         return planned
@@ -285,7 +309,7 @@ class PipelineMode:
     def _take(self, planned: Mesh, step: Step, costs: CostTable) -> PlannedPipeline:
         report, given = self.distributed.report, self.distributed.target.devices
         devices = planned.of(given)
-        report.memory_limit_bytes = self.options.memory_limit_bytes
+        report.memory_limit_bytes, report.memory_limit_from = self.limit.bytes, self.limit.said
         self.pipeline = PlannedPipeline(planned, step, devices)
         fill_report(report, planned, step, costs, devices)
         if self.options.fall_back:
@@ -294,10 +318,9 @@ class PipelineMode:
         return self.pipeline
 
     def exceeds_limit(self, step: Step) -> bool:
-        """Whether one device that ran it would need more than ``memory_limit_bytes``."""
-        asked, limit_bytes = self.options.first_steps, self.options.memory_limit_bytes
+        """Whether one device that ran it would need more than its limit."""
+        asked, limit_bytes = self.options.first_steps, self.limit.planned_bytes
         if asked != "auto" or limit_bytes is None or self.company.engine.size > 1 or unknown_sizes(step):
             return False
         costs = measured_costs(step, None)
-        planned_limit_bytes = self._wanted(step, costs).planned_limit_bytes or limit_bytes
-        return whole_peak_bytes(costs.layers, step.count) > planned_limit_bytes
+        return not fits_whole(costs.layers, step.count, limit_bytes)

@@ -29,7 +29,8 @@ class Pipeline(DeviceOptions, RankOptions):
 
     Attributes:
         microbatches: parts of a batch.
-        memory_limit_bytes: of each device; None: no limit.
+        memory_limit_bytes: of each device; None: the least that devices report, GPUs and workers in a control
+            group with a limit, if any do; 0: no limit.
         chunks: interleaved_1f1b, zb_interleaved: stages on each device; None: 2 to 4 are tried, or the most
             of these that there are layers for.
         group: modulo: layers of a group; None: tried.
@@ -59,7 +60,7 @@ class Pipeline(DeviceOptions, RankOptions):
     schedule_files: ClassVar[bool] = True
 
     microbatches: int = option(8, whole_number(1))
-    memory_limit_bytes: int | None = option(None, whole_number(1, optional=True))
+    memory_limit_bytes: int | None = option(None, whole_number(0, optional=True))
     chunks: int | None = option(None, whole_number(1, optional=True), of_policy=True)
     group: int | None = option(None, whole_number(1, optional=True), of_policy=True)
     stages: Stages | None = option(None, check_stages)

@@ -142,12 +142,12 @@ def step_s_of(schedule: Schedule, layers: Sequence[LayerCosts], link: Link) -> f
     return Trial(schedule, problem, _CLOCK).step_s
 
 
-def whole_peak_bytes(layers: Sequence[LayerCosts], microbatches: int) -> int:
-    """Of one device that runs all of a step, in the order of the schedule that keeps least."""
+def fits_whole(layers: Sequence[LayerCosts], microbatches: int, limit_bytes: int) -> bool:
+    """Whether one device can run all of a step within a limit, in the order of some schedule."""
     stages = merged(tuple(layers), ((0, len(layers) - 1),), microbatches)
     problem = Problem(stages, 1, microbatches, mode=MODE)
-    trials = [tried(policy_named(name, MODE), problem, _CLOCK).trial for name in SCHEDULES]
-    return min(trial.peak_bytes for trial in trials if trial is not None)
+    trials = (tried(policy_named(name, MODE), problem, _CLOCK).trial for name in SCHEDULES)
+    return any(trial.peak_bytes <= limit_bytes for trial in trials if trial is not None)
 
 
 def _rank(candidate: Candidate) -> tuple[float, ...]:

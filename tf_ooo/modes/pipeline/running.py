@@ -16,9 +16,11 @@ from tf_ooo.fit.distributed import Placed, not_cut
 from tf_ooo.fit.mode import Function
 from tf_ooo.hosts.devices import available_devices
 from tf_ooo.hosts.target import Target
-from tf_ooo.modes.pipeline.evaluation import StagedEvaluation
+from tf_ooo.modes.pipeline.evaluation import WHOLE, StagedEvaluation
 from tf_ooo.modes.pipeline.mesh import Mesh
 from tf_ooo.modes.pipeline.options import Pipeline
+from tf_ooo.modes.pipeline.outputs_first import OutputsFirst
+from tf_ooo.modes.pipeline.pieces import Pieces
 from tf_ooo.modes.pipeline.reporting import fill_report_of_graph
 from tf_ooo.planning.building.merging import stage_of_layer
 from tf_ooo.report.report import Report
@@ -65,6 +67,7 @@ class RunningPipeline:
         applying: Callable[[Any], AbstractContextManager[Any]],
         options: Pipeline,
         report: Report,
+        pieces: Pieces = WHOLE,
     ) -> None:
         self._pipeline, self._report = pipeline, report
         self._model, self._placed = model, Placed(model, target)
@@ -73,8 +76,8 @@ class RunningPipeline:
             model, options.microbatches, self._request.tracing, applying, pipeline.mesh.replicas
         )
         self._functions.check_captures = self._placed.check_captures
-        self._evaluations: dict[Kind, StagedEvaluation] = {}
-        self._dump_dir = options.dump_dir
+        self._evaluations: dict[Kind, StagedEvaluation | OutputsFirst] = {}
+        self._dump_dir, self._pieces = options.dump_dir, pieces
         devices = len({name for names in pipeline.plan.homes.devices for name in names})
         self._functions.around_traces = partial(progress.said, f"tracing the step on {devices} devices")
 
@@ -101,8 +104,13 @@ class RunningPipeline:
         """What evaluates or predicts on the stages' devices; a class that makes its own function keeps it."""
         if makes_its_own(self._model, kind):
             return function
+        model, report, folder = self._model, self._report, self._dump_dir
         if kind not in self._evaluations:
-            self._evaluations[kind] = StagedEvaluation(self._model, kind, self._report, self._dump_dir)
+            self._evaluations[kind] = (
+                OutputsFirst(model, report, folder, self._pieces)
+                if kind == "test"
+                else StagedEvaluation(model, kind, report, folder, self._pieces)
+            )
         return partial(self._evaluations[kind], function)
 
     def restore(self) -> list[str]:

@@ -1,0 +1,116 @@
+"""Limits of memory that workers report: each in a control group of its own, as in a container."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+import types
+
+import keras
+import numpy as np
+import pytest
+
+import tf_ooo
+from tests.distributed.clusters import addresses, wait_until_ready
+from tf_ooo.bench.shared import confine
+from tf_ooo.errors import MemoryLimitError
+
+pytestmark = [
+    pytest.mark.takes(90),
+    pytest.mark.skipif(bool(confine.why_no_memory_groups()), reason=f"{confine.why_no_memory_groups()}"),
+]
+# Of each worker's group; its process takes about 700 MB of it.
+LIMITS = (1200 << 20, 1100 << 20)
+ROWS = 32
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    """Two workers in groups that may have less than the machine."""
+    text = addresses(2)
+    with contextlib.ExitStack() as stack:
+        groups = [
+            stack.enter_context(confine.memory_group(f"tf_ooo_test_{os.getpid()}_{task}", limit))
+            for task, limit in enumerate(LIMITS)
+        ]
+        for task, group in enumerate(groups):
+            start = [sys.executable, "-m", "tf_ooo", "worker", "--cluster", text, "--task", str(task)]
+            process = subprocess.Popen(
+                group.command(start), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+            )
+            stack.callback(process.communicate)
+            stack.callback(process.kill)
+            wait_until_ready(process)
+        yield types.SimpleNamespace(addresses=text, groups=groups)
+
+
+def trained(callbacks, widths, epochs=2):
+    """A model of Dense layers in the host's memory; and the losses of its epochs."""
+    keras.utils.set_random_seed(1)
+    with tf_ooo.host_memory():
+        model = keras.Sequential(
+            [
+                keras.Input((8,)),
+                *(keras.layers.Dense(width, name=f"wide_{width}_{i}") for i, width in enumerate(widths)),
+            ]
+        )
+    model.compile(keras.optimizers.Adam(1e-4), "mse", jit_compile=False)
+    before = model.get_weights()
+    random = np.random.default_rng(0)
+    x, y = random.normal(size=(2, 2 * ROWS, 8)).astype("float32")
+    settings = {"batch_size": ROWS, "shuffle": False, "verbose": 0, "epochs": epochs}
+    try:
+        history = model.fit(x, y, callbacks=callbacks, **settings).history["loss"]
+    except MemoryLimitError:
+        for now, then in zip(model.get_weights(), before, strict=True):
+            np.testing.assert_array_equal(now, then)
+        raise
+    return model, history
+
+
+def pipeline(cluster, **options):
+    return tf_ooo.OOOBackprop(
+        tf_ooo.Pipeline(devices=cluster.addresses, microbatches=4, profile_steps=0, **options)
+    )
+
+
+# Weights, gradients and Adam's slots: 16 bytes a weight, so about 540 MB.
+TOO_LARGE_FOR_ONE = [2048] * 9 + [8]
+
+
+def test_a_model_that_no_worker_holds_is_planned_within_what_they_report(cluster):
+    callback = pipeline(cluster)
+    _, losses = trained([callback], TOO_LARGE_FOR_ONE)
+    report = callback.report
+    assert 0 < report.memory_limit_bytes < min(LIMITS)
+    second = cluster.addresses.split(",")[1]
+    assert report.memory_limit_from.startswith(
+        f"worker {second} (task 1) has a control group of {LIMITS[1]} bytes of which "
+    )
+    assert f"{report.memory_limit_bytes / 1e6:.1f} MB each, worker {second}" in report.summary()
+    peaks = report.pipeline.predicted_peak_bytes
+    assert max(peaks) * 9 / 8 <= report.memory_limit_bytes < sum(peaks)
+    assert "not compared: no device is to hold the whole model" in report.summary()
+    assert all(group.most_bytes < limit for group, limit in zip(cluster.groups, LIMITS, strict=True))
+    _, stock = trained([], TOO_LARGE_FOR_ONE)
+    np.testing.assert_allclose(losses, stock, rtol=1e-4)
+
+
+def test_one_layer_that_is_too_large_is_named_with_the_worker(cluster):
+    with pytest.raises(MemoryLimitError) as refused:
+        trained([pipeline(cluster)], [16, 4096, 8192, 8])
+    said = str(refused.value)
+    assert "(worker 127.0.0.1:" in said
+    assert "memory_limit_bytes=0 plans without a limit" in said
+    assert "wide_8192_2 alone takes " in said
+    assert refused.value.smallest_bytes > 16 * 4096 * 8192
+
+
+@pytest.mark.parametrize(("asked", "said"), [(0, ""), (2_000_000_000, "as asked")])
+def test_a_limit_that_is_given_wins(cluster, asked, said):
+    callback = pipeline(cluster, memory_limit_bytes=asked)
+    trained([callback], [64, 64, 8], epochs=1)
+    assert callback.report.memory_limit_bytes == (asked or None)
+    assert callback.report.memory_limit_from == said

@@ -1,0 +1,182 @@
+"""What the system lets a process have of its machine's memory: control groups of version 1 and 2.
+
+No TensorFlow here.  Where the files of Linux are missing, nothing is limited and nothing is known.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+_PROC = Path("/proc")
+# Names of a group's files, by version of control groups.
+_LIMIT = {1: "memory.limit_in_bytes", 2: "memory.max"}
+_USED = {1: "memory.usage_in_bytes", 2: "memory.current"}
+_DROPPABLE = {1: "total_inactive_file", 2: "inactive_file"}
+
+
+@dataclass(frozen=True)
+class MemoryGroup:
+    """A control group that may have less than its machine has.
+
+    Attributes:
+        limit_bytes: that its processes may have together; the system ends who passes it.
+        used_bytes: that they have, without pages of files that the system would drop.
+        name: another one for any other group, also of other machines.
+        path: as ``/proc/self/cgroup`` names it.
+    """
+
+    limit_bytes: int
+    used_bytes: int
+    name: str
+    path: str
+
+
+@dataclass(frozen=True)
+class Available:
+    """Bytes that this process may still take, and who says so, in words."""
+
+    bytes: int
+    said: str
+
+
+def memory_group(proc: Path = _PROC) -> MemoryGroup | None:
+    """The group with the lowest limit that this process is in; None: the whole machine is there for it.
+
+    ``proc``: where the files of ``/proc`` are.
+    """
+    located = _located(proc)
+    if located is None:
+        return None
+    version, mount, path = located
+    machine_bytes = _machine_bytes("MemTotal", proc)
+    groups = [
+        (limit_bytes, folder)
+        for folder in _folders(mount, path)
+        for limit_bytes in [_number(folder / _LIMIT[version])]
+        if limit_bytes is not None and (machine_bytes is None or limit_bytes < machine_bytes)
+    ]
+    if not groups:
+        return None
+    limit_bytes, folder = min(groups, key=lambda group: group[0])
+    within = folder.relative_to(mount).as_posix()
+    return MemoryGroup(
+        limit_bytes, _used_bytes(folder, version), _name(folder, proc), "/" if within == "." else f"/{within}"
+    )
+
+
+def taken_bytes(proc: Path = _PROC) -> int:
+    """What this process has in memory, pages of the files that it has mapped included; 0: not known."""
+    return _kilobytes(proc / "self/status", "VmRSS") or 0
+
+
+def available_bytes(proc: Path = _PROC) -> Available | None:
+    """What this process may still take: of the machine, or of its group where that is less.
+
+    None where the system does not say.  What it may move to its swap space counts.
+    """
+    free, swap = _machine_bytes("MemAvailable", proc), _machine_bytes("SwapFree", proc) or 0
+    group = memory_group(proc)
+    rows = [] if free is None else [Available(free + swap, "free on this machine")]
+    if group is not None:
+        left = max(0, group.limit_bytes - group.used_bytes)
+        said = f"left of the {group.limit_bytes} of this process' control group {group.path}"
+        rows.append(Available(left, said))
+    return min(rows, key=lambda row: row.bytes, default=None)
+
+
+def _located(proc: Path) -> tuple[int, Path, Path] | None:
+    """Version, mount point and folder of this process' memory group; None: there is none."""
+    lines = [line.split(":", 2) for line in _lines(proc / "self/cgroup")]
+    mounts = list(_mounts(_lines(proc / "self/mountinfo")))
+    for version, kind in ((1, "cgroup"), (2, "cgroup2")):
+        path = next((path for _, names, path in lines if _is_of_memory(names, version)), None)
+        mount = next(((root, point) for root, point, *of in mounts if _serves(of, kind)), None)
+        if path is None or mount is None:
+            continue
+        root, point = mount
+        return version, point, point / _within(path, root)
+    return None
+
+
+def _is_of_memory(names: str, version: int) -> bool:
+    return "memory" in names.split(",") if version == 1 else names == ""
+
+
+def _serves(mount: Sequence[str], kind: str) -> bool:
+    """``mount``: type of the file system, and its options."""
+    own, options = mount
+    return own == kind and (kind == "cgroup2" or "memory" in options.split(","))
+
+
+def _mounts(lines: Sequence[str]) -> Iterator[tuple[str, Path, str, str]]:
+    """Of each line of ``mountinfo``: what is mounted, where, its type and options."""
+    for line in lines:
+        before, _, after = line.partition(" - ")
+        fields, kind = before.split(), after.split()
+        if len(fields) > 4 and len(kind) > 2:
+            yield _plain(fields[3]), Path(_plain(fields[4])), kind[0], kind[2]
+
+
+def _plain(text: str) -> str:
+    """Spaces and the like are written as ``\\040`` there."""
+    return re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), text)
+
+
+def _within(path: str, root: str) -> str:
+    """The part of a group's path below what is mounted; a container may see its own group only."""
+    if ".." in path.split("/"):
+        return ""
+    if root != "/" and path != root and not path.startswith(f"{root}/"):
+        return ""
+    return path.removeprefix(root if root != "/" else "").lstrip("/")
+
+
+def _folders(mount: Path, folder: Path) -> Iterator[Path]:
+    """From a group up to the highest that can be seen: limits of all of them hold."""
+    while True:
+        yield folder
+        if folder == mount:
+            return
+        folder = folder.parent
+
+
+def _used_bytes(folder: Path, version: int) -> int:
+    used = _number(folder / _USED[version]) or 0
+    counts = dict(line.split(" ", 1) for line in _lines(folder / "memory.stat") if " " in line)
+    return max(0, used - int(counts.get(_DROPPABLE[version], 0)))
+
+
+def _name(folder: Path, proc: Path) -> str:
+    """A folder's number is the same wherever it is mounted, also in containers."""
+    boot = "".join(_lines(proc / "sys/kernel/random/boot_id"))
+    return f"{boot}/{os.stat(folder).st_ino}"
+
+
+def _machine_bytes(what: str, proc: Path) -> int | None:
+    return _kilobytes(proc / "meminfo", what)
+
+
+def _kilobytes(file: Path, what: str) -> int | None:
+    """Bytes of a line ``what:  123 kB``."""
+    for line in _lines(file):
+        name, _, value = line.partition(":")
+        if name == what:
+            return 1024 * int(value.split()[0])
+    return None
+
+
+def _number(file: Path) -> int | None:
+    """None also for "max", no limit."""
+    text = "".join(_lines(file))
+    return int(text) if text.isdecimal() else None
+
+
+def _lines(file: Path) -> list[str]:
+    try:
+        return file.read_text().splitlines()
+    except (OSError, UnicodeDecodeError):
+        return []

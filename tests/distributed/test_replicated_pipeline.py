@@ -88,6 +88,7 @@ def test_replicas_are_one_pipeline_on_the_joint_batch(joint):
     assert places(replica) == ["CPU:0"]
     assert report.added_edges > 0
     assert report.moved_ops > 0
+    assert report.planned.workers == RANKS
     stages = [stage["layers"] for stage in report.pipeline["stages"]]
     assert len(stages) == 2
     said = engine.gather({"bits": bits_of(replica), "stages": stages})

@@ -23,7 +23,7 @@ PERIOD_US = 5_000
 # What TensorFlow calls the threads of its executors.
 _COMPUTING = "tf_Compute"
 _FREE = "free"
-_NO_QUOTA = -1
+_NO_QUOTA, _LEAST_QUOTA_US = -1, 1000
 
 
 def why_not(with_link: bool = True) -> str:
@@ -88,8 +88,11 @@ def shares(prefix: str, workers: int, cores_each: float) -> Iterator[None]:
 
 
 def set_share(prefix: str, rank: int, cores: float) -> None:
-    """What the group may use of a core; 1: no quota."""
+    """What the group may use of a core; 1: no quota.  ClickException: less than Linux can keep to."""
     quota_us = _NO_QUOTA if cores == 1 else round(PERIOD_US * cores)
+    if 0 <= quota_us < _LEAST_QUOTA_US:
+        least = _LEAST_QUOTA_US / PERIOD_US
+        raise click.ClickException(f"{cores:.2g} of a core: the least share of a worker is {least:.2g}")
     (CPU_GROUPS / f"{prefix}{rank}" / "cpu.cfs_quota_us").write_text(str(quota_us))
 
 

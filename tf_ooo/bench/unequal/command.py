@@ -24,9 +24,7 @@ _MODELS = ("mlp_even", "resnet", "transformer", "gpt2")
 @click.option(
     "--cores", type=POSITIVE, help=f"Of each worker but the last.  [default: {SHARE} of an equal share]"
 )
-@click.option(
-    "--slow", type=POSITIVE, default=0.35, show_default=True, help="Of that, what the last one has."
-)
+@click.option("--slow", type=POSITIVE, default=0.5, show_default=True, help="Of that, what the last one has.")
 @click.option("--repetitions", type=COUNT, default=8, show_default=True, help="Turns of each.")
 @json_option
 def unequal(

@@ -268,7 +268,7 @@ class PipelineMode:
             self._take(planned, step, costs)
         else:
             kept = kept.compared_with(planned)
-            fill_report(report, kept, step, costs, kept.of(self.distributed.target.devices))
+            self._fill(kept, step, costs)
         said = f"planned again with costs that were measured while it ran: {seconds_text(planned.step_s)}"
         compared = f"instead of {seconds_text(kept.step_s)}" if better else "no better, so the plan stays"
         report.notes.append(f"{said} a step, {compared}")
@@ -311,11 +311,15 @@ class PipelineMode:
         devices = planned.of(given)
         report.memory_limit_bytes, report.memory_limit_from = self.limit.bytes, self.limit.said
         self.pipeline = PlannedPipeline(planned, step, devices)
-        fill_report(report, planned, step, costs, devices)
+        self._fill(planned, step, costs)
         if self.options.fall_back:
             fewer = f", on {len(devices)} of {len(given)} devices" if len(devices) < len(given) else ""
             report.kept_because = f"the fastest that was compared{fewer}"
         return self.pipeline
+
+    def _fill(self, mesh: Mesh, step: Step, costs: CostTable) -> None:
+        devices = mesh.of(self.distributed.target.devices)
+        fill_report(self.distributed.report, mesh, step, costs, devices, self.company.engine.size)
 
     def exceeds_limit(self, step: Step) -> bool:
         """Whether one device that ran it would need more than its limit."""

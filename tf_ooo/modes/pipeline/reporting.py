@@ -31,14 +31,16 @@ if TYPE_CHECKING:
 _LOG = logging.getLogger("tf_ooo")
 
 
-def fill_report(report: Report, mesh: Mesh, step: Step, costs: CostTable, devices: Sequence[str]) -> None:
-    """Copies the plan into the report."""
+def fill_report(
+    report: Report, mesh: Mesh, step: Step, costs: CostTable, devices: Sequence[str], processes: int = 1
+) -> None:
+    """Copies the plan into the report; so many ``processes`` have a pipeline like it each."""
     plan = mesh.plan
     fill_plan(report, step.known.graph, plan, costs)
     # With the model's layers in its stages it can be simulated with the report's costs, and run again.
     problem = plan.problem
     report.planned = dataclasses.replace(
-        plan.schedule, stages=problem.bounds, recompute=problem.recomputed, workers=mesh.replicas
+        plan.schedule, stages=problem.bounds, recompute=problem.recomputed, workers=mesh.replicas * processes
     )
     report.predicted_step_s, report.predicted_peak_bytes = mesh.step_s, max(mesh.chosen.peak_bytes)
     report.pipeline = section_of(mesh, costs, devices)

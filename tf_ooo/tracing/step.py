@@ -31,7 +31,8 @@ class StepFunctions:
 
     ``tracing`` is entered around calls, ``applying``, given the batch, where the updates are traced: what
     averages over replicas.  ``check_captures`` is given what a function captures, before it runs for the
-    first time; ``around_traces`` is entered around that, and tracing it.  The gradients of each of so many
+    first time; ``around_traces`` is entered around that, and tracing it.  ``untraced`` holds functions that
+    were made in another way, by the signatures of their batches.  The gradients of each of so many
     ``replicas`` are added up by themselves.
     """
 
@@ -49,17 +50,26 @@ class StepFunctions:
         self.check_captures: Callable[[Iterable[Any]], None] = lambda captures: None
         self.around_traces: Callable[[], AbstractContextManager[Any]] = nullcontext
         self._functions: dict[Any, Any] = {}
+        self._concrete: dict[Any, Any] = {}
+        self.untraced: dict[Any, Callable[[Any], Any]] = {}
 
     def __call__(self, batch: Any) -> Any:
         key = nests.signature(batch)
+        if key in self.untraced:
+            return self.untraced[key](batch)
         if key in self._functions:
             with self._tracing():
                 return self._functions[key](batch)
         with self.around_traces(), self._tracing():
             function = self._make(batch)
-            self.check_captures(function.get_concrete_function(batch).captured_inputs)
+            traced = self._concrete[key] = function.get_concrete_function(batch)
+            self.check_captures(traced.captured_inputs)
             self._functions[key] = function
             return function(batch)
+
+    def concrete_of(self, signature: Any) -> Any:
+        """The traced function for batches of this signature, which have been trained on."""
+        return self._concrete[signature]
 
     @property
     def traced(self) -> int:

@@ -127,3 +127,17 @@ def test_reads_on_own_device():
     assert ("Mul", read) not in inputs
     assert ("Sub", read) not in inputs
     assert [values.numpy().tolist() for values in step()] == [[2.0, 3.0], [0.0, -2.0], [1.0, 4.0]]
+
+
+def test_captures_so_far():
+    """By a placeholder, and small values as constants."""
+    names, weight, small = [], tf.Variable([1.0]), tf.constant([2.0])
+
+    def step():
+        total = weight + small
+        names.extend(func_graphs.captures_so_far(tf.compat.v1.get_default_graph()))
+        return total
+
+    graph = tf_functions.concrete_function(step, []).graph
+    types = sorted(graph.get_operation_by_name(name).type for name in names)
+    assert types == ["Const", "Placeholder"], "FuncGraph.captures: ops that others share would be copied"

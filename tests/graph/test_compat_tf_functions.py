@@ -107,3 +107,26 @@ def test_traced_as_for_xla():
 
     tf_functions.concrete_function(step, [tf.TensorSpec(())], compiled=True)
     assert seen == [True]
+
+
+def test_variables_made_at_once():
+    """One trace; of a variable that is computed in the function two, as TensorFlow does it."""
+
+    class Lazy:
+        def __init__(self, initial):
+            self.variable, self.initial, self.traces = None, initial, 0
+
+        def __call__(self, x):
+            self.traces += 1
+            with tf_functions.variables_made_at_once():
+                if self.variable is None:
+                    self.variable = tf.Variable(self.initial(x), shape=(2,), dtype=tf.float32)
+            return self.variable.assign_add([1.0, x])
+
+    lazy = Lazy(lambda x: lambda: tf.constant([1.0, 2.0]))
+    assert tf_functions.plain_function(lazy)(tf.constant(1.0)).numpy().tolist() == [2.0, 3.0]
+    assert lazy.traces == 1, "tf.Variable lost experimental_enable_variable_lifting: steps are traced twice"
+    assert lazy.variable.numpy().tolist() == [2.0, 3.0]
+    inside = Lazy(lambda x: lambda: tf.stack([x, 2.0]))
+    assert tf_functions.plain_function(inside)(tf.constant(1.0)).numpy().tolist() == [2.0, 3.0]
+    assert inside.traces == 2

@@ -157,3 +157,7 @@ def test_jit_compile(monkeypatch):
     assert model.jit_compile is True
     monkeypatch.setattr(tf.config, "list_physical_devices", lambda kind=None: [])
     assert not train_function.keras_compiles_by_itself(model)
+
+
+def test_counts_steps():
+    assert train_function.counts_steps(dense_model()) == (not KERAS_3), "who counts a step's ops has changed"

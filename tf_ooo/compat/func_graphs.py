@@ -92,6 +92,14 @@ def captured_by(graph: Any) -> dict[int, Any]:
     return {id(internal): external for external, internal in getattr(graph, "captures", ())}
 
 
+def captures_so_far(graph: Any) -> set[str]:
+    """Names of the ops by which a graph that is being traced knows what is outside of it.
+
+    Small values are constants, that stand for the same value wherever the function meets it again.
+    """
+    return {internal.op.name for _, internal in graph.captures}
+
+
 def ops_reached_from(graph: Any) -> Iterator[tuple[str, str]]:
     """(name, type) of the ops of a graph and of all functions that it reaches, however old."""
     for op in graph.get_operations():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -34,6 +34,31 @@ def plain_function(
 def concrete_function(body: Callable[..., Any], specs: Sequence[Any], compiled: bool = False) -> Any:
     """The ConcreteFunction of ``body(*specs)``; raises whatever tracing raises."""
     return plain_function(body, compiled=compiled).get_concrete_function(*specs)
+
+
+@contextlib.contextmanager
+def variables_made_at_once() -> Iterator[None]:
+    """Inside the block, in a function that is being traced, variables that are made exist at once.
+
+    TensorFlow would initialize them later, and trace the function a second time then.  So it does with those
+    whose initial value is computed by other ops of the function.
+    """
+
+    def make(next_creator: Callable[..., Any], **settings: Any) -> Any:
+        initial = settings.get("initial_value")
+        if not callable(initial):
+            return next_creator(**settings)
+        try:
+            with tf.init_scope():
+                value = initial()
+        except Exception:  # it reads what exists in the function only: TensorFlow knows what to do
+            return next_creator(**settings)
+        with tf.init_scope():
+            settings |= {"initial_value": value, "experimental_enable_variable_lifting": False}
+            return next_creator(**settings)
+
+    with tf.variable_creator_scope(make):
+        yield
 
 
 def is_tf_function(value: Any) -> bool:

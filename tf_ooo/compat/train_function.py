@@ -112,6 +112,11 @@ def step_on_data(
     return step
 
 
+def counts_steps(model: keras.Model) -> bool:
+    """Whether the ops of a step count it, so that the last of several parts is not like the others."""
+    return versions.is_of_keras_2(model)
+
+
 def _step_on_data_of_keras_2(model: keras.Model, train_step: Callable[..., Any]) -> Callable[..., Any]:
     """As Keras 2's ``make_train_function``: the batch is counted once its step has succeeded."""
 

@@ -27,6 +27,7 @@ from tf_ooo.rewriting.naming import named
 from tf_ooo.rewriting.request import RewriteRequest
 from tf_ooo.rewriting.result import RewriteResult
 from tf_ooo.rewriting.staged import LayerByLayer, request_to_measure
+from tf_ooo.rewriting.traced_before import TracedBefore
 from tf_ooo.rewriting.unrolled_tasks import Step
 from tf_ooo.tracing.micro_batches import rows_of, split_rows
 from tf_ooo.tracing.step import StepFunctions
@@ -173,13 +174,14 @@ class FirstSteps:
         )
         self._timed_s: list[float] = []
         self._whole_rows, self._waited = 0, False
+        self._first_batch: Any = None  # its signature
         self._profiler = StepProfiler(1)
 
     def run(self, batch: Any) -> Any:
         """One step; its logs.  Raises why the step could not be taken apart, or was refused before it ran."""
         functions = self._functions
         if self._layers.step is None:  # costs are of the first batch's parts
-            self._whole_rows = rows_of(batch)
+            self._whole_rows, self._first_batch = rows_of(batch), nests.signature(batch)
             self.rows = max(split_rows(self._whole_rows, functions.microbatches))
         started = time.perf_counter()
         if self.seen and self._steps:
@@ -240,6 +242,13 @@ class FirstSteps:
         on = measured_model(home_device()) if calibrated else None
         return step, target.costs(measured_costs(step, profile, self._timed_s, on=on))
 
+    def traced_before(self) -> TracedBefore | None:
+        """The step that was taken apart, to be placed without another trace; None: it has not run."""
+        step, first = self._layers.step, self._first_batch
+        if step is None or first is None or self.rested:
+            return None
+        return TracedBefore(step, self._functions.concrete_of(first), first)
+
     def close(self) -> None:
         self._profiler.close()
         self._request.close()
@@ -267,6 +276,11 @@ class Placed:
 
     def check_captures(self, captures: Iterable[Any]) -> None:
         self._moved.check_captures(captures)
+
+    @property
+    def replaced(self) -> dict[int, Any]:
+        """As of :class:`Moved`."""
+        return self._moved.replaced
 
     def restore(self) -> list[str]:
         """Back with their present values; names those whose device is gone."""

@@ -80,8 +80,12 @@ def rewrite_step(
 
     Raises GraphError where the graph is not the step that was planned, PassError where a pass fails.
     """
-    started = time.perf_counter()
-    step = take_apart(graph_def, plan.known)
+    return rewrite_taken(take_apart(graph_def, plan.known), plan, dump_dir)
+
+
+def rewrite_taken(step: Step, plan: StagedPlan, dump_dir: passes.Folder = None) -> RewriteResult:
+    """:func:`rewrite_step` of a step that was taken apart with what the plan knows; PassError as there."""
+    started, graph_def = time.perf_counter(), step.graph_def
     if plan.recompute:
         graph_def = passes.repeating(step, plan.recompute)(graph_def).graph_def
         step = take_apart(graph_def, plan.known)

@@ -45,6 +45,14 @@ class _Part:
     fixed_rows: dict[int, np.ndarray] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class Given:
+    """What a call of an optimizer was given, and the ops that adding it up has made: from, up to."""
+
+    grads: list[Any]
+    ops: tuple[int, int]
+
+
 class Collecting:
     """Gradients of one step: each micro-batch's are multiplied by its weight, their sum by ``scale``.
 
@@ -66,10 +74,12 @@ class Collecting:
         self._number = 0
         self._calls = 0
         self._taped = Taped()
+        self.given: list[Given] = []
 
     @contextlib.contextmanager
     def micro_batch(self, number: int) -> Iterator[None]:
-        self._number, self._calls, self._taped = number, 0, Taped()
+        """Inside the block one is traced; :attr:`given` is then what its optimizers were given."""
+        self._number, self._calls, self._taped, self.given = number, 0, Taped(), []
         with intercepted(self.optimizers, self._collect), self._taped.noted():
             yield
         if self._calls != len(self.applied):
@@ -78,7 +88,18 @@ class Collecting:
                 f"{self._calls} times for another"
             )
 
+    def add_copied(self, number: int, grads: Sequence[Sequence[Any]]) -> None:
+        """The gradients of each call of an optimizer in a micro-batch that is a copy of one before."""
+        self._number = number
+        for applied, copied in zip(self.applied, grads, strict=True):
+            self._add_all(applied, copied)
+
     def _collect(self, update: Update) -> None:
+        begin = ops_so_far()
+        self._collect_traced(update)
+        self.given.append(Given(update.grads, (begin, ops_so_far())))
+
+    def _collect_traced(self, update: Update) -> None:
         call, self._calls = self._calls, self._calls + 1
         if self._number == 0:
             refuse_twice(update.optimizer, (before.optimizer for before in self.applied), _APPLY_ONCE)
@@ -92,8 +113,11 @@ class Collecting:
             raise BackendError(
                 "train_step applies other gradients for a later micro-batch than for the first"
             )
-        part = self.applied[call].parts.setdefault(self._replicas[self._number], _Part())
-        for place, grad in enumerate(update.grads):
+        self._add_all(self.applied[call], update.grads)
+
+    def _add_all(self, applied: _Applied, grads: Sequence[Any]) -> None:
+        part = applied.parts.setdefault(self._replicas[self._number], _Part())
+        for place, grad in enumerate(grads):
             self._add(part, place, grad)
 
     def _add(self, into: _Part, place: int, grad: Any) -> None:

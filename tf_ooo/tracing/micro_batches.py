@@ -36,14 +36,15 @@ def rows_of(batch: Any) -> int:
 
 def parts_of(batch: Any, rows: Sequence[int]) -> list[Any]:
     """The batch's micro-batches; the batch itself where there is one."""
+    return [part_of(batch, rows, number) for number in range(len(rows))]
+
+
+def part_of(batch: Any, rows: Sequence[int], number: int) -> Any:
+    """One micro-batch of the batch; the batch itself where there is one."""
     if len(rows) == 1:
-        return [batch]
-    parts, begin = [], 0
-    for count in rows:
-        end = begin + count
-        parts.append(tf.nest.map_structure(lambda t, a=begin, b=end: _slice(t, a, b), batch))
-        begin = end
-    return parts
+        return batch
+    begin = sum(rows[:number])
+    return tf.nest.map_structure(lambda tensor: _slice(tensor, begin, begin + rows[number]), batch)
 
 
 def _slice(tensor: Any, begin: int, end: int) -> Any:

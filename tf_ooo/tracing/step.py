@@ -13,8 +13,9 @@ from tf_ooo.compat import keras_losses, keras_variables, nests, op_marks, tf_fun
 from tf_ooo.errors import BackendError
 from tf_ooo.planning.model.task import replica_of_part
 from tf_ooo.tracing.collecting import Collecting
+from tf_ooo.tracing.copied import TracedPart
 from tf_ooo.tracing.micro_batches import (
-    parts_of,
+    part_of,
     relative_weights,
     rows_of,
     split_rows,
@@ -30,7 +31,8 @@ class StepFunctions:
 
     ``tracing`` is entered around calls, ``applying``, given the batch, where the updates are traced: what
     averages over replicas.  ``check_captures`` is given what a function captures, before it runs for the
-    first time; ``around_traces`` is entered around that, and tracing it.  The gradients of each of so many
+    first time; ``around_traces`` is entered around that, and tracing it.  ``untraced`` holds functions that
+    were made in another way, by the signatures of their batches.  The gradients of each of so many
     ``replicas`` are added up by themselves.
     """
 
@@ -48,17 +50,26 @@ class StepFunctions:
         self.check_captures: Callable[[Iterable[Any]], None] = lambda captures: None
         self.around_traces: Callable[[], AbstractContextManager[Any]] = nullcontext
         self._functions: dict[Any, Any] = {}
+        self._concrete: dict[Any, Any] = {}
+        self.untraced: dict[Any, Callable[[Any], Any]] = {}
 
     def __call__(self, batch: Any) -> Any:
         key = nests.signature(batch)
+        if key in self.untraced:
+            return self.untraced[key](batch)
         if key in self._functions:
             with self._tracing():
                 return self._functions[key](batch)
         with self.around_traces(), self._tracing():
             function = self._make(batch)
-            self.check_captures(function.get_concrete_function(batch).captured_inputs)
+            traced = self._concrete[key] = function.get_concrete_function(batch)
+            self.check_captures(traced.captured_inputs)
             self._functions[key] = function
             return function(batch)
+
+    def concrete_of(self, signature: Any) -> Any:
+        """The traced function for batches of this signature, which have been trained on."""
+        return self._concrete[signature]
 
     @property
     def traced(self) -> int:
@@ -71,9 +82,7 @@ class StepFunctions:
 
     def _make(self, batch: Any) -> Any:
         rows = split_rows(rows_of(batch), self.microbatches)
-        # Traced within the step: gradients of a function of its own could not be added up outside.
-        model, train_step = self.model, tf_functions.undecorated(self.model.train_step)
-        last = len(rows) - 1
+        model = self.model
         # Never more than one micro-batch: nothing to tell apart by name, and the bits of Keras' own step.
         scope = STEP_SCOPE if self.microbatches > 1 else ""
 
@@ -81,14 +90,11 @@ class StepFunctions:
             weights, scale = relative_weights(rows)
             replicas = replica_of_part(len(rows), self._replicas)
             collecting = Collecting(optimizers_of(model), weights, scale, replicas)
+            micro_batches = _MicroBatches(model, rows, collecting)
             logs = []
             for number in range(len(rows)):
                 with op_marks.numbered_step(number, STEP_ATTR, scope):
-                    part = parts_of(batch, rows)[number] if len(rows) > 1 else batch
-                    share = rows[number] / sum(rows)
-                    with collecting.micro_batch(number), keras_losses.weighted_means(model, share):
-                        single_step = train_function.step_on_data(model, train_step, counts=number == last)
-                        logs.append(single_step(part))
+                    logs.append(micro_batches.run(number, part_of(batch, rows, number)))
                 if not number:
                     variables = [update.variables for update in collecting.applied]
                     refuse_reads_after(zip(variables, collecting.collected_after, strict=True))
@@ -100,7 +106,47 @@ class StepFunctions:
                     collecting.apply()
             return out
 
-        return tf_functions.plain_function(step)
+        def traced_once(batch: Any) -> Any:
+            with tf_functions.variables_made_at_once():
+                return step(batch)
+
+        return tf_functions.plain_function(traced_once)
+
+
+class _MicroBatches:
+    """The train step of each micro-batch in the function that is being traced.
+
+    Traced is the first of as many rows; the others are copies of it, unless those would do something else.
+    """
+
+    def __init__(self, model: Any, rows: Sequence[int], collecting: Collecting) -> None:
+        self._model, self._rows, self._collecting = model, rows, collecting
+        # Traced within the step: gradients of a function of its own could not be added up outside.
+        self._train_step = tf_functions.undecorated(model.train_step)
+        self._traced: dict[Any, tuple[TracedPart, nests.Packed]] = {}
+
+    def run(self, number: int, part: Any) -> Any:
+        """The logs of a micro-batch; its gradients are collected."""
+        if self._kind(number) in self._traced:
+            ops, results = self._traced[self._kind(number)]
+            logs, *grads = results.unpack(ops.copy(number, part, results.tensors))
+            self._collecting.add_copied(number, grads)
+            return logs
+        collecting, share = self._collecting, self._rows[number] / sum(self._rows)
+        ops = TracedPart(number, part)
+        with collecting.micro_batch(number), keras_losses.weighted_means(self._model, share):
+            counts = number == len(self._rows) - 1
+            logs = train_function.step_on_data(self._model, self._train_step, counts)(part)
+        if self._kind(number) in map(self._kind, range(number + 1, len(self._rows))):
+            ops.end([given.ops for given in collecting.given])
+            if not ops.why_not:
+                results = nests.Packed([logs, *(given.grads for given in collecting.given)])
+                self._traced[self._kind(number)] = ops, results
+        return logs
+
+    def _kind(self, number: int) -> tuple[int, bool]:
+        """The same for micro-batches that are traced alike: the last may count the step."""
+        return self._rows[number], train_function.counts_steps(self._model) and number == len(self._rows) - 1
 
 
 def refuse_no_gradient(updates: Sequence[Any]) -> None:

@@ -69,6 +69,11 @@ class Moved:
             self._before.append((variable, old))
             keras_variables.set_value_of(variable, new)
 
+    @property
+    def replaced(self) -> dict[int, Any]:
+        """The present ``tf.Variable`` of each that waits, by the ``id`` of its handle."""
+        return {id(old.handle): keras_variables.value_of(variable) for variable, old in self._before}
+
     def check_captures(self, captures: Iterable[Any]) -> None:
         """Raises BackendError where a traced function reads a variable that has been moved away."""
         handles = {id(old.handle): variable for variable, old in self._before}

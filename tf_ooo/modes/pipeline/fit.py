@@ -31,6 +31,7 @@ from tf_ooo.modes.pipeline.pieces import pieces_of
 from tf_ooo.modes.pipeline.running import PlannedPipeline, RunningPipeline
 from tf_ooo.rewriting.parts import WHOLE, is_part, least_share
 from tf_ooo.rewriting.staged import LayerByLayer
+from tf_ooo.rewriting.traced_before import TracedBefore
 from tf_ooo.rewriting.unrolled_tasks import Step
 from tf_ooo.tracing import sync
 from tf_ooo.tracing.micro_batches import parts_of, rows_of, split_rows
@@ -59,6 +60,7 @@ class PipelineSteps:
         self._mode, self._model, self._target = mode, model, mode.distributed.target
         self._first: FirstSteps | None = None
         self._running: RunningPipeline | None = None
+        self._before: TracedBefore | None = None  # the step as it ran on one device
         self._in_place: InPlace | None = None
         self._measured_batches: Any = None  # their signature
         self._uncut = 0  # steps before the plan
@@ -135,9 +137,7 @@ class PipelineSteps:
                 first = self._begun(batch, _TAKEN_APART, 1)  # in one replica, so that there is a sum
                 first.run(parts_of(batch, (sum(rows[:_TAKEN_APART]), sum(rows[_TAKEN_APART:])))[0])
                 return self._first_cut_step(first, batch, iterator)
-            counts = self._mode.counts  # the sums of several have other bits
-            replicas = counts[0] if len(counts) == 1 else 1
-            first = self._begun(batch, self._mode.options.microbatches, replicas)
+            first = self._begun(batch, self._mode.options.microbatches, self._mode.replicas_at_first)
         outputs = first.run(batch)
         if first.rested:
             return self._first_cut_step(first, batch, iterator)
@@ -221,6 +221,8 @@ class PipelineSteps:
         with progress.said("planning, where to cut the model and in which order its tasks run"):
             mode.plan_from(step, mode.company.shared(with_shared_link(costs, self._target)), self._model)
         mode.describe().plan_seconds = time.perf_counter() - started
+        if mode.company.engine.size == 1 and not isinstance(self._target, Cluster):
+            self._before = first.traced_before()
         first.close()
         self._first = None
 
@@ -289,9 +291,12 @@ class PipelineSteps:
             return self._running
         mode, model = self._mode, self._model
         applying = mode.company.applying(model)
+        before, self._before = self._before, None
+        alike = before is not None and pipeline.mesh.replicas == 1 == mode.replicas_at_first
         pieces = pieces_of(pipeline.mesh, mode.rows, mode.limit.planned_bytes)
+        taken = before if alike else None
         running = RunningPipeline(
-            model, self._target, pipeline, applying, mode.options, mode.describe(), pieces
+            model, self._target, pipeline, applying, mode.options, mode.describe(), pieces, taken
         )
         self._running, self._uncut = running, 0
         running.begin()
@@ -338,6 +343,7 @@ class PipelineSteps:
         if self._first is not None:
             self._first.close()
             self._first = None
+        self._before = None
         if self._running is None:
             return []
         lost = self._running.restore()

@@ -117,6 +117,11 @@ class PipelineMode:
         asked = own.schedule.workers if own is not None and options.replicas == AUTO else options.replicas
         return counts_of(asked, len(self.distributed.target.devices), options.microbatches)
 
+    @property
+    def replicas_at_first(self) -> int:
+        """Of the first steps, on one device; 1 where it is to be planned: sums of several have other bits."""
+        return self.counts[0] if len(self.counts) == 1 else 1
+
     def _read_own(self, path: str | os.PathLike[str]) -> None:
         """The user's own schedule; where it is another than before, it is planned with anew."""
         before, options = self.own, self.options

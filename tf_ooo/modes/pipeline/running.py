@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from tf_ooo.compat import nests
 from tf_ooo.compat.evaluation import Kind, makes_its_own
+from tf_ooo.errors import OOOError
 from tf_ooo.fit import progress
 from tf_ooo.fit.distributed import Placed, not_cut
 from tf_ooo.fit.mode import Function
@@ -26,13 +28,16 @@ from tf_ooo.planning.building.merging import stage_of_layer
 from tf_ooo.report.report import Report
 from tf_ooo.rewriting.homes import Homes
 from tf_ooo.rewriting.naming import variable_layers
+from tf_ooo.rewriting.result import RewriteResult
 from tf_ooo.rewriting.staged import StagedPlan, request_to_place
+from tf_ooo.rewriting.traced_before import TracedBefore
 from tf_ooo.rewriting.unrolled_tasks import Step
 from tf_ooo.tracing.step import StepFunctions
 
 if TYPE_CHECKING:
     import keras
 
+_LOG = logging.getLogger("tf_ooo")
 _TIMED = 100
 
 
@@ -68,6 +73,7 @@ class RunningPipeline:
         options: Pipeline,
         report: Report,
         pieces: Pieces = WHOLE,
+        before: TracedBefore | None = None,
     ) -> None:
         self._pipeline, self._report = pipeline, report
         self._model, self._placed = model, Placed(model, target)
@@ -76,10 +82,12 @@ class RunningPipeline:
             model, options.microbatches, self._request.tracing, applying, pipeline.mesh.replicas
         )
         self._functions.check_captures = self._placed.check_captures
+        self._before = before
+        self._said_in_report: RewriteResult | None = None  # the first batch's
         self._evaluations: dict[Kind, StagedEvaluation | OutputsFirst] = {}
         self._dump_dir, self._pieces = options.dump_dir, pieces
-        devices = len({name for names in pipeline.plan.homes.devices for name in names})
-        self._functions.around_traces = partial(progress.said, f"tracing the step on {devices} devices")
+        self._devices = len({name for names in pipeline.plan.homes.devices for name in names})
+        self._functions.around_traces = partial(progress.said, f"tracing the step on {self._devices} devices")
 
     def begin(self) -> None:
         """Moves the variables."""
@@ -87,6 +95,12 @@ class RunningPipeline:
 
     def step(self, batch: Any) -> Any:
         """One step; its logs."""
+        if self._before is not None:
+            with progress.said(f"placing the step on {self._devices} devices"):
+                if self._place_traced_before(batch):
+                    outputs = self._functions(batch)
+                    nests.synchronize(outputs)
+                    return outputs
         functions, request = self._functions, self._request
         traced, started = functions.traced, time.perf_counter()
         outputs = functions(batch)
@@ -97,8 +111,24 @@ class RunningPipeline:
         request.failures.raise_first()
         if request.result is None or request.count < functions.traced:
             raise not_cut(request)
-        fill_report_of_graph(self._report, request.result)
+        self._said_in_report = self._said_in_report or request.result
+        fill_report_of_graph(self._report, self._said_in_report)
         return outputs
+
+    def _place_traced_before(self, batch: Any) -> bool:
+        """Whether the step that was traced before is placed now, for its first run; it is tried once."""
+        before, self._before = self._before, None
+        if before is None or nests.signature(batch) != before.signature:
+            return False
+        try:
+            function, result = before.placed(self._pipeline.plan, self._placed.replaced, self._dump_dir)
+        except OOOError as error:
+            _LOG.debug("the step is traced again", exc_info=error)
+            return False
+        self._functions.untraced[before.signature] = function
+        self._said_in_report = result
+        fill_report_of_graph(self._report, result)
+        return True
 
     def evaluating(self, kind: Kind, function: Function) -> Function:
         """What evaluates or predicts on the stages' devices; a class that makes its own function keeps it."""

@@ -17,6 +17,7 @@ from tf_ooo.modes.pipeline.advice import advice
 from tf_ooo.modes.pipeline.partition import units_of
 from tf_ooo.modes.pipeline.planning import Wanted, make_plan
 from tf_ooo.planning.model.schedule import Schedule, Task
+from tf_ooo.planning.simulation.simulator import simulate
 from tf_ooo.report.gain import Gain
 from tf_ooo.report.report import Report, not_predicted
 from tf_ooo.report.sections import LayerPipeSection, PipelineSection
@@ -104,10 +105,10 @@ def test_headlines_without_a_gain():
 def test_a_report_that_loses_is_not_green(tmp_path):
     report = Report(mode="pipeline", planned=Schedule("pipeline", "gpipe", {(0, 0): (Task("F", 0),)}))
     report.baselines_s, report.steps_s = {"one device": [1.0] * 5}, [2.0] * 5
-    assert not report.good
+    assert report.mood == "back"
     assert 'class="state back"' in report.save_html(tmp_path / "report.html").read_text()
     report.steps_s = [0.5] * 5
-    assert report.good
+    assert report.mood == "good"
 
 
 def predicted(**values):
@@ -203,3 +204,29 @@ def test_device_text():
     assert device_text("/job:localhost/replica:0/task:0/device:CPU:1") == "CPU:1"
     assert device_text("/job:worker/replica:0/task:2/device:GPU:0") == "worker 2, GPU:0"
     assert device_text("GPU:3") == "GPU:3"
+
+
+def test_what_notebooks_and_terminals_show_of_a_timeline_and_of_costs():
+    schedule = Schedule("pipeline", "gpipe", {(0, 0): (Task("F", 0), Task("dO", 0), Task("dW", 0))})
+    timeline = simulate(schedule, [LayerCosts(1.0, 1.0, 2.0)])
+    assert repr(timeline) == "Timeline(gpipe, 1 devices, 1 x 3 tasks, makespan 4 s, bubble 0%)"
+    assert timeline._repr_html_().count("<img ") == 1
+    assert repr(CostTable((LayerCosts(1.0, 1.0, 2.0),) * 3)) == (
+        "CostTable(3 layers, edited, F + dO + dW 12 s a micro-batch)"
+    )
+
+
+def test_neither_green_nor_amber(tmp_path):
+    report = Report(mode="pipeline", planned=Schedule("pipeline", "gpipe", {(0, 0): (Task("F", 0),)}))
+    report.steps_s, report.no_baseline = [0.5] * 5, "compare=False"
+    assert report.mood == "plain"
+    assert 'class="state plain"' in report.save_html(tmp_path / "report.html").read_text()
+
+
+def test_a_plan_that_does_not_run_is_compared_with_nothing():
+    section = PipelineSection(devices=["CPU:0"])
+    report = Report(fell_back=True, predicted_step_s=0.0105, limits=["bubbles 12%"], pipeline=section)
+    report.baselines_s = {"one device": [0.01] * 5}
+    rows = dict(report.rows())
+    assert rows["predicted"].endswith("by the plan that does not run")
+    assert "limited by" not in rows

@@ -53,7 +53,7 @@ def test_a_named_schedule_that_is_slower_is_not_praised(tmp_path):
     assert 'class="state back"' in report.save_html(tmp_path / "report.html").read_text()
     report.measured_step_s = 0.5
     assert report.state.endswith("(in_order): applied as asked")
-    assert 'class="state"' in report.save_html(tmp_path / "report.html").read_text()
+    assert 'class="state plain"' in report.save_html(tmp_path / "report.html").read_text()
 
 
 def test_an_undecided_report_says_so(tmp_path):

@@ -23,7 +23,7 @@ _RECOMPUTED = {"recomputed_bytes": 0, "recomputed_s": 0, "forward_bytes": None}
 _OPTIONAL = ("weight_grad_bytes", "inputs", "occupancy", "name", "summand_bytes", *_RECOMPUTED)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class CostTable:
     """What a plan is made from.
 
@@ -65,6 +65,13 @@ class CostTable:
         for name, seconds in self.op_seconds.items():
             if not is_amount(seconds):
                 raise CostError(f"op_seconds: op {name!r}: must be a finite number >= 0, got {seconds!r}")
+
+    def __repr__(self) -> str:
+        """Short: an error or a notebook that shows one does not fill the screen."""
+        busy_s = sum(layer.busy_s for layer in self.layers)
+        return (
+            f"CostTable({len(self.layers)} layers, {self.source}, F + dO + dW {busy_s:.3g} s a micro-batch)"
+        )
 
     def to_json(self) -> str:
         """The text of the file; the same table gives the same text."""

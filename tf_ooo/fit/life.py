@@ -186,12 +186,19 @@ class FitLife:
         running = self._running
         if running is not None:
             running.training.ended()
+            self._say_gain()
             if running.recorder is not None:
                 running.recorder.close()
         lost = self._restore()
         self._save_timeline()
         if running is not None and lost:
             raise gone(lost, running.training.explain)
+
+    def _say_gain(self) -> None:
+        """What several devices or ranks have gained; one device's mode says so when it decides."""
+        report = self.mode.describe()
+        if report.mode != "single_device" and report.steps_s and self._rank == 0:
+            _LOG.info("%s: %s", report.mode, report.headline)
 
     def _save_timeline(self) -> None:
         if self.mode.options.timeline is not None and self._rank == 0:

@@ -201,11 +201,13 @@ class Report:
         return f"the rewritten step runs ({self.schedule})" + (f": {because}" if because else "")
 
     @property
-    def good(self) -> bool:
-        """Whether the rewritten step runs and is not slower."""
+    def mood(self) -> str:
+        """``good``: steps are faster for sure; ``plain``: nothing is sure; ``back``: they are not faster."""
         runs = self.planned is not None or bool(self.way)
         loses = self.slower or (self.gain is not None and self.gain.slower)
-        return runs and not (self.fell_back or self.undecided or loses)
+        if not runs or self.fell_back or self.undecided or loses:
+            return "back"
+        return "good" if self.gain is not None and self.gain.faster else "plain"
 
     @property
     def why_no_costs(self) -> str:
@@ -246,7 +248,7 @@ class Report:
             *(("", gain.text) for gain in gains[1:] if self.steps_s),
             (f"{self.ranks} ranks", self._ranks_text()),
             ("predicted", self._predicted_text()),
-            ("limited by", ", ".join(self.limits)),
+            ("limited by", "" if self.fell_back else self._limits_text()),
             ("state", self.state),
             ("mode, schedule", f"{self.mode}, {self.schedule}"),
             ("kept of several ways", self.way),
@@ -291,12 +293,18 @@ class Report:
         predicted = f"{seconds_text(self.predicted_step_s)} a step" + (
             "" if several else ", all ops one by one"
         )
+        if self.fell_back and self.pipeline:
+            return f"{predicted}, by the plan that does not run"
         if not self.running_s:
             return predicted
         measured_s = statistics.median(self.running_s)
         error = self.predicted_step_s / measured_s - 1
         off = f"{abs(error):.0%} too {'high' if error > 0 else 'low'}"
         return f"{predicted}; measured {seconds_text(measured_s)}: the prediction is {off}"
+
+    def _limits_text(self) -> str:
+        """Each is a share of the planned step by itself: they overlap."""
+        return f"{', '.join(self.limits)} (of the plan; these overlap)" if self.limits else ""
 
     def task_name(self, task: Task) -> str:
         """A task in words: ``dW of conv2d_4, micro-batch 2``."""

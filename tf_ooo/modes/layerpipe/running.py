@@ -65,14 +65,14 @@ class Epoch:
         self._results: deque[Any] = deque()
 
     def timed_step(self, step_s: deque[float]) -> Any:
-        """As :meth:`step`; adds each round's seconds until the results are there, if none was traced."""
+        """As :meth:`step`; adds its rounds' mean seconds, if none of them was traced."""
         started, rounds, functions = time.perf_counter(), self.rounds, self._ticks.traced_functions
         outputs = self.step()
         if outputs is not None:
             nests.synchronize(outputs)
         ran = self.rounds - rounds
         if ran and self._ticks.traced_functions == functions:
-            step_s += [(time.perf_counter() - started) / ran] * ran
+            step_s.append((time.perf_counter() - started) / ran)
         return outputs
 
     def step(self) -> Any:

@@ -327,7 +327,9 @@ class PipelineSteps:
             return None
         addresses = self._target.addresses if isinstance(self._target, Cluster) else ()
         tasks = functools.partial(tasks_of, graph, pipeline.mesh.replicas)
-        return Watched(pipeline.plan.schedule, tasks, pipeline.step_s, addresses=addresses)
+        bounds = pipeline.mesh.plan.problem.bounds  # by which pictures name what a stage holds
+        schedule = dataclasses.replace(pipeline.plan.schedule, stages=bounds)
+        return Watched(schedule, tasks, pipeline.step_s, addresses=addresses)
 
     def ended(self) -> None:
         """Says so where no step has been cut, and where one device is faster."""

@@ -84,6 +84,7 @@ class PipelineMode:
         self.counts: tuple[int, ...] = (1,)
         self.one_device = ""
         self.advise: Callable[[Gain], str] | None = None
+        self._said_slower = ""
         self.distributed = Distributed(options.mode)
 
     def join(self) -> Engine:
@@ -209,15 +210,19 @@ class PipelineMode:
         self.pipeline = self.planned_from = None
 
     def say_if_slower(self) -> None:
-        """Once: that one device is faster, and what would be better."""
+        """Once: that one device is faster, and what would be better; until more steps deny it."""
         report, advise = self.describe(), self.advise
         gain = report.gain
-        if gain is None or not gain.slower or advise is None:
+        if gain is None:
+            return
+        if not gain.slower and self._said_slower in report.notes:  # of a few steps
+            report.notes.remove(self._said_slower)
+        if not gain.slower or advise is None:
             return
         self.advise = None
-        text = advise(gain)
-        report.notes.append(text)
-        _LOG.warning("%s", text)
+        self._said_slower = advise(gain)
+        report.notes.append(self._said_slower)
+        _LOG.warning("%s", self._said_slower)
 
     def plan_from(self, step: Step, costs: CostTable, model: keras.Model) -> PlannedPipeline:
         """Plans for a step with given costs.  Raises OptionsError where they are another model's."""

@@ -42,6 +42,9 @@ def fill_report(
     report.planned = dataclasses.replace(
         plan.schedule, stages=problem.bounds, recompute=problem.recomputed, workers=mesh.replicas * processes
     )
+    # Its stages hold the model's layers, by which pictures name them.
+    drawn = dataclasses.replace(plan.schedule, stages=problem.bounds)
+    report.timeline = dataclasses.replace(plan.timeline, schedule=drawn)
     report.predicted_step_s, report.predicted_peak_bytes = mesh.step_s, max(mesh.chosen.peak_bytes)
     report.pipeline = section_of(mesh, costs, devices)
     report.limits = limits_of(mesh, costs)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import io
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -36,6 +38,13 @@ def save_png(timeline: Timeline, path: str | os.PathLike[str]) -> None:
         picture.savefig(target, dpi=150)
     except ValueError as error:
         raise BackendError(f"{path}: {error}") from error
+
+
+def image(timeline: Timeline) -> str:
+    """The picture as an HTML element."""
+    file = io.BytesIO()
+    draw(timeline).savefig(file, format="png", dpi=80)
+    return f'<img alt="Gantt chart" src="data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}">'
 
 
 def draw(timeline: Timeline) -> Figure:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -54,7 +55,7 @@ class MessageColumns:
         return len(self.start_s)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Timeline:
     """Times of all tasks of all steps.
 
@@ -204,6 +205,22 @@ class Timeline:
         from tf_ooo.planning.pictures.png import save_png  # noqa: PLC0415 - needs matplotlib
 
         save_png(self, path)
+
+    def __repr__(self) -> str:
+        """Short: :meth:`to_text` draws it."""
+        tasks, schedule = f"{len(self.schedule.tasks):,} tasks", self.schedule
+        return (
+            f"Timeline({schedule.policy}, {schedule.devices} devices, {self.steps} x {tasks}, "
+            f"makespan {self.makespan_s:.3g} s, bubble {self.bubble_fraction:.0%})"
+        )
+
+    def _repr_html_(self) -> str:
+        """The Gantt chart, for notebooks; without matplotlib the grid."""
+        try:
+            from tf_ooo.planning.pictures.png import image  # noqa: PLC0415 - needs matplotlib
+        except ImportError:
+            return f"<pre>{html.escape(self.to_text())}</pre>"
+        return f"<p>{html.escape(repr(self))}</p>{image(self)}"
 
     def to_text(self, width: int = 100) -> str:
         """A grid for the terminal: a row for each lane, a column for each slice of time."""

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import tf_ooo
+from grappler_passes.compat import runtime
 from tests.distributed.clusters import addresses, wait_until_ready
 from tf_ooo.bench.shared import confine
 from tf_ooo.errors import MemoryLimitError
@@ -114,3 +115,5 @@ def test_a_limit_that_is_given_wins(cluster, asked, said):
     trained([callback], [64, 64, 8], epochs=1)
     assert callback.report.memory_limit_bytes == (asked or None)
     assert callback.report.memory_limit_from == said
+    # Of workers' devices too, so that their GPUs are known.
+    assert set(callback.report.pipeline.devices) <= set(runtime.device_memory_bytes())

@@ -13,17 +13,21 @@ from tf_ooo.modes.pipeline.mesh import Mesh
 
 @dataclass(frozen=True)
 class Pieces:
-    """What becomes of a batch: it passes whole up to ``most_rows``, else in pieces of up to ``rows``."""
+    """What becomes of a batch: it passes whole, or in pieces of as many rows as fit.
+
+    ``rows``: of a training micro-batch, which fit in any case; 0: nothing is cut.  ``most_rows``: that fit.
+    """
 
     rows: int = 0
     most_rows: float = math.inf
 
     def of(self, rows: int) -> tuple[int, ...]:
         """Rows of each piece, none empty; one: the batch passes whole."""
-        if not self.rows or rows <= max(self.rows, self.most_rows):
+        fit = max(self.rows, self.most_rows)
+        if not self.rows or rows <= fit:
             return (rows,)
-        whole, left = divmod(rows, self.rows)
-        return (self.rows,) * whole + ((left,) if left else ())
+        whole, left = divmod(rows, int(fit))
+        return (int(fit),) * whole + ((left,) if left else ())
 
 
 def pieces_of(mesh: Mesh, rows: int, limit_bytes: int | None) -> Pieces:

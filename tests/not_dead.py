@@ -62,6 +62,9 @@ validate
 # Told to the other ranks by name, with all fields of a message.
 class_weight
 
+# Read by a template.
+mood
+
 # Of a bench: read by its name.
 gradient_bytes
 

@@ -101,10 +101,14 @@ def _has_own_loss_code(model: keras.Model, keras: Any) -> bool:
 
 
 @contextlib.contextmanager
-def weighted_means(model: keras.Model, weight: float) -> Iterator[None]:
+def weighted_means(model: keras.Model, weight: Any) -> Iterator[None]:
     """Inside the block a number that a ``Mean`` of the model is given counts ``weight`` by default."""
     kind = versions.keras_of(model).metrics.Mean
-    means = [] if weight == 1.0 else [metric for metric in model.metrics if type(metric) is kind]
+    means = (
+        []
+        if isinstance(weight, float) and weight == 1.0
+        else [metric for metric in model.metrics if type(metric) is kind]
+    )
     for metric in means:
         keras_attributes.shadow(
             metric, "update_state", functools.partial(_update_mean, metric.update_state, weight)
@@ -116,6 +120,6 @@ def weighted_means(model: keras.Model, weight: float) -> Iterator[None]:
             keras_attributes.unshadow(metric, "update_state")
 
 
-def _update_mean(update: Any, weight: float, values: Any, sample_weight: Any = None) -> Any:
+def _update_mean(update: Any, weight: Any, values: Any, sample_weight: Any = None) -> Any:
     single = sample_weight is None and tf.convert_to_tensor(values).shape.rank == 0
     return update(values, sample_weight=weight if single else sample_weight)

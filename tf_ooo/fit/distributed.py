@@ -30,6 +30,7 @@ from tf_ooo.rewriting.staged import LayerByLayer, request_to_measure
 from tf_ooo.rewriting.traced_before import TracedBefore
 from tf_ooo.rewriting.unrolled_tasks import Step
 from tf_ooo.tracing.micro_batches import rows_of, split_rows
+from tf_ooo.tracing.splitting import BatchesSeen
 from tf_ooo.tracing.step import StepFunctions
 from tf_ooo.tracing.variables import Moved, all_variables, renew
 
@@ -176,6 +177,10 @@ class FirstSteps:
         self._whole_rows, self._waited = 0, False
         self._first_batch: Any = None  # its signature
         self._profiler = StepProfiler(1)
+
+    def leave_rows_open(self, seen: BatchesSeen | None) -> None:
+        """As :class:`StepFunctions`."""
+        self._functions.seen = seen
 
     def run(self, batch: Any) -> Any:
         """One step; its logs.  Raises why the step could not be taken apart, or was refused before it ran."""

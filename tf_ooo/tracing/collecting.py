@@ -57,20 +57,22 @@ class Collecting:
     """Gradients of one step: each micro-batch's are multiplied by its weight, their sum by ``scale``.
 
     ``replicas``: that of each micro-batch; each adds up its own, then theirs are added up where the variable
-    is.  None: there is one.
+    is.  None: there is one.  ``open_rows``: the batch's number of rows is known when the function runs.
     """
 
     def __init__(
         self,
         optimizers: Sequence[Any],
-        weights: Sequence[float],
-        scale: float,
+        weights: Sequence[Any],
+        scale: Any,
         replicas: Sequence[int] | None = None,
+        open_rows: bool = False,
     ) -> None:
         self.optimizers, self.weights, self.scale = list(optimizers), weights, scale
         self._replicas = [0] * len(weights) if replicas is None else replicas
         self.applied: list[_Applied] = []
         self.collected_after: list[int] = []
+        self._open_rows = open_rows
         self._number = 0
         self._calls = 0
         self._taped = Taped()
@@ -135,7 +137,7 @@ class Collecting:
 
     def _add_slices(self, into: _Part, place: int, slices: Any) -> None:
         """Adds up those of rows that are the same as before; others come one after the other."""
-        rows = fixed_rows(slices.indices)
+        rows = fixed_rows(slices.indices, self._open_rows)
         added = into.slices.setdefault(place, [])
         before = into.fixed_rows.get(place)
         if rows is not None and before is not None and np.array_equal(rows, before):
@@ -200,13 +202,17 @@ def _with_own_rows(slices: Any) -> Any:
     return tf.IndexedSlices(slices.values, rows, slices.dense_shape)
 
 
-def fixed_rows(indices: Any) -> np.ndarray | None:
+class RowsNeeded(Exception):
+    """The step has to be traced with the number of rows of its batch."""
+
+
+def fixed_rows(indices: Any, open_rows: bool = False) -> np.ndarray | None:
     """The rows that an embedding reads where constants and known shapes give them (positions); else None.
 
     Keras 3's Adam squares each slice of a sparse gradient by itself: a row that is in every micro-batch must
-    come once with a sum, as in an unsplit step.
+    come once with a sum, as in an unsplit step.  RowsNeeded: the batch's rows are open, and might tell.
     """
-    nodes = _nodes_of(indices.op)
+    nodes = _nodes_of(indices.op, open_rows)
     if nodes is None:
         return None
     with tf.Graph().as_default() as graph:
@@ -220,20 +226,27 @@ def fixed_rows(indices: Any) -> np.ndarray | None:
     return rows if len(np.unique(rows)) == rows.size else None
 
 
-def _nodes_of(last: Any) -> list[Any] | None:
+def _nodes_of(last: Any, open_rows: bool) -> list[Any] | None:
     """All that an op is computed from, without places; None: not from constants and shapes alone."""
     nodes: dict[str, Any] = {}
-    waiting = [last]
+    needs_rows, waiting = False, [last]
     while waiting:
         op = waiting.pop()
         if op.name in nodes:
             continue
-        if len(nodes) == _MOST_OPS or op.control_inputs or _is_open(op):
+        if op.control_inputs or _is_open(op):
+            return None
+        if len(nodes) == _MOST_OPS and open_rows:
+            raise RowsNeeded(f"{last.name} is computed by more ops than there may be with known rows")
+        if len(nodes) == _MOST_OPS:
             return None
         if op.type == "Shape":
             node = _constant_shape(op)
-            if node is None:
+            if node is None and not open_rows:
                 return None
+            if node is None:
+                needs_rows = True
+                continue
         else:
             node = copy.deepcopy(op.node_def)
             waiting.extend(tensor.op for tensor in op.inputs)
@@ -241,6 +254,8 @@ def _nodes_of(last: Any) -> list[Any] | None:
         if "_class" in node.attr:  # stands beside an op that is not here
             del node.attr["_class"]
         nodes[op.name] = node
+    if needs_rows:
+        raise RowsNeeded(f"which rows {last.name} reads may depend on how many a batch has")
     return list(nodes.values())
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import logging
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -14,14 +15,11 @@ from tf_ooo.errors import BackendError
 from tf_ooo.planning.model.task import replica_of_part
 from tf_ooo.tracing.collecting import Collecting
 from tf_ooo.tracing.copied import TracedPart
-from tf_ooo.tracing.micro_batches import (
-    part_of,
-    relative_weights,
-    rows_of,
-    split_rows,
-)
+from tf_ooo.tracing.micro_batches import rows_of, split_rows
 from tf_ooo.tracing.optimizers import optimizers_of
+from tf_ooo.tracing.splitting import BatchesSeen, FixedRows, OpenBatch, OpenRows, Split, open_batch
 
+_LOG = logging.getLogger("tf_ooo")
 # What leaves a variable as it is.
 READS = ("ReadVariableOp", "ResourceGather", "ResourceGatherNd")
 
@@ -33,7 +31,8 @@ class StepFunctions:
     averages over replicas.  ``check_captures`` is given what a function captures, before it runs for the
     first time; ``around_traces`` is entered around that, and tracing it.  ``untraced`` holds functions that
     were made in another way, by the signatures of their batches.  The gradients of each of so many
-    ``replicas`` are added up by themselves.
+    ``replicas`` are added up by themselves.  Batches that ``seen`` says have no trace of their own share one,
+    for any number of rows; None: each has its own.
     """
 
     def __init__(
@@ -51,6 +50,8 @@ class StepFunctions:
         self.around_traces: Callable[[], AbstractContextManager[Any]] = nullcontext
         self._functions: dict[Any, Any] = {}
         self._concrete: dict[Any, Any] = {}
+        self.seen: BatchesSeen | None = None
+        self._open: set[Hashable] = set()
         self.untraced: dict[Any, Callable[[Any], Any]] = {}
 
     def __call__(self, batch: Any) -> Any:
@@ -60,12 +61,46 @@ class StepFunctions:
         if key in self._functions:
             with self._tracing():
                 return self._functions[key](batch)
+        opened = self._opened(batch, key)
+        if opened is not None and opened.key in self._functions:
+            with self._tracing():
+                return self._functions[opened.key](batch)
         with self.around_traces(), self._tracing():
+            if opened is not None and self._traced_open(opened, batch):
+                return self._functions[opened.key](batch)
             function = self._make(batch)
             traced = self._concrete[key] = function.get_concrete_function(batch)
             self.check_captures(traced.captured_inputs)
             self._functions[key] = function
             return function(batch)
+
+    def forget_open(self) -> bool:
+        """Whether the latest trace was one for any number of rows; from now on there is none."""
+        latest = next(reversed(self._functions), None)
+        if self.seen is None or latest not in self._open:
+            return False
+        del self._functions[latest]
+        self.seen = None
+        return True
+
+    def _opened(self, batch: Any, signature: Any) -> OpenBatch | None:
+        """The batch as one of any number of rows; None: it is to be traced with its own."""
+        if self.seen is None or self.seen.has_own_trace(signature):
+            return None
+        return open_batch(batch, self.microbatches)
+
+    def _traced_open(self, opened: OpenBatch, batch: Any) -> bool:
+        """Traces the step for any number of rows; False: it has to know it."""
+        function = self._make(batch, [opened.spec])
+        try:
+            self.check_captures(function.get_concrete_function().captured_inputs)
+        except Exception as error:  # user's code may need the number, too; what else is wrong is raised again
+            _LOG.debug("each number of rows is traced by itself", exc_info=error)
+            self.seen = None
+            return False
+        self._functions[opened.key] = function
+        self._open.add(opened.key)
+        return True
 
     def concrete_of(self, signature: Any) -> Any:
         """The traced function for batches of this signature, which have been trained on."""
@@ -80,28 +115,31 @@ class StepFunctions:
         with self._tracing():
             return self._make(batch).get_concrete_function(batch)
 
-    def _make(self, batch: Any) -> Any:
-        rows = split_rows(rows_of(batch), self.microbatches)
+    def _make(self, batch: Any, specs: Sequence[Any] | None = None) -> Any:
+        """``specs``: of a batch whose rows are open."""
+        rows, microbatches = split_rows(rows_of(batch), self.microbatches), self.microbatches
         model = self.model
         # Never more than one micro-batch: nothing to tell apart by name, and the bits of Keras' own step.
         scope = STEP_SCOPE if self.microbatches > 1 else ""
 
         def step(batch: Any) -> Any:
-            weights, scale = relative_weights(rows)
-            replicas = replica_of_part(len(rows), self._replicas)
-            collecting = Collecting(optimizers_of(model), weights, scale, replicas)
-            micro_batches = _MicroBatches(model, rows, collecting)
+            split = FixedRows(rows) if specs is None else OpenRows(batch, microbatches)
+            replicas = replica_of_part(split.count, self._replicas)
+            collecting = Collecting(
+                optimizers_of(model), split.weights, split.scale, replicas, open_rows=specs is not None
+            )
+            micro_batches = _MicroBatches(model, split, collecting)
             logs = []
-            for number in range(len(rows)):
+            for number in range(split.count):
                 with op_marks.numbered_step(number, STEP_ATTR, scope):
-                    logs.append(micro_batches.run(number, part_of(batch, rows, number)))
+                    logs.append(micro_batches.run(number, split.part(batch, number)))
                 if not number:
                     variables = [update.variables for update in collecting.applied]
                     refuse_reads_after(zip(variables, collecting.collected_after, strict=True))
             refuse_no_gradient(collecting.applied)
-            with op_marks.numbered_step(len(rows), STEP_ATTR, scope):
+            with op_marks.numbered_step(split.count, STEP_ATTR, scope):
                 metrics = [variable for metric in model.metrics for variable in metric.variables]
-                out = _whole(logs, rows, _handles(metrics))
+                out = _whole(logs, split, _handles(metrics))
                 with self._applying(batch):
                     collecting.apply()
             return out
@@ -110,7 +148,7 @@ class StepFunctions:
             with tf_functions.variables_made_at_once():
                 return step(batch)
 
-        return tf_functions.plain_function(traced_once)
+        return tf_functions.plain_function(traced_once, specs)
 
 
 class _MicroBatches:
@@ -119,8 +157,8 @@ class _MicroBatches:
     Traced is the first of as many rows; the others are copies of it, unless those would do something else.
     """
 
-    def __init__(self, model: Any, rows: Sequence[int], collecting: Collecting) -> None:
-        self._model, self._rows, self._collecting = model, rows, collecting
+    def __init__(self, model: Any, split: Split, collecting: Collecting) -> None:
+        self._model, self._split, self._collecting = model, split, collecting
         # Traced within the step: gradients of a function of its own could not be added up outside.
         self._train_step = tf_functions.undecorated(model.train_step)
         self._traced: dict[Any, tuple[TracedPart, nests.Packed]] = {}
@@ -132,21 +170,24 @@ class _MicroBatches:
             logs, *grads = results.unpack(ops.copy(number, part, results.tensors))
             self._collecting.add_copied(number, grads)
             return logs
-        collecting, share = self._collecting, self._rows[number] / sum(self._rows)
-        ops = TracedPart(number, part)
-        with collecting.micro_batch(number), keras_losses.weighted_means(self._model, share):
-            counts = number == len(self._rows) - 1
+        collecting, ops = self._collecting, TracedPart(number, part)
+        with (
+            collecting.micro_batch(number),
+            keras_losses.weighted_means(self._model, self._split.share(number)),
+        ):
+            counts = number == self._split.count - 1
             logs = train_function.step_on_data(self._model, self._train_step, counts)(part)
-        if self._kind(number) in map(self._kind, range(number + 1, len(self._rows))):
+        if self._kind(number) in map(self._kind, range(number + 1, self._split.count)):
             ops.end([given.ops for given in collecting.given])
             if not ops.why_not:
                 results = nests.Packed([logs, *(given.grads for given in collecting.given)])
                 self._traced[self._kind(number)] = ops, results
         return logs
 
-    def _kind(self, number: int) -> tuple[int, bool]:
+    def _kind(self, number: int) -> tuple[Hashable, bool]:
         """The same for micro-batches that are traced alike: the last may count the step."""
-        return self._rows[number], train_function.counts_steps(self._model) and number == len(self._rows) - 1
+        counts = train_function.counts_steps(self._model) and number == self._split.count - 1
+        return self._split.kind(number), counts
 
 
 def refuse_no_gradient(updates: Sequence[Any]) -> None:
@@ -187,7 +228,7 @@ def _handles(variables: Iterable[Any]) -> dict[int, str]:
     return names
 
 
-def _whole(logs: Sequence[Any], rows: Sequence[int], metrics: dict[int, str]) -> Any:
+def _whole(logs: Sequence[Any], split: Split, metrics: dict[int, str]) -> Any:
     """Logs of the whole batch: a metric's result after the last micro-batch; of other numbers the mean."""
     if len(logs) == 1:
         return logs[0]
@@ -197,8 +238,8 @@ def _whole(logs: Sequence[Any], rows: Sequence[int], metrics: dict[int, str]) ->
         floating = tf.is_tensor(last) and last.dtype.is_floating
         if not floating or last.shape.rank != 0 or _depends_on(last, metrics):
             return last
-        total = sum(rows)
-        return tf.add_n([v * tf.cast(r / total, v.dtype) for v, r in zip(values, rows, strict=True)])
+        shares = map(split.share, range(split.count))
+        return tf.add_n([v * tf.cast(share, v.dtype) for v, share in zip(values, shares, strict=True)])
 
     return tf.nest.map_structure(of_batch, *logs)
 

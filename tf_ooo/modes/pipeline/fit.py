@@ -36,6 +36,7 @@ from tf_ooo.rewriting.unrolled_tasks import Step
 from tf_ooo.tracing import sync
 from tf_ooo.tracing.micro_batches import parts_of, rows_of, split_rows
 from tf_ooo.tracing.optimizers import optimizers_of
+from tf_ooo.tracing.splitting import BatchesSeen
 from tf_ooo.tracing.variables import all_variables, bytes_of
 
 if TYPE_CHECKING:
@@ -64,6 +65,7 @@ class PipelineSteps:
         self._in_place: InPlace | None = None
         self._measured_batches: Any = None  # their signature
         self._uncut = 0  # steps before the plan
+        self._seen = BatchesSeen() if mode.may_leave_rows_open(model) else None
         self._stock: Callable[[Any], Any] | None = None  # trains on one device
 
     def run(self, iterator: Any) -> Any:
@@ -135,6 +137,7 @@ class PipelineSteps:
             if self._never_whole and len(rows) > _TAKEN_APART:
                 # Enough to know all from; the whole step takes many times as long to trace.
                 first = self._begun(batch, _TAKEN_APART, 1)  # in one replica, so that there is a sum
+                first.leave_rows_open(None)
                 first.run(parts_of(batch, (sum(rows[:_TAKEN_APART]), sum(rows[_TAKEN_APART:])))[0])
                 return self._first_cut_step(first, batch, iterator)
             first = self._begun(batch, self._mode.options.microbatches, self._mode.replicas_at_first)
@@ -166,6 +169,7 @@ class PipelineSteps:
         self._first = FirstSteps(
             model, layers, microbatches, mode.options, mode.describe(), applying, replicas
         )
+        self._first.leave_rows_open(self._seen)
         return self._first
 
     def _check_step(self, step: Step) -> bool:
@@ -298,6 +302,7 @@ class PipelineSteps:
         running = RunningPipeline(
             model, self._target, pipeline, applying, mode.options, mode.describe(), pieces, taken
         )
+        running.leave_rows_open(self._seen)
         self._running, self._uncut = running, 0
         running.begin()
         return running

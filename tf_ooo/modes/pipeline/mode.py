@@ -9,7 +9,7 @@ import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from tf_ooo.compat import keras_losses
+from tf_ooo.compat import keras_losses, train_function
 from tf_ooo.costs.layer_costs import LayerCosts, Link
 from tf_ooo.costs.table import CostTable
 from tf_ooo.errors import BackendError, MemoryLimitError, ScheduleError
@@ -122,6 +122,14 @@ class PipelineMode:
     def replicas_at_first(self) -> int:
         """Of the first steps, on one device; 1 where it is to be planned: sums of several have other bits."""
         return self.counts[0] if len(self.counts) == 1 else 1
+
+    def may_leave_rows_open(self, model: keras.Model) -> bool:
+        """Whether batches may share a trace, where nothing has to be known of their sizes.
+
+        Keras 2 counts in the last micro-batch, and ranks have to trace alike.
+        """
+        alone = self.company.engine.size == 1
+        return alone and self.options.memory_limit_bytes is None and not train_function.counts_steps(model)
 
     def _read_own(self, path: str | os.PathLike[str]) -> None:
         """The user's own schedule; where it is another than before, it is planned with anew."""

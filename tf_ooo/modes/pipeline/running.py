@@ -32,6 +32,7 @@ from tf_ooo.rewriting.result import RewriteResult
 from tf_ooo.rewriting.staged import StagedPlan, request_to_place
 from tf_ooo.rewriting.traced_before import TracedBefore
 from tf_ooo.rewriting.unrolled_tasks import Step
+from tf_ooo.tracing.splitting import BatchesSeen
 from tf_ooo.tracing.step import StepFunctions
 
 if TYPE_CHECKING:
@@ -89,6 +90,10 @@ class RunningPipeline:
         self._devices = len({name for names in pipeline.plan.homes.devices for name in names})
         self._functions.around_traces = partial(progress.said, f"tracing the step on {self._devices} devices")
 
+    def leave_rows_open(self, seen: BatchesSeen | None) -> None:
+        """As :class:`StepFunctions`."""
+        self._functions.seen = seen
+
     def begin(self) -> None:
         """Moves the variables."""
         self._placed.move(self._pipeline.devices)
@@ -110,16 +115,23 @@ class RunningPipeline:
             return outputs
         request.failures.raise_first()
         if request.result is None or request.count < functions.traced:
+            if functions.forget_open():  # this step ran on one device, its batch's size gets its own trace
+                _LOG.debug("a step of any number of rows cannot be cut: %s", request.skipped)
+                return outputs
             raise not_cut(request)
         self._said_in_report = self._said_in_report or request.result
         fill_report_of_graph(self._report, self._said_in_report)
         return outputs
 
     def _place_traced_before(self, batch: Any) -> bool:
-        """Whether the step that was traced before is placed now, for its first run; it is tried once."""
-        before, self._before = self._before, None
+        """Whether the step that was traced before is placed now, for its first run; it is tried once.
+
+        Batches of other sizes may come before.
+        """
+        before = self._before
         if before is None or nests.signature(batch) != before.signature:
             return False
+        self._before = None
         try:
             function, result = before.placed(self._pipeline.plan, self._placed.replaced, self._dump_dir)
         except OOOError as error:

@@ -1,0 +1,167 @@
+"""Fits whose batches all differ in size: the fourth size and all that follow share one trace."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tf_ooo
+from tests.graph.pipeline_fits import Training, assert_equal_bits, distance, pipelined
+from tests.graph.pipeline_models import Positions, X, Y, adam, batch_normalized, mlp, momentum, whole
+from tests.zoo import keras, needs_keras_3
+
+pytestmark = [pytest.mark.devices(4), pytest.mark.takes(60), needs_keras_3]
+# Normalized rows have to be several; 3 are fewer than the micro-batches, and traced by themselves.
+SIZES = [48, 36, 45, 33, 42, 3, 39]
+layers = keras.layers
+
+
+def batches(*arrays, sizes=SIZES):
+    """A dataset of batches of these sizes."""
+
+    def cut():
+        begin = 0
+        for size in sizes:
+            yield tf.nest.map_structure(
+                lambda rows, a=begin, b=begin + size: np.resize(rows, (300, *rows.shape[1:]))[a:b], arrays
+            )
+            begin += size
+
+    spec = tf.nest.map_structure(lambda rows: tf.TensorSpec([None, *rows.shape[1:]], rows.dtype), arrays)
+    return tf.data.Dataset.from_generator(cut, output_signature=spec)
+
+
+def dropping():
+    """Numbers are drawn from a state that is a variable: which rows of a batch are dropped depends on it."""
+    parts = [layers.Dense(12, activation="gelu"), layers.Dropout(0.3, seed=5), layers.Dense(9)]
+    return keras.Sequential([keras.Input((7,)), *parts, layers.Dense(3)])
+
+
+def two_inputs():
+    a, b = keras.Input((7,)), keras.Input((6,), dtype="int32")
+    rows = layers.Flatten()(layers.Embedding(9, 5)(b))
+    x = layers.Dense(12, activation="relu")(layers.Concatenate()([layers.Dense(11)(a), rows]))
+    return keras.Model([a, b], layers.Dense(3)(layers.Dense(10)(x)))
+
+
+class OfShapes(Positions):
+    """Which positions there are stands in the shape of the batch, that only a trace with its rows knows."""
+
+    def call(self, x):
+        return self.tokens(x) + self.positions(tf.range(tf.shape(x)[1]))
+
+
+def places():
+    inputs = keras.Input((7,), dtype="int32")
+    x = layers.Dense(9, activation="relu")(layers.Flatten()(OfShapes()(inputs)))
+    return keras.Model(inputs, layers.Dense(3)(x))
+
+
+class NeedsRows(keras.Model):
+    """Its train_step asks for the number of rows, which a trace of any number does not know."""
+
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            errors = tf.square(self(x, training=True) - tf.one_hot(y, 3))
+            loss = tf.reduce_sum(errors) / (3 * int(x.shape[0]))
+        weights = self.trainable_variables
+        self.optimizer.apply(tape.gradient(loss, weights), weights)
+        return {"loss": loss}
+
+
+def needing_rows():
+    inputs = keras.Input((7,))
+    return NeedsRows(inputs, layers.Dense(3)(layers.Dense(12, activation="relu")(inputs)))
+
+
+WEIGHTS = np.linspace(0.2, 2.0, 48, dtype="float32")
+CASES = {
+    "mlp": (mlp, adam, (X, Y), {}),
+    "weights": (mlp, adam, (X, Y, WEIGHTS), {}),
+    "batch_normalized": (batch_normalized, momentum, (X, Y), {}),
+    "dropping": (dropping, momentum, (X, Y), {}),
+    "two_inputs": (two_inputs, momentum, ((X, whole(9, 48, 6).astype("int32")), Y), {}),
+    "executions": (mlp, adam, (X, Y), {"steps_per_execution": 2}),
+}
+
+
+class Fits:
+    """Fits of one model from the same beginning, on these batches, and how often a part was traced."""
+
+    def __init__(self, make, optimizer, data, compiled, sizes=SIZES):
+        self.training = Training(make, optimizer, (batches(*data, sizes=sizes),), epochs=1, **compiled)
+        self.traced = 0
+
+    def fit(self, *callbacks, **settings):
+        model, self.traced = self.training.model, 0
+        self.training.restore()
+        train_step = model.train_step
+
+        def counted(data):
+            self.traced += 1
+            return train_step(data)
+
+        model.train_step = counted
+        history = model.fit(
+            self.training.data[0], epochs=1, verbose=0, callbacks=list(callbacks), **settings
+        ).history
+        del model.train_step
+        return self.training.left(history)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_sizes_that_differ(case, monkeypatch):
+    fits = Fits(*CASES[case])
+    shared = fits.fit(pipelined("1f1b", devices=2))
+    # Parts of 48 rows, of 36, of 45 in 12 and 11, of all others, and of 3 rows: five kinds of graphs.
+    assert fits.traced == 1 + 1 + 2 + 1 + 1
+    monkeypatch.setattr("tf_ooo.tracing.splitting.OWN_TRACES", 99)
+    each = fits.fit(pipelined("1f1b", devices=2))
+    assert fits.traced > 8
+    assert distance(fits.training.untrained, each.weights) > 1e-3
+    assert distance(each.weights, shared.weights) < 1e-5
+    assert shared.history["loss"] == pytest.approx(each.history["loss"], rel=1e-5)
+    assert shared.history["accuracy"] == each.history["accuracy"]
+
+
+def test_all_schedules_share_alike():
+    """Whichever steps are on one device: what counts is which batches the fit has had."""
+    fits = Fits(dropping, momentum, (X, Y), {})
+    shared = fits.fit(pipelined("1f1b", devices=2))
+    again = fits.fit(pipelined("zb_h1", devices=2, profile_steps=1))
+    assert_equal_bits(shared.weights, again.weights)
+    assert_equal_bits(shared.state, again.state)
+
+
+def test_class_weights_and_replicas():
+    fits = Fits(mlp, adam, (X, Y), {})
+    settings = {"class_weight": {0: 1.0, 1: 2.0, 2: 0.5}}
+    stock = fits.fit(**settings)
+    fitted = fits.fit(pipelined("1f1b", devices=4, replicas=2), **settings)
+    assert fits.traced == 1 + 1 + 2 + 1 + 1
+    assert distance(stock.weights, fitted.weights) < 1e-4
+
+
+@pytest.mark.parametrize(
+    ("make", "data", "compiled"),
+    [
+        pytest.param(needing_rows, (X, Y), {"loss": None, "metrics": None}, id="train_step"),
+        pytest.param(places, (whole(50, 48, 7).astype("int32"), Y), {}, id="positions"),
+    ],
+)
+def test_what_needs_the_rows_is_traced_with_them(make, data, compiled):
+    fits = Fits(make, adam, data, compiled)
+    fitted = fits.fit(pipelined("1f1b", devices=2))
+    assert fits.traced > 8
+    stock = fits.fit() if make is places else None
+    assert np.isfinite(fitted.history["loss"]).all()
+    if stock is not None:
+        assert distance(stock.weights, fitted.weights) < 1e-3
+
+
+def test_a_memory_limit_needs_the_rows():
+    fits = Fits(mlp, adam, (X, Y), {})
+    fits.fit(tf_ooo.OOOBackprop(tf_ooo.Pipeline(devices=2, microbatches=4, memory_limit_bytes=1 << 30)))
+    assert fits.traced > 8

@@ -278,13 +278,15 @@ class TestAuto:
     def test_a_fit_that_is_too_short_to_compare_is_left_alone_and_the_next_one_looks_again(self, monkeypatch):
         from tf_ooo.fit import distributed
 
-        training = Training(models.mlp, models.momentum, models.EVEN, epochs=3)
+        training = Training(models.mlp, models.momentum, models.EVEN, epochs=8)
         callback = tf_ooo.OOOBackprop(devices=4)
         fitted = training.piped(callback, measured_before=False)
-        assert "was not measured" in fitted.report.fallback_reason
+        assert "are too few to pay for a comparison" in fitted.report.fallback_reason
+        assert fitted.report.costs is None  # nothing else was done
         assert_near(training.stock, fitted, 1e-5)
         monkeypatch.setattr(distributed, "stock_steps_s", lambda *_: [10.0] * 5)
-        monkeypatch.setattr("tf_ooo.fit.baseline.pays", lambda *_: True)
+        for module in ("baseline", "paying"):
+            monkeypatch.setattr(f"tf_ooo.fit.{module}.pays", lambda *_: True)
         history = training.fit(callback)
         assert np.abs(np.subtract(history["loss"], training.stock.history["loss"])).max() < 1e-5
         assert not callback.report.fell_back

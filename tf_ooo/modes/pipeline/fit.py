@@ -18,6 +18,7 @@ from tf_ooo.fit.distributed import FirstSteps
 from tf_ooo.fit.in_place import InPlace
 from tf_ooo.fit.measured import with_shared_link
 from tf_ooo.fit.mode import Function, Training
+from tf_ooo.fit.paying import StockFirst
 from tf_ooo.fit.recorder import Watched
 from tf_ooo.hosts.cluster import Cluster
 from tf_ooo.hosts.devices import home_device
@@ -44,6 +45,8 @@ if TYPE_CHECKING:
 
     from tf_ooo.modes.pipeline.mode import PipelineMode
 
+# Finding out whether several devices are faster takes so many times as long as tracing a stock step, at most.
+_TRACES = 4
 # Micro-batches of the step that is taken apart where it does not run: gradients are added up from the second.
 _TAKEN_APART = 2
 _CALCULATED = "costs are calculated from shapes, not measured"
@@ -67,11 +70,21 @@ class PipelineSteps:
         self._uncut = 0  # steps before the plan
         self._seen = BatchesSeen() if mode.may_leave_rows_open(model) else None
         self._stock: Callable[[Any], Any] | None = None  # trains on one device
+        self._stock_first = self._whether_it_pays()
+
+    def _whether_it_pays(self) -> StockFirst | None:
+        """What finds out, from stock steps, before anything else is done; None: it is not asked."""
+        steps, together = self._mode.distributed.steps, train_function.steps_per_execution(self._model)
+        if steps is None or not self._mode.may_stay_stock(self._model):
+            return None
+        return StockFirst(_TRACES, -(-steps // together), together)
 
     def run(self, iterator: Any) -> Any:
         """One execution."""
         if self._stock is not None:
             return self._stock(iterator)
+        if self._stock_first is not None and self._mode.distributed.stock is not None:
+            return self._run_stock(self._stock_first, self._mode.distributed.stock, iterator)
         outputs, batches = None, iterators.take(iterator, train_function.steps_per_execution(self._model))
         for number, batch in enumerate(batches, 1):
             outputs = self.step(batch, iterator)
@@ -79,6 +92,19 @@ class PipelineSteps:
                 return self._go_on_with_stock(batches[number:], iterator) or outputs
         if not batches:
             raise StopIteration
+        return outputs
+
+    def _run_stock(self, first: StockFirst, stock: Callable[[Any], Any], iterator: Any) -> Any:
+        """One execution as Keras runs it; the last of them tells whether the fit is long enough."""
+        started = time.perf_counter()
+        outputs = stock(iterator)
+        nests.synchronize(outputs)
+        first.add(time.perf_counter() - started, traced=not first.seen)
+        if first.why_not:
+            self._mode.train_on_one_device(first.why_not)
+            self._stock = stock
+        elif first.begins:
+            self._stock_first = None
         return outputs
 
     def _go_on_with_stock(self, rest: list[Any], iterator: Any) -> Any:

@@ -207,6 +207,16 @@ class PipelineMode:
         """Whether one device may train instead; ranks would have to agree on it."""
         return self.options.fall_back and self.company.engine.size == 1
 
+    def may_stay_stock(self, model: keras.Model) -> bool:
+        """Whether the fit begins with stock steps, to see if it is long enough to look at several devices."""
+        options, known = self.options, self.pipeline is not None or self.planned_from is not None
+        asked = options.compare is not None or options.costs is not None or options.first_steps != "auto"
+        if not self.may_fall_back() or known or asked:
+            return False
+        # Where there is a limit, a stock step may be above it.
+        limited = options.memory_limit_bytes is not None or bool(self.distributed.target.memory_limits())
+        return not (limited or in_host_memory(model))
+
     def train_on_one_device(self, reason: str) -> None:
         """From now on; in a later fit too, if one device was measured."""
         self.one_device, self.advise = reason, None

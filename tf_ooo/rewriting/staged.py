@@ -207,7 +207,7 @@ class LayerByLayer:
             self.step = step
         if self.rested:
             return RewriteResult(step.known.graph, plan.schedule, _at_rest(graph_def), 0, 0, 0.0)
-        return rewrite_step(graph_def, plan)
+        return rewrite_taken(step, plan)
 
 
 def _at_rest(graph_def: graph_pb2.GraphDef) -> graph_pb2.GraphDef:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
@@ -116,6 +117,28 @@ def abort_collectives(why: str) -> None:
     import tensorflow as tf
 
     _context().abort_collective_ops(tf.errors.UNAVAILABLE, why)
+
+
+@contextlib.contextmanager
+def calls_not_optimized() -> Iterator[None]:
+    """Functions that are called in the block run as they are: no graph optimizer sees them."""
+    here = _context()
+    before = here.function_call_options
+    here.function_call_options = _without_optimizers(before.config_proto_serialized)
+    try:
+        yield
+    finally:
+        here.function_call_options = before
+
+
+@functools.lru_cache(maxsize=4)
+def _without_optimizers(config_proto: bytes) -> Any:
+    from tensorflow.core.protobuf import config_pb2
+    from tensorflow.python.eager import context
+
+    config = config_pb2.ConfigProto.FromString(config_proto)
+    config.graph_options.rewrite_options.disable_meta_optimizer = True
+    return context.FunctionCallOptions(config_proto=config)
 
 
 def _context() -> Any:

@@ -14,6 +14,9 @@ from grappler_passes.compat import graph_protos, op_types
 from grappler_passes.compat.traced_functions import HANDLE_SHAPES
 from grappler_passes.errors import GraphError
 
+# What a function's argument is in its graph, as graph optimizers get it.
+ARGUMENT = "_Arg"
+
 
 @dataclass(frozen=True)
 class OutputInfo:
@@ -119,7 +122,7 @@ def _readable(graph_def: graph_pb2.GraphDef) -> graph_pb2.GraphDef:
     """
 
     def is_odd(node: node_def_pb2.NodeDef) -> bool:
-        if node.op == "_Arg":
+        if node.op == ARGUMENT:
             return "shape" in node.attr
         return node.op in _FUSED and (
             node.op.startswith("_FusedBatchNorm") or not op_types.allows_types(node)
@@ -129,7 +132,7 @@ def _readable(graph_def: graph_pb2.GraphDef) -> graph_pb2.GraphDef:
         return graph_def
     out = graph_protos.copy_of(graph_def)
     for node in filter(is_odd, out.node):
-        if node.op == "_Arg":
+        if node.op == ARGUMENT:
             del node.attr["shape"]
         elif not node.attr["num_side_inputs"].i:
             _unfuse(node)
@@ -154,7 +157,7 @@ def _with_handle_shapes(graph_def: graph_pb2.GraphDef) -> graph_pb2.GraphDef:
     for index, node in enumerate(n for n in out.node if n.op == "Placeholder" and HANDLE_SHAPES in n.attr):
         dtype = node.attr.pop("dtype").type
         node.attr.pop("shape", None)
-        node.op = "_Arg"
+        node.op = ARGUMENT
         node.attr["T"].type = dtype
         node.attr["index"].i = index
     return out

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import pytest
 import tensorflow as tf
-from tensorflow.core.protobuf import config_pb2
-from tensorflow.python.eager import context
 
 from tf_ooo.compat import tf_functions
 from tf_ooo.compat.graph_functions import OptimizedGraph
@@ -51,13 +49,6 @@ def test_a_graph_is_called_as_it_is():
     assert factor.numpy() == 2.0, "wrap_function: an argument that is returned"
     assert other.numpy().tolist() == [16.0, 26.0], "FuncGraph.control_outputs: what has no result did not run"
     assert weight.numpy().tolist() == [1.0, 2.0]
-    with function._not_optimized():
-        serialized = context.context().function_call_options.config_proto_serialized
-    config = config_pb2.ConfigProto.FromString(serialized)
-    assert config.graph_options.rewrite_options.disable_meta_optimizer, "it is optimized again, for seconds"
-    serialized = context.context().function_call_options.config_proto_serialized
-    config = config_pb2.ConfigProto.FromString(serialized)
-    assert not config.graph_options.rewrite_options.disable_meta_optimizer, "nothing is optimized any more"
 
 
 def test_what_is_no_whole_function():

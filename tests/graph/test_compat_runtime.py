@@ -103,3 +103,16 @@ def test_abort_collectives():
     for _ in range(2):
         with pytest.raises(tf.errors.UnavailableError, match="nobody is there"):
             total()
+
+
+def test_calls_not_optimized():
+    from tensorflow.core.protobuf import config_pb2
+    from tensorflow.python.eager import context
+
+    with runtime.calls_not_optimized():
+        serialized = context.context().function_call_options.config_proto_serialized
+    config = config_pb2.ConfigProto.FromString(serialized)
+    assert config.graph_options.rewrite_options.disable_meta_optimizer, "it is optimized again, for seconds"
+    serialized = context.context().function_call_options.config_proto_serialized
+    config = config_pb2.ConfigProto.FromString(serialized)
+    assert not config.graph_options.rewrite_options.disable_meta_optimizer, "nothing is optimized any more"

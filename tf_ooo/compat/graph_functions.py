@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
 from tensorflow.core.framework import graph_pb2
-from tensorflow.core.protobuf import config_pb2
 
-from grappler_passes.compat import graph_protos
+from grappler_passes.compat import graph_protos, runtime
+from grappler_passes.compat.shape_inference import ARGUMENT
 
-_ENDS = ("_Arg", "_Retval")
+_ENDS = (ARGUMENT, "_Retval")
 
 
 class OptimizedGraph:
@@ -47,29 +46,12 @@ class OptimizedGraph:
             return returned
 
         self._function = tf.compat.v1.wrap_function(body, specs)
-        self._options: Any = None
 
     def __call__(self, *tensors: Any) -> list[Any]:
         """The results, flat, for the arguments' tensors."""
-        with self._not_optimized():
+        with runtime.calls_not_optimized():
             results: list[Any] = self._function(*tensors)
         return results
-
-    @contextlib.contextmanager
-    def _not_optimized(self) -> Iterator[None]:
-        from tensorflow.python.eager import context
-
-        here = context.context()
-        before = here.function_call_options
-        if self._options is None:
-            config = config_pb2.ConfigProto.FromString(before.config_proto_serialized)
-            config.graph_options.rewrite_options.disable_meta_optimizer = True
-            self._options = context.FunctionCallOptions(config_proto=config)
-        here.function_call_options = self._options
-        try:
-            yield
-        finally:
-            here.function_call_options = before
 
 
 def _imported(graph_def: graph_pb2.GraphDef, arguments: Sequence[Any]) -> list[Any]:
@@ -77,11 +59,11 @@ def _imported(graph_def: graph_pb2.GraphDef, arguments: Sequence[Any]) -> list[A
     ends = {node.name: node for node in graph_def.node if node.op in _ENDS}
     inner = graph_protos.with_nodes(graph_def, (node for node in graph_def.node if node.name not in ends))
     for node in inner.node:
-        node.attr.pop("_class", None)  # all have their devices
+        graph_protos.keep_colocations(node, lambda name: False)  # all have their devices
         if any(text[0] == "^" and text[1:] in ends for text in node.input):  # arguments are there before
             node.input[:] = [text for text in node.input if text[0] != "^" or text[1:] not in ends]
     by_name = {
-        f"{node.name}:0": arguments[node.attr["index"].i] for node in ends.values() if node.op == "_Arg"
+        f"{node.name}:0": arguments[node.attr["index"].i] for node in ends.values() if node.op == ARGUMENT
     }
     returned = sorted((n for n in ends.values() if n.op == "_Retval"), key=lambda node: node.attr["index"].i)
     wanted = [_tensor_name(node.input[0]) for node in returned]

@@ -151,6 +151,7 @@ def test_why_there_are_no_costs():
     assert "first step after some of both orders were timed" in Report().summary()
     assert "XLA compiles shows kernels" in Report(way="early").why_no_costs
     assert "rank 0 measures them" in Report(mode="data_parallel").why_no_costs
+    assert Report(mode="pipeline").why_no_costs == "the first steps of a fit measure them"
     failed = Report(notes=[not_predicted("another profiler runs")])
     assert failed.why_no_costs == "the step's time is not predicted: another profiler runs"
     assert not Report(costs=CostTable(tuple(uneven()))).why_no_costs

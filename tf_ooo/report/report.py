@@ -221,6 +221,8 @@ class Report:
             return "a step that XLA compiles shows kernels, not ops: see gains"
         if self.mode == "data_parallel":
             return "rank 0 measures them, for schedules that are planned"
+        if self.mode != "single_device":
+            return "the first steps of a fit measure them"
         return (
             "they are measured in the first step after some of both orders were timed (profile_steps), "
             "and there was none"

@@ -117,7 +117,7 @@ def test_what_takes_long_at_the_start_is_said(mode, monkeypatch, capsys):
     network().fit(X, Y, batch_size=16, verbose=2, callbacks=[callback])
     begun = [line for line in capsys.readouterr().err.splitlines() if line.endswith(" ...")]
     parts, last = {
-        "pipeline": (" in 2 micro-batches", "tf_ooo: tracing the step on 2 devices ..."),
+        "pipeline": (" in 2 micro-batches", "tf_ooo: placing the step on 2 devices ..."),
         "layerpipe": ("", "tf_ooo: spreading the step over 2 devices ..."),
     }[mode]
     assert f"tf_ooo: tracing the step{parts}, to cut it ..." in begun

@@ -19,9 +19,9 @@ def measured(monkeypatch):
     """What costs are made from: profiled steps, and the seconds of those that were timed only."""
     seen, real = [], distributed.measured_costs
 
-    def costs_of(step, profile, timed_s):
+    def costs_of(step, profile, timed_s, **options):
         seen.append((profile.steps, list(timed_s)))
-        return real(step, profile, timed_s)
+        return real(step, profile, timed_s, **options)
 
     monkeypatch.setattr(distributed, "measured_costs", costs_of)
     return seen

@@ -267,8 +267,8 @@ def test_resumed_where_drain_steps_end(name, tmp_path):
 SECONDS = (1, 1, 1, 1, 1, 1, 2, 3, 1, 1, 1, 1, 1)
 
 
-def measured_as_made_up(step, profile, timed_s, real=distributed.measured_costs):
-    measured = real(step, profile, timed_s)
+def measured_as_made_up(step, profile, timed_s, real=distributed.measured_costs, **options):
+    measured = real(step, profile, timed_s, **options)
     layers = [
         tf_ooo.LayerCosts(s, s, s, inputs=layer.inputs, name=layer.name, output_bytes=layer.output_bytes)
         for s, layer in zip(SECONDS, measured.layers, strict=True)

@@ -99,8 +99,8 @@ def distorted(monkeypatch, factor):
     """The first costs say that the first layer takes so many times as long."""
     right = distributed.measured_costs
 
-    def wrong(step, profile, timed_s=()):
-        costs = right(step, profile, timed_s)
+    def wrong(step, profile, timed_s=(), **options):
+        costs = right(step, profile, timed_s, **options)
         first, *others = costs.layers
         longer = {name: factor * getattr(first, name) for name in ("forward_s", "weight_grad_s")}
         return dataclasses.replace(costs, layers=(dataclasses.replace(first, **longer), *others))

@@ -85,6 +85,9 @@ def test_to_be_built(make):
     optimizer, weights = model.optimizer, model.trainable_variables
     stand_ins = keras_optimizers.to_be_built(optimizer, weights)
     assert not keras_optimizers.is_built(optimizer)
+    if not KERAS_3 and keras_optimizers.inner_optimizers(optimizer):
+        assert stand_ins is None  # Keras 2 does not make its loss scaling from settings
+        return
     keras_optimizers.build_optimizer(optimizer, weights)
     state = keras_optimizers.state_of(optimizer)
     assert sorted(tuple(v.shape) for v in stand_ins) == sorted(tuple(v.shape) for v in state)

@@ -184,10 +184,13 @@ class _MicroBatches:
                 self._traced[self._kind(number)] = ops, results
         return logs
 
-    def _kind(self, number: int) -> tuple[Hashable, bool]:
-        """The same for micro-batches that are traced alike: the last may count the step."""
-        counts = train_function.counts_steps(self._model) and number == self._split.count - 1
-        return self._split.kind(number), counts
+    def _kind(self, number: int) -> tuple[Hashable, int]:
+        """The same for micro-batches that are copies of one another; with Keras 2 none is.
+
+        Its last one counts the step, and TensorFlow's optimizers treat copies otherwise there: sums of
+        gradients were taken to be another layer's (2.15).
+        """
+        return self._split.kind(number), number if train_function.counts_steps(self._model) else 0
 
 
 def refuse_no_gradient(updates: Sequence[Any]) -> None:

@@ -210,6 +210,19 @@ def two_inputs():
     return keras.Model([a, b], layers.Dense(3)(layers.Dense(10)(both)))
 
 
+class DoubledByPython(keras.layers.Layer):
+    """What only Python knows of a tensor's shape; and a function with a gradient of its own."""
+
+    def call(self, x):
+        @tf.custom_gradient
+        def doubled(x):
+            out = tf.numpy_function(lambda v: 2 * v, [x], x.dtype)
+            out.set_shape(x.shape)
+            return out, lambda d: 2 * d
+
+        return doubled(x)
+
+
 class Custom(keras.Model):
     """A train_step of its own that returns a loss which is no metric."""
 

@@ -13,6 +13,7 @@ from grappler_passes.analysis.steps import STEP_ATTR, STEP_SCOPE
 from tests.graph.pipeline_fits import compiled_model
 from tests.graph.pipeline_models import (
     Custom,
+    DoubledByPython,
     X,
     Y,
     adam,
@@ -39,21 +40,10 @@ def dropping():
     return keras.Sequential([keras.Input((7,)), *dropping, layers.Dense(3)])
 
 
-class SetsShapes(keras.layers.Layer):
-    """What only Python knows of a tensor's shape; and a function with a gradient of its own."""
-
-    def call(self, x):
-        @tf.custom_gradient
-        def doubled(x):
-            out = tf.numpy_function(lambda v: 2 * v, [x], x.dtype)
-            out.set_shape(x.shape)
-            return out, lambda d: 2 * d
-
-        return doubled(x)
-
-
 def setting_shapes():
-    return keras.Sequential([keras.Input((7,)), keras.layers.Dense(8), SetsShapes(), keras.layers.Dense(3)])
+    return keras.Sequential(
+        [keras.Input((7,)), keras.layers.Dense(8), DoubledByPython(), keras.layers.Dense(3)]
+    )
 
 
 def noisy():

@@ -284,6 +284,9 @@ class TestAuto:
         assert "are too few to pay for a comparison" in fitted.report.fallback_reason
         assert fitted.report.costs is None  # nothing else was done
         assert_near(training.stock, fitted, 1e-5)
+        training.fit(callback)  # in which nothing is traced: what looking takes is known from the fit before
+        assert "are too few to pay for a comparison" in callback.report.fallback_reason
+        assert callback.report.costs is None
         monkeypatch.setattr(distributed, "stock_steps_s", lambda *_: [10.0] * 5)
         for module in ("baseline", "paying"):
             monkeypatch.setattr(f"tf_ooo.fit.{module}.pays", lambda *_: True)

@@ -8,6 +8,7 @@ import pytest
 import tensorflow as tf
 
 from tests import zoo
+from tests.graph.pipeline_models import DoubledByPython
 from tests.same_bits import same, values_of, variables_of
 from tf_ooo.bench.shared.networks import encoder
 from tf_ooo.tracing.unrolled import CopiedStep, StepSource, Unrolled
@@ -25,19 +26,11 @@ def encoder_and_data():
 
 
 def numpy_function_and_data():
-    class Doubled(keras.layers.Layer):
-        def call(self, x):
-            @tf.custom_gradient
-            def doubled(x):
-                out = tf.numpy_function(lambda v: 2 * v, [x], x.dtype)
-                out.set_shape(x.shape)
-                return out, lambda d: 2 * d
-
-            return doubled(x)
-
     keras.backend.clear_session()
     keras.utils.set_random_seed(2)
-    model = keras.Sequential([keras.Input((5,)), keras.layers.Dense(7), Doubled(), keras.layers.Dense(4)])
+    model = keras.Sequential(
+        [keras.Input((5,)), keras.layers.Dense(7), DoubledByPython(), keras.layers.Dense(4)]
+    )
     return model, *features()
 
 

@@ -13,6 +13,7 @@ from tf_ooo.costs.layer_costs import LayerCosts
 from tf_ooo.costs.profile import OpProfile
 from tf_ooo.costs.table import CostTable
 from tf_ooo.fit import controller
+from tf_ooo.fit import stock_first as timing
 from tf_ooo.fit.comparison import REWRITTEN, STOCK, Comparison, StepTimes
 from tf_ooo.fit.controller import StepController
 from tf_ooo.fit.reporting import fall_back
@@ -129,7 +130,8 @@ class Device:
     def __init__(self, monkeypatch):
         self.now_s, self.busy_s, self.ran = 0.0, {}, []
         clock = SimpleNamespace(perf_counter=lambda: self.now_s)
-        monkeypatch.setattr(controller, "time", clock)
+        for module in (controller, timing):
+            monkeypatch.setattr(module, "time", clock)
         monkeypatch.setattr(nests, "synchronize", self.wait_for)
 
     def step(self, name, *seconds):

@@ -191,12 +191,16 @@ class Link:
         """Of these devices, by number; of those that nothing is said of, 1."""
         return tuple(self.speeds[n] if n < len(self.speeds) else 1.0 for n in devices)
 
+    def among(self, devices: Sequence[int]) -> Link:
+        """The link of these devices alone, by number."""
+        machines = tuple(self.machines[n] for n in devices if n < len(self.machines))
+        return replace(self, machines=machines, speeds=self.speeds_of(devices) if self.speeds else ())
+
     def of_replica(self, devices: int, replicas: int) -> Link:
         """The link of one of several replicas, each on so many devices: of each place the slowest."""
-        numbers = range(devices)
-        places = [self.speeds_of(range(n, replicas * devices, devices)) for n in numbers]
-        speeds = tuple(map(min, places)) if self.speeds else ()
-        return replace(self, machines=self.machines[:devices], speeds=speeds)
+        first = self.among(range(devices))
+        places = [self.speeds_of(range(n, replicas * devices, devices)) for n in range(devices)]
+        return replace(first, speeds=tuple(map(min, places))) if self.speeds else first
 
     def occupied_s(self, size_bytes: float) -> float:
         """Seconds for which a message keeps the link busy."""

@@ -22,6 +22,7 @@ from tf_ooo.errors import BackendError, GraphError, MemoryLimitError, OOOError
 from tf_ooo.fit.comparison import REWRITTEN, STOCK, StepComparison
 from tf_ooo.fit.paying import StockFirst
 from tf_ooo.fit.reporting import fall_back
+from tf_ooo.fit.stock_first import run_stock_first
 from tf_ooo.options import OneDeviceOptions
 from tf_ooo.planning.model.task import Task
 from tf_ooo.planning.simulation.measured import one_after_another
@@ -193,13 +194,7 @@ class StepController:
             if not self.report.fell_back:
                 fall_back(self.report, first.why_not, expected=True)
             return self._run(STOCK, args, kwargs)
-        timed, seconds, traced = first.untimed, None, False
-        before, started = traces.trace_count(self.stock) if timed else 0, time.perf_counter()
-        outputs = self._run(STOCK, args, kwargs)
-        if timed:
-            nests.synchronize(outputs)
-            seconds, traced = time.perf_counter() - started, traces.trace_count(self.stock) > before
-        first.add(seconds, traced)
+        outputs = run_stock_first(first, self.stock, lambda: self._run(STOCK, args, kwargs))
         self.report.undecided = "" if first.why_not else first.waits
         if first.why_not:
             fall_back(self.report, first.why_not, expected=True)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from types import ModuleType
 from typing import Any
 
+from grappler_passes.compat import runtime
 from tf_ooo.compat import keras_variables
 from tf_ooo.costs.busy_latency import busy_latency_s, seconds_of
 from tf_ooo.costs.communication import MEASURED_BYTES, fit_link
@@ -76,7 +76,7 @@ def measure_device_link(
         samples = [(float(x), hop_s) for x in sizes for hop_s in _hop_seconds(sender, receiver, x, repeats)]
         link = fit_link(samples, flat_ok=True)
         link = replace(link, overhead_s_per_byte=measure_overhead_s_per_byte(sender, receiver, link, repeats))
-        with _no_optimizers(tf):
+        with runtime.calls_not_optimized():  # or they would take the copies out
             product_s = max(_product_s(tf, sender, receiver, at) for at in (sender, receiver))
             busy_s = busy_latency_s(tf, sender, receiver, link, product_s, min(repeats, 3))
     except CostError:
@@ -93,7 +93,7 @@ def measure_overhead_s_per_byte(sender: str, receiver: str, link: Link, repeats:
     """
     import tensorflow as tf
 
-    with _no_optimizers(tf):
+    with runtime.calls_not_optimized():
         ends_s = [_overhead_s_per_byte(tf, sender, receiver, at, link, repeats) for at in (sender, receiver)]
     return statistics.mean(ends_s)
 
@@ -152,24 +152,12 @@ def _beside_messages(
 def _hop_seconds(sender: str, receiver: str, size: int, repeats: int) -> list[float]:
     import tensorflow as tf
 
-    with _no_optimizers(tf):
+    with runtime.calls_not_optimized():
         start, end = _hops(tf, sender, receiver, size, 0), _hops(tf, sender, receiver, size, _HOPS)
         for function in (start, end):
             function().numpy()
         empty_s = min(seconds_of(start) for _ in range(repeats))
         return [max(0.0, seconds_of(end) - empty_s) / _HOPS for _ in range(repeats)]
-
-
-@contextlib.contextmanager
-def _no_optimizers(tf: ModuleType) -> Iterator[None]:
-    """Or they would take the copies out."""
-    name = "disable_meta_optimizer"
-    before = tf.config.optimizer.get_experimental_options().get(name, False)
-    tf.config.optimizer.set_experimental_options({name: True})
-    try:
-        yield
-    finally:
-        tf.config.optimizer.set_experimental_options({name: before})
 
 
 def _hops(tf: ModuleType, sender: str, receiver: str, size: int, hops: int) -> Any:

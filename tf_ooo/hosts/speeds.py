@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -11,6 +10,7 @@ from types import ModuleType
 from typing import Any
 
 from tf_ooo.compat import keras_variables
+from tf_ooo.costs.busy_latency import seconds_of
 from tf_ooo.costs.devices import DeviceModel
 from tf_ooo.errors import CostError
 
@@ -128,9 +128,7 @@ def _per_second(function: Any) -> float:
     import tensorflow as tf
 
     def seconds(count: int) -> float:
-        started = time.perf_counter()
-        function(tf.constant(count)).numpy()
-        return time.perf_counter() - started
+        return seconds_of(lambda: function(tf.constant(count)))
 
     count = 1
     seconds(count)  # the kernels' first run

@@ -7,7 +7,7 @@ import math
 import os
 import statistics
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,10 +18,8 @@ from tf_ooo.report.sections import CompiledRow, LayerPipeSection, LayerRow, Pipe
 from tf_ooo.report.texts import bytes_text, seconds_text
 
 if TYPE_CHECKING:
-    from grappler_passes.graph.training_graph import TrainingGraph
     from tf_ooo.costs.gains import GainTable
     from tf_ooo.costs.table import CostTable
-    from tf_ooo.planning.choosing.plan import Plan
     from tf_ooo.planning.model.task import Task
     from tf_ooo.planning.simulation.timeline import Timeline
 
@@ -389,33 +387,3 @@ class Report:
             planned, order_only = one_after_another(schedule, dict.fromkeys(schedule.tasks, 1e-3)), True
         save_trace(planned, path, self.measured_timeline, order_only)
         return Path(path)
-
-
-def layer_rows_of(graph: TrainingGraph) -> list[LayerRow]:
-    """One row per layer: index, name, ops of dW, U and communication."""
-    rows = []
-    for layer in graph.layers:
-        counts = len(layer.weight_grad_ops), len(layer.update_ops), len(layer.communication_ops)
-        rows.append(LayerRow(layer.index, layer.name, *counts))
-    return rows
-
-
-def fill_plan(report: Report, graph: TrainingGraph, plan: Plan, costs: CostTable) -> None:
-    """The graph's tasks, the schedule, its seconds and bytes."""
-    report.ops, report.unclassified = graph.counts(), dict(graph.unclassified)
-    report.mixed = dict(graph.mixed)
-    report.planned, report.schedule, report.timeline = plan.schedule, plan.schedule.policy, plan.timeline
-    report.predicted_peak_bytes = plan.trial.peak_bytes
-    report.notes += [note for note in (plan.why, *costs.notes) if note and note not in report.notes]
-    report.layers = layer_rows_of(graph)
-    report.kept_because = "distributed as asked"
-
-
-def fill_step_times(report: Report, step_s: Iterable[float]) -> None:
-    """The measured steps."""
-    times = list(step_s)
-    if not times:
-        return
-    report.measured_step_s, report.steps_s = statistics.median(times), times
-    report.step_noise_s = statistics.median(abs(t - report.measured_step_s) for t in times)
-    (report.layerpipe or report.pipeline).step_s = times

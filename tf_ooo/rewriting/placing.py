@@ -53,10 +53,12 @@ def place(
 
 def with_rank(nodes: _Nodes, placed: Mapping[str, str]) -> dict[str, str]:
     """The same devices, but for ops of Horovod on a worker: what they communicate is sent to this process."""
+    of_rank = [name for name in placed if nodes[name].op.startswith(_OF_RANK)]
+    if not of_rank:
+        return dict(placed)
     home = host_device()
     process = home.rpartition("/device:")[0]
-    away = (name for name in placed if nodes[name].op.startswith(_OF_RANK))
-    return {**placed, **{name: home for name in away if not placed[name].startswith(f"{process}/")}}
+    return {**placed, **{name: home for name in of_rank if not placed[name].startswith(f"{process}/")}}
 
 
 def as_they_can(nodes: _Nodes, placed: Mapping[str, str]) -> dict[str, str]:

@@ -10,7 +10,8 @@ from grappler_passes.graph.training_graph import TrainingGraph
 from grappler_passes.passes.base import Note
 from tf_ooo.costs.places import Places
 from tf_ooo.planning.model.schedule import Task
-from tf_ooo.report.report import Report, layer_rows_of
+from tf_ooo.report.filling import layer_rows_of
+from tf_ooo.report.report import Report
 from tf_ooo.report.sections import LayerRow
 from tf_ooo.rewriting.result import RewriteResult
 

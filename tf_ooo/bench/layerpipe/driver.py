@@ -12,7 +12,7 @@ from collections.abc import Callable
 from functools import partial
 
 from tf_ooo.bench.layerpipe.rows import LayerPipeRun
-from tf_ooo.bench.shared.cluster import ConfinedCluster, slowed, stage_costs
+from tf_ooo.bench.shared.cluster import ConfinedCluster, of_stages, stage_costs
 from tf_ooo.bench.shared.drivers import Measured, Workers
 from tf_ooo.bench.shared.processes import end_with, requests
 from tf_ooo.bench.shared.rows import Row
@@ -98,10 +98,11 @@ class LayerPipeDriver:
             "link": dataclasses.asdict(link),
         }
         if report.mode == "pipeline":
-            predicted = simulate(schedule, stage_costs(report.pipeline["stages"], slower), link)
+            costs = stage_costs(report.pipeline["stages"], slower)
+            predicted = simulate(of_stages(schedule), costs, link)
             return {**row, "mode": "pipeline", "predicted_step_s": predicted.makespan_s}
         layers: tuple[LayerCosts, ...] = () if report.costs is None else report.costs.layers
-        predicted = simulate(schedule, [slowed(layer, slower) for layer in layers], link)
+        predicted = simulate(schedule, [layer.slowed(slower) for layer in layers], link)
         sent_bytes = predicted.message_bytes / schedule.microbatches + weights_sent_bytes(schedule, layers)
         return {
             **row,

@@ -16,7 +16,7 @@ from pathlib import Path
 from tf_ooo.bench.pipeline.gantt import measured_timeline, task_seconds, traced
 from tf_ooo.bench.pipeline.pytorch import TorchRanks
 from tf_ooo.bench.pipeline.rows import BASELINE, LOCAL, SERIAL, PipelineMeasured, PipelineRun
-from tf_ooo.bench.shared.cluster import ConfinedCluster, stage_costs
+from tf_ooo.bench.shared.cluster import ConfinedCluster, of_stages, stage_costs
 from tf_ooo.bench.shared.drivers import Workers
 from tf_ooo.bench.shared.processes import end_with, requests
 from tf_ooo.bench.shared.rows import Row
@@ -128,9 +128,7 @@ class PipelineDriver:
     def _predicted(self, pipeline: InTurn, slower: Slower) -> tuple[Timeline, list[LayerCosts]]:
         """The schedule, and its stages' costs, with as many workers computing as it keeps busy."""
         rows, link = pipeline.report.pipeline["stages"], self._cluster.link
-        # A layer of these costs is a stage; the report's schedule has the model's layers in its stages.
-        stages = tuple((stage, stage) for stage in range(len(rows)))
-        schedule = dataclasses.replace(pipeline.schedule, stages=stages, recompute=())
+        schedule = of_stages(pipeline.schedule)
         together = simulate(schedule, stage_costs(rows, slower.together), link)
         costs = stage_costs(rows, slower.when_busy(1 - together.bubble_fraction))
         return simulate(schedule, costs, link), costs

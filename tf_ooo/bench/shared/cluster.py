@@ -13,6 +13,7 @@ from tf_ooo.bench.shared import confine
 from tf_ooo.bench.shared.drivers import Workers
 from tf_ooo.costs.layer_costs import SECONDS, LayerCosts, Link
 from tf_ooo.costs.table import CostTable
+from tf_ooo.planning.model.schedule import Schedule
 
 
 class ConfinedCluster:
@@ -64,14 +65,15 @@ class SlowDevices:
     def costs(self, table: CostTable) -> CostTable:
         """The costs on these devices of layers that were measured in this process."""
         if self._table is None:
-            layers = tuple(slowed(layer, self.slower) for layer in table.layers)
+            layers = tuple(layer.slowed(self.slower) for layer in table.layers)
             self._table = dataclasses.replace(table, layers=layers)
         return self._table
 
 
-def slowed(layer: LayerCosts, factor: float) -> LayerCosts:
-    """The costs on a device that is ``factor`` times as slow."""
-    return dataclasses.replace(layer, **{name: factor * getattr(layer, name) for name in SECONDS.values()})
+def of_stages(schedule: Schedule) -> Schedule:
+    """The schedule of :func:`stage_costs`, each of them one layer; a report's has the model's in its stages."""
+    stages = tuple((stage, stage) for stage in range(len(schedule.stages)))
+    return dataclasses.replace(schedule, stages=stages, recompute=())
 
 
 def stage_costs(stages: Sequence[Mapping[str, Any]], slower: float) -> list[LayerCosts]:

@@ -51,11 +51,11 @@ def row_of(measured: UnequalMeasured, asked: UnequalRun) -> Row:
 def text_of(row: Row) -> str:
     """One line."""
     speeds = ", ".join(f"{speed:.2g}" for speed in row["speeds"]) or "all alike"
-    others = ", ".join(
+    beside = ", ".join(
         f"{name} {row['medians_s'][name] * 1e3:.0f} ms" for name in (ALIKE, CHOSEN, ONE_DEVICE)
     )
     return (
         f"{row['workload']:<14} speeds {speeds}: {spread_text(row).strip()}, "
         f"predicted {row['predicted_s'][OWN_SPEEDS] * 1e3:.0f}, {row['speedup']:.2f} times as fast as if "
-        f"all were alike; {others}; chosen: {len(row['used'])} of {row['devices']} workers"
+        f"all were alike; {beside}; chosen: {len(row['used'])} of {row['devices']} workers"
     )

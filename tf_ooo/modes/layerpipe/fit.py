@@ -30,7 +30,8 @@ from tf_ooo.modes.layerpipe.traced import Traced, renumbered, trace
 from tf_ooo.modes.layerpipe.two_versions import fewest_batches
 from tf_ooo.modes.layerpipe.watching import watched_round
 from tf_ooo.planning.policies import offers
-from tf_ooo.report.report import Report, fill_step_times
+from tf_ooo.report.filling import fill_step_times
+from tf_ooo.report.report import Report
 from tf_ooo.rewriting.parts import WHOLE
 from tf_ooo.rewriting.staged import LayerByLayer
 from tf_ooo.rewriting.unrolled_tasks import Step

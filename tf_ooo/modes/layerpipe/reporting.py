@@ -13,7 +13,8 @@ from tf_ooo.modes.layerpipe.stages import HIGH, Stages
 from tf_ooo.modes.layerpipe.two_versions import TwoVersions
 from tf_ooo.modes.layerpipe.versions import from_weights
 from tf_ooo.planning.choosing.plan import Plan
-from tf_ooo.report.report import Report, fill_plan
+from tf_ooo.report.filling import fill_plan
+from tf_ooo.report.report import Report
 from tf_ooo.report.sections import LayerPipeSection
 
 # How a backward pass gets the weights of its forward pass: as they were read, or cast (mixed precision).

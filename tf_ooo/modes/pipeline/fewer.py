@@ -51,13 +51,8 @@ def on_best_devices(layers: Sequence[LayerCosts], units: Bounds, wanted: Wanted)
 
 def _on(numbers: tuple[int, ...], layers: Sequence[LayerCosts], units: Bounds, wanted: Wanted) -> Mesh:
     """The fastest division of these devices."""
-    link, count = wanted.link, len(numbers)
-    chosen = dataclasses.replace(
-        link,
-        machines=tuple(link.machines[n] for n in numbers if n < len(link.machines)),
-        speeds=link.speeds_of(numbers) if link.speeds else (),
-    )
-    asked = dataclasses.replace(wanted, devices=count, link=chosen)
+    count = len(numbers)
+    asked = dataclasses.replace(wanted, devices=count, link=wanted.link.among(numbers))
     mesh = make_mesh(layers, units, asked, counts_of(AUTO, count, wanted.microbatches))
     return dataclasses.replace(mesh, on=numbers)
 

@@ -20,6 +20,7 @@ from tf_ooo.fit.measured import with_shared_link
 from tf_ooo.fit.mode import Function, Training
 from tf_ooo.fit.paying import StockFirst
 from tf_ooo.fit.recorder import Watched
+from tf_ooo.fit.stock_first import run_stock_first
 from tf_ooo.hosts.cluster import Cluster
 from tf_ooo.hosts.devices import home_device
 from tf_ooo.hosts.memory import host_memory, in_host_memory
@@ -68,16 +69,20 @@ class PipelineSteps:
         self._in_place: InPlace | None = None
         self._measured_batches: Any = None  # their signature
         self._uncut = 0  # steps before the plan
-        self._seen = BatchesSeen() if mode.may_leave_rows_open(model) else None
         self._stock: Callable[[Any], Any] | None = None  # trains on one device
         self._stock_first = self._whether_it_pays()
+
+    @functools.cached_property
+    def _seen(self) -> BatchesSeen | None:
+        """The kinds of batches; None: each is traced by itself."""
+        return BatchesSeen() if self._mode.may_leave_rows_open(self._model) else None
 
     def _whether_it_pays(self) -> StockFirst | None:
         """What finds out, from stock steps, before anything else is done; None: it is not asked."""
         steps, together = self._mode.distributed.steps, train_function.steps_per_execution(self._model)
         if steps is None or not self._mode.may_stay_stock(self._model):
             return None
-        return StockFirst(_TRACES, -(-steps // together), together)
+        return StockFirst(_TRACES, -(-steps // together), together, self._mode.stock_trace_s)
 
     def run(self, iterator: Any) -> Any:
         """One execution."""
@@ -96,10 +101,8 @@ class PipelineSteps:
 
     def _run_stock(self, first: StockFirst, stock: Callable[[Any], Any], iterator: Any) -> Any:
         """One execution as Keras runs it; the last of them tells whether the fit is long enough."""
-        started = time.perf_counter()
-        outputs = stock(iterator)
-        nests.synchronize(outputs)
-        first.add(time.perf_counter() - started, traced=not first.seen)
+        outputs = run_stock_first(first, stock, lambda: stock(iterator))
+        self._mode.stock_trace_s = first.trace_s
         if first.why_not:
             self._mode.train_on_one_device(first.why_not)
             self._stock = stock
@@ -358,9 +361,7 @@ class PipelineSteps:
             return None
         addresses = self._target.addresses if isinstance(self._target, Cluster) else ()
         tasks = functools.partial(tasks_of, graph, pipeline.mesh.replicas)
-        bounds = pipeline.mesh.plan.problem.bounds  # by which pictures name what a stage holds
-        schedule = dataclasses.replace(pipeline.plan.schedule, stages=bounds)
-        return Watched(schedule, tasks, pipeline.step_s, addresses=addresses)
+        return Watched(pipeline.mesh.schedule, tasks, pipeline.step_s, addresses=addresses)
 
     def ended(self) -> None:
         """Says so where no step has been cut, and where one device is faster."""

@@ -11,7 +11,7 @@ from tf_ooo.hosts.memory_limits import least_of
 from tf_ooo.hosts.ranks.base import Engine
 from tf_ooo.hosts.target import Target
 from tf_ooo.modes.pipeline.mesh import Mesh
-from tf_ooo.modes.pipeline.planning import PEAK_MARGIN, Wanted
+from tf_ooo.modes.pipeline.planning import Wanted, peak_within
 
 _ASKED = "as asked"
 NONE_WANTED = 0
@@ -40,9 +40,8 @@ class Limit:
 
     @property
     def planned_bytes(self) -> int | None:
-        """What predicted peaks have to stay within."""
-        measured, predicted = PEAK_MARGIN
-        return None if self.bytes is None else max(1, self.bytes * predicted // measured)
+        """As :func:`tf_ooo.modes.pipeline.planning.peak_within`."""
+        return None if self.bytes is None else peak_within(self.bytes)
 
     def is_far_from(self, peak_bytes: float) -> bool:
         """Whether a peak keeps a reported limit, so that nothing has to be planned for it."""

@@ -17,6 +17,7 @@ from tf_ooo.planning.building.by_name import Bounds
 from tf_ooo.planning.building.merging import stage_of_layer
 from tf_ooo.planning.choosing.plan import Plan
 from tf_ooo.planning.choosing.side_by_side import held_by, held_evenly, side_by_side
+from tf_ooo.planning.model.schedule import Schedule
 
 AUTO = "auto"
 # Plans for ever lower limits, where one replica's device holds more than the others'.
@@ -61,6 +62,11 @@ class Mesh:
     def of(self, devices: Sequence[str]) -> tuple[str, ...]:
         """Those of the devices that are used."""
         return tuple(devices[number] for number in self.on) if self.on else tuple(devices)
+
+    @property
+    def schedule(self) -> Schedule:
+        """Of one replica, with the model's layers in its stages, by which reports and pictures name them."""
+        return dataclasses.replace(self.plan.schedule, stages=self.plan.problem.bounds)
 
     @property
     def step_s(self) -> float:

@@ -43,8 +43,9 @@ from tf_ooo.modes.pipeline.running import PlannedPipeline
 from tf_ooo.options.base import is_file
 from tf_ooo.planning.choosing.recompute import NONE
 from tf_ooo.planning.model.schedule_file import ScheduleFile, read_schedule
+from tf_ooo.report.filling import fill_step_times
 from tf_ooo.report.gain import Gain
-from tf_ooo.report.report import Report, fill_step_times
+from tf_ooo.report.report import Report
 from tf_ooo.report.texts import seconds_text
 from tf_ooo.rewriting.repeating import layers_that_cannot
 from tf_ooo.rewriting.unrolled_tasks import Step
@@ -68,6 +69,7 @@ class PipelineMode:
         own: a schedule of the user's own, read again before each fit.
         counts: how many replicas may share the devices.
         one_device: why the stock step trains on one device; empty: it does not.
+        stock_trace_s: what the execution took in which the stock step was traced; 0: not known.
     """
 
     keeps_stock = False
@@ -85,6 +87,7 @@ class PipelineMode:
         self.one_device = ""
         self.advise: Callable[[Gain], str] | None = None
         self._said_slower = ""
+        self.stock_trace_s = 0.0
         self.distributed = Distributed(options.mode)
 
     def join(self) -> Engine:
@@ -126,10 +129,10 @@ class PipelineMode:
     def may_leave_rows_open(self, model: keras.Model) -> bool:
         """Whether batches may share a trace, where nothing has to be known of their sizes.
 
-        Keras 2 counts in the last micro-batch, and ranks have to trace alike.
+        Asked for once the limit is known.  Keras 2 counts in the last micro-batch, and ranks trace alike.
         """
         alone = self.company.engine.size == 1
-        return alone and self.options.memory_limit_bytes is None and not train_function.counts_steps(model)
+        return alone and self.limit.bytes is None and not train_function.counts_steps(model)
 
     def _read_own(self, path: str | os.PathLike[str]) -> None:
         """The user's own schedule; where it is another than before, it is planned with anew."""

@@ -65,10 +65,14 @@ class Wanted:
 
     @property
     def planned_limit_bytes(self) -> int | None:
-        """What predicted peaks have to stay within."""
-        measured, predicted = PEAK_MARGIN
-        limit = self.memory_limit_bytes
-        return None if limit is None else max(1, limit * predicted // measured)
+        """As :func:`peak_within`."""
+        return None if self.memory_limit_bytes is None else peak_within(self.memory_limit_bytes)
+
+
+def peak_within(limit_bytes: int) -> int:
+    """What predicted peaks have to stay within, so that measured ones keep the limit."""
+    measured, predicted = PEAK_MARGIN
+    return max(1, limit_bytes * predicted // measured)
 
 
 def make_plan(layers: Sequence[LayerCosts], units: Bounds, wanted: Wanted) -> Plan:

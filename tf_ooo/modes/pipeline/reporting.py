@@ -19,7 +19,8 @@ from tf_ooo.planning.choosing.figures import recomputation
 from tf_ooo.planning.choosing.plan import Candidate, Plan
 from tf_ooo.planning.model.relation import stage_inputs
 from tf_ooo.planning.simulation.simulator import simulate
-from tf_ooo.report.report import Report, fill_plan
+from tf_ooo.report.filling import fill_plan
+from tf_ooo.report.report import Report
 from tf_ooo.report.sections import CandidateRow, LinkRow, PipelineSection, ReplicasRow, StageRow
 from tf_ooo.report.texts import seconds_text
 from tf_ooo.rewriting.result import RewriteResult
@@ -37,14 +38,11 @@ def fill_report(
     """Copies the plan into the report; so many ``processes`` have a pipeline like it each."""
     plan = mesh.plan
     fill_plan(report, step.known.graph, plan, costs)
-    # With the model's layers in its stages it can be simulated with the report's costs, and run again.
-    problem = plan.problem
+    # So it can be simulated with the report's costs, and run again.
     report.planned = dataclasses.replace(
-        plan.schedule, stages=problem.bounds, recompute=problem.recomputed, workers=mesh.replicas * processes
+        mesh.schedule, recompute=plan.problem.recomputed, workers=mesh.replicas * processes
     )
-    # Its stages hold the model's layers, by which pictures name them.
-    drawn = dataclasses.replace(plan.schedule, stages=problem.bounds)
-    report.timeline = dataclasses.replace(plan.timeline, schedule=drawn)
+    report.timeline = dataclasses.replace(plan.timeline, schedule=mesh.schedule)
     report.predicted_step_s, report.predicted_peak_bytes = mesh.step_s, max(mesh.chosen.peak_bytes)
     report.pipeline = section_of(mesh, costs, devices)
     report.limits = limits_of(mesh, costs)

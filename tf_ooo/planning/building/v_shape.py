@@ -73,9 +73,12 @@ def _styles(policy: str, stages: StagedLayers, of: v_block.Block) -> tuple[Style
 
 def v_stages(problem: Problem) -> StagedLayers:
     """Two stages on each device, the second on the way back.  OptionsError as of :meth:`StagedLayers.of`."""
-    devices = problem.devices
-    place = tuple(v_block.device_of(stage, devices) for stage in range(2 * devices))
-    return StagedLayers.of(problem, 2, place)
+    return StagedLayers.of(problem, 2, v_places(problem.devices))
+
+
+def v_places(devices: int) -> tuple[int, ...]:
+    """The device of each stage of a V."""
+    return tuple(v_block.device_of(stage, devices) for stage in range(2 * devices))
 
 
 def v_schedule(policy: str, stages: StagedLayers, order: Sequence[Sequence[Task]]) -> Schedule:

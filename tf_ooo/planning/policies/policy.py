@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
+from tf_ooo.planning.building.v_shape import v_places
 from tf_ooo.planning.model.problem import Problem
 from tf_ooo.planning.model.schedule import Schedule
 from tf_ooo.planning.model.task import Task
@@ -38,8 +39,9 @@ class Chunks:
 
     def devices_of(self, stages: int, devices: int) -> tuple[int, ...]:
         """The device of each stage, where all are alike."""
-        there = [stage % devices for stage in range(stages)]
-        return (*range(devices), *reversed(range(devices))) if self.back else tuple(there)
+        if self.back:
+            return v_places(devices)
+        return tuple(stage % devices for stage in range(stages))
 
     def tried_with(self, most: int) -> tuple[int, ...]:
         """The numbers to compare, where there are layers for ``most`` stages on each device."""

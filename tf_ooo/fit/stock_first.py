@@ -1,0 +1,24 @@
+"""A stock step at the beginning of a fit, timed as long as it is open whether the fit pays for more."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from tf_ooo.compat import nests
+from tf_ooo.fit.paying import StockFirst
+from tf_ooo.tracing import traces
+
+
+def run_stock_first(first: StockFirst, stock: Callable[..., Any], run: Callable[[], Any]) -> Any:
+    """The outputs of ``run``, one execution of ``stock``; ``first`` is told what it took."""
+    if not first.untimed:
+        outputs = run()
+        first.add(None, False)
+        return outputs
+    before, started = traces.trace_count(stock), time.perf_counter()
+    outputs = run()
+    nests.synchronize(outputs)
+    first.add(time.perf_counter() - started, traces.trace_count(stock) > before)
+    return outputs

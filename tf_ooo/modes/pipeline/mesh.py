@@ -155,15 +155,17 @@ def _within_limit(layers: Sequence[LayerCosts], units: Bounds, wanted: Wanted, c
     asked, limit_bytes = _of_one(wanted, count), wanted.planned_limit_bytes
     measured, predicted = PEAK_MARGIN
 
-    def planned(limited: Wanted) -> Replicas:
+    def planned(limited: Wanted) -> tuple[Replicas, Sequence[int]]:
+        """And the peaks of one replica's plan by itself."""
         plan = make_plan(_shared(layers, count), units, limited)
-        return _beside(plan, layers, count, wanted.devices // count, wanted.link)
+        beside = _beside(plan, layers, count, wanted.devices // count, wanted.link)
+        return beside, [int(size) for size in plan.timeline.peak_bytes]
 
     if limit_bytes is None or count == 1:
-        return planned(asked)
+        return planned(asked)[0]
     for _ in range(_TRIES):
         try:
-            replicas = planned(asked)
+            replicas, by_itself = planned(asked)
         except MemoryLimitError as error:
             if error.smallest_bytes is None:
                 raise
@@ -172,14 +174,16 @@ def _within_limit(layers: Sequence[LayerCosts], units: Bounds, wanted: Wanted, c
                 error.because,
             )
             break
-        over_bytes = max(replicas.peak_bytes) - limit_bytes
-        if over_bytes <= 0:
+        peaks = zip(replicas.peak_bytes, by_itself, strict=True)
+        left = [own - (peak - limit_bytes) for peak, own in peaks if peak > limit_bytes]
+        if not left:
             return replicas
-        lower = (asked.memory_limit_bytes or 0) - math.ceil(over_bytes * measured / predicted)
+        # From the plan's own peak on: it may be far below its limit, and the next one would be the same.
+        lower = math.ceil(min(left) * measured / predicted)
         asked = dataclasses.replace(asked, memory_limit_bytes=max(1, lower))
     else:
         least, because = asked, ""
-    replicas = planned(least)
+    replicas, _ = planned(least)
     if max(replicas.peak_bytes) <= limit_bytes:
         return replicas
     smallest_bytes = math.ceil(max(replicas.peak_bytes) * measured / predicted)

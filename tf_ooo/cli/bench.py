@@ -11,6 +11,7 @@ from tf_ooo.bench.mesh.command import mesh
 from tf_ooo.bench.pipeline.command import pipeline
 from tf_ooo.bench.planner.command import planner
 from tf_ooo.bench.prediction.command import prediction
+from tf_ooo.bench.report.command import report
 from tf_ooo.bench.single.command import single
 from tf_ooo.bench.single.gpu_day import gpu_day
 from tf_ooo.bench.single.one_cpu import single_cpu
@@ -25,7 +26,7 @@ def bench() -> None:
 
 _COMMANDS = (
     single, single_cpu, single_overlap, gpu_day, data_parallel, pipeline, layerpipe, planner, prediction,
-    any_size, mesh, unequal,
+    any_size, mesh, unequal, report,
 )  # fmt: skip
 for _command in _COMMANDS:
     bench.add_command(_command)

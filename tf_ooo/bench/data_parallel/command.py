@@ -94,10 +94,11 @@ def data_parallel(
     names = (configurations or (QUICK if quick else ALL)).split(",")
     compared = list(dict.fromkeys([BASELINE, *names]))  # what all are compared with
     run = DataParallelRun(workload, compared, 0.0, workers, cores, rows, steps, repetitions)
+    links = [(0.0, bandwidth) for bandwidth in mbit]
     if communication:
         alone = _run(run, [BASELINE, LOCAL], {})
-        mbit = [bandwidth_mbit(alone, times) if times else 0.0 for times in communication]
-    runs = (dataclasses.replace(run, mbit=bandwidth) for bandwidth in mbit)
+        links = [(times, bandwidth_mbit(alone, times) if times else 0.0) for times in communication]
+    runs = (dataclasses.replace(run, communication=times, mbit=bandwidth) for times, bandwidth in links)
     measured = reported(map(_measured, runs), text_of, json_file)
     if png:
         save_bars(measured, png)
@@ -110,7 +111,7 @@ def _measured(asked: DataParallelRun) -> list[Row]:
     for knobs in TUNING if TUNED in asked.configurations else ():
         alone = _run(asked, [SAME_STEPS[0]], knobs)["configurations"][SAME_STEPS[0]]
         tuned.append(alone | {"knobs": knobs})
-    return rows_of(together, asked.workload, asked.mbit, tuned)
+    return rows_of(together, asked, tuned)
 
 
 def _run(asked: DataParallelRun, names: list[str], knobs: Mapping[str, str]) -> DataParallelMeasured:

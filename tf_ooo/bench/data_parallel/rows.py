@@ -29,7 +29,11 @@ CONFIGURATIONS: dict[str, dict[str, Any] | None] = {
 
 @dataclass(frozen=True)
 class DataParallelRun:
-    """Options of the command, and the prefix of the CPU groups."""
+    """Options of the command, and the prefix of the CPU groups.
+
+    ``communication``: how many times as long as computing it was to take, where the link was chosen so; 0: it
+    was chosen by ``mbit``.
+    """
 
     workload: str
     configurations: list[str]
@@ -39,6 +43,7 @@ class DataParallelRun:
     rows: int
     steps: int
     repetitions: int
+    communication: float = 0.0
     group: str = ""
 
 
@@ -62,9 +67,7 @@ def bandwidth_mbit(alone: DataParallelMeasured, communication: float) -> float:
     return round(8 * sent_bytes / (communication * compute_s) / 1e6, 1)
 
 
-def rows_of(
-    measured: DataParallelMeasured, workload: str, mbit: float, tuned: Sequence[Row] = ()
-) -> list[Row]:
+def rows_of(measured: DataParallelMeasured, asked: DataParallelRun, tuned: Sequence[Row] = ()) -> list[Row]:
     """One row for each configuration, beside stock Horovod as it ships; of the ``tuned`` runs the best.
 
     ``over_strongest``: how many times as fast as the fastest of all that are stock.  ``reordering_alone``: as
@@ -82,11 +85,14 @@ def rows_of(
     for name, run in runs.items():
         seconds, is_stock = seconds_of(run["seconds"], stock["seconds"]), name.startswith(BASELINE)
         row = {
-            "workload": workload,
+            "workload": asked.workload,
             "mode": "data_parallel",
             "baseline": BASELINE,
             "devices": measured["workers"],
-            "bandwidth_bit_s": mbit * 1e6 or None,
+            "bandwidth_bit_s": asked.mbit * 1e6 or None,
+            "communication": asked.communication or None,
+            "cores": asked.cores,
+            "steps": asked.steps,
             "bound_s": bound_s,
             "compute_s": local_s,
             "communication_s": measured["communication_s"],

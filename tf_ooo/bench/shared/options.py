@@ -9,6 +9,8 @@ from typing import Any
 
 import click
 
+from tf_ooo.bench.shared.kept import keep_in
+
 FILE = click.Path(dir_okay=False, path_type=Path)
 FOLDER = click.Path(file_okay=False, path_type=Path)
 EXISTING_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
@@ -35,7 +37,16 @@ class _Positive(click.ParamType):  # type: ignore[type-arg]
 POSITIVE = _Positive()
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
-json_option: Decorator = click.option("--json", "json_file", type=FILE, help="File for the rows.")
+
+
+def json_option(function: Callable[..., Any]) -> Callable[..., Any]:
+    """``--json``, and ``--keep``, of which the command itself hears nothing."""
+    keep = click.option(
+        "--keep", type=FOLDER, callback=keep_in, expose_value=False,
+        help="Folder in which this run's rows stay, in a new file: docs/benchmarks/rows.",
+    )  # fmt: skip
+    return click.option("--json", "json_file", type=FILE, help="File for the rows.")(keep(function))
+
 
 
 def quick_option(text: str) -> Decorator:

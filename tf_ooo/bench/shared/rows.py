@@ -1,4 +1,5 @@
-"""Rows of what was measured or predicted: plain data, which ``--json`` writes as it is."""
+"""Rows of what was measured or predicted: plain data, which ``--json`` writes as it is, and ``--keep``
+with what it takes to tell runs apart."""
 
 from __future__ import annotations
 
@@ -10,11 +11,14 @@ from typing import Any
 
 import click
 
+from tf_ooo.bench.shared.kept import keep
+
 Row = dict[str, Any]
 
 
 def write_rows(path: Path | None, rows: Sequence[Row]) -> None:
-    """Writes the rows as JSON; nothing without a path."""
+    """Writes the rows as JSON, and keeps them where that was asked for; nothing without a path."""
+    keep(rows)
     if path:
         path.write_text(json.dumps(rows, indent=1) + "\n")
 

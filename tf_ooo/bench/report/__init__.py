@@ -1,0 +1,1 @@
+"""One page of figures from the rows that runs of the benchmarks keep."""

@@ -1,0 +1,234 @@
+"""What runs say, setting by setting: each one's strongest baseline, ours, and what the plan predicted.
+
+Where a run has several schedules of ours, the one with the shortest predicted step counts: ``auto`` would
+take it, and no measured time has chosen it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import statistics
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from tf_ooo.bench.shared.kept import Run
+from tf_ooo.bench.shared.rows import Row
+
+# Of data parallel: stock Horovod, tuned Horovod, TensorFlow's own strategy.
+_STOCK, _SAME_STEPS, _PLAIN = ("horovod", "multi_worker"), "horovod_k", ("in_order", "k=0")
+_FUSED = ("gpipe", "1f1b", "gpipe_unfused", "1f1b_unfused")
+_TORCH = "torch.distributed.pipelining"
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One setting in one run.
+
+    Attributes:
+        setting: a cell for each of the table's first columns.
+        asked: which gain was to be reached; empty: none.
+        baseline, ours: names; ``baseline_s``, ``ours_s`` seconds of a step.
+        alone: how many times as fast reordering alone makes it; None: not measured.
+        planned_s: what the plan said before the run; ``corrected_s``: given what the run's controls took.
+        bound_s: no step can be shorter.
+        efficiencies: ours and the baseline's, each against its own step on one device; (): not measured.
+    """
+
+    setting: tuple[str, ...]
+    baseline: str
+    baseline_s: float
+    ours: str
+    ours_s: float
+    asked: str = ""
+    alone: float | None = None
+    planned_s: float | None = None
+    corrected_s: float | None = None
+    bound_s: float | None = None
+    efficiencies: tuple[float, ...] = ()
+
+    @property
+    def gain(self) -> float:
+        """How many times as fast as the baseline."""
+        return self.baseline_s / self.ours_s
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A table: of which command's runs, its name on the page, its title and first columns, and how to read a
+    run."""
+
+    bench: str
+    name: str
+    title: str
+    columns: tuple[str, ...]
+    read: Callable[[Run], Iterator[Figure]]
+
+
+def of_data_parallel(run: Run) -> Iterator[Figure]:
+    """Runs in which stock Horovod has as many steps in one execution, in turns with ours."""
+    for rows in _groups(run.rows, "workload", "devices", "bandwidth_bit_s"):
+        stock = [row for row in rows if row["schedule"].startswith(_STOCK)]
+        ours = [row for row in rows if row not in stock and row["schedule"] not in _PLAIN]
+        plain = [row["step_s"] for row in rows if row["schedule"] == _PLAIN[1]]
+        if not ours or all(row["schedule"] != _SAME_STEPS for row in stock):
+            continue
+        best, first = _by_plan(ours), rows[0]
+        times = first.get("communication")
+        link = f"{times:g} x computing" if times else f"{first.get('bandwidth_bit_s', 0) / 1e6:.0f} Mbit/s"
+        yield _figure(
+            (first["workload"], str(first["devices"]), link), min(stock, key=_step_s), best,
+            asked="1.15 on three of five" if times and 0.7 <= times <= 1.3 else "0.98",
+            alone=plain[0] / best["step_s"] if plain else None, bound_s=best.get("bound_s"),
+        )  # fmt: skip
+
+
+def of_pipelines(run: Run) -> Iterator[Figure]:
+    """Against the faster of GPipe and 1F1B, with fused and with separate backward passes."""
+    for rows in _pipelines(run):
+        stock = [row for row in rows if row["schedule"] in _FUSED]
+        ours = [row for row in rows if row["schedule"] not in _FUSED and row["mode"] == "pipeline"]
+        if stock and ours:
+            first = rows[0]
+            is_resnet = (first["workload"], first["devices"], first["microbatches"]) == ("resnet", 2, 4)
+            asked = "1.15 over 1f1b" if is_resnet else ""
+            yield _figure(_shape(first), min(stock, key=_step_s), _by_plan(ours), asked=asked)
+
+
+def beside_torch(run: Run) -> Iterator[Figure]:
+    """torch's fastest schedule against ours."""
+    for rows in _pipelines(run):
+        torch = [row for row in rows if row["mode"] == _TORCH]
+        ours = [row for row in rows if row["mode"] == "pipeline"]
+        if torch and ours:
+            theirs, best = min(torch, key=_step_s), _by_plan(ours)
+            figure = _figure(_shape(rows[0]), theirs, best, asked="1, efficiency too")
+            efficiencies = best["efficiency"], theirs["efficiency"]
+            yield dataclasses.replace(figure, efficiencies=efficiencies)
+
+
+def of_layerpipe(run: Run) -> Iterator[Figure]:
+    """LayerPipe against PipeDream, whose weights are as late."""
+    for rows in _groups(run.rows, "workload", "devices", "cores"):
+        stock = [row for row in rows if row.get("schedule") == "pipedream"]
+        ours = [row for row in rows if str(row.get("schedule")).startswith("layerpipe")]
+        if stock and ours:
+            first = rows[0]
+            wide = first["workload"] in ("resnet18", "vgg16") and first["devices"] in (3, 4)
+            setting = (first["workload"], str(first["devices"]), f"{first['cores']:g}")
+            yield _figure(setting, stock[0], _by_plan(ours), asked="1.15" if wide else "")
+
+
+def of_meshes(run: Run) -> Iterator[Figure]:
+    """What was chosen, against one device."""
+    for row in run.rows:
+        if "over_one_device" in row:
+            seconds = row["step_s"]
+            yield Figure(
+                (row["workload"], str(row["devices"])), "one device", seconds["one device"], row["chosen"],
+                seconds[row["chosen"]], asked="1", planned_s=row["predicted_s"].get(row["chosen"]),
+            )  # fmt: skip
+
+
+def of_unequal(run: Run) -> Iterator[Figure]:
+    """Stages cut for each worker's own speed, against stages for workers all alike."""
+    for row in run.rows:
+        if "medians_s" in row:
+            medians = row["medians_s"]
+            yield Figure(
+                (row["workload"], str(row["devices"])), "as if all were alike", medians["alike"],
+                "own speeds", medians["own speeds"], planned_s=row["predicted_s"]["own speeds"],
+            )  # fmt: skip
+
+
+def of_one_cpu(run: Run) -> Iterator[Figure]:
+    """Orders of the backward pass on one CPU device, against stock in turns; ``auto`` compares none there."""
+    for row in run.rows:
+        if "baseline_s" in row:
+            ours_s = statistics.median(row["step_s"])
+            setting = (row["workload"], str(row["batch"]), row["schedule"])
+            yield Figure(setting, "stock", row["speedup"] * ours_s, row["schedule"], ours_s)
+
+
+def of_one_stage(run: Run) -> Iterator[Figure]:
+    """One stage and one micro-batch against stock fit, in pairs of steps: what a pipeline's steps cost."""
+    for row in run.rows:
+        if "overhead" in row:
+            ours_s = row["step_s"]
+            yield Figure((row["workload"],), "stock fit", row["speedup"] * ours_s, "one stage", ours_s)
+
+
+KINDS = (
+    Kind(
+        "data-parallel",
+        "data parallel",
+        "Data parallel",
+        ("Workload", "Workers", "Communication"),
+        of_data_parallel,
+    ),
+    Kind(
+        "pipeline", "pipelines", "Pipelines", ("Workload", "Devices", "Micro-batches", "Cores"), of_pipelines
+    ),
+    Kind(
+        "pipeline",
+        "torch",
+        "Pipelines beside torch.distributed.pipelining",
+        ("Workload", "Devices", "Micro-batches", "Cores"),
+        beside_torch,
+    ),
+    Kind("layerpipe", "layerpipe", "LayerPipe", ("Workload", "Devices", "Cores"), of_layerpipe),
+    Kind("mesh", "meshes", "Meshes", ("Workload", "Devices"), of_meshes),
+    Kind("unequal", "unequal", "Devices of unequal speed", ("Workload", "Devices"), of_unequal),
+    Kind("pipeline", "one stage", "What a pipeline's steps cost", ("Workload",), of_one_stage),
+    Kind("single-cpu", "one cpu", "One CPU device", ("Workload", "Batch", "Order"), of_one_cpu),
+)
+
+
+def figures_of(kind: Kind, runs: Iterable[Run]) -> list[list[Figure]]:
+    """Of each setting all figures, a setting in its first run's place."""
+    settings: dict[tuple[str, ...], list[Figure]] = {}
+    for run in runs:
+        if run.bench == kind.bench:
+            for figure in kind.read(run):
+                settings.setdefault(figure.setting, []).append(figure)
+    return list(settings.values())
+
+
+def _figure(
+    setting: tuple[str, ...], stock: Row, ours: Row, asked: str = "", alone: float | None = None,
+    bound_s: float | None = None,
+) -> Figure:  # fmt: skip
+    planned_s, predicted_s = ours.get("planned_step_s"), ours.get("predicted_step_s")
+    if ours["mode"] == "data_parallel":  # nothing of the run is given to the prediction
+        planned_s, predicted_s = predicted_s, None
+    return Figure(
+        setting, stock["schedule"], stock["step_s"], ours["schedule"], ours["step_s"], asked, alone,
+        planned_s, predicted_s, bound_s,
+    )  # fmt: skip
+
+
+def _by_plan(rows: Sequence[Row]) -> Row:
+    named = [row for row in rows if row["schedule"] == "auto"]
+    return min(
+        named or rows, key=lambda row: row.get("planned_step_s") or row.get("predicted_step_s") or math.inf
+    )
+
+
+def _step_s(row: Row) -> float:
+    return float(row["step_s"])
+
+
+def _shape(row: Row) -> tuple[str, ...]:
+    return row["workload"], str(row["devices"]), str(row["microbatches"]), f"{row.get('cores', 1):g}"
+
+
+def _pipelines(run: Run) -> Iterator[list[Row]]:
+    rows = [row for row in run.rows if "predicted_step_s" in row or row.get("mode") == _TORCH]
+    yield from _groups(rows, "workload", "devices", "microbatches", "cores")
+
+
+def _groups(rows: Iterable[Row], *keys: str) -> Iterator[list[Row]]:
+    groups: dict[tuple[object, ...], list[Row]] = {}
+    for row in rows:
+        groups.setdefault(tuple(row.get(key) for key in keys), []).append(row)
+    yield from groups.values()

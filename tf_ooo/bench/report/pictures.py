@@ -1,0 +1,32 @@
+"""One picture for each table: the gain of each setting, all its runs, and what was asked for."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+
+from tf_ooo.bench.report.figures import Figure, Kind
+
+_OURS, _STOCK = "#1f6f8b", "#888888"
+
+
+def save_gains(kind: Kind, settings: Sequence[Sequence[Figure]], path: Path) -> None:
+    """Writes a PNG: a line for each setting, a point for each run, a bar for the median."""
+    from matplotlib.figure import Figure as Picture  # slow to import
+
+    names = [" · ".join(figures[-1].setting) for figures in settings]
+    picture = Picture(figsize=(8, 1.2 + 0.28 * len(settings)), layout="constrained")
+    axes = picture.add_subplot()
+    for place, figures in enumerate(settings):
+        gains = [figure.gain for figure in figures]
+        axes.barh(place, statistics.median(gains) - 1, left=1, height=0.6, color=_OURS, alpha=0.45)
+        axes.plot(gains, [place] * len(gains), "o", markersize=4, color=_OURS)
+    axes.axvline(1, color=_STOCK, linewidth=1)
+    axes.set_yticks(range(len(names)), names, fontsize=8)
+    axes.invert_yaxis()
+    axes.set_title(kind.title, fontsize=10, loc="left")
+    axes.set_xlabel("times as fast as the strongest baseline (bar: median, points: runs)", fontsize=8)
+    axes.tick_params(axis="x", labelsize=8)
+    axes.grid(axis="x", alpha=0.3)
+    picture.savefig(path, dpi=110)

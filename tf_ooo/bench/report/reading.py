@@ -1,0 +1,38 @@
+"""Runs that were kept, read from their folder."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+from tf_ooo.bench.shared.kept import Run
+from tf_ooo.errors import OptionsError
+
+_FIELDS = {field.name for field in dataclasses.fields(Run)}
+
+
+def runs_in(folder: Path) -> list[Run]:
+    """All of them, the oldest first.
+
+    Raises:
+        OptionsError: there are none; a file is not what ``--keep`` writes.
+    """
+    runs = [_run(path) for path in sorted(folder.rglob("*.json"))]
+    if not runs:
+        raise OptionsError(f"no runs in {folder}; tf-ooo bench data-parallel --keep {folder} makes one")
+    return sorted(runs, key=lambda run: run.date)
+
+
+def _run(path: Path) -> Run:
+    try:
+        read = json.loads(path.read_text())
+    except ValueError as error:
+        raise OptionsError(f"{path} is no JSON: {error}") from None
+    if not isinstance(read, dict) or set(read) != _FIELDS or not _are_rows(read["rows"]):
+        raise OptionsError(f"{path} is no run that --keep wrote: it should have {', '.join(sorted(_FIELDS))}")
+    return Run(**read)
+
+
+def _are_rows(rows: object) -> bool:
+    return isinstance(rows, list) and all(isinstance(row, dict) for row in rows)

@@ -1,0 +1,95 @@
+"""Figures as tables of Markdown: n runs, min / median / max."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Sequence
+
+from tf_ooo.bench.report.figures import Figure, Kind, figures_of
+from tf_ooo.bench.shared.kept import Run
+from tf_ooo.bench.shared.rows import Row
+from tf_ooo.report.texts import seconds_text
+
+_COLUMNS = (
+    "Asked", "Strongest baseline", "Ours", "Gain", "Reordering alone", "Efficiency", "Baseline's",
+    "Predicted by the plan", "Given the run's controls", "Of the bound", "Runs",
+)  # fmt: skip
+_WITHIN = 0.15
+
+
+def table_of(kind: Kind, runs: Iterable[Run]) -> str:
+    """A row for each setting; columns in which no setting says anything are left out."""
+    settings = figures_of(kind, runs)
+    if not settings:
+        return "No run of this is kept yet."
+    head = [*kind.columns, *_COLUMNS]
+    return _markdown(head, [_cells(figures) for figures in settings])
+
+
+def predictions_of(runs: Iterable[Run]) -> str:
+    """What plans said before any step of them had run, beside what was measured."""
+    settings: dict[tuple[str, str], list[Row]] = {}
+    for run in runs:
+        if run.bench == "prediction":
+            for row in run.rows:
+                settings.setdefault((row["workload"], row["where"]), []).append(row)
+    if not settings:
+        return "No run of this is kept yet."
+    lines = []
+    for (workload, where), rows in settings.items():
+        errors = [row["predicted_s"] / row["measured_s"] - 1 for row in rows]
+        within = sum(abs(error) <= _WITHIN for error in errors)
+        lines.append([
+            workload, where, _step_text(rows, "predicted_s"), _step_text(rows, "measured_s"),
+            _range(errors, "+.0%"), f"{within} of {len(errors)}",
+        ])  # fmt: skip
+    head = ["Workload", "Where", "Predicted", "Measured", "Off by (min / median / max)", "Within 15%"]
+    return _markdown(head, lines)
+
+
+def _cells(figures: Sequence[Figure]) -> list[str]:
+    """The cells of one setting."""
+    last = figures[-1]
+    baselines = ", ".join(dict.fromkeys(figure.baseline for figure in figures))
+    ours = ", ".join(dict.fromkeys(figure.ours for figure in figures))
+    return [
+        *last.setting,
+        last.asked,
+        f"{baselines}, {seconds_text(statistics.median(figure.baseline_s for figure in figures))}",
+        f"{ours}, {seconds_text(statistics.median(figure.ours_s for figure in figures))}",
+        _range([figure.gain for figure in figures], ".2f"),
+        _range([figure.alone for figure in figures if figure.alone is not None], ".2f"),
+        _range([figure.efficiencies[0] for figure in figures if figure.efficiencies], ".2f"),
+        _range([figure.efficiencies[1] for figure in figures if figure.efficiencies], ".2f"),
+        _off([(figure.planned_s, figure.ours_s) for figure in figures]),
+        _off([(figure.corrected_s, figure.ours_s) for figure in figures]),
+        _range([figure.ours_s / figure.bound_s for figure in figures if figure.bound_s], ".2f"),
+        str(len(figures)),
+    ]
+
+
+def _off(pairs: Iterable[tuple[float | None, float]]) -> str:
+    """How far predictions are from what was measured."""
+    return _range([said_s / measured_s - 1 for said_s, measured_s in pairs if said_s], "+.0%")
+
+
+def _range(numbers: Sequence[float], form: str) -> str:
+    """One number, or min / median / max of several."""
+    if not numbers:
+        return ""
+    if len(numbers) == 1:
+        return f"{numbers[0]:{form}}"
+    return " / ".join(
+        f"{number:{form}}" for number in (min(numbers), statistics.median(numbers), max(numbers))
+    )
+
+
+def _step_text(rows: Sequence[Row], key: str) -> str:
+    return seconds_text(statistics.median(row[key] for row in rows))
+
+
+def _markdown(head: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
+    """Without columns that are empty everywhere."""
+    kept = [column for column in range(len(head)) if any(line[column] for line in lines)]
+    rows = [head, ["---"] * len(head), *lines]
+    return "\n".join("| " + " | ".join(row[column] for column in kept) + " |" for row in rows)

@@ -39,7 +39,7 @@ def test_help_of_all_commands_needs_no_tensorflow():
     run = subprocess.run([sys.executable, "-c", NO_TENSORFLOW], capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stderr
     assert "bench planner zero-bubble\n" in run.stdout
-    assert run.stdout.count("Usage: ") == 20
+    assert run.stdout.count("Usage: ") == 21
 
 
 def test_the_gpu_list_under_its_old_name():

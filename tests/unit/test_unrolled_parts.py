@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from grappler_passes.graph.training_graph import Layer, Op, OpKind, TrainingGraph, Variable
-from tf_ooo.bench.data_parallel.rows import rows_of, text_of
+from tf_ooo.bench.data_parallel.rows import DataParallelRun, rows_of, text_of
 from tf_ooo.cli import main
 from tf_ooo.costs.layer_costs import LayerCosts, Link
 from tf_ooo.modes.data_parallel.ordering import communication_edges
@@ -126,12 +126,15 @@ def test_the_smallest_messages_that_use_the_link_well():
     assert found.link == Link(0.0, 200 / 1.2)
 
 
+ASKED = DataParallelRun("mlp", [], 1000.0, 2, 0.5, 0, 4, 5)
+
+
 def test_rows_of_the_bench():
     one = {"seconds": [0.3, 0.2, 0.25], "bits": 7}
     planned = {"seconds": [0.2], "bits": 7, "schedule": "search", "predicted_step_s": 0.19, "reason": ""}
     runs = {"horovod": one, "local": {"seconds": [0.1], "bits": 3}, "search": planned}
     tuned = [one | {"seconds": [each_s], "knobs": {"CYCLE": str(each_s)}} for each_s in (0.3, 0.2)]
-    rows = rows_of({"configurations": runs, "communication_s": 0.15, "workers": 2}, "mlp", 1000.0, tuned)
+    rows = rows_of({"configurations": runs, "communication_s": 0.15, "workers": 2}, ASKED, tuned)
     assert [row["schedule"] for row in rows] == ["horovod", "search", "horovod_tuned"]
     assert rows[2]["knobs"] == {"CYCLE": "0.2"}
     assert rows[1]["speedup"] == pytest.approx(1.25)
@@ -147,7 +150,7 @@ def test_what_reordering_alone_gains():
         name: {"seconds": [s], "bits": 1}
         for name, s in {"horovod": 0.4, "horovod_k": 0.3, "k=0": 0.28, "search": 0.2}.items()
     }
-    rows = rows_of({"configurations": runs, "communication_s": 0.1, "workers": 2}, "mlp", 100.0)
+    rows = rows_of({"configurations": runs, "communication_s": 0.1, "workers": 2}, ASKED)
     last = rows[-1]
     assert last["speedup"] == pytest.approx(2.0)
     assert (last["strongest"], last["over_strongest"]) == ("horovod_k", pytest.approx(1.5))

@@ -29,6 +29,7 @@ from tf_ooo.bench.shared.options import COUNT, FILE, POSITIVE, json_option, quic
 from tf_ooo.bench.shared.processes import command, result_of
 from tf_ooo.bench.shared.rows import Row, reported
 from tf_ooo.bench.shared.workloads import DATA_PARALLEL
+from tf_ooo.hosts.addresses import held_ports
 
 WORKER = "tf_ooo.bench.data_parallel.worker"
 # Horovod's own knobs, milliseconds and bytes: what is tried for "tuned"; it ships with 1 and 128 MiB.
@@ -120,11 +121,13 @@ def _run(asked: DataParallelRun, names: list[str], knobs: Mapping[str, str]) -> 
     launcher = Path(sys.executable).with_name("horovodrun")
     path = f"{launcher.parent}{os.pathsep}{os.environ.get('PATH', '')}"
     environment = os.environ | dict(knobs) | {"PATH": path, "TF_CPP_MIN_LOG_LEVEL": "3"}
-    run = dataclasses.replace(asked, configurations=names, group=group)
     with (
+        held_ports(asked.workers) as ports,
         confine.link(group + "net", asked.mbit * 1e6 if asked.mbit else None) as inside,
         confine.shares(group, asked.workers, asked.cores),
     ):
+        cluster = ",".join(f"127.0.0.1:{port}" for port in ports)
+        run = dataclasses.replace(asked, configurations=names, group=group, cluster=cluster)
         launch = [*inside, str(launcher), "--gloo", "--network-interfaces", "lo", "-np", str(asked.workers)]
         measured: DataParallelMeasured = result_of([*launch, *command(WORKER, run)], environment)
         return measured

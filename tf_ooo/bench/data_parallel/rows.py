@@ -13,11 +13,14 @@ BASELINE, LOCAL, TUNED = "horovod", "local", "horovod_tuned"
 TAPE, PLAIN = "horovod_tape", "k=0"
 # Stock, with as many steps in one execution as ours.
 SAME_STEPS = ("horovod_k", "horovod_tape_k")
+# TensorFlow's own strategy, with one step and with as many.
+STRATEGY, STRATEGY_SAME_STEPS = "multi_worker", "multi_worker_k"
+STOCK = (BASELINE, STRATEGY)
 # Name: what the callback is given; None: without tf_ooo.
 CONFIGURATIONS: dict[str, dict[str, Any] | None] = {
     BASELINE: None,
     TAPE: None,
-    **dict.fromkeys(SAME_STEPS),
+    **dict.fromkeys((*SAME_STEPS, STRATEGY, STRATEGY_SAME_STEPS)),
     LOCAL: None,
     "in_order": {"schedule": "in_order", "profile_steps": 0},
     PLAIN: {"schedule": "reverse_first_k", "k": 0, "profile_steps": 0},
@@ -45,6 +48,7 @@ class DataParallelRun:
     repetitions: int
     communication: float = 0.0
     group: str = ""
+    cluster: str = ""
 
 
 class DataParallelMeasured(TypedDict):
@@ -80,10 +84,10 @@ def rows_of(measured: DataParallelMeasured, asked: DataParallelRun, tuned: Seque
     bound_s = None if local_s is None else max(local_s, measured["communication_s"])
     stock, rows = runs[BASELINE], []
     medians = {name: statistics.median(run["seconds"]) for name, run in runs.items()}
-    strongest = min((name for name in medians if name.startswith(BASELINE)), key=medians.__getitem__)
+    strongest = min((name for name in medians if name.startswith(STOCK)), key=medians.__getitem__)
     plain_s = medians.get(PLAIN)
     for name, run in runs.items():
-        seconds, is_stock = seconds_of(run["seconds"], stock["seconds"]), name.startswith(BASELINE)
+        seconds, is_stock = seconds_of(run["seconds"], stock["seconds"]), name.startswith(STOCK)
         row = {
             "workload": asked.workload,
             "mode": "data_parallel",

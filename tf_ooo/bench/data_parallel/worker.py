@@ -20,25 +20,36 @@ from tf_ooo.bench.data_parallel.rows import (
     BASELINE,
     CONFIGURATIONS,
     SAME_STEPS,
+    STRATEGY,
     TAPE,
     DataParallelMeasured,
     DataParallelRun,
 )
+from tf_ooo.bench.data_parallel.strategy import StrategyTrainer, joined
 from tf_ooo.bench.shared import confine
 from tf_ooo.bench.shared.processes import end_with, requests
 from tf_ooo.bench.shared.rows import Row
 from tf_ooo.bench.shared.workloads import DATA_PARALLEL, check_sum
 from tf_ooo.tracing import unrolled
 
+# Names of the threads with which TensorFlow's collectives communicate, as far as Linux keeps them.
+_COMMUNICATING = ("collective_ops", "event_engine", "grpc")
+
 
 def main(asked: DataParallelRun) -> None:
     """Trains with all ranks; the first one writes times and plans by configuration."""
-    hvd = _confined(asked.group)
-    trainers = {name: Trainer(name, asked, hvd) for name in asked.configurations}
+    hvd, strategy = _confined(asked)
+    trainers: dict[str, Trainer | StrategyTrainer] = {}
+    for name in asked.configurations:
+        if name.startswith(STRATEGY):
+            trainers[name] = StrategyTrainer(name, asked, hvd.rank(), strategy)
+        else:
+            trainers[name] = Trainer(name, asked, hvd)
     for trainer in trainers.values():
         stock = trainer.callback is None
         with confine.lifted(asked.group, hvd.rank()) if stock else contextlib.nullcontext():
             trainer.warm_up()
+    confine.leave_free_named(asked.group, _COMMUNICATING)
     times: dict[str, list[float]] = {name: [] for name in trainers}
     for _ in range(asked.repetitions):
         for name, trainer in trainers.items():
@@ -56,8 +67,9 @@ def main(asked: DataParallelRun) -> None:
     os._exit(0)
 
 
-def _confined(group: str) -> ModuleType:
-    """Starts Horovod; from then on this process computes with its share of the CPU."""
+def _confined(asked: DataParallelRun) -> tuple[ModuleType, tf.distribute.Strategy | None]:
+    """Starts Horovod, and TensorFlow's strategy where it is compared; from then on this process computes with
+    its share of the CPU."""
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     before = confine.threads()
     import horovod.tensorflow as hvd
@@ -68,10 +80,12 @@ def _confined(group: str) -> ModuleType:
     tf.config.threading.set_intra_op_parallelism_threads(1)
     # With one thread a gradient that is to be handed over would wait for the matmul that runs.
     tf.config.threading.set_inter_op_parallelism_threads(4)
-    confine.enter(group, hvd.rank(), communicating)
+    compared = any(name.startswith(STRATEGY) for name in asked.configurations)
+    strategy = joined(asked.cluster, hvd.rank()) if compared else None
+    confine.enter(asked.group, hvd.rank(), communicating)
     confine.keep_memory()
-    unrolled.around_first_runs.append(lambda: confine.lifted(group, hvd.rank()))
-    return hvd  # type: ignore[no-any-return]
+    unrolled.around_first_runs.append(lambda: confine.lifted(asked.group, hvd.rank()))
+    return hvd, strategy
 
 
 def _reduce_seconds(hvd: ModuleType, model: keras.Model) -> float:

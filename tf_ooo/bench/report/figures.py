@@ -185,13 +185,13 @@ KINDS = (
 
 
 def figures_of(kind: Kind, runs: Iterable[Run]) -> list[list[Figure]]:
-    """Of each setting all figures, a setting in its first run's place."""
+    """Of each setting all figures, the oldest first."""
     settings: dict[tuple[str, ...], list[Figure]] = {}
     for run in runs:
         if run.bench == kind.bench:
             for figure in kind.read(run):
                 settings.setdefault(figure.setting, []).append(figure)
-    return list(settings.values())
+    return [settings[setting] for setting in sorted(settings)]
 
 
 def _figure(

@@ -15,7 +15,7 @@ def save_gains(kind: Kind, settings: Sequence[Sequence[Figure]], path: Path) -> 
     """Writes a PNG: a line for each setting, a point for each run, a bar for the median."""
     from matplotlib.figure import Figure as Picture  # slow to import
 
-    names = [" · ".join(figures[-1].setting) for figures in settings]
+    names = [_name(kind, figures[-1]) for figures in settings]
     picture = Picture(figsize=(8, 1.2 + 0.28 * len(settings)), layout="constrained")
     axes = picture.add_subplot()
     for place, figures in enumerate(settings):
@@ -30,3 +30,10 @@ def save_gains(kind: Kind, settings: Sequence[Sequence[Figure]], path: Path) -> 
     axes.tick_params(axis="x", labelsize=8)
     axes.grid(axis="x", alpha=0.3)
     picture.savefig(path, dpi=110)
+
+
+def _name(kind: Kind, figure: Figure) -> str:
+    """``resnet, devices 2, micro-batches 4``."""
+    workload, *of_setting = figure.setting
+    said = (f"{column.lower()} {value}" for column, value in zip(kind.columns[1:], of_setting, strict=True))
+    return ", ".join((workload, *said))

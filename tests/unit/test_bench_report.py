@@ -1,0 +1,136 @@
+"""Runs that stay, and the page that is made of them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from tf_ooo.bench.report.figures import KINDS, figures_of
+from tf_ooo.bench.report.page import with_tables
+from tf_ooo.bench.report.reading import runs_in
+from tf_ooo.bench.report.tables import predictions_of, table_of
+from tf_ooo.bench.shared.kept import Run
+from tf_ooo.bench.shared.options import json_option
+from tf_ooo.bench.shared.rows import write_rows
+from tf_ooo.cli import main
+from tf_ooo.errors import OptionsError
+
+DOCS = Path(__file__).parents[2] / "docs"
+BY_NAME = {kind.name: kind for kind in KINDS}
+
+
+@click.command("measuring")
+@json_option
+def measuring(json_file):
+    for count in (1, 2):
+        write_rows(json_file, [{"step_s": number} for number in range(count)])
+
+
+def test_a_run_stays_with_what_tells_it_apart(tmp_path):
+    done = CliRunner().invoke(measuring, ["--keep", str(tmp_path / "rows")])
+    assert done.exit_code == 0, done.output
+    (run,) = runs_in(tmp_path / "rows")
+    assert run.bench == "measuring"
+    assert run.rows == [{"step_s": 0}, {"step_s": 1}]
+    assert run.command.startswith("tf-ooo ")
+    assert "cores" in run.machine
+    assert "tensorflow" in run.machine
+    assert len(run.commit.rstrip("+")) >= 5
+    assert len(run.date) == len("2026-11-25 14:30")
+
+
+def test_no_run_is_overwritten(tmp_path, monkeypatch):
+    from tf_ooo.bench.shared import kept
+
+    class Clock(kept.datetime.datetime):
+        @classmethod
+        def now(cls, tz=None):
+            return cls(2026, 11, 25, 14, 30, tzinfo=tz)
+
+    monkeypatch.setattr(kept.datetime, "datetime", Clock)
+    asked = ["--keep", str(tmp_path)]
+    assert CliRunner().invoke(measuring, asked).exit_code == 0
+    again = CliRunner().invoke(measuring, asked)
+    assert again.exit_code == 1
+    assert "no run is overwritten" in again.output
+
+
+def of_data_parallel(date, stock_s, k_s, plain_s, **ours_s):
+    about = {"workload": "mlp", "mode": "data_parallel", "devices": 2, "communication": 1.0}
+    seconds = {"horovod": stock_s, "horovod_k": k_s, "k=0": plain_s, "local": 0.5, **ours_s}
+    rows = [about | {"schedule": name, "step_s": step_s} for name, step_s in seconds.items()]
+    rows[-1] |= {"predicted_step_s": 0.8, "bound_s": 0.7}
+    return Run("data-parallel", date, "abc", "", "two cores", rows)
+
+
+def test_the_strongest_baseline_counts_and_all_runs_are_said():
+    runs = [of_data_parallel(str(day), 2.0, 1.2, 1.1, search=1.0 + day / 10) for day in range(3)]
+    table = table_of(BY_NAME["data parallel"], runs)
+    (line,) = table.splitlines()[2:]
+    cells = [cell.strip() for cell in line.strip("|").split("|")]
+    assert cells[:3] == ["mlp", "2", "1 x computing"]
+    assert cells[4].startswith("horovod_k, 1.20 s")
+    assert cells[5].startswith("search, 1.10 s")
+    assert cells[6] == "1.00 / 1.09 / 1.20"
+    assert cells[7] == "0.92 / 1.00 / 1.10"
+    assert cells[8] == "-33% / -27% / -20%"
+    assert cells[-1] == "3"
+    assert "Efficiency" not in table
+
+
+def test_a_run_without_the_strongest_baseline_is_in_no_table():
+    run = of_data_parallel("1", 2.0, 1.2, 1.1, search=1.0)
+    run.rows[:] = [row for row in run.rows if row["schedule"] != "horovod_k"]
+    assert table_of(BY_NAME["data parallel"], [run]) == "No run of this is kept yet."
+
+
+def test_ours_is_what_the_plan_takes_not_what_was_fastest():
+    run = of_data_parallel("1", 2.0, 1.2, 1.1, reverse_first_k=0.9, search=1.0)
+    ((figure,),) = figures_of(BY_NAME["data parallel"], [run])
+    assert figure.ours == "search"
+
+
+def test_words_by_hand_stay():
+    page = "# Mine\n\n<!-- figures: meshes -->\nold\n<!-- end of figures -->\n\nWhat it means.\n"
+    once = with_tables(page, {"meshes": "| new |"})
+    assert once == page.replace("old", "\n| new |\n")
+    assert with_tables(once, {"meshes": "| new |"}) == once
+    with pytest.raises(OptionsError, match="'meshes'.*with torch as NAME"):
+        with_tables(page, {"torch": ""})
+    with pytest.raises(OptionsError, match="no place for a table"):
+        with_tables("# Mine", {"torch": ""})
+
+
+@pytest.mark.parametrize("text", ["[1]", "{", json.dumps({"bench": "pipeline"})])
+def test_other_files_are_named(text, tmp_path):
+    (tmp_path / "mine.json").write_text(text)
+    done = CliRunner().invoke(main, ["bench", "report", "--rows", str(tmp_path)])
+    assert done.exit_code == 1
+    assert "mine.json" in done.output
+
+
+def test_no_runs_says_how_to_make_one(tmp_path):
+    done = CliRunner().invoke(main, ["bench", "report", "--rows", str(tmp_path)])
+    assert done.exit_code == 1
+    assert "--keep" in done.output
+
+
+def test_our_page_has_all_runs():
+    """``tf-ooo bench report --page docs/benchmarks.md --pictures docs/benchmarks/pictures`` makes it."""
+    runs = runs_in(DOCS / "benchmarks" / "rows")
+    tables = {kind.name: table_of(kind, runs) for kind in KINDS} | {"predictions": predictions_of(runs)}
+    page = (DOCS / "benchmarks.md").read_text()
+    assert with_tables(page, tables) == page
+    assert all(f"figures: {name} -->" in page for name in tables)
+
+
+def test_pictures_of_all_tables(tmp_path):
+    rows = str(DOCS / "benchmarks" / "rows")
+    done = CliRunner().invoke(main, ["bench", "report", "--rows", rows, "--pictures", str(tmp_path)])
+    assert done.exit_code == 0
+    assert len(list(tmp_path.glob("*.png"))) >= 7
+    assert "## pipelines" in done.output

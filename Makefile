@@ -49,9 +49,12 @@ $(VENV)/.horovod: $(VENV)/.locked requirements/horovod.sh requirements/horovod.t
 demo: venv
 	$(TF_OOO) demo
 
-# A short run of each benchmark; what a machine cannot run says so and is skipped.
+# A short run of each benchmark, and a table of them; what a machine cannot run says so and is skipped.
 bench: venv horovod
-	for mode in single data-parallel pipeline layerpipe; do $(TF_OOO) bench $$mode --quick || exit 1; done
+	for mode in single-cpu single data-parallel pipeline layerpipe mesh unequal; do \
+		$(TF_OOO) bench $$mode --quick --keep build/rows || exit 1; \
+	done
+	$(TF_OOO) bench report --rows build/rows --pictures build/pictures
 
 lint: venv
 	$(BIN)/ruff check .

@@ -84,6 +84,7 @@ def test_options_with_several_values():
         (["data-parallel", "--workers", "0"], "0 is not in the range"),
         (["data-parallel", "--cores", "nan"], "nan is no number above 0"),
         (["pipeline", "--devices", "2", "0"], "0 is not in the range"),
+        (["pipeline", "--schedules", "gpipe,1f1b_unfused"], "'1f1b_unfused' is no schedule of pipelines"),
         (["pipeline", "--schedules", "gpipe,zb_h9"], "'zb_h9' is no schedule of pipelines; there are auto, "),
         (["layerpipe", "--cores", "-2"], "-2 is no number above 0"),
         (["single", "--rounds", "0"], "0 is not in the range"),

@@ -15,6 +15,7 @@ from tf_ooo.bench.data_parallel.rows import (
     BASELINE,
     CONFIGURATIONS,
     LOCAL,
+    PLAIN,
     SAME_STEPS,
     TUNED,
     DataParallelMeasured,
@@ -37,7 +38,7 @@ TUNING = [
     {"HOROVOD_CYCLE_TIME": cycle_ms, "HOROVOD_FUSION_THRESHOLD": fusion_bytes}
     for cycle_ms, fusion_bytes in (("1", "8388608"), ("3", "8388608"), ("1", "2097152"), ("10", "134217728"))
 ] + [{"HOROVOD_AUTOTUNE": "1"}]
-ALL, QUICK = ",".join((*CONFIGURATIONS, TUNED)), f"{BASELINE},{LOCAL},auto"
+ALL, QUICK = ",".join((*CONFIGURATIONS, TUNED)), ",".join((BASELINE, SAME_STEPS[0], LOCAL, PLAIN, "auto"))
 
 
 class _Numbers(click.ParamType):  # type: ignore[type-arg]

@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from tf_ooo.bench.pipeline import pytorch
-from tf_ooo.bench.pipeline.rows import OverheadRun, PipelineRun, rows_of, text_of, torch_rows_of
+from tf_ooo.bench.pipeline.rows import UNFUSED, OverheadRun, PipelineRun, rows_of, text_of, torch_rows_of
 from tf_ooo.bench.shared import confine
 from tf_ooo.bench.shared.drivers import SHARE, end_with_sigterm, run_driver
 from tf_ooo.bench.shared.options import (
@@ -25,7 +25,8 @@ from tf_ooo.bench.shared.rows import Row, reported
 from tf_ooo.bench.shared.workloads import PIPELINE
 from tf_ooo.planning.policies import schedules_of
 
-SCHEDULES = "gpipe,1f1b,fast_forward,modulo,zb_h1,zb_h2,zb_v,dualpipe_v"
+FUSED = ("gpipe", "1f1b")
+SCHEDULES = "gpipe,1f1b,gpipe_unfused,1f1b_unfused,fast_forward,modulo,zb_h1,zb_h2,zb_v,dualpipe_v"
 QUICK_SCHEDULES = "gpipe,1f1b,fast_forward,modulo"
 
 
@@ -34,8 +35,10 @@ class _Schedules(click.ParamType):  # type: ignore[type-arg]
 
     def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
         """Names with commas, each of a schedule of pipelines."""
-        known = ("auto", *schedules_of("pipeline"))
-        for name in value.split(","):
+        names = value.split(",")
+        unfused = [f"{name}{UNFUSED}" for name in FUSED if name in names]
+        known = ("auto", *schedules_of("pipeline"), *unfused)
+        for name in names:
             if name not in known:
                 self.fail(f"{name!r} is no schedule of pipelines; there are {', '.join(known)}", param, ctx)
         return value

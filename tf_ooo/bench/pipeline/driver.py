@@ -15,7 +15,7 @@ from pathlib import Path
 
 from tf_ooo.bench.pipeline.gantt import measured_timeline, task_seconds, traced
 from tf_ooo.bench.pipeline.pytorch import TorchRanks
-from tf_ooo.bench.pipeline.rows import BASELINE, LOCAL, SERIAL, PipelineMeasured, PipelineRun
+from tf_ooo.bench.pipeline.rows import BASELINE, LOCAL, SERIAL, UNFUSED, PipelineMeasured, PipelineRun
 from tf_ooo.bench.shared.cluster import ConfinedCluster, of_stages, stage_costs
 from tf_ooo.bench.shared.drivers import Workers
 from tf_ooo.bench.shared.processes import end_with, requests
@@ -27,6 +27,7 @@ from tf_ooo.costs.layer_costs import LayerCosts
 from tf_ooo.fit.ran import busy_seconds, task_times
 from tf_ooo.modes.pipeline import tasks_of
 from tf_ooo.modes.table import Pipeline
+from tf_ooo.planning.model.schedule import Schedule
 from tf_ooo.planning.simulation.simulator import simulate
 from tf_ooo.planning.simulation.timeline import Timeline
 
@@ -90,13 +91,21 @@ class PipelineDriver:
         pipelines: dict[str, InTurn] = {}
         measured, steps = None, 0
         for name, workload in workloads.items():
-            pipeline = InTurn(workload, dataclasses.replace(options, schedule=name), measured)
+            fused = pipelines.get(name.removesuffix(UNFUSED)) if name.endswith(UNFUSED) else None
+            schedule = name if fused is None else self._unfused(name, fused.schedule)
+            pipeline = InTurn(workload, dataclasses.replace(options, schedule=schedule), measured)
             pipeline.start(2)
             pipelines[name], measured = pipeline, pipeline.measured
             steps = max(steps, pipeline.steps)
             while pipeline.steps < steps:  # only the first one has measured
                 pipeline.step_s()
         return pipelines
+
+    def _unfused(self, name: str, fused: Schedule) -> str:
+        """A file with the same order, in which a dO is sent before the dW of its stage has run."""
+        path = Path(self._workers.folder) / f"{name}.txt"
+        path.write_text(dataclasses.replace(fused, fused_backward=False).to_text())
+        return str(path)
 
     def _rows(self, pipelines: Mapping[str, InTurn], times: Mapping[str, list[float]]) -> dict[str, Row]:
         """What rows say of pipelines beside their times."""

@@ -10,6 +10,8 @@ from tf_ooo.bench.shared.drivers import Measured, row_of
 from tf_ooo.bench.shared.rows import Row, bits_text, seconds_of, spread_text
 
 BASELINE, SERIAL, LOCAL = "gpipe", "serial", "local"
+# The same order; a dO does not wait for the dW of its stage, as it does in PyTorch's backward pass.
+UNFUSED = "_unfused"
 # Schedules of torch.distributed.pipelining: stages on each rank, by the name of the run.
 TORCH_STAGES = {"torch_gpipe": 1, "torch_1f1b": 1, "torch_zbv": 2}
 TORCH_SERIAL = "torch_serial"

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from tf_ooo.bench.shared.networks import Network
-from tf_ooo.bench.shared.options import SeveralValues, json_option, several
+from tf_ooo.bench.shared.options import SeveralValues, json_option, quick_option, several
 from tf_ooo.bench.shared.processes import command, end_with, quiet, requests, result_of
 from tf_ooo.bench.shared.rows import Row, reported
 from tf_ooo.bench.shared.workloads import DATA_PARALLEL, LAYERPIPE, PIPELINE
@@ -105,14 +105,17 @@ def text_of(row: Row) -> str:
 @several("--networks", click.Choice(list(NETWORKS)), default=list(NETWORKS), show_default=True)
 @several("--orders", click.Choice(ORDERS), default=list(ORDERS), show_default=True)
 @click.option("--steps", default=30, show_default=True, help="Steps of each way, in turns.")
+@quick_option("One network and order, ten steps of each way: under a minute.")
 @json_option
 def single_cpu(
-    networks: tuple[str, ...], orders: tuple[str, ...], steps: int, json_file: Path | None
+    networks: tuple[str, ...], orders: tuple[str, ...], steps: int, quick: bool, json_file: Path | None
 ) -> None:
     """One CPU device: does the order of the backward pass gain anything?
 
     Stock and rewritten steps take turns in one fit; TensorFlow's executor runs what is ready on all cores.
     """
+    if quick:
+        networks, orders, steps = networks[:1], orders[:1], 10
     reported(rows_of(networks, orders, steps), text_of, json_file)
 
 

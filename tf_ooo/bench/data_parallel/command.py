@@ -26,6 +26,7 @@ from tf_ooo.bench.data_parallel.rows import (
 )  # fmt: skip
 from tf_ooo.bench.shared import confine
 from tf_ooo.bench.shared.bars import save_bars
+from tf_ooo.bench.shared.drivers import end_with_sigterm
 from tf_ooo.bench.shared.options import COUNT, FILE, POSITIVE, json_option, quick_option
 from tf_ooo.bench.shared.processes import command, result_of
 from tf_ooo.bench.shared.rows import Row, reported
@@ -93,6 +94,7 @@ def data_parallel(
             f"{workers} workers of {cores} core: there have to be two or more, with no more than this "
             f"machine's {os.cpu_count()} cores together; see --workers and --cores"
         )
+    end_with_sigterm()
     names = (configurations or (QUICK if quick else ALL)).split(",")
     compared = list(dict.fromkeys([BASELINE, *names]))  # what all are compared with
     run = DataParallelRun(workload, compared, 0.0, workers, cores, rows, steps, repetitions)

@@ -80,8 +80,10 @@ def rows_of(measured: DataParallelMeasured, asked: DataParallelRun, tuned: Seque
     runs = dict(measured["configurations"])
     if tuned:
         runs[TUNED] = min(tuned, key=lambda run: statistics.median(run["seconds"]))
-    local_s = statistics.median(runs.pop(LOCAL)["seconds"]) if LOCAL in runs else None
-    bound_s = None if local_s is None else max(local_s, measured["communication_s"])
+    local = runs.pop(LOCAL)["seconds"] if LOCAL in runs else None
+    local_s = None if local is None else statistics.median(local)
+    # Its fastest turn: the median of another configuration may not be below a bound by noise.
+    bound_s = None if local is None else max(min(local), measured["communication_s"])
     stock, rows = runs[BASELINE], []
     medians = {name: statistics.median(run["seconds"]) for name, run in runs.items()}
     strongest = min((name for name in medians if name.startswith(STOCK)), key=medians.__getitem__)

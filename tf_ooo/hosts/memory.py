@@ -7,10 +7,15 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from tf_ooo.compat import keras_attributes, keras_variables, train_function
+from tf_ooo.errors import BackendError
 from tf_ooo.hosts.devices import host_device
+from tf_ooo.hosts.system_memory import available_bytes
 
 if TYPE_CHECKING:
     import keras
+
+# Smaller variables are not looked at one by one; so much is left for everything else.
+_LARGE_BYTES, _LEFT_BYTES = 1 << 20, 32 << 20
 
 
 @contextmanager
@@ -24,18 +29,46 @@ def host_memory() -> Iterator[None]:
 
     For models that no device holds: a pipeline never runs a step of such a model on one device, not even to
     measure it (``first_steps="cut"``).
+
+    Raises:
+        BackendError: a weight, and what is left of this process' memory: Linux would end the process.
     """
     import tensorflow as tf
 
+    there_bytes = 0
+
     def create(next_creator: Callable[..., Any], **arguments: Any) -> Any:
+        nonlocal there_bytes
         with tf.device(device):
             variable = next_creator(**arguments)
+        own_bytes = _bytes_of(variable)
+        _check_room(variable.name, own_bytes, there_bytes)
+        there_bytes += own_bytes
         keras_variables.mark_in_host_memory(variable)
         return variable
 
     device = host_device()
     with tf.device(device), tf.variable_creator_scope(create):
         yield
+
+
+def _bytes_of(variable: Any) -> int:
+    """0 for one whose shape is open."""
+    return int(variable.shape.num_elements() or 0) * int(variable.dtype.size)
+
+
+def _check_room(name: str, own_bytes: int, there_bytes: int) -> None:
+    """BackendError: there is no room for another variable as large; its first value is made beside it."""
+    if own_bytes < _LARGE_BYTES:
+        return
+    available = available_bytes()
+    if available is None or available.bytes > own_bytes + _LEFT_BYTES:
+        return
+    raise BackendError(
+        f"tf_ooo.host_memory(): {there_bytes} bytes of weights are there, and {own_bytes} more for "
+        f"{name.removesuffix(':0')!r} are too many: {available.bytes} bytes are {available.said}; build the "
+        "model on a machine, or in a group, with more memory"
+    )
 
 
 def in_host_memory(model: keras.Model) -> bool:

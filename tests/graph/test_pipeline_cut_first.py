@@ -186,7 +186,7 @@ def test_host_memory_is_asked_for_on_another_device():
 
 
 def test_a_loss_that_adds_up_rows_is_not_looked_at(caplog):
-    """The report says what the loss is then."""
+    """On a device that is not to hold the model; in this host's memory it is.  The report says what it is."""
 
     def summed(y, predicted):
         return tf.reduce_sum(keras.losses.sparse_categorical_crossentropy(y, predicted, from_logits=True))
@@ -194,8 +194,11 @@ def test_a_loss_that_adds_up_rows_is_not_looked_at(caplog):
     training = Training(mlp, momentum, EVEN, epochs=1, loss=summed)
     with pytest.raises(tf_ooo.BackendError, match="the loss adds up rows"):
         fitted(training, first_steps="whole")
+    with tf_ooo.host_memory(), pytest.raises(tf_ooo.BackendError, match="the loss adds up rows"):
+        fitted(training)
     report = fitted(training, first_steps="cut").report
     assert any("check_loss" in note for note in report.notes)
+    assert "check_loss" in caplog.text
 
 
 def test_an_unknown_place_is_refused():

@@ -58,7 +58,7 @@ def test_slots_that_would_not_fit_are_refused_before_they_are_made():
     group = r"left of the 817889280 of this process' control group /tf_ooo_test_\d+"
     match = re.fullmatch(
         "this process has 144152004 bytes of trainable weights and needs 288304020 bytes for the slots of "
-        r"Adam and about (\d+) bytes for gradients, messages and graphs beside them, but (\d+) bytes are "
+        r"Adam and about (\d+) bytes for gradients, messages and graphs beside them, but (\d+) are "
         f"{group}: about (\\d+) more would do; train "
         "on a machine, or in a group, with more memory, or take an optimizer with fewer slots",
         for_stages,

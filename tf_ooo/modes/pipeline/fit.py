@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import logging
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
 
     from tf_ooo.modes.pipeline.mode import PipelineMode
 
+_LOG = logging.getLogger("tf_ooo")
 # Finding out whether several devices are faster takes so many times as long as tracing a stock step, at most.
 _TRACES = 4
 # Micro-batches of the step that is taken apart where it does not run: gradients are added up from the second.
@@ -146,14 +148,14 @@ class PipelineSteps:
         """All variables; then, unless that was switched off, the loss of this first batch is looked at."""
         model, options, report = self._model, self._mode.options, self._mode.describe()
         self._mode.find_limit()
-        with host_memory() if in_host_memory(model) else contextlib.nullcontext():
+        on_host = in_host_memory(model)
+        with host_memory() if on_host else contextlib.nullcontext():
             sync.build(model, optimizers_of(model), model.train_step, iterator)
-        if not options.check_loss:
-            return
-        if self._never_whole:
-            report.notes += [_LOSS_UNCHECKED] if keras_losses.own_loss_code(model) else []
-        else:
-            check_loss(model, batch, options.microbatches)
+            if options.check_loss and (on_host or not self._never_whole):  # of a few rows; nothing is kept
+                check_loss(model, batch, options.microbatches)
+        if options.check_loss and self._never_whole and not on_host and keras_losses.own_loss_code(model):
+            report.notes.append(_LOSS_UNCHECKED)
+            _LOG.warning("%s", _LOSS_UNCHECKED)
 
     # -- before the plan ---------------------------------------------------------------------------
 

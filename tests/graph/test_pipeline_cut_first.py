@@ -194,8 +194,9 @@ def test_a_loss_that_adds_up_rows_is_not_looked_at(caplog):
     training = Training(mlp, momentum, EVEN, epochs=1, loss=summed)
     with pytest.raises(tf_ooo.BackendError, match="the loss adds up rows"):
         fitted(training, first_steps="whole")
+    on_host = Training(mlp, momentum, EVEN, epochs=1, loss=summed)
     with tf_ooo.host_memory(), pytest.raises(tf_ooo.BackendError, match="the loss adds up rows"):
-        fitted(training)
+        fitted(on_host)
     report = fitted(training, first_steps="cut").report
     assert any("check_loss" in note for note in report.notes)
     assert "check_loss" in caplog.text
@@ -219,3 +220,24 @@ def test_nobody_is_asked_who_has_no_steps_left():
     report = fitted(training, first_steps="cut", profile_steps=3).report
     assert report.costs.source == "analytic"
     assert np.isfinite(report.predicted_step_s)
+
+
+def test_a_model_above_the_limit_that_was_not_built_in_host_memory_says_so(caplog):
+    """All of it stands on the first device too, whatever the stages take."""
+
+    def wide():
+        return keras.Sequential([keras.Input((7,)), *(layers.Dense(128) for _ in range(6)), layers.Dense(3)])
+
+    training = Training(wide, adam, EVEN, epochs=1)
+    with pytest.raises(tf_ooo.MemoryLimitError) as refused:
+        fitted(training, memory_limit_bytes=1000)
+    caplog.clear()
+    with tf_ooo.host_memory():
+        on_host = Training(wide, adam, EVEN, epochs=1)
+        report = fitted(on_host, memory_limit_bytes=refused.value.smallest_bytes).report
+    assert not [note for note in report.notes if "host_memory" in note]
+    report = fitted(training, memory_limit_bytes=refused.value.smallest_bytes).report
+    said = [note for note in report.notes if "not built in tf_ooo.host_memory()" in note]
+    assert said == [note for note in said if "CPU:0, above the limit of" in note]
+    assert said
+    assert said[0] in caplog.text

@@ -54,6 +54,10 @@ _TRACES = 4
 _TAKEN_APART = 2
 _CALCULATED = "costs are calculated from shapes, not measured"
 _NEVER_WHOLE = "no device is to hold the whole model"
+_ALSO_WHOLE = (
+    "the model was not built in tf_ooo.host_memory(): its weights and slots, {} bytes, also stand on {}, "
+    "above the limit of {} bytes"
+)
 _LOSS_UNCHECKED = (
     f"the loss of a batch is not compared with its micro-batches' (check_loss): {_NEVER_WHOLE}; one that "
     "adds up rows, or compares them with one another, trains with the micro-batches' mean"
@@ -220,8 +224,15 @@ class PipelineSteps:
         engine = self._mode.company.engine
         if engine.size > 1:  # limits may differ among them
             return any(engine.gather(in_host_memory(self._model)))
-        too_large = limit_bytes is not None and bytes_of(all_variables(self._model)) > limit_bytes
-        return too_large or in_host_memory(self._model)
+        model_bytes = bytes_of(all_variables(self._model))
+        if in_host_memory(self._model):
+            return True
+        if limit_bytes is None or model_bytes <= limit_bytes:
+            return False
+        note = _ALSO_WHOLE.format(model_bytes, home_device(), limit_bytes)
+        self._mode.describe().notes.append(note)
+        _LOG.warning("%s", note)
+        return True
 
     def _first_cut_step(self, first: FirstSteps, batch: Any, iterator: Any) -> Any:
         """The step was taken apart, and has not run."""

@@ -78,3 +78,14 @@ def test_with_costs_of_a_table_the_plan_is_as_it_was():
     layers = fitted(profile_steps=1).costs.layers
     costs = CostTable(layers, tf_ooo.Link(1e-5))
     assert not fitted(costs=costs).costs.link.machines
+
+
+def test_too_few_layers_are_named_before_a_step_has_trained():
+    model = keras.Sequential([keras.Input((9, 5)), keras.layers.LSTM(8)])  # a loop stays whole
+    model.compile("adam", "mse", jit_compile=False)
+    before = model.get_weights()
+    callback = tf_ooo.OOOBackprop(tf_ooo.Pipeline(devices=2, microbatches=2))
+    with pytest.raises(tf_ooo.OptionsError, match="2 stages are more than the 1 layers.*use fewer devices"):
+        model.fit(np.ones((8, 9, 5)), np.ones((8, 8)), batch_size=4, verbose=0, callbacks=[callback])
+    assert int(model.optimizer.iterations) == 0
+    assert all(map(np.array_equal, before, model.get_weights()))

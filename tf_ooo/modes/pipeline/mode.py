@@ -165,7 +165,7 @@ class PipelineMode:
         return devices // count, -(-microbatches // count), count
 
     def check_step(self, step: Step) -> None:
-        """OptionsError, ScheduleError: before the first step runs, for stages that it does not have."""
+        """OptionsError, ScheduleError: before the first step, for stages or layers that it does not have."""
         names = [layer.name for layer in step.known.graph.layers]
         layers = tuple(LayerCosts(1.0, 1.0, 1.0, name=name) for name in names)
         cutter = Cutter(layers, units_of(len(names), step.known.glued), Link(), step.count)
@@ -176,6 +176,8 @@ class PipelineMode:
             own_cuts(self.own, cutter, self.options.stages, by_bytes=False)
         elif self.options.stages is not None:
             named_bounds(cutter, self.options.stages)
+        elif not self._chooses_devices:
+            cutter.cut(tuple(range(len(self.distributed.target.devices) // max(self.counts))))
 
     def prepare(self, model: keras.Model, steps: int | None) -> Training | None:
         """The training of the model's :class:`PipelineSteps`; None: one device was shown to be faster."""

@@ -60,8 +60,8 @@ def _why_not(smallest_bytes: int | None, unknown: Sequence[str]) -> str:
     if unknown:
         return (
             f"the sizes of {len(unknown)} tensors are not known before the step runs, first {unknown[0]!r}; "
-            "give batch_size= (rows of one batch on one device), or inputs of fixed shape; a loop's lists "
-            "of tensors have no known size in either case (Keras' RNN layers: unroll=True)"
+            "give inputs of fixed shape, or on one device batch_size= (rows of one batch); a loop's lists of "
+            "tensors have no known size in either case (Keras' RNN layers: unroll=True)"
         )
     return (
         f"even the lowest peak needs {smallest_bytes} bytes; "

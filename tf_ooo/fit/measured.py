@@ -106,6 +106,14 @@ def unknown_sizes(step: Step) -> tuple[str, ...]:
     return unknown_activations(step.known.graph, *_tasks(step))
 
 
+def layers_of_unknown_sizes(step: Step) -> tuple[str, ...]:
+    """The names of their layers."""
+    known = step.known
+    tasks = (known.where.get(step.general[name]) for name in unknown_sizes(step))
+    numbers = sorted({task[1] for task in tasks if task is not None})
+    return tuple(known.graph.layers[number].name for number in numbers)
+
+
 def _tasks(step: Step) -> tuple[Tasks, dict[str, int]]:
     """The tasks of the classified micro-batch, and the layers of its forward ops."""
     known = step.known

@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING
 
 from tf_ooo.compat import keras_losses, train_function
 from tf_ooo.costs.layer_costs import LayerCosts, Link
+from tf_ooo.costs.places import first_of
 from tf_ooo.costs.table import CostTable
 from tf_ooo.errors import BackendError, MemoryLimitError, ScheduleError
 from tf_ooo.fit.baseline import ONE_DEVICE
 from tf_ooo.fit.distributed import Distributed, check_model
 from tf_ooo.fit.given_costs import costs_of_parts
-from tf_ooo.fit.measured import measured_costs, unknown_sizes, with_shared_link
+from tf_ooo.fit.measured import layers_of_unknown_sizes, measured_costs, unknown_sizes, with_shared_link
 from tf_ooo.fit.mode import Training
 from tf_ooo.fit.reporting import fall_back
 from tf_ooo.hosts.memory import evaluate_in_host_memory, in_host_memory
@@ -259,7 +260,9 @@ class PipelineMode:
         limit_bytes = self.limit.bytes
         unknown = unknown_sizes(step) if limit_bytes is not None else ()
         if limit_bytes is not None and unknown:
-            self._refuse_unknown(MemoryLimitError(limit_bytes, None, unknown))
+            layers = layers_of_unknown_sizes(step)
+            because = f"they are of {first_of(layers, 3)}; memory_limit_bytes=0 plans without a limit"
+            self._refuse_unknown(MemoryLimitError(limit_bytes, None, unknown, because if layers else ""))
         if step.count > 1:
             note_micro_batches(self.distributed.report, model)
         return self._take(self._planned(step, costs), step, costs)

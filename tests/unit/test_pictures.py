@@ -263,4 +263,4 @@ def test_a_steady_step_that_takes_long_to_simulate_is_left_open(timeline, monkey
 
 def test_units():
     assert [time_text(s) for s in (2, 0.0125, 3e-6)] == ["2 s", "12.5 ms", "3 µs"]
-    assert [bytes_text(b) for b in (12, 2048, 3 * 1024**3)] == ["12 bytes", "2 KiB", "3 GiB"]
+    assert [bytes_text(b) for b in (12, 2500, 3e9)] == ["12 bytes", "2.5 kB", "3 GB"]

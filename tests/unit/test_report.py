@@ -3,10 +3,11 @@ from __future__ import annotations
 import json
 
 from tf_ooo.planning.model.schedule import Schedule, Task
+from tf_ooo.planning.pictures.style import bytes_text
 from tf_ooo.report.page import lane_pictures
 from tf_ooo.report.report import Report
 from tf_ooo.report.sections import LayerRow
-from tf_ooo.report.texts import bytes_text, seconds_text
+from tf_ooo.report.texts import seconds_text
 
 
 def make():

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 from tf_ooo.errors import BackendError
 from tf_ooo.planning.model.schedule import Schedule
 from tf_ooo.planning.pictures.page import Chart, chart_of, filled
-from tf_ooo.planning.pictures.style import COLOURS, TEXT_COLOURS
-from tf_ooo.report.texts import bytes_text, seconds_text
+from tf_ooo.planning.pictures.style import COLOURS, TEXT_COLOURS, bytes_text
+from tf_ooo.report.texts import seconds_text
 
 if TYPE_CHECKING:
     from tf_ooo.report.report import Report

@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tf_ooo.planning.model.schedule import Schedule
+from tf_ooo.planning.pictures.style import bytes_text
 from tf_ooo.report.gain import Gain
 from tf_ooo.report.sections import CompiledRow, LayerPipeSection, LayerRow, PipelineSection
-from tf_ooo.report.texts import bytes_text, seconds_text
+from tf_ooo.report.texts import seconds_text
 
 if TYPE_CHECKING:
     from tf_ooo.costs.gains import GainTable

@@ -7,7 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from tf_ooo.report.texts import bytes_text, device_text, seconds_text, sizes_text
+from tf_ooo.planning.pictures.style import bytes_text
+from tf_ooo.report.texts import device_text, seconds_text, sizes_text
 
 Rows = list[tuple[str, str]]
 

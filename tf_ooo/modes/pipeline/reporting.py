@@ -18,6 +18,7 @@ from tf_ooo.planning.building.merging import stage_of_layer
 from tf_ooo.planning.choosing.figures import recomputation
 from tf_ooo.planning.choosing.plan import Candidate, Plan
 from tf_ooo.planning.model.relation import stage_inputs
+from tf_ooo.planning.pictures.style import bytes_text
 from tf_ooo.planning.simulation.simulator import simulate
 from tf_ooo.report.filling import fill_plan
 from tf_ooo.report.report import Report
@@ -150,7 +151,7 @@ def _why(plan: Plan, stage: int, costs: CostTable) -> str:
     text = f"{seconds_text(mine)} of F + dO + dW a micro-batch, an equal share would be {seconds_text(fair)}"
     if last + 1 < len(costs.layers):
         sent = crossing_bytes(costs.layers, last)
-        text += f"; {sent / 1e3:.1f} kB cross the cut behind it"
+        text += f"; {bytes_text(sent)} cross the cut behind it"
     largest = max(costs.layers[first : last + 1], key=lambda layer: layer.busy_s)
     alone_s = largest.busy_s / speeds[stage]
     if alone_s > 1.2 * fair:

@@ -37,7 +37,8 @@ class Unit:
 
 
 _TIMES = (Unit("s", 1.0), Unit("ms", 1e-3), Unit("µs", 1e-6))
-_SIZES = (*(Unit(f"{letter}iB", 1024.0 ** (4 - i)) for i, letter in enumerate("TGMK")), Unit("bytes", 1.0))
+# Decimal, as links and data sheets count.
+_SIZES = (Unit("TB", 1e12), Unit("GB", 1e9), Unit("MB", 1e6), Unit("kB", 1e3), Unit("bytes", 1.0))
 
 
 def time_unit(seconds: float) -> Unit:
@@ -58,8 +59,10 @@ def time_text(seconds: float | None) -> str:
     return f"{seconds / unit.size:.4g} {unit.name}"
 
 
-def bytes_text(count: float) -> str:
-    """``1.23 GiB``."""
+def bytes_text(count: float | None) -> str:
+    """``1.23 GB``; a dash for None."""
+    if count is None:
+        return "-"
     unit = bytes_unit(count)
     return f"{count / unit.size:.4g} {unit.name}" if unit.size > 1 else f"{count:.0f} bytes"
 

@@ -157,8 +157,8 @@ def test_a_limit_is_a_line_over_the_memory(timeline):
 
 
 def test_what_numbers_say(timeline):
-    assert style.numbers_text(timeline.schedule) == "F3: micro-batch 3"
-    assert style.numbers_text(_data_parallel().schedule) == "F3: layer 3"
+    assert style.numbers_text(timeline.schedule) == "o3: dO of micro-batch 3"
+    assert style.numbers_text(_data_parallel().schedule) == "o3: dO of layer 3"
 
 
 def test_measured_beside_predicted(timeline, sending):

@@ -82,7 +82,7 @@ def test_a_stock_report_has_no_empty_rows():
 
 def test_long_labels_fit_their_boxes():
     schedule = Schedule("single_device", "in_order", {(0, 0): (Task("dO", 1), Task("dW", 116))})
-    (lane,) = lane_pictures(schedule)
+    (lane,) = lane_pictures(schedule, {})
     assert lane["box_width"] >= len("dW:116") * 6.6
     assert lane["boxes"][1]["x"] > lane["box_width"]
 

@@ -305,8 +305,9 @@ class ScheduledSteps:
                 f"rank {different[0]} has another graph than rank 0 ({len(different)} of {len(said)} have)"
             )
         predicted_s, plan_seconds = self.report.predicted_step_s, self.report.plan_seconds
+        timeline = self.report.timeline
         fill_plan(self.report, None if request is None else request.result)
-        self.report.predicted_step_s = predicted_s
+        self.report.predicted_step_s, self.report.timeline = predicted_s, timeline
         self.report.plan_seconds = (plan_seconds or 0.0) + (self.report.plan_seconds or 0.0)
         if failed:
             self._cannot_order(failed)

@@ -25,6 +25,8 @@ _ROW_PX, _LEAST_ROW_PX, _ALL_ROWS_PX, _LINK_PX = 34, 13, 580, 11
 _MEMORY_PX, _GAP_PX, _TOP_PX, _BOTTOM_PX = 230, 34, 70, 50
 _MOST_NAMES = 5000  # of layers, in what is shown at a bar: they are most of a page
 _MOST_LABELS, _MOST_LINKS_OPEN, _MOST_LINK_TICKS, _MOST_LEGEND = 800, 8, 24, 12
+# Of a memory limit: so many times the peak, and no line is drawn.
+_FAR_ABOVE, _LIMIT_COLOUR = 2.5, "#B00020"
 # Links come first: plotly (4.1) forgets which labels are too small when another part with bars follows.
 _LINKS, _LANES, _MEMORY = "y", "y2", "y3"
 
@@ -73,7 +75,9 @@ class _Rows:
         labels = (
             (style.lane_label(runs[place].timeline.schedule, lane), runs[place].name) for lane, place in keys
         )
-        self.labels = [f"{label} {name}".rstrip() for label, name in labels]
+        whole = [f"{label} {name}".rstrip() for label, name in labels]
+        # Streams side by side of one device, as measured: the first says it for all.
+        self.labels = ["" if i and whole[i - 1] == label else label for i, label in enumerate(whole)]
 
     @property
     def height_px(self) -> int:
@@ -98,6 +102,7 @@ def _add_tasks(chart: go.Figure, run: Run, rows: _Rows, place: int, unit: style.
             width=_BAR,
             name=style.NAMES[kind],
             legendgroup=kind,
+            legendrank=1000 + KIND_NUMBER[kind],
             showlegend=all(trace.legendgroup != kind for trace in chart.data),
             marker={
                 "color": style.COLOURS[kind],
@@ -170,8 +175,8 @@ def _hover(kind: str, bars: Bars, unit: style.Unit, run: str, named: bool) -> st
 def _add_links(chart: go.Figure, run: Run, unit: style.Unit) -> list[str]:
     """A thin row for each link; returns their names."""
     messages = links_of(run.timeline, run.view)
-    if not messages.links:
-        return []
+    if not (messages.end_s > messages.start_s).any():
+        return []  # nothing is sent, or no link keeps it waiting
     size = style.bytes_unit(float(messages.size_bytes.max()))
     names = [f"{source} → {target}" for source, target in messages.links]
     ends = np.array(messages.links)[messages.link]
@@ -210,23 +215,31 @@ def _add_memory(chart: go.Figure, run: Run, place: int, unit: style.Unit, end_s:
             name=f"device {device}",
             legend="legend2",
             legendgroup=f"memory {device}",
-            showlegend=place == 0 and len(devices) <= _MOST_LEGEND,
+            showlegend=place == 0 and 1 < len(devices) <= _MOST_LEGEND,
             hovertemplate=f"<b>device {device}</b> {run.name}<br>"
             f"%{{y:.4~g}} {size.name} at %{{x:.5~g}} {unit.name}<extra></extra>",
         )
     if place == 0:
         many = f"<br>{devices[0]} dark, {devices[-1]} light" if len(devices) > _MOST_LEGEND else ""
-        chart.update_layout({"yaxis3": {"title": {"text": f"memory, {size.name}{many}"}}})
+        planned = "memory as planned" if run.name and devices else "memory"
+        chart.update_layout({"yaxis3": {"title": {"text": f"{planned}, {size.name}{many}"}}})
 
 
 def _add_limit(chart: go.Figure, run: Run, limit_bytes: float) -> None:
-    size = style.bytes_unit(max(run.timeline.peak_bytes, default=0))
-    if run.timeline.memory:
+    """A line; only its value where it would lie so far above that the curves could not be read."""
+    peak_bytes = max(run.timeline.peak_bytes, default=0)
+    size, text = style.bytes_unit(peak_bytes), f"limit {style.bytes_text(limit_bytes)}"
+    if run.timeline.memory and limit_bytes > _FAR_ABOVE * peak_bytes:
+        corner = {"x": 1, "xref": "paper", "xanchor": "right", "y": 1, "yref": "y3 domain", "yanchor": "top"}
+        chart.add_annotation(
+            text=f"{text}, above the picture ↑", showarrow=False, font={"color": _LIMIT_COLOUR}, **corner
+        )
+    elif run.timeline.memory:
         chart.add_hline(
             y=limit_bytes / size.size,
             yref=_MEMORY,
-            line={"color": "#B00020", "width": 1.5, "dash": "dash"},
-            annotation={"text": f"limit {style.bytes_text(limit_bytes)}", "font": {"color": "#B00020"}},
+            line={"color": _LIMIT_COLOUR, "width": 1.5, "dash": "dash"},
+            annotation={"text": text, "font": {"color": _LIMIT_COLOUR}},
         )
 
 

@@ -103,13 +103,13 @@ def task_label(kind: str, stage: int, microbatch: int, which: str) -> str:
 
 def what_a_stage_is(schedule: Schedule) -> str:
     """What the number of a task counts: stages of several layers, or layers."""
-    return "stage" if schedule.mode == "pipeline" else "layer"
+    return "stage" if schedule.mode == "pipeline" or schedule.stages else "layer"
 
 
 def numbers_text(schedule: Schedule) -> str:
-    """What the numbers in the boxes say."""
+    """What the letters and numbers in the boxes say."""
     stage = what_a_stage_is(schedule)
     which = numbering(schedule)
     if which == "both":
-        return f"2F3: {stage} 2, micro-batch 3"
-    return f"F3: {stage if which == 'stage' else 'micro-batch'} 3"
+        return f"2o3: dO of {stage} 2, micro-batch 3"
+    return f"o3: dO of {stage if which == 'stage' else 'micro-batch'} 3"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -26,7 +25,7 @@ from tf_ooo.planning.choosing.figures import (
 )
 from tf_ooo.planning.choosing.plan import Candidate
 from tf_ooo.planning.choosing.splits import AVERAGED, Split
-from tf_ooo.planning.pictures.style import bytes_text, time_text
+from tf_ooo.planning.pictures.style import bytes_text, time_text, with_units
 
 _LEFT_OUT = "-"
 _FULL_WIDTH = 120
@@ -53,7 +52,7 @@ class CandidateRows:
             less = self.squeezed.get(candidate.name)
             again = self.recomputed.get(candidate.name)
             costs = (cost.in_short if cost else "" for cost in (less, again))
-            remarks = ("chosen" if mine else "", *costs, _with_units(candidate.reason))
+            remarks = ("chosen" if mine else "", *costs, with_units(candidate.reason))
             remark = "; ".join(filter(None, remarks))
             table.add_row(candidate.name, *self._figures(candidate), remark, style="bold" if mine else "")
         return table
@@ -148,7 +147,7 @@ def show_splits(splits: Sequence[Split], assumed: Sequence[str], rows: int | Non
     for place, (split, fact) in enumerate(zip(splits, facts, strict=True)):
         names = [str(split.replicas), str(split.devices)]
         if split.plan is None:
-            table.add_row(*names, *["-"] * 5, _with_units(split.reason))
+            table.add_row(*names, *["-"] * 5, with_units(split.reason))
             continue
         figures = [split.plan.trial.schedule.policy, time_text(split.step_s), f"{fact['per_s']:,.4g}"]
         figures += [bytes_text(split.plan.trial.peak_bytes), _times(split.over_one_device)]
@@ -174,7 +173,3 @@ def _split_facts(split: Split, rows: int | None) -> dict[str, Any]:
 
 def _times(factor: float | None) -> str:
     return _LEFT_OUT if factor is None else f"{factor:.2f}x"
-
-
-def _with_units(reason: str) -> str:
-    return re.sub(r"\b(\d{4,}) bytes", lambda match: bytes_text(int(match[1])), reason)

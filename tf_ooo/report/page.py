@@ -16,7 +16,7 @@ from tf_ooo.report.texts import device_text, seconds_text
 
 if TYPE_CHECKING:
     from tf_ooo.report.report import Report
-    from tf_ooo.report.sections import LayerRow
+    from tf_ooo.report.sections import CandidateRow, LayerRow
 
 _LOG = logging.getLogger("tf_ooo")
 _BAR_HEIGHT, _ROW_WIDTH = 24, 900
@@ -24,7 +24,8 @@ _BAR_HEIGHT, _ROW_WIDTH = 24, 900
 _CHARACTER_WIDTH, _PADDING, _GAP = 6.6, 8, 3
 _MOST_NOTES = 20
 _MOST_CANDIDATES = 30
-OURS = "reordered"
+# Rows of the summary that tables of the page say better.
+_IN_TABLES = ("ops per kind", "layers")
 _KIND_NAMES = {
     "F": "forward",
     "dO": "output gradient (critical chain)",
@@ -48,7 +49,7 @@ def page_of(report: Report) -> Page:
         "Out-of-order backprop report",
         report.headline,
         report.mood,
-        bars=bars_of(_step_medians(report), OURS),
+        bars=bars_of(_step_medians(report), _ours(report)),
         bars_title="Seconds of a step, medians of those that were timed",
         chart=chart,
         drawn=_drawn(report),
@@ -60,7 +61,7 @@ def page_of(report: Report) -> Page:
 
 
 def _tables(report: Report) -> Iterator[Table]:
-    yield Table("Summary", (), report.rows()[1:])
+    yield Table("Summary", (), [row for row in report.rows()[1:] if row[0] not in _IN_TABLES])
     yield _candidates(report)
     yield _layers(report)
     kinds = [(kind, _KIND_NAMES.get(kind, kind), str(count)) for kind, count in report.ops.items() if count]
@@ -89,10 +90,11 @@ def _drawn(report: Report) -> str:
         return ""
     if timeline.schedule.asynchronous:
         batches = f"{timeline.schedule.microbatches} batches, as planned"
-        return "One round, planned and measured: each task is another batch's" if measured else batches
-    how = " with one op after the other" if report.mode == "single_device" else ""
+        said = "One round, planned and measured (with the profiler): each task is another batch's"
+        return said if measured else batches
+    how = ", one op after the other" if report.mode == "single_device" else ""
     if measured:
-        return f"One step, planned{how} and measured"
+        return f"One step, planned{how and how + ','} and measured (with the profiler)"
     return f"{timeline.steps} steps, as planned" if timeline.steps > 1 else f"One step, as planned{how}"
 
 
@@ -108,7 +110,10 @@ def _notes(report: Report) -> Listed:
 
 def _candidates(report: Report) -> Table:
     """What a pipeline's plan was chosen from, the best first, refused ones last."""
-    rows = sorted(report.pipeline.candidates, key=lambda row: row.predicted_step_s or float("inf"))
+    best: dict[tuple[str, int], CandidateRow] = {}  # of each only the best way to cut the model
+    for row in sorted(report.pipeline.candidates, key=lambda row: row.predicted_step_s or float("inf")):
+        best.setdefault((row.schedule, row.stages), row)
+    rows = list(best.values())
     kept = (report.schedule, len(report.pipeline.stages))
     taken = next((i for i, row in enumerate(rows) if (row.schedule, row.stages) == kept), None)
     header = ("schedule", "stages", "predicted step", "peak of a device")
@@ -123,7 +128,8 @@ def _layers(report: Report) -> Table:
     """With their seconds, where those are known; else with the ops of each."""
     rows, costs = report.layers, report.costs
     if costs is not None and len(costs.layers) == len(rows):
-        return layer_table(costs.layers, [_place(row) for row in rows] if report.pipeline else ())
+        places = [_place(row) for row in rows] if report.pipeline else ()
+        return layer_table(costs.layers, places, "micro-batch" if report.pipeline else "batch")
     comm, own = any(row.comm for row in rows), any(row.own_dO for row in rows)
     header = ["layer", "weights", "dW ops", "U ops"]
     header += (["comm ops"] if comm else []) + (["dO of its own"] if own else [])
@@ -153,9 +159,15 @@ def table(report: Report) -> str:
 
 
 def _step_medians(report: Report) -> dict[str, float]:
-    """Of each baseline, and of the steps as they run."""
-    samples = {**report.baselines_s, OURS: report.steps_s}
-    return {name: statistics.median(times_s) for name, times_s in samples.items() if times_s}
+    """Of each baseline, and of the steps as they run; alone they are in the headline."""
+    samples = {**report.baselines_s, _ours(report): report.steps_s}
+    medians_s = {name: statistics.median(times_s) for name, times_s in samples.items() if times_s}
+    return medians_s if len(medians_s) > 1 else {}
+
+
+def _ours(report: Report) -> str:
+    devices = (report.pipeline or report.layerpipe).devices
+    return f"{report.schedule} on {len(devices)} devices" if devices else "reordered"
 
 
 def lane_pictures(schedule: Schedule | None, names: Mapping[int, str]) -> list[dict[str, Any]]:

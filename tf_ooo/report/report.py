@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from tf_ooo.planning.model.schedule import Schedule
 from tf_ooo.planning.pictures.style import bytes_text
+from tf_ooo.report.environment import ON
 from tf_ooo.report.gain import Gain
 from tf_ooo.report.sections import CompiledRow, LayerPipeSection, LayerRow, PipelineSection
 from tf_ooo.report.texts import seconds_text
@@ -56,6 +57,7 @@ class Report:
         kept_because: why the rewritten step was kept, other than for its speed.
         undecided: while both are timed, how far that is; ``""`` once it is decided.
         model, environment, date: what was trained, with what and on what, when.
+        batch_rows: of one step (data_parallel: of this rank's); None: not known.
         ops: number of ops per kind: F, dO, dW, U, comm, other.
         moved_ops: ops of the tasks that wait for an added edge; ``added_edges`` counts the edges.
         unclassified: ``{op of the backward pass: why it has no kind}``.
@@ -108,6 +110,7 @@ class Report:
     undecided: str = ""
     model: str = ""
     environment: str = ""
+    batch_rows: int | None = None
     date: str = field(default_factory=lambda: time.strftime("%Y-%m-%d %H:%M"))
     ops: dict[str, int] = field(default_factory=dict)
     moved_ops: int = 0
@@ -244,6 +247,7 @@ class Report:
     def rows(self) -> list[tuple[str, str]]:
         """The summary as (what, value); what is not known is left out."""
         gains = [Gain(name, times_s, self.steps_s) for name, times_s in self.baselines_s.items() if times_s]
+        software, _, device = self.environment.partition(ON)
         rows = [
             ("gain", self.headline),
             *(("", gain.text) for gain in gains[1:] if self.steps_s),
@@ -256,6 +260,7 @@ class Report:
             ("compared", self.compared),
             ("comparison", self._comparison_text()),
             ("model", self.model),
+            ("batch", self._batch_text()),
             *(self._plan_rows() if self.ops else ()),
             *self.pipeline.rows(not self.fell_back),
             *self.layerpipe.rows(self.layers),
@@ -270,9 +275,17 @@ class Report:
             *((f"XLA, {step}", compiled.text) for step, compiled in self.compiled.items()),
             ("costs", self.why_no_costs and f"not known: {self.why_no_costs}"),
             ("planning", seconds_text(self.plan_seconds)),
-            ("run", f"{self.date}  {self.environment}".strip()),
+            ("device", device),
+            ("run", f"{self.date}  {software}".strip()),
         ]
         return [(what, value) for what, value in rows if value not in ("", "-")]
+
+    def _batch_text(self) -> str:
+        rows, parts = self.batch_rows, self.pipeline.microbatches if self.pipeline else 1
+        if rows is None:
+            return ""
+        of_each = f", on each of {self.ranks} ranks" if self.ranks > 1 else ""
+        return f"{rows} rows a step{of_each}" + (f", in {parts} micro-batches" if parts > 1 else "")
 
     def _peak_text(self) -> str:
         unknown, rows = self.unknown_size_ops, self.peak_rows
@@ -339,8 +352,8 @@ class Report:
             ("ops per kind", ", ".join(f"{kind} {count}" for kind, count in self.ops.items())),
             ("layers", str(len(self.layers))),
             ("moved ops", f"{self.moved_ops} ({self.added_edges} edges added)"),
-            ("mixed dO and dW", str(len(self.mixed))),
-            ("unclassified", str(len(self.unclassified))),
+            ("mixed dO and dW", str(len(self.mixed) or "")),
+            ("unclassified", str(len(self.unclassified) or "")),
         ]
 
     def __repr__(self) -> str:

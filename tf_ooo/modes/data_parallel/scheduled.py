@@ -37,6 +37,7 @@ from tf_ooo.rewriting.reporting import fill_plan
 from tf_ooo.rewriting.request import RewriteRequest
 from tf_ooo.rewriting.result import RewriteResult
 from tf_ooo.tracing import traces
+from tf_ooo.tracing.micro_batches import rows_of
 from tf_ooo.tracing.slices import counts_for
 from tf_ooo.tracing.unrolled import StepSource, Unrolled, Wrapper, steps_together
 
@@ -153,6 +154,7 @@ class ScheduledSteps:
         if self._single is None:
             self._probe, self._single = self._rewritten(self._source, 1, lambda: request_to_look(self.model))
         self._profiled += 1
+        self.report.batch_rows = rows_of(batch)
         if self._profiled > 1 + MOST_STEPS and self._needs_costs:
             outputs, each_s, _ = self._timed(self._single, [batch])
             self._single_s.append(each_s)

@@ -227,7 +227,7 @@ class PipelineSteps:
         step, costs = first.measured(self._target)
         count = len(split_rows(rows_of(batch), mode.options.microbatches))
         self._make_plan(dataclasses.replace(step, count=count), costs, first)
-        mode.describe().no_baseline = _NEVER_WHOLE
+        mode.describe().no_baseline, mode.describe().batch_rows = _NEVER_WHOLE, rows_of(batch)
         alone = mode.company.engine.size == 1  # ranks would have to be asked for the same step
         if mode.options.costs is None and mode.options.profile_steps and alone:
             self._measured_batches = nests.signature(batch)

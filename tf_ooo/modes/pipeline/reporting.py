@@ -18,7 +18,7 @@ from tf_ooo.planning.building.merging import stage_of_layer
 from tf_ooo.planning.choosing.figures import recomputation
 from tf_ooo.planning.choosing.plan import Candidate, Plan
 from tf_ooo.planning.model.relation import stage_inputs
-from tf_ooo.planning.pictures.style import bytes_text
+from tf_ooo.planning.pictures.style import bytes_text, with_units
 from tf_ooo.planning.simulation.simulator import simulate
 from tf_ooo.report.filling import fill_plan
 from tf_ooo.report.report import Report
@@ -114,7 +114,7 @@ def limits_of(mesh: Mesh, costs: CostTable) -> list[str]:
 def _candidate_row(candidate: Candidate) -> CandidateRow:
     stages, trial = len(candidate.problem.bounds), candidate.trial
     if trial is None:
-        return CandidateRow(candidate.name, stages, reason=str(candidate.error))
+        return CandidateRow(candidate.name, stages, reason=with_units(candidate.reason))
     return CandidateRow(candidate.name, stages, trial.step_s, trial.peak_bytes)
 
 

@@ -12,7 +12,7 @@ import plotly.graph_objects as go
 from plotly.colors import sample_colorscale
 
 from tf_ooo.planning.model.arrays import Floats
-from tf_ooo.planning.model.schedule import Schedule
+from tf_ooo.planning.model.schedule import Lane, Schedule
 from tf_ooo.planning.model.task import KIND_NUMBER, KINDS
 from tf_ooo.planning.pictures import style
 from tf_ooo.planning.pictures.bars import Bars, View, bars_of, curve_points, links_of
@@ -72,10 +72,7 @@ class _Rows:
     def __init__(self, runs: Sequence[Run]) -> None:
         keys = sorted({(lane, place) for place, run in enumerate(runs) for lane in run.view.lanes})
         self.place = {key: number for number, key in enumerate(keys)}
-        labels = (
-            (style.lane_label(runs[place].timeline.schedule, lane), runs[place].name) for lane, place in keys
-        )
-        whole = [f"{label} {name}".rstrip() for label, name in labels]
+        whole = [_row_label(runs[place], lane) for lane, place in keys]
         # Streams side by side of one device, as measured: the first says it for all.
         self.labels = ["" if i and whole[i - 1] == label else label for i, label in enumerate(whole)]
 
@@ -83,6 +80,15 @@ class _Rows:
     def height_px(self) -> int:
         count = len(self.labels)
         return count * max(min(_ROW_PX, _ALL_ROWS_PX // max(count, 1)), _LEAST_ROW_PX)
+
+
+def _row_label(run: Run, lane: Lane) -> str:
+    """Of measured lanes only some are streams: what ran side by side has rows of its own."""
+    label = style.lane_label(run.timeline.schedule, lane)
+    device, role = label.split()[:2], label.split()[2:]
+    if run.name == "measured" and role not in (["comm"], ["update"]):
+        label = " ".join(device)
+    return f"{label} {run.name}".rstrip()
 
 
 def _add_tasks(chart: go.Figure, run: Run, rows: _Rows, place: int, unit: style.Unit) -> None:
@@ -205,7 +211,8 @@ def _add_memory(chart: go.Figure, run: Run, place: int, unit: style.Unit, end_s:
     devices = [device for device in run.view.devices if device < len(memory)]
     shades = sample_colorscale("viridis", [0.8 * i / max(len(devices) - 1, 1) for i in range(len(devices))])
     for device, colour in zip(devices, shades, strict=True):
-        time_s, alive = curve_points(memory[device], run.view.until_s, end_s)
+        until_s = min(end_s, run.timeline.makespan_s)
+        time_s, alive = curve_points(memory[device], run.view.until_s, until_s)
         chart.add_scatter(
             x=time_s / unit.size,
             y=(alive / size.size).astype(np.float32),

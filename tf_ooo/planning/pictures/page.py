@@ -19,7 +19,6 @@ from tf_ooo.planning.pictures.style import (
     steady_step_s,
     time_text,
 )
-from tf_ooo.planning.simulation.one_step import one_step
 
 if TYPE_CHECKING:
     from tf_ooo.planning.simulation.timeline import Timeline
@@ -98,7 +97,7 @@ def chart_of(
         runs = [Run(timeline, view_of(timeline, MOST_TASKS, MOST_LANES), "", names)]
     else:
         most = MOST_TASKS // 2, MOST_LANES // 2
-        pairs = ((one_step(timeline), "planned"), (measured, "measured"))
+        pairs = ((timeline.one_step(), "planned"), (measured, "measured"))
         runs = [Run(each, view_of(each, *most), name, names) for each, name in pairs]
     drawn = figure(runs, limit_bytes)
     return Chart(

@@ -104,11 +104,11 @@ def bars_of(seconds: Mapping[str, float], ours: str) -> list[Bar]:
     ]
 
 
-def layer_table(layers: Sequence[LayerCosts], places: Sequence[str]) -> Table:
-    """Seconds and bytes of each layer for one micro-batch; ``places``: where each is, empty: nowhere."""
+def layer_table(layers: Sequence[LayerCosts], places: Sequence[str], unit: str) -> Table:
+    """Seconds of each layer for one ``unit``, and its bytes; ``places``: where each is, empty: nowhere."""
     where = bool(places)
     header = ["layer", *(["stage, device"] if where else [])]
-    header += ["forward", "output gradient", "weight gradient", "update", "weights"]
+    header += ["F", "dO", "dW", "U", "weights"]
     rows = []
     for number, layer in enumerate(layers[:_MOST_ROWS]):
         times_s = (layer.forward_s, layer.output_grad_s, layer.weight_grad_s, layer.update_s)
@@ -118,4 +118,4 @@ def layer_table(layers: Sequence[LayerCosts], places: Sequence[str]) -> Table:
     left_out = len(layers) - len(rows)
     more = f"and {left_out} more layers" if left_out > 0 else ""
     numbers = range(1 + where, len(header))
-    return Table("Layers, for one micro-batch", header, rows, numbers, more=more)
+    return Table(f"Layers: time for one {unit}, bytes of weights", header, rows, numbers, more=more)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -65,6 +66,11 @@ def bytes_text(count: float | None) -> str:
         return "-"
     unit = bytes_unit(count)
     return f"{count / unit.size:.4g} {unit.name}" if unit.size > 1 else f"{count:.0f} bytes"
+
+
+def with_units(text: str) -> str:
+    """Numbers of bytes in a sentence as :func:`bytes_text` writes them."""
+    return re.sub(r"\b(\d{4,}) bytes", lambda match: bytes_text(int(match[1])), text)
 
 
 def steady_step_s(timeline: Timeline) -> float | None:

@@ -6,7 +6,7 @@ from tf_ooo.planning.model.schedule import Schedule, Task
 from tf_ooo.planning.pictures.style import bytes_text
 from tf_ooo.report.page import lane_pictures
 from tf_ooo.report.report import Report
-from tf_ooo.report.sections import LayerRow
+from tf_ooo.report.sections import CandidateRow, LayerRow, PipelineSection
 from tf_ooo.report.texts import seconds_text
 
 
@@ -29,6 +29,25 @@ def test_page_stands_alone_and_escapes(tmp_path):
     assert "&lt;b&gt;conv" in page
     assert "<b>conv" not in page
     assert "src=" not in page
+
+
+def test_the_page_says_on_what_and_how_it_was_trained(tmp_path):
+    report = make()
+    report.batch_rows, report.environment = 64, "tf_ooo 0.1.0, Python 3.11; on CPU x86_64, 2 cores"
+    rows = dict(report.rows())
+    assert (rows["batch"], rows["device"]) == ("64 rows a step", "CPU x86_64, 2 cores")
+    report.ranks = 2
+    assert dict(report.rows())["batch"] == "64 rows a step, on each of 2 ranks"
+    assert "CPU x86_64, 2 cores" in report.save_html(tmp_path / "report.html").read_text()
+
+
+def test_of_each_schedule_only_the_best_cut_is_compared(tmp_path):
+    report = make()
+    rows = [CandidateRow("gpipe", 2, reason="needs 3 MB"), CandidateRow("gpipe", 2, 0.013, 10**6)]
+    report.pipeline = PipelineSection(["CPU:0"], candidates=rows)
+    page = report.save_html(tmp_path / "report.html").read_text()
+    assert "needs 3 MB" not in page
+    assert "13.00 ms" in page
 
 
 def test_trace_has_one_event_per_task(tmp_path):

@@ -49,13 +49,31 @@ class CandidateRows:
         table.add_column("remark")
         for candidate in self.compared:
             mine = candidate.name == chosen
-            less = self.squeezed.get(candidate.name)
-            again = self.recomputed.get(candidate.name)
-            costs = (cost.in_short if cost else "" for cost in (less, again))
-            remarks = ("chosen" if mine else "", *costs, with_units(candidate.reason))
+            costs = self._costs_text(candidate)
+            remarks = ("chosen" if mine else "", costs, with_units(candidate.reason))
             remark = "; ".join(filter(None, remarks))
             table.add_row(candidate.name, *self._figures(candidate), remark, style="bold" if mine else "")
         return table
+
+    def cells(self, chosen: str) -> tuple[list[str], list[list[str]], range, int | None]:
+        """For a page: header, rows, which columns are numbers, and which row is that of the chosen."""
+        columns = [column.replace("-\n", "-").replace("\n", " ") for column in self._columns()]
+        remarks = any(self._costs_text(candidate) for candidate in self.compared)
+        header = ["schedule", "step", "idle", "peak memory", *columns, *(["remark"] if remarks else [])]
+        rows = []
+        for candidate in self.compared:
+            if candidate.trial is None:
+                rows.append([candidate.name, with_units(candidate.reason)])
+                continue
+            step, _, *figures = self._figures(candidate)
+            remark = [self._costs_text(candidate)] if remarks else []
+            rows.append([candidate.name, step, *figures, *remark])
+        mine = next((i for i, candidate in enumerate(self.compared) if candidate.name == chosen), None)
+        return header, rows, range(1, len(header) - remarks), mine
+
+    def _costs_text(self, candidate: Candidate) -> str:
+        costs = (self.squeezed.get(candidate.name), self.recomputed.get(candidate.name))
+        return "; ".join(cost.in_short for cost in costs if cost is not None)
 
     def facts(self, candidate: Candidate) -> dict[str, Any]:
         """One candidate as JSON types; null where there is no schedule."""

@@ -50,18 +50,18 @@ def page_of(report: Report) -> Page:
         report.headline,
         report.mood,
         bars=bars_of(_step_medians(report), _ours(report)),
-        bars_title="Seconds of a step, medians of those that were timed",
+        bars_title="Time of a step, medians of those that were measured",
         chart=chart,
         drawn=_drawn(report),
         lanes=() if chart else lane_pictures(planned, _layer_names(report)),
         lane_kinds=list(kinds),
-        tables=list(_tables(report)),
-        lists=[_notes(report)],
+        sections=list(_sections(report)),
     )
 
 
-def _tables(report: Report) -> Iterator[Table]:
+def _sections(report: Report) -> Iterator[Table | Listed]:
     yield Table("Summary", (), [row for row in report.rows()[1:] if row[0] not in _IN_TABLES])
+    yield _notes(report)
     yield _candidates(report)
     yield _layers(report)
     kinds = [(kind, _KIND_NAMES.get(kind, kind), str(count)) for kind, count in report.ops.items() if count]
@@ -105,7 +105,7 @@ def _layer_names(report: Report) -> dict[int, str]:
 def _notes(report: Report) -> Listed:
     left_out = len(report.notes) - _MOST_NOTES
     more = f"and {left_out} more, in report.notes" if left_out > 0 else ""
-    return Listed("Not as planned", report.notes[:_MOST_NOTES], more)
+    return Listed("Notes", report.notes[:_MOST_NOTES], more)
 
 
 def _candidates(report: Report) -> Table:

@@ -50,6 +50,7 @@ class Table:
         numbers: columns that are numbers, from 0.
         marked: the row that stands out; None: none.
         more: what is left out.
+        wide: it takes the whole width of the page.
     """
 
     title: str
@@ -58,6 +59,7 @@ class Table:
     numbers: Collection[int] = ()
     marked: int | None = None
     more: str = ""
+    wide: bool = False
 
 
 @dataclass(frozen=True)
@@ -79,7 +81,7 @@ class Page:
         bars, bars_title: steps beside each other.
         chart, drawn: the picture, and what it shows.
         lanes: instead of a chart, where no times are known: pictures of orders, of ``lane_kinds``.
-        tables, lists: below, in two columns where there is room.
+        sections: below, in two columns where there is room; what has no rows or texts is left out.
     """
 
     title: str
@@ -91,8 +93,7 @@ class Page:
     drawn: str = ""
     lanes: Sequence[Mapping[str, Any]] = ()
     lane_kinds: Sequence[str] = ()
-    tables: Sequence[Table] = ()
-    lists: Sequence[Listed] = ()
+    sections: Sequence[Table | Listed] = ()
 
 
 def bars_of(seconds: Mapping[str, float], ours: str) -> list[Bar]:

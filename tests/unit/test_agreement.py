@@ -307,8 +307,10 @@ def test_what_auto_did_without_is_noted():
     """On all ranks, by rank 0's word; nothing is predicted to be gained here."""
     steps = steps_of(Told(), result_of(), schedule="auto", profile_steps=0)
     plan = result_of().schedule.to_text()
-    steps._take(Planned(schedule=plan, step_s=2.0, stock_s=2.0, notes=["not planned by x: too odd"]))
-    assert steps.report.notes == ["not planned by x: too odd"]
+    steps._take(
+        Planned(schedule=plan, step_s=2.0, stock_s=2.0, notes=["schedule x was not compared: too odd"])
+    )
+    assert steps.report.notes == ["schedule x was not compared: too odd"]
     assert steps.report.fallback_reason == "no gain is predicted (0.0%)"
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tf_ooo.costs.places import KIND_WORDS
 from tf_ooo.planning.model.schedule import Schedule
 from tf_ooo.planning.pictures.style import bytes_text
 from tf_ooo.report.environment import ON
@@ -321,13 +322,13 @@ class Report:
         return f"{', '.join(self.limits)} (of the plan; these overlap)" if self.limits else ""
 
     def task_name(self, task: Task) -> str:
-        """A task in words: ``dW of conv2d_4, micro-batch 2``."""
+        """A task in words: ``weight gradient of conv2d_4, micro-batch 2``."""
         layers = [] if self.planned is None else list(self.planned.layers_of(task.stage))
         names = {row.index: row.name for row in self.layers}
         ends = list(dict.fromkeys(names.get(layer, f"layer {layer}") for layer in (layers[:1] + layers[-1:])))
         of = " .. ".join(ends) or f"layer {task.stage}"
         several = self.planned is not None and self.planned.microbatches > 1 and task.kind != "U"
-        return f"{task.kind} of {of}" + (f", micro-batch {task.microbatch}" if several else "")
+        return f"{KIND_WORDS[task.kind]} of {of}" + (f", micro-batch {task.microbatch}" if several else "")
 
     def _comparison_text(self) -> str:
         """What the test took."""
@@ -349,12 +350,16 @@ class Report:
 
     def _plan_rows(self) -> list[tuple[str, str]]:
         return [
-            ("ops per kind", ", ".join(f"{kind} {count}" for kind, count in self.ops.items())),
+            ("ops per kind", self._ops_text()),
             ("layers", str(len(self.layers))),
             ("moved ops", f"{self.moved_ops} ({self.added_edges} edges added)"),
-            ("mixed dO and dW", str(len(self.mixed) or "")),
+            ("gradients that stay mixed", str(len(self.mixed) or "")),
             ("unclassified", str(len(self.unclassified) or "")),
         ]
+
+    def _ops_text(self) -> str:
+        counts = (f"{KIND_WORDS.get(kind, kind)} {count}" for kind, count in self.ops.items() if count)
+        return ", ".join(counts)
 
     def __repr__(self) -> str:
         return self.summary()

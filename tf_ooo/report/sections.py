@@ -303,10 +303,10 @@ def _places(row: LayerRow) -> dict[str, int]:
     """The processor of each of its tasks."""
     high = row.dO_high_processor
     places = {
-        "F": row.F_processor,
-        "dO" if high is None else "a part of dO": row.dO_processor,
-        "the rest of dO": high,
-        "dW": row.dW_processor,
+        "forward pass": row.F_processor,
+        "output gradient" if high is None else "a part of the output gradient": row.dO_processor,
+        "the rest of the output gradient": high,
+        "weight gradient": row.dW_processor,
     }
     return {task: at for task, at in places.items() if at is not None}
 

@@ -245,7 +245,9 @@ class ScheduledSteps:
             stock_s=gain.stock_s,
             flight_bytes=link.flight_bytes,
             slices=counts_for(plan.schedule, graph, self._averaging.slices.sizes),
-            notes=[f"not planned by {row.name}: {row.reason}" for row in plan.candidates if row.reason],
+            notes=[
+                f"schedule {row.name} was not compared: {row.reason}" for row in plan.candidates if row.reason
+            ],
         )
 
     def _take(self, plan: Planned) -> None:

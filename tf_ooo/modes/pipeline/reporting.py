@@ -148,7 +148,8 @@ def _why(plan: Plan, stage: int, costs: CostTable) -> str:
     speeds = plan.problem.link.speeds_of(plan.schedule.device_of_stage)
     mine = busy_s(costs.layers[first : last + 1]) / speeds[stage]
     fair = busy_s(costs.layers) / sum(speeds)
-    text = f"{seconds_text(mine)} of F + dO + dW a micro-batch, an equal share would be {seconds_text(fair)}"
+    text = f"{seconds_text(mine)} of each micro-batch's forward and backward pass, an equal share would be "
+    text += seconds_text(fair)
     if last + 1 < len(costs.layers):
         sent = crossing_bytes(costs.layers, last)
         text += f"; {bytes_text(sent)} cross the cut behind it"

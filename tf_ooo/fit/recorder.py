@@ -26,7 +26,8 @@ _LOG = logging.getLogger("tf_ooo")
 # Of the first fifty: later the executor makes no events of cheap ops.
 STEPS = 3
 _DEDUCED = (
-    "the profiler does not see communication: it is drawn from the end of its dW to the begin of its update"
+    "the profiler does not see communication: it is drawn from the end of the weight gradient to the begin "
+    "of the update"
 )
 
 

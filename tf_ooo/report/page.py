@@ -12,11 +12,12 @@ from tf_ooo.planning.model.schedule import Schedule
 from tf_ooo.planning.pictures.page import chart_of, page_html
 from tf_ooo.planning.pictures.parts import Chart, Listed, Page, Table, bars_of, layer_table
 from tf_ooo.planning.pictures.style import bytes_text
+from tf_ooo.report.sections import CandidateRow
 from tf_ooo.report.texts import device_text, seconds_text
 
 if TYPE_CHECKING:
     from tf_ooo.report.report import Report
-    from tf_ooo.report.sections import CandidateRow, LayerRow
+    from tf_ooo.report.sections import LayerRow
 
 _LOG = logging.getLogger("tf_ooo")
 _BAR_HEIGHT, _ROW_WIDTH = 24, 900
@@ -92,6 +93,8 @@ def _drawn(report: Report) -> str:
         batches = f"{timeline.schedule.microbatches} batches, as planned"
         said = "One round, planned and measured (with the profiler): each task is another batch's"
         return said if measured else batches
+    if measured and report.fell_back:
+        return "One step: planned, which does not run, and the stock order as measured (with the profiler)"
     how = ", one op after the other" if report.mode == "single_device" else ""
     if measured:
         return f"One step, planned{how and how + ','} and measured (with the profiler)"
@@ -110,11 +113,13 @@ def _notes(report: Report) -> Listed:
 
 def _candidates(report: Report) -> Table:
     """What a pipeline's plan was chosen from, the best first, refused ones last."""
+    pipeline = report.pipeline
     best: dict[tuple[str, int], CandidateRow] = {}  # of each only the best way to cut the model
-    for row in sorted(report.pipeline.candidates, key=lambda row: row.predicted_step_s or float("inf")):
+    runs = _running(report)
+    for row in sorted([*pipeline.candidates, *runs], key=lambda row: row.predicted_step_s or float("inf")):
         best.setdefault((row.schedule, row.stages), row)
     rows = list(best.values())
-    kept = (report.schedule, len(report.pipeline.stages))
+    kept = runs[0].schedule if runs else report.schedule, len(pipeline.stages)
     taken = next((i for i, row in enumerate(rows) if (row.schedule, row.stages) == kept), None)
     header = ("schedule", "stages", "predicted step", "peak of a device")
     cells = []
@@ -122,6 +127,20 @@ def _candidates(report: Report) -> Table:
         figures = [seconds_text(row.predicted_step_s), bytes_text(row.peak_bytes)]
         cells.append([row.schedule, str(row.stages), *([row.reason] if row.reason else figures)])
     return Table("Schedules compared", header, cells, {1, 2, 3}, taken)
+
+
+def _running(report: Report) -> list[CandidateRow]:
+    """The plan that runs, where those that were compared are later ones, which were not faster."""
+    pipeline = report.pipeline
+    same = {(row.schedule, row.predicted_step_s) for row in pipeline.candidates}
+    known = (
+        report.fell_back or pipeline.replicas > 1 or not (pipeline.candidates and pipeline.predicted_step_s)
+    )
+    if known or (report.schedule, pipeline.predicted_step_s) in same:
+        return []
+    peak_bytes = max(pipeline.predicted_peak_bytes, default=None)
+    name, stages = f"{report.schedule}, the plan that runs", len(pipeline.stages)
+    return [CandidateRow(name, stages, pipeline.predicted_step_s, peak_bytes)]
 
 
 def _layers(report: Report) -> Table:

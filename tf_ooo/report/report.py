@@ -334,8 +334,9 @@ class Report:
         """What the test took."""
         if not self.compared_steps:
             return ""
-        took = seconds_text(self.profiling_overhead_s)
-        return f"{self.compared_steps} steps in turns, which all trained; {took} for a second step's trace"
+        took_s = self.profiling_overhead_s
+        trace = f"; {seconds_text(took_s)} for a second step's trace" if took_s else ""
+        return f"{self.compared_steps} steps in turns, which all trained{trace}"
 
     def _ranks_text(self) -> str:
         """How much faster all ranks train than one, and the share of the step that is not its own."""

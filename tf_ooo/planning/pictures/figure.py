@@ -67,10 +67,11 @@ def figure(runs: Sequence[Run], limit_bytes: float | None = None) -> go.Figure:
 
 
 class _Rows:
-    """Where each lane of each run is drawn."""
+    """Where each lane of each run is drawn: device after device, of each all lanes of a run together."""
 
     def __init__(self, runs: Sequence[Run]) -> None:
-        keys = sorted({(lane, place) for place, run in enumerate(runs) for lane in run.view.lanes})
+        drawn = {(lane, place) for place, run in enumerate(runs) for lane in run.view.lanes}
+        keys = sorted(drawn, key=lambda key: (key[0][0], key[1], key[0][1]))
         self.place = {key: number for number, key in enumerate(keys)}
         whole = [_row_label(runs[place], lane) for lane, place in keys]
         # Streams side by side of one device, as measured: the first says it for all.

@@ -181,7 +181,7 @@ def _computed_in(model: keras.Model) -> str:
 def _left_out(seconds: Mapping[str, float]) -> list[str]:
     """A note of the seconds that no layer has, by kind."""
     parts = [f"{left_s * 1e3:.3g} ms of {_OF_NO_LAYER[kind]}" for kind, left_s in seconds.items()]
-    return [f"not in the plan, as no layer owns it: {' and '.join(parts)}"] if parts else []
+    return [f"not in the plan, as no layer owns it: {'; '.join(parts)}"] if parts else []
 
 
 # Ops of these kinds that belong to no layer.

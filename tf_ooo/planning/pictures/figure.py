@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
 _BAR, _LINK_BAR = 0.84, 0.7
 _ROW_PX, _LEAST_ROW_PX, _ALL_ROWS_PX, _LINK_PX = 34, 13, 580, 11
-_MEMORY_PX, _GAP_PX, _TOP_PX, _BOTTOM_PX = 230, 34, 70, 50
+_MEMORY_PX, _GAP_PX, _TOP_PX, _BOTTOM_PX = 230, 34, 84, 50
+_TOOLS_PX = 26  # plotly's own, above the legend
 _MOST_NAMES = 5000  # of layers, in what is shown at a bar: they are most of a page
 _MOST_LABELS, _MOST_LINKS_OPEN, _MOST_LINK_TICKS, _MOST_LEGEND = 800, 8, 24, 12
 # Of a memory limit: so many times the peak, and no line is drawn.
@@ -296,8 +297,10 @@ def _heights(rows: _Rows, links: list[str], shown: bool, has_memory: bool) -> di
     memory = [0.0, memory_px / total]
     after_memory = (memory_px + _GAP_PX) / total if memory_px else 0.0
     links_at = [after_memory, after_memory + link_px / total]
+    height = total + _TOP_PX + _BOTTOM_PX
     return {
-        "height": total + _TOP_PX + _BOTTOM_PX,
+        "height": height,
+        "legend.y": 1 - _TOOLS_PX / height,
         "yaxis.domain": links_at if link_px else [0, 0.001],
         "yaxis.visible": bool(link_px),
         "yaxis2.domain": [1 - rows.height_px / total, 1],

@@ -8,7 +8,7 @@ import tf_ooo
 from tf_ooo.costs.devices import device
 from tf_ooo.costs.models import model_costs
 
-GIB = 2**30
+GB = 10**9
 
 # Seconds and bytes of each layer for one micro-batch of 2 sequences, from formulas; Adam has two slots.
 v100 = device("v100-fp16").derated(flop_share=0.4)
@@ -22,20 +22,20 @@ layers = (*layers, head)
 link = tf_ooo.Link(latency_s=20e-6, bytes_per_s=25e9 / 8)
 
 problem = {
-    "layers": layers, "devices": 4, "microbatches": 8, "link": link, "memory_limit_bytes": 12 * GIB,
+    "layers": layers, "devices": 4, "microbatches": 8, "link": link, "memory_limit_bytes": 12 * GB,
 }  # fmt: skip
 
-print(f"{len(layers)} layers, 4 devices of 12 GiB, 8 micro-batches, 25 Gbit/s\n")
+print(f"{len(layers)} layers, 4 devices of 12 GB, 8 micro-batches, 25 Gbit/s\n")
 print("schedule            step   bubble   peak memory")
 for name in ("gpipe", "1f1b", "fast_forward", "zb_h1", "zb_v", "auto"):
     try:
         schedule = tf_ooo.plan(schedule=name, **problem)
     except tf_ooo.MemoryLimitError as error:
-        print(f"{name:<16} needs {error.smallest_bytes / GIB:.1f} GiB on a device")
+        print(f"{name:<16} needs {error.smallest_bytes / GB:.1f} GB on a device")
         continue
     timeline = tf_ooo.simulate(schedule, layers, link)
-    peak_gib = max(timeline.peak_bytes) / GIB
-    print(f"{name:<16} {timeline.makespan_s:6.3f} s  {timeline.bubble_fraction:6.1%}  {peak_gib:7.2f} GiB")
+    peak_gb = max(timeline.peak_bytes) / GB
+    print(f"{name:<16} {timeline.makespan_s:6.3f} s  {timeline.bubble_fraction:6.1%}  {peak_gb:7.2f} GB")
 
 print(f"\nauto took {schedule.policy}:\n{timeline.to_text(width=140)}")
 timeline.save_html("plan_only.html")

@@ -70,3 +70,7 @@ gradient_bytes
 
 # Summed over a stage's layers by its name.
 stored_bytes
+
+# The page's template reads them.
+bars_title
+sections

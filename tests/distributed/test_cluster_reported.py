@@ -17,6 +17,7 @@ from grappler_passes.compat import runtime
 from tests.distributed.clusters import addresses, wait_until_ready
 from tf_ooo.bench.shared import confine
 from tf_ooo.errors import MemoryLimitError
+from tf_ooo.planning.pictures.style import bytes_text
 
 pytestmark = [
     pytest.mark.takes(90),
@@ -90,7 +91,7 @@ def test_a_model_that_no_worker_holds_is_planned_within_what_they_report(cluster
     assert report.memory_limit_from.startswith(
         f"worker {second} (task 1) has a control group of {LIMITS[1]} bytes of which "
     )
-    assert f"{report.memory_limit_bytes / 1e6:.1f} MB each, worker {second}" in report.summary()
+    assert f"{bytes_text(report.memory_limit_bytes)} each, worker {second}" in report.summary()
     peaks = report.pipeline.predicted_peak_bytes
     assert max(peaks) * 9 / 8 <= report.memory_limit_bytes < sum(peaks)
     assert "not compared: no device is to hold the whole model" in report.summary()

@@ -62,7 +62,7 @@ def test_layerpipe(tmp_path):
     fit(model_of(), measuring, batches=10)
     costs = measuring.report.costs
     report = recorded(tmp_path, lambda **more: tf_ooo.LayerPipe(costs=costs, **more))
-    assert "batches as planned, one round as measured" in (tmp_path / "report.html").read_text()
+    assert "One round, planned and measured" in (tmp_path / "report.html").read_text()
     assert report.measured_timeline is not None, report.not_measured
     planned = {task for task in report.planned.tasks if not task.microbatch and task.kind != "U"}
     measured = set(report.measured_timeline.schedule.tasks)

@@ -276,7 +276,9 @@ def said(result, failed=""):
 
 def test_ranks_with_the_same_digest_run_the_planned_order():
     steps = steps_of(Told(said(result_of()), said(result_of())), result_of())
+    steps.report.timeline = planned = object()
     assert steps._agree()
+    assert steps.report.timeline is planned  # the page and the trace draw it
     assert not steps.report.fell_back
     assert steps.report.added_edges == 4
 
@@ -307,8 +309,10 @@ def test_what_auto_did_without_is_noted():
     """On all ranks, by rank 0's word; nothing is predicted to be gained here."""
     steps = steps_of(Told(), result_of(), schedule="auto", profile_steps=0)
     plan = result_of().schedule.to_text()
-    steps._take(Planned(schedule=plan, step_s=2.0, stock_s=2.0, notes=["not planned by x: too odd"]))
-    assert steps.report.notes == ["not planned by x: too odd"]
+    steps._take(
+        Planned(schedule=plan, step_s=2.0, stock_s=2.0, notes=["schedule x was not compared: too odd"])
+    )
+    assert steps.report.notes == ["schedule x was not compared: too odd"]
     assert steps.report.fallback_reason == "no gain is predicted (0.0%)"
 
 

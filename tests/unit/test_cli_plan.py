@@ -78,6 +78,30 @@ def test_json_and_files(costs, tmp_path):
     assert json.loads(again.stdout)["makespan_s"] == pytest.approx(content["makespan_s"])
 
 
+def test_the_page_says_all_that_the_table_says(costs, tmp_path):
+    """The assumptions, the limit, what was compared, and where each layer is."""
+    page, ask = tmp_path / "plan.html", ("--devices", 2, "--microbatches", 4, "--memory", "200MB")
+    result = _run("plan", costs, *ask, "--batch", 16, "--html", page)
+    assert result.exit_code == 0, result.output
+    text = page.read_text()
+    assumed = result.output.split("Assumed:")[1].split("Predicted")[0].strip().splitlines()
+    assert all(f"<li>{line.strip()}</li>" in text for line in assumed)
+    policies = [name for name, policy in POLICIES.items() if "pipeline" in policy.modes]
+    assert all(f"<td>{name}</td>" in text for name in policies)
+    assert text.count('class="marked"') == 1
+    assert "limit 200 MB" in text
+    assert all(f"<td>block {i}</td>" in text for i in range(8))
+    assert "<li>made up</li>" in text
+    assert "as fast as one device" in text
+
+
+def test_the_page_of_a_simulation_names_layers(costs, tmp_path):
+    out, page = tmp_path / "s.txt", tmp_path / "simulated.html"
+    assert _run("plan", costs, "--devices", 2, "--schedule", "1f1b", "--out", out).exit_code == 0
+    assert _run("simulate", out, costs, "--html", page).exit_code == 0
+    assert "block 0 .. block 3 (4 layers)" in page.read_text()
+
+
 def test_the_link_of_the_option_counts(costs, tmp_path):
     out = tmp_path / "s.txt"
     arguments = ("plan", costs, "--devices", 2, "--schedule", "1f1b", "--json", "--out", out)
@@ -159,7 +183,7 @@ def test_assumptions_are_said(costs, tmp_path):
         "costs as given; the table says of no device",
         "2 devices, 4 micro-batches a step, of rows that the costs do not tell",
         "link 8 Gbit/s, 10 µs latency, each direction of each two devices",
-        "at most 190.7 MiB on each device",
+        "at most 200 MB on each device",
     ]
     assert [line for line in out.read_text().splitlines() if line.startswith("#")] == [
         f"# assumed: {line}" for line in lines
@@ -203,7 +227,7 @@ def test_what_the_limit_costs(costs):
     (row,) = tight["candidates"]
     assert row["slower_by_limit"] == pytest.approx(slower)
     assert free["candidates"][0]["slower_by_limit"] is None
-    text = f"zb_h2 under 32.42 MiB: {slower:.0%} slower than without the limit (43.87 MiB)"
+    text = f"zb_h2 under 34 MB: {slower:.0%} slower than without the limit (46 MB)"
     assert f"note: {text}" in _run(*ask, "--memory", "34MB").output
     limited = tf_ooo.plan(
         layers=CostTable.load(costs), schedule="zb_h2", devices=4, microbatches=8,

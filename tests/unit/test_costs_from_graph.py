@@ -7,6 +7,7 @@ import pytest
 
 from grappler_passes.graph.training_graph import Layer, Op, OpKind, TrainingGraph, Variable
 from tf_ooo.costs.from_graph import forward_layers, graph_costs
+from tf_ooo.costs.keras_model import _left_out
 from tf_ooo.errors import CostError
 
 F, DO, DW, U, OTHER = (
@@ -157,8 +158,8 @@ def test_unknown_sizes_are_noted():
     ops["mm1"] = op("mm1", F, "view", "r1", type="MatMul")
     ops["r1"] = op("r1", F, "h1", type="ResourceGather")
     costs = graph_costs(TrainingGraph(ops, graph.layers, graph.variables), powers(graph))
-    assert any(note.endswith("tensors of unknown size count as 0 bytes: F of k1") for note in costs.notes)
-    assert any("'k1' is never read whole: 4 bytes an element" in note for note in costs.notes)
+    assert any(note.endswith("of unknown size, taken as 0 bytes: forward pass of k1") for note in costs.notes)
+    assert any("the size of variable 'k1' is not known: 4 bytes an element" in note for note in costs.notes)
     assert costs.layers[1].weight_bytes == 60
 
 
@@ -172,3 +173,12 @@ def test_parts_that_a_gradient_is_added_up_from():
     second = dataclasses.replace(graph.layers[1], weight_grad_ops=names)
     graph = dataclasses.replace(graph, layers=(graph.layers[0], second))
     assert [layer.summand_bytes for layer in _layers(graph, powers(graph))] == [0, 50 + 51 + 52]
+
+
+def test_what_no_layer_owns_is_one_note_in_words():
+    assert _left_out({}) == []
+    assert _left_out({"U": 1.5e-5, "other": 2e-5}) == [
+        "not in the plan, as no layer owns it: 0.015 ms of updates that serve all layers, such as step "
+        "counters; 0.02 ms of work beside training, such as metrics"
+    ]
+    assert all(_left_out({kind.value: 1.0}) for kind in OpKind)

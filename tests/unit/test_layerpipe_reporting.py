@@ -36,8 +36,11 @@ def test_the_summary_says_where_both_parts_of_an_output_gradient_are():
     on = {"F_processor": 0, "dO_processor": 0, "dW_processor": 0}
     report.layers = [LayerRow(name="wide", **on, dO_high_processor=1, delay_steps=2)]
     report.layerpipe = LayerPipeSection(devices=["CPU:0", "CPU:1"])
-    assert "CPU:0: F and a part of dO and dW of wide" in report.summary()
-    assert "CPU:1: the rest of dO of wide" in report.summary()
+    assert (
+        "CPU:0: forward pass and a part of the output gradient and weight gradient of wide"
+        in report.summary()
+    )
+    assert "CPU:1: the rest of the output gradient of wide" in report.summary()
 
 
 def test_two_versions_are_one_way():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 from collections import Counter
@@ -156,9 +157,30 @@ def test_a_limit_is_a_line_over_the_memory(timeline):
     assert (line.yref, line.y0) == ("y3", 150)
 
 
+def test_a_limit_far_above_is_named_and_not_drawn(timeline):
+    """Its line would press the curves down to nothing."""
+    drawn = figure([Run(timeline, view_of(timeline, 1000, 10))], limit_bytes=10_000)
+    assert not drawn.layout.shapes
+    assert [note.text for note in drawn.layout.annotations] == ["limit 10 kB, above the picture ↑"]
+
+
+def test_links_that_keep_nobody_waiting_are_left_out(timeline, sending):
+    assert len(timeline.messages) > 0
+    for run, shown in ((timeline, False), (sending, True)):
+        drawn = figure([Run(run, view_of(run, 1000, 10))])
+        assert any(trace.name == "message" for trace in drawn.data) is shown
+        assert bool(drawn.layout.updatemenus) is shown
+
+
+def test_a_stage_of_late_gradients_is_no_layer():
+    schedule = Schedule.from_text(SECOND_BY_SECOND)
+    late = dataclasses.replace(schedule, mode="layerpipe", stages=((0, 2), (3, 3)))
+    assert style.what_a_stage_is(late) == "stage"
+
+
 def test_what_numbers_say(timeline):
-    assert style.numbers_text(timeline.schedule) == "F3: micro-batch 3"
-    assert style.numbers_text(_data_parallel().schedule) == "F3: layer 3"
+    assert style.numbers_text(timeline.schedule) == "o3: dO of micro-batch 3"
+    assert style.numbers_text(_data_parallel().schedule) == "o3: dO of layer 3"
 
 
 def test_measured_beside_predicted(timeline, sending):
@@ -178,6 +200,7 @@ def test_measured_beside_predicted(timeline, sending):
     assert sum(len(trace.base) for trace in bars) == len(timeline.events) + len(sending.events)
     html = render(timeline, sending)
     assert "<small>measured</small>" in html
+    assert "one step, from first to last task" in html
 
 
 def test_trace_is_a_chrome_trace(sending, tmp_path):
@@ -263,4 +286,4 @@ def test_a_steady_step_that_takes_long_to_simulate_is_left_open(timeline, monkey
 
 def test_units():
     assert [time_text(s) for s in (2, 0.0125, 3e-6)] == ["2 s", "12.5 ms", "3 µs"]
-    assert [bytes_text(b) for b in (12, 2048, 3 * 1024**3)] == ["12 bytes", "2 KiB", "3 GiB"]
+    assert [bytes_text(b) for b in (12, 2500, 3e9)] == ["12 bytes", "2.5 kB", "3 GB"]

@@ -97,7 +97,7 @@ def test_the_report_says_what_a_cut_shares_and_sends():
     assert planned.problem.bounds == ((0, 1), (2, 2))
     first, last = (_why(planned, stage, CostTable(layers)) for stage in range(2))
     assert first.startswith(
-        "12.00 s of F + dO + dW a micro-batch, an equal share would be 18.00 s; 3.0 kB cross"
+        "12.00 s of each micro-batch's forward and backward pass, an equal share would be 18.00 s; 3 kB cross"
     )
     assert last.endswith("l4.0 alone takes 24.00 s, and is not cut further")
 

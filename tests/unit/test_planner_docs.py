@@ -44,7 +44,7 @@ def test_example(tmp_path):
         [sys.executable, str(example)], capture_output=True, text=True, cwd=tmp_path, timeout=120
     )
     assert run.returncode == 0, run.stderr
-    assert re.search(r"gpipe +needs [0-9.]+ GiB", run.stdout)
+    assert re.search(r"gpipe +needs [0-9.]+ GB", run.stdout)
     assert re.search(r"zb_h1 +[0-9.]+ s", run.stdout)
     assert "auto took " in run.stdout
     files = sorted(path.name for path in tmp_path.iterdir())

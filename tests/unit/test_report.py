@@ -1,12 +1,15 @@
 from __future__ import annotations
 
 import json
+import re
 
 from tf_ooo.planning.model.schedule import Schedule, Task
+from tf_ooo.planning.pictures.style import bytes_text
+from tf_ooo.planning.simulation.measured import one_by_one
 from tf_ooo.report.page import lane_pictures
 from tf_ooo.report.report import Report
-from tf_ooo.report.sections import LayerRow
-from tf_ooo.report.texts import bytes_text, seconds_text
+from tf_ooo.report.sections import CandidateRow, LayerRow, PipelineSection, StageRow
+from tf_ooo.report.texts import seconds_text
 
 
 def make():
@@ -28,6 +31,47 @@ def test_page_stands_alone_and_escapes(tmp_path):
     assert "&lt;b&gt;conv" in page
     assert "<b>conv" not in page
     assert "src=" not in page
+
+
+def test_the_page_says_on_what_and_how_it_was_trained(tmp_path):
+    report = make()
+    report.batch_rows, report.environment = 64, "tf_ooo 0.1.0, Python 3.11; on CPU x86_64, 2 cores"
+    rows = dict(report.rows())
+    assert (rows["batch"], rows["device"]) == ("64 rows a step", "CPU x86_64, 2 cores")
+    report.ranks = 2
+    assert dict(report.rows())["batch"] == "64 rows a step, on each of 2 ranks"
+    assert "CPU x86_64, 2 cores" in report.save_html(tmp_path / "report.html").read_text()
+
+
+def test_of_each_schedule_only_the_best_cut_is_compared(tmp_path):
+    report = make()
+    rows = [CandidateRow("gpipe", 2, reason="needs 3 MB"), CandidateRow("gpipe", 2, 0.013, 10**6)]
+    report.pipeline = PipelineSection(["CPU:0"], candidates=rows)
+    page = report.save_html(tmp_path / "report.html").read_text()
+    assert "needs 3 MB" not in page
+    assert "13.00 ms" in page
+
+
+def test_a_plan_that_stays_is_marked_and_not_a_later_one_of_its_name(tmp_path):
+    """Planned again with costs of the run, ``modulo`` is predicted otherwise, and is not what runs."""
+    report, stages = make(), [StageRow(0, "CPU:0", ["a"], {}, 0, 0, 0, {}, "")]
+    rows = [CandidateRow("modulo", 1, 0.0085, 6 * 10**6), CandidateRow("gpipe", 1, 0.0090, 4 * 10**6)]
+    report.schedule = "modulo"
+    report.pipeline = PipelineSection(["CPU:0"], stages, rows, 0.0088, predicted_peak_bytes=[5 * 10**6])
+    page = report.save_html(tmp_path / "report.html").read_text()
+    marked = page.split('class="marked"')[1].split("</tr>")[0]
+    assert re.findall("<td.*?>(.*?)</td>", marked) == ["modulo, the plan that runs", "1", "8.80 ms", "5 MB"]
+    rows[0].predicted_step_s = 0.0088
+    page = report.save_html(tmp_path / "report.html").read_text()
+    assert "the plan that runs" not in page
+
+
+def test_the_page_of_a_stock_step_says_that_the_plan_does_not_run(tmp_path):
+    report = make()
+    report.timeline = report.measured_timeline = one_by_one(report.planned, {Task("dO", 1): 1.0})
+    report.fell_back, report.fallback_reason = True, "measured"
+    page = report.save_html(tmp_path / "report.html").read_text()
+    assert "One step: planned, which does not run, and the stock order as measured" in page
 
 
 def test_trace_has_one_event_per_task(tmp_path):
@@ -81,7 +125,7 @@ def test_a_stock_report_has_no_empty_rows():
 
 def test_long_labels_fit_their_boxes():
     schedule = Schedule("single_device", "in_order", {(0, 0): (Task("dO", 1), Task("dW", 116))})
-    (lane,) = lane_pictures(schedule)
+    (lane,) = lane_pictures(schedule, {})
     assert lane["box_width"] >= len("dW:116") * 6.6
     assert lane["boxes"][1]["x"] > lane["box_width"]
 

@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from tf_ooo.planning.choosing.plan import step_s
+from tf_ooo.planning.pictures.parts import Page
 from tf_ooo.planning.pictures.style import bytes_text, steady_step_s, time_text
 from tf_ooo.planning.simulation.timeline import Timeline
 
@@ -48,6 +49,7 @@ class Outputs:
         timeline: Timeline,
         *,
         table: Table | None = None,
+        page: Callable[[], Page] | None = None,
         texts: Sequence[tuple[Path | None, Callable[[], str]]] = (),
         notes: Sequence[str] = (),
         **facts: Any,
@@ -57,10 +59,11 @@ class Outputs:
         Args:
             timeline: to show.
             table, notes: printed with it; with --json instead what is known of it and the ``facts``.
+            page: what --html writes; None: the timeline by itself.
             texts: files, and what makes their text.
         """
         saves = [
-            (self.html, timeline.save_html),
+            (self.html, timeline.save_html if page is None else _page_writer(page)),
             (self.png, timeline.save_png),
             (self.trace, timeline.save_trace),
         ]
@@ -89,6 +92,12 @@ class Outputs:
             console.print(f"note: {note}", highlight=False, markup=False)
         for file in files:
             console.print(f"wrote {file}", highlight=False)
+
+
+def _page_writer(make: Callable[[], Page]) -> Callable[[Path], object]:
+    from tf_ooo.planning.pictures.page import page_html, write_page
+
+    return lambda path: write_page(path, page_html(make()))
 
 
 def _text_writer(make: Callable[[], str]) -> Callable[[Path], object]:

@@ -15,6 +15,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from tf_ooo.cli.inputs import BYTES, LINK, SPEEDS, STAGES, is_model, policy_options, with_devices
 from tf_ooo.cli.outputs import EXISTING, FILE, Outputs, picture_options
+from tf_ooo.cli.plan_page import page_of_plan
 from tf_ooo.cli.plan_table import CandidateRows, print_table, show_splits
 from tf_ooo.costs.devices import PRECISIONS
 from tf_ooo.costs.gains import GainTable
@@ -129,10 +130,13 @@ def plan(
     finally:
         if not wanted.as_json:
             print_table(assumed, rows.table(chosen))
+    notes = [*map(str, rows.squeezed.values()), *map(str, rows.recomputed.values()), *table.notes]
+    timeline = _timeline(plan)
     wanted.show(
-        _timeline(plan),
+        timeline,
+        page=lambda: page_of_plan(plan, timeline, rows, problem.layers, assumed, notes),
         texts=[(out, lambda: _with_comments(assumed) + plan.schedule.to_text()), (costs_out, table.to_json)],
-        notes=[*map(str, rows.squeezed.values()), *map(str, rows.recomputed.values()), *table.notes],
+        notes=notes,
         assumptions=list(assumed),
         candidates=[rows.facts(candidate) for candidate in plan.candidates],
     )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -26,7 +25,7 @@ from tf_ooo.planning.choosing.figures import (
 )
 from tf_ooo.planning.choosing.plan import Candidate
 from tf_ooo.planning.choosing.splits import AVERAGED, Split
-from tf_ooo.planning.pictures.style import bytes_text, time_text
+from tf_ooo.planning.pictures.style import bytes_text, time_text, with_units
 
 _LEFT_OUT = "-"
 _FULL_WIDTH = 120
@@ -50,13 +49,31 @@ class CandidateRows:
         table.add_column("remark")
         for candidate in self.compared:
             mine = candidate.name == chosen
-            less = self.squeezed.get(candidate.name)
-            again = self.recomputed.get(candidate.name)
-            costs = (cost.in_short if cost else "" for cost in (less, again))
-            remarks = ("chosen" if mine else "", *costs, _with_units(candidate.reason))
+            costs = self._costs_text(candidate)
+            remarks = ("chosen" if mine else "", costs, with_units(candidate.reason))
             remark = "; ".join(filter(None, remarks))
             table.add_row(candidate.name, *self._figures(candidate), remark, style="bold" if mine else "")
         return table
+
+    def cells(self, chosen: str) -> tuple[list[str], list[list[str]], range, int | None]:
+        """For a page: header, rows, which columns are numbers, and which row is that of the chosen."""
+        columns = [column.replace("-\n", "-").replace("\n", " ") for column in self._columns()]
+        remarks = any(self._costs_text(candidate) for candidate in self.compared)
+        header = ["schedule", "step", "idle", "peak memory", *columns, *(["remark"] if remarks else [])]
+        rows = []
+        for candidate in self.compared:
+            if candidate.trial is None:
+                rows.append([candidate.name, with_units(candidate.reason)])
+                continue
+            step, _, *figures = self._figures(candidate)
+            remark = [self._costs_text(candidate)] if remarks else []
+            rows.append([candidate.name, step, *figures, *remark])
+        mine = next((i for i, candidate in enumerate(self.compared) if candidate.name == chosen), None)
+        return header, rows, range(1, len(header) - remarks), mine
+
+    def _costs_text(self, candidate: Candidate) -> str:
+        costs = (self.squeezed.get(candidate.name), self.recomputed.get(candidate.name))
+        return "; ".join(cost.in_short for cost in costs if cost is not None)
 
     def facts(self, candidate: Candidate) -> dict[str, Any]:
         """One candidate as JSON types; null where there is no schedule."""
@@ -148,7 +165,7 @@ def show_splits(splits: Sequence[Split], assumed: Sequence[str], rows: int | Non
     for place, (split, fact) in enumerate(zip(splits, facts, strict=True)):
         names = [str(split.replicas), str(split.devices)]
         if split.plan is None:
-            table.add_row(*names, *["-"] * 5, _with_units(split.reason))
+            table.add_row(*names, *["-"] * 5, with_units(split.reason))
             continue
         figures = [split.plan.trial.schedule.policy, time_text(split.step_s), f"{fact['per_s']:,.4g}"]
         figures += [bytes_text(split.plan.trial.peak_bytes), _times(split.over_one_device)]
@@ -174,7 +191,3 @@ def _split_facts(split: Split, rows: int | None) -> dict[str, Any]:
 
 def _times(factor: float | None) -> str:
     return _LEFT_OUT if factor is None else f"{factor:.2f}x"
-
-
-def _with_units(reason: str) -> str:
-    return re.sub(r"\b(\d{4,}) bytes", lambda match: bytes_text(int(match[1])), reason)

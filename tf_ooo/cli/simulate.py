@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import click
 
 from tf_ooo.cli.inputs import LINK, SPEEDS, load_schedule, load_table
 from tf_ooo.cli.outputs import EXISTING, Outputs, picture_options, timeline_table
+from tf_ooo.cli.plan_page import page_of_simulation
 from tf_ooo.costs.layer_costs import Link
 from tf_ooo.errors import ScheduleError
 
@@ -35,4 +37,5 @@ def simulate(
         timeline = run(loaded, table, steps=steps)
     except ScheduleError as error:
         raise ScheduleError(f"{schedule}: {error}") from error
-    Outputs(**outputs).show(timeline, table=timeline_table(timeline))
+    page = functools.partial(page_of_simulation, timeline, table.layers)
+    Outputs(**outputs).show(timeline, table=timeline_table(timeline), page=page)

@@ -12,7 +12,7 @@ from grappler_passes.graph.liveness import owns_memory
 from grappler_passes.graph.training_graph import Op, OpKind, TrainingGraph
 from tf_ooo.costs.devices import DeviceModel, Work
 from tf_ooo.costs.layer_costs import SECONDS, LayerCosts
-from tf_ooo.costs.places import Places
+from tf_ooo.costs.places import Places, counted
 from tf_ooo.errors import CostError
 
 _ASSUMED_ELEMENT_BYTES = 4
@@ -53,12 +53,12 @@ def graph_costs(
     tasks = backward_tasks(graph).ops if tasks is None else tasks
     forward = forward_layers(graph) if forward is None else forward
     by_task = ops_by_task(graph, tasks, forward)
-    counted = {name for names in by_task.values() for name in names}
+    of_layers = {name for names in by_task.values() for name in names}
     sizes = _sizes(graph, tasks, forward)
     notes: list[str] = []
     if sizes.unknown:
         shown = Places.of_tasks(graph, by_task).listed(sizes.unknown)
-        notes.append(f"{len(sizes.unknown)} tensors of unknown size count as 0 bytes: {shown}")
+        notes.append(f"{counted(len(sizes.unknown), 'tensor')} of unknown size, taken as 0 bytes: {shown}")
     inputs = _layer_inputs(graph, forward)
     weights = variable_bytes(graph, notes)
     layers = []
@@ -87,7 +87,7 @@ def graph_costs(
         )
     left_s: defaultdict[str, float] = defaultdict(float)
     for name, op in graph.ops.items():
-        if name not in counted and seconds.get(name, 0.0) > 0:
+        if name not in of_layers and seconds.get(name, 0.0) > 0:
             left_s[op.kind.value] += seconds[name]
     return GraphCosts(tuple(layers), dict(left_s), tuple(notes))
 
@@ -272,7 +272,7 @@ def variable_bytes(graph: TrainingGraph, notes: list[str]) -> list[tuple[float, 
             if size is None:
                 size = float(math.prod(variable.shape or (0,)) * _ASSUMED_ELEMENT_BYTES)
                 how = f"{_ASSUMED_ELEMENT_BYTES} bytes an element" if variable.shape else "0 bytes"
-                notes.append(f"variable {variable.name!r} is never read whole: {how} assumed")
+                notes.append(f"the size of variable {variable.name!r} is not known: {how} assumed")
             weight_bytes += size
             slot_bytes += size * len(variable.slots)
         out.append((weight_bytes, slot_bytes))

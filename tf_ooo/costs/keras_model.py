@@ -7,7 +7,7 @@ import os
 import re
 import sys
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -144,8 +144,7 @@ def costs_of_model(
     costs = graph_costs(graph, seconds.seconds, tasks, forward)
     layers = with_occupancy(costs.layers, graph, analytic_ops(graph_def, roofline).work, roofline)
     notes = [*step.notes, *costs.notes, *seconds.notes]
-    for kind, left_s in costs.left_out_s.items():
-        notes.append(f"{left_s * 1e3:.3g} ms of {kind} ops belong to no layer and are left out")
+    notes += _left_out(costs.left_out_s)
     where = roofline.name
     if profile is not None:
         times = f"step {profile.step_s * 1e3:.3g} ms, profiling {profile.overhead_s:.2g} s"
@@ -177,6 +176,23 @@ def _computed_in(model: keras.Model) -> str:
     """The type that layers with weights compute in: the shortest, if they differ."""
     kinds = {getattr(layer, "compute_dtype", None) for layer in model.layers if layer.weights}
     return next((kind for kind in ("bfloat16", "float16") if kind in kinds), "float32")
+
+
+def _left_out(seconds: Mapping[str, float]) -> list[str]:
+    """A note of the seconds that no layer has, by kind."""
+    parts = [f"{left_s * 1e3:.3g} ms of {_OF_NO_LAYER[kind]}" for kind, left_s in seconds.items()]
+    return [f"not in the plan, as no layer owns it: {'; '.join(parts)}"] if parts else []
+
+
+# Ops of these kinds that belong to no layer.
+_OF_NO_LAYER = {
+    "F": "the forward pass",
+    "dO": "the backward pass",
+    "dW": "the backward pass",
+    "U": "updates that serve all layers, such as step counters",
+    "comm": "communication",
+    "other": "work beside training, such as metrics",
+}
 
 
 class _Step:

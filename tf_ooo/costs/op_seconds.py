@@ -66,7 +66,7 @@ def op_seconds(
     if missing:
         reasons = "; ".join(dict.fromkeys(whose.told(analytic.unknown[n]) for n in missing[:_NAMED]))
         more = " ..." if len(missing) > _NAMED else ""
-        notes.append(f"{counted(len(missing), 'op')} without costs: {reasons}{more}")
+        notes.append(f"{counted(len(missing), 'op')} counted as taking no time: {reasons}{more}")
     source = "analytic" if not profile else "mixed" if filled else "measured"
     return OpSeconds({n: s for n, s in seconds.items() if s is not None}, source, share, tuple(notes))
 

@@ -14,11 +14,19 @@ _MOST = 5
 _LAST = 2
 # As Python shows a name in a message.
 _QUOTED = re.compile(r"'([^']+)'")
+# Kinds of tasks and ops, as one says them.
+KIND_WORDS = {
+    "F": "forward pass",
+    "dO": "output gradient",
+    "dW": "weight gradient",
+    "U": "update",
+    "comm": "gradient exchange",
+}
 
 
 @dataclass(frozen=True)
 class Places:
-    """``dW of conv2d``, by the names of ops; of ops that belong to no layer the end of their names."""
+    """``weight gradient of conv2d``, by the names of ops; of those of no layer the end of their names."""
 
     of: Mapping[str, str]
 
@@ -27,7 +35,7 @@ class Places:
         """Of a classified step whose ops are known by task."""
         return cls(
             {
-                name: f"{kind} of {graph.layers[layer].name}"
+                name: f"{KIND_WORDS[kind]} of {graph.layers[layer].name}"
                 for (kind, layer), names in by_task.items()
                 for name in names
             }

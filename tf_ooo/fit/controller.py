@@ -25,7 +25,7 @@ from tf_ooo.fit.reporting import fall_back
 from tf_ooo.fit.stock_first import run_stock_first
 from tf_ooo.options import OneDeviceOptions
 from tf_ooo.planning.model.task import Task
-from tf_ooo.planning.simulation.measured import one_after_another
+from tf_ooo.planning.simulation.measured import one_by_one
 from tf_ooo.planning.simulation.timeline import Timeline
 from tf_ooo.report.report import Report, not_predicted
 from tf_ooo.rewriting.op_tasks import tasks_of_ops
@@ -353,4 +353,4 @@ def _in_order(result: RewriteResult, op_seconds: Mapping[str, float]) -> Timelin
     seconds: dict[Task, float] = {}
     for name, task in tasks_of_ops(result.training_graph).items():
         seconds[task] = seconds.get(task, 0.0) + op_seconds.get(name, 0.0)
-    return one_after_another(result.schedule, seconds)
+    return one_by_one(result.schedule, seconds)

@@ -187,6 +187,7 @@ class FirstSteps:
         functions = self._functions
         if self._layers.step is None:  # costs are of the first batch's parts
             self._whole_rows, self._first_batch = rows_of(batch), nests.signature(batch)
+            self._report.batch_rows = self._whole_rows
             self.rows = max(split_rows(self._whole_rows, functions.microbatches))
         started = time.perf_counter()
         if self.seen and self._steps:

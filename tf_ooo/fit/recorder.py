@@ -18,7 +18,7 @@ from tf_ooo.planning.simulation.measured import (
     against_plan,
     between_neighbours,
     measured_timeline,
-    one_after_another,
+    one_by_one,
 )
 from tf_ooo.report.report import Report
 
@@ -26,7 +26,8 @@ _LOG = logging.getLogger("tf_ooo")
 # Of the first fifty: later the executor makes no events of cheap ops.
 STEPS = 3
 _DEDUCED = (
-    "the profiler does not see communication: it is drawn from the end of its dW to the begin of its update"
+    "the profiler does not see communication: it is drawn from the end of the weight gradient to the begin "
+    "of the update"
 )
 
 
@@ -144,7 +145,7 @@ class Recorder:
         report.measured_timeline = measured = measured_timeline(watched.schedule, ran, busy_s)
         if watched.one_by_one and report.timeline is None:
             seconds = {task: each.ops_s for task, each in ran.items()}
-            report.timeline = one_after_another(watched.schedule, seconds)
+            report.timeline = one_by_one(watched.schedule, seconds)
         planned = None if watched.one_by_one else report.timeline
         report.measured_against_plan = against_plan(
             watched.schedule, measured, planned, report.task_name, watched.why, set(tasks.values())

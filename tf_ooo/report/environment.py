@@ -9,6 +9,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from keras import Model
 
+# Between the software and the device that it runs on.
+ON = "; on "
+
 
 def environment(model: Model | None = None) -> str:
     """Versions and device; of the model's Keras, or of what ``tf.keras`` is.  Starts no GPU."""
@@ -24,4 +27,4 @@ def environment(model: Model | None = None) -> str:
     if gpus := tf.config.list_physical_devices("GPU"):
         details = tf.config.experimental.get_device_details(gpus[0])
         device = f"{len(gpus)} x {details.get('device_name', 'GPU')}"
-    return f"{software}, Python {platform.python_version()}, {device}"
+    return f"{software}, Python {platform.python_version()}{ON}{device}"

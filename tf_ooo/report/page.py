@@ -1,21 +1,23 @@
-"""The report as a page, built as that of a timeline by itself."""
+"""The report as a page, and as a table for notebooks."""
 
 from __future__ import annotations
 
 import logging
 import statistics
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from tf_ooo.errors import BackendError
 from tf_ooo.planning.model.schedule import Schedule
-from tf_ooo.planning.pictures.page import Chart, chart_of, filled
-from tf_ooo.planning.pictures.style import COLOURS, TEXT_COLOURS
-from tf_ooo.report.texts import bytes_text, seconds_text
+from tf_ooo.planning.pictures.page import chart_of, page_html
+from tf_ooo.planning.pictures.parts import Chart, Listed, Page, Table, bars_of, layer_table
+from tf_ooo.planning.pictures.style import bytes_text
+from tf_ooo.report.sections import CandidateRow
+from tf_ooo.report.texts import device_text, seconds_text
 
 if TYPE_CHECKING:
     from tf_ooo.report.report import Report
+    from tf_ooo.report.sections import LayerRow
 
 _LOG = logging.getLogger("tf_ooo")
 _BAR_HEIGHT, _ROW_WIDTH = 24, 900
@@ -23,7 +25,8 @@ _BAR_HEIGHT, _ROW_WIDTH = 24, 900
 _CHARACTER_WIDTH, _PADDING, _GAP = 6.6, 8, 3
 _MOST_NOTES = 20
 _MOST_CANDIDATES = 30
-OURS = "reordered"
+# Rows of the summary that tables of the page say better.
+_IN_TABLES = ("ops per kind", "layers")
 _KIND_NAMES = {
     "F": "forward",
     "dO": "output gradient (critical chain)",
@@ -36,23 +39,37 @@ _KIND_NAMES = {
 
 def render(report: Report) -> str:
     """The page's HTML; without a chart where plotly is not installed."""
-    return filled(
-        "report.html",
-        Path(__file__).parent / "templates",
-        report=report,
-        colours=COLOURS,
-        text_colours=TEXT_COLOURS,
-        rows=report.rows(),
-        kinds=[(kind, _KIND_NAMES.get(kind, kind), count) for kind, count in report.ops.items()],
-        steps=step_bars(report),
-        ours=OURS,
-        most_notes=_MOST_NOTES,
-        chart=_chart(report),
+    return page_html(page_of(report))
+
+
+def page_of(report: Report) -> Page:
+    """What the page says, from top to bottom."""
+    chart, planned = _chart(report), report.planned
+    kinds = {task.kind: None for tasks in (planned.lanes.values() if planned else ()) for task in tasks}
+    return Page(
+        "Out-of-order backprop report",
+        report.headline,
+        report.mood,
+        bars=bars_of(_step_medians(report), _ours(report)),
+        bars_title="Time of a step, medians of those that were measured",
+        chart=chart,
         drawn=_drawn(report),
-        lanes=lane_pictures(report.planned),
-        candidates=list(_candidates(report)),
-        layer_names=_layer_names(report),
+        lanes=() if chart else lane_pictures(planned, _layer_names(report)),
+        lane_kinds=list(kinds),
+        sections=list(_sections(report)),
     )
+
+
+def _sections(report: Report) -> Iterator[Table | Listed]:
+    yield Table("Summary", (), [row for row in report.rows()[1:] if row[0] not in _IN_TABLES])
+    yield _notes(report)
+    yield _candidates(report)
+    yield _layers(report)
+    kinds = [(kind, _KIND_NAMES.get(kind, kind), str(count)) for kind, count in report.ops.items() if count]
+    yield Table("Ops per kind", ("kind", "what it is", "ops"), kinds, {2})
+    header = ("op", "reason")
+    yield Table("Ops that compute dO and dW together", header, list(report.mixed.items()))
+    yield Table("Unclassified ops of the backward pass", header, list(report.unclassified.items()))
 
 
 def _chart(report: Report) -> Chart | None:
@@ -68,32 +85,83 @@ def _chart(report: Report) -> Chart | None:
 
 
 def _drawn(report: Report) -> str:
-    """What the chart shows: late gradients have a plan of several batches, and one round is measured."""
-    schedule, measured = report.planned, report.measured_timeline is not None
-    if schedule is not None and schedule.asynchronous:
-        planned = f"{schedule.microbatches} batches as planned"
-        return f"{planned}, one round as measured" if measured else planned
-    return "One step, planned and measured" if measured else "One step, as planned"
+    """What the chart shows."""
+    timeline, measured = report.timeline, report.measured_timeline is not None
+    if timeline is None:
+        return ""
+    if timeline.schedule.asynchronous:
+        batches = f"{timeline.schedule.microbatches} batches, as planned"
+        said = "One round, planned and measured (with the profiler): each task is another batch's"
+        return said if measured else batches
+    if measured and report.fell_back:
+        return "One step: planned, which does not run, and the stock order as measured (with the profiler)"
+    how = ", one op after the other" if report.mode == "single_device" else ""
+    if measured:
+        return f"One step, planned{how and how + ','} and measured (with the profiler)"
+    return f"{timeline.steps} steps, as planned" if timeline.steps > 1 else f"One step, as planned{how}"
 
 
 def _layer_names(report: Report) -> dict[int, str]:
     return {row.index: row.name for row in report.layers}
 
 
-def _candidates(report: Report) -> Iterator[dict[str, Any]]:
+def _notes(report: Report) -> Listed:
+    left_out = len(report.notes) - _MOST_NOTES
+    more = f"and {left_out} more, in report.notes" if left_out > 0 else ""
+    return Listed("Notes", report.notes[:_MOST_NOTES], more)
+
+
+def _candidates(report: Report) -> Table:
     """What a pipeline's plan was chosen from, the best first, refused ones last."""
-    rows = sorted(report.pipeline.candidates, key=lambda row: row.predicted_step_s or float("inf"))
-    kept = (report.schedule, len(report.pipeline.stages))
-    taken = next((row for row in rows if (row.schedule, row.stages) == kept), None)
+    pipeline = report.pipeline
+    best: dict[tuple[str, int], CandidateRow] = {}  # of each only the best way to cut the model
+    runs = _running(report)
+    for row in sorted([*pipeline.candidates, *runs], key=lambda row: row.predicted_step_s or float("inf")):
+        best.setdefault((row.schedule, row.stages), row)
+    rows = list(best.values())
+    kept = runs[0].schedule if runs else report.schedule, len(pipeline.stages)
+    taken = next((i for i, row in enumerate(rows) if (row.schedule, row.stages) == kept), None)
+    header = ("schedule", "stages", "predicted step", "peak of a device")
+    cells = []
     for row in rows[:_MOST_CANDIDATES]:
-        yield {
-            "schedule": row.schedule,
-            "stages": row.stages,
-            "taken": row is taken,
-            "step": seconds_text(row.predicted_step_s),
-            "peak": bytes_text(row.peak_bytes),
-            "reason": row.reason or "",
-        }
+        figures = [seconds_text(row.predicted_step_s), bytes_text(row.peak_bytes)]
+        cells.append([row.schedule, str(row.stages), *([row.reason] if row.reason else figures)])
+    return Table("Schedules compared", header, cells, {1, 2, 3}, taken)
+
+
+def _running(report: Report) -> list[CandidateRow]:
+    """The plan that runs, where those that were compared are later ones, which were not faster."""
+    pipeline = report.pipeline
+    same = {(row.schedule, row.predicted_step_s) for row in pipeline.candidates}
+    known = (
+        report.fell_back or pipeline.replicas > 1 or not (pipeline.candidates and pipeline.predicted_step_s)
+    )
+    if known or (report.schedule, pipeline.predicted_step_s) in same:
+        return []
+    peak_bytes = max(pipeline.predicted_peak_bytes, default=None)
+    name, stages = f"{report.schedule}, the plan that runs", len(pipeline.stages)
+    return [CandidateRow(name, stages, pipeline.predicted_step_s, peak_bytes)]
+
+
+def _layers(report: Report) -> Table:
+    """With their seconds, where those are known; else with the ops of each."""
+    rows, costs = report.layers, report.costs
+    if costs is not None and len(costs.layers) == len(rows):
+        places = [_place(row) for row in rows] if report.pipeline else ()
+        return layer_table(costs.layers, places, "micro-batch" if report.pipeline else "batch")
+    comm, own = any(row.comm for row in rows), any(row.own_dO for row in rows)
+    header = ["layer", "weights", "dW ops", "U ops"]
+    header += (["comm ops"] if comm else []) + (["dO of its own"] if own else [])
+    cells = []
+    for row in rows:
+        counts = [row.dW, row.U, *([row.comm] if comm else [])]
+        has_own = ["yes" if row.own_dO else "no"] if own else []
+        cells.append([str(row.index), row.name, *map(str, counts), *has_own])
+    return Table("Layers", header, cells, {0, 2, 3, 4} if comm else {0, 2, 3})
+
+
+def _place(row: LayerRow) -> str:
+    return "" if row.stage is None else f"{row.stage}, {device_text(row.device or '')}"
 
 
 def table(report: Report) -> str:
@@ -109,18 +177,19 @@ def table(report: Report) -> str:
     return f"<p><b>{html.escape(headline)}</b></p><table>{cells}</table>"
 
 
-def step_bars(report: Report) -> list[dict[str, Any]]:
-    """One bar for each baseline and one for the steps as they run, as percent of the longest."""
-    samples = {**report.baselines_s, OURS: report.steps_s}
-    times = {name: statistics.median(times_s) for name, times_s in samples.items() if times_s}
-    longest = max(times.values(), default=0.0)
-    return [
-        {"name": name, "text": seconds_text(seconds), "percent": 100 * seconds / longest}
-        for name, seconds in times.items()
-    ]
+def _step_medians(report: Report) -> dict[str, float]:
+    """Of each baseline, and of the steps as they run; alone they are in the headline."""
+    samples = {**report.baselines_s, _ours(report): report.steps_s}
+    medians_s = {name: statistics.median(times_s) for name, times_s in samples.items() if times_s}
+    return medians_s if len(medians_s) > 1 else {}
 
 
-def lane_pictures(schedule: Schedule | None) -> list[dict[str, Any]]:
+def _ours(report: Report) -> str:
+    devices = (report.pipeline or report.layerpipe).devices
+    return f"{report.schedule} on {len(devices)} devices" if devices else "reordered"
+
+
+def lane_pictures(schedule: Schedule | None, names: Mapping[int, str]) -> list[dict[str, Any]]:
     """For each stream the boxes of its tasks in order, wrapped into rows; a box holds its label."""
     pictures = []
     for (device, stream), tasks in (schedule.lanes if schedule else {}).items():
@@ -130,7 +199,7 @@ def lane_pictures(schedule: Schedule | None) -> list[dict[str, Any]]:
         boxes = []
         for place, (task, label) in enumerate(zip(tasks, labels, strict=True)):
             corner = {"x": (place % per_row) * width, "y": (place // per_row) * row_height}
-            boxes.append({**corner, "kind": task.kind, "layer": task.stage, "text": label})
+            boxes.append({**corner, "kind": task.kind, "layer": names.get(task.stage, ""), "text": label})
         pictures.append(
             {
                 "title": f"device {device}, stream {stream}",

@@ -12,10 +12,13 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tf_ooo.costs.places import KIND_WORDS
 from tf_ooo.planning.model.schedule import Schedule
+from tf_ooo.planning.pictures.style import bytes_text
+from tf_ooo.report.environment import ON
 from tf_ooo.report.gain import Gain
 from tf_ooo.report.sections import CompiledRow, LayerPipeSection, LayerRow, PipelineSection
-from tf_ooo.report.texts import bytes_text, seconds_text
+from tf_ooo.report.texts import seconds_text
 
 if TYPE_CHECKING:
     from tf_ooo.costs.gains import GainTable
@@ -55,6 +58,7 @@ class Report:
         kept_because: why the rewritten step was kept, other than for its speed.
         undecided: while both are timed, how far that is; ``""`` once it is decided.
         model, environment, date: what was trained, with what and on what, when.
+        batch_rows: of one step (data_parallel: of this rank's); None: not known.
         ops: number of ops per kind: F, dO, dW, U, comm, other.
         moved_ops: ops of the tasks that wait for an added edge; ``added_edges`` counts the edges.
         unclassified: ``{op of the backward pass: why it has no kind}``.
@@ -107,6 +111,7 @@ class Report:
     undecided: str = ""
     model: str = ""
     environment: str = ""
+    batch_rows: int | None = None
     date: str = field(default_factory=lambda: time.strftime("%Y-%m-%d %H:%M"))
     ops: dict[str, int] = field(default_factory=dict)
     moved_ops: int = 0
@@ -243,6 +248,7 @@ class Report:
     def rows(self) -> list[tuple[str, str]]:
         """The summary as (what, value); what is not known is left out."""
         gains = [Gain(name, times_s, self.steps_s) for name, times_s in self.baselines_s.items() if times_s]
+        software, _, device = self.environment.partition(ON)
         rows = [
             ("gain", self.headline),
             *(("", gain.text) for gain in gains[1:] if self.steps_s),
@@ -255,6 +261,7 @@ class Report:
             ("compared", self.compared),
             ("comparison", self._comparison_text()),
             ("model", self.model),
+            ("batch", self._batch_text()),
             *(self._plan_rows() if self.ops else ()),
             *self.pipeline.rows(not self.fell_back),
             *self.layerpipe.rows(self.layers),
@@ -269,9 +276,17 @@ class Report:
             *((f"XLA, {step}", compiled.text) for step, compiled in self.compiled.items()),
             ("costs", self.why_no_costs and f"not known: {self.why_no_costs}"),
             ("planning", seconds_text(self.plan_seconds)),
-            ("run", f"{self.date}  {self.environment}".strip()),
+            ("device", device),
+            ("run", f"{self.date}  {software}".strip()),
         ]
         return [(what, value) for what, value in rows if value not in ("", "-")]
+
+    def _batch_text(self) -> str:
+        rows, parts = self.batch_rows, self.pipeline.microbatches if self.pipeline else 1
+        if rows is None:
+            return ""
+        of_each = f", on each of {self.ranks} ranks" if self.ranks > 1 else ""
+        return f"{rows} rows a step{of_each}" + (f", in {parts} micro-batches" if parts > 1 else "")
 
     def _peak_text(self) -> str:
         unknown, rows = self.unknown_size_ops, self.peak_rows
@@ -307,20 +322,21 @@ class Report:
         return f"{', '.join(self.limits)} (of the plan; these overlap)" if self.limits else ""
 
     def task_name(self, task: Task) -> str:
-        """A task in words: ``dW of conv2d_4, micro-batch 2``."""
+        """A task in words: ``weight gradient of conv2d_4, micro-batch 2``."""
         layers = [] if self.planned is None else list(self.planned.layers_of(task.stage))
         names = {row.index: row.name for row in self.layers}
         ends = list(dict.fromkeys(names.get(layer, f"layer {layer}") for layer in (layers[:1] + layers[-1:])))
         of = " .. ".join(ends) or f"layer {task.stage}"
         several = self.planned is not None and self.planned.microbatches > 1 and task.kind != "U"
-        return f"{task.kind} of {of}" + (f", micro-batch {task.microbatch}" if several else "")
+        return f"{KIND_WORDS[task.kind]} of {of}" + (f", micro-batch {task.microbatch}" if several else "")
 
     def _comparison_text(self) -> str:
         """What the test took."""
         if not self.compared_steps:
             return ""
-        took = seconds_text(self.profiling_overhead_s)
-        return f"{self.compared_steps} steps in turns, which all trained; {took} for a second step's trace"
+        took_s = self.profiling_overhead_s
+        trace = f"; {seconds_text(took_s)} for a second step's trace" if took_s else ""
+        return f"{self.compared_steps} steps in turns, which all trained{trace}"
 
     def _ranks_text(self) -> str:
         """How much faster all ranks train than one, and the share of the step that is not its own."""
@@ -335,12 +351,16 @@ class Report:
 
     def _plan_rows(self) -> list[tuple[str, str]]:
         return [
-            ("ops per kind", ", ".join(f"{kind} {count}" for kind, count in self.ops.items())),
+            ("ops per kind", self._ops_text()),
             ("layers", str(len(self.layers))),
             ("moved ops", f"{self.moved_ops} ({self.added_edges} edges added)"),
-            ("mixed dO and dW", str(len(self.mixed))),
-            ("unclassified", str(len(self.unclassified))),
+            ("gradients that stay mixed", str(len(self.mixed) or "")),
+            ("unclassified", str(len(self.unclassified) or "")),
         ]
+
+    def _ops_text(self) -> str:
+        counts = (f"{KIND_WORDS.get(kind, kind)} {count}" for kind, count in self.ops.items() if count)
+        return ", ".join(counts)
 
     def __repr__(self) -> str:
         return self.summary()

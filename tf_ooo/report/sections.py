@@ -7,7 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from tf_ooo.report.texts import bytes_text, device_text, seconds_text, sizes_text
+from tf_ooo.planning.pictures.style import bytes_text
+from tf_ooo.report.texts import device_text, seconds_text, sizes_text
 
 Rows = list[tuple[str, str]]
 
@@ -302,10 +303,10 @@ def _places(row: LayerRow) -> dict[str, int]:
     """The processor of each of its tasks."""
     high = row.dO_high_processor
     places = {
-        "F": row.F_processor,
-        "dO" if high is None else "a part of dO": row.dO_processor,
-        "the rest of dO": high,
-        "dW": row.dW_processor,
+        "forward pass": row.F_processor,
+        "output gradient" if high is None else "a part of the output gradient": row.dO_processor,
+        "the rest of the output gradient": high,
+        "weight gradient": row.dW_processor,
     }
     return {task: at for task, at in places.items() if at is not None}
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from tf_ooo.planning.pictures.style import bytes_text
+
 
 def seconds_text(seconds: float | None) -> str:
     """``12.34 ms``, ``1.20 s``, or ``-`` for None."""
@@ -19,13 +21,6 @@ def device_text(name: str) -> str:
         return name
     there = "" if parts.get("job", "localhost") == "localhost" else f"{parts['job']} {parts.get('task', 0)}, "
     return there + parts["device"]
-
-
-def bytes_text(count: float | None) -> str:
-    """``12.3 MB``, or ``-`` for None."""
-    if count is None:
-        return "-"
-    return f"{count / 1e6:.1f} MB" if count >= 1e5 else f"{count / 1e3:.1f} kB"
 
 
 def sizes_text(sizes: Mapping[str, float]) -> str:

@@ -125,8 +125,8 @@ class _FewEdges:
         pairs = [(last, first) for last in lasts[-room:] for first in firsts]
         if len(pairs) < len(lasts) * len(firsts):
             order.notes.append(
-                f"loosely ordered: {len(pairs)} of {len(lasts) * len(firsts)} edges between the tasks around "
-                f"{after[0]!r}; the ops that end the first one early may still run during the second"
+                f"{after[0]!r} may begin before the task in front of it has quite ended: {len(pairs)} of the "
+                f"{len(lasts) * len(firsts)} edges between their ops were added, more would cost time"
             )
         order.edges.extend(pairs)
 

@@ -15,6 +15,9 @@ from tf_ooo.report.report import Report
 from tf_ooo.report.sections import LayerRow
 from tf_ooo.rewriting.result import RewriteResult
 
+# What passes note, as a user reads it; what was done as planned is no news.
+_UNDONE = {"skipped": "not ordered as planned", "mixed": "not taken apart"}
+
 
 def fill_plan(report: Report, result: RewriteResult | None) -> None:
     """Copies what a rewrite found into the report."""
@@ -37,8 +40,10 @@ def fill_plan(report: Report, result: RewriteResult | None) -> None:
 
 
 def told(whose: Callable[[], Places], notes: Iterable[Note], texts: Iterable[str] = ()) -> tuple[str, ...]:
-    """What passes and plans note, in a user's words: each once, layers in the place of ops."""
-    said = [(text, ()) for text in texts] + [(f"{note.status}: {note.reason}", note.nodes) for note in notes]
+    """What passes and plans could not do, in a user's words: each once, layers in the place of ops."""
+    undone = [note for note in notes if note.status in _UNDONE]
+    said: list[tuple[str, tuple[str, ...]]] = [(text, ()) for text in texts]
+    said += [(f"{_UNDONE[note.status]}: {note.reason}", note.nodes) for note in undone]
     if not said:
         return ()
     places = whose()

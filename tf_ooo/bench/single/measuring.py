@@ -140,7 +140,7 @@ def rows_of(
 def text_of(row: Row) -> str:
     """One line."""
     low, high = row["step_s_min"] * 1e3, row["step_s_max"] * 1e3
-    peak = f"  {row['peak_bytes'] / 2**20:.0f} MiB" if "peak_bytes" in row else ""
+    peak = f"  {row['peak_bytes'] / 1e6:.0f} MB" if "peak_bytes" in row else ""
     return (
         f"{row['workload']:32s} {row['schedule']:36s} {row['step_s'] * 1e3:8.2f} ms ({low:.2f}-{high:.2f})  "
         f"{row.get('speedup', 0):.2f}x{peak}  device: {row['device']}"

@@ -37,6 +37,7 @@ from tf_ooo.rewriting.reporting import fill_plan
 from tf_ooo.rewriting.request import RewriteRequest
 from tf_ooo.rewriting.result import RewriteResult
 from tf_ooo.tracing import traces
+from tf_ooo.tracing.micro_batches import rows_of
 from tf_ooo.tracing.slices import counts_for
 from tf_ooo.tracing.unrolled import StepSource, Unrolled, Wrapper, steps_together
 
@@ -153,6 +154,7 @@ class ScheduledSteps:
         if self._single is None:
             self._probe, self._single = self._rewritten(self._source, 1, lambda: request_to_look(self.model))
         self._profiled += 1
+        self.report.batch_rows = rows_of(batch)
         if self._profiled > 1 + MOST_STEPS and self._needs_costs:
             outputs, each_s, _ = self._timed(self._single, [batch])
             self._single_s.append(each_s)
@@ -243,7 +245,9 @@ class ScheduledSteps:
             stock_s=gain.stock_s,
             flight_bytes=link.flight_bytes,
             slices=counts_for(plan.schedule, graph, self._averaging.slices.sizes),
-            notes=[f"not planned by {row.name}: {row.reason}" for row in plan.candidates if row.reason],
+            notes=[
+                f"schedule {row.name} was not compared: {row.reason}" for row in plan.candidates if row.reason
+            ],
         )
 
     def _take(self, plan: Planned) -> None:
@@ -305,8 +309,9 @@ class ScheduledSteps:
                 f"rank {different[0]} has another graph than rank 0 ({len(different)} of {len(said)} have)"
             )
         predicted_s, plan_seconds = self.report.predicted_step_s, self.report.plan_seconds
+        timeline = self.report.timeline
         fill_plan(self.report, None if request is None else request.result)
-        self.report.predicted_step_s = predicted_s
+        self.report.predicted_step_s, self.report.timeline = predicted_s, timeline
         self.report.plan_seconds = (plan_seconds or 0.0) + (self.report.plan_seconds or 0.0)
         if failed:
             self._cannot_order(failed)

@@ -63,7 +63,8 @@ def divided(
         name = _heaviest(traced, layer, op_seconds)
         if name is None:
             notes.append(
-                f"dO of layer {traced.graph.layers[layer].name} has no op that can be divided by rows"
+                f"the output gradient of {traced.graph.layers[layer].name} stays on one device: none of its "
+                "ops can be divided by rows"
             )
             del shares[layer], of[HIGH, layer]
             continue

@@ -8,6 +8,7 @@ from tf_ooo.fit.recorder import Watched
 from tf_ooo.modes.layerpipe.spread import Spread, SpreadPlan
 from tf_ooo.modes.layerpipe.stages import HIGH
 from tf_ooo.planning.model.schedule import Schedule, Task, TaskList
+from tf_ooo.rewriting.timed_ops import timed_ops
 
 _KINDS = ("F", "dO", "dW", "U")
 
@@ -38,18 +39,12 @@ def _place(task: Task) -> tuple[int, int]:
 
 
 def _tasks(over_rounds: Spread, planned: Schedule) -> dict[str, Task]:
-    """Of the forward pass what the backward pass needs: metrics run at any time."""
-    index, where = over_rounds.traced.index, over_rounds.traced.where
-    stages = range(len(planned.stages))
+    """Of the forward pass what says when it ran."""
+    traced, stages = over_rounds.traced, range(len(planned.stages))
     stage_of = {layer: stage for stage in stages for layer in planned.layers_of(stage)}
-    needed = 0
-    for name, (kind, _) in where.items():
-        if kind in ("dO", "dW", HIGH):
-            needed |= index.reach[index.index[name]]
     tasks = {}
-    for name, (kind, layer) in where.items():
+    for name, (kind, layer) in traced.where.items():
         stage = stage_of.get(layer, layer)
-        wanted = kind != "F" or needed >> index.position[index.index[name]] & 1
-        if wanted and name in over_rounds.rounds.of:
-            tasks[name] = Task("dO", stage, 0, 1) if kind == HIGH else Task(kind, stage)
-    return tasks
+        tasks[name] = Task("dO", stage, 0, 1) if kind == HIGH else Task(kind, stage)
+    timed = timed_ops(traced.graph_def, tasks)
+    return {name: task for name, task in timed.items() if name in over_rounds.rounds.of}

@@ -34,6 +34,7 @@ from tf_ooo.modes.pipeline.pieces import pieces_of
 from tf_ooo.modes.pipeline.running import PlannedPipeline, RunningPipeline
 from tf_ooo.rewriting.parts import WHOLE, is_part, least_share
 from tf_ooo.rewriting.staged import LayerByLayer
+from tf_ooo.rewriting.timed_ops import timed_ops
 from tf_ooo.rewriting.traced_before import TracedBefore
 from tf_ooo.rewriting.unrolled_tasks import Step
 from tf_ooo.tracing import sync
@@ -240,7 +241,7 @@ class PipelineSteps:
         step, costs = first.measured(self._target)
         count = len(split_rows(rows_of(batch), mode.options.microbatches))
         self._make_plan(dataclasses.replace(step, count=count), costs, first)
-        mode.describe().no_baseline = _NEVER_WHOLE
+        mode.describe().no_baseline, mode.describe().batch_rows = _NEVER_WHOLE, rows_of(batch)
         alone = mode.company.engine.size == 1  # ranks would have to be asked for the same step
         if mode.options.costs is None and mode.options.profile_steps and alone:
             self._measured_batches = nests.signature(batch)
@@ -373,8 +374,13 @@ class PipelineSteps:
         if self._running is None or self._in_place or pipeline is None or not pipeline.step_s:
             return None
         addresses = self._target.addresses if isinstance(self._target, Cluster) else ()
-        tasks = functools.partial(tasks_of, graph, pipeline.mesh.replicas)
-        return Watched(pipeline.mesh.schedule, tasks, pipeline.step_s, addresses=addresses)
+        replicas = pipeline.mesh.replicas
+        return Watched(
+            pipeline.mesh.schedule,
+            lambda: timed_ops(graph, tasks_of(graph, replicas)),
+            pipeline.step_s,
+            addresses=addresses,
+        )
 
     def ended(self) -> None:
         """Says so where no step has been cut, and where one device is faster."""

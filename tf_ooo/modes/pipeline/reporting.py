@@ -18,6 +18,7 @@ from tf_ooo.planning.building.merging import stage_of_layer
 from tf_ooo.planning.choosing.figures import recomputation
 from tf_ooo.planning.choosing.plan import Candidate, Plan
 from tf_ooo.planning.model.relation import stage_inputs
+from tf_ooo.planning.pictures.style import bytes_text, with_units
 from tf_ooo.planning.simulation.simulator import simulate
 from tf_ooo.report.filling import fill_plan
 from tf_ooo.report.report import Report
@@ -113,7 +114,7 @@ def limits_of(mesh: Mesh, costs: CostTable) -> list[str]:
 def _candidate_row(candidate: Candidate) -> CandidateRow:
     stages, trial = len(candidate.problem.bounds), candidate.trial
     if trial is None:
-        return CandidateRow(candidate.name, stages, reason=str(candidate.error))
+        return CandidateRow(candidate.name, stages, reason=with_units(candidate.reason))
     return CandidateRow(candidate.name, stages, trial.step_s, trial.peak_bytes)
 
 
@@ -147,10 +148,11 @@ def _why(plan: Plan, stage: int, costs: CostTable) -> str:
     speeds = plan.problem.link.speeds_of(plan.schedule.device_of_stage)
     mine = busy_s(costs.layers[first : last + 1]) / speeds[stage]
     fair = busy_s(costs.layers) / sum(speeds)
-    text = f"{seconds_text(mine)} of F + dO + dW a micro-batch, an equal share would be {seconds_text(fair)}"
+    text = f"{seconds_text(mine)} of each micro-batch's forward and backward pass, an equal share would be "
+    text += seconds_text(fair)
     if last + 1 < len(costs.layers):
         sent = crossing_bytes(costs.layers, last)
-        text += f"; {sent / 1e3:.1f} kB cross the cut behind it"
+        text += f"; {bytes_text(sent)} cross the cut behind it"
     largest = max(costs.layers[first : last + 1], key=lambda layer: layer.busy_s)
     alone_s = largest.busy_s / speeds[stage]
     if alone_s > 1.2 * fair:

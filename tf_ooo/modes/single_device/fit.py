@@ -95,6 +95,7 @@ class SingleDeviceMode:
 def _fill_peak(report: Report, controller: StepController) -> None:
     """With batches as large as those that trained: graphs of Keras leave their rows open."""
     result, rows = controller.session.result, controller.rows
+    report.batch_rows = rows or report.batch_rows
     if result is None or rows in (None, report.peak_rows) or not report.unknown_size_ops:
         return
     report.peak_rows, report.predicted_peak_bytes = rows, peak_with(result, KnownShapes(rows))

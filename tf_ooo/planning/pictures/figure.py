@@ -12,7 +12,7 @@ import plotly.graph_objects as go
 from plotly.colors import sample_colorscale
 
 from tf_ooo.planning.model.arrays import Floats
-from tf_ooo.planning.model.schedule import Schedule
+from tf_ooo.planning.model.schedule import Lane, Schedule
 from tf_ooo.planning.model.task import KIND_NUMBER, KINDS
 from tf_ooo.planning.pictures import style
 from tf_ooo.planning.pictures.bars import Bars, View, bars_of, curve_points, links_of
@@ -22,9 +22,12 @@ if TYPE_CHECKING:
 
 _BAR, _LINK_BAR = 0.84, 0.7
 _ROW_PX, _LEAST_ROW_PX, _ALL_ROWS_PX, _LINK_PX = 34, 13, 580, 11
-_MEMORY_PX, _GAP_PX, _TOP_PX, _BOTTOM_PX = 230, 34, 70, 50
+_MEMORY_PX, _GAP_PX, _TOP_PX, _BOTTOM_PX = 230, 34, 84, 50
+_TOOLS_PX = 26  # plotly's own, above the legend
 _MOST_NAMES = 5000  # of layers, in what is shown at a bar: they are most of a page
 _MOST_LABELS, _MOST_LINKS_OPEN, _MOST_LINK_TICKS, _MOST_LEGEND = 800, 8, 24, 12
+# Of a memory limit: so many times the peak, and no line is drawn.
+_FAR_ABOVE, _LIMIT_COLOUR = 2.5, "#B00020"
 # Links come first: plotly (4.1) forgets which labels are too small when another part with bars follows.
 _LINKS, _LANES, _MEMORY = "y", "y2", "y3"
 
@@ -65,20 +68,29 @@ def figure(runs: Sequence[Run], limit_bytes: float | None = None) -> go.Figure:
 
 
 class _Rows:
-    """Where each lane of each run is drawn."""
+    """Where each lane of each run is drawn: device after device, of each all lanes of a run together."""
 
     def __init__(self, runs: Sequence[Run]) -> None:
-        keys = sorted({(lane, place) for place, run in enumerate(runs) for lane in run.view.lanes})
+        drawn = {(lane, place) for place, run in enumerate(runs) for lane in run.view.lanes}
+        keys = sorted(drawn, key=lambda key: (key[0][0], key[1], key[0][1]))
         self.place = {key: number for number, key in enumerate(keys)}
-        labels = (
-            (style.lane_label(runs[place].timeline.schedule, lane), runs[place].name) for lane, place in keys
-        )
-        self.labels = [f"{label} {name}".rstrip() for label, name in labels]
+        whole = [_row_label(runs[place], lane) for lane, place in keys]
+        # Streams side by side of one device, as measured: the first says it for all.
+        self.labels = ["" if i and whole[i - 1] == label else label for i, label in enumerate(whole)]
 
     @property
     def height_px(self) -> int:
         count = len(self.labels)
         return count * max(min(_ROW_PX, _ALL_ROWS_PX // max(count, 1)), _LEAST_ROW_PX)
+
+
+def _row_label(run: Run, lane: Lane) -> str:
+    """Of measured lanes only some are streams: what ran side by side has rows of its own."""
+    label = style.lane_label(run.timeline.schedule, lane)
+    device, role = label.split()[:2], label.split()[2:]
+    if run.name == "measured" and role not in (["comm"], ["update"]):
+        label = " ".join(device)
+    return f"{label} {run.name}".rstrip()
 
 
 def _add_tasks(chart: go.Figure, run: Run, rows: _Rows, place: int, unit: style.Unit) -> None:
@@ -98,6 +110,7 @@ def _add_tasks(chart: go.Figure, run: Run, rows: _Rows, place: int, unit: style.
             width=_BAR,
             name=style.NAMES[kind],
             legendgroup=kind,
+            legendrank=1000 + KIND_NUMBER[kind],
             showlegend=all(trace.legendgroup != kind for trace in chart.data),
             marker={
                 "color": style.COLOURS[kind],
@@ -170,8 +183,8 @@ def _hover(kind: str, bars: Bars, unit: style.Unit, run: str, named: bool) -> st
 def _add_links(chart: go.Figure, run: Run, unit: style.Unit) -> list[str]:
     """A thin row for each link; returns their names."""
     messages = links_of(run.timeline, run.view)
-    if not messages.links:
-        return []
+    if not (messages.end_s > messages.start_s).any():
+        return []  # nothing is sent, or no link keeps it waiting
     size = style.bytes_unit(float(messages.size_bytes.max()))
     names = [f"{source} → {target}" for source, target in messages.links]
     ends = np.array(messages.links)[messages.link]
@@ -200,7 +213,8 @@ def _add_memory(chart: go.Figure, run: Run, place: int, unit: style.Unit, end_s:
     devices = [device for device in run.view.devices if device < len(memory)]
     shades = sample_colorscale("viridis", [0.8 * i / max(len(devices) - 1, 1) for i in range(len(devices))])
     for device, colour in zip(devices, shades, strict=True):
-        time_s, alive = curve_points(memory[device], run.view.until_s, end_s)
+        until_s = min(end_s, run.timeline.makespan_s)
+        time_s, alive = curve_points(memory[device], run.view.until_s, until_s)
         chart.add_scatter(
             x=time_s / unit.size,
             y=(alive / size.size).astype(np.float32),
@@ -210,23 +224,31 @@ def _add_memory(chart: go.Figure, run: Run, place: int, unit: style.Unit, end_s:
             name=f"device {device}",
             legend="legend2",
             legendgroup=f"memory {device}",
-            showlegend=place == 0 and len(devices) <= _MOST_LEGEND,
+            showlegend=place == 0 and 1 < len(devices) <= _MOST_LEGEND,
             hovertemplate=f"<b>device {device}</b> {run.name}<br>"
             f"%{{y:.4~g}} {size.name} at %{{x:.5~g}} {unit.name}<extra></extra>",
         )
     if place == 0:
         many = f"<br>{devices[0]} dark, {devices[-1]} light" if len(devices) > _MOST_LEGEND else ""
-        chart.update_layout({"yaxis3": {"title": {"text": f"memory, {size.name}{many}"}}})
+        planned = "memory as planned" if run.name and devices else "memory"
+        chart.update_layout({"yaxis3": {"title": {"text": f"{planned}, {size.name}{many}"}}})
 
 
 def _add_limit(chart: go.Figure, run: Run, limit_bytes: float) -> None:
-    size = style.bytes_unit(max(run.timeline.peak_bytes, default=0))
-    if run.timeline.memory:
+    """A line; only its value where it would lie so far above that the curves could not be read."""
+    peak_bytes = max(run.timeline.peak_bytes, default=0)
+    size, text = style.bytes_unit(peak_bytes), f"limit {style.bytes_text(limit_bytes)}"
+    if run.timeline.memory and limit_bytes > _FAR_ABOVE * peak_bytes:
+        corner = {"x": 1, "xref": "paper", "xanchor": "right", "y": 1, "yref": "y3 domain", "yanchor": "top"}
+        chart.add_annotation(
+            text=f"{text}, above the picture ↑", showarrow=False, font={"color": _LIMIT_COLOUR}, **corner
+        )
+    elif run.timeline.memory:
         chart.add_hline(
             y=limit_bytes / size.size,
             yref=_MEMORY,
-            line={"color": "#B00020", "width": 1.5, "dash": "dash"},
-            annotation={"text": f"limit {style.bytes_text(limit_bytes)}", "font": {"color": "#B00020"}},
+            line={"color": _LIMIT_COLOUR, "width": 1.5, "dash": "dash"},
+            annotation={"text": text, "font": {"color": _LIMIT_COLOUR}},
         )
 
 
@@ -275,8 +297,10 @@ def _heights(rows: _Rows, links: list[str], shown: bool, has_memory: bool) -> di
     memory = [0.0, memory_px / total]
     after_memory = (memory_px + _GAP_PX) / total if memory_px else 0.0
     links_at = [after_memory, after_memory + link_px / total]
+    height = total + _TOP_PX + _BOTTOM_PX
     return {
-        "height": total + _TOP_PX + _BOTTOM_PX,
+        "height": height,
+        "legend.y": 1 - _TOOLS_PX / height,
         "yaxis.domain": links_at if link_px else [0, 0.001],
         "yaxis.visible": bool(link_px),
         "yaxis2.domain": [1 - rows.height_px / total, 1],

@@ -4,13 +4,21 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from tf_ooo.errors import BackendError
 from tf_ooo.planning.pictures.bars import view_of
-from tf_ooo.planning.pictures.style import bytes_text, numbers_text, steady_step_s, time_text
+from tf_ooo.planning.pictures.parts import Chart, Page
+from tf_ooo.planning.pictures.style import (
+    COLOURS,
+    NAMES,
+    TEXT_COLOURS,
+    bytes_text,
+    numbers_text,
+    steady_step_s,
+    time_text,
+)
 
 if TYPE_CHECKING:
     from tf_ooo.planning.simulation.timeline import Timeline
@@ -25,24 +33,6 @@ _SETTINGS = {
     "responsive": True,
     "modeBarButtonsToRemove": ["select2d", "lasso2d", "autoScale2d"],
 }
-
-
-@dataclass(frozen=True)
-class Chart:
-    """A part of a page.
-
-    Attributes:
-        html: the drawing.
-        names: of the timelines that are drawn, empty where it is one; ``facts`` their numbers.
-        notes: what is left out.
-        numbers: what the numbers in the boxes say.
-    """
-
-    html: str
-    names: list[str]
-    facts: list[tuple[str, list[str]]]
-    notes: list[str]
-    numbers: str
 
 
 def save_html(timeline: Timeline, path: str | os.PathLike[str], measured: Timeline | None = None) -> None:
@@ -64,23 +54,21 @@ def write_page(path: str | os.PathLike[str], html: str) -> Path:
 
 
 def render(timeline: Timeline, measured: Timeline | None = None) -> str:
-    """The page's HTML."""
-    return filled("timeline.html", chart=chart_of(timeline, measured), title=title(timeline))
+    """The HTML of a timeline's page."""
+    return page_html(Page(title(timeline), chart=chart_of(timeline, measured)))
 
 
-def filled(template: str, *folders: Path, **values: Any) -> str:
-    """A template of these pages, or of ``folders``, with its values.
-
-    Raises:
-        BackendError: jinja2 is not installed.
-    """
+def page_html(page: Page) -> str:
+    """A page's HTML.  BackendError: jinja2 is not installed."""
     try:
         import jinja2
     except ImportError as error:
         raise BackendError(f"pages need jinja2: pip install jinja2 ({error})") from error
-    loader = jinja2.FileSystemLoader([*folders, Path(__file__).parent / "templates"])
-    environment = jinja2.Environment(loader=loader, autoescape=True, trim_blocks=True)
-    return environment.get_template(template).render(plotly=PLOTLY, **values)
+    loader = jinja2.FileSystemLoader(Path(__file__).parent / "templates")
+    environment = jinja2.Environment(loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    return environment.get_template("page.html").render(
+        page=page, plotly=PLOTLY, colours=COLOURS, text_colours=TEXT_COLOURS, kind_names=NAMES
+    )
 
 
 def chart_of(
@@ -89,7 +77,13 @@ def chart_of(
     layers: Mapping[int, str] | None = None,
     limit_bytes: float | None = None,
 ) -> Chart:
-    """The chart of a timeline, ``measured`` under it; ``layers``: names by number.
+    """The chart of a timeline; with a ``measured`` step under it, of one planned step.
+
+    Args:
+        timeline: as planned.
+        measured: of one step.
+        layers: names by number.
+        limit_bytes: of each device's memory.
 
     Raises:
         BackendError: plotly is not installed.
@@ -98,18 +92,20 @@ def chart_of(
         from tf_ooo.planning.pictures.figure import Run, figure
     except ImportError as error:
         raise BackendError(f"pages need plotly: pip install plotly ({error})") from error
-    pairs = [(timeline, "predicted"), (measured, "measured")]
-    given = [(each, name) for each, name in pairs if each is not None]
-    most = MOST_TASKS // len(given), MOST_LANES // len(given)
-    runs = [
-        Run(each, view_of(each, *most), name if len(given) > 1 else "", layers or {}) for each, name in given
-    ]
+    names = layers or {}
+    if measured is None:
+        runs = [Run(timeline, view_of(timeline, MOST_TASKS, MOST_LANES), "", names)]
+    else:
+        most = MOST_TASKS // 2, MOST_LANES // 2
+        pairs = ((timeline.one_step(), "planned"), (measured, "measured"))
+        runs = [Run(each, view_of(each, *most), name, names) for each, name in pairs]
+    drawn = figure(runs, limit_bytes)
     return Chart(
-        figure(runs, limit_bytes).to_html(full_html=False, include_plotlyjs=False, config=_SETTINGS),
+        drawn.to_html(full_html=False, include_plotlyjs=False, config=_SETTINGS),
         [run.name for run in runs],
-        _facts([run.timeline for run in runs]),
+        _facts(timeline) if measured is None else _facts_beside(timeline, runs[0].timeline, measured),
         [f"{run.name} {run.view.note}".strip() for run in runs if run.view.note],
-        numbers_text(timeline.schedule),
+        numbers_text(runs[0].timeline.schedule),
     )
 
 
@@ -133,17 +129,33 @@ def _count(number: int, what: str) -> str:
     return f"{number:,} {what}{plural if number != 1 else ''}"
 
 
-def _facts(timelines: list[Timeline]) -> list[tuple[str, list[str]]]:
-    rows: list[tuple[str, Any]] = [
-        ("policy", lambda t: t.schedule.policy),
-        ("mode", lambda t: t.schedule.mode),
-        ("makespan", lambda t: time_text(t.makespan_s)),
-        ("steady step", lambda t: time_text(steady_step_s(t))),
-        ("bubble", lambda t: f"{t.bubble_fraction:.2%}"),
-        ("peak memory", _peak),
-        ("tasks", lambda t: f"{t.start_s.size:,}"),
+def _facts(timeline: Timeline) -> list[tuple[str, list[str]]]:
+    """Of all that is drawn, and of one step where it repeats."""
+    schedule = timeline.schedule
+    unit = "micro-batch" if schedule.asynchronous else "step"
+    count = schedule.microbatches if schedule.asynchronous else timeline.steps
+    drawn = f"the {_count(count, unit)} shown" if count > 1 else f"the {unit} shown"
+    rows = [
+        (f"a {unit}, once they repeat", time_text(steady_step_s(timeline))),
+        (f"{drawn}, from first to last task", time_text(timeline.makespan_s)),
+        ("devices idle meanwhile", f"{timeline.bubble_fraction:.2%}"),
+        ("peak memory", _peak(timeline)),
+        ("tasks", f"{timeline.start_s.size:,}"),
     ]
-    return [(name, [value(timeline) for timeline in timelines]) for name, value in rows]
+    return [(name, [value]) for name, value in rows]
+
+
+def _facts_beside(whole: Timeline, planned: Timeline, measured: Timeline) -> list[tuple[str, list[str]]]:
+    """Of one planned step and a measured one; the peak of the ``whole`` plan."""
+    unit = "round" if whole.schedule.asynchronous else "step"
+    both = (planned, measured)
+    facts = [
+        (f"one {unit}, from first to last task", [time_text(each.makespan_s) for each in both]),
+        ("devices idle meanwhile", [f"{each.bubble_fraction:.1%}" for each in both]),
+    ]
+    if whole.peak_bytes:
+        facts.append(("peak memory", [_peak(whole), "not measured"]))
+    return facts
 
 
 def _peak(timeline: Timeline) -> str:

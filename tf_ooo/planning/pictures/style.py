@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -37,7 +38,8 @@ class Unit:
 
 
 _TIMES = (Unit("s", 1.0), Unit("ms", 1e-3), Unit("µs", 1e-6))
-_SIZES = (*(Unit(f"{letter}iB", 1024.0 ** (4 - i)) for i, letter in enumerate("TGMK")), Unit("bytes", 1.0))
+# Decimal, as links and data sheets count.
+_SIZES = (Unit("TB", 1e12), Unit("GB", 1e9), Unit("MB", 1e6), Unit("kB", 1e3), Unit("bytes", 1.0))
 
 
 def time_unit(seconds: float) -> Unit:
@@ -58,10 +60,17 @@ def time_text(seconds: float | None) -> str:
     return f"{seconds / unit.size:.4g} {unit.name}"
 
 
-def bytes_text(count: float) -> str:
-    """``1.23 GiB``."""
+def bytes_text(count: float | None) -> str:
+    """``1.23 GB``; a dash for None."""
+    if count is None:
+        return "-"
     unit = bytes_unit(count)
     return f"{count / unit.size:.4g} {unit.name}" if unit.size > 1 else f"{count:.0f} bytes"
+
+
+def with_units(text: str) -> str:
+    """Numbers of bytes in a sentence as :func:`bytes_text` writes them."""
+    return re.sub(r"\b(\d{4,}) bytes", lambda match: bytes_text(int(match[1])), text)
 
 
 def steady_step_s(timeline: Timeline) -> float | None:
@@ -100,13 +109,13 @@ def task_label(kind: str, stage: int, microbatch: int, which: str) -> str:
 
 def what_a_stage_is(schedule: Schedule) -> str:
     """What the number of a task counts: stages of several layers, or layers."""
-    return "stage" if schedule.mode == "pipeline" else "layer"
+    return "stage" if schedule.mode == "pipeline" or schedule.stages else "layer"
 
 
 def numbers_text(schedule: Schedule) -> str:
-    """What the numbers in the boxes say."""
+    """What the letters and numbers in the boxes say."""
     stage = what_a_stage_is(schedule)
     which = numbering(schedule)
     if which == "both":
-        return f"2F3: {stage} 2, micro-batch 3"
-    return f"F3: {stage if which == 'stage' else 'micro-batch'} 3"
+        return f"2o3: dO of {stage} 2, micro-batch 3"
+    return f"o3: dO of {stage if which == 'stage' else 'micro-batch'} 3"

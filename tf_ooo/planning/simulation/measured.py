@@ -43,6 +43,35 @@ def one_after_another(schedule: Schedule, seconds: Mapping[Task, float]) -> Time
     return Timeline(schedule, np.array([starts]), np.array([ends]))
 
 
+def one_by_one(schedule: Schedule, seconds: Mapping[Task, float]) -> Timeline:
+    """A whole step of one device: all ops one after the other, dO and dW in the order of the schedule.
+
+    F in front, layer after layer, and updates behind; what is not in ``seconds`` takes no time.  Streams of
+    their own run beside the main one, from the end of F on.
+    """
+    there = set(schedule.tasks)
+    forward, updates = (
+        sorted(task for task in seconds if task.kind == kind and task not in there) for kind in ("F", "U")
+    )
+    main = min(schedule.lanes, default=(0, 0))
+    backward = schedule.lanes or {main: TaskList(())}
+    forward_s = sum(seconds[task] for task in forward)
+    behind_s = forward_s + max(sum(seconds.get(task, 0.0) for task in lane) for lane in backward.values())
+    lanes: dict[Lane, TaskList] = {}
+    starts: list[float] = []
+    ends: list[float] = []
+    for lane, tasks in backward.items():
+        parts = [(0.0, forward if lane == main else []), (forward_s, list(tasks))]
+        parts.append((behind_s, updates if lane == main else []))
+        for begin_s, part in parts:
+            upto = np.cumsum([begin_s, *(seconds.get(task, 0.0) for task in part)])
+            starts += upto[:-1].tolist()
+            ends += upto[1:].tolist()
+        lanes[lane] = TaskList([task for _, part in parts for task in part])
+    whole = dataclasses.replace(schedule, lanes=lanes, priority_lanes=frozenset(lanes), after=(), parts={})
+    return Timeline(whole, np.array([starts]), np.array([ends]))
+
+
 def between_neighbours(ran: Mapping[Task, Ran], unseen: Iterable[Task]) -> dict[Task, Ran]:
     """Communication that nobody has seen: from the end of its dW to the begin of its update, with waiting."""
     spans = {}

@@ -183,6 +183,12 @@ class Timeline:
         """Bytes sent between devices, all steps together."""
         return float(self.message_columns.size_bytes.sum())
 
+    def one_step(self) -> Timeline:
+        """One of its steps from its first task on, of an asynchronous schedule a round."""
+        from tf_ooo.planning.simulation.one_step import one_step  # noqa: PLC0415
+
+        return one_step(self)
+
     def save_html(self, path: str | os.PathLike[str], measured: Timeline | None = None) -> None:
         """One self-contained page: a Gantt chart for each device and stream, the memory under it.
 

@@ -77,7 +77,8 @@ class StepController:
         self._together = 1
         rewrites = [name for name in self.steps if name != STOCK]
         limited = options.memory_limit_bytes is not None
-        self.comparison = StepComparison(options, report, rewrites, limited=limited)
+        asked = options.compare is True
+        self.comparison = StepComparison(options, report, rewrites, limited=limited, asked=asked)
         self._started = False
         self._first = StockFirst(len(rewrites), why_not=never_pays) if self._may_wait else None
         self._never_pays = never_pays

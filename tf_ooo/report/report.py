@@ -70,6 +70,7 @@ class Report:
         steps_s: seconds of single steps as they run.
         decided_interval: where stock's seconds over the rewritten step's are, by the test that decided, in
             95% of cases; None where there was none.
+        in_turns: whether steps of the baseline and those that run took turns.
         compared_steps: of the test, those that warmed up included; all of them trained.
         alone_s: data_parallel: seconds of single steps of this rank without the others, ``ranks`` in all.
         no_baseline: why there is nothing to compare with.
@@ -121,6 +122,7 @@ class Report:
     baselines_s: dict[str, list[float]] = field(default_factory=dict)
     steps_s: list[float] = field(default_factory=list)
     decided_interval: tuple[float, float] | None = None
+    in_turns: bool = False
     compared_steps: int = 0
     alone_s: list[float] = field(default_factory=list)
     ranks: int = 1
@@ -168,7 +170,7 @@ class Report:
         baseline, baseline_s = next(iter(self.baselines_s.items()), ("", []))
         if not baseline_s or not self.steps_s:
             return None
-        return Gain(baseline, baseline_s, self.steps_s, self.decided_interval)
+        return Gain(baseline, baseline_s, self.steps_s, self.decided_interval, self.in_turns)
 
     @property
     def headline(self) -> str:
@@ -242,7 +244,8 @@ class Report:
 
     def rows(self) -> list[tuple[str, str]]:
         """The summary as (what, value); what is not known is left out."""
-        gains = [Gain(name, times_s, self.steps_s) for name, times_s in self.baselines_s.items() if times_s]
+        baselines, turns = self.baselines_s.items(), self.in_turns
+        gains = [Gain(name, times_s, self.steps_s, None, turns) for name, times_s in baselines if times_s]
         rows = [
             ("gain", self.headline),
             *(("", gain.text) for gain in gains[1:] if self.steps_s),

@@ -100,7 +100,7 @@ def test_one_warning_where_one_device_is_faster(caplog):
     callback, _ = fit(network(), "pipeline", compare=True)
     mode, report = callback._life.mode, callback.report
     report.notes.clear()
-    mode.advise = mode.advise or (lambda gain: f"{gain.text}; there is something better")
+    mode.losing.advise = mode.losing.advise or (lambda gain: f"{gain.text}; there is something better")
     report.baselines_s[ONE_DEVICE] = [1e-9] * STEPS
     caplog.set_level(logging.WARNING, "tf_ooo")
     mode.say_if_slower()

@@ -170,6 +170,25 @@ def test_ranks_beside_one_alone():
     assert dict(report.rows())["2 ranks"].startswith("1.85x the throughput of one: 13.00 ms")
 
 
+def test_ranks_that_are_compared_with_nothing_else_say_so_first():
+    """One step an execution: there is no order to compare, but one rank alone."""
+    report = Report(mode="data_parallel", steps_s=[0.014] * 5, alone_s=[0.012] * 6, ranks=2)
+    report.fallback_reason = "each execution is one step"
+    assert report.headline == (
+        "about 1.71x faster than one rank with all 2 batches: 14.00 ms a step instead of 24.00 ms "
+        "(6 + 5 steps, not in turns, 95% interval 1.56-1.89)"
+    )
+    assert (report.mood, report.state) == ("good", "the stock order runs: each execution is one step")
+    assert report.scalars()["speed_up"] == pytest.approx(24 / 14)
+    report.alone_s = [0.005] * 6
+    assert report.headline.startswith(
+        "slower than one rank with all 2 batches: 14.00 ms a step instead of 10"
+    )
+    assert report.mood == "back"
+    report.fell_back, report.baselines_s = True, {"the stock order": [0.013] * 5}
+    assert report.headline.endswith("; no gain: stock kept (0.84-1.02x)")
+
+
 def test_why_there_are_no_costs():
     assert "first step after some of both orders were timed" in Report().summary()
     assert "XLA compiles shows kernels" in Report(way="early").why_no_costs

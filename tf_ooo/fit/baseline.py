@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     import keras
 
 _LOG = logging.getLogger("tf_ooo")
-# The least for an interval that says something.
-STEPS = 5
+# The least for an interval that says something, beside three steps as they run.
+STEPS = 6
 ONE_DEVICE = "one device"
 _SENDS = ("Horovod", "Collective")
 

@@ -173,9 +173,24 @@ class Report:
         return Gain(baseline, baseline_s, self.steps_s, self.decided_interval, self.in_turns)
 
     @property
+    def ranks_gain(self) -> Gain | None:
+        """Batches of all ranks in a second beside those of one alone; None where one of them is not known."""
+        if not self.alone_s or not self.running_s:
+            return None
+        of_all_s = [self.ranks * alone_s for alone_s in self.alone_s]
+        return Gain(f"one rank with all {self.ranks} batches", of_all_s, self.running_s)
+
+    @property
     def headline(self) -> str:
         """What was gained, in plain words: the first line of the summary, of the page and of the repr."""
-        gain = self.gain
+        gain, ranks_gain = self.gain, self.ranks_gain
+        if ranks_gain is None:
+            return self._headline(gain)
+        ordered = f"; {self._headline(gain)}" if self.fell_back or gain is not None else ""
+        return ranks_gain.text + ordered
+
+    def _headline(self, gain: Gain | None) -> str:
+        """Beside what runs one step at a time, or in the stock order."""
         if self.fell_back:
             return f"no gain: {self.state}" if gain is None else f"no gain: stock kept ({gain.ratio_text})"
         if gain is not None:
@@ -193,7 +208,8 @@ class Report:
         if self.undecided:
             return f"not decided, {self.undecided}"
         if self.planned is None and not self.way:
-            return "nothing has been rewritten yet"
+            stock = self.fallback_reason and f"the stock order runs: {self.fallback_reason}"
+            return stock or "nothing has been rewritten yet"
         unmoved = self.mode == "single_device" and not (self.way or self.moved_ops)
         nothing = "no op could be moved, its order is that of stock" if unmoved else ""
         reasons = [nothing, self.kept_because, "measured slower than the stock step" if self.slower else ""]
@@ -203,11 +219,13 @@ class Report:
     @property
     def mood(self) -> str:
         """``good``: steps are faster for sure; ``plain``: nothing is sure; ``back``: they are not faster."""
-        runs = self.planned is not None or bool(self.way)
-        loses = self.slower or (self.gain is not None and self.gain.slower)
-        if not runs or self.fell_back or self.undecided or loses:
+        gains = [gain for gain in (self.ranks_gain, self.gain) if gain is not None]
+        runs = self.planned is not None or bool(self.way or self.alone_s)
+        loses = self.slower or any(gain.slower for gain in gains)
+        kept = self.fell_back and not self.alone_s
+        if not runs or kept or self.undecided or loses:
             return "back"
-        return "good" if self.gain is not None and self.gain.faster else "plain"
+        return "good" if any(gain.faster for gain in gains) else "plain"
 
     @property
     def why_no_costs(self) -> str:
@@ -230,7 +248,8 @@ class Report:
 
     def scalars(self) -> dict[str, float]:
         """``step_s``, ``speed_up`` and ``bubble`` as they are known now, else NaN; see ``GainLogger``."""
-        speed_up = math.nan if self.gain is None else self.gain.ratio
+        gain = self.gain or self.ranks_gain
+        speed_up = math.nan if gain is None else gain.ratio
         drawn = (self.measured_timeline or self.timeline) if self.pipeline or self.layerpipe else None
         return {
             "step_s": statistics.median(self.running_s) if self.running_s else math.nan,

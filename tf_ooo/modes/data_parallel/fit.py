@@ -14,6 +14,7 @@ from tf_ooo.fit.mode import Training
 from tf_ooo.fit.recorder import Watched
 from tf_ooo.hosts.ranks.base import Engine
 from tf_ooo.hosts.ranks.engine import choose_engine
+from tf_ooo.modes.data_parallel.alone import StepByStep
 from tf_ooo.modes.data_parallel.options import DataParallel
 from tf_ooo.modes.data_parallel.ranks import RanksInStep
 from tf_ooo.modes.data_parallel.scheduled import ScheduledSteps
@@ -81,7 +82,10 @@ class DataParallelMode:
             self.scheduled, self._report = None, self._new_report(model)
         ranks = RanksInStep(model, engine, averaged.averaging, self.options, self.options.shared(), steps)
         together = functools.partial(self._run_batches, ranks) if self._together(model) else None
-        training = ranks.begin(averaged.function, together, functools.partial(self._restore, ranks))
+        function = averaged.function
+        if together is None and not self._report.no_baseline:
+            function = StepByStep(function, ranks, self.options.compare, self._report)
+        training = ranks.begin(function, together, functools.partial(self._restore, ranks))
         self.ranks = ranks
         return replace(training, watched=self._watched)
 
@@ -121,6 +125,7 @@ class DataParallelMode:
                     "tf.config.run_functions_eagerly), or leave schedule at 'auto'"
                 )
             self._report.fallback_reason = "run eagerly: there is no graph whose order could be changed"
+            self._report.no_baseline = "a step that runs eagerly has no graph that could run beside the fit"
             return False
         most = min(train_function.steps_per_execution(model), self.options.unroll or LARGEST)
         if most > 1 or not self.options.may_fall_back:

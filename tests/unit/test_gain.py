@@ -259,6 +259,19 @@ def test_what_notebooks_and_terminals_show_of_a_timeline_and_of_costs():
     )
 
 
+def test_a_bubble_is_planned_or_measured():
+    schedule = Schedule("pipeline", "gpipe", {(0, 0): (Task("F", 0), Task("dO", 0), Task("dW", 0))})
+    timeline = simulate(schedule, [LayerCosts(1.0, 1.0, 2.0)])
+    report = Report(mode="pipeline", timeline=timeline, pipeline=PipelineSection(devices=["CPU:0"]))
+    bubbles = [report.scalars()[f"bubble_{which}"] for which in ("planned", "measured")]
+    assert bubbles[0] == 0.0
+    assert np.isnan(bubbles[1])
+    report.timeline, report.measured_timeline = None, timeline
+    bubbles = [report.scalars()[f"bubble_{which}"] for which in ("planned", "measured")]
+    assert np.isnan(bubbles[0])
+    assert bubbles[1] == 0.0
+
+
 def test_neither_green_nor_amber(tmp_path):
     report = Report(mode="pipeline", planned=Schedule("pipeline", "gpipe", {(0, 0): (Task("F", 0),)}))
     report.steps_s, report.no_baseline = [0.5] * 5, "compare=False"

@@ -45,16 +45,23 @@ class Baseline:
         self.too_short = False  # the fit, to pay for it
 
     def measured(
-        self, run: Callable[[], list[float]], step_s: float, trace_s: float, together: int = 1
+        self,
+        run: Callable[[], list[float]],
+        step_s: float,
+        trace_s: float,
+        together: int = 1,
+        ours_s: float | None = None,
     ) -> list[float]:
         """Seconds of single steps, as ``run`` measures them; none where the report says why.
 
         Args:
             run: measures.
-            step_s, trace_s: about what a step of the fit takes, and what tracing does.
+            step_s, trace_s: about what a step that is measured takes, and what tracing it does, at most.
             together: steps in one call.
+            ours_s: about what a step of the fit takes from now on; None: as long.
         """
-        self._report.no_baseline = self._why_not(step_s, trace_s + (1 + STEPS) * together * step_s)
+        cost_s = trace_s + (1 + STEPS) * together * step_s
+        self._report.no_baseline = self._why_not(step_s if ours_s is None else ours_s, cost_s)
         if self._report.no_baseline:
             return []
         started, seconds = time.perf_counter(), []

@@ -247,14 +247,15 @@ class Report:
         )
 
     def scalars(self) -> dict[str, float]:
-        """``step_s``, ``speed_up`` and ``bubble`` as they are known now, else NaN; see ``GainLogger``."""
+        """Step, speed-up and bubbles as they are known now, else NaN; see ``GainLogger``."""
         gain = self.gain or self.ranks_gain
         speed_up = math.nan if gain is None else gain.ratio
-        drawn = (self.measured_timeline or self.timeline) if self.pipeline or self.layerpipe else None
+        several = bool(self.pipeline or self.layerpipe)
         return {
             "step_s": statistics.median(self.running_s) if self.running_s else math.nan,
             "speed_up": 1.0 if self.fell_back else speed_up,
-            "bubble": math.nan if drawn is None else drawn.bubble_fraction,
+            "bubble_planned": _bubble(self.timeline if several else None),
+            "bubble_measured": _bubble(self.measured_timeline if several else None),
         }
 
     def one_line(self) -> str:
@@ -409,3 +410,7 @@ class Report:
             planned, order_only = one_after_another(schedule, dict.fromkeys(schedule.tasks, 1e-3)), True
         save_trace(planned, path, self.measured_timeline, order_only)
         return Path(path)
+
+
+def _bubble(timeline: Timeline | None) -> float:
+    return math.nan if timeline is None else float(timeline.bubble_fraction)

@@ -95,7 +95,8 @@ class Report:
         timeline: the planned schedule, simulated with the costs, to draw; on one device its tasks one after
             the other, in seconds that were measured; None where no seconds are known.
         measured_timeline: with ``timeline=``: when the tasks of one step really ran, by TensorFlow's
-            profiler; else None, and ``not_measured`` says why.
+            profiler; else None, and ``not_measured`` says why.  ``how_to_record``: the option with which
+            there is something to record, where stock was kept before there was a plan.
         measured_against_plan: how that differs from the plan, a few lines.
         planned: the schedule that was planned; ``rewritten_graph``: the GraphDef handed to TensorFlow.
     """
@@ -149,6 +150,7 @@ class Report:
     measured_timeline: Timeline | None = None
     measured_against_plan: list[str] = field(default_factory=list)
     not_measured: str = ""
+    how_to_record: str = ""
     planned: Schedule | None = None
     rewritten_graph: Any = None
 
@@ -288,7 +290,7 @@ class Report:
             ("memory limit", self._limit_text()),
             ("predicted peak, stock", bytes_text(self.stock_predicted_peak_bytes)),
             *(("measured timeline", line) for line in self.measured_against_plan),
-            ("measured timeline", self.not_measured and f"none: {self.not_measured}"),
+            ("measured timeline", self._not_measured_text()),
             *((f"XLA, {step}", compiled.text) for step, compiled in self.compiled.items()),
             ("costs", self.why_no_costs and f"not known: {self.why_no_costs}"),
             ("planning", seconds_text(self.plan_seconds)),
@@ -324,6 +326,15 @@ class Report:
         error = self.predicted_step_s / measured_s - 1
         off = f"{abs(error):.0%} too {'high' if error > 0 else 'low'}"
         return f"{predicted}; measured {seconds_text(measured_s)}: the prediction is {off}"
+
+    def _not_measured_text(self) -> str:
+        """Why there is no measured timeline; where stock was kept without a plan, also how to have one."""
+        how = f"with {self.how_to_record}" if self.fell_back and self.how_to_record else ""
+        if self.measured_timeline is not None or not (self.not_measured or how):
+            return ""
+        if not self.not_measured:
+            return f"none: timeline='FOLDER' records some steps, {how}"
+        return f"none: {self.not_measured}" + (f"; {how} some steps are recorded" if how else "")
 
     def _limits_text(self) -> str:
         """Each is a share of the planned step by itself: they overlap."""

@@ -257,6 +257,7 @@ class ScheduledSteps:
             _LOG.info("planned %s, predicted gain %.1f%%", schedule.policy, 100 * gain)
             if self.options.may_fall_back and gain < planned.WORTH:
                 self._keep_stock(f"no gain is predicted ({gain:.1%})", quiet=True)
+                self.report.how_to_record = f"schedule={schedule.policy!r}"
                 if self.options.profile_steps:
                     self._phase = self._watch
                 return

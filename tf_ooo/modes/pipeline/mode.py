@@ -223,7 +223,7 @@ class PipelineMode:
         self.one_device, self.losing.advise = reason, None
         report = self.describe()
         fall_back(report, reason, expected=True)
-        report.kept_because = ""
+        report.kept_because, report.how_to_record = "", "mode='pipeline' instead of fall_back"
         for row in report.pipeline.compared_replicas:
             row.taken = False
         self.pipeline = self.planned_from = None

@@ -25,52 +25,63 @@ ALONE = "a rank alone"
 
 
 class StepByStep:
-    """In the place of the train function that averages.
+    """In the place of a training's ``run``; stays for the fits of one model.
 
-    The first executions are timed; then some steps of this rank alone are measured and undone, see
-    ``compare=``.
+    The first executions of a fit are timed; then some steps of this rank alone are measured and undone.
+
+    Args:
+        function: the train function that averages, which is traced in executions.
+        compare: as of the mode's options.
+        report: gets the seconds.
     """
 
-    def __init__(
-        self, function: Callable[[Any], Any], ranks: RanksInStep, compare: bool | None, report: Report
-    ) -> None:
-        self._function, self._ranks, self._report = function, ranks, report
-        self._compare = compare
-        self._seen, self._first_s = 0, 0.0
-        self._done = bool(report.alone_s)
+    _run: Callable[[Any], Any]
+    _ranks: RanksInStep
+
+    def __init__(self, function: Callable[[Any], Any], compare: bool | None, report: Report) -> None:
+        self._function, self._compare, self._report = function, compare, report
+        self._trace_s = 0.0  # the longest execution in which the function was traced
+
+    def begin(self, run: Callable[[Any], Any], ranks: RanksInStep) -> None:
+        """Of a fit: ``run`` is one execution of all ``ranks``."""
+        self._run, self._ranks = run, ranks
+        self._seen, self._done = 0, bool(self._report.alone_s)
+        if not self._done:
+            self._report.steps_s = []
 
     def __call__(self, iterator: Any) -> Any:
-        """One execution.  StopIteration, or TensorFlow's error, at the end of the data."""
+        """One execution.  Raises what ``run`` does."""
         if self._done:
-            return self._function(iterator)
+            return self._run(iterator)
         if len(self._report.steps_s) >= STEPS:
             self._done = True
             return self._beside_alone(iterator)
         before, started = traces.trace_count(self._function), time.perf_counter()
-        outputs = self._function(iterator)
+        outputs = self._run(iterator)
         nests.synchronize(outputs)
         taken_s = time.perf_counter() - started
-        self._first_s, self._seen = self._first_s or taken_s, self._seen + 1
-        if traces.trace_count(self._function) == before and self._seen > 1:
-            together = train_function.steps_per_execution(self._ranks.model)
-            self._report.steps_s.append(taken_s / together)
+        self._seen += 1
+        if traces.trace_count(self._function) > before:
+            self._trace_s = max(self._trace_s, taken_s)
+        elif self._seen > 1:  # the first one also builds and compares the ranks' models
+            self._report.steps_s.append(taken_s / train_function.steps_per_execution(self._ranks.model))
         return outputs
 
     def _beside_alone(self, iterator: Any) -> Any:
         """One execution, after steps of this rank alone with its first batch."""
         ranks, model = self._ranks, self._ranks.model
-        batches = iterators.take(iterator, train_function.steps_per_execution(model))
+        together, left = train_function.steps_per_execution(model), ranks.lockstep.left
+        batches = iterators.take(iterator, together if left is None else min(together, left))
         if not batches:
-            raise StopIteration
+            return self._run(iterator)
         step_s = statistics.median(self._report.steps_s)
         baseline = Baseline(ALONE, self._report, self._compare, ranks.steps_of_fit())
         try:
-            alone_s = baseline.measured(lambda: stock_steps_s(model, batches[0]), step_s, self._first_s)
+            alone_s = baseline.measured(lambda: stock_steps_s(model, batches[0]), step_s, self._trace_s)
         finally:
             ranks.forget_traces()  # of parts of the step, which do not average
         note_alone(self._report, alone_s, ranks)
-        with train_function.steps_per_execution_set_to(model, len(batches)):
-            return self._function(iterators.iterator_over(batches, iterator))
+        return self._run(iterators.iterator_over(batches, iterator))
 
 
 def note_alone(report: Report, alone_s: list[float], ranks: RanksInStep, steps: int = 1) -> None:

@@ -227,10 +227,6 @@ class FirstSteps:
         self._report.notes.append(f"costs are calculated from shapes, not measured: {error}")
 
     @property
-    def microbatches(self) -> int:
-        return self._functions.microbatches
-
-    @property
     def done(self) -> bool:
         return self.seen > self._steps
 

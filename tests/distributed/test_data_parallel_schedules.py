@@ -271,7 +271,7 @@ def test_random_delays(engine, quick_plans):
 def test_ranks_are_compared_with_one_alone(engine):
     """Steps that are undone: the same bits, and the report says how much faster all are than one."""
     report = _against_stock(engine, schedule="fast_forward", profile_steps=1, compare=True).report
-    assert len(report.alone_s) == STEPS, report.no_baseline
+    assert len(report.alone_s) >= STEPS, report.no_baseline
     assert dict(report.rows())["2 ranks"].startswith(
         f"{2 * _median(report.alone_s) / report.steps_s[0]:.2f}x"
     )
@@ -292,7 +292,8 @@ def test_steps_that_overlap_with_none_are_compared_with_one_rank_alone(engine, t
         assert t.equal_on_all_ranks(engine, model)
     assert weights[0] == weights[1]
     report, without = reports
-    assert [len(report.alone_s), report.no_baseline, report.ranks] == [STEPS, "", 2]
+    assert len(report.alone_s) >= STEPS
+    assert [report.no_baseline, report.ranks] == ["", 2]
     assert "one rank with all 2 batches: " in report.headline
     assert "2 ranks" in dict(report.rows())
     assert f"({len(without.steps_s)} steps); not compared: compare=False" in without.headline

@@ -63,9 +63,11 @@ def test_a_fit_that_is_compared_trains_to_the_same_bits(mode):
 @pytest.mark.parametrize("mode", MODES)
 def test_the_report_says_what_was_gained(mode):
     report = fit(network(), mode, compare=True)[0].report
-    assert [len(report.baselines_s[ONE_DEVICE]), report.no_baseline] == [STEPS, ""]
+    steps = len(report.baselines_s[ONE_DEVICE])
+    assert STEPS <= steps <= 30
+    assert report.no_baseline == ""
     assert report.gain.ours_s == report.steps_s
-    assert f"{STEPS} + {len(report.steps_s)} steps" in report.headline
+    assert f"{steps} + {len(report.steps_s)} steps" in report.headline
     rows = dict(report.rows())
     assert rows["gain"] == report.headline
     assert re.search(r"; measured [\d.]+ m?s: the prediction is \d+% too (high|low)$", rows["predicted"])

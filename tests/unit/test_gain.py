@@ -76,9 +76,12 @@ def test_steps_that_did_not_take_turns_are_about_as_fast_as_the_machine_was_then
     steady = Gain("one device", [0.016] * 5, [0.01, 0.0101] * 10)
     assert steady.text.startswith("about 1.59x faster than one device: ")
     assert steady.drift == pytest.approx(0.1)
-    moving = Gain("one device", [0.016] * 5, [0.007] * 5 + [0.01] * 10 + [0.016] * 5)
+    moving = Gain("one device", [0.016] * 5, [0.007] * 6 + [0.01] * 12 + [0.016] * 6)
     assert moving.drift == pytest.approx(0.6)
     assert not moving.faster
+    elsewhere = Gain("one device", [0.054] * 6, [0.0024] * 60, elsewhere_s=0.0013)  # a burst of other work
+    assert elsewhere.drift == pytest.approx(54 / 2.6 - 1)
+    assert not elsewhere.text.startswith("about")
     assert Gain("one device", [0.016] * 5, [0.01] * 5, in_turns=True).text.startswith("1.60x faster")
 
 

@@ -14,6 +14,10 @@ _TWO_SIDED_95 = 1.96
 # A machine that others use changes its speed by so much from one group of steps to the next, at least: equal
 # short fits differed by 11% and 13%.
 _LEAST_DRIFT = 0.1
+# Steps whose median tells how fast the machine was.
+_GROUP = 6
+# Two ways to measure a step differ by no more than that, if the machine was as fast.
+_NOT_ALIKE = 2.0
 
 
 @dataclass(frozen=True)
@@ -27,6 +31,7 @@ class Gain:
             calculated from the seconds.
         in_turns: whether steps of both took turns; if not, one group ran before the other, and the machine
             may have been faster then.
+        elsewhere_s: about what a step of the baseline took at another moment; 0: that is not known.
     """
 
     baseline: str
@@ -34,6 +39,7 @@ class Gain:
     ours_s: Sequence[float]
     decided: tuple[float, float] | None = None
     in_turns: bool = False
+    elsewhere_s: float = 0.0
 
     @property
     def baseline_median_s(self) -> float:
@@ -65,14 +71,13 @@ class Gain:
     def drift(self) -> float:
         """The share by which the machine may have been slower for one group of steps than for the other.
 
-        As far as the medians of groups as large as the baseline's were from the median of all our steps; at
-        least 10%.
+        As far as the medians of a few steps, one after the other, were from the median of all of their kind,
+        or the baseline's from what its step took at another moment; at least 10%.
         """
-        size, middle_s = len(self.baseline_s), self.ours_median_s
-        starts = range(0, len(self.ours_s) - size + 1, size)
-        medians_s = [statistics.median(self.ours_s[start : start + size]) for start in starts]
-        moved = (max(middle_s / median_s, median_s / middle_s) - 1 for median_s in medians_s)
-        return max(_LEAST_DRIFT, *moved) if medians_s else _LEAST_DRIFT
+        elsewhere = 0.0
+        if self.elsewhere_s:
+            elsewhere = self.baseline_median_s / (_NOT_ALIKE * self.elsewhere_s) - 1
+        return max(_LEAST_DRIFT, _moved(self.baseline_s), _moved(self.ours_s), elsewhere)
 
     @property
     def _within_groups(self) -> tuple[float, float] | None:
@@ -134,3 +139,11 @@ class Gain:
             return f"{self.ratio:.2f}x, too few for an interval"
         low, high = self.interval
         return f"95% interval {low:.2f}-{high:.2f}"
+
+
+def _moved(times_s: Sequence[float]) -> float:
+    """The greatest distance of a group's median from that of all, as a share."""
+    starts = range(0, len(times_s) - _GROUP + 1, _GROUP)
+    middle_s = statistics.median(times_s)
+    medians_s = (statistics.median(times_s[start : start + _GROUP]) for start in starts)
+    return max((max(middle_s / each_s, each_s / middle_s) - 1 for each_s in medians_s), default=0.0)

@@ -172,7 +172,9 @@ class Report:
         baseline, baseline_s = next(iter(self.baselines_s.items()), ("", []))
         if not baseline_s or not self.steps_s:
             return None
-        return Gain(baseline, baseline_s, self.steps_s, self.decided_interval, self.in_turns)
+        measured = self.costs is not None and self.costs.source == "measured"
+        serial_s = (self.pipeline or self.layerpipe).serial_step_s if measured else 0.0
+        return Gain(baseline, baseline_s, self.steps_s, self.decided_interval, self.in_turns, serial_s)
 
     @property
     def ranks_gain(self) -> Gain | None:

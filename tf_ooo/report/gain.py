@@ -74,10 +74,9 @@ class Gain:
         As far as the medians of a few steps, one after the other, were from the median of all of their kind,
         or the baseline's from what its step took at another moment; at least 10%.
         """
-        elsewhere = 0.0
-        if self.elsewhere_s:
-            elsewhere = self.baseline_median_s / (_NOT_ALIKE * self.elsewhere_s) - 1
-        return max(_LEAST_DRIFT, _moved(self.baseline_s), _moved(self.ours_s), elsewhere)
+        slowed = self.baseline_median_s / self.elsewhere_s if self.elsewhere_s else 1.0
+        between = slowed - 1 if slowed > _NOT_ALIKE else 0.0
+        return max(_LEAST_DRIFT, _moved(self.baseline_s), _moved(self.ours_s), between)
 
     @property
     def _within_groups(self) -> tuple[float, float] | None:

@@ -9,11 +9,13 @@ from tf_ooo.compat.callbacks import Callback
 
 
 class GainLogger(Callback):
-    """Adds ``ooo_step_s``, ``ooo_speed_up`` and ``ooo_bubble`` to the logs of each epoch.
+    """Adds ``ooo_step_s``, ``ooo_speed_up``, ``ooo_bubble_planned`` and ``ooo_bubble_measured`` to the logs.
 
-    So they are in ``History``, and in what the callbacks listed after this one write: TensorBoard, CSVLogger.
+    At the end of each epoch: they are in ``History``, and in what callbacks listed after this one write, as
+    TensorBoard and CSVLogger do.
     The median seconds of a step; how many times faster than its baseline it is; in a pipeline and with
-    LayerPipe the share of all devices' time in which nothing runs, as measured (``timeline=``) or planned.
+    LayerPipe the share of all devices' time in which nothing runs, by the plan, and as measured where
+    ``timeline=`` is given.
     NaN as long as one is not known, so that all epochs have the same names.
 
     Example:

@@ -49,7 +49,7 @@ class MemoryLimitError(OOOError):
         said: str = "",
     ) -> None:
         why = _why_not(smallest_bytes, unknown) + (f"; {because}" if because else "")
-        source = f" ({said})" if said else ""
+        source = _in_brackets(_with_unit(limit_bytes), said)
         super().__init__(f"memory_limit_bytes={limit_bytes}{source}: {why}")
         self.unknown, self.because = tuple(unknown), because
         self.limit_bytes = limit_bytes
@@ -64,9 +64,24 @@ def _why_not(smallest_bytes: int | None, unknown: Sequence[str]) -> str:
             "tensors have no known size in either case (Keras' RNN layers: unroll=True)"
         )
     return (
-        f"even the lowest peak needs {smallest_bytes} bytes; "
+        f"even the lowest peak needs {smallest_bytes} bytes{_in_brackets(_with_unit(smallest_bytes))}; "
         f"raise the limit to at least {smallest_bytes} or use a smaller batch"
     )
+
+
+def _with_unit(count: int | None) -> str:
+    """``129 MB``, as in reports; nothing for what reads well in bytes."""
+    for unit, size in (("GB", 10**9), ("MB", 10**6)):
+        if count is not None and count >= size:
+            amount = count / size
+            return f"{amount:.0f} {unit}" if amount >= 100 else f"{amount:.3g} {unit}"
+    return ""
+
+
+def _in_brackets(*texts: str) -> str:
+    """`` (129 MB; a worker says so)``; nothing where there is no text."""
+    said = "; ".join(filter(None, texts))
+    return f" ({said})" if said else ""
 
 
 class BackendError(OOOError):

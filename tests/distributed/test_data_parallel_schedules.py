@@ -271,12 +271,34 @@ def test_random_delays(engine, quick_plans):
 def test_ranks_are_compared_with_one_alone(engine):
     """Steps that are undone: the same bits, and the report says how much faster all are than one."""
     report = _against_stock(engine, schedule="fast_forward", profile_steps=1, compare=True).report
-    assert len(report.alone_s) == STEPS, report.no_baseline
+    assert len(report.alone_s) >= STEPS, report.no_baseline
     assert dict(report.rows())["2 ranks"].startswith(
         f"{2 * _median(report.alone_s) / report.steps_s[0]:.2f}x"
     )
     short = _against_stock(engine, schedule="fast_forward", profile_steps=1).report
     assert "the fit is too short to measure a rank alone" in short.no_baseline
+
+
+@pytest.mark.parametrize("together", [{}, {"steps_per_execution": 2, "unroll": 1}], ids=["one", "loop"])
+def test_steps_that_overlap_with_none_are_compared_with_one_rank_alone(engine, together):
+    """Some are timed, then steps of this rank without the others; the bits are those without that."""
+    reports, weights = [], []
+    for compare in (True, False):
+        more = {"steps_per_execution": together.get("steps_per_execution", 1)}
+        model = t.compiled(t.deep(), "adam", **more)
+        options = {"compare": compare, "unroll": together.get("unroll")}
+        reports.append(t.ours(model, t.data(engine.rank), options=options, epochs=3).report)
+        weights.append(t.bits(model))
+        assert t.equal_on_all_ranks(engine, model)
+    assert weights[0] == weights[1]
+    report, without = reports
+    assert len(report.alone_s) >= STEPS
+    assert [report.no_baseline, report.ranks] == ["", 2]
+    assert "one rank with all 2 batches: " in report.headline
+    assert "2 ranks" in dict(report.rows())
+    assert f"({len(without.steps_s)} steps); not compared: compare=False" in without.headline
+    short = t.ours(t.compiled(t.deep(), "adam"), t.data(engine.rank), epochs=3).report
+    assert "the fit is too short to measure a rank alone" in short.headline
 
 
 def test_a_step_that_communicates_by_itself_is_not_run_alone(engine):

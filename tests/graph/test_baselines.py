@@ -63,13 +63,17 @@ def test_a_fit_that_is_compared_trains_to_the_same_bits(mode):
 @pytest.mark.parametrize("mode", MODES)
 def test_the_report_says_what_was_gained(mode):
     report = fit(network(), mode, compare=True)[0].report
-    assert [len(report.baselines_s[ONE_DEVICE]), report.no_baseline] == [STEPS, ""]
+    steps = len(report.baselines_s[ONE_DEVICE])
+    assert STEPS <= steps <= 30
+    assert report.no_baseline == ""
     assert report.gain.ours_s == report.steps_s
-    assert f"{STEPS} + {len(report.steps_s)} steps" in report.headline
+    assert f"{steps} + {len(report.steps_s)} steps" in report.headline
     rows = dict(report.rows())
     assert rows["gain"] == report.headline
     assert re.search(r"; measured [\d.]+ m?s: the prediction is \d+% too (high|low)$", rows["predicted"])
     assert report.profiling_overhead_s > 0
+    assert ", not in turns, " in report.headline
+    assert re.search(r"link \d+%, .*the largest layer, \S+, \d+% of the step", rows["limited by"])
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -96,15 +100,17 @@ def test_a_long_fit_is_compared_by_itself():
     assert callback.report.gain is not None
 
 
-def test_one_warning_where_one_device_is_faster(caplog):
-    callback, _ = fit(network(), "pipeline", compare=True)
-    mode, report = callback._life.mode, callback.report
+@pytest.mark.parametrize("mode", MODES)
+def test_one_warning_where_one_device_is_faster(caplog, mode):
+    callback, _ = fit(network(), mode, compare=True)
+    trained, report = callback._life.mode, callback.report
     report.notes.clear()
-    mode.advise = mode.advise or (lambda gain: f"{gain.text}; there is something better")
+    trained.losing.advise = trained.losing.advise or (lambda gain: f"{gain.text}; there is something better")
     report.baselines_s[ONE_DEVICE] = [1e-9] * STEPS
+    caplog.clear()
     caplog.set_level(logging.WARNING, "tf_ooo")
-    mode.say_if_slower()
-    mode.say_if_slower()
+    trained.say_if_slower()
+    trained.say_if_slower()
     (note,) = report.notes
     assert note.startswith("slower than one device: ")
     assert [record.message for record in caplog.records] == [note]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import json
 import sys
@@ -258,8 +259,14 @@ def test_open_sizes_are_given():
     embedded = layers.Embedding(50, 8, name="table")(ids)
     pooled = layers.GlobalAveragePooling1D()(embedded, mask=mask)
     model = keras.Model({"ids": ids, "mask": mask}, layers.Dense(3)(pooled))
-    with pytest.raises(OptionsError, match="only the batch may be open"):
+    with pytest.raises(OptionsError, match="only the batch may be open") as raised:
         costs_of_model(model, 4)
+    said = (
+        "; say all sizes, without the batch, such as --input-shape ids=128:int32 --input-shape mask=128:bool"
+    )
+    assert said in str(raised.value)
+    shapes = ast.literal_eval(str(raised.value).rpartition("input_shape=")[2].rstrip(")"))
+    assert costs_of_model(model, 4, input_shape=shapes).rows == 4
     table = costs_of_model(model, 4, input_shape="7")
     by_name = costs_of_model(model, 4, input_shape={"ids": (7,), "mask": "7:bool"})
     assert table.layers == by_name.layers

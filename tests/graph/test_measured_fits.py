@@ -43,6 +43,18 @@ def test_nothing_is_recorded_without_a_folder():
     assert callback.report.measured_timeline is None
 
 
+def test_where_stock_is_kept_unasked_it_is_said_how_it_is_recorded(tmp_path):
+    """On one CPU device nothing is compared; asked to, stock steps are recorded beside the plan."""
+    callback = tf_ooo.OOOBackprop(tf_ooo.SingleDevice())
+    fit(model_of(), callback)
+    assert dict(callback.report.rows())["measured timeline"] == (
+        "none: timeline='FOLDER' records some steps, with compare=True"
+    )
+    callback = tf_ooo.OOOBackprop(tf_ooo.SingleDevice(timeline=tmp_path))
+    fit(model_of(), callback)
+    assert callback.report.summary().count("; with compare=True some steps are recorded") == 1
+
+
 def test_a_fit_that_ends_too_early_says_so(tmp_path):
     callback = tf_ooo.OOOBackprop(tf_ooo.SingleDevice(timeline=tmp_path, compare=True))
     fit(model_of(), callback, batches=3)

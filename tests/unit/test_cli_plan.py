@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import pickle
 import subprocess
@@ -47,6 +48,19 @@ def test_the_table_names_all_and_the_chosen(costs, tmp_path):
     schedule = Schedule.from_text(out.read_text())
     assert schedule.microbatches == 4
     assert f"wrote {out}" in result.output
+
+
+@pytest.mark.parametrize("more", [(), ("--splits",)])
+def test_a_long_plan_is_said_where_there_is_no_terminal(costs, monkeypatch, more):
+    """One line on the standard error; a quick plan says nothing."""
+    module = importlib.import_module("tf_ooo.cli.plan")
+    asked = ("plan", costs, "--devices", 4, "--microbatches", 16, "--json", *more)
+    monkeypatch.setattr(module, "SAID_AFTER_S", 0.0)
+    slow = _run(*asked)
+    assert slow.stderr == "planning 8 layers on 4 devices, 16 micro-batches: 392 tasks ...\n"
+    json.loads(slow.stdout)
+    monkeypatch.setattr(module, "SAID_AFTER_S", 600.0)
+    assert not _run(*asked).stderr
 
 
 def test_gains_of_a_file_decide(costs, tmp_path):

@@ -29,10 +29,10 @@ class Session(StepSession):
     failures = Failures()
 
 
-def decide(stock_s, rewritten_s, schedule="auto"):
+def decide(stock_s, rewritten_s, schedule="auto", compare=True):
     """What is kept where steps take so long, the last ones again and again until it is known."""
     report = Report()
-    options = Options(schedule=schedule, profile_steps=len(stock_s), compare=True)
+    options = Options(schedule=schedule, profile_steps=len(stock_s), compare=compare)
     step = StepController(lambda: None, lambda: None, Session(), options, report)
     pairs = itertools.chain([(0.0, 0.0)], zip(stock_s, rewritten_s, strict=True))  # the first ones warm up
     for both in itertools.chain(pairs, itertools.repeat((stock_s[-1], rewritten_s[-1]))):
@@ -71,6 +71,28 @@ def test_kept_only_if_it_is_sure_to_be_faster(stock_s, rewritten_s, kept, steps)
     assert ("not sure to be faster after 40 steps" in report.fallback_reason) == (steps == 40)
 
 
+def test_a_named_order_that_is_to_be_compared_is_compared_until_it_is_known():
+    """It stays whatever comes of it; without being asked ``profile_steps`` of each are timed."""
+    choice, report = decide((10.0,), (12.0,), "fast_forward")
+    assert (choice, report.fell_back, report.compared_steps) == ("rewritten", False, 2 + 2 * 6)
+    assert report.headline.startswith("slower than the stock step")
+    choice, report = decide((10.0,) * 3, (9.0,) * 3, "fast_forward", compare=None)
+    assert (choice, report.compared_steps) == ("rewritten", 0)
+    assert "(3 + 3 steps, 1.11x, too few for an interval)" in report.headline
+
+
+def test_a_named_order_is_compared_by_what_there_was_where_the_fit_ends_before():
+    report = Report()
+    options = Options(schedule="fast_forward", compare=True)
+    step = StepController(lambda: None, lambda: None, Session(), options, report)
+    for which in (STOCK, REWRITTEN) * 5:
+        step.comparison.times.add(which, 1.0 if which == STOCK else 0.5, traced=False)
+        step._decide_if_ready()
+    assert step.choice is None
+    assert report.headline.startswith("2.00x faster than the stock step")
+    assert "(4 + 4 steps, 95% interval 2.00-2.00)" in report.headline
+
+
 def test_the_headline_has_the_interval_that_decided():
     """Steps in turns on a machine that slows down: each pair says 10%, single steps of both overlap."""
     stock_s = [1.0 + number for number in range(8)]
@@ -86,7 +108,8 @@ def test_what_the_comparison_took_is_in_the_summary():
 
 
 def test_noise_is_that_of_the_noisier():
-    assert decide((10.0, 12.0, 8.0), (1.0, 1.5, 9.0), schedule="in_order")[1].step_noise_s == 2.0
+    report = decide((10.0, 12.0, 8.0), (1.0, 1.5, 9.0), schedule="in_order", compare=None)[1]
+    assert report.step_noise_s == 2.0
 
 
 def test_a_named_schedule_is_kept_however_slow():

@@ -28,13 +28,13 @@ SECONDS = st.lists(st.floats(1e-4, 10.0), min_size=1, max_size=9)
 
 def test_of_four_and_four_steps_the_interval_is_all_ratios():
     """Any further ratio at its end is left out by chance in more than 5 of 100 cases: 2 / C(8, 4)."""
-    gain = Gain("stock Keras", (8.0, 8.4, 8.8, 9.6), (4.0, 4.2, 4.4, 4.8))
+    gain = Gain("stock Keras", (8.0, 8.4, 8.8, 9.6), (4.0, 4.2, 4.4, 4.8), in_turns=True)
     assert gain.interval == pytest.approx((8.0 / 4.8, 9.6 / 4.0))
     assert gain.ratio == pytest.approx(2.0)
 
 
 def test_of_three_and_three_steps_nothing_is_sure():
-    gain = Gain("stock Keras", (8.0, 8.1, 8.2), (1.0, 1.1, 1.2))
+    gain = Gain("stock Keras", (8.0, 8.1, 8.2), (1.0, 1.1, 1.2), in_turns=True)
     assert gain.interval is None
     assert not gain.faster
     assert gain.text == (
@@ -45,14 +45,14 @@ def test_of_three_and_three_steps_nothing_is_sure():
 
 @given(SECONDS, SECONDS)
 def test_the_interval_holds_the_ratio_that_half_of_all_pairs_exceed(baseline_s, ours_s):
-    gain = Gain("one device", baseline_s, ours_s)
+    gain = Gain("one device", baseline_s, ours_s, in_turns=True)
     assert not (gain.faster and gain.slower)
     if gain.interval is None:
         return
     low, high = gain.interval
     ratios = [theirs / our for theirs, our in itertools.product(baseline_s, ours_s)]
     assert low <= np.median(ratios) <= high
-    turned = Gain("ours", ours_s, baseline_s).interval
+    turned = Gain("ours", ours_s, baseline_s, in_turns=True).interval
     assert turned == pytest.approx((1 / high, 1 / low))
 
 
@@ -62,9 +62,37 @@ def test_in_95_of_100_trials_the_interval_holds_the_truth():
     trials, held = 1000, 0
     for _ in range(trials):
         baseline_s, ours_s = 1.25 * draws.lognormal(0, 0.3, 12), draws.lognormal(0, 0.3, 9)
-        low, high = Gain("stock Keras", list(baseline_s), list(ours_s)).interval
+        low, high = Gain("stock Keras", list(baseline_s), list(ours_s), in_turns=True).interval
         held += low <= 1.25 <= high
     assert 930 <= held <= 970
+
+
+def test_steps_that_did_not_take_turns_are_about_as_fast_as_the_machine_was_then():
+    """The baseline ran first; a machine that is 8% faster later is no gain, and one that moves says less."""
+    later = Gain("one device", [0.0108, 0.0109, 0.0108, 0.011, 0.0109], [0.01, 0.0101] * 10)
+    assert not later.faster
+    assert later.text.startswith("no sure gain over one device: 10.05 ms a step instead of 10.90 ms (5 + 20")
+    assert "steps, not in turns, 95% interval 0.98-1.20)" in later.text
+    steady = Gain("one device", [0.016] * 5, [0.01, 0.0101] * 10)
+    assert steady.text.startswith("about 1.59x faster than one device: ")
+    assert steady.drift == pytest.approx(0.1)
+    moving = Gain("one device", [0.016] * 5, [0.007] * 6 + [0.01] * 12 + [0.016] * 6)
+    assert moving.drift == pytest.approx(0.6)
+    assert not moving.faster
+    elsewhere = Gain("one device", [0.054] * 6, [0.0024] * 60, elsewhere_s=0.0013)  # a burst of other work
+    assert elsewhere.drift == pytest.approx(54 / 1.3 - 1)
+    assert not elsewhere.faster
+    alike = Gain("one device", [0.0024] * 6, [0.001] * 60, elsewhere_s=0.0013)  # within what differs anyway
+    assert alike.drift == pytest.approx(0.1)
+    assert Gain("one device", [0.016] * 5, [0.01] * 5, in_turns=True).text.startswith("1.60x faster")
+
+
+@given(SECONDS, SECONDS)
+def test_an_interval_without_turns_holds_that_of_turns(baseline_s, ours_s):
+    apart, turns = (Gain("x", baseline_s, ours_s, None, in_turns).interval for in_turns in (False, True))
+    assert (apart is None) == (turns is None)
+    if apart is not None and turns is not None:
+        assert apart[0] < turns[0] <= turns[1] < apart[1]
 
 
 ALIKE = (9e-3, 8e-3, 9.5e-3, 8.5e-3)
@@ -73,7 +101,7 @@ ALIKE = (9e-3, 8e-3, 9.5e-3, 8.5e-3)
 @pytest.mark.parametrize(
     ("baseline_s", "ours_s", "begins"),
     [
-        ((0.016, 0.0162, 0.0163, 0.0164), (0.013, 0.0131, 0.0132, 0.0133), "1.24x faster than one device"),
+        ((0.016, 0.0162, 0.0163, 0.0164), (0.013, 0.0131, 0.0132, 0.0133), "about 1.24x faster than one"),
         (
             (3.6e-3, 3.5e-3, 3.7e-3, 3.6e-3),
             (8.9e-3, 8.8e-3, 9e-3, 8.9e-3),
@@ -92,7 +120,7 @@ def test_headlines(baseline_s, ours_s, begins):
 
 def test_headlines_without_a_gain():
     kept = Report(fell_back=True, fallback_reason="measured", baselines_s={"stock Keras": [2.0] * 4})
-    kept.steps_s = [1.9, 2.0, 2.0, 2.1]
+    kept.steps_s, kept.in_turns = [1.9, 2.0, 2.0, 2.1], True
     assert kept.headline == "no gain: stock kept (0.95-1.05x)"
     assert Report(fell_back=True, fallback_reason="it runs eagerly").headline == (
         "no gain: the stock step runs: it runs eagerly"
@@ -145,6 +173,25 @@ def test_ranks_beside_one_alone():
     assert dict(report.rows())["2 ranks"] == text + "communication and waiting 14%"
     report.fell_back, report.baselines_s = True, {"the stock order": [0.013] * 3}
     assert dict(report.rows())["2 ranks"].startswith("1.85x the throughput of one: 13.00 ms")
+
+
+def test_ranks_that_are_compared_with_nothing_else_say_so_first():
+    """One step an execution: there is no order to compare, but one rank alone."""
+    report = Report(mode="data_parallel", steps_s=[0.014] * 5, alone_s=[0.012] * 6, ranks=2)
+    report.fallback_reason = "each execution is one step"
+    assert report.headline == (
+        "about 1.71x faster than one rank with all 2 batches: 14.00 ms a step instead of 24.00 ms "
+        "(6 + 5 steps, not in turns, 95% interval 1.56-1.89)"
+    )
+    assert (report.mood, report.state) == ("good", "the stock order runs: each execution is one step")
+    assert report.scalars()["speed_up"] == pytest.approx(24 / 14)
+    report.alone_s = [0.005] * 6
+    assert report.headline.startswith(
+        "slower than one rank with all 2 batches: 14.00 ms a step instead of 10"
+    )
+    assert report.mood == "back"
+    report.fell_back, report.baselines_s = True, {"the stock order": [0.013] * 5}
+    assert report.headline.endswith("; no gain: stock kept (0.84-1.02x)")
 
 
 def test_why_there_are_no_costs():
@@ -215,6 +262,19 @@ def test_what_notebooks_and_terminals_show_of_a_timeline_and_of_costs():
     assert repr(CostTable((LayerCosts(1.0, 1.0, 2.0),) * 3)) == (
         "CostTable(3 layers, edited, F + dO + dW 12 s a micro-batch)"
     )
+
+
+def test_a_bubble_is_planned_or_measured():
+    schedule = Schedule("pipeline", "gpipe", {(0, 0): (Task("F", 0), Task("dO", 0), Task("dW", 0))})
+    timeline = simulate(schedule, [LayerCosts(1.0, 1.0, 2.0)])
+    report = Report(mode="pipeline", timeline=timeline, pipeline=PipelineSection(devices=["CPU:0"]))
+    bubbles = [report.scalars()[f"bubble_{which}"] for which in ("planned", "measured")]
+    assert bubbles[0] == 0.0
+    assert np.isnan(bubbles[1])
+    report.timeline, report.measured_timeline = None, timeline
+    bubbles = [report.scalars()[f"bubble_{which}"] for which in ("planned", "measured")]
+    assert np.isnan(bubbles[0])
+    assert bubbles[1] == 0.0
 
 
 def test_neither_green_nor_amber(tmp_path):

@@ -5,7 +5,9 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tf_ooo.fit.baseline import STEPS, Baseline
 from tf_ooo.fit.paying import MOST, StockFirst
+from tf_ooo.report.report import Report
 
 
 def after(first, trace_s, step_s, most=100_000):
@@ -73,6 +75,27 @@ def test_a_fit_whose_step_was_traced_before_knows_what_that_took():
     for _ in range(3):
         first.add(0.1, traced=False)
     assert "about 8.6 s" in first.why_not
+
+
+def measured(steps, **more):
+    """Whether a baseline is, whose step takes 1 s and 13 s to be traced: 20 s altogether."""
+    assert STEPS == 6
+    report = Report()
+    baseline = Baseline("one device", report, None, steps)
+    seconds = baseline.measured(lambda: [1.0] * STEPS, 1.0, 13.0, **more)
+    assert bool(seconds) is (report.no_baseline == "") is not baseline.too_short
+    return bool(seconds)
+
+
+def test_tracing_a_baseline_counts_as_its_steps_do():
+    assert not measured(399)
+    assert measured(400)
+
+
+def test_the_fit_that_pays_is_as_long_as_its_own_steps_take():
+    """Four devices are to be four times as fast: 400 steps take 100 s, of which 20 s are more than 5%."""
+    assert not measured(400, ours_s=0.25)
+    assert measured(1600, ours_s=0.25)
 
 
 @given(st.integers(1, 5), st.integers(1, 3000) | st.none(), st.floats(0.0, 50.0), st.floats(1e-3, 2.0))

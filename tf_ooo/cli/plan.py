@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import functools
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
 from inspect import signature
 from pathlib import Path
 from typing import Any
@@ -47,6 +50,10 @@ _DEFAULTS = {name: parameter.default for name, parameter in signature(planned).p
 _MODES = tuple(dict.fromkeys(mode for policy in POLICIES.values() for mode in policy.modes))
 _WITH_GAINS = " and ".join(policy.name for policy in POLICIES.values() if "gains" in policy.options)
 _SEVERAL_STEPS = 3
+# Of each layer and micro-batch.
+_TASKS = ("F", "dO", "dW")
+# Quicker plans are not talked of.
+SAID_AFTER_S = 2.0
 
 
 @click.command()
@@ -116,10 +123,13 @@ def plan(
         refuse_beside_splits(problem, schedule, mode)
         if any([out, costs_out, *(outputs[name] for name in ("html", "png", "trace", "grid"))]):
             raise OptionsError("--splits prints one table: no files")
-        show_splits(divided(problem), assumptions(problem, table), table.rows, outputs["as_json"])
+        with said_to_a_file(problem):
+            divisions = divided(problem)
+        show_splits(divisions, assumptions(problem, table), table.rows, outputs["as_json"])
         return
     mode = mode_with_stages(problem, schedule, mode)
-    compared = _compare(problem, schedule, mode)
+    with said_to_a_file(problem):
+        compared = _compare(problem, schedule, mode)
     planned_mode = _mode_of(problem, schedule, mode)
     assumed = assumptions(problem, table, planned_mode)
     wanted, chosen = Outputs(**outputs), ""
@@ -196,6 +206,25 @@ def _timeline(plan: Plan) -> Timeline:
     # An asynchronous schedule's micro-batches are steps, and a pipeline's bubble is that of one step.
     steps = 1 if schedule.asynchronous or schedule.mode == "pipeline" else _SEVERAL_STEPS
     return plan.trial.of(steps).timeline
+
+
+@contextlib.contextmanager
+def said_to_a_file(problem: Problem) -> Iterator[None]:
+    """One line on the standard error, where that is no terminal and planning takes long: nothing hangs."""
+    if Console(file=sys.stderr).is_terminal:
+        yield
+        return
+    layers, devices, microbatches = len(problem.layers), problem.devices, problem.microbatches
+    tasks = layers * (len(_TASKS) * microbatches + 1)
+    text = f"planning {layers} layers on {devices} devices, {microbatches} micro-batches: {tasks} tasks ..."
+    timer = threading.Timer(SAID_AFTER_S, functools.partial(click.echo, text, err=True))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+        timer.join()
 
 
 class Bar:

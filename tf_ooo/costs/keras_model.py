@@ -38,6 +38,8 @@ _OPTIMIZER, _LOSS = "adam", "mse"
 # Rows of a micro-batch where none are said: Keras' batch.
 DEFAULT_ROWS = 32
 _MEASURED_ON = "cpu-core"
+# For a size that is open, in an example.
+_OPEN_SIZE = 128
 # Shape and dtype.
 _Spec = tuple[tuple[int, ...], str]
 _Specs = _Spec | list[_Spec] | dict[str, _Spec]
@@ -244,8 +246,8 @@ def _given(model: keras.Model, batch: int, shapes: _Shapes | None) -> tuple[_Spe
             f"model {model.name!r} is not built, or has no inputs of known shape; say it, without the batch: "
             "--input-shape 128,64 (input_shape=(128, 64))"
         )
+    specs = [_spec(tensor, batch, _shapes_hint(model)) for tensor in inputs]
     targets = [_target(_loss_of(model, place), _spec(out, batch)) for place, out in enumerate(outputs)]
-    specs = [_spec(tensor, batch) for tensor in inputs]
     # A Sequential model has neither input nor output as attributes; its one of each goes in alone.
     inputs_like, outputs_like = getattr(model, "input", None), getattr(model, "output", None)
     return _like(inputs_like, specs), _like(outputs_like, targets)
@@ -312,13 +314,32 @@ def _nested(make: Callable[[_Spec], Any], value: _Specs) -> Any:
     return [make(spec) for spec in value] if isinstance(value, list) else make(value)
 
 
-def _spec(tensor: keras.KerasTensor, batch: int) -> _Spec:
+def _spec(tensor: keras.KerasTensor, batch: int, hint: str = "") -> _Spec:
+    """``hint``: how open sizes of an input are said."""
     shape = (batch, *tensor.shape[1:])
     if None in shape:
         raise OptionsError(
             f"input or output {tensor.name!r} has an open shape {tensor.shape}: only the batch may be open"
+            + hint
         )
     return shape, nests.dtype_name(tensor)
+
+
+def _shapes_hint(model: keras.Model) -> str:
+    """How the sizes of all inputs are said, with 128 for each that is open."""
+
+    def text(tensor: keras.KerasTensor) -> str:
+        dtype = nests.dtype_name(tensor)
+        sizes = ",".join(str(size or _OPEN_SIZE) for size in tensor.shape[1:])
+        return sizes if dtype == "float32" else f"{sizes}:{dtype}"
+
+    known = getattr(model, "input", None)
+    if isinstance(known, dict):
+        shapes = [f"{name}={text(tensor)}" for name, tensor in known.items()]
+    else:
+        shapes = [text(tensor) for tensor in model.inputs]
+    options = " ".join(f"--input-shape {shape}" for shape in shapes)
+    return f"; say all sizes, without the batch, such as {options} (input_shape={shapes})"
 
 
 def _loss_of(model: keras.Model, place: int) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -21,8 +22,10 @@ if TYPE_CHECKING:
     import keras
 
 _LOG = logging.getLogger("tf_ooo")
-# The least for an interval that says something.
-STEPS = 5
+# The least for an interval that says something, beside three steps as they run.
+STEPS = 6
+# Short steps are measured for so long, to see more of the machine than a moment, but no more than these.
+_SPAN_S, _MOST_STEPS = 0.5, 30
 ONE_DEVICE = "one device"
 _SENDS = ("Horovod", "Collective")
 
@@ -45,16 +48,25 @@ class Baseline:
         self.too_short = False  # the fit, to pay for it
 
     def measured(
-        self, run: Callable[[], list[float]], step_s: float, trace_s: float, together: int = 1
+        self,
+        run: Callable[[], list[float]],
+        step_s: float,
+        trace_s: float,
+        together: int = 1,
+        ours_s: float | None = None,
     ) -> list[float]:
         """Seconds of single steps, as ``run`` measures them; none where the report says why.
 
         Args:
             run: measures.
-            step_s, trace_s: about what a step of the fit takes, and what tracing does.
+            step_s, trace_s: about what a step that is measured takes, and what tracing it does, at most.
             together: steps in one call.
+            ours_s: about what a step of the fit takes from now on; None: as long.
         """
-        self._report.no_baseline = self._why_not(step_s, trace_s + (1 + STEPS) * together * step_s)
+        call_s = together * step_s
+        steps = min(max(STEPS, math.ceil(_SPAN_S / max(call_s, 1e-9))), _MOST_STEPS)
+        cost_s = trace_s + (1 + steps) * call_s
+        self._report.no_baseline = self._why_not(step_s if ours_s is None else ours_s, cost_s)
         if self._report.no_baseline:
             return []
         started, seconds = time.perf_counter(), []
@@ -100,10 +112,10 @@ def undone_steps_s(concrete: Any, batch: Any) -> list[float]:
     sends = [name for name, kind in func_graphs.ops_reached_from(concrete.graph) if kind.startswith(_SENDS)]
     if sends:
         raise BackendError(f"{sends[0]} communicates, and others may not answer")
-    undone, seconds = Undone(concrete), []
+    undone, seconds = Undone(concrete), list[float]()
     with undone:
         nests.synchronize(undone(batch))  # TensorFlow optimizes the graph
-        for _ in range(STEPS):
+        while len(seconds) < STEPS or (sum(seconds) < _SPAN_S and len(seconds) < _MOST_STEPS):
             started = time.perf_counter()
             nests.synchronize(undone(batch))
             seconds.append(time.perf_counter() - started)

@@ -249,7 +249,8 @@ class StepComparison:
     """Fills in the report's times, and what it says of the verdict, to which all ``ranks`` come together.
 
     ``stock_may_stay``: stock steps may be all that ever runs; not where the order is asked for, or
-    ``limited`` by a memory limit, which the stock order may not keep.
+    ``limited`` by a memory limit, which the stock order may not keep.  ``asked``: the user wants to know
+    which is faster, also where the order is asked for and stays: as many steps as tell are timed.
     """
 
     def __init__(
@@ -259,6 +260,7 @@ class StepComparison:
         rewrites: Sequence[str] = (REWRITTEN,),
         ranks: Engine | None = None,
         limited: bool = False,
+        asked: bool = False,
     ) -> None:
         self.options, self.report, self._ranks = options, report, ranks or SingleEngine()
         # What stays if the two cannot be mixed comes first.  With a memory limit that is the rewritten
@@ -268,7 +270,7 @@ class StepComparison:
         # To whoever reads the report; a report of a function knows no model.
         several = "the stock order" if self._ranks.size > 1 else "stock Keras"
         self._stock_name = several if report.model else "the stock step"
-        self.times = StepTimes(options.profile_steps, stock_first, rewrites, options.may_fall_back)
+        self.times = StepTimes(options.profile_steps, stock_first, rewrites, options.may_fall_back or asked)
 
     def add(self, which: str, seconds: float, traced: bool, kind: Hashable = None) -> bool:
         """As :meth:`StepTimes.add`; all ranks take note of the seconds of the slowest, and decide alike."""
@@ -284,10 +286,7 @@ class StepComparison:
         """
         options, report, times = self.options, self.report, self.times
         if not times.done:
-            if options.may_fall_back:
-                report.undecided = times.progress
-            else:
-                report.kept_because = AS_ASKED
+            self._not_yet(times)
             return None
         if not options.profile_steps:
             return Verdict(times.first_rewrite)
@@ -296,20 +295,36 @@ class StepComparison:
         everyone = self._ranks.gather(dict(beside or {}))
         slowest_beside = {which: slowest(theirs[which] for theirs in everyone) for which in everyone[0]}
         seconds = times.seconds | slowest_beside
-        compared = Comparison.of(times.seconds)
-        report.stock_step_s, report.measured_step_s = compared.stock_s, compared.rewritten_s
-        report.step_noise_s = compared.noise_s
-        report.baselines_s = {self._stock_name: list(seconds[STOCK])}
-        report.steps_s = list(seconds[compared.best])
+        compared = self._fill(times)
         if times.several:
             report.compared = times.shown()
         why_not = compared.why_not
         if times.until_sure:
-            look, report.compared_steps = times.look, times.steps
-            report.decided_interval, why_not = look.interval, compared.why_not_after(look, times.steps)
+            why_not = compared.why_not_after(times.look, times.steps)
         if options.may_fall_back and why_not:
             return Verdict(STOCK, why_not, seconds)
         return Verdict(compared.best, seconds=seconds)
+
+    def _not_yet(self, times: StepTimes) -> None:
+        """Of an order that stays in any case what is known so far is said: the fit may end before more is."""
+        if self.options.may_fall_back:
+            self.report.undecided = times.progress
+            return
+        self.report.kept_because = AS_ASKED
+        if times.until_sure and not times.several and all(times.seconds.values()):
+            self._fill(times)
+
+    def _fill(self, times: StepTimes) -> Comparison:
+        """The report's times."""
+        report, seconds = self.report, times.seconds
+        compared = Comparison.of(seconds)
+        report.stock_step_s, report.measured_step_s = compared.stock_s, compared.rewritten_s
+        report.step_noise_s = compared.noise_s
+        report.baselines_s = {self._stock_name: list(seconds[STOCK])}
+        report.steps_s, report.in_turns = list(seconds[compared.best]), True
+        if times.until_sure:
+            report.decided_interval, report.compared_steps = times.look.interval, times.steps
+        return compared
 
     def keep_rewritten(self, because: str = "") -> None:
         """Says so; ``because`` of something else than its speed."""

@@ -77,7 +77,8 @@ class StepController:
         self._together = 1
         rewrites = [name for name in self.steps if name != STOCK]
         limited = options.memory_limit_bytes is not None
-        self.comparison = StepComparison(options, report, rewrites, limited=limited)
+        asked = options.compare is True
+        self.comparison = StepComparison(options, report, rewrites, limited=limited, asked=asked)
         self._started = False
         self._first = StockFirst(len(rewrites), why_not=never_pays) if self._may_wait else None
         self._never_pays = never_pays
@@ -192,15 +193,20 @@ class StepController:
         """Until what is left of the fit is known to pay for a comparison, or not to."""
         if first.why_not:
             if not self.report.fell_back:
-                fall_back(self.report, first.why_not, expected=True)
+                self._keep_stock_unplanned(first.why_not)
             return self._run(STOCK, args, kwargs)
         outputs = run_stock_first(first, self.stock, lambda: self._run(STOCK, args, kwargs))
         self.report.undecided = "" if first.why_not else first.waits
         if first.why_not:
-            fall_back(self.report, first.why_not, expected=True)
+            self._keep_stock_unplanned(first.why_not)
         elif first.begins:
             self._first = None
         return outputs
+
+    def _keep_stock_unplanned(self, reason: str) -> None:
+        """In this fit."""
+        fall_back(self.report, reason, expected=True)
+        self.report.how_to_record = "compare=True"
 
     def _profile(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self._first is not None:

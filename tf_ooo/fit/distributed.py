@@ -88,9 +88,13 @@ class Distributed:
         return other
 
     def compare(
-        self, model: keras.Model, batch: Any, first: FirstSteps, asked: bool | None, step_s: float
+        self, model: keras.Model, batch: Any, first: FirstSteps, asked: bool | None, serial_s: float
     ) -> bool:
-        """Measures steps on one device, unless the fit is too short (True); see ``compare=``."""
+        """Measures steps on one device, unless the fit is too short (True); see ``compare=``.
+
+        ``serial_s``: of such a step.  What is left of the fit is no longer than the plan says, and tracing
+        the step takes no longer than the first one, whose micro-batches are copies of one.
+        """
         if ONE_DEVICE in self.report.baselines_s:  # of the fit before
             return False
         steps = None if self.steps is None else self.steps - first.seen
@@ -100,7 +104,8 @@ class Distributed:
             with progress.said(f"measuring {ONE_DEVICE}, to compare with"):
                 return stock_steps_s(model, batch)
 
-        seconds = baseline.measured(run, step_s, first.first_s / first.microbatches)
+        ours_s = min(serial_s, self.report.predicted_step_s or serial_s)
+        seconds = baseline.measured(run, serial_s, first.first_s, ours_s=ours_s)
         if seconds:
             self.report.baselines_s[ONE_DEVICE] = seconds
         return baseline.too_short
@@ -221,10 +226,6 @@ class FirstSteps:
 
     def _not_measured(self, error: OOOError) -> None:
         self._report.notes.append(f"costs are calculated from shapes, not measured: {error}")
-
-    @property
-    def microbatches(self) -> int:
-        return self._functions.microbatches
 
     @property
     def done(self) -> bool:

@@ -74,6 +74,7 @@ class Report:
         steps_s: seconds of single steps as they run.
         decided_interval: where stock's seconds over the rewritten step's are, by the test that decided, in
             95% of cases; None where there was none.
+        in_turns: whether steps of the baseline and those that run took turns.
         compared_steps: of the test, those that warmed up included; all of them trained.
         alone_s: data_parallel: seconds of single steps of this rank without the others, ``ranks`` in all.
         no_baseline: why there is nothing to compare with.
@@ -98,7 +99,8 @@ class Report:
         timeline: the planned schedule, simulated with the costs, to draw; on one device its tasks one after
             the other, in seconds that were measured; None where no seconds are known.
         measured_timeline: with ``timeline=``: when the tasks of one step really ran, by TensorFlow's
-            profiler; else None, and ``not_measured`` says why.
+            profiler; else None, and ``not_measured`` says why.  ``how_to_record``: the option with which
+            there is something to record, where stock was kept before there was a plan.
         measured_against_plan: how that differs from the plan, a few lines.
         planned: the schedule that was planned; ``rewritten_graph``: the GraphDef handed to TensorFlow.
     """
@@ -126,6 +128,7 @@ class Report:
     baselines_s: dict[str, list[float]] = field(default_factory=dict)
     steps_s: list[float] = field(default_factory=list)
     decided_interval: tuple[float, float] | None = None
+    in_turns: bool = False
     compared_steps: int = 0
     alone_s: list[float] = field(default_factory=list)
     ranks: int = 1
@@ -152,6 +155,7 @@ class Report:
     measured_timeline: Timeline | None = None
     measured_against_plan: list[str] = field(default_factory=list)
     not_measured: str = ""
+    how_to_record: str = ""
     planned: Schedule | None = None
     rewritten_graph: Any = None
 
@@ -173,12 +177,29 @@ class Report:
         baseline, baseline_s = next(iter(self.baselines_s.items()), ("", []))
         if not baseline_s or not self.steps_s:
             return None
-        return Gain(baseline, baseline_s, self.steps_s, self.decided_interval)
+        measured = self.costs is not None and self.costs.source == "measured"
+        serial_s = (self.pipeline or self.layerpipe).serial_step_s if measured else 0.0
+        return Gain(baseline, baseline_s, self.steps_s, self.decided_interval, self.in_turns, serial_s)
+
+    @property
+    def ranks_gain(self) -> Gain | None:
+        """Batches of all ranks in a second beside those of one alone; None where one of them is not known."""
+        if not self.alone_s or not self.running_s:
+            return None
+        of_all_s = [self.ranks * alone_s for alone_s in self.alone_s]
+        return Gain(f"one rank with all {self.ranks} batches", of_all_s, self.running_s)
 
     @property
     def headline(self) -> str:
         """What was gained, in plain words: the first line of the summary, of the page and of the repr."""
-        gain = self.gain
+        gain, ranks_gain = self.gain, self.ranks_gain
+        if ranks_gain is None:
+            return self._headline(gain)
+        ordered = f"; {self._headline(gain)}" if self.fell_back or gain is not None else ""
+        return ranks_gain.text + ordered
+
+    def _headline(self, gain: Gain | None) -> str:
+        """Beside what runs one step at a time, or in the stock order."""
         if self.fell_back:
             return f"no gain: {self.state}" if gain is None else f"no gain: stock kept ({gain.ratio_text})"
         if gain is not None:
@@ -196,7 +217,8 @@ class Report:
         if self.undecided:
             return f"not decided, {self.undecided}"
         if self.planned is None and not self.way:
-            return "nothing has been rewritten yet"
+            stock = self.fallback_reason and f"the stock order runs: {self.fallback_reason}"
+            return stock or "nothing has been rewritten yet"
         unmoved = self.mode == "single_device" and not (self.way or self.moved_ops)
         nothing = "no op could be moved, its order is that of stock" if unmoved else ""
         reasons = [nothing, self.kept_because, "measured slower than the stock step" if self.slower else ""]
@@ -206,11 +228,13 @@ class Report:
     @property
     def mood(self) -> str:
         """``good``: steps are faster for sure; ``plain``: nothing is sure; ``back``: they are not faster."""
-        runs = self.planned is not None or bool(self.way)
-        loses = self.slower or (self.gain is not None and self.gain.slower)
-        if not runs or self.fell_back or self.undecided or loses:
+        gains = [gain for gain in (self.ranks_gain, self.gain) if gain is not None]
+        runs = self.planned is not None or bool(self.way or self.alone_s)
+        loses = self.slower or any(gain.slower for gain in gains)
+        kept = self.fell_back and not self.alone_s
+        if not runs or kept or self.undecided or loses:
             return "back"
-        return "good" if self.gain is not None and self.gain.faster else "plain"
+        return "good" if any(gain.faster for gain in gains) else "plain"
 
     @property
     def why_no_costs(self) -> str:
@@ -232,13 +256,15 @@ class Report:
         )
 
     def scalars(self) -> dict[str, float]:
-        """``step_s``, ``speed_up`` and ``bubble`` as they are known now, else NaN; see ``GainLogger``."""
-        speed_up = math.nan if self.gain is None else self.gain.ratio
-        drawn = (self.measured_timeline or self.timeline) if self.pipeline or self.layerpipe else None
+        """Step, speed-up and bubbles as they are known now, else NaN; see ``GainLogger``."""
+        gain = self.gain or self.ranks_gain
+        speed_up = math.nan if gain is None else gain.ratio
+        several = bool(self.pipeline or self.layerpipe)
         return {
             "step_s": statistics.median(self.running_s) if self.running_s else math.nan,
             "speed_up": 1.0 if self.fell_back else speed_up,
-            "bubble": math.nan if drawn is None else drawn.bubble_fraction,
+            "bubble_planned": _bubble(self.timeline if several else None),
+            "bubble_measured": _bubble(self.measured_timeline if several else None),
         }
 
     def one_line(self) -> str:
@@ -247,7 +273,8 @@ class Report:
 
     def rows(self) -> list[tuple[str, str]]:
         """The summary as (what, value); what is not known is left out."""
-        gains = [Gain(name, times_s, self.steps_s) for name, times_s in self.baselines_s.items() if times_s]
+        baselines, turns = self.baselines_s.items(), self.in_turns
+        gains = [Gain(name, times_s, self.steps_s, None, turns) for name, times_s in baselines if times_s]
         software, _, device = self.environment.partition(ON)
         rows = [
             ("gain", self.headline),
@@ -272,7 +299,7 @@ class Report:
             ("memory limit", self._limit_text()),
             ("predicted peak, stock", bytes_text(self.stock_predicted_peak_bytes)),
             *(("measured timeline", line) for line in self.measured_against_plan),
-            ("measured timeline", self.not_measured and f"none: {self.not_measured}"),
+            ("measured timeline", self._not_measured_text()),
             *((f"XLA, {step}", compiled.text) for step, compiled in self.compiled.items()),
             ("costs", self.why_no_costs and f"not known: {self.why_no_costs}"),
             ("planning", seconds_text(self.plan_seconds)),
@@ -316,6 +343,15 @@ class Report:
         error = self.predicted_step_s / measured_s - 1
         off = f"{abs(error):.0%} too {'high' if error > 0 else 'low'}"
         return f"{predicted}; measured {seconds_text(measured_s)}: the prediction is {off}"
+
+    def _not_measured_text(self) -> str:
+        """Why there is no measured timeline; where stock was kept without a plan, also how to have one."""
+        how = f"with {self.how_to_record}" if self.fell_back and self.how_to_record else ""
+        if self.measured_timeline is not None or not (self.not_measured or how):
+            return ""
+        if not self.not_measured:
+            return f"none: timeline='FOLDER' records some steps, {how}"
+        return f"none: {self.not_measured}" + (f"; {how} some steps are recorded" if how else "")
 
     def _limits_text(self) -> str:
         """Each is a share of the planned step by itself: they overlap."""
@@ -407,3 +443,7 @@ class Report:
             planned, order_only = one_after_another(schedule, dict.fromkeys(schedule.tasks, 1e-3)), True
         save_trace(planned, path, self.measured_timeline, order_only)
         return Path(path)
+
+
+def _bubble(timeline: Timeline | None) -> float:
+    return math.nan if timeline is None else float(timeline.bubble_fraction)

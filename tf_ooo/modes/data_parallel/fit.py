@@ -14,6 +14,7 @@ from tf_ooo.fit.mode import Training
 from tf_ooo.fit.recorder import Watched
 from tf_ooo.hosts.ranks.base import Engine
 from tf_ooo.hosts.ranks.engine import choose_engine
+from tf_ooo.modes.data_parallel.alone import StepByStep
 from tf_ooo.modes.data_parallel.options import DataParallel
 from tf_ooo.modes.data_parallel.ranks import RanksInStep
 from tf_ooo.modes.data_parallel.scheduled import ScheduledSteps
@@ -51,6 +52,7 @@ class DataParallelMode:
 
     keeps_stock = False
     compiles = False
+    step_by_step: StepByStep
 
     def __init__(self, options: DataParallel) -> None:
         self.options = options
@@ -79,10 +81,14 @@ class DataParallelMode:
         if averaged is None or averaged.stock is not train_function.train_function_of(model):
             self.averaged = averaged = Averaged.of(model, engine, self.options)
             self.scheduled, self._report = None, self._new_report(model)
+            self.step_by_step = StepByStep(averaged.function, self.options.compare, self._report)
         ranks = RanksInStep(model, engine, averaged.averaging, self.options, self.options.shared(), steps)
         together = functools.partial(self._run_batches, ranks) if self._together(model) else None
         training = ranks.begin(averaged.function, together, functools.partial(self._restore, ranks))
         self.ranks = ranks
+        if together is None and not _runs_eagerly(model):
+            self.step_by_step.begin(training.run, ranks)
+            training = replace(training, run=self.step_by_step.__call__)
         return replace(training, watched=self._watched)
 
     def _watched(self) -> Watched | None:
@@ -113,7 +119,7 @@ class DataParallelMode:
 
     def _together(self, model: keras.Model) -> bool:
         """Whether steps go into one function of ours; notes why not."""
-        if bool(model.run_eagerly) or train_function.functions_run_eagerly():
+        if _runs_eagerly(model):
             if not self.options.may_fall_back:
                 raise OptionsError(
                     f"schedule={self.options.schedule!r} cannot be applied to a model that runs eagerly: "
@@ -121,6 +127,7 @@ class DataParallelMode:
                     "tf.config.run_functions_eagerly), or leave schedule at 'auto'"
                 )
             self._report.fallback_reason = "run eagerly: there is no graph whose order could be changed"
+            self._report.no_baseline = "a step that runs eagerly has no graph that could run beside the fit"
             return False
         most = min(train_function.steps_per_execution(model), self.options.unroll or LARGEST)
         if most > 1 or not self.options.may_fall_back:
@@ -129,6 +136,10 @@ class DataParallelMode:
             "each execution is one step, so that steps cannot overlap; compile with steps_per_execution=8"
         )
         return False
+
+
+def _runs_eagerly(model: keras.Model) -> bool:
+    return bool(model.run_eagerly) or train_function.functions_run_eagerly()
 
 
 def averaging_of(engine: Engine, options: RankOptions) -> Averaging:

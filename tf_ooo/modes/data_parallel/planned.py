@@ -177,6 +177,12 @@ def make_plan(
     return PlannedGain(choose(rows, lambda row: (row is not best,)), stock.step_s)
 
 
+def stock_step_s(layers: Sequence[LayerCosts], link: Link, workers: int, steps: int) -> float:
+    """Predicted seconds of a step in the stock order; so many ``steps`` run together."""
+    problem = _told(STOCK_ORDER, _problem(layers, link, workers), {"barrier": steps == 1})
+    return as_asked(STOCK_ORDER, problem, clock_of(steps)).step_s
+
+
 def _problem(layers: Sequence[LayerCosts], link: Link, workers: int) -> Problem:
     return Problem(tuple(layers), workers, link=link, mode=MODE)
 

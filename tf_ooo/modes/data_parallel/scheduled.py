@@ -22,6 +22,7 @@ from tf_ooo.fit.comparison import STOCK, StepComparison, slowest
 from tf_ooo.fit.recorder import Watched
 from tf_ooo.hosts.ranks.messages import Message
 from tf_ooo.modes.data_parallel import planned
+from tf_ooo.modes.data_parallel.alone import ALONE, note_alone
 from tf_ooo.modes.data_parallel.options import DataParallel
 from tf_ooo.modes.data_parallel.ordering import (
     FLIGHT_BYTES,
@@ -104,7 +105,7 @@ class ScheduledSteps:
         self._plan_failed = ""
         self._stock_predicted_s: float | None = None
         self._comparison = StepComparison(options, report, ranks=self.engine)
-        self._of_fit = ranks.steps_of_fit
+        self._ranks = ranks
         self._settled = False  # what runs from now on is known
         self._needs_costs = planned.needs_costs(options.schedule, options.policy_options)
         self._phase: Callable[[Sequence[Any]], Any] = self._profile
@@ -260,6 +261,7 @@ class ScheduledSteps:
             _LOG.info("planned %s, predicted gain %.1f%%", schedule.policy, 100 * gain)
             if self.options.may_fall_back and gain < planned.WORTH:
                 self._keep_stock(f"no gain is predicted ({gain:.1%})", quiet=True)
+                self.report.how_to_record = f"schedule={schedule.policy!r}"
                 if self.options.profile_steps:
                     self._phase = self._watch
                 return
@@ -381,10 +383,10 @@ class ScheduledSteps:
             concrete = source.function(count).get_concrete_function(batches)
             return [seconds / count for seconds in undone_steps_s(concrete, batches)]
 
-        baseline = Baseline("a rank alone", report, self.options.compare, self._of_fit())
+        baseline = Baseline(ALONE, report, self.options.compare, self._ranks.steps_of_fit())
         step_s = statistics.median(report.running_s)
-        report.alone_s = baseline.measured(run, step_s, self.stock.first_s, count)
-        report.ranks = self.engine.size
+        alone_s = baseline.measured(run, step_s, self.stock.first_s, count)
+        note_alone(report, alone_s, self._ranks, count)
 
     # -- decided ---------------------------------------------------------------------------------
 

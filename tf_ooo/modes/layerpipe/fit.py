@@ -15,6 +15,7 @@ from tf_ooo.costs.table import CostTable
 from tf_ooo.errors import BackendError, OptionsError
 from tf_ooo.fit import progress
 from tf_ooo.fit.distributed import Distributed, FirstSteps, Placed, check_model
+from tf_ooo.fit.losing import ENOUGH, Losing
 from tf_ooo.fit.measured import check_costs, with_link
 from tf_ooo.fit.mode import Training
 from tf_ooo.fit.recorder import Watched
@@ -73,6 +74,7 @@ class LayerPipeMode:
         self.options = options
         self.plan: SpreadPlan | None = None
         self.distributed = Distributed(options.mode)
+        self.losing = Losing()
 
     def join(self) -> Engine:
         """This process trains alone."""
@@ -122,6 +124,11 @@ class LayerPipeMode:
         if self.plan is not None:
             fill_step_times(self.distributed.report, self.plan.step_s)
         return self.distributed.report
+
+    def say_if_slower(self) -> None:
+        """Once: that one device is faster, and what would be better; until more steps deny it."""
+        report = self.describe()
+        self.losing.look(report, report.gain)
 
 
 class LayerPipeSteps:
@@ -217,7 +224,9 @@ class LayerPipeSteps:
         check_costs(costs, [layer.name for layer in step.known.graph.layers])
         report.costs = costs = with_link(costs, self._target)
         schedule, devices = mode.options.schedule, self._target.devices
-        mode.plan = plan = plan_spread(step, costs, traced, devices, mode.group, schedule, report)
+        mode.plan = plan = plan_spread(
+            step, costs, traced, devices, mode.group, schedule, report, mode.losing
+        )
         if mode.options.weights == "ema":
             note_rebuilt_weights(report, self._model)
         self._traced = None
@@ -228,7 +237,10 @@ class LayerPipeSteps:
 
     def _in_rounds(self, plan: SpreadPlan, iterator: Iterator[Any]) -> Any:
         """As many rounds as it takes for the next batch's results; None at the end of the data."""
+        timed = len(plan.step_s)
         outputs = None if self._epoch is None else self._epoch.timed_step(plan.step_s)
+        if timed < ENOUGH <= len(plan.step_s):
+            self._mode.say_if_slower()
         if outputs is not None:
             return outputs
         batch = self._batches.take_of_epoch(iterator)  # the first one, or nothing is on its way
@@ -317,8 +329,9 @@ class LayerPipeSteps:
         self._epoch = None
 
     def ended(self) -> None:
-        """Says so where no step has been spread."""
+        """Says so where no step has been spread, and where one device is faster."""
         self._mode.distributed.note_too_short(self._unspread)
+        self._mode.say_if_slower()
 
     def restore(self) -> list[str]:
         """Variables back to where they were; names those that are lost."""

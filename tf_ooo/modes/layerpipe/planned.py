@@ -5,11 +5,14 @@ from __future__ import annotations
 import dataclasses
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from tf_ooo.compat import keras_layers, keras_optimizers
 from tf_ooo.costs.layer_costs import LayerCosts, Link
 from tf_ooo.costs.table import CostTable
+from tf_ooo.fit.losing import Losing
+from tf_ooo.modes.layerpipe.advice import advice
 from tf_ooo.modes.layerpipe.divide import lower_shares
 from tf_ooo.modes.layerpipe.reporting import fill_report
 from tf_ooo.modes.layerpipe.spread import SpreadPlan
@@ -45,8 +48,9 @@ def plan_spread(
     group: int | None,
     schedule: str,
     report: Report,
+    losing: Losing,
 ) -> SpreadPlan:
-    """Plans, and says so in the report.
+    """Plans, and says so in the report; ``losing`` is told what would be better where that is slow.
 
     ``traced``: the ``step`` as it is before the plan, of which is known what can be divided.  ``group``: so
     many batches are one update; None: one is.
@@ -65,6 +69,12 @@ def plan_spread(
         for name, layer in variable_layers(step).items()
     }
     fill_report(report, graph, plan, costs, stages, devices)
+
+    def step_s(layers: Sequence[LayerCosts], count: int) -> float:
+        batches = _BATCHES * (group or count)
+        return make_plan(schedule, layers, costs.link, count, batches, options).timeline.steady_step_s
+
+    losing.advise = partial(advice, costs.layers, len(devices), plan.timeline.steady_step_s, step_s)
     return SpreadPlan(stages, devices, group, layers, costs.op_seconds, home)
 
 

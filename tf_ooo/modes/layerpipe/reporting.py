@@ -13,6 +13,7 @@ from tf_ooo.modes.layerpipe.stages import HIGH, Stages
 from tf_ooo.modes.layerpipe.two_versions import TwoVersions
 from tf_ooo.modes.layerpipe.versions import from_weights
 from tf_ooo.planning.choosing.plan import Plan
+from tf_ooo.planning.simulation.simulator import simulate
 from tf_ooo.report.filling import fill_plan
 from tf_ooo.report.report import Report
 from tf_ooo.report.sections import LayerPipeSection
@@ -49,6 +50,7 @@ def fill_report(
             row.delay_updates = 1
         else:
             row.delay_steps = stages.delay_steps(layer)
+    report.limits = limits_of(plan, costs)
     delay = max((row.delay_steps or 0 for row in report.layers), default=0)
     if every > 1:
         report.notes.append(_TWO_VERSIONS.format(every=every))
@@ -62,6 +64,21 @@ def fill_report(
         divided={layer: share for layer, (share, _) in stages.shares.items()},
         ways_bytes=_ways_bytes(costs, stages, every),
     )
+
+
+def limits_of(plan: Plan, costs: CostTable) -> list[str]:
+    """What the predicted step is spent on, other than all devices at work; each in words."""
+    step_s, problem = float(plan.timeline.steady_step_s), plan.problem
+    if not step_s:
+        return []
+    unlinked_s = float(simulate(plan.schedule, problem.layers, problem.link.free).steady_step_s)
+    work_s = sum(layer.busy_s + layer.update_s / plan.schedule.update_every for layer in costs.layers)
+    largest_s, largest = max((layer.busy_s, layer.name) for layer in costs.layers)
+    return [
+        f"devices that wait {max(0.0, 1 - work_s / (step_s * plan.schedule.devices)):.0%}",
+        f"link {max(0.0, 1 - unlinked_s / step_s):.0%}",
+        f"the largest layer, {largest}, {largest_s / step_s:.0%} of the step",
+    ]
 
 
 def _fill_rows(report: Report, stages: Stages) -> None:

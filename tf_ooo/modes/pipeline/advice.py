@@ -15,8 +15,6 @@ from tf_ooo.planning.building.by_name import Bounds
 from tf_ooo.report.gain import Gain
 from tf_ooo.report.texts import seconds_text
 
-# So many steps are measured before anything is said.
-ENOUGH = 10
 # Training waits for what would be better.
 _MOST_S = 5.0
 

@@ -17,6 +17,7 @@ from tf_ooo.errors import OOOError
 from tf_ooo.fit import progress
 from tf_ooo.fit.distributed import FirstSteps
 from tf_ooo.fit.in_place import InPlace
+from tf_ooo.fit.losing import ENOUGH
 from tf_ooo.fit.measured import with_shared_link
 from tf_ooo.fit.mode import Function, Training
 from tf_ooo.fit.paying import StockFirst
@@ -27,7 +28,6 @@ from tf_ooo.hosts.devices import home_device
 from tf_ooo.hosts.memory import host_memory, in_host_memory
 from tf_ooo.hosts.target import gone
 from tf_ooo.modes.pipeline import tasks_of
-from tf_ooo.modes.pipeline.advice import ENOUGH
 from tf_ooo.modes.pipeline.losses import check_loss
 from tf_ooo.modes.pipeline.one_device import why_back, why_uncut
 from tf_ooo.modes.pipeline.pieces import pieces_of

@@ -6,7 +6,6 @@ import dataclasses
 import functools
 import logging
 import os
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from tf_ooo.compat import keras_losses, train_function
@@ -17,6 +16,7 @@ from tf_ooo.errors import BackendError, MemoryLimitError, ScheduleError
 from tf_ooo.fit.baseline import ONE_DEVICE
 from tf_ooo.fit.distributed import Distributed, check_model
 from tf_ooo.fit.given_costs import costs_of_parts
+from tf_ooo.fit.losing import Losing
 from tf_ooo.fit.measured import layers_of_unknown_sizes, measured_costs, unknown_sizes, with_shared_link
 from tf_ooo.fit.mode import Training
 from tf_ooo.fit.reporting import fall_back
@@ -45,7 +45,6 @@ from tf_ooo.options.base import is_file
 from tf_ooo.planning.choosing.recompute import NONE
 from tf_ooo.planning.model.schedule_file import ScheduleFile, read_schedule
 from tf_ooo.report.filling import fill_step_times
-from tf_ooo.report.gain import Gain
 from tf_ooo.report.report import Report
 from tf_ooo.report.texts import seconds_text
 from tf_ooo.rewriting.repeating import layers_that_cannot
@@ -86,8 +85,7 @@ class PipelineMode:
         self.own: ScheduleFile | None = None
         self.counts: tuple[int, ...] = (1,)
         self.one_device = ""
-        self.advise: Callable[[Gain], str] | None = None
-        self._said_slower = ""
+        self.losing = Losing()
         self.stock_trace_s = 0.0
         self.distributed = Distributed(options.mode)
 
@@ -225,28 +223,18 @@ class PipelineMode:
 
     def train_on_one_device(self, reason: str) -> None:
         """From now on; in a later fit too, if one device was measured."""
-        self.one_device, self.advise = reason, None
+        self.one_device, self.losing.advise = reason, None
         report = self.describe()
         fall_back(report, reason, expected=True)
-        report.kept_because = ""
+        report.kept_because, report.how_to_record = "", "mode='pipeline' instead of fall_back"
         for row in report.pipeline.compared_replicas:
             row.taken = False
         self.pipeline = self.planned_from = None
 
     def say_if_slower(self) -> None:
         """Once: that one device is faster, and what would be better; until more steps deny it."""
-        report, advise = self.describe(), self.advise
-        gain = report.gain
-        if gain is None:
-            return
-        if not gain.slower and self._said_slower in report.notes:  # of a few steps
-            report.notes.remove(self._said_slower)
-        if not gain.slower or advise is None:
-            return
-        self.advise = None
-        self._said_slower = advise(gain)
-        report.notes.append(self._said_slower)
-        _LOG.warning("%s", self._said_slower)
+        report = self.describe()
+        self.losing.look(report, report.gain)
 
     def plan_from(self, step: Step, costs: CostTable, model: keras.Model) -> PlannedPipeline:
         """Plans for a step with given costs.  Raises OptionsError where they are another model's."""
@@ -332,7 +320,7 @@ class PipelineMode:
             make = functools.partial(make_mesh, costs.layers, units, counts=self.counts)
         planned = mesh_within(make, wanted, self.limit)
         alone = self.company.engine.size == 1
-        self.advise = functools.partial(advice, planned, costs.layers, units, planned.wanted, alone)
+        self.losing.advise = functools.partial(advice, planned, costs.layers, units, planned.wanted, alone)
         return planned
 
     @property

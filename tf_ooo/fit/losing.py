@@ -1,0 +1,38 @@
+"""One warning where a fit over several devices or ranks is slower than without them."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from tf_ooo.report.gain import Gain
+from tf_ooo.report.report import Report
+
+_LOG = logging.getLogger("tf_ooo")
+# So many steps are measured before anything is said.
+ENOUGH = 10
+
+
+class Losing:
+    """Says once that less is faster, and what would be better; takes it back when more steps deny it.
+
+    Attributes:
+        advise: says it, given the gain; None: nothing is said, or it was said already.
+    """
+
+    def __init__(self) -> None:
+        self.advise: Callable[[Gain], str] | None = None
+        self._said = ""
+
+    def look(self, report: Report, gain: Gain | None) -> None:
+        """At what is known now."""
+        if gain is None:
+            return
+        if not gain.slower and self._said in report.notes:  # of a few steps
+            report.notes.remove(self._said)
+        if not gain.slower or self.advise is None:
+            return
+        advise, self.advise = self.advise, None
+        self._said = advise(gain)
+        report.notes.append(self._said)
+        _LOG.warning("%s", self._said)

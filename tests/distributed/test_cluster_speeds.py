@@ -27,20 +27,28 @@ pytestmark = [
 
 
 @contextlib.contextmanager
-def slowed(process):
-    """The process gets a fifth of a core."""
-    folder = confine.CPU_GROUPS / f"tf_ooo_speeds_{os.getpid()}"
+def group_of(process_id, name, **settings):
+    """A CPU group with these settings, and the process in it."""
+    folder = confine.CPU_GROUPS / f"tf_ooo_speeds_{os.getpid()}_{name}"
     folder.mkdir()
     try:
-        period_us = int((folder / "cpu.cfs_period_us").read_text())
-        (folder / "cpu.cfs_quota_us").write_text(str(round(_SHARE * period_us)))
-        (folder / "cgroup.procs").write_text(str(process.pid))
+        for setting, value in settings.items():
+            (folder / f"cpu.{setting}").write_text(str(value))
+        (folder / "cgroup.procs").write_text(str(process_id))
         yield
     finally:
         for thread in (folder / "cgroup.procs").read_text().split():
             with contextlib.suppress(OSError):
                 (confine.CPU_GROUPS / "cgroup.procs").write_text(thread)
         folder.rmdir()
+
+
+@contextlib.contextmanager
+def slowed(process):
+    """The process gets a fifth of a core; this one what it wants, whatever else the machine does."""
+    quota = {"cfs_period_us": confine.PERIOD_US, "cfs_quota_us": round(_SHARE * confine.PERIOD_US)}
+    with group_of(process.pid, "slow", **quota), group_of(os.getpid(), "own", shares=65536):
+        yield
 
 
 def deep():

@@ -36,7 +36,7 @@ def test_a_run_stays_with_what_tells_it_apart(tmp_path):
     (run,) = runs_in(tmp_path / "rows")
     assert run.bench == "measuring"
     assert run.rows == [{"step_s": 0}, {"step_s": 1}]
-    assert run.command.startswith("tf-ooo ")
+    assert run.command.startswith("tf-ooo")
     assert "cores" in run.machine
     assert "tensorflow" in run.machine
     assert len(run.commit.rstrip("+")) >= 5

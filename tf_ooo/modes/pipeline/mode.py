@@ -175,7 +175,7 @@ class PipelineMode:
             own_cuts(self.own, cutter, self.options.stages, by_bytes=False)
         elif self.options.stages is not None:
             named_bounds(cutter, self.options.stages)
-        elif not self._chooses_devices:
+        elif not self.may_fall_back():
             cutter.cut(tuple(range(len(self.distributed.target.devices) // max(self.counts))))
 
     def prepare(self, model: keras.Model, steps: int | None) -> Training | None:

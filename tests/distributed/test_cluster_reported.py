@@ -104,7 +104,7 @@ def test_one_layer_that_is_too_large_is_named_with_the_worker(cluster):
     with pytest.raises(MemoryLimitError) as refused:
         trained([pipeline(cluster)], [16, 4096, 8192, 8])
     said = str(refused.value)
-    assert "(worker 127.0.0.1:" in said
+    assert "; worker 127.0.0.1:" in said
     assert "memory_limit_bytes=0 plans without a limit" in said
     assert "wide_8192_2 alone takes " in said
     assert refused.value.smallest_bytes > 16 * 4096 * 8192

@@ -24,7 +24,7 @@ def test_a_pipeline(tmp_path, schedule):
     assert report.measured_timeline.schedule.devices == 2
     assert report.measured_timeline.schedule.microbatches == 4
     assert "a step planned" in " ".join(report.measured_against_plan)
-    assert report.scalars()["bubble"] == report.measured_timeline.bubble_fraction
+    assert report.scalars()["bubble_measured"] == report.measured_timeline.bubble_fraction
     page = (tmp_path / "report.html").read_text()
     assert "One step, planned and measured" in page
     # A pipeline's stages say where a dO is, and nothing is communicated for a layer alone.

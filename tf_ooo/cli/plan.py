@@ -6,7 +6,6 @@ import contextlib
 import dataclasses
 import functools
 import sys
-import threading
 from collections.abc import Iterator, Sequence
 from inspect import signature
 from pathlib import Path
@@ -43,6 +42,7 @@ from tf_ooo.planning.choosing.splits import splits as divided
 from tf_ooo.planning.pictures.style import time_text
 from tf_ooo.planning.policies import POLICIES, Problem
 from tf_ooo.planning.simulation.timeline import Timeline
+from tf_ooo.report.later import if_it_takes
 from tf_ooo.rewriting.plan import plan as planned
 
 # Of the function, so that both have the same.
@@ -217,14 +217,8 @@ def said_to_a_file(problem: Problem) -> Iterator[None]:
     layers, devices, microbatches = len(problem.layers), problem.devices, problem.microbatches
     tasks = layers * (len(_TASKS) * microbatches + 1)
     text = f"planning {layers} layers on {devices} devices, {microbatches} micro-batches: {tasks} tasks ..."
-    timer = threading.Timer(SAID_AFTER_S, functools.partial(click.echo, text, err=True))
-    timer.daemon = True
-    timer.start()
-    try:
+    with if_it_takes(SAID_AFTER_S, functools.partial(click.echo, text, err=True)):
         yield
-    finally:
-        timer.cancel()
-        timer.join()
 
 
 class Bar:

@@ -106,10 +106,10 @@ def unknown_sizes(step: Step) -> tuple[str, ...]:
     return unknown_activations(step.known.graph, *_tasks(step))
 
 
-def layers_of_unknown_sizes(step: Step) -> tuple[str, ...]:
-    """The names of their layers."""
+def layers_of(step: Step, names: Sequence[str]) -> tuple[str, ...]:
+    """The names of the layers that ops of a micro-batch belong to."""
     known = step.known
-    tasks = (known.where.get(step.general[name]) for name in unknown_sizes(step))
+    tasks = (known.where.get(step.general[name]) for name in names)
     numbers = sorted({task[1] for task in tasks if task is not None})
     return tuple(known.graph.layers[number].name for number in numbers)
 

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import click
 
 from tf_ooo.compat import keras_fits
+from tf_ooo.report.later import if_it_takes
 
 # Shorter work is not talked of.
 AFTER_S = 2.0
@@ -27,13 +28,9 @@ def said(what: str) -> Iterator[None]:
         shown.set()
         click.echo(f"tf_ooo: {what} ...", err=True)
 
-    timer = threading.Timer(AFTER_S, begin)
-    timer.daemon = True
-    timer.start()
     try:
-        yield
+        with if_it_takes(AFTER_S, begin):
+            yield
     finally:
-        timer.cancel()
-        timer.join()
         if shown.is_set():
             click.echo(f"tf_ooo: {what}: {time.perf_counter() - started:.1f} s", err=True)

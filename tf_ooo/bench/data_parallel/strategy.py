@@ -14,6 +14,7 @@ import keras
 import tensorflow as tf
 
 from tf_ooo.bench.data_parallel.rows import STRATEGY_SAME_STEPS, DataParallelRun
+from tf_ooo.bench.data_parallel.turns import InTurns, loss, optimizer
 from tf_ooo.bench.shared.rows import Row
 from tf_ooo.bench.shared.workloads import DATA_PARALLEL, check_sum
 
@@ -27,7 +28,7 @@ def joined(cluster: str, rank: int) -> tf.distribute.Strategy:
     return strategy
 
 
-class StrategyTrainer:
+class StrategyTrainer(InTurns):
     """As :class:`tf_ooo.bench.data_parallel.worker.Trainer`."""
 
     callback = None
@@ -41,34 +42,25 @@ class StrategyTrainer:
         keras.utils.set_random_seed(1)
         with strategy.scope():
             self.model = network.build()
-            self._optimizer = keras.optimizers.SGD(0.01, momentum=0.9)
+            self._optimizer = optimizer()
             self._optimizer.build(self.model.trainable_variables)
-        self._loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        self._loss = loss()
         batch = asked.rows or network.batch
         self._data = tf.data.Dataset.from_tensor_slices(network.data(2 * asked.steps * batch, 1 + rank))
         self._data = self._data.batch(batch).repeat()
         self._run = tf.function(self._execution)
-        self._variables = [*self.model.variables, *self._optimizer.variables]
-        self._first = [variable.numpy() for variable in self._variables]
+        self._remember(self._optimizer)
 
     def warm_up(self) -> None:
         """Until everything is traced."""
         self._fit()
-        for variable, value in zip(self._variables, self._first, strict=True):
-            variable.assign(value)
-
-    def turn_s(self) -> float:
-        """Seconds of a step, over the second half of some."""
-        marks = self._fit()
-        half = len(marks) // 2
-        return (marks[-1] - marks[half - 1]) / self._steps
+        self._begin_again()
 
     def measured(self, seconds: list[float]) -> Row:
         """What rank 0 reports."""
         return {"seconds": seconds, "bits": check_sum(self.model)}
 
     def _fit(self) -> list[float]:
-        """Trains twice ``steps`` steps; when each execution ended."""
         batches, marks = iter(self._data), []
         for _ in range(2 * self._steps // self._together):
             self._run(batches).numpy()
@@ -76,16 +68,16 @@ class StrategyTrainer:
         return marks
 
     def _execution(self, batches: tf.data.Iterator) -> tf.Tensor:
-        loss = tf.zeros([])
+        result = tf.zeros([])
         for _ in range(self._together):
-            loss = self._strategy.run(self._step, args=next(batches))
-        return loss
+            result = self._strategy.run(self._step, args=next(batches))
+        return result
 
     def _step(self, x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
         with tf.GradientTape() as tape:
-            loss = self._loss(y, self.model(x, training=True))
-        gradients = tape.gradient(loss, [variable.value for variable in self.model.trainable_variables])
+            result = self._loss(y, self.model(x, training=True))
+        gradients = tape.gradient(result, [variable.value for variable in self.model.trainable_variables])
         replica = tf.distribute.get_replica_context()
         averaged = replica.all_reduce(tf.distribute.ReduceOp.MEAN, gradients)
         self._optimizer.apply_gradients(zip(averaged, self.model.trainable_variables, strict=True))
-        return loss
+        return result

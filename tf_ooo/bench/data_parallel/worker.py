@@ -26,6 +26,7 @@ from tf_ooo.bench.data_parallel.rows import (
     DataParallelRun,
 )
 from tf_ooo.bench.data_parallel.strategy import StrategyTrainer, joined
+from tf_ooo.bench.data_parallel.turns import InTurns, loss, optimizer
 from tf_ooo.bench.shared import confine
 from tf_ooo.bench.shared.processes import end_with, requests
 from tf_ooo.bench.shared.rows import Row
@@ -104,7 +105,7 @@ def _weights(model: keras.Model) -> int:
     return sum(int(tf.size(variable)) for variable in model.trainable_variables)
 
 
-class Trainer:
+class Trainer(InTurns):
     """One configuration: a model, its data and how it is trained."""
 
     def __init__(self, name: str, asked: DataParallelRun, hvd: ModuleType) -> None:
@@ -121,30 +122,19 @@ class Trainer:
         if name.startswith(BASELINE) and not name.startswith(TAPE):
             _average_in_apply(self.model.optimizer, hvd)
         self._x, self._y = network.data(2 * self._steps * self._batch, 1 + hvd.rank())
-        self._variables = [*self.model.variables, *self.model.optimizer.variables]
-        self._first = [variable.numpy() for variable in self._variables]
+        self._remember(self.model.optimizer)
 
     def _compile(self, steps_per_execution: int) -> None:
-        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-        optimizer = keras.optimizers.SGD(0.01, momentum=0.9)
-        self.model.compile(optimizer, loss, jit_compile=False, steps_per_execution=steps_per_execution)
-        optimizer.build(self.model.trainable_variables)
+        self.model.compile(optimizer(), loss(), jit_compile=False, steps_per_execution=steps_per_execution)
+        self.model.optimizer.build(self.model.trainable_variables)
 
     def warm_up(self) -> None:
         """Until everything is traced, planned and decided."""
         for _ in range(5 if self._name == "auto" else 1 if self.callback is None else 2):
             self._fit()
-        for variable, value in zip(self._variables, self._first, strict=True):
-            variable.assign(value)
-
-    def turn_s(self) -> float:
-        """Seconds of a step, over the second half of some."""
-        marks = self._fit()
-        half = len(marks) // 2
-        return (marks[-1] - marks[half - 1]) / self._steps
+        self._begin_again()
 
     def _fit(self) -> list[float]:
-        """Trains twice ``steps`` steps; when each execution ended."""
         marks: list[float] = []
         note = keras.callbacks.LambdaCallback(
             on_train_batch_end=lambda batch, logs: marks.append(time.perf_counter())

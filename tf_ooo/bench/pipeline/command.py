@@ -8,7 +8,15 @@ from pathlib import Path
 import click
 
 from tf_ooo.bench.pipeline import pytorch
-from tf_ooo.bench.pipeline.rows import UNFUSED, OverheadRun, PipelineRun, rows_of, text_of, torch_rows_of
+from tf_ooo.bench.pipeline.rows import (
+    FUSED,
+    UNFUSED,
+    OverheadRun,
+    PipelineRun,
+    rows_of,
+    text_of,
+    torch_rows_of,
+)
 from tf_ooo.bench.shared import confine
 from tf_ooo.bench.shared.drivers import SHARE, end_with_sigterm, run_driver
 from tf_ooo.bench.shared.options import (
@@ -25,7 +33,6 @@ from tf_ooo.bench.shared.rows import Row, reported
 from tf_ooo.bench.shared.workloads import PIPELINE
 from tf_ooo.planning.policies import schedules_of
 
-FUSED = ("gpipe", "1f1b")
 SCHEDULES = "gpipe,1f1b,gpipe_unfused,1f1b_unfused,fast_forward,modulo,zb_h1,zb_h2,zb_v,dualpipe_v"
 QUICK_SCHEDULES = "gpipe,1f1b,fast_forward,modulo"
 

@@ -10,9 +10,12 @@ from tf_ooo.bench.shared.drivers import Measured, row_of
 from tf_ooo.bench.shared.rows import Row, bits_text, seconds_of, spread_text
 
 BASELINE, SERIAL, LOCAL = "gpipe", "serial", "local"
+# Orders whose dO is sent after the dW of its stage, as in PyTorch.
+FUSED = ("gpipe", "1f1b")
 # The same order; a dO does not wait for the dW of its stage, as it does in PyTorch's backward pass.
 UNFUSED = "_unfused"
-# Schedules of torch.distributed.pipelining: stages on each rank, by the name of the run.
+TORCH = "torch.distributed.pipelining"
+# Its schedules: stages on each rank, by the name of the run.
 TORCH_STAGES = {"torch_gpipe": 1, "torch_1f1b": 1, "torch_zbv": 2}
 TORCH_SERIAL = "torch_serial"
 
@@ -53,7 +56,7 @@ def rows_of(measured: PipelineMeasured, asked: PipelineRun) -> list[Row]:
 
 def torch_rows_of(measured: PipelineMeasured, asked: PipelineRun) -> list[Row]:
     """One row for each of torch's schedules, beside its own serial step and our fastest schedule."""
-    times, mode = measured["times"], "torch.distributed.pipelining"
+    times, mode = measured["times"], TORCH
     about: Row = {"workload": asked.workload, "mode": mode, "microbatches": asked.microbatches}
     about["runs"] = measured["torch"]
     ours = min(measured["runs"], key=lambda name: statistics.median(times[name]))

@@ -12,13 +12,14 @@ import statistics
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+from tf_ooo.bench.data_parallel.rows import PLAIN, SAME_STEPS, STOCK
+from tf_ooo.bench.layerpipe.rows import BASELINE as PIPEDREAM
+from tf_ooo.bench.pipeline.rows import FUSED, TORCH, UNFUSED
 from tf_ooo.bench.shared.kept import Run
 from tf_ooo.bench.shared.rows import Row
 
-# Of data parallel: stock Horovod, tuned Horovod, TensorFlow's own strategy.
-_STOCK, _SAME_STEPS, _PLAIN = ("horovod", "multi_worker"), "horovod_k", ("in_order", "k=0")
-_FUSED = ("gpipe", "1f1b", "gpipe_unfused", "1f1b_unfused")
-_TORCH = "torch.distributed.pipelining"
+_NOT_REORDERED = ("in_order", PLAIN)
+_OF_PIPELINES = (*FUSED, *(f"{name}{UNFUSED}" for name in FUSED))
 
 
 @dataclass(frozen=True)
@@ -68,10 +69,10 @@ class Kind:
 def of_data_parallel(run: Run) -> Iterator[Figure]:
     """Runs in which stock Horovod has as many steps in one execution, in turns with ours."""
     for rows in _groups(run.rows, "workload", "devices", "bandwidth_bit_s"):
-        stock = [row for row in rows if row["schedule"].startswith(_STOCK)]
-        ours = [row for row in rows if row not in stock and row["schedule"] not in _PLAIN]
-        plain = [row["step_s"] for row in rows if row["schedule"] == _PLAIN[1]]
-        if not ours or all(row["schedule"] != _SAME_STEPS for row in stock):
+        stock = [row for row in rows if row["schedule"].startswith(STOCK)]
+        ours = [row for row in rows if row not in stock and row["schedule"] not in _NOT_REORDERED]
+        plain = [row["step_s"] for row in rows if row["schedule"] == PLAIN]
+        if not ours or all(row["schedule"] != SAME_STEPS[0] for row in stock):
             continue
         best, first = _by_plan(ours), rows[0]
         times = first.get("communication")
@@ -86,8 +87,8 @@ def of_data_parallel(run: Run) -> Iterator[Figure]:
 def of_pipelines(run: Run) -> Iterator[Figure]:
     """Against the faster of GPipe and 1F1B, with fused and with separate backward passes."""
     for rows in _pipelines(run):
-        stock = [row for row in rows if row["schedule"] in _FUSED]
-        ours = [row for row in rows if row["schedule"] not in _FUSED and row["mode"] == "pipeline"]
+        stock = [row for row in rows if row["schedule"] in _OF_PIPELINES]
+        ours = [row for row in rows if row["schedule"] not in _OF_PIPELINES and row["mode"] == "pipeline"]
         if stock and ours:
             first = rows[0]
             is_resnet = (first["workload"], first["devices"], first["microbatches"]) == ("resnet", 2, 4)
@@ -98,7 +99,7 @@ def of_pipelines(run: Run) -> Iterator[Figure]:
 def beside_torch(run: Run) -> Iterator[Figure]:
     """torch's fastest schedule against ours."""
     for rows in _pipelines(run):
-        torch = [row for row in rows if row["mode"] == _TORCH]
+        torch = [row for row in rows if row["mode"] == TORCH]
         ours = [row for row in rows if row["mode"] == "pipeline"]
         if torch and ours:
             theirs, best = min(torch, key=_step_s), _by_plan(ours)
@@ -110,7 +111,7 @@ def beside_torch(run: Run) -> Iterator[Figure]:
 def of_layerpipe(run: Run) -> Iterator[Figure]:
     """LayerPipe against PipeDream, whose weights are as late."""
     for rows in _groups(run.rows, "workload", "devices", "cores"):
-        stock = [row for row in rows if row.get("schedule") == "pipedream"]
+        stock = [row for row in rows if row.get("schedule") == PIPEDREAM]
         ours = [row for row in rows if str(row.get("schedule")).startswith("layerpipe")]
         if stock and ours:
             first = rows[0]
@@ -223,7 +224,7 @@ def _shape(row: Row) -> tuple[str, ...]:
 
 
 def _pipelines(run: Run) -> Iterator[list[Row]]:
-    rows = [row for row in run.rows if "predicted_step_s" in row or row.get("mode") == _TORCH]
+    rows = [row for row in run.rows if "predicted_step_s" in row or row.get("mode") == TORCH]
     yield from _groups(rows, "workload", "devices", "microbatches", "cores")
 
 

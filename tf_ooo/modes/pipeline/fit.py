@@ -151,16 +151,24 @@ class PipelineSteps:
 
     def _build(self, batch: Any, iterator: Any) -> None:
         """All variables; then, unless that was switched off, the loss of this first batch is looked at."""
-        model, options, report = self._model, self._mode.options, self._mode.describe()
+        model, options = self._model, self._mode.options
         self._mode.find_limit()
         on_host = in_host_memory(model)
         with host_memory() if on_host else contextlib.nullcontext():
             sync.build(model, optimizers_of(model), model.train_step, iterator)
             if options.check_loss and (on_host or not self._never_whole):  # of a few rows; nothing is kept
                 check_loss(model, batch, options.microbatches)
-        if options.check_loss and self._never_whole and not on_host and keras_losses.own_loss_code(model):
-            report.notes.append(_LOSS_UNCHECKED)
-            _LOG.warning("%s", _LOSS_UNCHECKED)
+        if not self._never_whole or on_host:
+            return
+        if options.first_steps == "auto" and self._mode.company.engine.size == 1:  # so it is too large
+            size, limit_bytes = bytes_of(all_variables(model)), self._mode.limit.bytes
+            self._warn(_ALSO_WHOLE.format(size, home_device(), limit_bytes))
+        if options.check_loss and keras_losses.own_loss_code(model):
+            self._warn(_LOSS_UNCHECKED)
+
+    def _warn(self, note: str) -> None:
+        self._mode.describe().notes.append(note)
+        _LOG.warning("%s", note)
 
     # -- before the plan ---------------------------------------------------------------------------
 
@@ -225,15 +233,8 @@ class PipelineSteps:
         engine = self._mode.company.engine
         if engine.size > 1:  # limits may differ among them
             return any(engine.gather(in_host_memory(self._model)))
-        model_bytes = bytes_of(all_variables(self._model))
-        if in_host_memory(self._model):
-            return True
-        if limit_bytes is None or model_bytes <= limit_bytes:
-            return False
-        note = _ALSO_WHOLE.format(model_bytes, home_device(), limit_bytes)
-        self._mode.describe().notes.append(note)
-        _LOG.warning("%s", note)
-        return True
+        too_large = limit_bytes is not None and bytes_of(all_variables(self._model)) > limit_bytes
+        return too_large or in_host_memory(self._model)
 
     def _first_cut_step(self, first: FirstSteps, batch: Any, iterator: Any) -> Any:
         """The step was taken apart, and has not run."""

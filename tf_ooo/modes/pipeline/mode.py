@@ -17,7 +17,7 @@ from tf_ooo.fit.baseline import ONE_DEVICE
 from tf_ooo.fit.distributed import Distributed, check_model
 from tf_ooo.fit.given_costs import costs_of_parts
 from tf_ooo.fit.losing import Losing
-from tf_ooo.fit.measured import layers_of_unknown_sizes, measured_costs, unknown_sizes, with_shared_link
+from tf_ooo.fit.measured import layers_of, measured_costs, unknown_sizes, with_shared_link
 from tf_ooo.fit.mode import Training
 from tf_ooo.fit.reporting import fall_back
 from tf_ooo.hosts.memory import evaluate_in_host_memory, in_host_memory
@@ -248,7 +248,7 @@ class PipelineMode:
         limit_bytes = self.limit.bytes
         unknown = unknown_sizes(step) if limit_bytes is not None else ()
         if limit_bytes is not None and unknown:
-            layers = layers_of_unknown_sizes(step)
+            layers = layers_of(step, unknown)
             because = f"they are of {first_of(layers, 3)}; memory_limit_bytes=0 plans without a limit"
             self._refuse_unknown(MemoryLimitError(limit_bytes, None, unknown, because if layers else ""))
         if step.count > 1:

@@ -70,7 +70,7 @@ def bytes_text(count: float | None) -> str:
 
 def with_units(text: str) -> str:
     """Numbers of bytes in a sentence as :func:`bytes_text` writes them."""
-    return re.sub(r"\b(\d{4,}) bytes", lambda match: bytes_text(int(match[1])), text)
+    return re.sub(r"\b(\d{4,}) bytes( \([\d.]+ [MG]B\))?", lambda match: bytes_text(int(match[1])), text)
 
 
 def steady_step_s(timeline: Timeline) -> float | None:

@@ -17,6 +17,7 @@ from tests.graph.pipeline_fits import Training, assert_equal_bits, assert_same_b
 from tests.graph.pipeline_graphs import assert_in_order
 from tests.graph.pipeline_models import EVEN, X, Y, adam, mlp, momentum
 from tests.zoo import keras
+from tf_ooo.planning.pictures.style import bytes_text
 
 pytestmark = [pytest.mark.devices(2), pytest.mark.takes(20)]
 
@@ -88,6 +89,24 @@ def test_a_limit_that_no_schedule_keeps(training):
     with pytest.raises(tf_ooo.MemoryLimitError) as refused:
         training.piped(pipelined("auto", microbatches=8, memory_limit_bytes=10_000))
     assert refused.value.smallest_bytes > 10_000
+
+
+def test_each_device_keeps_a_limit_of_its_own(training, limited):
+    """One has three quarters of what the fastest plan needs there, the other enough; either way round."""
+    free = max(peaks(limited.free))
+    for limits in ([2 * free, int(0.75 * free)], [int(0.75 * free), 2 * free]):
+        fitted = training.piped(pipelined("auto", microbatches=8, memory_limit_bytes=limits))
+        report = fitted.report
+        assert all(peak * 9 / 8 <= limit for peak, limit in zip(peaks(fitted), limits, strict=True))
+        assert (report.memory_limit_bytes, report.memory_limits_bytes) == (min(limits), tuple(limits))
+        shown = ", ".join(map(bytes_text, limits))
+        assert f"{shown}, as asked" in report.summary()
+        assert_equal_bits(limited.free.weights, fitted.weights)
+
+
+def test_limits_that_are_too_few(training):
+    with pytest.raises(tf_ooo.OptionsError, match=r"1 limits are given for 2 devices; give one for each"):
+        training.piped(pipelined("auto", memory_limit_bytes=[10_000]))
 
 
 def test_loops_have_no_known_sizes():

@@ -143,10 +143,26 @@ def test_a_memory_limit_is_kept(costs):
     assert all(c["step_s"] is None for c in refused)
 
 
+def test_each_device_keeps_its_own_memory_limit(costs, tmp_path):
+    page = tmp_path / "plan.html"
+    ask = ("plan", costs, "--devices", 2, "--microbatches", 8, "--memory", "30MB,500MB")
+    content = json.loads(_run(*ask, "--json").stdout)
+    assert content["peak_bytes"][0] <= 30e6 < content["peak_bytes"][1]
+    result = _run(*ask, "--html", page)
+    assert "at most 30 MB, 500 MB on the devices" in " ".join(result.output.split())
+    assert "limit of device 0 30 MB" in page.read_text()
+    splits = json.loads(_run(*ask, "--splits", "--json").stdout)
+    replicated = next(row for row in splits["splits"] if row["replicas"] == 2)
+    assert replicated["peak_bytes"] is None or max(replicated["peak_bytes"]) <= 30e6
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (("--memory", "1MB", "--devices", "2"), "raise the limit to at least"),
+        (("--memory", "2MB,1MB", "--devices", "2"), "the devices have 2000000, 1000000, and each would need"),
+        (("--memory", "2MB,1MB", "--devices", "3"), "2 limits are given for 3 devices; give one for each"),
+        (("--memory", "2MB,", "--devices", "2"), "expected bytes such as 16GiB"),
         (("--schedule", "fastest"), "schedule='fastest' is not accepted"),
         (("--option", "grou=2"), "no schedule offers it; offered: "),
         (("--option", "group"), "expected NAME=VALUE"),

@@ -152,14 +152,21 @@ def test_bars_say_the_names_of_layers(timeline):
 
 
 def test_a_limit_is_a_line_over_the_memory(timeline):
-    drawn = figure([Run(timeline, view_of(timeline, 1000, 10))], limit_bytes=150)
+    drawn = figure([Run(timeline, view_of(timeline, 1000, 10))], limits_bytes=[150])
     (line,) = drawn.layout.shapes
     assert (line.yref, line.y0) == ("y3", 150)
 
 
+def test_limits_of_devices_are_lines_of_their_own(timeline):
+    drawn = figure([Run(timeline, view_of(timeline, 1000, 10))], limits_bytes=[200, 150])
+    assert [line.y0 for line in drawn.layout.shapes] == [150, 200]
+    texts = [note.text for note in drawn.layout.annotations]
+    assert texts == ["limit of device 1 150 bytes", "limit of device 0 200 bytes"]
+
+
 def test_a_limit_far_above_is_named_and_not_drawn(timeline):
     """Its line would press the curves down to nothing."""
-    drawn = figure([Run(timeline, view_of(timeline, 1000, 10))], limit_bytes=10_000)
+    drawn = figure([Run(timeline, view_of(timeline, 1000, 10))], limits_bytes=[10_000])
     assert not drawn.layout.shapes
     assert [note.text for note in drawn.layout.annotations] == ["limit 10 kB, above the picture ↑"]
 

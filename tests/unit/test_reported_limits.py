@@ -9,9 +9,10 @@ import pytest
 from tf_ooo import LayerCosts
 from tf_ooo.errors import MemoryLimitError
 from tf_ooo.hosts.facts import Facts
-from tf_ooo.hosts.memory_limits import ReportedLimit, least_of, limits_of_workers
+from tf_ooo.hosts.memory_limits import ReportedLimit, limits_of_workers
 from tf_ooo.hosts.ranks.base import SingleEngine
 from tf_ooo.hosts.target import Devices
+from tf_ooo.modes.pipeline.fewer import on_best_devices
 from tf_ooo.modes.pipeline.limits import Limit, limit_of, mesh_within
 from tf_ooo.modes.pipeline.mesh import make_mesh
 from tf_ooo.modes.pipeline.partition import units_of
@@ -32,30 +33,28 @@ def limits(workers, computing=None, own=None):
 
 def test_each_worker_has_what_its_group_has_left():
     said = limits([facts(1, 1000, "x", 300), facts(2), facts(3, 900, "y", 50)])
-    assert [limit.bytes for limit in said] == [700, 850]
+    assert {task: limit.bytes for task, limit in said.items()} == {1: 700, 3: 850}
     assert (
-        said[0].said == "worker b:2 (task 1) has a control group of 1000 bytes of which 300 were taken before"
+        said[1].said == "worker b:2 (task 1) has a control group of 1000 bytes of which 300 were taken before"
     )
-    assert least_of(said).bytes == 700
-    assert least_of([]) is None
 
 
 def test_processes_of_one_group_share_it():
     workers = [facts(1, 1000, "x", 100), facts(2, 1000, "x", 200)]
-    assert [limit.bytes for limit in limits(workers)] == [350, 350]
+    assert [limit.bytes for limit in limits(workers).values()] == [350, 350]
     of_own = facts(0, 1000, "x", 400)
-    (first, _) = limits(workers, own=of_own)
+    first = limits(workers, own=of_own)[1]
     assert first.bytes == 150
     assert "1000 bytes, which 3 processes share, of which 700 were taken before" in first.said
 
 
 def test_gpus_of_a_worker_are_not_limited_by_its_group():
     workers = [facts(1, 1000, "x", 100), facts(2, 1000, "y", 100)]
-    assert [limit.said[:10] for limit in limits(workers, {1: 0, 2: 1})] == ["worker c:3"]
+    assert [limit.said[:10] for limit in limits(workers, {1: 0, 2: 1}).values()] == ["worker c:3"]
 
 
 def test_a_group_that_is_full_leaves_something_to_refuse():
-    assert limits([facts(1, 1000, "x", 3000)])[0].bytes == 1
+    assert limits([facts(1, 1000, "x", 3000)])[1].bytes == 1
 
 
 def test_what_a_worker_of_another_release_says():
@@ -65,21 +64,26 @@ def test_what_a_worker_of_another_release_says():
 
 
 class Cards:
-    """Two devices that report."""
+    """Two devices that report, and one that does not."""
 
-    devices = ("/device:GPU:0", "/device:GPU:1")
+    devices = ("/device:GPU:0", "/device:GPU:1", "/device:CPU:0")
 
     @staticmethod
     def memory_limits():
-        return [ReportedLimit(900, "the first"), ReportedLimit(800, "the second")]
+        return {
+            Cards.devices[0]: ReportedLimit(900, "the first"),
+            Cards.devices[1]: ReportedLimit(800, "the second"),
+        }
 
 
 @pytest.mark.parametrize(
     ("asked", "limit"),
     [
-        (None, Limit(800, "the second", reported=True)),
+        (None, Limit(900, "the second", reported=True, less_bytes=(0, 100, 0))),
         (0, Limit()),
         (2000, Limit(2000, "as asked")),
+        ((2000, 2000, 2000), Limit(2000, "as asked")),
+        ((1000, 500, 2000), Limit(2000, "as asked", less_bytes=(1000, 1500, 0))),
     ],
 )
 def test_which_limit_is_taken(asked, limit):
@@ -103,10 +107,12 @@ class Ranks:
 
 def test_ranks_take_the_least_of_all():
     target = Devices(Cards.devices, Cards)
-    assert limit_of(None, target, Ranks(None)).bytes == 800
-    assert limit_of(None, target, Ranks([700, "another"])) == Limit(700, "another", reported=True)
-    assert limit_of(2000, target, Ranks([700, "another"])).bytes == 2000
-    assert limit_of(None, Devices(()), Ranks([700, "another"])).bytes == 700
+    own = limit_of(None, target, SingleEngine())
+    assert limit_of(None, target, Ranks([None] * 3)) == own
+    with_another = limit_of(None, target, Ranks([[700, "another"], None, [1000, "a third"]]))
+    assert with_another == Limit(1000, "another", reported=True, less_bytes=(300, 200, 0))
+    assert limit_of(2000, target, Ranks([[700, "another"], None, None])).bytes == 2000
+    assert limit_of(None, Devices(Cards.devices), Ranks([[700, "another"]] * 3)).least_bytes == 700
 
 
 LAYERS = tuple(
@@ -118,7 +124,7 @@ WANTED = Wanted("auto", 2, 8)
 
 
 def mesh_of(limit, layers=LAYERS):
-    wanted = dataclasses.replace(WANTED, memory_limit_bytes=limit.bytes)
+    wanted = dataclasses.replace(WANTED, memory_limit_bytes=limit.bytes, less_bytes=limit.less_bytes)
     return mesh_within(lambda asked: make_mesh(layers, UNITS, asked, (1,)), wanted, limit)
 
 
@@ -165,3 +171,42 @@ def test_a_limit_says_bytes_and_a_unit_beside_them():
     )
     assert (error.limit_bytes, error.smallest_bytes) == (2**31, 135_646_335)
     assert "(" not in str(MemoryLimitError(1000, 2000))
+
+
+def test_each_device_keeps_its_own_limit():
+    """The fastest plan needs about as much on both; one of them has a third of it."""
+    free = make_mesh(LAYERS, UNITS, WANTED, (1,))
+    most, least = 2 * free.peak_bytes, int(0.75 * free.peak_bytes)
+    for sizes in ((most, least), (least, most)):
+        within = mesh_of(Limit.of_devices(sizes, "cards", reported=True))
+        assert all(peak * 9 / 8 <= size for peak, size in zip(within.chosen.peak_bytes, sizes, strict=True))
+        assert max(within.chosen.peak_bytes) > least
+    with pytest.raises(MemoryLimitError):
+        mesh_of(Limit(least, "cards", reported=True))
+
+
+def test_devices_whose_limits_no_plan_keeps_are_told_how_much_more_would_do():
+    limit = Limit.of_devices((900, 500), "cards")
+    with pytest.raises(MemoryLimitError, match="the devices have 900, 500, and each would need") as refused:
+        mesh_of(limit)
+    more = refused.value.smallest_bytes - 900
+    assert f"each would need {more} more" in str(refused.value)
+    within = mesh_of(Limit.of_devices((900 + more, 500 + more), "cards"))
+    assert all(map(int.__le__, within.chosen.peak_bytes, (900 + more, 500 + more)))
+
+
+def test_a_replica_plans_with_the_smaller_device_of_each_place():
+    wanted = dataclasses.replace(WANTED, devices=4, memory_limit_bytes=900, less_bytes=(0, 100, 300, 50))
+    assert wanted.of_replica(2).less_bytes == (300, 100)
+    assert wanted.among((1, 3)).less_bytes == (100, 50)
+
+
+def test_without_the_smaller_of_devices_that_are_equally_fast():
+    """Replicas hold all weights, for which one of three devices has no room."""
+    whole = make_mesh(LAYERS, UNITS, dataclasses.replace(WANTED, devices=1), (1,)).peak_bytes
+    limit = Limit.of_devices((3 * whole, whole // 20, 3 * whole), "cards")
+    wanted = dataclasses.replace(
+        WANTED, devices=3, memory_limit_bytes=limit.bytes, less_bytes=limit.less_bytes, microbatches=6
+    )
+    mesh = on_best_devices(LAYERS, UNITS, wanted)
+    assert mesh.on == (0, 2)

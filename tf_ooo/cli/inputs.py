@@ -50,10 +50,16 @@ def _speeds(text: str) -> tuple[float, ...]:
         raise CostError(f"speeds {text!r:.80}: expected numbers such as 1,1,0.5") from error
 
 
+def _limits(text: str) -> int | tuple[int, ...]:
+    """``16GiB``: of all devices; ``16GiB,8GiB``: of each."""
+    limits = tuple(map(parse_bytes, text.split(",")))
+    return limits if len(limits) > 1 else limits[0]
+
+
 LINK = _Amount("link", parse_link)
 SPEEDS = _Amount("speeds", _speeds)
 STAGES = _Amount("stages", _stages)
-BYTES = _Amount("bytes", parse_bytes)
+BYTES = _Amount("bytes", _limits)
 
 
 def is_model(path: Path) -> bool:

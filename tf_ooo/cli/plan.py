@@ -73,7 +73,8 @@ SAID_AFTER_S = 2.0
               help="Between devices, such as 25Gbit or 10Gbit,20us; default: the table's.")  # fmt: skip
 @click.option("--speeds", type=SPEEDS, metavar="NUMBERS",
               help="How fast each device is, such as 1,1,0.5; 1 is what the costs are for.")  # fmt: skip
-@click.option("--memory", type=BYTES, help="Limit of each device, such as 16GiB.")
+@click.option("--memory", type=BYTES,
+              help="Limit of each device, such as 16GiB; or one for each, 16GiB,8GiB.")  # fmt: skip
 @click.option("--schedule", default=_DEFAULTS["schedule"], show_default=True,
               help="auto, or one of: " + ", ".join(POLICIES) + ".")  # fmt: skip
 @click.option("--mode", type=click.Choice(_MODES), help="Default: pipeline if there are several devices.")
@@ -105,7 +106,7 @@ SAID_AFTER_S = 2.0
 def plan(
     source: Path | None, model: str | None, modules: tuple[str, ...],
     input_shape: list[str] | None, devices: int, microbatches: int, link: Link | None,
-    speeds: tuple[float, ...] | None, memory: int | None,
+    speeds: tuple[float, ...] | None, memory: int | tuple[int, ...] | None,
     schedule: str, mode: str | None, options: tuple[str, ...], gains: Path | None, batch: int | None,
     device: str | None, precision: str | None, measure: bool,
     stages: Stages | None, recompute: str, splits: bool, out: Path | None,

@@ -40,7 +40,7 @@ def page_of_plan(
         "back" if _slower(plan.trial) else "plain",
         bars=bars_of(_steps_s(plan.trial, rows), schedule.policy),
         bars_title="Predicted time of a step",
-        chart=chart_of(timeline, None, _names(layers), plan.problem.memory_limit_bytes),
+        chart=chart_of(timeline, None, _names(layers), plan.problem.limits_bytes),
         drawn="As planned",
         sections=[
             Table("Schedules compared", *rows.cells(schedule.policy), wide=True),

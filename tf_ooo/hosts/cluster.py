@@ -12,6 +12,7 @@ import contextlib
 import logging
 import os
 import time
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -93,19 +94,23 @@ class Cluster:
         ]
         return [host_port(address)[0] for address in addresses]
 
-    def memory_limits(self) -> list[ReportedLimit]:
+    def memory_limits(self) -> dict[str, ReportedLimit]:
         """Of GPUs, and of workers in control groups with a limit.  This process' own CPU has none.
 
         There the whole model stands, and what it needs is looked at by itself.
         """
         import tensorflow as tf
 
-        computing = dict.fromkeys(self.workers, 0)
-        for device in map(tf.DeviceSpec.from_string, self.devices):
-            if device.job == "worker" and device.device_type == "CPU":
-                computing[device.task] += 1
-        own = own_facts(self.addresses, self.own_task or 0)
-        return [*limits_of_gpus(self.devices), *limits_of_workers(computing, self.workers, own)]
+        specs = {name: tf.DeviceSpec.from_string(name) for name in self.devices}
+        task_of = {
+            name: spec.task
+            for name, spec in specs.items()
+            if spec.job == "worker" and spec.device_type == "CPU"
+        }
+        computing = dict.fromkeys(self.workers, 0) | Counter(task_of.values())
+        of_tasks = limits_of_workers(computing, self.workers, own_facts(self.addresses, self.own_task or 0))
+        of_cpus = {name: of_tasks[task] for name, task in task_of.items() if task in of_tasks}
+        return limits_of_gpus(self.devices) | of_cpus
 
     def costs(self, measured: CostTable) -> CostTable:
         """As they are: how fast each worker is, :meth:`speeds` says."""

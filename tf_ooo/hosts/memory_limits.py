@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from tf_ooo.hosts.facts import Facts
@@ -17,32 +17,27 @@ class ReportedLimit:
     said: str
 
 
-def least_of(limits: Iterable[ReportedLimit]) -> ReportedLimit | None:
-    """The lowest, which all devices can keep; None: there is none."""
-    return min(limits, key=lambda limit: limit.bytes, default=None)
-
-
-def limits_of_gpus(devices: Sequence[str]) -> list[ReportedLimit]:
-    """What TensorFlow may use of the GPUs among these devices, given by full name.
+def limits_of_gpus(devices: Sequence[str]) -> dict[str, ReportedLimit]:
+    """What TensorFlow may use of the GPUs among these devices, by full name.
 
     Of CPUs it makes a number up.
     """
     if not any(":GPU:" in name for name in devices):
-        return []
+        return {}
     from grappler_passes.compat import runtime
 
     sizes = runtime.device_memory_bytes()
-    return [
-        ReportedLimit(sizes[name], f"TensorFlow may use so many of {name}")
+    return {
+        name: ReportedLimit(sizes[name], f"TensorFlow may use so many of {name}")
         for name in devices
         if ":GPU:" in name and sizes.get(name, 0) > 0
-    ]
+    }
 
 
 def limits_of_workers(
     computing: Mapping[int, int], workers: Mapping[int, Facts], own: Facts
-) -> list[ReportedLimit]:
-    """Of the CPUs of workers in control groups that limit their memory.
+) -> dict[int, ReportedLimit]:
+    """Of each CPU of workers in control groups that limit their memory, by task.
 
     Processes of one group share its limit, less what all of them took before.
 
@@ -55,19 +50,19 @@ def limits_of_workers(
     for task, facts in workers.items():
         if facts.memory_limit_bytes is not None:
             groups[facts.memory_group][task] = facts
-    limits = []
+    limits: dict[int, ReportedLimit] = {}
     for name, members in groups.items():
         beside = [own] if own.memory_group == name else []
         devices = sum(computing[task] for task in members)
         taken_bytes = sum(facts.taken_bytes for facts in (*members.values(), *beside))
-        limits += [
-            ReportedLimit(
+        limits |= {
+            task: ReportedLimit(
                 max(1, (facts.memory_limit_bytes - taken_bytes) // devices),
                 _said(facts, len(members) + len(beside), taken_bytes),
             )
             for task, facts in members.items()
             if computing[task] and facts.memory_limit_bytes is not None
-        ]
+        }
     return limits
 
 

@@ -43,8 +43,8 @@ class Target(Protocol):
     def hosts(self) -> Sequence[str]:
         """Of each device, where it is: CPUs of one host share its cores."""
 
-    def memory_limits(self) -> Sequence[ReportedLimit]:
-        """Of the devices that say how many bytes they have."""
+    def memory_limits(self) -> Mapping[str, ReportedLimit]:
+        """Of the devices that say how many bytes they have, by full name."""
 
 
 class Devices:
@@ -76,9 +76,9 @@ class Devices:
             return self.devices
         return [name.rsplit("/device:", 1)[0] for name in self.devices] if said is None else said
 
-    def memory_limits(self) -> Sequence[ReportedLimit]:
+    def memory_limits(self) -> Mapping[str, ReportedLimit]:
         """As the object says that was given; else of the GPUs."""
-        said: Callable[[], Sequence[ReportedLimit]] | None = getattr(self._given, "memory_limits", None)
+        said: Callable[[], Mapping[str, ReportedLimit]] | None = getattr(self._given, "memory_limits", None)
         return limits_of_gpus(self.devices) if said is None else said()
 
 

@@ -56,6 +56,20 @@ def whole_number(least: int, *, optional: bool = False) -> Check:
     return _check(f"{'None or ' if optional else ''}an int of at least {least}", is_accepted)
 
 
+def number_or_numbers(least: int) -> Check:
+    """None, an int of at least ``least``, or a list of ints above that, none of which is left out."""
+
+    def is_number(value: object, least: int) -> bool:
+        return isinstance(value, int) and not isinstance(value, bool) and value >= least
+
+    def is_accepted(value: object) -> bool:
+        if isinstance(value, (list, tuple)):
+            return bool(value) and all(is_number(each, max(1, least)) for each in value)
+        return value is None or is_number(value, least)
+
+    return _check(f"None, an int of at least {least}, or a list with one of at least 1 for each", is_accepted)
+
+
 def _is_number_or_auto(value: object) -> bool:
     return value is None or value == "auto" or (isinstance(value, int) and value is not True and value >= 1)
 

@@ -76,9 +76,8 @@ def _chart(report: Report) -> Chart | None:
     if report.timeline is None:
         return None
     try:
-        return chart_of(
-            report.timeline, report.measured_timeline, _layer_names(report), report.memory_limit_bytes
-        )
+        limits_bytes = report.memory_limits_bytes
+        return chart_of(report.timeline, report.measured_timeline, _layer_names(report), limits_bytes)
     except BackendError as error:  # plotly is not installed
         _LOG.warning("the report's page has no chart: %s", error)
         return None

@@ -81,8 +81,8 @@ class Report:
         limits: what keeps the step from being shorter, each in words, by the plan.
         step_noise_s: distance of timed steps from their median that three of four keep, the larger of the two
             orders'.
-        memory_limit_bytes: pipeline: of each device; None: no limit.  ``memory_limit_from``: who asked for
-            it, or reports it.
+        memory_limit_bytes: pipeline: of each device, the least; None: no limit.  ``memory_limits_bytes``: of
+            each device that is used, in their order.  ``memory_limit_from``: who asked for it, or reports it.
         stock_predicted_peak_bytes: the same for the order that TensorFlow would choose; with a limit only.
         predicted_peak_bytes: most bytes alive at once if ops run one at a time, on the device where that
             is most; None where ``unknown_size_ops`` tensors have no known size.  Where a graph leaves open
@@ -140,6 +140,7 @@ class Report:
     stock_predicted_peak_bytes: int | None = None
     memory_limit_bytes: int | None = None
     memory_limit_from: str = ""
+    memory_limits_bytes: tuple[int, ...] = ()
     unknown_size_ops: int = 0
     plan_seconds: float | None = None
     profiling_overhead_s: float = 0.0
@@ -324,8 +325,10 @@ class Report:
 
     def _limit_text(self) -> str:
         """Of each device, and who says so."""
-        limit_bytes = self.memory_limit_bytes
-        return "" if limit_bytes is None else f"{bytes_text(limit_bytes)} each, {self.memory_limit_from}"
+        limits = self.memory_limits_bytes
+        each = [bytes_text(limit) for limit in limits] if len(set(limits)) > 1 else []
+        sizes = ", ".join(each) or f"{bytes_text(self.memory_limit_bytes)} each"
+        return "" if self.memory_limit_bytes is None else f"{sizes}, {self.memory_limit_from}"
 
     def _predicted_text(self) -> str:
         """What was predicted before such a step had run, and its own error: by how much it missed."""

@@ -27,7 +27,7 @@ def plan(
     training_graph: TrainingGraph | None = None,
     costs: CostTable | GraphCosts | Mapping[str, float] | None = None,
     schedule: str = "auto",
-    memory_limit_bytes: int | None = None,
+    memory_limit_bytes: int | Sequence[int] | None = None,
     *,
     layers: Sequence[LayerCosts] | CostTable | None = None,
     model: Any = None,
@@ -52,7 +52,7 @@ def plan(
         costs: seconds of the graph's ops by name, or a CostTable that holds them; None: the backward
             pass of one device is ordered, and no time predicted.
         schedule: a policy's name, or ``"auto"``: the fastest of the mode, by simulation.
-        memory_limit_bytes: of each device.
+        memory_limit_bytes: of each device, or a list with one for each, in their order.
         layers: planning without a model: a LayerCosts each, for one micro-batch.
         model: a Keras model, the path of a saved one, or ``"MODULE:NAME"`` of a class, function or model; its
             training step is traced.
@@ -97,9 +97,7 @@ def plan(
             "stages=, splits= and recompute= are for a model or layers; a training graph is of one device"
         )
     if training_graph is not None and costs is None:
-        from tf_ooo.rewriting.planner import plan_graph  # noqa: PLC0415 - imports TensorFlow
-
-        return plan_graph(training_graph, schedule, memory_limit_bytes)
+        return _order_of(training_graph, schedule, memory_limit_bytes)
     given = layers if training_graph is None else costs
     if isinstance(given, CostTable):
         given = with_rows(given, batch)
@@ -123,6 +121,17 @@ def plan(
     if training_graph is None or planned.stages:  # a pipeline's stages are made of whole layers
         return planned
     return only_tasks(planned, {Task(*task) for task in backward_tasks(training_graph).ops})
+
+
+def _order_of(graph: TrainingGraph, schedule: str, limit_bytes: int | Sequence[int] | None) -> Schedule:
+    """Of a graph whose ops have no costs.  OptionsError: limits of several devices, of which it has one."""
+    from tf_ooo.rewriting.planner import plan_graph  # noqa: PLC0415 - imports TensorFlow
+
+    if isinstance(limit_bytes, Sequence):
+        raise OptionsError(
+            f"memory_limit_bytes={limit_bytes!r:.80}: a training graph is of one device, which has one limit"
+        )
+    return plan_graph(graph, schedule, limit_bytes)
 
 
 def _refuse_unknown(options: Mapping[str, Any]) -> None:

@@ -56,8 +56,7 @@ def _others(wanted: Wanted) -> Iterator[Wanted]:
             if (devices, microbatches) != (wanted.devices, wanted.microbatches):
                 schedule = "auto" if wanted.own else wanted.schedule
                 yield dataclasses.replace(
-                    wanted,
-                    devices=devices,
+                    wanted.among(range(devices)),
                     microbatches=microbatches,
                     stages=None,
                     schedule=schedule,

@@ -21,6 +21,8 @@ _LEAST_GAIN = 0.02
 def on_best_devices(layers: Sequence[LayerCosts], units: Bounds, wanted: Wanted) -> Mesh:
     """On all devices, or without the slowest ones, one after the other as long as that is faster.
 
+    Where no plan fits, without those that have the least memory: each replica holds all of a stage.
+
     Raises what :func:`make_mesh` raises for all devices, where fewer have no plan either.
     """
     numbers = tuple(range(wanted.devices))
@@ -31,7 +33,10 @@ def on_best_devices(layers: Sequence[LayerCosts], units: Bounds, wanted: Wanted)
             mesh = _on(numbers, layers, units, wanted)
         except MemoryLimitError as too_large:
             error = error or too_large
-            break  # fewer devices hold no more
+            if best is not None or len(set(wanted.less_of(numbers))) == 1:
+                break  # fewer devices hold no more
+            numbers = _without(max(numbers, key=lambda number: wanted.less_of([number])), numbers)
+            continue
         except OOOError as no_plan:  # fewer layers than devices, say
             error = error or no_plan
         else:
@@ -52,12 +57,16 @@ def on_best_devices(layers: Sequence[LayerCosts], units: Bounds, wanted: Wanted)
 def _on(numbers: tuple[int, ...], layers: Sequence[LayerCosts], units: Bounds, wanted: Wanted) -> Mesh:
     """The fastest division of these devices."""
     count = len(numbers)
-    asked = dataclasses.replace(wanted, devices=count, link=wanted.link.among(numbers))
-    mesh = make_mesh(layers, units, asked, counts_of(AUTO, count, wanted.microbatches))
+    mesh = make_mesh(layers, units, wanted.among(numbers), counts_of(AUTO, count, wanted.microbatches))
     return dataclasses.replace(mesh, on=numbers)
 
 
 def _without_slowest(numbers: tuple[int, ...], wanted: Wanted) -> tuple[int, ...]:
-    speeds = dict(zip(numbers, wanted.link.speeds_of(numbers), strict=True))
-    slowest = min(reversed(numbers), key=lambda number: speeds[number])
-    return tuple(number for number in numbers if number != slowest)
+    """Of equally slow ones without the one that has the least memory."""
+    of_each = zip(wanted.link.speeds_of(numbers), wanted.less_of(numbers), strict=True)
+    known = dict(zip(numbers, of_each, strict=True))
+    return _without(min(reversed(numbers), key=lambda number: (known[number][0], -known[number][1])), numbers)
+
+
+def _without(left_out: int, numbers: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(number for number in numbers if number != left_out)

@@ -161,7 +161,7 @@ class PipelineSteps:
         if not self._never_whole or on_host:
             return
         if options.first_steps == "auto" and self._mode.company.engine.size == 1:  # so it is too large
-            size, limit_bytes = bytes_of(all_variables(model)), self._mode.limit.bytes
+            size, limit_bytes = bytes_of(all_variables(model)), self._mode.limit.least_bytes
             self._warn(_ALSO_WHOLE.format(size, home_device(), limit_bytes))
         if options.check_loss and keras_losses.own_loss_code(model):
             self._warn(_LOSS_UNCHECKED)
@@ -227,7 +227,7 @@ class PipelineSteps:
 
         Asked for when all variables are there; ranks decide alike.
         """
-        asked, limit_bytes = self._mode.options.first_steps, self._mode.limit.bytes
+        asked, limit_bytes = self._mode.options.first_steps, self._mode.limit.least_bytes
         if asked != "auto":
             return asked == "cut"
         engine = self._mode.company.engine
@@ -316,7 +316,9 @@ class PipelineSteps:
         mode = self._mode
         rows, known = split_rows(rows_of(batch), mode.options.microbatches), mode.rows
         larger = mode.limit.bytes is not None and 0 < known < max(rows)
-        larger = larger and not mode.limit.is_far_from(pipeline.mesh.peak_bytes * max(rows) / known)
+        if larger:
+            more_bytes = pipeline.mesh.peak_bytes * (max(rows) / known - 1)
+            larger = not mode.limit.is_far_from(pipeline.mesh.kept_limit_bytes + more_bytes)
         planned = pipeline.plan.schedule.microbatches * pipeline.mesh.replicas
         if mode.planned_from is None or (len(rows) <= planned and not larger):
             return pipeline

@@ -1,20 +1,25 @@
-"""Which limit of memory plans keep: what was asked for, or the least that devices report."""
+"""Which limits of memory plans keep: what was asked for, or what the devices report, each for itself."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from tf_ooo.errors import MemoryLimitError
-from tf_ooo.hosts.memory_limits import least_of
+from tf_ooo.hosts.memory_limits import ReportedLimit
 from tf_ooo.hosts.ranks.base import Engine
 from tf_ooo.hosts.target import Target
 from tf_ooo.modes.pipeline.mesh import Mesh
 from tf_ooo.modes.pipeline.planning import Wanted, peak_within
+from tf_ooo.planning.model.problem import lacking_text, most_and_less
 
 _ASKED = "as asked"
 NONE_WANTED = 0
+
+# Of each device, with who says so; None: it says nothing.
+_Said = tuple[int, str] | None
 
 
 @dataclass(frozen=True)
@@ -22,45 +27,81 @@ class Limit:
     """Of each device; ``bytes`` None: there is none.
 
     Attributes:
-        said: who says so, in words.
+        bytes: of the device that has most.
+        said: who says so, in words; where devices differ, of the one that has least.
         reported: by a device, and not asked for: it changes no plan that keeps it, and a model whose sizes
             are not known is planned without it.
+        less_bytes: of each device, how much less it has than ``bytes``; (): all have as much.
     """
 
     bytes: int | None = None
     said: str = ""
     reported: bool = False
+    less_bytes: tuple[int, ...] = ()
+
+    @classmethod
+    def of_devices(cls, sizes: Sequence[int], said: str, *, reported: bool = False) -> Limit:
+        """Of devices that have so much each; none of them is empty."""
+        most_bytes, less_bytes = most_and_less(sizes)
+        return cls(most_bytes, said, reported, less_bytes)
+
+    @property
+    def least_bytes(self) -> int | None:
+        """Of the device that has least."""
+        return None if self.bytes is None else self.bytes - max(self.less_bytes, default=0)
+
+    def of_each(self, devices: int) -> tuple[int, ...]:
+        """Of so many devices; empty: there is none."""
+        if self.bytes is None:
+            return ()
+        return tuple(self.bytes - less for less in self.less_bytes or (0,) * devices)
 
     def explained(self, error: MemoryLimitError) -> MemoryLimitError:
-        """With who says so, where nobody asked for the limit."""
-        if not self.reported or self.bytes is None:
+        """With who says so, where nobody asked for the limit, and with all limits, where they differ."""
+        if self.bytes is None or not (self.reported or self.less_bytes):
             return error
-        said = f"{self.said}; memory_limit_bytes={NONE_WANTED} plans without a limit"
-        return MemoryLimitError(self.bytes, error.smallest_bytes, error.unknown, error.because, said)
+        because = error.because
+        if self.less_bytes and error.smallest_bytes is not None:
+            lacking = lacking_text(self.of_each(len(self.less_bytes)), error.smallest_bytes)
+            because = "; ".join(filter(None, (lacking, because)))
+        said = f"{self.said}; memory_limit_bytes={NONE_WANTED} plans without a limit" if self.reported else ""
+        return MemoryLimitError(self.bytes, error.smallest_bytes, error.unknown, because, said)
 
     @property
     def planned_bytes(self) -> int | None:
-        """As :func:`tf_ooo.modes.pipeline.planning.peak_within`."""
+        """As :func:`tf_ooo.modes.pipeline.planning.peak_within`, of the device that has most."""
         return None if self.bytes is None else peak_within(self.bytes)
 
-    def is_far_from(self, peak_bytes: float) -> bool:
-        """Whether a peak keeps a reported limit, so that nothing has to be planned for it."""
-        return self.reported and self.planned_bytes is not None and peak_bytes <= self.planned_bytes
+    def is_far_from(self, kept_bytes: float) -> bool:
+        """Whether a plan keeps a reported limit, so that nothing has to be planned for it.
+
+        ``kept_bytes``: the lowest limit that it keeps, as :attr:`Mesh.kept_limit_bytes`.
+        """
+        return self.reported and self.planned_bytes is not None and kept_bytes <= self.planned_bytes
 
 
-def limit_of(asked_bytes: int | None, target: Target, engine: Engine) -> Limit:
-    """The limit for plans on these devices; ranks take the least that devices of one of them report.  Blocks.
+def limit_of(asked_bytes: int | Sequence[int] | None, target: Target, engine: Engine) -> Limit:
+    """The limit for plans on these devices; of ranks each device has the least of all.  Blocks.
 
-    ``asked_bytes``: None: what devices report; 0: none.
+    ``asked_bytes``: None: what devices report; 0: none; a number for each device.
     """
-    least = least_of(target.memory_limits()) if asked_bytes is None else None
-    mine = None if least is None else (least.bytes, least.said)
+    reported: dict[str, ReportedLimit] = {} if asked_bytes is not None else dict(target.memory_limits())
+    each: list[_Said] = [
+        (reported[name].bytes, reported[name].said) if name in reported else None for name in target.devices
+    ]
     if engine.size > 1:  # all plan alike
-        reported = [each for each in engine.gather(mine) if each is not None]
-        mine = min(map(tuple, reported), default=None)
-    if asked_bytes is not None:
+        places = itertools.zip_longest(*engine.gather(each))
+        each = [min((tuple(said) for said in place if said), default=None) for place in places]
+    if isinstance(asked_bytes, int):
         return Limit(asked_bytes, _ASKED) if asked_bytes else Limit()
-    return Limit() if mine is None else Limit(*mine, reported=True)
+    if asked_bytes is not None:
+        return Limit.of_devices(asked_bytes, _ASKED)
+    known = [said for said in each if said is not None]
+    if not known:
+        return Limit()
+    most_bytes, _ = max(known)  # which a device that says nothing is taken to have
+    sizes = [most_bytes if said is None else said[0] for said in each]
+    return Limit.of_devices(sizes, min(known)[1], reported=True)
 
 
 def mesh_within(make: Callable[[Wanted], Mesh], wanted: Wanted, limit: Limit) -> Mesh:
@@ -68,11 +109,10 @@ def mesh_within(make: Callable[[Wanted], Mesh], wanted: Wanted, limit: Limit) ->
 
     MemoryLimitError: no plan does.
     """
-    if not limit.reported:
-        return make(wanted)
-    free = make(dataclasses.replace(wanted, memory_limit_bytes=None))
-    if limit.is_far_from(free.peak_bytes):
-        return free
+    if limit.reported:
+        free = make(dataclasses.replace(wanted, memory_limit_bytes=None))
+        if limit.is_far_from(free.kept_limit_bytes):
+            return free
     try:
         return make(wanted)
     except MemoryLimitError as error:

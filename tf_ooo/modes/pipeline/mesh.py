@@ -9,6 +9,7 @@ import dataclasses
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from tf_ooo.costs.layer_costs import LayerCosts, Link
 from tf_ooo.errors import MemoryLimitError, OOOError, OptionsError
@@ -18,6 +19,8 @@ from tf_ooo.planning.building.merging import stage_of_layer
 from tf_ooo.planning.choosing.plan import Plan
 from tf_ooo.planning.choosing.side_by_side import held_by, held_evenly, side_by_side
 from tf_ooo.planning.model.schedule import Schedule
+
+Value = TypeVar("Value")
 
 AUTO = "auto"
 # Plans for ever lower limits, where one replica's device holds more than the others'.
@@ -34,6 +37,7 @@ class Replicas:
             sends and receives gradients and weights.
         holders: the replica that holds each layer's variables.
         peak_bytes: of each device of a replica, the highest among replicas.
+        limit_bytes: the lowest limit that these keep, where that is of the device that has most memory.
     """
 
     count: int
@@ -43,6 +47,7 @@ class Replicas:
     exchange_s: float = 0.0
     holders: tuple[int, ...] = ()
     peak_bytes: tuple[int, ...] = ()
+    limit_bytes: int = 0
     reason: str = ""
 
 
@@ -59,8 +64,8 @@ class Mesh:
     wanted: Wanted
     on: tuple[int, ...] = ()
 
-    def of(self, devices: Sequence[str]) -> tuple[str, ...]:
-        """Those of the devices that are used."""
+    def of(self, devices: Sequence[Value]) -> tuple[Value, ...]:
+        """Those of the devices that are used, or what is known of them."""
         return tuple(devices[number] for number in self.on) if self.on else tuple(devices)
 
     @property
@@ -80,6 +85,11 @@ class Mesh:
     def peak_bytes(self) -> int:
         """Of the device that holds most."""
         return max(self.chosen.peak_bytes)
+
+    @property
+    def kept_limit_bytes(self) -> int:
+        """As :attr:`Replicas.limit_bytes`."""
+        return self.chosen.limit_bytes
 
     @property
     def microbatches(self) -> int:
@@ -152,20 +162,22 @@ def _within_limit(layers: Sequence[LayerCosts], units: Bounds, wanted: Wanted, c
 
     MemoryLimitError: not even the plan that needs least keeps the limit.
     """
-    asked, limit_bytes = _of_one(wanted, count), wanted.planned_limit_bytes
+    asked, limit_bytes = wanted.of_replica(count), wanted.planned_limit_bytes
     measured, predicted = PEAK_MARGIN
 
-    def planned(limited: Wanted) -> tuple[Replicas, Sequence[int]]:
-        """And the peaks of one replica's plan by itself."""
+    def planned(limited: Wanted) -> tuple[Replicas, list[tuple[int, int]]]:
+        """And what counts to the limit of each device, beside the others and by itself."""
         plan = make_plan(_shared(layers, count), units, limited)
         beside = _beside(plan, layers, count, wanted.devices // count, wanted.link)
-        return beside, [int(size) for size in plan.timeline.peak_bytes]
+        charged = plan.problem.charged_bytes
+        peaks = zip(charged(beside.peak_bytes), charged(plan.timeline.peak_bytes), strict=True)
+        return beside, list(peaks)
 
     if limit_bytes is None or count == 1:
         return planned(asked)[0]
     for _ in range(_TRIES):
         try:
-            replicas, by_itself = planned(asked)
+            replicas, peaks = planned(asked)
         except MemoryLimitError as error:
             if error.smallest_bytes is None:
                 raise
@@ -174,7 +186,6 @@ def _within_limit(layers: Sequence[LayerCosts], units: Bounds, wanted: Wanted, c
                 error.because,
             )
             break
-        peaks = zip(replicas.peak_bytes, by_itself, strict=True)
         left = [own - (peak - limit_bytes) for peak, own in peaks if peak > limit_bytes]
         if not left:
             return replicas
@@ -184,9 +195,9 @@ def _within_limit(layers: Sequence[LayerCosts], units: Bounds, wanted: Wanted, c
     else:
         least, because = asked, ""
     replicas, _ = planned(least)
-    if max(replicas.peak_bytes) <= limit_bytes:
+    if replicas.limit_bytes <= limit_bytes:
         return replicas
-    smallest_bytes = math.ceil(max(replicas.peak_bytes) * measured / predicted)
+    smallest_bytes = math.ceil(replicas.limit_bytes * measured / predicted)
     raise MemoryLimitError(wanted.memory_limit_bytes or 0, smallest_bytes, because=because)
 
 
@@ -194,7 +205,8 @@ def _beside(plan: Plan, layers: Sequence[LayerCosts], count: int, devices: int, 
     stage_of, numbers = stage_of_layer(plan.problem.bounds), plan.schedule.device_of_stage
     peaks = [int(size) for size in plan.timeline.peak_bytes]
     if count == 1:
-        return Replicas(1, devices, plan, plan.step_s, 0.0, (0,) * len(layers), tuple(peaks))
+        limit_bytes = plan.problem.limit_of(peaks)
+        return Replicas(1, devices, plan, plan.step_s, 0.0, (0,) * len(layers), tuple(peaks), limit_bytes)
     sizes = [layer.weight_bytes + layer.slot_bytes for layer in layers]
     holders = held_evenly([numbers[stage] for stage in stage_of], sizes, count)
     held = held_by(layers, stage_of, holders, count)
@@ -218,7 +230,8 @@ def _beside(plan: Plan, layers: Sequence[LayerCosts], count: int, devices: int, 
         exchange_s = max(exchange_s, *seconds)
     peak_bytes = tuple(math.ceil(peak + extra) for peak, extra in zip(peaks, most, strict=True))
     step_s = step_s_of(together, costs, link)
-    return Replicas(count, devices, plan, step_s, exchange_s, tuple(holders), peak_bytes)
+    limit_bytes = plan.problem.limit_of(peak_bytes)
+    return Replicas(count, devices, plan, step_s, exchange_s, tuple(holders), peak_bytes, limit_bytes)
 
 
 def _shared(layers: Sequence[LayerCosts], count: int) -> tuple[LayerCosts, ...]:
@@ -232,15 +245,4 @@ def _shared(layers: Sequence[LayerCosts], count: int) -> tuple[LayerCosts, ...]:
             slot_bytes=(layer.slot_bytes + (count - 1) * layer.weight_bytes) / count,
         )
         for layer in layers
-    )
-
-
-def _of_one(wanted: Wanted, count: int) -> Wanted:
-    """What is asked for of each replica; the first has the most micro-batches."""
-    devices = wanted.devices // count
-    return dataclasses.replace(
-        wanted,
-        devices=devices,
-        microbatches=-(-wanted.microbatches // count),
-        link=wanted.link.of_replica(devices, count),
     )

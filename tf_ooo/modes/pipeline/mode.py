@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import logging
 import os
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from tf_ooo.compat import keras_losses, train_function
@@ -38,11 +39,13 @@ from tf_ooo.modes.pipeline.planning import (
     fits_whole,
     named_bounds,
     own_cuts,
+    peak_within,
 )
 from tf_ooo.modes.pipeline.reporting import fill_report, note_micro_batches
 from tf_ooo.modes.pipeline.running import PlannedPipeline
 from tf_ooo.options.base import is_file
 from tf_ooo.planning.choosing.recompute import NONE
+from tf_ooo.planning.model.problem import check_limits
 from tf_ooo.planning.model.schedule_file import ScheduleFile, read_schedule
 from tf_ooo.report.filling import fill_step_times
 from tf_ooo.report.report import Report
@@ -108,6 +111,8 @@ class PipelineMode:
             )
         check_host_memory(model, self.options)
         self.distributed.place(model, self.options.devices, self.company.engine.local_rank)
+        if isinstance(self.options.memory_limit_bytes, Sequence):
+            check_limits(self.options.memory_limit_bytes, len(self.distributed.target.devices))
         if is_file(self.options.schedule):
             self._read_own(self.options.schedule)
         self.counts = self._counts()
@@ -172,7 +177,7 @@ class PipelineMode:
             check_recomputed(
                 self.own, len(names), layers_that_cannot(step) if self.own.schedule.recompute else ()
             )
-            own_cuts(self.own, cutter, self.options.stages, by_bytes=False)
+            own_cuts(self.own, cutter, self.options.stages)
         elif self.options.stages is not None:
             named_bounds(cutter, self.options.stages)
         elif not self.may_fall_back():
@@ -305,6 +310,7 @@ class PipelineMode:
             microbatches=step.count,
             link=costs.link,
             memory_limit_bytes=self.limit.bytes,
+            less_bytes=self.limit.less_bytes,
             options=self.options.policy_options,
             stages=self.options.stages,
             own=self.own,
@@ -333,7 +339,8 @@ class PipelineMode:
     def _take(self, planned: Mesh, step: Step, costs: CostTable) -> PlannedPipeline:
         report, given = self.distributed.report, self.distributed.target.devices
         devices = planned.of(given)
-        report.memory_limit_bytes, report.memory_limit_from = self.limit.bytes, self.limit.said
+        report.memory_limit_bytes, report.memory_limit_from = self.limit.least_bytes, self.limit.said
+        report.memory_limits_bytes = planned.of(self.limit.of_each(len(given)))
         self.pipeline = PlannedPipeline(planned, step, devices)
         self._fill(planned, step, costs)
         if self.options.fall_back:
@@ -347,8 +354,8 @@ class PipelineMode:
 
     def exceeds_limit(self, step: Step) -> bool:
         """Whether one device that ran it would need more than its limit."""
-        asked, limit_bytes = self.options.first_steps, self.limit.planned_bytes
+        asked, limit_bytes = self.options.first_steps, self.limit.least_bytes
         if asked != "auto" or limit_bytes is None or self.company.engine.size > 1 or unknown_sizes(step):
             return False
         costs = measured_costs(step, None)
-        return not fits_whole(costs.layers, step.count, limit_bytes)
+        return not fits_whole(costs.layers, step.count, peak_within(limit_bytes))

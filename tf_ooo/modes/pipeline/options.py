@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 from tf_ooo.options import DeviceOptions, RankOptions
 from tf_ooo.options.base import is_file
-from tf_ooo.options.checks import choice, flag, folder, number_or_auto, option, whole_number
+from tf_ooo.options.checks import (
+    choice,
+    flag,
+    folder,
+    number_or_auto,
+    number_or_numbers,
+    option,
+    whole_number,
+)
 from tf_ooo.planning.building.by_name import Stages, check_stages, is_nested
 from tf_ooo.planning.choosing.recompute import CHOICES, NONE
 
@@ -29,8 +38,8 @@ class Pipeline(DeviceOptions, RankOptions):
 
     Attributes:
         microbatches: parts of a batch.
-        memory_limit_bytes: of each device; None: the least that devices report, GPUs and workers in a control
-            group with a limit, if any do; 0: no limit.
+        memory_limit_bytes: of each device, or a number for each, in their order; None: what devices report,
+            GPUs and workers in a control group with a limit, if any do; 0: no limit.
         chunks: interleaved_1f1b, zb_interleaved: stages on each device; None: 2 to 4 are tried, or the most
             of these that there are layers for.
         group: modulo: layers of a group; None: tried.
@@ -60,7 +69,7 @@ class Pipeline(DeviceOptions, RankOptions):
     schedule_files: ClassVar[bool] = True
 
     microbatches: int = option(8, whole_number(1))
-    memory_limit_bytes: int | None = option(None, whole_number(0, optional=True))
+    memory_limit_bytes: int | Sequence[int] | None = option(None, number_or_numbers(0))
     chunks: int | None = option(None, whole_number(1, optional=True), of_policy=True)
     group: int | None = option(None, whole_number(1, optional=True), of_policy=True)
     stages: Stages | None = option(None, check_stages)
@@ -76,6 +85,8 @@ class Pipeline(DeviceOptions, RankOptions):
             path = os.fspath(self.schedule)
             object.__setattr__(self, "schedule", path if is_file(path) else os.path.join(os.curdir, path))
         super().__post_init__()
+        if isinstance(self.memory_limit_bytes, Sequence):
+            object.__setattr__(self, "memory_limit_bytes", tuple(self.memory_limit_bytes))
         if self.stages is not None:
             nested = map(tuple, self.stages) if is_nested(self.stages) else self.stages
             object.__setattr__(self, "stages", tuple(nested))

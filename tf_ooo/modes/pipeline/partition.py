@@ -72,16 +72,16 @@ class Cutter:
 
         return self._stages(min((ends for ends in cuts if ends), key=step_s))
 
-    def cut_by_bytes(self, stages: int) -> tuple[Bounds, ...]:
-        """Cuts whose fullest stage holds as little as can be.
+    def cut_by_bytes(self, rooms: Sequence[float]) -> tuple[Bounds, ...]:
+        """Cuts whose fullest stage holds as little as can be of the bytes that it has room for.
 
         The first counts weights, gradients and slots alone, the second and the third also the activations of
         one micro-batch and of all of them.
         """
-        cuts, alike = [], (1.0,) * stages
+        cuts = []
         for kept in sorted({0, 1, self.microbatches}):
-            sums = self._sums(stages, functools.partial(held_bytes, kept))
-            cuts.append(cheapest(sums, self._messages_s, alike, shortest_s(sums, alike)))
+            sums = self._sums(len(rooms), functools.partial(held_bytes, kept))
+            cuts.append(cheapest(sums, self._messages_s, rooms, shortest_s(sums, rooms)))
         return tuple(dict.fromkeys(self._stages(ends) for ends in cuts if ends))
 
     def _sums(self, stages: int, of_layer: Callable[[LayerCosts], float]) -> np.ndarray:

@@ -35,12 +35,13 @@ def pieces_of(mesh: Mesh, rows: int, limit_bytes: int | None) -> Pieces:
 
     A forward pass is taken to need, beside the weights and slots of a device, all tensors of one layer at a
     time, for which training keeps those of each layer.  Of replicas each counts as in the plan, with copies
-    of what others hold.  ``limit_bytes``: of predicted peaks; None: none.
+    of what others hold.  ``limit_bytes``: of predicted peaks, on the device that has most memory; None: none.
     """
     if not rows or limit_bytes is None:
         return Pieces()
     problem, numbers = mesh.plan.problem, mesh.plan.schedule.device_of_stage
-    held, of_a_row = [0.0] * mesh.chosen.devices, [0.0] * mesh.chosen.devices
+    held = [float(less) for less in problem.less_bytes] or [0.0] * mesh.chosen.devices
+    of_a_row = [0.0] * mesh.chosen.devices
     for number, (first, last) in zip(numbers, problem.bounds, strict=True):
         for layer in problem.model[first : last + 1]:
             held[number] += layer.weight_bytes + layer.slot_bytes

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -28,7 +29,7 @@ from tf_ooo.planning.choosing.plan import (
     tried,
 )
 from tf_ooo.planning.choosing.recompute import NONE, recomputed
-from tf_ooo.planning.model.problem import Problem
+from tf_ooo.planning.model.problem import Problem, less_of_places
 from tf_ooo.planning.model.schedule import Schedule
 from tf_ooo.planning.model.schedule_file import ScheduleFile
 from tf_ooo.planning.policies import Policy, schedules_of
@@ -48,6 +49,7 @@ class Wanted:
 
     ``stages`` are names of layers at which they begin, or of the layers of each; None: cuts are tried.
     ``own`` is a schedule of the user's own, that has been checked and takes the place of ``schedule``.
+    ``less_bytes``: of each device, how much less it has than ``memory_limit_bytes``; (): all have as much.
     ``recompute``: which layers run their forward again, ``fixed``: the layers that cannot.
     Predicted peaks of a device stay below its limit by :data:`PEAK_MARGIN`.
     """
@@ -57,6 +59,7 @@ class Wanted:
     microbatches: int
     link: Link = Link()
     memory_limit_bytes: int | None = None
+    less_bytes: tuple[int, ...] = ()
     options: Mapping[str, int] = field(default_factory=dict)
     stages: Stages | None = None
     own: ScheduleFile | None = None
@@ -67,6 +70,45 @@ class Wanted:
     def planned_limit_bytes(self) -> int | None:
         """As :func:`peak_within`."""
         return None if self.memory_limit_bytes is None else peak_within(self.memory_limit_bytes)
+
+    @property
+    def planned_less_bytes(self) -> tuple[int, ...]:
+        """Of each device, how much less than ``planned_limit_bytes`` its predicted peak may be."""
+        measured, predicted = PEAK_MARGIN
+        return tuple(math.ceil(less * predicted / measured) for less in self.less_bytes)
+
+    def rooms_of(self, devices: Sequence[int]) -> tuple[float, ...]:
+        """Bytes for each of the stages on these devices, those on one share evenly; (): no limit."""
+        if self.memory_limit_bytes is None:
+            return ()
+        stages = Counter(devices)
+        limits = zip(devices, self.less_of(devices), strict=True)
+        sizes = ((peak_within(self.memory_limit_bytes - less), stages[number]) for number, less in limits)
+        return tuple(max(1, size) / count for size, count in sizes)
+
+    def less_of(self, numbers: Sequence[int]) -> tuple[int, ...]:
+        """Of these devices, as :attr:`less_bytes`."""
+        return tuple(self.less_bytes[number] if self.less_bytes else 0 for number in numbers)
+
+    def among(self, numbers: Sequence[int]) -> Wanted:
+        """What is asked for of these devices alone."""
+        less = self.less_of(numbers) if self.less_bytes else ()
+        link = self.link.among(numbers)
+        return dataclasses.replace(self, devices=len(numbers), link=link, less_bytes=less)
+
+    def of_replica(self, count: int) -> Wanted:
+        """What is asked for of one of so many replicas: of each place the slowest device, and the smallest.
+
+        The first replica has the most micro-batches.
+        """
+        devices = self.devices // count
+        return dataclasses.replace(
+            self,
+            devices=devices,
+            microbatches=-(-self.microbatches // count),
+            link=self.link.of_replica(devices, count),
+            less_bytes=less_of_places(self.less_bytes, devices),
+        )
 
 
 def peak_within(limit_bytes: int) -> int:
@@ -94,6 +136,7 @@ def make_plan(layers: Sequence[LayerCosts], units: Bounds, wanted: Wanted) -> Pl
         wanted.microbatches,
         wanted.link,
         mode=MODE,
+        less_bytes=wanted.planned_less_bytes,
         recompute=wanted.recompute,
         model=cutter.layers,
         fixed=wanted.fixed,
@@ -185,7 +228,8 @@ def _cuts(
         try:
             yield cutter.cut(devices), options
             if wanted.memory_limit_bytes is not None:
-                yield from ((bounds, options) for bounds in cutter.cut_by_bytes(count * wanted.devices))
+                rooms = wanted.rooms_of(devices)
+                yield from ((bounds, options) for bounds in cutter.cut_by_bytes(rooms))
         except OOOError as error:
             errors.append(error)
             return
@@ -196,23 +240,28 @@ def _as_written(
 ) -> Iterator[Candidate]:
     """The user's own schedule with each cut that may be tried; nothing of it is changed to keep a limit."""
     schedule, limit = as_run(own.schedule, wanted.microbatches), wanted.planned_limit_bytes
-    for bounds in own_cuts(own, cutter, wanted.stages, limit is not None):
+    for bounds in own_cuts(own, cutter, wanted.stages, wanted.rooms_of(own.schedule.device_of_stage)):
         stages = merged(cutter.layers, bounds, wanted.microbatches)
         problem = dataclasses.replace(uncut, layers=stages, memory_limit_bytes=limit, bounds=bounds)
         problem = dataclasses.replace(problem, recompute=NONE)
         if own.schedule.recompute:
             problem = recomputed(problem, own.schedule.recompute)
         trial = Trial(schedule, problem, _CLOCK)
-        if limit is None or trial.peak_bytes <= limit:
+        needed_bytes = trial.kept_limit_bytes
+        if limit is None or needed_bytes <= limit:
             yield Candidate(schedule.policy, problem, trial, trial.step_s)
             continue
-        error = MemoryLimitError(limit, trial.peak_bytes)
+        error = problem.over_limit(needed_bytes)
         errors.append(error)
-        yield Candidate(schedule.policy, problem, reason=f"needs {trial.peak_bytes} bytes", error=error)
+        yield Candidate(schedule.policy, problem, reason=f"needs {needed_bytes} bytes", error=error)
 
 
-def own_cuts(own: ScheduleFile, cutter: Cutter, stages: Stages | None, by_bytes: bool) -> list[Bounds]:
+def own_cuts(
+    own: ScheduleFile, cutter: Cutter, stages: Stages | None, rooms: Sequence[float] = ()
+) -> list[Bounds]:
     """Where the model may be cut for the user's own schedule: as the file or ``stages`` say, else tried.
+
+    ``rooms``: bytes of each stage, for cuts by memory; (): none are tried.
 
     OptionsError, ScheduleError: too many stages, or other layers.
     """
@@ -232,8 +281,8 @@ def own_cuts(own: ScheduleFile, cutter: Cutter, stages: Stages | None, by_bytes:
         if len(bounds) != number:
             raise own.error(f"the schedule has {number} stages, stages= names {len(bounds)}")
         return [bounds]
-    by_seconds = cutter.cut(tuple(own.schedule.device_of_stage))
-    return [by_seconds, *(cutter.cut_by_bytes(number) if by_bytes else ())]
+    devices = tuple(own.schedule.device_of_stage)
+    return [cutter.cut(devices), *(cutter.cut_by_bytes(rooms) if rooms else ())]
 
 
 def named_bounds(cutter: Cutter, stages: Stages) -> Bounds:

@@ -58,9 +58,8 @@ def rank(
     problem: Problem, timeline: Timeline, cost: Callable[[Timeline], float] = makespan_s
 ) -> tuple[bool, float]:
     """(above the memory limit, bytes) or (within it, cost): the lowest is the best."""
-    peak, limit = max(timeline.peak_bytes, default=0), problem.memory_limit_bytes
-    over = limit is not None and peak > limit
-    return over, peak if over else cost(timeline)
+    over = not problem.keeps_limit(timeline.peak_bytes)
+    return over, problem.limit_of(timeline.peak_bytes) if over else cost(timeline)
 
 
 def steps_to_show(schedule: Schedule) -> int:

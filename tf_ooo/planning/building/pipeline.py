@@ -95,7 +95,8 @@ class StagedLayers:
         used = np.bincount(self.devices, weights=fixed, minlength=devices).astype(float)
         again = np.zeros(devices)
         np.maximum.at(again, self.devices, self.sums("recomputed_bytes"))
-        return self.problem.memory_limit_bytes - used - again
+        room: Floats = self.problem.memory_limit_bytes - used - again
+        return room - np.array(self.problem.less_bytes) if self.problem.less_bytes else room
 
     def schedule(self, policy: str, lanes: dict[Lane, TaskList], fused: bool = False) -> Schedule:
         count = self.problem.microbatches

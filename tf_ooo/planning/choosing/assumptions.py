@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 
 from tf_ooo.costs.layer_costs import Link
@@ -28,7 +29,7 @@ def assumptions(problem: Problem, table: CostTable | None = None, mode: str | No
         _rows_text(problem, table, mode),
         *([_link_text(problem.link)] if problem.devices > 1 else []),
         *([_speeds_text(problem.link)] if problem.link.speeds else []),
-        _limit_text(problem.memory_limit_bytes),
+        _limit_text(problem.limits_bytes),
     )
 
 
@@ -70,5 +71,7 @@ def _speeds_text(link: Link) -> str:
     return f"devices {speeds} times as fast as the one that the costs are for"
 
 
-def _limit_text(limit_bytes: int | None) -> str:
-    return "no memory limit" if limit_bytes is None else f"at most {bytes_text(limit_bytes)} on each device"
+def _limit_text(limits_bytes: Sequence[int]) -> str:
+    if len(set(limits_bytes)) > 1:
+        return f"at most {', '.join(map(bytes_text, limits_bytes))} on the devices"
+    return f"at most {bytes_text(limits_bytes[0])} on each device" if limits_bytes else "no memory limit"

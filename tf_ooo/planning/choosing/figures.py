@@ -66,13 +66,13 @@ class Squeezed:
 
     Attributes:
         name: of the policy.
-        limit_bytes: of each device.
+        limits_bytes: of each device, or one for all.
         slower: than without the limit, 0.12 for 12%; below 0 where it happens to be faster.
         free_bytes: what it would need without the limit.
     """
 
     name: str
-    limit_bytes: int
+    limits_bytes: tuple[int, ...]
     slower: float
     free_bytes: int
 
@@ -84,7 +84,8 @@ class Squeezed:
     def __str__(self) -> str:
         how = f"{self.slower:.0%} slower than" if self.slower >= _SAME else "as fast as"
         needs = bytes_text(self.free_bytes)
-        return f"{self.name} under {bytes_text(self.limit_bytes)}: {how} without the limit ({needs})"
+        limits = ", ".join(map(bytes_text, self.limits_bytes))
+        return f"{self.name} under {limits}: {how} without the limit ({needs})"
 
 
 def squeezed(candidate: Candidate) -> Squeezed | None:
@@ -92,14 +93,14 @@ def squeezed(candidate: Candidate) -> Squeezed | None:
     trial = candidate.trial
     if trial is None or len(trial.schedule.tasks) > _TASKS_TO_MAKE_AGAIN:
         return None
-    limit_bytes = trial.problem.memory_limit_bytes
-    if limit_bytes is None:
+    limits_bytes = trial.problem.limits_bytes
+    if not limits_bytes:
         return None
     without = tried(policy_named(candidate.name), _plain(trial.problem)).trial
     if without is None or (_same(without.schedule, trial.schedule) and not trial.problem.recomputed):
         return None
     slower = trial.step_s / without.step_s - 1 if without.step_s else 0.0
-    return Squeezed(candidate.name, limit_bytes, slower, without.peak_bytes)
+    return Squeezed(candidate.name, limits_bytes, slower, without.peak_bytes)
 
 
 @dataclass(frozen=True)

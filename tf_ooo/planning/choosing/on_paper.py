@@ -6,12 +6,12 @@ import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from tf_ooo.costs.layer_costs import LayerCosts, Link, check_layers
+from tf_ooo.costs.layer_costs import LayerCosts, Link, check_layers, is_number
 from tf_ooo.errors import CostError, OptionsError
 from tf_ooo.planning.building.by_name import Stages, bounds_of, check_stages
 from tf_ooo.planning.choosing.plan import Candidate, Plan, as_asked, choose, policy_named, shortest, tried
 from tf_ooo.planning.choosing.recompute import CHOICES, NONE
-from tf_ooo.planning.model.problem import Problem
+from tf_ooo.planning.model.problem import Problem, check_limits, most_and_less
 from tf_ooo.planning.policies import POLICIES, Policy
 
 
@@ -28,28 +28,37 @@ def problem_of(
     devices: int,
     microbatches: int,
     link: Link | None,
-    memory_limit_bytes: int | None,
+    memory_limit_bytes: int | Sequence[int] | None,
     options: Mapping[str, Any] | None,
     stages: Stages | None = None,
     recompute: str = NONE,
 ) -> Problem:
-    """What is to be planned, checked; ``stages`` and ``recompute`` as of :func:`tf_ooo.plan`."""
+    """What is to be planned, checked; limit, ``stages`` and ``recompute`` as of :func:`tf_ooo.plan`."""
     checked, between = check_layers(layers), Link() if link is None else link
     check_stages("stages", stages)
     names = [layer.name or str(number) for number, layer in enumerate(checked)]
     cut = () if stages is None else bounds_of(names, stages)
+    limits: Sequence[int] = ()
+    if isinstance(memory_limit_bytes, Sequence):
+        limits, memory_limit_bytes = memory_limit_bytes, None
     problem = Problem(
         checked,
         devices,
         microbatches,
         between,
         memory_limit_bytes,
-        options or {},
+        options=options or {},
         recompute=recompute,
         cut=cut,
     )
     check_problem(problem)
-    return problem
+    if not limits:
+        return problem
+    for limit in limits:
+        _check_limit(limit)
+    check_limits(limits, devices)
+    most_bytes, less_bytes = most_and_less(limits)
+    return dataclasses.replace(problem, memory_limit_bytes=most_bytes, less_bytes=less_bytes)
 
 
 def mode_with_stages(problem: Problem, schedule: str, mode: str | None) -> str | None:
@@ -128,6 +137,11 @@ def policies_of(mode: str) -> list[Policy]:
     return policies
 
 
+def _check_limit(limit: object) -> None:
+    if not is_number(limit) or not limit > 0:
+        raise OptionsError(f"memory_limit_bytes must be above 0, got {limit!r}")
+
+
 def check_problem(problem: Problem) -> None:
     """OptionsError unless the numbers are whole and above 0."""
     for name in ("devices", "microbatches"):
@@ -138,10 +152,7 @@ def check_problem(problem: Problem) -> None:
         raise OptionsError(
             f"recompute={problem.recompute!r:.80} is not accepted; accepted: {', '.join(map(repr, CHOICES))}"
         )
-    limit = problem.memory_limit_bytes
-    if limit is not None and (
-        isinstance(limit, bool) or not isinstance(limit, (int, float)) or not limit > 0
-    ):
-        raise OptionsError(f"memory_limit_bytes must be above 0, got {limit!r}")
+    if problem.memory_limit_bytes is not None:
+        _check_limit(problem.memory_limit_bytes)
     if not isinstance(problem.link, Link):
         raise CostError(f"link must be a tf_ooo.Link, got {problem.link!r:.80}")

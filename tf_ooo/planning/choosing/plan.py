@@ -83,6 +83,11 @@ class Trial:
             return self
         return dataclasses.replace(self, clock=dataclasses.replace(self.clock, steps=steps))
 
+    @property
+    def kept_limit_bytes(self) -> int:
+        """The lowest limit that it keeps, as :meth:`Problem.limit_of`."""
+        return self.problem.limit_of(self.timeline.peak_bytes)
+
     def predicted(self) -> Schedule:
         """The schedule with its predictions; without them where nothing is simulated and that takes long."""
         if "timeline" not in vars(self) and len(self.schedule.tasks) > _TASKS_TO_PREDICT:
@@ -216,11 +221,11 @@ def _within_limit(policy: Policy, problem: Problem, clock: Clock, as_run: AsRun 
 
     def within(asked: Problem) -> Trial:
         trial, limit = made_for(asked, asked), asked.memory_limit_bytes
-        if limit is None or trial.peak_bytes <= limit:
+        if limit is None or trial.kept_limit_bytes <= limit:
             return trial
         lean = made_for(dataclasses.replace(asked, memory_limit_bytes=0), asked)
-        if lean.peak_bytes > limit:
-            raise MemoryLimitError(limit, lean.peak_bytes)
+        if lean.kept_limit_bytes > limit:
+            raise asked.over_limit(lean.kept_limit_bytes)
         return lean
 
     def free(asked: Problem) -> Trial:

@@ -61,7 +61,7 @@ def search(problem: Problem, within: Make, free: Make) -> Trial:
         return within(recomputed(problem, worth_it(problem)))
     plain = dataclasses.replace(problem, recompute=NONE)
     limit = problem.memory_limit_bytes
-    if limit is None or free(plain).peak_bytes <= limit:
+    if limit is None or free(plain).kept_limit_bytes <= limit:
         return within(plain)
     trials: list[Trial] = []
     errors: list[MemoryLimitError] = []
@@ -100,7 +100,8 @@ def _enough(problem: Problem, trial: Trial, left: list[int]) -> set[int]:
     stored, device_of = _stored(schedule)
     layers_of = _bounds(problem) if problem.model else schedule.layers_of
     stage_of = {layer: stage for stage in device_of for layer in layers_of(stage)}
-    excess = {device: float(peak - limit) for device, peak in enumerate(trial.timeline.peak_bytes)}
+    charged = problem.charged_bytes(trial.timeline.peak_bytes)
+    excess = {device: float(size - limit) for device, size in enumerate(charged)}
     added: set[int] = set()
     for number in left:
         stage = stage_of.get(number, -1)

@@ -12,7 +12,7 @@ from tf_ooo.planning.choosing.assumptions import assumptions
 from tf_ooo.planning.choosing.figures import one_device_s
 from tf_ooo.planning.choosing.on_paper import candidates
 from tf_ooo.planning.choosing.plan import Plan, choose
-from tf_ooo.planning.model.problem import Problem
+from tf_ooo.planning.model.problem import Problem, less_of_places
 from tf_ooo.planning.model.schedule import Schedule
 from tf_ooo.planning.pictures.style import time_text
 
@@ -93,8 +93,13 @@ def _split(problem: Problem, replicas: int) -> Split:
     if left or not own:
         text = f"{problem.microbatches} micro-batches cannot be dealt out evenly to {replicas} replicas"
         return Split(replicas, devices, reason=text)
-    link = problem.link.of_replica(devices, replicas)
-    replica = dataclasses.replace(problem, devices=devices, microbatches=own, link=link)
+    replica = dataclasses.replace(
+        problem,
+        devices=devices,
+        microbatches=own,
+        link=problem.link.of_replica(devices, replicas),
+        less_bytes=less_of_places(problem.less_bytes, devices),
+    )
     try:
         plan = choose(candidates(replica, _MODE))
     except OOOError as error:

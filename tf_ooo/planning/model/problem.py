@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from tf_ooo.costs.layer_costs import LayerCosts, Link
-from tf_ooo.errors import OptionsError
+from tf_ooo.errors import MemoryLimitError, OptionsError
 
 
 @dataclass(frozen=True)
@@ -19,7 +19,8 @@ class Problem:
         devices: stages' devices of a pipeline, or workers of data parallel training.
         microbatches: of one step.
         link: between each two devices, in each direction.
-        memory_limit_bytes: of each device; None: no limit.
+        memory_limit_bytes: of each device, or of the one that has most; None: no limit.
+        less_bytes: of each device, how much less it has than ``memory_limit_bytes``; (): all have as much.
         options: what the policy itself offers (``group`` of modulo, ``k`` of reverse_first_k).
         mode: what the devices are for, where a policy serves several modes; None: not said.
         bounds: (first, last) layer of a model that each of ``layers`` stands for; empty: each is one.
@@ -37,6 +38,7 @@ class Problem:
     microbatches: int = 1
     link: Link = field(default_factory=Link)
     memory_limit_bytes: int | None = None
+    less_bytes: tuple[int, ...] = ()
     options: Mapping[str, Any] = field(default_factory=dict)
     mode: str | None = None
     bounds: tuple[tuple[int, int], ...] = ()
@@ -52,6 +54,33 @@ class Problem:
         """The layers of the model, where ``layers`` are stages of it."""
         return self.model or self.layers
 
+    def limit_of(self, peak_bytes: Sequence[int]) -> int:
+        """The lowest ``memory_limit_bytes`` that the devices would keep with these peaks."""
+        return max(self.charged_bytes(peak_bytes), default=0)
+
+    def charged_bytes(self, peak_bytes: Sequence[int]) -> list[int]:
+        """Peaks of devices, each with what its device has less than ``memory_limit_bytes``."""
+        less = self.less_bytes or (0,)
+        if len(less) != len(peak_bytes):  # workers that all hold the same are simulated as one
+            less = (max(less),) * len(peak_bytes)
+        return [peak + more for peak, more in zip(peak_bytes, less, strict=True)]
+
+    def over_limit(self, needed_bytes: int) -> MemoryLimitError:
+        """What to raise where so high a limit would be needed."""
+        because = lacking_text(self.limits_bytes, needed_bytes) if self.less_bytes else ""
+        return MemoryLimitError(self.memory_limit_bytes or 0, needed_bytes, because=because)
+
+    @property
+    def limits_bytes(self) -> tuple[int, ...]:
+        """Of each device, or one for all; empty: there is none."""
+        limit = self.memory_limit_bytes
+        return () if limit is None else tuple(limit - less for less in self.less_bytes or (0,))
+
+    def keeps_limit(self, peak_bytes: Sequence[int]) -> bool:
+        """Whether each device does with its peak."""
+        limit = self.memory_limit_bytes
+        return limit is None or self.limit_of(peak_bytes) <= limit
+
     def flag(self, name: str, default: bool) -> bool:
         """A yes-or-no option of the policy; OptionsError if it is none."""
         value = self.options.get(name, default)
@@ -65,3 +94,30 @@ class Problem:
         if not isinstance(value, int) or isinstance(value, bool) or value < least:
             raise OptionsError(f"{name} must be a whole number of at least {least}, got {value!r}")
         return value
+
+
+def check_limits(limits_bytes: Sequence[int], devices: int) -> None:
+    """OptionsError unless there is one for each device."""
+    if len(limits_bytes) != devices:
+        raise OptionsError(
+            f"memory_limit_bytes={tuple(limits_bytes)}: {len(limits_bytes)} limits are given for {devices} "
+            "devices; give one for each, in their order, or a number for all"
+        )
+
+
+def most_and_less(limits_bytes: Sequence[int]) -> tuple[int, tuple[int, ...]]:
+    """The largest limit, and how much less each device has; (): all have as much."""
+    most = max(limits_bytes)
+    less = tuple(most - limit for limit in limits_bytes)
+    return most, less if any(less) else ()
+
+
+def lacking_text(limits_bytes: Sequence[int], needed_bytes: int) -> str:
+    """Of devices with limits of their own; ``needed_bytes``: the least that the largest would need."""
+    lacking_bytes = max(0, needed_bytes - max(limits_bytes))
+    return f"the devices have {', '.join(map(str, limits_bytes))}, and each would need {lacking_bytes} more"
+
+
+def less_of_places(less_bytes: Sequence[int], devices: int) -> tuple[int, ...]:
+    """Of each place in one of several replicas on so many devices, that of the smallest; (): all alike."""
+    return tuple(max(less_bytes[place::devices]) for place in range(devices)) if less_bytes else ()

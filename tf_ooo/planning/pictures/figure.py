@@ -47,10 +47,10 @@ class Run:
     layers: Mapping[int, str] = field(default_factory=dict)
 
 
-def figure(runs: Sequence[Run], limit_bytes: float | None = None) -> go.Figure:
+def figure(runs: Sequence[Run], limits_bytes: Sequence[float] = ()) -> go.Figure:
     """Lanes above, links below them, memory at the bottom; the lanes of two runs are drawn in pairs.
 
-    ``limit_bytes``: of each device's memory, a line of its own.
+    ``limits_bytes``: of each device's memory, or one for all; each gets a line.
     """
     end_s = max(min(run.timeline.makespan_s, run.view.until_s) for run in runs)
     unit = style.time_unit(end_s)
@@ -61,8 +61,10 @@ def figure(runs: Sequence[Run], limit_bytes: float | None = None) -> go.Figure:
         _add_tasks(chart, run, rows, place, unit)
     for place, run in enumerate(runs):
         _add_memory(chart, run, place, unit, end_s)
-    if limit_bytes is not None:
-        _add_limit(chart, runs[0], limit_bytes)
+    for limit_bytes in sorted(set(limits_bytes)):
+        whose = [number for number, limit in enumerate(limits_bytes) if limit == limit_bytes]
+        everyone = len(whose) == len(limits_bytes)
+        _add_limit(chart, runs[0], limit_bytes, "" if everyone else _devices_text(whose))
     _lay_out(chart, rows, links, unit, end_s / unit.size)
     return chart
 
@@ -234,10 +236,14 @@ def _add_memory(chart: go.Figure, run: Run, place: int, unit: style.Unit, end_s:
         chart.update_layout({"yaxis3": {"title": {"text": f"{planned}, {size.name}{many}"}}})
 
 
-def _add_limit(chart: go.Figure, run: Run, limit_bytes: float) -> None:
+def _devices_text(numbers: Sequence[int]) -> str:
+    return f" of device{'s' if len(numbers) > 1 else ''} {', '.join(map(str, numbers))}"
+
+
+def _add_limit(chart: go.Figure, run: Run, limit_bytes: float, whose: str) -> None:
     """A line; only its value where it would lie so far above that the curves could not be read."""
     peak_bytes = max(run.timeline.peak_bytes, default=0)
-    size, text = style.bytes_unit(peak_bytes), f"limit {style.bytes_text(limit_bytes)}"
+    size, text = style.bytes_unit(peak_bytes), f"limit{whose} {style.bytes_text(limit_bytes)}"
     if run.timeline.memory and limit_bytes > _FAR_ABOVE * peak_bytes:
         corner = {"x": 1, "xref": "paper", "xanchor": "right", "y": 1, "yref": "y3 domain", "yanchor": "top"}
         chart.add_annotation(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -75,7 +75,7 @@ def chart_of(
     timeline: Timeline,
     measured: Timeline | None = None,
     layers: Mapping[int, str] | None = None,
-    limit_bytes: float | None = None,
+    limits_bytes: Sequence[float] = (),
 ) -> Chart:
     """The chart of a timeline; with a ``measured`` step under it, of one planned step.
 
@@ -83,7 +83,7 @@ def chart_of(
         timeline: as planned.
         measured: of one step.
         layers: names by number.
-        limit_bytes: of each device's memory.
+        limits_bytes: of each device's memory, or one for all; empty: there is none.
 
     Raises:
         BackendError: plotly is not installed.
@@ -99,7 +99,7 @@ def chart_of(
         most = MOST_TASKS // 2, MOST_LANES // 2
         pairs = ((timeline.one_step(), "planned"), (measured, "measured"))
         runs = [Run(each, view_of(each, *most), name, names) for each, name in pairs]
-    drawn = figure(runs, limit_bytes)
+    drawn = figure(runs, limits_bytes)
     return Chart(
         drawn.to_html(full_html=False, include_plotlyjs=False, config=_SETTINGS),
         [run.name for run in runs],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from grappler_passes.analysis.backward import Backward
 from grappler_passes.analysis.gradients import GradientFlow
@@ -29,6 +30,8 @@ _RNN_OPS = (
     "CudnnRNNBackprop", "CudnnRNNBackpropV2", "CudnnRNNBackpropV3", "BlockLSTMGrad", "BlockLSTMGradV2",
     "LSTMBlockCellGrad", "GRUBlockCellGrad",
 )  # fmt: skip
+# Of the parts of a layer, in its name.
+_MOST_NAMED = 3
 FUSED_REASONS = {**dict.fromkeys(_NORM_OPS, _NORM), **dict.fromkeys(_RNN_OPS, _RNN)}
 
 
@@ -161,7 +164,7 @@ def _layers(
     for node, layers in mixed.items():
         for layer in bits_of(layers):
             own.setdefault((layer, OpKind.WEIGHT_GRAD), []).append(g.flow.names[node])
-    return tuple(
+    numbered = [
         Layer(
             index=index,
             variables=tuple(g.weights[w].name for w in members),
@@ -170,7 +173,22 @@ def _layers(
             communication_ops=tuple(own.get((index, OpKind.COMMUNICATION), ())),
         )
         for index, members in enumerate(groups)
-    )
+    ]
+    return tuple(_told_apart(layer, numbered) for layer in numbered)
+
+
+def _told_apart(layer: Layer, layers: Sequence[Layer]) -> Layer:
+    """With what it holds in its name, where that alone is the name of a model that has other layers, too."""
+    name = layer.name
+    if "/" in name or len(layer.variables) == 1:
+        return layer
+    beside = (variable for other in layers if other is not layer for variable in other.variables)
+    if not any(variable.startswith(f"{name}/") for variable in beside):
+        return layer
+    within = (variable.removeprefix(f"{name}/") for variable in layer.variables)
+    held = list(dict.fromkeys(path.rpartition("/")[0] or path for path in within))
+    more = f" + {len(held) - _MOST_NAMED} more" if len(held) > _MOST_NAMED else ""
+    return replace(layer, label=f"{name}/{' + '.join(held[:_MOST_NAMED])}{more}")
 
 
 def _variables(g: GradientFlow) -> tuple[Variable, ...]:

@@ -12,8 +12,11 @@ VARIABLE_ATTR = "_ooo_variable"
 """On arguments that are variables: JSON ``{"name": str, "trainable": bool}``."""
 
 
-def graph_def_of(concrete_function):
-    """(GraphDef, names of the result ops); placeholders of captured variables say which these are."""
+def graph_def_of(concrete_function, own_names=None):
+    """(GraphDef, names of the result ops); placeholders of captured variables say which these are.
+
+    ``own_names``: of some variables, by the id of their handles; others have TensorFlow's names.
+    """
     graph = concrete_function.graph
     graph_def = graph.as_graph_def()
     nodes = {node.name: node for node in graph_def.node}
@@ -25,7 +28,10 @@ def graph_def_of(concrete_function):
         for external, internal in graph.captures
         if internal.dtype.name == "resource" and internal.op.name in nodes
     ]
-    names = numbered([variable.name.partition(":")[0] for _, variable in captured if variable is not None])
+    known = own_names or {}
+    names = numbered(
+        [known.get(id(v.handle), v.name.partition(":")[0]) for _, v in captured if v is not None]
+    )
     for internal, variable in captured:
         name = "" if variable is None else next(names)
         _describe_capture(nodes[internal.op.name], internal, variable, name)

@@ -67,7 +67,7 @@ class Layer:
     """Variables whose gradients share one dO, with the ops that belong to them alone.
 
     Layer 0's weights are the ones that the next step needs first.  A part of a layer that was divided has no
-    variables and a ``label`` instead.
+    variables and a ``label`` instead; so has a layer whose variables' common name does not tell it apart.
     """
 
     index: int

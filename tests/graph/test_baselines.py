@@ -112,8 +112,26 @@ def test_one_warning_where_one_device_is_faster(caplog, mode):
     trained.say_if_slower()
     trained.say_if_slower()
     (note,) = report.notes
-    assert note.startswith("slower than one device: ")
-    assert [record.message for record in caplog.records] == [note]
+    assert note.startswith("slower than one device; ")
+    (warning,) = [record.message for record in caplog.records]
+    assert warning == f"{report.gain.text}; {note.partition('; ')[2]}"
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_the_first_steps_stand_in_where_nothing_is_compared(caplog, mode):
+    callback = tf_ooo.OOOBackprop(MODES[mode](profile_steps=3))
+    network().fit(X, Y, batch_size=16, epochs=3, verbose=0, callbacks=[callback])
+    report = callback.report
+    assert len(report.first_steps_s) == 2
+    assert report.gain is None
+    rows = dict(report.rows())
+    same = " with the same micro-batches" if mode == "pipeline" else ""
+    assert re.fullmatch(rf"[\d.]+ m?s a step{same} \(2 at the start\)", rows["one device"])
+    report.first_steps_s, report.steps_s = [1e-9] * 2, [1.0] * 40
+    caplog.clear()
+    caplog.set_level(logging.WARNING, "tf_ooo")
+    callback._life.mode.say_if_slower()
+    assert caplog.records[0].message.startswith(f"slower than one device{same}: 1.00 s a step instead of ")
 
 
 @pytest.mark.parametrize("mode", MODES)

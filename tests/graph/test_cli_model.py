@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import importlib
 import json
+import re
 import sys
 
 import keras
@@ -77,8 +78,11 @@ def test_precisions():
         "not given, so assumed: precision",
     )
     assert costs_of_model(model).assumptions[-1] == "not given, so assumed: batch, device, precision"
-    with pytest.raises(CostError, match="device 'v100' has no tf32; it has fp32, fp16"):
+    said = "no device is given, and v100, which is assumed then, has no tf32; device= .* may be a100, "
+    with pytest.raises(CostError, match=said):
         costs_of_model(model, 8, precision="tf32")
+    with pytest.raises(CostError, match="device 'v100' has no tf32; it has fp32, fp16"):
+        costs_of_model(model, 8, "v100", precision="tf32")
 
 
 def test_a_model_of_bfloat16():
@@ -171,6 +175,15 @@ class Net(keras.Model):
     def call(self, x):
         return self.last(keras.ops.mean(self.second(self.scaled(self.first(x))), axis=1))
 
+class Sum(keras.Model):  # both of its first layers' gradients start from one dO
+    def __init__(self):
+        super().__init__()
+        self.left, self.right = keras.layers.Dense(8, name="left"), keras.layers.Dense(8, name="right")
+        self.out = keras.layers.Dense(2, name="out")
+
+    def call(self, inputs):
+        return self.out(self.left(inputs["a"]) + self.right(inputs["b"]))
+
 def needs(size):
     return keras.Sequential([keras.layers.Dense(size)])
 
@@ -208,12 +221,26 @@ def test_a_class_of_the_users_own(tmp_path):
     table = CostTable.load(tmp_path / "c.json")
     weights = [layer.weight_bytes for layer in table.layers]
     assert weights == [4 * (64 * 16 + 16), 4 * 16, 4 * (16 * 8 + 8), 4 * (8 * 3 + 3)]
+    names = [re.sub(r"_\d+", "", layer.name) for layer in table.layers]  # Keras numbers on
+    assert names == ["net/dense", "net/scaled/variable", "net/dense", "net/dense"]
+    assert len({layer.name for layer in table.layers}) == 4
     assert table.rows == 4
     for given in ((12, 64), "12,64", "12,64:float32"):
         schedule = tf_ooo.plan(model="my_models:Net", batch=4, input_shape=given, devices=2)
         assert schedule.predicted_step_s == json.loads(result.stdout)["step_s"]
     longer = tf_ooo.plan(model="my_models:Net", batch=4, input_shape=(4800, 64), devices=2)
     assert longer.predicted_step_s > schedule.predicted_step_s
+
+
+@pytest.mark.usefixtures("_module")
+def test_layers_of_one_output_gradient_are_told_apart_from_their_model(tmp_path):
+    """Its common name alone would be the whole model's; it can be cut by hand."""
+    shapes = ("--input-shape", "a=5", "--input-shape", "b=6")
+    ask = ("--model", "my_models:Sum", *shapes, "--devices", 2, "--schedule", "zb_h1")
+    result = _run(*ask, "--stages", "sum/left + right,sum/out", "--costs-out", tmp_path / "c.json")
+    assert result.exit_code == 0, result.output
+    names = [layer.name for layer in CostTable.load(tmp_path / "c.json").layers]
+    assert names == ["sum/left + right", "sum/out"]
 
 
 @pytest.mark.usefixtures("_module")

@@ -179,6 +179,7 @@ def test_what_is_refused(costs, arguments, message):
     assert result.exit_code == 2
     assert message in result.stderr
     assert "Traceback" not in result.output
+    assert "Predicted, the fastest first" not in result.output or "--memory" in arguments
 
 
 def test_errors_name_file_line_and_op(costs, tmp_path):

@@ -16,6 +16,8 @@ from tf_ooo.modes.data_parallel.alone import note_alone
 from tf_ooo.modes.layerpipe.advice import advice as of_layerpipe
 from tf_ooo.modes.layerpipe.planned import make_plan
 from tf_ooo.modes.layerpipe.reporting import limits_of
+from tf_ooo.modes.pipeline.one_device import why_back
+from tf_ooo.planning.model.schedule import Schedule
 from tf_ooo.report.gain import Gain
 from tf_ooo.report.report import Report
 
@@ -40,10 +42,32 @@ def test_it_is_said_once_and_taken_back(caplog):
     assert not report.notes
     for _ in range(2):
         losing.look(report, gain(2.0, 1.0))
-    assert report.notes == [record.message for record in caplog.records]
-    assert report.notes[0].startswith("slower than one device: 2.00 s a step instead of 1.00 s")
+    (warning,) = [record.message for record in caplog.records]
+    assert warning.startswith("slower than one device: 2.00 s a step instead of 1.00 s")
+    assert warning.endswith("; take one")
+    assert report.notes == ["slower than one device; take one"]  # the first line has the times of now
     losing.look(report, gain(1.0, 1.0))
     assert not report.notes
+
+
+def test_the_first_steps_tell_a_loss_where_nothing_was_compared():
+    """Not a gain: they were micro-batches on one device, and whole batches may be faster."""
+    report = Report(mode="pipeline", no_baseline="too short", planned=Schedule("pipeline", "gpipe"))
+    report.first_steps_s, report.steps_s = [0.02, 0.021], [0.05] * 40
+    assert report.gain is None
+    assert report.gain_over_first.slower
+    said = "slower than one device: 50.00 ms a step instead of 20.50 ms (2 + 40 steps, not in turns, 95% "
+    assert report.headline.startswith(said)
+    assert report.headline.endswith("); not compared with what Keras takes: too short")
+    assert report.mood == "back"
+    assert why_back(report).startswith("measured: slower than one device: 50.00 ms")
+    report.steps_s = [0.01] * 40
+    assert report.headline == "10.00 ms a step (40 steps); not compared: too short"
+    assert ("one device", "20.50 ms a step (2 at the start)") in report.rows()
+    assert report.mood == "plain"
+    assert not why_back(report)
+    report.baselines_s = {"one device": [0.02] * 6}
+    assert report.gain_over_first is None
 
 
 class TestRanks:

@@ -139,7 +139,8 @@ def plan(
         plan = choose(compared)
         chosen = plan.schedule.policy
     finally:
-        if not wanted.as_json:
+        # Where none is possible the error says why; of memory each needs another amount.
+        if not wanted.as_json and (chosen or problem.memory_limit_bytes is not None):
             print_table(assumed, rows.table(chosen))
     notes = [*map(str, rows.squeezed.values()), *map(str, rows.recomputed.values()), *table.notes]
     timeline = _timeline(plan)

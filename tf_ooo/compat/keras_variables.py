@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import tensorflow as tf
 
 from grappler_passes.compat import keras_values
+
+VariableT = TypeVar("VariableT")
 
 _TWIN = "_ooo_value"
 _IN_HOST_MEMORY = "_ooo_in_host_memory"
@@ -16,6 +18,19 @@ _IN_HOST_MEMORY = "_ooo_in_host_memory"
 def path_of(variable: Any) -> str:
     """The name of a Keras or TensorFlow variable."""
     return str(keras_values.path_of_keras(variable) or variable.name)
+
+
+def named(variables: Sequence[VariableT]) -> dict[str, VariableT]:
+    """Keras variables by a unique name: the path, and a number where several have one."""
+    by_name: dict[str, VariableT] = {}
+    for variable in variables:
+        path, number = path_of(variable), 0
+        name = path
+        while name in by_name:
+            number += 1
+            name = f"{path}#{number}"
+        by_name[name] = variable
+    return by_name
 
 
 def is_overwritten_with_gradient(variable: Any) -> bool:

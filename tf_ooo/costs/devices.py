@@ -225,6 +225,11 @@ def device(name: str, precision: str | None = None) -> DeviceModel:
     return DEVICES[row if precision == "fp32" else f"{row}-{precision}"]
 
 
+def devices_with(precision: str) -> list[str]:
+    """The names of the devices that have a published peak for a precision."""
+    return [name for name, row in _PUBLISHED.items() if precision in row.flop_per_s]
+
+
 def usual_precision(name: str, computed_in: str) -> str:
     """What a device's name says, else what TensorFlow multiplies a type in: TF32 for float32, where it is."""
     row, own = split_device(name)

@@ -18,9 +18,16 @@ from grappler_passes.graph.liveness import unknown_sizes
 from grappler_passes.graph.sizes import KnownShapes, with_sizes
 from grappler_passes.graph.training_graph import TrainingGraph
 from grappler_passes.passes.separate import SeparatePass
-from tf_ooo.compat import keras_optimizers, nests, versions
+from tf_ooo.compat import keras_optimizers, keras_variables, nests, versions
 from tf_ooo.costs.analytic import analytic_ops
-from tf_ooo.costs.devices import DEFAULT_DEVICE, DeviceModel, split_device, usual_precision
+from tf_ooo.costs.devices import (
+    DEFAULT_DEVICE,
+    PRECISIONS,
+    DeviceModel,
+    devices_with,
+    split_device,
+    usual_precision,
+)
 from tf_ooo.costs.devices import device as device_named
 from tf_ooo.costs.from_graph import forward_layers, graph_costs, places, with_occupancy
 from tf_ooo.costs.input_shapes import InputShape, input_shapes
@@ -28,7 +35,7 @@ from tf_ooo.costs.layer_costs import Link
 from tf_ooo.costs.op_seconds import op_seconds
 from tf_ooo.costs.profile import OpProfile, profile_ops
 from tf_ooo.costs.table import CostTable
-from tf_ooo.errors import OptionsError
+from tf_ooo.errors import CostError, OptionsError
 
 if TYPE_CHECKING:
     import keras
@@ -133,6 +140,11 @@ def costs_of_model(
     inputs, targets = _given(model, 1 if shapes else batch or DEFAULT_ROWS, shapes)
     named = device or (_MEASURED_ON if measure else DEFAULT_DEVICE)
     device_named(named)
+    if device is None and precision in PRECISIONS and named not in devices_with(precision):
+        raise CostError(
+            f"precision={precision!r}: no device is given, and {named}, which is assumed then, has no "
+            f"{precision}; device= (--device) may be {', '.join(devices_with(precision))}"
+        )
     types = _computed_in(model)
     usual = None if measure else usual_precision(named, types)
     roofline = device_named(named, precision or usual)
@@ -203,6 +215,7 @@ class _Step:
     def __init__(self, model: keras.Model, specs: tuple[_Specs, _Specs]) -> None:
         import tensorflow as tf
 
+        self._model = model
         self.notes: list[str] = []
         if not getattr(model, "compiled", False) or model.optimizer is None:
             model.compile(_OPTIMIZER, _LOSS, jit_compile=False)
@@ -221,7 +234,7 @@ class _Step:
 
     def classified(self, batch: int) -> tuple[graph_pb2.GraphDef, TrainingGraph]:
         """The flat graph with dO and dW separated, and its classification."""
-        graph_def, fetches = traced_functions.graph_def_of(self._concrete)
+        graph_def, fetches = traced_functions.graph_def_of(self._concrete, self._names())
         graph_def = flatten(graph_def, fetches)
         graph = classify_graph_def(graph_def, fetches)
         separated = SeparatePass()(graph_def, graph)
@@ -231,6 +244,13 @@ class _Step:
         if unknown_sizes(graph):
             graph = with_sizes(graph, graph_def, KnownShapes(batch))
         return graph_def, graph
+
+    def _names(self) -> dict[int, str]:
+        """Keras' paths, by the id of a variable's handle: subclassed models' own names are all alike."""
+        model = self._model
+        by_name = keras_variables.named([*model.variables, *keras_optimizers.state_of(model.optimizer)])
+        values = ((name, keras_variables.value_of(variable)) for name, variable in by_name.items())
+        return {id(value.handle): name for name, value in values if value is not None}
 
     def profiled(self) -> OpProfile:
         return profile_ops(lambda: self._concrete(*self._data))

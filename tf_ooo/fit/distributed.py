@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
-from tf_ooo.compat import keras_fits, keras_layers, nests, train_function
+from tf_ooo.compat import keras_fits, keras_layers, keras_variables, nests, train_function
 from tf_ooo.costs.profile import MOST_STEPS, StepProfiler
 from tf_ooo.costs.table import CostTable
 from tf_ooo.errors import BackendError, OOOError
@@ -23,7 +23,6 @@ from tf_ooo.hosts.target import Devices, Target, target_of
 from tf_ooo.options import DeviceOptions
 from tf_ooo.report.environment import environment
 from tf_ooo.report.report import Report
-from tf_ooo.rewriting.naming import named
 from tf_ooo.rewriting.request import RewriteRequest
 from tf_ooo.rewriting.result import RewriteResult
 from tf_ooo.rewriting.staged import LayerByLayer, request_to_measure
@@ -108,6 +107,7 @@ class Distributed:
         seconds = baseline.measured(run, serial_s, first.first_s, ours_s=ours_s)
         if seconds:
             self.report.baselines_s[ONE_DEVICE] = seconds
+        self.report.first_steps_s = [] if seconds else list(first.timed_s)
         return baseline.too_short
 
     def note_too_short(self, steps: int) -> None:
@@ -178,7 +178,7 @@ class FirstSteps:
         self._functions.around_traces = functools.partial(
             progress.said, f"tracing the step{parts}, to cut it"
         )
-        self._timed_s: list[float] = []
+        self.timed_s: list[float] = []  # without the profiler
         self._whole_rows, self._waited = 0, False
         self._first_batch: Any = None  # its signature
         self._profiler = StepProfiler(1)
@@ -221,7 +221,7 @@ class FirstSteps:
         outputs = functions(batch)
         nests.synchronize(outputs)
         if alike and functions.traced == traced:
-            self._timed_s.append(time.perf_counter() - started)
+            self.timed_s.append(time.perf_counter() - started)
         return outputs
 
     def _not_measured(self, error: OOOError) -> None:
@@ -247,7 +247,7 @@ class FirstSteps:
         # Without steps to measure the plan is the same every time.
         calibrated = self.rested and self._steps > 0
         on = measured_model(home_device()) if calibrated else None
-        return step, target.costs(measured_costs(step, profile, self._timed_s, on=on))
+        return step, target.costs(measured_costs(step, profile, self.timed_s, on=on))
 
     def traced_before(self) -> TracedBefore | None:
         """The step that was taken apart, to be placed without another trace; None: it has not run."""
@@ -277,7 +277,7 @@ class Placed:
 
     def move(self, devices: Mapping[str, str]) -> None:
         """Each to the device that stands by its name in graphs; those that have none stay."""
-        variables = named(all_variables(self._model))
+        variables = keras_variables.named(all_variables(self._model))
         by_id = {id(variable): devices[name] for name, variable in variables.items() if name in devices}
         self._moved.move(by_id, variables.values())
 

@@ -33,6 +33,8 @@ class Losing:
         if not gain.slower or self.advise is None:
             return
         advise, self.advise = self.advise, None
-        self._said = advise(gain)
+        said = advise(gain)
+        _LOG.warning("%s", said)
+        # The times are those of now; the first line of the report has later ones.
+        self._said = f"slower than {gain.baseline}; {said.removeprefix(f'{gain.text}; ')}"
         report.notes.append(self._said)
-        _LOG.warning("%s", self._said)

@@ -78,6 +78,8 @@ class Report:
         compared_steps: of the test, those that warmed up included; all of them trained.
         alone_s: data_parallel: seconds of single steps of this rank without the others, ``ranks`` in all.
         no_baseline: why there is nothing to compare with.
+        first_steps_s: of several devices: seconds of steps at the start, on one of them and in the same
+            micro-batches, where there is nothing else to compare with; whole batches take less, mostly.
         limits: what keeps the step from being shorter, each in words, by the plan.
         step_noise_s: distance of timed steps from their median that three of four keep, the larger of the two
             orders'.
@@ -133,6 +135,7 @@ class Report:
     alone_s: list[float] = field(default_factory=list)
     ranks: int = 1
     no_baseline: str = ""
+    first_steps_s: list[float] = field(default_factory=list)
     limits: list[str] = field(default_factory=list)
     step_noise_s: float | None = None
     predicted_peak_bytes: int | None = None
@@ -183,6 +186,14 @@ class Report:
         return Gain(baseline, baseline_s, self.steps_s, self.decided_interval, self.in_turns, serial_s)
 
     @property
+    def gain_over_first(self) -> Gain | None:
+        """The steps as they run beside the first ones, where there is no baseline; None: as :attr:`gain`."""
+        if self.baselines_s or not self.first_steps_s or not self.steps_s:
+            return None
+        same = " with the same micro-batches" if self.pipeline and self.pipeline.microbatches > 1 else ""
+        return Gain(f"one device{same}", self.first_steps_s, self.steps_s)
+
+    @property
     def ranks_gain(self) -> Gain | None:
         """Batches of all ranks in a second beside those of one alone; None where one of them is not known."""
         if not self.alone_s or not self.running_s:
@@ -206,7 +217,9 @@ class Report:
         if gain is not None:
             return gain.text
         if self.no_baseline and self.steps_s:
-            taken = seconds_text(statistics.median(self.steps_s))
+            first, taken = self.gain_over_first, seconds_text(statistics.median(self.steps_s))
+            if first is not None and first.slower:
+                return f"{first.text}; not compared with what Keras takes: {self.no_baseline}"
             return f"{taken} a step ({len(self.steps_s)} steps); not compared: {self.no_baseline}"
         return f"no gain measured: {self.no_baseline or self.state}"
 
@@ -230,8 +243,9 @@ class Report:
     def mood(self) -> str:
         """``good``: steps are faster for sure; ``plain``: nothing is sure; ``back``: they are not faster."""
         gains = [gain for gain in (self.ranks_gain, self.gain) if gain is not None]
+        first = self.gain_over_first
         runs = self.planned is not None or bool(self.way or self.alone_s)
-        loses = self.slower or any(gain.slower for gain in gains)
+        loses = self.slower or any(gain.slower for gain in gains) or (first is not None and first.slower)
         kept = self.fell_back and not self.alone_s
         if not runs or kept or self.undecided or loses:
             return "back"
@@ -250,7 +264,8 @@ class Report:
         if self.mode == "data_parallel":
             return "rank 0 measures them, for schedules that are planned"
         if self.mode != "single_device":
-            return "the first steps of a fit measure them"
+            uncut = "nothing was measured, as all of it trained on one device"
+            return uncut if self.fell_back else "the first steps of a fit measure them"
         return (
             "they are measured in the first step after some of both orders were timed (profile_steps), "
             "and there was none"
@@ -277,14 +292,16 @@ class Report:
         baselines, turns = self.baselines_s.items(), self.in_turns
         gains = [Gain(name, times_s, self.steps_s, None, turns) for name, times_s in baselines if times_s]
         software, _, device = self.environment.partition(ON)
+        where = "on one device" if self.fell_back and self.mode == "pipeline" else self.mode
         rows = [
             ("gain", self.headline),
             *(("", gain.text) for gain in gains[1:] if self.steps_s),
             (f"{self.ranks} ranks", self._ranks_text()),
+            ("one device", self._first_text()),
             ("predicted", self._predicted_text()),
             ("limited by", "" if self.fell_back else self._limits_text()),
-            ("state", self.state),
-            ("mode, schedule", f"{self.mode}, {self.schedule}"),
+            ("state", "" if self.state in self.headline else self.state),
+            ("mode, schedule", f"{where}, {self.schedule}"),
             ("kept of several ways", self.way),
             ("compared", self.compared),
             ("comparison", self._comparison_text()),
@@ -376,6 +393,15 @@ class Report:
         took_s = self.profiling_overhead_s
         trace = f"; {seconds_text(took_s)} for a second step's trace" if took_s else ""
         return f"{self.compared_steps} steps in turns, which all trained{trace}"
+
+    def _first_text(self) -> str:
+        first = self.gain_over_first
+        if first is None:
+            return ""
+        same = first.baseline.removeprefix("one device")
+        return (
+            f"{seconds_text(first.baseline_median_s)} a step{same} ({len(self.first_steps_s)} at the start)"
+        )
 
     def _ranks_text(self) -> str:
         """How much faster all ranks train than one, and the share of the step that is not its own."""

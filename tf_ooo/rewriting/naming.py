@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from grappler_passes import plugin
 from grappler_passes.graph.variables import VARIABLE_ATTR
@@ -16,28 +16,13 @@ if TYPE_CHECKING:
 
     from grappler_passes.plugin.requests import Describe, VariableInfo
 
-VariableT = TypeVar("VariableT")
-
-
-def named(variables: Sequence[VariableT]) -> dict[str, VariableT]:
-    """Keras variables by a unique name: the path, and a number where several have one."""
-    by_name: dict[str, VariableT] = {}
-    for variable in variables:
-        path, number = keras_variables.path_of(variable), 0
-        name = path
-        while name in by_name:
-            number += 1
-            name = f"{path}#{number}"
-        by_name[name] = variable
-    return by_name
-
 
 def describe(model: keras.Model, variables: Callable[[], Sequence[keras.Variable]]) -> Describe:
     """What graphs say about variables: these names, and what Keras thinks is trainable."""
 
     def infos() -> Iterator[tuple[Any, VariableInfo]]:
         trainable = {id(variable) for variable in model.trainable_variables}
-        for name, variable in named(variables()).items():
+        for name, variable in keras_variables.named(variables()).items():
             value = keras_variables.value_of(variable)
             if value is not None:
                 yield value.handle, {"name": name, "trainable": id(variable) in trainable}

@@ -128,7 +128,7 @@ class LayerPipeMode:
     def say_if_slower(self) -> None:
         """Once: that one device is faster, and what would be better; until more steps deny it."""
         report = self.describe()
-        self.losing.look(report, report.gain)
+        self.losing.look(report, report.gain or report.gain_over_first)
 
 
 class LayerPipeSteps:

@@ -23,7 +23,6 @@ from grappler_passes.passes.verify import VerifyPass
 from tf_ooo.compat import keras_layers, keras_variables, nests, op_marks, tf_functions, train_function
 from tf_ooo.compat.nests import Packed
 from tf_ooo.errors import GraphError, OOOError
-from tf_ooo.rewriting.naming import named
 from tf_ooo.rewriting.passes import Folder
 from tf_ooo.rewriting.tasks import assign
 from tf_ooo.rewriting.unrolled_tasks import Known, Step
@@ -118,7 +117,7 @@ def trace(
     inputs = Packed(batch)
     traced = _open_trace(_flat_step(model, inputs, marked), inputs, data_spec)
     graph_def = traced.graph_def()
-    name_variables(graph_def, traced.captured, named(all_variables(model)))
+    name_variables(graph_def, traced.captured, keras_variables.named(all_variables(model)))
     names = [text.partition(":")[0] for text in traced.fetches]
     kept = [*names, *(op.name for op in traced.concrete.graph.control_outputs)]
     flat_def = _flat(model, graph_def, kept, dump_dir)

@@ -231,7 +231,7 @@ class PipelineMode:
         self.one_device, self.losing.advise = reason, None
         report = self.describe()
         fall_back(report, reason, expected=True)
-        report.kept_because, report.how_to_record = "", "mode='pipeline' instead of fall_back"
+        report.kept_because, report.how_to_record = "", "mode='pipeline', which splits in any case"
         for row in report.pipeline.compared_replicas:
             row.taken = False
         self.pipeline = self.planned_from = None
@@ -239,7 +239,7 @@ class PipelineMode:
     def say_if_slower(self) -> None:
         """Once: that one device is faster, and what would be better; until more steps deny it."""
         report = self.describe()
-        self.losing.look(report, report.gain)
+        self.losing.look(report, report.gain or report.gain_over_first)
 
     def plan_from(self, step: Step, costs: CostTable, model: keras.Model) -> PlannedPipeline:
         """Plans for a step with given costs.  Raises OptionsError where they are another model's."""
@@ -340,7 +340,8 @@ class PipelineMode:
         report, given = self.distributed.report, self.distributed.target.devices
         devices = planned.of(given)
         report.memory_limit_bytes, report.memory_limit_from = self.limit.least_bytes, self.limit.said
-        report.memory_limits_bytes = planned.of(self.limit.of_each(len(given)))
+        limits = self.limit.of_each(len(given))
+        report.memory_limits_bytes = planned.of(limits) if limits else ()
         self.pipeline = PlannedPipeline(planned, step, devices)
         self._fill(planned, step, costs)
         if self.options.fall_back:

@@ -30,7 +30,9 @@ def why_uncut(report: Report, devices: int, too_short: bool) -> str:
 
 def why_back(report: Report) -> str:
     """Why the model goes back to one device, when steps on several were measured; empty: they stay."""
-    gain = report.gain
+    gain, first = report.gain, report.gain_over_first
+    if gain is None and first is not None and first.slower:
+        return f"measured: {first.text}"
     if gain is None or gain.faster or gain.ratio >= 1:
         return ""
     return f"measured: {gain.text}"

@@ -138,11 +138,22 @@ def _facts(timeline: Timeline) -> list[tuple[str, list[str]]]:
     rows = [
         (f"a {unit}, once they repeat", time_text(steady_step_s(timeline))),
         (f"{drawn}, from first to last task", time_text(timeline.makespan_s)),
-        ("devices idle meanwhile", f"{timeline.bubble_fraction:.2%}"),
+        *_idle(timeline, unit),
         ("peak memory", _peak(timeline)),
         ("tasks", f"{timeline.start_s.size:,}"),
     ]
     return [(name, [value]) for name, value in rows]
+
+
+def _idle(timeline: Timeline, unit: str) -> list[tuple[str, str]]:
+    """Of one step, or round, once they repeat: while the first begin and the last end, more devices wait."""
+    once = timeline.one_step()
+    if once is timeline:
+        return [("devices idle meanwhile", f"{timeline.bubble_fraction:.2%}")]
+    return [
+        (f"devices idle, once {unit}{'e' * unit.endswith('ch')}s repeat", f"{once.bubble_fraction:.2%}"),
+        ("devices idle, begin and end included", f"{timeline.bubble_fraction:.2%}"),
+    ]
 
 
 def _facts_beside(whole: Timeline, planned: Timeline, measured: Timeline) -> list[tuple[str, list[str]]]:

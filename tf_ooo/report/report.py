@@ -261,15 +261,16 @@ class Report:
     def scalars(self) -> dict[str, float]:
         """Step, speed-up and bubbles as they are known now, else NaN; see ``GainLogger``.
 
-        Bubbles are of one step, of an asynchronous schedule of one round, as on the page.
+        Bubbles are of one step, planned as well as measured, as on the page.
         """
         gain = self.gain or self.ranks_gain
         speed_up = math.nan if gain is None else gain.ratio
+        planned, measured = self.timeline, self.measured_timeline
         return {
             "step_s": statistics.median(self.running_s) if self.running_s else math.nan,
             "speed_up": 1.0 if self.fell_back else speed_up,
-            "bubble_planned": _bubble(None if self.timeline is None else self.timeline.one_step()),
-            "bubble_measured": _bubble(self.measured_timeline),
+            "bubble_planned": math.nan if planned is None else float(planned.steady_bubble_fraction),
+            "bubble_measured": math.nan if measured is None else float(measured.bubble_fraction),
         }
 
     def one_line(self) -> str:
@@ -451,7 +452,3 @@ class Report:
             planned, order_only = one_after_another(schedule, dict.fromkeys(schedule.tasks, 1e-3)), True
         save_trace(planned, path, self.measured_timeline, order_only)
         return Path(path)
-
-
-def _bubble(timeline: Timeline | None) -> float:
-    return math.nan if timeline is None else float(timeline.bubble_fraction)

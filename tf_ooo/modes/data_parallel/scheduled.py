@@ -112,9 +112,7 @@ class ScheduledSteps:
         self._settled = False  # what runs from now on is known
         self._needs_costs = planned.needs_costs(options.schedule, options.policy_options)
         self._first = RanksStockFirst(ranks, self.stock) if may_wait(options) else None
-        self._phase: Callable[[Sequence[Any]], Any] = (
-            self._profile if self._first is None else self._run_first
-        )
+        self._phase: Callable[[Sequence[Any]], Any] = self._run_first if self._first else self._profile
 
     def begin_fit(self, ranks: RanksInStep) -> None:
         """Of a further fit of the same model: whether that one pays for a comparison is asked anew."""

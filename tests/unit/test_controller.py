@@ -221,16 +221,15 @@ def test_a_fit_that_is_too_short_trains_in_stock_order_and_says_why(monkeypatch,
 def test_what_stock_takes_is_known_without_a_comparison(monkeypatch):
     """Three steps are timed, also where it is clear before that nothing is compared; it is no verdict."""
     for never_pays in ("", "never"):
-        step, device, report = stock_first(monkeypatch, 20, never_pays=never_pays)
+        step, device, report = stock_first(monkeypatch, 20, (2.0,), never_pays)
         for _ in range(20):
             step()
         assert (report.steps_s, report.stock_step_s) == ([2.0] * 3, 2.0)
         assert report.scalars()["step_s"] == 2.0
-        assert len(device.busy_s) == 20 - 4
+        assert len(device.busy_s) == 20 - 3
         assert (report.gain, report.measured_step_s) == (None, None)
-        assert report.headline.startswith(
-            "no gain: the stock step runs: " + (never_pays or "20 steps of 2 s")
-        )
+        why = never_pays or "20 steps of 2 s are too few"
+        assert report.headline.startswith(f"no gain: the stock step runs: {why}")
         assert dict(report.rows())["step, stock"] == "2.00 s"
 
 

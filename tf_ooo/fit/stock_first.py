@@ -33,3 +33,9 @@ def note_steps(report: Report, first: StockFirst) -> None:
     """
     if first.steps_s and not report.baselines_s:
         report.steps_s, report.stock_step_s = first.steps_s, statistics.median(first.steps_s)
+
+
+def forget_steps(report: Report) -> None:
+    """Takes back what :func:`note_steps` noted in an earlier fit: another step may run in this one."""
+    if report.stock_step_s is not None and not report.baselines_s:
+        report.steps_s, report.stock_step_s = [], None

@@ -6,6 +6,7 @@ from typing import Any
 
 import keras
 import pytest
+import tensorflow as tf
 
 import tf_ooo
 from keras_callbacks import GainLogger
@@ -87,3 +88,26 @@ def test_one_step_an_execution_says_its_batch_and_how_to_have_a_plan(engine):
     rows = dict(report.rows())
     assert rows["batch"] == "8 rows a step, on each of 2 ranks"
     assert rows["measured timeline"] == "none: timeline='FOLDER' records some steps, with schedule='search'"
+
+
+class Noisy(keras.layers.Layer):
+    """Adds nothing, with the help of an op that keeps random numbers to itself."""
+
+    def call(self, x: Any) -> Any:
+        return x + 0.0 * tf.random.normal(tf.shape(x))
+
+
+def test_a_step_that_draws_from_a_state_of_its_own_is_not_even_profiled(engine, monkeypatch):
+    """Its ops would begin their random numbers anew in another function, however long the fit is."""
+    monkeypatch.setattr(paying, "MOST", 1e9)
+    layers = [keras.layers.Dense(16), Noisy(), keras.layers.Dense(4)]
+    model = t.compiled(
+        keras.Sequential([keras.Input((12,)), *layers]), "adam", steps_per_execution=t.TOGETHER
+    )
+    callback = tf_ooo.OOOBackprop(mode="data_parallel")
+    with t.warnings_of_tf_ooo():
+        _trained(engine, callback, model, EXECUTIONS)
+    assert callback.report.fell_back
+    assert "draws random numbers from a state of its own; name a schedule" in callback.report.fallback_reason
+    assert callback._life.mode.scheduled._single is None
+    assert t.equal_on_all_ranks(engine, model)

@@ -29,6 +29,7 @@ def decided(monkeypatch: pytest.MonkeyPatch, executions: int, step_s: tuple[floa
             engine=threads.engine(rank),
             lockstep=SimpleNamespace(of_epoch=8 * executions),
             executions_of_fit=lambda: executions,
+            steps_of_fit=lambda: TOGETHER * executions - 1,
         )
         first = RanksStockFirst(ranks, lambda batches: "logs")  # type: ignore[arg-type]
 
@@ -58,7 +59,7 @@ def test_the_slowest_rank_tells_what_a_fit_takes(monkeypatch):
         assert known[0].steps_s == known[1].steps_s == [1.0] * 3
         assert known[0].why_not == known[1].why_not
     short = decided(monkeypatch, 5, (0.5, 1.0))[0].why_not
-    assert short == "20 steps of 1 s are too few to pay for a comparison of about 50 s; compare=True compares"
+    assert short == "19 steps of 1 s are too few to pay for a comparison of about 50 s; compare=True compares"
 
 
 def test_a_short_execution_tells_nothing(monkeypatch):
@@ -68,6 +69,7 @@ def test_a_short_execution_tells_nothing(monkeypatch):
         engine=None,
         lockstep=SimpleNamespace(of_epoch=None),
         executions_of_fit=lambda: None,
+        steps_of_fit=lambda: None,
     )
     first = RanksStockFirst(ranks, lambda batches: "logs")  # type: ignore[arg-type]
     assert first.run([None], lambda steps, batches: pytest.fail("it is not timed")) == "logs"

@@ -29,6 +29,7 @@ class StockFirst:
 
     Attributes:
         ways: rewritten steps that are compared: each is traced.
+        steps: of the fit; None: as many as its executions have, of which an epoch's last one may have fewer.
         beside_s: seconds that a comparison takes beside traces and steps, such as planning.
         executions: of the fit; None: nobody knows, and those that have run must pay.
         together: steps in one execution.
@@ -46,6 +47,7 @@ class StockFirst:
     why_not: str = ""
     begins: bool = False
     beside_s: float = 0.0
+    steps: int | None = None
     _times_s: list[float] = field(default_factory=list)
 
     @property
@@ -97,7 +99,8 @@ class StockFirst:
             self.why_not = self._too_few()
 
     def _too_few(self) -> str:
-        steps = f"{(self.executions or 0) * self.together} steps"
+        count = (self.executions or 0) * self.together if self.steps is None else self.steps
+        steps = f"{count} steps"
         if not self._times_s:
             return f"{steps} are too few to pay for a comparison; compare=True compares"
         each, cost = _about(self.execution_s / self.together), _about(self.cost_s)

@@ -167,7 +167,7 @@ class ScheduledSteps:
             fall_back(report, known.why_not, expected=True)
             report.how_to_record, self._settled = "compare=True", bool(known.steps_s)
         elif known.begins:
-            self._first, self._phase = None, self._profile
+            self._first, self._phase, report.how_to_record = None, self._profile, ""
             self._draws_from_own_state(len(batches))
         return outputs
 

@@ -44,8 +44,9 @@ class RanksStockFirst:
         of_execution, of_epoch = train_function.steps_per_execution(ranks.model), ranks.lockstep.of_epoch
         self._engine, self._stock = ranks.engine, stock
         self._gradient_bytes = sum(4 * math.prod(w.shape) for w in ranks.model.trainable_weights)
+        together = min(of_execution, of_epoch or of_execution)
         self.known = StockFirst(
-            _TRACES, ranks.executions_of_fit(), min(of_execution, of_epoch or of_execution), trace_s
+            _TRACES, ranks.executions_of_fit(), together, trace_s, steps=ranks.steps_of_fit()
         )
 
     def run(self, batches: Sequence[Any], timed: Timed) -> Any:

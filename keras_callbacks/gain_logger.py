@@ -13,9 +13,11 @@ class GainLogger(Callback):
 
     At the end of each epoch: they are in ``History``, and in what callbacks listed after this one write, as
     TensorBoard and CSVLogger do.
-    The median seconds of a step; how many times faster than its baseline it is; in a pipeline and with
-    LayerPipe the share of all devices' time in which nothing runs, by the plan, and as measured where
-    ``timeline=`` is given.
+    The median seconds of a step; how many times faster than its baseline it is; the share of all devices'
+    time in which nothing runs, by the plan once steps repeat, and as measured where ``timeline=`` is given.
+    The seconds are of the steps that were timed.  On one device and in data parallel these are those of the
+    comparison, or the first ones where stock is kept without it: nothing is timed afterwards, and later
+    epochs have the same number.
     NaN as long as one is not known, so that all epochs have the same names.
 
     Example:

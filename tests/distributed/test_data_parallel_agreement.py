@@ -256,7 +256,7 @@ def test_a_step_that_draws_from_a_state_of_its_own_takes_no_turns(engine, quick_
     noisy = keras.Sequential([keras.Input((12,)), Noisy(), *_model().layers])
     model = t.compiled(noisy, keras.optimizers.Adam(0.01), steps_per_execution=TOGETHER)
     with t.warnings_of_tf_ooo():
-        report = _trained(engine, model, profile_steps=1)
+        report = _trained(engine, model, profile_steps=1, compare=True)
     assert report.fell_back
     assert "draws random numbers from a state of its own; name a schedule" in report.fallback_reason
 
@@ -330,7 +330,7 @@ def test_the_slowest_rank_counts(engine, quick_plans, monkeypatch, takes, name):
     takes("_profile_one", 9.0, 9.0)
     takes("_compare", *seconds)
     monkeypatch.setattr(planned, "make_plan", t.certain_plan)
-    report = _trained(engine)
+    report = _trained(engine, compare=True)
     assert report.compared_steps == 4
     assert (report.stock_step_s, report.measured_step_s) == slowest
     assert report.fell_back is not kept
@@ -354,6 +354,6 @@ def test_the_slowest_rank_counts_where_nothing_is_ordered(engine, quick_plans, m
     takes("_profile_one", 1.0, 3.0)
     takes("_watch", *together_s)
     monkeypatch.setattr(planned, "WORTH", 10.0)  # no plan is worth it
-    report = _trained(engine, profile_steps=1)
+    report = _trained(engine, profile_steps=1, compare=True)
     assert report.fell_back
     assert said in report.fallback_reason

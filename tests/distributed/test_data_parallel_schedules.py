@@ -200,7 +200,7 @@ def test_large_gradients_in_slices(engine, quick_plans, monkeypatch):
 
 
 def test_auto(engine):
-    callback = _against_stock(engine)
+    callback = _against_stock(engine, compare=True)
     report = callback.report
     if report.fell_back:  # no gain, predicted or measured: then nothing need have moved
         assert "gain" in report.fallback_reason or "ms" in report.fallback_reason
@@ -214,7 +214,7 @@ def test_auto_goes_back_to_one_step_at_a_time(engine, quick_plans, monkeypatch):
     """Whatever the times are here: one step counts as faster."""
     monkeypatch.setattr(scheduled, "_CLEARLY", 1e9)
     monkeypatch.setattr(comparison, "MOST_STEPS", 4)
-    report = _against_stock(engine).report
+    report = _against_stock(engine, compare=True).report
     assert report.fell_back
     assert "one step at a time took" in report.fallback_reason
     assert not report.undecided

@@ -167,7 +167,7 @@ def test_several_steps_per_execution_by_auto(engine, quick_plans, monkeypatch):
     callback = t.ours(one, t.data(engine.rank))
     assert t.communicates(callback, one)
     t.assert_not_reordered(callback.report)
-    callback = t.ours(several, t.data(engine.rank))
+    callback = t.ours(several, t.data(engine.rank), options={"compare": True})
     t.assert_reordered(callback.report, t.TOGETHER)
     scheduled = callback._life.mode.scheduled
     of_several = [

@@ -95,4 +95,4 @@ def test_an_execution_longer_than_unroll(engine):
 def test_an_execution_longer_than_unroll_with_collectives(engine, quick_plans, monkeypatch):
     """By ``auto``: costs are measured in the parts of an execution; the plan promises much, so it is run."""
     monkeypatch.setattr(planned, "make_plan", t.certain_plan)
-    _in_parts(engine, profile_steps=1)
+    _in_parts(engine, profile_steps=1, compare=True)

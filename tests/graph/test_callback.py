@@ -13,6 +13,7 @@ import pytest
 import tf_ooo
 from keras_callbacks import GainLogger
 from tests import zoo
+from tf_ooo.fit import paying
 from tf_ooo.modes.single_device.fit import REPLACED
 
 RNG = np.random.default_rng(0)
@@ -184,6 +185,21 @@ def test_a_copy_of_a_used_callback_has_its_options_and_trains(again):
     assert fresh.report.moved_ops == used.report.moved_ops > 0
 
 
+def test_the_step_time_is_known_where_nothing_is_compared(monkeypatch):
+    """On one CPU stock runs; its first steps are timed, and no verdict comes of them."""
+    monkeypatch.setattr(paying, "ORDERS_MAY_GAIN_ON_CPU", False)
+    ours = tf_ooo.OOOBackprop()
+    history = (
+        build().fit(X, Y, batch_size=16, epochs=2, verbose=0, callbacks=[ours, GainLogger(ours)]).history
+    )
+    report = ours.report
+    assert history["ooo_step_s"][-1] == report.stock_step_s > 0
+    assert len(report.steps_s) == 3
+    assert report.gain is None
+    assert report.headline.startswith("no gain: the stock step runs: on one CPU device")
+    assert "step, stock" in dict(report.rows())
+
+
 def test_gain_logger(tmp_path):
     """In the history, and in what a callback that is listed after it writes."""
     ours = tf_ooo.OOOBackprop(compare=True)
@@ -194,7 +210,10 @@ def test_gain_logger(tmp_path):
     assert history["ooo_step_s"][-1] > 0
     assert history["ooo_speed_up"][-1] == (1.0 if ours.report.fell_back else ours.report.gain.ratio)
     bubbles = {"ooo_bubble_planned", "ooo_bubble_measured"}
-    assert all(np.isnan(history[name]).all() for name in bubbles)
+    assert np.isnan(history["ooo_bubble_measured"]).all()  # there is no timeline=
+    # Planned is what the page shows: one device does one task after the other.
+    planned = history["ooo_bubble_planned"][-1]
+    assert np.isnan(planned) if ours.report.timeline is None else planned == pytest.approx(0.0)
     assert {"ooo_step_s", "ooo_speed_up", *bubbles} < set(written.read_text().splitlines()[0].split(","))
     with pytest.raises(tf_ooo.OptionsError, match="an OOOBackprop"):
         GainLogger("report.html")

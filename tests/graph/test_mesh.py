@@ -283,6 +283,9 @@ class TestAuto:
         fitted = training.piped(callback, measured_before=False)
         assert "are too few to pay for a comparison" in fitted.report.fallback_reason
         assert fitted.report.costs is None  # nothing else was done
+        assert fitted.report.stock_step_s == fitted.report.scalars()["step_s"] > 0
+        assert fitted.report.gain is None
+        assert "step, stock" in dict(fitted.report.rows())
         assert_near(training.stock, fitted, 1e-5)
         training.fit(callback)  # in which nothing is traced: what looking takes is known from the fit before
         assert "are too few to pay for a comparison" in callback.report.fallback_reason
@@ -294,6 +297,7 @@ class TestAuto:
         assert np.abs(np.subtract(history["loss"], training.stock.history["loss"])).max() < 1e-5
         assert not callback.report.fell_back
         assert callback.report.gain.ratio > 1
+        assert callback.report.stock_step_s is None  # that was of the fit before
 
     def test_a_model_that_one_device_cannot_run_is_not_left_to_it(self, training, monkeypatch):
         from tf_ooo.fit import distributed

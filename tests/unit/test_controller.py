@@ -197,11 +197,11 @@ def test_the_first_rewritten_step_is_overhead(monkeypatch):
     assert report.profiling_overhead_s == 7.0
 
 
-def stock_first(monkeypatch, executions, seconds=(9.0, 2.0), **options):
+def stock_first(monkeypatch, executions, seconds=(9.0, 2.0), never_pays="", **options):
     """A fit of so many executions, of which stock steps run first."""
     device, report = Device(monkeypatch), Report()
     steps = device.step("stock", *seconds), device.step("ours", 7.0, 1.0)
-    step = StepController(*steps, Session(), Options(**options), report)
+    step = StepController(*steps, Session(), Options(**options), report, never_pays=never_pays)
     step.begin_fit(executions, 1)
     return step, device, report
 
@@ -216,6 +216,21 @@ def test_a_fit_that_is_too_short_trains_in_stock_order_and_says_why(monkeypatch,
     assert report.fallback_reason == reason
     assert report.headline == f"no gain: the stock step runs: {reason}"
     assert [record.levelname for record in caplog.records if reason in record.message] == ["INFO"]
+
+
+def test_what_stock_takes_is_known_without_a_comparison(monkeypatch):
+    """Three steps are timed, also where it is clear before that nothing is compared; it is no verdict."""
+    for never_pays in ("", "never"):
+        step, device, report = stock_first(monkeypatch, 20, (2.0,), never_pays)
+        for _ in range(20):
+            step()
+        assert (report.steps_s, report.stock_step_s) == ([2.0] * 3, 2.0)
+        assert report.scalars()["step_s"] == 2.0
+        assert len(device.busy_s) == 20 - 3
+        assert (report.gain, report.measured_step_s) == (None, None)
+        why = never_pays or "20 steps of 2 s are too few"
+        assert report.headline.startswith(f"no gain: the stock step runs: {why}")
+        assert dict(report.rows())["step, stock"] == "2.00 s"
 
 
 def test_a_longer_fit_later_is_compared(monkeypatch):

@@ -13,11 +13,15 @@ from hypothesis import strategies as st
 
 from tf_ooo.costs.layer_costs import LayerCosts, Link
 from tf_ooo.costs.table import CostTable
+from tf_ooo.modes.layerpipe.planned import make_plan as layerpipe_plan
+from tf_ooo.modes.layerpipe.reporting import limits_of
 from tf_ooo.modes.pipeline.advice import advice
 from tf_ooo.modes.pipeline.partition import units_of
 from tf_ooo.modes.pipeline.planning import Wanted, make_plan
 from tf_ooo.planning.model.schedule import Schedule, Task
+from tf_ooo.planning.pictures.page import chart_of
 from tf_ooo.planning.simulation.simulator import simulate
+from tf_ooo.planning.simulation.timeline import Timeline
 from tf_ooo.report.gain import Gain
 from tf_ooo.report.report import Report, not_predicted
 from tf_ooo.report.sections import LayerPipeSection, PipelineSection
@@ -275,6 +279,29 @@ def test_a_bubble_is_planned_or_measured():
     bubbles = [report.scalars()[f"bubble_{which}"] for which in ("planned", "measured")]
     assert np.isnan(bubbles[0])
     assert bubbles[1] == 0.0
+
+
+@pytest.mark.parametrize("mode", ["single_device", "data_parallel"])
+def test_a_measured_bubble_is_there_in_every_mode(mode):
+    schedule = Schedule("single_device", "in_order", {(0, 0): (Task("F", 0), Task("dO", 0), Task("dW", 0))})
+    measured = Timeline(schedule, np.array([[0.0, 1.0, 3.0]]), np.array([[1.0, 2.0, 4.0]]))
+    report = Report(mode=mode, measured_timeline=measured)
+    assert report.scalars()["bubble_measured"] == pytest.approx(0.25)
+
+
+@pytest.mark.parametrize("policy", ["pipedream", "layerpipe", "pipedream_2bw"])
+def test_the_planned_bubble_of_late_gradients_is_that_of_repeated_steps(policy):
+    """The same in History, on the page and among what limits the step; filling and emptying are left out."""
+    layers = [LayerCosts(1.0 + 0.3 * i, 2.0 - 0.2 * i, 3.0 - 0.4 * i, weight_bytes=1) for i in range(5)]
+    plan = layerpipe_plan(policy, layers, Link(), 3, 32)
+    work_s = sum(layer.busy_s for layer in layers)
+    expected = 1 - work_s / (3 * plan.timeline.steady_step_s)
+    report = Report(mode="layerpipe", timeline=plan.timeline)
+    assert report.scalars()["bubble_planned"] == pytest.approx(expected, abs=1e-6)
+    assert plan.timeline.bubble_fraction > expected + 0.02
+    assert limits_of(plan, CostTable(layers))[0] == f"devices that wait {expected:.0%}"
+    facts = dict(chart_of(plan.timeline).facts)
+    assert facts["devices idle in a micro-batch, once they repeat"] == [f"{expected:.2%}"]
 
 
 def test_neither_green_nor_amber(tmp_path):

@@ -44,6 +44,25 @@ def test_several_ways_are_traced_each():
     assert "about 82 s" in first.why_not
 
 
+def test_what_a_comparison_takes_beside_steps_counts():
+    first = StockFirst(executions=4 + 563, beside_s=0.1)
+    after(first, trace_s=19.0, step_s=0.9)
+    assert not first.begins
+    first = StockFirst(executions=4 + 566, beside_s=0.1)
+    after(first, trace_s=19.0, step_s=0.9)
+    assert first.begins
+
+
+def test_steps_are_timed_also_where_nothing_ever_pays():
+    first = StockFirst(executions=10**6, together=4, why_not="never")
+    for seconds in (9.0, 0.8, 0.4, 0.4):
+        assert first.untimed
+        first.add(seconds, traced=seconds > 1)
+    assert not first.untimed
+    assert first.steps_s == [0.2, 0.1, 0.1]
+    assert (first.begins, first.why_not) == (False, "never")
+
+
 def test_where_nobody_knows_the_steps_that_ran_must_pay():
     first = StockFirst()
     assert first.waits == "stock steps run first"

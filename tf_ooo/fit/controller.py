@@ -22,7 +22,7 @@ from tf_ooo.errors import BackendError, GraphError, MemoryLimitError, OOOError
 from tf_ooo.fit.comparison import REWRITTEN, STOCK, StepComparison
 from tf_ooo.fit.paying import StockFirst
 from tf_ooo.fit.reporting import fall_back
-from tf_ooo.fit.stock_first import run_stock_first
+from tf_ooo.fit.stock_first import note_steps, run_stock_first
 from tf_ooo.options import OneDeviceOptions
 from tf_ooo.planning.model.task import Task
 from tf_ooo.planning.simulation.measured import one_by_one
@@ -191,13 +191,14 @@ class StepController:
 
     def _run_stock_first(self, first: StockFirst, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Until what is left of the fit is known to pay for a comparison, or not to."""
-        if first.why_not:
-            if not self.report.fell_back:
-                self._keep_stock_unplanned(first.why_not)
-            return self._run(STOCK, args, kwargs)
+        if first.why_not and not self.report.fell_back:
+            self._keep_stock_unplanned(first.why_not)
+        timed = first.untimed
         outputs = run_stock_first(first, self.stock, lambda: self._run(STOCK, args, kwargs))
+        if timed:
+            note_steps(self.report, first)
         self.report.undecided = "" if first.why_not else first.waits
-        if first.why_not:
+        if first.why_not and not self.report.fell_back:
             self._keep_stock_unplanned(first.why_not)
         elif first.begins:
             self._first = None

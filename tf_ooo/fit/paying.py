@@ -29,6 +29,8 @@ class StockFirst:
 
     Attributes:
         ways: rewritten steps that are compared: each is traced.
+        steps: of the fit; None: as many as its executions have, of which an epoch's last one may have fewer.
+        beside_s: seconds that a comparison takes beside traces and steps, such as planning.
         executions: of the fit; None: nobody knows, and those that have run must pay.
         together: steps in one execution.
         trace_s: seconds of the execution that traced; of an earlier fit, if there was one.
@@ -44,6 +46,8 @@ class StockFirst:
     seen: int = 0
     why_not: str = ""
     begins: bool = False
+    beside_s: float = 0.0
+    steps: int | None = None
     _times_s: list[float] = field(default_factory=list)
 
     @property
@@ -57,10 +61,15 @@ class StockFirst:
         return statistics.median(self._times_s) if self._times_s else 0.0
 
     @property
+    def steps_s(self) -> list[float]:
+        """Seconds of single steps, as far as they were timed."""
+        return [time_s / self.together for time_s in self._times_s]
+
+    @property
     def cost_s(self) -> float:
         """About what a comparison takes; the first trace tells how long another one does."""
         trace_s = max(0.0, self.trace_s - self.execution_s)
-        return self.ways * trace_s + _LOST_STEPS * self.execution_s
+        return self.ways * trace_s + _LOST_STEPS * self.execution_s + self.beside_s
 
     @property
     def waits(self) -> str:
@@ -80,6 +89,8 @@ class StockFirst:
             self.trace_s = max(self.trace_s, seconds)
         elif seconds is not None and self.untimed:
             self._times_s.append(seconds)
+        if self.why_not:  # for another reason than what it costs
+            return
         left = None if self.executions is None else self.executions - self.seen
         if self.untimed and (left is None or left > 0):
             return
@@ -88,7 +99,8 @@ class StockFirst:
             self.why_not = self._too_few()
 
     def _too_few(self) -> str:
-        steps = f"{(self.executions or 0) * self.together} steps"
+        count = (self.executions or 0) * self.together if self.steps is None else self.steps
+        steps = f"{count} steps"
         if not self._times_s:
             return f"{steps} are too few to pay for a comparison; compare=True compares"
         each, cost = _about(self.execution_s / self.together), _about(self.cost_s)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import statistics
 import time
 from collections.abc import Callable
 from typing import Any
 
 from tf_ooo.compat import nests
 from tf_ooo.fit.paying import StockFirst
+from tf_ooo.report.report import Report
 from tf_ooo.tracing import traces
 
 
@@ -22,3 +24,18 @@ def run_stock_first(first: StockFirst, stock: Callable[..., Any], run: Callable[
     nests.synchronize(outputs)
     first.add(time.perf_counter() - started, traces.trace_count(stock) > before)
     return outputs
+
+
+def note_steps(report: Report, first: StockFirst) -> None:
+    """What the stock steps take that run, for the report; they are compared with nothing.
+
+    Where an earlier fit has measured a baseline that stays: these steps are no verdict on it.
+    """
+    if first.steps_s and not report.baselines_s:
+        report.steps_s, report.stock_step_s = first.steps_s, statistics.median(first.steps_s)
+
+
+def forget_steps(report: Report) -> None:
+    """Takes back what :func:`note_steps` noted in an earlier fit: another step may run in this one."""
+    if report.stock_step_s is not None and not report.baselines_s:
+        report.steps_s, report.stock_step_s = [], None

@@ -71,7 +71,8 @@ class Report:
         stock_step_s, measured_step_s: median seconds of the timed stock and rewritten steps.
         baselines_s: seconds of single steps of what the steps that run are compared with, by name: ``"stock
             Keras"``, ``"one device"``; the first is what the headline says.
-        steps_s: seconds of single steps as they run.
+        steps_s: seconds of single steps as they run; of the first stock steps, where stock is kept without a
+            comparison.
         decided_interval: where stock's seconds over the rewritten step's are, by the test that decided, in
             95% of cases; None where there was none.
         in_turns: whether steps of the baseline and those that run took turns.
@@ -91,7 +92,8 @@ class Report:
             how many rows a batch has, of batches of ``peak_rows``, as they were in training.
         plan_seconds: from the graph's arrival to the rewritten one.
         profiling_overhead_s: seconds of the first rewritten step, which traces and plans, and of starting
-            and reading the profiler.
+            and reading the profiler; data_parallel: also of measuring the link and planning, and of the trace
+            of a single step; of steps of a baseline that are undone.
         layers: one row per layer: index, name, number of ops of each kind, and what the mode adds.
         notes: what was not done as planned, and why; ``plan_notes`` those of them that are of the plan.
         way, compared: jit_compile=True: which of several ways to compile the step is kept, and the medians of
@@ -272,15 +274,18 @@ class Report:
         )
 
     def scalars(self) -> dict[str, float]:
-        """Step, speed-up and bubbles as they are known now, else NaN; see ``GainLogger``."""
+        """Step, speed-up and bubbles as they are known now, else NaN; see ``GainLogger``.
+
+        Bubbles are of one step, planned as well as measured, as on the page.
+        """
         gain = self.gain or self.ranks_gain
         speed_up = math.nan if gain is None else gain.ratio
-        several = bool(self.pipeline or self.layerpipe)
+        planned, measured = self.timeline, self.measured_timeline
         return {
             "step_s": statistics.median(self.running_s) if self.running_s else math.nan,
             "speed_up": 1.0 if self.fell_back else speed_up,
-            "bubble_planned": _bubble(self.timeline if several else None),
-            "bubble_measured": _bubble(self.measured_timeline if several else None),
+            "bubble_planned": math.nan if planned is None else float(planned.steady_bubble_fraction),
+            "bubble_measured": math.nan if measured is None else float(measured.bubble_fraction),
         }
 
     def one_line(self) -> str:
@@ -366,7 +371,7 @@ class Report:
 
     def _not_measured_text(self) -> str:
         """Why there is no measured timeline; where stock was kept without a plan, also how to have one."""
-        how = f"with {self.how_to_record}" if self.fell_back and self.how_to_record else ""
+        how = f"with {self.how_to_record}" if self.fallback_reason and self.how_to_record else ""
         if self.measured_timeline is not None or not (self.not_measured or how):
             return ""
         if not self.not_measured:
@@ -390,8 +395,9 @@ class Report:
         """What the test took."""
         if not self.compared_steps:
             return ""
-        took_s = self.profiling_overhead_s
-        trace = f"; {seconds_text(took_s)} for a second step's trace" if took_s else ""
+        took_s, several = self.profiling_overhead_s, self.mode == "data_parallel"
+        what = "further traces, profiling and planning" if several else "a second step's trace"
+        trace = f"; {seconds_text(took_s)} for {what}" if took_s else ""
         return f"{self.compared_steps} steps in turns, which all trained{trace}"
 
     def _first_text(self) -> str:
@@ -472,7 +478,3 @@ class Report:
             planned, order_only = one_after_another(schedule, dict.fromkeys(schedule.tasks, 1e-3)), True
         save_trace(planned, path, self.measured_timeline, order_only)
         return Path(path)
-
-
-def _bubble(timeline: Timeline | None) -> float:
-    return math.nan if timeline is None else float(timeline.bubble_fraction)

@@ -130,7 +130,11 @@ class Trainer(InTurns):
 
     def warm_up(self) -> None:
         """Until everything is traced, planned and decided."""
-        for _ in range(5 if self._name == "auto" else 1 if self.callback is None else 2):
+        auto = self._name == "auto"
+        for _ in range(5 if auto else 1 if self.callback is None else 2):
+            self._fit()
+        # All ranks count the same steps, and decide after the same one.
+        while auto and self.callback is not None and self.callback.report.undecided:
             self._fit()
         self._begin_again()
 

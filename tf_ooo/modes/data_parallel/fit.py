@@ -95,12 +95,17 @@ class DataParallelMode:
         return None if self.scheduled is None else self.scheduled.watched()
 
     def describe(self) -> Report:
-        """The scheduled steps fill it in."""
+        """The steps fill it in."""
+        if self.ranks is not None:
+            self._report.batch_rows = self.ranks.batch_rows or self._report.batch_rows
+            self._report.ranks = self.ranks.engine.size
         return self._report
 
     def _run_batches(self, ranks: RanksInStep, batches: list[Any], iterator: Any) -> Any:
         """The steps of an execution in one function."""
         known = self.scheduled
+        if known is not None and known.ranks is not ranks:
+            known.begin_fit(ranks)
         if known is not None and known.steps_of(ranks.lockstep.of_epoch) > known.steps:
             known = None  # it was made for shorter epochs
         if known is None or not nests.same_spec(known.element_spec, ranks.element_spec):
@@ -135,6 +140,7 @@ class DataParallelMode:
         self._report.fallback_reason = (
             "each execution is one step, so that steps cannot overlap; compile with steps_per_execution=8"
         )
+        self._report.how_to_record = "schedule='search'"
         return False
 
 

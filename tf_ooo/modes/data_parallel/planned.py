@@ -63,6 +63,17 @@ def measure_allreduce(engine: Engine) -> MeasuredLink:
     return link_from(seconds, engine.size)
 
 
+def most_seconds(step_s: float, gradient_bytes: float) -> float:
+    """About what :func:`measure_allreduce` and :func:`make_plan` take at most.
+
+    Args:
+        step_s: of a step that exchanges so many bytes of gradients: no link is slower than they show.
+        gradient_bytes: where they are few a step's time is that of its messages' number, not of their size.
+    """
+    sent_bytes = _MESSAGES * (1 + _REPEATS) * sum(_SIZES)
+    return _SEARCH_S + 2 * _SLICED_SEARCH_S + step_s * sent_bytes / max(gradient_bytes, _SIZES[-1] / 4)
+
+
 def link_from(seconds: Mapping[int, float], workers: int) -> MeasuredLink:
     """From seconds of one allreduce in a stream, by its bytes."""
     best = max(size / each_s for size, each_s in seconds.items())

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from tf_ooo.compat import keras_fits, keras_layers, keras_optimizers, keras_variables, tf_functions
+from tf_ooo.compat import (
+    keras_fits,
+    keras_layers,
+    keras_optimizers,
+    keras_variables,
+    tf_functions,
+    train_function,
+)
 from tf_ooo.errors import BackendError
 from tf_ooo.fit.evaluation import numbers_of
 from tf_ooo.fit.mode import Training
@@ -23,6 +31,7 @@ from tf_ooo.modes.data_parallel.parallel_step import (
 from tf_ooo.options import RankOptions
 from tf_ooo.tracing import sync
 from tf_ooo.tracing.averaging import Averaging
+from tf_ooo.tracing.micro_batches import rows_of
 from tf_ooo.tracing.optimizers import optimizers_of
 
 if TYPE_CHECKING:
@@ -49,6 +58,7 @@ class RanksInStep:
     Attributes:
         step: in the place of the train function, from :meth:`begin` on.
         element_spec: of the batches of all ranks, from the first batch on.
+        batch_rows: of this rank's first batch.
     """
 
     step: ParallelStep
@@ -67,15 +77,28 @@ class RanksInStep:
         may_stop = options.lockstep == "auto" and keras_fits.may_stop_within_epochs()
         self.lockstep = Lockstep(engine, counts or may_stop, counts)
         self.element_spec: Any = None
+        self.batch_rows: int | None = None
+        self._first_epoch = 0
         self._agreed = {**agreed, "epochs": keras_fits.epochs_of_fit()}
         self._steps = steps
         self._train_samples = 0.0
         self._executions_before = 0
 
     def steps_of_fit(self) -> int | None:
-        """Of all epochs together; None: nobody knows."""
-        of_epoch, epochs = self.lockstep.of_epoch, self._agreed["epochs"]
-        return None if of_epoch is None or epochs is None else of_epoch * epochs
+        """Of all epochs of the fit together; None: nobody knows."""
+        epochs = self._epochs_of_fit()
+        return None if epochs is None else (self.lockstep.of_epoch or 0) * epochs
+
+    def executions_of_fit(self) -> int | None:
+        """Of so many steps as the model has together; None: nobody knows."""
+        epochs, together = self._epochs_of_fit(), train_function.steps_per_execution(self.model)
+        return None if epochs is None else -(-(self.lockstep.of_epoch or 0) // together) * epochs
+
+    def _epochs_of_fit(self) -> int | None:
+        """None where some rank does not know how many there are, or how long one is."""
+        epochs = self._agreed["epochs"]
+        known = self.lockstep.of_epoch is not None and epochs is not None
+        return max(0, epochs - self._first_epoch) if known else None
 
     def begin(
         self,
@@ -97,6 +120,7 @@ class RanksInStep:
             self.engine.leave()
             raise
         keras_fits.set_start_epoch(self.model, starts[0])
+        self._first_epoch = starts[0] or keras_fits.argument_of_fit("initial_epoch") or 0
         self.lockstep.asks = any(asks)
 
         def leave() -> Sequence[str]:
@@ -117,6 +141,8 @@ class RanksInStep:
     def _share(self, batch: Any, iterator: Any) -> None:
         """Before the first step of a ``fit``: build, compare, broadcast."""
         model, engine = self.model, self.engine
+        with contextlib.suppress(BackendError):  # its tensors do not have as many
+            self.batch_rows = None if batch is None else rows_of(batch)
         sync.build(model, optimizers_of(model), model.train_step, iterator)
         _forget_traces(model)
         optimizers = optimizers_of(model)

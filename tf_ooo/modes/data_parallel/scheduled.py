@@ -20,6 +20,8 @@ from tf_ooo.fit import progress
 from tf_ooo.fit.baseline import Baseline, undone_steps_s
 from tf_ooo.fit.comparison import STOCK, StepComparison, slowest
 from tf_ooo.fit.recorder import Watched
+from tf_ooo.fit.reporting import fall_back
+from tf_ooo.fit.stock_first import note_steps
 from tf_ooo.hosts.ranks.messages import Message
 from tf_ooo.modes.data_parallel import planned
 from tf_ooo.modes.data_parallel.alone import ALONE, note_alone
@@ -31,6 +33,7 @@ from tf_ooo.modes.data_parallel.ordering import (
     request_to_look,
     request_to_order,
 )
+from tf_ooo.modes.data_parallel.stock_first import RanksStockFirst, may_wait
 from tf_ooo.planning.model.schedule import Schedule
 from tf_ooo.report.report import Report
 from tf_ooo.rewriting.op_tasks import tasks_of_ops
@@ -38,7 +41,6 @@ from tf_ooo.rewriting.reporting import fill_plan
 from tf_ooo.rewriting.request import RewriteRequest
 from tf_ooo.rewriting.result import RewriteResult
 from tf_ooo.tracing import traces
-from tf_ooo.tracing.micro_batches import rows_of
 from tf_ooo.tracing.slices import counts_for
 from tf_ooo.tracing.unrolled import StepSource, Unrolled, Wrapper, steps_together
 
@@ -81,7 +83,8 @@ class Ordered(Message):
 class ScheduledSteps:
     """Callable with the batches of an execution.
 
-    Phases, each of which all ranks enter at the same execution: *profile* (one step at a time, costs
+    Phases, each of which all ranks enter at the same execution: *stock first* (``"auto"``: until what is left
+    of the fit is known to pay for the others), *profile* (one step at a time, costs
     measured; one execution of it where a schedule needs no costs), *compare* (stock and planned order in
     turns), *decided*.  Whatever goes wrong on one rank keeps all of them in the stock order.
 
@@ -105,10 +108,20 @@ class ScheduledSteps:
         self._plan_failed = ""
         self._stock_predicted_s: float | None = None
         self._comparison = StepComparison(options, report, ranks=self.engine)
-        self._ranks = ranks
+        self.ranks = ranks
         self._settled = False  # what runs from now on is known
         self._needs_costs = planned.needs_costs(options.schedule, options.policy_options)
-        self._phase: Callable[[Sequence[Any]], Any] = self._profile
+        self._first = RanksStockFirst(ranks, self.stock) if may_wait(options) else None
+        self._phase: Callable[[Sequence[Any]], Any] = self._run_first if self._first else self._profile
+
+    def begin_fit(self, ranks: RanksInStep) -> None:
+        """Of a further fit of the same model: whether that one pays for a comparison is asked anew."""
+        self.ranks = ranks
+        if self._first is None:
+            return
+        self._first = RanksStockFirst(ranks, self.stock, self._first.known.trace_s)
+        self._phase = self._run_first
+        self.report.fell_back, self.report.fallback_reason = False, ""
 
     def steps_of(self, of_epoch: int | None) -> int:
         """How many steps go into one function where an epoch has so many."""
@@ -127,7 +140,7 @@ class ScheduledSteps:
         """Once the comparisons are through; of several steps in one function the last."""
         request, report = self.request, self.report
         result = None if request is None else request.result
-        comparing = (self._profile, self._watch, self._compare)
+        comparing = (self._run_first, self._profile, self._watch, self._compare)
         phase = getattr(self._phase, "func", self._phase)
         if result is None or self._settled or phase in comparing:
             return None
@@ -139,6 +152,24 @@ class ScheduledSteps:
         self._profiler.close()
         if self._profiled <= 1 + MOST_STEPS:
             self._profiled = min(self._profiled, 1)
+
+    # -- stock first -----------------------------------------------------------------------------
+
+    def _run_first(self, batches: Sequence[Any]) -> Any:
+        """Several steps together in the stock order."""
+        first, report = self._first, self.report
+        if first is None or first.known.why_not:
+            return self.stock(batches)
+        outputs, known = first.run(batches, self._timed), first.known
+        note_steps(report, known)
+        report.undecided = "" if known.why_not else known.waits
+        if known.why_not:
+            fall_back(report, known.why_not, expected=True)
+            report.how_to_record, self._settled = "compare=True", bool(known.steps_s)
+        elif known.begins:
+            self._first, self._phase, report.how_to_record = None, self._profile, ""
+            self._draws_from_own_state(len(batches))
+        return outputs
 
     # -- profile ---------------------------------------------------------------------------------
 
@@ -155,7 +186,6 @@ class ScheduledSteps:
         if self._single is None:
             self._probe, self._single = self._rewritten(self._source, 1, lambda: request_to_look(self.model))
         self._profiled += 1
-        self.report.batch_rows = rows_of(batch)
         if self._profiled > 1 + MOST_STEPS and self._needs_costs:
             outputs, each_s, _ = self._timed(self._single, [batch])
             self._single_s.append(each_s)
@@ -212,11 +242,18 @@ class ScheduledSteps:
         if self._probe is not None:
             self._probe.close()
         self.report.plan_seconds = time.perf_counter() - started
+        self.report.profiling_overhead_s += self.report.plan_seconds + self._profile_s()
         failed = _first_failure(said)
         if failed:
             self._cannot_order(f"no plan: {failed}")
             return
         self._take(said[0])
+
+    def _profile_s(self) -> float:
+        """Seconds of tracing the single step, and of the profiler."""
+        traced_s = 0.0 if self._single is None else self._single.first_s
+        profile = self._profiler.profile
+        return traced_s + (0.0 if profile is None else profile.overhead_s)
 
     def _plan_on_rank_0(self, link: planned.MeasuredLink | None) -> Planned:
         probe, options, workers = self._probe, self.options, self.engine.size
@@ -290,6 +327,8 @@ class ScheduledSteps:
         which = self._comparison.times.next
         steps = self.stock if which == STOCK else ordered
         outputs, each_s, traced = self._timed(steps, batches)
+        if traced and steps is ordered:
+            self.report.profiling_overhead_s += each_s * len(batches)
         if traced and steps is ordered and not self._agree():
             return outputs
         if traced and which == STOCK and self._draws_from_own_state(len(batches)):
@@ -383,10 +422,10 @@ class ScheduledSteps:
             concrete = source.function(count).get_concrete_function(batches)
             return [seconds / count for seconds in undone_steps_s(concrete, batches)]
 
-        baseline = Baseline(ALONE, report, self.options.compare, self._ranks.steps_of_fit())
+        baseline = Baseline(ALONE, report, self.options.compare, self.ranks.steps_of_fit())
         step_s = statistics.median(report.running_s)
         alone_s = baseline.measured(run, step_s, self.stock.first_s, count)
-        note_alone(report, alone_s, self._ranks, count)
+        note_alone(report, alone_s, self.ranks, count)
 
     # -- decided ---------------------------------------------------------------------------------
 

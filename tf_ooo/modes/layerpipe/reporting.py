@@ -72,10 +72,9 @@ def limits_of(plan: Plan, costs: CostTable) -> list[str]:
     if not step_s:
         return []
     unlinked_s = float(simulate(plan.schedule, problem.layers, problem.link.free).steady_step_s)
-    work_s = sum(layer.busy_s + layer.update_s / plan.schedule.update_every for layer in costs.layers)
     largest_s, largest = max((layer.busy_s, layer.name) for layer in costs.layers)
     return [
-        f"devices that wait {max(0.0, 1 - work_s / (step_s * plan.schedule.devices)):.0%}",
+        f"devices that wait {plan.timeline.steady_bubble_fraction:.0%}",
         f"link {max(0.0, 1 - unlinked_s / step_s):.0%}",
         f"the largest layer, {largest}, {largest_s / step_s:.0%} of the step",
     ]

@@ -22,7 +22,7 @@ from tf_ooo.fit.measured import with_shared_link
 from tf_ooo.fit.mode import Function, Training
 from tf_ooo.fit.paying import StockFirst
 from tf_ooo.fit.recorder import Watched
-from tf_ooo.fit.stock_first import run_stock_first
+from tf_ooo.fit.stock_first import forget_steps, note_steps, run_stock_first
 from tf_ooo.hosts.cluster import Cluster
 from tf_ooo.hosts.devices import home_device
 from tf_ooo.hosts.memory import host_memory, in_host_memory
@@ -78,6 +78,7 @@ class PipelineSteps:
         self._uncut = 0  # steps before the plan
         self._stock: Callable[[Any], Any] | None = None  # trains on one device
         self._stock_first = self._whether_it_pays()
+        forget_steps(mode.describe())
 
     @functools.cached_property
     def _seen(self) -> BatchesSeen | None:
@@ -111,6 +112,7 @@ class PipelineSteps:
         outputs = run_stock_first(first, stock, lambda: stock(iterator))
         self._mode.stock_trace_s = first.trace_s
         if first.why_not:
+            note_steps(self._mode.describe(), first)
             self._mode.train_on_one_device(first.why_not)
             self._stock = stock
         elif first.begins:

@@ -138,20 +138,30 @@ def _facts(timeline: Timeline) -> list[tuple[str, list[str]]]:
     rows = [
         (f"a {unit}, once they repeat", time_text(steady_step_s(timeline))),
         (f"{drawn}, from first to last task", time_text(timeline.makespan_s)),
-        ("devices idle meanwhile", f"{timeline.bubble_fraction:.2%}"),
+        *_idle(timeline, unit),
         ("peak memory", _peak(timeline)),
         ("tasks", f"{timeline.start_s.size:,}"),
     ]
     return [(name, [value]) for name, value in rows]
 
 
+def _idle(timeline: Timeline, unit: str) -> list[tuple[str, str]]:
+    """While the first of several steps begin and the last end, more devices wait than once they repeat."""
+    meanwhile = ("devices idle meanwhile", f"{timeline.bubble_fraction:.2%}")
+    if timeline.steps == 1 and not timeline.schedule.asynchronous:
+        return [meanwhile]
+    steady = timeline.steady_bubble_fraction
+    return [(f"devices idle in a {unit}, once they repeat", f"{steady:.2%}"), meanwhile]
+
+
 def _facts_beside(whole: Timeline, planned: Timeline, measured: Timeline) -> list[tuple[str, list[str]]]:
     """Of one planned step and a measured one; the peak of the ``whole`` plan."""
     unit = "round" if whole.schedule.asynchronous else "step"
     both = (planned, measured)
+    idle_shares = (whole.steady_bubble_fraction, measured.bubble_fraction)
     facts = [
         (f"one {unit}, from first to last task", [time_text(each.makespan_s) for each in both]),
-        ("devices idle meanwhile", [f"{each.bubble_fraction:.1%}" for each in both]),
+        ("devices idle", [f"{idle:.1%}" for idle in idle_shares]),
     ]
     if whole.peak_bytes:
         facts.append(("peak memory", [_peak(whole), "not measured"]))

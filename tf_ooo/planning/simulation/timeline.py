@@ -151,6 +151,18 @@ class Timeline:
         total_s = self.makespan_s * self.schedule.devices
         return 1 - sum(self.busy_s) / total_s if total_s else 0.0
 
+    @cached_property
+    def steady_bubble_fraction(self) -> float:
+        """Share of all devices' time in which nothing runs, once steps repeat.
+
+        Of the last of several steps; of an asynchronous schedule without its begin and end, in which devices
+        wait for the first micro-batches and have run out of them.
+        """
+        if not self.schedule.asynchronous:
+            return self.one_step().bubble_fraction
+        total_s = self.steady_step_s * self.schedule.microbatches * self.schedule.devices
+        return max(0.0, 1 - sum(self.busy_s) / total_s) if total_s else 0.0
+
     @property
     def peak_bytes(self) -> list[int]:
         """The most bytes alive at once, for each device."""

@@ -33,6 +33,7 @@ def note_steps(report: Report, first: StockFirst) -> None:
     """
     if first.steps_s and not report.baselines_s:
         report.steps_s, report.stock_step_s = first.steps_s, statistics.median(first.steps_s)
+        report.first_steps_s = []
 
 
 def forget_steps(report: Report) -> None:

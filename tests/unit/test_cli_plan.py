@@ -224,6 +224,9 @@ def test_assumptions_are_said(costs, tmp_path):
     assert pickle.loads(pickle.dumps(schedule)).assumptions == schedule.assumptions
     assert schedule == Schedule.from_text(out.read_text())
     assert "no link is given" in " ".join(tf_ooo.plan(layers=LAYERS, devices=2).assumptions)
+    shared = tf_ooo.Link(1e-5, machines=(0, 1, 0), cores=4)
+    planned = tf_ooo.plan(layers=LAYERS, devices=2, link=shared)
+    assert "devices 0, 2 share the 4 cores of their machine" in planned.assumptions
 
 
 def test_command_and_function_have_the_same_defaults(costs):

@@ -118,7 +118,7 @@ class Timeline:
             return self.makespan_s / len(done_s)
         took_s = self.end_s[0] - self.start_s[0]
         busiest_s = max(float(took_s[piece].sum()) for _, piece in self.lane_slices())
-        least_s = max(busiest_s, self.fullest_s) / len(done_s)
+        least_s = max(busiest_s, self.fullest_s / self.steps) / len(done_s)
         return max(float(done_s[last] - done_s[first]) / (last - first), least_s)
 
     @cached_property

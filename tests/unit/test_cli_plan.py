@@ -88,7 +88,12 @@ def test_json_and_files(costs, tmp_path):
     assert sorted(content["files"]) == sorted(map(str, files))
     assert all(path.stat().st_size > 100 for path in files)
     assert CostTable.load(files[4]) == CostTable.load(costs)
-    again = _run("simulate", files[3], files[4], "--json")
+    again = _run("simulate", files[3], files[4], "--trace", tmp_path / "again.json", "--json")
+    for trace in (files[2], tmp_path / "again.json"):
+        spans = [event for event in json.loads(trace.read_text())["traceEvents"] if event["ph"] == "X"]
+        named = [span["args"]["names"] for span in spans if span["cat"] != "message"]
+        assert all(name.startswith("block ") for name in named)
+        assert len(set(named)) == 2  # stages
     assert json.loads(again.stdout)["makespan_s"] == pytest.approx(content["makespan_s"])
 
 

@@ -17,6 +17,7 @@ from grappler_passes.graph.contexts import ENTERS, EXITS, MERGES, NEXT_ITERATION
 from grappler_passes.graph.node_input import split_input as split_input
 
 Node = TypeVar("Node")
+WOULD_CLOSE_A_CYCLE = "the edge would close a cycle"
 
 
 def reached(start: Iterable[Node], following: Callable[[Node], Iterable[Node]]) -> set[Node]:
@@ -192,7 +193,7 @@ class GraphIndex:
         source, target = self.index[before], self.index[after]
         reason = self.context_conflict(source, target)
         if not reason and (source == target or self.implied(target, source)):
-            reason = f"{before!r} depends on {after!r}: the edge would close a cycle"
+            reason = f"{before!r} depends on {after!r}: {WOULD_CLOSE_A_CYCLE}"
         return not reason, reason
 
     def context_conflict(self, source: int, target: int) -> str:

@@ -16,6 +16,7 @@ from grappler_passes.passes.base import Note, Pass, PassResult, copy_of
 from grappler_passes.passes.relaxations import Relaxation
 from grappler_passes.passes.rewrite_plan import RewritePlan
 
+CLOSES_A_CYCLE = "closes a cycle with edges that come earlier in the plan"
 # Indices of the nodes before and after.
 Pair = tuple[int, int]
 
@@ -84,8 +85,7 @@ def _without_cycles(index: GraphIndex, edges: list[Pair], notes: list[Note]) -> 
         if component[before] != component[after]:
             continue
         if rx.has_path(trial, after, before):
-            reason = "closes a cycle with edges that come earlier in the plan"
-            notes.append(Note("skipped", reason, (index.names[before], index.names[after])))
+            notes.append(Note("skipped", CLOSES_A_CYCLE, (index.names[before], index.names[after])))
             continue
         trial.add_edge(before, after, None)
         accepted.append((before, after))

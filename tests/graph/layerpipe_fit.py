@@ -93,9 +93,13 @@ def fitted_spread(model, callback, epochs=1, more=(), rows=None, **arguments):
     return fit_spread(model, callback, x, y, callbacks=more, **given)
 
 
+# Of devices with cores of their own: plans are the same on machines with few cores and with many.
+OWN_CORES = tf_ooo.Link(30e-6)
+
+
 def costs_of(layers):
     """Costs under which every layer is worth a processor."""
-    return CostTable([tf_ooo.LayerCosts(1.0, 1.2, 0.9, name=str(n)) for n in range(layers)])
+    return CostTable([tf_ooo.LayerCosts(1.0, 1.2, 0.9, name=str(n)) for n in range(layers)], OWN_CORES)
 
 
 def layerpipe(devices=3, layers=5, **options):
@@ -106,7 +110,7 @@ def layerpipe(devices=3, layers=5, **options):
 
 def over_four(**options):
     """For models of four layers, on four devices: gradients are 6, 4, 2 and 0 steps late."""
-    costs = CostTable([tf_ooo.LayerCosts(1.0, 1.0, 1.0) for _ in range(4)])
+    costs = CostTable([tf_ooo.LayerCosts(1.0, 1.0, 1.0) for _ in range(4)], OWN_CORES)
     given = {"costs": costs, "schedule": "pipedream"} | options
     return tf_ooo.OOOBackprop(mode="layerpipe", devices=4, **given)
 

@@ -25,6 +25,7 @@ from tests.graph.layerpipe_fit import (
 from tests.graph.layerpipe_spread import fit_spread
 from tests.zoo import KERAS_3, keras
 from tf_ooo.compat import keras_variables
+from tf_ooo.fit import progress
 
 pytestmark = [pytest.mark.devices(4), pytest.mark.takes(30)]
 
@@ -74,6 +75,20 @@ def test_reports(reported, way):
     assert run.history["val_loss"][-1] == pytest.approx(run.evaluated, rel=1e-5)
     assert "processor 2" in report.summary()
     assert "not that of synchronous training" in report.notes[0]
+
+
+def test_what_takes_long_is_said(monkeypatch, capsys):
+    """Each function of rounds is traced in its first call: as an epoch begins, in its middle, at its end."""
+    monkeypatch.setattr(progress, "AFTER_S", 0.0)
+    model, (x, y) = convnet("adam"), samples()
+    model.fit(x, y, batch_size=8, callbacks=[layerpipe()], verbose=2)
+    said = [line for line in capsys.readouterr().err.splitlines() if line.endswith(" s")]
+    said = [line.removeprefix("tf_ooo: ").rpartition(": ")[0] for line in said]
+    assert "spreading the step over 3 devices" in said
+    rounds = [line for line in said if line.startswith("tracing the step with ")]
+    assert rounds[0] == "tracing the step with one batch on its way, as an epoch begins"
+    assert rounds[-1] == "tracing the step with one batch on its way"
+    assert len(set(rounds)) == len(rounds)
 
 
 def test_reports_of_ways_differ(reported):

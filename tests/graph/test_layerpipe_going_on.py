@@ -288,7 +288,9 @@ def test_a_fit_with_the_costs_of_another_is_that_fit_going_on(tmp_path):
     second = tf_ooo.OOOBackprop(mode="layerpipe", devices=2, schedule="pipedream", costs=costs)
     with mock.patch.object(target, "link_between", side_effect=AssertionError("measured again")):
         fitted_spread(resumed, second, 2, initial_epoch=1)
-    assert [callback.report.costs.link.latency_s for callback in (first, second)] == [30e-6] * 2
+    links = [callback.report.costs.link for callback in (first, second)]
+    assert [(link.latency_s, link.machines) for link in links] == [(30e-6, (0, 0))] * 2
+    assert "devices share the" in first.report.summary()
     rows = [[(row["name"], row["delay_steps"]) for row in run.report.layers] for run in (first, second)]
     assert rows[0] == rows[1]
     assert first.report.planned.to_text() == second.report.planned.to_text()

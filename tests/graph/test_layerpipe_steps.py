@@ -9,7 +9,7 @@ import tensorflow as tf
 import tf_ooo
 from tests.graph import layerpipe_models as models
 from tests.graph.layerpipe_by_hand import BATCHES, by_hand, data, distance, perceptron
-from tests.graph.layerpipe_fit import batches_of, costs_of, over_four, perceptron_batches
+from tests.graph.layerpipe_fit import OWN_CORES, batches_of, costs_of, over_four, perceptron_batches
 from tests.graph.layerpipe_spread import fit_spread
 from tests.zoo import keras
 from tf_ooo.costs.table import CostTable
@@ -95,7 +95,7 @@ def test_batches_of_one_size():
     """drop_remainder=True: rows are known when the step is traced, also where a dO is divided."""
     x, y = (np.concatenate(parts) for parts in data())
     parts = tf.data.Dataset.from_tensor_slices((x, y)).batch(16, drop_remainder=True)
-    costs = CostTable([tf_ooo.LayerCosts(1.0, back, 1.0) for back in (1.0, 6.0, 1.0, 1.0)])
+    costs = CostTable([tf_ooo.LayerCosts(1.0, back, 1.0) for back in (1.0, 6.0, 1.0, 1.0)], OWN_CORES)
     trained = []
     for known in (True, False):
         model, callback = of_known_rows(known), models.layerpipe(2, costs=costs)
@@ -111,7 +111,8 @@ def divided_as_by_hand(make, seconds):
     """The report of a fit on two devices, whose weights are those of training by hand."""
     given = (models.X, models.Y)
     model = models.compiled(make, given, models.keras_loss())
-    costs = CostTable([tf_ooo.LayerCosts(1.0, back, 1.0, weight_bytes=8) for back in seconds])
+    layers = [tf_ooo.LayerCosts(1.0, back, 1.0, weight_bytes=8) for back in seconds]
+    costs = CostTable(layers, OWN_CORES)
     callback = models.in_small_functions(2, len(seconds), costs=costs)
     models.spread_fit(model, callback, given)
     by_hand = models.ByHand(make, given, models.crossentropy)

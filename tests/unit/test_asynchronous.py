@@ -1,5 +1,6 @@
 """PipeDream and LayerPipe: periods worked out by hand, memory of weight versions, bytes, bad input."""
 
+import dataclasses
 import json
 from collections import Counter
 from pathlib import Path
@@ -49,6 +50,20 @@ def test_pipedream_by_hand():
     # One micro-batch: F of 3 seconds, then 4 + 10, then 7.
     timeline = simulate(made("pipedream", UNEQUAL, 2, 1), UNEQUAL)
     assert timeline.makespan_s == 3 + 4 + 10 + 7
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_micro_batches_end_no_faster_than_shared_cores_allow(name):
+    """Of twelve on three devices the last ones end faster than any could for long: the others are done.
+
+    F, dO and dW need all, half and a quarter of both cores: 1 + 2 / 2 + 3 / 4 seconds, and so on.
+    """
+    layers = tuple(dataclasses.replace(layer, occupancy=(1.0, 0.5, 0.25)) for layer in UNEQUAL)
+    link = Link(machines=(0, 0, 0), cores=2)
+    timeline = simulate(made(name, layers, 3, 12, link=link), layers, link)
+    work_s = (1 + 2 / 2 + 3 / 4) + (2 + 1 / 2 + 1 / 4) + (4 + 6 / 2 + 4 / 4)
+    assert timeline.fullest_s == pytest.approx(12 * work_s)
+    assert timeline.steady_step_s >= work_s * (1 - 1e-9)
 
 
 def test_pipedream_2bw_by_hand():

@@ -88,7 +88,12 @@ def test_json_and_files(costs, tmp_path):
     assert sorted(content["files"]) == sorted(map(str, files))
     assert all(path.stat().st_size > 100 for path in files)
     assert CostTable.load(files[4]) == CostTable.load(costs)
-    again = _run("simulate", files[3], files[4], "--json")
+    again = _run("simulate", files[3], files[4], "--trace", tmp_path / "again.json", "--json")
+    for trace in (files[2], tmp_path / "again.json"):
+        spans = [event for event in json.loads(trace.read_text())["traceEvents"] if event["ph"] == "X"]
+        named = [span["args"]["names"] for span in spans if span["cat"] != "message"]
+        assert all(name.startswith("block ") for name in named)
+        assert len(set(named)) == 2  # stages
     assert json.loads(again.stdout)["makespan_s"] == pytest.approx(content["makespan_s"])
 
 
@@ -225,6 +230,9 @@ def test_assumptions_are_said(costs, tmp_path):
     assert pickle.loads(pickle.dumps(schedule)).assumptions == schedule.assumptions
     assert schedule == Schedule.from_text(out.read_text())
     assert "no link is given" in " ".join(tf_ooo.plan(layers=LAYERS, devices=2).assumptions)
+    shared = tf_ooo.Link(1e-5, machines=(0, 1, 0), cores=4)
+    planned = tf_ooo.plan(layers=LAYERS, devices=2, link=shared)
+    assert "devices 0, 2 share the 4 cores of their machine" in planned.assumptions
 
 
 def test_command_and_function_have_the_same_defaults(costs):

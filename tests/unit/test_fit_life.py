@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import keras
 import numpy as np
 import pytest
@@ -9,6 +11,7 @@ import tensorflow as tf
 
 from tf_ooo import SingleDevice
 from tf_ooo.errors import BackendError, GraphError
+from tf_ooo.fit import progress
 from tf_ooo.fit.life import FitLife
 from tf_ooo.hosts.ranks.base import SingleEngine
 from tf_ooo.report.report import Report
@@ -217,3 +220,16 @@ def test_a_fit_that_was_cut_off_is_ended_by_the_next():
     life.end()
     life.end()
     assert mode.said.count("restore") == 2
+
+
+def test_the_end_of_a_fit_says_what_takes_long(monkeypatch, tmp_path, capsys):
+    def slowly(self):
+        time.sleep(0.05)
+        return []
+
+    monkeypatch.setattr(progress, "AFTER_S", 0.0)
+    monkeypatch.setattr(Training, "restore", slowly, raising=False)
+    fit(model_of(), Mode(timeline=tmp_path), verbose=2)
+    said = capsys.readouterr().err
+    assert "tf_ooo: putting the model back as it was ..." in said
+    assert "tf_ooo: writing the report and its pictures ..." in said

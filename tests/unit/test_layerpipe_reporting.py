@@ -9,7 +9,7 @@ from tf_ooo.costs.layer_costs import LayerCosts, Link
 from tf_ooo.costs.table import CostTable
 from tf_ooo.modes.layerpipe.planned import make_plan
 from tf_ooo.modes.layerpipe.reporting import _fill_rows, _ways_bytes, fill_report
-from tf_ooo.modes.layerpipe.stages import HIGH, Stages
+from tf_ooo.modes.layerpipe.stages import HIGH, Stages, stages_of
 from tf_ooo.report.report import Report
 from tf_ooo.report.sections import LayerPipeSection, LayerRow
 
@@ -71,3 +71,17 @@ def test_the_report_has_the_plans_seconds():
     assert report.predicted_step_s == report.layerpipe["predicted_step_s"]
     assert [row["delay_steps"] for row in report.layers] == [2, 0]
     assert report.timeline is plan.timeline
+
+
+def test_the_report_says_what_the_plan_takes_for_granted():
+    """Of the link, the cores and the speeds of devices."""
+    link = Link(3e-5, machines=(0, 0), cores=2, speeds=(1.0, 0.5))
+    layers = tuple(LayerCosts(1e-3, 1e-3, 1e-3, name=name) for name in ("a", "b"))
+    costs, graph = CostTable(layers, link), TrainingGraph({}, (Layer(0, ("v",)), Layer(1, ("w",))), ())
+    plan = make_plan("pipedream", layers, link, 2, 8)
+    report = Report(mode="layerpipe")
+    fill_report(report, graph, plan, costs, stages_of(plan.schedule, 2), ["CPU:0", "CPU:1"])
+    said = report.summary()
+    assert "0.03 ms each message; devices share the 2 cores of a machine" in said
+    assert "CPU:1 (0.5 times as fast as where costs were measured): " in said
+    assert report.layerpipe["link"]["cores"] == 2

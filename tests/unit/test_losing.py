@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import types
 
@@ -132,3 +133,13 @@ class TestLayerPipe:
         ]
         slow = limits_of(make_plan("pipedream", table.layers, Link(0.0, 10**7), 2, 8), table)
         assert slow[1] != "link 0%"
+
+    def test_devices_that_share_cores_limit_a_plan(self):
+        """Each of the two devices could keep both cores busy: the step takes twice as long, nobody waits."""
+        whole = [dataclasses.replace(layer, occupancy=(1.0, 1.0, 1.0)) for layer in layers()]
+        table = CostTable(tuple(whole), Link(machines=(0, 0), cores=2))
+        plan = make_plan("pipedream", table.layers, table.link, 2, 40)
+        assert plan.timeline.steady_step_s == pytest.approx(sum(layer.busy_s for layer in whole))
+        assert limits_of(plan, table)[1:3] == ["link 0%", "devices that share 2 cores 50%"]
+        waiting = limits_of(plan, table)[0]
+        assert int(waiting.removeprefix("devices that wait ").removesuffix("%")) <= 5

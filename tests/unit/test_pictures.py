@@ -186,8 +186,52 @@ def test_a_stage_of_late_gradients_is_no_layer():
 
 
 def test_what_numbers_say(timeline):
-    assert style.numbers_text(timeline.schedule) == "o3: dO of micro-batch 3"
+    assert style.numbers_text(timeline.schedule) == "o1: dO of micro-batch 1"
     assert style.numbers_text(_data_parallel().schedule) == "o3: dO of layer 3"
+
+
+@pytest.mark.parametrize(
+    ("lanes", "said"),
+    [
+        # A round of PipeDream: three stages, of which the last two have a dO.
+        ("lane 0 0: F:0\nlane 1 0: F:1 dO:1\nlane 2 0: F:2 dO:2\n", "o2: dO of stage 2"),
+        ("microbatches 2\nlane 0 0: F:0 dO:0 F:1 dO:1 dO:1@1 dO:0@1\n", "0o1: dO of stage 0, micro-batch 1"),
+        ("microbatches 2\nlane 0 0: F:0 F:0@1\n", "F1: F of micro-batch 1"),
+        ("lane 0 0: dW:4\n", "w4: dW of stage 4"),
+        ("", "o3: dO of stage 3"),  # nothing is drawn
+    ],
+)
+def test_numbers_are_explained_by_a_box_that_is_there(lanes, said):
+    schedule = Schedule.from_text(f"tf_ooo schedule v1\nmode pipeline\npolicy byhand\n{lanes}")
+    assert style.numbers_text(schedule) == said
+
+
+def test_streams_have_names_that_differ():
+    """Updates on two streams, as measured, and two streams that are for nothing else."""
+    head = "tf_ooo schedule v1\nmode data_parallel\npolicy byhand\nworkers 2\n"
+    lanes = ["0 0: F:0 dO:0", "0 1: dW:0", "0 2: comm:0", "0 3: U:0", "0 4: U:1", "1 0: F:1"]
+    schedule = Schedule.from_text(head + "".join(f"lane {lane}\n" for lane in lanes))
+    names = list(style.stream_names(schedule, list(schedule.lanes)).values())
+    alone = ["gradient exchange", "updates", "updates 2", "tasks"]
+    assert names == ["main stream", "sub stream", *alone]
+    measured = style.stream_names(schedule, list(schedule.lanes), measured=True)
+    assert list(measured.values()) == ["tasks", "tasks 2", *alone]
+
+
+def test_the_trace_names_layers_and_streams(tmp_path):
+    lanes = "stage 0: 0-2\nstage 1: 3-3\nlane 0 0: F:0 dO:0 dW:0\nlane 1 0: F:1 dO:1 dW:1\n"
+    schedule = Schedule.from_text(f"tf_ooo schedule v1\nmode pipeline\npolicy byhand\n{lanes}")
+    timeline = simulate(schedule, [LayerCosts(1, 1, 1)] * 4)
+    timeline.save_trace(tmp_path / "named.json", {0: "embedding", 2: "block <2>", 3: "head"})
+    timeline.save_trace(tmp_path / "plain.json")
+    named, plain = (
+        json.loads((tmp_path / f"{name}.json").read_text())["traceEvents"] for name in ("named", "plain")
+    )
+    spans = {event["name"]: event["args"] for event in named if event["ph"] == "X"}
+    assert spans["dO:0"]["names"] == "embedding .. block <2> (3 layers)"
+    assert spans["F:1"]["names"] == "head"
+    assert not any("names" in event["args"] for event in plain if event["ph"] == "X")
+    assert [e["args"]["name"] for e in named if e["name"] == "thread_name"][:2] == ["tasks", "tasks"]
 
 
 def test_measured_beside_predicted(timeline, sending):

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from grappler_passes.graph.dependencies import WOULD_CLOSE_A_CYCLE
+from grappler_passes.passes.base import Note
+from grappler_passes.passes.order import CLOSES_A_CYCLE
 from tf_ooo.costs.places import Places, counted, first_of
+from tf_ooo.rewriting.reporting import told
 
 PLACES = Places({"a/conv/MatMul": "dO of conv", "a/conv/Sum": "dW of conv", "a/conv/Sum_1": "dW of conv"})
 
@@ -22,3 +26,25 @@ def test_long_lists_are_cut_short():
     assert first_of([*"abc"], 3) == "a, b, c"
     assert first_of([*"abcde"], 3) == "a, b, c and 2 more"
     assert (counted(1, "op"), counted(2, "op")) == ("1 op", "2 ops")
+
+
+def test_what_is_in_no_order_is_told_in_one_note_for_each_reason():
+    """With the layers' names, and without talk of graphs and edges; what went as planned is not told."""
+    pair, other = ("a/conv/MatMul", "a/conv/Sum"), ("a/conv/Sum_1", "a/loop/lstm/Reserve")
+    depends = f"'a/conv/Sum_1' depends on 'a/loop/lstm/Reserve': {WOULD_CLOSE_A_CYCLE}"
+    notes = [
+        Note("skipped", CLOSES_A_CYCLE, pair),
+        Note("skipped", depends, other),
+        Note("skipped", "different while frames: '' and 'while'", other),
+        Note("mixed", "a sum of both", ("a/conv/MatMul",)),
+        Note("separated", "as planned", ("a/conv/Sum",)),
+        Note("skipped", "no node 'a/gone/Sum'", ("a/gone/Sum", "a/conv/Sum")),
+    ]
+    own_order = "left in TensorFlow's own order, as "
+    assert told(lambda: PLACES, notes, ["of the plan"]) == (
+        "of the plan",
+        "not taken apart: a sum of both (dO of conv)",
+        "not ordered as planned: no node gone/Sum (dW of conv)",
+        f"{own_order}they would wait for each other (dO of conv, dW of conv, lstm/Reserve)",
+        f"{own_order}a loop or a condition lies between them (dW of conv, lstm/Reserve)",
+    )

@@ -76,7 +76,9 @@ def test_the_page_of_a_stock_step_says_that_the_plan_does_not_run(tmp_path):
 
 def test_trace_has_one_event_per_task(tmp_path):
     trace = json.loads(make().save_trace(tmp_path / "trace.json").read_text())
-    assert [e["name"] for e in trace["traceEvents"] if e["ph"] == "X"] == ["dO:1", "dW:1"]
+    spans = [event for event in trace["traceEvents"] if event["ph"] == "X"]
+    assert [span["name"] for span in spans] == ["dO:1", "dW:1"]
+    assert [span["args"]["names"] for span in spans] == [make().layer_names[1]] * 2
 
 
 def test_summary_of_an_empty_and_a_fallen_back_report():

@@ -297,6 +297,18 @@ def test_devices_of_one_machine_share_its_cores():
     assert at == {"F:0": (0, pytest.approx(5)), "F:1": (0, pytest.approx(3))}
 
 
+def test_of_a_machines_cores_a_stage_needs_what_its_layers_need_on_average():
+    """Three seconds of half a machine and one of all of it: 0.625; beside the other 1.125 are needed."""
+    layers = [
+        LayerCosts(3, 0, 0, occupancy=(0.5, 1, 1)),
+        LayerCosts(1, 0, 0, occupancy=(1.0, 1, 1)),
+        LayerCosts(8, 0, 0, inputs=(), occupancy=(0.5, 1, 1)),
+    ]
+    text = "stage 0: 0-1\nstage 1: 2-2\nlane 0 0: F:0\nlane 1 0: F:1\n"
+    at = times(run(text, layers, MACHINE))
+    assert at == {"F:0": (0, pytest.approx(4 * 1.125)), "F:1": (0, pytest.approx(8 + 4 * 0.125))}
+
+
 def test_devices_of_other_machines_do_not():
     """The third device is on another one, the fourth has not been told of."""
     layers = [LayerCosts(4, 0, 0, inputs=(), occupancy=(1, 1, 1)) for _ in range(4)]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -50,6 +51,7 @@ class Outputs:
         *,
         table: Table | None = None,
         page: Callable[[], Page] | None = None,
+        layers: Mapping[int, str] | None = None,
         texts: Sequence[tuple[Path | None, Callable[[], str]]] = (),
         notes: Sequence[str] = (),
         **facts: Any,
@@ -60,12 +62,13 @@ class Outputs:
             timeline: to show.
             table, notes: printed with it; with --json instead what is known of it and the ``facts``.
             page: what --html writes; None: the timeline by itself.
+            layers: their names by number, for --trace.
             texts: files, and what makes their text.
         """
-        saves = [
+        saves: list[tuple[Path | None, Callable[[Path], object]]] = [
             (self.html, timeline.save_html if page is None else _page_writer(page)),
             (self.png, timeline.save_png),
-            (self.trace, timeline.save_trace),
+            (self.trace, functools.partial(timeline.save_trace, layers=layers)),
         ]
         files: list[str] = []
         for path, write in (*saves, *((path, _text_writer(text)) for path, text in texts)):

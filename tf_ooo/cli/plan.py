@@ -17,7 +17,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from tf_ooo.cli.inputs import BYTES, LINK, SPEEDS, STAGES, is_model, policy_options, with_devices
 from tf_ooo.cli.outputs import EXISTING, FILE, Outputs, picture_options
-from tf_ooo.cli.plan_page import page_of_plan
+from tf_ooo.cli.plan_page import names_of, page_of_plan
 from tf_ooo.cli.plan_table import CandidateRows, print_table, show_splits
 from tf_ooo.costs.devices import PRECISIONS
 from tf_ooo.costs.gains import GainTable
@@ -147,6 +147,7 @@ def plan(
     wanted.show(
         timeline,
         page=lambda: page_of_plan(plan, timeline, rows, problem.layers, assumed, notes),
+        layers=names_of(problem.layers),
         texts=[(out, lambda: _with_comments(assumed) + plan.schedule.to_text()), (costs_out, table.to_json)],
         notes=notes,
         assumptions=list(assumed),

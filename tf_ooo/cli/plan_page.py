@@ -40,7 +40,7 @@ def page_of_plan(
         "back" if _slower(plan.trial) else "plain",
         bars=bars_of(_steps_s(plan.trial, rows), schedule.policy),
         bars_title="Predicted time of a step",
-        chart=chart_of(timeline, None, _names(layers), plan.problem.limits_bytes),
+        chart=chart_of(timeline, None, names_of(layers), plan.problem.limits_bytes),
         drawn="As planned",
         sections=[
             Table("Schedules compared", *rows.cells(schedule.policy), wide=True),
@@ -55,7 +55,7 @@ def page_of_simulation(timeline: Timeline, layers: Sequence[LayerCosts]) -> Page
     """A schedule on paper, and the costs of its layers."""
     return Page(
         title(timeline),
-        chart=chart_of(timeline, None, _names(layers)),
+        chart=chart_of(timeline, None, names_of(layers)),
         sections=[layer_table(layers, _places(timeline.schedule, len(layers)), "micro-batch")],
     )
 
@@ -85,7 +85,8 @@ def _steps_s(trial: Trial, rows: CandidateRows) -> dict[str, float]:
     return {**steps_s, schedule.policy: trial.step_s}
 
 
-def _names(layers: Sequence[LayerCosts]) -> dict[int, str]:
+def names_of(layers: Sequence[LayerCosts]) -> dict[int, str]:
+    """Of the layers that have a name, by number."""
     return {number: layer.name for number, layer in enumerate(layers) if layer.name}
 
 

@@ -10,7 +10,7 @@ import click
 
 from tf_ooo.cli.inputs import LINK, SPEEDS, load_schedule, load_table
 from tf_ooo.cli.outputs import EXISTING, Outputs, picture_options, timeline_table
-from tf_ooo.cli.plan_page import page_of_simulation
+from tf_ooo.cli.plan_page import names_of, page_of_simulation
 from tf_ooo.costs.layer_costs import Link
 from tf_ooo.errors import ScheduleError
 
@@ -38,4 +38,5 @@ def simulate(
     except ScheduleError as error:
         raise ScheduleError(f"{schedule}: {error}") from error
     page = functools.partial(page_of_simulation, timeline, table.layers)
-    Outputs(**outputs).show(timeline, table=timeline_table(timeline), page=page)
+    names = names_of(table.layers)
+    Outputs(**outputs).show(timeline, table=timeline_table(timeline), page=page, layers=names)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from grappler_passes.compat import releases
 from tf_ooo.compat import train_function, versions
 from tf_ooo.errors import BackendError, OOOError
+from tf_ooo.fit import progress
 from tf_ooo.fit.evaluation import average_evaluation
 from tf_ooo.fit.guard import Guard
 from tf_ooo.fit.mode import Mode, Training
@@ -189,8 +190,10 @@ class FitLife:
             self._say_gain()
             if running.recorder is not None:
                 running.recorder.close()
-        lost = self._restore()
-        self._save_timeline()
+        with progress.said("putting the model back as it was"):
+            lost = self._restore()
+        with progress.said("writing the report and its pictures"):
+            self._save_timeline()
         if running is not None and lost:
             raise gone(lost, running.training.explain)
 

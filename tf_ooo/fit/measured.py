@@ -149,13 +149,11 @@ def _between_ops(step: Step, profile: OpProfile, timed_s: Sequence[float]) -> fl
     return min(max(step_s / ops_s, 0.0 if timed_s else 1.0), _MOST_BETWEEN) if ops_s else 1.0
 
 
-def with_link(costs: CostTable, target: Target) -> CostTable:
-    """The costs with the link between the devices, unless they have one: then the plan is the same."""
-    return dataclasses.replace(costs, link=target.link_between()) if costs.link == Link() else costs
-
-
 def with_shared_link(costs: CostTable, target: Target) -> CostTable:
-    """As :func:`with_link`; the link also says which devices share cores, and how fast each is."""
+    """The costs with the link between the devices, which of them share cores, and how fast each is.
+
+    Costs that have a link keep it: then the plan is the same.
+    """
     if costs.link != Link():
         return costs
     link = sharing_cores(target.link_between(), target.devices, target.hosts())

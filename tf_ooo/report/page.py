@@ -54,7 +54,7 @@ def page_of(report: Report) -> Page:
         bars_title="Time of a step, medians of those that were measured",
         chart=chart,
         drawn=_drawn(report),
-        lanes=() if chart else lane_pictures(planned, _layer_names(report)),
+        lanes=() if chart else lane_pictures(planned, report.layer_names),
         lane_kinds=list(kinds),
         sections=list(_sections(report)),
     )
@@ -77,7 +77,7 @@ def _chart(report: Report) -> Chart | None:
         return None
     try:
         limits_bytes = report.memory_limits_bytes
-        return chart_of(report.timeline, report.measured_timeline, _layer_names(report), limits_bytes)
+        return chart_of(report.timeline, report.measured_timeline, report.layer_names, limits_bytes)
     except BackendError as error:  # plotly is not installed
         _LOG.warning("the report's page has no chart: %s", error)
         return None
@@ -98,10 +98,6 @@ def _drawn(report: Report) -> str:
     if measured:
         return f"One step, planned{how and how + ','} and measured (with the profiler)"
     return f"{timeline.steps} steps, as planned" if timeline.steps > 1 else f"One step, as planned{how}"
-
-
-def _layer_names(report: Report) -> dict[int, str]:
-    return {row.index: row.name for row in report.layers}
 
 
 def _notes(report: Report) -> Listed:

@@ -457,6 +457,11 @@ class Report:
         copy: dict[str, Any] = json.loads(json.dumps(values, default=dict))
         return copy
 
+    @property
+    def layer_names(self) -> dict[int, str]:
+        """By number."""
+        return {row.index: row.name for row in self.layers}
+
     def save_html(self, path: str | os.PathLike[str]) -> Path:
         """Writes a page, with ``plotly.min.js`` beside it where it has a chart; returns its path."""
         from tf_ooo.planning.pictures.page import write_page
@@ -476,5 +481,5 @@ class Report:
         if planned is None:
             schedule = self.planned or Schedule(self.mode, "none")
             planned, order_only = one_after_another(schedule, dict.fromkeys(schedule.tasks, 1e-3)), True
-        save_trace(planned, path, self.measured_timeline, order_only)
+        save_trace(planned, path, self.measured_timeline, order_only, self.layer_names)
         return Path(path)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from tf_ooo.costs.layer_costs import Link
 from tf_ooo.planning.pictures.style import bytes_text
 from tf_ooo.report.texts import device_text, seconds_text, sizes_text
 
@@ -102,8 +104,13 @@ class StageRow(Section):
     def text(self) -> str:
         first, last, count = self.layers[0], self.layers[-1], len(self.layers)
         layers = first if count == 1 else f"{first} .. {last} ({count} layers)"
-        speed = "" if self.speed == 1 else f" ({self.speed:.2g} times as fast as where costs were measured)"
-        return f"{device_text(self.device)}{speed}: {layers}; {self.why}"
+        return f"{_device_with_speed(self.device, self.speed)}: {layers}; {self.why}"
+
+
+def _device_with_speed(device: str, speed: float) -> str:
+    """The device, and how fast it is, where that is not as fast as the one on which costs were measured."""
+    named = device_text(device)
+    return named if speed == 1 else f"{named} ({speed:.2g} times as fast as where costs were measured)"
 
 
 @dataclass(eq=False)
@@ -159,6 +166,12 @@ class LinkRow(Section):
     bytes_per_s: float | None
     overhead_s_per_byte: float
     cores: int | None = None
+
+    @classmethod
+    def of(cls, link: Link) -> LinkRow:
+        bytes_per_s = None if math.isinf(link.bytes_per_s) else link.bytes_per_s
+        cores = link.cores if link.machines else None
+        return cls(link.latency_s, bytes_per_s, link.overhead_s_per_byte, cores)
 
     def text(self) -> str:
         speed = "no limit" if self.bytes_per_s is None else f"{bytes_text(round(self.bytes_per_s))}/s"
@@ -240,6 +253,8 @@ class LayerPipeSection(ModeSection):
         predicted_step_s: seconds of one batch.
         serial_step_s: seconds of all tasks of a batch one after the other.
         update_every: so many batches' gradients are one update.
+        link: between devices.
+        speeds: of the devices, where 1 is the one on which costs were measured; empty: all are as fast.
         divided: the lower processor's share of each dO that is on two processors, by layer.
         ways_bytes: about what earlier weights take, for each value of ``weights=``.
         step_s: measured seconds of rounds.
@@ -253,6 +268,8 @@ class LayerPipeSection(ModeSection):
     predicted_step_s: float = 0.0
     serial_step_s: float = 0.0
     update_every: int = 1
+    link: LinkRow | None = None
+    speeds: Sequence[float] = ()
     divided: Mapping[int, float] = field(default_factory=dict)
     ways_bytes: Mapping[str, float] = field(default_factory=dict)
     step_s: Sequence[float] = ()
@@ -273,11 +290,11 @@ class LayerPipeSection(ModeSection):
             if self.update_every == 1
             else f"of {self.update_every} batches are one update, one update late"
         )
+        speeds = self.speeds or (1.0,) * len(self.devices)
+        named = map(_device_with_speed, self.devices, speeds)
         return [
-            *(
-                (f"processor {number}", f"{device_text(device)}: {_tasks_on(number, layers)}")
-                for number, device in enumerate(self.devices)
-            ),
+            *((f"processor {n}", f"{device}: {_tasks_on(n, layers)}") for n, device in enumerate(named)),
+            ("link between devices", "" if self.link is None else self.link.text()),
             ("gradients", f"{how}: this changes the result of training"),
             ("earlier weights", sizes_text(self.weight_version_bytes or {})),
             ("with weights=, about", sizes_text(self.ways_bytes)),

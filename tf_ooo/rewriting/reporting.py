@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
+from grappler_passes.graph.dependencies import WOULD_CLOSE_A_CYCLE
 from grappler_passes.graph.liveness import unknown_sizes
 from grappler_passes.graph.training_graph import TrainingGraph
 from grappler_passes.passes.base import Note
+from grappler_passes.passes.order import CLOSES_A_CYCLE
 from tf_ooo.costs.places import Places
 from tf_ooo.planning.model.schedule import Task
 from tf_ooo.report.filling import layer_rows_of
@@ -16,7 +18,11 @@ from tf_ooo.report.sections import LayerRow
 from tf_ooo.rewriting.result import RewriteResult
 
 # What passes note, as a user reads it; what was done as planned is no news.
-_UNDONE = {"skipped": "not ordered as planned", "mixed": "not taken apart"}
+_SKIPPED = "skipped"
+_UNDONE = {_SKIPPED: "not ordered as planned", "mixed": "not taken apart"}
+_NO_NODE = ("no node ", "the graph has no such node ")
+_OWN_ORDER = "left in TensorFlow's own order, as "
+_EACH_OTHER, _IN_A_LOOP = "they would wait for each other", "a loop or a condition lies between them"
 
 
 def fill_plan(report: Report, result: RewriteResult | None) -> None:
@@ -41,13 +47,28 @@ def fill_plan(report: Report, result: RewriteResult | None) -> None:
 
 def told(whose: Callable[[], Places], notes: Iterable[Note], texts: Iterable[str] = ()) -> tuple[str, ...]:
     """What passes and plans could not do, in a user's words: each once, layers in the place of ops."""
-    undone = [note for note in notes if note.status in _UNDONE]
     said: list[tuple[str, tuple[str, ...]]] = [(text, ()) for text in texts]
-    said += [(f"{_UNDONE[note.status]}: {note.reason}", note.nodes) for note in undone]
+    unordered: dict[str, list[str]] = {}
+    for note in notes:
+        why = _why_unordered(note)
+        if why:
+            unordered.setdefault(why, []).extend(note.nodes)
+        elif note.status in _UNDONE:
+            said.append((f"{_UNDONE[note.status]}: {note.reason}", note.nodes))
+    said += [(_OWN_ORDER + why, tuple(nodes)) for why, nodes in unordered.items()]
     if not said:
         return ()
     places = whose()
     return tuple(dict.fromkeys(places.told(text, names) for text, names in said))
+
+
+def _why_unordered(note: Note) -> str:
+    """Why two ops do not run in the planned order, without talk of graphs; empty: the note says it itself."""
+    if note.status != _SKIPPED:
+        return ""
+    if note.reason.endswith((CLOSES_A_CYCLE, WOULD_CLOSE_A_CYCLE)):
+        return _EACH_OTHER
+    return "" if note.reason.startswith(_NO_NODE) else _IN_A_LOOP
 
 
 def clear_plan(report: Report) -> None:

@@ -16,7 +16,7 @@ from tf_ooo.errors import BackendError, OptionsError
 from tf_ooo.fit import progress
 from tf_ooo.fit.distributed import Distributed, FirstSteps, Placed, check_model
 from tf_ooo.fit.losing import ENOUGH, Losing
-from tf_ooo.fit.measured import check_costs, with_link
+from tf_ooo.fit.measured import check_costs, with_shared_link
 from tf_ooo.fit.mode import Training
 from tf_ooo.fit.recorder import Watched
 from tf_ooo.hosts.devices import home_device
@@ -222,7 +222,7 @@ class LayerPipeSteps:
     def _planned(self, step: Step, costs: CostTable, traced: Traced, started: float) -> SpreadPlan:
         mode, report = self._mode, self._mode.describe()
         check_costs(costs, [layer.name for layer in step.known.graph.layers])
-        report.costs = costs = with_link(costs, self._target)
+        report.costs = costs = with_shared_link(costs, self._target)
         schedule, devices = mode.options.schedule, self._target.devices
         mode.plan = plan = plan_spread(
             step, costs, traced, devices, mode.group, schedule, report, mode.losing

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Sequence
 
 from grappler_passes.graph.node_input import split_input
 from grappler_passes.graph.training_graph import TrainingGraph
+from tf_ooo.costs.layer_costs import Link
 from tf_ooo.costs.table import CostTable
 from tf_ooo.modes.layerpipe.spread import Spread
 from tf_ooo.modes.layerpipe.stages import HIGH, Stages
@@ -16,7 +18,7 @@ from tf_ooo.planning.choosing.plan import Plan
 from tf_ooo.planning.simulation.simulator import simulate
 from tf_ooo.report.filling import fill_plan
 from tf_ooo.report.report import Report
-from tf_ooo.report.sections import LayerPipeSection
+from tf_ooo.report.sections import LayerPipeSection, LinkRow
 
 # How a backward pass gets the weights of its forward pass: as they were read, or cast (mixed precision).
 _VERSIONS = ("ReadVariableOp", "Cast")
@@ -61,6 +63,8 @@ def fill_report(
         predicted_step_s=report.predicted_step_s,
         serial_step_s=sum(layer.busy_s + layer.update_s for layer in costs.layers),
         update_every=every,
+        link=LinkRow.of(costs.link),
+        speeds=list(costs.link.speeds),
         divided={layer: share for layer, (share, _) in stages.shares.items()},
         ways_bytes=_ways_bytes(costs, stages, every),
     )
@@ -71,13 +75,22 @@ def limits_of(plan: Plan, costs: CostTable) -> list[str]:
     step_s, problem = float(plan.timeline.steady_step_s), plan.problem
     if not step_s:
         return []
-    unlinked_s = float(simulate(plan.schedule, problem.layers, problem.link.free).steady_step_s)
+    link = problem.link
+    unlinked_s = _step_s(plan, link.free)
+    apart_s = _step_s(plan, dataclasses.replace(link, machines=()))
     largest_s, largest = max((layer.busy_s, layer.name) for layer in costs.layers)
     return [
+        # Of devices that share cores each task takes longer, and is no waiting.
         f"devices that wait {plan.timeline.steady_bubble_fraction:.0%}",
         f"link {max(0.0, 1 - unlinked_s / step_s):.0%}",
+        *([f"devices that share {link.cores} cores {1 - apart_s / step_s:.0%}"] if apart_s < step_s else []),
         f"the largest layer, {largest}, {largest_s / step_s:.0%} of the step",
     ]
+
+
+def _step_s(plan: Plan, link: Link) -> float:
+    """Predicted seconds of the plan's step on another link."""
+    return float(simulate(plan.schedule, plan.problem.layers, link).steady_step_s)
 
 
 def _fill_rows(report: Report, stages: Stages) -> None:

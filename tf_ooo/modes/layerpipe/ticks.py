@@ -15,6 +15,7 @@ from grappler_passes.compat.shape_inference import OutputInfo
 from grappler_passes.graph.node_input import split_input
 from grappler_passes.passes.base import PassPipeline
 from tf_ooo.compat import func_graphs, keras_variables, tf_functions
+from tf_ooo.fit import progress
 from tf_ooo.modes.layerpipe.averages import LaterWeights
 from tf_ooo.modes.layerpipe.cutting import Register, RoundPass
 from tf_ooo.modes.layerpipe.delays import Delays
@@ -93,20 +94,20 @@ class Ticks:
         Nothing in it waits for the end of a round: a processor goes on as soon as it has what it reads.
         A batch, or None, comes in in each round.  Gives the results of as many, or none.
         """
-        function = self._function(low, high, len(batches))
-        outputs = function(*(tensor for batch in batches for tensor in batch or ()))
+        tensors = [tensor for batch in batches for tensor in batch or ()]
+        key = (low, high, len(batches), self._tick % self.weights.every)
+        if key not in self._functions:
+            with progress.said(_tracing_text(high - low + 1, len(batches), high == self.last)):
+                self._functions[key] = function = self._make(*key)
+                outputs = function(*tensors)  # traced as it is called
+        else:
+            outputs = self._functions[key](*tensors)
         self._tick += len(batches)
         if not low <= self.results_round <= high:
             return []
         size = len(self.delays.logs)
         each = (outputs[number * size : (number + 1) * size] for number in range(len(batches)))
         return [self.traced.results.unpack(results) for results in each]
-
-    def _function(self, low: int, high: int, rounds: int) -> Any:
-        key = (low, high, rounds, self._tick % self.weights.every)
-        if key not in self._functions:
-            self._functions[key] = self._make(*key)
-        return self._functions[key]
 
     def _make(self, low: int, high: int, rounds: int, phase: int) -> Any:
         parts = [self._part(low, high, (phase + number) % self.weights.every) for number in range(rounds)]
@@ -201,6 +202,17 @@ class Ticks:
                 with tf.device(row.device):
                     held[row.name(1)] = tf.identity(entering[row.number])
         return held
+
+
+def _tracing_text(on_their_way: int, rounds: int, to_the_last: bool) -> str:
+    """What a user is told while a function of rounds is traced: how full the devices are in it.
+
+    ``to_the_last``: batches are in the last of their rounds, too, which they are not when an epoch begins.
+    """
+    if rounds > 1:
+        return f"tracing {rounds} steps in one function"
+    batches = "one batch on its way" if on_their_way == 1 else f"{on_their_way} batches on their way"
+    return f"tracing the step with {batches}{'' if to_the_last else ', as an epoch begins'}"
 
 
 def _fetch(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-import math
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
@@ -62,7 +61,6 @@ def section_of(mesh: Mesh, costs: CostTable, devices: Sequence[str]) -> Pipeline
     """The plan's part of a report."""
     plan, chosen = mesh.plan, mesh.chosen
     count, timeline, link = mesh.microbatches, plan.timeline, costs.link
-    bytes_per_s = None if math.isinf(link.bytes_per_s) else link.bytes_per_s
     again = recomputation(Candidate(plan.schedule.policy, plan.problem, plan.trial))
     return PipelineSection(
         devices=list(devices),
@@ -72,9 +70,7 @@ def section_of(mesh: Mesh, costs: CostTable, devices: Sequence[str]) -> Pipeline
         predicted_bubble_fraction=float(timeline.bubble_fraction),
         predicted_peak_bytes=list(chosen.peak_bytes),
         serial_step_s=sum(count * layer.busy_s + layer.update_s for layer in costs.layers),
-        link=LinkRow(
-            link.latency_s, bytes_per_s, link.overhead_s_per_byte, link.cores if link.machines else None
-        ),
+        link=LinkRow.of(link),
         microbatches=count,
         recomputed="" if again is None else str(again),
         replicas=mesh.replicas,

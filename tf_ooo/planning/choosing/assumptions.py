@@ -28,6 +28,7 @@ def assumptions(problem: Problem, table: CostTable | None = None, mode: str | No
         *_of_costs(table),
         _rows_text(problem, table, mode),
         *([_link_text(problem.link)] if problem.devices > 1 else []),
+        *([_cores_text(problem.link)] if problem.devices > 1 and problem.link.machines else []),
         *([_speeds_text(problem.link)] if problem.link.speeds else []),
         _limit_text(problem.limits_bytes),
     )
@@ -64,6 +65,14 @@ def _link_text(link: Link) -> str:
     if link.overhead_s_per_byte:
         text += f", {link.overhead_s_per_byte * 1e9:.3g} s of both processors for each GB"
     return text
+
+
+def _cores_text(link: Link) -> str:
+    machines: dict[int, list[str]] = {}
+    for device, machine in enumerate(link.machines):
+        machines.setdefault(machine, []).append(str(device))
+    sharing = [f"devices {', '.join(group)}" for group in machines.values() if len(group) > 1]
+    return f"{' and '.join(sharing)} share the {link.cores} cores of their machine"
 
 
 def _speeds_text(link: Link) -> str:

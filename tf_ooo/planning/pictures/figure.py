@@ -165,10 +165,8 @@ def _layer_texts(bars: Bars, run: Run) -> list[str] | None:
 
 
 def _names_of(schedule: Schedule, stage: int, layers: Mapping[int, str]) -> str:
-    places = schedule.layers_of(stage)
-    names = [html.escape(layers.get(place, str(place))) for place in dict.fromkeys((places[0], places[-1]))]
-    more = f" ({len(places)} layers)" if len(places) > 1 else ""
-    return f"{style.what_a_stage_is(schedule)} {stage}: {' .. '.join(names)}{more}"
+    names = html.escape(style.names_of_layers(schedule.layers_of(stage), layers))
+    return f"{style.what_a_stage_is(schedule)} {stage}: {names}"
 
 
 def _hover(kind: str, bars: Bars, unit: style.Unit, run: str, named: bool) -> str:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from tf_ooo.planning.model.schedule import Lane, Schedule
-from tf_ooo.planning.model.task import Fields
+from tf_ooo.planning.model.task import KIND_NUMBER, Fields
 
 if TYPE_CHECKING:
     from tf_ooo.planning.simulation.timeline import Timeline
@@ -27,6 +31,9 @@ NAMES = {
 SHORT = {"F": "F", "dO": "o", "dW": "w", "U": "u", "comm": "c"}
 _MOST_TO_REPEAT = 300_000
 _STREAMS = {0: "main", 1: "sub"}
+_ROLES = {"comm": "gradient exchange", "update": "updates"}
+# What the help of a chart explains, as far as the chart has it.
+_EXAMPLE_STAGE, _EXAMPLE_BATCH = 2, 3
 
 
 @dataclass(frozen=True)
@@ -91,6 +98,30 @@ def lane_label(schedule: Schedule, lane: Lane) -> str:
     return f"device {device} {role}"
 
 
+def stream_names(schedule: Schedule, lanes: Sequence[Lane], measured: bool = False) -> dict[Lane, str]:
+    """A name for each stream of a device: what it is for; those for the same are numbered.
+
+    Of ``measured`` lanes only communication and updates are streams: the others hold what ran side by side.
+    """
+    names: dict[Lane, str] = {}
+    taken: Counter[tuple[int, str]] = Counter()
+    for lane in lanes:
+        device = lane[0]
+        role = lane_label(schedule, lane).removeprefix(f"device {device}").strip()
+        role = _ROLES.get(role, f"{role} stream" if role in _STREAMS.values() else role)
+        name = role if role and not (measured and role not in _ROLES.values()) else "tasks"
+        taken[device, name] += 1
+        count = taken[device, name]
+        names[lane] = name if count == 1 else f"{name} {count}"
+    return names
+
+
+def names_of_layers(places: Sequence[int], names: Mapping[int, str]) -> str:
+    """``dense``, or ``dense .. dense_3 (4 layers)``; the number of one that has no name."""
+    ends = [names.get(place, str(place)) for place in dict.fromkeys((places[0], places[-1]))]
+    return " .. ".join(ends) + (f" ({len(places)} layers)" if len(places) > 1 else "")
+
+
 def numbering(schedule: Schedule) -> str:
     """Which numbers tell the tasks of one lane apart: ``stage``, ``microbatch`` or ``both``."""
     if schedule.microbatches == 1:
@@ -113,9 +144,25 @@ def what_a_stage_is(schedule: Schedule) -> str:
 
 
 def numbers_text(schedule: Schedule) -> str:
-    """What the letters and numbers in the boxes say."""
-    stage = what_a_stage_is(schedule)
-    which = numbering(schedule)
-    if which == "both":
-        return f"2o3: dO of {stage} 2, micro-batch 3"
-    return f"o3: dO of {stage if which == 'stage' else 'micro-batch'} 3"
+    """What the letters and numbers in the boxes say, of a box that is there."""
+    stage_is, which = what_a_stage_is(schedule), numbering(schedule)
+    kind, stage, batch = _example(schedule, which)
+    counted = [f"{stage_is} {stage}"] if which != "microbatch" else []
+    counted += [f"micro-batch {batch}"] if which != "stage" else []
+    return f"{task_label(kind, stage, batch, which)}: {kind} of {', '.join(counted)}"
+
+
+def _example(schedule: Schedule, which: str) -> tuple[str, int, int]:
+    """Kind, stage and micro-batch of a task: a dO, if there is one; two numbers that differ, if they can."""
+    fields = Fields.of(np.concatenate([np.zeros(0, np.int64), *(t.codes for t in schedule.lanes.values())]))
+    there = [kind for kind in ("dO", "F", "dW") if (fields.kind == KIND_NUMBER[kind]).any()]
+    if not there:
+        return "dO", _EXAMPLE_BATCH, _EXAMPLE_BATCH
+    chosen = fields.kind == KIND_NUMBER[there[0]]
+    tasks = np.unique(np.stack([fields.stage[chosen], fields.microbatch[chosen]], axis=1), axis=0)
+    wanted = _EXAMPLE_STAGE if which == "both" else _EXAMPLE_BATCH
+    away = abs(tasks - (wanted, _EXAMPLE_BATCH))
+    alike = (tasks[:, 0] == tasks[:, 1]) & (which == "both")
+    counted = {"stage": away[:, 0], "microbatch": away[:, 1], "both": away.sum(axis=1)}[which]
+    stage, batch = tasks[np.lexsort((counted, alike))[0]].tolist()
+    return there[0], stage, batch

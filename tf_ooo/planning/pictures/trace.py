@@ -5,13 +5,14 @@ from __future__ import annotations
 import itertools
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from tf_ooo.planning.model.task import KINDS, Task
 from tf_ooo.planning.pictures.bars import View, bars_of, curve_points, links_of, view_of
-from tf_ooo.planning.pictures.style import lane_label
+from tf_ooo.planning.pictures.style import names_of_layers, stream_names
 
 if TYPE_CHECKING:
     from tf_ooo.planning.simulation.timeline import Timeline
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 # Half a minute to write, 200 MB; viewers become slow above.
 _MOST_TASKS, _MOST_LANES = 500_000, 4096
 _MICROSECONDS = 1e6
+_MEASURED = "measured: "
+_UNKNOWN: Mapping[int, str] = MappingProxyType({})
 _NO_TIMES = "not measured: every task is drawn 1 ms long; only the order means something"
 
 
@@ -27,6 +30,7 @@ def save_trace(
     path: str | os.PathLike[str],
     measured: Timeline | None = None,
     order_only: bool = False,
+    layers: Mapping[int, str] | None = None,
 ) -> None:
     """Writes the file; above half a million tasks the first seconds only, with a warning in the log.
 
@@ -35,16 +39,18 @@ def save_trace(
         path: of the file.
         measured: in processes of its own, below the planned ones.
         order_only: the planned times mean nothing, and the trace says so.
+        layers: their names by number, as far as they are known.
     """
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
     view = view_of(timeline, _MOST_TASKS, _MOST_LANES)
-    events = trace_events(timeline, view, _planned_name(measured is not None, order_only))
+    names, first_name = layers or {}, _planned_name(measured is not None, order_only)
+    events = trace_events(timeline, view, first_name, layers=names)
     summary = {"times": _NO_TIMES, **_whose(timeline)} if order_only else _summary(timeline, view)
     if measured is not None:
         view = view_of(measured, _MOST_TASKS, _MOST_LANES)
         first = timeline.schedule.devices + 1  # behind the links
-        events = itertools.chain(events, trace_events(measured, view, "measured: ", first))
+        events = itertools.chain(events, trace_events(measured, view, _MEASURED, first, names))
         summary["measured"] = _summary(measured, view)
     with target.open("w", encoding="utf-8") as file:
         file.write('{"displayTimeUnit": "ms",\n')
@@ -62,13 +68,19 @@ def _planned_name(beside_measured: bool, order_only: bool) -> str:
     return "planned: " if beside_measured else ""
 
 
-def trace_events(timeline: Timeline, view: View, name: str = "", first: int = 0) -> Iterator[dict[str, Any]]:
+def trace_events(
+    timeline: Timeline, view: View, name: str = "", first: int = 0, layers: Mapping[int, str] = _UNKNOWN
+) -> Iterator[dict[str, Any]]:
     """All events of the trace; times in microseconds.
 
-    ``name`` stands in front of those of processes, which are numbered from ``first`` on.
+    ``name`` stands in front of those of processes, which are numbered from ``first`` on.  ``layers``: names
+    by number.
     """
     events = itertools.chain(
-        _names(timeline, view), _tasks(timeline, view), _messages(timeline, view), _memory(timeline, view)
+        _names(timeline, view, name == _MEASURED),
+        _tasks(timeline, view, layers),
+        _messages(timeline, view),
+        _memory(timeline, view),
     )
     for event in events:
         if event["name"] == "process_name":
@@ -107,15 +119,14 @@ def _span(
     return {"ph": "X", "name": name, "cat": kind, **where, "args": args}
 
 
-def _names(timeline: Timeline, view: View) -> Iterator[dict[str, Any]]:
+def _names(timeline: Timeline, view: View, measured: bool) -> Iterator[dict[str, Any]]:
     for device in view.devices:
         yield from _process(device, f"device {device}")
-    for device, stream in view.lanes:
-        role = lane_label(timeline.schedule, (device, stream)).removeprefix(f"device {device}").strip()
-        yield _thread(device, stream, f"stream {stream} {role}".strip())
+    for (device, stream), name in stream_names(timeline.schedule, view.lanes, measured).items():
+        yield _thread(device, stream, name)
 
 
-def _tasks(timeline: Timeline, view: View) -> Iterator[dict[str, Any]]:
+def _tasks(timeline: Timeline, view: View, names: Mapping[int, str]) -> Iterator[dict[str, Any]]:
     bars = bars_of(timeline, view)
     f = bars.fields
     columns = (bars.lane, bars.start_s, bars.end_s, bars.step, f.kind, f.stage, f.microbatch, f.part)
@@ -123,6 +134,8 @@ def _tasks(timeline: Timeline, view: View) -> Iterator[dict[str, Any]]:
     for lane, start_s, end_s, step, kind, stage, batch, part in rows:
         task, layers = Task(KINDS[kind], stage, batch, part), timeline.schedule.layers_of(stage)
         args = {"stage": stage, "layers": [layers[0], layers[-1]], "microbatch": batch, "step": step}
+        if names:
+            args["names"] = names_of_layers(layers, names)
         yield _span(str(task), task.kind, view.lanes[lane], (start_s, end_s), args)
 
 

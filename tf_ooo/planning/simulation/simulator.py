@@ -65,7 +65,8 @@ def simulate(
     memory = MemoryUse(relation, layers, start_s, end_s).curves()
     # Of a function of this module a timeline can be pickled.
     repeat = functools.partial(simulate, schedule, layers, between)
-    return Timeline(schedule, start_s, end_s, memory, links.messages(start, end), repeat)
+    messages = links.messages(start, end)
+    return Timeline(schedule, start_s, end_s, memory, messages, repeat, fullest_s=_fullest_s(work))
 
 
 def task_seconds(relation: Relation, layers: Sequence[LayerCosts], link: Link) -> Floats:
@@ -278,10 +279,13 @@ def _occupancy(
     for column, kind in enumerate(("F", "dO", "dW")):
         for stage in range(relation.stages):
             group = [layers[i] for i in relation.schedule.layers_of(stage)]
-            # Layers of one stage run one after the other: the largest share counts.
-            share[relation.there(kind, stage)] = max(
-                (layer.occupancy or (unknown,) * 3)[column] for layer in group
-            )
+            shares = [(layer.occupancy or (unknown,) * 3)[column] for layer in group]
+            # Layers of one stage run one after the other: on a stream the largest share counts.  Of a
+            # machine's cores they need their mean, as merged stages do: else schedules of stages would
+            # look slower than those of single layers.
+            seconds = [getattr(layer, SECONDS[kind]) for layer in group]
+            mean = bool(link.machines) and sum(seconds) > 0
+            share[relation.there(kind, stage)] = np.average(shares, weights=seconds) if mean else max(shares)
     share[relation.fields.kind == KIND_NUMBER["U"]] = 1.0
     if link.machines and link.speeds:
         # All cores of a machine are alike: a device of it that is slow computes with fewer of them.
@@ -295,6 +299,16 @@ def _occupancy(
     sending = min(1.0, 2 / link.cores) if link.machines else 0.0
     sent = np.full(len(links.nodes), sending)
     return np.concatenate([plan.tile(share), sent]), np.array([*places, *within], np.int32)
+
+
+def _fullest_s(work: LaneWork) -> float:
+    """Seconds that what shares a device or a machine's cores takes at least: all of it busy all the time."""
+    if work.occupancy is None or work.lane_device is None:
+        return 0.0
+    place = np.asarray(work.lane_device)[work.lane_of]
+    sharing = place >= 0
+    needed_s = np.asarray(work.occupancy)[sharing] * np.asarray(work.duration_s)[sharing]
+    return float(np.bincount(place[sharing], needed_s).max(initial=0.0))
 
 
 def _machines(link: Link, devices: int) -> list[int]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import html
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -66,6 +66,8 @@ class Timeline:
         message_columns: what was sent between devices.
         measured_busy_s: for each device, seconds in which its ops ran, where they were measured one by one;
             empty: whenever a task ran.
+        fullest_s: seconds that the tasks take at least that share a device, or the cores of a machine; 0:
+            none do.
     """
 
     schedule: Schedule
@@ -75,6 +77,7 @@ class Timeline:
     message_columns: MessageColumns = field(default_factory=MessageColumns)
     _repeat: Callable[[int], Timeline] | None = None
     measured_busy_s: Sequence[float] = ()
+    fullest_s: float = 0.0
 
     @property
     def steps(self) -> int:
@@ -91,8 +94,9 @@ class Timeline:
         """Seconds between the ends of two steps, once steps repeat.
 
         An asynchronous schedule has a step for each micro-batch: the mean distance of the middle
-        half of its micro-batches, but not less than the busiest lane's work for each (while idler
-        lanes catch up, micro-batches end faster than they can in the long run).
+        half of its micro-batches, but not less than the busiest lane's work for each, nor than what shares
+        cores takes of these (while idler lanes catch up, and when no more micro-batches come in,
+        micro-batches end faster than they can in the long run).
         """
         if self.schedule.asynchronous:
             return self._microbatch_period_s()
@@ -114,7 +118,8 @@ class Timeline:
             return self.makespan_s / len(done_s)
         took_s = self.end_s[0] - self.start_s[0]
         busiest_s = max(float(took_s[piece].sum()) for _, piece in self.lane_slices())
-        return max(float(done_s[last] - done_s[first]) / (last - first), busiest_s / len(done_s))
+        least_s = max(busiest_s, self.fullest_s / self.steps) / len(done_s)
+        return max(float(done_s[last] - done_s[first]) / (last - first), least_s)
 
     @cached_property
     def busy_s(self) -> list[float]:
@@ -212,11 +217,11 @@ class Timeline:
 
         save_html(self, path, measured)
 
-    def save_trace(self, path: str | os.PathLike[str]) -> None:
-        """Chrome/Perfetto trace JSON (chrome://tracing, ui.perfetto.dev)."""
+    def save_trace(self, path: str | os.PathLike[str], layers: Mapping[int, str] | None = None) -> None:
+        """Chrome/Perfetto trace JSON (chrome://tracing, ui.perfetto.dev); ``layers``: names by number."""
         from tf_ooo.planning.pictures.trace import save_trace  # noqa: PLC0415
 
-        save_trace(self, path)
+        save_trace(self, path, layers=layers)
 
     def save_png(self, path: str | os.PathLike[str]) -> None:
         """A picture of the Gantt chart and the memory."""

@@ -14,10 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 from tf_ooo.costs.places import KIND_WORDS
 from tf_ooo.planning.model.schedule import Schedule
-from tf_ooo.planning.pictures.style import bytes_text
-from tf_ooo.report.environment import ON
 from tf_ooo.report.gain import Gain
 from tf_ooo.report.sections import CompiledRow, LayerPipeSection, LayerRow, PipelineSection
+from tf_ooo.report.summary_rows import summary_rows
 from tf_ooo.report.texts import seconds_text
 
 if TYPE_CHECKING:
@@ -294,93 +293,7 @@ class Report:
 
     def rows(self) -> list[tuple[str, str]]:
         """The summary as (what, value); what is not known is left out."""
-        baselines, turns = self.baselines_s.items(), self.in_turns
-        gains = [Gain(name, times_s, self.steps_s, None, turns) for name, times_s in baselines if times_s]
-        software, _, device = self.environment.partition(ON)
-        where = "on one device" if self.fell_back and self.mode == "pipeline" else self.mode
-        rows = [
-            ("gain", self.headline),
-            *(("", gain.text) for gain in gains[1:] if self.steps_s),
-            (f"{self.ranks} ranks", self._ranks_text()),
-            ("one device", self._first_text()),
-            ("predicted", self._predicted_text()),
-            ("limited by", "" if self.fell_back else self._limits_text()),
-            ("state", "" if self.state in self.headline else self.state),
-            ("mode, schedule", f"{where}, {self.schedule}"),
-            ("kept of several ways", self.way),
-            ("compared", self.compared),
-            ("comparison", self._comparison_text()),
-            ("model", self.model),
-            ("batch", self._batch_text()),
-            *(self._plan_rows() if self.ops else ()),
-            *self.pipeline.rows(not self.fell_back),
-            *self.layerpipe.rows(self.layers),
-            ("step, stock", seconds_text(self.stock_step_s)),
-            ("step, rewritten", seconds_text(self.measured_step_s)),
-            ("step, noise", seconds_text(self.step_noise_s)),
-            ("predicted peak", self._peak_text()),
-            ("memory limit", self._limit_text()),
-            ("predicted peak, stock", bytes_text(self.stock_predicted_peak_bytes)),
-            *(("measured timeline", line) for line in self.measured_against_plan),
-            ("measured timeline", self._not_measured_text()),
-            *((f"XLA, {step}", compiled.text) for step, compiled in self.compiled.items()),
-            ("costs", self.why_no_costs and f"not known: {self.why_no_costs}"),
-            ("planning", seconds_text(self.plan_seconds)),
-            ("device", device),
-            ("run", f"{self.date}  {software}".strip()),
-        ]
-        return [(what, value) for what, value in rows if value not in ("", "-")]
-
-    def _batch_text(self) -> str:
-        rows, parts = self.batch_rows, self.pipeline.microbatches if self.pipeline else 1
-        if rows is None:
-            return ""
-        of_each = f", on each of {self.ranks} ranks" if self.ranks > 1 else ""
-        return f"{rows} rows a step{of_each}" + (f", in {parts} micro-batches" if parts > 1 else "")
-
-    def _peak_text(self) -> str:
-        unknown, rows = self.unknown_size_ops, self.peak_rows
-        if self.predicted_peak_bytes is None and unknown:
-            why = "sizes that only running tells" if rows else "open sizes (with batch_size= it is known)"
-            return f"not known: {unknown} tensors have {why}"
-        return bytes_text(self.predicted_peak_bytes) + (f", batches of {rows} rows" if rows else "")
-
-    def _limit_text(self) -> str:
-        """Of each device, and who says so."""
-        limits = self.memory_limits_bytes
-        each = [bytes_text(limit) for limit in limits] if len(set(limits)) > 1 else []
-        sizes = ", ".join(each) or f"{bytes_text(self.memory_limit_bytes)} each"
-        return "" if self.memory_limit_bytes is None else f"{sizes}, {self.memory_limit_from}"
-
-    def _predicted_text(self) -> str:
-        """What was predicted before such a step had run, and its own error: by how much it missed."""
-        if self.predicted_step_s is None:
-            return ""
-        several = self.pipeline or self.layerpipe or self.mode == "data_parallel"
-        predicted = f"{seconds_text(self.predicted_step_s)} a step" + (
-            "" if several else ", all ops one by one"
-        )
-        if self.fell_back and self.pipeline:
-            return f"{predicted}, by the plan that does not run"
-        if not self.running_s:
-            return predicted
-        measured_s = statistics.median(self.running_s)
-        error = self.predicted_step_s / measured_s - 1
-        off = f"{abs(error):.0%} too {'high' if error > 0 else 'low'}"
-        return f"{predicted}; measured {seconds_text(measured_s)}: the prediction is {off}"
-
-    def _not_measured_text(self) -> str:
-        """Why there is no measured timeline; where stock was kept without a plan, also how to have one."""
-        how = f"with {self.how_to_record}" if self.fallback_reason and self.how_to_record else ""
-        if self.measured_timeline is not None or not (self.not_measured or how):
-            return ""
-        if not self.not_measured:
-            return f"none: timeline='FOLDER' records some steps, {how}"
-        return f"none: {self.not_measured}" + (f"; {how} some steps are recorded" if how else "")
-
-    def _limits_text(self) -> str:
-        """Each is a share of the planned step by itself: they overlap."""
-        return f"{', '.join(self.limits)} (of the plan; these overlap)" if self.limits else ""
+        return summary_rows(self)
 
     def task_name(self, task: Task) -> str:
         """A task in words: ``weight gradient of conv2d_4, micro-batch 2``."""
@@ -390,48 +303,6 @@ class Report:
         of = " .. ".join(ends) or f"layer {task.stage}"
         several = self.planned is not None and self.planned.microbatches > 1 and task.kind != "U"
         return f"{KIND_WORDS[task.kind]} of {of}" + (f", micro-batch {task.microbatch}" if several else "")
-
-    def _comparison_text(self) -> str:
-        """What the test took."""
-        if not self.compared_steps:
-            return ""
-        took_s, several = self.profiling_overhead_s, self.mode == "data_parallel"
-        what = "further traces, profiling and planning" if several else "a second step's trace"
-        trace = f"; {seconds_text(took_s)} for {what}" if took_s else ""
-        return f"{self.compared_steps} steps in turns, which all trained{trace}"
-
-    def _first_text(self) -> str:
-        first = self.gain_over_first
-        if first is None:
-            return ""
-        same = first.baseline.removeprefix("one device")
-        return (
-            f"{seconds_text(first.baseline_median_s)} a step{same} ({len(self.first_steps_s)} at the start)"
-        )
-
-    def _ranks_text(self) -> str:
-        """How much faster all ranks train than one, and the share of the step that is not its own."""
-        if not self.alone_s or not self.running_s:
-            return ""
-        alone_s, together_s = statistics.median(self.alone_s), statistics.median(self.running_s)
-        return (
-            f"{self.ranks * alone_s / together_s:.2f}x the throughput of one: {seconds_text(together_s)} for "
-            f"{self.ranks} batches instead of {seconds_text(alone_s)} for one; communication and waiting "
-            f"{max(0.0, 1 - alone_s / together_s):.0%}"
-        )
-
-    def _plan_rows(self) -> list[tuple[str, str]]:
-        return [
-            ("ops per kind", self._ops_text()),
-            ("layers", str(len(self.layers))),
-            ("moved ops", f"{self.moved_ops} ({self.added_edges} edges added)"),
-            ("gradients that stay mixed", str(len(self.mixed) or "")),
-            ("unclassified", str(len(self.unclassified) or "")),
-        ]
-
-    def _ops_text(self) -> str:
-        counts = (f"{KIND_WORDS.get(kind, kind)} {count}" for kind, count in self.ops.items() if count)
-        return ", ".join(counts)
 
     def __repr__(self) -> str:
         return self.summary()

@@ -88,3 +88,14 @@ def test_a_mark_goes_on_to_copies():
     keras_variables.mark_in_host_memory(marked)
     copies = [keras_variables.copy_on(CPU, variable) for variable in (plain, marked)]
     assert [keras_variables.is_in_host_memory(variable) for variable in copies] == [False, True]
+
+
+def test_named():
+    """By their paths; a number where several have one, as layers built by a call may."""
+    kernel, bias = dense_model().trainable_variables
+    path = keras_variables.path_of(kernel)
+    assert keras_variables.named([kernel, bias, kernel]) == {
+        path: kernel,
+        keras_variables.path_of(bias): bias,
+        f"{path}#1": kernel,
+    }

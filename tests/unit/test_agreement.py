@@ -266,7 +266,8 @@ def steps_of(engine, result, strict=False, failed="", **options):
     steps._comparison = StepComparison(steps.options, steps.report, ranks=engine)
     steps._plan_failed, steps._stock_predicted_s = "", None
     steps.ordered = steps.stock = SimpleNamespace(traced=0)
-    steps._phase = None
+    steps._phase = steps._single = None
+    steps._profiler = SimpleNamespace(profile=None)
     return steps
 
 

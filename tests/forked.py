@@ -13,12 +13,13 @@ import signal
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
+
+from tf_ooo.report.later import if_it_takes
 
 _PR_SET_PDEATHSIG = 1
 ROOT = Path(__file__).parents[1]
@@ -87,13 +88,8 @@ class Forked:
 def signal_after(process: Forked, seconds: float | None) -> Iterator[None]:
     """Kills the process if the block takes longer than ``seconds``, and says so."""
     late: list[bool] = []
-    timer = threading.Timer(seconds or 1e6, lambda: (late.append(True), process.kill()))
-    timer.daemon = True
-    timer.start()
-    try:
+    with if_it_takes(seconds or 1e6, lambda: (late.append(True), process.kill())):
         yield
-    finally:
-        timer.cancel()
     if late:
         raise subprocess.TimeoutExpired(str(process.pid), seconds or 0.0)
 

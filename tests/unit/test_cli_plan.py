@@ -233,6 +233,17 @@ def test_assumptions_are_said(costs, tmp_path):
     shared = tf_ooo.Link(1e-5, machines=(0, 1, 0), cores=4)
     planned = tf_ooo.plan(layers=LAYERS, devices=2, link=shared)
     assert "devices 0, 2 share the 4 cores of their machine" in planned.assumptions
+    apart = tf_ooo.plan(layers=LAYERS, devices=2, link=tf_ooo.Link(1e-5, machines=(0, 1), cores=4))
+    assert "share the" not in " ".join(apart.assumptions)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [([], "0 limits are given for 2 devices"), ([1, 0], "got 0"), ("16GB", "got '16GB'")],
+)
+def test_limits_of_memory_that_are_none(given, said):
+    with pytest.raises(tf_ooo.OptionsError, match=said):
+        tf_ooo.plan(layers=LAYERS, devices=2, memory_limit_bytes=given)
 
 
 def test_command_and_function_have_the_same_defaults(costs):

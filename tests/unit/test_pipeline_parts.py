@@ -177,9 +177,9 @@ def test_no_cut_has_a_less_full_stage(sizes, stages):
 
     ends = itertools.combinations(range(len(layers) - 1), stages - 1)
     possible = [tuple(zip([0, *(e + 1 for e in one)], [*one, len(layers) - 1], strict=True)) for one in ends]
-    found = cutter.cut_by_bytes((1.0,) * stages)
+    cuts = cutter.cut_by_bytes((1.0,) * stages)
     for kept in (0, 1, 3):
-        assert min(fullest(one, kept) for one in found) == min(fullest(one, kept) for one in possible)
+        assert min(fullest(one, kept) for one in cuts) == min(fullest(one, kept) for one in possible)
 
 
 def test_the_memory_limit_is_kept_or_named():

@@ -27,7 +27,7 @@ def plan(
     training_graph: TrainingGraph | None = None,
     costs: CostTable | GraphCosts | Mapping[str, float] | None = None,
     schedule: str = "auto",
-    memory_limit_bytes: int | Sequence[int] | None = None,
+    memory_limit_bytes: int | list[int] | tuple[int, ...] | None = None,
     *,
     layers: Sequence[LayerCosts] | CostTable | None = None,
     model: Any = None,
@@ -123,11 +123,13 @@ def plan(
     return only_tasks(planned, {Task(*task) for task in backward_tasks(training_graph).ops})
 
 
-def _order_of(graph: TrainingGraph, schedule: str, limit_bytes: int | Sequence[int] | None) -> Schedule:
+def _order_of(
+    graph: TrainingGraph, schedule: str, limit_bytes: int | list[int] | tuple[int, ...] | None
+) -> Schedule:
     """Of a graph whose ops have no costs.  OptionsError: limits of several devices, of which it has one."""
     from tf_ooo.rewriting.planner import plan_graph  # noqa: PLC0415 - imports TensorFlow
 
-    if isinstance(limit_bytes, Sequence):
+    if isinstance(limit_bytes, (list, tuple)):
         raise OptionsError(
             f"memory_limit_bytes={limit_bytes!r:.80}: a training graph is of one device, which has one limit"
         )

@@ -59,13 +59,8 @@ def _free(policy: Policy, problem: Problem, clock: Clock) -> Candidate:
 
 def _kept(unlimited: Candidate, problem: Problem) -> Candidate | None:
     """The schedule without the limit, if it keeps it as it is."""
-    trial, limit_bytes = unlimited.trial, problem.memory_limit_bytes
-    if (
-        trial is None
-        or problem.recompute == ALL
-        or limit_bytes is None
-        or trial.kept_limit_bytes > limit_bytes
-    ):
+    trial = unlimited.trial
+    if trial is None or problem.recompute == ALL or not problem.keeps_limit(trial.timeline.peak_bytes):
         return None
     asked = dataclasses.replace(problem, recompute=NONE)
     return dataclasses.replace(unlimited, problem=asked, trial=dataclasses.replace(trial, problem=asked))

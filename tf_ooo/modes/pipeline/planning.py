@@ -247,13 +247,12 @@ def _as_written(
         if own.schedule.recompute:
             problem = recomputed(problem, own.schedule.recompute)
         trial = Trial(schedule, problem, _CLOCK)
-        needed_bytes = trial.kept_limit_bytes
-        if limit is None or needed_bytes <= limit:
+        if trial.keeps_limit:
             yield Candidate(schedule.policy, problem, trial, trial.step_s)
             continue
-        error = problem.over_limit(needed_bytes)
+        error = problem.over_limit(trial.kept_limit_bytes)
         errors.append(error)
-        yield Candidate(schedule.policy, problem, reason=f"needs {needed_bytes} bytes", error=error)
+        yield Candidate(schedule.policy, problem, reason=f"needs {error.smallest_bytes} bytes", error=error)
 
 
 def own_cuts(

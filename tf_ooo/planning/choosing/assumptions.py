@@ -28,7 +28,7 @@ def assumptions(problem: Problem, table: CostTable | None = None, mode: str | No
         *_of_costs(table),
         _rows_text(problem, table, mode),
         *([_link_text(problem.link)] if problem.devices > 1 else []),
-        *([_cores_text(problem.link)] if problem.devices > 1 and problem.link.machines else []),
+        *(_cores_texts(problem.link) if problem.devices > 1 else ()),
         *([_speeds_text(problem.link)] if problem.link.speeds else []),
         _limit_text(problem.limits_bytes),
     )
@@ -67,12 +67,13 @@ def _link_text(link: Link) -> str:
     return text
 
 
-def _cores_text(link: Link) -> str:
+def _cores_texts(link: Link) -> tuple[str, ...]:
+    """Which devices share cores; empty: none do."""
     machines: dict[int, list[str]] = {}
     for device, machine in enumerate(link.machines):
         machines.setdefault(machine, []).append(str(device))
     sharing = [f"devices {', '.join(group)}" for group in machines.values() if len(group) > 1]
-    return f"{' and '.join(sharing)} share the {link.cores} cores of their machine"
+    return (f"{' and '.join(sharing)} share the {link.cores} cores of their machine",) if sharing else ()
 
 
 def _speeds_text(link: Link) -> str:

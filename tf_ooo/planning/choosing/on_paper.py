@@ -28,7 +28,7 @@ def problem_of(
     devices: int,
     microbatches: int,
     link: Link | None,
-    memory_limit_bytes: int | Sequence[int] | None,
+    memory_limit_bytes: int | list[int] | tuple[int, ...] | None,
     options: Mapping[str, Any] | None,
     stages: Stages | None = None,
     recompute: str = NONE,
@@ -38,8 +38,8 @@ def problem_of(
     check_stages("stages", stages)
     names = [layer.name or str(number) for number, layer in enumerate(checked)]
     cut = () if stages is None else bounds_of(names, stages)
-    limits: Sequence[int] = ()
-    if isinstance(memory_limit_bytes, Sequence):
+    limits: list[int] | tuple[int, ...] | None = None
+    if isinstance(memory_limit_bytes, (list, tuple)):
         limits, memory_limit_bytes = memory_limit_bytes, None
     problem = Problem(
         checked,
@@ -52,7 +52,7 @@ def problem_of(
         cut=cut,
     )
     check_problem(problem)
-    if not limits:
+    if limits is None:
         return problem
     for limit in limits:
         _check_limit(limit)

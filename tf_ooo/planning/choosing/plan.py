@@ -88,6 +88,12 @@ class Trial:
         """The lowest limit that it keeps, as :meth:`Problem.limit_of`."""
         return self.problem.limit_of(self.timeline.peak_bytes)
 
+    @property
+    def keeps_limit(self) -> bool:
+        """Whether each device stays within its limit; without one nothing is simulated."""
+        limit = self.problem.memory_limit_bytes
+        return limit is None or self.kept_limit_bytes <= limit
+
     def predicted(self) -> Schedule:
         """The schedule with its predictions; without them where nothing is simulated and that takes long."""
         if "timeline" not in vars(self) and len(self.schedule.tasks) > _TASKS_TO_PREDICT:
@@ -220,11 +226,11 @@ def _within_limit(policy: Policy, problem: Problem, clock: Clock, as_run: AsRun 
         return Trial(schedule if as_run is None else as_run(schedule), of, clock)
 
     def within(asked: Problem) -> Trial:
-        trial, limit = made_for(asked, asked), asked.memory_limit_bytes
-        if limit is None or trial.kept_limit_bytes <= limit:
+        trial = made_for(asked, asked)
+        if trial.keeps_limit:
             return trial
         lean = made_for(dataclasses.replace(asked, memory_limit_bytes=0), asked)
-        if lean.kept_limit_bytes > limit:
+        if not lean.keeps_limit:
             raise asked.over_limit(lean.kept_limit_bytes)
         return lean
 

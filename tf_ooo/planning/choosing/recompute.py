@@ -60,8 +60,7 @@ def search(problem: Problem, within: Make, free: Make) -> Trial:
     if problem.recompute == ALL:
         return within(recomputed(problem, worth_it(problem)))
     plain = dataclasses.replace(problem, recompute=NONE)
-    limit = problem.memory_limit_bytes
-    if limit is None or free(plain).kept_limit_bytes <= limit:
+    if problem.memory_limit_bytes is None or free(plain).keeps_limit:
         return within(plain)
     trials: list[Trial] = []
     errors: list[MemoryLimitError] = []

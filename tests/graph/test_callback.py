@@ -63,9 +63,9 @@ def test_bit_equal_after_20_steps(schedule, tmp_path):
     model = assert_same(callback)
     assert callback.report.moved_ops > 0
     assert callback.report.added_edges > 0
-    # Auto may need up to 40 steps to be sure.
-    undecided = schedule == "auto" and callback.report.undecided == "20 of at most 40 steps compared"
-    assert undecided or callback.report.measured_step_s > 0
+    # Auto may need up to 40 steps to be sure; what these took is known.
+    assert callback.report.undecided in ("", "20 of at most 40 steps compared")
+    assert callback.report.measured_step_s > 0
     assert (tmp_path / "report.html").exists()
     assert "make_train_function" not in vars(model)
 

@@ -107,6 +107,9 @@ def test_an_undecided_report_says_so(tmp_path):
     report.undecided = "3 of 6 steps timed"
     assert report.state == "not decided, 3 of 6 steps timed"
     assert 'class="state back"' in report.save_html(tmp_path / "report.html").read_text()
+    report.baselines_s, report.steps_s = {"stock Keras": [0.2, 0.2]}, [0.1, 0.1]
+    assert "100.00 ms a step instead of 200.00 ms" in report.headline
+    assert report.headline.endswith("; not decided, 3 of 6 steps timed")
 
 
 def test_a_peak_of_unknown_sizes_is_no_number():

@@ -306,11 +306,11 @@ class StepComparison:
         return Verdict(compared.best, seconds=seconds)
 
     def _not_yet(self, times: StepTimes) -> None:
-        """Of an order that stays in any case what is known so far is said: the fit may end before more is."""
+        """What is known so far is said: the fit may end before more is."""
         if self.options.may_fall_back:
             self.report.undecided = times.progress
-            return
-        self.report.kept_because = AS_ASKED
+        else:
+            self.report.kept_because = AS_ASKED
         if times.until_sure and not times.several and all(times.seconds.values()):
             self._fill(times)
 

@@ -216,7 +216,7 @@ class Report:
         if self.fell_back:
             return f"no gain: {self.state}" if gain is None else f"no gain: stock kept ({gain.ratio_text})"
         if gain is not None:
-            return gain.text
+            return f"{gain.text}; {self.state}" if self.undecided else gain.text
         if self.no_baseline and self.steps_s:
             first, taken = self.gain_over_first, seconds_text(statistics.median(self.steps_s))
             if first is not None and first.slower:

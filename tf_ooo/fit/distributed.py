@@ -155,7 +155,7 @@ class FirstSteps:
     rows than the first, as the end of an epoch may have, the next one is profiled in its place.
 
     With ``options.costs`` one step does.  ``rows`` are those of the largest micro-batch of the step that was
-    taken apart; for ``microbatches``, ``applying`` and ``replicas`` see :class:`StepFunctions`.
+    taken apart; for ``microbatches`` and what follows ``applying`` see :class:`StepFunctions`.
     """
 
     def __init__(
@@ -167,12 +167,13 @@ class FirstSteps:
         report: Report,
         applying: Callable[[Any], AbstractContextManager[Any]] = nullcontext,
         replicas: int = 1,
+        loops: int = 1,
     ) -> None:
         self.seen = self.rows = 0
         self.first_s = 0.0  # the first step, which traces
         self._layers, self._report, self._given = layers, report, options.costs
         self._request = request_to_measure(model, layers)
-        self._functions = StepFunctions(model, microbatches, self._request.tracing, applying, replicas)
+        self._functions = StepFunctions(model, microbatches, self._request.tracing, applying, replicas, loops)
         self._steps = 0 if options.costs is not None else min(options.profile_steps, MOST_STEPS)
         parts = f" in {microbatches} micro-batches" if microbatches > 1 else ""
         self._functions.around_traces = functools.partial(

@@ -37,7 +37,11 @@ def forward_loops(graph: TrainingGraph, index: GraphIndex) -> list[list[str]]:
 
 
 def loop_tasks(graph: TrainingGraph, index: GraphIndex, layers: Mapping[str, int]) -> list[LoopTask]:
-    """The loops of a micro-batch's graph; ``layers``: of forward ops, where weights or readers tell."""
+    """The loops of a micro-batch's graph; ``layers``: of forward ops, where weights or readers tell.
+
+    The gradient of a loop that runs with a part of its layer, behind its weights, is one that the part below
+    waits for: dO, though only weights' gradients need it.
+    """
     members = _members(graph, index)
     if not members:
         return []
@@ -52,7 +56,7 @@ def loop_tasks(graph: TrainingGraph, index: GraphIndex, layers: Mapping[str, int
     return [
         LoopTask(
             tuple(index.names[i] for i in nodes),
-            "F" if frame in forward else _backward_kind(graph, index, nodes),
+            "F" if frame in forward else _backward_kind(graph, index, nodes, layer_of[frame]),
             layer_of[frame],
             (min(read[frame]), max(read[frame])) if read[frame] else (layer_of[frame], layer_of[frame]),
         )
@@ -75,8 +79,10 @@ def _is_forward(graph: TrainingGraph, index: GraphIndex, nodes: Sequence[int]) -
     return 2 * forward > len(nodes)
 
 
-def _backward_kind(graph: TrainingGraph, index: GraphIndex, nodes: Sequence[int]) -> str:
+def _backward_kind(graph: TrainingGraph, index: GraphIndex, nodes: Sequence[int], layer: int) -> str:
     kinds = {graph.ops[index.names[i]].kind for i in nodes}
+    if OpKind.WEIGHT_GRAD in kinds and not graph.layers[layer].variables:
+        return "dO"
     if OpKind.OUTPUT_GRAD in kinds or OpKind.FORWARD in kinds and OpKind.WEIGHT_GRAD not in kinds:
         return "dO"
     return "dW" if OpKind.WEIGHT_GRAD in kinds else "U"

@@ -1,7 +1,9 @@
 """Layers that are too long for a stage, cut between their ops.
 
 What stands before a layer's weights (preprocessing) and behind them (attention, a loss) becomes layers
-without weights.  The ops that use its weights stay together, with what stands between.
+without weights.  The ops that use its weights stay together, with what stands between.  Of a layer of several
+while loops (a recurrent one, whose time steps were traced in parts) the first loop has the weights, and each
+of the others is a part.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from grappler_passes.graph.training_graph import Layer, OpKind, TrainingGraph
+from tf_ooo.rewriting.loops import LoopTask
 from tf_ooo.rewriting.weight_uses import from_weights, ops_of_data
 
 # Each part takes at least so much of the forward pass, on two devices.
@@ -27,9 +30,9 @@ _PARTS_PER_DEVICE = 4
 _MOST_PARTS = 256
 # A cut may come so much later than where its part is long enough, if less is sent there.
 _LATER = 1.5
-# What parts are called: ``before dense (1)``.
-_PLACES = ("before ", "behind ")
-_NAME = re.compile(r"(?:before|behind) (.+) \(\d+\)")
+# What parts are called: ``before dense (1)``, ``later in lstm (1)``.
+_BEFORE, _BEHIND, _LATER_IN = _PLACES = ("before ", "behind ", "later in ")
+_NAME = re.compile(rf"(?:{'|'.join(_PLACES)})(.+) \(\d+\)")
 
 
 def least_share(devices: int) -> float:
@@ -41,14 +44,15 @@ def divided(
     graph: TrainingGraph,
     forward: Mapping[str, int],
     seconds: Mapping[str, float],
-    whole: Collection[int] = (),
+    loops: Sequence[LoopTask] = (),
     share: float = LEAST_SHARE,
 ) -> tuple[TrainingGraph, dict[str, int]]:
-    """The graph with a layer for each part, and the layer of each forward op; layers in ``whole`` stay.
+    """The graph with a layer for each part, and the layer of each forward op.
 
     ``graph`` is of one micro-batch, ``forward`` the layer of each of its forward ops.  Each part takes at
-    least ``share`` of the forward pass.
+    least ``share`` of the forward pass.  Layers with ``loops`` are cut between these only.
     """
+    whole = {layer for loop in loops for layer in (loop.layer, *loop.glued)}
     least_s = share * sum(
         seconds.get(name, 0.0) for name, op in graph.ops.items() if op.kind is OpKind.FORWARD
     )
@@ -62,6 +66,7 @@ def divided(
         for index, names in members.items()
         if index not in whole and least_s > 0
     }
+    divisions |= {index: own.between_loops(members[index], loops, index) for index in whole}
     if not any(divisions.values()):
         return graph, dict(forward)
     return _renumbered(graph, forward, {index: division for index, division in divisions.items() if division})
@@ -69,11 +74,15 @@ def divided(
 
 @dataclass(frozen=True)
 class _Division:
-    """The part of each forward op of a layer, how many there are, and that of its weights."""
+    """The part of each forward op of a layer, how many there are, and that of its weights.
+
+    ``behind``: what parts behind that are called.
+    """
 
     part_of: Mapping[str, int]
     count: int
     home: int
+    behind: str = _BEHIND
 
 
 class _Ops:
@@ -99,6 +108,27 @@ class _Ops:
         home = part_of[line[users[0]]]
         part_of |= self._without_data(names, part_of, dict.fromkeys(weights, home))
         return _Division(part_of, len(ends) + 1, home)
+
+    def between_loops(
+        self, names: Sequence[str], loops: Sequence[LoopTask], layer: int
+    ) -> _Division | None:
+        """A part for each loop that uses the layer's weights; None: it has one, or shares one with others.
+
+        What depends on no loop is in the first part, which has the weights.
+        """
+        here = [loop for loop in loops if loop.layer == layer or layer in loop.glued]
+        own = [loop for loop in here if loop.kind == "F" and loop.glued == (layer, layer)]
+        if any(loop.glued != (layer, layer) for loop in here if loop.kind == "F") or len(own) < 2:
+            return None
+        part_of = {name: 0 for name in names}
+        place = {name: number for number, name in enumerate(names)}
+        own.sort(key=lambda loop: min(place[name] for name in loop.members if name in place))
+        loop_of = {name: number for number, loop in enumerate(own) for name in loop.members}
+        for name in names:
+            producers = (p for p in self._graph.ops[name].producers if p in part_of)
+            part_of[name] = max(map(part_of.__getitem__, producers), default=0)
+            part_of[name] = loop_of.get(name, part_of[name])
+        return _Division(part_of, len(own), 0, _LATER_IN)
 
     def _ends(self, line: Sequence[str], together: range, least_s: float) -> list[int]:
         """Where parts end, each end the place of the next part's first op."""
@@ -185,7 +215,8 @@ def _renumbered(
             else:
                 behind = part > division.home
                 place = part - division.home if behind else part + 1
-                layers.append(Layer(len(layers), (), label=f"{_PLACES[behind]}{layer.name} ({place})"))
+                label = f"{division.behind if behind else _BEFORE}{layer.name} ({place})"
+                layers.append(Layer(len(layers), (), label=label))
     home = [start + divisions[i].home if i in divisions else start for i, start in enumerate(first)]
     numbered = {
         name: first[layer] + divisions[layer].part_of[name] if layer in divisions else home[layer]

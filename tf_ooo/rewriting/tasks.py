@@ -53,7 +53,8 @@ def assign(graph: TrainingGraph, index: GraphIndex, parts: Mapping[str, int] | N
     ``parts``: the layer of each forward op, where layers were divided.
     """
     forward, loops = forward_and_loops(graph, index)
-    forward = forward if parts is None else dict(parts)
+    if parts is not None:
+        forward, loops = dict(parts), loop_tasks(graph, index, parts)
     of_loops = {name: loop.layer for loop in loops for name in loop.members}
     where = {name: ("F", layer) for name, layer in forward.items()}
     for name, op in graph.ops.items():

@@ -153,8 +153,7 @@ def _classified(alone: graph_pb2.GraphDef, general: Mapping[str, str], share: fl
         forward, loops = forward_and_loops(graph, index)
         work = dataclasses.replace(device("cpu-core"), launch_s=0.0)  # of what an op does, not of its call
         seconds = op_seconds(alone, work).seconds
-        whole = {layer for loop in loops for layer in (loop.layer, *loop.glued)}
-        graph, parts = divided(graph, forward, seconds, whole, share)
+        graph, parts = divided(graph, forward, seconds, loops, share)
     assigned = assign(graph, index, parts)
     return Known(
         graph,

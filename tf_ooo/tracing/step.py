@@ -10,7 +10,7 @@ from typing import Any
 import tensorflow as tf
 
 from grappler_passes.analysis.steps import STEP_ATTR, STEP_SCOPE
-from tf_ooo.compat import keras_losses, keras_variables, nests, op_marks, tf_functions, train_function
+from tf_ooo.compat import keras_loops, keras_losses, keras_variables, nests, op_marks, tf_functions, train_function
 from tf_ooo.errors import BackendError
 from tf_ooo.planning.model.task import replica_of_part
 from tf_ooo.tracing.collecting import Collecting
@@ -32,7 +32,7 @@ class StepFunctions:
     first time; ``around_traces`` is entered around that, and tracing it.  ``untraced`` holds functions that
     were made in another way, by the signatures of their batches.  The gradients of each of so many
     ``replicas`` are added up by themselves.  Batches that ``seen`` says have no trace of their own share one,
-    for any number of rows; None: each has its own.
+    for any number of rows; None: each has its own.  Recurrent layers run their time steps in ``loops``.
     """
 
     def __init__(
@@ -42,9 +42,10 @@ class StepFunctions:
         tracing: Callable[[], AbstractContextManager[Any]] = nullcontext,
         applying: Callable[[Any], AbstractContextManager[Any]] = nullcontext,
         replicas: int = 1,
+        loops: int = 1,
     ) -> None:
         self.model, self.microbatches, self._tracing = model, microbatches, tracing
-        self._replicas = replicas
+        self._replicas, self._loops = replicas, loops
         self._applying = applying
         self.check_captures: Callable[[Iterable[Any]], None] = lambda captures: None
         self.around_traces: Callable[[], AbstractContextManager[Any]] = nullcontext
@@ -118,7 +119,7 @@ class StepFunctions:
     def _make(self, batch: Any, specs: Sequence[Any] | None = None) -> Any:
         """``specs``: of a batch whose rows are open."""
         rows, microbatches = split_rows(rows_of(batch), self.microbatches), self.microbatches
-        model = self.model
+        model, loops = self.model, self._loops
         # Never more than one micro-batch: nothing to tell apart by name, and the bits of Keras' own step.
         scope = STEP_SCOPE if self.microbatches > 1 else ""
 
@@ -145,7 +146,7 @@ class StepFunctions:
             return out
 
         def traced_once(batch: Any) -> Any:
-            with tf_functions.variables_made_at_once():
+            with tf_functions.variables_made_at_once(), keras_loops.in_parts(loops):
                 return step(batch)
 
         return tf_functions.plain_function(traced_once, specs)

@@ -213,7 +213,14 @@ class PipelineSteps:
         layers = LayerByLayer(home_device(), self._share(batch), self._check_step)
         applying = mode.company.applying(model)
         self._first = FirstSteps(
-            model, layers, microbatches, mode.options, mode.describe(), applying, replicas
+            model,
+            layers,
+            microbatches,
+            mode.options,
+            mode.describe(),
+            applying,
+            replicas,
+            loops=mode.loops_of(model),
         )
         self._first.leave_rows_open(self._seen)
         return self._first
@@ -348,7 +355,15 @@ class PipelineSteps:
         pieces = pieces_of(pipeline.mesh, mode.rows, mode.limit.planned_bytes)
         taken = before if alike else None
         running = RunningPipeline(
-            model, self._target, pipeline, applying, mode.options, mode.describe(), pieces, taken
+            model,
+            self._target,
+            pipeline,
+            applying,
+            mode.options,
+            mode.describe(),
+            pieces,
+            taken,
+            loops=mode.loops_of(model),
         )
         running.leave_rows_open(self._seen)
         self._running, self._uncut = running, 0

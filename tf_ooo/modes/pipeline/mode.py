@@ -9,7 +9,7 @@ import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from tf_ooo.compat import keras_losses, train_function
+from tf_ooo.compat import keras_loops, keras_losses, train_function
 from tf_ooo.costs.layer_costs import LayerCosts, Link
 from tf_ooo.costs.places import first_of
 from tf_ooo.costs.table import CostTable
@@ -29,6 +29,7 @@ from tf_ooo.modes.pipeline.fewer import on_best_devices
 from tf_ooo.modes.pipeline.fit import PipelineSteps
 from tf_ooo.modes.pipeline.host_check import check_host_memory
 from tf_ooo.modes.pipeline.limits import Limit, limit_of, mesh_within
+from tf_ooo.modes.pipeline.loop_parts import loop_parts
 from tf_ooo.modes.pipeline.mesh import AUTO, Mesh, counts_of, make_mesh
 from tf_ooo.modes.pipeline.options import Pipeline
 from tf_ooo.modes.pipeline.own_schedule import check_own, check_recomputed, layers_named
@@ -129,6 +130,11 @@ class PipelineMode:
     def replicas_at_first(self) -> int:
         """Of the first steps, on one device; 1 where it is to be planned: sums of several have other bits."""
         return self.counts[0] if len(self.counts) == 1 else 1
+
+    def loops_of(self, model: keras.Model) -> int:
+        """In how many loops recurrent layers run their time steps."""
+        options, most = self.options, len(self.distributed.target.devices) // min(self.counts)
+        return loop_parts(options.loop_parts, len(keras_loops.loops(model)), most, options.microbatches)
 
     def may_leave_rows_open(self, model: keras.Model) -> bool:
         """Whether batches may share a trace, where nothing has to be known of their sizes.

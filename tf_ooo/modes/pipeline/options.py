@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
+from tf_ooo.modes.pipeline.loop_parts import AUTO
 from tf_ooo.options import DeviceOptions, RankOptions
 from tf_ooo.options.base import is_file
 from tf_ooo.options.checks import (
@@ -16,6 +17,7 @@ from tf_ooo.options.checks import (
     number_or_auto,
     number_or_numbers,
     option,
+    parts_or_auto,
     whole_number,
 )
 from tf_ooo.planning.building.by_name import Stages, check_stages, is_nested
@@ -50,6 +52,9 @@ class Pipeline(DeviceOptions, RankOptions):
         recompute: layers whose forward runs again before their dO, so that less is kept in between:
             ``"none"``; ``"auto"``: where the memory limit needs it, as few seconds as keep it; ``"all"`` that
             then keep less.
+        loop_parts: loops that the time steps of each recurrent layer run in, so that the layer can be cut
+            between them; ``"auto"``: several where there are fewer recurrent layers than devices.  Gradients
+            of their weights are then added up in another order.
         first_steps: where the steps run that are measured: ``"whole"`` on one device; ``"cut"`` as a
             pipeline, planned with calculated costs; ``"auto"``: whole unless the model was built in
             :func:`tf_ooo.host_memory` or exceeds ``memory_limit_bytes``.
@@ -74,6 +79,7 @@ class Pipeline(DeviceOptions, RankOptions):
     group: int | None = option(None, whole_number(1, optional=True), of_policy=True)
     stages: Stages | None = option(None, check_stages)
     recompute: str = option(NONE, choice(CHOICES))
+    loop_parts: int | str = option(AUTO, parts_or_auto)
     first_steps: str = option("auto", choice(FIRST_STEPS))
     replicas: int | str | None = option(None, number_or_auto)
     fall_back: bool = option(False, flag)

@@ -75,12 +75,13 @@ class RunningPipeline:
         report: Report,
         pieces: Pieces = WHOLE,
         before: TracedBefore | None = None,
+        loops: int = 1,
     ) -> None:
         self._pipeline, self._report = pipeline, report
         self._model, self._placed = model, Placed(model, target)
         self._request = request_to_place(model, pipeline.plan, options.dump_dir)
         self._functions = StepFunctions(
-            model, options.microbatches, self._request.tracing, applying, pipeline.mesh.replicas
+            model, options.microbatches, self._request.tracing, applying, pipeline.mesh.replicas, loops
         )
         self._functions.check_captures = self._placed.check_captures
         self._before = before

@@ -1,0 +1,114 @@
+"""The time steps of recurrent layers, in several while loops instead of one."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+import threading
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import tensorflow as tf
+
+from tf_ooo.compat import keras_layers, versions
+
+if TYPE_CHECKING:
+    import keras
+
+# Of each loop at least so many time steps: a loop takes some to begin.
+_LEAST_STEPS = 4
+_PATCHING = threading.RLock()
+
+
+def loops(model: keras.Model) -> list[str]:
+    """Titles of the recurrent layers whose time steps may be parted: those of Keras 3 that are not unrolled."""
+    if versions.is_of_keras_2(model):
+        return []
+    kind = versions.keras_of(model).layers.RNN
+    recurrent = [layer for layer in keras_layers.parts_of(model, itself=False) if isinstance(layer, kind)]
+    return [keras_layers.title_of(layer) for layer in recurrent if not layer.unroll]
+
+
+@contextlib.contextmanager
+def in_parts(count: int) -> Iterator[None]:
+    """Recurrent layers that this thread calls inside the block run their time steps in ``count`` loops.
+
+    The values are those of one loop, but for the order in which gradients of weights are added up.  One loop
+    keep those of a number of time steps that is not known when they are traced, or too small, of nested
+    inputs, and those that cuDNN runs.
+    """
+    if count < 2:
+        yield
+        return
+    from keras.src import backend
+
+    thread = threading.get_ident()
+    with _PATCHING:
+        whole = backend.rnn
+        signature = inspect.signature(whole)
+
+        @functools.wraps(whole)
+        def parted(*args: Any, **kwargs: Any) -> Any:
+            given = signature.bind(*args, **kwargs)
+            given.apply_defaults()
+            if threading.get_ident() != thread or not _may_be_parted(given.arguments, count):
+                return whole(*args, **kwargs)
+            return _parted(whole, given.arguments, count)
+
+        backend.rnn = parted
+        try:
+            yield
+        finally:
+            backend.rnn = whole
+
+
+def _may_be_parted(given: dict[str, Any], count: int) -> bool:
+    inputs = given["inputs"]
+    if given["unroll"] or not tf.is_tensor(inputs) or tf.is_tensor(given["input_length"]):
+        return False
+    steps = inputs.shape[0 if given["time_major"] else 1]
+    return steps is not None and steps >= count * _LEAST_STEPS
+
+
+def _parted(whole: Callable[..., Any], given: dict[str, Any], count: int) -> Any:
+    """What ``whole`` returns: (last output, outputs, states)."""
+    time = 0 if given["time_major"] else 1
+    inputs, mask, states = given["inputs"], given["mask"], given["initial_states"]
+    if given["go_backwards"]:  # outputs are in the order in which they are computed
+        inputs = tf.reverse(inputs, [time])
+        mask = mask if mask is None else tf.reverse(mask, [time])
+    ends = [inputs.shape[time] * number // count for number in range(count + 1)]
+    last, parts = None, []
+    for begin, end in zip(ends, ends[1:], strict=False):
+        masked = mask if mask is None else _steps(mask, time, begin, end)
+        part = {"inputs": _steps(inputs, time, begin, end), "mask": masked, "initial_states": states}
+        own = {"go_backwards": False, "input_length": None, **part}
+        output, outputs, states = whole(**(given | own))
+        if last is not None and masked is not None and not given["zero_output_for_mask"]:
+            output, outputs = _kept(last, output, outputs, masked, given)
+        last, parts = output, [*parts, outputs]
+    return last, tf.concat(parts, time) if given["return_all_outputs"] else parts[-1], states
+
+
+def _steps(tensor: Any, time: int, begin: int, end: int) -> Any:
+    return tensor[begin:end] if time == 0 else tensor[:, begin:end]
+
+
+def _kept(last: Any, output: Any, outputs: Any, mask: Any, given: dict[str, Any]) -> tuple[Any, Any]:
+    """Before the first time step of a part that is not masked, the output is the ``last`` one before."""
+    time = 0 if given["time_major"] else 1
+    flags = tf.cast(mask if len(mask.shape) == 2 else tf.squeeze(mask, -1), tf.int32)
+    seen = tf.cumsum(flags, axis=time) > 0
+    seen_last = seen[-1] if time == 0 else seen[:, -1]
+    output = tf.where(_broadcast(seen_last, output), output, last)
+    if not given["return_all_outputs"]:
+        return output, tf.expand_dims(output, time)
+    return output, tf.where(_broadcast(seen, outputs), outputs, tf.expand_dims(last, time))
+
+
+def _broadcast(flags: Any, tensor: Any) -> Any:
+    """With dimensions of 1 behind, as many as the tensor has."""
+    for _ in range(len(tensor.shape) - len(flags.shape)):
+        flags = tf.expand_dims(flags, -1)
+    return flags

@@ -52,9 +52,13 @@ def test_unrolled_loops():
     assert_same_bits(training, fits_of(training, "gpipe", "zb_h1", microbatches=2), far=1e-4)
 
 
-def two_lstms():
+def two_lstms_of(steps):
     lstms = [keras.layers.LSTM(6, return_sequences=True), keras.layers.LSTM(6)]
-    return keras.Sequential([keras.Input((4, 2)), *lstms, keras.layers.Dense(3)])
+    return keras.Sequential([keras.Input((steps, 2)), *lstms, keras.layers.Dense(3)])
+
+
+def two_lstms():
+    return two_lstms_of(4)
 
 
 @needs_keras_3
@@ -65,6 +69,81 @@ def test_two_lstms_on_two_devices():
     assert_same_bits(training, fits, far=1e-4)
     for fitted in fits.values():
         assert Rewritten(fitted.report).loops_by_device() == {"CPU:0": 4, "CPU:1": 4}
+
+
+def with_mask():
+    """Rows that begin with masked time steps, and one below that runs backwards."""
+    stacked = [
+        keras.layers.Masking(-9.0),
+        keras.layers.GRU(6, return_sequences=True, go_backwards=True),
+        keras.layers.LSTM(5, dropout=0.2),
+    ]
+    return keras.Sequential([keras.Input((16, 2)), *stacked, keras.layers.Dense(3)])
+
+
+def masked_rows(rows):
+    values = normal(rows, 16, 2)
+    values[::2, :9] = -9.0
+    return values
+
+
+TIME_STEPS = {
+    "lstm": (lambda: [keras.layers.Dense(4), keras.layers.LSTM(6)], 4, [1, 8, 1]),
+    "cells": (
+        lambda: [keras.layers.RNN([keras.layers.GRUCell(4), keras.layers.LSTMCell(3)])],
+        4,
+        [1, 1, 1, 30, 1],
+    ),
+    "both_ways": (lambda: [keras.layers.Bidirectional(keras.layers.SimpleRNN(6))], 2, [9, 1, 1]),
+}
+
+
+@needs_keras_3
+@pytest.mark.parametrize("name", TIME_STEPS)
+def test_time_steps_on_two_devices(name):
+    """The loop of a layer is several, of which each is on one device; the bits are those of any schedule."""
+    make, parts, seconds = TIME_STEPS[name]
+
+    def model():
+        return keras.Sequential([keras.Input((16, 2)), *make(), keras.layers.Dense(3)])
+
+    training = Training(model, adam, (normal(48, 16, 2), Y), epochs=2)
+    given = {"microbatches": 2, "loop_parts": parts, "costs": costs_of(seconds)}
+    fits = fits_of(training, "gpipe", "zb_h1", **given)
+    assert_same_bits(training, fits, far=1e-4)
+    for fitted in fits.values():
+        loops = Rewritten(fitted.report).loops_by_device()
+        assert loops.keys() == {"CPU:0", "CPU:1"}
+        assert sum(loops.values()) == 4 * parts * (2 if name == "both_ways" else 1)
+        assert Rewritten(fitted.report).uphill() == []
+
+
+@needs_keras_3
+def test_masks_and_dropout_in_parts():
+    uncut, training = (Training(with_mask, adam, (masked_rows(48), Y), epochs=2) for _ in range(2))
+    whole = fits_of(uncut, "gpipe", microbatches=2, loop_parts=1)["gpipe"]
+    fits = fits_of(training, "gpipe", "1f1b", "zb_v", microbatches=2, loop_parts=3)
+    for fitted in fits.values():
+        assert fitted.history == fits["gpipe"].history
+        assert fitted.history["loss"] == pytest.approx(whole.history["loss"], rel=1e-5)
+        assert any("later in" in layer for stage in fitted.report.pipeline.stages for layer in stage.layers)
+
+
+@needs_keras_3
+def test_a_weight_of_several_stages_is_sent_once():
+    """For all micro-batches and time steps."""
+    training = Training(lambda: two_lstms_of(16), adam, (normal(48, 16, 2), Y), epochs=1)
+    fitted = fits_of(training, "1f1b", microbatches=4, loop_parts=2, costs=costs_of([9, 1, 1]))["1f1b"]
+    graph = fitted.report.rewritten_graph
+    devices = {node.name: node.device for node in graph.node}
+    reads = [node.name for node in graph.node if node.op == "ReadVariableOp" and "adam" not in node.name]
+    away = {
+        text
+        for node in graph.node
+        for text in node.input
+        if text in reads and devices[text] != node.device
+    }
+    assert len(away) == 3  # kernel, recurrent kernel, bias
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from grappler_passes.graph.training_graph import Layer, Op, OpKind, TrainingGraph, Variable
-from tf_ooo.rewriting.parts import LEAST_SHARE, WHOLE, divided, least_share
+from tf_ooo.rewriting.loops import LoopTask
+from tf_ooo.rewriting.parts import LEAST_SHARE, WHOLE, divided, layer_of_part, least_share
 
 F = OpKind.FORWARD
 
@@ -41,6 +42,11 @@ def seconds_of(graph, times=None):
     return {
         name: 0.0 if name in handles else (times or {}).get(name, 1.0) for name in graph.ops if name != "x"
     }
+
+
+def loop_of(graph, first, last, glued=(0, 0)):
+    """A forward loop of some of the ops, by place."""
+    return LoopTask(tuple(graph.ops)[first : last + 1], "F", 0, glued)
 
 
 def test_frozen_layers_before_the_weights_and_ops_behind_them():
@@ -88,7 +94,26 @@ def test_what_stands_between_two_uses_of_a_weight_stays():
 
 def test_a_layer_with_a_loop_stays_whole():
     graph = chain(frozen=6, tail=5)
-    made, _ = divided(graph, dict.fromkeys(graph.ops, 0), seconds_of(graph), whole={0})
+    made, _ = divided(graph, dict.fromkeys(graph.ops, 0), seconds_of(graph), [loop_of(graph, 2, 4)])
+    assert made is graph
+
+
+def test_a_layer_of_several_loops_is_cut_between_them():
+    graph = chain(frozen=0, tail=12)
+    names = list(graph.ops)
+    loops = [loop_of(graph, 2, 4), loop_of(graph, 5, 7), loop_of(graph, 9, 10)]
+    made, forward = divided(graph, dict.fromkeys(graph.ops, 0), seconds_of(graph), loops)
+    assert [layer.name for layer in made.layers[1:]] == [f"later in {graph.layers[0].name} ({i})" for i in (1, 2)]
+    assert [bool(layer.variables) for layer in made.layers] == [True, False, False]
+    assert [forward[name] for name in names] == [number >= 5 for number in range(9)] + [2] * (len(names) - 9)
+    assert layer_of_part(made.layers[2].name) == graph.layers[0].name
+
+
+def test_loops_that_read_other_weights_stay_whole():
+    graph = chain(frozen=0, tail=12)
+    graph = graph_of(graph.ops.values(), ("w", "v"))
+    loops = [loop_of(graph, 2, 4), loop_of(graph, 5, 7, glued=(0, 1))]
+    made, _ = divided(graph, dict.fromkeys(graph.ops, 0), seconds_of(graph), loops)
     assert made is graph
 
 

@@ -6,11 +6,12 @@ import contextlib
 import functools
 import inspect
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
+from grappler_passes.compat import keras_values
 from tf_ooo.compat import keras_layers, versions
 
 if TYPE_CHECKING:
@@ -34,18 +35,20 @@ def loops(model: keras.Model) -> list[str]:
 def in_parts(count: int) -> Iterator[None]:
     """Recurrent layers that this thread calls inside the block run their time steps in ``count`` loops.
 
-    The values are those of one loop, but for the order in which gradients of weights are added up.  One loop
+    The values are those of one loop, but for the order in which gradients of weights are added up.  Weights
+    are read before the loops, not in each time step: one that another device holds is sent once.  One loop
     keep those of a number of time steps that is not known when they are traced, or too small, of nested
     inputs, and those that cuDNN runs.
     """
     if count < 2:
         yield
         return
+    import keras
     from keras.src import backend
 
     thread = threading.get_ident()
     with _PATCHING:
-        whole = backend.rnn
+        whole, layers_loop = backend.rnn, keras.layers.RNN.inner_loop
         signature = inspect.signature(whole)
 
         @functools.wraps(whole)
@@ -56,11 +59,30 @@ def in_parts(count: int) -> Iterator[None]:
                 return whole(*args, **kwargs)
             return _parted(whole, given.arguments, count)
 
-        backend.rnn = parted
+        @functools.wraps(layers_loop)
+        def reading_before(layer: Any, *args: Any, **kwargs: Any) -> Any:
+            ours = threading.get_ident() == thread
+            with _read_already(layer.cell.trainable_variables if ours else []):
+                return layers_loop(layer, *args, **kwargs)
+
+        backend.rnn, keras.layers.RNN.inner_loop = parted, reading_before
         try:
             yield
         finally:
-            backend.rnn = whole
+            backend.rnn, keras.layers.RNN.inner_loop = whole, layers_loop
+
+
+@contextlib.contextmanager
+def _read_already(weights: Sequence[Any]) -> Iterator[None]:
+    """Inside the block each weight is a tensor: what was read of it here."""
+    variables = list(map(keras_values.variable_of_keras, weights))
+    for weight, variable in zip(weights, variables, strict=True):
+        keras_values.set_variable_of_keras(weight, tf.convert_to_tensor(variable))
+    try:
+        yield
+    finally:
+        for weight, variable in zip(weights, variables, strict=True):
+            keras_values.set_variable_of_keras(weight, variable)
 
 
 def _may_be_parted(given: dict[str, Any], count: int) -> bool:

@@ -91,6 +91,20 @@ def read_once(step: Step, replica_of_node: Sequence[int | None]) -> dict[str, st
     return stands_for
 
 
+def reads_elsewhere(step: Step, homes: Homes) -> bool:
+    """Whether a stage reads a variable of a layer that stands on another device: a weight that is tied, or
+    whose layer is cut between loops."""
+    index, layer_of = step.index, {name: layer for name, (_, layer, _) in step.where.items()}
+    for i in index.order:
+        home = layer_of.get(index.names[i])
+        if index.ops[i] != _READ or home is None:
+            continue
+        readers = {layer_of[index.names[s]] for s in index.succs[i] if index.names[s] in layer_of}
+        if any(homes.of_variables(reader) != homes.of_variables(home) for reader in readers):
+            return True
+    return False
+
+
 def is_resource(node: node_def_pb2.NodeDef) -> bool:
     """Whether an op with one type hands on resources."""
     return "T" in node.attr and bool(node.attr["T"].type == types_pb2.DT_RESOURCE)

@@ -14,6 +14,7 @@ import math
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from graphlib import TopologicalSorter
 
 from grappler_passes.graph.training_graph import Layer, OpKind, TrainingGraph
 from tf_ooo.rewriting.loops import LoopTask
@@ -112,23 +113,39 @@ class _Ops:
     def between_loops(
         self, names: Sequence[str], loops: Sequence[LoopTask], layer: int
     ) -> _Division | None:
-        """A part for each loop that uses the layer's weights; None: it has one, or shares one with others.
+        """A part for each forward loop of the layer; None: it has one, or they read other weights.
 
-        What depends on no loop is in the first part, which has the weights.
+        The weights may be those of several layers (of cells on one another, a GRU's), of which this is the
+        highest.  What depends on no loop is in the first part, which has the weights.
         """
-        here = [loop for loop in loops if loop.layer == layer or layer in loop.glued]
-        own = [loop for loop in here if loop.kind == "F" and loop.glued == (layer, layer)]
-        if any(loop.glued != (layer, layer) for loop in here if loop.kind == "F") or len(own) < 2:
+        own = [loop for loop in loops if loop.kind == "F" and loop.glued[0] <= layer <= loop.glued[1]]
+        if len(own) < 2 or any(loop.layer != layer or loop.glued != own[0].glued for loop in own):
             return None
-        part_of = {name: 0 for name in names}
-        place = {name: number for number, name in enumerate(names)}
-        own.sort(key=lambda loop: min(place[name] for name in loop.members if name in place))
-        loop_of = {name: number for number, loop in enumerate(own) for name in loop.members}
+        loops_of = {name: number for number, loop in enumerate(own) for name in loop.members}
+        before = {number: self._feeding(loop, loops_of) for number, loop in enumerate(own)}
+        place = {number: part for part, number in enumerate(TopologicalSorter(before).static_order())}
+        part_of = {name: place[loops_of[name]] if name in loops_of else 0 for name in names}
         for name in names:
-            producers = (p for p in self._graph.ops[name].producers if p in part_of)
-            part_of[name] = max(map(part_of.__getitem__, producers), default=0)
-            part_of[name] = loop_of.get(name, part_of[name])
+            if name not in loops_of:
+                producers = (p for p in self._graph.ops[name].producers if p in part_of)
+                part_of[name] = max(map(part_of.__getitem__, producers), default=0)
         return _Division(part_of, len(own), 0, _LATER_IN)
+
+    def _feeding(self, loop: LoopTask, loops_of: Mapping[str, int]) -> set[int]:
+        """The loops, by number, whose results a loop reads."""
+        feeding: set[int] = set()
+        seen = set(loop.members)
+        stack = list(loop.members)
+        while stack:
+            for producer in self._graph.ops[stack.pop()].producers:
+                if producer in seen or producer not in self._graph.ops:
+                    continue
+                seen.add(producer)
+                if producer in loops_of:
+                    feeding.add(loops_of[producer])
+                else:
+                    stack.append(producer)
+        return feeding
 
     def _ends(self, line: Sequence[str], together: range, least_s: float) -> list[int]:
         """Where parts end, each end the place of the next part's first op."""

@@ -20,7 +20,7 @@ from tf_ooo.hosts.devices import available_devices
 from tf_ooo.planning.model.schedule import Schedule, Task, TaskList
 from tf_ooo.planning.model.task import replica_of_part
 from tf_ooo.rewriting import passes
-from tf_ooo.rewriting.homes import Homes, crossing, one_pipeline, read_once
+from tf_ooo.rewriting.homes import Homes, crossing, one_pipeline, read_once, reads_elsewhere
 from tf_ooo.rewriting.naming import describe
 from tf_ooo.rewriting.ordering import lane_tasks, ops_of_tasks, order_lane, order_updates
 from tf_ooo.rewriting.parts import LEAST_SHARE
@@ -89,7 +89,7 @@ def rewrite_taken(step: Step, plan: StagedPlan, dump_dir: passes.Folder = None) 
     if plan.recompute:
         graph_def = passes.repeating(step, plan.recompute)(graph_def).graph_def
         step = take_apart(graph_def, plan.known)
-    if plan.homes.replicas > 1:
+    if plan.homes.replicas > 1 or (step.count > 1 and reads_elsewhere(step, plan.homes)):
         graph_def = passes.reading_once(read_once(step, plan.homes.replica_of_node(step)), dump_dir)(
             graph_def
         ).graph_def

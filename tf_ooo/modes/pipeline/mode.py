@@ -21,6 +21,7 @@ from tf_ooo.fit.losing import Losing
 from tf_ooo.fit.measured import layers_of, measured_costs, unknown_sizes, with_shared_link
 from tf_ooo.fit.mode import Training
 from tf_ooo.fit.reporting import fall_back
+from tf_ooo.hosts.cluster import Cluster
 from tf_ooo.hosts.memory import evaluate_in_host_memory, in_host_memory
 from tf_ooo.hosts.ranks.base import Engine
 from tf_ooo.modes.pipeline.advice import advice
@@ -133,7 +134,9 @@ class PipelineMode:
 
     def loops_of(self, model: keras.Model) -> int:
         """In how many loops recurrent layers run their time steps."""
-        options, most = self.options, len(self.distributed.target.devices) // min(self.counts)
+        options, target = self.options, self.distributed.target
+        # Between hosts a layer's weights, and their gradients, would be sent for each micro-batch.
+        most = 1 if isinstance(target, Cluster) else len(target.devices) // min(self.counts)
         return loop_parts(options.loop_parts, len(keras_loops.loops(model)), most, options.microbatches)
 
     def may_leave_rows_open(self, model: keras.Model) -> bool:

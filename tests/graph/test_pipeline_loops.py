@@ -130,6 +130,21 @@ def test_masks_and_dropout_in_parts():
 
 
 @needs_keras_3
+def test_loops_of_parts_never_run_again():
+    def model():
+        gelu = keras.layers.Dense(8, activation="gelu")
+        return keras.Sequential([keras.Input((16, 2)), gelu, keras.layers.LSTM(6), keras.layers.Dense(3)])
+
+    training = Training(model, adam, (normal(48, 16, 2), Y), epochs=1)
+    given = {"microbatches": 2, "loop_parts": 3, "costs": costs_of([1, 8, 1])}
+    plain = fits_of(training, "gpipe", **given)
+    again = fits_of(training, "gpipe", recompute="all", **given)["gpipe"]
+    assert again.history == plain["gpipe"].history
+    names = [layer for stage in again.report.pipeline.stages for layer in stage.layers]
+    assert {names[number].split("/")[1] for number in again.report.planned.recompute} == {"dense"}
+
+
+@needs_keras_3
 def test_a_weight_of_several_stages_is_sent_once():
     """For all micro-batches and time steps."""
     training = Training(lambda: two_lstms_of(16), adam, (normal(48, 16, 2), Y), epochs=1)

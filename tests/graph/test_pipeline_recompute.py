@@ -113,6 +113,23 @@ def test_it_waits_for_the_backward_pass(again):
         assert any(index.implied(before, name) for before in last[task.stage]), name
 
 
+def test_mode_auto_under_a_limit(training, plain):
+    """Given devices, it lets layers run again where no schedule keeps the limit otherwise."""
+
+    def chosen(limit, **options):
+        given = {"devices": 2, "microbatches": 4, "replicas": 1, "fall_back": False, **options}
+        return tf_ooo.OOOBackprop(memory_limit_bytes=limit, **given)
+
+    with pytest.raises(tf_ooo.MemoryLimitError) as refused:
+        training.piped(chosen(1000, recompute="none"))
+    limit = refused.value.smallest_bytes - 200
+    with pytest.raises(tf_ooo.MemoryLimitError):
+        training.piped(chosen(limit, recompute="none"))
+    fitted = training.piped(chosen(limit))
+    assert fitted.report.planned.recompute
+    assert_equal_bits(fitted.weights, plain["gpipe"].weights)
+
+
 def test_auto_under_a_limit(training, plain):
     """Only as many as the limit needs; without a limit none."""
     free = max(plain["gpipe"].report.pipeline["predicted_peak_bytes"])

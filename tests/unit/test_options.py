@@ -380,7 +380,10 @@ def test_auto_with_devices_is_a_pipeline_that_may_fall_back():
     )
     assert not Options(devices=4, fall_back=False).typed.fall_back
     assert Options(devices=4, replicas=None).typed.replicas is None
-    assert not Options(devices=4, schedule="gpipe").typed.fall_back
+    named = Options(devices=4, schedule="gpipe").typed
+    assert (named.fall_back, named.recompute) == (False, "none")
+    assert chosen.recompute == "auto"
+    assert Options(devices=4, recompute="all").typed.recompute == "all"
     assert Options(devices=1).typed == Options().typed
     with pytest.raises(OptionsError, match="mode='auto' is 'pipeline' here"):
         Options(devices=4, weights="ema")

@@ -11,6 +11,7 @@ from tf_ooo.modes.table import MODES, Pipeline, SingleDevice
 from tf_ooo.options import ModeOptions
 from tf_ooo.options.base import is_default, owners_of
 from tf_ooo.options.checks import choice
+from tf_ooo.planning.choosing.recompute import NONE
 
 AUTO = "auto"
 
@@ -87,7 +88,8 @@ class Options:
                 raise self._refusal(options_type, name, value)
         given = {name: value for name, value in arguments.items() if name in own}
         if self.mode == AUTO and options_type is Pipeline:
-            chosen = {"replicas": AUTO, "fall_back": given.get("schedule", AUTO) == AUTO}
+            free = given.get("schedule", AUTO) == AUTO
+            chosen = {"replicas": AUTO, "fall_back": free, "recompute": AUTO if free else NONE}
             given = chosen | given
         return options_type(**given)
 

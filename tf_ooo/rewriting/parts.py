@@ -12,7 +12,8 @@ import dataclasses
 import itertools
 import math
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from graphlib import TopologicalSorter
 
@@ -216,6 +217,12 @@ def layer_of_part(name: str) -> str | None:
     """The layer that was divided, by the name of a part; None: it is none."""
     match = _NAME.fullmatch(name)
     return match[1] if match else None
+
+
+def loops_of_layers(names: Iterable[str]) -> dict[str, int]:
+    """How many loops the layers run in that are cut between them, by the names of all layers and parts."""
+    parts = Counter(layer_of_part(name) for name in names if name.startswith(_LATER_IN))
+    return {str(layer): count + 1 for layer, count in parts.items()}
 
 
 def _renumbered(

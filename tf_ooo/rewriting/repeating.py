@@ -50,6 +50,8 @@ def layers_that_cannot(step: Step) -> frozenset[int]:
     index, sizes = step.index, step.sizes
     fixed = {layer for first, last in step.known.glued for layer in range(first, last + 1)}
     for name, (kind, layer, number) in step.where.items():
+        if index.contexts[index.index[name]].frame:  # of a later loop of a layer
+            fixed.add(layer)
         if kind not in ("dO", "dW"):
             continue
         for producer, _ in index.data_preds[index.index[name]]:

@@ -63,7 +63,7 @@ def assign(graph: TrainingGraph, index: GraphIndex, parts: Mapping[str, int] | N
     touching = _touching(graph, forward)
     output_grads = _output_grad_layers(graph, touching, of_loops)
     where.update((name, ("dO", layer)) for name, layer in output_grads.items())
-    away = _weight_grads_away(graph, touching, output_grads)
+    away = _weight_grads_away(graph, touching, output_grads, of_loops)
     handed_on = _handed_on(graph, forward, touching, away)
     where.update((name, ("dO" if name in handed_on else "dW", at)) for name, at in away.items())
     for loop in loops:
@@ -134,17 +134,23 @@ def _output_grad_layers(
 
 
 def _weight_grads_away(
-    graph: TrainingGraph, touching: Mapping[str, set[int]], output_grads: Mapping[str, int]
+    graph: TrainingGraph,
+    touching: Mapping[str, set[int]],
+    output_grads: Mapping[str, int],
+    of_loops: Mapping[str, int],
 ) -> dict[str, int]:
     """dW ops that do not run with their weight's layer, but with the one that used the weight.
 
     A weight that two layers use (an embedding that is the output's kernel) has gradients from both, computed
     where the activations are; its own layer adds them up.  Where that layer was divided, its gradient comes
-    down through the parts behind its weights.
+    down through the parts behind its weights, where its later loops are.
     """
     away: dict[str, int] = {}
     for name, op in graph.ops.items():
         if op.kind is not OpKind.WEIGHT_GRAD or op.layer is None:
+            continue
+        if of_loops.get(name, op.layer) > op.layer:
+            away[name] = of_loops[name]
             continue
         # Not by constants: of all that are alike there is one, which counts to any layer.
         computed = [p for p in op.producers if p in touching and graph.ops[p].type != "Const"]

@@ -23,6 +23,7 @@ from tf_ooo.report.filling import fill_plan
 from tf_ooo.report.report import Report
 from tf_ooo.report.sections import CandidateRow, LinkRow, PipelineSection, ReplicasRow, StageRow
 from tf_ooo.report.texts import seconds_text
+from tf_ooo.rewriting.parts import loops_of_layers
 from tf_ooo.rewriting.result import RewriteResult
 from tf_ooo.rewriting.unrolled_tasks import Step
 
@@ -174,6 +175,18 @@ def note_micro_batches(report: Report, model: keras.Model) -> None:
             f"where the loss divides by what is not masked ({masks[0]}), each micro-batch's does by its own; "
             "they are averaged by rows, which is the whole batch's loss only where all have as much"
         )
+    _note(report, texts)
+
+
+def note_loops(report: Report, step: Step) -> None:
+    """Which recurrent layers run in several loops, and what that changes in the result, said once."""
+    counts = loops_of_layers(layer.name for layer in step.known.graph.layers)
+    said = (f"{name} run in {count} loops" for name, count in counts.items())
+    if counts:
+        _note(report, [f"time steps of {', '.join(said)}: their weights' gradients are added up in that order"])
+
+
+def _note(report: Report, texts: Sequence[str]) -> None:
     for text in texts:
         if text not in report.notes:
             report.notes.append(text)

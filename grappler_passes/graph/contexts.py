@@ -30,11 +30,13 @@ class Context:
     ``frame`` is the stack of while frames it runs in, outermost first; ``output_frame`` the one its
     outputs arrive in, None where they arrive in one iteration only (Enter, NextIteration).
     ``branches`` are ``(predicate tensor, side)``: the node is dead unless each predicate chose that side.
+    ``output_branches`` are those of its outputs: of an Exit without what ended its loop.
     """
 
     frame: tuple[str, ...] = ()
     output_frame: tuple[str, ...] | None = ()
     branches: frozenset[Branch] = frozenset()
+    output_branches: frozenset[Branch] = frozenset()
 
 
 _ROOT = Context()
@@ -78,12 +80,13 @@ class _Contexts:
             arrives = frame[:-1]
         elif op in NEXT_ITERATIONS:
             visible = False
-        self.result[i] = Context(frame, arrives if visible else None, branches)
         self.frames[i] = arrives
         # Outside, a loop's value is dead only if the loop as a whole was: branches inside end at the Exit.
+        of_outputs = branches
         if op in EXITS:
-            branches = frozenset(b for b in branches if self.branch_frame[b] != frame)
-        self.branches[i] = branches
+            of_outputs = frozenset(b for b in branches if self.branch_frame[b] != frame)
+        self.branches[i] = of_outputs
+        self.result[i] = Context(frame, arrives if visible else None, branches, of_outputs)
 
     def _all_inputs(self, i: int) -> frozenset[Branch]:
         branches: frozenset[Branch] = frozenset()

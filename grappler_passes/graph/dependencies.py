@@ -207,7 +207,7 @@ class GraphIndex:
             return f"a control edge out of a {self.ops[source]} would fire in one iteration only"
         if first.output_frame != then.frame:
             return f"different while frames: {_show(first.output_frame)} and {_show(then.frame)}"
-        lacking = first.branches - then.branches
+        lacking = first.output_branches - then.branches
         if lacking:
             where = ", ".join(sorted(f"output {side} of {pred}" for pred, side in lacking))
             return f"the source may be dead where the target is not ({where})"

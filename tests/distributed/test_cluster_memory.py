@@ -31,6 +31,27 @@ def wide(rows=48, width=1024):
     return dense(rows, width, 8)
 
 
+def recurrent(rows=256, steps=8, width=288):
+    """Loops keep most of what is kept."""
+    stacked = [keras.layers.LSTM(width, return_sequences=True), keras.layers.GRU(width)]
+    inputs = keras.Input((steps, 24), batch_size=rows * COUNT)
+    model = keras.Sequential([inputs, *stacked, keras.layers.Dense(4)])
+    return model, *sequences(rows, steps)
+
+
+def parted(rows=256, steps=16, width=288):
+    """One loop, cut between its time steps."""
+    inputs = keras.Input((steps, 24), batch_size=rows * COUNT)
+    model = keras.Sequential([inputs, keras.layers.LSTM(width), keras.layers.Dense(4)])
+    return model, *sequences(rows, steps)
+
+
+def sequences(rows, steps):
+    random = np.random.default_rng(0)
+    x = random.normal(size=(rows * COUNT, steps, 24)).astype("float32")
+    return x, random.integers(0, 4, rows * COUNT)
+
+
 def tied(rows=24, words=12, table=9000, width=192):
     """An embedding that is the output's kernel too: its gradient comes from both workers."""
 
@@ -106,7 +127,7 @@ def measured_peaks(cluster, build, schedule, epochs, limit_bytes=None, recompute
     model.compile(keras.optimizers.Adam(1e-3), loss, jit_compile=False)
     ours = tf_ooo.OOOBackprop(
         mode="pipeline", devices=cluster.addresses, schedule=schedule, profile_steps=0,
-        microbatches=COUNT, memory_limit_bytes=limit_bytes, recompute=recompute, replicas=replicas,
+        loop_parts=4 if build is parted else 1, microbatches=COUNT, memory_limit_bytes=limit_bytes, recompute=recompute, replicas=replicas,
     )  # fmt: skip
     peaks = Peaks(cluster.ask)
     model.fit(x, y, batch_size=len(x), epochs=epochs, verbose=0, callbacks=[ours, peaks])
@@ -135,6 +156,21 @@ def test_measured_peaks_stay_within_the_limit(build, cluster):
         assert min(peaks) > limit / 10, "both workers compute"
     if build is deep:
         assert max(free) > smallest
+
+
+@pytest.mark.parametrize("build", [recurrent, parted])
+def test_what_loops_keep_stays_within_the_limit(build, cluster):
+    """An element for each time step, which the graph has no size of.  Constants of graphs stay on workers."""
+    with pytest.raises(MemoryLimitError) as refused:
+        measured_peaks(cluster, build, "auto", 1, 1000)
+    limit = refused.value.smallest_bytes
+    before = left_behind(cluster)
+    peaks, report = measured_peaks(cluster, build, "auto", 4, limit)
+    taken = [peak - there for peak, there in zip(peaks, before, strict=True)]
+    assert limit / 4 < max(taken) <= limit
+    assert any("later in" in layer for stage in report.pipeline.stages for layer in stage.layers) == (
+        build is parted
+    )
 
 
 @pytest.mark.parametrize("build", [wide, tied])

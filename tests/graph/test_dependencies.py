@@ -117,6 +117,11 @@ def test_frames_of_a_lowered_loop():
     assert not index.edge_is_legal(sin, by_op(graph_def, "LoopCond"))[0]
     ends = [made.name for made in graph_def.node if made.op == "Exit"]
     assert all(context_of(index, name).output_frame == () for name in ends)
+    # Behind a loop all may wait for its end: the branch that ends it is inside.
+    assert all(context_of(index, name).branches for name in ends)
+    assert all(not context_of(index, name).output_branches for name in ends)
+    behind = [made.name for made in graph_def.node if any(text.split(":")[0] in ends for text in made.input)]
+    assert all(index.edge_is_legal(ends[0], name) == (True, "") for name in behind)
 
 
 def test_a_loop_comes_after_its_body():

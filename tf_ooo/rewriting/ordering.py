@@ -198,7 +198,8 @@ class _Joins:
 
 def lasts_of(index: GraphIndex, nodes: Sequence[int]) -> list[int]:
     """The ops that no other op of the task depends on; those in loops and branches end with these."""
-    able = [i for i in nodes if index.contexts[i].output_frame == () and not index.contexts[i].branches]
+    contexts = index.contexts
+    able = [i for i in nodes if contexts[i].output_frame == () and not contexts[i].output_branches]
     kept: list[int] = []
     covered = 0
     for i in sorted(able, key=lambda i: -index.position[i]):

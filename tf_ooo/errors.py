@@ -61,7 +61,8 @@ def _why_not(smallest_bytes: int | None, unknown: Sequence[str]) -> str:
         return (
             f"the sizes of {len(unknown)} tensors are not known before the step runs, first {unknown[0]!r}; "
             "give inputs of fixed shape, or on one device batch_size= (rows of one batch); a loop's lists of "
-            "tensors have no known size in either case (Keras' RNN layers: unroll=True)"
+            "tensors have no known size on one device (Keras' RNN layers: unroll=True), and in a pipeline "
+            "where it is not known how often the loop runs"
         )
     return (
         f"even the lowest peak needs {smallest_bytes} bytes{_in_brackets(_with_unit(smallest_bytes))}; "

@@ -6,6 +6,7 @@ element looks, and how often the loop runs.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import cached_property
@@ -14,12 +15,16 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.core.framework import graph_pb2, node_def_pb2, types_pb2
 
-from grappler_passes.graph.contexts import ENTERS, MERGES, NEXT_ITERATIONS, SWITCHES
+from grappler_passes.graph.contexts import ENTERS, EXITS, MERGES, NEXT_ITERATIONS, SWITCHES
 from grappler_passes.graph.node_input import data_inputs, split_input
 from grappler_passes.graph.training_graph import TrainingGraph
 
 # Which input of an op that adds to a list is the element.
 _ADDED = {"TensorListPushBack": 1, "TensorListSetItem": 2}
+# What a gradient's loop computes on its way, and the zeros that loops begin with, come on top: measured peaks
+# of two recurrent models were up to 1.3 of what was predicted of lists alone.
+_BESIDE = 1.3
+_TAKING_OFF = "TensorListPopBack"
 _EMPTY = ("EmptyTensorList", "TensorListReserve")
 _PASSING_ON = ("Identity", *ENTERS, *SWITCHES, *NEXT_ITERATIONS)
 
@@ -27,15 +32,15 @@ _PASSING_ON = ("Identity", *ENTERS, *SWITCHES, *NEXT_ITERATIONS)
 def with_list_sizes(training_graph: TrainingGraph, graph_def: graph_pb2.GraphDef) -> TrainingGraph:
     """The training graph with ``output_bytes`` of the Merge through which each list goes around its loop.
 
-    A list that is made empty has no bytes of its own then.  Where an element's bytes, or how often the loop
-    runs, is not known before it runs, nothing is changed.
+    A list that is made empty has no bytes of its own then.  They are None where an element's bytes, or how
+    often the loop runs, are not known before it runs.
     """
     lists = _Lists(training_graph, graph_def)
     sizes: dict[str, int | None] = {}
     for name in lists.merges:
-        size = lists.bytes_of(name)
-        if size is not None:
-            sizes |= {name: size, **dict.fromkeys(lists.made_for(name), 0)}
+        sizes[name] = lists.bytes_of(name)
+        if sizes[name] is not None:
+            sizes |= dict.fromkeys(lists.made_for(name), 0)
     ops = {name: replace(training_graph.ops[name], output_bytes=size) for name, size in sizes.items()}
     return replace(training_graph, ops={**training_graph.ops, **ops}) if ops else training_graph
 
@@ -57,7 +62,7 @@ class _Lists:
         ]
 
     def bytes_of(self, merge: str) -> int | None:
-        """Of all elements that the loop adds; None: not known."""
+        """Of all elements that the loop adds, and what comes on top; None: not known."""
         added = self._added(merge)
         if added is None:
             return None
@@ -65,7 +70,7 @@ class _Lists:
             return 0  # handed on as it is
         element = self._graph.ops[added].output_bytes if added in self._graph.ops else None
         iterations = self._iterations(merge)
-        return None if element is None or iterations is None else element * iterations
+        return None if element is None or iterations is None else math.ceil(_BESIDE * element * iterations)
 
     def made_for(self, merge: str) -> list[str]:
         """The empty list that enters here, if it is one."""
@@ -82,7 +87,8 @@ class _Lists:
             if node.op in _ADDED:
                 own = self._source(self._data(name)[0])
                 return self._source(self._data(name)[_ADDED[node.op]], views=False) if own == merge else None
-            return "" if name == merge else None
+            takes_off = node.op == _TAKING_OFF and self._source(self._data(name)[0]) == merge
+            return "" if takes_off or name == merge else None
         return None
 
     def _iterations(self, merge: str) -> int | None:
@@ -109,7 +115,7 @@ class _Lists:
         return [] if begin is None or end is None else [max(0, end - begin)]
 
     def _number(self, text: str) -> int | None:
-        """A constant, of a loop's variable the one that it begins with."""
+        """A constant, of a loop's variable the one that it begins with, behind a loop how often that ran."""
         name = self._source(text)
         while self._nodes[name].op in MERGES:
             entering = self._entering(name)
@@ -117,6 +123,8 @@ class _Lists:
                 return None
             name = self._source(entering[0])
         node = self._nodes[name]
+        if node.op in EXITS:  # gradients run as often as their loop has counted
+            return self._iterations(self._source(self._data(name)[0]))
         if node.op != "Const":
             return None
         value = tf.make_ndarray(node.attr["value"].tensor)

@@ -127,7 +127,8 @@ def measured_peaks(cluster, build, schedule, epochs, limit_bytes=None, recompute
     model.compile(keras.optimizers.Adam(1e-3), loss, jit_compile=False)
     ours = tf_ooo.OOOBackprop(
         mode="pipeline", devices=cluster.addresses, schedule=schedule, profile_steps=0,
-        loop_parts=4 if build is parted else 1, microbatches=COUNT, memory_limit_bytes=limit_bytes, recompute=recompute, replicas=replicas,
+        microbatches=COUNT, memory_limit_bytes=limit_bytes, recompute=recompute, replicas=replicas,
+        loop_parts=4 if build is parted else 1,
     )  # fmt: skip
     peaks = Peaks(cluster.ask)
     model.fit(x, y, batch_size=len(x), epochs=epochs, verbose=0, callbacks=[ours, peaks])

@@ -67,7 +67,9 @@ def test_several_loops_compute_what_one_does(kind, options, mask):
     layer(values)
     (outputs, gradients), loops = computed(layer, values, masked, 1)
     (outputs_of_parts, gradients_of_parts), loops_of_parts = computed(layer, values, masked, 3)
-    assert (loops, loops_of_parts) == (2, 6), "keras.src.backend.rnn is no longer what a recurrent layer calls"
+    assert (loops, loops_of_parts) == (2, 6), (
+        "keras.src.backend.rnn is no longer what a recurrent layer calls"
+    )
     for whole, parted in zip(outputs, outputs_of_parts, strict=True):
         np.testing.assert_array_equal(parted, whole)
     for whole, parted in zip(gradients, gradients_of_parts, strict=True):

@@ -177,10 +177,7 @@ def test_a_weight_of_several_stages_is_sent_once():
     devices = {node.name: node.device for node in graph.node}
     reads = [node.name for node in graph.node if node.op == "ReadVariableOp" and "adam" not in node.name]
     away = {
-        text
-        for node in graph.node
-        for text in node.input
-        if text in reads and devices[text] != node.device
+        text for node in graph.node for text in node.input if text in reads and devices[text] != node.device
     }
     assert len(away) == 3  # kernel, recurrent kernel, bias
 

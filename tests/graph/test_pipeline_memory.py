@@ -10,13 +10,14 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
 import tf_ooo
 from grappler_passes.graph.dependencies import GraphIndex
 from tests.graph.pipeline_fits import Training, assert_equal_bits, assert_same_bits, fits_of, pipelined
 from tests.graph.pipeline_graphs import assert_in_order
 from tests.graph.pipeline_models import EVEN, X, Y, adam, mlp, momentum
-from tests.zoo import keras
+from tests.zoo import keras, needs_keras_3
 from tf_ooo.planning.pictures.style import bytes_text
 
 pytestmark = [pytest.mark.devices(2), pytest.mark.takes(20)]
@@ -109,14 +110,45 @@ def test_limits_that_are_too_few(training):
         training.piped(pipelined("auto", memory_limit_bytes=[10_000]))
 
 
-def test_loops_have_no_known_sizes():
+class AsOftenAsDataSay(keras.layers.Layer):
+    """A loop of which nobody knows before it runs how often it does."""
+
+    def __init__(self):
+        super().__init__()
+        self.dense = keras.layers.Dense(7, activation="tanh")
+
+    def build(self, shape):
+        self.dense.build(shape)
+
+    def call(self, x):
+        times = 2 + tf.cast(x[0, 0] > 1e30, tf.int32)
+        return tf.while_loop(lambda i, x: i < times, lambda i, x: (i + 1, self.dense(x)), (0, x))[1]
+
+
+def test_lists_of_no_known_size():
+    def make():
+        inputs = keras.Input((7,))
+        return keras.Model(inputs, keras.layers.Dense(3)(AsOftenAsDataSay()(inputs)))
+
+    training = Training(make, adam, (X, Y), epochs=2)
+    with pytest.raises(tf_ooo.MemoryLimitError, match=r"^memory_limit_bytes=10000: the sizes of "):
+        training.fit(pipelined("1f1b", microbatches=8, memory_limit_bytes=10_000))
+
+
+@needs_keras_3  # LSTM and GRU of Keras 2 hide their loops in functions
+def test_loops_of_a_known_number_of_time_steps():
     def make():
         inputs = keras.Input((7, 1))
         return keras.Model(inputs, keras.layers.Dense(3)(keras.layers.LSTM(5)(inputs)))
 
-    training = Training(make, adam, (X[..., None], Y), epochs=2)
-    with pytest.raises(tf_ooo.MemoryLimitError, match=r"^memory_limit_bytes=10000: the sizes of "):
-        training.fit(pipelined("1f1b", microbatches=8, memory_limit_bytes=10_000))
+    training = Training(make, adam, (X[..., None], Y), epochs=3)
+    with pytest.raises(tf_ooo.MemoryLimitError) as refused:
+        training.fit(pipelined("gpipe", microbatches=8, memory_limit_bytes=1000))
+    assert refused.value.smallest_bytes > 1000
+    limited = training.piped(
+        pipelined("gpipe", microbatches=8, memory_limit_bytes=refused.value.smallest_bytes)
+    )
+    assert max(peaks(limited)) * 9 / 8 <= refused.value.smallest_bytes + 1
 
 
 def test_a_fit_that_ends_before_the_model_is_cut_says_so():

@@ -51,6 +51,7 @@ OPTIONS = {
     "check_loss": (False, {"pipeline"}),
     "fall_back": (True, {"pipeline"}),
     "first_steps": ("cut", {"pipeline"}),
+    "loop_parts": (3, {"pipeline"}),
     "compare": (True, {"single_device", "pipeline", "layerpipe", "data_parallel"}),
     "weights": ("ema", {"layerpipe"}),
     "drain_steps": (5, {"layerpipe"}),

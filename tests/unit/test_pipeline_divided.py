@@ -103,7 +103,9 @@ def test_a_layer_of_several_loops_is_cut_between_them():
     names = list(graph.ops)
     loops = [loop_of(graph, 2, 4), loop_of(graph, 5, 7), loop_of(graph, 9, 10)]
     made, forward = divided(graph, dict.fromkeys(graph.ops, 0), seconds_of(graph), loops)
-    assert [layer.name for layer in made.layers[1:]] == [f"later in {graph.layers[0].name} ({i})" for i in (1, 2)]
+    assert [layer.name for layer in made.layers[1:]] == [
+        f"later in {graph.layers[0].name} ({i})" for i in (1, 2)
+    ]
     assert [bool(layer.variables) for layer in made.layers] == [True, False, False]
     assert [forward[name] for name in names] == [number >= 5 for number in range(9)] + [2] * (len(names) - 9)
     assert layer_of_part(made.layers[2].name) == graph.layers[0].name

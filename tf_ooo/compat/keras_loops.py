@@ -23,7 +23,7 @@ _PATCHING = threading.RLock()
 
 
 def loops(model: keras.Model) -> list[str]:
-    """Titles of the recurrent layers whose time steps may be parted: those of Keras 3 that are not unrolled."""
+    """Titles of the recurrent layers whose time steps may be parted: not unrolled, of Keras 3."""
     if versions.is_of_keras_2(model):
         return []
     kind = versions.keras_of(model).layers.RNN
@@ -101,7 +101,8 @@ def _parted(whole: Callable[..., Any], given: dict[str, Any], count: int) -> Any
         inputs = tf.reverse(inputs, [time])
         mask = mask if mask is None else tf.reverse(mask, [time])
     ends = [inputs.shape[time] * number // count for number in range(count + 1)]
-    last, parts = None, []
+    last: Any = None
+    parts: list[Any] = []
     for begin, end in zip(ends, ends[1:], strict=False):
         masked = mask if mask is None else _steps(mask, time, begin, end)
         part = {"inputs": _steps(inputs, time, begin, end), "mask": masked, "initial_states": states}

@@ -77,7 +77,9 @@ def _is_number_or_auto(value: object) -> bool:
 number_or_auto = _check("None, 'auto', or an int of at least 1", _is_number_or_auto)
 
 
-parts_or_auto = _check("'auto', or an int of at least 1", lambda value: value and _is_number_or_auto(value))
+parts_or_auto = _check(
+    "'auto', or an int of at least 1", lambda value: value is not None and _is_number_or_auto(value)
+)
 
 
 def _are_seconds(value: object) -> bool:

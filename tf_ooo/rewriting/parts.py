@@ -13,7 +13,7 @@ import itertools
 import math
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from graphlib import TopologicalSorter
 
@@ -111,9 +111,7 @@ class _Ops:
         part_of |= self._without_data(names, part_of, dict.fromkeys(weights, home))
         return _Division(part_of, len(ends) + 1, home)
 
-    def between_loops(
-        self, names: Sequence[str], loops: Sequence[LoopTask], layer: int
-    ) -> _Division | None:
+    def between_loops(self, names: Sequence[str], loops: Sequence[LoopTask], layer: int) -> _Division | None:
         """A part for each forward loop of the layer; None: it has one, or they read other weights.
 
         The weights may be those of several layers (of cells on one another, a GRU's), of which this is the

@@ -10,7 +10,15 @@ from typing import Any
 import tensorflow as tf
 
 from grappler_passes.analysis.steps import STEP_ATTR, STEP_SCOPE
-from tf_ooo.compat import keras_loops, keras_losses, keras_variables, nests, op_marks, tf_functions, train_function
+from tf_ooo.compat import (
+    keras_loops,
+    keras_losses,
+    keras_variables,
+    nests,
+    op_marks,
+    tf_functions,
+    train_function,
+)
 from tf_ooo.errors import BackendError
 from tf_ooo.planning.model.task import replica_of_part
 from tf_ooo.tracing.collecting import Collecting

@@ -93,16 +93,15 @@ class _Lists:
 
     def _iterations(self, merge: str) -> int | None:
         """How often the loop runs at most: its counter is compared with a number that is known."""
-        condition = next(
-            (
-                self._source(self._data(reader)[1])
-                for reader, node in self._nodes.items()
-                if node.op in SWITCHES and split_input(node.input[0])[0] == merge
-            ),
-            None,
-        )
-        counts = self._limits(condition) if condition is not None else []
-        return min(counts) if counts else None
+        condition = self._conditions.get(merge)
+        counts = [] if condition is None else self._limits(condition)
+        return min(counts, default=None)
+
+    @cached_property
+    def _conditions(self) -> dict[str, str]:
+        """What decides whether there is another iteration, by what goes around the loop."""
+        deciding = (node for node in self._nodes.values() if node.op in SWITCHES)
+        return {split_input(node.input[0])[0]: split_input(self._data(node.name)[1])[0] for node in deciding}
 
     def _limits(self, condition: str) -> list[int]:
         node = self._nodes[condition]

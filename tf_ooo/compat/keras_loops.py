@@ -62,7 +62,8 @@ def in_parts(count: int) -> Iterator[None]:
         @functools.wraps(layers_loop)
         def reading_before(layer: Any, *args: Any, **kwargs: Any) -> Any:
             ours = threading.get_ident() == thread
-            with _read_already(layer.cell.trainable_variables if ours else []):
+            weights = getattr(layer.cell, "trainable_variables", [])  # a cell need be no layer
+            with _read_already(weights if ours else []):
                 return layers_loop(layer, *args, **kwargs)
 
         backend.rnn, keras.layers.RNN.inner_loop = parted, reading_before

@@ -181,11 +181,9 @@ def note_micro_batches(report: Report, model: keras.Model) -> None:
 def note_loops(report: Report, step: Step) -> None:
     """Which recurrent layers run in several loops, and what that changes in the result, said once."""
     counts = loops_of_layers(layer.name for layer in step.known.graph.layers)
-    said = (f"{name} run in {count} loops" for name, count in counts.items())
+    said = ", ".join(f"{name} run in {count} loops" for name, count in counts.items())
     if counts:
-        _note(
-            report, [f"time steps of {', '.join(said)}: their weights' gradients are added up in that order"]
-        )
+        _note(report, [f"time steps of {said}: their weights' gradients are added up in that order"])
 
 
 def _note(report: Report, texts: Sequence[str]) -> None:

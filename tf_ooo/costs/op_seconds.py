@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from grappler_passes.analysis.backward_tasks import backward_tasks
-from grappler_passes.graph.sizes import ITERATORS
+from grappler_passes.graph.iterations import has_loops, iterations_of_ops
+from grappler_passes.graph.sizes import ITERATORS, KnownShapes, outputs_with_sizes
 from grappler_passes.graph.training_graph import TrainingGraph
-from tf_ooo.costs.analytic import FREE_OPS, analytic_ops
+from tf_ooo.costs.analytic import FREE_OPS, AnalyticOps, analytic_ops
 from tf_ooo.costs.devices import DeviceModel, device
 from tf_ooo.costs.from_graph import Tasks, forward_layers, graph_costs, places
 from tf_ooo.costs.places import Places, counted
@@ -40,25 +41,27 @@ def op_seconds(
     profile: OpProfile | None = None,
     whose: Places | None = None,
 ) -> OpSeconds:
-    """Measured seconds, else calculated ones.  What oneDNN merged after planning counts as not measured.
+    """Measured seconds, else calculated ones: of an op in a loop those of all iterations, where it is known
+    how often that runs.  What oneDNN merged after planning counts as not measured.
 
     ``whose``: what notes call ops; None: by their names.
     """
     whose = whose or Places({})
-    analytic = analytic_ops(graph_def, on)
+    analytic, times = _calculated(graph_def, on), iterations_of_ops(graph_def)
+    calculated = {name: each_s * times.get(name, 1) for name, each_s in analytic.seconds.items()}
     measured = profile.seconds if profile else {}
     names = [node.name for node in graph_def.node]
     computing = [node.name for node in graph_def.node if node.op not in FREE_OPS]
-    seconds = {n: measured[n] if n in measured else analytic.seconds.get(n) for n in names}
-    filled = [n for n in computing if n not in measured and n in analytic.seconds]
+    seconds = {n: measured[n] if n in measured else calculated.get(n) for n in names}
+    filled = [n for n in computing if n not in measured and n in calculated]
     # What waits for data takes time of the data pipeline, not of the step.
     waiting = {node.name for node in graph_def.node if node.op in ITERATORS}
-    unknown = [n for n in computing if n not in measured and n not in analytic.seconds]
+    unknown = [n for n in computing if n not in measured and n not in calculated]
     missing = [n for n in unknown if n not in waiting]
     share = sum(n in measured for n in computing) / len(computing) if computing else 1.0
     notes = []
     if profile and filled:
-        total_s = sum(analytic.seconds[n] for n in filled)
+        total_s = sum(calculated[n] for n in filled)
         notes.append(
             f"{len(filled)} of {len(computing)} ops were not measured; their {total_s * 1e3:.3g} ms are "
             f"calculated for {on.name or 'the device given'}: {whose.listed(filled)}"
@@ -69,6 +72,12 @@ def op_seconds(
         notes.append(f"{counted(len(missing), 'op')} counted as taking no time: {reasons}{more}")
     source = "analytic" if not profile else "mixed" if filled else "measured"
     return OpSeconds({n: s for n, s in seconds.items() if s is not None}, source, share, tuple(notes))
+
+
+def _calculated(graph_def: graph_pb2.GraphDef, on: DeviceModel) -> AnalyticOps:
+    """TensorFlow infers no shapes of what goes around a loop: there those are taken that go into it."""
+    outputs = outputs_with_sizes(graph_def, KnownShapes()) if has_loops(graph_def) else None
+    return analytic_ops(graph_def, on, outputs)
 
 
 def step_costs(

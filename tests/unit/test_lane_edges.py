@@ -241,8 +241,8 @@ def test_a_loop_begins_with_what_enters_it_and_ends_with_its_exit():
     index = loop()
     inside = [index.index[n] for n in ["enter", "merge", "cond", "switch", "body", "next", "exit"]]
     assert named(index, firsts_of(index, inside)) == ["enter"]
-    # Behind its exit: the exit itself is dead in all iterations but the last.
-    assert lasts_of(index, inside) == []
+    # Its exit is dead in all iterations but the last, in which what waits for it goes on.
+    assert named(index, lasts_of(index, inside)) == ["exit"]
     assert named(index, lasts_of(index, [*inside, index.index["z"]])) == ["z"]
     middle = [index.index[n] for n in ["merge", "switch", "body", "next"]]
     assert firsts_of(index, middle) == lasts_of(index, middle) == []

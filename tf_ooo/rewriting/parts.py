@@ -16,10 +16,13 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from graphlib import TopologicalSorter
+from typing import TYPE_CHECKING
 
 from grappler_passes.graph.training_graph import Layer, OpKind, TrainingGraph
-from tf_ooo.rewriting.loops import LoopTask
 from tf_ooo.rewriting.weight_uses import from_weights, ops_of_data
+
+if TYPE_CHECKING:
+    from tf_ooo.rewriting.loops import LoopTask  # TensorFlow is imported there
 
 # Each part takes at least so much of the forward pass, on two devices.
 LEAST_SHARE = 1 / 16

@@ -98,7 +98,8 @@ class Rewritten:
         """Tasks of a lane that do not wait for the one before, though most of their ops should.
 
         A stage's dO and dW of a micro-batch run in any order where backward is one task, and where one loop
-        computes both: what of the dW feeds that loop does not wait for later tasks either.
+        computes both: what of the dW feeds that loop does not wait for later tasks either.  Nor do reads of
+        weights, where one stands for those of all micro-batches.
         """
         index, fused = self.index, self.planned.fused_backward
         ops, loops = self._ops_and_loops
@@ -109,7 +110,8 @@ class Rewritten:
                 looped = loops.get(dataclasses.replace(after, kind="dO"), []) if after.kind == "dW" else []
                 if is_backward_pair(before, after) and (fused or looped):
                     continue
-                able = [i for i in ops[after] if not any(index.implied(i, j) for j in looped)]
+                work = [i for i in ops[after] if index.ops[i] != "ReadVariableOp"]
+                able = [i for i in work if not any(index.implied(i, j) for j in looped)]
                 free = [i for i in able if not any(index.implied(j, i) for j in ops[before])]
                 if len(free) > len(able) / 2:
                     pairs.append(f"{before} {after}")

@@ -64,6 +64,5 @@ def test_what_nobody_knows_before_it_runs(rows, steps):
     products = Products()
     specs = [tf.TensorSpec((rows, WIDTH)), *([steps] if steps is not None else [])]
     graph, graph_def = sized(lambda x, count=3: products.train(x, count), *specs)
-    made = [op for op in graph.ops.values() if op.type == "EmptyTensorList"]
-    assert None in {op.output_bytes for op in made}
+    assert None in {op.output_bytes for op in graph.ops.values() if op.type == "EmptyTensorList"}
     assert None in lists_of(graph, graph_def)

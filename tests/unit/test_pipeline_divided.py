@@ -51,14 +51,14 @@ def loop_of(graph, first, last, glued=(0, 0)):
 
 def test_frozen_layers_before_the_weights_and_ops_behind_them():
     graph = chain(frozen=6, tail=5)
-    made, forward = divided(graph, dict.fromkeys(graph.ops, 0), seconds_of(graph))
-    names = [layer.name for layer in made.layers]
+    divided_graph, forward = divided(graph, dict.fromkeys(graph.ops, 0), seconds_of(graph))
+    names = [layer.name for layer in divided_graph.layers]
     assert names == [
         *(f"before w/kernel ({i})" for i in range(1, 7)),
         "w/kernel",
         *(f"behind w/kernel ({i})" for i in range(1, 6)),
     ]
-    assert [layer.index for layer in made.layers] == list(range(12))
+    assert [layer.index for layer in divided_graph.layers] == list(range(12))
     assert [forward[f"f{i}"] for i in range(6)] == [0, 1, 2, 3, 4, 5]
     # A frozen weight is read where it is used; what trains is read where it is updated.
     assert [forward[f"f{i}/read"] for i in range(6)] == [0, 1, 2, 3, 4, 5]
@@ -76,8 +76,8 @@ def test_the_cut_is_where_least_is_sent():
 def test_layers_that_take_little_stay_whole():
     graph = chain(frozen=2, tail=2)
     times = {"product": 40.0}
-    made, forward = divided(graph, dict.fromkeys(graph.ops, 0), seconds_of(graph, times))
-    assert made is graph
+    divided_graph, forward = divided(graph, dict.fromkeys(graph.ops, 0), seconds_of(graph, times))
+    assert divided_graph is graph
     assert set(forward.values()) == {0}
 
 
@@ -86,37 +86,37 @@ def test_what_stands_between_two_uses_of_a_weight_stays():
     ops += [op("one", "MatMul", "x", "w/read"), op("mid0", "Tanh", "one"), op("mid1", "Tanh", "mid0")]
     ops += [op("two", "MatMul", "mid1", "w/read"), op("end0", "Tanh", "two"), op("end1", "Tanh", "end0")]
     graph = graph_of(ops)
-    made, forward = divided(graph, dict.fromkeys(graph.ops, 0), seconds_of(graph))
+    divided_graph, forward = divided(graph, dict.fromkeys(graph.ops, 0), seconds_of(graph))
     assert len({forward[name] for name in ("w/read", "one", "mid0", "mid1", "two")}) == 1
     assert [forward["end0"], forward["end1"]] == [1, 2]
-    assert len(made.layers) == 3
+    assert len(divided_graph.layers) == 3
 
 
 def test_a_layer_with_a_loop_stays_whole():
     graph = chain(frozen=6, tail=5)
-    made, _ = divided(graph, dict.fromkeys(graph.ops, 0), seconds_of(graph), [loop_of(graph, 2, 4)])
-    assert made is graph
+    divided_graph, _ = divided(graph, dict.fromkeys(graph.ops, 0), seconds_of(graph), [loop_of(graph, 2, 4)])
+    assert divided_graph is graph
 
 
 def test_a_layer_of_several_loops_is_cut_between_them():
     graph = chain(frozen=0, tail=12)
     names = list(graph.ops)
     loops = [loop_of(graph, 2, 4), loop_of(graph, 5, 7), loop_of(graph, 9, 10)]
-    made, forward = divided(graph, dict.fromkeys(graph.ops, 0), seconds_of(graph), loops)
-    assert [layer.name for layer in made.layers[1:]] == [
+    divided_graph, forward = divided(graph, dict.fromkeys(graph.ops, 0), seconds_of(graph), loops)
+    assert [layer.name for layer in divided_graph.layers[1:]] == [
         f"later in {graph.layers[0].name} ({i})" for i in (1, 2)
     ]
-    assert [bool(layer.variables) for layer in made.layers] == [True, False, False]
+    assert [bool(layer.variables) for layer in divided_graph.layers] == [True, False, False]
     assert [forward[name] for name in names] == [number >= 5 for number in range(9)] + [2] * (len(names) - 9)
-    assert layer_of_part(made.layers[2].name) == graph.layers[0].name
+    assert layer_of_part(divided_graph.layers[2].name) == graph.layers[0].name
 
 
 def test_loops_that_read_other_weights_stay_whole():
     graph = chain(frozen=0, tail=12)
     graph = graph_of(graph.ops.values(), ("w", "v"))
     loops = [loop_of(graph, 2, 4), loop_of(graph, 5, 7, glued=(0, 1))]
-    made, _ = divided(graph, dict.fromkeys(graph.ops, 0), seconds_of(graph), loops)
-    assert made is graph
+    divided_graph, _ = divided(graph, dict.fromkeys(graph.ops, 0), seconds_of(graph), loops)
+    assert divided_graph is graph
 
 
 def test_more_devices_have_smaller_parts():
@@ -124,8 +124,10 @@ def test_more_devices_have_smaller_parts():
     assert shares == [1 / 16, 1 / 16, 1 / 16, 1 / 32, 1 / 64, 1 / 128, 1 / 256]
     graph = chain(frozen=0, tail=63)
     for devices in (4, 8, 16):
-        made, _ = divided(graph, dict.fromkeys(graph.ops, 0), seconds_of(graph), share=least_share(devices))
-        assert len(made.layers) == 4 * devices
+        divided_graph, _ = divided(
+            graph, dict.fromkeys(graph.ops, 0), seconds_of(graph), share=least_share(devices)
+        )
+        assert len(divided_graph.layers) == 4 * devices
 
 
 @settings(max_examples=200, deadline=None)
@@ -149,16 +151,19 @@ def test_parts_follow_the_data(data):
     graph = graph_of(ops, ("w", "v"))
     seconds = {f"n{i}": data.draw(st.integers(0, 5)) for i in range(count)}
     share = data.draw(st.sampled_from([LEAST_SHARE, least_share(8), least_share(64), 0.3, WHOLE]))
-    made, numbered = divided(graph, forward, seconds, share=share)
+    divided_graph, numbered = divided(graph, forward, seconds, share=share)
     assert numbered.keys() == forward.keys()
     for name, layer in numbered.items():
         for producer, _ in graph.ops[name].inputs:
             assert numbered.get(producer, 0) <= layer or forward[producer] > forward[name]
     least_s = share * sum(seconds.values())
-    parts = [layer for layer in made.layers if layer.label]
+    parts = [layer for layer in divided_graph.layers if layer.label]
     for part in parts:
         assert sum(seconds.get(name, 0) for name, layer in numbered.items() if layer == part.index) >= least_s
     if share == WHOLE:
         assert not parts
-    assert [layer.index for layer in made.layers] == list(range(len(made.layers)))
-    assert [layer.variables for layer in made.layers if not layer.label] == [("w/kernel",), ("v/kernel",)]
+    assert [layer.index for layer in divided_graph.layers] == list(range(len(divided_graph.layers)))
+    assert [layer.variables for layer in divided_graph.layers if not layer.label] == [
+        ("w/kernel",),
+        ("v/kernel",),
+    ]

@@ -79,9 +79,13 @@ def batch_normalizations(model: keras.Model) -> list[str]:
 
 def stateful_layers(model: keras.Model) -> list[str]:
     """Titles of the recurrent layers that keep their rows' states from batch to batch."""
+    return [title_of(layer) for layer in recurrent(model) if layer.stateful]
+
+
+def recurrent(model: keras.Model) -> list[Any]:
+    """The recurrent layers, those within others too."""
     kind = versions.keras_of(model).layers.RNN
-    recurrent = [layer for layer in parts_of(model, itself=False) if isinstance(layer, kind)]
-    return [title_of(layer) for layer in recurrent if layer.stateful]
+    return [layer for layer in parts_of(model, itself=False) if isinstance(layer, kind)]
 
 
 @contextlib.contextmanager

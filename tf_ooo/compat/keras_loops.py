@@ -26,9 +26,7 @@ def loops(model: keras.Model) -> list[str]:
     """Titles of the recurrent layers whose time steps may be parted: not unrolled, of Keras 3."""
     if versions.is_of_keras_2(model):
         return []
-    kind = versions.keras_of(model).layers.RNN
-    recurrent = [layer for layer in keras_layers.parts_of(model, itself=False) if isinstance(layer, kind)]
-    return [keras_layers.title_of(layer) for layer in recurrent if not layer.unroll]
+    return [keras_layers.title_of(layer) for layer in keras_layers.recurrent(model) if not layer.unroll]
 
 
 @contextlib.contextmanager
@@ -88,47 +86,39 @@ def _read_already(weights: Sequence[Any]) -> Iterator[None]:
 
 def _may_be_parted(given: dict[str, Any], count: int) -> bool:
     inputs = given["inputs"]
-    if given["unroll"] or not tf.is_tensor(inputs) or tf.is_tensor(given["input_length"]):
+    # Keras' own layers have rows first, and give no number of time steps as a tensor.
+    if given["unroll"] or given["time_major"] or tf.is_tensor(given["input_length"]):
         return False
-    steps = inputs.shape[0 if given["time_major"] else 1]
-    return steps is not None and steps >= count * _LEAST_STEPS
+    return tf.is_tensor(inputs) and (inputs.shape[1] or 0) >= count * _LEAST_STEPS
 
 
 def _parted(whole: Callable[..., Any], given: dict[str, Any], count: int) -> Any:
     """What ``whole`` returns: (last output, outputs, states)."""
-    time = 0 if given["time_major"] else 1
     inputs, mask, states = given["inputs"], given["mask"], given["initial_states"]
     if given["go_backwards"]:  # outputs are in the order in which they are computed
-        inputs = tf.reverse(inputs, [time])
-        mask = mask if mask is None else tf.reverse(mask, [time])
-    ends = [inputs.shape[time] * number // count for number in range(count + 1)]
+        inputs = tf.reverse(inputs, [1])
+        mask = mask if mask is None else tf.reverse(mask, [1])
+    ends = [inputs.shape[1] * number // count for number in range(count + 1)]
     last: Any = None
     parts: list[Any] = []
     for begin, end in zip(ends, ends[1:], strict=False):
-        masked = mask if mask is None else _steps(mask, time, begin, end)
-        part = {"inputs": _steps(inputs, time, begin, end), "mask": masked, "initial_states": states}
-        own = {"go_backwards": False, "input_length": None, **part}
-        output, outputs, states = whole(**(given | own))
+        masked = mask if mask is None else mask[:, begin:end]
+        part = {"inputs": inputs[:, begin:end], "mask": masked, "initial_states": states}
+        output, outputs, states = whole(**{**given, **part, "go_backwards": False, "input_length": None})
         if last is not None and masked is not None and not given["zero_output_for_mask"]:
-            output, outputs = _kept(last, output, outputs, masked, given)
+            output, outputs = _kept(last, output, outputs, masked, given["return_all_outputs"])
         last, parts = output, [*parts, outputs]
-    return last, tf.concat(parts, time) if given["return_all_outputs"] else parts[-1], states
+    return last, tf.concat(parts, 1) if given["return_all_outputs"] else parts[-1], states
 
 
-def _steps(tensor: Any, time: int, begin: int, end: int) -> Any:
-    return tensor[begin:end] if time == 0 else tensor[:, begin:end]
-
-
-def _kept(last: Any, output: Any, outputs: Any, mask: Any, given: dict[str, Any]) -> tuple[Any, Any]:
+def _kept(last: Any, output: Any, outputs: Any, mask: Any, all_outputs: bool) -> tuple[Any, Any]:
     """Before the first time step of a part that is not masked, the output is the ``last`` one before."""
-    time = 0 if given["time_major"] else 1
     flags = tf.cast(mask if len(mask.shape) == 2 else tf.squeeze(mask, -1), tf.int32)
-    seen = tf.cumsum(flags, axis=time) > 0
-    seen_last = seen[-1] if time == 0 else seen[:, -1]
-    output = tf.where(_broadcast(seen_last, output), output, last)
-    if not given["return_all_outputs"]:
-        return output, tf.expand_dims(output, time)
-    return output, tf.where(_broadcast(seen, outputs), outputs, tf.expand_dims(last, time))
+    seen = tf.cumsum(flags, axis=1) > 0
+    output = tf.where(_broadcast(seen[:, -1], output), output, last)
+    if not all_outputs:
+        return output, tf.expand_dims(output, 1)
+    return output, tf.where(_broadcast(seen, outputs), outputs, tf.expand_dims(last, 1))
 
 
 def _broadcast(flags: Any, tensor: Any) -> Any:

@@ -11,7 +11,6 @@ from tf_ooo.modes.table import MODES, Pipeline, SingleDevice
 from tf_ooo.options import ModeOptions
 from tf_ooo.options.base import is_default, owners_of
 from tf_ooo.options.checks import choice
-from tf_ooo.planning.choosing.recompute import NONE
 
 AUTO = "auto"
 
@@ -88,8 +87,9 @@ class Options:
                 raise self._refusal(options_type, name, value)
         given = {name: value for name, value in arguments.items() if name in own}
         if self.mode == AUTO and options_type is Pipeline:
-            free = given.get("schedule", AUTO) == AUTO
-            chosen = {"replicas": AUTO, "fall_back": free, "recompute": AUTO if free else NONE}
+            chosen: dict[str, Any] = {"replicas": AUTO}
+            if given.get("schedule", AUTO) == AUTO:
+                chosen |= {"fall_back": True, "recompute": AUTO}
             given = chosen | given
         return options_type(**given)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from grappler_passes.graph.contexts import EXITS
 from grappler_passes.graph.dependencies import GraphIndex
 from grappler_passes.graph.training_graph import OpKind, TrainingGraph
 
@@ -37,8 +38,9 @@ def forward_loops(graph: TrainingGraph, index: GraphIndex) -> list[list[str]]:
 
 
 def loop_tasks(graph: TrainingGraph, index: GraphIndex, layers: Mapping[str, int]) -> list[LoopTask]:
-    """The loops of a micro-batch's graph; ``layers``: of forward ops, where weights or readers tell.
+    """The loops of a micro-batch's graph, each behind those whose results it reads.
 
+    ``layers``: of forward ops, where weights or readers tell.
     The gradient of a loop that runs with a part of its layer, behind its weights, is one that the part below
     waits for: dO, though only weights' gradients need it.
     """
@@ -60,8 +62,14 @@ def loop_tasks(graph: TrainingGraph, index: GraphIndex, layers: Mapping[str, int
             layer_of[frame],
             (min(read[frame]), max(read[frame])) if read[frame] else (layer_of[frame], layer_of[frame]),
         )
-        for frame, nodes in members.items()
+        for frame, nodes in sorted(members.items(), key=lambda item: _first_result(index, item[1]))
     ]
+
+
+def _first_result(index: GraphIndex, nodes: Sequence[int]) -> int:
+    """The place of the first Exit: behind all that goes into the loop, and before all that reads it."""
+    exits = (i for i in nodes if index.ops[i] in EXITS and index.contexts[i].output_frame == ())
+    return min((index.position[i] for i in exits), default=0)
 
 
 def _members(graph: TrainingGraph, index: GraphIndex) -> dict[str, list[int]]:

@@ -15,7 +15,6 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from graphlib import TopologicalSorter
 from typing import TYPE_CHECKING
 
 from grappler_passes.graph.training_graph import Layer, OpKind, TrainingGraph
@@ -55,7 +54,8 @@ def divided(
     """The graph with a layer for each part, and the layer of each forward op.
 
     ``graph`` is of one micro-batch, ``forward`` the layer of each of its forward ops.  Each part takes at
-    least ``share`` of the forward pass.  Layers with ``loops`` are cut between these only.
+    least ``share`` of the forward pass.  Layers with ``loops``, which come in the order of
+    :func:`tf_ooo.rewriting.loops.loop_tasks`, are cut between these only.
     """
     whole = {layer for loop in loops for layer in (loop.layer, *loop.glued)}
     least_s = share * sum(
@@ -123,31 +123,13 @@ class _Ops:
         own = [loop for loop in loops if loop.kind == "F" and loop.glued[0] <= layer <= loop.glued[1]]
         if len(own) < 2 or any(loop.layer != layer or loop.glued != own[0].glued for loop in own):
             return None
-        loops_of = {name: number for number, loop in enumerate(own) for name in loop.members}
-        before = {number: self._feeding(loop, loops_of) for number, loop in enumerate(own)}
-        place = {number: part for part, number in enumerate(TopologicalSorter(before).static_order())}
-        part_of = {name: place[loops_of[name]] if name in loops_of else 0 for name in names}
+        loop_of = {name: number for number, loop in enumerate(own) for name in loop.members}
+        part_of = {name: loop_of.get(name, 0) for name in names}
         for name in names:
-            if name not in loops_of:
+            if name not in loop_of:
                 producers = (p for p in self._graph.ops[name].producers if p in part_of)
                 part_of[name] = max(map(part_of.__getitem__, producers), default=0)
         return _Division(part_of, len(own), 0, _LATER_IN)
-
-    def _feeding(self, loop: LoopTask, loops_of: Mapping[str, int]) -> set[int]:
-        """The loops, by number, whose results a loop reads."""
-        feeding: set[int] = set()
-        seen = set(loop.members)
-        stack = list(loop.members)
-        while stack:
-            for producer in self._graph.ops[stack.pop()].producers:
-                if producer in seen or producer not in self._graph.ops:
-                    continue
-                seen.add(producer)
-                if producer in loops_of:
-                    feeding.add(loops_of[producer])
-                else:
-                    stack.append(producer)
-        return feeding
 
     def _ends(self, line: Sequence[str], together: range, least_s: float) -> list[int]:
         """Where parts end, each end the place of the next part's first op."""

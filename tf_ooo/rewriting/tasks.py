@@ -52,8 +52,9 @@ def assign(graph: TrainingGraph, index: GraphIndex, parts: Mapping[str, int] | N
     A dO op belongs to the layer whose forward op it is the gradient of (:func:`_output_grad_layers`).
     ``parts``: the layer of each forward op, where layers were divided.
     """
-    forward, loops = forward_and_loops(graph, index)
-    if parts is not None:
+    if parts is None:
+        forward, loops = forward_and_loops(graph, index)
+    else:
         forward, loops = dict(parts), loop_tasks(graph, index, parts)
     of_loops = {name: loop.layer for loop in loops for name in loop.members}
     where = {name: ("F", layer) for name, layer in forward.items()}

@@ -13,7 +13,6 @@ from tensorflow.core.framework import graph_pb2
 from grappler_passes.analysis.classify import classify_graph_def
 from grappler_passes.analysis.steps import STEP_ATTR, STEP_SCOPE, is_sum, microbatch_graph, steps_of
 from grappler_passes.graph.dependencies import GraphIndex
-from grappler_passes.graph.iterations import has_loops
 from grappler_passes.graph.list_sizes import with_list_sizes
 from grappler_passes.graph.sizes import KnownShapes, with_sizes
 from grappler_passes.graph.training_graph import TrainingGraph
@@ -152,7 +151,7 @@ def take_apart(graph_def: graph_pb2.GraphDef, known: Known | None = None, share:
 def _classified(alone: graph_pb2.GraphDef, general: Mapping[str, str], share: float) -> Known:
     """Ops that graph optimizers have merged for several micro-batches are in ``alone``, the last one."""
     graph, index, parts = classify_graph_def(alone), GraphIndex(alone), None
-    if has_loops(alone):
+    if index.frame_names:
         graph = with_list_sizes(with_sizes(graph, alone, KnownShapes(), only_open=True), alone)
     if share != WHOLE:
         forward, loops = forward_and_loops(graph, index)

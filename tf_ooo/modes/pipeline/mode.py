@@ -133,11 +133,13 @@ class PipelineMode:
         return self.counts[0] if len(self.counts) == 1 else 1
 
     def loops_of(self, model: keras.Model) -> int:
-        """In how many loops recurrent layers run their time steps."""
-        options, target = self.options, self.distributed.target
+        """In how many loops recurrent layers run their time steps; 1 where none can run in several."""
+        options, target, recurrent = self.options, self.distributed.target, len(keras_loops.loops(model))
+        if not recurrent:
+            return 1
         # Between hosts a layer's weights, and their gradients, would be sent for each micro-batch.
         most = 1 if isinstance(target, Cluster) else len(target.devices) // min(self.counts)
-        return loop_parts(options.loop_parts, len(keras_loops.loops(model)), most, options.microbatches)
+        return loop_parts(options.loop_parts, recurrent, most, options.microbatches)
 
     def may_leave_rows_open(self, model: keras.Model) -> bool:
         """Whether batches may share a trace, where nothing has to be known of their sizes.

@@ -37,6 +37,7 @@ def test_layers_that_depend_on_a_batch():
         [keras.Input((3, 4), batch_size=2), keras.layers.LSTM(3, return_sequences=True), lstm]
     )
     assert [title.split("/")[-1] for title in keras_layers.stateful_layers(model)] == ["keeps"]
+    assert keras_layers.recurrent(model) == model.layers
     assert keras_layers.title_of(lstm).endswith("keeps")
     assert keras_layers.batch_normalizations(model) == []
 

@@ -23,7 +23,10 @@ VIEW_OPS = REARRANGING_OPS | {"StopGradient", "Enter", *SWITCHES, "Merge", "Exit
 
 
 def group_weights(backward: Backward) -> list[list[int]]:
-    """Lists of weight numbers, one list a layer, the layer that the forward pass uses first first."""
+    """Lists of weight numbers, one list a layer, the layer that the forward pass uses first first.
+
+    But behind what it also comes after: a critic that sees data first, and then what a generator has made.
+    """
     units = _Units(backward)
     for node in range(backward.size):
         if backward.is_backward[node]:
@@ -33,8 +36,41 @@ def group_weights(backward: Backward) -> list[list[int]]:
         back_through = units.through[unit] & ~(1 << unit)
         key = (frozenset(units.starts[unit]), back_through)
         keys.setdefault(key if any(key) else (unit,), []).extend(members)
-    use = _first_use(backward.gradients)
-    return sorted(map(sorted, keys.values()), key=lambda members: min(use[w] for w in members))
+    use, after = _uses(backward.gradients)
+    layers = sorted(map(sorted, keys.values()), key=lambda members: min(use[w] for w in members))
+    return [layers[number] for number in _in_order(layers, after)]
+
+
+def _in_order(layers: Sequence[Sequence[int]], after: Sequence[int]) -> list[int]:
+    """The layers' numbers, each behind those that it comes after; of two that do both the first is first.
+
+    ``after``: for each weight those that its data depend on.
+    """
+    layer_of = {weight: number for number, members in enumerate(layers) for weight in members}
+    needs = [
+        union(1 << layer_of[weight] for weight in bits_of(union(after[member] for member in members)))
+        for members in layers
+    ]
+    grown = True
+    while grown:
+        through = [own | union(needs[other] for other in bits_of(own)) for own in needs]
+        grown, needs = through != needs, through
+    order: list[int] = []
+    placed = 0
+
+    def put(number: int) -> None:
+        nonlocal placed
+        before = [other for other in bits_of(needs[number]) if not needs[other] >> number & 1]
+        for other in before:
+            if not placed >> other & 1:
+                put(other)
+        placed |= 1 << number
+        order.append(number)
+
+    for number in range(len(layers)):
+        if not placed >> number & 1:
+            put(number)
+    return order
 
 
 class _Units:
@@ -175,11 +211,13 @@ def _has_shape(outputs: Sequence[OutputInfo], shape: WeightShape | None) -> bool
     return shape is not None and bool(shape) and any(squeezed(dims) == squeezed(shape) for dims in known)
 
 
-def _first_use(g: GradientFlow) -> list[tuple[int, int]]:
-    """For each weight (depth, position) of the first forward op that mixes it with data."""
+def _uses(g: GradientFlow) -> tuple[list[tuple[int, int]], list[int]]:
+    """For each weight (depth, position) of the first forward op that mixes it with data; and as bits the
+    weights that these data, in any such op, depend on."""
     position = {node: i for i, node in enumerate(g.order)}
     depth = [0] * len(g.flow)
     first = [(len(g.flow), len(g.flow))] * len(g.weights)
+    after = [0] * len(g.weights)
     for group in g.cut.groups:
         outside = (p for node in group for p in g.cut.preds[node] if g.from_data[p])
         level = 1 + max((depth[p] for p in outside), default=0)
@@ -187,9 +225,11 @@ def _first_use(g: GradientFlow) -> list[tuple[int, int]]:
             depth[node] = level
             if g.forward[node] and g.from_data[node]:
                 mixed = union(g.depends[p] for p in g.cut.preds[node] if not g.from_data[p])
+                data = union(g.depends[p] for p in g.cut.preds[node] if g.from_data[p])
                 for weight in bits_of(mixed | g.read_bits.get(node, 0)):
                     first[weight] = min(first[weight], (level, position[node]))
-    return first
+                    after[weight] |= data
+    return first, after
 
 
 def units_of(g: GradientFlow) -> list[int]:

@@ -2,7 +2,8 @@
 
 Whoever unrolls steps marks the nodes of step t with :data:`STEP_ATTR` and puts their names into a scope
 ``tf_ooo_step_t``.  Micro-batch m is marked as step m, what comes once, after all of them, as the step behind
-the last, and the sums of gradients with :data:`SUM_ATTR`.
+the last, and the sums of gradients with :data:`SUM_ATTR`.  Where a step updates some weights, and goes on
+with what they are then, :data:`TURN_ATTR` says after how many updates.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from grappler_passes.graph.parts import part_of, with_inputs
 STEP_ATTR = "_ooo_step"
 STEP_SCOPE = "tf_ooo_step_"
 SUM_ATTR = "_ooo_sum"
+TURN_ATTR = "_ooo_turn"
 _CONCAT = ("ConcatV2", "Concat")
 _SUMS = ("AddV2", "Add", "AddN", *_CONCAT)
 _IN_SCOPE = re.compile(rf"(?:^|/){STEP_SCOPE}(\d+)(?:/|$)")
@@ -43,6 +45,24 @@ def _marked(node: node_def_pb2.NodeDef) -> int | None:
         return int(node.attr[STEP_ATTR].i)
     match = _IN_SCOPE.search(node.name)
     return int(match[1]) if match else None
+
+
+def turns_of(
+    graph_def: graph_pb2.GraphDef, index: GraphIndex, steps: Sequence[int | None], count: int
+) -> list[int]:
+    """The turn of each node: how many updates of the step it comes after, of which it is the next.
+
+    A node without a mark (of functions that were inlined) belongs to the latest turn of its inputs, to the
+    turn behind where it reads what comes once, as an update does: ``count`` in ``steps``.
+    """
+    turns = [int(node.attr[TURN_ATTR].i) if TURN_ATTR in node.attr else None for node in graph_def.node]
+    if not any(turns):
+        return [0] * len(turns)
+    known: list[int] = [turn or 0 for turn in turns]
+    for i in index.order:
+        if turns[i] is None:
+            known[i] = max((known[p] + (steps[p] == count != steps[i]) for p in index.preds(i)), default=0)
+    return known
 
 
 def split_steps(graph_def: graph_pb2.GraphDef) -> list[graph_pb2.GraphDef]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 
 import pytest
-import tensorflow as tf
 
 from tests.graph.pipeline_fits import assert_equal_bits, compiled_model, devices_here, pipelined
 from tests.graph.pipeline_models import X, Y, adam, mlp
@@ -28,24 +27,6 @@ def stateful():
     return keras.Sequential([keras.Input((7,), batch_size=16), *parts])
 
 
-class ReadsAgain(keras.Model):
-    """Applies its gradients, then reads the weights again."""
-
-    def __init__(self):
-        super().__init__()
-        self.one, self.two = keras.layers.Dense(5), keras.layers.Dense(3)
-
-    def call(self, x):
-        return self.two(self.one(x))
-
-    def train_step(self, data):
-        with tf.GradientTape() as tape:
-            loss = tf.reduce_mean(tf.square(self(data[0])))
-        gradients = tape.gradient(loss, self.trainable_variables)
-        self.optimizer.apply_gradients(zip(gradients, self.trainable_variables, strict=True))
-        return {"loss": tf.reduce_mean(self(data[0]))}
-
-
 def summed():
     return Crossentropy(from_logits=True, reduction="sum")
 
@@ -62,13 +43,6 @@ def unreduced():
         pytest.param(mlp, {"loss": summed}, {}, "reduction='sum'", id="sum"),
         pytest.param(mlp, {"loss": unreduced}, {}, "adds up rows", id="none"),
         pytest.param(stateful, {}, {}, "make it with stateful=False", id="stateful"),
-        pytest.param(
-            ReadsAgain,
-            {"loss": None, "metrics": []},
-            {},
-            "again after it has applied its gradient",
-            id="reads",
-        ),
         pytest.param(mlp, {}, {"devices": ["CPU:0", "CPU:7"]}, "there is no 'CPU:7'", id="device"),
         pytest.param(mlp, {}, {"devices": ["CPU:0", "CPU:0"]}, "named twice", id="same"),
         pytest.param(mlp, {}, {"devices": 4}, "devices=4: there are 3", id="many"),

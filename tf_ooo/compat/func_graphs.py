@@ -104,6 +104,11 @@ def ops_reached_from(graph: Any) -> Iterator[tuple[str, str]]:
     """(name, type) of the ops of a graph and of all functions that it reaches, however old."""
     for op in graph.get_operations():
         yield op.name, op.type
+    yield from ops_called_from(graph)
+
+
+def ops_called_from(graph: Any) -> Iterator[tuple[str, str]]:
+    """(name, type) of the ops of all functions that a graph reaches."""
     for function in graph._functions.values():
         definition = function.cached_definition
         for node in definition.node_def:

@@ -10,7 +10,7 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.core.framework import attr_value_pb2, graph_pb2, node_def_pb2
 
-from grappler_passes.analysis.steps import SUM_ATTR
+from grappler_passes.analysis.steps import SUM_ATTR, TURN_ATTR
 
 # On the communications of a gradient that travels in slices: which of them.
 PART_ATTR = "_ooo_part"
@@ -33,11 +33,17 @@ def _marked(attributes: Mapping[str, int | bool]) -> AbstractContextManager[None
 def numbered_step(number: int, attribute: str, scope: str) -> Iterator[None]:
     """Ops made inside say which step they belong to: by an attribute, and by their scope if one is given.
 
-    TensorFlow's graph optimizers are not blind to names: in a scope the same step may differ in the last bit.
+    Also inside of another's.  TensorFlow's graph optimizers are not blind to names: in a scope the same step
+    may differ in the last bit.
     """
-    named = tf.name_scope(f"{scope}{number}") if scope else contextlib.nullcontext()
+    named = tf.name_scope(f"{scope}{number}/") if scope else contextlib.nullcontext()
     with _marked({attribute: number}), named:
         yield
+
+
+def numbered_turn(number: int) -> AbstractContextManager[None]:
+    """Ops made inside say after how many updates of their step they come."""
+    return _marked({TURN_ATTR: number})
 
 
 def numbered_part(number: int) -> AbstractContextManager[None]:

@@ -253,9 +253,10 @@ class FirstSteps:
     def traced_before(self) -> TracedBefore | None:
         """The step that was taken apart, to be placed without another trace; None: it has not run."""
         step, first = self._layers.step, self._first_batch
-        if step is None or first is None or self.rested:
+        concrete = self._functions.concrete_of(first)
+        if step is None or concrete is None or self.rested:
             return None
-        return TracedBefore(step, self._functions.concrete_of(first), first)
+        return TracedBefore(step, concrete, first)
 
     def close(self) -> None:
         self._profiler.close()

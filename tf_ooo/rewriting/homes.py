@@ -66,26 +66,27 @@ def one_pipeline(stage_of_layer: Sequence[int], device_of_stage: Sequence[str]) 
 def read_once(step: Step, replica_of_node: Sequence[int | None]) -> dict[str, str]:
     """Reads of variables that stand for others: ``{read: the first of the same replica}``.
 
-    Of what is written once, at the end of the step, all micro-batches read the same: a replica whose devices
-    do not hold it is sent it once.
+    Of what is written once, at the end of the step or of a turn, all micro-batches read the same: a replica
+    whose devices do not hold it is sent it once.
     """
     index = step.index
     written: set[str] = set()
     for i, op in enumerate(index.ops):
         if replica_of_node[i] is not None and has_side_effects(op) and not only_reads(op):
             written |= states_of(index, i)
-    firsts: dict[tuple[int, int, int], str] = {}
+    firsts: dict[tuple[int, int, int, frozenset[int]], str] = {}
     stands_for: dict[str, str] = {}
-    for i in index.order:
+    for i in sorted(index.order, key=step.turns.__getitem__):
         replica, context = replica_of_node[i], index.contexts[i]
         if index.ops[i] != _READ or replica is None or context.frame or context.branches:
             continue
-        if index.control_preds[i]:  # it waits for something of its micro-batch
+        waits_for = frozenset(index.control_preds[i])
+        if any(replica_of_node[before] is not None for before in waits_for):  # of its micro-batch
             continue
         handle = index.data_preds[i][0][0]
         if index.names[handle] in written or index.ops[handle] not in ("_Arg", "VarHandleOp"):
             continue
-        first = firsts.setdefault((replica, handle, _dtype(step, i)), index.names[i])
+        first = firsts.setdefault((replica, handle, _dtype(step, i), waits_for), index.names[i])
         if first != index.names[i]:
             stands_for[index.names[i]] = first
     return stands_for
@@ -115,30 +116,30 @@ def _dtype(step: Step, i: int) -> int:
 
 
 def crossing(step: Step, replica_of_node: Sequence[int | None]) -> set[int]:
-    """Ops that no lane orders, as they lead from one replica's micro-batches to another's.
+    """Ops that no lane orders, as they lead from one replica's micro-batches to another's, in their turn.
 
     States that every micro-batch changes (seeds, moving averages, metrics) change in the order of
     micro-batches through all replicas.  Those that depend on no data (seeds) run ahead of all lanes; what
     reads data of another replica's micro-batch runs when that is there.
     """
-    index = step.index
-    bits: dict[int, int] = {}  # of each replica's ops that depend on data
-    needed: dict[int, int] = {}  # by each replica's ops
+    index, turns = step.index, range(max(step.turns) + 1)
     fed = sum(1 << index.position[i] for i in _fed(step))
     of_data = [bool(index.reach[i] & fed) for i in range(len(index))]
-    for i, replica in enumerate(replica_of_node):
-        if replica is not None:
+    out: set[int] = set()
+    for turn in turns:
+        of_turn = [i for i in range(len(index)) if step.turns[i] == turn]
+        inside = sum(1 << index.position[i] for i in of_turn)
+        bits: dict[int, int] = {}  # of each replica's ops that depend on data
+        needed: dict[int, int] = {}  # by each replica's ops
+        own = {i: replica for i in of_turn if (replica := replica_of_node[i]) is not None}
+        for i, replica in own.items():
             needed[replica] = needed.get(replica, 0) | index.reach[i]
             if of_data[i]:
                 bits[replica] = bits.get(replica, 0) | 1 << index.position[i]
-    others = {replica: (_of_others(bits, replica), _of_others(needed, replica)) for replica in needed}
-    out: set[int] = set()
-    for i, replica in enumerate(replica_of_node):
-        if replica is None:
-            continue
-        data, all_needed = others[replica]
-        if index.reach[i] & data if of_data[i] else all_needed >> index.position[i] & 1:
-            out.add(i)
+        for i, replica in own.items():
+            data, all_needed = _of_others(bits, replica), _of_others(needed, replica)
+            if index.reach[i] & inside & data if of_data[i] else all_needed >> index.position[i] & 1:
+                out.add(i)
     return out
 
 

@@ -30,26 +30,28 @@ def ops_of_tasks(
     """
     names = step.index.names
     updates, sums = _updates(step), step.sums | step.joined
+    yet_to_come = dict(zip(updates, itertools.accumulate(updates.values(), operator.or_), strict=True))
     ops: dict[Task, list[int]] = {}
     for i in step.index.order:
         at = step.where.get(names[i])
         if at is None or names[i] in sums or i in left_out or step.index.ops[i] == "Const":
             continue
         kind, layer, microbatch = at
-        if kind != "U" and step.index.reach[i] & updates:
+        turn = step.turns[i]
+        if kind != "U" and (turn not in yet_to_come or step.index.reach[i] & yet_to_come[turn]):
             continue
         ops.setdefault(Task(kind, stage_of_layer[layer], 0 if kind == "U" else microbatch), []).append(i)
     return ops
 
 
-def _updates(step: Step) -> int:
-    """The ops that write weights, as bits."""
-    index, bits = step.index, 0
+def _updates(step: Step) -> dict[int, int]:
+    """The ops that write weights, as bits, by turn, the last one first."""
+    index, bits = step.index, [0] * (max(step.turns) + 1)
     for name, (kind, _, _) in step.where.items():
         i = index.index[name]
         if kind == "U" and has_side_effects(index.ops[i]) and not only_reads(index.ops[i]):
-            bits |= 1 << index.position[i]
-    return bits
+            bits[step.turns[i]] |= 1 << index.position[i]
+    return {turn: bits[turn] for turn in reversed(range(len(bits))) if bits[turn]}
 
 
 def lane_tasks(schedule: Schedule, count: int) -> Iterator[tuple[int, list[Task]]]:
@@ -66,20 +68,22 @@ def order_updates(
     All of them are ready at once at the end of a step, and an optimizer makes several tensors as large as the
     weights on its way.  What an update of a higher layer needs, also on another device, gets no edge.
     """
-    index, updates = step.index, _updates(step)
-    by_layer: dict[int, list[int]] = {}
+    index, updates = step.index, functools.reduce(operator.or_, _updates(step).values(), 0)
+    by_layer: dict[tuple[int, int], list[int]] = {}  # and turn, from the last one on
     for name, (kind, layer, _) in step.where.items():
         if kind == "U":
-            by_layer.setdefault(layer, []).append(index.index[name])
-    orders = {device: LaneOrder() for device in dict.fromkeys(device_of_layer[layer] for layer in by_layer)}
+            i = index.index[name]
+            by_layer.setdefault((-step.turns[i], layer), []).append(i)
+    devices = dict.fromkeys(device_of_layer[layer] for _, layer in by_layer)
+    orders = {device: LaneOrder() for device in devices}
     joins = {
         device: _Joins(index, f"{prefix}/updates_{number}", False, sizes)
         for number, device in enumerate(sorted(orders))
     }
     lasts: dict[str, list[int]] = {}
     earlier = 0
-    for layer in sorted(by_layer, reverse=True):
-        device, ops = device_of_layer[layer], by_layer[layer]
+    for (before, layer), ops in sorted(by_layer.items(), reverse=True):
+        device = device_of_layer[layer]
         links = joins[device]
         writes = [i for i in ops if updates & links.bit(i)]
         needed = functools.reduce(operator.or_, map(links.needs, writes), 0)
@@ -88,7 +92,8 @@ def order_updates(
         if not any(sizes.get(index.names[i], 0) >= _LARGE_BYTES for i in own):
             continue
         if device in lasts:
-            links.join(orders[device], lasts[device], firsts_of(index, own), layer)
+            name = f"{layer}/{-before}" if before else str(layer)
+            links.join(orders[device], lasts[device], firsts_of(index, own), name)
         lasts[device] = lasts_of(index, writes)
     return orders
 

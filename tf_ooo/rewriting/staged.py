@@ -117,7 +117,7 @@ def _rewrite_plan(step: Step, plan: StagedPlan, left_out: Collection[int] = ()) 
     edges: list[tuple[str, str]] = []
     joins: dict[str, str] = {}
     ranks: dict[str, int] = {}
-    for device, name, tasks in _lanes(plan, step.count):
+    for device, name, tasks in _lanes(plan, step):
         lane = order_lane(step.index, tasks, ops, f"{_JOIN}/{name}", plan.schedule.fused_backward, sizes)
         edges += lane.edges
         joins.update(dict.fromkeys(lane.joins, device))
@@ -153,15 +153,20 @@ def _unordered_notes(step: Step, left_out: Collection[int]) -> list[str]:
     ]
 
 
-def _lanes(plan: StagedPlan, count: int) -> Iterator[tuple[str, str, list[Task]]]:
-    """Of each lane of each replica, with ``count`` micro-batches of all: its device, a name, its tasks."""
-    of_part = replica_of_part(count, plan.homes.replicas)
+def _lanes(plan: StagedPlan, step: Step) -> Iterator[tuple[str, str, list[Task]]]:
+    """Of each lane of each replica: its device, a name, its tasks, of one turn after the other."""
+    of_part = replica_of_part(step.count, plan.homes.replicas)
+    turns = [turn * step.count for turn in range(max(step.turns) + 1)]
     for replica, devices in enumerate(plan.homes.devices):
         device_of_lane, own = lane_devices(plan.schedule, devices), of_part.count(replica)
         first = of_part.index(replica) if own else 0
         for lane, tasks in lane_tasks(plan.schedule, own):
             name = f"{replica}/{lane}" if replica else str(lane)
-            shifted = [dataclasses.replace(task, microbatch=first + task.microbatch) for task in tasks]
+            shifted = [
+                dataclasses.replace(task, microbatch=begin + first + task.microbatch)
+                for begin in turns
+                for task in tasks
+            ]
             yield device_of_lane[lane], name, shifted
 
 

@@ -11,7 +11,14 @@ from functools import cached_property
 from tensorflow.core.framework import graph_pb2
 
 from grappler_passes.analysis.classify import classify_graph_def
-from grappler_passes.analysis.steps import STEP_ATTR, STEP_SCOPE, is_sum, microbatch_graph, steps_of
+from grappler_passes.analysis.steps import (
+    STEP_ATTR,
+    STEP_SCOPE,
+    is_sum,
+    microbatch_graph,
+    steps_of,
+    turns_of,
+)
 from grappler_passes.graph.dependencies import GraphIndex
 from grappler_passes.graph.list_sizes import with_list_sizes
 from grappler_passes.graph.sizes import KnownShapes, with_sizes
@@ -55,13 +62,15 @@ class Known:
 class Step:
     """A graph of unrolled micro-batches, taken apart.
 
-    ``steps``: the micro-batch of each node, ``count`` for what comes once.  ``where``: (kind, layer,
-    micro-batch) of ops.  ``sums``: names of the sums of gradients.
+    ``steps``: the micro-batch of each node, ``count`` for what comes once; ``turns``: its turn.  ``where``:
+    (kind, layer, micro-batch) of ops; those of a later turn have numbers behind all of the turn before.
+    ``sums``: names of the sums of gradients.
     """
 
     graph_def: graph_pb2.GraphDef
     index: GraphIndex
     steps: Sequence[int | None]
+    turns: Sequence[int]
     count: int
     known: Known
     where: Mapping[str, Where]
@@ -74,6 +83,12 @@ class Step:
     @cached_property
     def joined(self) -> frozenset[str]:
         return frozenset(name for name, key in self.general.items() if key in self.known.joined)
+
+    @property
+    def turns_with_updates(self) -> int:
+        """How many updates follow each other, each with what the one before has left; one as a rule."""
+        updates = (name for name, (kind, _, _) in self.where.items() if kind == "U")
+        return 1 + max((self.turns[self.index.index[name]] for name in updates), default=0)
 
     @property
     def sizes(self) -> dict[str, int]:
@@ -131,21 +146,22 @@ def take_apart(graph_def: graph_pb2.GraphDef, known: Known | None = None, share:
     count = max((step for step in steps if step is not None), default=0)
     if not count:
         raise GraphError("the graph holds no micro-batch and updates")
+    turns = turns_of(graph_def, index, steps, count)
     general, repeated = general_names(index.names, count), repeats(graph_def)
     if known is None:
         alone = microbatch_graph(graph_def, index, steps, count - 1, count)
-        known = _classified(alone, general, share)
+        known = _classified(without_turns(alone, dict(zip(index.names, turns, strict=True))), general, share)
     else:
         _check_known(index, general, known, repeated)
     where: dict[str, Where] = {}
-    for name, number in zip(index.names, steps, strict=True):
+    for name, number, turn in zip(index.names, steps, turns, strict=True):
         at = known.where.get(general[repeated.get(name, name)])
         if at is not None and name in repeated:
             at = ("dO", at[1])
         if at is not None and index.ops[index.index[name]] not in ("Const", "_Arg", "_Retval"):
-            where[name] = (*at, 0 if number is None else min(number, count - 1))
+            where[name] = (*at, turn * count + (0 if number is None else min(number, count - 1)))
     sums = frozenset(node.name for node in graph_def.node if is_sum(node))
-    return Step(graph_def, index, steps, count, known, where, sums)
+    return Step(graph_def, index, steps, turns, count, known, where, sums)
 
 
 def _classified(alone: graph_pb2.GraphDef, general: Mapping[str, str], share: float) -> Known:
@@ -168,6 +184,18 @@ def _classified(alone: graph_pb2.GraphDef, general: Mapping[str, str], share: fl
         assigned.glued,
         frozenset(general[name] for name in assigned.joined),
     )
+
+
+def without_turns(graph_def: graph_pb2.GraphDef, turns: Mapping[str, int]) -> graph_pb2.GraphDef:
+    """Reads of a later turn as if nothing had been updated before: all layers are known from one pass.
+
+    The graph itself, changed: control edges from one turn to the next go.
+    """
+    for node in graph_def.node if any(turns.values()) else ():
+        turn = turns.get(node.name, 0)
+        kept = [text for text in node.input if text[0] != "^" or turns.get(text[1:], 0) >= turn]
+        node.input[:] = kept
+    return graph_def
 
 
 def _check_known(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,9 +17,7 @@ import tensorflow as tf
 from tf_ooo.compat import func_graphs, keras_optimizers, keras_variables, op_marks
 from tf_ooo.errors import BackendError
 from tf_ooo.tracing.changed import Taped, refuse_changed
-from tf_ooo.tracing.intercepting import Update, intercepted, ops_so_far, refuse_twice, times
-
-_APPLY_ONCE = "a pipeline applies them once, after all micro-batches"
+from tf_ooo.tracing.intercepting import TurnsNeeded, Update, intercepted, ops_so_far, times
 
 # More ops than rows of positions take: constants, a range, casts, reshapes, a wrap of negative rows.
 _MOST_OPS = 64
@@ -58,6 +56,7 @@ class Collecting:
 
     ``replicas``: that of each micro-batch; each adds up its own, then theirs are added up where the variable
     is.  None: there is one.  ``open_rows``: the batch's number of rows is known when the function runs.
+    ``in_turns``: an update is made as soon as its gradients are there; else TurnsNeeded where that is needed.
     """
 
     def __init__(
@@ -67,16 +66,20 @@ class Collecting:
         scale: Any,
         replicas: Sequence[int] | None = None,
         open_rows: bool = False,
+        in_turns: bool = False,
     ) -> None:
         self.optimizers, self.weights, self.scale = list(optimizers), weights, scale
         self._replicas = [0] * len(weights) if replicas is None else replicas
         self.applied: list[_Applied] = []
         self.collected_after: list[int] = []
-        self._open_rows = open_rows
+        self._open_rows, self._in_turns = open_rows, in_turns
         self._number = 0
         self._calls = 0
         self._taped = Taped()
         self.given: list[Given] = []
+        # Called when an optimizer was given a micro-batch's gradients.
+        self.on_given: Callable[[], None] = lambda: None
+        self._applying = False
 
     @contextlib.contextmanager
     def micro_batch(self, number: int) -> Iterator[None]:
@@ -90,21 +93,24 @@ class Collecting:
                 f"{self._calls} times for another"
             )
 
-    def add_copied(self, number: int, grads: Sequence[Sequence[Any]]) -> None:
-        """The gradients of each call of an optimizer in a micro-batch that is a copy of one before."""
-        self._number = number
-        for applied, copied in zip(self.applied, grads, strict=True):
-            self._add_all(applied, copied)
+    def add_copied(self, number: int, grads: Sequence[Sequence[Any]], call: int = 0) -> None:
+        """The gradients of each call of an optimizer, from this one on, in a micro-batch that is a copy."""
+        for applied, copied in zip(self.applied[call:], grads, strict=True):
+            self._add_all(number, applied, copied)
 
-    def _collect(self, update: Update) -> None:
+    def _collect(self, update: Update) -> Any:
+        if self._applying:
+            return update.proceed(update.grads)
         begin = ops_so_far()
         self._collect_traced(update)
         self.given.append(Given(update.grads, (begin, ops_so_far())))
+        return self.on_given()
 
     def _collect_traced(self, update: Update) -> None:
         call, self._calls = self._calls, self._calls + 1
         if self._number == 0:
-            refuse_twice(update.optimizer, (before.optimizer for before in self.applied), _APPLY_ONCE)
+            if not self._in_turns and any(update.optimizer is before.optimizer for before in self.applied):
+                raise TurnsNeeded("train_step applies gradients twice with one optimizer")
             self.applied.append(
                 _Applied(update.optimizer, update.variables, update.explicit, len(update.grads))
             )
@@ -115,18 +121,16 @@ class Collecting:
             raise BackendError(
                 "train_step applies other gradients for a later micro-batch than for the first"
             )
-        self._add_all(self.applied[call], update.grads)
+        self._add_all(self._number, self.applied[call], update.grads)
 
-    def _add_all(self, applied: _Applied, grads: Sequence[Any]) -> None:
-        part = applied.parts.setdefault(self._replicas[self._number], _Part())
+    def _add_all(self, number: int, applied: _Applied, grads: Sequence[Any]) -> None:
+        part = applied.parts.setdefault(self._replicas[number], _Part())
         for place, grad in enumerate(grads):
-            self._add(part, place, grad)
+            if grad is not None:
+                self._add(part, place, times(grad, self.weights[number]))
 
-    def _add(self, into: _Part, place: int, grad: Any) -> None:
-        if grad is None:
-            return
-        weighted = times(grad, self.weights[self._number])
-        if isinstance(grad, tf.IndexedSlices):
+    def _add(self, into: _Part, place: int, weighted: Any) -> None:
+        if isinstance(weighted, tf.IndexedSlices):
             self._add_slices(into, place, weighted)
             return
         if place not in into.sums:
@@ -149,14 +153,17 @@ class Collecting:
             into.fixed_rows[place] = rows
         added.append(_with_own_rows(slices))
 
-    def apply(self) -> None:
-        """Hands the sums to the optimizers, in the order in which the first micro-batch did."""
-        for applied in self.applied:
+    def apply(self, call: int = 0) -> None:
+        """Hands the sums to the optimizers, in the order in which the first micro-batch did, from this call
+        on."""
+        self._applying = True
+        for applied in self.applied[call:]:
             grads = [self._total(applied, place) for place in range(applied.grads)]
             with func_graphs.reads_on_own_device():
                 keras_optimizers.update(
                     applied.optimizer, grads, applied.variables if applied.explicit else None
                 )
+        self._applying = False
 
     def _total(self, applied: _Applied, place: int) -> Any:
         parts = [part for _, part in sorted(applied.parts.items())]

@@ -17,6 +17,8 @@ from tf_ooo.tracing.intercepting import ops_so_far
 
 # Each of them is known to the other processes by a name or a number of its own.
 _SENDS = ("Collective", "Horovod", "Nccl")
+# TensorFlow gives ops of a graph seeds by their number, which stays below.
+_BETWEEN_SEEDS = 10_000_019
 
 
 class TracedPart:
@@ -25,19 +27,29 @@ class TracedPart:
     Copies have the names that another trace would give them, so that graph optimizers, which sort by name,
     treat all micro-batches alike.  Outside stay what the function captures, and the ops ``left_out``.
 
+    It may come in several parts, with others' ops between: :meth:`go_on`.
+
     Args:
         number: of the micro-batch; its scope and its mark stand in names and attributes.
         part: its rows, a nest.
+        draws_anew: copies draw other random numbers, by other seeds; False: then there are none.
     """
 
-    def __init__(self, number: int, part: Any) -> None:
-        self._number, self._part, self._begin = number, part, ops_so_far()
+    def __init__(self, number: int, part: Any, draws_anew: bool = False) -> None:
+        self._number, self._part, self._draws_anew = number, part, draws_anew
         self._nodes: dict[str, Any] = {}
+        self._earlier: set[str] = set()  # of parts before
         self._versions: Any = None
         self.why_not = ""
+        self.go_on()
+
+    def go_on(self) -> None:
+        """Its next part, made from here on, which reads the parts before."""
+        self._earlier.update(self._nodes)
+        self._nodes, self._begin = {}, ops_so_far()
 
     def end(self, left_out: Sequence[tuple[int, int]]) -> None:
-        """Its last op was made.
+        """Its last op was made, or that of this part.
 
         ``left_out``: ranges of ops, from and up to that number of the graph's, that are made anew each time.
         Sets ``why_not`` where it has to be traced again instead.
@@ -52,7 +64,7 @@ class TracedPart:
             for number, op in enumerate(operations, self._begin)
             if number not in kept_out and op.name not in captures
         }
-        self.why_not = _why_not_types(graph, {op.type for op in inside.values()})
+        self.why_not = _why_not_types(graph, {op.type for op in inside.values()}, self._draws_anew)
         if self.why_not:
             return
         graph_def = graph.as_graph_def()
@@ -61,7 +73,7 @@ class TracedPart:
         self.why_not = _why_not_nodes(self._nodes)
 
     def copy(self, number: int, part: Any, wanted: Sequence[Any]) -> list[Any]:
-        """The tensors ``wanted`` of this micro-batch, in a copy of it for other rows.
+        """The tensors ``wanted`` of this micro-batch, in a copy of it, or of its latest part, for other rows.
 
         ``part`` has the structure and the shapes of the first one's.  Tensors from outside stay themselves.
         """
@@ -74,16 +86,19 @@ class TracedPart:
         inside = [tensor for tensor in wanted if tf.is_tensor(tensor) and tensor.op.name in self._nodes]
         copies = tf.graph_util.import_graph_def(
             graph_def,
-            self._given(graph, part),
+            self._given(graph, part, renamed),
             [renamed.tensor(tensor.name) for tensor in inside],
             name="",
         )
         for tensor, copied in zip(inside, copies, strict=True):
             copied.set_shape(tensor.shape)  # what Python code has said of it
         by_id = {id(tensor): copied for tensor, copied in zip(inside, copies, strict=True)}
+        for tensor in wanted:
+            if tf.is_tensor(tensor) and tensor.op.name in self._earlier:
+                by_id[id(tensor)] = graph.get_tensor_by_name(renamed.tensor(tensor.name))
         return [by_id.get(id(tensor), tensor) for tensor in wanted]
 
-    def _given(self, graph: Any, part: Any) -> dict[str, Any]:
+    def _given(self, graph: Any, part: Any, renamed: _Renamed) -> dict[str, Any]:
         """What the copied ops read of other ops: the other rows, and what all micro-batches read."""
         flat = (tf.nest.flatten(each, expand_composites=True) for each in (self._part, part))
         rows = {first.name: other for first, other in zip(*flat, strict=True) if tf.is_tensor(first)}
@@ -93,7 +108,8 @@ class TracedPart:
                 name, port = split_input(text)
                 if name not in self._nodes:
                     tensor = f"{name}:{port}"
-                    given[tensor] = rows[tensor] if tensor in rows else graph.get_tensor_by_name(tensor)
+                    there = renamed.tensor(tensor) if name in self._earlier else tensor
+                    given[tensor] = rows[tensor] if tensor in rows else graph.get_tensor_by_name(there)
         return given
 
 
@@ -103,6 +119,7 @@ class _Renamed:
     def __init__(self, number: int, other: int, names: Any) -> None:
         self._scope = re.compile(rf"(^|[/@]){STEP_SCOPE}{number}(?=/|$)")
         self._by, self._other, self._names = rf"\g<1>{STEP_SCOPE}{other}", other, names
+        self._more_seed = _BETWEEN_SEEDS * (other - number)
 
     def name(self, name: str) -> str:
         return self._scope.sub(self._by, name)
@@ -112,8 +129,10 @@ class _Renamed:
         return f"{self.name(op)}:{port}"
 
     def change(self, node: Any) -> None:
-        """Names, inputs from inside, colocations and the mark."""
+        """Names, inputs from inside, colocations, the mark, and seeds that are not drawn themselves."""
         node.name = self.name(node.name)
+        if op_types.keeps_random_state(node.op) and (node.attr["seed"].i or node.attr["seed2"].i):
+            node.attr["seed2"].i += self._more_seed
         for place, text in enumerate(node.input):
             name, _ = split_input(text)
             if name in self._names:
@@ -127,11 +146,11 @@ class _Renamed:
             beside[:] = [self._scope.sub(self._by, wish.decode()).encode() for wish in beside]
 
 
-def _why_not_types(graph: Any, own: set[str]) -> str:
+def _why_not_types(graph: Any, own: set[str], draws_anew: bool) -> str:
     """Why copies of these ops would not do what others traced do; empty: they would."""
-    called = {kind for _, kind in func_graphs.ops_reached_from(graph)} - own
+    called = {kind for _, kind in func_graphs.ops_called_from(graph)}
     for kind in sorted(own | called):
-        if op_types.keeps_random_state(kind):
+        if op_types.keeps_random_state(kind) and not (draws_anew and kind not in called):
             return f"{kind} draws random numbers from a state of its own"
         if kind.startswith(_SENDS):
             return f"{kind} has a name that other processes know"

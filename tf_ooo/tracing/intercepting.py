@@ -31,6 +31,10 @@ class Update:
     proceed: Callable[[Sequence[Any]], Any]
 
 
+class TurnsNeeded(Exception):
+    """The updates of a step come in turns: each needs what the one before has left."""
+
+
 @contextlib.contextmanager
 def intercepted(optimizers: Sequence[Any], on_update: Callable[[Update], Any]) -> Iterator[None]:
     """Inside the block ``on_update`` takes the place of each optimizer's ``apply``.

@@ -13,7 +13,6 @@ from grappler_passes.analysis.steps import STEP_ATTR, STEP_SCOPE
 from tf_ooo.compat import (
     keras_loops,
     keras_losses,
-    keras_variables,
     nests,
     op_marks,
     tf_functions,
@@ -23,9 +22,12 @@ from tf_ooo.errors import BackendError
 from tf_ooo.planning.model.task import replica_of_part
 from tf_ooo.tracing.collecting import Collecting
 from tf_ooo.tracing.copied import TracedPart
+from tf_ooo.tracing.in_turns import InTurns
+from tf_ooo.tracing.intercepting import TurnsNeeded
 from tf_ooo.tracing.micro_batches import rows_of, split_rows
 from tf_ooo.tracing.optimizers import optimizers_of
 from tf_ooo.tracing.splitting import BatchesSeen, FixedRows, OpenBatch, OpenRows, Split, open_batch
+from tf_ooo.tracing.variables import names_by_handle
 
 _LOG = logging.getLogger("tf_ooo")
 # What leaves a variable as it is.
@@ -62,8 +64,17 @@ class StepFunctions:
         self.seen: BatchesSeen | None = None
         self._open: set[Hashable] = set()
         self.untraced: dict[Any, Callable[[Any], Any]] = {}
+        self._in_turns = False
 
     def __call__(self, batch: Any) -> Any:
+        try:
+            return self._run(batch)
+        except TurnsNeeded as error:  # of a trace
+            _LOG.debug("updates are traced in turns: %s", error)
+            self._in_turns = True
+            return self._run(batch)
+
+    def _run(self, batch: Any) -> Any:
         key = nests.signature(batch)
         if key in self.untraced:
             return self.untraced[key](batch)
@@ -94,7 +105,9 @@ class StepFunctions:
 
     def _opened(self, batch: Any, signature: Any) -> OpenBatch | None:
         """The batch as one of any number of rows; None: it is to be traced with its own."""
-        if self.seen is None or self.seen.has_own_trace(signature):
+        # In turns all micro-batches are copies of one.
+        copies = self._in_turns and len(set(split_rows(rows_of(batch), self.microbatches))) > 1
+        if not copies and (self.seen is None or self.seen.has_own_trace(signature)):
             return None
         return open_batch(batch, self.microbatches)
 
@@ -103,6 +116,8 @@ class StepFunctions:
         function = self._make(batch, [opened.spec])
         try:
             self.check_captures(function.get_concrete_function().captured_inputs)
+        except TurnsNeeded:
+            raise
         except Exception as error:  # user's code may need the number, too; what else is wrong is raised again
             _LOG.debug("each number of rows is traced by itself", exc_info=error)
             self.seen = None
@@ -112,8 +127,8 @@ class StepFunctions:
         return True
 
     def concrete_of(self, signature: Any) -> Any:
-        """The traced function for batches of this signature, which have been trained on."""
-        return self._concrete[signature]
+        """The traced function for batches of this signature alone, if there is one."""
+        return self._concrete.get(signature)
 
     @property
     def traced(self) -> int:
@@ -127,7 +142,7 @@ class StepFunctions:
     def _make(self, batch: Any, specs: Sequence[Any] | None = None) -> Any:
         """``specs``: of a batch whose rows are open."""
         rows, microbatches = split_rows(rows_of(batch), self.microbatches), self.microbatches
-        model, loops = self.model, self._loops
+        model, loops, in_turns = self.model, self._loops, self._in_turns
         # Never more than one micro-batch: nothing to tell apart by name, and the bits of Keras' own step.
         scope = STEP_SCOPE if self.microbatches > 1 else ""
 
@@ -135,8 +150,13 @@ class StepFunctions:
             split = FixedRows(rows) if specs is None else OpenRows(batch, microbatches)
             replicas = replica_of_part(split.count, self._replicas)
             collecting = Collecting(
-                optimizers_of(model), split.weights, split.scale, replicas, open_rows=specs is not None
+                optimizers_of(model), split.weights, split.scale, replicas, specs is not None, in_turns
             )
+            if in_turns:
+                logs = InTurns(model, split, collecting, lambda: self._applying(batch)).run(batch)
+                refuse_no_gradient(collecting.applied)
+                with op_marks.numbered_step(split.count, STEP_ATTR, scope):
+                    return _whole(logs, split, names_by_handle(_metrics_of(model)))
             micro_batches = _MicroBatches(model, split, collecting)
             logs = []
             for number in range(split.count):
@@ -144,11 +164,12 @@ class StepFunctions:
                     logs.append(micro_batches.run(number, split.part(batch, number)))
                 if not number:
                     variables = [update.variables for update in collecting.applied]
-                    refuse_reads_after(zip(variables, collecting.collected_after, strict=True))
+                    again = read_after(zip(variables, collecting.collected_after, strict=True))
+                    if again:
+                        raise TurnsNeeded(again)
             refuse_no_gradient(collecting.applied)
             with op_marks.numbered_step(split.count, STEP_ATTR, scope):
-                metrics = [variable for metric in model.metrics for variable in metric.variables]
-                out = _whole(logs, split, _handles(metrics))
+                out = _whole(logs, split, names_by_handle(_metrics_of(model)))
                 with self._applying(batch):
                     collecting.apply()
             return out
@@ -211,33 +232,32 @@ def refuse_no_gradient(updates: Sequence[Any]) -> None:
         )
 
 
+def _metrics_of(model: Any) -> list[Any]:
+    return [variable for metric in model.metrics for variable in metric.variables]
+
+
 def refuse_reads_after(updates: Iterable[tuple[Sequence[Any], int]]) -> None:
-    """Weights that are read after their update would be read before it over several devices: BackendError.
+    """BackendError for what :func:`read_after` finds."""
+    again = read_after(updates)
+    if again:
+        raise BackendError(
+            f"train_step reads {again}; over several devices updates come later than in one step, so it "
+            "would not see this one: train such a model on one device"
+        )
+
+
+def read_after(updates: Iterable[tuple[Sequence[Any], int]]) -> str:
+    """A weight that is read after its update, in words; empty: there is none.
 
     ``updates``: the variables of each, and how many ops the graph that is traced had then.
     """
     operations = tf.compat.v1.get_default_graph().get_operations()
     for variables, begin in updates:
-        handles = _handles(variables)
+        handles = names_by_handle(variables)
         for op in operations[begin:]:
             if op.type in READS and id(op.inputs[0]) in handles:
-                raise BackendError(
-                    f"train_step reads {handles[id(op.inputs[0])]} again after it has applied its gradient "
-                    f"(op {op.name}); over several devices updates come later than in one step, so it would "
-                    "not see this one: train such a model on one device"
-                )
-
-
-def _handles(variables: Iterable[Any]) -> dict[int, str]:
-    """Names of variables by the id of their handle in the graph that is being traced."""
-    graph = tf.compat.v1.get_default_graph()
-    inside = {id(external): placeholder for external, placeholder in graph.captures}
-    names = {}
-    for variable in variables:
-        handle = keras_variables.handle_of(variable)
-        if handle is not None and id(handle) in inside:
-            names[id(inside[id(handle)])] = keras_variables.path_of(variable)
-    return names
+                return f"{handles[id(op.inputs[0])]} again after it has applied its gradient (op {op.name})"
+    return ""
 
 
 def _whole(logs: Sequence[Any], split: Split, metrics: dict[int, str]) -> Any:

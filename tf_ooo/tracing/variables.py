@@ -7,6 +7,8 @@ import weakref
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
+import tensorflow as tf
+
 from tf_ooo.compat import (
     keras_layers,
     keras_optimizers,
@@ -159,3 +161,15 @@ def renew(model: keras.Model) -> None:
         train_function.set_functions_of(part, dict.fromkeys(train_function.functions_of(part)))
         tf_functions.forget_traces(part)
     _renewed.add(model)
+
+
+def names_by_handle(variables: Iterable[Any]) -> dict[int, str]:
+    """Names of variables by the id of their handle in the graph that is being traced."""
+    graph = tf.compat.v1.get_default_graph()
+    inside = {id(external): placeholder for external, placeholder in graph.captures}
+    names = {}
+    for variable in variables:
+        handle = keras_variables.handle_of(variable)
+        if handle is not None and id(handle) in inside:
+            names[id(inside[id(handle)])] = keras_variables.path_of(variable)
+    return names

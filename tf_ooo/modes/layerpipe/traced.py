@@ -92,7 +92,8 @@ class Traced:
         """As the pipeline's code takes a step, of one micro-batch."""
         known = Known(self.graph, self.graph_def, frozenset(self.where), self.where, {})
         where = {name: (kind, layer, 0) for name, (kind, layer) in self.where.items()}
-        return Step(self.graph_def, self.index, [0] * len(self.index), 1, known, where, frozenset())
+        none = [0] * len(self.index)
+        return Step(self.graph_def, self.index, none, none, 1, known, where, frozenset())
 
 
 def trace(

@@ -14,20 +14,27 @@ def tasks_of(graph_def: Any, replicas: int = 1) -> dict[str, Task]:
     """The task of each op of a graph that a pipeline runs (``report.rewritten_graph``).
 
     Sums of gradients belong to the dW that they add, what comes once to the U that it serves.  Of several
-    replicas, ``replicas``, those of the first.
+    replicas, ``replicas``, those of the first.  Micro-batches of a later turn have numbers behind all of the
+    turn before.
     """
-    from grappler_passes.analysis.steps import steps_of  # noqa: PLC0415 - a worker needs no graphs
+    from grappler_passes.analysis.steps import steps_of, turns_of  # noqa: PLC0415 - a worker needs no graphs
+    from grappler_passes.graph.dependencies import GraphIndex  # noqa: PLC0415
     from tf_ooo.planning.model.schedule import Task  # noqa: PLC0415
     from tf_ooo.planning.model.task import replica_of_part  # noqa: PLC0415
 
     tasks = {}
     # By name where a graph optimizer dropped the mark, as from a product that it merged with an addition.
-    steps = steps_of(graph_def)
+    index = GraphIndex(graph_def)
+    steps = steps_of(graph_def, index)
     once = max((step for step in steps if step is not None), default=0)
     first = replica_of_part(once, replicas).count(0)
-    for node, step in zip(graph_def.node, steps, strict=True):
+    turns, last_turn = turns_of(graph_def, index, steps, once), 0
+    for node, step, turn in zip(graph_def.node, steps, turns, strict=True):
         if "_ooo_stage" in node.attr and step is not None and (step < first or step == once):
             kind, stage = node.attr["_ooo_kind"].s.decode(), int(node.attr["_ooo_stage"].i)
+            last_turn = max(last_turn, turn if kind == "U" else 0)
             # A sum of an Embedding's rows over all micro-batches is a dW that comes once.
-            tasks[node.name] = Task("U", stage) if kind == "U" or step == once else Task(kind, stage, step)
-    return tasks
+            kind, number = ("U", 0) if kind == "U" or step == once else (kind, step)
+            tasks[node.name] = Task(kind, stage, turn * first + number)
+    # Behind the last update there are logs, which are no turn.
+    return {name: task for name, task in tasks.items() if task.microbatch < (last_turn + 1) * first}

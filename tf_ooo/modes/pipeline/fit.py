@@ -32,6 +32,7 @@ from tf_ooo.modes.pipeline.losses import check_loss
 from tf_ooo.modes.pipeline.one_device import why_back, why_uncut
 from tf_ooo.modes.pipeline.pieces import pieces_of
 from tf_ooo.modes.pipeline.running import PlannedPipeline, RunningPipeline
+from tf_ooo.planning.simulation.measured import repeated
 from tf_ooo.rewriting.parts import WHOLE, is_part, least_share
 from tf_ooo.rewriting.staged import LayerByLayer
 from tf_ooo.rewriting.timed_ops import timed_ops
@@ -396,7 +397,7 @@ class PipelineSteps:
         addresses = self._target.addresses if isinstance(self._target, Cluster) else ()
         replicas = pipeline.mesh.replicas
         return Watched(
-            pipeline.mesh.schedule,
+            repeated(pipeline.mesh.schedule, pipeline.turns),
             lambda: timed_ops(graph, tasks_of(graph, replicas)),
             pipeline.step_s,
             addresses=addresses,

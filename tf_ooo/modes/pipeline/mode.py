@@ -43,7 +43,7 @@ from tf_ooo.modes.pipeline.planning import (
     own_cuts,
     peak_within,
 )
-from tf_ooo.modes.pipeline.reporting import fill_report, note_loops, note_micro_batches
+from tf_ooo.modes.pipeline.reporting import fill_report, note_loops, note_micro_batches, note_turns
 from tf_ooo.modes.pipeline.running import PlannedPipeline
 from tf_ooo.options.base import is_file
 from tf_ooo.planning.choosing.recompute import NONE
@@ -270,6 +270,7 @@ class PipelineMode:
         if step.count > 1:
             note_micro_batches(self.distributed.report, model)
         note_loops(self.distributed.report, step)
+        note_turns(self.distributed.report, step)
         return self._take(self._planned(step, costs), step, costs)
 
     def find_limit(self) -> None:

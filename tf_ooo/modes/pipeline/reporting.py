@@ -186,6 +186,17 @@ def note_loops(report: Report, step: Step) -> None:
         _note(report, [f"time steps of {said}: their weights' gradients are added up in that order"])
 
 
+def note_turns(report: Report, step: Step) -> None:
+    """That updates come in turns, said once."""
+    turns = step.turns_with_updates
+    if turns > 1:
+        text = (
+            f"train_step updates weights in {turns} turns, each by what the one before has left: all "
+            "micro-batches take a turn before the next; plans count the turns together"
+        )
+        _note(report, [text])
+
+
 def _note(report: Report, texts: Sequence[str]) -> None:
     for text in texts:
         if text not in report.notes:

@@ -47,7 +47,7 @@ class PlannedPipeline:
 
     def __init__(self, mesh: Mesh, step: Step, devices: tuple[str, ...]) -> None:
         self.mesh, planned = mesh, mesh.plan
-        self.step_s = deque[float](maxlen=_TIMED)
+        self.step_s, self.turns = deque[float](maxlen=_TIMED), step.turns_with_updates
         homes = homes_of(mesh, devices)
         again = planned.problem.recomputed
         self.plan = StagedPlan(planned.schedule, step.known, homes, available_devices(), again)

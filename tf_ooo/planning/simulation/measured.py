@@ -72,6 +72,26 @@ def one_by_one(schedule: Schedule, seconds: Mapping[Task, float]) -> Timeline:
     return Timeline(whole, np.array([starts]), np.array([ends]))
 
 
+def repeated(schedule: Schedule, times: int) -> Schedule:
+    """What runs where a step takes several turns with a schedule: micro-batches of each behind the last's.
+
+    Of the updates there are those of the last turn, which no task comes after.
+    """
+    if times == 1:
+        return schedule
+    begins = [turn * schedule.microbatches for turn in range(times)]
+    lanes = {
+        lane: TaskList(
+            dataclasses.replace(task, microbatch=begin + task.microbatch)
+            for begin in begins
+            for task in tasks
+            if task.kind != "U" or begin == begins[-1]
+        )
+        for lane, tasks in schedule.lanes.items()
+    }
+    return dataclasses.replace(schedule, lanes=lanes, microbatches=times * schedule.microbatches)
+
+
 def between_neighbours(ran: Mapping[Task, Ran], unseen: Iterable[Task]) -> dict[Task, Ran]:
     """Communication that nobody has seen: from the end of its dW to the begin of its update, with waiting."""
     spans = {}

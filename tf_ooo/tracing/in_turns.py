@@ -1,0 +1,140 @@
+"""A step whose updates come in turns: gradients of one are those of weights that another has just changed.
+
+A critic is updated, then the generator by what the critic says now (Goodfellow et al. 2014, algorithm 1).
+All micro-batches take each turn before its update, so that an update is that of the batch, and the next turn
+sees it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any
+
+import tensorflow as tf
+
+from grappler_passes.analysis.steps import STEP_ATTR, STEP_SCOPE
+from grappler_passes.graph.effects import has_side_effects, only_reads
+from tf_ooo.compat import nests, op_marks, tf_functions, train_function
+from tf_ooo.errors import BackendError
+from tf_ooo.tracing.collecting import Collecting
+from tf_ooo.tracing.copied import TracedPart
+from tf_ooo.tracing.intercepting import ops_so_far
+from tf_ooo.tracing.splitting import Split
+from tf_ooo.tracing.variables import names_by_handle
+
+if TYPE_CHECKING:
+    import keras
+
+
+class InTurns:
+    """Traces a step; its first micro-batch is traced, the others are copies of it, turn by turn.
+
+    ``applying``: entered around each update.  BackendError: micro-batches that are no copies of the first,
+    or a state that is computed once from updated weights.
+    """
+
+    def __init__(
+        self,
+        model: keras.Model,
+        split: Split,
+        collecting: Collecting,
+        applying: Callable[[], AbstractContextManager[Any]],
+    ) -> None:
+        self._model, self._split, self._collecting, self._applying = model, split, collecting, applying
+        self._turn = self._begin = 0
+        if len({split.kind(number) for number in range(split.count)}) > 1:
+            raise _no_copies("micro-batches of different numbers of rows")
+        if split.count > 1 and train_function.counts_steps(model):
+            raise _no_copies("Keras 2")
+
+    def run(self, batch: Any) -> list[Any]:
+        """The logs of each micro-batch."""
+        self._parts = [self._split.part(batch, number) for number in range(self._split.count)]
+        self._collecting.on_given = self._end_turn
+        train_step = tf_functions.undecorated(self._model.train_step)
+        with contextlib.ExitStack() as self._mark:
+            self._mark.enter_context(op_marks.numbered_turn(0))
+            with self._numbered(0):
+                self._traced = TracedPart(0, self._parts[0], draws_anew=True)
+                with self._collecting.micro_batch(0):
+                    logs = train_function.step_on_data(self._model, train_step)(self._parts[0])
+                self._end_part([])
+            return [logs, *self._copies(logs)]
+
+    def _numbered(self, number: int) -> AbstractContextManager[None]:
+        scope = STEP_SCOPE if self._split.count > 1 else ""
+        return op_marks.numbered_step(number, STEP_ATTR, scope)
+
+    def _end_turn(self) -> None:
+        """The first micro-batch has given an optimizer its gradients: so do the others, then it updates."""
+        given = self._collecting.given[-1]
+        self._end_part([given.ops])
+        for number, grads in enumerate(self._copies(given.grads), 1):
+            with self._numbered(number):
+                self._collecting.add_copied(number, [grads], self._turn)
+        with self._numbered(self._split.count), self._applying():
+            self._collecting.apply(self._turn)
+        self._turn += 1
+        self._mark.close()
+        self._mark.enter_context(op_marks.numbered_turn(self._turn))
+        self._traced.go_on()
+        self._begin = ops_so_far()
+
+    def _end_part(self, left_out: Sequence[tuple[int, int]]) -> None:
+        if self._split.count == 1:
+            return
+        if self._turn:
+            self._refuse_once()
+        self._traced.end(left_out)
+        if self._traced.why_not:
+            raise _no_copies(self._traced.why_not)
+
+    def _refuse_once(self) -> None:
+        """BackendError: this part changes a state by updated weights alone, as each copy would again."""
+        updated = names_by_handle(v for update in self._collecting.applied for v in update.variables)
+        data = {id(tensor) for tensor in nests.Packed(self._parts[0]).tensors}
+        for op in tf.compat.v1.get_default_graph().get_operations()[self._begin :]:
+            if has_side_effects(op.type) and not only_reads(op.type):
+                weight = _only_weight(op, updated, data)
+                if weight:
+                    raise BackendError(
+                        f"train_step changes a state by what {weight} is after its update (op {op.name}); "
+                        f"each of {self._split.count} micro-batches would do so: do it in a callback "
+                        "(on_train_batch_end), use microbatches=1, or train on one device"
+                    )
+
+    def _copies(self, values: Any) -> list[Any]:
+        """Of a nest of the first micro-batch's, those of the others, whose latest part is copied."""
+        packed = nests.Packed(values)
+        copies = []
+        for number, part in enumerate(self._parts[1:], 1):
+            with self._numbered(number):
+                copies.append(packed.unpack(self._traced.copy(number, part, packed.tensors)))
+        return copies
+
+
+def _no_copies(why: str) -> BackendError:
+    return BackendError(
+        "train_step reads weights again after it has applied their gradients, so all micro-batches take each "
+        f"turn before the next, as copies of the first one; they cannot be ({why}): use batches that are a "
+        "multiple of microbatches= (drop_remainder=True), microbatches=1, or one device"
+    )
+
+
+def _only_weight(op: Any, updated: Mapping[int, str], data: Collection[int]) -> str:
+    """The updated weight that an op's inputs are computed from, if from no data or random numbers; else
+    empty."""
+    weight, seen, waiting = "", set[int](), list(op.inputs)
+    while waiting:
+        tensor = waiting.pop()
+        if id(tensor) in data or any(part in tensor.op.type for part in ("Random", "Multinomial")):
+            return ""
+        if id(tensor.op) in seen:
+            continue
+        seen.add(id(tensor.op))
+        if tensor.op.type == "ReadVariableOp":
+            weight = weight or updated.get(id(tensor.op.inputs[0]), "")
+        waiting.extend(tensor.op.inputs)
+    return weight

@@ -11,6 +11,7 @@ pytest.importorskip("horovod", reason="Horovod is not installed; run: make horov
 
 import tf_ooo
 from tests import forked, launches
+from tests.graph.gans import InTurns
 from tests.same_bits import bits_of
 from tf_ooo.compat import keras_variables
 from tf_ooo.modes.data_parallel import connect
@@ -98,6 +99,42 @@ def test_replicas_are_one_pipeline_on_the_joint_batch(joint):
         assert np.abs(mine - together).max() < 1e-5
     assert logs["loss"] == pytest.approx(joint_logs["loss"], abs=1e-6)
     assert logs["accuracy"] == pytest.approx(joint_logs["accuracy"], abs=1e-6)
+
+
+def train_in_turns(ranks, **options):
+    """Weights of a generator and its critic, on the rows of these ranks, and the report."""
+    keras.utils.set_random_seed(3)
+    model = InTurns()
+    model.compile()
+    rows = np.random.default_rng(7).normal(size=(RANKS, 24, 7)).astype("float32")
+    model(rows[0])
+    x = np.concatenate(
+        [rows[list(ranks), begin : begin + ROWS].reshape(-1, 7) for begin in range(0, 24, ROWS)]
+    )
+    ours = tf_ooo.OOOBackprop(mode="pipeline", devices=2, schedule="zb_h1", **options)
+    model.fit(x, x, batch_size=ROWS * len(ranks), shuffle=False, epochs=3, verbose=0, callbacks=[ours])
+    return model.get_weights(), ours.report
+
+
+def joint_turns():
+    """Of one pipeline; in a process alone."""
+    return train_in_turns(range(RANKS), microbatches=4)[0]
+
+
+@pytest.fixture
+def of_joint_turns():
+    """Before this rank runs its first op."""
+    return forked.result_of(joint_turns, environment=launches.without_launcher())
+
+
+def test_updates_in_turns_are_averaged_in_each(of_joint_turns):
+    engine = connect()
+    weights, report = train_in_turns([engine.rank], microbatches=2, replicas=RANKS)
+    assert any("in 2 turns" in note for note in report.notes)
+    for mine, together in zip(weights, of_joint_turns, strict=True):
+        assert np.abs(mine - together).max() < 1e-5
+    said = engine.gather([weight.tolist() for weight in weights])
+    assert said == [said[0]] * RANKS
 
 
 def test_replicas_put_variables_back_when_a_callback_raises():

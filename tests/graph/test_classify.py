@@ -171,6 +171,31 @@ def test_two_optimizers():
         check(classify(function, hints), 8)
 
 
+def trained_from_one_pass(generator, critic):
+    """The critic sees data before it sees what the generator has made."""
+
+    @tf.function
+    def step(real):
+        with tf.GradientTape(persistent=True) as tape:
+            right = critic(real)
+            wrong = critic(generator(real[:, :4]))
+            losses = tf.reduce_mean(tf.square(right - 1.0)) + tf.reduce_mean(wrong**2), tf.reduce_mean(wrong)
+        for loss, model in zip(losses, (critic, generator), strict=True):
+            variables = model.trainable_variables
+            for variable, gradient in zip(variables, tape.gradient(loss, variables), strict=True):
+                variable.assign(variable - 0.1 * gradient)
+        return losses
+
+    return step.get_concrete_function(tf.TensorSpec((5, 6)))
+
+
+def test_layers_stand_behind_all_that_they_use():
+    generator, critic = two_networks()
+    layers = classify(trained_from_one_pass(generator, critic)).layers
+    names = [variable.path for model in (generator, critic) for variable in model.trainable_variables]
+    assert [name for layer in layers for name in sorted(layer.variables, key=names.index)] == names
+
+
 def test_two_losses_and_two_outputs():
     a, b = keras.Input((8,)), keras.Input((5,))
     h = keras.layers.Dense(16, activation="relu")(a)

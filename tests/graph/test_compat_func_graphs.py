@@ -23,6 +23,9 @@ def test_traces_of_a_tf_function():
         "FuncGraph._functions: the called functions and their branches are no longer looked at"
     )
     assert any("/" in name for name in found), "ops of functions are named with their function"
+    called = dict(func_graphs.ops_called_from(traced[0].graph))
+    assert {"Mul", "Sub"} <= set(called.values())
+    assert not {op.name for op in traced[0].graph.get_operations()} & called.keys()
     del weight
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import tensorflow as tf
 
 from grappler_passes import plugin
-from grappler_passes.analysis.steps import SUM_ATTR
+from grappler_passes.analysis.steps import SUM_ATTR, TURN_ATTR
 from tf_ooo.compat import op_marks, tf_functions
 
 
@@ -45,12 +45,17 @@ def test_numbered_steps():
     def step(x):
         with op_marks.numbered_step(3, "_ooo_test", "scope_"):
             x = tf.exp(x, name="inside")
+            with op_marks.numbered_step(4, "_ooo_test", "scope_"), op_marks.numbered_turn(1):
+                x = tf.exp(x, name="within")
         with op_marks.numbered_step(0, "_ooo_test", ""):
             x = tf.exp(x, name="unnamed")
         return [tf.exp(x, name="outside")]
 
     nodes = {node.name: node for node in nodes_of(step, tf.TensorSpec(()))}
     assert nodes["scope_3/inside"].attr["_ooo_test"].i == 3, "Graph._attr_scope no longer marks ops"
+    assert nodes["scope_4/within"].attr["_ooo_test"].i == 4, "a scope that ends in a slash is no longer whole"
+    assert nodes["scope_4/within"].attr[TURN_ATTR].i == 1
+    assert TURN_ATTR not in nodes["scope_3/inside"].attr
     assert "_ooo_test" in nodes["unnamed"].attr
     assert "_ooo_test" not in nodes["outside"].attr
 

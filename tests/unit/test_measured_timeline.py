@@ -14,6 +14,7 @@ from tf_ooo.planning.simulation.measured import (
     between_neighbours,
     measured_timeline,
     one_after_another,
+    repeated,
 )
 from tf_ooo.report.report import Report
 
@@ -46,6 +47,17 @@ def test_devices_are_those_of_the_plan():
     plan = Schedule("pipeline", "made_up", {(0, 0): TaskList([DO1]), (1, 0): TaskList([DO0])})
     timeline = measured_timeline(plan, {DO1: Ran(0.0, 1.0, 1.0), DO0: Ran(0.0, 2.0, 2.0)})
     assert {event.task: event.device for event in timeline.events} == {DO1: 0, DO0: 1}
+
+
+def test_a_schedule_that_a_step_takes_in_turns():
+    """Updates of all but the last turn are no tasks: others would come after them."""
+    text = [Task("F", 0), Task("F", 0, 1), Task("dW", 0), Task("dW", 0, 1), Task("U", 0)]
+    plan = Schedule("pipeline", "made_up", {(0, 0): TaskList(text)}, microbatches=2)
+    twice = repeated(plan, 2)
+    lane = " ".join(map(str, twice.lanes[0, 0]))
+    assert lane == "F:0 F:0@1 dW:0 dW:0@1 F:0@2 F:0@3 dW:0@2 dW:0@3 U:0@2"
+    assert twice.microbatches == 4
+    assert repeated(plan, 1) is plan
 
 
 def test_one_after_another():

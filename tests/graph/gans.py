@@ -1,0 +1,121 @@
+"""A generator and a critic with an optimizer each, in one ``train_step``."""
+
+from __future__ import annotations
+
+import tensorflow as tf
+
+from tests.zoo import keras
+
+
+def network(last):
+    hidden = [keras.layers.Dense(9, activation="tanh"), keras.layers.Dense(8, activation="tanh")]
+    return keras.Sequential([keras.Input((7,)), *hidden, keras.layers.Dense(last)])
+
+
+class Gan(keras.Model):
+    """Adam for the generator, momentum for the critic."""
+
+    def __init__(self):
+        super().__init__()
+        self.generator, self.critic = network(7), network(1)
+        self.entropy = keras.losses.BinaryCrossentropy(from_logits=True)
+
+    def compile(self):
+        super().compile(jit_compile=False)
+        self.of_generator = keras.optimizers.Adam(0.01)
+        self.of_critic = keras.optimizers.SGD(0.1, momentum=0.9)
+        self.of_generator.build(self.generator.trainable_variables)
+        self.of_critic.build(self.critic.trainable_variables)
+
+    def call(self, x):
+        return self.critic(self.generator(x))
+
+    def critic_loss(self, right, wrong):
+        return self.entropy(tf.ones_like(right), right) + self.entropy(tf.zeros_like(wrong), wrong)
+
+    def train_step(self, data):
+        real = data[0] if isinstance(data, tuple) else data
+        with tf.GradientTape(persistent=True) as tape:
+            wrong, right = self.critic(self.generator(real)), self.critic(real)
+            fooled = self.entropy(tf.ones_like(wrong), wrong)
+            found_out = self.critic_loss(right, wrong)
+        of_critic, of_generator = self.critic.trainable_variables, self.generator.trainable_variables
+        gradients = tape.gradient(found_out, of_critic), tape.gradient(fooled, of_generator)
+        self.of_critic.apply(gradients[0], of_critic)
+        self.of_generator.apply(gradients[1], of_generator)
+        return {"generator": fooled, "critic": found_out}
+
+
+class InTurns(Gan):
+    """The critic is updated, ``times``, then the generator by what the critic says now."""
+
+    times = 1
+
+    def compile(self):
+        super().compile()
+        self.of_both = [keras.metrics.Mean(name=name) for name in ("critic", "generator")]
+
+    @property
+    def metrics(self):
+        return self.of_both
+
+    def noise(self, real, first):
+        """What the generator is given."""
+        return real
+
+    def train_step(self, data):
+        real = data[0] if isinstance(data, tuple) else data
+        of_critic, of_generator = self.critic.trainable_variables, self.generator.trainable_variables
+        for _ in range(self.times):
+            with tf.GradientTape() as tape:
+                fake = self.generator(self.noise(real, True))
+                loss = self.critic_loss(self.critic(real), self.critic(fake))
+            self.of_critic.apply(tape.gradient(loss, of_critic), of_critic)
+        self.of_both[0].update_state(loss)
+        with tf.GradientTape() as tape:
+            answer = self.critic(self.generator(self.noise(real, False)))
+            loss = self.entropy(tf.ones_like(answer), answer)
+        self.of_generator.apply_gradients(zip(tape.gradient(loss, of_generator), of_generator, strict=True))
+        self.of_both[1].update_state(loss)
+        return {metric.name: metric.result() for metric in self.of_both}
+
+
+class CriticTwice(InTurns):
+    """As of Wasserstein GANs: several updates by one optimizer."""
+
+    times = 2
+
+
+class Noise(InTurns):
+    """Random numbers of both kinds: of a kernel's state, and of a seed in a variable."""
+
+    def __init__(self):
+        super().__init__()
+        self.seed = keras.random.SeedGenerator(4)
+
+    def noise(self, real, first):
+        return (
+            tf.random.normal(tf.shape(real)) if first else keras.random.normal(tf.shape(real), seed=self.seed)
+        )
+
+
+class LooksAgain(InTurns):
+    """Its logs are those of all updated weights."""
+
+    def train_step(self, data):
+        logs = super().train_step(data)
+        return logs | {"answer": tf.reduce_mean(self(data[0]))}
+
+
+class Averaged(InTurns):
+    """Keeps a moving average of the generator's weights."""
+
+    def compile(self):
+        super().compile()
+        self.means = [keras.Variable(tf.zeros(v.shape)) for v in self.generator.trainable_variables]
+
+    def train_step(self, data):
+        logs = super().train_step(data)
+        for mean, variable in zip(self.means, self.generator.trainable_variables, strict=True):
+            mean.assign(0.9 * mean + 0.1 * variable)
+        return logs

@@ -25,7 +25,7 @@ VIEW_OPS = REARRANGING_OPS | {"StopGradient", "Enter", *SWITCHES, "Merge", "Exit
 def group_weights(backward: Backward) -> list[list[int]]:
     """Lists of weight numbers, one list a layer, the layer that the forward pass uses first first.
 
-    But behind what it also comes after: a critic that sees data first, and then what a generator has made.
+    But behind those that it is ever used behind: a critic sees data, and then what a generator has made.
     """
     units = _Units(backward)
     for node in range(backward.size):
@@ -36,19 +36,19 @@ def group_weights(backward: Backward) -> list[list[int]]:
         back_through = units.through[unit] & ~(1 << unit)
         key = (frozenset(units.starts[unit]), back_through)
         keys.setdefault(key if any(key) else (unit,), []).extend(members)
-    use, after = _uses(backward.gradients)
+    use = _first_use(backward.gradients)
     layers = sorted(map(sorted, keys.values()), key=lambda members: min(use[w] for w in members))
-    return [layers[number] for number in _in_order(layers, after)]
+    return [layers[number] for number in _in_order(layers, _used_behind(backward.gradients))]
 
 
-def _in_order(layers: Sequence[Sequence[int]], after: Sequence[int]) -> list[int]:
-    """The layers' numbers, each behind those that it comes after; of two that do both the first is first.
+def _in_order(layers: Sequence[Sequence[int]], behind: Sequence[int]) -> list[int]:
+    """The layers' numbers, each behind those that it is used behind, where these are not used behind it too.
 
-    ``after``: for each weight those that its data depend on.
+    ``behind``: of each weight, as bits, other weights.
     """
     layer_of = {weight: number for number, members in enumerate(layers) for weight in members}
     needs = [
-        union(1 << layer_of[weight] for weight in bits_of(union(after[member] for member in members)))
+        union(1 << layer_of[weight] for weight in bits_of(union(behind[member] for member in members)))
         for members in layers
     ]
     grown = True
@@ -60,9 +60,8 @@ def _in_order(layers: Sequence[Sequence[int]], after: Sequence[int]) -> list[int
 
     def put(number: int) -> None:
         nonlocal placed
-        before = [other for other in bits_of(needs[number]) if not needs[other] >> number & 1]
-        for other in before:
-            if not placed >> other & 1:
+        for other in bits_of(needs[number]):
+            if not placed >> other & 1 and not needs[other] >> number & 1:
                 put(other)
         placed |= 1 << number
         order.append(number)
@@ -211,13 +210,11 @@ def _has_shape(outputs: Sequence[OutputInfo], shape: WeightShape | None) -> bool
     return shape is not None and bool(shape) and any(squeezed(dims) == squeezed(shape) for dims in known)
 
 
-def _uses(g: GradientFlow) -> tuple[list[tuple[int, int]], list[int]]:
-    """For each weight (depth, position) of the first forward op that mixes it with data; and as bits the
-    weights that these data, in any such op, depend on."""
+def _first_use(g: GradientFlow) -> list[tuple[int, int]]:
+    """For each weight (depth, position) of the first forward op that mixes it with data."""
     position = {node: i for i, node in enumerate(g.order)}
     depth = [0] * len(g.flow)
     first = [(len(g.flow), len(g.flow))] * len(g.weights)
-    after = [0] * len(g.weights)
     for group in g.cut.groups:
         outside = (p for node in group for p in g.cut.preds[node] if g.from_data[p])
         level = 1 + max((depth[p] for p in outside), default=0)
@@ -225,11 +222,21 @@ def _uses(g: GradientFlow) -> tuple[list[tuple[int, int]], list[int]]:
             depth[node] = level
             if g.forward[node] and g.from_data[node]:
                 mixed = union(g.depends[p] for p in g.cut.preds[node] if not g.from_data[p])
-                data = union(g.depends[p] for p in g.cut.preds[node] if g.from_data[p])
                 for weight in bits_of(mixed | g.read_bits.get(node, 0)):
                     first[weight] = min(first[weight], (level, position[node]))
-                    after[weight] |= data
-    return first, after
+    return first
+
+
+def _used_behind(g: GradientFlow) -> list[int]:
+    """For each weight, as bits, those that any data depend on which it is mixed with."""
+    behind = [0] * len(g.weights)
+    for node, preds in enumerate(g.cut.preds):
+        if g.forward[node] and g.from_data[node]:
+            mixed = union(g.depends[p] for p in preds if not g.from_data[p])
+            data = union(g.depends[p] for p in preds if g.from_data[p])
+            for weight in bits_of(mixed | g.read_bits.get(node, 0)):
+                behind[weight] |= data
+    return behind
 
 
 def units_of(g: GradientFlow) -> list[int]:

@@ -11,6 +11,7 @@ from grappler_passes.analysis import layers
 from grappler_passes.analysis.layers import (
     _first_use,
     _has_shape,
+    _in_order,
     _is_fused_gradient,
     _is_reduced,
     _note,
@@ -19,6 +20,7 @@ from grappler_passes.analysis.layers import (
     _start,
     _undoes_broadcast,
     _Units,
+    _used_behind,
     group_weights,
 )
 from grappler_passes.compat.shape_inference import OutputInfo
@@ -66,6 +68,7 @@ def grouped(monkeypatch, starts, through=None, of_weight=None, use=None):
     noted.starts, noted.through = list(starts), list(through or [0] * count)
     monkeypatch.setattr(layers, "_Units", lambda backward: noted)
     monkeypatch.setattr(layers, "_first_use", lambda gradients: use or [(w, 0) for w in range(count)])
+    monkeypatch.setattr(layers, "_used_behind", lambda gradients: [0] * count)
     return group_weights(backward_of(flow))
 
 
@@ -105,6 +108,7 @@ def test_only_backward_ops_are_looked_at(monkeypatch):
     monkeypatch.setattr(layers, "_Units", lambda backward: units(flow, (0,)))
     monkeypatch.setattr(layers, "_note", lambda backward, made, node: noted.append(node))
     monkeypatch.setattr(layers, "_first_use", lambda gradients: [(0, 0)])
+    monkeypatch.setattr(layers, "_used_behind", lambda gradients: [0])
     group_weights(backward_of(flow, backward="a c"))
     assert noted == [0, 2]
 
@@ -395,3 +399,29 @@ def test_two_weights_that_one_op_reads():
     weights = [access(flow, name, reads="both") for name in "vw"]
     gradients = facts(flow, weights=weights, order=[0, 1], from_data=[1, 1], forward=[1, 1])
     assert _first_use(gradients) == [(2, 1), (2, 1)]
+
+
+def test_weights_that_others_are_used_behind():
+    """``c`` meets data twice: first those of nobody, then what ``g`` has made; ``t`` its own, too."""
+    flow = flow_of(
+        "x _Arg:", "c Read:", "g Read:", "t Read:", "real MatMul: x c", "made MatMul: x g",
+        "fake MatMul: made c", "first MatMul: x t", "again MatMul: first t", "back MatMul: fake g",
+    )  # fmt: skip
+    weights = [access(flow, name, reads=name) for name in "cgt"]
+    depends = bits(flow, c=A, g=B, t=C, real=A, made=B, fake=A | B, first=C, again=C, back=A | B)
+    gradients = facts(
+        flow, weights=weights, depends=depends,
+        from_data=ones(flow, "x real made fake first again back"),
+        forward=ones(flow, "x c g t real made fake first again"),
+    )  # fmt: skip
+    assert _used_behind(gradients) == [B, 0, C]
+
+
+def test_layers_in_the_order_in_which_they_are_used_behind_each_other():
+    three = [[0], [1], [2]]
+    assert _in_order(three, [0, 0, 0]) == [0, 1, 2]
+    assert _in_order(three, [B, 0, 0]) == [1, 0, 2]
+    assert _in_order(three, [B, C, 0]) == [2, 1, 0], "by way of others"
+    assert _in_order(three, [B, A, 0]) == [0, 1, 2], "each behind the other"
+    assert _in_order(three, [B | C, A, 0]) == [2, 0, 1]
+    assert _in_order([[1, 2], [0]], [0, A, 0]) == [1, 0], "any weight of a layer"

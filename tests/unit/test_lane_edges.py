@@ -263,7 +263,10 @@ def test_a_branch_is_not_waited_for():
 
 
 def step_of(index, where, sums=(), joined=()):
-    return SimpleNamespace(index=index, where=where, sums=frozenset(sums), joined=frozenset(joined))
+    turns = [0] * len(index)
+    return SimpleNamespace(
+        index=index, where=where, turns=turns, sums=frozenset(sums), joined=frozenset(joined)
+    )
 
 
 def test_ops_of_each_task():

@@ -37,7 +37,8 @@ def step():
     variables = tuple(Variable(name, name, (3,)) for name in "vw")
     where = {name: (kind, layer) for name, (kind, layer, _) in WHERE.items()}
     known = Known(TrainingGraph(ops, layers, variables), graph_def, frozenset(ops), where, {})
-    return Step(graph_def, GraphIndex(graph_def), [0] * len(ops), 1, known, {}, frozenset())
+    none = [0] * len(ops)
+    return Step(graph_def, GraphIndex(graph_def), none, none, 1, known, {}, frozenset())
 
 
 def costs_s(step_s):

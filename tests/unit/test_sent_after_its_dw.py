@@ -29,6 +29,7 @@ def step_of(*rows):
         index=index,
         where=where,
         steps=[0] * len(index),
+        turns=[0] * len(index),
         sizes={},
         count=1,
         sums=frozenset(),

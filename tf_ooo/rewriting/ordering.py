@@ -30,7 +30,7 @@ def ops_of_tasks(
     """
     names = step.index.names
     updates, sums = _updates(step), step.sums | step.joined
-    yet_to_come = dict(zip(updates, itertools.accumulate(updates.values(), operator.or_), strict=True))
+    yet_to_come = list(itertools.accumulate(reversed(updates), operator.or_))[::-1]
     ops: dict[Task, list[int]] = {}
     for i in step.index.order:
         at = step.where.get(names[i])
@@ -38,20 +38,21 @@ def ops_of_tasks(
             continue
         kind, layer, microbatch = at
         turn = step.turns[i]
-        if kind != "U" and (turn not in yet_to_come or step.index.reach[i] & yet_to_come[turn]):
+        behind_all = turn > 0 and not yet_to_come[turn]
+        if kind != "U" and (behind_all or step.index.reach[i] & yet_to_come[turn]):
             continue
         ops.setdefault(Task(kind, stage_of_layer[layer], 0 if kind == "U" else microbatch), []).append(i)
     return ops
 
 
-def _updates(step: Step) -> dict[int, int]:
-    """The ops that write weights, as bits, by turn, the last one first."""
+def _updates(step: Step) -> list[int]:
+    """The ops that write weights, as bits, of each turn."""
     index, bits = step.index, [0] * (max(step.turns) + 1)
     for name, (kind, _, _) in step.where.items():
         i = index.index[name]
         if kind == "U" and has_side_effects(index.ops[i]) and not only_reads(index.ops[i]):
             bits[step.turns[i]] |= 1 << index.position[i]
-    return {turn: bits[turn] for turn in reversed(range(len(bits))) if bits[turn]}
+    return bits
 
 
 def lane_tasks(schedule: Schedule, count: int) -> Iterator[tuple[int, list[Task]]]:
@@ -68,7 +69,7 @@ def order_updates(
     All of them are ready at once at the end of a step, and an optimizer makes several tensors as large as the
     weights on its way.  What an update of a higher layer needs, also on another device, gets no edge.
     """
-    index, updates = step.index, functools.reduce(operator.or_, _updates(step).values(), 0)
+    index, updates = step.index, functools.reduce(operator.or_, _updates(step))
     by_layer: dict[tuple[int, int], list[int]] = {}  # and turn, from the last one on
     for name, (kind, layer, _) in step.where.items():
         if kind == "U":

@@ -119,3 +119,17 @@ class Averaged(InTurns):
         for mean, variable in zip(self.means, self.generator.trainable_variables, strict=True):
             mean.assign(0.9 * mean + 0.1 * variable)
         return logs
+
+
+class CalledCritic(InTurns):
+    """Its critic is called in a ``tf.function``."""
+
+    def compile(self):
+        super().compile()
+        critic = self.critic
+
+        class Called:
+            trainable_variables = critic.trainable_variables
+            __call__ = staticmethod(tf.function(critic))
+
+        object.__setattr__(self, "critic", Called())

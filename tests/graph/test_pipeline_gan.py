@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import tf_ooo
-from tests.graph.gans import Averaged, CriticTwice, Gan, InTurns, LooksAgain, Noise
+from tests.graph.gans import Averaged, CalledCritic, CriticTwice, Gan, InTurns, LooksAgain, Noise
 from tests.graph.pipeline_fits import assert_equal_bits
 from tests.graph.pipeline_graphs import Rewritten
 from tests.graph.pipeline_models import normal
@@ -38,7 +38,7 @@ def assert_near(arrays, others):
         np.testing.assert_allclose(ours, alone, rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("make", [Gan, InTurns, CriticTwice, LooksAgain])
+@pytest.mark.parametrize("make", [Gan, InTurns, CriticTwice, LooksAgain, CalledCritic])
 def test_all_schedules_have_the_same_bits(make):
     """Those of one device up to rounding."""
     stock, history, _ = trained(make)
@@ -93,9 +93,10 @@ def test_replicas_in_turns():
 @pytest.mark.parametrize(("rows", "microbatches"), [(41, 2), (48, 3)], ids=["at the end", "always"])
 def test_micro_batches_of_different_sizes_in_turns(rows, microbatches):
     """They are traced for any number of rows, as copies."""
-    stock, _, _ = trained(InTurns, rows=rows)
-    left, _, _ = trained(InTurns, "zb_h1", rows, microbatches=microbatches)
+    stock, history, _ = trained(InTurns, rows=rows)
+    left, logs, _ = trained(InTurns, "zb_h1", rows, microbatches=microbatches)
     assert_near(left, stock)
+    assert_near(logs.values(), history.values())
 
 
 def test_micro_batches_in_turns_draw_different_numbers():

@@ -8,15 +8,16 @@ sees it.
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
-from grappler_passes.analysis.steps import STEP_ATTR, STEP_SCOPE
+from grappler_passes.analysis.steps import STEP_ATTR
 from grappler_passes.graph.effects import has_side_effects, only_reads
-from tf_ooo.compat import nests, op_marks, tf_functions, train_function
+from tf_ooo.compat import keras_losses, nests, op_marks, tf_functions, train_function
 from tf_ooo.errors import BackendError
 from tf_ooo.tracing.collecting import Collecting
 from tf_ooo.tracing.copied import TracedPart
@@ -27,11 +28,15 @@ from tf_ooo.tracing.variables import names_by_handle
 if TYPE_CHECKING:
     import keras
 
+# Random numbers, of kernels, seeds and generators.
+_DRAWN = re.compile("Random|Multinomial|TruncatedNormal|StandardNormal|StatefulUniform")
+
 
 class InTurns:
     """Traces a step; its first micro-batch is traced, the others are copies of it, turn by turn.
 
-    ``applying``: entered around each update.  BackendError: micro-batches that are no copies of the first,
+    ``scope``: of a micro-batch's ops, before its number, if any; ``applying``: entered around each update.
+    BackendError: micro-batches that are no copies of the first,
     or a state that is computed once from updated weights.
     """
 
@@ -40,9 +45,11 @@ class InTurns:
         model: keras.Model,
         split: Split,
         collecting: Collecting,
+        scope: str,
         applying: Callable[[], AbstractContextManager[Any]],
     ) -> None:
-        self._model, self._split, self._collecting, self._applying = model, split, collecting, applying
+        self._model, self._split, self._collecting = model, split, collecting
+        self._scope, self._applying = scope, applying
         self._turn = self._begin = 0
         if len({split.kind(number) for number in range(split.count)}) > 1:
             raise _no_copies("micro-batches of different numbers of rows")
@@ -51,21 +58,21 @@ class InTurns:
 
     def run(self, batch: Any) -> list[Any]:
         """The logs of each micro-batch."""
-        self._parts = [self._split.part(batch, number) for number in range(self._split.count)]
+        shares = [self._split.share(number) for number in range(self._split.count)]
+        self._parts = [[self._split.part(batch, number), share] for number, share in enumerate(shares)]
         self._collecting.on_given = self._end_turn
         train_step = tf_functions.undecorated(self._model.train_step)
         with contextlib.ExitStack() as self._mark:
             self._mark.enter_context(op_marks.numbered_turn(0))
             with self._numbered(0):
                 self._traced = TracedPart(0, self._parts[0], draws_anew=True)
-                with self._collecting.micro_batch(0):
-                    logs = train_function.step_on_data(self._model, train_step)(self._parts[0])
+                with self._collecting.micro_batch(0), keras_losses.weighted_means(self._model, shares[0]):
+                    logs = train_function.step_on_data(self._model, train_step)(self._parts[0][0])
                 self._end_part([])
             return [logs, *self._copies(logs)]
 
     def _numbered(self, number: int) -> AbstractContextManager[None]:
-        scope = STEP_SCOPE if self._split.count > 1 else ""
-        return op_marks.numbered_step(number, STEP_ATTR, scope)
+        return op_marks.numbered_step(number, STEP_ATTR, self._scope)
 
     def _end_turn(self) -> None:
         """The first micro-batch has given an optimizer its gradients: so do the others, then it updates."""
@@ -94,7 +101,7 @@ class InTurns:
     def _refuse_once(self) -> None:
         """BackendError: this part changes a state by updated weights alone, as each copy would again."""
         updated = names_by_handle(v for update in self._collecting.applied for v in update.variables)
-        data = {id(tensor) for tensor in nests.Packed(self._parts[0]).tensors}
+        data = {id(tensor) for tensor in nests.Packed(self._parts[0][0]).tensors}
         for op in tf.compat.v1.get_default_graph().get_operations()[self._begin :]:
             if has_side_effects(op.type) and not only_reads(op.type):
                 weight = _only_weight(op, updated, data)
@@ -129,7 +136,7 @@ def _only_weight(op: Any, updated: Mapping[int, str], data: Collection[int]) -> 
     weight, seen, waiting = "", set[int](), list(op.inputs)
     while waiting:
         tensor = waiting.pop()
-        if id(tensor) in data or any(part in tensor.op.type for part in ("Random", "Multinomial")):
+        if id(tensor) in data or _DRAWN.search(tensor.op.type):
             return ""
         if id(tensor.op) in seen:
             continue

@@ -30,8 +30,9 @@ from tf_ooo.tracing.splitting import BatchesSeen, FixedRows, OpenBatch, OpenRows
 from tf_ooo.tracing.variables import names_by_handle
 
 _LOG = logging.getLogger("tf_ooo")
-# What leaves a variable as it is.
+# What leaves a variable as it is, and what calls a function that may read it.
 READS = ("ReadVariableOp", "ResourceGather", "ResourceGatherNd")
+_CALLS = ("Case", "If", "PartitionedCall", "StatefulPartitionedCall", "While")
 
 
 class StepFunctions:
@@ -153,7 +154,7 @@ class StepFunctions:
                 optimizers_of(model), split.weights, split.scale, replicas, specs is not None, in_turns
             )
             if in_turns:
-                logs = InTurns(model, split, collecting, lambda: self._applying(batch)).run(batch)
+                logs = InTurns(model, split, collecting, scope, lambda: self._applying(batch)).run(batch)
                 refuse_no_gradient(collecting.applied)
                 with op_marks.numbered_step(split.count, STEP_ATTR, scope):
                     return _whole(logs, split, names_by_handle(_metrics_of(model)))
@@ -195,16 +196,14 @@ class _MicroBatches:
 
     def run(self, number: int, part: Any) -> Any:
         """The logs of a micro-batch; its gradients are collected."""
+        share = self._split.share(number)
         if self._kind(number) in self._traced:
             ops, results = self._traced[self._kind(number)]
-            logs, *grads = results.unpack(ops.copy(number, part, results.tensors))
+            logs, *grads = results.unpack(ops.copy(number, [part, share], results.tensors))
             self._collecting.add_copied(number, grads)
             return logs
-        collecting, ops = self._collecting, TracedPart(number, part)
-        with (
-            collecting.micro_batch(number),
-            keras_losses.weighted_means(self._model, self._split.share(number)),
-        ):
+        collecting, ops = self._collecting, TracedPart(number, [part, share])
+        with collecting.micro_batch(number), keras_losses.weighted_means(self._model, share):
             counts = number == self._split.count - 1
             logs = train_function.step_on_data(self._model, self._train_step, counts)(part)
         if self._kind(number) in map(self._kind, range(number + 1, self._split.count)):
@@ -255,8 +254,10 @@ def read_after(updates: Iterable[tuple[Sequence[Any], int]]) -> str:
     for variables, begin in updates:
         handles = names_by_handle(variables)
         for op in operations[begin:]:
-            if op.type in READS and id(op.inputs[0]) in handles:
-                return f"{handles[id(op.inputs[0])]} again after it has applied its gradient (op {op.name})"
+            given = op.inputs[:1] if op.type in READS else op.inputs if op.type in _CALLS else ()
+            read = [handles[id(tensor)] for tensor in given if id(tensor) in handles]
+            if read:
+                return f"{read[0]} again after it has applied its gradient (op {op.name})"
     return ""
 
 

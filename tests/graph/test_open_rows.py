@@ -76,6 +76,31 @@ def needing_rows():
     return NeedsRows(inputs, layers.Dense(3)(layers.Dense(12, activation="relu")(inputs)))
 
 
+class Tracked(keras.Model):
+    """Gives a ``Mean`` of its own the loss of each batch."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.tracker = keras.metrics.Mean(name="loss")
+
+    @property
+    def metrics(self):
+        return [self.tracker]
+
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.square(self(x, training=True) - tf.one_hot(y, 3)))
+        self.optimizer.apply(tape.gradient(loss, self.trainable_variables), self.trainable_variables)
+        self.tracker.update_state(loss)
+        return {"loss": self.tracker.result()}
+
+
+def tracked():
+    inputs = keras.Input((7,))
+    return Tracked(inputs, layers.Dense(3)(layers.Dense(12, activation="relu")(inputs)))
+
+
 WEIGHTS = np.linspace(0.2, 2.0, 48, dtype="float32")
 CASES = {
     "mlp": (mlp, adam, (X, Y), {}),
@@ -83,6 +108,7 @@ CASES = {
     "batch_normalized": (batch_normalized, momentum, (X, Y), {}),
     "dropping": (dropping, momentum, (X, Y), {}),
     "two_inputs": (two_inputs, momentum, ((X, whole(9, 48, 6).astype("int32")), Y), {}),
+    "tracked": (tracked, adam, (X, Y), {}),
     "executions": (mlp, adam, (X, Y), {"steps_per_execution": 2}),
 }
 
@@ -114,16 +140,16 @@ class Fits:
 @pytest.mark.parametrize("case", CASES)
 def test_sizes_that_differ(case, monkeypatch):
     fits = Fits(*CASES[case])
-    shared = fits.fit(pipelined("1f1b", devices=2))
+    shared = fits.fit(pipelined("1f1b", devices=2, check_loss=False))
     # Parts of 48 rows, of 36, of 45 in 12 and 11, of all others, and of 3 rows: five kinds of graphs.
     assert fits.traced == 1 + 1 + 2 + 1 + 1
     monkeypatch.setattr("tf_ooo.tracing.splitting.OWN_TRACES", 99)
-    each = fits.fit(pipelined("1f1b", devices=2))
+    each = fits.fit(pipelined("1f1b", devices=2, check_loss=False))
     assert fits.traced > 8
     assert distance(fits.training.untrained, each.weights) > 1e-3
     assert distance(each.weights, shared.weights) < 1e-5
     assert shared.history["loss"] == pytest.approx(each.history["loss"], rel=1e-5)
-    assert shared.history["accuracy"] == each.history["accuracy"]
+    assert shared.history.get("accuracy") == each.history.get("accuracy")
 
 
 def test_all_schedules_share_alike():

@@ -27,7 +27,6 @@ PLAIN = {"schedule": "fast_forward", "profile_steps": 0, "strict": True}
 NOTHING_MOVES = {
     "one_layer": "one trainable layer, the first: there is no dO to put before its dW",
     "only_an_embedding": "one trainable layer, and what leads to it is its dO alone",
-    "gan": "the generator's gradients read what the critic's update wrote: all edges are there already",
     "only_a_kernel": "one trainable layer, and what leads to it is its dO alone",
 }
 

@@ -72,35 +72,6 @@ def places(model):
     )
 
 
-@pytest.fixture
-def joint():
-    """Before this rank runs its first op."""
-    return forked.result_of(joint_training, 3, environment=launches.without_launcher())
-
-
-def test_replicas_are_one_pipeline_on_the_joint_batch(joint):
-    engine, during, replica = connect(), [], classifier()
-    if engine.rank == 1:  # rank 0's weights count
-        replica.set_weights([weight + 1 for weight in replica.get_weights()])
-    watch = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: during.append(places(replica)))
-    options = {"microbatches": 3, "schedule": "zb_h1", "replicas": RANKS}
-    logs, report = train(replica, [engine.rank], 3, [watch], **options)
-    assert during == [["CPU:0", "CPU:1"]] * 3
-    assert places(replica) == ["CPU:0"]
-    assert report.added_edges > 0
-    assert report.moved_ops > 0
-    assert report.planned.workers == RANKS
-    stages = [stage["layers"] for stage in report.pipeline["stages"]]
-    assert len(stages) == 2
-    said = engine.gather({"bits": bits_of(replica), "stages": stages})
-    assert said == [said[0]] * RANKS
-    joint_weights, joint_logs = joint
-    for mine, together in zip(replica.get_weights(), joint_weights, strict=True):
-        assert np.abs(mine - together).max() < 1e-5
-    assert logs["loss"] == pytest.approx(joint_logs["loss"], abs=1e-6)
-    assert logs["accuracy"] == pytest.approx(joint_logs["accuracy"], abs=1e-6)
-
-
 def train_in_turns(ranks, **options):
     """Weights of a generator and its critic, on the rows of these ranks, and the report."""
     keras.utils.set_random_seed(3)
@@ -121,17 +92,44 @@ def joint_turns():
     return train_in_turns(range(RANKS), microbatches=4)[0]
 
 
-@pytest.fixture
-def of_joint_turns():
-    """Before this rank runs its first op."""
-    return forked.result_of(joint_turns, environment=launches.without_launcher())
+@pytest.fixture(scope="module")
+def alone():
+    """What processes alone leave; before this rank runs its first op."""
+    own = launches.without_launcher()
+    return {
+        "once": forked.result_of(joint_training, 3, environment=own),
+        "in turns": forked.result_of(joint_turns, environment=own),
+    }
 
 
-def test_updates_in_turns_are_averaged_in_each(of_joint_turns):
+def test_replicas_are_one_pipeline_on_the_joint_batch(alone):
+    engine, during, replica = connect(), [], classifier()
+    if engine.rank == 1:  # rank 0's weights count
+        replica.set_weights([weight + 1 for weight in replica.get_weights()])
+    watch = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: during.append(places(replica)))
+    options = {"microbatches": 3, "schedule": "zb_h1", "replicas": RANKS}
+    logs, report = train(replica, [engine.rank], 3, [watch], **options)
+    assert during == [["CPU:0", "CPU:1"]] * 3
+    assert places(replica) == ["CPU:0"]
+    assert report.added_edges > 0
+    assert report.moved_ops > 0
+    assert report.planned.workers == RANKS
+    stages = [stage["layers"] for stage in report.pipeline["stages"]]
+    assert len(stages) == 2
+    said = engine.gather({"bits": bits_of(replica), "stages": stages})
+    assert said == [said[0]] * RANKS
+    joint_weights, joint_logs = alone["once"]
+    for mine, together in zip(replica.get_weights(), joint_weights, strict=True):
+        assert np.abs(mine - together).max() < 1e-5
+    assert logs["loss"] == pytest.approx(joint_logs["loss"], abs=1e-6)
+    assert logs["accuracy"] == pytest.approx(joint_logs["accuracy"], abs=1e-6)
+
+
+def test_updates_in_turns_are_averaged_in_each(alone):
     engine = connect()
     weights, report = train_in_turns([engine.rank], microbatches=2, replicas=RANKS)
     assert any("in 2 turns" in note for note in report.notes)
-    for mine, together in zip(weights, of_joint_turns, strict=True):
+    for mine, together in zip(weights, alone["in turns"], strict=True):
         assert np.abs(mine - together).max() < 1e-5
     said = engine.gather([weight.tolist() for weight in weights])
     assert said == [said[0]] * RANKS

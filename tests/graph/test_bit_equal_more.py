@@ -107,7 +107,7 @@ def test_gan():
         keras.utils.set_random_seed(7)
         return zoo_more.gan()
 
-    training = Training(make, "gan", fresh=True)
+    training = Training(make, fresh=True)
     ours = training.ours(profile_steps=2)
     assert_trains_alike(training, ours)
     graph = check_fit(training.model, ours.rewrites)
@@ -202,17 +202,17 @@ SAMPLE_WEIGHT = {"kind": ROWS, "size": ROWS[::-1].copy()}
 
 
 @pytest.mark.parametrize(
-    ("make", "name", "options"),
+    ("make", "options"),
     [
-        pytest.param(wasserstein, "gan", {}, marks=needs_keras_3),
-        (two_outputs, "", {}),
-        (two_outputs, "", {"sample_weight": SAMPLE_WEIGHT}),
+        pytest.param(wasserstein, {}, marks=needs_keras_3),
+        (two_outputs, {}),
+        (two_outputs, {"sample_weight": SAMPLE_WEIGHT}),
     ],
     ids=["wasserstein", "two_outputs", "with_sample_weight"],
 )
-def test_several_losses_and_optimizers(make, name, options):
+def test_several_losses_and_optimizers(make, options):
     """In a named order, and in turns with the stock step."""
-    training = Training(make, name, fresh=True, **options)
+    training = Training(make, fresh=True, **options)
     assert_trains_alike(training, training.plain)
     auto = training.ours(schedule="auto", profile_steps=2)
     assert_same_bits(training.stock, auto.trained)

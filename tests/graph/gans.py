@@ -133,3 +133,34 @@ class CalledCritic(InTurns):
             __call__ = staticmethod(tf.function(critic))
 
         object.__setattr__(self, "critic", Called())
+
+
+class Penalty(CriticTwice):
+    """The critic's loss has the gradient of its answers in it (Gulrajani et al. 2017)."""
+
+    def compile(self):
+        super().compile()
+        self.of_critic = keras.optimizers.Adam(0.001)
+        self.of_critic.build(self.critic.trainable_variables)
+
+    def train_step(self, data):
+        real, losses = data[0], []
+        of_critic, of_generator = self.critic.trainable_variables, self.generator.trainable_variables
+        for _ in range(self.times):
+            with tf.GradientTape() as tape:
+                fake = self.generator(0.5 * real)
+                between = real + 0.3 * (fake - real)
+                with tf.GradientTape() as inner:
+                    inner.watch(between)
+                    answers = self.critic(between)
+                slopes = tf.norm(inner.gradient(answers, between), axis=1)
+                loss = tf.reduce_mean(self.critic(fake)) - tf.reduce_mean(self.critic(real))
+                loss += 10.0 * tf.reduce_mean((slopes - 1.0) ** 2)
+            gradients = tape.gradient(loss, of_critic)
+            self.of_critic.apply_gradients(zip(gradients, of_critic, strict=True))
+            losses.append(loss)
+        with tf.GradientTape() as tape:
+            loss = -tf.reduce_mean(self.critic(self.generator(0.5 * real)))
+        gradients = tape.gradient(loss, of_generator)
+        self.of_generator.apply_gradients(zip(gradients, of_generator, strict=True))
+        return {"critic": losses[-1], "generator": loss}

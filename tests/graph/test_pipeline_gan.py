@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import tf_ooo
-from tests.graph.gans import Averaged, CalledCritic, CriticTwice, Gan, InTurns, LooksAgain, Noise
+from tests.graph.gans import Averaged, CalledCritic, CriticTwice, Gan, InTurns, LooksAgain, Noise, Penalty
 from tests.graph.pipeline_fits import assert_equal_bits
 from tests.graph.pipeline_graphs import Rewritten
 from tests.graph.pipeline_models import normal
@@ -77,6 +77,15 @@ def test_in_turns(options):
     left, logs, _ = trained(InTurns, "zb_h1", **options)
     assert_near(left, stock)
     assert_near(logs.values(), history.values())
+
+
+def test_a_gradient_penalty():
+    stock, history, _ = trained(Penalty)
+    fits = [trained(Penalty, schedule) for schedule in ("gpipe", "zb_h1")]
+    assert_equal_bits(fits[0][0], fits[1][0])
+    assert_near(fits[0][0], stock)
+    assert_near(fits[0][1].values(), history.values())
+    assert any("in 3 turns" in note for note in fits[0][2].notes)
 
 
 @pytest.mark.devices(4)

@@ -63,6 +63,9 @@ class InTurns(Gan):
         """What the generator is given."""
         return real
 
+    def after_update(self):
+        """What else is done with the critic then."""
+
     def train_step(self, data):
         real = data[0] if isinstance(data, tuple) else data
         of_critic, of_generator = self.critic.trainable_variables, self.generator.trainable_variables
@@ -71,6 +74,7 @@ class InTurns(Gan):
                 fake = self.generator(self.noise(real, True))
                 loss = self.critic_loss(self.critic(real), self.critic(fake))
             self.of_critic.apply(tape.gradient(loss, of_critic), of_critic)
+            self.after_update()
         self.of_both[0].update_state(loss)
         with tf.GradientTape() as tape:
             answer = self.critic(self.generator(self.noise(real, False)))
@@ -107,12 +111,16 @@ class LooksAgain(InTurns):
         return logs | {"answer": tf.reduce_mean(self(data[0]))}
 
 
-class Averaged(InTurns):
-    """Keeps a moving average of the generator's weights."""
+class Averaged(CriticTwice):
+    """Clips the critic's weights after each update, and keeps a moving average of the generator's."""
 
     def compile(self):
         super().compile()
         self.means = [keras.Variable(tf.zeros(v.shape)) for v in self.generator.trainable_variables]
+
+    def after_update(self):
+        for variable in self.critic.trainable_variables:
+            variable.assign(tf.clip_by_value(variable, -0.2, 0.2))
 
     def train_step(self, data):
         logs = super().train_step(data)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
@@ -36,8 +36,7 @@ class InTurns:
     """Traces a step; its first micro-batch is traced, the others are copies of it, turn by turn.
 
     ``scope``: of a micro-batch's ops, before its number, if any; ``applying``: entered around each update.
-    BackendError: micro-batches that are no copies of the first,
-    or a state that is computed once from updated weights.
+    BackendError: micro-batches that are no copies of the first.
     """
 
     def __init__(
@@ -92,25 +91,25 @@ class InTurns:
     def _end_part(self, left_out: Sequence[tuple[int, int]]) -> None:
         if self._split.count == 1:
             return
-        if self._turn:
-            self._refuse_once()
-        self._traced.end(left_out)
+        self._traced.end([*left_out, *self._once()])
         if self._traced.why_not:
             raise _no_copies(self._traced.why_not)
 
-    def _refuse_once(self) -> None:
-        """BackendError: this part changes a state by updated weights alone, as each copy would again."""
-        updated = names_by_handle(v for update in self._collecting.applied for v in update.variables)
+    def _once(self) -> Iterator[tuple[int, int]]:
+        """Ops of this part, from and up to that number, that change a state by updated weights alone: a
+        moving average of weights, or their clipping.  No other micro-batch does so again."""
+        updated = {
+            handle
+            for update in self._collecting.applied[: self._turn]
+            for handle in names_by_handle(update.variables)
+        }
         data = {id(tensor) for tensor in nests.Packed(self._parts[0][0]).tensors}
-        for op in tf.compat.v1.get_default_graph().get_operations()[self._begin :]:
-            if has_side_effects(op.type) and not only_reads(op.type):
-                weight = _only_weight(op, updated, data)
-                if weight:
-                    raise BackendError(
-                        f"train_step changes a state by what {weight} is after its update (op {op.name}); "
-                        f"each of {self._split.count} micro-batches would do so: do it in a callback "
-                        "(on_train_batch_end), use microbatches=1, or train on one device"
-                    )
+        operations = tf.compat.v1.get_default_graph().get_operations()
+        for number in range(self._begin, len(operations)):
+            op = operations[number]
+            writes = has_side_effects(op.type) and not only_reads(op.type)
+            if writes and _is_of_weights_alone(op, updated, data):
+                yield number, number + 1
 
     def _copies(self, values: Any) -> list[Any]:
         """Of a nest of the first micro-batch's, those of the others, whose latest part is copied."""
@@ -130,18 +129,17 @@ def _no_copies(why: str) -> BackendError:
     )
 
 
-def _only_weight(op: Any, updated: Mapping[int, str], data: Collection[int]) -> str:
-    """The updated weight that an op's inputs are computed from, if from no data or random numbers; else
-    empty."""
-    weight, seen, waiting = "", set[int](), list(op.inputs)
+def _is_of_weights_alone(op: Any, updated: Collection[int], data: Collection[int]) -> bool:
+    """Whether an op's inputs are computed from updated weights, and from no data or random numbers."""
+    reads_updated, seen, waiting = False, set[int](), list(op.inputs)
     while waiting:
         tensor = waiting.pop()
         if id(tensor) in data or _DRAWN.search(tensor.op.type):
-            return ""
+            return False
         if id(tensor.op) in seen:
             continue
         seen.add(id(tensor.op))
-        if tensor.op.type == "ReadVariableOp":
-            weight = weight or updated.get(id(tensor.op.inputs[0]), "")
+        if tensor.op.type == "ReadVariableOp" and id(tensor.op.inputs[0]) in updated:
+            reads_updated = True
         waiting.extend(tensor.op.inputs)
-    return weight
+    return reads_updated

@@ -23,8 +23,8 @@ def graph_of(nodes):
 
 def turns(graph_def):
     index = GraphIndex(graph_def)
-    found = turns_of(graph_def, index, steps_of(graph_def, index), ONCE)
-    return dict(zip(index.names, found, strict=True))
+    turn_of_node = turns_of(graph_def, index, steps_of(graph_def, index), ONCE)
+    return dict(zip(index.names, turn_of_node, strict=True))
 
 
 def test_steps_without_turns_have_one():

@@ -122,11 +122,11 @@ def crossing(step: Step, replica_of_node: Sequence[int | None]) -> set[int]:
     micro-batches through all replicas.  Those that depend on no data (seeds) run ahead of all lanes; what
     reads data of another replica's micro-batch runs when that is there.
     """
-    index, turns = step.index, range(max(step.turns) + 1)
+    index = step.index
     fed = sum(1 << index.position[i] for i in _fed(step))
     of_data = [bool(index.reach[i] & fed) for i in range(len(index))]
     out: set[int] = set()
-    for turn in turns:
+    for turn in range(max(step.turns) + 1):
         of_turn = [i for i in range(len(index)) if step.turns[i] == turn]
         inside = sum(1 << index.position[i] for i in of_turn)
         bits: dict[int, int] = {}  # of each replica's ops that depend on data
@@ -136,8 +136,9 @@ def crossing(step: Step, replica_of_node: Sequence[int | None]) -> set[int]:
             needed[replica] = needed.get(replica, 0) | index.reach[i]
             if of_data[i]:
                 bits[replica] = bits.get(replica, 0) | 1 << index.position[i]
+        others = {replica: (_of_others(bits, replica), _of_others(needed, replica)) for replica in needed}
         for i, replica in own.items():
-            data, all_needed = _of_others(bits, replica), _of_others(needed, replica)
+            data, all_needed = others[replica]
             if index.reach[i] & inside & data if of_data[i] else all_needed >> index.position[i] & 1:
                 out.add(i)
     return out

@@ -70,11 +70,11 @@ def order_updates(
     weights on its way.  What an update of a higher layer needs, also on another device, gets no edge.
     """
     index, updates = step.index, functools.reduce(operator.or_, _updates(step))
-    by_layer: dict[tuple[int, int], list[int]] = {}  # and turn, from the last one on
+    by_layer: dict[tuple[int, int], list[int]] = {}  # of each turn
     for name, (kind, layer, _) in step.where.items():
         if kind == "U":
             i = index.index[name]
-            by_layer.setdefault((-step.turns[i], layer), []).append(i)
+            by_layer.setdefault((step.turns[i], layer), []).append(i)
     devices = dict.fromkeys(device_of_layer[layer] for _, layer in by_layer)
     orders = {device: LaneOrder() for device in devices}
     joins = {
@@ -83,8 +83,8 @@ def order_updates(
     }
     lasts: dict[str, list[int]] = {}
     earlier = 0
-    for (before, layer), ops in sorted(by_layer.items(), reverse=True):
-        device = device_of_layer[layer]
+    for turn, layer in sorted(by_layer, key=lambda at: (at[0], -at[1])):
+        device, ops = device_of_layer[layer], by_layer[turn, layer]
         links = joins[device]
         writes = [i for i in ops if updates & links.bit(i)]
         needed = functools.reduce(operator.or_, map(links.needs, writes), 0)
@@ -93,7 +93,7 @@ def order_updates(
         if not any(sizes.get(index.names[i], 0) >= _LARGE_BYTES for i in own):
             continue
         if device in lasts:
-            name = f"{layer}/{-before}" if before else str(layer)
+            name = f"{layer}/{turn}" if turn else str(layer)
             links.join(orders[device], lasts[device], firsts_of(index, own), name)
         lasts[device] = lasts_of(index, writes)
     return orders

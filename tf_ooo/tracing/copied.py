@@ -46,7 +46,7 @@ class TracedPart:
     def go_on(self) -> None:
         """Its next part, made from here on, which reads the parts before."""
         self._earlier.update(self._nodes)
-        self._nodes, self._begin = {}, ops_so_far()
+        self._nodes, self.begin = {}, ops_so_far()  # the number of its first op
 
     def end(self, left_out: Sequence[tuple[int, int]]) -> None:
         """Its last op was made, or that of this part.
@@ -55,13 +55,13 @@ class TracedPart:
         Sets ``why_not`` where it has to be traced again instead.
         """
         graph = tf.compat.v1.get_default_graph()
-        operations = graph.get_operations()[self._begin :]
-        kept_out = {self._begin + number for number, op in enumerate(operations) if op.type == "Placeholder"}
+        operations = graph.get_operations()[self.begin :]
+        kept_out = {self.begin + number for number, op in enumerate(operations) if op.type == "Placeholder"}
         kept_out |= {number for begin, end in left_out for number in range(begin, end)}
         captures = func_graphs.captures_so_far(graph)
         inside = {
             op.name: op
-            for number, op in enumerate(operations, self._begin)
+            for number, op in enumerate(operations, self.begin)
             if number not in kept_out and op.name not in captures
         }
         self.why_not = _why_not_types(graph, {op.type for op in inside.values()}, self._draws_anew)

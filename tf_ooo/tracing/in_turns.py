@@ -21,7 +21,6 @@ from tf_ooo.compat import keras_losses, nests, op_marks, tf_functions, train_fun
 from tf_ooo.errors import BackendError
 from tf_ooo.tracing.collecting import Collecting
 from tf_ooo.tracing.copied import TracedPart
-from tf_ooo.tracing.intercepting import ops_so_far
 from tf_ooo.tracing.splitting import Split
 from tf_ooo.tracing.variables import names_by_handle
 
@@ -49,7 +48,7 @@ class InTurns:
     ) -> None:
         self._model, self._split, self._collecting = model, split, collecting
         self._scope, self._applying = scope, applying
-        self._turn = self._begin = 0
+        self._turn = 0
         if len({split.kind(number) for number in range(split.count)}) > 1:
             raise _no_copies("micro-batches of different numbers of rows")
         if split.count > 1 and train_function.counts_steps(model):
@@ -86,12 +85,12 @@ class InTurns:
         self._mark.close()
         self._mark.enter_context(op_marks.numbered_turn(self._turn))
         self._traced.go_on()
-        self._begin = ops_so_far()
 
     def _end_part(self, left_out: Sequence[tuple[int, int]]) -> None:
         if self._split.count == 1:
             return
-        self._traced.end([*left_out, *self._once()])
+        once = self._once() if self._turn else ()  # before, nothing has been updated
+        self._traced.end([*left_out, *once])
         if self._traced.why_not:
             raise _no_copies(self._traced.why_not)
 
@@ -105,7 +104,7 @@ class InTurns:
         }
         data = {id(tensor) for tensor in nests.Packed(self._parts[0][0]).tensors}
         operations = tf.compat.v1.get_default_graph().get_operations()
-        for number in range(self._begin, len(operations)):
+        for number in range(self._traced.begin, len(operations)):
             op = operations[number]
             writes = has_side_effects(op.type) and not only_reads(op.type)
             if writes and _is_of_weights_alone(op, updated, data):

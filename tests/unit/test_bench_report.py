@@ -60,7 +60,7 @@ def test_no_run_is_overwritten(tmp_path, monkeypatch):
 
 
 def of_data_parallel(date, stock_s, k_s, plain_s, **ours_s):
-    about = {"workload": "mlp", "mode": "data_parallel", "devices": 2, "communication": 1.0}
+    about = {"workload": "mlp", "mode": "data_parallel", "devices": 2, "communication": 1.0, "steps": 8}
     seconds = {"horovod": stock_s, "horovod_k": k_s, "k=0": plain_s, "local": 0.5, **ours_s}
     rows = [about | {"schedule": name, "step_s": step_s} for name, step_s in seconds.items()]
     rows[-1] |= {"predicted_step_s": 0.8, "bound_s": 0.7}
@@ -72,12 +72,12 @@ def test_the_strongest_baseline_counts_and_all_runs_are_said():
     table = table_of(BY_NAME["data parallel"], runs)
     (line,) = table.splitlines()[2:]
     cells = [cell.strip() for cell in line.strip("|").split("|")]
-    assert cells[:3] == ["mlp", "2", "1 x computing"]
-    assert cells[4].startswith("horovod_k, 1.20 s")
-    assert cells[5].startswith("search, 1.10 s")
-    assert cells[6] == "1.00 / 1.09 / 1.20"
-    assert cells[7] == "0.92 / 1.00 / 1.10"
-    assert cells[8] == "-33% / -27% / -20%"
+    assert cells[:6] == ["mlp", "2", "1 x computing", "8", "Horovod", "wait for a core"]
+    assert cells[7].startswith("horovod_k, 1.20 s")
+    assert cells[8].startswith("search, 1.10 s")
+    assert cells[9] == "1.00 / 1.09 / 1.20"
+    assert cells[10] == "0.92 / 1.00 / 1.10"
+    assert cells[11] == "-33% / -27% / -20%"
     assert cells[-1] == "3"
     assert "Efficiency" not in table
 
@@ -92,6 +92,19 @@ def test_ours_is_what_the_plan_takes_not_what_was_fastest():
     run = of_data_parallel("1", 2.0, 1.2, 1.1, reverse_first_k=0.9, search=1.0)
     ((figure,),) = figures_of(BY_NAME["data parallel"], [run])
     assert figure.ours == "search"
+
+
+def test_collectives_have_figures_of_their_own():
+    names = {"collectives_k=0": 1.5, "collectives_search": 1.25, "search": 1.0}
+    run = of_data_parallel("1", 2.0, 1.2, 1.1, **names)
+    collectives, horovod = (figure for (figure,) in figures_of(BY_NAME["data parallel"], [run]))
+    assert (collectives.ours, collectives.alone, collectives.setting[4]) == (
+        "collectives_search",
+        1.2,
+        "collectives",
+    )
+    assert (horovod.ours, horovod.setting[4]) == ("search", "Horovod")
+    assert collectives.baseline == horovod.baseline == "horovod_k"
 
 
 def test_words_by_hand_stay():

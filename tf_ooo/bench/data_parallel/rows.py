@@ -16,6 +16,10 @@ SAME_STEPS = ("horovod_k", "horovod_tape_k")
 # TensorFlow's own strategy, with one step and with as many.
 STRATEGY, STRATEGY_SAME_STEPS = "multi_worker", "multi_worker_k"
 STOCK = (BASELINE, STRATEGY)
+# Threads that communicate do not wait for those that compute; in runs before 2026-11-26 they did.
+MESSAGES = "run first"
+# Ours through TensorFlow's own collectives instead of Horovod.
+COLLECTIVES = "collectives"
 # Name: what the callback is given; None: without tf_ooo.
 CONFIGURATIONS: dict[str, dict[str, Any] | None] = {
     BASELINE: None,
@@ -26,6 +30,8 @@ CONFIGURATIONS: dict[str, dict[str, Any] | None] = {
     PLAIN: {"schedule": "reverse_first_k", "k": 0, "profile_steps": 0},
     "reverse_first_k": {"schedule": "reverse_first_k", "profile_steps": 0},
     "search": {"schedule": "search", "profile_steps": 0},
+    f"{COLLECTIVES}_k=0": {"schedule": "reverse_first_k", "k": 0, "profile_steps": 0, "engine": COLLECTIVES},
+    f"{COLLECTIVES}_search": {"schedule": "search", "profile_steps": 0, "engine": COLLECTIVES},
     # Fits of a bench are too short to pay for a comparison: it is asked for.
     "auto": {"profile_steps": 2, "compare": True},
 }
@@ -88,9 +94,9 @@ def rows_of(measured: DataParallelMeasured, asked: DataParallelRun, tuned: Seque
     stock, rows = runs[BASELINE], []
     medians = {name: statistics.median(run["seconds"]) for name, run in runs.items()}
     strongest = min((name for name in medians if name.startswith(STOCK)), key=medians.__getitem__)
-    plain_s = medians.get(PLAIN)
     for name, run in runs.items():
         seconds, is_stock = seconds_of(run["seconds"], stock["seconds"]), name.startswith(STOCK)
+        plain_s = medians.get(f"{COLLECTIVES}_{PLAIN}" if name.startswith(COLLECTIVES) else PLAIN)
         row = {
             "workload": asked.workload,
             "mode": "data_parallel",
@@ -100,6 +106,7 @@ def rows_of(measured: DataParallelMeasured, asked: DataParallelRun, tuned: Seque
             "communication": asked.communication or None,
             "cores": asked.cores,
             "steps": asked.steps,
+            "messages": MESSAGES,
             "bound_s": bound_s,
             "compute_s": local_s,
             "communication_s": measured["communication_s"],
@@ -128,7 +135,7 @@ def text_of(row: Row) -> str:
     if "bound_s" in row:
         more += f", {row['over_bound']:.2f} of {row['bound_s'] * 1e3:.0f} ms, the bound"
     return (
-        f"{row['workload']} {mbit:6.0f} Mbit/s  {row['schedule']:16s} {row['step_s'] * 1e3:7.1f} ms "
+        f"{row['workload']} {mbit:6.0f} Mbit/s  {row['schedule']:18s} {row['step_s'] * 1e3:7.1f} ms "
         f"({row['step_s_min'] * 1e3:.0f}-{row['step_s_max'] * 1e3:.0f})  {row['speedup']:.2f}x"
         f"{more}, {bits_text(row)}"
     )

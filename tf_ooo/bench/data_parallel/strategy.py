@@ -17,15 +17,21 @@ from tf_ooo.bench.data_parallel.rows import STRATEGY_SAME_STEPS, DataParallelRun
 from tf_ooo.bench.data_parallel.turns import InTurns, loss, optimizer
 from tf_ooo.bench.shared.rows import Row
 from tf_ooo.bench.shared.workloads import DATA_PARALLEL, check_sum
+from tf_ooo.hosts.ranks.collective_engine import CollectiveEngine
+from tf_ooo.hosts.ranks.engine import choose_engine
 
 
 def joined(cluster: str, rank: int) -> tf.distribute.Strategy:
-    """The strategy over ``cluster``, addresses with commas; before TensorFlow has computed anything."""
+    """The strategy over ``cluster``, addresses with commas; before TensorFlow has computed anything.
+
+    It is that of our engine for TensorFlow's collectives: a process joins them once.
+    """
     workers = {"cluster": {"worker": cluster.split(",")}, "task": {"type": "worker", "index": rank}}
     os.environ["TF_CONFIG"] = json.dumps(workers)
-    strategy = tf.distribute.MultiWorkerMirroredStrategy()
+    engine = choose_engine("collectives")
     del os.environ["TF_CONFIG"]  # nobody else is to find workers there
-    return strategy
+    assert isinstance(engine, CollectiveEngine)
+    return engine.strategy
 
 
 class StrategyTrainer(InTurns):

@@ -17,6 +17,7 @@ import tensorflow as tf
 import tf_ooo
 from tf_ooo.bench.data_parallel.rows import (
     BASELINE,
+    COLLECTIVES,
     CONFIGURATIONS,
     LOCAL,
     SAME_STEPS,
@@ -50,7 +51,7 @@ def main(asked: DataParallelRun) -> None:
         stock = trainer.callback is None
         with confine.lifted(asked.group, hvd.rank()) if stock else contextlib.nullcontext():
             trainer.warm_up()
-    confine.leave_free_named(asked.group, _COMMUNICATING)
+    confine.run_first(confine.leave_free_named(asked.group, _COMMUNICATING))
     times: dict[str, list[float]] = {name: [] for name in trainers}
     for _ in range(asked.repetitions):
         for name, trainer in trainers.items():
@@ -81,9 +82,10 @@ def _confined(asked: DataParallelRun) -> tuple[ModuleType, tf.distribute.Strateg
     tf.config.threading.set_intra_op_parallelism_threads(1)
     # With one thread a gradient that is to be handed over would wait for the matmul that runs.
     tf.config.threading.set_inter_op_parallelism_threads(4)
-    compared = any(name.startswith(STRATEGY) for name in asked.configurations)
+    compared = any(name.startswith((STRATEGY, COLLECTIVES)) for name in asked.configurations)
     strategy = joined(asked.cluster, hvd.rank()) if compared else None
     confine.enter(asked.group, hvd.rank(), communicating)
+    confine.run_first(communicating)
     confine.keep_memory()
     unrolled.around_first_runs.append(lambda: confine.lifted(asked.group, hvd.rank()))
     return hvd, strategy

@@ -12,7 +12,7 @@ import statistics
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from tf_ooo.bench.data_parallel.rows import PLAIN, SAME_STEPS, STOCK
+from tf_ooo.bench.data_parallel.rows import COLLECTIVES, PLAIN, SAME_STEPS, STOCK
 from tf_ooo.bench.layerpipe.rows import BASELINE as PIPEDREAM
 from tf_ooo.bench.pipeline.rows import FUSED, TORCH, UNFUSED
 from tf_ooo.bench.shared.kept import Run
@@ -67,21 +67,36 @@ class Kind:
 
 
 def of_data_parallel(run: Run) -> Iterator[Figure]:
-    """Runs in which stock Horovod has as many steps in one execution, in turns with ours."""
+    """Runs in which stock Horovod has as many steps in one execution, in turns with ours.
+
+    Through TensorFlow's collectives, ours has a figure of its own.
+    """
     for rows in _groups(run.rows, "workload", "devices", "bandwidth_bit_s"):
         stock = [row for row in rows if row["schedule"].startswith(STOCK)]
-        ours = [row for row in rows if row not in stock and row["schedule"] not in _NOT_REORDERED]
-        plain = [row["step_s"] for row in rows if row["schedule"] == PLAIN]
-        if not ours or all(row["schedule"] != SAME_STEPS[0] for row in stock):
+        if all(row["schedule"] != SAME_STEPS[0] for row in stock):
             continue
-        best, first = _by_plan(ours), rows[0]
-        times = first.get("communication")
-        link = f"{times:g} x computing" if times else f"{first.get('bandwidth_bit_s', 0) / 1e6:.0f} Mbit/s"
-        yield _figure(
-            (first["workload"], str(first["devices"]), link), min(stock, key=_step_s), best,
-            asked="1.15 on three of five" if times and 0.7 <= times <= 1.3 else "0.98",
-            alone=plain[0] / best["step_s"] if plain else None, bound_s=best.get("bound_s"),
-        )  # fmt: skip
+        through_collectives = [row for row in rows if row["schedule"].startswith(COLLECTIVES)]
+        through_horovod = [row for row in rows if row not in stock and row not in through_collectives]
+        yield from _through("Horovod", through_horovod, stock)
+        yield from _through("collectives", through_collectives, stock)
+
+
+def _through(engine: str, rows: Sequence[Row], stock: Sequence[Row]) -> Iterator[Figure]:
+    ours = [row for row in rows if not row["schedule"].endswith(_NOT_REORDERED)]
+    plain = [row["step_s"] for row in rows if row["schedule"].endswith(PLAIN)]
+    if not ours:
+        return
+    best, times = _by_plan(ours), ours[0].get("communication")
+    link = f"{times:g} x computing" if times else f"{best.get('bandwidth_bit_s', 0) / 1e6:.0f} Mbit/s"
+    yield _figure(
+        (
+            best["workload"], str(best["devices"]), link, str(best.get("steps", "")), engine,
+            best.get("messages", "wait for a core"),
+        ),
+        min(stock, key=_step_s), best,
+        asked="1.15 on three of five" if times and 0.7 <= times <= 1.3 else "0.98",
+        alone=plain[0] / best["step_s"] if plain else None, bound_s=best.get("bound_s"),
+    )  # fmt: skip
 
 
 def of_pipelines(run: Run) -> Iterator[Figure]:
@@ -164,7 +179,7 @@ KINDS = (
         "data-parallel",
         "data parallel",
         "Data parallel",
-        ("Workload", "Workers", "Communication"),
+        ("Workload", "Workers", "Communication", "Steps together", "Through", "Messages"),
         of_data_parallel,
     ),
     Kind(

@@ -50,7 +50,7 @@ class CollectiveEngine(Engine):
         try:
             # Never entered: it sets the cluster up, starts this worker's server and watches the others.
             with self.all_needed():
-                self._strategy = tf.distribute.MultiWorkerMirroredStrategy()
+                self.strategy = tf.distribute.MultiWorkerMirroredStrategy()
         except tf.errors.UnavailableError as error:
             raise self.roll.lost_before_training() from error
         except (RuntimeError, ValueError) as error:

@@ -97,7 +97,7 @@ def test_ours_is_what_the_plan_takes_not_what_was_fastest():
 def test_collectives_have_figures_of_their_own():
     names = {"collectives_k=0": 1.5, "collectives_search": 1.25, "search": 1.0}
     run = of_data_parallel("1", 2.0, 1.2, 1.1, **names)
-    collectives, horovod = (figure for (figure,) in figures_of(BY_NAME["data parallel"], [run]))
+    horovod, collectives = (figure for (figure,) in figures_of(BY_NAME["data parallel"], [run]))
     assert (collectives.ours, collectives.alone, collectives.setting[4]) == (
         "collectives_search",
         1.2,

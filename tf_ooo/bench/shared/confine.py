@@ -25,8 +25,6 @@ PERIOD_US = 5_000
 # What TensorFlow calls the threads of its executors.
 _COMPUTING = "tf_Compute"
 _FREE = "free"
-# Of each second, what threads may use that run before all others; Linux' own limit for all groups is 950,000.
-_FIRST_US = 900_000
 _END_S = 5.0
 _NO_QUOTA, _LEAST_QUOTA_US = -1, 1000
 
@@ -84,8 +82,6 @@ def shares(prefix: str, workers: int, cores_each: float) -> Iterator[None]:
     groups[-1].mkdir()
     # More than the others: what communicates must not wait for what computes.
     (groups[-1] / "cpu.shares").write_text("262144")
-    with contextlib.suppress(FileNotFoundError):  # a Linux that limits the threads of :func:`run_first` nowhere
-        (groups[-1] / "cpu.rt_runtime_us").write_text(str(_FIRST_US))
     try:
         yield
     finally:
@@ -212,10 +208,12 @@ def run_first(threads: set[int]) -> None:
     """Threads that communicate run as soon as a message is there, as where devices compute.
 
     Otherwise Linux lets what computes go on to the end of its turn, 3 to 4 ms, and a message of Horovod's
-    waits for several threads, one after the other.
+    waits for several threads, one after the other.  They are in no group: a new one has no time for such
+    threads, and Linux gives it some only when it has forgotten the groups of the run before.
     """
     for thread in threads:
         with contextlib.suppress(ProcessLookupError):  # it has ended
+            (CPU_GROUPS / "tasks").write_text(str(thread))
             os.sched_setscheduler(thread, os.SCHED_RR, os.sched_param(1))
 
 

@@ -120,10 +120,16 @@ def test_slices_are_of_what_is_larger_than_a_part_of_its_layer():
 
 
 def test_the_smallest_messages_that_use_the_link_well():
-    found = link_from({100: 1.0, 200: 1.2, 400: 2.2}, workers=2)
+    link = link_from({100: 1.0, 200: 1.2, 400: 2.2}, workers=2)
     # 100, 167, 182 bytes a second.
-    assert found.flight_bytes == 200
-    assert found.link == Link(0.0, 200 / 1.2)
+    assert link.flight_bytes == 200
+    assert link.link == Link(0.0, 400 / 2.2)
+
+
+def test_a_burst_that_a_network_lets_through_is_no_bandwidth():
+    link = link_from({100: 0.4, 200: 1.2, 400: 2.2}, workers=2)
+    assert link.flight_bytes == 100
+    assert link.link == Link(0.0, 400 / 2.2)
 
 
 ASKED = DataParallelRun("mlp", [], 1000.0, 2, 0.5, 0, 4, 5)
@@ -181,13 +187,17 @@ def test_the_plan_is_never_predicted_slower_than_the_stock_order():
         assert gain.plan.schedule.predicted_step_s == gain.plan.step_s
 
 
-def test_calibrated_costs_predict_the_step_that_was_measured():
+@pytest.mark.parametrize(("step_s", "is_as_measured"), [(7.0, False), (70.0, True), (200.0, True)])
+def test_calibrated_costs_predict_the_step_that_was_measured(step_s, is_as_measured):
+    """Computing changes; the link, which was measured by itself, only where it alone takes longer."""
     link = Link(0.1, 1.0)
-    for step_s in (7.0, 70.0):
-        layers, scaled = calibrated(LAYERS, link, 2, step_s)
-        stock = plan(layers=list(layers), schedule="in_order", mode="data_parallel", devices=2, link=scaled)
-        assert step_seconds(stock, layers, scaled, 1) == pytest.approx(step_s)
+    layers, between = calibrated(LAYERS, link, 2, step_s)
+    stock = plan(layers=list(layers), schedule="in_order", mode="data_parallel", devices=2, link=between)
+    assert step_seconds(stock, layers, between, 1) == pytest.approx(step_s, rel=1e-3)
+    assert (between == link) == is_as_measured
     assert layers[0].weight_bytes == LAYERS[0].weight_bytes
+    ratios = {round(layer.forward_s / was.forward_s, 9) for layer, was in zip(layers, LAYERS, strict=True)}
+    assert len(ratios) == 1
 
 
 def test_the_barrier_after_an_execution_counts():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import statistics
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -33,6 +34,8 @@ _REPEATS = 3
 # The share of the best bandwidth that is worth messages four times as large.
 _GOOD = 0.85
 _SEARCH_S, _SLICED_SEARCH_S = 5.0, 2.0
+# What computing may take of what the profiler showed, and how closely that is looked for.
+_FACTORS, _CLOSE = (1 / 16, 16.0), 1.0005
 # A predicted gain below this is within what the model of a step leaves out.
 WORTH = 0.02
 
@@ -75,11 +78,14 @@ def most_seconds(step_s: float, gradient_bytes: float) -> float:
 
 
 def link_from(seconds: Mapping[int, float], workers: int) -> MeasuredLink:
-    """From seconds of one allreduce in a stream, by its bytes."""
-    best = max(size / each_s for size, each_s in seconds.items())
-    size = min(size for size, each_s in seconds.items() if size / each_s >= _GOOD * best)
-    whole = Link(0.0, size / seconds[size])
-    return MeasuredLink(link_of_ring(whole, workers), float(size))
+    """From seconds of one allreduce in a stream, by its bytes.
+
+    The largest tell the bandwidth: a network lets a burst of small ones through at any rate.
+    """
+    largest = max(seconds)
+    bytes_per_s = largest / seconds[largest]
+    size = min(size for size, each_s in seconds.items() if size / each_s >= _GOOD * bytes_per_s)
+    return MeasuredLink(link_of_ring(Link(0.0, bytes_per_s), workers), float(size))
 
 
 def _seconds_each(engine: Engine, size: int) -> float:
@@ -118,17 +124,30 @@ def calibrated(
 ) -> tuple[tuple[LayerCosts, ...], Link]:
     """Costs with which a single step in the stock order is predicted to take ``step_s``, as it did.
 
-    Ops are slower under the profiler, and computing and communicating slow each other down where they share
-    the machine's cores; both are taken to change by the same factor.
+    Ops are slower under the profiler, and other ops and what communicates take their cores meanwhile: so the
+    seconds of computing all change by one factor.  The link was measured by itself.  Only where no factor
+    will do, a link that takes longer than the step, does it change too, as much as computing.
     """
-    problem = _told(STOCK_ORDER, _problem(layers, link, workers), {"barrier": True})
-    stock = as_asked(STOCK_ORDER, problem, clock_of(1))
-    factor = step_s / max(stock.step_s, 1e-9)
-    scaled = (
+
+    def off(factor: float) -> float:
+        problem = _told(STOCK_ORDER, _problem(_times(layers, factor), link, workers), {"barrier": True})
+        return as_asked(STOCK_ORDER, problem, clock_of(1)).step_s - step_s
+
+    least, most = _FACTORS
+    if not off(least) < 0 < off(most):
+        factor = step_s / max(off(1.0) + step_s, 1e-9)
+        return _times(layers, factor), Link(link.latency_s * factor, link.bytes_per_s / factor)
+    while most > least * _CLOSE:
+        middle = math.sqrt(least * most)
+        least, most = (middle, most) if off(middle) < 0 else (least, middle)
+    return _times(layers, most), link
+
+
+def _times(layers: Sequence[LayerCosts], factor: float) -> tuple[LayerCosts, ...]:
+    return tuple(
         dataclasses.replace(layer, **{name: getattr(layer, name) * factor for name in SECONDS.values()})
         for layer in layers
     )
-    return tuple(scaled), Link(link.latency_s * factor, link.bytes_per_s / factor)
 
 
 def needs_costs(schedule: str, options: Iterable[str]) -> bool:

@@ -9,6 +9,8 @@ from pathlib import Path
 from tf_ooo.bench.report.figures import Figure, Kind
 
 _OURS, _STOCK = "#1f6f8b", "#888888"
+# Inches.
+_BARS_WIDE, _LETTER_WIDE, _LINE_HIGH = 5.0, 0.062, 0.28
 
 
 def save_gains(kind: Kind, settings: Sequence[Sequence[Figure]], path: Path) -> None:
@@ -16,7 +18,8 @@ def save_gains(kind: Kind, settings: Sequence[Sequence[Figure]], path: Path) -> 
     from matplotlib.figure import Figure as Picture  # slow to import
 
     names = [_name(kind, figures[-1]) for figures in settings]
-    picture = Picture(figsize=(8, 1.2 + 0.28 * len(settings)), layout="constrained")
+    wide = _BARS_WIDE + _LETTER_WIDE * max(map(len, names))
+    picture = Picture(figsize=(wide, 1.2 + _LINE_HIGH * len(settings)), layout="constrained")
     axes = picture.add_subplot()
     for place, figures in enumerate(settings):
         gains = [figure.gain for figure in figures]

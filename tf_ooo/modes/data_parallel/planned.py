@@ -35,7 +35,7 @@ _REPEATS = 3
 _GOOD = 0.85
 _SEARCH_S, _SLICED_SEARCH_S = 5.0, 2.0
 # What computing may take of what the profiler showed, and how closely that is looked for.
-_FACTORS, _CLOSE = (1 / 16, 16.0), 1.0005
+_FACTORS, _CLOSE = (1 / 4, 4.0), 1.0005
 # A predicted gain below this is within what the model of a step leaves out.
 WORTH = 0.02
 
@@ -125,8 +125,8 @@ def calibrated(
     """Costs with which a single step in the stock order is predicted to take ``step_s``, as it did.
 
     Ops are slower under the profiler, and other ops and what communicates take their cores meanwhile: so the
-    seconds of computing all change by one factor.  The link was measured by itself.  Only where no factor
-    will do, a link that takes longer than the step, does it change too, as much as computing.
+    seconds of computing all change by one factor.  The link was measured by itself: only where no factor up
+    to 4 will do, as where the link alone takes longer than the step, does it change too, as much.
     """
 
     def off(factor: float) -> float:

@@ -187,7 +187,9 @@ def test_the_plan_is_never_predicted_slower_than_the_stock_order():
         assert gain.plan.schedule.predicted_step_s == gain.plan.step_s
 
 
-@pytest.mark.parametrize(("step_s", "is_as_measured"), [(7.0, False), (20.0, True), (50.0, True), (200.0, False)])
+@pytest.mark.parametrize(
+    ("step_s", "is_as_measured"), [(7.0, False), (20.0, True), (50.0, True), (200.0, False)]
+)
 def test_calibrated_costs_predict_the_step_that_was_measured(step_s, is_as_measured):
     """Computing changes; the link, which was measured by itself, only where that cannot be all."""
     link = Link(0.1, 1.0)

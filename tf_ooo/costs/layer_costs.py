@@ -202,6 +202,10 @@ class Link:
         places = [self.speeds_of(range(n, replicas * devices, devices)) for n in range(devices)]
         return replace(first, speeds=tuple(map(min, places))) if self.speeds else first
 
+    def slowed(self, factor: float) -> Link:
+        """The link on which messages take ``factor`` times as long."""
+        return replace(self, latency_s=self.latency_s * factor, bytes_per_s=self.bytes_per_s / factor)
+
     def occupied_s(self, size_bytes: float) -> float:
         """Seconds for which a message keeps the link busy."""
         return size_bytes / self.bytes_per_s

@@ -51,7 +51,7 @@ def main(asked: DataParallelRun) -> None:
         stock = trainer.callback is None
         with confine.lifted(asked.group, hvd.rank()) if stock else contextlib.nullcontext():
             trainer.warm_up()
-    confine.run_first(confine.leave_free_named(asked.group, _COMMUNICATING))
+    confine.run_first(confine.threads_named(_COMMUNICATING))
     times: dict[str, list[float]] = {name: [] for name in trainers}
     for _ in range(asked.repetitions):
         for name, trainer in trainers.items():

@@ -18,7 +18,7 @@ from tf_ooo.bench.pipeline.rows import FUSED, TORCH, UNFUSED
 from tf_ooo.bench.shared.kept import Run
 from tf_ooo.bench.shared.rows import Row
 
-HOROVOD = "Horovod"
+_HOROVOD = "Horovod"
 _NOT_REORDERED = ("in_order", PLAIN)
 _OF_PIPELINES = (*FUSED, *(f"{name}{UNFUSED}" for name in FUSED))
 
@@ -78,7 +78,7 @@ def of_data_parallel(run: Run) -> Iterator[Figure]:
             continue
         through_collectives = [row for row in rows if row["schedule"].startswith(COLLECTIVES)]
         through_horovod = [row for row in rows if row not in stock and row not in through_collectives]
-        yield from _through(HOROVOD, through_horovod, stock)
+        yield from _through(_HOROVOD, through_horovod, stock)
         yield from _through(COLLECTIVES, through_collectives, stock)
 
 
@@ -96,7 +96,7 @@ def _through(engine: str, rows: Sequence[Row], stock: Sequence[Row]) -> Iterator
             best.get("messages", "wait for a core"),
         ),
         min(stock, key=_step_s), best,
-        asked=asked if engine == HOROVOD else "",
+        asked=asked if engine == _HOROVOD else "",
         alone=plain[0] / best["step_s"] if plain else None, bound_s=best.get("bound_s"),
     )  # fmt: skip
 

@@ -193,14 +193,13 @@ def enter_computing(prefix: str, rank: int, process: int) -> int:
     return moved
 
 
-def leave_free_named(prefix: str, names: tuple[str, ...]) -> set[int]:
-    """Puts this process' threads whose names begin so into the group without a quota."""
+def threads_named(names: tuple[str, ...]) -> set[int]:
+    """This process' threads whose names begin so."""
     named = set()
-    for thread in Path("/proc/self/task").iterdir():
+    for thread in threads():
         with contextlib.suppress(OSError):  # it has ended
-            if (thread / "comm").read_text().startswith(names):
-                (CPU_GROUPS / f"{prefix}{_FREE}" / "tasks").write_text(thread.name)
-                named.add(int(thread.name))
+            if Path(f"/proc/self/task/{thread}/comm").read_text().startswith(names):
+                named.add(thread)
     return named
 
 

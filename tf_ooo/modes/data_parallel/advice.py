@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import dataclasses
-import math
 from collections.abc import Callable, Sequence
 
-from tf_ooo.costs.layer_costs import SECONDS, LayerCosts, Link
-from tf_ooo.modes.data_parallel.planned import stock_step_s
+from tf_ooo.costs.layer_costs import LayerCosts, Link
+from tf_ooo.modes.data_parallel.planned import factor_for, stock_step_s
 from tf_ooo.report.gain import Gain
 
 # Batches of so many times the rows.
 _ROWS = (1, 2, 4, 8)
-# A link that was measured before may be wrong by so much; so often the range is halved.
-_MOST_OFF, _HALVINGS = 64.0, 16
+# A link that was measured before may be wrong by so much.
+_MOST_OFF = 64.0
 StepSeconds = Callable[[int, int], float]
 
 
@@ -52,25 +50,14 @@ def from_costs(
     Work is scaled by what a rank takes alone, messages by what all take.  OOOError: it cannot be simulated.
     """
     factor = alone_s / max(sum(layer.busy_s + layer.update_s for layer in layers), 1e-9)
-    fitted = [_slower(layer, factor) for layer in layers]
-    low, high = 1 / _MOST_OFF, _MOST_OFF
-    for _ in range(_HALVINGS):
-        times = math.sqrt(low * high)
-        if stock_step_s(fitted, _times_as_slow(link, times), ranks, steps) < together_s:
-            low = times
-        else:
-            high = times
-    between = _times_as_slow(link, math.sqrt(low * high))
+    fitted = [layer.slowed(factor) for layer in layers]
+
+    def together(times: float) -> float:
+        return stock_step_s(fitted, link.slowed(times), ranks, steps)
+
+    between = link.slowed(factor_for(together, together_s, (1 / _MOST_OFF, _MOST_OFF)))
 
     def step_s(count: int, rows: int) -> float:
         return stock_step_s([layer.scaled(rows) for layer in fitted], between, count, steps)
 
     return step_s
-
-
-def _slower(layer: LayerCosts, factor: float) -> LayerCosts:
-    return dataclasses.replace(layer, **{name: getattr(layer, name) * factor for name in SECONDS.values()})
-
-
-def _times_as_slow(link: Link, times: float) -> Link:
-    return Link(link.latency_s * times, link.bytes_per_s / times)

@@ -6,7 +6,7 @@ import dataclasses
 import math
 import statistics
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -15,7 +15,7 @@ from grappler_passes.analysis.classify import classify_graph_def
 from grappler_passes.analysis.steps import split_steps
 from grappler_passes.graph.training_graph import TrainingGraph
 from tf_ooo.costs.communication import link_of_ring
-from tf_ooo.costs.layer_costs import SECONDS, LayerCosts, Link
+from tf_ooo.costs.layer_costs import LayerCosts, Link
 from tf_ooo.hosts.ranks.base import Engine
 from tf_ooo.modes.data_parallel.ordering import LayerKey, layer_keys
 from tf_ooo.planning.choosing.on_paper import auto_candidates, policies_of
@@ -34,8 +34,8 @@ _REPEATS = 3
 # The share of the best bandwidth that is worth messages four times as large.
 _GOOD = 0.85
 _SEARCH_S, _SLICED_SEARCH_S = 5.0, 2.0
-# What computing may take of what the profiler showed, and how closely that is looked for.
-_FACTORS, _CLOSE = (1 / 4, 4.0), 1.0005
+# What computing may take of what the profiler showed; how often the range of a factor is halved.
+_FACTORS, _HALVINGS = (1 / 4, 4.0), 16
 # A predicted gain below this is within what the model of a step leaves out.
 WORTH = 0.02
 
@@ -129,25 +129,28 @@ def calibrated(
     to 4 will do, as where the link alone takes longer than the step, does it change too, as much.
     """
 
-    def off(factor: float) -> float:
-        problem = _told(STOCK_ORDER, _problem(_times(layers, factor), link, workers), {"barrier": True})
-        return as_asked(STOCK_ORDER, problem, clock_of(1)).step_s - step_s
+    def stock_s(factor: float) -> float:
+        return stock_step_s([layer.slowed(factor) for layer in layers], link, workers, 1)
 
     least, most = _FACTORS
-    if not off(least) < 0 < off(most):
-        factor = step_s / max(off(1.0) + step_s, 1e-9)
-        return _times(layers, factor), Link(link.latency_s * factor, link.bytes_per_s / factor)
-    while most > least * _CLOSE:
-        middle = math.sqrt(least * most)
-        least, most = (middle, most) if off(middle) < 0 else (least, middle)
-    return _times(layers, most), link
+    if stock_s(least) < step_s < stock_s(most):
+        factor, between = factor_for(stock_s, step_s, _FACTORS), link
+    else:
+        factor = step_s / max(stock_s(1.0), 1e-9)
+        between = link.slowed(factor)
+    return tuple(layer.slowed(factor) for layer in layers), between
 
 
-def _times(layers: Sequence[LayerCosts], factor: float) -> tuple[LayerCosts, ...]:
-    return tuple(
-        dataclasses.replace(layer, **{name: getattr(layer, name) * factor for name in SECONDS.values()})
-        for layer in layers
-    )
+def factor_for(seconds_of: Callable[[float], float], wanted_s: float, between: tuple[float, float]) -> float:
+    """The factor, between two, with which something that grows with it takes so many seconds."""
+    low, high = between
+    for _ in range(_HALVINGS):
+        factor = math.sqrt(low * high)
+        if seconds_of(factor) < wanted_s:
+            low = factor
+        else:
+            high = factor
+    return math.sqrt(low * high)
 
 
 def needs_costs(schedule: str, options: Iterable[str]) -> bool:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
-import sys
-from collections.abc import Mapping
+from collections.abc import Iterable
 from pathlib import Path
 
 import click
@@ -18,27 +17,17 @@ from tf_ooo.bench.data_parallel.rows import (
     PLAIN,
     SAME_STEPS,
     TUNED,
-    DataParallelMeasured,
     DataParallelRun,
-    bandwidth_mbit,
-    rows_of,
     text_of,
-)  # fmt: skip
+)
+from tf_ooo.bench.data_parallel.running import measured, on_links
 from tf_ooo.bench.shared import confine
 from tf_ooo.bench.shared.bars import save_bars
 from tf_ooo.bench.shared.drivers import end_with_sigterm
 from tf_ooo.bench.shared.options import COUNT, FILE, POSITIVE, json_option, quick_option
-from tf_ooo.bench.shared.processes import command, result_of
-from tf_ooo.bench.shared.rows import Row, reported
+from tf_ooo.bench.shared.rows import reported
 from tf_ooo.bench.shared.workloads import DATA_PARALLEL
-from tf_ooo.hosts.addresses import held_ports
 
-WORKER = "tf_ooo.bench.data_parallel.worker"
-# Horovod's own knobs, milliseconds and bytes: what is tried for "tuned"; it ships with 1 and 128 MiB.
-TUNING = [
-    {"HOROVOD_CYCLE_TIME": cycle_ms, "HOROVOD_FUSION_THRESHOLD": fusion_bytes}
-    for cycle_ms, fusion_bytes in (("1", "8388608"), ("3", "8388608"), ("1", "2097152"), ("10", "134217728"))
-] + [{"HOROVOD_AUTOTUNE": "1"}]
 ALL, QUICK = ",".join((*CONFIGURATIONS, TUNED)), ",".join((BASELINE, SAME_STEPS[0], LOCAL, PLAIN, "auto"))
 
 
@@ -98,39 +87,9 @@ def data_parallel(
     names = (configurations or (QUICK if quick else ALL)).split(",")
     compared = list(dict.fromkeys([BASELINE, *names]))  # what all are compared with
     run = DataParallelRun(workload, compared, 0.0, workers, cores, rows, steps, repetitions)
-    links = [(0.0, bandwidth) for bandwidth in mbit]
+    runs: Iterable[DataParallelRun] = (dataclasses.replace(run, mbit=bandwidth) for bandwidth in mbit)
     if communication:
-        alone = _run(run, [BASELINE, LOCAL], {})
-        links = [(times, bandwidth_mbit(alone, times) if times else 0.0) for times in communication]
-    runs = (dataclasses.replace(run, communication=times, mbit=bandwidth) for times, bandwidth in links)
-    measured = reported(map(_measured, runs), text_of, json_file)
+        runs = on_links(run, communication)
+    measured_rows = reported(map(measured, runs), text_of, json_file)
     if png:
-        save_bars(measured, png)
-
-
-def _measured(asked: DataParallelRun) -> list[Row]:
-    """The rows of one bandwidth."""
-    together = _run(asked, [name for name in asked.configurations if name != TUNED], {})
-    tuned = []
-    for knobs in TUNING if TUNED in asked.configurations else ():
-        alone = _run(asked, [SAME_STEPS[0]], knobs)["configurations"][SAME_STEPS[0]]
-        tuned.append(alone | {"knobs": knobs})
-    return rows_of(together, asked, tuned)
-
-
-def _run(asked: DataParallelRun, names: list[str], knobs: Mapping[str, str]) -> DataParallelMeasured:
-    """What rank 0 of one run has measured; ``knobs``: Horovod's."""
-    group = f"tf_ooo_bench_{os.getpid()}_"
-    launcher = Path(sys.executable).with_name("horovodrun")
-    path = f"{launcher.parent}{os.pathsep}{os.environ.get('PATH', '')}"
-    environment = os.environ | dict(knobs) | {"PATH": path, "TF_CPP_MIN_LOG_LEVEL": "3"}
-    with (
-        held_ports(asked.workers) as ports,
-        confine.link(group + "net", asked.mbit * 1e6 if asked.mbit else None) as inside,
-        confine.shares(group, asked.workers, asked.cores),
-    ):
-        cluster = ",".join(f"127.0.0.1:{port}" for port in ports)
-        run = dataclasses.replace(asked, configurations=names, group=group, cluster=cluster)
-        launch = [*inside, str(launcher), "--gloo", "--network-interfaces", "lo", "-np", str(asked.workers)]
-        measured: DataParallelMeasured = result_of([*launch, *command(WORKER, run)], environment)
-        return measured
+        save_bars(measured_rows, png)

@@ -119,6 +119,7 @@ def rows_of(measured: DataParallelMeasured, asked: DataParallelRun, tuned: Seque
             "over_strongest": medians[strongest] / medians[name],
             "reordering_alone": None if is_stock or plain_s is None else plain_s / medians[name],
             "bit_equal": run["bits"] == stock["bits"],
+            "losses": run.get("losses"),
             "reason": run.get("reason") or None,
             "knobs": run.get("knobs"),
         }

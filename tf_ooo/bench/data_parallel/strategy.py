@@ -16,6 +16,7 @@ import tensorflow as tf
 from tf_ooo.bench.data_parallel.rows import STRATEGY_SAME_STEPS, DataParallelRun
 from tf_ooo.bench.data_parallel.turns import InTurns, loss, optimizer
 from tf_ooo.bench.shared.rows import Row
+from tf_ooo.bench.shared.scripts import network_of
 from tf_ooo.bench.shared.workloads import DATA_PARALLEL, check_sum
 from tf_ooo.hosts.ranks.collective_engine import CollectiveEngine
 from tf_ooo.hosts.ranks.engine import choose_engine
@@ -42,7 +43,7 @@ class StrategyTrainer(InTurns):
     def __init__(
         self, name: str, asked: DataParallelRun, rank: int, strategy: tf.distribute.Strategy
     ) -> None:
-        network = DATA_PARALLEL[asked.workload]
+        network = network_of(DATA_PARALLEL, asked.workload)
         self._strategy, self._steps = strategy, asked.steps
         self._together = asked.steps if name == STRATEGY_SAME_STEPS else 1
         keras.utils.set_random_seed(1)

@@ -31,6 +31,7 @@ from tf_ooo.bench.data_parallel.turns import InTurns, loss, optimizer
 from tf_ooo.bench.shared import confine
 from tf_ooo.bench.shared.processes import end_with, requests
 from tf_ooo.bench.shared.rows import Row
+from tf_ooo.bench.shared.scripts import network_of
 from tf_ooo.bench.shared.workloads import DATA_PARALLEL, check_sum
 from tf_ooo.tracing import unrolled
 
@@ -111,7 +112,7 @@ class Trainer(InTurns):
     """One configuration: a model, its data and how it is trained."""
 
     def __init__(self, name: str, asked: DataParallelRun, hvd: ModuleType) -> None:
-        network, options = DATA_PARALLEL[asked.workload], CONFIGURATIONS[name]
+        network, options = network_of(DATA_PARALLEL, asked.workload), CONFIGURATIONS[name]
         self._name, self._steps, self._batch = name, asked.steps, asked.rows or network.batch
         keras.utils.set_random_seed(1)
         model = network.build()
@@ -123,6 +124,7 @@ class Trainer(InTurns):
         self._compile(1 if alone else asked.steps)
         if name.startswith(BASELINE) and not name.startswith(TAPE):
             _average_in_apply(self.model.optimizer, hvd)
+        self._losses: list[float] = []  # of each fit
         self._x, self._y = network.data(2 * self._steps * self._batch, 1 + hvd.rank())
         self._remember(self.model.optimizer)
 
@@ -139,6 +141,7 @@ class Trainer(InTurns):
         while auto and self.callback is not None and self.callback.report.undecided:
             self._fit()
         self._begin_again()
+        self._losses.clear()
 
     def _fit(self) -> list[float]:
         marks: list[float] = []
@@ -147,12 +150,14 @@ class Trainer(InTurns):
         )
         callbacks = [note] if self.callback is None else [self.callback, note]
         settings = {"batch_size": self._batch, "shuffle": False, "verbose": 0}
-        self.model.fit(self._x, self._y, callbacks=callbacks, **settings)
+        history = self.model.fit(self._x, self._y, callbacks=callbacks, **settings)
+        self._losses += history.history["loss"]
         return marks
 
     def measured(self, seconds: list[float]) -> Row:
         """What rank 0 reports."""
         row: Row = {"seconds": seconds, "bits": check_sum(self.model)}
+        row["losses"] = [self._losses[0], self._losses[-1]]
         if self.callback is None:
             return row
         report = self.callback.report

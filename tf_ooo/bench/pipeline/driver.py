@@ -20,6 +20,7 @@ from tf_ooo.bench.shared.cluster import ConfinedCluster, of_stages, stage_costs
 from tf_ooo.bench.shared.drivers import Workers
 from tf_ooo.bench.shared.processes import end_with, requests
 from tf_ooo.bench.shared.rows import Row
+from tf_ooo.bench.shared.scripts import network_of
 from tf_ooo.bench.shared.steps import InTurn, Stock
 from tf_ooo.bench.shared.worker import step_bytes
 from tf_ooo.bench.shared.workloads import PIPELINE, make
@@ -48,7 +49,7 @@ class PipelineDriver:
     """One workload on one number of devices."""
 
     def __init__(self, workers: Workers, asked: PipelineRun) -> None:
-        self._workers, self._asked, self._network = workers, asked, PIPELINE[asked.workload]
+        self._workers, self._asked, self._network = workers, asked, network_of(PIPELINE, asked.workload)
         self._cluster = ConfinedCluster(workers)
 
     def run(self) -> PipelineMeasured:
@@ -154,6 +155,7 @@ class PipelineDriver:
             self._draw(name, predicted, timeline)
         return {
             "runs": report.schedule,
+            "losses": [pipeline.losses[0], pipeline.losses[-1]],
             "predicted_step_s": predicted.makespan_s,
             "bubble_fraction": timeline.bubble_fraction,
             "bubble_fraction_by_device": [1 - busy_s / timeline.makespan_s for busy_s in busy],

@@ -65,7 +65,9 @@ def vgg16(width: float, dense: int, pixels: int, rows: int | None = None) -> ker
     return keras.Sequential([*layers, keras.layers.Dense(10)])
 
 
-def resnet(blocks: tuple[int, ...], width: float, pixels: int, rows: int | None = None) -> keras.Model:
+def resnet(
+    blocks: tuple[int, ...], width: float, pixels: int, rows: int | None = None, classes: int = 10
+) -> keras.Model:
     """ResNet of bottleneck blocks (He et al. 2016) with ``width`` times the channels of the known ones."""
     import keras
 
@@ -75,7 +77,7 @@ def resnet(blocks: tuple[int, ...], width: float, pixels: int, rows: int | None 
         channels = round(64 * width) * 2**stage
         for number in range(count):
             x = _bottleneck(x, channels, 2 if number == 0 and stage else 1)
-    return keras.Model(inputs, keras.layers.Dense(10)(keras.layers.GlobalAveragePooling2D()(x)))
+    return keras.Model(inputs, keras.layers.Dense(classes)(keras.layers.GlobalAveragePooling2D()(x)))
 
 
 def plain_resnet(blocks: tuple[int, ...], width: int, classes: int, rows: int | None = None) -> keras.Model:
@@ -134,16 +136,23 @@ def encoder(
         x = inputs = keras.Input((length, width), batch_size=rows)
     else:
         inputs = keras.Input((length,), dtype="int32", batch_size=rows)
-        x = keras.layers.LayerNormalization()(_embedded(inputs, vocabulary, width))
+        x = keras.layers.LayerNormalization()(embedded(inputs, vocabulary, width))
+    x = encoded(x, layers, width, heads)[:, 0]
+    if pooled:
+        x = keras.layers.Dense(width, activation="tanh")(x)
+    return keras.Model(inputs, keras.layers.Dense(classes)(x))
+
+
+def encoded(x: keras.KerasTensor, layers: int, width: int, heads: int) -> keras.KerasTensor:
+    """What so many post-norm blocks make of vectors of ``width`` numbers."""
+    import keras
+
     for _ in range(layers):
         attended = keras.layers.MultiHeadAttention(heads, width // heads)(x, x)
         x = keras.layers.LayerNormalization()(x + attended)
         inner = keras.layers.Dense(4 * width, activation="gelu")(x)
         x = keras.layers.LayerNormalization()(x + keras.layers.Dense(width)(inner))
-    x = x[:, 0]
-    if pooled:
-        x = keras.layers.Dense(width, activation="tanh")(x)
-    return keras.Model(inputs, keras.layers.Dense(classes)(x))
+    return x
 
 
 def gpt2(
@@ -153,7 +162,7 @@ def gpt2(
     import keras
 
     tokens = keras.Input((length,), dtype="int32", batch_size=rows)
-    x = _embedded(tokens, vocabulary, width)
+    x = embedded(tokens, vocabulary, width)
     for _ in range(layers):
         attention = keras.layers.MultiHeadAttention(heads, width // heads)
         y = keras.layers.LayerNormalization()(x)
@@ -163,7 +172,8 @@ def gpt2(
     return keras.Model(tokens, keras.layers.Dense(vocabulary)(keras.layers.LayerNormalization()(x)))
 
 
-def _embedded(tokens: keras.KerasTensor, vocabulary: int, width: int) -> keras.KerasTensor:
+def embedded(tokens: keras.KerasTensor, vocabulary: int, width: int) -> keras.KerasTensor:
+    """Tokens (rows, length) as vectors: what each word and each place has learned, added."""
     import keras
 
     length = tokens.shape[1]

@@ -39,6 +39,8 @@ class InTurn:
             self._pipeline.planned_from = measured
         self._fit = FitLife(self._pipeline or mode_for(options))
         self._model = workload.model
+        # Of each step of a pipeline; LayerPipe's come some steps later.
+        self.losses: list[float] = []
         self._batches = iter(tf.data.Dataset.from_tensors((workload.x, workload.y)).repeat())
         self._model.make_train_function()
         self._fit.begin(self._model)
@@ -70,9 +72,12 @@ class InTurn:
     def step_s(self) -> float:
         """Seconds of one step."""
         started_s = time.perf_counter()
-        self._model.train_function(self._batches)
+        logs = self._model.train_function(self._batches)
         self.steps += 1
-        return time.perf_counter() - started_s
+        took_s = time.perf_counter() - started_s
+        if self._pipeline is not None:
+            self.losses.append(float(logs["loss"]))
+        return took_s
 
     def finish(self) -> int:
         """Puts the model back together; a check sum of its weights."""

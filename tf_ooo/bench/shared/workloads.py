@@ -8,6 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from tf_ooo.bench.shared.networks import Network, encoder, gpt2, mlp, plain_resnet, resnet, rnn, vgg16
+from tf_ooo.bench.shared.scripts import ScriptNetwork
 
 if TYPE_CHECKING:
     import keras
@@ -78,7 +79,7 @@ class Workload:
     y: np.ndarray
 
 
-def make(network: Network, microbatches: int = 1, optimizer: str = "") -> Workload:
+def make(network: Network | ScriptNetwork, microbatches: int = 1, optimizer: str = "") -> Workload:
     """The same weights and data every time, with a batch of so many times the network's rows.
 
     ``optimizer``: by name, with its own rate; plain SGD without one.

@@ -13,7 +13,9 @@ if TYPE_CHECKING:
 CLASSES = 100
 
 
-def densenet(blocks: tuple[int, ...], growth: int, size: int) -> keras.Model:
+def densenet(
+    blocks: tuple[int, ...], growth: int, size: int, classes: int = CLASSES, rows: int | None = None
+) -> keras.Model:
     """DenseNet-BC (arXiv 1608.06993) with any growth rate; Keras' own has 32 only."""
     from keras import Input, Model, layers
 
@@ -21,7 +23,7 @@ def densenet(blocks: tuple[int, ...], growth: int, size: int) -> keras.Model:
         x = layers.ReLU()(layers.BatchNormalization(epsilon=1.001e-5)(x))
         return layers.Conv2D(filters, kernel, padding="same", use_bias=False)(x)
 
-    inputs = Input((size, size, 3))
+    inputs = Input((size, size, 3), batch_size=rows)
     stem = size >= 128  # images of ImageNet's size begin with a stride of 4
     x = layers.Conv2D(2 * growth, 7 if stem else 3, 2 if stem else 1, padding="same", use_bias=False)(inputs)
     if stem:
@@ -32,7 +34,7 @@ def densenet(blocks: tuple[int, ...], growth: int, size: int) -> keras.Model:
         if number < len(blocks) - 1:
             x = layers.AveragePooling2D(2)(convolution(x, x.shape[-1] // 2, 1))
     x = layers.ReLU()(layers.BatchNormalization(epsilon=1.001e-5)(x))
-    return Model(inputs, layers.Dense(CLASSES)(layers.GlobalAveragePooling2D()(x)))
+    return Model(inputs, layers.Dense(classes)(layers.GlobalAveragePooling2D()(x)))
 
 
 def application(name: str, size: int, **options: float) -> keras.Model:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -14,7 +14,7 @@ from tf_ooo.bench.shared.networks import Network
 from tf_ooo.bench.shared.options import SeveralValues, json_option, quick_option, several
 from tf_ooo.bench.shared.processes import command, end_with, quiet, requests, result_of
 from tf_ooo.bench.shared.rows import Row, reported
-from tf_ooo.bench.shared.workloads import DATA_PARALLEL, LAYERPIPE, PIPELINE
+from tf_ooo.bench.shared.workloads import DATA_PARALLEL, LAYERPIPE, PIPELINE, Workload
 
 if TYPE_CHECKING:
     import keras
@@ -62,38 +62,55 @@ class Request:
     steps: int
 
 
-def run(request: Request) -> Row:
-    """A fit with a named order, which takes turns with stock; the row has each step's seconds."""
+def fitted(workload: Workload, steps: int, callbacks: Sequence[keras.callbacks.Callback] = ()) -> list[float]:
+    """Trains as many steps as comparing so many of each way takes; the loss of each."""
+    settings = {"batch_size": len(workload.x), "epochs": 2 * (steps + _WARM), "verbose": 0}
+    history = workload.model.fit(workload.x, workload.y, callbacks=[*callbacks], **settings)
+    losses: list[float] = history.history["loss"]
+    return losses
+
+
+def in_turns(workload: Workload, order: str, steps: int) -> tuple[Row, list[float]]:
+    """A fit with a named order, which takes turns with stock.
+
+    Returns:
+        A row with each step's seconds, and the loss of each step.
+    """
     import tf_ooo
-    from tf_ooo.bench.shared.workloads import make
     from tf_ooo.report.environment import environment
 
-    workload = make(NETWORKS[request.network])
-    options = tf_ooo.SingleDevice(schedule=request.order, profile_steps=request.steps)
-    callback = tf_ooo.OOOBackprop(options)
-    epochs = 2 * (request.steps + _WARM)
-    batch = len(workload.x)
-    workload.model.fit(
-        workload.x, workload.y, batch_size=batch, epochs=epochs, verbose=0, callbacks=[callback]
-    )
+    callback = tf_ooo.OOOBackprop(tf_ooo.SingleDevice(schedule=order, profile_steps=steps))
+    losses = fitted(workload, steps, [callback])
     report, gain = callback.report, callback.report.gain
-    row = {"workload": request.network, "schedule": request.order, "batch": batch}
+    row = {"schedule": order, "batch": len(workload.x)}
     row |= {"moved_ops": report.moved_ops, "environment": environment(workload.model), "date": report.date}
     if gain is None:
-        return {**row, "text": report.headline}
+        return {**row, "text": report.headline}, losses
     low, high = gain.interval or (None, None)
     return {
         **row, "speedup": gain.ratio, "low": low, "high": high, "text": report.headline,
         "baseline_s": list(gain.baseline_s), "step_s": list(gain.ours_s),
-    }  # fmt: skip
+    }, losses  # fmt: skip
+
+
+def run(request: Request) -> Row:
+    """Of a network of this module."""
+    from tf_ooo.bench.shared.workloads import make
+
+    row, _ = in_turns(make(NETWORKS[request.network]), request.order, request.steps)
+    return {"workload": request.network, **row}
 
 
 def rows_of(networks: tuple[str, ...], orders: tuple[str, ...], steps: int) -> Iterator[list[Row]]:
     """Each in a process of its own, with as many threads as TensorFlow takes."""
-    environment = {name: value for name, value in quiet().items() if name != "OMP_NUM_THREADS"}
     for network in networks:
         for order in orders:
-            yield [result_of(command(__name__, Request(network, order, steps)), environment)]
+            yield [result_of(command(__name__, Request(network, order, steps)), all_threads())]
+
+
+def all_threads() -> dict[str, str]:
+    """The environment of a process that logs nothing and computes with as many threads as there are cores."""
+    return {name: value for name, value in quiet().items() if name != "OMP_NUM_THREADS"}
 
 
 def text_of(row: Row) -> str:

@@ -1,0 +1,43 @@
+"""GPT-3 medium (Brown et al. 2020): of each word the next one.
+
+python examples/paper/gpt3.py --layers 24 --size tiny
+"""
+
+import keras
+from paper_data import next_words
+from paper_options import asked_for
+
+import tf_ooo
+from tf_ooo.bench.shared.networks import gpt2
+
+SIZES = {
+    "tiny": {"layers": 24, "width": 64, "heads": 2, "length": 32, "vocabulary": 500, "batch": 12},
+    "small": {"layers": 24, "width": 256, "heads": 4, "length": 64, "vocabulary": 2000, "batch": 6},
+    "full": {"layers": 24, "width": 1024, "heads": 16, "length": 2048, "vocabulary": 50257, "batch": 1},
+}
+
+
+def build(of, rows=None):
+    """Logits of each next word.  GPT-3 has GPT-2's layers; every second one's attention is sparse there."""
+    return gpt2(of.layers, of.width, of.heads, of.length, of.vocabulary, rows)
+
+
+def data(of, count, seed=0):
+    """Texts, and of each word the next one."""
+    return next_words(of.data, count, of.length, of.vocabulary, seed)
+
+
+def main():
+    """Trains, and says how the step was rewritten."""
+    of = asked_for(__doc__, SIZES)
+    model = build(of)
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(keras.optimizers.Adam(3e-4), loss, metrics=["accuracy"], jit_compile=False)
+    x, y = of.shard(*data(of, of.steps * of.batch))
+    callback = tf_ooo.OOOBackprop(mode=of.mode, **of.mode_options)
+    model.fit(x, y, batch_size=of.batch, epochs=of.epochs, verbose=2, callbacks=[callback])
+    print(callback.report.summary())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,53 @@
+"""What the scripts of this folder can be told on their command lines."""
+
+import argparse
+import ast
+
+import keras
+import tensorflow as tf
+
+from tf_ooo.modes import data_parallel
+
+MODES = ("single_device", "data_parallel", "pipeline")
+
+
+def asked_for(description, sizes):
+    """The command line as a namespace: one of the ``sizes``, and any of its values changed.
+
+    ``--mode data_parallel`` is for ``horovodrun -np 2 python ...``; ``--mode pipeline`` takes all GPUs, or
+    two logical devices of the CPU.
+    """
+    parser = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--size", choices=sizes, default="tiny", help="default: tiny")
+    parser.add_argument("--mode", choices=MODES, default="single_device", help="default: single_device")
+    parser.add_argument("--data", choices=("auto", "real", "shipped", "generated"), default="auto")
+    parser.add_argument("--steps", type=int, default=20, help="of an epoch; default: 20")
+    parser.add_argument("--epochs", type=int, default=3, help="default: 3")
+    parser.add_argument("--microbatches", type=int, default=2, help="with --mode pipeline; default: 2")
+    for name in dict.fromkeys(name for size in sizes.values() for name in size):
+        parser.add_argument(f"--{name}", type=_value, help=f"default: {sizes['tiny'].get(name)}, if tiny")
+    of = parser.parse_args()
+    for name, value in sizes[of.size].items():
+        if getattr(of, name) is None:
+            setattr(of, name, value)
+    keras.utils.set_random_seed(1)
+    of.mode_options, of.shard = {}, lambda x, y: (x, y)
+    if of.mode == "pipeline":
+        of.mode_options = {"microbatches": of.microbatches}
+        if not tf.config.list_physical_devices("GPU"):
+            cpu = tf.config.list_physical_devices("CPU")[0]
+            tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
+    if of.mode == "data_parallel":
+        data_parallel.connect()
+        of.shard = data_parallel.shard
+    return of
+
+
+def _value(text):
+    """A number, or a tuple of numbers; anything else is a word."""
+    try:
+        return ast.literal_eval(text)
+    except (SyntaxError, ValueError):
+        return text

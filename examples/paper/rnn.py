@@ -1,0 +1,45 @@
+"""A recurrent network of 16 layers: the next word of a text.
+
+python examples/paper/rnn.py --layers 16 --size tiny
+"""
+
+import keras
+from paper_data import last_words
+from paper_options import asked_for
+
+import tf_ooo
+from tf_ooo.bench.shared.networks import rnn
+
+SIZES = {
+    "tiny": {"layers": 16, "width": 128, "length": 8, "vocabulary": 500, "batch": 48},
+    "small": {"layers": 16, "width": 512, "length": 8, "vocabulary": 2000, "batch": 192},
+    "full": {"layers": 16, "width": 1024, "length": 32, "vocabulary": 30000, "batch": 64},
+}
+
+
+def build(of, rows=None):
+    """Logits of the next word."""
+    layers = rnn("SimpleRNN", of.layers, of.width, of.length, of.vocabulary, rows).layers
+    words = keras.Input((of.length,), dtype="int32", batch_size=rows)
+    return keras.Sequential([words, keras.layers.Embedding(of.vocabulary, of.width), *layers])
+
+
+def data(of, count, seed=0):
+    """Texts, and the word that follows each."""
+    return last_words(of.data, count, of.length, of.vocabulary, seed)
+
+
+def main():
+    """Trains, and says how the step was rewritten."""
+    of = asked_for(__doc__, SIZES)
+    model = build(of)
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(keras.optimizers.Adam(1e-3), loss, metrics=["accuracy"], jit_compile=False)
+    x, y = of.shard(*data(of, of.steps * of.batch))
+    callback = tf_ooo.OOOBackprop(mode=of.mode, **of.mode_options)
+    model.fit(x, y, batch_size=of.batch, epochs=of.epochs, verbose=2, callbacks=[callback])
+    print(callback.report.summary())
+
+
+if __name__ == "__main__":
+    main()

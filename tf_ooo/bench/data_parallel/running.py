@@ -1,0 +1,68 @@
+"""Starts the workers of ``tf-ooo bench data-parallel``, and reads what they have measured."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from tf_ooo.bench.data_parallel.rows import (
+    BASELINE,
+    LOCAL,
+    SAME_STEPS,
+    TUNED,
+    DataParallelMeasured,
+    DataParallelRun,
+    bandwidth_mbit,
+    rows_of,
+)
+from tf_ooo.bench.shared import confine
+from tf_ooo.bench.shared.processes import command, result_of
+from tf_ooo.bench.shared.rows import Row
+from tf_ooo.hosts.addresses import held_ports
+
+WORKER = "tf_ooo.bench.data_parallel.worker"
+# Horovod's own knobs, milliseconds and bytes: what is tried for "tuned"; it ships with 1 and 128 MiB.
+TUNING = [
+    {"HOROVOD_CYCLE_TIME": cycle_ms, "HOROVOD_FUSION_THRESHOLD": fusion_bytes}
+    for cycle_ms, fusion_bytes in (("1", "8388608"), ("3", "8388608"), ("1", "2097152"), ("10", "134217728"))
+] + [{"HOROVOD_AUTOTUNE": "1"}]
+
+
+def on_links(run: DataParallelRun, communication: Sequence[float]) -> Iterator[DataParallelRun]:
+    """The run on links on which communicating takes so many times as long as computing, by a run before;
+    0: a link without a limit."""
+    alone = _run(run, [BASELINE, LOCAL], {})
+    for times in communication:
+        bandwidth = bandwidth_mbit(alone, times) if times else 0.0
+        yield dataclasses.replace(run, communication=times, mbit=bandwidth)
+
+
+def measured(asked: DataParallelRun) -> list[Row]:
+    """The rows of one bandwidth."""
+    together = _run(asked, [name for name in asked.configurations if name != TUNED], {})
+    tuned = []
+    for knobs in TUNING if TUNED in asked.configurations else ():
+        alone = _run(asked, [SAME_STEPS[0]], knobs)["configurations"][SAME_STEPS[0]]
+        tuned.append(alone | {"knobs": knobs})
+    return rows_of(together, asked, tuned)
+
+
+def _run(asked: DataParallelRun, names: list[str], knobs: Mapping[str, str]) -> DataParallelMeasured:
+    """What rank 0 of one run has measured; ``knobs``: Horovod's."""
+    group = f"tf_ooo_bench_{os.getpid()}_"
+    launcher = Path(sys.executable).with_name("horovodrun")
+    path = f"{launcher.parent}{os.pathsep}{os.environ.get('PATH', '')}"
+    environment = os.environ | dict(knobs) | {"PATH": path, "TF_CPP_MIN_LOG_LEVEL": "3"}
+    with (
+        held_ports(asked.workers) as ports,
+        confine.link(group + "net", asked.mbit * 1e6 if asked.mbit else None) as inside,
+        confine.shares(group, asked.workers, asked.cores),
+    ):
+        cluster = ",".join(f"127.0.0.1:{port}" for port in ports)
+        run = dataclasses.replace(asked, configurations=names, group=group, cluster=cluster)
+        launch = [*inside, str(launcher), "--gloo", "--network-interfaces", "lo", "-np", str(asked.workers)]
+        measured: DataParallelMeasured = result_of([*launch, *command(WORKER, run)], environment)
+        return measured

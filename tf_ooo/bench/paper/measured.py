@@ -1,0 +1,97 @@
+"""Measures a network of the paper on this machine, stock in turns: rows as of the benchmark of each mode."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tf_ooo.bench.data_parallel import running
+from tf_ooo.bench.data_parallel.rows import BASELINE, LOCAL, PLAIN, SAME_STEPS, DataParallelRun
+from tf_ooo.bench.paper import single
+from tf_ooo.bench.paper.networks import DATA_PARALLEL, SINGLE, PaperNetwork
+from tf_ooo.bench.pipeline.rows import PipelineRun, rows_of
+from tf_ooo.bench.shared import confine
+from tf_ooo.bench.shared.drivers import run_driver
+from tf_ooo.bench.shared.rows import Row
+from tf_ooo.bench.shared.scripts import ScriptNetwork
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from typing import Any
+
+# Communication takes as long as computing.
+_COMMUNICATION = 1.0
+_DATA_PARALLEL = (BASELINE, SAME_STEPS[0], LOCAL, PLAIN, "reverse_first_k", "search")
+_PIPELINE = ("gpipe", "fast_forward", "modulo", "zb_h1")
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How much is measured at a size: steps of each way in turns, turns, steps of one execution, devices and
+    micro-batches."""
+
+    steps: int
+    turns: int
+    together: int
+    devices: int
+    microbatches: int
+
+
+EFFORTS = {"tiny": Effort(5, 3, 2, 2, 4), "small": Effort(20, 5, 4, 2, 4), "full": Effort(30, 8, 8, 4, 8)}
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A network, how large it is to be, where its data are to be from, its script's folder and what is
+    changed of its settings."""
+
+    network: PaperNetwork
+    size: str
+    source: str
+    examples: Path
+    settings: Mapping[str, Any]
+
+    def workload(self) -> ScriptNetwork:
+        """OptionsError where its script is not there or takes no such setting."""
+        script = str(self.examples / f"{self.network.script}.py")
+        workload = ScriptNetwork(script, self.size, self.source, {**self.network.fixed, **self.settings})
+        workload.given()
+        return workload
+
+
+def rows(asked: Asked, mode: str) -> list[Row]:
+    """One for each schedule; none where this machine cannot be confined, which is said."""
+    workload = asked.workload()
+    if mode != SINGLE and confine.skipped(with_link=mode == DATA_PARALLEL):
+        return []
+    measured = _MEASURED[mode](workload.label(), EFFORTS[asked.size])
+    about = {"kind": "measured", "network": asked.network.name, "size": asked.size, "mode": mode}
+    about["settings"] = {key: value for key, value in vars(workload.given()).items() if key != "data"}
+    about["data"] = asked.source
+    return [{**row, **about, "workload": asked.network.name} for row in measured]
+
+
+def _single(label: str, effort: Effort) -> Iterator[Row]:
+    row = single.measured(single.SingleRun(label, effort.steps))
+    yield {**row, "baseline": "stock", "devices": 1}
+
+
+def _data_parallel(label: str, effort: Effort) -> Iterator[Row]:
+    run = DataParallelRun(label, list(_DATA_PARALLEL), 0.0, 2, 0.5, 0, effort.together, effort.turns)
+    for on_link in running.on_links(run, [_COMMUNICATION]):
+        yield from running.measured(on_link)
+
+
+def _pipeline(label: str, effort: Effort) -> Iterator[Row]:
+    asked = PipelineRun(label, effort.microbatches, list(_PIPELINE), "", False)
+    driver = "tf_ooo.bench.pipeline.driver"
+    yield from rows_of(run_driver(driver, asked, effort.devices, None, effort.turns), asked)
+
+
+_MEASURED: dict[str, Callable[[str, Effort], Iterator[Row]]] = {
+    SINGLE: _single,
+    DATA_PARALLEL: _data_parallel,
+    "pipeline": _pipeline,
+}

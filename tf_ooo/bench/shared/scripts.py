@@ -1,0 +1,115 @@
+"""Networks of training scripts: files that have ``SIZES``, ``build`` and ``data``, such as examples/paper.
+
+``SIZES``: by name the settings of a size, ``batch`` among them.  ``build(of, rows=None)`` and
+``data(of, count, seed)`` are given settings as attributes; the model's outputs are logits.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import importlib.util
+import json
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+from tf_ooo.bench.shared.networks import Network
+from tf_ooo.errors import OptionsError
+
+if TYPE_CHECKING:
+    import keras
+    import numpy as np
+
+# Where data may be from.
+SOURCES = ("auto", "real", "shipped", "generated")
+_LABEL = "script "
+
+
+@dataclass(frozen=True)
+class ScriptNetwork:
+    """The network of a script at one of its sizes, with some ``settings`` changed; and its data's source.
+
+    As :class:`tf_ooo.bench.shared.networks.Network`.
+    """
+
+    script: str
+    size: str
+    source: str = "auto"
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def batch(self) -> int:
+        """Rows of one micro-batch, or of each worker."""
+        return int(self.given().batch)
+
+    def given(self) -> SimpleNamespace:
+        """What the script's functions are given.
+
+        Raises:
+            OptionsError: no such script or size; a setting that the script does not have.
+        """
+        sizes = loaded(self.script).SIZES
+        if self.size not in sizes:
+            raise OptionsError(f"{self.script} has no size {self.size!r}; it has {', '.join(sizes)}")
+        unknown = sorted(set(self.settings) - set(sizes[self.size]))
+        if unknown:
+            raise OptionsError(
+                f"{Path(self.script).stem} has no {unknown[0]!r}; it has {', '.join(sorted(sizes[self.size]))}"
+            )
+        return SimpleNamespace(**{**sizes[self.size], **self.settings, "data": self.source})
+
+    def build(self, rows: int | None = None) -> keras.Model:
+        """The script's model; ``rows``: for batches of one size."""
+        return loaded(self.script).build(self.given(), rows)
+
+    def data(self, rows: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+        """The script's inputs and labels."""
+        x, y = loaded(self.script).data(self.given(), rows, seed)
+        return x, y
+
+    def label(self) -> str:
+        """What :func:`network_of` reads."""
+        return _LABEL + json.dumps(dataclasses.asdict(self))
+
+
+def network_of(table: Mapping[str, Network], workload: str) -> Network | ScriptNetwork:
+    """A workload of the table, or that of a script's label."""
+    if workload.startswith(_LABEL):
+        return ScriptNetwork(**json.loads(workload.removeprefix(_LABEL)))
+    return table[workload]
+
+
+@cache
+def loaded(script: str) -> ModuleType:
+    """The module of a script, whose neighbours it may import.
+
+    Raises:
+        OptionsError: there is no such file.
+    """
+    path = Path(script)
+    if not path.is_file():
+        raise OptionsError(
+            f"{path} is not there: the scripts come with the repository, not with the installed package; "
+            "clone it and name its folder with --examples"
+        )
+    spec = importlib.util.spec_from_file_location(f"tf_ooo_script_{path.stem}", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    with _importable(path.parent):
+        spec.loader.exec_module(module)
+    return module
+
+
+@contextlib.contextmanager
+def _importable(folder: Path) -> Iterator[None]:
+    sys.path.insert(0, str(folder))
+    try:
+        yield
+    finally:
+        sys.path.remove(str(folder))

@@ -1,8 +1,10 @@
-"""The command line: ``tf-ooo info``, ``demo``, ``plan``, ``simulate``, ``bench``, ``run`` and ``worker``.
+"""The command line: ``tf-ooo info``, ``demo``, ``plan``, ``simulate``, ``bench``, ``paper``, ``run`` and
+``worker``.
 
 Modules here import neither TensorFlow nor Keras before a command needs them.
 """
 
+from tf_ooo.bench.paper.command import paper
 from tf_ooo.cli.about import demo, info
 from tf_ooo.cli.bench import bench
 from tf_ooo.cli.group import main
@@ -13,5 +15,5 @@ from tf_ooo.cli.worker import worker
 
 __all__ = ["main"]
 
-for _command in (info, demo, plan, simulate, bench, run, worker):
+for _command in (info, demo, plan, simulate, bench, paper, run, worker):
     main.add_command(_command)

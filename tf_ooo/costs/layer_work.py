@@ -74,9 +74,14 @@ def transformer_activation_bytes(hidden: int, heads: int, seq: int, microbatch: 
     return float(seq * microbatch * (34 * hidden + 5 * heads * seq))
 
 
-def transformer_layer(hidden: int, heads: int, seq: int, microbatch: int, name: str = "") -> LayerWork:
-    """One GPT/BERT layer in 16-bit numbers, of feed-forward width 4h (Zero Bubble, table 1)."""
-    rows, size = seq * microbatch, 2
+def transformer_layer(
+    hidden: int, heads: int, seq: int, microbatch: int, name: str = "", element_bytes: int = 2
+) -> LayerWork:
+    """One GPT/BERT layer of feed-forward width 4h (Zero Bubble, table 1), in 16-bit numbers or longer ones.
+
+    What is kept grows with the numbers; of that published for 16 bits, the masks of dropout would not.
+    """
+    rows, size = seq * microbatch, element_bytes
     products = ((3 * hidden, hidden), (hidden, hidden), (4 * hidden, hidden), (hidden, 4 * hidden))
     forward = [gemm(rows, columns, summed, size) for columns, summed in products]
     output_grad = [gemm(rows, summed, columns, size) for columns, summed in products]
@@ -97,9 +102,9 @@ def transformer_layer(hidden: int, heads: int, seq: int, microbatch: int, name: 
         weight_grad=tuple(weight_grad),
         # Four products with biases, and the scale and offset of two norms.
         parameters=12 * hidden * hidden + 13 * hidden,
-        activation_bytes=transformer_activation_bytes(hidden, heads, seq, microbatch),
-        output_bytes=2.0 * rows * hidden,
-        weight_grad_bytes=32.0 * rows * hidden,
+        activation_bytes=transformer_activation_bytes(hidden, heads, seq, microbatch) * (size / 2),
+        output_bytes=float(size * rows * hidden),
+        weight_grad_bytes=16.0 * size * rows * hidden,
         element_bytes=size,
     )
 

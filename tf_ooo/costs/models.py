@@ -245,12 +245,15 @@ def _rounded(channels: float) -> int:
     return rounded + 8 if rounded < 0.9 * channels else rounded
 
 
-def transformer(layers: int, hidden: int, heads: int, seq: int, microbatch: int) -> tuple[LayerWork, ...]:
+def transformer(
+    layers: int, hidden: int, heads: int, seq: int, microbatch: int, element_bytes: int = 2
+) -> tuple[LayerWork, ...]:
     """GPT or BERT: equal layers.  Embedding and head, which published pipelines balance by giving the first
     and last stage one layer less (Zero Bubble, arXiv 2401.10241, section 5.1), are left out.
     """
     return tuple(
-        transformer_layer(hidden, heads, seq, microbatch, name=f"layer{index}") for index in range(layers)
+        transformer_layer(hidden, heads, seq, microbatch, f"layer{index}", element_bytes)
+        for index in range(layers)
     )
 
 
@@ -259,6 +262,7 @@ MODELS: dict[str, Callable[..., tuple[LayerWork, ...]]] = {
     "resnet18": lambda **options: resnet(18, **options),
     "resnet50": lambda **options: resnet(50, **options),
     "resnet101": lambda **options: resnet(101, **options),
+    "resnet152": lambda **options: resnet(152, **options),
     "densenet121": densenet121,
     "mobilenet_v3_large": mobilenet_v3_large,
     "transformer": transformer,

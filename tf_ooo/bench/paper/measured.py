@@ -56,7 +56,9 @@ class Asked:
     def workload(self) -> ScriptNetwork:
         """OptionsError where its script is not there or takes no such setting."""
         script = str(self.examples / f"{self.network.script}.py")
-        workload = ScriptNetwork(script, self.size, self.source, {**self.network.fixed, **self.settings})
+        workload = ScriptNetwork(
+            script, self.size, self.source, {**self.network.settings_at(self.size), **self.settings}
+        )
         workload.given()
         return workload
 

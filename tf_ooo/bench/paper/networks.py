@@ -53,7 +53,8 @@ class PaperNetwork:
     Attributes:
         name: on the command line.
         title: as in the paper.
-        script: of examples/paper, without ``.py``; ``fixed`` are its settings that make it this network.
+        script: of examples/paper, without ``.py``; ``fixed`` are its settings that make it this network,
+            ``tiny`` those that differ at that size: a quarter of the layers, where tracing them takes long.
         source: :data:`SCRIPTS` or :data:`LIST`.
         data: the data set, of the paper; ``left_open`` is what the sources do not say.
         runs: published configurations, of the modes that the paper uses it in.
@@ -67,6 +68,11 @@ class PaperNetwork:
     left_open: str
     runs: tuple[PaperRun, ...]
     fixed: Mapping[str, Any] = field(default_factory=dict)
+    tiny: Mapping[str, Any] = field(default_factory=dict)
+
+    def settings_at(self, size: str) -> dict[str, Any]:
+        """What is set of the script's settings at a size."""
+        return {**self.fixed, **(self.tiny if size == "tiny" else {})}
 
     @property
     def modes(self) -> tuple[str, ...]:
@@ -136,7 +142,7 @@ _NETWORKS = (
     ),
     PaperNetwork(
         "bert12", "BERT-12", "bert", SCRIPTS, _BERT_DATA, _BERT_OPEN, (_bert(12, 768, 16, 8, 30),),
-        {"layers": 12},
+        {"layers": 12}, {"layers": 3},
     ),
     PaperNetwork(
         "bert24", "BERT-24", "bert", SCRIPTS, _BERT_DATA, _BERT_OPEN,
@@ -147,15 +153,15 @@ _NETWORKS = (
             ),
             _bert(24, 1024, 10, 16, 32),
         ),
-        {"layers": 24},
+        {"layers": 24}, {"layers": 6},
     ),
     PaperNetwork(
         "bert36", "BERT-36", "bert", SCRIPTS, _BERT_DATA, _BERT_OPEN, (_bert(36, 1024, 10, 24, 38),),
-        {"layers": 36},
+        {"layers": 36}, {"layers": 9},
     ),
     PaperNetwork(
         "bert48", "BERT-48", "bert", SCRIPTS, _BERT_DATA, _BERT_OPEN, (_bert(48, 1024, 8, 32, 40),),
-        {"layers": 48},
+        {"layers": 48}, {"layers": 12},
     ),
     PaperNetwork(
         "gpt3_medium", "GPT-3 medium", "gpt3", LIST, "OpenWebText or Wikipedia",
@@ -163,7 +169,7 @@ _NETWORKS = (
         (PaperRun(
             PIPELINE, {"layers": 24, "width": 1024, "heads": 16, "length": 512, "batch": 4}, 12, 24,
             assumed="texts of 512 words, 12 GPUs, 24 micro-batches of 4",
-        ),), {"layers": 24},
+        ),), {"layers": 24}, {"layers": 6},
     ),
 )  # fmt: skip
 NETWORKS = {network.name: network for network in _NETWORKS}

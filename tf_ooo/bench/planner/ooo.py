@@ -6,7 +6,7 @@ EuroSys 2022, doi 10.1145/3492321.3519563.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -54,7 +54,8 @@ def rows(inputs: Inputs, quick: bool = False) -> Iterator[Row]:
             yield {**row, "published_low": low, "published_high": high}
 
 
-def _step_s(layers: Sequence[LayerCosts], schedule: str, **options: Any) -> float:
+def step_s(layers: Sequence[LayerCosts], schedule: str, **options: Any) -> float:
+    """The predicted step of one schedule."""
     return plan(layers=layers, schedule=schedule, **options).predicted_step_s or 0.0
 
 
@@ -62,28 +63,30 @@ def _data_parallel(inputs: Inputs, quick: bool) -> Iterator[Row]:
     given = inputs["data_parallel"]
     for work in given["workloads"][: 1 if quick else None]:
         layers = model_costs(work["model"], the_device(inputs), batch=work["batch"])
-        pairs = itertools.product(map(int, work["k"]), given["bytes_per_s"])
-        for workers, rate in itertools.islice(pairs, 1 if quick else None):
-            link = Link(given["hop_latency_s"] / (workers - 1), rate)
-            yield from _data_parallel_rows(work, layers, workers, link)
+        pairs = itertools.product(work["k"].items(), given["bytes_per_s"])
+        for (workers, k), rate in itertools.islice(pairs, 1 if quick else None):
+            link = Link(given["hop_latency_s"] / (int(workers) - 1), rate)
+            name = f"{work['model']} b{work['batch']}"
+            yield from data_parallel_rows(name, layers, int(workers), k, link)
 
 
-def _data_parallel_rows(
-    work: Inputs, layers: Sequence[LayerCosts], workers: int, link: Link
+def data_parallel_rows(
+    name: str, layers: Sequence[LayerCosts], workers: int, k: int, link: Link
 ) -> Iterator[Row]:
-    k = min(work["k"][str(workers)], len(layers))
-    step_s = partial(_step_s, layers, mode="data_parallel", devices=workers, link=link)
-    baselines = {"in_order": step_s("in_order"), "in_order, no barrier": step_s("in_order", barrier=False)}
+    """Reverse first-k with the published ``k``, the best k and ``search``, over both baselines."""
+    k = min(k, len(layers))
+    of_link = partial(step_s, layers, mode="data_parallel", devices=workers, link=link)
+    baselines = {"in_order": of_link("in_order"), "in_order, no barrier": of_link("in_order", barrier=False)}
     compute_s = sum(layer.busy_s for layer in layers)
     communication_s = sum(link.allreduce_s(layer.weight_bytes, workers) for layer in layers)
     seconds = {
-        f"reverse_first_k k={k}": step_s("reverse_first_k", k=k),
-        "reverse_first_k": step_s("reverse_first_k"),
-        "search": step_s("search"),
+        f"reverse_first_k k={k}": of_link("reverse_first_k", k=k),
+        "reverse_first_k": of_link("reverse_first_k"),
+        "search": of_link("search"),
     }
     for schedule, baseline in itertools.product(seconds, baselines):
         yield {
-            "workload": f"{work['model']} b{work['batch']}",
+            "workload": name,
             "mode": "data_parallel",
             "schedule": schedule,
             "baseline": baseline,
@@ -96,22 +99,27 @@ def _data_parallel_rows(
 
 
 def _single_device(inputs: Inputs, quick: bool) -> Iterator[Row]:
-    model = the_device(inputs)
-    hidden = replace(model, launch_s=inputs["device"]["launch_hidden_s"])
     for work in inputs["single_device"][: 1 if quick else None]:
         options = {key: value for key, value in work.items() if key != "model"}
-        stock, layers = (model_costs(work["model"], on, **options) for on in (model, hidden))
-        seconds = _step_s(layers, "multi_stream")
-        for baseline, costs in (("in_order", layers), ("in_order, launches not hidden", stock)):
-            yield {
-                "workload": " ".join([work["model"], *(f"{key}={value}" for key, value in options.items())]),
-                "mode": "single_device",
-                "schedule": "multi_stream",
-                "baseline": baseline,
-                "devices": 1,
-                "bound_s": sum(layer.forward_s + layer.output_grad_s for layer in layers),
-                **predicted(seconds, _step_s(costs, "in_order")),
-            }
+        yield from single_device_rows(inputs, work["model"], options)
+
+
+def single_device_rows(inputs: Inputs, name: str, options: Mapping[str, Any]) -> Iterator[Row]:
+    """Streams over the stock order, both with launches hidden, and over the stock order with them."""
+    model = the_device(inputs)
+    hidden = replace(model, launch_s=inputs["device"]["launch_hidden_s"])
+    stock, layers = (model_costs(name, on, **options) for on in (model, hidden))
+    seconds = step_s(layers, "multi_stream")
+    for baseline, costs in (("in_order", layers), ("in_order, launches not hidden", stock)):
+        yield {
+            "workload": " ".join([name, *(f"{key}={value}" for key, value in options.items())]),
+            "mode": "single_device",
+            "schedule": "multi_stream",
+            "baseline": baseline,
+            "devices": 1,
+            "bound_s": sum(layer.forward_s + layer.output_grad_s for layer in layers),
+            **predicted(seconds, step_s(costs, "in_order")),
+        }
 
 
 def _pipeline(inputs: Inputs, quick: bool) -> Iterator[Row]:
@@ -122,20 +130,29 @@ def _pipeline(inputs: Inputs, quick: bool) -> Iterator[Row]:
         on, link = the_device(inputs, name), Link(given["latency_s"], rate)
         costs = model_costs("transformer", on, seq=given["seq"], microbatch=given["microbatch"], **sizes)
         run = {"devices": work["devices"], "microbatches": work["microbatches"]}
-        baseline_s = _step_s(costs, "gpipe", link=link, mode="pipeline", **run)
-        for policy in ("fast_forward", "modulo"):
-            schedule = plan(layers=costs, schedule=policy, link=link, mode="pipeline", **run)
-            yield {
-                "workload": f"bert-{work['layers']}",
-                "device": name,
-                "mode": "pipeline",
-                "schedule": policy,
-                "baseline": "gpipe",
-                **run,
-                "bandwidth_bit_s": link.bytes_per_s * 8,
-                "peak_bytes": schedule.predicted_peak_bytes,
-                **predicted(schedule.predicted_step_s or 0.0, baseline_s),
-            }
+        for row in pipeline_rows(f"bert-{work['layers']}", costs, link, run):
+            yield {"device": name, **row}
+
+
+def pipeline_rows(
+    name: str, costs: Sequence[LayerCosts], link: Link, run: Mapping[str, int],
+    schedules: Sequence[str] = ("fast_forward", "modulo"), recompute: str = "none",
+) -> Iterator[Row]:  # fmt: skip
+    """Schedules over GPipe on the ``devices`` and ``microbatches`` of a run; ``recompute``: GPipe's."""
+    options: dict[str, Any] = {"layers": costs, "link": link, "mode": "pipeline", **run}
+    baseline_s = plan(schedule="gpipe", recompute=recompute, **options).predicted_step_s or 0.0
+    for policy in schedules:
+        schedule = plan(schedule=policy, **options)
+        yield {
+            "workload": name,
+            "mode": "pipeline",
+            "schedule": policy,
+            "baseline": "gpipe",
+            **run,
+            "bandwidth_bit_s": link.bytes_per_s * 8,
+            "peak_bytes": schedule.predicted_peak_bytes,
+            **predicted(schedule.predicted_step_s or 0.0, baseline_s),
+        }
 
 
 def table(rows: Sequence[Row]) -> str:

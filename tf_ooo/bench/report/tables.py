@@ -23,7 +23,7 @@ def table_of(kind: Kind, runs: Iterable[Run]) -> str:
     if not settings:
         return "No run of this is kept yet."
     head = [*kind.columns, *_COLUMNS]
-    return _markdown(head, [_cells(figures) for figures in settings])
+    return markdown(head, [_cells(figures) for figures in settings])
 
 
 def predictions_of(runs: Iterable[Run]) -> str:
@@ -41,10 +41,10 @@ def predictions_of(runs: Iterable[Run]) -> str:
         within = sum(abs(error) <= _WITHIN for error in errors)
         lines.append([
             workload, where, _step_text(rows, "predicted_s"), _step_text(rows, "measured_s"),
-            _range(errors, "+.0%"), f"{within} of {len(errors)}",
+            range_text(errors, "+.0%"), f"{within} of {len(errors)}",
         ])  # fmt: skip
     head = ["Workload", "Where", "Predicted", "Measured", "Off by (min / median / max)", "Within 15%"]
-    return _markdown(head, lines)
+    return markdown(head, lines)
 
 
 def _cells(figures: Sequence[Figure]) -> list[str]:
@@ -57,23 +57,23 @@ def _cells(figures: Sequence[Figure]) -> list[str]:
         last.asked,
         f"{baselines}, {seconds_text(statistics.median(figure.baseline_s for figure in figures))}",
         f"{ours}, {seconds_text(statistics.median(figure.ours_s for figure in figures))}",
-        _range([figure.gain for figure in figures], ".2f"),
-        _range([figure.alone for figure in figures if figure.alone is not None], ".2f"),
-        _range([figure.efficiencies[0] for figure in figures if figure.efficiencies], ".2f"),
-        _range([figure.efficiencies[1] for figure in figures if figure.efficiencies], ".2f"),
+        range_text([figure.gain for figure in figures], ".2f"),
+        range_text([figure.alone for figure in figures if figure.alone is not None], ".2f"),
+        range_text([figure.efficiencies[0] for figure in figures if figure.efficiencies], ".2f"),
+        range_text([figure.efficiencies[1] for figure in figures if figure.efficiencies], ".2f"),
         _off([(figure.planned_s, figure.ours_s) for figure in figures]),
         _off([(figure.corrected_s, figure.ours_s) for figure in figures]),
-        _range([figure.ours_s / figure.bound_s for figure in figures if figure.bound_s], ".2f"),
+        range_text([figure.ours_s / figure.bound_s for figure in figures if figure.bound_s], ".2f"),
         str(len(figures)),
     ]
 
 
 def _off(pairs: Iterable[tuple[float | None, float]]) -> str:
     """How far predictions are from what was measured."""
-    return _range([said_s / measured_s - 1 for said_s, measured_s in pairs if said_s], "+.0%")
+    return range_text([said_s / measured_s - 1 for said_s, measured_s in pairs if said_s], "+.0%")
 
 
-def _range(numbers: Sequence[float], form: str) -> str:
+def range_text(numbers: Sequence[float], form: str) -> str:
     """One number, or min / median / max of several."""
     if not numbers:
         return ""
@@ -88,8 +88,8 @@ def _step_text(rows: Sequence[Row], key: str) -> str:
     return seconds_text(statistics.median(row[key] for row in rows))
 
 
-def _markdown(head: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
-    """Without columns that are empty everywhere."""
+def markdown(head: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
+    """A table, without columns that are empty everywhere."""
     kept = [column for column in range(len(head)) if any(line[column] for line in lines)]
     rows = [head, ["---"] * len(head), *lines]
     return "\n".join("| " + " | ".join(row[column] for column in kept) + " |" for row in rows)

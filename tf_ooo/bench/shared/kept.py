@@ -18,6 +18,8 @@ from typing import Any
 import click
 
 _META = "tf_ooo.bench.kept"
+# Under which name a group of commands keeps its rows, in the context's meta; without it the command's own.
+NAME = "tf_ooo.bench.name"
 _PACKAGES = ("tensorflow", "tensorflow-cpu", "keras", "horovod", "torch")
 
 
@@ -45,7 +47,7 @@ def keep_in(ctx: click.Context, _: click.Parameter, folder: Path | None) -> None
     if folder is None:
         return
     now = datetime.datetime.now(datetime.UTC)
-    bench = str(ctx.info_name)
+    bench = str(ctx.meta.get(NAME, ctx.info_name))
     path = folder / bench / f"{now:%Y-%m-%d_%H%M%S}.json"
     if path.exists():
         raise click.ClickException(f"{path} is there already, and no run is overwritten: start it again")

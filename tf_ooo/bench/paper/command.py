@@ -1,0 +1,207 @@
+"""The commands ``tf-ooo paper``."""
+
+from __future__ import annotations
+
+import ast
+import json
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from tf_ooo.bench.paper import measured, predicted, why
+from tf_ooo.bench.paper.figures import PUBLISHED, figure_of, figures_of, gains_text
+from tf_ooo.bench.paper.networks import MODES, NETWORKS, SIZES, PaperNetwork, modes_of, network_named
+from tf_ooo.bench.paper.picture import save_picture
+from tf_ooo.bench.paper.tables import cells_of, settings_text, tables_of
+from tf_ooo.bench.report.page import with_tables
+from tf_ooo.bench.report.reading import runs_in
+from tf_ooo.bench.shared.drivers import end_with_sigterm
+from tf_ooo.bench.shared.kept import NAME
+from tf_ooo.bench.shared.options import EXISTING_FILE, FILE, FOLDER, json_option
+from tf_ooo.bench.shared.rows import Row, bits_text, reported, write_rows
+from tf_ooo.bench.shared.scripts import SOURCES
+from tf_ooo.errors import OptionsError
+
+_ROOT = Path(__file__).parents[3]
+_EXAMPLES, _ROWS = _ROOT / "examples" / "paper", Path("docs/benchmarks/rows")
+_LAYERPIPE = Path("docs/benchmarks/planner/layerpipe.json")
+_ONLY = ("predicted", "measured")
+
+
+@click.group()
+@click.pass_context
+def paper(ctx: click.Context) -> None:
+    """The twelve networks of out-of-order backprop: published, predicted, measured here."""
+    ctx.meta[NAME] = "paper"
+
+
+@paper.command("list")
+def list_() -> None:
+    """The networks: their modes, published settings, and data sets."""
+    for network in NETWORKS.values():
+        click.echo(f"{network.name:<20}{network.title}; data: {network.data}")
+        for mode in network.modes:
+            low, high = PUBLISHED[mode]
+            click.echo(f"    {mode}, published {low:.2f}-{high:.2f} with all its networks")
+            for run in network.runs:
+                if run.mode == mode:
+                    click.echo(f"        {settings_text(run)}{' (assumed)' if run.assumed else ''}")
+
+
+def _common(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Options of ``run`` and ``all``."""
+    for option in (
+        json_option,
+        click.option("--examples", type=FOLDER, default=_EXAMPLES, show_default="the repository's",
+                     help="Folder of the training scripts."),
+        click.option("--only", type=click.Choice(_ONLY), help="Without the other half."),
+        click.option("--data", "source", type=click.Choice(SOURCES), default="auto", show_default=True,
+                     help="real: downloaded; shipped: real data that come with a package; generated; auto: "
+                          "shipped where the package is installed."),
+        click.option("--size", type=click.Choice(SIZES), default="tiny", show_default=True,
+                     help="tiny: two CPU cores, under 3 minutes a network; full: the paper's, for GPUs."),
+    ):  # fmt: skip
+        function = option(function)
+    return function
+
+
+@paper.command()
+@click.argument("name", metavar="NETWORK")
+@click.option("--mode", type=click.Choice(MODES), help="Only this one.  [default: the paper's]")
+@click.option("--any-mode", is_flag=True, help="Also a mode in which the paper does not use the network.")
+@click.option("--growth", type=click.IntRange(1), help="Of DenseNet.")
+@click.option("--alpha", type=click.FloatRange(0, min_open=True), help="Of MobileNet.")
+@click.option("--layers", type=click.IntRange(1), help="Depth.")
+@click.option("--option", "options", multiple=True, metavar="NAME=VALUE",
+              help="Any setting of the network's script, for example width=64 or task=finetune.")  # fmt: skip
+@_common
+def run(
+    name: str, mode: str | None, any_mode: bool, growth: int | None, alpha: float | None, layers: int | None,
+    options: tuple[str, ...], size: str, source: str, only: str | None, examples: Path,
+    json_file: Path | None,
+) -> None:  # fmt: skip
+    """One network: predicted for the paper's hardware, then measured here with stock in turns."""
+    network = network_named(name)
+    named = {"growth": growth, "alpha": alpha, "layers": layers}
+    settings = {key: value for key, value in named.items() if value is not None} | _settings(options)
+    asked = measured.Asked(network, size, source, examples, settings)
+    modes = modes_of(network, mode, any_mode)
+    if only != "predicted":
+        asked.workload()  # before anything takes long
+    end_with_sigterm()
+
+    def parts() -> Iterator[list[Row]]:
+        for of_mode in modes:
+            if only != "measured":
+                rows = list(predicted.rows(network, of_mode))
+                click.echo(_prediction_text(network, of_mode, rows))
+                yield rows
+            if only != "predicted":
+                yield measured.rows(asked, of_mode)
+
+    reported(parts(), _text_of, json_file)
+
+
+@paper.command("all")
+@_common
+def all_(size: str, source: str, only: str | None, examples: Path, json_file: Path | None) -> None:
+    """All networks in the paper's modes; a table that grows by a line for each."""
+    end_with_sigterm()
+    began_s, failed = time.monotonic(), []
+    todo = [(network, mode) for network in NETWORKS.values() for mode in network.modes]
+    rows: list[Row] = []
+    for number, (network, mode) in enumerate(todo, 1):
+        click.echo(
+            f"{number} of {len(todo)}: {network.name}, {mode}, since {time.monotonic() - began_s:.0f} s",
+            err=True,
+        )
+        of_pair: list[Row] = []
+        try:
+            if only != "measured":
+                of_pair += predicted.rows(network, mode)
+            if only != "predicted":
+                of_pair += measured.rows(measured.Asked(network, size, source, examples, {}), mode)
+        except (click.ClickException, OptionsError) as error:
+            failed.append(f"{network.name}, {mode}: {error}")
+        rows += of_pair
+        write_rows(json_file, rows)
+        click.echo("  ".join(cells_of(figure_of(network.name, mode, [of_pair]))))
+    if failed:
+        raise click.ClickException("\n".join(failed))
+
+
+@paper.command("why")
+@json_option
+def why_(json_file: Path | None) -> None:
+    """Pipelines: which assumption makes up the difference between predicted and published gains."""
+
+    def each() -> Iterator[list[Row]]:
+        for network in NETWORKS.values():
+            yield list(why.rows((network,)))
+
+    reported(each(), _why_text, json_file)
+
+
+@paper.command()
+@click.option("--rows", type=FOLDER, default=_ROWS, show_default=True, help="Folder of runs that were kept.")
+@click.option("--layerpipe", type=EXISTING_FILE, default=_LAYERPIPE, show_default=True,
+              help="Rows of tf-ooo bench planner layerpipe.")  # fmt: skip
+@click.option("--page", type=EXISTING_FILE, help="Markdown file whose tables are made anew.")
+@click.option("--picture", type=FILE, help="File for a picture of all networks.")
+def report(rows: Path, layerpipe: Path, page: Path | None, picture: Path | None) -> None:
+    """The tables of docs/paper.md from rows that were kept."""
+    runs = runs_in(rows)
+    tables = tables_of(runs, json.loads(layerpipe.read_text()))
+    if page:
+        page.write_text(with_tables(page.read_text(), tables))
+    else:
+        for name, table in tables.items():
+            click.echo(f"## {name}\n\n{table}\n")
+    if picture:
+        picture.parent.mkdir(parents=True, exist_ok=True)
+        save_picture(figures_of(runs), picture)
+
+
+def _settings(texts: Sequence[str]) -> dict[str, Any]:
+    """``("width=64",)`` as ``{"width": 64}``."""
+    settings: dict[str, Any] = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not equals or not value:
+            raise OptionsError(f"--option {text!r}: expected NAME=VALUE, for example width=64")
+        try:
+            settings[name] = ast.literal_eval(value)
+        except (SyntaxError, ValueError):
+            settings[name] = value
+    return settings
+
+
+def _prediction_text(network: PaperNetwork, mode: str, rows: Sequence[Row]) -> str:
+    low, high = PUBLISHED[mode]
+    gains = gains_text(figure_of(network.name, mode, [rows]).predicted) or "nothing"
+    lines = [f"{network.name}, {mode}: published {low:.2f}-{high:.2f}, predicted {gains}; assumed:"]
+    return "\n".join([*lines, *(f"- {line}" for line in predicted.ASSUMPTIONS[mode])])
+
+
+def _text_of(row: Row) -> str:
+    if row["kind"] == "predicted":
+        gbit = f", {row['bandwidth_bit_s'] / 1e9:g} Gbit/s" if "bandwidth_bit_s" in row else ""
+        what = f"{row['configuration']} x{row['devices']}{gbit}: {row['schedule']} / {row['baseline']}"
+        return f"  predicted {what:<90} {row['predicted_speedup']:.3f}"
+    if "speedup" not in row:
+        return f"  measured {row['network']} {row['size']}: {row.get('text', '')}"
+    first, last = row["losses"]
+    return (
+        f"  measured {row['network']} {row['size']}: {row['schedule']:<16} {row['speedup']:.2f}x "
+        f"{row['baseline']}, {bits_text(row)}, loss {first:.3f} to {last:.3f}"
+    )
+
+
+def _why_text(row: Row) -> str:
+    return (
+        f"{row['network']} x{row['devices']}: {row['assumed']:<60} {row['schedule']:<13} "
+        f"{row['predicted_speedup']:.2f} (no order passes {row['bound']:.2f})"
+    )

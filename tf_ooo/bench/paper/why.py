@@ -1,0 +1,95 @@
+"""Which assumption makes up the difference between predicted and published gains of pipelines."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+from tf_ooo.bench.paper.layers import WORDS, Counted, layers_of
+from tf_ooo.bench.paper.networks import NETWORKS, PIPELINE, PaperNetwork, PaperRun
+from tf_ooo.bench.planner import ooo
+from tf_ooo.bench.planner.published import load, predicted
+from tf_ooo.bench.shared.rows import Row
+from tf_ooo.costs.layer_costs import Link
+
+SCHEDULES = ("fast_forward", "modulo", "zb_h1", "zb_h2")
+
+
+@dataclass(frozen=True)
+class Assumed:
+    """One set of assumptions.
+
+    Attributes:
+        name: for the table.
+        counted: how layers are counted.
+        rate_bytes_per_s, latency_s: of a message.
+        launch_s: of a kernel; None: 5 us.
+        device: of the planner's table.
+        recompute: of GPipe: ``"none"`` or ``"all"``.
+        table_sent: GPipe sends the gradient of the table that embedding and head share from the last device
+            to the first, for each micro-batch; no step of it is shorter than that.
+    """
+
+    name: str
+    counted: Counted = Counted()
+    rate_bytes_per_s: float = 1.2e10
+    latency_s: float = 5e-5
+    launch_s: float | None = None
+    device: str = "v100"
+    recompute: str = "none"
+    table_sent: bool = False
+
+
+# What all but the first add to.
+BASE = "the scripts' micro-batches, 4-byte numbers, 96 Gbit/s"
+ASSUMED = (
+    Assumed("24 sequences a micro-batch, 2-byte numbers", Counted(element_bytes=2, rows=24)),
+    Assumed(BASE),
+    Assumed("and embedding and head", Counted(ends=True)),
+    Assumed("and 20 us to launch a kernel, as without XLA", launch_s=20e-6),
+    Assumed("and 1 ms for each message", latency_s=1e-3),
+    Assumed("and 25 Gbit/s everywhere", rate_bytes_per_s=3.125e9),
+    Assumed("and tensor cores", device="v100-fp16"),
+    Assumed(
+        "and 25 Gbit/s, GPipe sends the shared table's gradient", rate_bytes_per_s=3.125e9, table_sent=True
+    ),
+    Assumed("and a GPipe that recomputes", recompute="all"),
+)
+
+
+def rows(networks: tuple[PaperNetwork, ...] = tuple(NETWORKS.values())) -> Iterator[Row]:
+    """One for each pipeline, set of assumptions and schedule; and the bound that no order of tasks passes."""
+    for network in networks:
+        for run in network.runs:
+            if run.mode == PIPELINE:
+                for assumed in ASSUMED:
+                    yield from _rows(network, run, assumed)
+
+
+def _rows(network: PaperNetwork, run: PaperRun, assumed: Assumed) -> Iterator[Row]:
+    inputs = load(ooo.INPUTS)
+    device = ooo.the_device(inputs, assumed.device)
+    if assumed.launch_s is not None:
+        device = replace(device, launch_s=assumed.launch_s)
+    counted = assumed.counted
+    if network.script not in ("bert", "gpt3"):
+        counted = replace(counted, ends=False, rows=None)
+    layers = layers_of(network.script, run.settings, device, counted)
+    link = Link(assumed.latency_s, assumed.rate_bytes_per_s)
+    on: dict[str, Any] = {"devices": run.devices, "microbatches": run.microbatches}
+    work_s = run.microbatches * sum(layer.busy_s for layer in layers) / run.devices
+    least_s = _table_s(network, run, link) if assumed.table_sent else 0.0
+    for row in ooo.pipeline_rows(network.name, layers, link, on, SCHEDULES, assumed.recompute):
+        base_s = max(least_s, row["predicted_baseline_step_s"])
+        about = {"kind": "why", "network": network.name, "configuration": run.name, "assumed": assumed.name}
+        gains = predicted(row["predicted_step_s"], base_s)
+        yield {**row, **about, **gains, "bound_s": work_s, "bound": base_s / work_s}
+
+
+def _table_s(network: PaperNetwork, run: PaperRun, link: Link) -> float:
+    """What it takes the link to send the table's gradient for each micro-batch; 0 where nothing shares it."""
+    if run.settings.get("task") != "pretrain":
+        return 0.0
+    table_bytes = 4 * WORDS[network.script] * run.settings["width"]
+    return run.microbatches * link.occupied_s(table_bytes)

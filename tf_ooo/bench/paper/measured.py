@@ -69,7 +69,7 @@ def rows(asked: Asked, mode: str) -> list[Row]:
     if mode != SINGLE and confine.skipped(with_link=mode == DATA_PARALLEL):
         return []
     measured = _MEASURED[mode](workload.label(), EFFORTS[asked.size])
-    about = {"kind": "measured", "network": asked.network.name, "size": asked.size, "mode": mode}
+    about: Row = {"kind": "measured", "network": asked.network.name, "size": asked.size, "mode": mode}
     about["settings"] = {key: value for key, value in vars(workload.given()).items() if key != "data"}
     about["data"] = asked.source
     return [{**row, **about, "workload": asked.network.name} for row in measured]

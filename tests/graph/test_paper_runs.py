@@ -17,7 +17,11 @@ EXAMPLES = Path(__file__).parents[2] / "examples/paper"
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     ("name", "settings"),
-    [("feed_forward", {"width": 64}), ("bert12", {"task": "finetune", "layers": 1}), ("rnn16", {"layers": 3})],
+    [
+        ("feed_forward", {"width": 64}),
+        ("bert12", {"task": "finetune", "layers": 1}),
+        ("rnn16", {"layers": 3}),
+    ],
 )
 def test_stock_and_rewritten_steps_end_with_the_same_bits(name, settings):
     (row,) = rows(Asked(NETWORKS[name], "tiny", "generated", EXAMPLES, settings), SINGLE)

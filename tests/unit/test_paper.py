@@ -81,11 +81,11 @@ def test_settings_of_a_user_come_last():
     ("arguments", "said"),
     [
         (["resnet18"], "'resnet18' is none of the paper's networks; they are densenet121, "),
-        (["rnn16", "--mode", "data_parallel"], "does not use rnn16 in mode data_parallel, but in pipeline; --any-mode"),
+        (["rnn16", "--mode", "data_parallel"], "in mode data_parallel, but in pipeline; --any-mode"),
         (["bert12", "--growth", "12"], "bert has no 'growth'; it has batch, heads, "),
         (["bert12", "--option", "width"], "--option 'width': expected NAME=VALUE"),
         (["bert12", "--size", "huge"], "'huge' is not one of 'tiny', 'small', 'full'"),
-        (["bert12", "--examples", "nowhere"], "nowhere/bert.py is not there: the scripts come with the repository"),
+        (["bert12", "--examples", "nowhere"], "nowhere/bert.py is not there: the scripts come with"),
         (["densenet121", "--growth", "0"], "0 is not in the range x>=1"),
     ],
 )  # fmt: skip

@@ -106,7 +106,7 @@ class Rows(list):
 def test_real_pairs_and_texts(monkeypatch):
     sets = {
         "glue/mrpc": Rows([
-            {"sentence1": b"A dog barks here", "sentence2": b"a dog sings loudly today", "label": 1, "idx": 0},
+            {"sentence1": b"A dog barks here", "sentence2": b"a dog sings loudly", "label": 1, "idx": 0},
             {"sentence1": b"a cat", "sentence2": b"a dog", "label": 0, "idx": 1},
         ]),
         "wiki40b/en": Rows([{"text": b"a b a c " * 20, "wikidata_id": b"Q1"}]),

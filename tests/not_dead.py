@@ -74,3 +74,8 @@ stored_bytes
 # The page's template reads them.
 bars_title
 sections
+
+# Commands that click calls by their names on the command line.
+list_
+all_
+why_

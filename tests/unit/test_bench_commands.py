@@ -9,6 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from tf_ooo.bench.data_parallel.rows import bandwidth_mbit
+from tf_ooo.bench.shared import confine
 from tf_ooo.bench.shared.options import repeated
 from tf_ooo.bench.shared.processes import command, requests
 from tf_ooo.bench.single.cases import AskedWays, Case
@@ -99,6 +100,13 @@ def test_what_is_refused(options, said):
     result = invoked(*options)
     assert result.exit_code == 2
     assert said in result.output
+
+
+@pytest.mark.parametrize("name", ["data-parallel", "pipeline", "layerpipe", "mesh", "unequal"])
+def test_rows_can_be_kept(name, monkeypatch, tmp_path):
+    monkeypatch.setattr(confine, "why_not", lambda with_link=True: "not here")
+    result = invoked(name, "--quick", "--keep", str(tmp_path))
+    assert (result.exit_code, result.output) == (0, "skipped: not here\n")
 
 
 def test_what_a_process_is_told(monkeypatch):

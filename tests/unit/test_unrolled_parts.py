@@ -13,6 +13,7 @@ from tf_ooo.cli import main
 from tf_ooo.costs.layer_costs import LayerCosts, Link
 from tf_ooo.modes.data_parallel.ordering import communication_edges
 from tf_ooo.modes.data_parallel.planned import calibrated, clock_of, link_from, make_plan
+from tf_ooo.modes.data_parallel.sent import sent_bytes
 from tf_ooo.planning.choosing.plan import Trial
 from tf_ooo.planning.model.problem import Problem
 from tf_ooo.planning.model.schedule import Schedule, Task, TaskList
@@ -119,17 +120,55 @@ def test_slices_are_of_what_is_larger_than_a_part_of_its_layer():
     assert counts_for(schedule, graph, sizes) == {"comm1k": 4}
 
 
+MIB = 1024**2
+
+
 def test_the_smallest_messages_that_use_the_link_well():
-    link = link_from({100: 1.0, 200: 1.2, 400: 2.2}, workers=2)
-    # 100, 167, 182 bytes a second.
-    assert link.flight_bytes == 200
-    assert link.link == Link(0.0, 400 / 2.2)
+    link = link_from({MIB: 1.0, 2 * MIB: 1.2, 4 * MIB: 2.2}, workers=2)
+    # 1, 1.67, 1.82 MiB a second.
+    assert link.flight_bytes == 2 * MIB
+    assert link.link == Link(0.0, 4 * MIB / 2.2)
 
 
 def test_a_burst_that_a_network_lets_through_is_no_bandwidth():
-    link = link_from({100: 0.4, 200: 1.2, 400: 2.2}, workers=2)
-    assert link.flight_bytes == 100
-    assert link.link == Link(0.0, 400 / 2.2)
+    link = link_from({MIB: 0.4, 2 * MIB: 1.2, 4 * MIB: 2.2}, workers=2)
+    assert link.flight_bytes == MIB
+    assert link.link == Link(0.0, 4 * MIB / 2.2)
+
+
+def test_small_messages_that_follow_one_another_while_nothing_computes_are_not_enough():
+    assert link_from({MIB // 16: 0.1, MIB: 1.6}, workers=2).flight_bytes == MIB
+
+
+def layer_that_sends(*ops):
+    """A layer of 1000 floats; each of the ops that communicate is (type, bytes of what it is given)."""
+    graph = graph_of(1, [1000])
+    given = {
+        f"given{n}": Op(f"given{n}", "Mul", OpKind.WEIGHT_GRAD, output_bytes=size)
+        for n, (_, size) in enumerate(ops)
+    }
+    sends = {
+        f"sends{n}": Op(f"sends{n}", kind, OpKind.COMMUNICATION, inputs=((f"given{n}", 0),))
+        for n, (kind, _) in enumerate(ops)
+    }
+    layer = dataclasses.replace(graph.layers[0], communication_ops=tuple(sends))
+    return dataclasses.replace(graph, ops=graph.ops | given | sends, layers=(layer,))
+
+
+@pytest.mark.parametrize(
+    ("ops", "workers", "sent"),
+    [
+        ([("HorovodAllreduce", 4000)], 2, 4000),
+        ([("HorovodAllreduce", 2000)], 8, 2000),  # as float16
+        ([("CollectiveReduceV2", 3000), ("Const", 9), ("CollectiveReduceV2", 1000)], 3, 4000),
+        ([("HorovodAllgather", 600), ("HorovodAllgather", 40)], 2, 640),
+        ([("CollectiveGatherV2", 600)], 4, 1200),
+        ([("HorovodAllgather", None)], 2, 4000),
+        ([("HorovodAlltoall", 500)], 2, 4000),
+    ],
+)
+def test_what_a_layer_sends(ops, workers, sent):
+    assert sent_bytes(layer_that_sends(*ops), workers) == [sent]
 
 
 ASKED = DataParallelRun("mlp", [], 1000.0, 2, 0.5, 0, 4, 5)

@@ -84,6 +84,8 @@ def data_parallel(
             f"machine's {os.cpu_count()} cores together; see --workers and --cores"
         )
     end_with_sigterm()
+    if quick:
+        repetitions = min(repetitions, 3)
     names = (configurations or (QUICK if quick else ALL)).split(",")
     compared = list(dict.fromkeys([BASELINE, *names]))  # what all are compared with
     run = DataParallelRun(workload, compared, 0.0, workers, cores, rows, steps, repetitions)

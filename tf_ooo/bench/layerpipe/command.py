@@ -31,7 +31,7 @@ from tf_ooo.bench.shared.workloads import LAYERPIPE
 SCHEDULES = ("fast_forward", "pipedream_2bw", "layerpipe", "layerpipe_ema")
 DEVICES, ACCURACY_DEVICES = (2, 3, 4), (3,)
 _WITH_ACCURACY = {"network", "rate", "devices", "seeds", "epochs"}
-_EVERYWHERE = {"quick", "json_file", "accuracy", "simulated"}
+_EVERYWHERE = {"quick", "json_file", "keep", "accuracy", "simulated"}
 
 
 @click.command("layerpipe", cls=SeveralValues)

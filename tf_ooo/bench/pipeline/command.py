@@ -87,7 +87,7 @@ def pipeline(
     if confine.skipped(with_link=False):
         return
     if quick:
-        devices, microbatches, repetitions, schedules = (2,), (4,), 4, QUICK_SCHEDULES
+        devices, microbatches, repetitions, schedules = (2,), (4,), 2, QUICK_SCHEDULES
 
     def measured(name: str, workers: int, count: int) -> list[Row]:
         without_torch = pytorch.why_not(name, workers) if torch else ""

@@ -18,8 +18,9 @@ from grappler_passes.analysis.steps import split_steps
 from grappler_passes.graph.training_graph import OpKind, TrainingGraph
 from grappler_passes.passes.base import PassResult
 from grappler_passes.passes.steps import Additions, additions
-from tf_ooo.costs.from_graph import places, variable_bytes
+from tf_ooo.costs.from_graph import places
 from tf_ooo.errors import ScheduleError
+from tf_ooo.modes.data_parallel.sent import sent_bytes
 from tf_ooo.planning.building.common import COMMUNICATION, COMPUTE
 from tf_ooo.planning.model.schedule import Schedule, Task, TaskList
 from tf_ooo.rewriting import passes
@@ -163,7 +164,7 @@ def communication_edges(
     """
     ready = {task.stage: place for place, task in enumerate(schedule.lanes.get(COMPUTE, ()))}
     sent = _sent(graph, parts or {})
-    bytes_of = [weight_bytes for weight_bytes, _ in variable_bytes(graph, [])]
+    bytes_of = sent_bytes(graph, schedule.workers)
     edges: list[tuple[str, str]] = []
 
     def unit_of(task: Task) -> tuple[int, int]:

@@ -33,6 +33,7 @@ from tf_ooo.modes.data_parallel.ordering import (
     request_to_look,
     request_to_order,
 )
+from tf_ooo.modes.data_parallel.sent import sent_bytes, with_weight_bytes
 from tf_ooo.modes.data_parallel.stock_first import RanksStockFirst, may_wait
 from tf_ooo.planning.model.schedule import Schedule
 from tf_ooo.report.report import Report
@@ -267,10 +268,10 @@ class ScheduledSteps:
         if self._profiler.profile is None:
             raise GraphError("the step was not profiled")
         costs = step_costs(step, graph, self._profiler.profile)
-        layers, between = planned.calibrated(
-            costs.layers, link.link, workers, statistics.median(self._single_s)
-        )
-        self.report.costs = replace(costs, layers=layers, link=between)
+        sending = with_weight_bytes(costs.layers, sent_bytes(graph, workers))
+        layers, between = planned.calibrated(sending, link.link, workers, statistics.median(self._single_s))
+        own_bytes = [layer.weight_bytes for layer in costs.layers]
+        self.report.costs = replace(costs, layers=with_weight_bytes(layers, own_bytes), link=between)
         gain = planned.make_plan(
             layers, between, workers, options.schedule, self.steps, link.flight_bytes, options.policy_options
         )

@@ -1,0 +1,51 @@
+"""What layers send to the other ranks: their dW, or of a table the rows that a batch has looked up."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from grappler_passes.graph.training_graph import Op, TrainingGraph
+from tf_ooo.costs.from_graph import variable_bytes
+from tf_ooo.costs.layer_costs import LayerCosts
+
+_REDUCES = ("HorovodAllreduce", "CollectiveReduceV2")
+_GATHERS = ("HorovodAllgather", "CollectiveGatherV2")
+
+
+def sent_bytes(graph: TrainingGraph, workers: int) -> list[float]:
+    """Of each layer the bytes of the allreduce that sends as much; a weight's, where that is not known.
+
+    In a ring of w ranks an allreduce of n bytes sends 2 (w - 1) / w n from each to the next (Patarasuk & Yuan
+    2009), gathering n bytes of each rank (w - 1) n: as much as an allreduce of w / 2 n.
+    """
+    weights = [weight_bytes for weight_bytes, _ in variable_bytes(graph, [])]
+    return [
+        weight_bytes if sent is None else sent
+        for weight_bytes, sent in zip(
+            weights, (_sent(graph, layer.communication_ops, workers) for layer in graph.layers), strict=True
+        )
+    ]
+
+
+def with_weight_bytes(layers: Iterable[LayerCosts], sizes: Iterable[float]) -> tuple[LayerCosts, ...]:
+    """Plans count what is sent as weights; reports have weights."""
+    return tuple(replace(layer, weight_bytes=size) for layer, size in zip(layers, sizes, strict=True))
+
+
+def _sent(graph: TrainingGraph, names: Sequence[str], workers: int) -> float | None:
+    """None: something is sent of which no size, or in a way of which no cost, is known."""
+    total = 0.0
+    for op in (graph.ops[name] for name in names):
+        if op.type in _REDUCES or op.type in _GATHERS:
+            size = _input_bytes(graph, op)
+            if size is None:
+                return None
+            total += size * (workers / 2 if op.type in _GATHERS else 1.0)
+    return total or None
+
+
+def _input_bytes(graph: TrainingGraph, op: Op) -> int | None:
+    """Of the tensor that an op is given."""
+    producer = graph.ops.get(op.inputs[0][0]) if op.inputs else None
+    return None if producer is None else producer.output_bytes

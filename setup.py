@@ -81,6 +81,7 @@ setup(
         "gpu": [f"tensorflow[and-cuda]{TENSORFLOW}"],
         "horovod": ["horovod==0.28.1"],
         "legacy": ["tensorflow-cpu==2.15.1", "tensorflow-addons==0.23.0", "tqdm"],
+        "digits": ["scikit-learn"],
         "dev": [
             "cmake<4",
             "hypothesis",

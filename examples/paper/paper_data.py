@@ -27,9 +27,7 @@ def images(source, count, pixels, classes, seed=0):
         pictures, labels = _cifar100() if pixels <= 32 else _imagenet(count, pixels)
         x, y = pictures[: 8 * count] / np.float32(255), labels[: 8 * count] % classes
     elif source == "shipped":
-        from sklearn.datasets import load_digits
-
-        x, y = load_digits(return_X_y=True)
+        x, y = _digits()
         x, y = np.repeat(x.reshape(-1, 8, 8, 1).astype("float32") / 16, 3, axis=-1), y % classes
     else:
         patterns = np.random.default_rng(0).random((classes, 8, 8, 3), "float32")
@@ -38,7 +36,7 @@ def images(source, count, pixels, classes, seed=0):
     chosen = random.permutation(len(x))[np.arange(count) % len(x)]
     places = np.arange(pixels) * x.shape[1] // pixels
     said = {"real": "CIFAR-100" if pixels <= 32 else "ImageNet", "shipped": "scikit-learn's digits"}
-    print(f"data: {source}{', ' + said[source] if source in said else ''}, {count} images of {pixels} pixels")
+    print(f"data: {source}{', ' + said[source] if source in said else ''}; {count} images of {pixels} pixels")
     return x[chosen][:, places][:, :, places], y[chosen].astype("int32")
 
 
@@ -61,7 +59,7 @@ def pairs(source, count, length, vocabulary, seed=0):
         first = np.stack([words[start : start + half] for start in starts])
         second = np.stack([words[at : at + half] for at in np.where(y == 1, starts + half, others)])
     said = "MRPC" if rows is not None else _about(source)
-    print(f"data: {source}, {count} pairs of sentences of {said}, {length} words")
+    print(f"data: {source}, {said}; {count} pairs of sentences, {length} words")
     cls, sep = np.full((count, 1), CLS), np.full((count, 1), SEP)
     pad = np.full((count, length - 3 - 2 * half), PAD)
     return np.concatenate([cls, first, sep, second, sep, pad], 1).astype("int32"), y.astype("int32")
@@ -94,7 +92,7 @@ def _texts(source, count, length, vocabulary, seed, real):
     if rows is not None:
         words = np.concatenate([row["text"] if "text" in row else row["en"] for row in rows])
     starts = np.random.default_rng(seed).integers(0, len(words) - length, count)
-    print(f"data: {source}, {count} texts of {length} words of {_about(source, real)}")
+    print(f"data: {source}, {_about(source, real)}; {count} texts of {length} words")
     return np.stack([words[start : start + length] for start in starts]).astype("int32")
 
 
@@ -142,6 +140,16 @@ def _there(source, package):
     except ModuleNotFoundError:
         return "generated"
     return "shipped"
+
+
+def _digits():
+    try:
+        from sklearn.datasets import load_digits
+    except ModuleNotFoundError:
+        raise SystemExit(
+            "the digits come with scikit-learn: pip install 'tf_ooo[digits]'; or --data generated"
+        ) from None
+    return load_digits(return_X_y=True)
 
 
 def _cifar100():

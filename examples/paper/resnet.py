@@ -12,21 +12,25 @@ from tf_ooo.bench.shared.networks import resnet
 
 BLOCKS = {50: (3, 4, 6, 3), 101: (3, 4, 23, 3), 152: (3, 8, 36, 3)}
 SIZES = {
-    "tiny": {"layers": 50, "width": 0.125, "pixels": 32, "classes": 100, "batch": 8},
-    "small": {"layers": 50, "width": 0.5, "pixels": 32, "classes": 100, "batch": 32},
-    "full": {"layers": 50, "width": 1.0, "pixels": 224, "classes": 1000, "batch": 128},
+    "tiny": {"layers": 50, "blocks": 1.0, "width": 0.125, "pixels": 32, "classes": 100, "batch": 8},
+    "small": {"layers": 50, "blocks": 1.0, "width": 0.5, "pixels": 32, "classes": 100, "batch": 32},
+    "full": {"layers": 50, "blocks": 1.0, "width": 1.0, "pixels": 224, "classes": 1000, "batch": 128},
 }
 
 
 def build(of, rows=None):
-    """Logits of the classes; small images begin without the stride of 4."""
+    """Logits of the classes; small images begin without the stride of 4.
+
+    With ``width`` times the channels and ``blocks`` times the blocks of each stage; of large images all.
+    """
     if of.layers not in BLOCKS:
         raise ValueError(f"layers={of.layers}: a ResNet has {', '.join(map(str, BLOCKS))}")
+    stages = tuple(max(1, round(of.blocks * count)) for count in BLOCKS[of.layers])
     if of.pixels > 32:
         network = getattr(keras.applications, f"ResNet{of.layers}")
         images = keras.Input((of.pixels, of.pixels, 3), batch_size=rows)
         return network(weights=None, input_tensor=images, classes=of.classes, classifier_activation=None)
-    return resnet(BLOCKS[of.layers], of.width, of.pixels, rows, of.classes)
+    return resnet(stages, of.width, of.pixels, rows, of.classes)
 
 
 def data(of, count, seed=0):

@@ -28,4 +28,4 @@ def test_stock_and_rewritten_steps_end_with_the_same_bits(name, settings):
     assert row["bit_equal"]
     assert row["losses"][1] < row["losses"][0]
     assert row["settings"].items() >= settings.items()
-    assert row["data"] == "generated"
+    assert row["data"].startswith("generated")

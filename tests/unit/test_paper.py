@@ -125,6 +125,7 @@ def test_no_schedule_passes_the_bound_and_recomputing_is_a_third_more():
 
 def measured_row(mode, schedule, **more):
     about = {"kind": "measured", "network": "bert12", "mode": mode, "size": "tiny", "bit_equal": True}
+    about |= {"settings": {"width": 64, "layers": 3}, "microbatches": 4, "data": "generated", "took_s": 95.4}
     return {**about, "schedule": schedule, "speedup": 1.0, "losses": [2.0, 1.5], **more}
 
 
@@ -153,6 +154,7 @@ def test_a_line_of_the_table():
     assert cells == [
         "BERT-12", "pipeline", "GPipe", "1.41-1.99", "1.10-1.50",
         "tiny: 1.50 (modulo over gpipe), 2 runs", "NO", "2.000 to 1.500",
+        "layers=3 width=64; 2 devices, 4 micro-batches; generated; 95 s",
     ]  # fmt: skip
     assert gains_text([1.001, 1.004]) == "1.00"
     assert settings_text(NETWORKS["resnet50"].runs[0]) == "layers=50 batch=128, 4 GPUs, k=45"

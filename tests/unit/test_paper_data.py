@@ -26,7 +26,8 @@ def test_images(source, capsys):
     again, labels = data.images(source, 2000, 16, 10, seed=3)
     np.testing.assert_array_equal(x, again)
     np.testing.assert_array_equal(y, labels)
-    assert f"data: {source}, 2000 images" in capsys.readouterr().out.replace(", scikit-learn's digits", "")
+    of = ", scikit-learn's digits" if source == "shipped" else ""
+    assert f"data: {source}{of}; 2000 images" in capsys.readouterr().out
     # Each pixel of 8 x 8 is a square of 2 x 2.
     np.testing.assert_array_equal(x[:, ::2, ::2], x[:, 1::2, 1::2])
 
@@ -84,7 +85,13 @@ def test_auto_without_the_package_is_generated(monkeypatch, capsys):
 
     monkeypatch.setattr(builtins, "__import__", without)
     data.images("auto", 4, 8, 10)
-    assert "data: generated, 4 images" in capsys.readouterr().out
+    assert "data: generated; 4 images" in capsys.readouterr().out
+
+
+def test_digits_without_their_package(monkeypatch):
+    monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
+    with pytest.raises(SystemExit, match=r"pip install 'tf_ooo\[digits\]'; or --data generated"):
+        data.images("shipped", 4, 8, 10)
 
 
 def test_real_data_without_their_package(monkeypatch):

@@ -43,11 +43,12 @@ def main(asked: DataParallelRun) -> None:
     """Trains with all ranks; the first one writes times and plans by configuration."""
     hvd, strategy = _confined(asked)
     trainers: dict[str, Trainer | StrategyTrainer] = {}
-    for name in asked.configurations:
-        if name.startswith(STRATEGY):
-            trainers[name] = StrategyTrainer(name, asked, hvd.rank(), strategy)
-        else:
-            trainers[name] = Trainer(name, asked, hvd)
+    with confine.lifted(asked.group, hvd.rank()):
+        for name in asked.configurations:
+            if name.startswith(STRATEGY):
+                trainers[name] = StrategyTrainer(name, asked, hvd.rank(), strategy)
+            else:
+                trainers[name] = Trainer(name, asked, hvd)
     for trainer in trainers.values():
         stock = trainer.callback is None
         with confine.lifted(asked.group, hvd.rank()) if stock else contextlib.nullcontext():

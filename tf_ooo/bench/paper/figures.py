@@ -15,6 +15,8 @@ from tf_ooo.bench.shared.rows import Row
 # The abstract's; of all networks of a mode together.
 PUBLISHED = {SINGLE: (1.03, 1.58), DATA_PARALLEL: (1.10, 1.27), PIPELINE: (1.41, 1.99)}
 OVER = {SINGLE: "XLA", DATA_PARALLEL: "BytePS", PIPELINE: "GPipe"}
+# Settings of a run that the table has.
+_SAID = ("growth", "alpha", "layers", "blocks", "width", "pixels", "length", "batch")
 # What is predicted: the paper's own schedule over its baseline.
 _PREDICTED = {
     SINGLE: ("multi_stream", "in_order, launches not hidden"),
@@ -33,6 +35,7 @@ class Measured:
         planned: the gain that the plan predicts for this machine; None: it predicts none.
         same_bits: whether all schedules ended with the baseline's bits.
         losses: of the first and the last step.
+        trained: settings, devices and data.
     """
 
     size: str
@@ -43,6 +46,7 @@ class Measured:
     losses: tuple[float, float]
     alone: float | None = None
     planned: float | None = None
+    trained: str = ""
 
 
 @dataclass(frozen=True)
@@ -92,8 +96,9 @@ def measured_of(rows: Sequence[Row], mode: str) -> Measured:
     if mode == SINGLE:
         (row,) = rows
         return Measured(
-            row["size"], "stock", row["schedule"], row["speedup"], row["bit_equal"], tuple(row["losses"])
-        )
+            row["size"], "stock", row["schedule"], row["speedup"], row["bit_equal"], tuple(row["losses"]),
+            trained=_trained(row),
+        )  # fmt: skip
     not_ours = STOCK if mode == DATA_PARALLEL else (GPIPE,)
     stock = [row for row in rows if row["schedule"].startswith(not_ours)]
     ours = [row for row in rows if row not in stock and row["schedule"] != PLAIN]
@@ -103,8 +108,20 @@ def measured_of(rows: Sequence[Row], mode: str) -> Measured:
     return Measured(
         best["size"], strongest["schedule"], best["schedule"], _step_s(strongest) / _step_s(best),
         all(row["bit_equal"] for row in rows), tuple(best["losses"]), best.get("reordering_alone"),
-        predicted_s and predicted_s / best["predicted_step_s"],
+        predicted_s and predicted_s / best["predicted_step_s"], _trained(best),
     )  # fmt: skip
+
+
+def _trained(row: Row) -> str:
+    """``layers=3 width=64 batch=12; 2 devices, 4 micro-batches; generated; 95 s``."""
+    settings = row.get("settings", {})
+    parts = [" ".join(f"{name}={settings[name]:g}" for name in _SAID if name in settings)]
+    parts += [settings["task"]] if "task" in settings else []
+    if row["mode"] != SINGLE:
+        rest = f", {row['microbatches']} micro-batches" if "microbatches" in row else ""
+        parts.append(f"{row.get('devices', 2)} devices{rest}")
+    parts += [row["data"]] if "data" in row else []
+    return "; ".join(filter(None, [*parts, f"{row['took_s']:.0f} s" if "took_s" in row else ""]))
 
 
 def _step_s(row: Row) -> float:

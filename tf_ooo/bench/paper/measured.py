@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +24,8 @@ if TYPE_CHECKING:
 
 # Communication takes as long as computing.
 _COMMUNICATION = 1.0
-_DATA_PARALLEL = (BASELINE, SAME_STEPS[0], LOCAL, PLAIN, "reverse_first_k", "search")
+# Stock with one step and with as many as ours, computing alone, nothing reordered, ours.
+_DATA_PARALLEL = (BASELINE, SAME_STEPS[0], LOCAL, PLAIN, "search")
 _PIPELINE = ("gpipe", "fast_forward", "modulo", "zb_h1")
 
 
@@ -68,10 +70,11 @@ def rows(asked: Asked, mode: str) -> list[Row]:
     workload = asked.workload()
     if mode != SINGLE and confine.skipped(with_link=mode == DATA_PARALLEL):
         return []
-    measured = _MEASURED[mode](workload.label(), EFFORTS[asked.size])
+    data, began_s = workload.data_used(), time.monotonic()
+    measured = list(_MEASURED[mode](workload.label(), EFFORTS[asked.size]))
     about: Row = {"kind": "measured", "network": asked.network.name, "size": asked.size, "mode": mode}
     about["settings"] = {key: value for key, value in vars(workload.given()).items() if key != "data"}
-    about["data"] = asked.source
+    about |= {"data": data, "took_s": round(time.monotonic() - began_s, 1)}
     return [{**row, **about, "workload": asked.network.name} for row in measured]
 
 

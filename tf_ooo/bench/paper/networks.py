@@ -54,7 +54,8 @@ class PaperNetwork:
         name: on the command line.
         title: as in the paper.
         script: of examples/paper, without ``.py``; ``fixed`` are its settings that make it this network,
-            ``tiny`` those that differ at that size: a quarter of the layers, where tracing them takes long.
+            ``tiny`` those that differ at that size: a quarter of the layers, or a third of the blocks, where
+            tracing them takes long.
         source: :data:`SCRIPTS` or :data:`LIST`.
         data: the data set, of the paper; ``left_open`` is what the sources do not say.
         runs: published configurations, of the modes that the paper uses it in.
@@ -97,6 +98,7 @@ def _bert(layers: int, hidden: int, rows: int, devices: int, microbatches: int) 
 _RANDOM_IMAGES = "the scripts train on random images of 224 x 224 pixels"
 _BERT_DATA = "MRPC (fine-tuning); which text pre-training reads"
 _BERT_OPEN = "the scripts pre-train on a file of a few made examples"
+_FEW_BLOCKS = {"blocks": 0.34}  # of each stage a third
 _NETWORKS = (
     PaperNetwork(
         "densenet121", "DenseNet-121", "densenet121", SCRIPTS, "CIFAR-100, ImageNet", _RANDOM_IMAGES,
@@ -118,13 +120,13 @@ _NETWORKS = (
     PaperNetwork(
         "resnet101", "ResNet-101", "resnet", SCRIPTS, "ImageNet",
         f"{_RANDOM_IMAGES}; how much of the network's 10 Gbit/s BytePS reaches",
-        _resnet(101, 96, dict.fromkeys((4, 16, 32, 48), 70)), {"layers": 101},
+        _resnet(101, 96, dict.fromkeys((4, 16, 32, 48), 70)), {"layers": 101}, _FEW_BLOCKS,
     ),
     PaperNetwork(
         "resnet152", "ResNet-152", "resnet", LIST, "ImageNet",
         "all settings: the scripts' model can be 152 layers deep, and no script makes it so",
         _resnet(152, 64, dict.fromkeys((4, 16), 100), "batch 64; k=100, two of three layers"),
-        {"layers": 152},
+        {"layers": 152}, _FEW_BLOCKS,
     ),
     PaperNetwork(
         "rnn16", "RNN, 16 layers", "rnn", LIST, "IWSLT or WMT", "cell, widths, length of texts, GPUs",

@@ -14,7 +14,10 @@ from tf_ooo.bench.shared.rows import Row
 
 # Networks of the LayerPipe table, as docs/benchmarks/planner/layerpipe.json calls them.
 _LAYERPIPE = ("vgg16", "resnet50", "vgg16-array128", "resnet50-array128")
-_HEAD = ("Network", "Mode", "Over", "Published", "Predicted", "Measured here", "Same bits", "Loss")
+_HEAD = (
+    "Network", "Mode", "Over", "Published", "Predicted", "Measured here", "Same bits", "Loss",
+    "Trained here",
+)  # fmt: skip
 NOT_YET = "not measured yet"
 
 
@@ -77,6 +80,7 @@ def cells_of(figure: Figure) -> list[str]:
         "; ".join(measured_text(figure)) or NOT_YET,
         "" if last is None else "yes" if all(run.same_bits for run in figure.measured) else "NO",
         "" if last is None else f"{last.losses[0]:.3f} to {last.losses[1]:.3f}",
+        "" if last is None else last.trained,
     ]
 
 

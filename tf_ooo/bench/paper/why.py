@@ -64,7 +64,15 @@ def rows(networks: tuple[PaperNetwork, ...] = tuple(NETWORKS.values())) -> Itera
         for run in network.runs:
             if run.mode == PIPELINE:
                 for assumed in ASSUMED:
-                    yield from _rows(network, run, assumed)
+                    if _concerns(assumed, network, run):
+                        yield from _rows(network, run, assumed)
+
+
+def _concerns(assumed: Assumed, network: PaperNetwork, run: PaperRun) -> bool:
+    """Whether a set of assumptions says something else of this network than the set that it adds to."""
+    if assumed.counted.ends:
+        return network.script in WORDS
+    return not assumed.table_sent or _shares_table(run)
 
 
 def _rows(network: PaperNetwork, run: PaperRun, assumed: Assumed) -> Iterator[Row]:
@@ -73,8 +81,8 @@ def _rows(network: PaperNetwork, run: PaperRun, assumed: Assumed) -> Iterator[Ro
     if assumed.launch_s is not None:
         device = replace(device, launch_s=assumed.launch_s)
     counted = assumed.counted
-    if network.script not in ("bert", "gpt3"):
-        counted = replace(counted, ends=False, rows=None)
+    if network.script not in WORDS:
+        counted = replace(counted, rows=None)
     layers = layers_of(network.script, run.settings, device, counted)
     link = Link(assumed.latency_s, assumed.rate_bytes_per_s)
     on: dict[str, Any] = {"devices": run.devices, "microbatches": run.microbatches}
@@ -88,8 +96,10 @@ def _rows(network: PaperNetwork, run: PaperRun, assumed: Assumed) -> Iterator[Ro
 
 
 def _table_s(network: PaperNetwork, run: PaperRun, link: Link) -> float:
-    """What it takes the link to send the table's gradient for each micro-batch; 0 where nothing shares it."""
-    if run.settings.get("task") != "pretrain":
-        return 0.0
+    """What it takes the link to send the table's gradient for each micro-batch."""
     table_bytes = 4 * WORDS[network.script] * run.settings["width"]
     return run.microbatches * link.occupied_s(table_bytes)
+
+
+def _shares_table(run: PaperRun) -> bool:
+    return run.settings.get("task") == "pretrain"

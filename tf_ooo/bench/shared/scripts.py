@@ -9,7 +9,9 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import importlib.util
+import io
 import json
+import re
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -71,6 +73,21 @@ class ScriptNetwork:
         """The script's inputs and labels."""
         x, y = loaded(self.script).data(self.given(), rows, seed)
         return x, y
+
+    def data_used(self) -> str:
+        """Which data these are: what the script prints of them, ``shipped, Python's manual``.
+
+        Raises:
+            OptionsError: a package that they come from is missing.
+        """
+        printed = io.StringIO()
+        try:
+            with contextlib.redirect_stdout(printed):
+                self.data(1, 0)
+        except SystemExit as error:
+            raise OptionsError(str(error)) from None
+        said = re.search(r"^data: ([^;\n]+)", printed.getvalue(), re.MULTILINE)
+        return said[1] if said else self.source
 
     def label(self) -> str:
         """What :func:`network_of` reads."""

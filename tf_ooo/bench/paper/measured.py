@@ -41,7 +41,7 @@ class Effort:
     microbatches: int
 
 
-EFFORTS = {"tiny": Effort(5, 3, 2, 2, 4), "small": Effort(20, 5, 4, 2, 4), "full": Effort(30, 8, 8, 4, 8)}
+EFFORTS = {"tiny": Effort(10, 3, 2, 2, 4), "small": Effort(20, 5, 4, 2, 4), "full": Effort(30, 8, 8, 4, 8)}
 
 
 @dataclass(frozen=True)

@@ -37,6 +37,8 @@ from tf_ooo.tracing import unrolled
 
 # Names of the threads with which TensorFlow's collectives communicate, as far as Linux keeps them.
 _COMMUNICATING = ("collective_ops", "event_engine", "grpc")
+# Steps of an execution with which two fits trace everything.
+_ENOUGH = 4
 
 
 def main(asked: DataParallelRun) -> None:
@@ -136,7 +138,9 @@ class Trainer(InTurns):
     def warm_up(self) -> None:
         """Until everything is traced, planned and decided."""
         auto = self._name == "auto"
-        for _ in range(5 if auto else 1 if self.callback is None else 2):
+        # Profiled steps come before planned ones are traced: short fits have too few of both.
+        ours = 2 if self._steps >= _ENOUGH else 4
+        for _ in range(5 if auto else 1 if self.callback is None else ours):
             self._fit()
         # All ranks count the same steps, and decide after the same one.
         while auto and self.callback is not None and self.callback.report.undecided:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import json
-import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -36,7 +35,6 @@ _ONLY = ("predicted", "measured")
 @click.pass_context
 def paper(ctx: click.Context) -> None:
     """The twelve networks of out-of-order backprop: published, predicted, measured here."""
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     ctx.meta[NAME] = "paper"
 
 

@@ -54,8 +54,8 @@ class PaperNetwork:
         name: on the command line.
         title: as in the paper.
         script: of examples/paper, without ``.py``; ``fixed`` are its settings that make it this network,
-            ``tiny`` those that differ at that size: a quarter of the layers or blocks, where tracing them
-            takes long.
+            ``tiny`` those that differ at that size: a quarter of the layers or a tenth of the blocks, where
+            tracing them takes long.
         source: :data:`SCRIPTS` or :data:`LIST`.
         data: the data set, of the paper; ``left_open`` is what the sources do not say.
         runs: published configurations, of the modes that the paper uses it in.
@@ -98,7 +98,7 @@ def _bert(layers: int, hidden: int, rows: int, devices: int, microbatches: int) 
 _RANDOM_IMAGES = "the scripts train on random images of 224 x 224 pixels"
 _BERT_DATA = "MRPC (fine-tuning); which text pre-training reads"
 _BERT_OPEN = "the scripts pre-train on a file of a few made examples"
-_FEW_BLOCKS = {"blocks": 0.25}  # of each stage a quarter
+_FEW_BLOCKS = {"blocks": 0.1}  # of each stage a tenth, one at least
 _NETWORKS = (
     PaperNetwork(
         "densenet121", "DenseNet-121", "densenet121", SCRIPTS, "CIFAR-100, ImageNet", _RANDOM_IMAGES,

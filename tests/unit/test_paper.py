@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -121,6 +122,28 @@ def test_no_schedule_passes_the_bound_and_recomputing_is_a_third_more():
     base_s = {row["assumed"]: row["predicted_baseline_step_s"] for row in rows}
     assert base_s["and a GPipe that recomputes"] / base_s[why.BASE] == pytest.approx(4 / 3, rel=0.02)
     assert len(base_s) == len(why.ASSUMED)
+
+
+def test_sets_that_change_nothing_have_no_row():
+    of_rnn = {row["assumed"] for row in why.rows((NETWORKS["rnn16"],))}
+    assert {assumed.name for assumed in why.ASSUMED} - of_rnn == {
+        "and embedding and head",
+        "and 25 Gbit/s, GPipe sends the shared table's gradient",
+    }
+
+
+def test_data_that_are_used_are_named():
+    assert Asked(NETWORKS["rnn16"], "tiny", "auto", EXAMPLES, {}).workload().data_used() == (
+        "shipped, Python's manual"
+    )
+    of_images = Asked(NETWORKS["resnet50"], "tiny", "generated", EXAMPLES, {}).workload()
+    assert of_images.data_used() == "generated"
+
+
+def test_a_missing_package_of_data_is_refused(monkeypatch):
+    monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
+    with pytest.raises(OptionsError, match="the digits come with scikit-learn"):
+        Asked(NETWORKS["resnet50"], "tiny", "shipped", EXAMPLES, {}).workload().data_used()
 
 
 def measured_row(mode, schedule, **more):

@@ -196,7 +196,7 @@ def _text_of(row: Row) -> str:
     first, last = row["losses"]
     return (
         f"  measured {row['network']} {row['size']}: {row['schedule']:<16} {row['speedup']:.2f}x "
-        f"{row['baseline']}, {bits_text(row)}, loss {first:.3f} to {last:.3f}"
+        f"{row['baseline']}, {bits_text(row)}, loss {first:.3f} to {last:.3f}, data: {row['data']}"
     )
 
 

@@ -35,7 +35,7 @@ class Measured:
         planned: the gain that the plan predicts for this machine; None: it predicts none.
         same_bits: whether all schedules ended with the baseline's bits.
         losses: of the first and the last step.
-        trained: settings, devices and data.
+        settings: of the network; ``trained``: devices, data, and how long the run took.
     """
 
     size: str
@@ -46,6 +46,7 @@ class Measured:
     losses: tuple[float, float]
     alone: float | None = None
     planned: float | None = None
+    settings: str = ""
     trained: str = ""
 
 
@@ -97,7 +98,7 @@ def measured_of(rows: Sequence[Row], mode: str) -> Measured:
         (row,) = rows
         return Measured(
             row["size"], "stock", row["schedule"], row["speedup"], row["bit_equal"], tuple(row["losses"]),
-            trained=_trained(row),
+            settings=_settings(row), trained=_trained(row),
         )  # fmt: skip
     not_ours = STOCK if mode == DATA_PARALLEL else (GPIPE,)
     stock = [row for row in rows if row["schedule"].startswith(not_ours)]
@@ -108,20 +109,27 @@ def measured_of(rows: Sequence[Row], mode: str) -> Measured:
     return Measured(
         best["size"], strongest["schedule"], best["schedule"], _step_s(strongest) / _step_s(best),
         all(row["bit_equal"] for row in rows), tuple(best["losses"]), best.get("reordering_alone"),
-        predicted_s and predicted_s / best["predicted_step_s"], _trained(best),
+        predicted_s and predicted_s / best["predicted_step_s"], _settings(best),
+        _trained(best),
     )  # fmt: skip
 
 
-def _trained(row: Row) -> str:
-    """``layers=3 width=64 batch=12; 2 devices, 4 micro-batches; generated; 95 s``."""
+def _settings(row: Row) -> str:
+    """``layers=3 width=64 batch=12 task=pretrain``."""
     settings = row.get("settings", {})
-    parts = [" ".join(f"{name}={settings[name]:g}" for name in _SAID if name in settings)]
-    parts += [settings["task"]] if "task" in settings else []
+    numbers = {name: settings[name] for name in _SAID if isinstance(settings.get(name), (int, float))}
+    parts = [f"{name}={number:g}" for name, number in numbers.items()]
+    return " ".join([*parts, *([f"task={settings['task']}"] if "task" in settings else [])])
+
+
+def _trained(row: Row) -> str:
+    """``2 devices, 4 micro-batches; generated; 95 s``."""
+    parts = []
     if row["mode"] != SINGLE:
         rest = f", {row['microbatches']} micro-batches" if "microbatches" in row else ""
         parts.append(f"{row.get('devices', 2)} devices{rest}")
     parts += [row["data"]] if "data" in row else []
-    return "; ".join(filter(None, [*parts, f"{row['took_s']:.0f} s" if "took_s" in row else ""]))
+    return "; ".join([*parts, *([f"{row['took_s']:.0f} s"] if "took_s" in row else [])])
 
 
 def _step_s(row: Row) -> float:
@@ -137,15 +145,17 @@ def gains_text(gains: Sequence[float]) -> str:
 
 
 def measured_text(figure: Figure) -> list[str]:
-    """Cells for one size after the other: what was compared, gain, predicted for here, bits, loss, runs."""
-    lines: dict[tuple[str, str, str], list[Measured]] = {}
+    """Cells for one size after the other: gain, what was compared, runs; settings where they differ."""
+    lines: dict[tuple[str, str, str, str], list[Measured]] = {}
     for measured in figure.measured:
-        lines.setdefault((measured.size, measured.ours, measured.baseline), []).append(measured)
+        key = measured.size, measured.settings, measured.ours, measured.baseline
+        lines.setdefault(key, []).append(measured)
     cells = []
-    for (size, ours, baseline), runs in lines.items():
+    for (size, settings, ours, baseline), runs in lines.items():
         gain = statistics.median(run.gain for run in runs)
         alone = [run.alone for run in runs if run.alone is not None]
-        text = f"{size}: {gain:.2f} ({ours} over {baseline}"
+        differs = any(key[0] == size and key[1] != settings for key in lines)
+        text = f"{size}{f', {settings}' if differs else ''}: {gain:.2f} ({ours} over {baseline}"
         text += f"; reordering alone {statistics.median(alone):.2f})" if alone else ")"
         cells.append(text + (f", {len(runs)} runs" if len(runs) > 1 else ""))
     return cells

@@ -80,7 +80,7 @@ def cells_of(figure: Figure) -> list[str]:
         "; ".join(measured_text(figure)) or NOT_YET,
         "" if last is None else "yes" if all(run.same_bits for run in figure.measured) else "NO",
         "" if last is None else f"{last.losses[0]:.3f} to {last.losses[1]:.3f}",
-        "" if last is None else last.trained,
+        "" if last is None else "; ".join(filter(None, (last.settings, last.trained))),
     ]
 
 

@@ -14,6 +14,8 @@ import tensorflow as tf
 import tf_ooo
 from tests.distributed import training as t
 from tests.zoo import needs_keras_3
+from tf_ooo.modes.data_parallel.planned import one_step
+from tf_ooo.modes.data_parallel.sent import sent_bytes
 from tf_ooo.tracing.sync import checksum
 
 pytest.importorskip("horovod", reason="Horovod is not installed; run: make horovod")
@@ -221,6 +223,13 @@ def test_embedding_in_steps_together(engine):
     assert not report.fell_back, report.fallback_reason
     assert report.added_edges >= TOGETHER
     assert report.ops["comm"] >= 3
+    table_bytes, dense_bytes = 20 * 8 * 4, (48 * 4 + 4) * 4
+    rows, weights = sent_bytes(one_step(report.rewritten_graph)[2], engine.size)
+    assert weights == dense_bytes
+    # A batch's words send their rows of 8 numbers, and which they are; each rank's are half an allreduce.
+    # Collectives send as many as the rank with most has, which no trace knows.
+    gathered_bytes = t.ROWS * 6 * (8 * 4 + 4) * engine.size / 2
+    assert rows == (gathered_bytes if engine.name == "horovod" else table_bytes)
     assert t.bits(a) == t.bits(b)
     assert t.equal_on_all_ranks(engine, b)
 

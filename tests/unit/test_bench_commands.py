@@ -82,6 +82,10 @@ def test_options_with_several_values():
         (["data-parallel", "--mbit", "fast"], "expected numbers with commas, or none"),
         (["data-parallel", "--mbit", "-1"], "none of them below 0"),
         (["data-parallel", "--mbit", "100,nan"], "none of them below 0"),
+        (
+            ["data-parallel", "--configurations", "local,fast"],
+            "'fast' is no configuration; there are horovod,",
+        ),
         (["data-parallel", "--workers", "0"], "0 is not in the range"),
         (["data-parallel", "--cores", "nan"], "nan is no number above 0"),
         (["pipeline", "--devices", "2", "0"], "0 is not in the range"),

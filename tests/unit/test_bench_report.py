@@ -107,6 +107,15 @@ def test_collectives_have_figures_of_their_own():
     assert collectives.baseline == horovod.baseline == "horovod_k"
 
 
+def test_layerpipe_beside_the_fastest_of_what_there_is():
+    seconds = {"pipedream": 2.0, "pipedream_2bw": 1.5, "fast_forward": 1.8, "layerpipe": 1.2}
+    about = {"workload": "mlp", "mode": "layerpipe", "devices": 2, "cores": 0.6}
+    rows = [about | {"schedule": name, "step_s": step_s} for name, step_s in seconds.items()]
+    run = Run("layerpipe", "1", "abc", "", "two cores", rows)
+    ((figure,),) = figures_of(BY_NAME["layerpipe"], [run])
+    assert (figure.baseline, figure.gain) == ("pipedream_2bw", 1.25)
+
+
 def test_words_by_hand_stay():
     page = "# Mine\n\n<!-- figures: meshes -->\nold\n<!-- end of figures -->\n\nWhat it means.\n"
     once = with_tables(page, {"meshes": "| new |"})

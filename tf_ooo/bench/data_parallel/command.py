@@ -76,6 +76,12 @@ def data_parallel(
     Each worker has its share of this machine's CPU, all of them one link of chosen bandwidth.  In every
     run all configurations take turns, so that a disturbance hits all of them.
     """
+    names = (configurations or (QUICK if quick else ALL)).split(",")
+    unknown = [name for name in names if name not in (*CONFIGURATIONS, TUNED)]
+    if unknown:
+        raise click.BadParameter(
+            f"{unknown[0]!r} is no configuration; there are {ALL}", param_hint="--configurations"
+        )
     if confine.skipped():
         return
     if workers < 2 or workers * cores > (os.cpu_count() or 1):
@@ -85,8 +91,7 @@ def data_parallel(
         )
     end_with_sigterm()
     if quick:
-        repetitions = min(repetitions, 3)
-    names = (configurations or (QUICK if quick else ALL)).split(",")
+        repetitions, mbit, communication = min(repetitions, 3), mbit[:1], communication and communication[:1]
     compared = list(dict.fromkeys([BASELINE, *names]))  # what all are compared with
     run = DataParallelRun(workload, compared, 0.0, workers, cores, rows, steps, repetitions)
     runs: Iterable[DataParallelRun] = (dataclasses.replace(run, mbit=bandwidth) for bandwidth in mbit)

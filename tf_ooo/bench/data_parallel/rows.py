@@ -60,12 +60,14 @@ class DataParallelRun:
 
 class DataParallelMeasured(TypedDict):
     """Of each configuration ``seconds`` of a step in each turn, a check sum of its weights, a plan;
-    ``communication_s``: of one message as large as all gradients together, which take ``gradient_bytes``."""
+    ``communication_s``: of one message as large as all that is sent, an allreduce of ``gradient_bytes``;
+    ``batch_rows``: of each worker."""
 
     configurations: dict[str, Row]
     communication_s: float
     gradient_bytes: int
     workers: int
+    batch_rows: int
 
 
 def bandwidth_mbit(alone: DataParallelMeasured, communication: float) -> float:
@@ -106,6 +108,7 @@ def rows_of(measured: DataParallelMeasured, asked: DataParallelRun, tuned: Seque
             "communication": asked.communication or None,
             "cores": asked.cores,
             "steps": asked.steps,
+            "batch_rows": measured.get("batch_rows"),
             "messages": MESSAGES,
             "bound_s": bound_s,
             "compute_s": local_s,

@@ -61,12 +61,16 @@ def main(asked: DataParallelRun) -> None:
         for name, trainer in trainers.items():
             hvd.allreduce(tf.zeros([1]), name="turn")
             times[name].append(trainer.turn_s())
-    reduce_s = _reduce_seconds(hvd, next(iter(trainers.values())).model)
+    stock_trainer = trainers[BASELINE]
+    assert isinstance(stock_trainer, Trainer)
+    sent = stock_trainer.sent_floats(hvd.size())
+    reduce_s = _reduce_seconds(hvd, sent)
     measured: DataParallelMeasured = {
         "configurations": {name: trainer.measured(times[name]) for name, trainer in trainers.items()},
         "communication_s": reduce_s,
-        "gradient_bytes": 4 * _weights(next(iter(trainers.values())).model),
+        "gradient_bytes": 4 * sent,
         "workers": hvd.size(),
+        "batch_rows": stock_trainer.batch,
     }
     if hvd.rank() == 0:
         end_with(measured)
@@ -95,9 +99,9 @@ def _confined(asked: DataParallelRun) -> tuple[ModuleType, tf.distribute.Strateg
     return hvd, strategy
 
 
-def _reduce_seconds(hvd: ModuleType, model: keras.Model) -> float:
-    """Seconds of one allreduce as large as all gradients together, the shortest of three."""
-    whole = tf.zeros([_weights(model)])
+def _reduce_seconds(hvd: ModuleType, floats: int) -> float:
+    """Seconds of one allreduce of so many numbers, the shortest of three."""
+    whole = tf.zeros([floats])
     seconds = []
     for _ in range(4):
         started_s = time.perf_counter()
@@ -106,17 +110,12 @@ def _reduce_seconds(hvd: ModuleType, model: keras.Model) -> float:
     return min(seconds[1:])
 
 
-def _weights(model: keras.Model) -> int:
-    """How many float32 numbers are averaged."""
-    return sum(int(tf.size(variable)) for variable in model.trainable_variables)
-
-
 class Trainer(InTurns):
     """One configuration: a model, its data and how it is trained."""
 
     def __init__(self, name: str, asked: DataParallelRun, hvd: ModuleType) -> None:
         network, options = network_of(DATA_PARALLEL, asked.workload), CONFIGURATIONS[name]
-        self._name, self._steps, self._batch = name, asked.steps, asked.rows or network.batch
+        self._name, self._steps, self.batch = name, asked.steps, asked.rows or network.batch
         keras.utils.set_random_seed(1)
         model = network.build()
         self.model = _taped(hvd)(model.inputs, model.outputs) if name.startswith(TAPE) else model
@@ -128,7 +127,7 @@ class Trainer(InTurns):
         if name.startswith(BASELINE) and not name.startswith(TAPE):
             _average_in_apply(self.model.optimizer, hvd)
         self._losses: list[float] = []  # of each fit
-        self._x, self._y = network.data(2 * self._steps * self._batch, 1 + hvd.rank())
+        self._x, self._y = network.data(2 * self._steps * self.batch, 1 + hvd.rank())
         self._remember(self.model.optimizer)
 
     def _compile(self, steps_per_execution: int) -> None:
@@ -154,10 +153,23 @@ class Trainer(InTurns):
             on_train_batch_end=lambda batch, logs: marks.append(time.perf_counter())
         )
         callbacks = [note] if self.callback is None else [self.callback, note]
-        settings = {"batch_size": self._batch, "shuffle": False, "verbose": 0}
+        settings = {"batch_size": self.batch, "shuffle": False, "verbose": 0}
         history = self.model.fit(self._x, self._y, callbacks=callbacks, **settings)
         self._losses += history.history["loss"]
         return marks
+
+    def sent_floats(self, workers: int) -> int:
+        """Of the allreduce that sends as much as a step: of a table its batch's rows, which are gathered."""
+        with tf.GradientTape() as tape:
+            result = loss()(self._y[: self.batch], self.model(self._x[: self.batch], training=True))
+        gradients = tape.gradient(result, [variable.value for variable in self.model.trainable_variables])
+        sizes = [
+            int(tf.size(gradient.values)) * workers / 2
+            if isinstance(gradient, tf.IndexedSlices)
+            else int(tf.size(gradient))
+            for gradient in gradients
+        ]
+        return round(sum(sizes))
 
     def measured(self, seconds: list[float]) -> Row:
         """What rank 0 reports."""

@@ -8,6 +8,8 @@ from tf_ooo.bench.shared.drivers import Measured, row_of
 from tf_ooo.bench.shared.rows import Row, spread_text
 
 BASELINE = "pipedream"
+# What a user would take otherwise: weights as late, one update late, not late.
+BASELINES = (BASELINE, "pipedream_2bw", "fast_forward")
 
 
 @dataclass(frozen=True)

@@ -13,14 +13,14 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from tf_ooo.bench.data_parallel.rows import COLLECTIVES, PLAIN, SAME_STEPS, STOCK
-from tf_ooo.bench.layerpipe.rows import BASELINE as PIPEDREAM
+from tf_ooo.bench.layerpipe.rows import BASELINES as BESIDE_LAYERPIPE
 from tf_ooo.bench.pipeline.rows import FUSED, TORCH, UNFUSED
 from tf_ooo.bench.shared.kept import Run
 from tf_ooo.bench.shared.rows import Row
 
 _HOROVOD = "Horovod"
 _NOT_REORDERED = ("in_order", PLAIN)
-_OF_PIPELINES = (*FUSED, *(f"{name}{UNFUSED}" for name in FUSED))
+_OF_PIPELINES = (*FUSED, *(f"{name}{UNFUSED}" for name in FUSED), "interleaved_1f1b")
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ def _through(engine: str, rows: Sequence[Row], stock: Sequence[Row]) -> Iterator
 
 
 def of_pipelines(run: Run) -> Iterator[Figure]:
-    """Against the faster of GPipe and 1F1B, with fused and with separate backward passes."""
+    """Against the fastest of GPipe and 1F1B, fused and separate, and of interleaved 1F1B."""
     for rows in _pipelines(run):
         stock = [row for row in rows if row["schedule"] in _OF_PIPELINES]
         ours = [row for row in rows if row["schedule"] not in _OF_PIPELINES and row["mode"] == "pipeline"]
@@ -110,7 +110,10 @@ def of_pipelines(run: Run) -> Iterator[Figure]:
             first = rows[0]
             is_resnet = (first["workload"], first["devices"], first["microbatches"]) == ("resnet", 2, 4)
             asked = "1.15 over 1f1b" if is_resnet else ""
-            yield _figure(_shape(first), min(stock, key=_step_s), _by_plan(ours), asked=asked)
+            bound_s = first.get("bound_s")
+            yield _figure(
+                _shape(first), min(stock, key=_step_s), _by_plan(ours), asked=asked, bound_s=bound_s
+            )
 
 
 def beside_torch(run: Run) -> Iterator[Figure]:
@@ -126,15 +129,15 @@ def beside_torch(run: Run) -> Iterator[Figure]:
 
 
 def of_layerpipe(run: Run) -> Iterator[Figure]:
-    """LayerPipe against PipeDream, whose weights are as late."""
+    """LayerPipe against the fastest of PipeDream, PipeDream-2BW and a synchronous pipeline."""
     for rows in _groups(run.rows, "workload", "devices", "cores"):
-        stock = [row for row in rows if row.get("schedule") == PIPEDREAM]
+        stock = [row for row in rows if row.get("schedule") in BESIDE_LAYERPIPE]
         ours = [row for row in rows if str(row.get("schedule")).startswith("layerpipe")]
         if stock and ours:
             first = rows[0]
             wide = first["workload"] in ("resnet18", "vgg16") and first["devices"] in (3, 4)
             setting = (first["workload"], str(first["devices"]), f"{first['cores']:g}")
-            yield _figure(setting, stock[0], _by_plan(ours), asked="1.15" if wide else "")
+            yield _figure(setting, min(stock, key=_step_s), _by_plan(ours), asked="1.15" if wide else "")
 
 
 def of_meshes(run: Run) -> Iterator[Figure]:
@@ -226,6 +229,7 @@ def _figure(
 
 
 def _by_plan(rows: Sequence[Row]) -> Row:
+    """Older rows have no plan's own seconds, but those that were given what the run's controls took."""
     named = [row for row in rows if row["schedule"] == "auto"]
     return min(
         named or rows, key=lambda row: row.get("planned_step_s") or row.get("predicted_step_s") or math.inf

@@ -38,7 +38,20 @@ def why_not(with_link: bool = True) -> str:
         return f"needs {' and '.join(missing)} (packages iproute2 and util-linux)"
     if not (CPU_GROUPS / "cpu.cfs_quota_us").exists() and not (CPU_GROUPS / "cgroup.procs").exists():
         return f"needs CPU groups of version 1 at {CPU_GROUPS}"
+    if with_link and not _may_run_first():
+        return "needs the right to run threads first (CAP_SYS_NICE)"
     return ""
+
+
+def _may_run_first() -> bool:
+    """Whether this process may give a thread a real-time class: a container's root may lack the right."""
+    before = os.sched_getscheduler(0), os.sched_getparam(0)
+    try:
+        os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(1))
+    except PermissionError:
+        return False
+    os.sched_setscheduler(0, *before)
+    return True
 
 
 def skipped(with_link: bool = True) -> bool:

@@ -55,9 +55,9 @@ def pairs(source, count, length, vocabulary, seed=0):
     else:
         y = random.integers(0, 2, count)
         starts = random.integers(0, len(words) - 2 * half, count)
-        others = random.integers(0, len(words) - half, count)
+        elsewhere = random.integers(0, len(words) - half, count)
         first = np.stack([words[start : start + half] for start in starts])
-        second = np.stack([words[at : at + half] for at in np.where(y == 1, starts + half, others)])
+        second = np.stack([words[at : at + half] for at in np.where(y == 1, starts + half, elsewhere)])
     said = "MRPC" if rows is not None else _about(source)
     print(f"data: {source}, {said}; {count} pairs of sentences, {length} words")
     cls, sep = np.full((count, 1), CLS), np.full((count, 1), SEP)

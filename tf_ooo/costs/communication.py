@@ -72,6 +72,15 @@ def link_of_ring(allreduce: Link, workers: int) -> Link:
     return Link(allreduce.latency_s / rounds, allreduce.bytes_per_s * rounds / workers)
 
 
+def as_allreduce_bytes(gathered_bytes: float, workers: int) -> float:
+    """The allreduce that sends as much as gathering so many bytes of each rank.
+
+    In a ring of w ranks an allreduce of n bytes sends 2 (w - 1) / w n from each to the next (Patarasuk & Yuan
+    2009), gathering n bytes of each rank (w - 1) n.
+    """
+    return gathered_bytes * workers / 2
+
+
 def parse_link(text: str) -> Link:
     """A link from text: ``25Gbit``, ``1.5 GB/s``, ``10Gbit,20us``.  CostError says what was expected.
 

@@ -33,6 +33,7 @@ from tf_ooo.bench.shared.processes import end_with, requests
 from tf_ooo.bench.shared.rows import Row
 from tf_ooo.bench.shared.scripts import network_of
 from tf_ooo.bench.shared.workloads import DATA_PARALLEL, check_sum
+from tf_ooo.costs.communication import as_allreduce_bytes
 from tf_ooo.tracing import unrolled
 
 # Names of the threads with which TensorFlow's collectives communicate, as far as Linux keeps them.
@@ -164,7 +165,7 @@ class Trainer(InTurns):
             result = loss()(self._y[: self.batch], self.model(self._x[: self.batch], training=True))
         gradients = tape.gradient(result, [variable.value for variable in self.model.trainable_variables])
         sizes = [
-            int(tf.size(gradient.values)) * workers / 2
+            as_allreduce_bytes(int(tf.size(gradient.values)), workers)
             if isinstance(gradient, tf.IndexedSlices)
             else int(tf.size(gradient))
             for gradient in gradients

@@ -16,8 +16,10 @@ from grappler_passes.analysis.steps import split_steps
 from grappler_passes.graph.training_graph import TrainingGraph
 from tf_ooo.costs.communication import link_of_ring
 from tf_ooo.costs.layer_costs import LayerCosts, Link
+from tf_ooo.costs.table import CostTable
 from tf_ooo.hosts.ranks.base import Engine
 from tf_ooo.modes.data_parallel.ordering import LayerKey, layer_keys
+from tf_ooo.modes.data_parallel.sent import sent_bytes, with_weight_bytes
 from tf_ooo.planning.choosing.on_paper import auto_candidates, policies_of
 from tf_ooo.planning.choosing.plan import Candidate, Clock, Plan, as_asked, choose, policy_named, tried
 from tf_ooo.planning.model.problem import Problem
@@ -150,6 +152,16 @@ def calibrated(
         factor = step_s / max(stock_s(1.0), 1e-9)
         between = link.slowed(factor)
     return tuple(layer.slowed(factor) for layer in layers), between
+
+
+def as_measured(
+    costs: CostTable, graph: TrainingGraph, link: Link, workers: int, step_s: float
+) -> tuple[tuple[LayerCosts, ...], CostTable]:
+    """:func:`calibrated` costs, in which weights are what is sent, and a report's, which has weights."""
+    sending = with_weight_bytes(costs.layers, sent_bytes(graph, workers))
+    layers, between = calibrated(sending, link, workers, step_s)
+    own_bytes = [layer.weight_bytes for layer in costs.layers]
+    return layers, dataclasses.replace(costs, layers=with_weight_bytes(layers, own_bytes), link=between)
 
 
 def factor_for(seconds_of: Callable[[float], float], wanted_s: float, between: tuple[float, float]) -> float:

@@ -8,7 +8,7 @@ import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from grappler_passes.passes.base import PassResult
@@ -33,7 +33,6 @@ from tf_ooo.modes.data_parallel.ordering import (
     request_to_look,
     request_to_order,
 )
-from tf_ooo.modes.data_parallel.sent import sent_bytes, with_weight_bytes
 from tf_ooo.modes.data_parallel.stock_first import RanksStockFirst, may_wait
 from tf_ooo.planning.model.schedule import Schedule
 from tf_ooo.report.report import Report
@@ -268,10 +267,9 @@ class ScheduledSteps:
         if self._profiler.profile is None:
             raise GraphError("the step was not profiled")
         costs = step_costs(step, graph, self._profiler.profile)
-        sending = with_weight_bytes(costs.layers, sent_bytes(graph, workers))
-        layers, between = planned.calibrated(sending, link.link, workers, statistics.median(self._single_s))
-        own_bytes = [layer.weight_bytes for layer in costs.layers]
-        self.report.costs = replace(costs, layers=with_weight_bytes(layers, own_bytes), link=between)
+        single_s = statistics.median(self._single_s)
+        layers, table = planned.as_measured(costs, graph, link.link, workers, single_s)
+        self.report.costs, between = table, table.link
         gain = planned.make_plan(
             layers, between, workers, options.schedule, self.steps, link.flight_bytes, options.policy_options
         )

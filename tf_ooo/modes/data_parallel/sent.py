@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from grappler_passes.graph.training_graph import Op, TrainingGraph
+from tf_ooo.costs.communication import as_allreduce_bytes
 from tf_ooo.costs.from_graph import variable_bytes
 from tf_ooo.costs.layer_costs import LayerCosts
 
@@ -14,17 +15,11 @@ _GATHERS = ("HorovodAllgather", "CollectiveGatherV2")
 
 
 def sent_bytes(graph: TrainingGraph, workers: int) -> list[float]:
-    """Of each layer the bytes of the allreduce that sends as much; a weight's, where that is not known.
-
-    In a ring of w ranks an allreduce of n bytes sends 2 (w - 1) / w n from each to the next (Patarasuk & Yuan
-    2009), gathering n bytes of each rank (w - 1) n: as much as an allreduce of w / 2 n.
-    """
+    """Of each layer the bytes of the allreduce that sends as much; a weight's, where that is not known."""
     weights = [weight_bytes for weight_bytes, _ in variable_bytes(graph, [])]
     return [
-        weight_bytes if sent is None else sent
-        for weight_bytes, sent in zip(
-            weights, (_sent(graph, layer.communication_ops, workers) for layer in graph.layers), strict=True
-        )
+        _sent(graph, layer.communication_ops, workers) or weight_bytes
+        for layer, weight_bytes in zip(graph.layers, weights, strict=True)
     ]
 
 
@@ -33,16 +28,16 @@ def with_weight_bytes(layers: Iterable[LayerCosts], sizes: Iterable[float]) -> t
     return tuple(replace(layer, weight_bytes=size) for layer, size in zip(layers, sizes, strict=True))
 
 
-def _sent(graph: TrainingGraph, names: Sequence[str], workers: int) -> float | None:
-    """None: something is sent of which no size, or in a way of which no cost, is known."""
+def _sent(graph: TrainingGraph, names: Sequence[str], workers: int) -> float:
+    """0: something is sent of which no size, or in a way of which no cost, is known."""
     total = 0.0
     for op in (graph.ops[name] for name in names):
         if op.type in _REDUCES or op.type in _GATHERS:
             size = _input_bytes(graph, op)
             if size is None:
-                return None
-            total += size * (workers / 2 if op.type in _GATHERS else 1.0)
-    return total or None
+                return 0.0
+            total += as_allreduce_bytes(size, workers) if op.type in _GATHERS else size
+    return total
 
 
 def _input_bytes(graph: TrainingGraph, op: Op) -> int | None:

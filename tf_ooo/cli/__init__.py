@@ -1,4 +1,4 @@
-"""The command line ``tf-ooo``: ``info``, ``doctor``, ``demo``, ``plan``, ``simulate``, ``bench``, ``run``, ``worker``.
+"""The command line ``tf-ooo``: ``info``, ``doctor``, ``demo``, ``plan``, ``simulate``, ``bench`` and so on.
 
 Modules here import neither TensorFlow nor Keras before a command needs them.
 """

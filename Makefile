@@ -21,7 +21,7 @@ SMOKE := tests/graph/test_addons.py tests/graph/test_versions.py tests/test_smok
 JOBS ?= 3
 PYTEST := -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder --strict-skips
 
-.PHONY: venv demo bench test test-quick lint horovod test-matrix smoke
+.PHONY: venv demo bench docs test test-quick lint horovod test-matrix smoke
 
 venv: $(VENV)/.installed
 
@@ -55,6 +55,15 @@ bench: venv horovod
 		$(TF_OOO) bench $$mode --quick --keep build/rows || exit 1; \
 	done
 	$(TF_OOO) bench report --rows build/rows --pictures build/pictures
+
+# The site, in build/site; a link that leads nowhere is an error.  Nothing is fetched but the locked packages.
+docs: $(VENV)/.docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+# Adds to what `make venv` installs, and changes nothing of it.
+$(VENV)/.docs: $(VENV)/.installed requirements/docs.txt
+	$(PIP) install -q --require-hashes -r requirements/docs.txt
+	touch $@
 
 lint: venv
 	$(BIN)/ruff check .

@@ -27,7 +27,7 @@ def main() -> None:
     planned("data_parallel_ours", "reverse_first_k", mode="data_parallel", devices=2)
     planned("one_gpu_stock", "in_order", mode="single_device")
     planned("one_gpu_ours", "multi_stream", mode="single_device")
-    planned("layerpipe", "layerpipe", steps=6, mode="layerpipe", devices=3)
+    planned("layerpipe", "layerpipe", steps=1, mode="layerpipe", devices=3, microbatches=8)
 
 
 def planned(name: str, schedule: str, steps: int = 2, **problem: object) -> None:

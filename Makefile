@@ -21,7 +21,7 @@ SMOKE := tests/graph/test_addons.py tests/graph/test_versions.py tests/test_smok
 JOBS ?= 3
 PYTEST := -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder --strict-skips
 
-.PHONY: venv demo bench test test-quick lint horovod test-matrix smoke
+.PHONY: venv demo bench docs wheel test test-quick lint horovod test-matrix smoke
 
 venv: $(VENV)/.installed
 
@@ -55,6 +55,26 @@ bench: venv horovod
 		$(TF_OOO) bench $$mode --quick --keep build/rows || exit 1; \
 	done
 	$(TF_OOO) bench report --rows build/rows --pictures build/pictures
+
+# The site, in build/site; a link that leads nowhere is an error.  Nothing is fetched but the locked packages.
+docs: $(VENV)/.docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+# Adds to what `make venv` installs, and changes nothing of it.
+$(VENV)/.docs: $(VENV)/.installed requirements/docs.txt
+	$(PIP) install -q --require-hashes -r requirements/docs.txt
+	touch $@
+
+# In dist: the source, and one wheel for all Pythons whose tag says which glibc it needs.
+wheel: $(VENV)/.release
+	rm -rf dist build/wheel
+	$(BIN)/python -m build --outdir build/wheel
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/auditwheel repair --wheel-dir dist build/wheel/*.whl
+	cp build/wheel/*.tar.gz dist
+
+$(VENV)/.release: $(VENV)/.installed requirements/release.txt
+	$(PIP) install -q --require-hashes -r requirements/release.txt
+	touch $@
 
 lint: venv
 	$(BIN)/ruff check .

@@ -5,10 +5,25 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+from pathlib import Path
 
 from setuptools import Extension, find_packages, setup
+from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
 
+# Where the project lives is said when a release is built.
+REPOSITORY = os.environ.get("TF_OOO_REPOSITORY_URL", "").rstrip("/")
+URLS = {"Source": REPOSITORY, "Changelog": f"{REPOSITORY}/blob/main/CHANGELOG.md"} if REPOSITORY else {}
+CLASSIFIERS = [
+    "Development Status :: 4 - Beta",
+    "Intended Audience :: Developers",
+    "Intended Audience :: Science/Research",
+    "Operating System :: POSIX :: Linux",
+    "Programming Language :: C",
+    *(f"Programming Language :: Python :: 3.{minor}" for minor in range(10, 14)),
+    "Topic :: Scientific/Engineering :: Artificial Intelligence",
+    "Typing :: Typed",
+]
 SHIM = "grappler_passes/plugin/shim.c"
 TENSORFLOW = ">=2.21,<2.22"
 
@@ -47,6 +62,10 @@ class BuildShims(build_ext):
             )
         super().build_extensions()
 
+    def get_ext_filename(self, fullname: str) -> str:
+        """Without the tag of a Python: none of them is a Python extension."""
+        return os.path.join(*fullname.split(".")) + ".so"
+
     def build_extension(self, ext: Extension) -> None:
         """Gives the extension an object folder of its own."""
         base = self.build_temp
@@ -57,13 +76,27 @@ class BuildShims(build_ext):
             self.build_temp = base
 
 
+class WheelForAnyPython(bdist_wheel):
+    """One wheel for every Python: it is tied to the platform's C library only."""
+
+    def get_tag(self) -> tuple[str, str, str]:
+        """``py3-none-linux_x86_64``; auditwheel makes ``manylinux`` of it."""
+        return "py3", "none", super().get_tag()[2]
+
+
 OF_HOSTS = (of_hosts("listening"), of_hosts("silence"))
 
 setup(
     name="tf_ooo",
     version="0.1.0",
     description="Out-of-order backprop for unmodified TensorFlow and Keras",
+    long_description=Path(__file__).with_name("README.md").read_text(encoding="utf-8"),
+    long_description_content_type="text/markdown",
     license="Apache-2.0",
+    license_files=["LICENSE"],
+    keywords=["tensorflow", "keras", "backpropagation", "pipeline parallelism", "data parallel", "horovod"],
+    classifiers=CLASSIFIERS,
+    project_urls=URLS,
     packages=find_packages(include=["tf_ooo*", "grappler_passes*", "keras_callbacks*"]),
     package_data={
         "tf_ooo": ["py.typed", "__init__.pyi"],
@@ -85,15 +118,18 @@ setup(
         "dev": [
             "cmake<4",
             "hypothesis",
+            "ipykernel",
             "mypy",
+            "nbclient",
             "ortools",
             "pytest",
             "pytest-timeout",
             "ruff",
             "scikit-learn",
+            "sybil",
         ],
     },
     entry_points={"console_scripts": ["tf-ooo = tf_ooo.cli:main"]},
     ext_modules=[shim("CPU"), shim("GPU"), *(OF_HOSTS if sys.platform == "linux" else ())],
-    cmdclass={"build_ext": BuildShims},
+    cmdclass={"build_ext": BuildShims, "bdist_wheel": WheelForAnyPython},
 )

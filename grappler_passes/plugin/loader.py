@@ -91,7 +91,7 @@ def python_calls() -> int:
 def shim_path(device_type: str) -> Path:
     """The compiled shim for ``"CPU"`` or ``"GPU"``."""
     folder, module = Path(__file__).parent, f"_shim_{device_type.lower()}"
-    for suffix in importlib.machinery.EXTENSION_SUFFIXES:
+    for suffix in reversed(importlib.machinery.EXTENSION_SUFFIXES):  # the plain .so first
         path = folder / f"{module}{suffix}"
         if path.exists():
             return path.resolve()

@@ -1,4 +1,4 @@
-"""The examples and the README's code run as they stand."""
+"""The examples run as they stand; the code of pages: test_pages.py."""
 
 from __future__ import annotations
 
@@ -7,13 +7,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-import keras
-import numpy as np
 import pytest
-import tensorflow as tf
 
 from tests import forked
-from tf_ooo.fit import paying
 
 pytest.importorskip("sklearn", reason="scikit-learn is not installed")
 
@@ -45,25 +41,6 @@ def test_function_example(tmp_path):
     run = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=240, check=False)
     assert run.returncode == 0, run.stdout + run.stderr
     assert_rewritten(run.stdout)
-
-
-@pytest.mark.alone  # the tests after it start processes
-def test_readme(capsys):
-    """The code blocks of the README, with a model and data."""
-    blocks = re.findall(r"```python\n(.*?)```", (EXAMPLES.parent / "README.md").read_text(), re.DOTALL)
-    assert len(blocks) == 2
-    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(5, "relu"), keras.layers.Dense(1)])
-    model.compile("sgd", "mse", jit_compile=False)
-    x, y = np.ones((320, 4), "float32"), np.ones((320, 1), "float32")
-    given = {
-        "model": model, "x": x, "y": y, "loss_fn": keras.losses.MeanSquaredError(),
-        "optimizer": keras.optimizers.SGD(0.1), "data": tf.data.Dataset.from_tensor_slices((x, y)).batch(32),
-    }  # fmt: skip
-    for block in blocks:
-        exec(compile(block, "README.md", "exec"), given)
-    out = capsys.readouterr().out
-    assert out.count("mode, schedule") == 2
-    assert out.count(f"no gain: the stock step runs: {paying.ON_CPU}") == 2, out
 
 
 @pytest.mark.timeout(600)

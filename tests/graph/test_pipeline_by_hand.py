@@ -26,7 +26,7 @@ pytestmark = [pytest.mark.devices(2), pytest.mark.takes(30)]
 
 
 def rows_of_parts(rows, count=4):
-    """As docs/pipeline.md has it: as equal as can be, larger ones first, none empty."""
+    """As docs/details/pipeline.md has it: as equal as can be, larger ones first, none empty."""
     count = min(rows, count)
     return [rows // count + (number < rows % count) for number in range(count)]
 

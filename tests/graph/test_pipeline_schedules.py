@@ -67,7 +67,7 @@ def deterministic_ops():
 @pytest.mark.alone
 @pytest.mark.usefixtures("deterministic_ops")
 def test_wide_tensors():
-    """TensorFlow repeats its own bits there only where it is told to: docs/pipeline.md."""
+    """TensorFlow repeats its own bits there only where it is told to: docs/details/pipeline.md."""
     keras.utils.set_random_seed(3)
     workload = workloads.make(dataclasses.replace(workloads.bert(2), batch=16))
     data = tuple(np.concatenate([array] * 3) for array in (workload.x, workload.y))

@@ -235,7 +235,7 @@ def _bench(draw: Draw) -> _Line:
 
 
 def _names(draw: Draw) -> _Line:
-    command = draw.choice(("info", "demo", "plan", "simulate", "bench", "run", "worker"))
+    command = draw.choice(("info", "doctor", "demo", "plan", "simulate", "bench", "run", "worker"))
     lines: tuple[tuple[list[str], str], ...] = (
         ([draw.misspelt(command)], "command"),
         ([command, "--no-such-option"], "no-such-option"),
@@ -243,6 +243,7 @@ def _names(draw: Draw) -> _Line:
         (["demo", "--epochs", draw.choice(("0", "-1", "x", "nan", ""))], "epochs"),
         (["demo", "--schedule", draw.choice(("zb_h1", "fast", "", "AUTO"))], "schedule"),
         (["info", "more"], "more"),
+        (["doctor", "--cluster", draw.choice(("a", "a:0", "a:b", "a:1,a:1"))], "cluster"),
         (["plan"], "COSTS|MODEL"),
         (["simulate", "schedule.txt"], "COSTS"),
         (["simulate", "schedule.txt", "costs.json", "--steps", draw.choice(("0", "x", "-1"))], "steps"),

@@ -1,5 +1,4 @@
-"""The command line: ``tf-ooo info``, ``demo``, ``plan``, ``simulate``, ``bench``, ``paper``, ``run`` and
-``worker``.
+"""The command line ``tf-ooo``: ``info``, ``doctor``, ``demo``, ``plan``, ``simulate``, ``bench`` and so on.
 
 Modules here import neither TensorFlow nor Keras before a command needs them.
 """
@@ -7,6 +6,7 @@ Modules here import neither TensorFlow nor Keras before a command needs them.
 from tf_ooo.bench.paper.command import paper
 from tf_ooo.cli.about import demo, info
 from tf_ooo.cli.bench import bench
+from tf_ooo.cli.doctor import doctor
 from tf_ooo.cli.group import main
 from tf_ooo.cli.plan import plan
 from tf_ooo.cli.run import run
@@ -15,5 +15,5 @@ from tf_ooo.cli.worker import worker
 
 __all__ = ["main"]
 
-for _command in (info, demo, plan, simulate, bench, paper, run, worker):
+for _command in (info, doctor, demo, plan, simulate, bench, paper, run, worker):
     main.add_command(_command)

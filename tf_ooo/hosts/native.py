@@ -13,7 +13,7 @@ from tf_ooo.errors import BackendError
 @cache
 def load(name: str) -> ctypes.CDLL:
     """The library; BackendError: it is not compiled."""
-    for suffix in importlib.machinery.EXTENSION_SUFFIXES:
+    for suffix in reversed(importlib.machinery.EXTENSION_SUFFIXES):  # the plain .so first
         path = Path(__file__).with_name(f"{name}{suffix}")
         if path.exists():
             return ctypes.CDLL(str(path))

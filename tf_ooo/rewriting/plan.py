@@ -57,9 +57,10 @@ def plan(
         model: a Keras model, the path of a saved one, or ``"MODULE:NAME"`` of a class, function or model; its
             training step is traced.
         batch: rows of one micro-batch; None: 32 for a model, else those of the CostTable.
-        device, precision, measure: of a model, as :func:`tf_ooo.costs.keras_model.costs_of_model` has them:
-            the device that it is planned for (None: a V100), ``"fp32"``, ``"tf32"``, ``"bf16"`` or
-            ``"fp16"``; whether its ops are measured on this machine.
+        device: of a model: what it is planned for, a name of ``tf_ooo/costs/devices.py``; None: a V100.
+        precision: of a model: ``"fp32"``, ``"tf32"``, ``"bf16"`` or ``"fp16"``; None: what TensorFlow
+            multiplies its types in.
+        measure: of a model: its ops are measured on this machine, not calculated.
         input_shape: of a model that is not built, or whose sizes are open: ``(128, 64)``, without the batch,
             or ``"ids=128:int32"``; a list or a map for several inputs.
         devices: devices of a pipeline, or workers of data parallel training.

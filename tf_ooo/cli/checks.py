@@ -1,0 +1,199 @@
+"""What ``tf-ooo doctor`` looks at: one function for each thing, which says how it is and what to do."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from tf_ooo.errors import OOOError
+from tf_ooo.hosts import addresses
+from tf_ooo.version import __version__
+
+PYTHONS = (10, 13)
+"""The first and the last minor version of Python 3 that is supported."""
+
+State = Literal["ok", "absent", "broken"]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """How one thing is.
+
+    Args:
+        state: ``"ok"``; ``"absent"`` for what training can do without; ``"broken"`` for what it needs.
+        fact: what is there.
+        advice: what to do about it; empty where there is nothing to do.
+    """
+
+    state: State
+    fact: str
+    advice: str = ""
+
+
+def python() -> Finding:
+    """Whether this Python is one that is tested."""
+    version = sys.version.split()[0]
+    first, last = PYTHONS
+    if sys.version_info[0] == 3 and first <= sys.version_info[1] <= last:
+        return Finding("ok", version)
+    return Finding("broken", version, f"take Python 3.{first} to 3.{last}")
+
+
+def package() -> Finding:
+    """The version of this package."""
+    return Finding("ok", __version__)
+
+
+def tensorflow() -> Finding:
+    """Whether TensorFlow can be imported and is of a supported version."""
+    from grappler_passes.compat import releases
+
+    reason = releases.why_unsupported()
+    if reason is not None:
+        fact, _, advice = reason.partition("; ")
+        return Finding("broken", fact, advice)
+    import tensorflow as tf
+
+    return Finding("ok", tf.__version__)
+
+
+def keras() -> Finding:
+    """Whether the Keras that users get is supported and runs on TensorFlow."""
+    from tf_ooo.compat import versions
+
+    versions.check_keras_backend()
+    user_keras = versions.user_keras()
+    return Finding("ok", f"{user_keras.__name__} {user_keras.__version__} on TensorFlow")
+
+
+def plug_in() -> Finding:
+    """Whether TensorFlow takes the graph optimizer, without which nothing is rewritten."""
+    from grappler_passes import plugin
+
+    try:
+        plugin.load()
+    except plugin.PluginError as error:
+        return Finding("broken", str(error), "without it training runs in stock order")
+    return Finding("ok", f"loaded for {' and '.join(plugin.loaded())}")
+
+
+def gpus() -> Finding:
+    """The GPUs that TensorFlow sees; says so where the machine has one that it does not see."""
+    import tensorflow as tf
+
+    names = [
+        device.name.removeprefix("/physical_device:") for device in tf.config.list_physical_devices("GPU")
+    ]
+    if names:
+        return Finding("ok", ", ".join(names))
+    if shutil.which("nvidia-smi") is None:
+        return Finding("absent", "none", "nothing, on a machine without a GPU")
+    if not tf.test.is_built_with_cuda():
+        return Finding("absent", "this TensorFlow is one for CPUs", "pip install 'tf-ooo[gpu]'")
+    advice = "nvidia-smi shows whether the driver works; CUDA_VISIBLE_DEVICES may hide GPUs"
+    return Finding("absent", "TensorFlow sees none, though nvidia-smi is installed", advice)
+
+
+def xla() -> Finding:
+    """Whether steps that XLA compiles can be rewritten, which matters on a GPU only."""
+    import tensorflow as tf
+
+    from grappler_passes.compat import releases
+    from tf_ooo.compat import xla_flags
+
+    if releases.major_minor(tf.__version__) < (2, 21):
+        fact = "compiled steps stay in stock order with this TensorFlow"
+        return Finding("absent", fact, "TensorFlow 2.21, if you train on a GPU")
+    reason = xla_flags.why_flags_are_fixed()
+    if reason is not None:
+        return Finding("absent", reason, "set XLA_FLAGS before Python starts, if you want other flags")
+    return Finding("ok", "compiled steps can be rewritten on a GPU, and flags can be set")
+
+
+def horovod() -> Finding:
+    """Whether Horovod is there, and what it was built with; only data parallel over Horovod needs it."""
+    try:
+        import horovod.tensorflow as hvd
+    except ImportError as error:
+        advice = "nothing, unless you start with horovodrun: docs/data_parallel.md says how to install it"
+        return Finding("absent", f"cannot be imported ({error})", advice)
+    import horovod
+
+    parts = {"Gloo": hvd.gloo_built, "MPI": hvd.mpi_built, "NCCL": hvd.nccl_built}
+    present = [name for name, is_built in parts.items() if is_built()]
+    fact = f"{horovod.__version__}, built with {', '.join(present) or 'no network'}"
+    if not present:
+        return Finding("broken", fact, "build it again with HOROVOD_WITH_GLOO=1")
+    return Finding("ok", fact)
+
+
+def host_libraries() -> Finding:
+    """Whether the small C libraries of several hosts load; only workers on other hosts need them."""
+    from tf_ooo.hosts import native
+
+    for name in ("_listening", "_silence"):
+        native.load(name)
+    return Finding("ok", "loaded")
+
+
+def local_ports() -> Finding:
+    """Whether this machine gives a program a port of its own, as every training over processes needs."""
+    try:
+        with addresses.held_ports(1) as (port,):
+            return Finding("ok", f"127.0.0.1 gives free ports, such as {port}")
+    except OSError as error:
+        advice = "allow connections on the loopback interface; one process alone trains without them"
+        return Finding("absent", f"127.0.0.1 gives no port ({error})", advice)
+
+
+def task(address: str) -> Finding:
+    """Whether something answers at an address of a cluster, or else this machine could listen there."""
+    why_silent = addresses.answers(address, timeout_s=2.0)
+    if not why_silent:
+        return Finding("ok", "answers")
+    why_not_here = addresses.can_listen(address)
+    if not why_not_here:
+        return Finding("absent", "free on this machine", "start its worker, or train here as task 0")
+    advice = "start tf-ooo worker there, and let this machine reach the port"
+    return Finding("broken", f"does not answer ({why_silent})", advice)
+
+
+_ALWAYS = {
+    "tf_ooo": package,
+    "Python": python,
+    "host libraries": host_libraries,
+    "ports": local_ports,
+}
+_WITH_TENSORFLOW = {"Keras": keras, "plug-in": plug_in, "GPUs": gpus, "XLA": xla, "Horovod": horovod}
+
+
+def findings(cluster: str | None = None) -> Iterator[tuple[str, Finding]]:
+    """What was looked at, and how it is; what needs TensorFlow only where that can be used.
+
+    Args:
+        cluster: ``"host1:port,host2:port"``, whose addresses are asked too; None: what TF_OOO_CLUSTER says.
+            OptionsError: it is no cluster.
+    """
+    cluster = cluster or addresses.cluster_of_environment()
+    tasks = addresses.parse(cluster) if cluster else ()
+    for what, check in _ALWAYS.items():
+        yield what, _told(check)
+    of_tensorflow = _told(tensorflow)
+    yield "TensorFlow", of_tensorflow
+    if of_tensorflow.state == "ok":
+        for what, check in _WITH_TENSORFLOW.items():
+            yield what, _told(check)
+    for address in tasks:
+        yield address, task(address)
+
+
+def _told(check: Callable[[], Finding]) -> Finding:
+    """What a check says; an error is an answer as well, because the checks behind it are wanted too."""
+    try:
+        return check()
+    except (OOOError, ImportError, OSError) as error:
+        fact, _, advice = str(error).partition("; ")
+        return Finding("broken", fact, advice)

@@ -44,14 +44,19 @@ def within_docs(text: str) -> str:
 
 def examples() -> str:
     """All examples as they are, each below its name."""
-    parts = ["# Examples\n\nEach is a file in `examples/`. Run it with `python`.\n"]
-    for file in sorted((ROOT / "examples").iterdir()):
+    parts = ["# Examples\n\nEach is a file in `examples/`. Run it with `python`.\n", *_shown(ROOT / "examples", "")]
+    parts.append("## The paper's networks {#paper}\n\nIn `examples/paper/`.\n")
+    parts += _shown(ROOT / "examples" / "paper", "paper/")
+    return "\n".join(parts)
+
+
+def _shown(folder: Path, above: str) -> Iterator[str]:
+    for file in sorted(folder.iterdir()):
         if file.suffix not in (".py", ".yaml"):
             continue
         text = file.read_text()
         language = file.suffix.removeprefix(".").replace("py", "python")
-        parts.append(f"## {_title(file, text)} {{#{file.name}}}\n\n```{language}\n{text}```\n")
-    return "\n".join(parts)
+        yield f"## {_title(file, text)} {{#{above}{file.name}}}\n\n```{language}\n{text}```\n"
 
 
 def _title(file: Path, text: str) -> str:

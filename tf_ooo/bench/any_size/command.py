@@ -36,10 +36,10 @@ _ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": "1000000", "MALLOC_ARENA_MAX": "4"}
 @click.option("--limit-mb", type=COUNT, default=2950, show_default=True, help="That one process may use.")
 @click.option("--workers", type=COUNT, default=4, show_default=True, help="That share the model.")
 @click.option("--steps", type=COUNT, default=6, show_default=True, help="To train.")
-@quick_option("8 layers of 256, 600 MB.")
+@quick_option("8 layers of 256, 600 MB.", expose=False, layers=8, width=256, limit_mb=600)
 @json_option
 def any_size(
-    layers: int, width: int, limit_mb: int, workers: int, steps: int, quick: bool, json_file: Path | None
+    layers: int, width: int, limit_mb: int, workers: int, steps: int, json_file: Path | None
 ) -> None:
     """A model on workers that may each use half of what it needs.
 
@@ -50,7 +50,6 @@ def any_size(
     if reason:
         click.echo(f"skipped: {reason}")
         return
-    layers, width, limit_mb = (8, 256, 600) if quick else (layers, width, limit_mb)
     asked = AnySizeRun(layers, width, 8, steps, planned_bytes=int(_PLANNED_SHARE * limit_mb * 1e6))
     rows = reported(_runs(asked, limit_mb * 10**6, workers), text_of, json_file)
     click.echo(verdict_of(rows))

@@ -80,6 +80,21 @@ def bandwidth_mbit(alone: DataParallelMeasured, communication: float) -> float:
     return round(8 * sent_bytes / (communication * compute_s) / 1e6, 1)
 
 
+def as_if_in_turns(alone: DataParallelMeasured, together: DataParallelMeasured) -> Row:
+    """Stock Horovod with knobs, from processes of their own: knobs are a process's.
+
+    Its times as they would be if the machine had computed there as fast as beside all others, as far as both
+    have measured computing alone.
+    """
+    run = alone["configurations"][SAME_STEPS[0]]
+    if LOCAL not in together["configurations"]:
+        return run
+    there_s, here_s = (
+        statistics.median(measured["configurations"][LOCAL]["seconds"]) for measured in (together, alone)
+    )
+    return run | {"seconds": [seconds * there_s / here_s for seconds in run["seconds"]]}
+
+
 def rows_of(measured: DataParallelMeasured, asked: DataParallelRun, tuned: Sequence[Row] = ()) -> list[Row]:
     """One row for each configuration, beside stock Horovod as it ships; of the ``tuned`` runs the best.
 

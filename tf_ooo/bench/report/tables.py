@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterable, Sequence
 
-from tf_ooo.bench.report.figures import Figure, Kind, figures_of
+from tf_ooo.bench.report.figures import OPTIONAL, Figure, Kind, figures_of
 from tf_ooo.bench.shared.kept import Run
 from tf_ooo.bench.shared.rows import Row
 from tf_ooo.report.texts import seconds_text
@@ -22,8 +22,13 @@ def table_of(kind: Kind, runs: Iterable[Run]) -> str:
     settings = figures_of(kind, runs)
     if not settings:
         return "No run of this is kept yet."
-    head = [*kind.columns, *_COLUMNS]
-    return markdown(head, [_cells(figures) for figures in settings])
+    head = [*kind.setting, *_COLUMNS]
+    lines = [_cells(figures) for figures in settings]
+    for place, column in enumerate(kind.setting):
+        if column in OPTIONAL and len({line[place] for line in lines}) == 1:
+            for line in lines:
+                line[place] = ""
+    return markdown(head, lines)
 
 
 def predictions_of(runs: Iterable[Run]) -> str:

@@ -123,16 +123,15 @@ class Trainer(InTurns):
         if options is not None:
             self.callback = tf_ooo.OOOBackprop(mode="data_parallel", unroll=asked.steps, **options)
         alone = options is None and name not in (*SAME_STEPS, LOCAL)
-        self._compile(1 if alone else asked.steps)
+        self.model.compile(
+            optimizer(network), loss(), jit_compile=False, steps_per_execution=1 if alone else asked.steps
+        )
+        self.model.optimizer.build(self.model.trainable_variables)
         if name.startswith(BASELINE) and not name.startswith(TAPE):
             _average_in_apply(self.model.optimizer, hvd)
         self._losses: list[float] = []  # of each fit
         self._x, self._y = network.data(2 * self._steps * self.batch, 1 + hvd.rank())
         self._remember(self.model.optimizer)
-
-    def _compile(self, steps_per_execution: int) -> None:
-        self.model.compile(optimizer(), loss(), jit_compile=False, steps_per_execution=steps_per_execution)
-        self.model.optimizer.build(self.model.trainable_variables)
 
     def warm_up(self) -> None:
         """Until everything is traced, planned and decided."""

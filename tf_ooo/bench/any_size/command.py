@@ -25,7 +25,7 @@ _PREFIX = "tf_ooo_any_size_"
 # Of what a worker may use, for tensors: its process and its graphs take the rest.
 _PLANNED_SHARE = 0.84
 # Adam has two numbers for each weight.
-_WITH_SLOTS = 3
+WITH_SLOTS = 3
 # What is free is given back, so that the most that was used is what was needed.
 _ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": "1000000", "MALLOC_ARENA_MAX": "4"}
 
@@ -103,7 +103,7 @@ def text_of(row: Row) -> str:
     used = f", used at most {max(row['used_bytes']) / 1e6:.0f} MB" if "used_bytes" in row else ""
     if "losses" not in row:
         return f"{row['runs_on']}{limit}: ended with status {row['status']}{used}"
-    needs = f"weights and Adam's slots {_WITH_SLOTS * row['weights_bytes'] / 1e6:.0f} MB"
+    needs = f"weights and Adam's slots {WITH_SLOTS * row['weights_bytes'] / 1e6:.0f} MB"
     losses = " ".join(f"{loss:.6f}" for loss in row["losses"])
     return f"{row['runs_on']}{limit}: {needs}{used}; losses {losses}"
 
@@ -111,7 +111,7 @@ def text_of(row: Row) -> str:
 def verdict_of(rows: list[Row]) -> str:
     """How much larger the model was than a worker, and how far the losses are apart."""
     over, whole, limited = rows
-    factor = _WITH_SLOTS * over["weights_bytes"] / over["limit_bytes"]
+    factor = WITH_SLOTS * over["weights_bytes"] / over["limit_bytes"]
     pairs = zip(over["losses"], whole["losses"], strict=True)
     apart = max(abs(a - b) / abs(b) for a, b in pairs)
     ended = f"ended with status {limited['status']}" if limited["status"] else "trained, too"

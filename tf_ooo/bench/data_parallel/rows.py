@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypedDict
 
@@ -95,11 +95,15 @@ def as_if_in_turns(alone: DataParallelMeasured, together: DataParallelMeasured) 
     return run | {"seconds": [seconds * there_s / here_s for seconds in run["seconds"]]}
 
 
-def rows_of(measured: DataParallelMeasured, asked: DataParallelRun, tuned: Sequence[Row] = ()) -> list[Row]:
+def rows_of(
+    measured: DataParallelMeasured, asked: DataParallelRun, tuned: Sequence[Row] = (),
+    knobs: Mapping[str, str] | None = None,
+) -> list[Row]:  # fmt: skip
     """One row for each configuration, beside stock Horovod as it ships; of the ``tuned`` runs the best.
 
     ``over_strongest``: how many times as fast as the fastest of all that are stock.  ``reordering_alone``: as
-    this mode with as many steps together, in which nothing is reordered.
+    this mode with as many steps together, in which nothing is reordered.  ``knobs``: Horovod's, which
+    all were given.
     """
     runs = dict(measured["configurations"])
     if tuned:
@@ -139,7 +143,7 @@ def rows_of(measured: DataParallelMeasured, asked: DataParallelRun, tuned: Seque
             "bit_equal": run["bits"] == stock["bits"],
             "losses": run.get("losses"),
             "reason": run.get("reason") or None,
-            "knobs": run.get("knobs"),
+            "knobs": dict(knobs or {}) | run.get("knobs", {}) or None,
         }
         rows.append(known(row))
     return rows

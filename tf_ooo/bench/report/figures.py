@@ -98,10 +98,11 @@ def _through(engine: str, rows: Sequence[Row], stock: Sequence[Row]) -> Iterator
         return
     best, times = _by_plan(ours), ours[0].get("communication")
     link = f"{times:g} x computing" if times else f"{best.get('bandwidth_bit_s', 0) / 1e6:.0f} Mbit/s"
+    given = "".join(f", {name}={value}" for name, value in best.get("knobs", {}).items())
     asked = "1.15 on three of five" if times and 0.7 <= times <= 1.3 else "0.98"
     yield _figure(
         (
-            best["workload"], str(best["devices"]), link, str(best.get("steps", "")), engine,
+            best["workload"], str(best["devices"]), link, str(best.get("steps", "")), engine + given,
             best.get("messages", "wait for a core"), f"{best.get('cores', 0.5):g}", _rows_text(best),
         ),
         min(stock, key=_step_s), best,

@@ -90,6 +90,8 @@ def test_options_with_several_values():
         (["data-parallel", "--mbit", "100", "--communication", "1"], "give one of them"),
         (["data-parallel", "--workers", "0"], "0 is not in the range"),
         (["data-parallel", "--cores", "nan"], "nan is no number above 0"),
+        (["mesh", "--cores", "1.5"], "1.5 is more than 1: a worker computes with one thread"),
+        (["single", "--json", "nowhere/rows.json"], "there is no folder nowhere"),
         (["pipeline", "--devices", "2", "0"], "0 is not in the range"),
         (["pipeline", "--schedules", "gpipe,1f1b_unfused"], "'1f1b_unfused' is no schedule of pipelines"),
         (["pipeline", "--schedules", "gpipe,zb_h9"], "'zb_h9' is no schedule of pipelines; there are auto, "),

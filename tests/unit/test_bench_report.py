@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import click
@@ -114,6 +115,37 @@ def test_layerpipe_beside_the_fastest_of_what_there_is():
     run = Run("layerpipe", "1", "abc", "", "two cores", rows)
     ((figure,),) = figures_of(BY_NAME["layerpipe"], [run])
     assert (figure.baseline, figure.gain) == ("pipedream_2bw", 1.25)
+
+
+def test_another_machine_is_another_setting():
+    run = of_data_parallel("1", 2.0, 1.2, 1.1, search=1.0)
+    machines = ("two x86-64 cores; Python", "AMD EPYC, 2 cores, 25 GB; Python", "ARM, 2 cores, 8 GB; Python")
+    first, same, other = (replace(run, machine=machine) for machine in machines)
+    assert len(figures_of(BY_NAME["data parallel"], [first, same])) == 1
+    assert len(figures_of(BY_NAME["data parallel"], [first, same, other])) == 2
+    assert "ARM, 2 cores" in table_of(BY_NAME["data parallel"], [first, other])
+    assert "EPYC" not in table_of(BY_NAME["data parallel"], [first, same])
+
+
+def test_another_size_is_another_setting():
+    about = {"mode": "layerpipe", "devices": 2, "cores": 0.6, "workload": "mlp"}
+    rows = [
+        about | {"schedule": name, "step_s": 1.0, "batch_rows": count}
+        for count in (512, 1536)
+        for name in ("pipedream", "layerpipe")
+    ]
+    runs = [Run("layerpipe", "1", "abc", "", "two cores", part) for part in (rows[:2], rows[2:])]
+    assert [figures[0].setting[3] for figures in figures_of(BY_NAME["layerpipe"], runs)] == ["512", "1536"]
+
+
+def test_a_prediction_that_failed_is_counted():
+    row = {"workload": "mlp", "where": "ranks", "predicted_s": 1.0, "measured_s": 1.1}
+    failed = {"workload": "mlp", "repetition": 2, "failed": "no Horovod"}
+    run = Run("prediction", "1", "abc", "", "two cores", [row, failed])
+    table = tables_of([run])["predictions"]
+    assert table.splitlines()[-1] == "| mlp | ranks | 1.00 s | 1.10 s | -9% | 1 of 1 | 1 |"
+    only_failed = replace(run, rows=[failed])
+    assert "0 of 0" in tables_of([only_failed])["predictions"]
 
 
 def test_words_by_hand_stay():

@@ -8,6 +8,8 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+import click
+
 from tf_ooo.bench.data_parallel.rows import (
     BASELINE,
     LOCAL,
@@ -60,6 +62,10 @@ def _run(asked: DataParallelRun, names: list[str], knobs: Mapping[str, str]) -> 
     """What rank 0 of one run has measured; ``knobs``: Horovod's."""
     group = f"tf_ooo_bench_{os.getpid()}_"
     launcher = Path(sys.executable).with_name("horovodrun")
+    if not launcher.exists():
+        raise click.ClickException(
+            f"there is no {launcher}: install Horovod, by make horovod or as in docs/data_parallel.md"
+        )
     path = f"{launcher.parent}{os.pathsep}{os.environ.get('PATH', '')}"
     environment = os.environ | dict(knobs) | {"PATH": path, "TF_CPP_MIN_LOG_LEVEL": "3"}
     with (

@@ -16,9 +16,9 @@ from tf_ooo.bench.shared import confine
 from tf_ooo.bench.shared.bars import save_bars
 from tf_ooo.bench.shared.drivers import SHARE, end_with_sigterm, run_driver
 from tf_ooo.bench.shared.options import (
+    CORES,
     COUNT,
     FILE,
-    POSITIVE,
     SeveralValues,
     json_option,
     quick_option,
@@ -46,7 +46,7 @@ _EVERYWHERE = {"quick", "json_file", "keep", "accuracy", "simulated"}
 @several(
     "--devices", COUNT, help="Worker processes.  [default: 2 3 4; with --accuracy 3 logical CPU devices]"
 )
-@click.option("--cores", type=POSITIVE, help=f"Of each worker.  [default: {SHARE} of an equal share]")
+@click.option("--cores", type=CORES, help=f"Of each worker.  [default: {SHARE} of an equal share]")
 @click.option("--repetitions", type=COUNT, default=6, show_default=True, help="Turns of each mode.")
 @click.option("--simulated", is_flag=True,
               help="Instead: all workloads on paper, for 2 to 16 processors.")  # fmt: skip

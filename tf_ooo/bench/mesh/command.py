@@ -10,7 +10,7 @@ from tf_ooo.bench.mesh.cases import CASES
 from tf_ooo.bench.mesh.rows import MeshRun, row_of, summary_of, text_of
 from tf_ooo.bench.shared import confine
 from tf_ooo.bench.shared.drivers import SHARE, end_with_sigterm, run_driver
-from tf_ooo.bench.shared.options import COUNT, POSITIVE, SeveralValues, json_option, quick_option, several
+from tf_ooo.bench.shared.options import CORES, COUNT, SeveralValues, json_option, quick_option, several
 from tf_ooo.bench.shared.rows import Row, reported
 
 _QUICK = ("mlp_one_large", "mlp_few_rows")
@@ -21,7 +21,7 @@ _QUICK = ("mlp_one_large", "mlp_few_rows")
 @several("--workload", click.Choice(list(CASES)), default=list(CASES), show_default=True)
 @click.option("--devices", type=COUNT, default=4, show_default=True, help="Worker processes.")
 @click.option("--microbatches", type=COUNT, default=8, show_default=True, help="Of a step.")
-@click.option("--cores", type=POSITIVE, help=f"Of each worker.  [default: {SHARE} of an equal share]")
+@click.option("--cores", type=CORES, help=f"Of each worker.  [default: {SHARE} of an equal share]")
 @click.option("--repetitions", type=COUNT, default=8, show_default=True, help="Turns of each.")
 @json_option
 def mesh(

@@ -20,9 +20,9 @@ from tf_ooo.bench.pipeline.rows import (
 from tf_ooo.bench.shared import confine
 from tf_ooo.bench.shared.drivers import SHARE, end_with_sigterm, run_driver
 from tf_ooo.bench.shared.options import (
+    CORES,
     COUNT,
     FOLDER,
-    POSITIVE,
     SeveralValues,
     json_option,
     quick_option,
@@ -60,7 +60,7 @@ class _Schedules(click.ParamType):  # type: ignore[type-arg]
 @several("--devices", COUNT, default=[4], show_default=True, help="Worker processes.")
 @several("--microbatches", COUNT, default=[8], show_default=True)
 @click.option("--schedules", type=_Schedules(), default=SCHEDULES, show_default=True)
-@click.option("--cores", type=POSITIVE, help=f"Of each worker.  [default: {SHARE} of an equal share]")
+@click.option("--cores", type=CORES, help=f"Of each worker.  [default: {SHARE} of an equal share]")
 @click.option("--repetitions", type=COUNT, default=8, show_default=True, help="Turns of each schedule.")
 @click.option("--torch", is_flag=True,
               help="torch.distributed.pipelining in turns with ours, where torch is installed "

@@ -9,7 +9,15 @@ import click
 from tf_ooo.bench.mesh.cases import CASES
 from tf_ooo.bench.shared import confine
 from tf_ooo.bench.shared.drivers import SHARE, end_with_sigterm, run_driver
-from tf_ooo.bench.shared.options import COUNT, POSITIVE, SeveralValues, json_option, quick_option, several
+from tf_ooo.bench.shared.options import (
+    CORES,
+    COUNT,
+    POSITIVE,
+    SeveralValues,
+    json_option,
+    quick_option,
+    several,
+)
 from tf_ooo.bench.shared.rows import Row, reported
 from tf_ooo.bench.unequal.rows import UnequalRun, row_of, text_of
 
@@ -22,7 +30,7 @@ _MODELS = ("mlp_even", "resnet", "transformer", "gpt2")
 @click.option("--devices", type=COUNT, default=3, show_default=True, help="Worker processes.")
 @click.option("--microbatches", type=COUNT, default=8, show_default=True, help="Of a step.")
 @click.option(
-    "--cores", type=POSITIVE, help=f"Of each worker but the last.  [default: {SHARE} of an equal share]"
+    "--cores", type=CORES, help=f"Of each worker but the last.  [default: {SHARE} of an equal share]"
 )
 @click.option("--slow", type=POSITIVE, default=0.5, show_default=True, help="Of that, what the last one has.")
 @click.option("--repetitions", type=COUNT, default=8, show_default=True, help="Turns of each.")

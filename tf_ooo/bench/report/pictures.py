@@ -1,4 +1,4 @@
-"""One picture for each table: the gain of each setting, all its runs, and what was asked for."""
+"""One picture for each table: the gain of each setting, of all its runs."""
 
 from __future__ import annotations
 

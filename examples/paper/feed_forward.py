@@ -4,11 +4,11 @@ python examples/paper/feed_forward.py --layers 16 --size tiny
 """
 
 import keras
+from keras import layers
 from paper_data import images
 from paper_options import asked_for
 
 import tf_ooo
-from tf_ooo.bench.shared.networks import mlp
 
 SIZES = {
     "tiny": {"layers": 16, "width": 384, "pixels": 16, "classes": 10, "batch": 96},
@@ -19,7 +19,9 @@ SIZES = {
 
 def build(of, rows=None):
     """Logits of the classes."""
-    return mlp([3 * of.pixels**2, *[of.width] * of.layers, of.classes], rows)
+    hidden = [layers.Dense(of.width, activation="relu") for _ in range(of.layers)]
+    pixels = keras.Input((3 * of.pixels**2,), batch_size=rows)
+    return keras.Sequential([pixels, *hidden, layers.Dense(of.classes)])
 
 
 def data(of, count, seed=0):

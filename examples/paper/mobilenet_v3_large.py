@@ -16,6 +16,12 @@ SIZES = {
 }
 
 
+def check(of):
+    """ValueError where Keras' own network takes no such images."""
+    if of.pixels < 32:
+        raise ValueError(f"pixels={of.pixels}: MobileNetV3 takes 32 or more")
+
+
 def build(of, rows=None):
     """Logits of the classes."""
     shape = (of.pixels, of.pixels, 3)
@@ -39,7 +45,7 @@ def optimizer():
 
 def main():
     """Trains, and says how the step was rewritten."""
-    of = asked_for(__doc__, SIZES)
+    of = asked_for(__doc__, SIZES, check)
     model = build(of)
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile(optimizer(), loss, metrics=["accuracy"], jit_compile=False)

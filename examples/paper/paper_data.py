@@ -155,7 +155,7 @@ def _digits():
 def _cifar100():
     import keras
 
-    (x, y), _ = keras.datasets.cifar100.load_data()
+    (x, y), _ = _loaded("CIFAR-100", keras.datasets.cifar100.load_data)
     return x, y[:, 0]
 
 
@@ -181,4 +181,15 @@ def _load(name):
         import tensorflow_datasets as tfds
     except ModuleNotFoundError:
         raise SystemExit("real data need: pip install tensorflow-datasets (and a network)") from None
-    return tfds.load(name, split="train")
+    return _loaded(name, lambda: tfds.load(name, split="train"))
+
+
+def _loaded(name, load):
+    """What ``load`` returns; what goes wrong in it, or must be downloaded by hand, is told in one line."""
+    try:
+        return load()
+    except Exception as error:
+        reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
+        raise SystemExit(
+            f"{name} cannot be loaded: {reason:.200}; --data shipped or generated needs no download"
+        ) from None

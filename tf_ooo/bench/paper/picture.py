@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from tf_ooo.bench.paper.figures import PUBLISHED, Figure
-from tf_ooo.bench.paper.networks import NETWORKS
+from tf_ooo.bench.paper.figures import PUBLISHED, Figure, title_of
 
 _PUBLISHED, _PREDICTED, _MEASURED = "#bbbbbb", "#1f6f8b", "#e4572e"
 
@@ -34,9 +33,7 @@ def save_picture(figures: Sequence[Figure], path: Path) -> None:
             gains = [measured.gain for measured in figure.measured]
             axes.plot(gains, [place] * len(gains), "o", color=_MEASURED, label=labels["here"])
             labels["here"] = None
-    titles = (NETWORKS[figure.network].title for figure in figures)
-    modes = (figure.mode.replace("_", " ") for figure in figures)
-    names = [f"{title}, {mode}" for title, mode in zip(titles, modes, strict=True)]
+    names = [f"{title_of(figure)}, {figure.mode.replace('_', ' ')}" for figure in figures]
     axes.set_yticks(range(len(names)), names, fontsize=8)
     axes.invert_yaxis()
     axes.axvline(1, color="black", linewidth=1)

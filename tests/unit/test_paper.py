@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from tf_ooo.bench.paper import predicted, why
+from tf_ooo.bench.paper import command, predicted, why
 from tf_ooo.bench.paper.figures import PUBLISHED, figures_of, gains_text
 from tf_ooo.bench.paper.measured import EFFORTS, Asked
 from tf_ooo.bench.paper.networks import DATA_PARALLEL, NETWORKS, PIPELINE, SINGLE, SIZES
@@ -414,3 +414,39 @@ def test_runs_of_one_network_stay_apart():
     assert len(by_name["gpt3_medium"].measured) == 1
     with pytest.raises(OptionsError):
         Asked(NETWORKS["bert12"], "tiny", "auto", Path("nowhere"), {}).workload()
+
+
+def test_gpipe_keeps_everything_of_published_pre_training_in_16_gb():
+    needed_bytes = {
+        row["network"]: row["peak_bytes"] + row["state_bytes"]
+        for row in why.memory_rows(tuple(NETWORKS[f"bert{layers}"] for layers in (12, 24, 36, 48)))
+        if row["configuration"].startswith("task=pretrain")
+    }
+    assert len(needed_bytes) == 4
+    assert max(needed_bytes.values()) < why.V100_BYTES
+    # BERT-12: two layers on a GPU, 30 micro-batches of 16 x 128 words.
+    kept_bytes = 2 * 30 * 16 * 128 * (34 * 768 + 5 * 12 * 128) * 2
+    assert needed_bytes["bert12"] == pytest.approx(kept_bytes, rel=0.15)
+
+
+def test_all_prints_its_head_once_and_a_line_for_each_network_and_task(monkeypatch):
+    names = ("feed_forward", "bert12")
+    monkeypatch.setattr(command, "NETWORKS", {name: NETWORKS[name] for name in names})
+    monkeypatch.setattr(predicted, "RATES_BYTES_PER_S", (1.25e9,))
+    done = invoked("all", "--only", "predicted")
+    assert done.exit_code == 0, done.output
+    lines = [line for line in done.output.splitlines() if " of 2: " not in line]
+    assert [line.split("  ")[0] for line in lines] == [
+        "Network",
+        "FFNN",
+        "BERT-12, pre-training",
+        "BERT-12, fine-tuning",
+    ]
+    assert len({line.index(word) for line, word in zip(lines, ["Mode", *["pipeline"] * 3], strict=True)}) == 1
+
+
+def test_report_works_from_any_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    done = invoked("report")
+    assert done.exit_code == 0, done.output
+    assert "## gains" in done.output

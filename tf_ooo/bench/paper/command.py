@@ -31,7 +31,7 @@ _EXAMPLES, _ROWS = _ROOT / "examples" / "paper", _ROOT / "docs" / "benchmarks" /
 _LAYERPIPE = _ROOT / "docs" / "benchmarks" / "planner" / "layerpipe.json"
 _ONLY = ("predicted", "measured")
 # Of the columns of the table that `all` prints.
-_WIDTHS = (22, 13, 6, 9, 9, 58, 37, 9, 15, 80, 0)
+_WIDTHS = (22, 13, 6, 9, 27, 58, 37, 9, 15, 80, 0)
 
 
 @click.group()
@@ -145,7 +145,7 @@ def why_(json_file: Path | None) -> None:
 
     def each() -> Iterator[list[Row]]:
         for network in NETWORKS.values():
-            yield list(why.rows((network,)))
+            yield [*why.rows((network,)), *why.memory_rows((network,))]
 
     reported(each(), _why_text, json_file)
 
@@ -235,6 +235,11 @@ def _text_of(row: Row) -> str:
 
 
 def _why_text(row: Row) -> str:
+    if row["kind"] == "memory":
+        needed_gb, of_gb = (row["peak_bytes"] + row["state_bytes"]) / 1e9, why.V100_BYTES / 1e9
+        return (
+            f"{row['network']} x{row['devices']}: GPipe's fullest GPU needs {needed_gb:.1f} of {of_gb:.0f} GB"
+        )
     return (
         f"{row['network']} x{row['devices']}: {row['assumed']:<60} {row['schedule']:<13} "
         f"{row['predicted_speedup']:.2f} (no order passes {row['bound']:.2f})"

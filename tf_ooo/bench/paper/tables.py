@@ -17,7 +17,7 @@ from tf_ooo.bench.paper.figures import (
     title_of,
 )
 from tf_ooo.bench.paper.networks import NETWORKS, SCRIPTS, PaperRun
-from tf_ooo.bench.paper.why import ASSUMED
+from tf_ooo.bench.paper.why import ASSUMED, V100_BYTES
 from tf_ooo.bench.report.tables import markdown, range_text
 from tf_ooo.bench.shared.kept import Run
 from tf_ooo.bench.shared.rows import Row
@@ -28,6 +28,7 @@ HEAD = (
     "Network", "Mode", "Over", "Published", "Predicted", "Measured here", "The paper's own, here",
     "Same bits", "Loss", "Trained here", "Machine",
 )  # fmt: skip
+_MEMORY = f"GB on GPipe's fullest GPU, of a V100's {V100_BYTES / 1e9:.0f}"
 NOT_YET = "not measured yet"
 
 
@@ -113,6 +114,7 @@ def _cells(runs: Sequence[Measured]) -> list[str]:
 
 def why_table(runs: Iterable[Run]) -> str:
     """Pipelines by sets of assumptions: modulo's gain over GPipe, and what no order can pass."""
+    runs = list(runs)
     rows = [row for run in runs if run.bench == "paper" for row in run.rows if row["kind"] == "why"]
     columns = dict.fromkeys((row["network"], row["devices"], row["microbatches"]) for row in rows)
     gains: dict[tuple[object, ...], Row] = {}
@@ -126,6 +128,15 @@ def why_table(runs: Iterable[Run]) -> str:
         if any(of_line):
             texts = [f"{row['predicted_speedup']:.2f} ({row['bound']:.2f})" if row else "" for row in of_line]
             lines.append([assumed.name, *texts])
+    memory = {
+        (row["network"], row["devices"], row["microbatches"]): row["peak_bytes"] + row["state_bytes"]
+        for run in runs
+        for row in run.rows
+        if run.bench == "paper" and row["kind"] == "memory"
+    }
+    if memory:
+        texts = [f"{memory[column] / 1e9:.1f}" if column in memory else "" for column in columns]
+        lines.append([_MEMORY, *texts])
     return markdown(head, lines) if lines else "No run of this is kept yet."
 
 

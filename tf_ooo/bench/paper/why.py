@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,8 +11,12 @@ from tf_ooo.bench.paper.networks import NETWORKS, PIPELINE, PaperNetwork, PaperR
 from tf_ooo.bench.planner import ooo
 from tf_ooo.bench.planner.published import load, predicted
 from tf_ooo.bench.shared.rows import Row
-from tf_ooo.costs.layer_costs import Link
+from tf_ooo.costs.layer_costs import LayerCosts, Link
+from tf_ooo.rewriting.plan import plan
 
+V100_BYTES = 16e9
+# Beside a weight its gradient and Adam's two averages.
+_COPIES = 4
 SCHEDULES = ("fast_forward", "modulo", "zb_h1", "zb_h2")
 
 
@@ -66,6 +70,37 @@ def rows(networks: tuple[PaperNetwork, ...] = tuple(NETWORKS.values())) -> Itera
                 for assumed in ASSUMED:
                     if _concerns(assumed, network, run):
                         yield from _rows(network, run, assumed)
+
+
+def memory_rows(networks: tuple[PaperNetwork, ...] = tuple(NETWORKS.values())) -> Iterator[Row]:
+    """What GPipe needs on its fullest GPU where it recomputes nothing, embedding and head included.
+
+    Activations as simulated; of weights, their gradients and Adam's averages at most as much as one GPU can
+    have: the table, and an equal part of the layers, rounded up.
+    """
+    inputs = load(ooo.INPUTS)
+    for network in networks:
+        for run in network.runs:
+            if run.mode == PIPELINE:
+                counted = Counted(ends=network.script in WORDS)
+                layers = layers_of(network.script, run.settings, ooo.the_device(inputs), counted)
+                on: dict[str, Any] = {"devices": run.devices, "microbatches": run.microbatches}
+                gpipe = plan(layers=layers, schedule="gpipe", mode=PIPELINE, **on)
+                about = {"kind": "memory", "network": network.name, "configuration": run.name}
+                yield {
+                    **about,
+                    **on,
+                    "mode": run.mode,
+                    "schedule": "gpipe",
+                    "peak_bytes": gpipe.predicted_peak_bytes,
+                    "state_bytes": _state_bytes(layers, run.devices),
+                }
+
+
+def _state_bytes(layers: Sequence[LayerCosts], devices: int) -> float:
+    """Of the largest layers that one GPU can have."""
+    sizes = sorted((layer.weight_bytes or 0.0 for layer in layers), reverse=True)
+    return _COPIES * sum(sizes[: -(-len(layers) // devices)])
 
 
 def _concerns(assumed: Assumed, network: PaperNetwork, run: PaperRun) -> bool:

@@ -98,6 +98,8 @@ def _texts(source, count, length, vocabulary, seed, real):
 
 def _words(source, vocabulary, seed, real):
     """Where data are from, and one long text as numbers; of a real data set instead its rows."""
+    if vocabulary <= _SPECIAL:
+        raise SystemExit(f"vocabulary={vocabulary}: the first {_SPECIAL} numbers are no words; take more")
     source = _there(source, "pydoc_data")
     if source == "real":
         return source, None, _downloaded(real, vocabulary)

@@ -187,7 +187,7 @@ def test_each_configuration_is_predicted_once():
     [
         (["densenet121", "--mode", "pipeline", "--any-mode"],
          "the paper has no configuration of densenet121 in mode pipeline; nothing is predicted"),
-        (["resnet50", "--option", "blocks=0.5"],
+        (["resnet50", "--option", "pixels=32", "--option", "blocks=0.5"],
          "the formulas have no 'blocks' of resnet50; nothing is predicted"),
     ],
 )  # fmt: skip
@@ -196,6 +196,15 @@ def test_why_nothing_is_predicted(arguments, said):
     assert done.exit_code == 0, done.output
     assert said in done.output
     assert "assumed:" not in done.output
+
+
+def test_what_is_only_predicted_has_the_published_size():
+    assert not predicted.why_none(NETWORKS["resnet50"], DATA_PARALLEL, {"pixels": 64, "blocks": 1})
+    arguments = ["resnet50", "--option", "pixels=64", "--only", "predicted"]
+    done = invoked("run", *arguments, "--mode", "pipeline", "--any-mode")
+    assert done.exit_code == 0, (
+        done.output
+    )  # at tiny it has a tenth of the blocks, which does not go together
 
 
 def test_fine_tuning_of_other_depths_is_assumed():

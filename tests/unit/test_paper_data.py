@@ -141,3 +141,8 @@ def test_real_pairs_and_texts(monkeypatch):
     assert texts.shape == (4, 8)
     words, following = data.last_words("real", 4, 8, 50)
     np.testing.assert_array_equal(words[:, 0], following)
+
+
+def test_a_vocabulary_without_words_is_refused():
+    with pytest.raises(SystemExit, match="vocabulary=5: the first 5 numbers are no words"):
+        data.next_words("generated", 4, 8, 5)

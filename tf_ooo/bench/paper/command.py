@@ -7,6 +7,7 @@ import datetime
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -92,8 +93,10 @@ def run(
     settings = {key: value for key, value in named.items() if value is not None} | _settings(options)
     asked = measured.Asked(network, size, source, examples, settings)
     modes = modes_of(network, mode, any_mode)
-    if settings or only != "predicted":
+    if only != "predicted":
         asked.workload()  # before anything is printed
+    elif settings:
+        replace(asked, size="full").workload()  # what is predicted
     end_with_sigterm()
 
     def parts() -> Iterator[list[Row]]:

@@ -58,8 +58,12 @@ def why_none(network: PaperNetwork, mode: str, settings: Mapping[str, Any]) -> s
     """Why nothing is predicted; empty where something is."""
     if mode not in network.modes:
         return f"the paper has no configuration of {network.name} in mode {mode}"
-    ignored = {"pixels"} if network.script == "feed_forward" else set()
-    unknown = sorted(set(settings) - _COUNTED[network.script] - _NOT_COUNTED - ignored)
+    told = set(settings) - _COUNTED[network.script] - _NOT_COUNTED
+    if network.script == "feed_forward":  # the width of the first layer's inputs
+        told -= {"pixels"}
+    if network.script == "resnet":  # times those of the known network
+        told = {name for name in told if settings[name] != 1}
+    unknown = sorted(told)
     return f"the formulas have no {unknown[0]!r} of {network.name}" if unknown else ""
 
 

@@ -228,6 +228,9 @@ def test_no_schedule_passes_the_bound_and_recomputing_is_a_third_more():
     base_s = {row["assumed"]: row["predicted_baseline_step_s"] for row in rows}
     assert base_s["and a GPipe that recomputes"] / base_s[why.BASE] == pytest.approx(4 / 3, rel=0.02)
     assert len(base_s) == len(why.ASSUMED)
+    nvlink = [row for row in rows if row["assumed"] == "and NVLink, 200 Gbit/s"]
+    assert {row["bandwidth_bit_s"] for row in nvlink} == {2e11}
+    assert {row["devices"] for row in nvlink} == {4, 8}  # of one machine; more GPUs are not
 
 
 def test_sets_that_change_nothing_have_no_row():

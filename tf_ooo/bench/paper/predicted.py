@@ -20,7 +20,7 @@ from tf_ooo.costs.models import model_costs
 RATES_BYTES_PER_S = (1.2e10, 3.125e9, 1.25e9)
 # One link of NVLink in one direction, between the GPUs of one machine (NVIDIA V100 datasheet: 300 GB/s are
 # six links in both directions).
-NVLINK_BYTES_PER_S, _GPUS_OF_A_MACHINE = 2.5e10, 8
+NVLINK_BYTES_PER_S, GPUS_OF_A_MACHINE = 2.5e10, 8
 # Data parallel, beside those of the planner's page.
 _FAST_NETWORK_BYTES_PER_S = 3.125e9
 SCHEDULES = ("fast_forward", "modulo", "zb_h1")
@@ -104,7 +104,7 @@ def _options(network: PaperNetwork, run: PaperRun) -> dict[str, Any]:
 def _pipeline(inputs: Inputs, network: PaperNetwork, run: PaperRun) -> Iterator[Row]:
     layers = layers_of(network.script, run.settings, ooo.the_device(inputs), Counted())
     on: dict[str, Any] = {"devices": run.devices, "microbatches": run.microbatches}
-    nvlink = (NVLINK_BYTES_PER_S,) if run.devices <= _GPUS_OF_A_MACHINE else ()
+    nvlink = (NVLINK_BYTES_PER_S,) if run.devices <= GPUS_OF_A_MACHINE else ()
     for rate in (*nvlink, *RATES_BYTES_PER_S):
         link = Link(inputs["pipeline"]["latency_s"], rate)
         yield from ooo.pipeline_rows(network.name, layers, link, on, SCHEDULES)

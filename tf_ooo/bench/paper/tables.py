@@ -113,31 +113,32 @@ def _cells(runs: Sequence[Measured]) -> list[str]:
 
 
 def why_table(runs: Iterable[Run]) -> str:
-    """Pipelines by sets of assumptions: modulo's gain over GPipe, and what no order can pass."""
-    runs = list(runs)
-    rows = [row for run in runs if run.bench == "paper" for row in run.rows if row["kind"] == "why"]
-    columns = dict.fromkeys((row["network"], row["devices"], row["microbatches"]) for row in rows)
-    gains: dict[tuple[object, ...], Row] = {}
+    """Pipelines by sets of assumptions: modulo's gain over GPipe, and what no order can pass; memory."""
+    rows = [row for run in runs if run.bench == "paper" for row in run.rows]
+    gains: dict[str, dict[_Column, str]] = {}
     for row in rows:
-        if row["schedule"] == "modulo":
-            gains[(row["assumed"], row["network"], row["devices"], row["microbatches"])] = row
+        if row["kind"] == "why" and row["schedule"] == "modulo":
+            text = f"{row['predicted_speedup']:.2f} ({row['bound']:.2f})"
+            gains.setdefault(row["assumed"], {})[_column(row)] = text
+        if row["kind"] == "memory":
+            needed_gb = (row["peak_bytes"] + row["state_bytes"]) / 1e9
+            gains.setdefault(_MEMORY, {})[_column(row)] = f"{needed_gb:.1f}"
+    columns = sorted(
+        {column for of_line in gains.values() for column in of_line},
+        key=lambda column: (list(NETWORKS).index(column[0]), column[1]),
+    )
     head = ["Assumed", *(f"{name}, {devices} GPUs, {count}" for name, devices, count in columns)]
-    lines = []
-    for assumed in ASSUMED:
-        of_line = [gains.get((assumed.name, *column)) for column in columns]
-        if any(of_line):
-            texts = [f"{row['predicted_speedup']:.2f} ({row['bound']:.2f})" if row else "" for row in of_line]
-            lines.append([assumed.name, *texts])
-    memory = {
-        (row["network"], row["devices"], row["microbatches"]): row["peak_bytes"] + row["state_bytes"]
-        for run in runs
-        for row in run.rows
-        if run.bench == "paper" and row["kind"] == "memory"
-    }
-    if memory:
-        texts = [f"{memory[column] / 1e9:.1f}" if column in memory else "" for column in columns]
-        lines.append([_MEMORY, *texts])
+    names = [name for name in (*(assumed.name for assumed in ASSUMED), _MEMORY) if name in gains]
+    lines = [[name, *(gains[name].get(column, "") for column in columns)] for name in names]
     return markdown(head, lines) if lines else "No run of this is kept yet."
+
+
+_Column = tuple[str, int, int]
+
+
+def _column(row: Row) -> _Column:
+    """A network, its GPUs, its micro-batches."""
+    return row["network"], row["devices"], row["microbatches"]
 
 
 def layerpipe_table(rows: Iterable[Row]) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 
 from tf_ooo.bench.paper.layers import WORDS, Counted, layers_of
 from tf_ooo.bench.paper.networks import NETWORKS, PIPELINE, PaperNetwork, PaperRun
+from tf_ooo.bench.paper.predicted import GPUS_OF_A_MACHINE, NVLINK_BYTES_PER_S
 from tf_ooo.bench.planner import ooo
 from tf_ooo.bench.planner.published import load, predicted
 from tf_ooo.bench.shared.rows import Row
@@ -50,6 +51,7 @@ BASE = "the scripts' micro-batches, 4-byte numbers, 96 Gbit/s"
 ASSUMED = (
     Assumed("24 sequences a micro-batch, 2-byte numbers", Counted(element_bytes=2, rows=24)),
     Assumed(BASE),
+    Assumed("and NVLink, 200 Gbit/s", rate_bytes_per_s=NVLINK_BYTES_PER_S),
     Assumed("and embedding and head", Counted(ends=True)),
     Assumed("and 20 us to launch a kernel, as without XLA", launch_s=20e-6),
     Assumed("and 1 ms for each message", latency_s=1e-3),
@@ -105,6 +107,8 @@ def _state_bytes(layers: Sequence[LayerCosts], devices: int) -> float:
 
 def _concerns(assumed: Assumed, network: PaperNetwork, run: PaperRun) -> bool:
     """Whether a set of assumptions says something else of this network than the set that it adds to."""
+    if assumed.rate_bytes_per_s == NVLINK_BYTES_PER_S:
+        return run.devices <= GPUS_OF_A_MACHINE
     if assumed.counted.ends:
         return network.script in WORDS
     return not assumed.table_sent or _shares_table(run)

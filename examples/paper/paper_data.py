@@ -182,7 +182,9 @@ def _load(name):
     try:
         import tensorflow_datasets as tfds
     except ModuleNotFoundError:
-        raise SystemExit("real data need: pip install tensorflow-datasets (and a network)") from None
+        raise SystemExit(
+            f"{name} needs: pip install tensorflow-datasets (and a network); or --data shipped, generated"
+        ) from None
     return _loaded(name, lambda: tfds.load(name, split="train"))
 
 

@@ -371,6 +371,12 @@ def test_a_line_of_the_table():
     assert settings_text(NETWORKS["resnet50"].runs[0]) == "layers=50 batch=128, 4 GPUs, k=45"
 
 
+def test_a_mode_of_the_users_own_has_no_published_range():
+    rows = [measured_row(PIPELINE, "gpipe", step_s=3.0), measured_row(PIPELINE, "zb_h1", step_s=2.0)]
+    (line,) = lines_of(figure_of(run_of([row | {"network": "resnet50", "settings": {}} for row in rows])))
+    assert line[:5] == ["ResNet-50", "pipeline", "", "", ""]
+
+
 def test_older_runs_trained_with_another_optimizer():
     rows = [measured_row(PIPELINE, "gpipe", step_s=3.0), measured_row(PIPELINE, "zb_h1", step_s=2.0)]
     older = replace(run_of(rows), date="2026-11-26 13:00")

@@ -82,6 +82,12 @@ class Figure:
     measured: tuple[Measured, ...]
 
     @property
+    def published(self) -> tuple[float, float] | None:
+        """The abstract's range; None: the paper does not use the network in this mode."""
+        network = NETWORKS.get(self.network)
+        return PUBLISHED[self.mode] if network and self.mode in network.modes else None
+
+    @property
     def entries(self) -> list[list[Measured]]:
         """Runs of one setting together."""
         settings: dict[Setting, list[Measured]] = {}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from tf_ooo.bench.paper.figures import PUBLISHED, Figure, title_of
+from tf_ooo.bench.paper.figures import Figure, title_of
 
 _PUBLISHED, _PREDICTED, _MEASURED = "#bbbbbb", "#1f6f8b", "#e4572e"
 
@@ -22,9 +22,10 @@ def save_picture(figures: Sequence[Figure], path: Path) -> None:
         "here": "measured here",
     }
     for place, figure in enumerate(figures):
-        low, high = PUBLISHED[figure.mode]
-        axes.barh(place, high - low, left=low, height=0.7, color=_PUBLISHED, label=labels["published"])
-        labels["published"] = None
+        if figure.published:
+            low, high = figure.published
+            axes.barh(place, high - low, left=low, height=0.7, color=_PUBLISHED, label=labels["published"])
+            labels["published"] = None
         if figure.predicted:
             ends = min(figure.predicted), max(figure.predicted)
             axes.plot(ends, (place, place), "|-", color=_PREDICTED, linewidth=3, label=labels["predicted"])

@@ -7,7 +7,6 @@ from collections.abc import Iterable, Sequence
 
 from tf_ooo.bench.paper.figures import (
     OVER,
-    PUBLISHED,
     Figure,
     Measured,
     figures_of,
@@ -83,9 +82,9 @@ def gains_table(runs: Iterable[Run]) -> str:
 
 def lines_of(figure: Figure) -> list[list[str]]:
     """Lines of :func:`gains_table`: one for each setting that was measured, one where none was."""
-    low, high = PUBLISHED[figure.mode]
     about = [
-        title_of(figure), figure.mode.replace("_", " "), OVER[figure.mode], f"{low:.2f}-{high:.2f}",
+        title_of(figure), figure.mode.replace("_", " "), OVER[figure.mode] if figure.published else "",
+        "-".join(f"{gain:.2f}" for gain in figure.published or ()),
         gains_text(figure.predicted) + (", assumed settings" if _is_assumed(figure) else ""),
     ]  # fmt: skip
     lines = [[*about, *_cells(runs)] for runs in figure.entries]

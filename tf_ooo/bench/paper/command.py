@@ -66,8 +66,8 @@ def _common(function: Callable[..., Any]) -> Callable[..., Any]:
                      help="real: downloaded; shipped: real data that come with a package; generated; auto: "
                           "shipped where the package is installed."),
         click.option("--size", type=click.Choice(SIZES), default="tiny", show_default=True,
-                     help="tiny: two CPU cores, under 3 minutes a network; full: the published settings (a GPU is "
-                          "taken on one device only)."),
+                     help="tiny: two CPU cores, under 3 minutes a network; full: the published settings (a "
+                          "GPU is taken on one device only)."),
     ):  # fmt: skip
         function = option(function)
     return function

@@ -453,7 +453,7 @@ def test_all_prints_its_head_once_and_a_line_for_each_network_and_task(monkeypat
     monkeypatch.setattr(predicted, "RATES_BYTES_PER_S", (1.25e9,))
     done = invoked("all", "--only", "predicted")
     assert done.exit_code == 0, done.output
-    lines = [line for line in done.output.splitlines() if " of 2: " not in line]
+    lines = [line for line in done.output.splitlines() if " of 3: " not in line]
     assert [line.split("  ")[0] for line in lines] == [
         "Network",
         "FFNN",

@@ -14,7 +14,7 @@ from typing import Any
 import click
 
 from tf_ooo.bench.paper import measured, predicted, why
-from tf_ooo.bench.paper.figures import PUBLISHED, figures_of, gains_text, is_own
+from tf_ooo.bench.paper.figures import PUBLISHED, figures_of, gains_text, is_own, task_of
 from tf_ooo.bench.paper.networks import MODES, NETWORKS, SIZES, PaperNetwork, modes_of, network_named
 from tf_ooo.bench.paper.picture import save_picture
 from tf_ooo.bench.paper.tables import HEAD, lines_of, settings_text, tables_of
@@ -115,25 +115,29 @@ def run(
 @paper.command("all")
 @_common
 def all_(size: str, source: str, only: str | None, examples: Path, json_file: Path | None) -> None:
-    """All networks in the paper's modes; a table that grows by a line for each."""
+    """All networks in the paper's modes, BERT for both tasks; a table that grows by a line for each."""
     end_with_sigterm()
     began_s, failed = time.monotonic(), []
-    todo = [(network, mode) for network in NETWORKS.values() for mode in network.modes]
+    todo = [
+        (network, mode, task)
+        for network in NETWORKS.values()
+        for mode in network.modes
+        for task in network.tasks
+    ]
     rows: list[Row] = []
     click.echo(_aligned(HEAD))
-    for number, (network, mode) in enumerate(todo, 1):
-        click.echo(
-            f"{number} of {len(todo)}: {network.name}, {mode}, since {time.monotonic() - began_s:.0f} s",
-            err=True,
-        )
+    for number, (network, mode, task) in enumerate(todo, 1):
+        what = ", ".join((network.name, mode, *task.values()))
+        click.echo(f"{number} of {len(todo)}: {what}, since {time.monotonic() - began_s:.0f} s", err=True)
         of_pair: list[Row] = []
         try:
             if only != "measured":
-                of_pair += predicted.rows(network, mode)
+                wanted = task.get("task", "")
+                of_pair += [row for row in predicted.rows(network, mode) if task_of(row) == wanted]
             if only != "predicted":
-                of_pair += measured.rows(measured.Asked(network, size, source, examples, {}), mode)
+                of_pair += measured.rows(measured.Asked(network, size, source, examples, task), mode)
         except (click.ClickException, OptionsError) as error:
-            failed.append(f"{network.name}, {mode}: {error}")
+            failed.append(f"{what}: {error}")
         rows += of_pair
         write_rows(json_file, rows)
         for line in _lines(of_pair):

@@ -105,6 +105,12 @@ class PaperNetwork:
         return {**self.fixed, **(self.tiny if size == "tiny" else {}), **published, **given}
 
     @property
+    def tasks(self) -> tuple[dict[str, Any], ...]:
+        """Settings of what it is trained for: of BERT both tasks, of others one without any."""
+        names = dict.fromkeys(run.settings["task"] for run in self.runs if "task" in run.settings)
+        return tuple({"task": name} for name in names) or ({},)
+
+    @property
     def modes(self) -> tuple[str, ...]:
         """Those that the paper uses it in."""
         return tuple(mode for mode in MODES if any(run.mode == mode for run in self.runs))

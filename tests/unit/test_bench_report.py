@@ -12,7 +12,7 @@ from click.testing import CliRunner
 from tf_ooo.bench.report.figures import KINDS, figures_of
 from tf_ooo.bench.report.page import with_tables
 from tf_ooo.bench.report.reading import runs_in
-from tf_ooo.bench.report.tables import predictions_of, table_of
+from tf_ooo.bench.report.tables import table_of, tables_of
 from tf_ooo.bench.shared.kept import Run
 from tf_ooo.bench.shared.options import json_option
 from tf_ooo.bench.shared.rows import write_rows
@@ -144,7 +144,7 @@ def test_no_runs_says_how_to_make_one(tmp_path):
 def test_our_page_has_all_runs():
     """``tf-ooo bench report --page docs/benchmarks.md --pictures docs/benchmarks/pictures`` makes it."""
     runs = runs_in(DOCS / "benchmarks" / "rows")
-    tables = {kind.name: table_of(kind, runs) for kind in KINDS} | {"predictions": predictions_of(runs)}
+    tables = tables_of(runs)
     page = (DOCS / "benchmarks.md").read_text()
     assert with_tables(page, tables) == page
     assert all(f"figures: {name} -->" in page for name in tables)

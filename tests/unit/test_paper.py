@@ -74,7 +74,7 @@ def test_the_planners_page_and_the_table_agree():
 def test_settings_of_a_user_come_last():
     asked = Asked(NETWORKS["bert48"], "tiny", "generated", EXAMPLES, {"layers": 5})
     assert asked.workload().given().layers == 5
-    assert Asked(NETWORKS["bert48"], "tiny", "auto", EXAMPLES, {}).workload().given().layers == 12
+    assert Asked(NETWORKS["bert48"], "tiny", "auto", EXAMPLES, {}).workload().given().layers == 8
     assert Asked(NETWORKS["bert48"], "small", "auto", EXAMPLES, {}).workload().given().layers == 48
 
 

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import click
+from click.core import ParameterSource
 
 from tf_ooo.bench.data_parallel.rows import (
     BASELINE,
@@ -48,7 +49,8 @@ class _Numbers(click.ParamType):  # type: ignore[type-arg]
 
 
 @click.command("data-parallel")
-@quick_option("One workload, one bandwidth, under 5 minutes.")
+@quick_option("One workload, one bandwidth, under 5 minutes.", expose=False, repetitions=3,
+              configurations=QUICK)  # fmt: skip
 @json_option
 @click.option("--png", type=FILE, help="File for a picture.")
 @click.option("--workload", type=click.Choice(list(DATA_PARALLEL)), default="mlp", show_default=True)
@@ -65,23 +67,28 @@ class _Numbers(click.ParamType):  # type: ignore[type-arg]
 )
 @click.option("--steps", type=COUNT, default=4, show_default=True, help="Of one execution.")
 @click.option("--repetitions", type=COUNT, default=5, show_default=True, help="Turns of each configuration.")
-@click.option("--configurations", help=f"Of {ALL}.  [default: all; with --quick {QUICK}]")
+@click.option("--configurations", default=ALL, help=f"Of {ALL}.  [default: all; with --quick {QUICK}]")
 def data_parallel(
-    quick: bool, json_file: Path | None, png: Path | None, workload: str, mbit: list[float],
+    json_file: Path | None, png: Path | None, workload: str, mbit: list[float],
     communication: list[float] | None, workers: int, cores: float, rows: int, steps: int, repetitions: int,
-    configurations: str | None,
+    configurations: str,
 ) -> None:  # fmt: skip
     """Data parallel training against stock Horovod.
 
     Each worker has its share of this machine's CPU, all of them one link of chosen bandwidth.  In every
     run all configurations take turns, so that a disturbance hits all of them.
     """
-    names = (configurations or (QUICK if quick else ALL)).split(",")
+    names = configurations.split(",")
     unknown = [name for name in names if name not in (*CONFIGURATIONS, TUNED)]
     if unknown:
         raise click.BadParameter(
             f"{unknown[0]!r} is no configuration; there are {ALL}", param_hint="--configurations"
         )
+    if (
+        communication
+        and click.get_current_context().get_parameter_source("mbit") is ParameterSource.COMMANDLINE
+    ):
+        raise click.UsageError("--communication chooses the link, and --mbit says which: give one of them")
     if confine.skipped():
         return
     if workers < 2 or workers * cores > (os.cpu_count() or 1):
@@ -90,8 +97,6 @@ def data_parallel(
             f"machine's {os.cpu_count()} cores together; see --workers and --cores"
         )
     end_with_sigterm()
-    if quick:
-        repetitions, mbit, communication = min(repetitions, 3), mbit[:1], communication and communication[:1]
     compared = list(dict.fromkeys([BASELINE, *names]))  # what all are compared with
     run = DataParallelRun(workload, compared, 0.0, workers, cores, rows, steps, repetitions)
     runs: Iterable[DataParallelRun] = (dataclasses.replace(run, mbit=bandwidth) for bandwidth in mbit)

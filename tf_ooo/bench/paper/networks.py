@@ -54,7 +54,7 @@ class PaperNetwork:
         name: on the command line.
         title: as in the paper.
         script: of examples/paper, without ``.py``; ``fixed`` are its settings that make it this network,
-            ``tiny`` those that differ at that size: a quarter of the layers or a tenth of the blocks, where
+            ``tiny`` those that differ at that size: a sixth of the layers or a tenth of the blocks, where
             tracing them takes long.
         source: :data:`SCRIPTS` or :data:`LIST`.
         data: the data set, of the paper; ``left_open`` is what the sources do not say.
@@ -144,7 +144,7 @@ _NETWORKS = (
     ),
     PaperNetwork(
         "bert12", "BERT-12", "bert", SCRIPTS, _BERT_DATA, _BERT_OPEN, (_bert(12, 768, 16, 8, 30),),
-        {"layers": 12}, {"layers": 3},
+        {"layers": 12}, {"layers": 2},
     ),
     PaperNetwork(
         "bert24", "BERT-24", "bert", SCRIPTS, _BERT_DATA, _BERT_OPEN,
@@ -155,15 +155,15 @@ _NETWORKS = (
             ),
             _bert(24, 1024, 10, 16, 32),
         ),
-        {"layers": 24}, {"layers": 6},
+        {"layers": 24}, {"layers": 4},
     ),
     PaperNetwork(
         "bert36", "BERT-36", "bert", SCRIPTS, _BERT_DATA, _BERT_OPEN, (_bert(36, 1024, 10, 24, 38),),
-        {"layers": 36}, {"layers": 9},
+        {"layers": 36}, {"layers": 6},
     ),
     PaperNetwork(
         "bert48", "BERT-48", "bert", SCRIPTS, _BERT_DATA, _BERT_OPEN, (_bert(48, 1024, 8, 32, 40),),
-        {"layers": 48}, {"layers": 12},
+        {"layers": 48}, {"layers": 8},
     ),
     PaperNetwork(
         "gpt3_medium", "GPT-3 medium", "gpt3", LIST, "OpenWebText or Wikipedia",
@@ -171,7 +171,7 @@ _NETWORKS = (
         (PaperRun(
             PIPELINE, {"layers": 24, "width": 1024, "heads": 16, "length": 512, "batch": 4}, 12, 24,
             assumed="texts of 512 words, 12 GPUs, 24 micro-batches of 4",
-        ),), {"layers": 24}, {"layers": 6},
+        ),), {"layers": 24}, {"layers": 4},
     ),
 )  # fmt: skip
 NETWORKS = {network.name: network for network in _NETWORKS}

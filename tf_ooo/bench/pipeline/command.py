@@ -41,18 +41,19 @@ class _Schedules(click.ParamType):  # type: ignore[type-arg]
     name = "names"
 
     def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        """Names with commas, each of a schedule of pipelines."""
-        names = value.split(",")
+        """Names with commas, each of a schedule of pipelines; one without fusion behind the one with it."""
+        names = sorted(value.split(","), key=lambda name: name.endswith(UNFUSED))
         unfused = [f"{name}{UNFUSED}" for name in FUSED if name in names]
         known = ("auto", *schedules_of("pipeline"), *unfused)
         for name in names:
             if name not in known:
                 self.fail(f"{name!r} is no schedule of pipelines; there are {', '.join(known)}", param, ctx)
-        return value
+        return ",".join(names)
 
 
 @click.command("pipeline", cls=SeveralValues)
-@quick_option("2 workers, 4 micro-batches, 4 schedules: under 5 minutes.")
+@quick_option("2 workers, 4 micro-batches, 4 schedules: under 5 minutes.", devices=[2], microbatches=[4],
+              repetitions=2, schedules=QUICK_SCHEDULES)  # fmt: skip
 @json_option
 @click.option("--pictures", type=FOLDER, help="Folder for a Gantt chart of a measured step of each schedule.")
 @several("--workload", click.Choice(list(PIPELINE)), default=["feed_forward"], show_default=True)
@@ -86,8 +87,6 @@ def pipeline(
         return
     if confine.skipped(with_link=False):
         return
-    if quick:
-        devices, microbatches, repetitions, schedules = (2,), (4,), 2, QUICK_SCHEDULES
 
     def measured(name: str, workers: int, count: int) -> list[Row]:
         without_torch = pytorch.why_not(name, workers) if torch else ""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -17,7 +18,10 @@ from tf_ooo.bench.layerpipe.rows import BASELINES as BESIDE_LAYERPIPE
 from tf_ooo.bench.pipeline.rows import FUSED, TORCH, UNFUSED
 from tf_ooo.bench.shared.kept import Run
 from tf_ooo.bench.shared.rows import Row
+from tf_ooo.bench.shared.workloads import DATA_PARALLEL
 
+# First columns that are left out where all settings of a table agree.
+OPTIONAL = ("Cores", "Rows", "Machine")
 _HOROVOD = "Horovod"
 _NOT_REORDERED = ("in_order", PLAIN)
 _OF_PIPELINES = (*FUSED, *(f"{name}{UNFUSED}" for name in FUSED), "interleaved_1f1b")
@@ -66,13 +70,18 @@ class Kind:
     columns: tuple[str, ...]
     read: Callable[[Run], Iterator[Figure]]
 
+    @property
+    def setting(self) -> tuple[str, ...]:
+        """Names of what tells settings apart."""
+        return (*self.columns, "Machine")
+
 
 def of_data_parallel(run: Run) -> Iterator[Figure]:
     """Runs in which stock Horovod has as many steps in one execution, in turns with ours.
 
     Through TensorFlow's collectives, ours has a figure of its own.
     """
-    for rows in _groups(run.rows, "workload", "devices", "bandwidth_bit_s"):
+    for rows in _groups(run.rows, "workload", "devices", "bandwidth_bit_s", "cores", "batch_rows"):
         stock = [row for row in rows if row["schedule"].startswith(STOCK)]
         if all(row["schedule"] != SAME_STEPS[0] for row in stock):
             continue
@@ -89,16 +98,23 @@ def _through(engine: str, rows: Sequence[Row], stock: Sequence[Row]) -> Iterator
         return
     best, times = _by_plan(ours), ours[0].get("communication")
     link = f"{times:g} x computing" if times else f"{best.get('bandwidth_bit_s', 0) / 1e6:.0f} Mbit/s"
+    given = "".join(f", {name}={value}" for name, value in best.get("knobs", {}).items())
     asked = "1.15 on three of five" if times and 0.7 <= times <= 1.3 else "0.98"
     yield _figure(
         (
-            best["workload"], str(best["devices"]), link, str(best.get("steps", "")), engine,
-            best.get("messages", "wait for a core"),
+            best["workload"], str(best["devices"]), link, str(best.get("steps", "")), engine + given,
+            best.get("messages", "wait for a core"), f"{best.get('cores', 0.5):g}", _rows_text(best),
         ),
         min(stock, key=_step_s), best,
         asked=asked if engine == _HOROVOD else "",
         alone=plain[0] / best["step_s"] if plain else None, bound_s=best.get("bound_s"),
     )  # fmt: skip
+
+
+def _rows_text(row: Row) -> str:
+    """Of each worker's batch; runs that do not say it took the network's own."""
+    network = DATA_PARALLEL.get(row["workload"])
+    return str(row.get("batch_rows") or (network.batch if network else ""))
 
 
 def of_pipelines(run: Run) -> Iterator[Figure]:
@@ -184,7 +200,7 @@ KINDS = (
         "data-parallel",
         "data parallel",
         "Data parallel",
-        ("Workload", "Workers", "Communication", "Steps together", "Through", "Messages"),
+        ("Workload", "Workers", "Communication", "Steps together", "Through", "Messages", "Cores", "Rows"),
         of_data_parallel,
     ),
     Kind(
@@ -206,13 +222,21 @@ KINDS = (
 
 
 def figures_of(kind: Kind, runs: Iterable[Run]) -> list[list[Figure]]:
-    """Of each setting all figures, the oldest first."""
+    """Of each setting all figures, the oldest first.  Machines of as many cores count as alike."""
     settings: dict[tuple[str, ...], list[Figure]] = {}
     for run in runs:
         if run.bench == kind.bench:
+            machine = cores_text(run.machine)
             for figure in kind.read(run):
-                settings.setdefault(figure.setting, []).append(figure)
+                setting = (*figure.setting, machine)
+                settings.setdefault(setting, []).append(dataclasses.replace(figure, setting=setting))
     return [settings[setting] for setting in sorted(settings)]
+
+
+def cores_text(machine: str) -> str:
+    """``2 cores``, of a run's machine; older runs call theirs ``two x86-64 cores``."""
+    said = re.search(r"\b(\d+|two)\b[\w -]*\bcores\b", machine)
+    return f"{said[1].replace('two', '2')} cores" if said else machine.partition(";")[0]
 
 
 def _figure(

@@ -5,9 +5,11 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterable, Sequence
 
-from tf_ooo.bench.report.figures import Figure, Kind, figures_of
+from tf_ooo.bench.any_size.command import WITH_SLOTS
+from tf_ooo.bench.report.figures import KINDS, OPTIONAL, Figure, Kind, figures_of
 from tf_ooo.bench.shared.kept import Run
 from tf_ooo.bench.shared.rows import Row
+from tf_ooo.planning.pictures.style import bytes_text
 from tf_ooo.report.texts import seconds_text
 
 _COLUMNS = (
@@ -17,13 +19,24 @@ _COLUMNS = (
 _WITHIN = 0.15
 
 
+def tables_of(runs: Sequence[Run]) -> dict[str, str]:
+    """All of them, by the name that they have on the page."""
+    of_kinds = {kind.name: table_of(kind, runs) for kind in KINDS}
+    return of_kinds | {"predictions": predictions_of(runs), "any size": any_size_of(runs)}
+
+
 def table_of(kind: Kind, runs: Iterable[Run]) -> str:
     """A row for each setting; columns in which no setting says anything are left out."""
     settings = figures_of(kind, runs)
     if not settings:
         return "No run of this is kept yet."
-    head = [*kind.columns, *_COLUMNS]
-    return markdown(head, [_cells(figures) for figures in settings])
+    head = [*kind.setting, *_COLUMNS]
+    lines = [_cells(figures) for figures in settings]
+    for place, column in enumerate(kind.setting):
+        if column in OPTIONAL and len({line[place] for line in lines}) == 1:
+            for line in lines:
+                line[place] = ""
+    return markdown(head, lines)
 
 
 def predictions_of(runs: Iterable[Run]) -> str:
@@ -44,6 +57,29 @@ def predictions_of(runs: Iterable[Run]) -> str:
             range_text(errors, "+.0%"), f"{within} of {len(errors)}",
         ])  # fmt: skip
     head = ["Workload", "Where", "Predicted", "Measured", "Off by (min / median / max)", "Within 15%"]
+    return markdown(head, lines)
+
+
+def any_size_of(runs: Iterable[Run]) -> str:
+    """A model that is larger than what a process may use: who trains it, and within how much memory."""
+    rows = [row for run in runs if run.bench == "any-size" for row in run.rows]
+    if not rows:
+        return "No run of this is kept yet."
+    lines = [
+        [
+            f"{row['layers']} layers of {row['width']}",
+            bytes_text(WITH_SLOTS * row["weights_bytes"]) if "weights_bytes" in row else "the same",
+            row["runs_on"],
+            bytes_text(row["limit_bytes"]) if "limit_bytes" in row else "no limit",
+            bytes_text(max(row["used_bytes"])) if "used_bytes" in row else "",
+            " ".join(f"{loss:.6f}" for loss in row["losses"])
+            if "losses" in row
+            else f"none: ended with status {row['status']}",
+            seconds_text(statistics.median(row["step_s"][1:])) if "step_s" in row else "",
+        ]
+        for row in rows
+    ]
+    head = ["Transformer", "Weights and slots", "On", "Each may use", "Used at most", "Losses", "Step"]
     return markdown(head, lines)
 
 

@@ -49,9 +49,21 @@ def json_option(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 
-def quick_option(text: str) -> Decorator:
-    """``--quick``; ``text`` says what is left."""
-    return click.option("--quick", is_flag=True, help=text)
+def quick_option(text: str, expose: bool = True, **shorter: object) -> Decorator:
+    """``--quick``: ``text`` says what is left.
+
+    ``shorter`` are the defaults of other options with it: what is given beside it stays as given.  ``expose``:
+    the command itself is told of it.
+    """
+
+    def shorten(ctx: click.Context, _: click.Parameter, quick: bool) -> bool:
+        if quick:
+            ctx.default_map = {**(ctx.default_map or {}), **shorter}
+        return quick
+
+    return click.option(
+        "--quick", is_flag=True, is_eager=True, callback=shorten, expose_value=expose, help=text
+    )
 
 
 def several(name: str, kind: click.IntRange | click.Choice[str], **settings: Any) -> Decorator:

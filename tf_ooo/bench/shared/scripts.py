@@ -1,4 +1,5 @@
-"""Networks of training scripts: files that have ``SIZES``, ``build`` and ``data``, such as examples/paper.
+"""Networks of training scripts: files that have ``SIZES``, ``build``, ``data`` and
+``optimizer``, such as examples/paper.
 
 ``SIZES``: by name the settings of a size, ``batch`` among them.  ``build(of, rows=None)`` and
 ``data(of, count, seed)`` are given settings as attributes; the model's outputs are logits.
@@ -73,6 +74,10 @@ class ScriptNetwork:
         """The script's inputs and labels."""
         x, y = loaded(self.script).data(self.given(), rows, seed)
         return x, y
+
+    def optimizer(self) -> keras.Optimizer:
+        """The script's own."""
+        return loaded(self.script).optimizer()
 
     def data_used(self) -> str:
         """Which data these are: what the script prints of them, ``shipped, Python's manual``.

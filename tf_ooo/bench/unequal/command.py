@@ -17,7 +17,7 @@ _MODELS = ("mlp_even", "resnet", "transformer", "gpt2")
 
 
 @click.command("unequal", cls=SeveralValues)
-@quick_option("One model, 4 turns: under 5 minutes.")
+@quick_option("One model, 4 turns: under 5 minutes.", expose=False, workload=_MODELS[:1], repetitions=4)
 @several("--workload", click.Choice(list(CASES)), default=list(_MODELS), show_default=True)
 @click.option("--devices", type=COUNT, default=3, show_default=True, help="Worker processes.")
 @click.option("--microbatches", type=COUNT, default=8, show_default=True, help="Of a step.")
@@ -28,7 +28,7 @@ _MODELS = ("mlp_even", "resnet", "transformer", "gpt2")
 @click.option("--repetitions", type=COUNT, default=8, show_default=True, help="Turns of each.")
 @json_option
 def unequal(
-    quick: bool, workload: tuple[str, ...], devices: int, microbatches: int, cores: float | None, slow: float,
+    workload: tuple[str, ...], devices: int, microbatches: int, cores: float | None, slow: float,
     repetitions: int, json_file: Path | None,
 ) -> None:  # fmt: skip
     """Workers of unequal speed: stages for each one's own, measured before the model is cut.
@@ -40,8 +40,6 @@ def unequal(
     end_with_sigterm()
     if confine.skipped(with_link=False):
         return
-    if quick:
-        workload, repetitions = _MODELS[:1], 4
 
     def measured(name: str) -> list[Row]:
         asked = UnequalRun(name, microbatches, slow)

@@ -44,7 +44,10 @@ def within_docs(text: str) -> str:
 
 def examples() -> str:
     """All examples as they are, each below its name."""
-    parts = ["# Examples\n\nEach is a file in `examples/`. Run it with `python`.\n", *_shown(ROOT / "examples", "")]
+    parts = [
+        "# Examples\n\nEach is a file in `examples/`. Run it with `python`.\n",
+        *_shown(ROOT / "examples", ""),
+    ]
     parts.append("## The paper's networks {#paper}\n\nIn `examples/paper/`.\n")
     parts += _shown(ROOT / "examples" / "paper", "paper/")
     return "\n".join(parts)

@@ -16,6 +16,12 @@ SIZES = {
 }
 
 
+def check(of):
+    """ValueError where Keras' own network takes no such images."""
+    if of.pixels < 32:
+        raise ValueError(f"pixels={of.pixels}: MobileNetV3 takes 32 or more")
+
+
 def build(of, rows=None):
     """Logits of the classes."""
     shape = (of.pixels, of.pixels, 3)
@@ -32,12 +38,17 @@ def data(of, count, seed=0):
     return images(of.data, count, of.pixels, of.classes, seed)
 
 
+def optimizer():
+    """Of these rates loss falls at size tiny."""
+    return keras.optimizers.Adam(1e-3)
+
+
 def main():
     """Trains, and says how the step was rewritten."""
-    of = asked_for(__doc__, SIZES)
+    of = asked_for(__doc__, SIZES, check)
     model = build(of)
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    model.compile(keras.optimizers.Adam(1e-3), loss, metrics=["accuracy"], jit_compile=False)
+    model.compile(optimizer(), loss, metrics=["accuracy"], jit_compile=False)
     x, y = of.shard(*data(of, of.steps * of.batch))
     callback = tf_ooo.OOOBackprop(mode=of.mode, **of.mode_options)
     model.fit(x, y, batch_size=of.batch, epochs=of.epochs, verbose=2, callbacks=[callback])

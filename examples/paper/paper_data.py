@@ -98,6 +98,8 @@ def _texts(source, count, length, vocabulary, seed, real):
 
 def _words(source, vocabulary, seed, real):
     """Where data are from, and one long text as numbers; of a real data set instead its rows."""
+    if vocabulary <= _SPECIAL:
+        raise SystemExit(f"vocabulary={vocabulary}: the first {_SPECIAL} numbers are no words; take more")
     source = _there(source, "pydoc_data")
     if source == "real":
         return source, None, _downloaded(real, vocabulary)
@@ -155,7 +157,7 @@ def _digits():
 def _cifar100():
     import keras
 
-    (x, y), _ = keras.datasets.cifar100.load_data()
+    (x, y), _ = _loaded("CIFAR-100", keras.datasets.cifar100.load_data)
     return x, y[:, 0]
 
 
@@ -180,5 +182,18 @@ def _load(name):
     try:
         import tensorflow_datasets as tfds
     except ModuleNotFoundError:
-        raise SystemExit("real data need: pip install tensorflow-datasets (and a network)") from None
-    return tfds.load(name, split="train")
+        raise SystemExit(
+            f"{name} needs: pip install tensorflow-datasets (and a network); or --data shipped, generated"
+        ) from None
+    return _loaded(name, lambda: tfds.load(name, split="train"))
+
+
+def _loaded(name, load):
+    """What ``load`` returns; what goes wrong in it, or must be downloaded by hand, is told in one line."""
+    try:
+        return load()
+    except Exception as error:
+        reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
+        raise SystemExit(
+            f"{name} cannot be loaded: {reason:.200}; --data shipped or generated needs no download"
+        ) from None

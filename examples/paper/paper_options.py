@@ -11,8 +11,10 @@ from tf_ooo.modes import data_parallel
 MODES = ("single_device", "data_parallel", "pipeline")
 
 
-def asked_for(description, sizes):
+def asked_for(description, sizes, check=None):
     """The command line as a namespace: one of the ``sizes``, and any of its values changed.
+
+    ``check`` raises ValueError where they do not go together.
 
     ``--mode data_parallel`` is for ``horovodrun -np 2 python ...``; ``--mode pipeline`` takes all GPUs, or
     two logical devices of the CPU.
@@ -32,6 +34,11 @@ def asked_for(description, sizes):
     for name, value in sizes[of.size].items():
         if getattr(of, name) is None:
             setattr(of, name, value)
+    if check:
+        try:
+            check(of)
+        except ValueError as error:
+            parser.error(str(error))
     keras.utils.set_random_seed(1)
     of.mode_options, of.shard = {}, lambda x, y: (x, y)
     if of.mode == "pipeline":

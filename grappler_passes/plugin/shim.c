@@ -14,6 +14,12 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* Their names from before glibc 2.34 moved them, which it still has: so a wheel built here runs on older ones. */
+#if defined(__GLIBC__) && defined(__x86_64__)
+__asm__(".symver dlopen,dlopen@GLIBC_2.2.5");
+__asm__(".symver dlsym,dlsym@GLIBC_2.2.5");
+#endif
+
 #ifndef OOO_DEVICE_TYPE
 #error "compile with -DOOO_DEVICE_TYPE=\"CPU\" or \"GPU\""
 #endif

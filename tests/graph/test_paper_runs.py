@@ -1,4 +1,4 @@
-"""Three of the paper's networks, built and measured as ``tf-ooo paper run`` does on one device."""
+"""Some of the paper's networks, built and measured as ``tf-ooo paper run`` does."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from tf_ooo.bench.paper.measured import Asked, rows
-from tf_ooo.bench.paper.networks import NETWORKS, SINGLE
+from tf_ooo.bench.paper import measured
+from tf_ooo.bench.paper.measured import Asked, Effort, rows
+from tf_ooo.bench.paper.networks import NETWORKS, PIPELINE, SINGLE
+from tf_ooo.bench.shared import confine
 
-pytestmark = pytest.mark.takes(120)
+pytestmark = pytest.mark.takes(180)
 
 EXAMPLES = Path(__file__).parents[2] / "examples/paper"
 
@@ -29,3 +31,21 @@ def test_stock_and_rewritten_steps_end_with_the_same_bits(name, settings):
     assert row["losses"][1] < row["losses"][0]
     assert row["settings"].items() >= settings.items()
     assert row["data"].startswith("generated")
+
+
+@pytest.mark.timeout(600)
+def test_a_pipeline_is_measured_or_says_why_not(monkeypatch, capsys):
+    monkeypatch.setitem(measured.EFFORTS, "tiny", Effort(2, 1, 1, 2, 2))
+    settings = {"layers": 4, "width": 64, "batch": 8}
+    of_schedules = rows(Asked(NETWORKS["feed_forward"], "tiny", "generated", EXAMPLES, settings), PIPELINE)
+    reason = confine.why_not(with_link=False)
+    if reason:
+        assert not of_schedules
+        assert f"skipped: {reason}" in capsys.readouterr().out
+        return
+    assert [row["schedule"] for row in of_schedules] == ["gpipe", "fast_forward", "modulo", "zb_h1"]
+    for row in of_schedules:
+        assert row["bit_equal"]
+        assert (row["devices"], row["microbatches"], row["mode"]) == (2, 2, PIPELINE)
+        assert row["planned_step_s"] > 0
+        assert row["settings"].items() >= settings.items()

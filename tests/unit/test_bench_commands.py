@@ -8,7 +8,8 @@ import sys
 import pytest
 from click.testing import CliRunner
 
-from tf_ooo.bench.data_parallel.rows import bandwidth_mbit
+from tf_ooo.bench.data_parallel.rows import as_if_in_turns, bandwidth_mbit
+from tf_ooo.bench.pipeline.command import pipeline
 from tf_ooo.bench.shared import confine
 from tf_ooo.bench.shared.options import repeated
 from tf_ooo.bench.shared.processes import command, requests
@@ -86,8 +87,11 @@ def test_options_with_several_values():
             ["data-parallel", "--configurations", "local,fast"],
             "'fast' is no configuration; there are horovod,",
         ),
+        (["data-parallel", "--mbit", "100", "--communication", "1"], "give one of them"),
         (["data-parallel", "--workers", "0"], "0 is not in the range"),
         (["data-parallel", "--cores", "nan"], "nan is no number above 0"),
+        (["mesh", "--cores", "1.5"], "1.5 is more than 1: a worker computes with one thread"),
+        (["single", "--json", "nowhere/rows.json"], "there is no folder nowhere"),
         (["pipeline", "--devices", "2", "0"], "0 is not in the range"),
         (["pipeline", "--schedules", "gpipe,1f1b_unfused"], "'1f1b_unfused' is no schedule of pipelines"),
         (["pipeline", "--schedules", "gpipe,zb_h9"], "'zb_h9' is no schedule of pipelines; there are auto, "),
@@ -113,6 +117,22 @@ def test_rows_can_be_kept(name, monkeypatch, tmp_path):
     assert (result.exit_code, result.output) == (0, "skipped: not here\n")
 
 
+@pytest.mark.parametrize("line", ["--quick", "--repetitions 5 --quick --devices 3", "--devices 3"])
+def test_what_is_given_stays_with_quick(line):
+    given = pipeline.make_context("pipeline", line.split()).params
+    asked = "--devices" in line
+    quick = "--quick" in line
+    assert given["devices"] == ((3,) if asked else (2,))
+    assert given["repetitions"] == (5 if "--repetitions" in line else 2 if quick else 8)
+    assert given["microbatches"] == ((4,) if quick else (8,))
+    assert given["schedules"].count(",") == (3 if quick else 9)
+
+
+def test_a_schedule_without_fusion_comes_behind_the_one_with_it():
+    line = ["--schedules", "1f1b_unfused,zb_v,1f1b"]
+    assert pipeline.make_context("pipeline", line).params["schedules"] == "zb_v,1f1b,1f1b_unfused"
+
+
 def test_what_a_process_is_told(monkeypatch):
     case, ways = Case("lstm-small", 8, "real", 224), AskedWays(["xla", "early"], -5)
     *start, first, second = command("some.module", case, ways)
@@ -130,3 +150,13 @@ def test_a_link_on_which_communicating_takes_as_long_as_computing():
     }
     assert bandwidth_mbit(alone, 1.0) == 400.0  # 100 MB in two seconds
     assert bandwidth_mbit(alone, 0.5) == 800.0
+
+
+def test_times_of_tuned_horovod_are_scaled_by_what_computing_alone_took():
+    def run(local_s, step_s):
+        return {"configurations": {"local": {"seconds": [local_s]}, "horovod_k": {"seconds": [step_s]}}}
+
+    scaled = as_if_in_turns(run(2.0, 5.0), run(1.0, 3.0))
+    assert scaled["seconds"] == [2.5]
+    unscaled = as_if_in_turns(run(2.0, 5.0), {"configurations": {}})
+    assert unscaled["seconds"] == [5.0]

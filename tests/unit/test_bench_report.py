@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import click
@@ -12,7 +13,7 @@ from click.testing import CliRunner
 from tf_ooo.bench.report.figures import KINDS, figures_of
 from tf_ooo.bench.report.page import with_tables
 from tf_ooo.bench.report.reading import runs_in
-from tf_ooo.bench.report.tables import predictions_of, table_of
+from tf_ooo.bench.report.tables import table_of, tables_of
 from tf_ooo.bench.shared.kept import Run
 from tf_ooo.bench.shared.options import json_option
 from tf_ooo.bench.shared.rows import write_rows
@@ -116,6 +117,37 @@ def test_layerpipe_beside_the_fastest_of_what_there_is():
     assert (figure.baseline, figure.gain) == ("pipedream_2bw", 1.25)
 
 
+def test_another_machine_is_another_setting():
+    run = of_data_parallel("1", 2.0, 1.2, 1.1, search=1.0)
+    machines = ("two x86-64 cores; Python", "AMD EPYC, 2 cores, 25 GB; Python", "ARM, 2 cores, 8 GB; Python")
+    first, same, other = (replace(run, machine=machine) for machine in machines)
+    assert len(figures_of(BY_NAME["data parallel"], [first, same])) == 1
+    assert len(figures_of(BY_NAME["data parallel"], [first, same, other])) == 2
+    assert "ARM, 2 cores" in table_of(BY_NAME["data parallel"], [first, other])
+    assert "EPYC" not in table_of(BY_NAME["data parallel"], [first, same])
+
+
+def test_another_size_is_another_setting():
+    about = {"mode": "layerpipe", "devices": 2, "cores": 0.6, "workload": "mlp"}
+    rows = [
+        about | {"schedule": name, "step_s": 1.0, "batch_rows": count}
+        for count in (512, 1536)
+        for name in ("pipedream", "layerpipe")
+    ]
+    runs = [Run("layerpipe", "1", "abc", "", "two cores", part) for part in (rows[:2], rows[2:])]
+    assert [figures[0].setting[3] for figures in figures_of(BY_NAME["layerpipe"], runs)] == ["512", "1536"]
+
+
+def test_a_prediction_that_failed_is_counted():
+    row = {"workload": "mlp", "where": "ranks", "predicted_s": 1.0, "measured_s": 1.1}
+    failed = {"workload": "mlp", "repetition": 2, "failed": "no Horovod"}
+    run = Run("prediction", "1", "abc", "", "two cores", [row, failed])
+    table = tables_of([run])["predictions"]
+    assert table.splitlines()[-1] == "| mlp | ranks | 1.00 s | 1.10 s | -9% | 1 of 1 | 1 |"
+    only_failed = replace(run, rows=[failed])
+    assert "0 of 0" in tables_of([only_failed])["predictions"]
+
+
 def test_words_by_hand_stay():
     page = "# Mine\n\n<!-- figures: meshes -->\nold\n<!-- end of figures -->\n\nWhat it means.\n"
     once = with_tables(page, {"meshes": "| new |"})
@@ -144,7 +176,7 @@ def test_no_runs_says_how_to_make_one(tmp_path):
 def test_our_page_has_all_runs():
     """``tf-ooo bench report --page docs/benchmarks.md --pictures docs/benchmarks/pictures`` makes it."""
     runs = runs_in(DOCS / "benchmarks" / "rows")
-    tables = {kind.name: table_of(kind, runs) for kind in KINDS} | {"predictions": predictions_of(runs)}
+    tables = tables_of(runs)
     page = (DOCS / "benchmarks.md").read_text()
     assert with_tables(page, tables) == page
     assert all(f"figures: {name} -->" in page for name in tables)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import re
 import sys
 import types
 from pathlib import Path
@@ -100,6 +101,18 @@ def test_real_data_without_their_package(monkeypatch):
         data.next_words("real", 4, 8, 100)
 
 
+def test_what_cannot_be_loaded_is_told_in_one_line(monkeypatch):
+    def load(name, split):
+        raise AssertionError(f"Manual directory of {name} does not exist.\nCreate it and download")
+
+    monkeypatch.setitem(sys.modules, "tensorflow_datasets", types.SimpleNamespace(load=load))
+    said = (
+        "imagenet2012 cannot be loaded: Manual directory of imagenet2012 does not exist.; --data shipped or"
+    )
+    with pytest.raises(SystemExit, match=re.escape(said)):
+        data.images("real", 4, 64, 10)
+
+
 class Rows(list):
     """As a data set of tensorflow-datasets."""
 
@@ -128,3 +141,8 @@ def test_real_pairs_and_texts(monkeypatch):
     assert texts.shape == (4, 8)
     words, following = data.last_words("real", 4, 8, 50)
     np.testing.assert_array_equal(words[:, 0], following)
+
+
+def test_a_vocabulary_without_words_is_refused():
+    with pytest.raises(SystemExit, match="vocabulary=5: the first 5 numbers are no words"):
+        data.next_words("generated", 4, 8, 5)

@@ -23,6 +23,13 @@
 #include <time.h>
 #include <unistd.h>
 
+/* Their names from before glibc 2.34 moved them, as in grappler_passes/plugin/shim.c. */
+#if defined(__GLIBC__) && defined(__x86_64__)
+__asm__(".symver pthread_create,pthread_create@GLIBC_2.2.5");
+__asm__(".symver pthread_detach,pthread_detach@GLIBC_2.2.5");
+__asm__(".symver pthread_sigmask,pthread_sigmask@GLIBC_2.2.5");
+#endif
+
 enum { MOST_ADDRESSES = 8, QUESTIONS = 6 };
 static const double MOST_ANSWER_S = 10.0, CUT_AGAIN_S = 1.0;
 /* What begins an HTTP/2 connection, and an empty SETTINGS frame; a server sends its own. */

@@ -25,7 +25,7 @@ _PREFIX = "tf_ooo_any_size_"
 # Of what a worker may use, for tensors: its process and its graphs take the rest.
 _PLANNED_SHARE = 0.84
 # Adam has two numbers for each weight.
-_WITH_SLOTS = 3
+WITH_SLOTS = 3
 # What is free is given back, so that the most that was used is what was needed.
 _ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": "1000000", "MALLOC_ARENA_MAX": "4"}
 
@@ -36,10 +36,10 @@ _ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": "1000000", "MALLOC_ARENA_MAX": "4"}
 @click.option("--limit-mb", type=COUNT, default=2950, show_default=True, help="That one process may use.")
 @click.option("--workers", type=COUNT, default=4, show_default=True, help="That share the model.")
 @click.option("--steps", type=COUNT, default=6, show_default=True, help="To train.")
-@quick_option("8 layers of 256, 600 MB.")
+@quick_option("8 layers of 256, 600 MB.", expose=False, layers=8, width=256, limit_mb=600)
 @json_option
 def any_size(
-    layers: int, width: int, limit_mb: int, workers: int, steps: int, quick: bool, json_file: Path | None
+    layers: int, width: int, limit_mb: int, workers: int, steps: int, json_file: Path | None
 ) -> None:
     """A model on workers that may each use half of what it needs.
 
@@ -50,7 +50,6 @@ def any_size(
     if reason:
         click.echo(f"skipped: {reason}")
         return
-    layers, width, limit_mb = (8, 256, 600) if quick else (layers, width, limit_mb)
     asked = AnySizeRun(layers, width, 8, steps, planned_bytes=int(_PLANNED_SHARE * limit_mb * 1e6))
     rows = reported(_runs(asked, limit_mb * 10**6, workers), text_of, json_file)
     click.echo(verdict_of(rows))
@@ -104,7 +103,7 @@ def text_of(row: Row) -> str:
     used = f", used at most {max(row['used_bytes']) / 1e6:.0f} MB" if "used_bytes" in row else ""
     if "losses" not in row:
         return f"{row['runs_on']}{limit}: ended with status {row['status']}{used}"
-    needs = f"weights and Adam's slots {_WITH_SLOTS * row['weights_bytes'] / 1e6:.0f} MB"
+    needs = f"weights and Adam's slots {WITH_SLOTS * row['weights_bytes'] / 1e6:.0f} MB"
     losses = " ".join(f"{loss:.6f}" for loss in row["losses"])
     return f"{row['runs_on']}{limit}: {needs}{used}; losses {losses}"
 
@@ -112,7 +111,7 @@ def text_of(row: Row) -> str:
 def verdict_of(rows: list[Row]) -> str:
     """How much larger the model was than a worker, and how far the losses are apart."""
     over, whole, limited = rows
-    factor = _WITH_SLOTS * over["weights_bytes"] / over["limit_bytes"]
+    factor = WITH_SLOTS * over["weights_bytes"] / over["limit_bytes"]
     pairs = zip(over["losses"], whole["losses"], strict=True)
     apart = max(abs(a - b) / abs(b) for a, b in pairs)
     ended = f"ended with status {limited['status']}" if limited["status"] else "trained, too"

@@ -24,7 +24,7 @@ from tf_ooo.bench.data_parallel.running import measured, on_links
 from tf_ooo.bench.shared import confine
 from tf_ooo.bench.shared.bars import save_bars
 from tf_ooo.bench.shared.drivers import end_with_sigterm
-from tf_ooo.bench.shared.options import COUNT, FILE, POSITIVE, json_option, quick_option
+from tf_ooo.bench.shared.options import CORES, COUNT, FILE, json_option, quick_option
 from tf_ooo.bench.shared.rows import reported
 from tf_ooo.bench.shared.workloads import DATA_PARALLEL
 
@@ -48,40 +48,43 @@ class _Numbers(click.ParamType):  # type: ignore[type-arg]
 
 
 @click.command("data-parallel")
-@quick_option("One workload, one bandwidth, under 5 minutes.")
+@quick_option("A small workload, few configurations, under 5 minutes.", expose=False,
+              workload="mlp_small", repetitions=3, configurations=QUICK)  # fmt: skip
 @json_option
 @click.option("--png", type=FILE, help="File for a picture.")
 @click.option("--workload", type=click.Choice(list(DATA_PARALLEL)), default="mlp", show_default=True)
-@click.option("--mbit", type=_Numbers("Mbit/s"), default="1000", show_default=True,
-              help="Of the link, several with commas; none: no limit.")  # fmt: skip
 @click.option("--communication", type=_Numbers("TIMES"),
-              help="Instead, links on which communicating takes so many times as long as computing, by a run "
-                   "before: 0.7,1,1.3.")  # fmt: skip
+              help="Links on which communicating takes so many times as long as computing, by a run before: "
+                   "0.7,1,1.3.  [default: 1]")  # fmt: skip
+@click.option("--mbit", type=_Numbers("Mbit/s"),
+              help="Instead, of the link, several with commas; none: no limit.")  # fmt: skip
 @click.option("--workers", type=COUNT, default=2, show_default=True, help="Processes.")
-@click.option("--cores", type=POSITIVE, default=0.5, show_default=True,
+@click.option("--cores", type=CORES, default=0.5, show_default=True,
               help="Of each worker, for computing; 1: one of its own, without a quota.")  # fmt: skip
 @click.option(
     "--rows", type=click.IntRange(0), default=0, help="Of each worker's batch.  [default: the workload's]"
 )
 @click.option("--steps", type=COUNT, default=4, show_default=True, help="Of one execution.")
 @click.option("--repetitions", type=COUNT, default=5, show_default=True, help="Turns of each configuration.")
-@click.option("--configurations", help=f"Of {ALL}.  [default: all; with --quick {QUICK}]")
+@click.option("--configurations", default=ALL, help=f"Of {ALL}.  [default: all; with --quick {QUICK}]")
 def data_parallel(
-    quick: bool, json_file: Path | None, png: Path | None, workload: str, mbit: list[float],
-    communication: list[float] | None, workers: int, cores: float, rows: int, steps: int, repetitions: int,
-    configurations: str | None,
+    json_file: Path | None, png: Path | None, workload: str, communication: list[float] | None,
+    mbit: list[float] | None, workers: int, cores: float, rows: int, steps: int, repetitions: int,
+    configurations: str,
 ) -> None:  # fmt: skip
     """Data parallel training against stock Horovod.
 
     Each worker has its share of this machine's CPU, all of them one link of chosen bandwidth.  In every
     run all configurations take turns, so that a disturbance hits all of them.
     """
-    names = (configurations or (QUICK if quick else ALL)).split(",")
+    names = configurations.split(",")
     unknown = [name for name in names if name not in (*CONFIGURATIONS, TUNED)]
     if unknown:
         raise click.BadParameter(
             f"{unknown[0]!r} is no configuration; there are {ALL}", param_hint="--configurations"
         )
+    if communication and mbit:
+        raise click.UsageError("--communication chooses the link, and --mbit says which: give one of them")
     if confine.skipped():
         return
     if workers < 2 or workers * cores > (os.cpu_count() or 1):
@@ -90,13 +93,11 @@ def data_parallel(
             f"machine's {os.cpu_count()} cores together; see --workers and --cores"
         )
     end_with_sigterm()
-    if quick:
-        repetitions, mbit, communication = min(repetitions, 3), mbit[:1], communication and communication[:1]
     compared = list(dict.fromkeys([BASELINE, *names]))  # what all are compared with
     run = DataParallelRun(workload, compared, 0.0, workers, cores, rows, steps, repetitions)
-    runs: Iterable[DataParallelRun] = (dataclasses.replace(run, mbit=bandwidth) for bandwidth in mbit)
-    if communication:
-        runs = on_links(run, communication)
+    runs: Iterable[DataParallelRun] = on_links(run, communication or [1.0])
+    if mbit:
+        runs = (dataclasses.replace(run, mbit=bandwidth) for bandwidth in mbit)
     measured_rows = reported(map(measured, runs), text_of, json_file)
     if png:
         save_bars(measured_rows, png)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypedDict
 
@@ -80,11 +80,30 @@ def bandwidth_mbit(alone: DataParallelMeasured, communication: float) -> float:
     return round(8 * sent_bytes / (communication * compute_s) / 1e6, 1)
 
 
-def rows_of(measured: DataParallelMeasured, asked: DataParallelRun, tuned: Sequence[Row] = ()) -> list[Row]:
+def as_if_in_turns(alone: DataParallelMeasured, together: DataParallelMeasured) -> Row:
+    """Stock Horovod with knobs, from processes of their own: knobs are a process's.
+
+    Its times as they would be if the machine had computed there as fast as beside all others, as far as both
+    have measured computing alone.
+    """
+    run = alone["configurations"][SAME_STEPS[0]]
+    if LOCAL not in together["configurations"]:
+        return run
+    there_s, here_s = (
+        statistics.median(measured["configurations"][LOCAL]["seconds"]) for measured in (together, alone)
+    )
+    return run | {"seconds": [seconds * there_s / here_s for seconds in run["seconds"]]}
+
+
+def rows_of(
+    measured: DataParallelMeasured, asked: DataParallelRun, tuned: Sequence[Row] = (),
+    knobs: Mapping[str, str] | None = None,
+) -> list[Row]:  # fmt: skip
     """One row for each configuration, beside stock Horovod as it ships; of the ``tuned`` runs the best.
 
     ``over_strongest``: how many times as fast as the fastest of all that are stock.  ``reordering_alone``: as
-    this mode with as many steps together, in which nothing is reordered.
+    this mode with as many steps together, in which nothing is reordered.  ``knobs``: Horovod's, which
+    all were given.
     """
     runs = dict(measured["configurations"])
     if tuned:
@@ -124,7 +143,7 @@ def rows_of(measured: DataParallelMeasured, asked: DataParallelRun, tuned: Seque
             "bit_equal": run["bits"] == stock["bits"],
             "losses": run.get("losses"),
             "reason": run.get("reason") or None,
-            "knobs": run.get("knobs"),
+            "knobs": dict(knobs or {}) | run.get("knobs", {}) or None,
         }
         rows.append(known(row))
     return rows

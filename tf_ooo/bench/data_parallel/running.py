@@ -8,6 +8,8 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+import click
+
 from tf_ooo.bench.data_parallel.rows import (
     BASELINE,
     LOCAL,
@@ -15,6 +17,7 @@ from tf_ooo.bench.data_parallel.rows import (
     TUNED,
     DataParallelMeasured,
     DataParallelRun,
+    as_if_in_turns,
     bandwidth_mbit,
     rows_of,
 )
@@ -45,15 +48,24 @@ def measured(asked: DataParallelRun) -> list[Row]:
     together = _run(asked, [name for name in asked.configurations if name != TUNED], {})
     tuned = []
     for knobs in TUNING if TUNED in asked.configurations else ():
-        alone = _run(asked, [SAME_STEPS[0]], knobs)["configurations"][SAME_STEPS[0]]
-        tuned.append(alone | {"knobs": knobs})
-    return rows_of(together, asked, tuned)
+        alone = _run(asked, [SAME_STEPS[0], LOCAL], knobs)
+        tuned.append(as_if_in_turns(alone, together) | {"knobs": knobs})
+    return rows_of(together, asked, tuned, given_knobs())
+
+
+def given_knobs() -> dict[str, str]:
+    """Horovod's that this process was given: they hold for all configurations of a run."""
+    return {name: value for name, value in os.environ.items() if name.startswith("HOROVOD_")}
 
 
 def _run(asked: DataParallelRun, names: list[str], knobs: Mapping[str, str]) -> DataParallelMeasured:
     """What rank 0 of one run has measured; ``knobs``: Horovod's."""
     group = f"tf_ooo_bench_{os.getpid()}_"
     launcher = Path(sys.executable).with_name("horovodrun")
+    if not launcher.exists():
+        raise click.ClickException(
+            f"there is no {launcher}: install Horovod, by make horovod or as in docs/data_parallel.md"
+        )
     path = f"{launcher.parent}{os.pathsep}{os.environ.get('PATH', '')}"
     environment = os.environ | dict(knobs) | {"PATH": path, "TF_CPP_MIN_LOG_LEVEL": "3"}
     with (

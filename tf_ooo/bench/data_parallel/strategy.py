@@ -49,7 +49,7 @@ class StrategyTrainer(InTurns):
         keras.utils.set_random_seed(1)
         with strategy.scope():
             self.model = network.build()
-            self._optimizer = optimizer()
+            self._optimizer = optimizer(network)
             self._optimizer.build(self.model.trainable_variables)
         self._loss = loss()
         batch = asked.rows or network.batch

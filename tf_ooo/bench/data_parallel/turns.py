@@ -6,10 +6,14 @@ from abc import ABC, abstractmethod
 
 import keras
 
+from tf_ooo.bench.shared.networks import Network
+from tf_ooo.bench.shared.scripts import ScriptNetwork
+from tf_ooo.bench.shared.workloads import optimizer_of
 
-def optimizer() -> keras.Optimizer:
+
+def optimizer(network: Network | ScriptNetwork) -> keras.Optimizer:
     """All train with the same."""
-    return keras.optimizers.SGD(0.01, momentum=0.9)
+    return optimizer_of(network, momentum=0.9)
 
 
 def loss() -> keras.Loss:

@@ -62,16 +62,15 @@ def main(asked: DataParallelRun) -> None:
         for name, trainer in trainers.items():
             hvd.allreduce(tf.zeros([1]), name="turn")
             times[name].append(trainer.turn_s())
-    stock_trainer = trainers[BASELINE]
-    assert isinstance(stock_trainer, Trainer)
-    sent = stock_trainer.sent_floats(hvd.size())
+    any_trainer = next(trainer for trainer in trainers.values() if isinstance(trainer, Trainer))
+    sent = any_trainer.sent_floats(hvd.size())
     reduce_s = _reduce_seconds(hvd, sent)
     measured: DataParallelMeasured = {
         "configurations": {name: trainer.measured(times[name]) for name, trainer in trainers.items()},
         "communication_s": reduce_s,
         "gradient_bytes": 4 * sent,
         "workers": hvd.size(),
-        "batch_rows": stock_trainer.batch,
+        "batch_rows": any_trainer.batch,
     }
     if hvd.rank() == 0:
         end_with(measured)
@@ -124,16 +123,15 @@ class Trainer(InTurns):
         if options is not None:
             self.callback = tf_ooo.OOOBackprop(mode="data_parallel", unroll=asked.steps, **options)
         alone = options is None and name not in (*SAME_STEPS, LOCAL)
-        self._compile(1 if alone else asked.steps)
+        self.model.compile(
+            optimizer(network), loss(), jit_compile=False, steps_per_execution=1 if alone else asked.steps
+        )
+        self.model.optimizer.build(self.model.trainable_variables)
         if name.startswith(BASELINE) and not name.startswith(TAPE):
             _average_in_apply(self.model.optimizer, hvd)
         self._losses: list[float] = []  # of each fit
         self._x, self._y = network.data(2 * self._steps * self.batch, 1 + hvd.rank())
         self._remember(self.model.optimizer)
-
-    def _compile(self, steps_per_execution: int) -> None:
-        self.model.compile(optimizer(), loss(), jit_compile=False, steps_per_execution=steps_per_execution)
-        self.model.optimizer.build(self.model.trainable_variables)
 
     def warm_up(self) -> None:
         """Until everything is traced, planned and decided."""

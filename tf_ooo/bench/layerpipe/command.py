@@ -16,9 +16,9 @@ from tf_ooo.bench.shared import confine
 from tf_ooo.bench.shared.bars import save_bars
 from tf_ooo.bench.shared.drivers import SHARE, end_with_sigterm, run_driver
 from tf_ooo.bench.shared.options import (
+    CORES,
     COUNT,
     FILE,
-    POSITIVE,
     SeveralValues,
     json_option,
     quick_option,
@@ -35,7 +35,8 @@ _EVERYWHERE = {"quick", "json_file", "keep", "accuracy", "simulated"}
 
 
 @click.command("layerpipe", cls=SeveralValues)
-@quick_option("The MLP on 2 workers, under 5 minutes; with --accuracy one seed, under two minutes.")
+@quick_option("The MLP on 2 workers, under 5 minutes; with --accuracy one seed, under two minutes.",
+              repetitions=2, seeds=1)  # fmt: skip
 @json_option
 @click.option("--png", type=FILE, help="File for a picture of the rows.")
 @several("--workload", click.Choice(list(LAYERPIPE)), default=["mlp"], show_default=True)
@@ -45,7 +46,7 @@ _EVERYWHERE = {"quick", "json_file", "keep", "accuracy", "simulated"}
 @several(
     "--devices", COUNT, help="Worker processes.  [default: 2 3 4; with --accuracy 3 logical CPU devices]"
 )
-@click.option("--cores", type=POSITIVE, help=f"Of each worker.  [default: {SHARE} of an equal share]")
+@click.option("--cores", type=CORES, help=f"Of each worker.  [default: {SHARE} of an equal share]")
 @click.option("--repetitions", type=COUNT, default=6, show_default=True, help="Turns of each mode.")
 @click.option("--simulated", is_flag=True,
               help="Instead: all workloads on paper, for 2 to 16 processors.")  # fmt: skip
@@ -71,8 +72,7 @@ def layerpipe(
     """
     if accuracy:
         _refuse_given(ctx, "does not go with --accuracy", _WITH_ACCURACY)
-        devices, seeds = devices or ACCURACY_DEVICES, 1 if quick else seeds
-        trained = late.rows(network, rate, devices, seeds, epochs)
+        trained = late.rows(network, rate, devices or ACCURACY_DEVICES, seeds, epochs)
         trained_rows = reported(([row] for row in trained), late.text_of, json_file)
         click.echo(late.summary(trained_rows))
         return
@@ -83,8 +83,6 @@ def layerpipe(
     _refuse_given(ctx, "is for --accuracy", set(ctx.params) - _WITH_ACCURACY | {"devices"})
     if confine.skipped(with_link=False):
         return
-    if quick:
-        workload, devices, repetitions = ("mlp",), (2,), 2
     end_with_sigterm()
 
     def measured(name: str, workers: int) -> list[Row]:
@@ -92,7 +90,7 @@ def layerpipe(
         driver = "tf_ooo.bench.layerpipe.driver"
         return rows_of(run_driver(driver, asked, workers, cores, repetitions), name)
 
-    pairs = itertools.product(workload, devices or DEVICES)
+    pairs = itertools.product(workload, devices or (DEVICES[:1] if quick else DEVICES))
     rows = reported(itertools.starmap(measured, pairs), text_of, json_file)
     if png:
         save_bars(rows, png)

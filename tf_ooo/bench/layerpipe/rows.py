@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from tf_ooo.bench.shared.drivers import Measured, row_of
 from tf_ooo.bench.shared.rows import Row, spread_text
+from tf_ooo.bench.shared.workloads import LAYERPIPE
 
 BASELINE = "pipedream"
 # What a user would take otherwise: weights as late, one update late, not late.
@@ -22,7 +23,8 @@ class LayerPipeRun:
 
 def rows_of(measured: Measured, workload: str) -> list[Row]:
     """One row for each schedule."""
-    return [row_of(measured, {"workload": workload}, name, BASELINE) for name in measured["runs"]]
+    about = {"workload": workload, "batch_rows": LAYERPIPE[workload].batch}
+    return [row_of(measured, about, name, BASELINE) for name in measured["runs"]]
 
 
 def text_of(row: Row) -> str:

@@ -3,32 +3,36 @@
 from __future__ import annotations
 
 import ast
+import datetime
 import json
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import click
 
 from tf_ooo.bench.paper import measured, predicted, why
-from tf_ooo.bench.paper.figures import PUBLISHED, figure_of, figures_of, gains_text
+from tf_ooo.bench.paper.figures import PUBLISHED, figures_of, gains_text, is_own, task_of
 from tf_ooo.bench.paper.networks import MODES, NETWORKS, SIZES, PaperNetwork, modes_of, network_named
 from tf_ooo.bench.paper.picture import save_picture
-from tf_ooo.bench.paper.tables import cells_of, settings_text, tables_of
+from tf_ooo.bench.paper.tables import HEAD, lines_of, settings_text, tables_of
 from tf_ooo.bench.report.page import with_tables
 from tf_ooo.bench.report.reading import runs_in
 from tf_ooo.bench.shared.drivers import end_with_sigterm
-from tf_ooo.bench.shared.kept import NAME
+from tf_ooo.bench.shared.kept import NAME, Run, machine
 from tf_ooo.bench.shared.options import EXISTING_FILE, FILE, FOLDER, json_option
 from tf_ooo.bench.shared.rows import Row, bits_text, reported, write_rows
 from tf_ooo.bench.shared.scripts import SOURCES
 from tf_ooo.errors import OptionsError
 
 _ROOT = Path(__file__).parents[3]
-_EXAMPLES, _ROWS = _ROOT / "examples" / "paper", Path("docs/benchmarks/rows")
-_LAYERPIPE = Path("docs/benchmarks/planner/layerpipe.json")
+_EXAMPLES, _ROWS = _ROOT / "examples" / "paper", _ROOT / "docs" / "benchmarks" / "rows"
+_LAYERPIPE = _ROOT / "docs" / "benchmarks" / "planner" / "layerpipe.json"
 _ONLY = ("predicted", "measured")
+# Of the columns of the table that `all` prints.
+_WIDTHS = (22, 13, 6, 9, 27, 58, 37, 9, 15, 80, 0)
 
 
 @click.group()
@@ -48,7 +52,7 @@ def list_() -> None:
             click.echo(f"    {mode}, published {low:.2f}-{high:.2f} with all its networks")
             for run in network.runs:
                 if run.mode == mode:
-                    click.echo(f"        {settings_text(run)}{' (assumed)' if run.assumed else ''}")
+                    click.echo(f"        {settings_text(run)}")
 
 
 def _common(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -62,7 +66,8 @@ def _common(function: Callable[..., Any]) -> Callable[..., Any]:
                      help="real: downloaded; shipped: real data that come with a package; generated; auto: "
                           "shipped where the package is installed."),
         click.option("--size", type=click.Choice(SIZES), default="tiny", show_default=True,
-                     help="tiny: two CPU cores, under 3 minutes a network; full: the paper's, for GPUs."),
+                     help="tiny: two CPU cores, under 3 minutes a network; full: the published settings (a "
+                          "GPU is taken on one device only)."),
     ):  # fmt: skip
         function = option(function)
     return function
@@ -90,14 +95,16 @@ def run(
     asked = measured.Asked(network, size, source, examples, settings)
     modes = modes_of(network, mode, any_mode)
     if only != "predicted":
-        asked.workload()  # before anything takes long
+        asked.workload()  # before anything is printed
+    elif settings:
+        replace(asked, size="full").workload()  # what is predicted
     end_with_sigterm()
 
     def parts() -> Iterator[list[Row]]:
         for of_mode in modes:
             if only != "measured":
-                rows = list(predicted.rows(network, of_mode))
-                click.echo(_prediction_text(network, of_mode, rows))
+                rows = list(predicted.rows(network, of_mode, settings))
+                click.echo(_prediction_text(network, of_mode, settings, rows))
                 yield rows
             if only != "predicted":
                 yield measured.rows(asked, of_mode)
@@ -108,27 +115,33 @@ def run(
 @paper.command("all")
 @_common
 def all_(size: str, source: str, only: str | None, examples: Path, json_file: Path | None) -> None:
-    """All networks in the paper's modes; a table that grows by a line for each."""
+    """All networks in the paper's modes, BERT for both tasks; a table that grows by a line for each."""
     end_with_sigterm()
     began_s, failed = time.monotonic(), []
-    todo = [(network, mode) for network in NETWORKS.values() for mode in network.modes]
+    todo = [
+        (network, mode, task)
+        for network in NETWORKS.values()
+        for mode in network.modes
+        for task in network.tasks
+    ]
     rows: list[Row] = []
-    for number, (network, mode) in enumerate(todo, 1):
-        click.echo(
-            f"{number} of {len(todo)}: {network.name}, {mode}, since {time.monotonic() - began_s:.0f} s",
-            err=True,
-        )
+    click.echo(_aligned(HEAD))
+    for number, (network, mode, task) in enumerate(todo, 1):
+        what = ", ".join((network.name, mode, *task.values()))
+        click.echo(f"{number} of {len(todo)}: {what}, since {time.monotonic() - began_s:.0f} s", err=True)
         of_pair: list[Row] = []
         try:
             if only != "measured":
-                of_pair += predicted.rows(network, mode)
+                wanted = task.get("task", "")
+                of_pair += [row for row in predicted.rows(network, mode) if task_of(row) == wanted]
             if only != "predicted":
-                of_pair += measured.rows(measured.Asked(network, size, source, examples, {}), mode)
+                of_pair += measured.rows(measured.Asked(network, size, source, examples, task), mode)
         except (click.ClickException, OptionsError) as error:
-            failed.append(f"{network.name}, {mode}: {error}")
+            failed.append(f"{what}: {error}")
         rows += of_pair
         write_rows(json_file, rows)
-        click.echo("  ".join(cells_of(figure_of(network.name, mode, [of_pair]))))
+        for line in _lines(of_pair):
+            click.echo(_aligned(line))
     if failed:
         raise click.ClickException("\n".join(failed))
 
@@ -140,14 +153,20 @@ def why_(json_file: Path | None) -> None:
 
     def each() -> Iterator[list[Row]]:
         for network in NETWORKS.values():
-            yield list(why.rows((network,)))
+            yield [*why.rows((network,)), *why.memory_rows((network,))]
 
     reported(each(), _why_text, json_file)
 
 
 @paper.command()
-@click.option("--rows", type=FOLDER, default=_ROWS, show_default=True, help="Folder of runs that were kept.")
-@click.option("--layerpipe", type=EXISTING_FILE, default=_LAYERPIPE, show_default=True,
+@click.option(
+    "--rows",
+    type=FOLDER,
+    default=_ROWS,
+    show_default="the repository's",
+    help="Folder of runs that were kept.",
+)
+@click.option("--layerpipe", type=EXISTING_FILE, default=_LAYERPIPE, show_default="the repository's",
               help="Rows of tf-ooo bench planner layerpipe.")  # fmt: skip
 @click.option("--page", type=EXISTING_FILE, help="Markdown file whose tables are made anew.")
 @click.option("--picture", type=FILE, help="File for a picture of all networks.")
@@ -179,10 +198,33 @@ def _settings(texts: Sequence[str]) -> dict[str, Any]:
     return settings
 
 
-def _prediction_text(network: PaperNetwork, mode: str, rows: Sequence[Row]) -> str:
-    low, high = PUBLISHED[mode]
-    gains = gains_text(figure_of(network.name, mode, [rows]).predicted) or "nothing"
-    lines = [f"{network.name}, {mode}: published {low:.2f}-{high:.2f}, predicted {gains}; assumed:"]
+def _lines(rows: Sequence[Row]) -> list[list[str]]:
+    """Lines of the table for rows of this machine."""
+    now = datetime.datetime.now(datetime.UTC)
+    figures = figures_of([Run("paper", f"{now:%Y-%m-%d %H:%M}", "", "", machine(), list(rows))])
+    kept = [figure for figure in figures if figure.predicted or figure.measured]
+    return [line for figure in kept for line in lines_of(figure)]
+
+
+def _aligned(cells: Sequence[str]) -> str:
+    """One line of a table that grows, whose widths cannot follow from lines to come."""
+    padded = (cell.ljust(width) for cell, width in zip(cells, _WIDTHS, strict=True))
+    return "  ".join(padded).rstrip()
+
+
+def _prediction_text(
+    network: PaperNetwork, mode: str, settings: Mapping[str, Any], rows: Sequence[Row]
+) -> str:
+    reason = predicted.why_none(network, mode, settings)
+    if reason:
+        return f"{network.name}, {mode}: {reason}; nothing is predicted"
+    gains = gains_text([row["predicted_speedup"] for row in rows if is_own(row, mode)])
+    if any(row["changed"] for row in rows):
+        published = "other settings than the published ones"
+    else:
+        low, high = PUBLISHED[mode]
+        published = f"published {low:.2f}-{high:.2f}"
+    lines = [f"{network.name}, {mode}: {published}, predicted {gains}; assumed:"]
     return "\n".join([*lines, *(f"- {line}" for line in predicted.ASSUMPTIONS[mode])])
 
 
@@ -201,6 +243,11 @@ def _text_of(row: Row) -> str:
 
 
 def _why_text(row: Row) -> str:
+    if row["kind"] == "memory":
+        needed_gb, of_gb = (row["peak_bytes"] + row["state_bytes"]) / 1e9, why.V100_BYTES / 1e9
+        return (
+            f"{row['network']} x{row['devices']}: GPipe's fullest GPU needs {needed_gb:.1f} of {of_gb:.0f} GB"
+        )
     return (
         f"{row['network']} x{row['devices']}: {row['assumed']:<60} {row['schedule']:<13} "
         f"{row['predicted_speedup']:.2f} (no order passes {row['bound']:.2f})"

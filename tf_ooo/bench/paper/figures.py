@@ -1,135 +1,217 @@
-"""What kept rows say of each network and mode: published, predicted, measured here."""
+"""What kept rows say of each network, mode and task: published, predicted, measured here."""
 
 from __future__ import annotations
 
-import statistics
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from tf_ooo.bench.data_parallel.rows import PLAIN, STOCK
 from tf_ooo.bench.paper.networks import DATA_PARALLEL, NETWORKS, PIPELINE, SINGLE, SIZES
 from tf_ooo.bench.pipeline.rows import BASELINE as GPIPE
+from tf_ooo.bench.report.figures import machine_text
+from tf_ooo.bench.report.tables import range_text
 from tf_ooo.bench.shared.kept import Run
 from tf_ooo.bench.shared.rows import Row
 
 # The abstract's; of all networks of a mode together.
 PUBLISHED = {SINGLE: (1.03, 1.58), DATA_PARALLEL: (1.10, 1.27), PIPELINE: (1.41, 1.99)}
 OVER = {SINGLE: "XLA", DATA_PARALLEL: "BytePS", PIPELINE: "GPipe"}
-# Settings of a run that the table has.
-_SAID = ("growth", "alpha", "layers", "blocks", "width", "pixels", "length", "batch")
 # What is predicted: the paper's own schedule over its baseline.
 _PREDICTED = {
     SINGLE: ("multi_stream", "in_order, launches not hidden"),
     DATA_PARALLEL: ("search", "in_order"),
     PIPELINE: ("modulo", GPIPE),
 }
+# The paper's own schedules of a pipeline.
+_OWN = ("modulo", "fast_forward")
+TASKS = {"pretrain": "pre-training", "finetune": "fine-tuning"}
+# Runs of before trained with SGD of rate 0.01, whatever a script's own optimizer was.
+_OWN_OPTIMIZERS_SINCE = "2026-11-26 14:27"
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What tells measurements of a network apart.
+
+    Attributes:
+        machine: as :func:`tf_ooo.bench.report.figures.machine_text` has it.
+        size: tiny, small or full.
+        trained: settings of the script, devices, data, and the optimizer where it is not the script's.
+    """
+
+    machine: str
+    size: str
+    trained: str
 
 
 @dataclass(frozen=True)
 class Measured:
-    """One run of a network at a size.
+    """What one run measured at a setting.
 
     Attributes:
-        baseline, ours: names; ours is the schedule that the plan predicts to be fastest.
+        baseline, ours: names; ours is the schedule that the plan predicts to be fastest, or ``auto``.
         gain: how many times as fast; ``alone``: as what reorders nothing, of data parallel only.
-        planned: the gain that the plan predicts for this machine; None: it predicts none.
         same_bits: whether all schedules ended with the baseline's bits.
         losses: of the first and the last step.
-        settings: of the network; ``trained``: devices, data, and how long the run took.
+        own: gains of the paper's own schedules of a pipeline.
+        planned: what the plan predicts to be fastest where that is stock; empty: ours.
+        took: how long the run took, ``95 s``.
     """
 
-    size: str
+    setting: Setting
     baseline: str
     ours: str
     gain: float
     same_bits: bool
     losses: tuple[float, float]
     alone: float | None = None
-    planned: float | None = None
-    settings: str = ""
-    trained: str = ""
+    own: tuple[tuple[str, float], ...] = ()
+    planned: str = ""
+    took: str = ""
 
 
 @dataclass(frozen=True)
 class Figure:
-    """A network in a mode: gains that are predicted, and runs, the oldest first."""
+    """A network in a mode and, where it has several, at a task: predicted gains, and runs, oldest first."""
 
     network: str
     mode: str
+    task: str
     predicted: tuple[float, ...]
     measured: tuple[Measured, ...]
 
+    @property
+    def published(self) -> tuple[float, float] | None:
+        """The abstract's range; None: the paper does not use the network in this mode."""
+        network = NETWORKS.get(self.network)
+        return PUBLISHED[self.mode] if network and self.mode in network.modes else None
+
+    @property
+    def entries(self) -> list[list[Measured]]:
+        """Runs of one setting together."""
+        settings: dict[Setting, list[Measured]] = {}
+        for measured in self.measured:
+            settings.setdefault(measured.setting, []).append(measured)
+        return list(settings.values())
+
+
+_Key = tuple[str, str, str]
+
 
 def figures_of(runs: Iterable[Run]) -> list[Figure]:
-    """One for each network and mode of the paper, in its order."""
-    groups: dict[tuple[str, str], list[list[Row]]] = {}
+    """One for each network, mode and task of the paper, in its order; then any others that were run.
+
+    Of each predicted configuration the last row counts, as all come from the same formulas.
+    """
+    asked = [
+        (network.name, run.mode, run.settings.get("task", ""))
+        for network in NETWORKS.values()
+        for run in network.runs
+    ]
+    predicted: dict[_Key, dict[tuple[object, ...], float]] = {key: {} for key in asked}
+    measured: dict[_Key, list[Measured]] = {}
     for run in runs:
-        if run.bench == "paper":
-            of_run: dict[tuple[str, str], list[Row]] = {}
-            for row in run.rows:
-                of_run.setdefault((row["network"], row["mode"]), []).append(row)
-            for key, rows in of_run.items():
-                groups.setdefault(key, []).append(rows)
-    asked = [(network.name, mode) for network in NETWORKS.values() for mode in network.modes]
-    return [figure_of(*key, groups.get(key, [])) for key in dict.fromkeys([*asked, *groups])]
+        for key, rows in _by_key(run).items():
+            gains = predicted.setdefault(key, {})
+            for row in rows:
+                if is_own(row, key[1]) and not row.get("changed"):
+                    about = row.get("configuration"), row.get("devices"), row.get("bandwidth_bit_s")
+                    gains[about] = row["predicted_speedup"]
+            measured.setdefault(key, []).extend(_measured(rows, key[1], run))
+    return [
+        Figure(*key, tuple(sorted(gains.values())), tuple(measured.get(key, ())))
+        for key, gains in predicted.items()
+        if key in asked or gains or measured.get(key)
+    ]
 
 
-def figure_of(network: str, mode: str, runs: Sequence[Sequence[Row]]) -> Figure:
-    """Of the rows of each run; the last predictions count, as they come from the same formulas."""
-    predicted: tuple[float, ...] = ()
-    measured = []
-    for rows in runs:
-        of_run = tuple(row["predicted_speedup"] for row in rows if _is_prediction(row, mode))
-        predicted = of_run or predicted
-        for size in SIZES:
-            of_size = [row for row in rows if row["kind"] == "measured" and row["size"] == size]
-            if any("speedup" in row for row in of_size):
-                measured.append(measured_of(of_size, mode))
-    return Figure(network, mode, predicted, tuple(measured))
+def _by_key(run: Run) -> dict[_Key, list[Row]]:
+    keys: dict[_Key, list[Row]] = {}
+    for row in run.rows if run.bench == "paper" else ():
+        keys.setdefault((row["network"], row["mode"], task_of(row)), []).append(row)
+    return keys
 
 
-def _is_prediction(row: Row, mode: str) -> bool:
+def task_of(row: Row) -> str:
+    """``pretrain``, ``finetune``, or nothing."""
+    words = dict(word.split("=", 1) for word in row.get("configuration", "").split() if "=" in word)
+    return str(row.get("settings", words).get("task", ""))
+
+
+def is_own(row: Row, mode: str) -> bool:
+    """Whether a row predicts what the paper's ranges are of: its own schedule over its baseline."""
     return row["kind"] == "predicted" and (row["schedule"], row["baseline"]) == _PREDICTED[mode]
 
 
-def measured_of(rows: Sequence[Row], mode: str) -> Measured:
-    """One run's rows of one size."""
-    if mode == SINGLE:
-        (row,) = rows
-        return Measured(
-            row["size"], "stock", row["schedule"], row["speedup"], row["bit_equal"], tuple(row["losses"]),
-            settings=_settings(row), trained=_trained(row),
-        )  # fmt: skip
-    not_ours = STOCK if mode == DATA_PARALLEL else (GPIPE,)
-    stock = [row for row in rows if row["schedule"].startswith(not_ours)]
-    ours = [row for row in rows if row not in stock and row["schedule"] != PLAIN]
-    strongest = min(stock, key=_step_s)
-    best = min(ours, key=lambda row: float(row["predicted_step_s"]))
-    predicted_s = strongest.get("predicted_step_s")
+def _measured(rows: Sequence[Row], mode: str, run: Run) -> Iterator[Measured]:
+    settings: dict[Setting, list[Row]] = {}
+    for row in rows:
+        if row["kind"] == "measured" and row["size"] in SIZES and "speedup" in row:
+            setting = Setting(machine_text(run.machine), row["size"], _trained(row, run.date))
+            settings.setdefault(setting, []).append(row)
+    for setting, of_setting in settings.items():
+        if mode == SINGLE:
+            yield from (_of_one_device(setting, row) for row in of_setting)
+        else:
+            yield from _of_several(setting, of_setting, mode)
+
+
+def _of_one_device(setting: Setting, row: Row) -> Measured:
     return Measured(
-        best["size"], strongest["schedule"], best["schedule"], _step_s(strongest) / _step_s(best),
-        all(row["bit_equal"] for row in rows), tuple(best["losses"]), best.get("reordering_alone"),
-        predicted_s and predicted_s / best["predicted_step_s"], _settings(best),
-        _trained(best),
+        setting, "stock", row["schedule"], row["speedup"], row["bit_equal"], tuple(row["losses"]),
+        took=_took(row),
     )  # fmt: skip
 
 
-def _settings(row: Row) -> str:
-    """``layers=3 width=64 batch=12 task=pretrain``."""
-    settings = row.get("settings", {})
-    numbers = {name: settings[name] for name in _SAID if isinstance(settings.get(name), (int, float))}
-    parts = [f"{name}={number:g}" for name, number in numbers.items()]
-    return " ".join([*parts, *([f"task={settings['task']}"] if "task" in settings else [])])
+def _of_several(setting: Setting, rows: Sequence[Row], mode: str) -> Iterator[Measured]:
+    """Nothing where a run has no baseline, or nothing of ours."""
+    names = STOCK if mode == DATA_PARALLEL else (GPIPE,)
+    stock = [row for row in rows if row["schedule"].startswith(names)]
+    ours = [row for row in rows if row not in stock and row["schedule"] != PLAIN]
+    if not stock or not ours:
+        return
+    strongest, best, fastest = min(stock, key=_step_s), _by_plan(ours), _by_plan(rows)
+    seconds = {row["schedule"]: _step_s(row) for row in rows}
+    own = [(name, _step_s(strongest) / seconds[name]) for name in _OWN if name in seconds]
+    yield Measured(
+        setting, strongest["schedule"], best["schedule"], _step_s(strongest) / _step_s(best),
+        all(row["bit_equal"] for row in rows), tuple(best["losses"]), best.get("reordering_alone"),
+        tuple(own) if mode == PIPELINE else (),
+        fastest["schedule"] if fastest in stock and _planned_s(fastest) < math.inf else "", _took(best),
+    )  # fmt: skip
 
 
-def _trained(row: Row) -> str:
-    """``2 devices, 4 micro-batches; generated; 95 s``."""
-    parts = []
+def _by_plan(rows: Sequence[Row]) -> Row:
+    """``auto`` where it was run, else what the plan predicts to be fastest, as in
+    :mod:`tf_ooo.bench.report.figures`."""
+    named = [row for row in rows if row["schedule"] == "auto"]
+    return min(named or rows, key=_planned_s)
+
+
+def _planned_s(row: Row) -> float:
+    """The plan's own seconds; older rows have only those that were given what the run's controls took."""
+    return float(row.get("planned_step_s") or row.get("predicted_step_s") or math.inf)
+
+
+def _trained(row: Row, date: str) -> str:
+    """``layers=3 width=64 batch=12 task=pretrain; 2 devices, 4 micro-batches; generated``."""
+    parts = [" ".join(f"{name}={_value_text(value)}" for name, value in row.get("settings", {}).items())]
     if row["mode"] != SINGLE:
         rest = f", {row['microbatches']} micro-batches" if "microbatches" in row else ""
         parts.append(f"{row.get('devices', 2)} devices{rest}")
     parts += [row["data"]] if "data" in row else []
-    return "; ".join([*parts, *([f"{row['took_s']:.0f} s"] if "took_s" in row else [])])
+    parts += ["SGD of rate 0.01"] if date < _OWN_OPTIMIZERS_SINCE else []
+    return "; ".join(filter(None, parts))
+
+
+def _value_text(value: object) -> str:
+    """``(6, 12)``, which is a list in rows that were written, as ``6,12``."""
+    return ",".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
+
+
+def _took(row: Row) -> str:
+    return f"{row['took_s']:.0f} s" if "took_s" in row else ""
 
 
 def _step_s(row: Row) -> float:
@@ -144,18 +226,30 @@ def gains_text(gains: Sequence[float]) -> str:
     return low if low == high else f"{low}-{high}"
 
 
-def measured_text(figure: Figure) -> list[str]:
-    """Cells for one size after the other: gain, what was compared, runs; settings where they differ."""
-    lines: dict[tuple[str, str, str, str], list[Measured]] = {}
-    for measured in figure.measured:
-        key = measured.size, measured.settings, measured.ours, measured.baseline
-        lines.setdefault(key, []).append(measured)
-    cells = []
-    for (size, settings, ours, baseline), runs in lines.items():
-        gain = statistics.median(run.gain for run in runs)
-        alone = [run.alone for run in runs if run.alone is not None]
-        differs = any(key[0] == size and key[1] != settings for key in lines)
-        text = f"{size}{f', {settings}' if differs else ''}: {gain:.2f} ({ours} over {baseline}"
-        text += f"; reordering alone {statistics.median(alone):.2f})" if alone else ")"
-        cells.append(text + (f", {len(runs)} runs" if len(runs) > 1 else ""))
-    return cells
+def measured_text(runs: Sequence[Measured]) -> str:
+    """A cell for the runs of one setting: ``tiny: 1.10 / 1.12 / 1.20 (zb_h1 over gpipe), 3 runs``."""
+    alone = [run.alone for run in runs if run.alone is not None]
+    ours = ", ".join(dict.fromkeys(run.ours for run in runs))
+    over = ", ".join(dict.fromkeys(run.baseline for run in runs))
+    notes = [f"{ours} over {over}", f"reordering alone {range_text(alone, '.2f')}" if alone else ""]
+    for name in dict.fromkeys(run.planned for run in runs if run.planned):
+        count = sum(run.planned == name for run in runs)
+        notes.append(f"plan: {name}" + (f" in {count}" if count < len(runs) else ""))
+    text = f"{runs[0].setting.size}: {range_text([run.gain for run in runs], '.2f')}"
+    text += f" ({'; '.join(filter(None, notes))})"
+    return text + (f", {len(runs)} runs" if len(runs) > 1 else "")
+
+
+def own_text(runs: Sequence[Measured]) -> str:
+    """``modulo 0.95, fast_forward 1.02``: the paper's own schedules."""
+    gains: dict[str, list[float]] = {}
+    for run in runs:
+        for name, gain in run.own:
+            gains.setdefault(name, []).append(gain)
+    return ", ".join(f"{name} {range_text(of_name, '.2f')}" for name, of_name in gains.items())
+
+
+def title_of(figure: Figure) -> str:
+    """``BERT-12, fine-tuning``."""
+    network = NETWORKS.get(figure.network)
+    return ", ".join(filter(None, (network.title if network else figure.network, TASKS.get(figure.task))))

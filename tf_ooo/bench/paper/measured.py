@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,8 +25,9 @@ if TYPE_CHECKING:
 
 # Communication takes as long as computing.
 _COMMUNICATION = 1.0
-# Stock with one step and with as many as ours, computing alone, nothing reordered, ours.
-_DATA_PARALLEL = (BASELINE, SAME_STEPS[0], LOCAL, PLAIN, "search")
+# Stock with one step and with as many as ours, computing alone, nothing reordered, and what a user gets: the
+# faster of stock and ours.
+_DATA_PARALLEL = (BASELINE, SAME_STEPS[0], LOCAL, PLAIN, "auto")
 _PIPELINE = ("gpipe", "fast_forward", "modulo", "zb_h1")
 
 
@@ -58,11 +60,18 @@ class Asked:
     def workload(self) -> ScriptNetwork:
         """OptionsError where its script is not there or takes no such setting."""
         script = str(self.examples / f"{self.network.script}.py")
-        workload = ScriptNetwork(
-            script, self.size, self.source, {**self.network.settings_at(self.size), **self.settings}
-        )
+        settings = self.network.settings_at(self.size, self.settings)
+        workload = ScriptNetwork(script, self.size, self.source, settings)
         workload.given()
         return workload
+
+    def effort(self, mode: str) -> Effort:
+        """That of its size; at ``full`` the published devices and micro-batches, where each device can have
+        a core of this machine."""
+        of_size, runs = EFFORTS[self.size], self.network.runs_with(self.settings, mode)
+        if self.size != "full" or not runs or runs[0].devices > len(os.sched_getaffinity(0)):
+            return of_size
+        return replace(of_size, devices=runs[0].devices, microbatches=runs[0].microbatches)
 
 
 def rows(asked: Asked, mode: str) -> list[Row]:
@@ -71,7 +80,7 @@ def rows(asked: Asked, mode: str) -> list[Row]:
     if mode != SINGLE and confine.skipped(with_link=mode == DATA_PARALLEL):
         return []
     data, began_s = workload.data_used(), time.monotonic()
-    measured = list(_MEASURED[mode](workload.label(), EFFORTS[asked.size]))
+    measured = list(_MEASURED[mode](workload.label(), asked.effort(mode)))
     about: Row = {"kind": "measured", "network": asked.network.name, "size": asked.size, "mode": mode}
     about["settings"] = {key: value for key, value in vars(workload.given()).items() if key != "data"}
     about |= {"data": data, "took_s": round(time.monotonic() - began_s, 1)}
@@ -84,7 +93,9 @@ def _single(label: str, effort: Effort) -> Iterator[Row]:
 
 
 def _data_parallel(label: str, effort: Effort) -> Iterator[Row]:
-    run = DataParallelRun(label, list(_DATA_PARALLEL), 0.0, 2, 0.5, 0, effort.together, effort.turns)
+    workers = effort.devices
+    cores = min(0.5, round(len(os.sched_getaffinity(0)) / (2 * workers), 2))
+    run = DataParallelRun(label, list(_DATA_PARALLEL), 0.0, workers, cores, 0, effort.together, effort.turns)
     for on_link in running.on_links(run, [_COMMUNICATION]):
         yield from running.measured(on_link)
 

@@ -8,7 +8,7 @@ ranges of gains, of a mode's networks together; figures of single networks are n
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tf_ooo.errors import OptionsError
@@ -31,6 +31,7 @@ class PaperRun:
         microbatches: of a step of a pipeline.
         k: of reverse first-k.
         assumed: which of these the sources leave open; what is assumed instead.
+        changed: whether a user has other settings than those of the paper's list.
     """
 
     mode: str
@@ -39,6 +40,15 @@ class PaperRun:
     microbatches: int = 1
     k: int = 0
     assumed: str = ""
+    changed: bool = False
+
+    def given(self, settings: Mapping[str, Any]) -> PaperRun:
+        """The same run with a user's settings; a pipeline has no more GPUs than layers."""
+        together = {**self.settings, **settings}
+        if together == self.settings:
+            return self
+        most = together["layers"] if self.mode == PIPELINE else self.devices
+        return replace(self, settings=together, devices=min(self.devices, most), changed=True)
 
     @property
     def name(self) -> str:
@@ -54,7 +64,7 @@ class PaperNetwork:
         name: on the command line.
         title: as in the paper.
         script: of examples/paper, without ``.py``; ``fixed`` are its settings that make it this network,
-            ``tiny`` those that differ at that size: a quarter of the layers or a tenth of the blocks, where
+            ``tiny`` those that differ at that size: a sixth of the layers or a tenth of the blocks, where
             tracing them takes long.
         source: :data:`SCRIPTS` or :data:`LIST`.
         data: the data set, of the paper; ``left_open`` is what the sources do not say.
@@ -71,9 +81,34 @@ class PaperNetwork:
     fixed: Mapping[str, Any] = field(default_factory=dict)
     tiny: Mapping[str, Any] = field(default_factory=dict)
 
-    def settings_at(self, size: str) -> dict[str, Any]:
-        """What is set of the script's settings at a size."""
-        return {**self.fixed, **(self.tiny if size == "tiny" else {})}
+    def runs_with(self, settings: Mapping[str, Any], mode: str) -> list[PaperRun]:
+        """The published configurations of a mode with a user's settings, each once.
+
+        Where some agree with a setting already, such as ``task=finetune``, only those.
+        """
+        runs = [run for run in self.runs if run.mode == mode]
+        for name, value in settings.items():
+            runs = [run for run in runs if run.settings.get(name) == value] or runs
+        given: list[PaperRun] = []
+        for run in runs:
+            if (changed := run.given(settings)) not in given:
+                given.append(changed)
+        return given
+
+    def settings_at(self, size: str, given: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """What is set of the script's settings at a size, beside those that a user has ``given``.
+
+        At ``full`` those of the first published configuration which agrees with them.
+        """
+        given = given or {}
+        published = self.runs_with(given, self.modes[0])[0].settings if size == "full" else {}
+        return {**self.fixed, **(self.tiny if size == "tiny" else {}), **published, **given}
+
+    @property
+    def tasks(self) -> tuple[dict[str, Any], ...]:
+        """Settings of what it is trained for: of BERT both tasks, of others one without any."""
+        names = dict.fromkeys(run.settings["task"] for run in self.runs if "task" in run.settings)
+        return tuple({"task": name} for name in names) or ({},)
 
     @property
     def modes(self) -> tuple[str, ...]:
@@ -90,9 +125,14 @@ def _resnet(depth: int, batch: int, ks: Mapping[int, int], assumed: str = "") ->
     return tuple(PaperRun(DATA_PARALLEL, given, workers, k=k, assumed=assumed) for workers, k in ks.items())
 
 
-def _bert(layers: int, hidden: int, rows: int, devices: int, microbatches: int) -> PaperRun:
-    given = {"task": "pretrain", "layers": layers, "width": hidden, "heads": hidden // 64, "batch": rows}
-    return PaperRun(PIPELINE, given, devices, microbatches)
+def _bert(layers: int, hidden: int, rows: int, devices: int, microbatches: int) -> tuple[PaperRun, ...]:
+    """Pre-training as published, and fine-tuning, of which the scripts have BERT-24's settings only."""
+    given = {"layers": layers, "width": hidden, "heads": hidden // 64, "batch": rows}
+    assumed = "" if layers == 24 else "fine-tuning as BERT-24's: 4 GPUs, 4 micro-batches of 24"
+    return (
+        PaperRun(PIPELINE, {"task": "pretrain"} | given, devices, microbatches),
+        PaperRun(PIPELINE, {"task": "finetune"} | given | {"batch": 24}, 4, 4, assumed=assumed),
+    )
 
 
 _RANDOM_IMAGES = "the scripts train on random images of 224 x 224 pixels"
@@ -143,27 +183,20 @@ _NETWORKS = (
         ),),
     ),
     PaperNetwork(
-        "bert12", "BERT-12", "bert", SCRIPTS, _BERT_DATA, _BERT_OPEN, (_bert(12, 768, 16, 8, 30),),
-        {"layers": 12}, {"layers": 3},
+        "bert12", "BERT-12", "bert", SCRIPTS, _BERT_DATA, _BERT_OPEN, _bert(12, 768, 16, 8, 30),
+        {"layers": 12}, {"layers": 2},
     ),
     PaperNetwork(
-        "bert24", "BERT-24", "bert", SCRIPTS, _BERT_DATA, _BERT_OPEN,
-        (
-            PaperRun(
-                PIPELINE,
-                {"task": "finetune", "layers": 24, "width": 1024, "heads": 16, "batch": 24}, 4, 4,
-            ),
-            _bert(24, 1024, 10, 16, 32),
-        ),
-        {"layers": 24}, {"layers": 6},
+        "bert24", "BERT-24", "bert", SCRIPTS, _BERT_DATA, _BERT_OPEN, _bert(24, 1024, 10, 16, 32),
+        {"layers": 24}, {"layers": 4},
     ),
     PaperNetwork(
-        "bert36", "BERT-36", "bert", SCRIPTS, _BERT_DATA, _BERT_OPEN, (_bert(36, 1024, 10, 24, 38),),
-        {"layers": 36}, {"layers": 9},
+        "bert36", "BERT-36", "bert", SCRIPTS, _BERT_DATA, _BERT_OPEN, _bert(36, 1024, 10, 24, 38),
+        {"layers": 36}, {"layers": 6},
     ),
     PaperNetwork(
-        "bert48", "BERT-48", "bert", SCRIPTS, _BERT_DATA, _BERT_OPEN, (_bert(48, 1024, 8, 32, 40),),
-        {"layers": 48}, {"layers": 12},
+        "bert48", "BERT-48", "bert", SCRIPTS, _BERT_DATA, _BERT_OPEN, _bert(48, 1024, 8, 32, 40),
+        {"layers": 48}, {"layers": 8},
     ),
     PaperNetwork(
         "gpt3_medium", "GPT-3 medium", "gpt3", LIST, "OpenWebText or Wikipedia",
@@ -171,7 +204,7 @@ _NETWORKS = (
         (PaperRun(
             PIPELINE, {"layers": 24, "width": 1024, "heads": 16, "length": 512, "batch": 4}, 12, 24,
             assumed="texts of 512 words, 12 GPUs, 24 micro-batches of 4",
-        ),), {"layers": 24}, {"layers": 6},
+        ),), {"layers": 24}, {"layers": 4},
     ),
 )  # fmt: skip
 NETWORKS = {network.name: network for network in _NETWORKS}

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from tf_ooo.bench.paper.figures import PUBLISHED, Figure
-from tf_ooo.bench.paper.networks import NETWORKS
+from tf_ooo.bench.paper.figures import Figure, title_of
 
 _PUBLISHED, _PREDICTED, _MEASURED = "#bbbbbb", "#1f6f8b", "#e4572e"
 
@@ -23,9 +22,10 @@ def save_picture(figures: Sequence[Figure], path: Path) -> None:
         "here": "measured here",
     }
     for place, figure in enumerate(figures):
-        low, high = PUBLISHED[figure.mode]
-        axes.barh(place, high - low, left=low, height=0.7, color=_PUBLISHED, label=labels["published"])
-        labels["published"] = None
+        if figure.published:
+            low, high = figure.published
+            axes.barh(place, high - low, left=low, height=0.7, color=_PUBLISHED, label=labels["published"])
+            labels["published"] = None
         if figure.predicted:
             ends = min(figure.predicted), max(figure.predicted)
             axes.plot(ends, (place, place), "|-", color=_PREDICTED, linewidth=3, label=labels["predicted"])
@@ -34,9 +34,7 @@ def save_picture(figures: Sequence[Figure], path: Path) -> None:
             gains = [measured.gain for measured in figure.measured]
             axes.plot(gains, [place] * len(gains), "o", color=_MEASURED, label=labels["here"])
             labels["here"] = None
-    titles = (NETWORKS[figure.network].title for figure in figures)
-    modes = (figure.mode.replace("_", " ") for figure in figures)
-    names = [f"{title}, {mode}" for title, mode in zip(titles, modes, strict=True)]
+    names = [f"{title_of(figure)}, {figure.mode.replace('_', ' ')}" for figure in figures]
     axes.set_yticks(range(len(names)), names, fontsize=8)
     axes.invert_yaxis()
     axes.axvline(1, color="black", linewidth=1)

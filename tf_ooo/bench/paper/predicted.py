@@ -1,8 +1,11 @@
-"""What the simulator says of the published configurations, on the paper's hardware."""
+"""Predicts the published configurations on the paper's hardware: V100 GPUs, 10 and 25 Gbit/s, PCIe, NVLink.
+
+Nothing is measured: costs are a roofline by formula, as of ``tf-ooo bench planner ooo``.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from tf_ooo.bench.paper.layers import Counted, layers_of
@@ -13,8 +16,13 @@ from tf_ooo.bench.shared.rows import Row
 from tf_ooo.costs.layer_costs import Link
 from tf_ooo.costs.models import model_costs
 
-# GPUs of one machine by PCIe or NVLink, machines by the 10 and 25 Gbit/s of Amazon's p3 instances.
+# GPUs of one machine by PCIe, machines by the 25 and 10 Gbit/s of Amazon's p3 instances.
 RATES_BYTES_PER_S = (1.2e10, 3.125e9, 1.25e9)
+# One link of NVLink in one direction, between the GPUs of one machine (NVIDIA V100 datasheet: 300 GB/s are
+# six links in both directions).
+NVLINK_BYTES_PER_S, GPUS_OF_A_MACHINE = 2.5e10, 8
+# Data parallel, beside those of the planner's page.
+_FAST_NETWORK_BYTES_PER_S = 3.125e9
 SCHEDULES = ("fast_forward", "modulo", "zb_h1")
 _EVERYWHERE = "a V100 in single precision at 80% of its published peaks; nothing here was measured on one"
 ASSUMPTIONS = {
@@ -24,43 +32,80 @@ ASSUMPTIONS = {
     ),
     DATA_PARALLEL: (
         _EVERYWHERE,
-        "each GPU's link reaches 10, 5 or 2.5 Gbit/s; search over the stock order with its barrier",
+        "each GPU's link reaches 25, 10, 5 or 2.5 Gbit/s; search over the stock order with its barrier",
     ),
     PIPELINE: (
         _EVERYWHERE,
-        "4-byte numbers, the scripts' micro-batches, messages over 96, 25 or 10 Gbit/s everywhere",
+        "4-byte numbers, the scripts' micro-batches, messages over 96 (PCIe), 25 or 10 Gbit/s everywhere; up "
+        "to 8 GPUs over NVLink too, 25 GB/s",
         "no embedding and no head; GPipe recomputes nothing; modulo over GPipe",
     ),
 }
+# Settings that the formulas have, by script, and those which change nothing of what they count.
+_COUNTED = {
+    "densenet121": {"growth", "batch", "pixels"},
+    "mobilenet_v3_large": {"alpha", "batch", "pixels"},
+    "resnet": {"layers", "batch", "pixels"},
+    "rnn": {"layers", "width", "length", "batch"},
+    "feed_forward": {"layers", "width", "batch"},
+    "bert": {"task", "layers", "width", "heads", "length", "batch"},
+    "gpt3": {"layers", "width", "heads", "length", "batch"},
+}
+_NOT_COUNTED = {"classes", "vocabulary", "hidden"}
 
 
-def rows(network: PaperNetwork, mode: str) -> Iterator[Row]:
-    """A row for each published configuration, schedule and link; gains are over stock as the paper has it."""
+def why_none(network: PaperNetwork, mode: str, settings: Mapping[str, Any]) -> str:
+    """Why nothing is predicted; empty where something is."""
+    if mode not in network.modes:
+        return f"the paper has no configuration of {network.name} in mode {mode}"
+    told = set(settings) - _COUNTED[network.script] - _NOT_COUNTED
+    if network.script == "feed_forward":  # the width of the first layer's inputs
+        told -= {"pixels"}
+    if network.script == "resnet":  # times those of the known network
+        told = {name for name in told if settings[name] != 1}
+    unknown = sorted(told)
+    return f"the formulas have no {unknown[0]!r} of {network.name}" if unknown else ""
+
+
+def rows(network: PaperNetwork, mode: str, settings: Mapping[str, Any] | None = None) -> Iterator[Row]:
+    """A row for each published configuration, schedule and link; gains are over stock as the paper has it.
+
+    With a user's ``settings``, which the rows tell as ``changed``.
+    """
+    settings = settings or {}
+    if why_none(network, mode, settings):
+        return
     inputs = load(ooo.INPUTS)
-    for run in network.runs:
-        if run.mode == mode:
-            for row in _ROWS[mode](inputs, network, run):
-                about = {"kind": "predicted", "network": network.name, "configuration": run.name}
-                yield {**row, **about, "assumed": run.assumed}
+    for run in network.runs_with(settings, mode):
+        for row in _ROWS[mode](inputs, network, run):
+            about = {"kind": "predicted", "network": network.name, "configuration": run.name}
+            yield {**row, **about, "assumed": run.assumed, "changed": run.changed}
 
 
 def _single(inputs: Inputs, network: PaperNetwork, run: PaperRun) -> Iterator[Row]:
-    yield from ooo.single_device_rows(inputs, network.name, run.settings)
+    yield from ooo.single_device_rows(inputs, network.name, _options(network, run))
 
 
-def _data_parallel(inputs: Inputs, _: PaperNetwork, run: PaperRun) -> Iterator[Row]:
-    given = inputs["data_parallel"]
-    name = f"resnet{run.settings['layers']}"
-    layers = model_costs(name, ooo.the_device(inputs), batch=run.settings["batch"])
-    for rate in given["bytes_per_s"]:
+def _data_parallel(inputs: Inputs, network: PaperNetwork, run: PaperRun) -> Iterator[Row]:
+    given, options = inputs["data_parallel"], _options(network, run)
+    name = f"resnet{options.pop('layers')}"
+    layers = model_costs(name, ooo.the_device(inputs), **options)
+    for rate in (_FAST_NETWORK_BYTES_PER_S, *given["bytes_per_s"]):
         link = Link(given["hop_latency_s"] / (run.devices - 1), rate)
         yield from ooo.data_parallel_rows(name, layers, run.devices, run.k, link)
+
+
+def _options(network: PaperNetwork, run: PaperRun) -> dict[str, Any]:
+    """Of :func:`tf_ooo.costs.models.model_costs`, which calls pixels the image's."""
+    counted = {name: value for name, value in run.settings.items() if name in _COUNTED[network.script]}
+    return {"image" if name == "pixels" else name: value for name, value in counted.items()}
 
 
 def _pipeline(inputs: Inputs, network: PaperNetwork, run: PaperRun) -> Iterator[Row]:
     layers = layers_of(network.script, run.settings, ooo.the_device(inputs), Counted())
     on: dict[str, Any] = {"devices": run.devices, "microbatches": run.microbatches}
-    for rate in RATES_BYTES_PER_S:
+    nvlink = (NVLINK_BYTES_PER_S,) if run.devices <= GPUS_OF_A_MACHINE else ()
+    for rate in (*nvlink, *RATES_BYTES_PER_S):
         link = Link(inputs["pipeline"]["latency_s"], rate)
         yield from ooo.pipeline_rows(network.name, layers, link, on, SCHEDULES)
 

@@ -5,19 +5,29 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterable, Sequence
 
-from tf_ooo.bench.paper.figures import OVER, PUBLISHED, Figure, figures_of, gains_text, measured_text
+from tf_ooo.bench.paper.figures import (
+    OVER,
+    Figure,
+    Measured,
+    figures_of,
+    gains_text,
+    measured_text,
+    own_text,
+    title_of,
+)
 from tf_ooo.bench.paper.networks import NETWORKS, SCRIPTS, PaperRun
-from tf_ooo.bench.paper.why import ASSUMED
+from tf_ooo.bench.paper.why import ASSUMED, V100_BYTES
 from tf_ooo.bench.report.tables import markdown, range_text
 from tf_ooo.bench.shared.kept import Run
 from tf_ooo.bench.shared.rows import Row
 
 # Networks of the LayerPipe table, as docs/benchmarks/planner/layerpipe.json calls them.
 _LAYERPIPE = ("vgg16", "resnet50", "vgg16-array128", "resnet50-array128")
-_HEAD = (
-    "Network", "Mode", "Over", "Published", "Predicted", "Measured here", "Same bits", "Loss",
-    "Trained here",
+HEAD = (
+    "Network", "Mode", "Over", "Published", "Predicted", "Measured here", "The paper's own, here",
+    "Same bits", "Loss", "Trained here", "Machine",
 )  # fmt: skip
+_MEMORY = f"GB on GPipe's fullest GPU, of a V100's {V100_BYTES / 1e9:.0f}"
 NOT_YET = "not measured yet"
 
 
@@ -50,7 +60,7 @@ def networks_table() -> str:
 
 
 def settings_text(run: PaperRun) -> str:
-    """``growth=12 batch=32``, and GPUs and micro-batches where there are several."""
+    """``growth=12 batch=32``, and GPUs and micro-batches where there are several; whether it is assumed."""
     parts = [run.name]
     if run.devices > 1:
         parts.append(f"{run.devices} GPUs")
@@ -58,48 +68,76 @@ def settings_text(run: PaperRun) -> str:
         parts.append(f"{run.microbatches} micro-batches")
     if run.k:
         parts.append(f"k={run.k}")
-    return ", ".join(parts)
+    return ", ".join(parts) + (" (assumed)" if run.assumed else "")
 
 
 def gains_table(runs: Iterable[Run]) -> str:
-    """Network by mode: published, predicted, measured here."""
-    return markdown(_HEAD, [cells_of(figure) for figure in figures_of(runs)])
+    """Network by mode, task and setting: published, predicted, measured here."""
+    lines = [line for figure in figures_of(runs) for line in lines_of(figure)]
+    machine = HEAD.index("Machine")
+    if len({line[machine] for line in lines if line[machine]}) == 1:
+        lines = [["" if place == machine else cell for place, cell in enumerate(line)] for line in lines]
+    return markdown(HEAD, lines)
 
 
-def cells_of(figure: Figure) -> list[str]:
-    """One line of :func:`gains_table`."""
-    low, high = PUBLISHED[figure.mode]
-    last = figure.measured[-1] if figure.measured else None
+def lines_of(figure: Figure) -> list[list[str]]:
+    """Lines of :func:`gains_table`: one for each setting that was measured, one where none was."""
+    about = [
+        title_of(figure), figure.mode.replace("_", " "), OVER[figure.mode] if figure.published else "",
+        "-".join(f"{gain:.2f}" for gain in figure.published or ()),
+        gains_text(figure.predicted) + (", assumed settings" if _is_assumed(figure) else ""),
+    ]  # fmt: skip
+    lines = [[*about, *_cells(runs)] for runs in figure.entries]
+    return lines or [[*about, NOT_YET, *[""] * (len(HEAD) - len(about) - 1)]]
+
+
+def _is_assumed(figure: Figure) -> bool:
+    """Whether no published configuration is behind its predictions."""
     network = NETWORKS.get(figure.network)
+    runs = [run for run in network.runs if run.settings.get("task", "") == figure.task] if network else []
+    return bool(figure.predicted and runs) and all(run.assumed for run in runs)
+
+
+def _cells(runs: Sequence[Measured]) -> list[str]:
+    """Of one setting; loss and duration are the last run's."""
+    last = runs[-1]
     return [
-        network.title if network else figure.network,
-        figure.mode.replace("_", " "),
-        OVER[figure.mode],
-        f"{low:.2f}-{high:.2f}",
-        gains_text(figure.predicted),
-        "; ".join(measured_text(figure)) or NOT_YET,
-        "" if last is None else "yes" if all(run.same_bits for run in figure.measured) else "NO",
-        "" if last is None else f"{last.losses[0]:.3f} to {last.losses[1]:.3f}",
-        "" if last is None else "; ".join(filter(None, (last.settings, last.trained))),
+        measured_text(runs),
+        own_text(runs),
+        "yes" if all(run.same_bits for run in runs) else "NO",
+        f"{last.losses[0]:.3f} to {last.losses[1]:.3f}",
+        "; ".join(filter(None, (last.setting.trained, last.took))),
+        last.setting.machine,
     ]
 
 
 def why_table(runs: Iterable[Run]) -> str:
-    """Pipelines by sets of assumptions: modulo's gain over GPipe, and what no order can pass."""
-    rows = [row for run in runs if run.bench == "paper" for row in run.rows if row["kind"] == "why"]
-    columns = dict.fromkeys((row["network"], row["devices"], row["microbatches"]) for row in rows)
-    gains: dict[tuple[object, ...], Row] = {}
+    """Pipelines by sets of assumptions: modulo's gain over GPipe, and what no order can pass; memory."""
+    rows = [row for run in runs if run.bench == "paper" for row in run.rows]
+    gains: dict[str, dict[_Column, str]] = {}
     for row in rows:
-        if row["schedule"] == "modulo":
-            gains[(row["assumed"], row["network"], row["devices"], row["microbatches"])] = row
+        if row["kind"] == "why" and row["schedule"] == "modulo":
+            text = f"{row['predicted_speedup']:.2f} ({row['bound']:.2f})"
+            gains.setdefault(row["assumed"], {})[_column(row)] = text
+        if row["kind"] == "memory":
+            needed_gb = (row["peak_bytes"] + row["state_bytes"]) / 1e9
+            gains.setdefault(_MEMORY, {})[_column(row)] = f"{needed_gb:.1f}"
+    columns = sorted(
+        {column for of_line in gains.values() for column in of_line},
+        key=lambda column: (list(NETWORKS).index(column[0]), column[1]),
+    )
     head = ["Assumed", *(f"{name}, {devices} GPUs, {count}" for name, devices, count in columns)]
-    lines = []
-    for assumed in ASSUMED:
-        of_line = [gains.get((assumed.name, *column)) for column in columns]
-        if any(of_line):
-            texts = [f"{row['predicted_speedup']:.2f} ({row['bound']:.2f})" if row else "" for row in of_line]
-            lines.append([assumed.name, *texts])
+    names = [name for name in (*(assumed.name for assumed in ASSUMED), _MEMORY) if name in gains]
+    lines = [[name, *(gains[name].get(column, "") for column in columns)] for name in names]
     return markdown(head, lines) if lines else "No run of this is kept yet."
+
+
+_Column = tuple[str, int, int]
+
+
+def _column(row: Row) -> _Column:
+    """A network, its GPUs, its micro-batches."""
+    return row["network"], row["devices"], row["microbatches"]
 
 
 def layerpipe_table(rows: Iterable[Row]) -> str:

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from tf_ooo.bench.paper.layers import WORDS, Counted, layers_of
 from tf_ooo.bench.paper.networks import NETWORKS, PIPELINE, PaperNetwork, PaperRun
+from tf_ooo.bench.paper.predicted import GPUS_OF_A_MACHINE, NVLINK_BYTES_PER_S
 from tf_ooo.bench.planner import ooo
 from tf_ooo.bench.planner.published import load, predicted
 from tf_ooo.bench.shared.rows import Row
-from tf_ooo.costs.layer_costs import Link
+from tf_ooo.costs.layer_costs import LayerCosts, Link
+from tf_ooo.rewriting.plan import plan
 
+V100_BYTES = 16e9
+# Beside a weight its gradient and Adam's two averages.
+_COPIES = 4
 SCHEDULES = ("fast_forward", "modulo", "zb_h1", "zb_h2")
 
 
@@ -46,6 +51,7 @@ BASE = "the scripts' micro-batches, 4-byte numbers, 96 Gbit/s"
 ASSUMED = (
     Assumed("24 sequences a micro-batch, 2-byte numbers", Counted(element_bytes=2, rows=24)),
     Assumed(BASE),
+    Assumed("and NVLink, 200 Gbit/s", rate_bytes_per_s=NVLINK_BYTES_PER_S),
     Assumed("and embedding and head", Counted(ends=True)),
     Assumed("and 20 us to launch a kernel, as without XLA", launch_s=20e-6),
     Assumed("and 1 ms for each message", latency_s=1e-3),
@@ -68,8 +74,41 @@ def rows(networks: tuple[PaperNetwork, ...] = tuple(NETWORKS.values())) -> Itera
                         yield from _rows(network, run, assumed)
 
 
+def memory_rows(networks: tuple[PaperNetwork, ...] = tuple(NETWORKS.values())) -> Iterator[Row]:
+    """What GPipe needs on its fullest GPU where it recomputes nothing, embedding and head included.
+
+    Activations as simulated; of weights, their gradients and Adam's averages at most as much as one GPU can
+    have: the table, and an equal part of the layers, rounded up.
+    """
+    inputs = load(ooo.INPUTS)
+    for network in networks:
+        for run in network.runs:
+            if run.mode == PIPELINE:
+                counted = Counted(ends=network.script in WORDS)
+                layers = layers_of(network.script, run.settings, ooo.the_device(inputs), counted)
+                on: dict[str, Any] = {"devices": run.devices, "microbatches": run.microbatches}
+                gpipe = plan(layers=layers, schedule="gpipe", mode=PIPELINE, **on)
+                about = {"kind": "memory", "network": network.name, "configuration": run.name}
+                yield {
+                    **about,
+                    **on,
+                    "mode": run.mode,
+                    "schedule": "gpipe",
+                    "peak_bytes": gpipe.predicted_peak_bytes,
+                    "state_bytes": _state_bytes(layers, run.devices),
+                }
+
+
+def _state_bytes(layers: Sequence[LayerCosts], devices: int) -> float:
+    """Of the largest layers that one GPU can have."""
+    sizes = sorted((layer.weight_bytes or 0.0 for layer in layers), reverse=True)
+    return _COPIES * sum(sizes[: -(-len(layers) // devices)])
+
+
 def _concerns(assumed: Assumed, network: PaperNetwork, run: PaperRun) -> bool:
     """Whether a set of assumptions says something else of this network than the set that it adds to."""
+    if assumed.rate_bytes_per_s == NVLINK_BYTES_PER_S:
+        return run.devices <= GPUS_OF_A_MACHINE
     if assumed.counted.ends:
         return network.script in WORDS
     return not assumed.table_sent or _shares_table(run)

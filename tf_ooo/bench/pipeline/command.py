@@ -20,9 +20,9 @@ from tf_ooo.bench.pipeline.rows import (
 from tf_ooo.bench.shared import confine
 from tf_ooo.bench.shared.drivers import SHARE, end_with_sigterm, run_driver
 from tf_ooo.bench.shared.options import (
+    CORES,
     COUNT,
     FOLDER,
-    POSITIVE,
     SeveralValues,
     json_option,
     quick_option,
@@ -41,25 +41,26 @@ class _Schedules(click.ParamType):  # type: ignore[type-arg]
     name = "names"
 
     def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        """Names with commas, each of a schedule of pipelines."""
-        names = value.split(",")
+        """Names with commas, each of a schedule of pipelines; one without fusion behind the one with it."""
+        names = sorted(value.split(","), key=lambda name: name.endswith(UNFUSED))
         unfused = [f"{name}{UNFUSED}" for name in FUSED if name in names]
         known = ("auto", *schedules_of("pipeline"), *unfused)
         for name in names:
             if name not in known:
                 self.fail(f"{name!r} is no schedule of pipelines; there are {', '.join(known)}", param, ctx)
-        return value
+        return ",".join(names)
 
 
 @click.command("pipeline", cls=SeveralValues)
-@quick_option("2 workers, 4 micro-batches, 4 schedules: under 5 minutes.")
+@quick_option("2 workers, 4 micro-batches, 4 schedules: under 5 minutes.", devices=[2], microbatches=[4],
+              repetitions=2, schedules=QUICK_SCHEDULES)  # fmt: skip
 @json_option
 @click.option("--pictures", type=FOLDER, help="Folder for a Gantt chart of a measured step of each schedule.")
 @several("--workload", click.Choice(list(PIPELINE)), default=["feed_forward"], show_default=True)
 @several("--devices", COUNT, default=[4], show_default=True, help="Worker processes.")
 @several("--microbatches", COUNT, default=[8], show_default=True)
 @click.option("--schedules", type=_Schedules(), default=SCHEDULES, show_default=True)
-@click.option("--cores", type=POSITIVE, help=f"Of each worker.  [default: {SHARE} of an equal share]")
+@click.option("--cores", type=CORES, help=f"Of each worker.  [default: {SHARE} of an equal share]")
 @click.option("--repetitions", type=COUNT, default=8, show_default=True, help="Turns of each schedule.")
 @click.option("--torch", is_flag=True,
               help="torch.distributed.pipelining in turns with ours, where torch is installed "
@@ -86,8 +87,6 @@ def pipeline(
         return
     if confine.skipped(with_link=False):
         return
-    if quick:
-        devices, microbatches, repetitions, schedules = (2,), (4,), 2, QUICK_SCHEDULES
 
     def measured(name: str, workers: int, count: int) -> list[Row]:
         without_torch = pytorch.why_not(name, workers) if torch else ""

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 
 from tf_ooo.bench.shared.drivers import Measured, row_of
 from tf_ooo.bench.shared.rows import Row, bits_text, seconds_of, spread_text
+from tf_ooo.bench.shared.scripts import network_of
+from tf_ooo.bench.shared.workloads import PIPELINE
 
 BASELINE, SERIAL, LOCAL = "gpipe", "serial", "local"
 # Orders whose dO is sent after the dW of its stage, as in PyTorch.
@@ -48,7 +50,7 @@ class OverheadRun:
 
 def rows_of(measured: PipelineMeasured, asked: PipelineRun) -> list[Row]:
     """One row for each schedule."""
-    about: Row = {"workload": asked.workload, "mode": "pipeline", "microbatches": asked.microbatches}
+    about = _about(asked, "pipeline")
     if LOCAL in measured["times"]:
         # The shortest turn: the median of another run may not be below a bound by noise.
         about["bound_s"] = min(measured["times"][LOCAL])
@@ -57,11 +59,19 @@ def rows_of(measured: PipelineMeasured, asked: PipelineRun) -> list[Row]:
 
 def torch_rows_of(measured: PipelineMeasured, asked: PipelineRun) -> list[Row]:
     """One row for each of torch's schedules, beside its own serial step and our fastest schedule."""
-    times, mode = measured["times"], TORCH
-    about: Row = {"workload": asked.workload, "mode": mode, "microbatches": asked.microbatches}
-    about["runs"] = measured["torch"]
+    times, about = measured["times"], _about(asked, TORCH) | {"runs": measured["torch"]}
     ours = min(measured["runs"], key=lambda name: statistics.median(times[name]))
     return [row_of(measured, about, name, ours, TORCH_SERIAL) for name in TORCH_STAGES if name in times]
+
+
+def _about(asked: PipelineRun, mode: str) -> Row:
+    """``batch_rows``: of one micro-batch."""
+    return {
+        "workload": asked.workload,
+        "mode": mode,
+        "microbatches": asked.microbatches,
+        "batch_rows": network_of(PIPELINE, asked.workload).batch,
+    }
 
 
 def overhead_row_of(workload: str, times_s: Sequence[tuple[float, float]], bit_equal: bool) -> Row:

@@ -22,18 +22,16 @@ _DRIVER = "tf_ooo.bench.prediction.driver"
 @several("--workload", click.Choice(list(CASES)), default=list(CASES), show_default=True)
 @click.option("--repetitions", type=COUNT, default=3, show_default=True, help="Fits of each, in turns.")
 @click.option("--steps", type=COUNT, default=40, show_default=True, help="Of each plan.")
-@quick_option("Two workloads, one fit each, under 5 minutes.")
+@quick_option(
+    "Two workloads, one fit each, under 5 minutes.", expose=False, workload=list(CASES)[:2], repetitions=1
+)
 @json_option
-def prediction(
-    workload: tuple[str, ...], repetitions: int, steps: int, quick: bool, json_file: Path | None
-) -> None:
+def prediction(workload: tuple[str, ...], repetitions: int, steps: int, json_file: Path | None) -> None:
     """What plans predict before any step of them has run, beside measured steps.
 
     Pipelines on logical devices and on workers, and data parallel: each fit in processes of its own, which
     have this machine to themselves, without quotas.  Every run stays.
     """
-    if quick:
-        workload, repetitions = workload[:2], 1
     rows = reported(_runs(workload, repetitions, steps), text_of, json_file)
     click.echo("\n".join(summary_of(rows)))
 

@@ -10,7 +10,7 @@ from tf_ooo.bench.report.figures import KINDS, figures_of
 from tf_ooo.bench.report.page import with_tables
 from tf_ooo.bench.report.pictures import save_gains
 from tf_ooo.bench.report.reading import runs_in
-from tf_ooo.bench.report.tables import predictions_of, table_of
+from tf_ooo.bench.report.tables import tables_of
 from tf_ooo.bench.shared.options import EXISTING_FILE, FOLDER
 from tf_ooo.errors import OptionsError
 
@@ -27,7 +27,7 @@ def report(rows: Path, page: Path | None, pictures: Path | None) -> None:
     """Tables of all runs that were kept: n runs, min / median / max."""
     try:
         runs = runs_in(rows)
-        tables = {kind.name: table_of(kind, runs) for kind in KINDS} | {"predictions": predictions_of(runs)}
+        tables = tables_of(runs)
         if page:
             page.write_text(with_tables(page.read_text(), tables))
     except OptionsError as error:

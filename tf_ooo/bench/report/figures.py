@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -17,9 +18,16 @@ from tf_ooo.bench.layerpipe.rows import BASELINES as BESIDE_LAYERPIPE
 from tf_ooo.bench.pipeline.rows import FUSED, TORCH, UNFUSED
 from tf_ooo.bench.shared.kept import Run
 from tf_ooo.bench.shared.rows import Row
+from tf_ooo.bench.shared.workloads import DATA_PARALLEL
 
+# First columns that are left out where all settings of a table agree.
+OPTIONAL = ("Micro-batches", "Cores", "Slow", "Rows", "Machine")
+# What older runs called the machine of those of today.
+_OLDER_NAMES = {"two x86-64 cores": "AMD EPYC, 2 cores"}
 _HOROVOD = "Horovod"
 _NOT_REORDERED = ("in_order", PLAIN)
+# First columns of what runs on workers; rows are those of one micro-batch.
+_SHAPE = ("Workload", "Devices", "Micro-batches", "Cores", "Rows")
 _OF_PIPELINES = (*FUSED, *(f"{name}{UNFUSED}" for name in FUSED), "interleaved_1f1b")
 
 
@@ -66,13 +74,18 @@ class Kind:
     columns: tuple[str, ...]
     read: Callable[[Run], Iterator[Figure]]
 
+    @property
+    def setting(self) -> tuple[str, ...]:
+        """Names of what tells settings apart."""
+        return (*self.columns, "Machine")
+
 
 def of_data_parallel(run: Run) -> Iterator[Figure]:
     """Runs in which stock Horovod has as many steps in one execution, in turns with ours.
 
     Through TensorFlow's collectives, ours has a figure of its own.
     """
-    for rows in _groups(run.rows, "workload", "devices", "bandwidth_bit_s"):
+    for rows in _groups(run.rows, "workload", "devices", "bandwidth_bit_s", "cores", "batch_rows"):
         stock = [row for row in rows if row["schedule"].startswith(STOCK)]
         if all(row["schedule"] != SAME_STEPS[0] for row in stock):
             continue
@@ -89,16 +102,23 @@ def _through(engine: str, rows: Sequence[Row], stock: Sequence[Row]) -> Iterator
         return
     best, times = _by_plan(ours), ours[0].get("communication")
     link = f"{times:g} x computing" if times else f"{best.get('bandwidth_bit_s', 0) / 1e6:.0f} Mbit/s"
+    given = "".join(f", {name}={value}" for name, value in best.get("knobs", {}).items())
     asked = "1.15 on three of five" if times and 0.7 <= times <= 1.3 else "0.98"
     yield _figure(
         (
-            best["workload"], str(best["devices"]), link, str(best.get("steps", "")), engine,
-            best.get("messages", "wait for a core"),
+            best["workload"], str(best["devices"]), link, str(best.get("steps", "")), engine + given,
+            best.get("messages", "wait for a core"), f"{best.get('cores', 0.5):g}", _rows_text(best),
         ),
         min(stock, key=_step_s), best,
         asked=asked if engine == _HOROVOD else "",
         alone=plain[0] / best["step_s"] if plain else None, bound_s=best.get("bound_s"),
     )  # fmt: skip
+
+
+def _rows_text(row: Row) -> str:
+    """Of each worker's batch; runs that do not say it took the network's own."""
+    network = DATA_PARALLEL.get(row["workload"])
+    return str(row.get("batch_rows") or (network.batch if network else ""))
 
 
 def of_pipelines(run: Run) -> Iterator[Figure]:
@@ -130,13 +150,14 @@ def beside_torch(run: Run) -> Iterator[Figure]:
 
 def of_layerpipe(run: Run) -> Iterator[Figure]:
     """LayerPipe against the fastest of PipeDream, PipeDream-2BW and a synchronous pipeline."""
-    for rows in _groups(run.rows, "workload", "devices", "cores"):
+    for rows in _groups(run.rows, "workload", "variant", "devices", "cores"):
         stock = [row for row in rows if row.get("schedule") in BESIDE_LAYERPIPE]
         ours = [row for row in rows if str(row.get("schedule")).startswith("layerpipe")]
         if stock and ours:
             first = rows[0]
             wide = first["workload"] in ("resnet18", "vgg16") and first["devices"] in (3, 4)
-            setting = (first["workload"], str(first["devices"]), f"{first['cores']:g}")
+            workload, devices, _, *cores_and_rows = _shape(first)
+            setting = (workload, devices, *cores_and_rows)
             yield _figure(setting, min(stock, key=_step_s), _by_plan(ours), asked="1.15" if wide else "")
 
 
@@ -146,7 +167,7 @@ def of_meshes(run: Run) -> Iterator[Figure]:
         if "over_one_device" in row:
             seconds = row["step_s"]
             yield Figure(
-                (row["workload"], str(row["devices"])), "one device", seconds["one device"], row["chosen"],
+                _shape(row), "one device", seconds["one device"], row["chosen"],
                 seconds[row["chosen"]], asked="1", planned_s=row["predicted_s"].get(row["chosen"]),
             )  # fmt: skip
 
@@ -157,7 +178,7 @@ def of_unequal(run: Run) -> Iterator[Figure]:
         if "medians_s" in row:
             medians = row["medians_s"]
             yield Figure(
-                (row["workload"], str(row["devices"])), "as if all were alike", medians["alike"],
+                (*_shape(row), f"{row['slow']:g}"), "as if all were alike", medians["alike"],
                 "own speeds", medians["own speeds"], planned_s=row["predicted_s"]["own speeds"],
             )  # fmt: skip
 
@@ -184,35 +205,46 @@ KINDS = (
         "data-parallel",
         "data parallel",
         "Data parallel",
-        ("Workload", "Workers", "Communication", "Steps together", "Through", "Messages"),
+        ("Workload", "Workers", "Communication", "Steps together", "Through", "Messages", "Cores", "Rows"),
         of_data_parallel,
     ),
-    Kind(
-        "pipeline", "pipelines", "Pipelines", ("Workload", "Devices", "Micro-batches", "Cores"), of_pipelines
-    ),
+    Kind("pipeline", "pipelines", "Pipelines", _SHAPE, of_pipelines),
     Kind(
         "pipeline",
         "torch",
         "Pipelines beside torch.distributed.pipelining",
-        ("Workload", "Devices", "Micro-batches", "Cores"),
+        _SHAPE,
         beside_torch,
     ),
-    Kind("layerpipe", "layerpipe", "LayerPipe", ("Workload", "Devices", "Cores"), of_layerpipe),
-    Kind("mesh", "meshes", "Meshes", ("Workload", "Devices"), of_meshes),
-    Kind("unequal", "unequal", "Devices of unequal speed", ("Workload", "Devices"), of_unequal),
+    Kind("layerpipe", "layerpipe", "LayerPipe", ("Workload", "Devices", "Cores", "Rows"), of_layerpipe),
+    Kind("mesh", "meshes", "Meshes", _SHAPE, of_meshes),
+    Kind("unequal", "unequal", "Devices of unequal speed", (*_SHAPE, "Slow"), of_unequal),
     Kind("pipeline", "one stage", "What a pipeline's steps cost", ("Workload",), of_one_stage),
     Kind("single-cpu", "one cpu", "One CPU device", ("Workload", "Batch", "Order"), of_one_cpu),
 )
 
 
 def figures_of(kind: Kind, runs: Iterable[Run]) -> list[list[Figure]]:
-    """Of each setting all figures, the oldest first."""
+    """Of each setting all figures, the oldest first; another processor, or more cores, is another setting."""
     settings: dict[tuple[str, ...], list[Figure]] = {}
     for run in runs:
         if run.bench == kind.bench:
+            machine = machine_text(run.machine)
             for figure in kind.read(run):
-                settings.setdefault(figure.setting, []).append(figure)
-    return [settings[setting] for setting in sorted(settings)]
+                setting = (*figure.setting, machine)
+                settings.setdefault(setting, []).append(dataclasses.replace(figure, setting=setting))
+    return [settings[setting] for setting in sorted(settings, key=_in_order)]
+
+
+def _in_order(setting: tuple[str, ...]) -> list[tuple[float, str]]:
+    """Numbers by size, words by letters."""
+    return [(float(cell), "") if cell.replace(".", "", 1).isdigit() else (-1.0, cell) for cell in setting]
+
+
+def machine_text(machine: str) -> str:
+    """``AMD EPYC, 2 cores``: what tells a run's machine from others, without memory and versions."""
+    named = re.sub(r", \d+ GB$", "", machine.partition(";")[0])
+    return _OLDER_NAMES.get(named, named)
 
 
 def _figure(
@@ -241,7 +273,10 @@ def _step_s(row: Row) -> float:
 
 
 def _shape(row: Row) -> tuple[str, ...]:
-    return row["workload"], str(row["devices"]), str(row["microbatches"]), f"{row.get('cores', 1):g}"
+    """Cells for :data:`_SHAPE`."""
+    workload = " ".join(filter(None, (row["workload"], row.get("variant"))))
+    microbatches, rows = row.get("microbatches", ""), row.get("batch_rows", "")
+    return workload, str(row["devices"]), str(microbatches), f"{row.get('cores', 1):g}", str(rows)
 
 
 def _pipelines(run: Run) -> Iterator[list[Row]]:

@@ -1,4 +1,4 @@
-"""One picture for each table: the gain of each setting, all its runs, and what was asked for."""
+"""One picture for each table: the gain of each setting, of all its runs."""
 
 from __future__ import annotations
 
@@ -38,5 +38,5 @@ def save_gains(kind: Kind, settings: Sequence[Sequence[Figure]], path: Path) -> 
 def _name(kind: Kind, figure: Figure) -> str:
     """``resnet, devices 2, micro-batches 4``."""
     workload, *of_setting = figure.setting
-    said = (f"{column.lower()} {value}" for column, value in zip(kind.columns[1:], of_setting, strict=True))
+    said = (f"{column.lower()} {value}" for column, value in zip(kind.setting[1:], of_setting, strict=True))
     return ", ".join((workload, *said))

@@ -5,9 +5,11 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterable, Sequence
 
-from tf_ooo.bench.report.figures import Figure, Kind, figures_of
+from tf_ooo.bench.any_size.command import WITH_SLOTS
+from tf_ooo.bench.report.figures import KINDS, OPTIONAL, Figure, Kind, figures_of, machine_text
 from tf_ooo.bench.shared.kept import Run
 from tf_ooo.bench.shared.rows import Row
+from tf_ooo.planning.pictures.style import bytes_text
 from tf_ooo.report.texts import seconds_text
 
 _COLUMNS = (
@@ -17,13 +19,19 @@ _COLUMNS = (
 _WITHIN = 0.15
 
 
+def tables_of(runs: Sequence[Run]) -> dict[str, str]:
+    """All of them, by the name that they have on the page."""
+    of_kinds = {kind.name: table_of(kind, runs) for kind in KINDS}
+    return of_kinds | {"predictions": predictions_of(runs), "any size": any_size_of(runs)}
+
+
 def table_of(kind: Kind, runs: Iterable[Run]) -> str:
     """A row for each setting; columns in which no setting says anything are left out."""
     settings = figures_of(kind, runs)
     if not settings:
         return "No run of this is kept yet."
-    head = [*kind.columns, *_COLUMNS]
-    return markdown(head, [_cells(figures) for figures in settings])
+    head = [*kind.setting, *_COLUMNS]
+    return markdown(head, _without_alike(head, [_cells(figures) for figures in settings]))
 
 
 def predictions_of(runs: Iterable[Run]) -> str:
@@ -32,19 +40,50 @@ def predictions_of(runs: Iterable[Run]) -> str:
     for run in runs:
         if run.bench == "prediction":
             for row in run.rows:
-                settings.setdefault((row["workload"], row["where"]), []).append(row)
+                settings.setdefault((row["workload"], machine_text(run.machine)), []).append(row)
     if not settings:
         return "No run of this is kept yet."
     lines = []
-    for (workload, where), rows in settings.items():
-        errors = [row["predicted_s"] / row["measured_s"] - 1 for row in rows]
+    for (workload, machine), rows in settings.items():
+        ended = [row for row in rows if "predicted_s" in row]
+        errors = [row["predicted_s"] / row["measured_s"] - 1 for row in ended]
         within = sum(abs(error) <= _WITHIN for error in errors)
         lines.append([
-            workload, where, _step_text(rows, "predicted_s"), _step_text(rows, "measured_s"),
-            range_text(errors, "+.0%"), f"{within} of {len(errors)}",
+            workload, machine, ended[0]["where"] if ended else "", _step_text(ended, "predicted_s"),
+            _step_text(ended, "measured_s"), range_text(errors, "+.0%"), f"{within} of {len(errors)}",
+            str(len(rows) - len(ended) or ""),
         ])  # fmt: skip
-    head = ["Workload", "Where", "Predicted", "Measured", "Off by (min / median / max)", "Within 15%"]
-    return markdown(head, lines)
+    head = [
+        "Workload", "Machine", "Where", "Predicted", "Measured", "Off by (min / median / max)", "Within 15%",
+        "Failed",
+    ]  # fmt: skip
+    return markdown(head, _without_alike(head, lines))
+
+
+def any_size_of(runs: Iterable[Run]) -> str:
+    """A model that is larger than what a process may use: who trains it, and within how much memory."""
+    rows = [(machine_text(run.machine), row) for run in runs if run.bench == "any-size" for row in run.rows]
+    if not rows:
+        return "No run of this is kept yet."
+    lines = [
+        [
+            machine,
+            f"{row['layers']} layers of {row['width']}",
+            bytes_text(WITH_SLOTS * row["weights_bytes"]) if "weights_bytes" in row else "the same",
+            row["runs_on"],
+            bytes_text(row["limit_bytes"]) if "limit_bytes" in row else "no limit",
+            bytes_text(max(row["used_bytes"])) if "used_bytes" in row else "",
+            " ".join(f"{loss:.6f}" for loss in row["losses"])
+            if "losses" in row
+            else f"none: ended with status {row['status']}",
+            seconds_text(statistics.median(row["step_s"][1:] or row["step_s"])) if "step_s" in row else "",
+        ]
+        for machine, row in rows
+    ]
+    head = [
+        "Machine", "Transformer", "Weights and slots", "On", "Each may use", "Used at most", "Losses", "Step"
+    ]  # fmt: skip
+    return markdown(head, _without_alike(head, lines))
 
 
 def _cells(figures: Sequence[Figure]) -> list[str]:
@@ -84,7 +123,19 @@ def range_text(numbers: Sequence[float], form: str) -> str:
     )
 
 
+def _without_alike(head: Sequence[str], lines: list[list[str]]) -> list[list[str]]:
+    """Without what optional columns say where all lines say the same."""
+    alike = [
+        place
+        for place, column in enumerate(head)
+        if column in OPTIONAL and len({line[place] for line in lines}) == 1
+    ]
+    return [["" if place in alike else cell for place, cell in enumerate(line)] for line in lines]
+
+
 def _step_text(rows: Sequence[Row], key: str) -> str:
+    if not rows:
+        return ""
     return seconds_text(statistics.median(row[key] for row in rows))
 
 

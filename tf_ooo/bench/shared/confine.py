@@ -38,9 +38,30 @@ def why_not(with_link: bool = True) -> str:
         return f"needs {' and '.join(missing)} (packages iproute2 and util-linux)"
     if not (CPU_GROUPS / "cpu.cfs_quota_us").exists() and not (CPU_GROUPS / "cgroup.procs").exists():
         return f"needs CPU groups of version 1 at {CPU_GROUPS}"
+    refused = _refused(with_link)
+    if refused:
+        return refused
     if with_link and not _may_run_first():
         return "needs the right to run threads first (CAP_SYS_NICE)"
     return ""
+
+
+def _refused(with_link: bool) -> str:
+    """Why root may not make a CPU group or a namespace, as in many containers; empty where it may."""
+    name = f"tf_ooo_bench_{os.getpid()}_try"
+    try:
+        (CPU_GROUPS / name).mkdir()
+        (CPU_GROUPS / name).rmdir()
+    except OSError as error:
+        return f"needs the right to make CPU groups in {CPU_GROUPS}: {error.strerror}"
+    if not with_link:
+        return ""
+    try:
+        with link(name, None):
+            return ""
+    except subprocess.CalledProcessError as error:
+        said = (error.stderr or "").strip()
+        return f"needs the right to make network namespaces: {said or error}"
 
 
 def _may_run_first() -> bool:
@@ -241,4 +262,4 @@ def keep_memory() -> None:
 
 
 def _run(*command: str) -> None:
-    subprocess.run(command, check=True, capture_output=True)
+    subprocess.run(command, check=True, capture_output=True, text=True)

@@ -11,6 +11,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 
 import click
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 # All workers together get so much of this machine: the rest is for what communicates, which on machines with
 # GPUs takes nothing from those that compute.  With 0.9, messages slow the tasks down.
 SHARE = 0.6
+# Characters of what a worker said last, where it does not start.
+_TAIL = 2000
 
 
 @dataclass(frozen=True)
@@ -77,10 +80,11 @@ def run_driver(
     """What a driver has measured: a :class:`Measured`, or more.
 
     Its module is told its :class:`Workers`, one for each of the ``devices``, and what is ``asked`` for.
-    ``cores`` of each worker: None is an equal part of :data:`SHARE` of this machine.
+    ``cores`` of each worker: None is an equal part of :data:`SHARE` of this machine, at most one: a worker
+    computes with one thread.
     """
     group = f"tf_ooo_bench_{os.getpid()}_"
-    cores = cores or round(SHARE * (os.cpu_count() or 1) / devices, 2)
+    cores = cores or min(1.0, round(SHARE * len(os.sched_getaffinity(0)) / devices, 2))
     with (
         held_ports(devices) as ports,
         tempfile.TemporaryDirectory() as folder,
@@ -104,13 +108,20 @@ def _started(cluster: str, devices: int, folder: str) -> Iterator[list[int]]:
     try:
         for task in range(devices):
             line = [*start, "--task", str(task), "--memory", str(file_of(folder, task))]
-            pipe, nowhere = subprocess.PIPE, subprocess.DEVNULL
-            processes.append(subprocess.Popen(line, env=quiet(), stdout=pipe, stderr=nowhere))
+            with _said_by(folder, task).open("wb") as said:
+                started = subprocess.Popen(line, env=quiet(), stdout=subprocess.PIPE, stderr=said)
+            processes.append(started)
         for task, process in enumerate(processes):
             if process.stdout is None or b"is ready" not in process.stdout.readline():
-                raise click.ClickException(f"worker {task} did not start")
+                last = _said_by(folder, task).read_text(errors="replace")[-_TAIL:].strip()
+                raise click.ClickException(f"worker {task} did not start:\n{last or 'it said nothing'}")
         yield [process.pid for process in processes]
     finally:
         for process in processes:
             process.kill()
             process.communicate()
+
+
+def _said_by(folder: str, task: int) -> Path:
+    """What a worker has said of itself: why it does not start."""
+    return Path(folder) / f"worker_{task}.log"

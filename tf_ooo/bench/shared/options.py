@@ -11,7 +11,18 @@ import click
 
 from tf_ooo.bench.shared.kept import keep_in
 
-FILE = click.Path(dir_okay=False, path_type=Path)
+
+class _NewFile(click.Path):
+    """A file to write, in a folder that is there: what was measured is not lost in the end."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        path = Path(str(super().convert(value, param, ctx)))
+        if not path.parent.is_dir():
+            self.fail(f"{path}: there is no folder {path.parent}", param, ctx)
+        return path
+
+
+FILE = _NewFile(dir_okay=False, path_type=Path)
 FOLDER = click.Path(file_okay=False, path_type=Path)
 EXISTING_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 
@@ -19,9 +30,12 @@ COUNT = click.IntRange(1)
 
 
 class _Positive(click.ParamType):  # type: ignore[type-arg]
-    """A number above 0; click's ranges let NaN through."""
+    """A number above 0, and no more than ``most``; click's ranges let NaN through."""
 
     name = "number"
+
+    def __init__(self, most: float = math.inf) -> None:
+        self._most = most
 
     def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> float:
         """As a float."""
@@ -31,10 +45,14 @@ class _Positive(click.ParamType):  # type: ignore[type-arg]
             number = math.nan
         if not 0 < number < math.inf:
             self.fail(f"{value} is no number above 0", param, ctx)
+        if number > self._most:
+            self.fail(f"{value} is more than {self._most:g}: a worker computes with one thread", param, ctx)
         return number
 
 
 POSITIVE = _Positive()
+# Of a core, for one worker.
+CORES = _Positive(1.0)
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
@@ -49,9 +67,21 @@ def json_option(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 
-def quick_option(text: str) -> Decorator:
-    """``--quick``; ``text`` says what is left."""
-    return click.option("--quick", is_flag=True, help=text)
+def quick_option(text: str, expose: bool = True, **shorter: object) -> Decorator:
+    """``--quick``: ``text`` says what is left.
+
+    ``shorter`` are the defaults of other options with it: what is given beside it stays as given.  ``expose``:
+    the command itself is told of it.
+    """
+
+    def shorten(ctx: click.Context, _: click.Parameter, quick: bool) -> bool:
+        if quick:
+            ctx.default_map = {**(ctx.default_map or {}), **shorter}
+        return quick
+
+    return click.option(
+        "--quick", is_flag=True, is_eager=True, callback=shorten, expose_value=expose, help=text
+    )
 
 
 def several(name: str, kind: click.IntRange | click.Choice[str], **settings: Any) -> Decorator:

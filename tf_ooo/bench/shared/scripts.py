@@ -1,7 +1,9 @@
-"""Networks of training scripts: files that have ``SIZES``, ``build`` and ``data``, such as examples/paper.
+"""Networks of training scripts: files that have ``SIZES``, ``build``, ``data`` and
+``optimizer``, such as examples/paper.
 
 ``SIZES``: by name the settings of a size, ``batch`` among them.  ``build(of, rows=None)`` and
-``data(of, count, seed)`` are given settings as attributes; the model's outputs are logits.
+``data(of, count, seed)`` are given settings as attributes; the model's outputs are logits.  A script may have
+``check(of)``, which raises ValueError where settings do not go together.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ import dataclasses
 import importlib.util
 import io
 import json
+import math
 import re
 import sys
 from collections.abc import Iterator, Mapping
@@ -53,17 +56,24 @@ class ScriptNetwork:
         """What the script's functions are given.
 
         Raises:
-            OptionsError: no such script or size; a setting that the script does not have.
+            OptionsError: no such script or size; a setting that the script does not have, or refuses.
         """
-        sizes = loaded(self.script).SIZES
+        module = loaded(self.script)
+        sizes = module.SIZES
         if self.size not in sizes:
             raise OptionsError(f"{self.script} has no size {self.size!r}; it has {', '.join(sizes)}")
         unknown = sorted(set(self.settings) - set(sizes[self.size]))
         if unknown:
-            raise OptionsError(
-                f"{Path(self.script).stem} has no {unknown[0]!r}; it has {', '.join(sorted(sizes[self.size]))}"
-            )
-        return SimpleNamespace(**{**sizes[self.size], **self.settings, "data": self.source})
+            known = ", ".join(sorted(sizes[self.size]))
+            raise OptionsError(f"{Path(self.script).stem} has no {unknown[0]!r}; it has {known}")
+        for name, value in self.settings.items():
+            _check_kind(name, value, sizes[self.size][name])
+        of = SimpleNamespace(**{**sizes[self.size], **self.settings, "data": self.source})
+        try:
+            getattr(module, "check", lambda _: None)(of)
+        except ValueError as error:
+            raise OptionsError(f"{Path(self.script).stem}: {error}") from None
+        return of
 
     def build(self, rows: int | None = None) -> keras.Model:
         """The script's model; ``rows``: for batches of one size."""
@@ -73,6 +83,10 @@ class ScriptNetwork:
         """The script's inputs and labels."""
         x, y = loaded(self.script).data(self.given(), rows, seed)
         return x, y
+
+    def optimizer(self) -> keras.Optimizer:
+        """The script's own."""
+        return loaded(self.script).optimizer()
 
     def data_used(self) -> str:
         """Which data these are: what the script prints of them, ``shipped, Python's manual``.
@@ -92,6 +106,26 @@ class ScriptNetwork:
     def label(self) -> str:
         """What :func:`network_of` reads."""
         return _LABEL + json.dumps(dataclasses.asdict(self))
+
+
+def _check_kind(name: str, value: object, usual: object) -> None:
+    """OptionsError where a setting is no number above 0, no numbers, or no word, as the usual one is."""
+    if isinstance(usual, str):
+        kind, fits = "a word", isinstance(value, str)
+    elif isinstance(usual, (tuple, list)):
+        kind = "several whole numbers above 0, such as 2,2"
+        fits = isinstance(value, (tuple, list)) and bool(value) and all(map(_is_count, value))
+    elif isinstance(usual, int):
+        kind, fits = "a whole number above 0", _is_count(value)
+    else:
+        kind = "a number above 0"
+        fits = isinstance(value, (int, float)) and 0 < value < math.inf
+    if not fits:
+        raise OptionsError(f"{name}={value!r:.80}: expected {kind}")
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0
 
 
 def network_of(table: Mapping[str, Network], workload: str) -> Network | ScriptNetwork:

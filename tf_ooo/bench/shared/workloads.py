@@ -82,7 +82,7 @@ class Workload:
 def make(network: Network | ScriptNetwork, microbatches: int = 1, optimizer: str = "") -> Workload:
     """The same weights and data every time, with a batch of so many times the network's rows.
 
-    ``optimizer``: by name, with its own rate; plain SGD without one.
+    ``optimizer``: by name, with its own rate; without one a script's own, or plain SGD.
     """
     import keras
 
@@ -92,9 +92,18 @@ def make(network: Network | ScriptNetwork, microbatches: int = 1, optimizer: str
     rows = network.batch * microbatches
     model = network.build(rows=rows)
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    named = keras.optimizers.get(optimizer) if optimizer else keras.optimizers.SGD(0.01)
+    named = keras.optimizers.get(optimizer) if optimizer else optimizer_of(network)
     model.compile(named, loss, jit_compile=False)
     return Workload(model, *network.data(rows, SEED))
+
+
+def optimizer_of(network: Network | ScriptNetwork, momentum: float = 0.0) -> keras.Optimizer:
+    """A script's own; of other networks SGD."""
+    import keras
+
+    if isinstance(network, ScriptNetwork):
+        return network.optimizer()
+    return keras.optimizers.SGD(0.01, momentum=momentum)
 
 
 def check_sum(model: keras.Model) -> int:

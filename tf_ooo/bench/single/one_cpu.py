@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import statistics
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -20,7 +22,10 @@ if TYPE_CHECKING:
     import keras
 
 ORDERS = ("fast_forward", "in_order")
+# What users have without a word: it compares no order on one CPU device, and fits take turns.
+AUTO = "auto"
 _WARM = 2  # steps of each that are not timed
+_STEPS_OF_A_FIT = 5  # of auto and of stock, in turns
 
 
 def application(name: str, pixels: int, rows: int | None = None) -> keras.Model:
@@ -93,11 +98,43 @@ def in_turns(workload: Workload, order: str, steps: int) -> tuple[Row, list[floa
     }, losses  # fmt: skip
 
 
+def beside_stock(stock: Workload, ours: Workload, steps: int) -> Row:
+    """What ``OOOBackprop()`` costs: short fits with it and without it, in turns.
+
+    Returns:
+        A row with the seconds of a step of each fit, what a fit does before its first step included.
+    """
+    import tf_ooo
+    from tf_ooo.report.environment import environment
+
+    callback = tf_ooo.OOOBackprop()
+    ways: list[tuple[Workload, list[keras.callbacks.Callback], list[float]]] = [
+        (stock, [], []), (ours, [callback], [])
+    ]  # fmt: skip
+    for turn in range(_WARM + max(1, steps // _STEPS_OF_A_FIT)):
+        for workload, callbacks, seconds in ways:
+            started_s = time.perf_counter()
+            settings = {"batch_size": len(workload.x), "epochs": _STEPS_OF_A_FIT, "verbose": 0}
+            workload.model.fit(workload.x, workload.y, callbacks=callbacks, **settings)
+            if turn >= _WARM:
+                seconds.append((time.perf_counter() - started_s) / _STEPS_OF_A_FIT)
+    baseline_s, ours_s = (seconds for _, _, seconds in ways)
+    gain, report = statistics.median(baseline_s) / statistics.median(ours_s), callback.report
+    return {
+        "schedule": AUTO, "batch": len(ours.x), "moved_ops": report.moved_ops, "date": report.date,
+        "environment": environment(ours.model), "speedup": gain, "baseline_s": baseline_s, "step_s": ours_s,
+        "text": f"{gain:.2f}x stock, in turns of {_STEPS_OF_A_FIT} steps; {report.headline}",
+    }  # fmt: skip
+
+
 def run(request: Request) -> Row:
     """Of a network of this module."""
     from tf_ooo.bench.shared.workloads import make
 
-    row, _ = in_turns(make(NETWORKS[request.network]), request.order, request.steps)
+    network = NETWORKS[request.network]
+    if request.order == AUTO:
+        return {"workload": request.network, **beside_stock(make(network), make(network), request.steps)}
+    row, _ = in_turns(make(network), request.order, request.steps)
     return {"workload": request.network, **row}
 
 
@@ -120,19 +157,19 @@ def text_of(row: Row) -> str:
 
 @click.command("single-cpu", cls=SeveralValues)
 @several("--networks", click.Choice(list(NETWORKS)), default=list(NETWORKS), show_default=True)
-@several("--orders", click.Choice(ORDERS), default=list(ORDERS), show_default=True)
+@several("--orders", click.Choice((*ORDERS, AUTO)), default=[*ORDERS, AUTO], show_default=True)
 @click.option("--steps", default=30, show_default=True, help="Steps of each way, in turns.")
-@quick_option("One network and order, ten steps of each way: under a minute.")
+@quick_option("One network, one order and auto, ten steps of each way: under a minute.", expose=False,
+              networks=list(NETWORKS)[:1], orders=[ORDERS[0], AUTO], steps=10)  # fmt: skip
 @json_option
 def single_cpu(
-    networks: tuple[str, ...], orders: tuple[str, ...], steps: int, quick: bool, json_file: Path | None
+    networks: tuple[str, ...], orders: tuple[str, ...], steps: int, json_file: Path | None
 ) -> None:
     """One CPU device: does the order of the backward pass gain anything?
 
     Stock and rewritten steps take turns in one fit; TensorFlow's executor runs what is ready on all cores.
+    With auto, which compares no order there, fits with and without OOOBackprop() take turns.
     """
-    if quick:
-        networks, orders, steps = networks[:1], orders[:1], 10
     reported(rows_of(networks, orders, steps), text_of, json_file)
 
 

@@ -9,7 +9,15 @@ import click
 from tf_ooo.bench.mesh.cases import CASES
 from tf_ooo.bench.shared import confine
 from tf_ooo.bench.shared.drivers import SHARE, end_with_sigterm, run_driver
-from tf_ooo.bench.shared.options import COUNT, POSITIVE, SeveralValues, json_option, quick_option, several
+from tf_ooo.bench.shared.options import (
+    CORES,
+    COUNT,
+    POSITIVE,
+    SeveralValues,
+    json_option,
+    quick_option,
+    several,
+)
 from tf_ooo.bench.shared.rows import Row, reported
 from tf_ooo.bench.unequal.rows import UnequalRun, row_of, text_of
 
@@ -17,18 +25,18 @@ _MODELS = ("mlp_even", "resnet", "transformer", "gpt2")
 
 
 @click.command("unequal", cls=SeveralValues)
-@quick_option("One model, 4 turns: under 5 minutes.")
+@quick_option("One model, 4 turns: under 5 minutes.", expose=False, workload=_MODELS[:1], repetitions=4)
 @several("--workload", click.Choice(list(CASES)), default=list(_MODELS), show_default=True)
 @click.option("--devices", type=COUNT, default=3, show_default=True, help="Worker processes.")
 @click.option("--microbatches", type=COUNT, default=8, show_default=True, help="Of a step.")
 @click.option(
-    "--cores", type=POSITIVE, help=f"Of each worker but the last.  [default: {SHARE} of an equal share]"
+    "--cores", type=CORES, help=f"Of each worker but the last.  [default: {SHARE} of an equal share]"
 )
 @click.option("--slow", type=POSITIVE, default=0.5, show_default=True, help="Of that, what the last one has.")
 @click.option("--repetitions", type=COUNT, default=8, show_default=True, help="Turns of each.")
 @json_option
 def unequal(
-    quick: bool, workload: tuple[str, ...], devices: int, microbatches: int, cores: float | None, slow: float,
+    workload: tuple[str, ...], devices: int, microbatches: int, cores: float | None, slow: float,
     repetitions: int, json_file: Path | None,
 ) -> None:  # fmt: skip
     """Workers of unequal speed: stages for each one's own, measured before the model is cut.
@@ -40,8 +48,6 @@ def unequal(
     end_with_sigterm()
     if confine.skipped(with_link=False):
         return
-    if quick:
-        workload, repetitions = _MODELS[:1], 4
 
     def measured(name: str) -> list[Row]:
         asked = UnequalRun(name, microbatches, slow)

@@ -17,7 +17,7 @@ def save_gains(kind: Kind, settings: Sequence[Sequence[Figure]], path: Path) -> 
     """Writes a PNG: a line for each setting, a point for each run, a bar for the median."""
     from matplotlib.figure import Figure as Picture  # slow to import
 
-    names = [_name(kind, figures[-1]) for figures in settings]
+    names = _names(kind, [figures[-1] for figures in settings])
     wide = _BARS_WIDE + _LETTER_WIDE * max(map(len, names))
     picture = Picture(figsize=(wide, 1.2 + _LINE_HIGH * len(settings)), layout="constrained")
     axes = picture.add_subplot()
@@ -35,8 +35,15 @@ def save_gains(kind: Kind, settings: Sequence[Sequence[Figure]], path: Path) -> 
     picture.savefig(path, dpi=110)
 
 
-def _name(kind: Kind, figure: Figure) -> str:
-    """``resnet, devices 2, micro-batches 4``."""
-    workload, *of_setting = figure.setting
-    said = (f"{column.lower()} {value}" for column, value in zip(kind.setting[1:], of_setting, strict=True))
-    return ", ".join((workload, *said))
+def _names(kind: Kind, figures: Sequence[Figure]) -> list[str]:
+    """``resnet, devices 2, micro-batches 4``: of each what differs from others."""
+    cells = list(zip(*(figure.setting for figure in figures), strict=True))
+    differing = [
+        (column.lower(), of_column)
+        for column, of_column in zip(kind.setting[1:], cells[1:], strict=True)
+        if len(set(of_column)) > 1
+    ]
+    return [
+        ", ".join((workload, *(f"{column} {of_column[place]}" for column, of_column in differing)))
+        for place, workload in enumerate(cells[0])
+    ]

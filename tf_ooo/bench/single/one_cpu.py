@@ -25,7 +25,7 @@ ORDERS = ("fast_forward", "in_order")
 # What users have without a word: it compares no order on one CPU device, and fits take turns.
 AUTO = "auto"
 _WARM = 2  # steps of each that are not timed
-_STEPS_OF_A_FIT = 5  # of auto and of stock, in turns
+_STEPS_OF_A_FIT, _FITS = 20, 6  # of auto and of stock, in turns
 
 
 def application(name: str, pixels: int, rows: int | None = None) -> keras.Model:
@@ -111,8 +111,8 @@ def beside_stock(stock: Workload, ours: Workload, steps: int) -> Row:
     ways: list[tuple[Workload, list[keras.callbacks.Callback], list[float]]] = [
         (stock, [], []), (ours, [callback], [])
     ]  # fmt: skip
-    for turn in range(_WARM + max(1, steps // _STEPS_OF_A_FIT)):
-        for workload, callbacks, seconds in ways:
+    for turn in range(_WARM + min(_FITS, steps)):
+        for workload, callbacks, seconds in ways[:: 1 if turn % 2 else -1]:
             started_s = time.perf_counter()
             settings = {"batch_size": len(workload.x), "epochs": _STEPS_OF_A_FIT, "verbose": 0}
             workload.model.fit(workload.x, workload.y, callbacks=callbacks, **settings)

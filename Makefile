@@ -21,7 +21,7 @@ SMOKE := tests/graph/test_addons.py tests/graph/test_versions.py tests/test_smok
 JOBS ?= 3
 PYTEST := -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder --strict-skips
 
-.PHONY: venv demo bench docs wheel test test-quick lint horovod test-matrix smoke
+.PHONY: venv demo bench docs wheel wheel-smoke test test-quick lint horovod test-matrix smoke
 
 venv: $(VENV)/.installed
 
@@ -68,10 +68,25 @@ $(VENV)/.docs: $(VENV)/.installed requirements/docs.txt
 
 # In dist: the source, and one wheel for all Pythons whose tag says which glibc it needs.
 wheel: $(VENV)/.release
+	@test -n "$$TF_OOO_REPOSITORY_URL" || \
+		echo "warning: TF_OOO_REPOSITORY_URL is not set: no links in the metadata" >&2
 	rm -rf dist build/wheel
 	$(BIN)/python -m build --outdir build/wheel
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/auditwheel repair --wheel-dir dist build/wheel/*.whl
 	cp build/wheel/*.tar.gz dist
+
+# The wheel as users get it: with PYTHON, away from this folder, and with the newest packages that it allows.
+wheel-smoke: IN_IT := build/wheel-smoke
+wheel-smoke: wheel
+	rm -rf $(IN_IT)
+	$(PYTHON) -m venv $(IN_IT)
+	@echo "installing the wheel into $(IN_IT) (a minute or two)"
+	$(IN_IT)/bin/python -m pip --disable-pip-version-check install -q "$$(echo dist/*.whl)[cpu,digits]" pytest
+	mkdir $(IN_IT)/away
+	cp tests/test_smoke.py $(IN_IT)/away
+	touch $(IN_IT)/away/pytest.ini  # else pytest takes the settings of this folder
+	cd $(IN_IT)/away && export PYTHONPATH= && \
+		../bin/python -m pytest test_smoke.py && ../bin/tf-ooo doctor && ../bin/tf-ooo demo --epochs 1
 
 $(VENV)/.release: $(VENV)/.installed requirements/release.txt
 	$(PIP) install -q --require-hashes -r requirements/release.txt

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import sys
 from pathlib import Path
@@ -13,7 +14,12 @@ from setuptools.command.build_ext import build_ext
 
 # Where the project lives is said when a release is built.
 REPOSITORY = os.environ.get("TF_OOO_REPOSITORY_URL", "").rstrip("/")
-URLS = {"Source": REPOSITORY, "Changelog": f"{REPOSITORY}/blob/main/CHANGELOG.md"} if REPOSITORY else {}
+URLS = {
+    "Source": REPOSITORY,
+    "Documentation": f"{REPOSITORY}/blob/main/docs/index.md",
+    "Issues": f"{REPOSITORY}/issues",
+    "Changelog": f"{REPOSITORY}/blob/main/CHANGELOG.md",
+}
 CLASSIFIERS = [
     "Development Status :: 4 - Beta",
     "Intended Audience :: Developers",
@@ -26,6 +32,33 @@ CLASSIFIERS = [
 ]
 SHIM = "grappler_passes/plugin/shim.c"
 TENSORFLOW = ">=2.21,<2.22"
+# Of Markdown, to a file beside it: a mark if it is a picture, the text, the file.
+RELATIVE_LINK = re.compile(r"(!?)\[([^]]*)\]\((?!#|\w+:)([^)]+)\)")
+
+
+def for_registry(readme: str, repository: str) -> str:
+    """A registry shows the README far from the files that it links to.
+
+    Links lead to the repository; without one they become their texts, and pictures go with their captions.
+    """
+    if not repository:
+        return RELATIVE_LINK.sub(r"\2", _without_pictures(readme))
+    kinds = {"!": "raw", "": "blob"}
+    return RELATIVE_LINK.sub(
+        lambda link: f"{link[1]}[{link[2]}]({repository}/{kinds[link[1]]}/main/{link[3]})", readme
+    )
+
+
+def _without_pictures(readme: str) -> str:
+    """Without paragraphs that are a picture, and those below one that are no heading."""
+    paragraphs = readme.split("\n\n")
+    above = ["", *paragraphs]
+    kept = [
+        paragraph
+        for previous, paragraph in zip(above, paragraphs, strict=False)
+        if not paragraph.startswith("![") and (paragraph.startswith("#") or not previous.startswith("!["))
+    ]
+    return "\n\n".join(kept)
 
 
 def shim(device_type: str) -> Extension:
@@ -84,19 +117,20 @@ class WheelForAnyPython(bdist_wheel):
         return "py3", "none", super().get_tag()[2]
 
 
+README = Path(__file__).with_name("README.md").read_text(encoding="utf-8")
 OF_HOSTS = (of_hosts("listening"), of_hosts("silence"))
 
 setup(
     name="tf_ooo",
     version="0.1.0",
     description="Out-of-order backprop for unmodified TensorFlow and Keras",
-    long_description=Path(__file__).with_name("README.md").read_text(encoding="utf-8"),
+    long_description=for_registry(README, REPOSITORY),
     long_description_content_type="text/markdown",
     license="Apache-2.0",
     license_files=["LICENSE"],
     keywords=["tensorflow", "keras", "backpropagation", "pipeline parallelism", "data parallel", "horovod"],
     classifiers=CLASSIFIERS,
-    project_urls=URLS,
+    project_urls=URLS if REPOSITORY else {},
     packages=find_packages(include=["tf_ooo*", "grappler_passes*", "keras_callbacks*"]),
     package_data={
         "tf_ooo": ["py.typed", "__init__.pyi"],

@@ -6,6 +6,7 @@ mkdocs looks for links from the docs folder on; those files say ``docs/...``.
 from __future__ import annotations
 
 import ast
+import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -46,11 +47,23 @@ def examples() -> str:
     """All examples as they are, each below its name."""
     parts = [
         "# Examples\n\nEach is a file in `examples/`. Run it with `python`.\n",
+        "Examples 01, 02, 03, 05 and the first notebook need scikit-learn: `pip install '.[digits]'`.\n",
         *_shown(ROOT / "examples", ""),
     ]
     parts.append("## The paper's networks {#paper}\n\nIn `examples/paper/`.\n")
     parts += _shown(ROOT / "examples" / "paper", "paper/")
+    parts.append("## Notebooks {#notebooks}\n\nIn `examples/notebooks/`; here without what cells say.\n")
+    parts += map(_notebook, sorted((ROOT / "examples" / "notebooks").glob("*.ipynb")))
     return "\n".join(parts)
+
+
+def _notebook(file: Path) -> str:
+    """Its cells, under its name and its own title."""
+    cells = [(cell["cell_type"], "".join(cell["source"])) for cell in json.loads(file.read_text())["cells"]]
+    title, _, first = cells[0][1].removeprefix("# ").partition("\n")
+    shown = [first.strip()]
+    shown += (f"```python\n{text}\n```" if kind == "code" else text for kind, text in cells[1:])
+    return f"## `{file.name}`: {title} {{#notebooks/{file.name}}}\n\n" + "\n\n".join(shown) + "\n"
 
 
 def _shown(folder: Path, above: str) -> Iterator[str]:

@@ -66,7 +66,65 @@ def test_a_library_that_is_not_compiled(monkeypatch, without_tensorflow):
 
     monkeypatch.setattr(native, "load", load)
     finding = dict(checks.findings())["host libraries"]
-    assert (finding.state, finding.advice) == ("broken", "install a C compiler")
+    assert (finding.state, finding.advice) == ("absent", "install a C compiler")
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (RuntimeError("no such\nsecond line"), "RuntimeError: no such"),
+        (OSError("cannot be opened; so it is"), "OSError: cannot be opened; so it is"),
+        (KeyError(), "KeyError"),
+    ],
+)
+def test_an_error_of_others_is_an_answer_with_its_type(monkeypatch, without_tensorflow, error, said):
+    def raises():
+        raise error
+
+    monkeypatch.setenv("COLUMNS", "300")
+    monkeypatch.setattr(checks, "_ALWAYS", {"a": raises, "b": lambda: checks.Finding("ok", "fine")})
+    findings = dict(checks.findings())
+    assert findings["a"] == checks.Finding("broken", said)
+    assert findings["b"].state == "ok"
+    result = CliRunner().invoke(main, ["doctor"])
+    assert result.exit_code == 1
+    assert said in result.output
+
+
+def test_a_horovod_for_another_tensorflow(monkeypatch):
+    class Finder:
+        def find_spec(self, name, path=None, target=None):
+            if name.partition(".")[0] == "horovod":
+                raise RuntimeError("undefined symbol: _ZN10tensorflow")
+
+    for name in [name for name in sys.modules if name.partition(".")[0] == "horovod"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setattr(sys, "meta_path", [Finder(), *sys.meta_path])
+    finding = checks.horovod()
+    assert finding.state == "broken"
+    assert finding.fact == "cannot be imported (RuntimeError: undefined symbol: _ZN10tensorflow)"
+    assert finding.advice.startswith("build it again for this TensorFlow")
+
+
+@pytest.mark.parametrize(
+    ("message", "advice"),
+    [
+        ("is not compiled; install a C compiler", "install a C compiler"),
+        ("cannot be loaded", "pip install . again, with a C compiler"),
+    ],
+)
+def test_without_the_plug_in_there_is_something_to_do(monkeypatch, message, advice):
+    pytest.importorskip("tensorflow")
+    from grappler_passes import plugin
+
+    def load():
+        raise plugin.PluginError(message)
+
+    monkeypatch.setattr(plugin, "load", load)
+    finding = checks.plug_in()
+    assert finding.state == "broken"
+    assert finding.fact == message.partition(";")[0]
+    assert finding.advice == f"{advice}; until then training runs in stock order"
 
 
 def test_no_port(monkeypatch):
@@ -100,7 +158,7 @@ def test_a_driver_without_gpus_is_named(monkeypatch):
     monkeypatch.setattr(tf.test, "is_built_with_cuda", lambda: True)
     assert "CUDA_VISIBLE_DEVICES" in checks.gpus().advice
     monkeypatch.setattr(tf.test, "is_built_with_cuda", lambda: False)
-    assert checks.gpus().advice == "pip install 'tf-ooo[gpu]'"
+    assert checks.gpus().advice == "pip install '.[gpu]' in a clone of the repository"
 
 
 def test_the_command_imports_tensorflow_only_when_it_runs():

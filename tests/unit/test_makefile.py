@@ -36,6 +36,23 @@ def test_named_targets_exist(text):
 
 
 @needs_make
+@pytest.mark.parametrize("page", ["CONTRIBUTING.md", "docs/testing.md"])
+def test_targets_of_pages_exist(page):
+    targets = set(re.findall(r"`make ([\w.-]+)", (ROOT / page).read_text()))
+    assert "wheel-smoke" in targets
+    assert {target: run.stderr for target in targets if (run := make(target)).returncode} == {}
+
+
+@needs_make
+def test_the_wheel_is_tried_away_from_this_folder():
+    lines = make("-B", "wheel-smoke", "PYTHON=python3.12").stdout.splitlines()
+    assert "python3.12 -m venv build/wheel-smoke" in lines
+    (installs,) = (line for line in lines if "[cpu,digits]" in line)
+    assert '"$(echo dist/*.whl)[cpu,digits]"' in installs
+    assert any(line.startswith("cd build/wheel-smoke/away && export PYTHONPATH= &&") for line in lines)
+
+
+@needs_make
 def test_the_matrix_goes_on_after_a_version_that_fails():
     run = make("test-matrix")
     assert re.search(r"^\S*make -j1 -k test test-2\.15 test-2\.18$", run.stdout, re.MULTILINE), run.stdout[

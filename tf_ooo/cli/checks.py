@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from tf_ooo.errors import OOOError
+from tf_ooo.errors import BackendError, OOOError
 from tf_ooo.hosts import addresses
 from tf_ooo.version import __version__
 
@@ -76,7 +76,9 @@ def plug_in() -> Finding:
     try:
         plugin.load()
     except plugin.PluginError as error:
-        return Finding("broken", str(error), "without it training runs in stock order")
+        fact, _, advice = str(error).partition("; ")
+        advice = advice or "pip install . again, with a C compiler"
+        return Finding("broken", fact, f"{advice}; until then training runs in stock order")
     return Finding("ok", f"loaded for {' and '.join(plugin.loaded())}")
 
 
@@ -92,7 +94,8 @@ def gpus() -> Finding:
     if shutil.which("nvidia-smi") is None:
         return Finding("absent", "none", "nothing, on a machine without a GPU")
     if not tf.test.is_built_with_cuda():
-        return Finding("absent", "this TensorFlow is one for CPUs", "pip install 'tf-ooo[gpu]'")
+        advice = "pip install '.[gpu]' in a clone of the repository"
+        return Finding("absent", "this TensorFlow is one for CPUs", advice)
     advice = "nvidia-smi shows whether the driver works; CUDA_VISIBLE_DEVICES may hide GPUs"
     return Finding("absent", "TensorFlow sees none, though nvidia-smi is installed", advice)
 
@@ -120,6 +123,9 @@ def horovod() -> Finding:
     except ImportError as error:
         advice = "nothing, unless you start with horovodrun: docs/data_parallel.md says how to install it"
         return Finding("absent", f"cannot be imported ({error})", advice)
+    except Exception as error:  # TensorFlow's own, where Horovod was built for another one
+        advice = "build it again for this TensorFlow: docs/data_parallel.md says how"
+        return Finding("broken", f"cannot be imported ({_named(error)})", advice)
     import horovod
 
     parts = {"Gloo": hvd.gloo_built, "MPI": hvd.mpi_built, "NCCL": hvd.nccl_built}
@@ -134,8 +140,12 @@ def host_libraries() -> Finding:
     """Whether the small C libraries of several hosts load; only workers on other hosts need them."""
     from tf_ooo.hosts import native
 
-    for name in ("_listening", "_silence"):
-        native.load(name)
+    try:
+        for name in ("_listening", "_silence"):
+            native.load(name)
+    except (BackendError, OSError) as error:
+        fact, _, advice = str(error).partition("; ")
+        return Finding("absent", fact, advice or "pip install . again, if workers are on other hosts")
     return Finding("ok", "loaded")
 
 
@@ -194,6 +204,14 @@ def _told(check: Callable[[], Finding]) -> Finding:
     """What a check says; an error is an answer as well, because the checks behind it are wanted too."""
     try:
         return check()
-    except (OOOError, ImportError, OSError) as error:
+    except OOOError as error:
         fact, _, advice = str(error).partition("; ")
         return Finding("broken", fact, advice)
+    except Exception as error:  # whatever a library raises: a check that fails is an answer as well
+        return Finding("broken", _named(error))
+
+
+def _named(error: Exception) -> str:
+    """``RuntimeError: its first line``, for errors of others, whose text alone may say little."""
+    text = str(error).strip().partition("\n")[0]
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__

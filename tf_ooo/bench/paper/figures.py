@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from tf_ooo.bench.data_parallel.rows import PLAIN, STOCK
 from tf_ooo.bench.paper.networks import DATA_PARALLEL, NETWORKS, PIPELINE, SINGLE, SIZES
 from tf_ooo.bench.pipeline.rows import BASELINE as GPIPE
-from tf_ooo.bench.report.figures import machine_text
+from tf_ooo.bench.report.figures import by_plan, machine_text, planned_s, step_s
 from tf_ooo.bench.report.tables import range_text
 from tf_ooo.bench.shared.kept import Run
 from tf_ooo.bench.shared.rows import Row
@@ -171,27 +171,15 @@ def _of_several(setting: Setting, rows: Sequence[Row], mode: str) -> Iterator[Me
     ours = [row for row in rows if row not in stock and row["schedule"] != PLAIN]
     if not stock or not ours:
         return
-    strongest, best, fastest = min(stock, key=_step_s), _by_plan(ours), _by_plan(rows)
-    seconds = {row["schedule"]: _step_s(row) for row in rows}
-    own = [(name, _step_s(strongest) / seconds[name]) for name in _OWN if name in seconds]
+    strongest, best, fastest = min(stock, key=step_s), by_plan(ours), by_plan(rows)
+    seconds = {row["schedule"]: step_s(row) for row in rows}
+    own = [(name, step_s(strongest) / seconds[name]) for name in _OWN if name in seconds]
     yield Measured(
-        setting, strongest["schedule"], best["schedule"], _step_s(strongest) / _step_s(best),
+        setting, strongest["schedule"], best["schedule"], step_s(strongest) / step_s(best),
         all(row["bit_equal"] for row in rows), tuple(best["losses"]), best.get("reordering_alone"),
         tuple(own) if mode == PIPELINE else (),
-        fastest["schedule"] if fastest in stock and _planned_s(fastest) < math.inf else "", _took(best),
+        fastest["schedule"] if fastest in stock and planned_s(fastest) < math.inf else "", _took(best),
     )  # fmt: skip
-
-
-def _by_plan(rows: Sequence[Row]) -> Row:
-    """``auto`` where it was run, else what the plan predicts to be fastest, as in
-    :mod:`tf_ooo.bench.report.figures`."""
-    named = [row for row in rows if row["schedule"] == "auto"]
-    return min(named or rows, key=_planned_s)
-
-
-def _planned_s(row: Row) -> float:
-    """The plan's own seconds; older rows have only those that were given what the run's controls took."""
-    return float(row.get("planned_step_s") or row.get("predicted_step_s") or math.inf)
 
 
 def _trained(row: Row, date: str) -> str:
@@ -212,10 +200,6 @@ def _value_text(value: object) -> str:
 
 def _took(row: Row) -> str:
     return f"{row['took_s']:.0f} s" if "took_s" in row else ""
-
-
-def _step_s(row: Row) -> float:
-    return float(row["step_s"])
 
 
 def gains_text(gains: Sequence[float]) -> str:

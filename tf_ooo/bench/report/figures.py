@@ -100,7 +100,7 @@ def _through(engine: str, rows: Sequence[Row], stock: Sequence[Row]) -> Iterator
     plain = [row["step_s"] for row in rows if row["schedule"].endswith(PLAIN)]
     if not ours:
         return
-    best, times = _by_plan(ours), ours[0].get("communication")
+    best, times = by_plan(ours), ours[0].get("communication")
     link = f"{times:g} x computing" if times else f"{best.get('bandwidth_bit_s', 0) / 1e6:.0f} Mbit/s"
     given = "".join(f", {name}={value}" for name, value in best.get("knobs", {}).items())
     asked = "1.15 on three of five" if times and 0.7 <= times <= 1.3 else "0.98"
@@ -109,7 +109,7 @@ def _through(engine: str, rows: Sequence[Row], stock: Sequence[Row]) -> Iterator
             best["workload"], str(best["devices"]), link, str(best.get("steps", "")), engine + given,
             best.get("messages", "wait for a core"), f"{best.get('cores', 0.5):g}", _rows_text(best),
         ),
-        min(stock, key=_step_s), best,
+        min(stock, key=step_s), best,
         asked=asked if engine == _HOROVOD else "",
         alone=plain[0] / best["step_s"] if plain else None, bound_s=best.get("bound_s"),
     )  # fmt: skip
@@ -131,9 +131,7 @@ def of_pipelines(run: Run) -> Iterator[Figure]:
             is_resnet = (first["workload"], first["devices"], first["microbatches"]) == ("resnet", 2, 4)
             asked = "1.15 over 1f1b" if is_resnet else ""
             bound_s = first.get("bound_s")
-            yield _figure(
-                _shape(first), min(stock, key=_step_s), _by_plan(ours), asked=asked, bound_s=bound_s
-            )
+            yield _figure(_shape(first), min(stock, key=step_s), by_plan(ours), asked=asked, bound_s=bound_s)
 
 
 def beside_torch(run: Run) -> Iterator[Figure]:
@@ -142,7 +140,7 @@ def beside_torch(run: Run) -> Iterator[Figure]:
         torch = [row for row in rows if row["mode"] == TORCH]
         ours = [row for row in rows if row["mode"] == "pipeline"]
         if torch and ours:
-            theirs, best = min(torch, key=_step_s), _by_plan(ours)
+            theirs, best = min(torch, key=step_s), by_plan(ours)
             figure = _figure(_shape(rows[0]), theirs, best, asked="1, efficiency too")
             efficiencies = best["efficiency"], theirs["efficiency"]
             yield dataclasses.replace(figure, efficiencies=efficiencies)
@@ -158,7 +156,7 @@ def of_layerpipe(run: Run) -> Iterator[Figure]:
             wide = first["workload"] in ("resnet18", "vgg16") and first["devices"] in (3, 4)
             workload, devices, _, *cores_and_rows = _shape(first)
             setting = (workload, devices, *cores_and_rows)
-            yield _figure(setting, min(stock, key=_step_s), _by_plan(ours), asked="1.15" if wide else "")
+            yield _figure(setting, min(stock, key=step_s), by_plan(ours), asked="1.15" if wide else "")
 
 
 def of_meshes(run: Run) -> Iterator[Figure]:
@@ -260,15 +258,19 @@ def _figure(
     )  # fmt: skip
 
 
-def _by_plan(rows: Sequence[Row]) -> Row:
-    """Older rows have no plan's own seconds, but those that were given what the run's controls took."""
+def by_plan(rows: Sequence[Row]) -> Row:
+    """``auto`` where it was run, else what the plan predicts to be fastest."""
     named = [row for row in rows if row["schedule"] == "auto"]
-    return min(
-        named or rows, key=lambda row: row.get("planned_step_s") or row.get("predicted_step_s") or math.inf
-    )
+    return min(named or rows, key=planned_s)
 
 
-def _step_s(row: Row) -> float:
+def planned_s(row: Row) -> float:
+    """The plan's own seconds; older rows have only those that were given what the run's controls took."""
+    return float(row.get("planned_step_s") or row.get("predicted_step_s") or math.inf)
+
+
+def step_s(row: Row) -> float:
+    """Of the median turn."""
     return float(row["step_s"])
 
 

@@ -11,7 +11,6 @@ import tf_ooo
 from tf_ooo.planning.pictures.style import COLOURS, TEXT_COLOURS
 
 IMAGES = Path(__file__).with_name("images")
-GAP = 0.35
 LAYER = tf_ooo.LayerCosts(1e-3, 1e-3, 1e-3, 1e-4, weight_bytes=8_000_000, output_bytes=500_000)
 SLOW_LINK = tf_ooo.Link(bytes_per_s=6e9)
 

@@ -138,6 +138,17 @@ def test_another_size_is_another_setting():
     assert [figures[0].setting[3] for figures in figures_of(BY_NAME["layerpipe"], runs)] == ["512", "1536"]
 
 
+def test_sizes_of_older_runs_stand_beside_them(tmp_path):
+    rows = [{"workload": "mlp", "step_s": 1.0}, {"workload": "mlp", "step_s": 2.0, "batch_rows": 8}, {}]
+    (tmp_path / "rows" / "layerpipe").mkdir(parents=True)
+    kept = {"bench": "layerpipe", "date": "1", "commit": "", "command": "", "machine": "", "rows": rows}
+    (tmp_path / "rows" / "layerpipe" / "old.json").write_text(json.dumps(kept))
+    sizes = {"layerpipe/old.json": {"mlp": {"batch_rows": 512}}}
+    (tmp_path / "older_sizes.json").write_text(json.dumps(sizes))
+    (run,) = runs_in(tmp_path / "rows")
+    assert [row.get("batch_rows") for row in run.rows] == [512, 8, None]
+
+
 def test_a_prediction_that_failed_is_counted():
     row = {"workload": "mlp", "where": "ranks", "predicted_s": 1.0, "measured_s": 1.1}
     failed = {"workload": "mlp", "repetition": 2, "failed": "no Horovod"}

@@ -14,7 +14,7 @@ from typing import Any
 import click
 
 from tf_ooo.bench.paper import measured, predicted, why
-from tf_ooo.bench.paper.figures import PUBLISHED, figures_of, gains_text, is_own, task_of
+from tf_ooo.bench.paper.figures import PUBLISHED, figures_of, gains_text, is_own
 from tf_ooo.bench.paper.networks import MODES, NETWORKS, SIZES, PaperNetwork, modes_of, network_named
 from tf_ooo.bench.paper.picture import save_picture
 from tf_ooo.bench.paper.tables import HEAD, lines_of, settings_text, tables_of
@@ -132,8 +132,7 @@ def all_(size: str, source: str, only: str | None, examples: Path, json_file: Pa
         of_pair: list[Row] = []
         try:
             if only != "measured":
-                wanted = task.get("task", "")
-                of_pair += [row for row in predicted.rows(network, mode) if task_of(row) == wanted]
+                of_pair += predicted.rows(network, mode, task)
             if only != "predicted":
                 of_pair += measured.rows(measured.Asked(network, size, source, examples, task), mode)
         except (click.ClickException, OptionsError) as error:
@@ -180,7 +179,6 @@ def report(rows: Path, layerpipe: Path, page: Path | None, picture: Path | None)
         for name, table in tables.items():
             click.echo(f"## {name}\n\n{table}\n")
     if picture:
-        picture.parent.mkdir(parents=True, exist_ok=True)
         save_picture(figures_of(runs), picture)
 
 

@@ -129,11 +129,11 @@ def figures_of(runs: Iterable[Run]) -> list[Figure]:
 def _by_key(run: Run) -> dict[_Key, list[Row]]:
     keys: dict[_Key, list[Row]] = {}
     for row in run.rows if run.bench == "paper" else ():
-        keys.setdefault((row["network"], row["mode"], task_of(row)), []).append(row)
+        keys.setdefault((row["network"], row["mode"], _task(row)), []).append(row)
     return keys
 
 
-def task_of(row: Row) -> str:
+def _task(row: Row) -> str:
     """``pretrain``, ``finetune``, or nothing."""
     words = dict(word.split("=", 1) for word in row.get("configuration", "").split() if "=" in word)
     return str(row.get("settings", words).get("task", ""))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -69,7 +68,7 @@ class Asked:
         """That of its size; at ``full`` the published devices and micro-batches, where each device can have
         a core of this machine."""
         of_size, runs = EFFORTS[self.size], self.network.runs_with(self.settings, mode)
-        if self.size != "full" or not runs or runs[0].devices > len(os.sched_getaffinity(0)):
+        if self.size != "full" or not runs or runs[0].devices > confine.own_cores():
             return of_size
         return replace(of_size, devices=runs[0].devices, microbatches=runs[0].microbatches)
 
@@ -94,7 +93,7 @@ def _single(label: str, effort: Effort) -> Iterator[Row]:
 
 def _data_parallel(label: str, effort: Effort) -> Iterator[Row]:
     workers = effort.devices
-    cores = min(0.5, round(len(os.sched_getaffinity(0)) / (2 * workers), 2))
+    cores = min(0.5, round(confine.own_cores() / (2 * workers), 2))
     run = DataParallelRun(label, list(_DATA_PARALLEL), 0.0, workers, cores, 0, effort.together, effort.turns)
     for on_link in running.on_links(run, [_COMMUNICATION]):
         yield from running.measured(on_link)

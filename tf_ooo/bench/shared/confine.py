@@ -64,6 +64,11 @@ def _refused(with_link: bool) -> str:
         return f"needs the right to make network namespaces: {said or error}"
 
 
+def own_cores() -> int:
+    """Those that this process may use."""
+    return len(os.sched_getaffinity(0))
+
+
 def _may_run_first() -> bool:
     """Whether this process may give a thread a real-time class: a container's root may lack the right."""
     before = os.sched_getscheduler(0), os.sched_getparam(0)

@@ -84,7 +84,7 @@ def run_driver(
     computes with one thread.
     """
     group = f"tf_ooo_bench_{os.getpid()}_"
-    cores = cores or min(1.0, round(SHARE * len(os.sched_getaffinity(0)) / devices, 2))
+    cores = cores or min(1.0, round(SHARE * confine.own_cores() / devices, 2))
     with (
         held_ports(devices) as ports,
         tempfile.TemporaryDirectory() as folder,

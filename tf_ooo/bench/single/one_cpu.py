@@ -69,7 +69,11 @@ class Request:
 
 def fitted(workload: Workload, steps: int, callbacks: Sequence[keras.callbacks.Callback] = ()) -> list[float]:
     """Trains as many steps as comparing so many of each way takes; the loss of each."""
-    settings = {"batch_size": len(workload.x), "epochs": 2 * (steps + _WARM), "verbose": 0}
+    return _losses(workload, 2 * (steps + _WARM), callbacks)
+
+
+def _losses(workload: Workload, steps: int, callbacks: Sequence[keras.callbacks.Callback]) -> list[float]:
+    settings = {"batch_size": len(workload.x), "epochs": steps, "verbose": 0}
     history = workload.model.fit(workload.x, workload.y, callbacks=[*callbacks], **settings)
     losses: list[float] = history.history["loss"]
     return losses
@@ -114,8 +118,7 @@ def beside_stock(stock: Workload, ours: Workload, steps: int) -> Row:
     for turn in range(_WARM + min(_FITS, steps)):
         for workload, callbacks, seconds in ways[:: 1 if turn % 2 else -1]:
             started_s = time.perf_counter()
-            settings = {"batch_size": len(workload.x), "epochs": _STEPS_OF_A_FIT, "verbose": 0}
-            workload.model.fit(workload.x, workload.y, callbacks=callbacks, **settings)
+            _losses(workload, _STEPS_OF_A_FIT, callbacks)
             if turn >= _WARM:
                 seconds.append((time.perf_counter() - started_s) / _STEPS_OF_A_FIT)
     baseline_s, ours_s = (seconds for _, _, seconds in ways)

@@ -44,8 +44,8 @@ def data(of, count, seed=0):
     return next_words(of.data, count, of.length, of.vocabulary, seed)
 
 
-def optimizer():
-    """Of these rates loss falls at size tiny."""
+def optimizer(of):
+    """At this rate loss falls at size tiny."""
     return keras.optimizers.Adam(3e-4)
 
 
@@ -54,7 +54,7 @@ def main():
     of = asked_for(__doc__, SIZES, check)
     model = build(of)
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    model.compile(optimizer(), loss, metrics=["accuracy"], jit_compile=False)
+    model.compile(optimizer(of), loss, metrics=["accuracy"], jit_compile=False)
     x, y = of.shard(*data(of, of.steps * of.batch))
     callback = tf_ooo.OOOBackprop(mode=of.mode, **of.mode_options)
     model.fit(x, y, batch_size=of.batch, epochs=of.epochs, verbose=2, callbacks=[callback])

@@ -15,7 +15,7 @@ from tf_ooo.bench.paper import command, predicted, why
 from tf_ooo.bench.paper.figures import PUBLISHED, figures_of, gains_text
 from tf_ooo.bench.paper.measured import EFFORTS, Asked
 from tf_ooo.bench.paper.networks import DATA_PARALLEL, NETWORKS, PIPELINE, SINGLE, SIZES
-from tf_ooo.bench.paper.tables import HEAD, gains_table, lines_of, settings_text, tables_of
+from tf_ooo.bench.paper.tables import HEAD, earlier_table, gains_table, lines_of, settings_text, tables_of
 from tf_ooo.bench.planner import ooo
 from tf_ooo.bench.planner.published import load
 from tf_ooo.bench.report.page import with_tables
@@ -380,7 +380,23 @@ def test_a_mode_of_the_users_own_has_no_published_range():
 def test_older_runs_trained_with_another_optimizer():
     rows = [measured_row(PIPELINE, "gpipe", step_s=3.0), measured_row(PIPELINE, "zb_h1", step_s=2.0)]
     older = replace(run_of(rows), date="2026-11-26 13:00")
-    assert len(figure_of(older, run_of(rows)).entries) == 2
+    runs = [older, run_of(rows)]
+    assert [entry[0].setting.trained.endswith("SGD of rate 0.01") for entry in figure_of(*runs).entries] == [
+        True,
+        False,
+    ]
+    assert "SGD" in earlier_table(runs)
+    assert "SGD" not in gains_table(runs)
+    assert earlier_table(runs[1:]) == "No other setting was run."
+
+
+def test_the_setting_that_was_run_last_is_the_newest():
+    rows = [measured_row(PIPELINE, "gpipe", step_s=3.0), measured_row(PIPELINE, "zb_h1", step_s=2.0)]
+    wider = [row | {"settings": {"width": 128, "task": "pretrain"}} for row in rows]
+    small = [row | {"size": "small"} for row in rows]
+    figure = figure_of(*map(run_of, (rows, wider, small, rows)))
+    assert [(entry[0].setting.size, len(entry)) for entry in figure.newest] == [("tiny", 2), ("small", 1)]
+    assert "width=128" in earlier_table([run_of(rows), run_of(wider), run_of(rows)])
 
 
 def test_our_page_has_all_rows():

@@ -26,8 +26,11 @@ _PREDICTED = {
 # The paper's own schedules of a pipeline.
 _OWN = ("modulo", "fast_forward")
 TASKS = {"pretrain": "pre-training", "finetune": "fine-tuning"}
-# Runs of before trained with SGD of rate 0.01, whatever a script's own optimizer was.
-_OWN_OPTIMIZERS_SINCE = "2026-11-26 14:27"
+# Earlier runs had other optimizers than the scripts have now: until when, at which task, and which.
+_EARLIER_OPTIMIZERS = (
+    ("2026-11-26 14:27", "", "SGD of rate 0.01"),
+    ("2026-11-26 18:20", "finetune", "Adam of rate 0.0003"),
+)
 
 
 @dataclass(frozen=True)
@@ -89,11 +92,16 @@ class Figure:
 
     @property
     def entries(self) -> list[list[Measured]]:
-        """Runs of one setting together."""
+        """Runs of one setting together; the setting that was run last comes last."""
         settings: dict[Setting, list[Measured]] = {}
         for measured in self.measured:
-            settings.setdefault(measured.setting, []).append(measured)
+            settings[measured.setting] = [*settings.pop(measured.setting, ()), measured]
         return list(settings.values())
+
+    @property
+    def newest(self) -> list[list[Measured]]:
+        """Of each machine and size the setting that was run last."""
+        return list({(runs[0].setting.machine, runs[0].setting.size): runs for runs in self.entries}.values())
 
 
 _Key = tuple[str, str, str]
@@ -189,7 +197,8 @@ def _trained(row: Row, date: str) -> str:
         rest = f", {row['microbatches']} micro-batches" if "microbatches" in row else ""
         parts.append(f"{row.get('devices', 2)} devices{rest}")
     parts += [row["data"]] if "data" in row else []
-    parts += ["SGD of rate 0.01"] if date < _OWN_OPTIMIZERS_SINCE else []
+    earlier = [name for until, task, name in _EARLIER_OPTIMIZERS if date < until and task in ("", _task(row))]
+    parts += earlier[:1]
     return "; ".join(filter(None, parts))
 
 

@@ -36,6 +36,7 @@ def tables_of(runs: Sequence[Run], layerpipe: Sequence[Row]) -> dict[str, str]:
     return {
         "networks": networks_table(),
         "gains": gains_table(runs),
+        "earlier": earlier_table(runs),
         "why": why_table(runs),
         "layerpipe": layerpipe_table(layerpipe),
         "reconstruction": reconstruction_table(runs),
@@ -72,8 +73,24 @@ def settings_text(run: PaperRun) -> str:
 
 
 def gains_table(runs: Iterable[Run]) -> str:
-    """Network by mode, task and setting: published, predicted, measured here."""
-    lines = [line for figure in figures_of(runs) for line in lines_of(figure)]
+    """Network by mode and task: published, predicted, measured here at the setting that was run last."""
+    return _gains([line for figure in figures_of(runs) for line in lines_of(figure)])
+
+
+def earlier_table(runs: Iterable[Run]) -> str:
+    """What was measured at other settings before, as :func:`gains_table`."""
+    figures = figures_of(runs)
+    lines = [
+        [*_about(figure), *_cells(entry)]
+        for figure in figures
+        for entry in figure.entries
+        if entry not in figure.newest
+    ]
+    return _gains(lines) if lines else "No other setting was run."
+
+
+def _gains(lines: list[list[str]]) -> str:
+    """The machine is left out where there is one only."""
     machine = HEAD.index("Machine")
     if len({line[machine] for line in lines if line[machine]}) == 1:
         lines = [["" if place == machine else cell for place, cell in enumerate(line)] for line in lines]
@@ -81,14 +98,18 @@ def gains_table(runs: Iterable[Run]) -> str:
 
 
 def lines_of(figure: Figure) -> list[list[str]]:
-    """Lines of :func:`gains_table`: one for each setting that was measured, one where none was."""
-    about = [
+    """Lines of :func:`gains_table`: one for each machine and size that was measured, one where none was."""
+    about = _about(figure)
+    lines = [[*about, *_cells(runs)] for runs in figure.newest]
+    return lines or [[*about, NOT_YET, *[""] * (len(HEAD) - len(about) - 1)]]
+
+
+def _about(figure: Figure) -> list[str]:
+    return [
         title_of(figure), figure.mode.replace("_", " "), OVER[figure.mode] if figure.published else "",
         "-".join(f"{gain:.2f}" for gain in figure.published or ()),
         gains_text(figure.predicted) + (", assumed settings" if _is_assumed(figure) else ""),
     ]  # fmt: skip
-    lines = [[*about, *_cells(runs)] for runs in figure.entries]
-    return lines or [[*about, NOT_YET, *[""] * (len(HEAD) - len(about) - 1)]]
 
 
 def _is_assumed(figure: Figure) -> bool:

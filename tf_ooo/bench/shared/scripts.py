@@ -1,9 +1,10 @@
 """Networks of training scripts: files that have ``SIZES``, ``build``, ``data`` and
 ``optimizer``, such as examples/paper.
 
-``SIZES``: by name the settings of a size, ``batch`` among them.  ``build(of, rows=None)`` and
-``data(of, count, seed)`` are given settings as attributes; the model's outputs are logits.  A script may have
-``check(of)``, which raises ValueError where settings do not go together.
+``SIZES``: by name the settings of a size, ``batch`` among them.  ``build(of, rows=None)``,
+``data(of, count, seed)`` and ``optimizer(of)`` are given settings as attributes; the model's
+outputs are logits.  A script may have ``check(of)``, which raises ValueError where settings do not go
+together.
 """
 
 from __future__ import annotations
@@ -86,7 +87,7 @@ class ScriptNetwork:
 
     def optimizer(self) -> keras.Optimizer:
         """The script's own."""
-        return loaded(self.script).optimizer()
+        return loaded(self.script).optimizer(self.given())
 
     def data_used(self) -> str:
         """Which data these are: what the script prints of them, ``shipped, Python's manual``.

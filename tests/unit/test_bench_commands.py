@@ -125,12 +125,14 @@ def test_what_is_given_stays_with_quick(line):
     assert given["devices"] == ((3,) if asked else (2,))
     assert given["repetitions"] == (5 if "--repetitions" in line else 2 if quick else 8)
     assert given["microbatches"] == ((4,) if quick else (8,))
-    assert given["schedules"].count(",") == (3 if quick else 9)
+    assert given["schedules"].count(",") == (3 if quick else 11)
 
 
-def test_a_schedule_without_fusion_comes_behind_the_one_with_it():
-    line = ["--schedules", "1f1b_unfused,zb_v,1f1b"]
-    assert pipeline.make_context("pipeline", line).params["schedules"] == "zb_v,1f1b,1f1b_unfused"
+def test_a_schedule_of_the_same_order_comes_behind_the_other():
+    line = ["--schedules", "interleaved_1f1b_fused,1f1b_unfused,zb_v,1f1b,interleaved_1f1b"]
+    assert pipeline.make_context("pipeline", line).params["schedules"] == (
+        "zb_v,1f1b,interleaved_1f1b,interleaved_1f1b_fused,1f1b_unfused"
+    )
 
 
 def test_what_a_process_is_told(monkeypatch):

@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 from tf_ooo.bench.paper import command, predicted, why
-from tf_ooo.bench.paper.figures import PUBLISHED, figures_of, gains_text
+from tf_ooo.bench.paper.figures import PUBLISHED, figures_of, gains_text, measured_text, title_of
 from tf_ooo.bench.paper.measured import EFFORTS, Asked
 from tf_ooo.bench.paper.networks import DATA_PARALLEL, NETWORKS, PIPELINE, SINGLE, SIZES
 from tf_ooo.bench.paper.tables import HEAD, earlier_table, gains_table, lines_of, settings_text, tables_of
@@ -325,15 +325,19 @@ def test_other_machines_tasks_and_sizes_have_lines_of_their_own():
         run_of(finetuned),
         run_of(small),
     ]
-    lines = [line for figure in figures_of(runs) if figure.network == "bert12" for line in lines_of(figure)]
-    place = HEAD.index("Measured here")
-    assert [(line[0], line[-1], line[place][:14]) for line in lines] == [
+    entries = [
+        (title_of(figure), entry[0].setting.machine, measured_text(entry)[:14])
+        for figure in figures_of(runs)
+        for entry in figure.entries
+    ]
+    assert entries == [
         ("BERT-12, pre-training", "AMD EPYC, 2 cores", "tiny: 1.50 / 1"),
         ("BERT-12, pre-training", "Another, 64 cores", "tiny: 1.50 (zb"),
         ("BERT-12, pre-training", "AMD EPYC, 2 cores", "small: 1.50 (z"),
         ("BERT-12, fine-tuning", "AMD EPYC, 2 cores", "tiny: 1.50 (zb"),
     ]
     assert "Another, 64 cores" in gains_table(runs)
+    assert "2 runs" in earlier_table(runs)
     assert "AMD EPYC" not in gains_table(runs[:2])
 
 

@@ -100,8 +100,8 @@ class Figure:
 
     @property
     def newest(self) -> list[list[Measured]]:
-        """Of each machine and size the setting that was run last."""
-        return list({(runs[0].setting.machine, runs[0].setting.size): runs for runs in self.entries}.values())
+        """Of each size the setting that was run last."""
+        return list({runs[0].setting.size: runs for runs in self.entries}.values())
 
 
 _Key = tuple[str, str, str]

@@ -98,7 +98,7 @@ def _gains(lines: list[list[str]]) -> str:
 
 
 def lines_of(figure: Figure) -> list[list[str]]:
-    """Lines of :func:`gains_table`: one for each machine and size that was measured, one where none was."""
+    """Lines of :func:`gains_table`: one for each size that was measured, one where none was."""
     about = _about(figure)
     lines = [[*about, *_cells(runs)] for runs in figure.newest]
     return lines or [[*about, NOT_YET, *[""] * (len(HEAD) - len(about) - 1)]]

@@ -9,8 +9,8 @@ import click
 
 from tf_ooo.bench.pipeline import pytorch
 from tf_ooo.bench.pipeline.rows import (
-    FUSED,
-    UNFUSED,
+    BASELINES,
+    OTHERWISE,
     OverheadRun,
     PipelineRun,
     rows_of,
@@ -33,7 +33,7 @@ from tf_ooo.bench.shared.rows import Row, reported
 from tf_ooo.bench.shared.workloads import PIPELINE
 from tf_ooo.planning.policies import schedules_of
 
-SCHEDULES = "gpipe,1f1b,gpipe_unfused,1f1b_unfused,fast_forward,modulo,zb_h1,zb_h2,zb_v,dualpipe_v"
+SCHEDULES = ",".join((*BASELINES, "fast_forward,modulo,zb_h1,zb_h2,zb_v,dualpipe_v"))
 QUICK_SCHEDULES = "gpipe,1f1b,fast_forward,modulo"
 
 
@@ -41,10 +41,10 @@ class _Schedules(click.ParamType):  # type: ignore[type-arg]
     name = "names"
 
     def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        """Names with commas, each of a schedule of pipelines; one without fusion behind the one with it."""
-        names = sorted(value.split(","), key=lambda name: name.endswith(UNFUSED))
-        unfused = [f"{name}{UNFUSED}" for name in FUSED if name in names]
-        known = ("auto", *schedules_of("pipeline"), *unfused)
+        """Names with commas, each of a schedule of pipelines; the other ones of an order come last."""
+        names = sorted(value.split(","), key=lambda name: name in OTHERWISE)
+        otherwise = [name for name, same_order in OTHERWISE.items() if same_order in names]
+        known = ("auto", *schedules_of("pipeline"), *otherwise)
         for name in names:
             if name not in known:
                 self.fail(f"{name!r} is no schedule of pipelines; there are {', '.join(known)}", param, ctx)

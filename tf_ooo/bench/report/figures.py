@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from tf_ooo.bench.data_parallel.rows import COLLECTIVES, PLAIN, SAME_STEPS, STOCK
 from tf_ooo.bench.layerpipe.rows import BASELINES as BESIDE_LAYERPIPE
-from tf_ooo.bench.pipeline.rows import FUSED, TORCH, UNFUSED
+from tf_ooo.bench.pipeline.rows import BASELINES, TORCH
 from tf_ooo.bench.shared.kept import Run
 from tf_ooo.bench.shared.rows import Row
 from tf_ooo.bench.shared.workloads import DATA_PARALLEL
@@ -28,7 +28,6 @@ _HOROVOD = "Horovod"
 _NOT_REORDERED = ("in_order", PLAIN)
 # First columns of what runs on workers; rows are those of one micro-batch.
 _SHAPE = ("Workload", "Devices", "Micro-batches", "Cores", "Rows")
-_OF_PIPELINES = (*FUSED, *(f"{name}{UNFUSED}" for name in FUSED), "interleaved_1f1b")
 
 
 @dataclass(frozen=True)
@@ -122,10 +121,10 @@ def _rows_text(row: Row) -> str:
 
 
 def of_pipelines(run: Run) -> Iterator[Figure]:
-    """Against the fastest of GPipe and 1F1B, fused and separate, and of interleaved 1F1B."""
+    """Against the fastest of GPipe, 1F1B and interleaved 1F1B, fused and not."""
     for rows in _pipelines(run):
-        stock = [row for row in rows if row["schedule"] in _OF_PIPELINES]
-        ours = [row for row in rows if row["schedule"] not in _OF_PIPELINES and row["mode"] == "pipeline"]
+        stock = [row for row in rows if row["schedule"] in BASELINES]
+        ours = [row for row in rows if row["schedule"] not in BASELINES and row["mode"] == "pipeline"]
         if stock and ours:
             first = rows[0]
             is_resnet = (first["workload"], first["devices"], first["microbatches"]) == ("resnet", 2, 4)

@@ -51,7 +51,7 @@ def _refused(with_link: bool) -> str:
     finally:
         groups.remove(prefix, [FREE])
     if not may_run_first:
-        return "needs the right to run threads first (CAP_SYS_NICE)"
+        return f"needs the right to run threads first ({groups.first_needs})"
     if not with_link:
         return ""
     try:
@@ -63,8 +63,7 @@ def _refused(with_link: bool) -> str:
 
 
 def _may_run_first(groups: CpuGroups, prefix: str) -> bool:
-    """Whether a thread of a group may get a real-time class: a container's root may lack the right, and a
-    Linux that shares out the time of such threads has none for groups of version 2."""
+    """Whether a thread of a group may get a real-time class, which a container's root may lack."""
     with subprocess.Popen(["sleep", str(_TRIED_S)]) as tried:
         try:
             groups.put_process(prefix, FREE, tried.pid)

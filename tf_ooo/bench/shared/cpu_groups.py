@@ -14,6 +14,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 FREE = "free"
 # Shorter ones are not kept to exactly: the clock that ends a share ticks every 4 ms.
@@ -27,9 +28,11 @@ class CpuGroups(abc.ABC):
 
     Attributes:
         folder: of the system, above all groups.
+        first_needs: what :meth:`run_first` needs.
     """
 
     folder: Path
+    first_needs: ClassVar[str] = "CAP_SYS_NICE"
 
     @property
     @abc.abstractmethod
@@ -115,6 +118,9 @@ class Version1(CpuGroups):
 
 class Version2(CpuGroups):
     """All groups of a prefix are threaded ones below a folder, where threads of a process stay together."""
+
+    # With that option such threads have time of their own, of which these groups have none.
+    first_needs = "CAP_SYS_NICE, and a Linux without CONFIG_RT_GROUP_SCHED"
 
     @property
     def is_there(self) -> bool:

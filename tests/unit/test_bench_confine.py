@@ -65,10 +65,11 @@ def test_shares_are_set_and_lifted():
 
 # A thread that computes, as TensorFlow calls it, one that communicates, and the main one; says their ids.
 _PROCESS = """
-import ctypes, threading, time
+import ctypes, sys, threading, time
 def named(name):
     ctypes.CDLL(None).prctl(15, name, 0, 0, 0)
-    print(name.decode(), threading.get_native_id(), flush=True)
+    sys.stdout.write(f"{name.decode()} {threading.get_native_id()}\\n")
+    sys.stdout.flush()
     time.sleep(100)
 for name in (b"tf_Compute", b"grpc"):
     threading.Thread(target=named, args=(name,), daemon=True).start()
@@ -76,18 +77,46 @@ named(b"main")
 """
 
 
+class ThreadsOnly(Version2):
+    """Groups of version 2 also where version 1 has the CPU's controller: without shares of the CPU."""
+
+    def make(self, prefix, names):
+        self.make_threaded(prefix, names)
+
+    def set_quota_us(self, prefix, name, quota_us):
+        """There is none."""
+
+    is_there = True
+
+
+# Of this machine.
+ALL_GROUPS = [
+    *(place for place in cpu_groups.PLACES if isinstance(place, Version1) and place.is_there),
+    *(
+        ThreadsOnly(place.folder)
+        for place in cpu_groups.PLACES
+        if isinstance(place, Version2) and (place.folder / "cgroup.controllers").exists()
+    ),
+]
+
+
 @confined
-def test_threads_that_compute_get_a_share_and_nobody_is_left_behind():
+@pytest.mark.parametrize("groups", ALL_GROUPS, ids=lambda groups: type(groups).__name__)
+def test_threads_that_compute_get_a_share_and_nobody_is_left_behind(monkeypatch, groups):
+    monkeypatch.setattr(cpu_groups, "PLACES", (groups,))
     with confine.shares(PREFIX, 1, 0.5):
         process = subprocess.Popen([sys.executable, "-c", _PROCESS], stdout=subprocess.PIPE, text=True)
         threads = dict(process.stdout.readline().split() for _ in range(3))
-        assert confine.enter_computing(PREFIX, 0, process.pid) == 1
+        for _ in range(2):  # threads that have come since
+            assert confine.enter_computing(PREFIX, 0, process.pid) == 1
         assert {name: group_of(process.pid, thread) for name, thread in threads.items()} == {
             "tf_Compute": "0",
             "grpc": FREE,
             "main": FREE,
         }
     assert process.wait(10) == -signal.SIGKILL
+    process.stdout.close()
+    assert not list(groups.folder.glob(f"{PREFIX.rstrip('_')}*"))
 
 
 def group_of(process, thread):

@@ -128,17 +128,21 @@ class Version2(CpuGroups):
         return controllers.exists() and "cpu" in controllers.read_text().split()
 
     def make(self, prefix: str, names: Sequence[str]) -> None:
-        above = self._of(prefix, "")
         (self.folder / "cgroup.subtree_control").write_text("+cpu")
-        above.mkdir()
-        for name in names:
-            self._of(prefix, name).mkdir()
-            (self._of(prefix, name) / "cgroup.type").write_text("threaded")
+        self.make_threaded(prefix, names)
+        above = self._of(prefix, "")
         (above / "cgroup.subtree_control").write_text("+cpu")
         (above / "cpu.weight").write_text("10000")
         for name in names:
             (self._of(prefix, name) / "cpu.weight").write_text("10000" if name == FREE else "2500")
             self.set_quota_us(prefix, name, None)
+
+    def make_threaded(self, prefix: str, names: Sequence[str]) -> None:
+        """The groups without shares of the CPU."""
+        self._of(prefix, "").mkdir()
+        for name in names:
+            self._of(prefix, name).mkdir()
+            (self._of(prefix, name) / "cgroup.type").write_text("threaded")
 
     def remove(self, prefix: str, names: Sequence[str]) -> None:
         above = self._of(prefix, "")

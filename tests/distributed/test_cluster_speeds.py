@@ -12,7 +12,8 @@ import pytest
 import tf_ooo
 from tests.distributed.clusters import addresses, workers
 from tests.same_bits import bits_of
-from tf_ooo.bench.shared import confine
+from tf_ooo.bench.shared import confine, cpu_groups
+from tf_ooo.bench.shared.cpu_groups import FREE
 
 _SHARE = 0.2  # of a core
 
@@ -27,28 +28,18 @@ pytestmark = [
 
 
 @contextlib.contextmanager
-def group_of(process_id, name, **settings):
-    """A CPU group with these settings, and the process in it."""
-    folder = confine.CPU_GROUPS / f"tf_ooo_speeds_{os.getpid()}_{name}"
-    folder.mkdir()
-    try:
-        for setting, value in settings.items():
-            (folder / f"cpu.{setting}").write_text(str(value))
-        (folder / "cgroup.procs").write_text(str(process_id))
-        yield
-    finally:
-        for thread in (folder / "cgroup.procs").read_text().split():
-            with contextlib.suppress(OSError):
-                (confine.CPU_GROUPS / "cgroup.procs").write_text(thread)
-        folder.rmdir()
-
-
-@contextlib.contextmanager
 def slowed(process):
     """The process gets a fifth of a core; this one what it wants, whatever else the machine does."""
-    quota = {"cfs_period_us": confine.PERIOD_US, "cfs_quota_us": round(_SHARE * confine.PERIOD_US)}
-    with group_of(process.pid, "slow", **quota), group_of(os.getpid(), "own", shares=65536):
-        yield
+    groups, prefix = cpu_groups.groups(), f"tf_ooo_speeds_{os.getpid()}_"
+    with confine.shares(prefix, 1, _SHARE):
+        groups.put_process(prefix, "0", process.pid)
+        groups.put_process(prefix, FREE, os.getpid())
+        try:
+            yield
+        finally:
+            for process_id in (process.pid, os.getpid()):
+                with contextlib.suppress(ProcessLookupError):
+                    (groups.folder / "cgroup.procs").write_text(str(process_id))
 
 
 def deep():

@@ -71,7 +71,7 @@ class SlowDevices:
 
 
 def of_stages(schedule: Schedule) -> Schedule:
-    """The schedule of :func:`stage_costs`, each of them one layer; a report's has the model's in its stages."""
+    """The schedule of :func:`stage_costs`, each one layer; a report's has the model's layers."""
     stages = tuple((stage, stage) for stage in range(len(schedule.stages)))
     return dataclasses.replace(schedule, stages=stages, recompute=())
 

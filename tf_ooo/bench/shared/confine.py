@@ -1,6 +1,6 @@
 """Several machines on one: a link of chosen bandwidth, and a share of the CPU for each worker.
 
-Needs root, ``ip``, ``tc`` and ``nsenter`` for the link, and cgroup version 1 for the shares.
+Needs root, ``ip``, ``tc`` and ``nsenter`` for the link, and control groups for the shares.
 """
 
 from __future__ import annotations
@@ -9,24 +9,22 @@ import contextlib
 import ctypes
 import os
 import shutil
-import signal
 import subprocess
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import click
 
-CPU_GROUPS = Path("/sys/fs/cgroup/cpu")
+from tf_ooo.bench.shared import cpu_groups
+from tf_ooo.bench.shared.cpu_groups import FREE, PERIOD_US, CpuGroups
+
 MEMORY_GROUPS = Path("/sys/fs/cgroup/memory")
-# Shorter ones are not kept to exactly: the clock that ends a share ticks every 4 ms.
-PERIOD_US = 5_000
 # What TensorFlow calls the threads of its executors.
 _COMPUTING = "tf_Compute"
-_FREE = "free"
-_END_S = 5.0
-_NO_QUOTA, _LEAST_QUOTA_US = -1, 1000
+_LEAST_QUOTA_US = 1000
+# Seconds for which a process is there in which it is tried whether it may run first.
+_TRIED_S = 9
 
 
 def why_not(with_link: bool = True) -> str:
@@ -36,48 +34,50 @@ def why_not(with_link: bool = True) -> str:
     missing = [tool for tool in ("ip", "tc", "nsenter") if with_link and shutil.which(tool) is None]
     if missing:
         return f"needs {' and '.join(missing)} (packages iproute2 and util-linux)"
-    if not (CPU_GROUPS / "cpu.cfs_quota_us").exists() and not (CPU_GROUPS / "cgroup.procs").exists():
-        return f"needs CPU groups of version 1 at {CPU_GROUPS}"
-    refused = _refused(with_link)
-    if refused:
-        return refused
-    if with_link and not _may_run_first():
-        return "needs the right to run threads first (CAP_SYS_NICE)"
-    return ""
+    if not cpu_groups.groups().is_there:
+        places = " or ".join(str(place.folder) for place in cpu_groups.PLACES[:2])
+        return f"needs the system's CPU groups, at {places}"
+    return _refused(with_link)
 
 
 def _refused(with_link: bool) -> str:
-    """Why root may not make a CPU group or a namespace, as in many containers; empty where it may."""
-    name = f"tf_ooo_bench_{os.getpid()}_try"
+    """What root may not do here, as in many containers; empty where it may all that is needed."""
+    prefix, groups = f"tf_ooo_bench_{os.getpid()}_try_", cpu_groups.groups()
     try:
-        (CPU_GROUPS / name).mkdir()
-        (CPU_GROUPS / name).rmdir()
+        groups.make(prefix, [FREE])
+        may_run_first = not with_link or _may_run_first(groups, prefix)
     except OSError as error:
-        return f"needs the right to make CPU groups in {CPU_GROUPS}: {error.strerror}"
+        return f"needs the right to make CPU groups in {groups.folder}: {error.strerror}"
+    finally:
+        groups.remove(prefix, [FREE])
+    if not may_run_first:
+        return f"needs the right to run threads first ({groups.first_needs})"
     if not with_link:
         return ""
     try:
-        with link(name, None):
+        with link(prefix, None):
             return ""
     except subprocess.CalledProcessError as error:
         said = (error.stderr or "").strip()
         return f"needs the right to make network namespaces: {said or error}"
 
 
+def _may_run_first(groups: CpuGroups, prefix: str) -> bool:
+    """Whether a thread of a group may get a real-time class, which a container's root may lack."""
+    with subprocess.Popen(["sleep", str(_TRIED_S)]) as tried:
+        try:
+            groups.put_process(prefix, FREE, tried.pid)
+            groups.run_first(tried.pid)
+        except OSError:
+            return False
+        finally:
+            tried.kill()
+    return True
+
+
 def own_cores() -> int:
     """Those that this process may use."""
     return len(os.sched_getaffinity(0))
-
-
-def _may_run_first() -> bool:
-    """Whether this process may give a thread a real-time class: a container's root may lack the right."""
-    before = os.sched_getscheduler(0), os.sched_getparam(0)
-    try:
-        os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(1))
-    except PermissionError:
-        return False
-    os.sched_setscheduler(0, *before)
-    return True
 
 
 def skipped(with_link: bool = True) -> bool:
@@ -111,45 +111,23 @@ def shares(prefix: str, workers: int, cores_each: float) -> Iterator[None]:
     Where a group has used up its quota, what takes no time waits too, such as handing a tensor over.  So with
     ``cores_each`` 1 there is no quota: the threads of a worker stay on a core of its own.
     """
-    groups = [CPU_GROUPS / f"{prefix}{rank}" for rank in range(workers)]
-    for rank, group in enumerate(groups):
-        group.mkdir()
-        (group / "cpu.cfs_period_us").write_text(str(PERIOD_US))
-        set_share(prefix, rank, cores_each)
-        (group / "cpu.shares").write_text("65536")
-    groups.append(CPU_GROUPS / f"{prefix}{_FREE}")
-    groups[-1].mkdir()
-    # More than the others: what communicates must not wait for what computes.
-    (groups[-1] / "cpu.shares").write_text("262144")
+    groups, names = cpu_groups.groups(), [*map(str, range(workers)), FREE]
+    groups.make(prefix, names)
     try:
+        for rank in range(workers):
+            set_share(prefix, rank, cores_each)
         yield
     finally:
-        for group in groups:
-            _end_all(group)
-            with contextlib.suppress(OSError):  # one that cannot be ended
-                group.rmdir()
-
-
-def _end_all(group: Path) -> None:
-    """Kills the processes of a group: whoever ends a benchmark early leaves nobody behind."""
-    until_s = time.monotonic() + _END_S
-    while time.monotonic() < until_s:
-        processes = {int(line) for line in (group / "cgroup.procs").read_text().split()} - {os.getpid()}
-        if not processes:
-            return
-        for process in processes:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(process, signal.SIGKILL)
-        time.sleep(0.05)
+        groups.remove(prefix, names)
 
 
 def set_share(prefix: str, rank: int, cores: float) -> None:
     """What the group may use of a core; 1: no quota.  ClickException: less than Linux can keep to."""
-    quota_us = _NO_QUOTA if cores == 1 else round(PERIOD_US * cores)
-    if 0 <= quota_us < _LEAST_QUOTA_US:
+    quota_us = None if cores == 1 else round(PERIOD_US * cores)
+    if quota_us is not None and quota_us < _LEAST_QUOTA_US:
         least = _LEAST_QUOTA_US / PERIOD_US
         raise click.ClickException(f"{cores:.2g} of a core: the least share of a worker is {least:.2g}")
-    (CPU_GROUPS / f"{prefix}{rank}" / "cpu.cfs_quota_us").write_text(str(quota_us))
+    cpu_groups.groups().set_quota_us(prefix, str(rank), quota_us)
 
 
 def why_no_memory_groups() -> str:
@@ -197,25 +175,26 @@ def threads() -> set[int]:
 
 def enter(prefix: str, rank: int, free: set[int]) -> None:
     """Puts this process into the group of ``rank``, its ``free`` threads into that without a quota."""
-    own = CPU_GROUPS / f"{prefix}{rank}"
-    core = rank if int((own / "cpu.cfs_quota_us").read_text()) == _NO_QUOTA else None
-    for thread in threads():
+    groups = cpu_groups.groups()
+    core = rank if groups.quota_us(prefix, str(rank)) is None else None
+    groups.put_process(prefix, FREE, os.getpid())
+    for thread in threads() - free:
         with contextlib.suppress(ProcessLookupError):  # it has ended
-            ((CPU_GROUPS / f"{prefix}{_FREE}" if thread in free else own) / "tasks").write_text(str(thread))
-            if core is not None and thread not in free:
+            groups.put_thread(prefix, str(rank), thread)
+            if core is not None:
                 os.sched_setaffinity(thread, {core})
 
 
 @contextlib.contextmanager
 def lifted(prefix: str, rank: int) -> Iterator[None]:
     """No quota for the group of ``rank`` inside the block: what is not measured need not take long."""
-    quota = CPU_GROUPS / f"{prefix}{rank}" / "cpu.cfs_quota_us"
-    kept = quota.read_text()
-    quota.write_text("-1")
+    groups = cpu_groups.groups()
+    kept_us = groups.quota_us(prefix, str(rank))
+    groups.set_quota_us(prefix, str(rank), None)
     try:
         yield
     finally:
-        quota.write_text(kept)
+        groups.set_quota_us(prefix, str(rank), kept_us)
 
 
 def enter_computing(prefix: str, rank: int, process: int) -> int:
@@ -223,12 +202,13 @@ def enter_computing(prefix: str, rank: int, process: int) -> int:
 
     Those that communicate get no quota, as on a machine whose devices compute.  Returns how many compute.
     """
-    computing, moved = CPU_GROUPS / f"{prefix}{rank}" / "tasks", 0
+    groups, moved = cpu_groups.groups(), 0
+    groups.put_process(prefix, FREE, process)
     for thread in Path(f"/proc/{process}/task").iterdir():
         with contextlib.suppress(OSError):  # it has ended
-            computes = (thread / "comm").read_text().startswith(_COMPUTING)
-            moved += computes
-            (computing if computes else CPU_GROUPS / f"{prefix}{_FREE}" / "tasks").write_text(thread.name)
+            if (thread / "comm").read_text().startswith(_COMPUTING):
+                groups.put_thread(prefix, str(rank), int(thread.name))
+                moved += 1
     return moved
 
 
@@ -246,18 +226,16 @@ def run_first(threads: set[int]) -> None:
     """Threads that communicate run as soon as a message is there, as where devices compute.
 
     Otherwise Linux lets what computes go on to the end of its turn, 3 to 4 ms, and a message of Horovod's
-    waits for several threads, one after the other.  They are in no group: a new one has no time for such
-    threads, and Linux gives it some only when it has forgotten the groups of the run before.
+    waits for several threads, one after the other.
     """
     for thread in threads:
         with contextlib.suppress(ProcessLookupError):  # it has ended
-            (CPU_GROUPS / "tasks").write_text(str(thread))
-            os.sched_setscheduler(thread, os.SCHED_RR, os.sched_param(1))
+            cpu_groups.groups().run_first(thread)
 
 
 def leave_free(prefix: str, process: int) -> None:
     """Puts a process, all its threads, into the group without a quota."""
-    (CPU_GROUPS / f"{prefix}{_FREE}" / "cgroup.procs").write_text(str(process))
+    cpu_groups.groups().put_process(prefix, FREE, process)
 
 
 def keep_memory() -> None:

@@ -1,4 +1,4 @@
-"""Starts the processes of a run: workers with their share of this machine, and a driver that trains with them."""
+"""Starts the processes of a run: workers with their share of this machine, and a driver that uses them."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ class Run:
     Attributes:
         bench: the command's name, ``data-parallel``.
         date: when it began, UTC.
-        commit: of the code, with ``+`` where files were changed since; a version where there is no repository.
+        commit: of the code, with ``+`` if files were changed since; a version where there is no repository.
         command: as it can be run again; empty: an older run, whose command was not kept.
     """
 

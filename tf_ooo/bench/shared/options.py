@@ -56,7 +56,6 @@ CORES = _Positive(1.0)
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
-
 def json_option(function: Callable[..., Any]) -> Callable[..., Any]:
     """``--json``, and ``--keep``, of which the command itself hears nothing."""
     keep = click.option(
@@ -66,12 +65,11 @@ def json_option(function: Callable[..., Any]) -> Callable[..., Any]:
     return click.option("--json", "json_file", type=FILE, help="File for the rows.")(keep(function))
 
 
-
 def quick_option(text: str, expose: bool = True, **shorter: object) -> Decorator:
     """``--quick``: ``text`` says what is left.
 
-    ``shorter`` are the defaults of other options with it: what is given beside it stays as given.  ``expose``:
-    the command itself is told of it.
+    ``shorter`` are the defaults of other options with it: what is given beside it stays.  ``expose``: the
+    command itself is told of it.
     """
 
     def shorten(ctx: click.Context, _: click.Parameter, quick: bool) -> bool:

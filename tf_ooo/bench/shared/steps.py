@@ -32,7 +32,10 @@ class InTurn:
     steps = 0
 
     def __init__(
-        self, workload: Workload, options: Pipeline | LayerPipe, measured: tuple[Step, CostTable] | None = None
+        self,
+        workload: Workload,
+        options: Pipeline | LayerPipe,
+        measured: tuple[Step, CostTable] | None = None,
     ) -> None:
         self._pipeline = PipelineMode(options) if isinstance(options, Pipeline) else None
         if self._pipeline is not None:

@@ -31,7 +31,8 @@ def main(cluster: str, task: int, memory: Path) -> None:
     from tf_ooo.hosts.worker import LEAST_THREADS, serve  # imports TensorFlow
 
     signal.signal(signal.SIGUSR1, lambda number, frame: _tell(memory))
-    serve(cluster, task, LEAST_THREADS, 1, insecure_network=True, say=click.echo)  # of namespaces of their own
+    # The network is insecure, but a namespace of its own.
+    serve(cluster, task, LEAST_THREADS, 1, insecure_network=True, say=click.echo)
 
 
 def _tell(path: Path) -> None:

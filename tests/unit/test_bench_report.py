@@ -10,7 +10,8 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from tf_ooo.bench.report.figures import KINDS, figures_of
+from tf_ooo.bench.report import pictures
+from tf_ooo.bench.report.figures import KINDS, Figure, figures_of
 from tf_ooo.bench.report.page import with_tables
 from tf_ooo.bench.report.reading import runs_in
 from tf_ooo.bench.report.tables import table_of, tables_of
@@ -136,6 +137,34 @@ def test_another_size_is_another_setting():
     ]
     runs = [Run("layerpipe", "1", "abc", "", "two cores", part) for part in (rows[:2], rows[2:])]
     assert [figures[0].setting[3] for figures in figures_of(BY_NAME["layerpipe"], runs)] == ["512", "1536"]
+
+
+def test_a_pictures_lines_say_what_tells_them_apart():
+    kind = BY_NAME["pipelines"]
+    cells = {
+        "Workload": "mlp",
+        "Devices": "2",
+        "Micro-batches": "4",
+        "Cores": "0.6",
+        "Rows": "8",
+        "Machine": "A",
+    }
+    others = [
+        {},
+        {"Devices": "4", "Cores": "0.3"},
+        {"Rows": "16"},
+        {"Devices": "4", "Cores": "0.3", "Machine": "B"},
+    ]
+    figures = [
+        Figure(tuple((cells | other)[column] for column in kind.setting), "gpipe", 2.0, "zb_v", 1.0)
+        for other in others
+    ]
+    assert pictures._names(kind, figures) == [
+        "mlp, devices 2, rows 8, machine A",
+        "mlp, devices 4, rows 8, machine A",
+        "mlp, devices 2, rows 16, machine A",
+        "mlp, devices 4, rows 8, machine B",
+    ]
 
 
 def test_sizes_of_older_runs_stand_beside_them(tmp_path):

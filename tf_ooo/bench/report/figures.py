@@ -239,8 +239,8 @@ def _in_order(setting: tuple[str, ...]) -> list[tuple[float, str]]:
 
 
 def machine_text(machine: str) -> str:
-    """``AMD EPYC, 2 cores``: what tells a run's machine from others, without memory and versions."""
-    named = re.sub(r", \d+ GB$", "", machine.partition(";")[0])
+    """``Intel Xeon, 2 cores``: what tells a run's machine from others, without memory and versions."""
+    named = re.sub(r", \d+ GB$|\((R|TM)\)| Processor(?=,)", "", machine.partition(";")[0])
     return _OLDER_NAMES.get(named, named)
 
 

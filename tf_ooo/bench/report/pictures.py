@@ -36,14 +36,20 @@ def save_gains(kind: Kind, settings: Sequence[Sequence[Figure]], path: Path) -> 
 
 
 def _names(kind: Kind, figures: Sequence[Figure]) -> list[str]:
-    """``resnet, devices 2, micro-batches 4``: of each what differs from others."""
-    cells = list(zip(*(figure.setting for figure in figures), strict=True))
-    differing = [
-        (column.lower(), of_column)
-        for column, of_column in zip(kind.setting[1:], cells[1:], strict=True)
-        if len(set(of_column)) > 1
-    ]
+    """``resnet, devices 2, micro-batches 4``: the first cell that differs, and of the rest what is needed to
+    tell them apart."""
+    columns = range(1, len(kind.setting))
+    told = [column for column in columns if len({figure.setting[column] for figure in figures}) > 1]
+    for column in reversed(told[1:]):
+        fewer = [other for other in told if other != column]
+        if len({_cells(figure, fewer) for figure in figures}) == len(figures):
+            told = fewer
+    heads = [kind.setting[column].lower() for column in told]
     return [
-        ", ".join((workload, *(f"{column} {of_column[place]}" for column, of_column in differing)))
-        for place, workload in enumerate(cells[0])
+        ", ".join((workload, *(f"{head} {cell}" for head, cell in zip(heads, cells, strict=True))))
+        for workload, *cells in (_cells(figure, told) for figure in figures)
     ]
+
+
+def _cells(figure: Figure, columns: Sequence[int]) -> tuple[str, ...]:
+    return tuple(figure.setting[column] for column in (0, *columns))

@@ -8,6 +8,7 @@ from functools import cached_property
 
 from grappler_passes.analysis.steps import is_sum
 from grappler_passes.graph.dependencies import GraphIndex
+from tests.zoo import KERAS_3
 from tf_ooo.modes.pipeline import tasks_of
 
 _ORDERED = ("F", "dO", "dW")
@@ -99,7 +100,7 @@ class Rewritten:
 
         A stage's dO and dW of a micro-batch run in any order where backward is one task, and where one loop
         computes both: what of the dW feeds that loop does not wait for later tasks either.  Nor do reads of
-        weights, where one stands for those of all micro-batches.
+        weights, where one stands for those of all micro-batches, and sums over these.
         """
         index, fused = self.index, self.planned.fused_backward
         ops, loops = self._ops_and_loops
@@ -110,12 +111,16 @@ class Rewritten:
                 looped = loops.get(dataclasses.replace(after, kind="dO"), []) if after.kind == "dW" else []
                 if is_backward_pair(before, after) and (fused or looped):
                     continue
-                work = [i for i in ops[after] if index.ops[i] != "ReadVariableOp"]
+                work = [i for i in ops[after] if not self._is_shared(i)]
                 able = [i for i in work if not any(index.implied(i, j) for j in looped)]
                 free = [i for i in able if not any(index.implied(j, i) for j in ops[before])]
                 if len(free) > len(able) / 2:
                     pairs.append(f"{before} {after}")
         return pairs
+
+    def _is_shared(self, i):
+        """Whether an op is there for more than one micro-batch."""
+        return self.index.ops[i] == "ReadVariableOp" or is_sum(self.graph.node[i])
 
     def sent_early(self):
         """Of each dO that is one task with its dW: how many ops of dW its messages wait for, and which do
@@ -199,7 +204,7 @@ def assert_in_order(report, devices, weights_everywhere=True):
     assert {"F", "dO", "dW", "U"} <= set().union(*kinds.values())
     everywhere = {"F", "dW", "U"} if weights_everywhere else {"F"}
     assert all(everywhere <= of_device for of_device in kinds.values())
-    assert report.added_edges > 20
+    assert report.added_edges > (20 if KERAS_3 else 15)  # a recurrent layer of Keras 2 is one call
     assert report.moved_ops > 20
     assert [note for note in report.notes if note.startswith("skipped")] == []
     assert rewritten.unordered() == []

@@ -16,14 +16,13 @@ from tf_ooo.bench.shared import confine, cpu_groups
 from tf_ooo.bench.shared.cpu_groups import FREE
 
 _SHARE = 0.2  # of a core
+WHY_NOT = confine.why_not(with_link=False)
 
 pytestmark = [
     pytest.mark.alone,
     pytest.mark.timeout(240),
     pytest.mark.takes(60),
-    pytest.mark.skipif(
-        bool(confine.why_not(with_link=False)), reason=confine.why_not(with_link=False) or "-"
-    ),
+    pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT or "-"),
 ]
 
 

@@ -10,12 +10,16 @@ from click.testing import CliRunner
 
 from tf_ooo.bench.data_parallel.rows import as_if_in_turns, bandwidth_mbit
 from tf_ooo.bench.pipeline.command import pipeline
+from tf_ooo.bench.pipeline.rows import FUSED
 from tf_ooo.bench.shared import confine
 from tf_ooo.bench.shared.options import repeated
 from tf_ooo.bench.shared.processes import command, requests
 from tf_ooo.bench.single.cases import AskedWays, Case
 from tf_ooo.bench.single.command import single
 from tf_ooo.cli import main
+from tf_ooo.costs.layer_costs import LayerCosts
+from tf_ooo.planning.model.problem import Problem
+from tf_ooo.planning.policies import POLICIES
 
 NO_TENSORFLOW = """
 import sys
@@ -93,7 +97,7 @@ def test_options_with_several_values():
         (["mesh", "--cores", "1.5"], "1.5 is more than 1: a worker computes with one thread"),
         (["single", "--json", "nowhere/rows.json"], "there is no folder nowhere"),
         (["pipeline", "--devices", "2", "0"], "0 is not in the range"),
-        (["pipeline", "--schedules", "gpipe,1f1b_unfused"], "'1f1b_unfused' is no schedule of pipelines"),
+        (["pipeline", "--schedules", "gpipe,1f1b_unfused"], "'1f1b_unfused' goes only beside '1f1b'"),
         (["pipeline", "--schedules", "gpipe,zb_h9"], "'zb_h9' is no schedule of pipelines; there are auto, "),
         (["layerpipe", "--cores", "-2"], "-2 is no number above 0"),
         (["single", "--rounds", "0"], "0 is not in the range"),
@@ -128,11 +132,18 @@ def test_what_is_given_stays_with_quick(line):
     assert given["schedules"].count(",") == (3 if quick else 11)
 
 
-def test_a_schedule_of_the_same_order_comes_behind_the_other():
-    line = ["--schedules", "interleaved_1f1b_fused,1f1b_unfused,zb_v,1f1b,interleaved_1f1b"]
+def test_a_schedule_without_fusion_comes_behind_the_one_with_it():
+    line = ["--schedules", "interleaved_1f1b_unfused,1f1b_unfused,zb_v,1f1b,interleaved_1f1b"]
     assert pipeline.make_context("pipeline", line).params["schedules"] == (
-        "zb_v,1f1b,interleaved_1f1b,interleaved_1f1b_fused,1f1b_unfused"
+        "zb_v,1f1b,interleaved_1f1b,interleaved_1f1b_unfused,1f1b_unfused"
     )
+
+
+@pytest.mark.parametrize("name", FUSED)
+def test_what_is_unfused_is_fused_by_name(name):
+    layers = [LayerCosts(1.0, 1.0, 1.0)] * 8
+    problem = Problem(layers=tuple(layers), devices=2, microbatches=4, mode="pipeline")
+    assert POLICIES[name].make(problem).fused_backward
 
 
 def test_what_a_process_is_told(monkeypatch):

@@ -14,9 +14,8 @@ import pytest
 from tf_ooo.bench.shared import confine, cpu_groups
 from tf_ooo.bench.shared.cpu_groups import FREE, Version1, Version2
 
-confined = pytest.mark.skipif(
-    bool(confine.why_not(with_link=False)), reason=confine.why_not(with_link=False) or "-"
-)
+WHY_NOT = confine.why_not(with_link=False)
+confined = pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT or "-")
 PREFIX = f"tf_ooo_test_{os.getpid()}_"
 
 
@@ -27,6 +26,11 @@ def test_a_machine_without_groups_says_where_they_would_be(monkeypatch, tmp_path
     assert confine.why_not(with_link=False) == (
         f"needs the system's CPU groups, at {tmp_path}/one or {tmp_path}/two"
     )
+
+
+def test_a_group_of_version_2_that_is_called_cpu_is_none_of_version_1(tmp_path):
+    (tmp_path / "cgroup.procs").touch()
+    assert not Version1(tmp_path).is_there
 
 
 def test_version_2_without_the_cpus_controller_does_not_count(tmp_path):
@@ -42,7 +46,7 @@ def test_groups_that_cannot_be_made_are_said_and_leave_nothing(monkeypatch, tmp_
     monkeypatch.setattr(cpu_groups, "PLACES", (Version2(tmp_path),))
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     said = confine.why_not(with_link=False)
-    assert said == f"needs the right to make CPU groups in {tmp_path}: Is a directory"
+    assert said == (f"needs the right to make CPU groups in {tmp_path}, as few containers: Is a directory")
     assert {path.name for path in tmp_path.iterdir()} == {"cgroup.controllers", "cgroup.subtree_control"}
 
 

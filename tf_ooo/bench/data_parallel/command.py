@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import os
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -87,10 +86,10 @@ def data_parallel(
         raise click.UsageError("--communication chooses the link, and --mbit says which: give one of them")
     if confine.skipped():
         return
-    if workers < 2 or workers * cores > (os.cpu_count() or 1):
+    if workers < 2 or workers * cores > confine.own_cores():
         raise click.ClickException(
-            f"{workers} workers of {cores} core: there have to be two or more, with no more than this "
-            f"machine's {os.cpu_count()} cores together; see --workers and --cores"
+            f"{workers} workers of {cores} core: there have to be two or more, with no more than the "
+            f"{confine.own_cores()} cores here together; see --workers and --cores"
         )
     end_with_sigterm()
     compared = list(dict.fromkeys([BASELINE, *names]))  # what all are compared with

@@ -10,7 +10,8 @@ import click
 from tf_ooo.bench.pipeline import pytorch
 from tf_ooo.bench.pipeline.rows import (
     BASELINES,
-    OTHERWISE,
+    FUSED,
+    UNFUSED,
     OverheadRun,
     PipelineRun,
     rows_of,
@@ -41,11 +42,13 @@ class _Schedules(click.ParamType):  # type: ignore[type-arg]
     name = "names"
 
     def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        """Names with commas, each of a schedule of pipelines; the other ones of an order come last."""
-        names = sorted(value.split(","), key=lambda name: name in OTHERWISE)
-        otherwise = [name for name, same_order in OTHERWISE.items() if same_order in names]
-        known = ("auto", *schedules_of("pipeline"), *otherwise)
+        """Names with commas, each of a schedule of pipelines; one without fusion behind the one with it."""
+        names = sorted(value.split(","), key=lambda name: name.endswith(UNFUSED))
+        unfused = [f"{name}{UNFUSED}" for name in FUSED if name in names]
+        known = ("auto", *schedules_of("pipeline"), *unfused)
         for name in names:
+            if name.endswith(UNFUSED) and name.removesuffix(UNFUSED) in FUSED and name not in known:
+                self.fail(f"{name!r} goes only beside {name.removesuffix(UNFUSED)!r}", param, ctx)
             if name not in known:
                 self.fail(f"{name!r} is no schedule of pipelines; there are {', '.join(known)}", param, ctx)
         return ",".join(names)
@@ -59,7 +62,8 @@ class _Schedules(click.ParamType):  # type: ignore[type-arg]
 @several("--workload", click.Choice(list(PIPELINE)), default=["feed_forward"], show_default=True)
 @several("--devices", COUNT, default=[4], show_default=True, help="Worker processes.")
 @several("--microbatches", COUNT, default=[8], show_default=True)
-@click.option("--schedules", type=_Schedules(), default=SCHEDULES, show_default=True)
+@click.option("--schedules", type=_Schedules(), default=SCHEDULES, show_default=True,
+              help=f"By name; with {UNFUSED} also in the same order without waiting for dW.")  # fmt: skip
 @click.option("--cores", type=CORES, help=f"Of each worker.  [default: {SHARE} of an equal share]")
 @click.option("--repetitions", type=COUNT, default=8, show_default=True, help="Turns of each schedule.")
 @click.option("--torch", is_flag=True,

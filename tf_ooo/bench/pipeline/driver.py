@@ -15,7 +15,7 @@ from pathlib import Path
 
 from tf_ooo.bench.pipeline.gantt import measured_timeline, task_seconds, traced
 from tf_ooo.bench.pipeline.pytorch import TorchRanks
-from tf_ooo.bench.pipeline.rows import BASELINE, LOCAL, OTHERWISE, SERIAL, PipelineMeasured, PipelineRun
+from tf_ooo.bench.pipeline.rows import BASELINE, LOCAL, SERIAL, UNFUSED, PipelineMeasured, PipelineRun
 from tf_ooo.bench.shared.cluster import ConfinedCluster, of_stages, stage_costs
 from tf_ooo.bench.shared.drivers import Workers
 from tf_ooo.bench.shared.processes import end_with, requests
@@ -92,8 +92,8 @@ class PipelineDriver:
         pipelines: dict[str, InTurn] = {}
         measured, steps = None, 0
         for name, workload in workloads.items():
-            same_order = pipelines.get(OTHERWISE.get(name, ""))
-            schedule = name if same_order is None else self._otherwise(name, same_order.schedule)
+            fused = pipelines.get(name.removesuffix(UNFUSED)) if name.endswith(UNFUSED) else None
+            schedule = name if fused is None else self._unfused(name, fused.schedule)
             pipeline = InTurn(workload, dataclasses.replace(options, schedule=schedule), measured)
             pipeline.start(2)
             pipelines[name], measured = pipeline, pipeline.measured
@@ -102,10 +102,10 @@ class PipelineDriver:
                 pipeline.step_s()
         return pipelines
 
-    def _otherwise(self, name: str, same: Schedule) -> str:
-        """A file with the same order, fused where it is not, or not where it is."""
+    def _unfused(self, name: str, fused: Schedule) -> str:
+        """A file with the same order, in which a dO is sent before the dW of its stage has run."""
         path = Path(self._workers.folder) / f"{name}.txt"
-        path.write_text(dataclasses.replace(same, fused_backward=not same.fused_backward).to_text())
+        path.write_text(dataclasses.replace(fused, fused_backward=False).to_text())
         return str(path)
 
     def _rows(self, pipelines: Mapping[str, InTurn], times: Mapping[str, list[float]]) -> dict[str, Row]:
@@ -155,6 +155,7 @@ class PipelineDriver:
             self._draw(name, predicted, timeline)
         return {
             "runs": report.schedule,
+            "fused_backward": schedule.fused_backward,
             "losses": [pipeline.losses[0], pipeline.losses[-1]],
             "predicted_step_s": predicted.makespan_s,
             "bubble_fraction": timeline.bubble_fraction,

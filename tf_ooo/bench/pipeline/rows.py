@@ -12,15 +12,12 @@ from tf_ooo.bench.shared.scripts import network_of
 from tf_ooo.bench.shared.workloads import PIPELINE
 
 BASELINE, SERIAL, LOCAL = "gpipe", "serial", "local"
-# Schedules in the same order as another one: of the two, one sends a dO only after the dW of its stage, as
-# PyTorch's backward pass does, and the other without waiting for it.
-OTHERWISE = {
-    "gpipe_unfused": "gpipe",
-    "1f1b_unfused": "1f1b",
-    "interleaved_1f1b_fused": "interleaved_1f1b",
-}
-# What users of other frameworks have.
-BASELINES = (*OTHERWISE.values(), *OTHERWISE)
+# Schedules that users of PyTorch have: a dO is sent after the dW of its stage.
+FUSED = ("gpipe", "1f1b", "interleaved_1f1b")
+# The same order, in which a dO does not wait for that dW.
+UNFUSED = "_unfused"
+# What ours are compared with: also the orders of others that only wait less, which they do not have.
+BASELINES = (*FUSED, *(f"{name}{UNFUSED}" for name in FUSED))
 TORCH = "torch.distributed.pipelining"
 # Its schedules: stages on each rank, by the name of the run.
 TORCH_STAGES = {"torch_gpipe": 1, "torch_1f1b": 1, "torch_zbv": 2}

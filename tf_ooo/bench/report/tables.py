@@ -87,15 +87,15 @@ def any_size_of(runs: Iterable[Run]) -> str:
 
 
 def _cells(figures: Sequence[Figure]) -> list[str]:
-    """The cells of one setting."""
+    """The cells of one setting; seconds are those of the last run, as those of several do not compare."""
     last = figures[-1]
-    baselines = ", ".join(dict.fromkeys(figure.baseline for figure in figures))
-    ours = ", ".join(dict.fromkeys(figure.ours for figure in figures))
+    baselines = _newest_last(figure.baseline for figure in figures)
+    ours = _newest_last(figure.ours for figure in figures)
     return [
         *last.setting,
         last.asked,
-        f"{baselines}, {seconds_text(statistics.median(figure.baseline_s for figure in figures))}",
-        f"{ours}, {seconds_text(statistics.median(figure.ours_s for figure in figures))}",
+        f"{baselines}, {seconds_text(last.baseline_s)}",
+        f"{ours}, {seconds_text(last.ours_s)}",
         range_text([figure.gain for figure in figures], ".2f"),
         range_text([figure.alone for figure in figures if figure.alone is not None], ".2f"),
         range_text([figure.efficiencies[0] for figure in figures if figure.efficiencies], ".2f"),
@@ -105,6 +105,11 @@ def _cells(figures: Sequence[Figure]) -> list[str]:
         range_text([figure.ours_s / figure.bound_s for figure in figures if figure.bound_s], ".2f"),
         str(len(figures)),
     ]
+
+
+def _newest_last(names: Iterable[str]) -> str:
+    """Each once: what the last run had stands beside its seconds."""
+    return ", ".join(reversed(dict.fromkeys(reversed(list(names)))))
 
 
 def _off(pairs: Iterable[tuple[float | None, float]]) -> str:

@@ -13,6 +13,7 @@ from tf_ooo.bench.shared import confine
 from tf_ooo.bench.shared.drivers import Workers
 from tf_ooo.costs.layer_costs import SECONDS, LayerCosts, Link
 from tf_ooo.costs.table import CostTable
+from tf_ooo.errors import BackendError
 from tf_ooo.planning.model.schedule import Schedule
 
 
@@ -31,13 +32,18 @@ class ConfinedCluster:
         self.devices: Sequence[str] = self._cluster.devices  # full names, by task
         self.link = self._cluster.link or Link()  # measured
 
-    def _confine(self) -> None:
-        for rank, process in enumerate(self._workers.processes):
-            confine.enter_computing(self._workers.group, rank, process)
+    def _confine(self) -> list[int]:
+        """How many threads of each worker have their share now."""
+        processes = enumerate(self._workers.processes)
+        return [confine.enter_computing(self._workers.group, rank, process) for rank, process in processes]
 
     def times_s(self, runs: Mapping[str, Callable[[], float]]) -> dict[str, list[float]]:
-        """What the runs return, in turns; threads that have come since the start are confined before."""
-        self._confine()
+        """What the runs return, in turns; threads that have come since the start are confined before.
+
+        BackendError: a worker has none.
+        """
+        if not all(confined := self._confine()):
+            raise BackendError(f"a worker has no thread that computes, to give it its share: {confined}")
         times: dict[str, list[float]] = {name: [] for name in runs}
         for _ in range(self._workers.repetitions):
             for name, run in runs.items():

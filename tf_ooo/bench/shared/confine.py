@@ -25,10 +25,15 @@ _COMPUTING = "tf_Compute"
 _LEAST_QUOTA_US = 1000
 # Seconds for which a process is there in which it is tried whether it may run first.
 _TRIED_S = 9
+# Of the link that is tried.
+_TRIED_BITS_S = 1e9
 
 
 def why_not(with_link: bool = True) -> str:
-    """Why this machine cannot be confined; empty where it can.  ``with_link``: :func:`link` is needed too."""
+    """Why this machine cannot be confined; empty where it can.
+
+    ``with_link``: for runs over a :func:`link`, in which threads that communicate run first.
+    """
     if os.geteuid() != 0:
         return "needs root for CPU quotas" + (" and a network namespace" if with_link else "")
     missing = [tool for tool in ("ip", "tc", "nsenter") if with_link and shutil.which(tool) is None]
@@ -47,7 +52,7 @@ def _refused(with_link: bool) -> str:
         groups.make(prefix, [FREE])
         may_run_first = not with_link or _may_run_first(groups, prefix)
     except OSError as error:
-        return f"needs the right to make CPU groups in {groups.folder}: {error.strerror}"
+        return f"needs the right to make CPU groups in {groups.folder}, as few containers: {error.strerror}"
     finally:
         groups.remove(prefix, [FREE])
     if not may_run_first:
@@ -55,11 +60,11 @@ def _refused(with_link: bool) -> str:
     if not with_link:
         return ""
     try:
-        with link(prefix, None):
+        with link(prefix, _TRIED_BITS_S):
             return ""
     except subprocess.CalledProcessError as error:
         said = (error.stderr or "").strip()
-        return f"needs the right to make network namespaces: {said or error}"
+        return f"needs network namespaces whose links can be slowed (tc, sch_tbf): {said or error}"
 
 
 def _may_run_first(groups: CpuGroups, prefix: str) -> bool:
@@ -112,8 +117,8 @@ def shares(prefix: str, workers: int, cores_each: float) -> Iterator[None]:
     ``cores_each`` 1 there is no quota: the threads of a worker stay on a core of its own.
     """
     groups, names = cpu_groups.groups(), [*map(str, range(workers)), FREE]
-    groups.make(prefix, names)
     try:
+        groups.make(prefix, names)
         for rank in range(workers):
             set_share(prefix, rank, cores_each)
         yield
@@ -176,7 +181,8 @@ def threads() -> set[int]:
 def enter(prefix: str, rank: int, free: set[int]) -> None:
     """Puts this process into the group of ``rank``, its ``free`` threads into that without a quota."""
     groups = cpu_groups.groups()
-    core = rank if groups.quota_us(prefix, str(rank)) is None else None
+    own = sorted(os.sched_getaffinity(0))
+    core = own[rank] if groups.quota_us(prefix, str(rank)) is None else None
     groups.put_process(prefix, FREE, os.getpid())
     for thread in threads() - free:
         with contextlib.suppress(ProcessLookupError):  # it has ended
@@ -205,7 +211,7 @@ def enter_computing(prefix: str, rank: int, process: int) -> int:
     groups, moved = cpu_groups.groups(), 0
     groups.put_process(prefix, FREE, process)
     for thread in Path(f"/proc/{process}/task").iterdir():
-        with contextlib.suppress(OSError):  # it has ended
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has ended
             if (thread / "comm").read_text().startswith(_COMPUTING):
                 groups.put_thread(prefix, str(rank), int(thread.name))
                 moved += 1

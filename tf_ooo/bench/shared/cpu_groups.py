@@ -81,7 +81,8 @@ class Version1(CpuGroups):
 
     @property
     def is_there(self) -> bool:
-        return (self.folder / "cgroup.procs").exists()
+        # A group of version 2 may have that name, too: only version 1 has this file.
+        return (self.folder / "tasks").exists()
 
     def make(self, prefix: str, names: Sequence[str]) -> None:
         for name in names:

@@ -97,7 +97,9 @@ def run_driver(
 
 def end_with_sigterm() -> None:
     """Whoever ends the benchmark early leaves no workers and no CPU groups behind."""
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    for ending in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(ending) is not signal.SIG_IGN:  # as nohup has it
+            signal.signal(ending, lambda number, frame: sys.exit(128 + number))
 
 
 @contextlib.contextmanager

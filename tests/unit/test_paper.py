@@ -15,7 +15,7 @@ from tf_ooo.bench.paper import command, predicted, why
 from tf_ooo.bench.paper.figures import PUBLISHED, figures_of, gains_text, measured_text, title_of
 from tf_ooo.bench.paper.measured import EFFORTS, Asked
 from tf_ooo.bench.paper.networks import DATA_PARALLEL, NETWORKS, PIPELINE, SINGLE, SIZES
-from tf_ooo.bench.paper.tables import HEAD, earlier_table, gains_table, lines_of, settings_text, tables_of
+from tf_ooo.bench.paper.tables import HEAD, gains_tables, lines_of, settings_text, tables_of
 from tf_ooo.bench.planner import ooo
 from tf_ooo.bench.planner.published import load
 from tf_ooo.bench.report.page import with_tables
@@ -222,8 +222,18 @@ def test_fine_tuning_is_in_the_published_range():
     assert low < max(gains) < high
 
 
+def test_layers_are_whole():
+    assert why.fullest_s([1.0] * 12, 8) == 2.0
+    assert why.fullest_s([1.0] * 12, 4) == 3.0
+    assert why.fullest_s([5.0, 1.0, 1.0], 3) == 5.0
+    assert why.fullest_s([3.0, 2.0, 2.0, 1.0], 3) == 3.0
+    assert why.fullest_s([2.0, 2.0, 2.0, 2.0, 1.0], 2) == 5.0
+    assert why.fullest_s([2.0, 2.0, 2.0, 2.0, 2.0], 2) == 6.0
+    assert why.fullest_s([1.0, 1.0], 3) == 1.0
+
+
 def test_no_schedule_passes_the_bound_and_recomputing_is_a_third_more():
-    rows = list(why.rows((NETWORKS["bert12"],)))
+    rows = list(why.rows(NETWORKS["bert12"]))
     assert all(row["predicted_speedup"] <= row["bound"] * (1 + 1e-9) for row in rows)
     base_s = {row["assumed"]: row["predicted_baseline_step_s"] for row in rows}
     assert base_s["and a GPipe that recomputes"] / base_s[why.BASE] == pytest.approx(4 / 3, rel=0.02)
@@ -234,7 +244,7 @@ def test_no_schedule_passes_the_bound_and_recomputing_is_a_third_more():
 
 
 def test_sets_that_change_nothing_have_no_row():
-    of_rnn = {row["assumed"] for row in why.rows((NETWORKS["rnn16"],))}
+    of_rnn = {row["assumed"] for row in why.rows(NETWORKS["rnn16"])}
     assert {assumed.name for assumed in why.ASSUMED} - of_rnn == {
         "and embedding and head",
         "and 25 Gbit/s, GPipe sends the shared table's gradient",
@@ -336,9 +346,9 @@ def test_other_machines_tasks_and_sizes_have_lines_of_their_own():
         ("BERT-12, pre-training", "AMD EPYC, 2 cores", "small: 1.50 (z"),
         ("BERT-12, fine-tuning", "AMD EPYC, 2 cores", "tiny: 1.50 (zb"),
     ]
-    assert "Another, 64 cores" in gains_table(runs)
-    assert "2 runs" in earlier_table(runs)
-    assert "AMD EPYC" not in gains_table(runs[:2])
+    assert "Another, 64 cores" in gains_tables(runs)["gains"]
+    assert "2 runs" in gains_tables(runs)["earlier"]
+    assert "AMD EPYC" not in gains_tables(runs[:2])["gains"]
 
 
 def test_a_line_of_the_table():
@@ -389,9 +399,9 @@ def test_older_runs_trained_with_another_optimizer():
         True,
         False,
     ]
-    assert "SGD" in earlier_table(runs)
-    assert "SGD" not in gains_table(runs)
-    assert earlier_table(runs[1:]) == "No other setting was run."
+    assert "SGD" in gains_tables(runs)["earlier"]
+    assert "SGD" not in gains_tables(runs)["gains"]
+    assert gains_tables(runs[1:])["earlier"] == "No other setting was run."
 
 
 def test_the_setting_that_was_run_last_is_the_newest():
@@ -400,7 +410,7 @@ def test_the_setting_that_was_run_last_is_the_newest():
     small = [row | {"size": "small"} for row in rows]
     figure = figure_of(*map(run_of, (rows, wider, small, rows)))
     assert [(entry[0].setting.size, len(entry)) for entry in figure.newest] == [("tiny", 2), ("small", 1)]
-    assert "width=128" in earlier_table([run_of(rows), run_of(wider), run_of(rows)])
+    assert "width=128" in gains_tables([run_of(rows), run_of(wider), run_of(rows)])["earlier"]
 
 
 def test_our_page_has_all_rows():
@@ -457,7 +467,8 @@ def test_runs_of_one_network_stay_apart():
 def test_gpipe_keeps_everything_of_published_pre_training_in_16_gb():
     needed_bytes = {
         row["network"]: row["peak_bytes"] + row["state_bytes"]
-        for row in why.memory_rows(tuple(NETWORKS[f"bert{layers}"] for layers in (12, 24, 36, 48)))
+        for layers in (12, 24, 36, 48)
+        for row in why.memory_rows(NETWORKS[f"bert{layers}"])
         if row["configuration"].startswith("task=pretrain")
     }
     assert len(needed_bytes) == 4

@@ -152,7 +152,7 @@ def why_(json_file: Path | None) -> None:
 
     def each() -> Iterator[list[Row]]:
         for network in NETWORKS.values():
-            yield [*why.rows((network,)), *why.memory_rows((network,))]
+            yield [*why.rows(network), *why.memory_rows(network)]
 
     reported(each(), _why_text, json_file)
 

@@ -23,8 +23,8 @@ _PREDICTED = {
     DATA_PARALLEL: ("search", "in_order"),
     PIPELINE: ("modulo", GPIPE),
 }
-# The paper's own schedules of a pipeline.
-_OWN = ("modulo", "fast_forward")
+# The paper's own schedules where a run has several.
+_OWN = {DATA_PARALLEL: ("search",), PIPELINE: ("modulo", "fast_forward")}
 TASKS = {"pretrain": "pre-training", "finetune": "fine-tuning"}
 # Earlier runs had other optimizers than the scripts have now: until when, at which task, and which.
 _EARLIER_OPTIMIZERS = (
@@ -57,8 +57,9 @@ class Measured:
         gain: how many times as fast; ``alone``: as what reorders nothing, of data parallel only.
         same_bits: whether all schedules ended with the baseline's bits.
         losses: of the first and the last step.
-        own: gains of the paper's own schedules of a pipeline.
+        own: gains of the paper's own schedules, of data parallel and pipelines.
         planned: what the plan predicts to be fastest where that is stock; empty: ours.
+        kept: what ``auto`` ran instead of ours, with the reason; empty: ours.
         took: how long the run took, ``95 s``.
     """
 
@@ -71,6 +72,7 @@ class Measured:
     alone: float | None = None
     own: tuple[tuple[str, float], ...] = ()
     planned: str = ""
+    kept: str = ""
     took: str = ""
 
 
@@ -181,12 +183,13 @@ def _of_several(setting: Setting, rows: Sequence[Row], mode: str) -> Iterator[Me
         return
     strongest, best, fastest = min(stock, key=step_s), by_plan(ours), by_plan(rows)
     seconds = {row["schedule"]: step_s(row) for row in rows}
-    own = [(name, step_s(strongest) / seconds[name]) for name in _OWN if name in seconds]
+    own = [(name, step_s(strongest) / seconds[name]) for name in _OWN[mode] if name in seconds]
     yield Measured(
         setting, strongest["schedule"], best["schedule"], step_s(strongest) / step_s(best),
         all(row["bit_equal"] for row in rows), tuple(best["losses"]), best.get("reordering_alone"),
-        tuple(own) if mode == PIPELINE else (),
-        fastest["schedule"] if fastest in stock and planned_s(fastest) < math.inf else "", _took(best),
+        tuple(own),
+        fastest["schedule"] if fastest in stock and planned_s(fastest) < math.inf else "", _kept(best),
+        _took(best),
     )  # fmt: skip
 
 
@@ -205,6 +208,13 @@ def _trained(row: Row, date: str) -> str:
 def _value_text(value: object) -> str:
     """``(6, 12)``, which is a list in rows that were written, as ``6,12``."""
     return ",".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
+
+
+def _kept(row: Row) -> str:
+    """``auto kept stock: ...`` where it ran nothing of ours."""
+    if row["schedule"] != "auto" or row.get("runs") != "stock":
+        return ""
+    return ": ".join(filter(None, ("auto kept stock", row.get("reason", ""))))
 
 
 def _took(row: Row) -> str:
@@ -228,6 +238,7 @@ def measured_text(runs: Sequence[Measured]) -> str:
     for name in dict.fromkeys(run.planned for run in runs if run.planned):
         count = sum(run.planned == name for run in runs)
         notes.append(f"plan: {name}" + (f" in {count}" if count < len(runs) else ""))
+    notes += dict.fromkeys(run.kept for run in runs if run.kept)
     text = f"{runs[0].setting.size}: {range_text([run.gain for run in runs], '.2f')}"
     text += f" ({'; '.join(filter(None, notes))})"
     return text + (f", {len(runs)} runs" if len(runs) > 1 else "")

@@ -11,7 +11,7 @@ _PUBLISHED, _PREDICTED, _MEASURED = "#bbbbbb", "#1f6f8b", "#e4572e"
 
 
 def save_picture(figures: Sequence[Figure], path: Path) -> None:
-    """Writes a PNG: a line for each network and mode."""
+    """Writes a PNG: a line for each network and mode; runs at earlier settings are hollow."""
     from matplotlib.figure import Figure as Picture  # slow to import
 
     picture = Picture(figsize=(8.5, 1.6 + 0.36 * len(figures)), layout="constrained")
@@ -20,6 +20,7 @@ def save_picture(figures: Sequence[Figure], path: Path) -> None:
         "published": "published",
         "predicted": "predicted",
         "here": "measured here",
+        "earlier": "at earlier settings",
     }
     for place, figure in enumerate(figures):
         if figure.published:
@@ -30,10 +31,13 @@ def save_picture(figures: Sequence[Figure], path: Path) -> None:
             ends = min(figure.predicted), max(figure.predicted)
             axes.plot(ends, (place, place), "|-", color=_PREDICTED, linewidth=3, label=labels["predicted"])
             labels["predicted"] = None
-        if figure.measured:
-            gains = [measured.gain for measured in figure.measured]
-            axes.plot(gains, [place] * len(gains), "o", color=_MEASURED, label=labels["here"])
-            labels["here"] = None
+        newest = [run for runs in figure.newest for run in runs]
+        for name, filled in (("earlier", "none"), ("here", "full")):
+            gains = [run.gain for run in figure.measured if (run in newest) == (filled == "full")]
+            if gains:
+                at = [place] * len(gains)
+                axes.plot(gains, at, "o", color=_MEASURED, fillstyle=filled, label=labels[name])
+                labels[name] = None
     names = [f"{title_of(figure)}, {figure.mode.replace('_', ' ')}" for figure in figures]
     axes.set_yticks(range(len(names)), names, fontsize=8)
     axes.invert_yaxis()

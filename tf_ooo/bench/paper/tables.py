@@ -35,8 +35,7 @@ def tables_of(runs: Sequence[Run], layerpipe: Sequence[Row]) -> dict[str, str]:
     """All tables by the names that the page has for them; ``layerpipe``: predicted rows."""
     return {
         "networks": networks_table(),
-        "gains": gains_table(runs),
-        "earlier": earlier_table(runs),
+        **gains_tables(runs),
         "why": why_table(runs),
         "layerpipe": layerpipe_table(layerpipe),
         "reconstruction": reconstruction_table(runs),
@@ -72,33 +71,30 @@ def settings_text(run: PaperRun) -> str:
     return ", ".join(parts) + (" (assumed)" if run.assumed else "")
 
 
-def gains_table(runs: Iterable[Run]) -> str:
-    """Network by mode and task: published, predicted, measured here at the setting that was run last."""
-    return _gains([line for figure in figures_of(runs) for line in lines_of(figure)])
-
-
-def earlier_table(runs: Iterable[Run]) -> str:
-    """What was measured at other settings before, as :func:`gains_table`."""
+def gains_tables(runs: Iterable[Run]) -> dict[str, str]:
+    """Network by mode and task: published, predicted, measured at the setting that was run last (``gains``),
+    and what was measured at others before (``earlier``); without machines where there is one only."""
     figures = figures_of(runs)
-    lines = [
-        [*_about(figure), *_cells(entry)]
-        for figure in figures
-        for entry in figure.entries
-        if entry not in figure.newest
-    ]
-    return _gains(lines) if lines else "No other setting was run."
-
-
-def _gains(lines: list[list[str]]) -> str:
-    """The machine is left out where there is one only."""
+    lines = {
+        "gains": [line for figure in figures for line in lines_of(figure)],
+        "earlier": [
+            [*_about(figure), *_cells(entry)]
+            for figure in figures
+            for entry in figure.entries
+            if entry not in figure.newest
+        ],
+    }
     machine = HEAD.index("Machine")
-    if len({line[machine] for line in lines if line[machine]}) == 1:
-        lines = [["" if place == machine else cell for place, cell in enumerate(line)] for line in lines]
-    return markdown(HEAD, lines)
+    is_one = len({line[machine] for part in lines.values() for line in part if line[machine]}) == 1
+    for line in (line for part in lines.values() for line in part if is_one):
+        line[machine] = ""
+    return {
+        name: markdown(HEAD, part) if part else "No other setting was run." for name, part in lines.items()
+    }
 
 
 def lines_of(figure: Figure) -> list[list[str]]:
-    """Lines of :func:`gains_table`: one for each size that was measured, one where none was."""
+    """Lines of ``gains``: one for each size that was measured, one where none was."""
     about = _about(figure)
     lines = [[*about, *_cells(runs)] for runs in figure.newest]
     return lines or [[*about, NOT_YET, *[""] * (len(HEAD) - len(about) - 1)]]
@@ -147,7 +143,10 @@ def why_table(runs: Iterable[Run]) -> str:
         {column for of_line in gains.values() for column in of_line},
         key=lambda column: (list(NETWORKS).index(column[0]), column[1]),
     )
-    head = ["Assumed", *(f"{name}, {devices} GPUs, {count}" for name, devices, count in columns)]
+    head = [
+        "Assumed",
+        *(f"{name}, {devices} GPUs, {count} micro-batches" for name, devices, count in columns),
+    ]
     names = [name for name in (*(assumed.name for assumed in ASSUMED), _MEMORY) if name in gains]
     lines = [[name, *(gains[name].get(column, "") for column in columns)] for name in names]
     return markdown(head, lines) if lines else "No run of this is kept yet."

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from tf_ooo.bench.paper.layers import WORDS, Counted, layers_of
-from tf_ooo.bench.paper.networks import NETWORKS, PIPELINE, PaperNetwork, PaperRun
+from tf_ooo.bench.paper.networks import PIPELINE, PaperNetwork, PaperRun
 from tf_ooo.bench.paper.predicted import GPUS_OF_A_MACHINE, NVLINK_BYTES_PER_S
 from tf_ooo.bench.planner import ooo
 from tf_ooo.bench.planner.published import load, predicted
@@ -64,39 +64,38 @@ ASSUMED = (
 )
 
 
-def rows(networks: tuple[PaperNetwork, ...] = tuple(NETWORKS.values())) -> Iterator[Row]:
+def rows(network: PaperNetwork) -> Iterator[Row]:
     """One for each pipeline, set of assumptions and schedule; and the bound that no order of tasks passes."""
-    for network in networks:
-        for run in network.runs:
-            if run.mode == PIPELINE:
-                for assumed in ASSUMED:
-                    if _concerns(assumed, network, run):
-                        yield from _rows(network, run, assumed)
+    for run in network.runs:
+        if run.mode == PIPELINE:
+            for assumed in ASSUMED:
+                if _concerns(assumed, network, run):
+                    yield from _rows(network, run, assumed)
 
 
-def memory_rows(networks: tuple[PaperNetwork, ...] = tuple(NETWORKS.values())) -> Iterator[Row]:
+def memory_rows(network: PaperNetwork) -> Iterator[Row]:
     """What GPipe needs on its fullest GPU where it recomputes nothing, embedding and head included.
 
     Activations as simulated; of weights, their gradients and Adam's averages at most as much as one GPU can
     have: the table, and an equal part of the layers, rounded up.
     """
     inputs = load(ooo.INPUTS)
-    for network in networks:
-        for run in network.runs:
-            if run.mode == PIPELINE:
-                counted = Counted(ends=network.script in WORDS)
-                layers = layers_of(network.script, run.settings, ooo.the_device(inputs), counted)
-                on: dict[str, Any] = {"devices": run.devices, "microbatches": run.microbatches}
-                gpipe = plan(layers=layers, schedule="gpipe", mode=PIPELINE, **on)
-                about = {"kind": "memory", "network": network.name, "configuration": run.name}
-                yield {
-                    **about,
-                    **on,
-                    "mode": run.mode,
-                    "schedule": "gpipe",
-                    "peak_bytes": gpipe.predicted_peak_bytes,
-                    "state_bytes": _state_bytes(layers, run.devices),
-                }
+    for run in network.runs:
+        if run.mode == PIPELINE:
+            counted = Counted(ends=network.script in WORDS)
+            layers = layers_of(network.script, run.settings, ooo.the_device(inputs), counted)
+            on: dict[str, Any] = {"devices": run.devices, "microbatches": run.microbatches}
+            gpipe = plan(layers=layers, schedule="gpipe", mode=PIPELINE, **on)
+            yield {
+                "kind": "memory",
+                "network": network.name,
+                "configuration": run.name,
+                **on,
+                "mode": run.mode,
+                "schedule": "gpipe",
+                "peak_bytes": gpipe.predicted_peak_bytes,
+                "state_bytes": _state_bytes(layers, run.devices),
+            }
 
 
 def _state_bytes(layers: Sequence[LayerCosts], devices: int) -> float:
@@ -125,13 +124,26 @@ def _rows(network: PaperNetwork, run: PaperRun, assumed: Assumed) -> Iterator[Ro
     layers = layers_of(network.script, run.settings, device, counted)
     link = Link(assumed.latency_s, assumed.rate_bytes_per_s)
     on: dict[str, Any] = {"devices": run.devices, "microbatches": run.microbatches}
-    work_s = run.microbatches * sum(layer.busy_s for layer in layers) / run.devices
+    work_s = run.microbatches * fullest_s([layer.busy_s for layer in layers], run.devices)
     least_s = _table_s(network, run, link) if assumed.table_sent else 0.0
     for row in ooo.pipeline_rows(network.name, layers, link, on, SCHEDULES, assumed.recompute):
         base_s = max(least_s, row["predicted_baseline_step_s"])
         about = {"kind": "why", "network": network.name, "configuration": run.name, "assumed": assumed.name}
         gains = predicted(row["predicted_step_s"], base_s)
         yield {**row, **about, **gains, "bound_s": work_s, "bound": base_s / work_s}
+
+
+def fullest_s(seconds: Sequence[float], devices: int) -> float:
+    """What the fullest device computes at least, as each layer is on one of them.
+
+    Of more than k layers for each device, one device has k + 1 (Graham 1969's bounds of a makespan).
+    """
+    longest_first = sorted(seconds, reverse=True)
+    crowded = [
+        sum(longest_first[count * (devices - 1) : count * devices + 1])
+        for count in range((len(seconds) - 1) // devices + 1)
+    ]
+    return max(sum(seconds) / devices, *crowded)
 
 
 def _table_s(network: PaperNetwork, run: PaperRun, link: Link) -> float:

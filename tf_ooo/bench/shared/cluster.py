@@ -40,10 +40,10 @@ class ConfinedCluster:
     def times_s(self, runs: Mapping[str, Callable[[], float]]) -> dict[str, list[float]]:
         """What the runs return, in turns; threads that have come since the start are confined before.
 
-        BackendError: a worker has none.
+        BackendError: no worker has any thread that TensorFlow computes with.
         """
-        if not all(confined := self._confine()):
-            raise BackendError(f"a worker has no thread that computes, to give it its share: {confined}")
+        if not any(self._confine()):
+            raise BackendError("no worker has a thread that computes, by its name, to give it its share")
         times: dict[str, list[float]] = {name: [] for name in runs}
         for _ in range(self._workers.repetitions):
             for name, run in runs.items():

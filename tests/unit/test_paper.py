@@ -188,7 +188,14 @@ def test_each_configuration_is_predicted_once():
         (["densenet121", "--mode", "pipeline", "--any-mode"],
          "the paper has no configuration of densenet121 in mode pipeline; nothing is predicted"),
         (["resnet50", "--option", "pixels=32", "--option", "blocks=0.5"],
-         "the formulas have no 'blocks' of resnet50; nothing is predicted"),
+         "the formulas have no 'blocks' of resnet50 but 1; nothing is predicted"),
+        (["resnet50", "--option", "pixels=32"],
+         "below 33 pixels resnet50 begins without the stride of 4 of the formulas; nothing is"),
+        (["resnet101", "--option", "pixels=32", "--option", "width=0.5"], "no 'width' of resnet101 but 1;"),
+        (["densenet121", "--option", "pixels=127"], "below 128 pixels densenet121 begins without the stride"),
+        (["densenet121", "--option", "blocks=6,12"], "no 'blocks' of densenet121 but (6, 12, 24, 16);"),
+        (["mobilenet_v3_large", "--option", "classes=10"], "no 'classes' of mobilenet_v3_large but 1000;"),
+        (["feed_forward", "--option", "pixels=224"], "no 'pixels' of feed_forward but 32; nothing"),
     ],
 )  # fmt: skip
 def test_why_nothing_is_predicted(arguments, said):
@@ -196,6 +203,22 @@ def test_why_nothing_is_predicted(arguments, said):
     assert done.exit_code == 0, done.output
     assert said in done.output
     assert "assumed:" not in done.output
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("densenet121", {"pixels": 128, "blocks": [6, 12, 24, 16], "classes": 1000}),
+        ("resnet50", {"pixels": 33, "width": 1.0}),
+        ("mobilenet_v3_large", {"pixels": 32}),
+        ("feed_forward", {"classes": 7, "pixels": 32}),
+        ("bert12", {"vocabulary": 100, "hidden": 5}),
+    ],
+)
+def test_settings_with_which_the_formulas_count_the_same_network(name, settings):
+    network = NETWORKS[name]
+    assert not predicted.why_none(network, network.modes[0], settings)
+    assert list(predicted.rows(network, network.modes[0], settings))
 
 
 def test_what_is_only_predicted_has_the_published_size():

@@ -14,7 +14,7 @@ from tf_ooo.bench.planner import ooo
 from tf_ooo.bench.planner.published import Inputs, load
 from tf_ooo.bench.shared.rows import Row
 from tf_ooo.costs.layer_costs import Link
-from tf_ooo.costs.models import model_costs
+from tf_ooo.costs.models import CLASSES, model_costs
 
 # GPUs of one machine by PCIe, machines by the 25 and 10 Gbit/s of Amazon's p3 instances.
 RATES_BYTES_PER_S = (1.2e10, 3.125e9, 1.25e9)
@@ -41,7 +41,8 @@ ASSUMPTIONS = {
         "no embedding and no head; GPipe recomputes nothing; modulo over GPipe",
     ),
 }
-# Settings that the formulas have, by script, and those which change nothing of what they count.
+# Settings that the formulas have, by script, and those which change nothing of what they count: the head and
+# the embedding are left out.
 _COUNTED = {
     "densenet121": {"growth", "batch", "pixels"},
     "mobilenet_v3_large": {"alpha", "batch", "pixels"},
@@ -51,20 +52,42 @@ _COUNTED = {
     "bert": {"task", "layers", "width", "heads", "length", "batch"},
     "gpt3": {"layers", "width", "heads", "length", "batch"},
 }
-_NOT_COUNTED = {"classes", "vocabulary", "hidden"}
+_NOT_COUNTED = {
+    "rnn": {"vocabulary"}, "feed_forward": {"classes"}, "bert": {"vocabulary", "hidden"},
+    "gpt3": {"vocabulary"},
+}  # fmt: skip
+# Those which have one value in the formulas, that of size full.
+_ALWAYS: Mapping[str, Mapping[str, Any]] = {
+    "densenet121": {"blocks": (6, 12, 24, 16), "classes": CLASSES},
+    "mobilenet_v3_large": {"classes": CLASSES},
+    "resnet": {"blocks": 1, "width": 1, "classes": CLASSES},
+    # The inputs of the first layer, which the formulas make as many as its units.
+    "feed_forward": {"pixels": 32},
+}
+# The fewest pixels at which a script's network begins with the stride of 4 that the formulas have.
+_LEAST_PIXELS = {"densenet121": 128, "resnet": 33}
 
 
 def why_none(network: PaperNetwork, mode: str, settings: Mapping[str, Any]) -> str:
     """Why nothing is predicted; empty where something is."""
     if mode not in network.modes:
         return f"the paper has no configuration of {network.name} in mode {mode}"
-    told = set(settings) - _COUNTED[network.script] - _NOT_COUNTED
-    if network.script == "feed_forward":  # the width of the first layer's inputs
-        told -= {"pixels"}
-    if network.script == "resnet":  # times those of the known network
-        told = {name for name in told if settings[name] != 1}
-    unknown = sorted(told)
-    return f"the formulas have no {unknown[0]!r} of {network.name}" if unknown else ""
+    return _not_in_formulas(network, settings)
+
+
+def _not_in_formulas(network: PaperNetwork, settings: Mapping[str, Any]) -> str:
+    """With which of the settings the script builds another network than the formulas count."""
+    counted, always = _COUNTED[network.script], _ALWAYS.get(network.script, {})
+    for name in sorted(set(settings) - counted - _NOT_COUNTED.get(network.script, set())):
+        if name not in always:
+            return f"the formulas have no {name!r} of {network.name}"
+        value = tuple(settings[name]) if isinstance(settings[name], list) else settings[name]
+        if value != always[name]:
+            return f"the formulas have no {name!r} of {network.name} but {always[name]}"
+    least = _LEAST_PIXELS.get(network.script, 0)
+    if settings.get("pixels", least) < least:
+        return f"below {least} pixels {network.name} begins without the stride of 4 of the formulas"
+    return ""
 
 
 def rows(network: PaperNetwork, mode: str, settings: Mapping[str, Any] | None = None) -> Iterator[Row]:

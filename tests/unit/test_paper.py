@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -154,6 +155,31 @@ def test_predictions_of_one_network_are_printed_and_kept(tmp_path):
     assert not figure.measured
     # 4 GPUs are one machine, which may have NVLink.
     assert {row["bandwidth_bit_s"] for row in run.rows} == {2e11, 9.6e10, 2.5e10, 1e10}
+
+
+def test_what_is_assumed_of_a_network_is_printed_once():
+    done = invoked("run", "rnn16", "--only", "predicted")
+    (of_rnn,) = NETWORKS["rnn16"].runs
+    assert done.output.count(f"- {of_rnn.assumed}\n") == 1
+    assert "scripts' micro-batches" not in done.output  # there is no script of it
+    of_few_layers = invoked("run", "rnn16", "--layers", "2", "--only", "predicted")
+    assert f"- {of_rnn.assumed}, but for what you set\n" in of_few_layers.output
+    of_images = [{"assumed": run.assumed, "changed": False} for run in NETWORKS["resnet152"].runs]
+    said = predicted.assumptions(NETWORKS["resnet152"], DATA_PARALLEL, of_images)
+    assert said.count("batch 64; k=100, two of three layers") == 1
+
+
+def test_each_task_has_its_own_predicted_range(monkeypatch):
+    monkeypatch.setattr(predicted, "RATES_BYTES_PER_S", (1.25e9,))
+    monkeypatch.setattr(predicted, "GPUS_OF_A_MACHINE", 0)  # without NVLink: one prediction of each
+    done = invoked("run", "bert12", "--layers", "4", "--only", "predicted")
+    number = r"\d\.\d\d"
+    said = rf"predicted {number} \(pre-training\), {number} \(fine-tuning\); assumed:"
+    assert re.search(said, done.output), done.output
+    assert "- the scripts' micro-batches\n" in done.output
+    assert "- fine-tuning as BERT-24's: 4 GPUs, 4 micro-batches of 24" in done.output
+    of_one = invoked("run", "bert12", "--layers", "4", "--option", "task=finetune", "--only", "predicted")
+    assert re.search(rf"predicted {number} \(fine-tuning\); assumed:", of_one.output), of_one.output
 
 
 def test_predictions_follow_the_users_settings(tmp_path):

@@ -5,11 +5,11 @@ Nothing is measured: costs are a roofline by formula, as of ``tf-ooo bench plann
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from tf_ooo.bench.paper.layers import Counted, layers_of
-from tf_ooo.bench.paper.networks import DATA_PARALLEL, PIPELINE, SINGLE, PaperNetwork, PaperRun
+from tf_ooo.bench.paper.networks import DATA_PARALLEL, PIPELINE, SCRIPTS, SINGLE, PaperNetwork, PaperRun
 from tf_ooo.bench.planner import ooo
 from tf_ooo.bench.planner.published import Inputs, load
 from tf_ooo.bench.shared.rows import Row
@@ -25,7 +25,7 @@ NVLINK_BYTES_PER_S, GPUS_OF_A_MACHINE = 2.5e10, 8
 _FAST_NETWORK_BYTES_PER_S = 3.125e9
 SCHEDULES = ("fast_forward", "modulo", "zb_h1")
 _EVERYWHERE = "a V100 in single precision at 80% of its published peaks; nothing here was measured on one"
-ASSUMPTIONS = {
+_ASSUMPTIONS = {
     SINGLE: (
         _EVERYWHERE,
         "kernels are launched in 1 us rather than 5, as captured graphs do; the baseline pays 5 us for each",
@@ -36,8 +36,8 @@ ASSUMPTIONS = {
     ),
     PIPELINE: (
         _EVERYWHERE,
-        "4-byte numbers, the scripts' micro-batches, messages over 96 (PCIe), 25 or 10 Gbit/s everywhere; up "
-        "to 8 GPUs over NVLink too, 25 GB/s",
+        "4-byte numbers, messages over 96 (PCIe), 25 or 10 Gbit/s everywhere; up to 8 GPUs over NVLink too, "
+        "25 GB/s",
         "no embedding and no head; GPipe recomputes nothing; modulo over GPipe",
     ),
 }
@@ -103,6 +103,16 @@ def rows(network: PaperNetwork, mode: str, settings: Mapping[str, Any] | None = 
         for row in _ROWS[mode](inputs, network, run):
             about = {"kind": "predicted", "network": network.name, "configuration": run.name}
             yield {**row, **about, "assumed": run.assumed, "changed": run.changed}
+
+
+def assumptions(network: PaperNetwork, mode: str, rows: Sequence[Row]) -> list[str]:
+    """What is assumed of all networks of a mode, of this one, and of the configurations of its rows."""
+    of_all = list(_ASSUMPTIONS[mode])
+    if mode == PIPELINE and network.source == SCRIPTS:
+        of_all.append("the scripts' micro-batches")
+    of_rows = dict.fromkeys((row["assumed"], row["changed"]) for row in rows if row["assumed"])
+    of_all += (text + (", but for what you set" if changed else "") for text, changed in of_rows)
+    return of_all
 
 
 def _single(inputs: Inputs, network: PaperNetwork, run: PaperRun) -> Iterator[Row]:

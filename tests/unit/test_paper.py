@@ -62,7 +62,7 @@ def test_scripts_have_all_sizes_and_what_the_table_sets(name):
     ("name", "published"),
     [
         ("densenet121", {"growth": 12, "pixels": 224, "batch": 32}),
-        ("mobilenet_v3_large", {"alpha": 0.25, "pixels": 224, "batch": 32}),
+        ("mobilenet_v3_large", {"alpha": 0.5, "pixels": 224, "batch": 32}),
         ("resnet50", {"layers": 50, "blocks": 1.0, "width": 1.0, "pixels": 224, "batch": 128}),
         ("resnet101", {"layers": 101, "batch": 96}),
         ("resnet152", {"layers": 152, "batch": 64}),
@@ -244,7 +244,7 @@ def test_why_nothing_is_predicted(arguments, said):
 def test_settings_with_which_the_formulas_count_the_same_network(name, settings):
     network = NETWORKS[name]
     assert not predicted.why_none(network, network.modes[0], settings)
-    assert list(predicted.rows(network, network.modes[0], settings))
+    assert next(predicted.rows(network, network.modes[0], settings))
 
 
 def test_what_is_only_predicted_has_the_published_size():
@@ -262,6 +262,19 @@ def test_fine_tuning_of_other_depths_is_assumed():
         assert (run.settings["batch"], run.devices, run.microbatches) == (24, 4, 4)
         assert run.assumed
         assert settings_text(run).endswith("(assumed)")
+
+
+def test_mobilenets_that_the_scripts_do_not_have_are_assumed():
+    assumed = {(run.settings["alpha"], bool(run.assumed)) for run in NETWORKS["mobilenet_v3_large"].runs}
+    assert assumed == {(0.25, True), (0.5, False), (1.0, False)}
+    of_another = NETWORKS["mobilenet_v3_large"].runs_with({"alpha": 0.75}, SINGLE)
+    assert [(run.name, run.assumed) for run in of_another] == [
+        ("alpha=0.75 batch=32", ""),
+        ("alpha=0.75 batch=64", ""),
+    ]
+    kept = run_of(list(predicted.rows(NETWORKS["mobilenet_v3_large"], SINGLE)))
+    (line,) = [line for line in map(lines_of, figures_of([kept])) if line[0][0] == "MobileNetV3-Large"]
+    assert "assumed" not in line[0][HEAD.index("Predicted")]  # of most there are scripts
 
 
 def test_fine_tuning_is_in_the_published_range():

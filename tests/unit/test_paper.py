@@ -264,6 +264,13 @@ def test_fine_tuning_of_other_depths_is_assumed():
         assert settings_text(run).endswith("(assumed)")
 
 
+def test_what_is_not_known_is_no_data_set():
+    network = NETWORKS["bert12"]
+    assert network.data == "MRPC (fine-tuning)"
+    assert network.left_open.startswith("which text pre-training reads; ")
+    assert "BERT-12; data: MRPC (fine-tuning)\n" in invoked("list").output
+
+
 def test_mobilenets_that_the_scripts_do_not_have_are_assumed():
     assumed = {(run.settings["alpha"], bool(run.assumed)) for run in NETWORKS["mobilenet_v3_large"].runs}
     assert assumed == {(0.25, True), (0.5, False), (1.0, False)}

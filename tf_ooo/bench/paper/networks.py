@@ -141,8 +141,8 @@ def _bert(layers: int, hidden: int, rows: int, devices: int, microbatches: int) 
 
 
 _RANDOM_IMAGES = "the scripts train on random images of 224 x 224 pixels"
-_BERT_DATA = "MRPC (fine-tuning); which text pre-training reads"
-_BERT_OPEN = "the scripts pre-train on a file of a few made examples"
+_BERT_DATA = "MRPC (fine-tuning)"
+_BERT_OPEN = "which text pre-training reads; the scripts pre-train on a file of a few made examples"
 _FEW_BLOCKS = {"blocks": 0.1}  # of each stage a tenth, one at least
 _NETWORKS = (
     PaperNetwork(

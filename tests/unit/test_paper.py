@@ -8,8 +8,10 @@ import re
 import sys
 from dataclasses import asdict, replace
 from pathlib import Path
+from unittest import mock
 
 import pytest
+import tensorflow as tf
 from click.testing import CliRunner
 
 from tf_ooo.bench.paper import command, predicted, why
@@ -550,6 +552,31 @@ def test_all_prints_its_head_once_and_a_line_for_each_network_and_task(monkeypat
         "BERT-12, fine-tuning",
     ]
     assert len({line.index(word) for line, word in zip(lines, ["Mode", *["pipeline"] * 3], strict=True)}) == 1
+
+
+class Fitted:
+    """A model that only keeps how it was trained."""
+
+    def compile(self, *_, **__):
+        pass
+
+    def fit(self, x, y, **given):
+        self.rows, self.given = (len(x), len(y)), given
+
+
+@pytest.mark.parametrize("script", sorted({network.script for network in NETWORKS.values()}))
+@pytest.mark.parametrize(("mode", "rows"), [("single_device", 5), ("pipeline", 3 * 5)])
+def test_scripts_train_on_rows_of_micro_batches(monkeypatch, script, mode, rows):
+    module, model = loaded(str(EXAMPLES / f"{script}.py")), Fitted()
+    monkeypatch.setattr(module, "build", lambda _: model)
+    monkeypatch.setattr(module.tf_ooo, "OOOBackprop", mock.Mock())
+    # Devices of a process that has run something are as they are.
+    monkeypatch.setattr(tf.config, "set_logical_device_configuration", lambda *_: None)
+    arguments = f"--mode {mode} --microbatches 3 --batch 5 --steps 2 --data generated"
+    monkeypatch.setattr(sys, "argv", [script, *arguments.split()])
+    module.main()
+    assert model.rows == (2 * rows, 2 * rows)
+    assert model.given["batch_size"] == rows
 
 
 def test_report_works_from_any_folder(tmp_path, monkeypatch):

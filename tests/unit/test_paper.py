@@ -579,6 +579,28 @@ def test_scripts_train_on_rows_of_micro_batches(monkeypatch, script, mode, rows)
     assert model.given["batch_size"] == rows
 
 
+@pytest.mark.parametrize(
+    ("script", "arguments", "said"),
+    [
+        ("bert", "--width wide", "width='wide': expected a whole number above 0"),
+        ("densenet121", "--blocks 3", "blocks=3: expected several whole numbers above 0, such as 2,2"),
+        ("rnn", "--layers 0 --batch 0", "layers=0: expected a whole number above 0"),
+        ("rnn", "--batch -1", "batch=-1: expected a whole number above 0"),
+        ("mobilenet_v3_large", "--alpha 0", "alpha=0: expected a number above 0"),
+        ("bert", "--task 3", "task=3: expected a word"),
+        ("bert", "--task finetuning", "task='finetuning': expected pretrain or finetune"),
+        ("gpt3", "--microbatches 0", "microbatches=0: expected a whole number above 0"),
+    ],
+)
+def test_scripts_refuse_other_kinds_in_one_line(monkeypatch, capsys, script, arguments, said):
+    module = loaded(str(EXAMPLES / f"{script}.py"))
+    monkeypatch.setattr(module, "build", lambda _: pytest.fail("built nonetheless"))
+    monkeypatch.setattr(sys, "argv", [script, *arguments.split()])
+    with pytest.raises(SystemExit, match="2"):
+        module.main()
+    assert capsys.readouterr().err.endswith(f"error: {said}\n")
+
+
 def test_report_works_from_any_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     done = invoked("report")

@@ -133,6 +133,9 @@ def test_settings_of_a_user_come_last():
         (["resnet50", "--layers", "34"], "layers=34: a ResNet has 50, 101, 152"),
         (["resnet50", "--option", "pixels=64"], "pixels=64: above 32 a ResNet is Keras' own"),
         (["bert12", "--option", "width"], "--option 'width': expected NAME=VALUE"),
+        (["bert12", "--layers", "4", "--option", "layers=6"], "layers=6': layers is 4 already; set it once"),
+        (["bert12", "--option", "width=64", "--option", "width=32"], "width is 64 already; set it once"),
+        (["resnet50", "--any-mode"], "--any-mode changes nothing without --mode, such as --mode pipeline"),
         (["bert12", "--size", "huge"], "'huge' is not one of 'tiny', 'small', 'full'"),
         (["bert12", "--examples", "nowhere"], "nowhere/bert.py is not there: the scripts come with"),
         (["densenet121", "--growth", "0"], "0 is not in the range x>=1"),
@@ -223,6 +226,7 @@ def test_each_configuration_is_predicted_once():
         (["densenet121", "--option", "pixels=127"], "below 128 pixels densenet121 begins without the stride"),
         (["densenet121", "--option", "blocks=6,12"], "no 'blocks' of densenet121 but (6, 12, 24, 16);"),
         (["mobilenet_v3_large", "--option", "classes=10"], "no 'classes' of mobilenet_v3_large but 1000;"),
+        (["bert12", "--layers", "1"], "bert12, pipeline: one GPU: no pipeline; nothing is predicted"),
         (["feed_forward", "--option", "pixels=224"], "no 'pixels' of feed_forward but 32; nothing"),
     ],
 )  # fmt: skip
@@ -251,11 +255,10 @@ def test_settings_with_which_the_formulas_count_the_same_network(name, settings)
 
 def test_what_is_only_predicted_has_the_published_size():
     assert not predicted.why_none(NETWORKS["resnet50"], DATA_PARALLEL, {"pixels": 64, "blocks": 1})
+    # At tiny it has a tenth of the blocks, which does not go together.
     arguments = ["resnet50", "--option", "pixels=64", "--only", "predicted"]
     done = invoked("run", *arguments, "--mode", "pipeline", "--any-mode")
-    assert done.exit_code == 0, (
-        done.output
-    )  # at tiny it has a tenth of the blocks, which does not go together
+    assert done.exit_code == 0, done.output
 
 
 def test_fine_tuning_of_other_depths_is_assumed():
@@ -508,6 +511,13 @@ def test_files_that_are_no_runs_are_named(tmp_path):
     done = invoked("report", "--rows", str(tmp_path), "--layerpipe", str(tmp_path / "mine.json"))
     assert done.exit_code == 2
     assert "mine.json is no run that --keep wrote" in done.output
+
+
+def test_without_runs_no_particular_benchmark_is_advised(tmp_path):
+    done = invoked("report", "--rows", str(tmp_path))
+    assert done.exit_code == 2
+    advice = f"tf-ooo bench NAME --keep {tmp_path} or tf-ooo paper all --keep {tmp_path} makes some"
+    assert f"no runs in {tmp_path}; {advice}" in done.output
 
 
 def test_runs_of_one_network_stay_apart():

@@ -91,7 +91,9 @@ def run(
     """One network: predicted for the paper's hardware, then measured here with stock in turns."""
     network = network_named(name)
     named = {"growth": growth, "alpha": alpha, "layers": layers}
-    settings = {key: value for key, value in named.items() if value is not None} | _settings(options)
+    settings = _settings(options, {key: value for key, value in named.items() if value is not None})
+    if any_mode and not mode:
+        raise OptionsError("--any-mode changes nothing without --mode, such as --mode pipeline: name one")
     asked = measured.Asked(network, size, source, examples, settings)
     modes = modes_of(network, mode, any_mode)
     if only != "predicted":
@@ -182,13 +184,15 @@ def report(rows: Path, layerpipe: Path, page: Path | None, picture: Path | None)
         save_picture(figures_of(runs), picture)
 
 
-def _settings(texts: Sequence[str]) -> dict[str, Any]:
-    """``("width=64",)`` as ``{"width": 64}``."""
-    settings: dict[str, Any] = {}
+def _settings(texts: Sequence[str], named: Mapping[str, Any]) -> dict[str, Any]:
+    """``("width=64",)`` as ``{"width": 64}``, beside those that have an option of their own."""
+    settings = dict(named)
     for text in texts:
         name, equals, value = text.partition("=")
         if not equals or not value:
             raise OptionsError(f"--option {text!r}: expected NAME=VALUE, for example width=64")
+        if name in settings:
+            raise OptionsError(f"--option {text!r}: {name} is {settings[name]!r} already; set it once")
         try:
             settings[name] = ast.literal_eval(value)
         except (SyntaxError, ValueError):

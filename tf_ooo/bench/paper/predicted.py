@@ -72,6 +72,8 @@ def why_none(network: PaperNetwork, mode: str, settings: Mapping[str, Any]) -> s
     """Why nothing is predicted; empty where something is."""
     if mode not in network.modes:
         return f"the paper has no configuration of {network.name} in mode {mode}"
+    if mode == PIPELINE and all(run.devices == 1 for run in network.runs_with(settings, mode)):
+        return "one GPU: no pipeline"
     return _not_in_formulas(network, settings)
 
 

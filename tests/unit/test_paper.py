@@ -253,6 +253,14 @@ def test_settings_with_which_the_formulas_count_the_same_network(name, settings)
     assert next(predicted.rows(network, network.modes[0], settings))
 
 
+def test_what_fits_the_heads_of_a_smaller_size_only_is_not_predicted():
+    settings = {"width": 128}  # of 2 heads at tiny
+    assert Asked(NETWORKS["bert12"], "tiny", "auto", EXAMPLES, settings).workload()
+    reason = predicted.why_none(NETWORKS["bert12"], PIPELINE, settings)
+    assert reason == "width=128 is no multiple of the published size's heads=12"
+    assert not predicted.why_none(NETWORKS["bert12"], PIPELINE, settings | {"heads": 2})
+
+
 def test_what_is_only_predicted_has_the_published_size():
     assert not predicted.why_none(NETWORKS["resnet50"], DATA_PARALLEL, {"pixels": 64, "blocks": 1})
     # At tiny it has a tenth of the blocks, which does not go together.

@@ -72,8 +72,12 @@ def why_none(network: PaperNetwork, mode: str, settings: Mapping[str, Any]) -> s
     """Why nothing is predicted; empty where something is."""
     if mode not in network.modes:
         return f"the paper has no configuration of {network.name} in mode {mode}"
-    if mode == PIPELINE and all(run.devices == 1 for run in network.runs_with(settings, mode)):
+    runs = network.runs_with(settings, mode)
+    if mode == PIPELINE and all(run.devices == 1 for run in runs):
         return "one GPU: no pipeline"
+    for of in (run.settings for run in runs if "heads" in run.settings):
+        if of["width"] % of["heads"]:  # at other sizes the script may have fewer heads
+            return f"width={of['width']} is no multiple of the published size's heads={of['heads']}"
     return _not_in_formulas(network, settings)
 
 

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 from dataclasses import asdict, replace
 from pathlib import Path
+from unittest import mock
 
 import pytest
+import tensorflow as tf
 from click.testing import CliRunner
 
 from tf_ooo.bench.paper import command, predicted, why
@@ -61,7 +64,7 @@ def test_scripts_have_all_sizes_and_what_the_table_sets(name):
     ("name", "published"),
     [
         ("densenet121", {"growth": 12, "pixels": 224, "batch": 32}),
-        ("mobilenet_v3_large", {"alpha": 0.25, "pixels": 224, "batch": 32}),
+        ("mobilenet_v3_large", {"alpha": 0.5, "pixels": 224, "batch": 32}),
         ("resnet50", {"layers": 50, "blocks": 1.0, "width": 1.0, "pixels": 224, "batch": 128}),
         ("resnet101", {"layers": 101, "batch": 96}),
         ("resnet152", {"layers": 152, "batch": 64}),
@@ -130,6 +133,9 @@ def test_settings_of_a_user_come_last():
         (["resnet50", "--layers", "34"], "layers=34: a ResNet has 50, 101, 152"),
         (["resnet50", "--option", "pixels=64"], "pixels=64: above 32 a ResNet is Keras' own"),
         (["bert12", "--option", "width"], "--option 'width': expected NAME=VALUE"),
+        (["bert12", "--layers", "4", "--option", "layers=6"], "layers=6': layers is 4 already; set it once"),
+        (["bert12", "--option", "width=64", "--option", "width=32"], "width is 64 already; set it once"),
+        (["resnet50", "--any-mode"], "--any-mode changes nothing without --mode, such as --mode pipeline"),
         (["bert12", "--size", "huge"], "'huge' is not one of 'tiny', 'small', 'full'"),
         (["bert12", "--examples", "nowhere"], "nowhere/bert.py is not there: the scripts come with"),
         (["densenet121", "--growth", "0"], "0 is not in the range x>=1"),
@@ -154,6 +160,31 @@ def test_predictions_of_one_network_are_printed_and_kept(tmp_path):
     assert not figure.measured
     # 4 GPUs are one machine, which may have NVLink.
     assert {row["bandwidth_bit_s"] for row in run.rows} == {2e11, 9.6e10, 2.5e10, 1e10}
+
+
+def test_what_is_assumed_of_a_network_is_printed_once():
+    done = invoked("run", "rnn16", "--only", "predicted")
+    (of_rnn,) = NETWORKS["rnn16"].runs
+    assert done.output.count(f"- {of_rnn.assumed}\n") == 1
+    assert "scripts' micro-batches" not in done.output  # there is no script of it
+    of_few_layers = invoked("run", "rnn16", "--layers", "2", "--only", "predicted")
+    assert f"- {of_rnn.assumed}, but for what you set\n" in of_few_layers.output
+    of_images = [{"assumed": run.assumed, "changed": False} for run in NETWORKS["resnet152"].runs]
+    said = predicted.assumptions(NETWORKS["resnet152"], DATA_PARALLEL, of_images)
+    assert said.count("batch 64; k=100, two of three layers") == 1
+
+
+def test_each_task_has_its_own_predicted_range(monkeypatch):
+    monkeypatch.setattr(predicted, "RATES_BYTES_PER_S", (1.25e9,))
+    monkeypatch.setattr(predicted, "GPUS_OF_A_MACHINE", 0)  # without NVLink: one prediction of each
+    done = invoked("run", "bert12", "--layers", "4", "--only", "predicted")
+    number = r"\d\.\d\d"
+    said = rf"predicted {number} \(pre-training\), {number} \(fine-tuning\); assumed:"
+    assert re.search(said, done.output), done.output
+    assert "- the scripts' micro-batches\n" in done.output
+    assert "- fine-tuning as BERT-24's: 4 GPUs, 4 micro-batches of 24" in done.output
+    of_one = invoked("run", "bert12", "--layers", "4", "--option", "task=finetune", "--only", "predicted")
+    assert re.search(rf"predicted {number} \(fine-tuning\); assumed:", of_one.output), of_one.output
 
 
 def test_predictions_follow_the_users_settings(tmp_path):
@@ -188,7 +219,15 @@ def test_each_configuration_is_predicted_once():
         (["densenet121", "--mode", "pipeline", "--any-mode"],
          "the paper has no configuration of densenet121 in mode pipeline; nothing is predicted"),
         (["resnet50", "--option", "pixels=32", "--option", "blocks=0.5"],
-         "the formulas have no 'blocks' of resnet50; nothing is predicted"),
+         "the formulas have no 'blocks' of resnet50 but 1; nothing is predicted"),
+        (["resnet50", "--option", "pixels=32"],
+         "below 33 pixels resnet50 begins without the stride of 4 of the formulas; nothing is"),
+        (["resnet101", "--option", "pixels=32", "--option", "width=0.5"], "no 'width' of resnet101 but 1;"),
+        (["densenet121", "--option", "pixels=127"], "below 128 pixels densenet121 begins without the stride"),
+        (["densenet121", "--option", "blocks=6,12"], "no 'blocks' of densenet121 but (6, 12, 24, 16);"),
+        (["mobilenet_v3_large", "--option", "classes=10"], "no 'classes' of mobilenet_v3_large but 1000;"),
+        (["bert12", "--layers", "1"], "bert12, pipeline: one GPU: no pipeline; nothing is predicted"),
+        (["feed_forward", "--option", "pixels=224"], "no 'pixels' of feed_forward but 32; nothing"),
     ],
 )  # fmt: skip
 def test_why_nothing_is_predicted(arguments, said):
@@ -198,13 +237,36 @@ def test_why_nothing_is_predicted(arguments, said):
     assert "assumed:" not in done.output
 
 
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("densenet121", {"pixels": 128, "blocks": [6, 12, 24, 16], "classes": 1000}),
+        ("resnet50", {"pixels": 33, "width": 1.0}),
+        ("mobilenet_v3_large", {"pixels": 32}),
+        ("feed_forward", {"classes": 7, "pixels": 32}),
+        ("bert12", {"vocabulary": 100, "hidden": 5}),
+    ],
+)
+def test_settings_with_which_the_formulas_count_the_same_network(name, settings):
+    network = NETWORKS[name]
+    assert not predicted.why_none(network, network.modes[0], settings)
+    assert next(predicted.rows(network, network.modes[0], settings))
+
+
+def test_what_fits_the_heads_of_a_smaller_size_only_is_not_predicted():
+    settings = {"width": 128}  # of 2 heads at tiny
+    assert Asked(NETWORKS["bert12"], "tiny", "auto", EXAMPLES, settings).workload()
+    reason = predicted.why_none(NETWORKS["bert12"], PIPELINE, settings)
+    assert reason == "width=128 is no multiple of the published size's heads=12"
+    assert not predicted.why_none(NETWORKS["bert12"], PIPELINE, settings | {"heads": 2})
+
+
 def test_what_is_only_predicted_has_the_published_size():
     assert not predicted.why_none(NETWORKS["resnet50"], DATA_PARALLEL, {"pixels": 64, "blocks": 1})
+    # At tiny it has a tenth of the blocks, which does not go together.
     arguments = ["resnet50", "--option", "pixels=64", "--only", "predicted"]
     done = invoked("run", *arguments, "--mode", "pipeline", "--any-mode")
-    assert done.exit_code == 0, (
-        done.output
-    )  # at tiny it has a tenth of the blocks, which does not go together
+    assert done.exit_code == 0, done.output
 
 
 def test_fine_tuning_of_other_depths_is_assumed():
@@ -213,6 +275,26 @@ def test_fine_tuning_of_other_depths_is_assumed():
         assert (run.settings["batch"], run.devices, run.microbatches) == (24, 4, 4)
         assert run.assumed
         assert settings_text(run).endswith("(assumed)")
+
+
+def test_what_is_not_known_is_no_data_set():
+    network = NETWORKS["bert12"]
+    assert network.data == "MRPC (fine-tuning)"
+    assert network.left_open.startswith("which text pre-training reads; ")
+    assert "BERT-12; data: MRPC (fine-tuning)\n" in invoked("list").output
+
+
+def test_mobilenets_that_the_scripts_do_not_have_are_assumed():
+    assumed = {(run.settings["alpha"], bool(run.assumed)) for run in NETWORKS["mobilenet_v3_large"].runs}
+    assert assumed == {(0.25, True), (0.5, False), (1.0, False)}
+    of_another = NETWORKS["mobilenet_v3_large"].runs_with({"alpha": 0.75}, SINGLE)
+    assert [(run.name, run.assumed) for run in of_another] == [
+        ("alpha=0.75 batch=32", ""),
+        ("alpha=0.75 batch=64", ""),
+    ]
+    kept = run_of(list(predicted.rows(NETWORKS["mobilenet_v3_large"], SINGLE)))
+    (line,) = [line for line in map(lines_of, figures_of([kept])) if line[0][0] == "MobileNetV3-Large"]
+    assert "assumed" not in line[0][HEAD.index("Predicted")]  # of most there are scripts
 
 
 def test_fine_tuning_is_in_the_published_range():
@@ -449,6 +531,13 @@ def test_files_that_are_no_runs_are_named(tmp_path):
     assert "mine.json is no run that --keep wrote" in done.output
 
 
+def test_without_runs_no_particular_benchmark_is_advised(tmp_path):
+    done = invoked("report", "--rows", str(tmp_path))
+    assert done.exit_code == 2
+    advice = f"tf-ooo bench NAME --keep {tmp_path} or tf-ooo paper all --keep {tmp_path} makes some"
+    assert f"no runs in {tmp_path}; {advice}" in done.output
+
+
 def test_runs_of_one_network_stay_apart():
     rows = [
         measured_row(PIPELINE, "gpipe", step_s=3.0, predicted_step_s=3.0),
@@ -492,6 +581,53 @@ def test_all_prints_its_head_once_and_a_line_for_each_network_and_task(monkeypat
         "BERT-12, fine-tuning",
     ]
     assert len({line.index(word) for line, word in zip(lines, ["Mode", *["pipeline"] * 3], strict=True)}) == 1
+
+
+class Fitted:
+    """A model that only keeps how it was trained."""
+
+    def compile(self, *_, **__):
+        pass
+
+    def fit(self, x, y, **given):
+        self.rows, self.given = (len(x), len(y)), given
+
+
+@pytest.mark.parametrize("script", sorted({network.script for network in NETWORKS.values()}))
+@pytest.mark.parametrize(("mode", "rows"), [("single_device", 5), ("pipeline", 3 * 5)])
+def test_scripts_train_on_rows_of_micro_batches(monkeypatch, script, mode, rows):
+    module, model = loaded(str(EXAMPLES / f"{script}.py")), Fitted()
+    monkeypatch.setattr(module, "build", lambda _: model)
+    monkeypatch.setattr(module.tf_ooo, "OOOBackprop", mock.Mock())
+    # Devices of a process that has run something are as they are.
+    monkeypatch.setattr(tf.config, "set_logical_device_configuration", lambda *_: None)
+    arguments = f"--mode {mode} --microbatches 3 --batch 5 --steps 2 --data generated"
+    monkeypatch.setattr(sys, "argv", [script, *arguments.split()])
+    module.main()
+    assert model.rows == (2 * rows, 2 * rows)
+    assert model.given["batch_size"] == rows
+
+
+@pytest.mark.parametrize(
+    ("script", "arguments", "said"),
+    [
+        ("bert", "--width wide", "width='wide': expected a whole number above 0"),
+        ("densenet121", "--blocks 3", "blocks=3: expected several whole numbers above 0, such as 2,2"),
+        ("rnn", "--layers 0 --batch 0", "layers=0: expected a whole number above 0"),
+        ("rnn", "--batch -1", "batch=-1: expected a whole number above 0"),
+        ("mobilenet_v3_large", "--alpha 0", "alpha=0: expected a number above 0"),
+        ("bert", "--task 3", "task=3: expected a word"),
+        ("bert", "--task finetuning", "task='finetuning': expected pretrain or finetune"),
+        ("gpt3", "--microbatches 0", "microbatches=0: expected a whole number above 0"),
+    ],
+)
+def test_scripts_refuse_other_kinds_in_one_line(monkeypatch, capsys, script, arguments, said):
+    module = loaded(str(EXAMPLES / f"{script}.py"))
+    monkeypatch.setattr(module, "build", lambda _: pytest.fail("built nonetheless"))
+    monkeypatch.setattr(sys, "argv", [script, *arguments.split()])
+    with pytest.raises(SystemExit, match="2"):
+        module.main()
+    assert capsys.readouterr().err.endswith(f"error: {said}\n")
 
 
 def test_report_works_from_any_folder(tmp_path, monkeypatch):

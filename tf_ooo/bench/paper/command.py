@@ -14,7 +14,7 @@ from typing import Any
 import click
 
 from tf_ooo.bench.paper import measured, predicted, why
-from tf_ooo.bench.paper.figures import PUBLISHED, figures_of, gains_text, is_own
+from tf_ooo.bench.paper.figures import PUBLISHED, TASKS, figures_of, gains_text, is_own
 from tf_ooo.bench.paper.networks import MODES, NETWORKS, SIZES, PaperNetwork, modes_of, network_named
 from tf_ooo.bench.paper.picture import save_picture
 from tf_ooo.bench.paper.tables import HEAD, lines_of, settings_text, tables_of
@@ -91,7 +91,9 @@ def run(
     """One network: predicted for the paper's hardware, then measured here with stock in turns."""
     network = network_named(name)
     named = {"growth": growth, "alpha": alpha, "layers": layers}
-    settings = {key: value for key, value in named.items() if value is not None} | _settings(options)
+    settings = _settings(options, {key: value for key, value in named.items() if value is not None})
+    if any_mode and not mode:
+        raise OptionsError("--any-mode changes nothing without --mode, such as --mode pipeline: name one")
     asked = measured.Asked(network, size, source, examples, settings)
     modes = modes_of(network, mode, any_mode)
     if only != "predicted":
@@ -182,13 +184,15 @@ def report(rows: Path, layerpipe: Path, page: Path | None, picture: Path | None)
         save_picture(figures_of(runs), picture)
 
 
-def _settings(texts: Sequence[str]) -> dict[str, Any]:
-    """``("width=64",)`` as ``{"width": 64}``."""
-    settings: dict[str, Any] = {}
+def _settings(texts: Sequence[str], named: Mapping[str, Any]) -> dict[str, Any]:
+    """``("width=64",)`` as ``{"width": 64}``, beside those that have an option of their own."""
+    settings = dict(named)
     for text in texts:
         name, equals, value = text.partition("=")
         if not equals or not value:
             raise OptionsError(f"--option {text!r}: expected NAME=VALUE, for example width=64")
+        if name in settings:
+            raise OptionsError(f"--option {text!r}: {name} is {settings[name]!r} already; set it once")
         try:
             settings[name] = ast.literal_eval(value)
         except (SyntaxError, ValueError):
@@ -216,14 +220,26 @@ def _prediction_text(
     reason = predicted.why_none(network, mode, settings)
     if reason:
         return f"{network.name}, {mode}: {reason}; nothing is predicted"
-    gains = gains_text([row["predicted_speedup"] for row in rows if is_own(row, mode)])
     if any(row["changed"] for row in rows):
         published = "other settings than the published ones"
     else:
         low, high = PUBLISHED[mode]
         published = f"published {low:.2f}-{high:.2f}"
+    gains = _gains_by_task([row for row in rows if is_own(row, mode)])
     lines = [f"{network.name}, {mode}: {published}, predicted {gains}; assumed:"]
-    return "\n".join([*lines, *(f"- {line}" for line in predicted.ASSUMPTIONS[mode])])
+    return "\n".join([*lines, *(f"- {line}" for line in predicted.assumptions(network, mode, rows))])
+
+
+def _gains_by_task(rows: Sequence[Row]) -> str:
+    """``1.10-1.40``, or ``1.10-1.40 (pre-training), 1.20-1.50 (fine-tuning)``."""
+    gains: dict[str, list[float]] = {}
+    for row in rows:
+        words = row["configuration"].split()
+        title = next((title for name, title in TASKS.items() if f"task={name}" in words), "")
+        gains.setdefault(title, []).append(row["predicted_speedup"])
+    return ", ".join(
+        gains_text(of_task) + (f" ({title})" if title else "") for title, of_task in gains.items()
+    )
 
 
 def _text_of(row: Row) -> str:

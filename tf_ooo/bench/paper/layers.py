@@ -20,7 +20,7 @@ _HIDDEN = 20
 @dataclass(frozen=True)
 class Counted:
     """How layers are counted: bytes of a number; whether embedding and head are there; rows of a micro-batch,
-    None: as published."""
+    None: the ``batch`` of the settings."""
 
     element_bytes: int = 4
     ends: bool = False

@@ -30,7 +30,10 @@ def runs_in(folder: Path) -> list[Run]:
         for path in sorted(folder.rglob("*.json"))
     ]
     if not runs:
-        raise OptionsError(f"no runs in {folder}; tf-ooo bench data-parallel --keep {folder} makes one")
+        raise OptionsError(
+            f"no runs in {folder}; tf-ooo bench NAME --keep {folder} or tf-ooo paper all --keep {folder} "
+            "makes some"
+        )
     return sorted(runs, key=lambda run: run.date)
 
 

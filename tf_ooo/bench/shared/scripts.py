@@ -68,7 +68,7 @@ class ScriptNetwork:
             known = ", ".join(sorted(sizes[self.size]))
             raise OptionsError(f"{Path(self.script).stem} has no {unknown[0]!r}; it has {known}")
         for name, value in self.settings.items():
-            _check_kind(name, value, sizes[self.size][name])
+            check_kind(name, value, sizes[self.size][name])
         of = SimpleNamespace(**{**sizes[self.size], **self.settings, "data": self.source})
         try:
             getattr(module, "check", lambda _: None)(of)
@@ -109,8 +109,12 @@ class ScriptNetwork:
         return _LABEL + json.dumps(dataclasses.asdict(self))
 
 
-def _check_kind(name: str, value: object, usual: object) -> None:
-    """OptionsError where a setting is no number above 0, no numbers, or no word, as the usual one is."""
+def check_kind(name: str, value: object, usual: object) -> None:
+    """Whether a setting is a number above 0, several, or a word, as the usual one is.
+
+    Raises:
+        OptionsError: it is not.
+    """
     if isinstance(usual, str):
         kind, fits = "a word", isinstance(value, str)
     elif isinstance(usual, (tuple, list)):

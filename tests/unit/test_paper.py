@@ -379,6 +379,20 @@ def test_ours_is_what_the_plan_takes_over_the_strongest_of_stock():
     assert (of_run.ours, of_run.gain) == ("auto", 1.0)
 
 
+def test_a_stock_step_that_auto_kept_is_said():
+    rows = [
+        measured_row(DATA_PARALLEL, "horovod", step_s=2.0),
+        measured_row(DATA_PARALLEL, "search", step_s=2.5),
+        measured_row(DATA_PARALLEL, "auto", step_s=2.1, runs="stock", reason="measured 2.5 s against 2.0 s"),
+    ]
+    (line,) = lines_of(figure_of(run_of(rows)))
+    cells = dict(zip(HEAD, line, strict=True))
+    assert cells["Measured here"] == (
+        "tiny: 0.95 (auto over horovod; auto kept stock: measured 2.5 s against 2.0 s)"
+    )
+    assert cells["The paper's own, here"] == "search 0.80"
+
+
 def test_the_plans_own_seconds_choose_and_a_plan_for_stock_is_said():
     rows = [
         measured_row(PIPELINE, "gpipe", step_s=3.0, planned_step_s=1.0, predicted_step_s=9.0),

@@ -238,7 +238,8 @@ def measured_text(runs: Sequence[Measured]) -> str:
     for name in dict.fromkeys(run.planned for run in runs if run.planned):
         count = sum(run.planned == name for run in runs)
         notes.append(f"plan: {name}" + (f" in {count}" if count < len(runs) else ""))
-    notes += dict.fromkeys(run.kept for run in runs if run.kept)
+    kept = [run.kept for run in runs if run.kept]
+    notes += kept if len(runs) == 1 else [f"auto kept stock in {len(kept)}"] * bool(kept)
     text = f"{runs[0].setting.size}: {range_text([run.gain for run in runs], '.2f')}"
     text += f" ({'; '.join(filter(None, notes))})"
     return text + (f", {len(runs)} runs" if len(runs) > 1 else "")

@@ -46,7 +46,7 @@ def test_groups_that_cannot_be_made_are_said_and_leave_nothing(monkeypatch, tmp_
     monkeypatch.setattr(cpu_groups, "PLACES", (Version2(tmp_path),))
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     said = confine.why_not(with_link=False)
-    assert said == (f"needs the right to make CPU groups in {tmp_path}, as few containers: Is a directory")
+    assert said == f"needs the right to make CPU groups in {tmp_path}, as few containers: Is a directory"
     assert {path.name for path in tmp_path.iterdir()} == {"cgroup.controllers", "cgroup.subtree_control"}
 
 

@@ -164,7 +164,7 @@ def test_a_pictures_lines_say_what_tells_them_apart():
         "Rows": "8",
         "Machine": "A",
     }
-    others = [
+    changed = [
         {},
         {"Devices": "4", "Cores": "0.3"},
         {"Rows": "16"},
@@ -172,7 +172,7 @@ def test_a_pictures_lines_say_what_tells_them_apart():
     ]
     figures = [
         Figure(tuple((cells | other)[column] for column in kind.setting), "gpipe", 2.0, "zb_v", 1.0)
-        for other in others
+        for other in changed
     ]
     assert pictures._names(kind, figures) == [
         "mlp, devices 2, rows 8, machine A",

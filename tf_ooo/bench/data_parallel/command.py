@@ -22,7 +22,7 @@ from tf_ooo.bench.data_parallel.rows import (
 from tf_ooo.bench.data_parallel.running import measured, on_links
 from tf_ooo.bench.shared import confine
 from tf_ooo.bench.shared.bars import save_bars
-from tf_ooo.bench.shared.drivers import end_with_sigterm
+from tf_ooo.bench.shared.drivers import end_cleanly
 from tf_ooo.bench.shared.options import CORES, COUNT, FILE, json_option, quick_option
 from tf_ooo.bench.shared.rows import reported
 from tf_ooo.bench.shared.workloads import DATA_PARALLEL
@@ -91,7 +91,7 @@ def data_parallel(
             f"{workers} workers of {cores} core: there have to be two or more, with no more than the "
             f"{confine.own_cores()} cores here together; see --workers and --cores"
         )
-    end_with_sigterm()
+    end_cleanly()
     compared = list(dict.fromkeys([BASELINE, *names]))  # what all are compared with
     run = DataParallelRun(workload, compared, 0.0, workers, cores, rows, steps, repetitions)
     runs: Iterable[DataParallelRun] = on_links(run, communication or [1.0])

@@ -14,7 +14,7 @@ from tf_ooo.bench.layerpipe.rows import BASELINE, LayerPipeRun, rows_of, text_of
 from tf_ooo.bench.planner import layerpipe as on_paper
 from tf_ooo.bench.shared import confine
 from tf_ooo.bench.shared.bars import save_bars
-from tf_ooo.bench.shared.drivers import SHARE, end_with_sigterm, run_driver
+from tf_ooo.bench.shared.drivers import SHARE, end_cleanly, run_driver
 from tf_ooo.bench.shared.options import (
     CORES,
     COUNT,
@@ -83,7 +83,7 @@ def layerpipe(
     _refuse_given(ctx, "is for --accuracy", set(ctx.params) - _WITH_ACCURACY | {"devices"})
     if confine.skipped(with_link=False):
         return
-    end_with_sigterm()
+    end_cleanly()
 
     def measured(name: str, workers: int) -> list[Row]:
         asked = LayerPipeRun(name, list(dict.fromkeys((BASELINE, *schedules))))

@@ -9,7 +9,7 @@ import click
 from tf_ooo.bench.mesh.cases import CASES
 from tf_ooo.bench.mesh.rows import MeshRun, row_of, summary_of, text_of
 from tf_ooo.bench.shared import confine
-from tf_ooo.bench.shared.drivers import SHARE, end_with_sigterm, run_driver
+from tf_ooo.bench.shared.drivers import SHARE, end_cleanly, run_driver
 from tf_ooo.bench.shared.options import CORES, COUNT, SeveralValues, json_option, quick_option, several
 from tf_ooo.bench.shared.rows import Row, reported
 
@@ -33,7 +33,7 @@ def mesh(
     Worker processes have equal shares of this machine; all ways to divide them between replicas and stages
     take turns, step by step, beside one worker that trains alone.
     """
-    end_with_sigterm()
+    end_cleanly()
     if confine.skipped(with_link=False):
         return
     counts = tuple(n for n in range(1, devices + 1) if devices % n == 0 and n <= microbatches)

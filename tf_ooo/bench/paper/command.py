@@ -20,7 +20,7 @@ from tf_ooo.bench.paper.picture import save_picture
 from tf_ooo.bench.paper.tables import HEAD, lines_of, settings_text, tables_of
 from tf_ooo.bench.report.page import with_tables
 from tf_ooo.bench.report.reading import runs_in
-from tf_ooo.bench.shared.drivers import end_with_sigterm
+from tf_ooo.bench.shared.drivers import end_cleanly
 from tf_ooo.bench.shared.kept import NAME, Run, machine
 from tf_ooo.bench.shared.options import EXISTING_FILE, FILE, FOLDER, json_option
 from tf_ooo.bench.shared.rows import Row, bits_text, reported, write_rows
@@ -100,7 +100,7 @@ def run(
         asked.workload()  # before anything is printed
     elif settings:
         replace(asked, size="full").workload()  # what is predicted
-    end_with_sigterm()
+    end_cleanly()
 
     def parts() -> Iterator[list[Row]]:
         for of_mode in modes:
@@ -118,7 +118,7 @@ def run(
 @_common
 def all_(size: str, source: str, only: str | None, examples: Path, json_file: Path | None) -> None:
     """All networks in the paper's modes, BERT for both tasks; a table that grows by a line for each."""
-    end_with_sigterm()
+    end_cleanly()
     began_s, failed = time.monotonic(), []
     todo = [
         (network, mode, task)

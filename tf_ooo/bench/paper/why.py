@@ -66,11 +66,10 @@ ASSUMED = (
 
 def rows(network: PaperNetwork) -> Iterator[Row]:
     """One for each pipeline, set of assumptions and schedule; and the bound that no order of tasks passes."""
-    for run in network.runs:
-        if run.mode == PIPELINE:
-            for assumed in ASSUMED:
-                if _concerns(assumed, network, run):
-                    yield from _rows(network, run, assumed)
+    for run in network.runs_with({}, PIPELINE):
+        for assumed in ASSUMED:
+            if _concerns(assumed, network, run):
+                yield from _rows(network, run, assumed)
 
 
 def memory_rows(network: PaperNetwork) -> Iterator[Row]:
@@ -80,22 +79,21 @@ def memory_rows(network: PaperNetwork) -> Iterator[Row]:
     have: the table, and an equal part of the layers, rounded up.
     """
     inputs = load(ooo.INPUTS)
-    for run in network.runs:
-        if run.mode == PIPELINE:
-            counted = Counted(ends=network.script in WORDS)
-            layers = layers_of(network.script, run.settings, ooo.the_device(inputs), counted)
-            on: dict[str, Any] = {"devices": run.devices, "microbatches": run.microbatches}
-            gpipe = plan(layers=layers, schedule="gpipe", mode=PIPELINE, **on)
-            yield {
-                "kind": "memory",
-                "network": network.name,
-                "configuration": run.name,
-                **on,
-                "mode": run.mode,
-                "schedule": "gpipe",
-                "peak_bytes": gpipe.predicted_peak_bytes,
-                "state_bytes": _state_bytes(layers, run.devices),
-            }
+    for run in network.runs_with({}, PIPELINE):
+        counted = Counted(ends=network.script in WORDS)
+        layers = layers_of(network.script, run.settings, ooo.the_device(inputs), counted)
+        on: dict[str, Any] = {"devices": run.devices, "microbatches": run.microbatches}
+        gpipe = plan(layers=layers, schedule="gpipe", mode=PIPELINE, **on)
+        yield {
+            "kind": "memory",
+            "network": network.name,
+            "configuration": run.name,
+            **on,
+            "mode": run.mode,
+            "schedule": "gpipe",
+            "peak_bytes": gpipe.predicted_peak_bytes,
+            "state_bytes": _state_bytes(layers, run.devices),
+        }
 
 
 def _state_bytes(layers: Sequence[LayerCosts], devices: int) -> float:

@@ -19,7 +19,7 @@ from tf_ooo.bench.pipeline.rows import (
     torch_rows_of,
 )
 from tf_ooo.bench.shared import confine
-from tf_ooo.bench.shared.drivers import SHARE, end_with_sigterm, run_driver
+from tf_ooo.bench.shared.drivers import SHARE, end_cleanly, run_driver
 from tf_ooo.bench.shared.options import (
     CORES,
     COUNT,
@@ -47,7 +47,7 @@ class _Schedules(click.ParamType):  # type: ignore[type-arg]
         unfused = [f"{name}{UNFUSED}" for name in FUSED if name in names]
         known = ("auto", *schedules_of("pipeline"), *unfused)
         for name in names:
-            if name.endswith(UNFUSED) and name.removesuffix(UNFUSED) in FUSED and name not in known:
+            if name in BASELINES and name not in known:
                 self.fail(f"{name!r} goes only beside {name.removesuffix(UNFUSED)!r}", param, ctx)
             if name not in known:
                 self.fail(f"{name!r} is no schedule of pipelines; there are {', '.join(known)}", param, ctx)
@@ -83,7 +83,7 @@ def pipeline(
     step, beside the whole model on one worker (serial) and the same work divided without dependencies
     (local, the floor that no schedule can beat here).
     """
-    end_with_sigterm()
+    end_cleanly()
     if overhead:
         asked = (OverheadRun(name, 20 if quick else 60) for name in workload)
         module = "tf_ooo.bench.pipeline.overhead"

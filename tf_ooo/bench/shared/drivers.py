@@ -95,7 +95,7 @@ def run_driver(
         return result_of(command(module, workers, asked), quiet())
 
 
-def end_with_sigterm() -> None:
+def end_cleanly() -> None:
     """Whoever ends the benchmark early leaves no workers and no CPU groups behind."""
     for ending in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(ending) is not signal.SIG_IGN:  # as nohup has it

@@ -8,7 +8,7 @@ import click
 
 from tf_ooo.bench.mesh.cases import CASES
 from tf_ooo.bench.shared import confine
-from tf_ooo.bench.shared.drivers import SHARE, end_with_sigterm, run_driver
+from tf_ooo.bench.shared.drivers import SHARE, end_cleanly, run_driver
 from tf_ooo.bench.shared.options import (
     CORES,
     COUNT,
@@ -45,7 +45,7 @@ def unequal(
     if all workers were alike, take turns with what is chosen from all divisions of all or fewer workers, and
     with one worker that trains alone.
     """
-    end_with_sigterm()
+    end_cleanly()
     if confine.skipped(with_link=False):
         return
 

@@ -14,7 +14,7 @@ from tf_ooo.bench.report import pictures
 from tf_ooo.bench.report.figures import KINDS, Figure, figures_of
 from tf_ooo.bench.report.page import with_tables
 from tf_ooo.bench.report.reading import runs_in
-from tf_ooo.bench.report.tables import table_of, tables_of
+from tf_ooo.bench.report.tables import table_of, table_of_all, tables_of
 from tf_ooo.bench.shared.kept import Run
 from tf_ooo.bench.shared.options import json_option
 from tf_ooo.bench.shared.rows import write_rows
@@ -74,14 +74,38 @@ def test_the_strongest_baseline_counts_and_all_runs_are_said():
     table = table_of(BY_NAME["data parallel"], runs)
     (line,) = table.splitlines()[2:]
     cells = [cell.strip() for cell in line.strip("|").split("|")]
-    assert cells[:6] == ["mlp", "2", "1 x computing", "8", "Horovod", "wait for a core"]
-    assert cells[7].startswith("horovod_k, 1.20 s")
-    assert cells[8].startswith("search, 1.20 s")  # the last run's
-    assert cells[9] == "1.00 / 1.09 / 1.20"
-    assert cells[10] == "0.92 / 1.00 / 1.10"
-    assert cells[11] == "-33% / -27% / -20%"
+    assert cells[:4] == ["mlp", "2", "1 x computing", "Horovod"]
+    assert cells[5].startswith("horovod_k, 1.20 s")
+    assert cells[6].startswith("search, 1.20 s")  # the last run's
+    assert cells[7] == "1.00 / 1.09 / 1.20"
+    assert cells[8] == "0.92 / 1.00 / 1.10"
+    assert cells[9] == "-33% / -27% / -20%"
     assert cells[-1] == "3"
     assert "Efficiency" not in table
+
+
+def test_a_short_line_is_of_the_last_setting_and_has_the_gains_of_all():
+    kind = BY_NAME["data parallel"]
+    eight = of_data_parallel("2", 2.0, 1.2, 1.1, search=1.0)
+    sixteen = of_data_parallel("1", 2.0, 1.5, 1.1, search=1.0)
+    for row in sixteen.rows:
+        row["steps"] = 16
+    (line,) = table_of(kind, [sixteen, eight]).splitlines()[2:]
+    assert "| horovod_k, 1.20 s | search, 1.00 s | 1.20 |" in line
+    assert line.endswith("| 1 | 1.20 / 1.35 / 1.50, 2 runs |")
+    long = table_of_all(kind, [sixteen, eight])
+    assert [line.split(" | ")[3] for line in long.splitlines()[2:]] == ["8", "16"]
+    assert "all settings" not in long
+
+
+def test_orders_of_one_cpu_have_a_line_each():
+    rows = [
+        {"workload": name, "batch": 8, "schedule": order, "step_s": [2.0, 1.0, 3.0], "baseline_s": [2.0],
+         "speedup": gain}
+        for name, order, gain in (("mlp", "auto", 1.1), ("cnn", "auto", 0.9), ("mlp", "in_order", 0.8))
+    ]  # fmt: skip
+    table = tables_of([Run("single-cpu", "1", "abc", "", "two cores", rows)])["one cpu"]
+    assert table.splitlines()[2:] == ["| auto | 2 | 0.90 / 1.00 / 1.10 | 2 |", "| in_order | 1 | 0.80 | 1 |"]
 
 
 def test_a_run_without_the_strongest_baseline_is_in_no_table():
@@ -124,8 +148,8 @@ def test_another_machine_is_another_setting():
     first, same, other = (replace(run, machine=machine) for machine in machines)
     assert len(figures_of(BY_NAME["data parallel"], [first, same])) == 1
     assert len(figures_of(BY_NAME["data parallel"], [first, same, other])) == 2
-    assert "ARM, 2 cores" in table_of(BY_NAME["data parallel"], [first, other])
-    assert "EPYC" not in table_of(BY_NAME["data parallel"], [first, same])
+    assert "ARM, 2 cores" in table_of_all(BY_NAME["data parallel"], [first, other])
+    assert "EPYC" not in table_of_all(BY_NAME["data parallel"], [first, same])
 
 
 def test_another_size_is_another_setting():
@@ -228,13 +252,13 @@ def test_no_runs_says_how_to_make_one(tmp_path):
     assert "--keep" in done.output
 
 
-def test_our_page_has_all_runs():
-    """``tf-ooo bench report --page docs/benchmarks.md --pictures docs/benchmarks/pictures`` makes it."""
-    runs = runs_in(DOCS / "benchmarks" / "rows")
-    tables = tables_of(runs)
-    page = (DOCS / "benchmarks.md").read_text()
-    assert with_tables(page, tables) == page
-    assert all(f"figures: {name} -->" in page for name in tables)
+def test_our_pages_have_all_runs():
+    """``tf-ooo bench report --page docs/benchmarks.md --page docs/benchmarks/all.md --pictures
+    docs/benchmarks/pictures`` makes them."""
+    tables = tables_of(runs_in(DOCS / "benchmarks" / "rows"))
+    pages = [(DOCS / name).read_text() for name in ("benchmarks.md", "benchmarks/all.md")]
+    assert [with_tables(page, tables) for page in pages] == pages
+    assert all(f"figures: {name} -->" in "".join(pages) for name in tables)
 
 
 def test_pictures_of_all_tables(tmp_path):
@@ -243,3 +267,4 @@ def test_pictures_of_all_tables(tmp_path):
     assert done.exit_code == 0
     assert len(list(tmp_path.glob("*.png"))) >= 7
     assert "## pipelines" in done.output
+    assert "## all of" not in done.output

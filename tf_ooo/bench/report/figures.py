@@ -20,14 +20,17 @@ from tf_ooo.bench.shared.kept import Run
 from tf_ooo.bench.shared.rows import Row
 from tf_ooo.bench.shared.workloads import DATA_PARALLEL
 
+ONE_CPU, MACHINE = "one cpu", "Machine"
 # First columns that are left out where all settings of a table agree.
-OPTIONAL = ("Micro-batches", "Cores", "Slow", "Rows", "Machine")
+OPTIONAL = ("Micro-batches", "Cores", "Slow", "Rows", MACHINE)
 # What older runs called the machine of those of today.
 _OLDER_NAMES = {"two x86-64 cores": "AMD EPYC, 2 cores"}
 _HOROVOD = "Horovod"
 _NOT_REORDERED = ("in_order", PLAIN)
 # First columns of what runs on workers; rows are those of one micro-batch.
 _SHAPE = ("Workload", "Devices", "Micro-batches", "Cores", "Rows")
+_SHORT = ("Workload", "Devices", "Micro-batches")
+_ORDERS = ("Workload", "Batch", "Order")
 
 
 @dataclass(frozen=True)
@@ -42,6 +45,7 @@ class Figure:
         planned_s: what the plan said before the run; ``corrected_s``: given what the run's controls took.
         bound_s: no step can be shorter.
         efficiencies: ours and the baseline's, each against its own step on one device; (): not measured.
+        date: of the run.
     """
 
     setting: tuple[str, ...]
@@ -55,6 +59,7 @@ class Figure:
     corrected_s: float | None = None
     bound_s: float | None = None
     efficiencies: tuple[float, ...] = ()
+    date: str = ""
 
     @property
     def gain(self) -> float:
@@ -65,18 +70,23 @@ class Figure:
 @dataclass(frozen=True)
 class Kind:
     """A table: of which command's runs, its name on the page, its title and first columns, and how to read a
-    run."""
+    run.
+
+    ``looked_up``: of the columns those by which a reader looks for a line; settings that agree in them are
+    one line of the short table.
+    """
 
     bench: str
     name: str
     title: str
     columns: tuple[str, ...]
+    looked_up: tuple[str, ...]
     read: Callable[[Run], Iterator[Figure]]
 
     @property
     def setting(self) -> tuple[str, ...]:
         """Names of what tells settings apart."""
-        return (*self.columns, "Machine")
+        return (*self.columns, MACHINE)
 
 
 def of_data_parallel(run: Run) -> Iterator[Figure]:
@@ -203,21 +213,23 @@ KINDS = (
         "data parallel",
         "Data parallel",
         ("Workload", "Workers", "Communication", "Steps together", "Through", "Messages", "Cores", "Rows"),
+        ("Workload", "Workers", "Communication", "Through"),
         of_data_parallel,
     ),
-    Kind("pipeline", "pipelines", "Pipelines", _SHAPE, of_pipelines),
+    Kind("pipeline", "pipelines", "Pipelines", _SHAPE, _SHORT, of_pipelines),
+    Kind("pipeline", "torch", "Pipelines beside torch.distributed.pipelining", _SHAPE, _SHORT, beside_torch),
     Kind(
-        "pipeline",
-        "torch",
-        "Pipelines beside torch.distributed.pipelining",
-        _SHAPE,
-        beside_torch,
+        "layerpipe",
+        "layerpipe",
+        "LayerPipe",
+        ("Workload", "Devices", "Cores", "Rows"),
+        ("Workload", "Devices", "Rows"),
+        of_layerpipe,
     ),
-    Kind("layerpipe", "layerpipe", "LayerPipe", ("Workload", "Devices", "Cores", "Rows"), of_layerpipe),
-    Kind("mesh", "meshes", "Meshes", _SHAPE, of_meshes),
-    Kind("unequal", "unequal", "Devices of unequal speed", (*_SHAPE, "Slow"), of_unequal),
-    Kind("pipeline", "one stage", "What a pipeline's steps cost", ("Workload",), of_one_stage),
-    Kind("single-cpu", "one cpu", "One CPU device", ("Workload", "Batch", "Order"), of_one_cpu),
+    Kind("mesh", "meshes", "Meshes", _SHAPE, _SHORT, of_meshes),
+    Kind("unequal", "unequal", "Devices of unequal speed", (*_SHAPE, "Slow"), (*_SHORT, "Slow"), of_unequal),
+    Kind("pipeline", "one stage", "What a pipeline's steps cost", ("Workload",), ("Workload",), of_one_stage),
+    Kind("single-cpu", ONE_CPU, "One CPU device", _ORDERS, _ORDERS, of_one_cpu),
 )
 
 
@@ -229,8 +241,18 @@ def figures_of(kind: Kind, runs: Iterable[Run]) -> list[list[Figure]]:
             machine = machine_text(run.machine)
             for figure in kind.read(run):
                 setting = (*figure.setting, machine)
-                settings.setdefault(setting, []).append(dataclasses.replace(figure, setting=setting))
+                dated = dataclasses.replace(figure, setting=setting, date=run.date)
+                settings.setdefault(setting, []).append(dated)
     return [settings[setting] for setting in sorted(settings, key=_in_order)]
+
+
+def looked_up(kind: Kind, settings: Iterable[list[Figure]]) -> list[list[list[Figure]]]:
+    """The settings of each line of the short table, the one that was run last at the end."""
+    places = [kind.setting.index(column) for column in kind.looked_up]
+    lines: dict[tuple[str, ...], list[list[Figure]]] = {}
+    for figures in sorted(settings, key=lambda figures: figures[-1].date):
+        lines.setdefault(tuple(figures[-1].setting[place] for place in places), []).append(figures)
+    return [lines[line] for line in sorted(lines, key=_in_order)]
 
 
 def _in_order(setting: tuple[str, ...]) -> list[tuple[float, str]]:

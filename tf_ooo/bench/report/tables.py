@@ -6,7 +6,18 @@ import statistics
 from collections.abc import Iterable, Sequence
 
 from tf_ooo.bench.any_size.command import WITH_SLOTS
-from tf_ooo.bench.report.figures import KINDS, OPTIONAL, Figure, Kind, figures_of, machine_text
+from tf_ooo.bench.report.figures import (
+    KINDS,
+    MACHINE,
+    ONE_CPU,
+    OPTIONAL,
+    Figure,
+    Kind,
+    figures_of,
+    looked_up,
+    machine_text,
+    of_one_cpu,
+)
 from tf_ooo.bench.shared.kept import Run
 from tf_ooo.bench.shared.rows import Row
 from tf_ooo.planning.pictures.style import bytes_text
@@ -16,22 +27,67 @@ _COLUMNS = (
     "Asked", "Strongest baseline", "Ours", "Gain", "Reordering alone", "Efficiency", "Baseline's",
     "Predicted by the plan", "Given the run's controls", "Of the bound", "Runs",
 )  # fmt: skip
+# Before the names of tables with all settings.
+ALL_OF = "all of"
 _WITHIN = 0.15
+_NONE = "No run of this is kept yet."
 
 
 def tables_of(runs: Sequence[Run]) -> dict[str, str]:
-    """All of them, by the name that they have on the page."""
-    of_kinds = {kind.name: table_of(kind, runs) for kind in KINDS}
-    return of_kinds | {"predictions": predictions_of(runs), "any size": any_size_of(runs)}
+    """All of them, by the names that they have on pages: short ones, and ``all of`` those of each kind."""
+    short = {kind.name: table_of(kind, runs) for kind in KINDS}
+    long = {f"{ALL_OF} {kind.name}": table_of_all(kind, runs) for kind in KINDS}
+    special = {ONE_CPU: orders_of(runs), "predictions": predictions_of(runs), "any size": any_size_of(runs)}
+    return short | special | long
 
 
 def table_of(kind: Kind, runs: Iterable[Run]) -> str:
-    """A row for each setting; columns in which no setting says anything are left out."""
+    """A row for what a reader looks up: the setting that was run last, and the gains of all of them.
+
+    Columns in which no row says anything are left out.
+    """
+    lines = looked_up(kind, figures_of(kind, runs))
+    if not lines:
+        return _NONE
+    shown = [*kind.looked_up, MACHINE]
+    places = [kind.setting.index(column) for column in shown]
+    head = [*shown, *_COLUMNS, "Gain of all settings"]
+    rows = [
+        [*(settings[-1][-1].setting[place] for place in places), *_cells(settings[-1]), _of_all(settings)]
+        for settings in lines
+    ]
+    return markdown(head, _without_alike(head, rows))
+
+
+def table_of_all(kind: Kind, runs: Iterable[Run]) -> str:
+    """A row for each setting, with all that tells settings apart."""
     settings = figures_of(kind, runs)
     if not settings:
-        return "No run of this is kept yet."
+        return _NONE
     head = [*kind.setting, *_COLUMNS]
-    return markdown(head, _without_alike(head, [_cells(figures) for figures in settings]))
+    rows = [[*figures[-1].setting, *_cells(figures)] for figures in settings]
+    return markdown(head, _without_alike(head, rows))
+
+
+def orders_of(runs: Iterable[Run]) -> str:
+    """One CPU device: a row for each order of the backward pass, over all networks."""
+    orders: dict[str, list[Figure]] = {}
+    for run in runs:
+        if run.bench == "single-cpu":
+            for figure in of_one_cpu(run):
+                orders.setdefault(figure.ours, []).append(figure)
+    if not orders:
+        return _NONE
+    lines = [
+        [
+            order,
+            str(len({figure.setting[0] for figure in figures})),
+            range_text([figure.gain for figure in figures], ".2f"),
+            str(len(figures)),
+        ]
+        for order, figures in sorted(orders.items())
+    ]
+    return markdown(["Order", "Networks", "Gain over stock", "Runs"], lines)
 
 
 def predictions_of(runs: Iterable[Run]) -> str:
@@ -42,7 +98,7 @@ def predictions_of(runs: Iterable[Run]) -> str:
             for row in run.rows:
                 settings.setdefault((row["workload"], machine_text(run.machine)), []).append(row)
     if not settings:
-        return "No run of this is kept yet."
+        return _NONE
     lines = []
     for (workload, machine), rows in settings.items():
         ended = [row for row in rows if "predicted_s" in row]
@@ -64,7 +120,7 @@ def any_size_of(runs: Iterable[Run]) -> str:
     """A model that is larger than what a process may use: who trains it, and within how much memory."""
     rows = [(machine_text(run.machine), row) for run in runs if run.bench == "any-size" for row in run.rows]
     if not rows:
-        return "No run of this is kept yet."
+        return _NONE
     lines = [
         [
             machine,
@@ -87,12 +143,11 @@ def any_size_of(runs: Iterable[Run]) -> str:
 
 
 def _cells(figures: Sequence[Figure]) -> list[str]:
-    """The cells of one setting; seconds are those of the last run, as those of several do not compare."""
+    """What one setting's runs measured; seconds are the last one's, as those of several do not compare."""
     last = figures[-1]
     baselines = _newest_last(figure.baseline for figure in figures)
     ours = _newest_last(figure.ours for figure in figures)
     return [
-        *last.setting,
         last.asked,
         f"{baselines}, {seconds_text(last.baseline_s)}",
         f"{ours}, {seconds_text(last.ours_s)}",
@@ -105,6 +160,12 @@ def _cells(figures: Sequence[Figure]) -> list[str]:
         range_text([figure.ours_s / figure.bound_s for figure in figures if figure.bound_s], ".2f"),
         str(len(figures)),
     ]
+
+
+def _of_all(settings: Sequence[Sequence[Figure]]) -> str:
+    """``0.94 / 1.03 / 1.18, 4 runs``; empty where there is one setting only."""
+    gains = [figure.gain for figures in settings for figure in figures]
+    return f"{range_text(gains, '.2f')}, {len(gains)} runs" if len(settings) > 1 else ""
 
 
 def _newest_last(names: Iterable[str]) -> str:

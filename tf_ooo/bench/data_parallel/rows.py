@@ -80,19 +80,24 @@ def bandwidth_mbit(alone: DataParallelMeasured, communication: float) -> float:
     return round(8 * sent_bytes / (communication * compute_s) / 1e6, 1)
 
 
-def as_if_in_turns(alone: DataParallelMeasured, together: DataParallelMeasured) -> Row:
-    """Stock Horovod with knobs, from processes of their own: knobs are a process's.
+def as_if_in_turns(
+    alone: DataParallelMeasured, shipped: DataParallelMeasured, together: DataParallelMeasured
+) -> Row:
+    """Stock Horovod with knobs, which are a process's, from processes of their own.
 
-    Its times as they would be if the machine had computed there as fast as beside all others, as far as both
-    have measured computing alone.
+    Its times as they would be in turns: what knobs change of Horovod ``shipped``, which had processes of its
+    own too, is what they change of the same steps ``together`` with all others; how fast the machine computed
+    meanwhile is taken out.
     """
-    run = alone["configurations"][SAME_STEPS[0]]
-    if LOCAL not in together["configurations"]:
-        return run
-    there_s, here_s = (
-        statistics.median(measured["configurations"][LOCAL]["seconds"]) for measured in (together, alone)
-    )
-    return run | {"seconds": [seconds * there_s / here_s for seconds in run["seconds"]]}
+    stock_k = SAME_STEPS[0]
+    run = alone["configurations"][stock_k]
+    same = _median_s(together, stock_k) / _median_s(shipped, stock_k)
+    machine = _median_s(shipped, LOCAL) / _median_s(alone, LOCAL)
+    return run | {"seconds": [seconds * same * machine for seconds in run["seconds"]]}
+
+
+def _median_s(measured: DataParallelMeasured, name: str) -> float:
+    return statistics.median(measured["configurations"][name]["seconds"])
 
 
 def rows_of(

@@ -75,7 +75,7 @@ def bandwidth_mbit(alone: DataParallelMeasured, communication: float) -> float:
 
     A ring of n workers sends them 2 (n - 1) times (Patarasuk & Yuan 2009), over one link here.
     """
-    compute_s: float = statistics.median(alone["configurations"][LOCAL]["seconds"])
+    compute_s = _median_s(alone, LOCAL)
     sent_bytes = 2 * (alone["workers"] - 1) * alone["gradient_bytes"]
     return round(8 * sent_bytes / (communication * compute_s) / 1e6, 1)
 
@@ -97,7 +97,7 @@ def as_if_in_turns(
 
 
 def _median_s(measured: DataParallelMeasured, name: str) -> float:
-    return statistics.median(measured["configurations"][name]["seconds"])
+    return float(statistics.median(measured["configurations"][name]["seconds"]))
 
 
 def rows_of(

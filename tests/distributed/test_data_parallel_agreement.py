@@ -353,7 +353,7 @@ def test_the_slowest_rank_counts_where_nothing_is_ordered(engine, quick_plans, m
     together_s, said = WATCHED[name]
     takes("_profile_one", 1.0, 3.0)
     takes("_watch", *together_s)
-    monkeypatch.setattr(planned, "WORTH", 10.0)  # no plan is worth it
+    monkeypatch.setattr(planned, "TRIED", 10.0)  # no plan is worth it
     report = _trained(engine, profile_steps=1, compare=True)
     assert report.fell_back
     assert said in report.fallback_reason

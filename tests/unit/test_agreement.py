@@ -317,6 +317,16 @@ def test_what_auto_did_without_is_noted():
     assert steps.report.fallback_reason == "no gain is predicted (0.0%)"
 
 
+def test_a_small_predicted_gain_is_tried():
+    steps = steps_of(Told(), result_of(), schedule="auto", profile_steps=0)
+    steps._source, rewritten = None, object()
+    steps._rewritten = lambda source, count, request: (None, rewritten)
+    steps.steps = 2
+    steps._take(Planned(schedule=result_of().schedule.to_text(), step_s=1.98, stock_s=2.0))
+    assert not steps.report.fell_back
+    assert steps.ordered is rewritten
+
+
 @pytest.mark.parametrize("strict", [False, True])
 @pytest.mark.parametrize(
     ("mine", "theirs", "said"),

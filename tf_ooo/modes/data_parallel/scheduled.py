@@ -295,7 +295,7 @@ class ScheduledSteps:
         if plan.step_s is not None:
             gain = 1 - plan.step_s / plan.stock_s if plan.stock_s else 0.0
             _LOG.info("planned %s, predicted gain %.1f%%", schedule.policy, 100 * gain)
-            if self.options.may_fall_back and gain < planned.WORTH:
+            if self.options.may_fall_back and gain < planned.TRIED:
                 self._keep_stock(f"no gain is predicted ({gain:.1%})", quiet=True)
                 self.report.how_to_record = f"schedule={schedule.policy!r}"
                 if self.options.profile_steps:

@@ -182,7 +182,7 @@ def _standardized(x):
 
 
 def _cropped_and_flipped(x, random):
-    """As is usual for CIFAR: moved by up to 4 pixels, where nothing is left black; each second one mirrored."""
+    """As is usual for CIFAR: moved by up to 4 pixels, black beyond the edge; every second one mirrored."""
     count, pixels = x.shape[:2]
     rows, columns = (random.integers(0, 9, (count, 1)) + np.arange(pixels) for _ in range(2))
     columns = np.where(random.random((count, 1)) < 0.5, columns, columns[:, ::-1])

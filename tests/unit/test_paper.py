@@ -632,6 +632,21 @@ def test_gpipe_keeps_everything_of_published_pre_training_in_16_gb():
     assert needed_bytes["bert12"] == pytest.approx(kept_bytes, rel=0.15)
 
 
+def test_gpus_are_left_to_the_processes_that_measure(monkeypatch):
+    hidden = mock.Mock(side_effect=RuntimeError("cannot be modified after being initialized"))
+    monkeypatch.setattr(tf.config, "set_visible_devices", hidden)
+    monkeypatch.setattr(measured, "rows", lambda asked, mode: [])
+    monkeypatch.setattr(predicted, "RATES_BYTES_PER_S", (1.25e9,))
+    monkeypatch.setattr(command, "NETWORKS", {"rnn16": NETWORKS["rnn16"]})
+    for arguments in (["run", "rnn16"], ["all"]):
+        assert invoked(*arguments, "--only", "predicted").exit_code == 0
+        hidden.assert_not_called()
+        done = invoked(*arguments, "--only", "measured")
+        assert done.exit_code == 0, done.output
+        hidden.assert_called_once_with([], "GPU")
+        hidden.reset_mock()
+
+
 def test_all_prints_its_head_once_and_a_line_for_each_network_and_task(monkeypatch):
     names = ("feed_forward", "bert12")
     monkeypatch.setattr(command, "NETWORKS", {name: NETWORKS[name] for name in names})

@@ -32,7 +32,7 @@ def data(of, count, seed=0):
 
 def optimizer(of):
     """At this rate loss falls at size tiny."""
-    return keras.optimizers.Adam(1e-3)
+    return keras.optimizers.Adam(3e-4)
 
 
 def main():

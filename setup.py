@@ -149,6 +149,7 @@ setup(
         "horovod": ["horovod==0.28.1"],
         "legacy": ["tensorflow-cpu==2.15.1", "tensorflow-addons==0.23.0", "tqdm"],
         "digits": ["scikit-learn"],
+        "datasets": ["tensorflow-datasets"],
         "dev": [
             "cmake<4",
             "hypothesis",
@@ -161,6 +162,7 @@ setup(
             "ruff",
             "scikit-learn",
             "sybil",
+            "tensorflow-datasets",
         ],
     },
     entry_points={"console_scripts": ["tf-ooo = tf_ooo.cli:main"]},

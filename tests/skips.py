@@ -23,7 +23,7 @@ ALLOWED_ON_OLDER = (
     r"needs what only Keras 3 has",
     r"(of|for) Keras 3",
     r"Keras 2 (compiles|traces)",
-    r"(keras[-_]hub|tf_keras|horovod|Horovod|sybil|nbclient|ipykernel) is not installed",
+    r"(keras[-_]hub|tf_keras|tensorflow-datasets|horovod|Horovod|sybil|nbclient|ipykernel) is not installed",
     r"could not import '(tf_keras|mypy)'",
     r"the installed Keras comes without its tests",
 )

@@ -32,7 +32,7 @@ def data(of, count, seed=0):
 
 def optimizer(of):
     """At this rate loss falls at size tiny."""
-    return keras.optimizers.Adam(1e-3)
+    return keras.optimizers.Adam(3e-4)
 
 
 def main():
@@ -41,7 +41,7 @@ def main():
     model = build(of)
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile(optimizer(of), loss, metrics=["accuracy"], jit_compile=False)
-    x, y = of.shard(*data(of, of.steps * of.rows_of_step))
+    x, y = of.shard(*data(of, of.rows_of_epoch))
     callback = tf_ooo.OOOBackprop(mode=of.mode, **of.mode_options)
     model.fit(x, y, batch_size=of.rows_of_step, epochs=of.epochs, verbose=2, callbacks=[callback])
     print(callback.report.summary())

@@ -26,7 +26,7 @@ def build(of, rows=None):
     """Logits of the classes."""
     shape = (of.pixels, of.pixels, 3)
     images = keras.Input(shape, batch_size=rows)
-    # Images are 0 to 1 already, where Keras' own scaling expects 0 to 255.
+    # Images are standardized already, where Keras' own scaling expects 0 to 255.
     return keras.applications.MobileNetV3Large(
         shape, of.alpha, weights=None, input_tensor=images, classes=of.classes, classifier_activation=None,
         include_preprocessing=False,
@@ -49,7 +49,7 @@ def main():
     model = build(of)
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile(optimizer(of), loss, metrics=["accuracy"], jit_compile=False)
-    x, y = of.shard(*data(of, of.steps * of.rows_of_step))
+    x, y = of.shard(*data(of, of.rows_of_epoch))
     callback = tf_ooo.OOOBackprop(mode=of.mode, **of.mode_options)
     model.fit(x, y, batch_size=of.rows_of_step, epochs=of.epochs, verbose=2, callbacks=[callback])
     print(callback.report.summary())

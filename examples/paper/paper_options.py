@@ -13,7 +13,7 @@ MODES = ("single_device", "data_parallel", "pipeline")
 # How long to train, and in how many parts; what is set beside the settings of a size.
 _COUNTS = {"steps": 20, "epochs": 3, "microbatches": 2}
 _MEANT = {
-    "steps": "of an epoch; ",
+    "steps": "of an epoch, with data_parallel of each worker; ",
     "microbatches": "of a step, with --mode pipeline; ",
     "batch": "rows of a step, with data_parallel of each worker, with pipeline of one micro-batch; ",
 }
@@ -24,7 +24,7 @@ def asked_for(description, sizes, check=None):
 
     What is no number, or no word, where the size has one is refused; ``check`` raises ValueError where values
     do not go together.  ``rows_of_step`` is what ``fit`` takes as its batch: of a pipeline all micro-batches
-    together.
+    together.  ``rows_of_epoch`` are those of all workers, of which ``shard`` gives each its part.
 
     ``--mode data_parallel`` is for ``horovodrun -np 2 python ...``; ``--mode pipeline`` takes all GPUs, or
     two logical devices of the CPU.
@@ -60,9 +60,11 @@ def asked_for(description, sizes, check=None):
         if not tf.config.list_physical_devices("GPU"):
             cpu = tf.config.list_physical_devices("CPU")[0]
             tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
+    workers = 1
     if of.mode == "data_parallel":
-        data_parallel.connect()
+        workers = data_parallel.connect().size
         of.shard = data_parallel.shard
+    of.rows_of_epoch = of.steps * of.rows_of_step * workers
     return of
 
 

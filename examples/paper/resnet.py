@@ -77,7 +77,7 @@ def main():
     model = build(of)
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile(optimizer(of), loss, metrics=["accuracy"], jit_compile=False)
-    x, y = of.shard(*data(of, of.steps * of.rows_of_step))
+    x, y = of.shard(*data(of, of.rows_of_epoch))
     callback = tf_ooo.OOOBackprop(mode=of.mode, **of.mode_options)
     model.fit(x, y, batch_size=of.rows_of_step, epochs=of.epochs, verbose=2, callbacks=[callback])
     print(callback.report.summary())

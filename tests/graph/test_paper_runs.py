@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
+import tensorflow as tf
 
 from tf_ooo.bench.paper import measured
 from tf_ooo.bench.paper.measured import Asked, Effort, rows
 from tf_ooo.bench.paper.networks import NETWORKS, PIPELINE, SINGLE
-from tf_ooo.bench.shared import confine
+from tf_ooo.bench.shared import confine, scripts
+from tf_ooo.bench.shared.scripts import ScriptNetwork
+from tf_ooo.bench.shared.workloads import make
 
 pytestmark = pytest.mark.takes(180)
 
@@ -49,3 +53,21 @@ def test_a_pipeline_is_measured_or_says_why_not(monkeypatch, capsys):
         assert (row["devices"], row["microbatches"], row["mode"]) == (2, 2, PIPELINE)
         assert row["planned_step_s"] > 0
         assert row["settings"].items() >= settings.items()
+
+
+@pytest.mark.devices(2)
+def test_data_are_prepared_where_the_model_is_not(monkeypatch):
+    """The pipeline benchmark makes models on workers, whose share of the CPU is for training."""
+    devices = []
+
+    def data(of, rows, seed):
+        devices.append(tf.identity(1.0).device)
+        return np.zeros((rows, 3 * 4**2), "float32"), np.zeros(rows, "int32")
+
+    of = ScriptNetwork(str(EXAMPLES / "feed_forward.py"), "tiny", "generated", {"layers": 1, "pixels": 4})
+    monkeypatch.setattr(scripts.loaded(of.script), "data", data)
+    with tf.device("CPU:1"):
+        workload = make(of)
+        devices.append(tf.identity(1.0).device)
+    assert [device[-5:] for device in devices] == ["CPU:0", "CPU:1"]
+    assert len(workload.x) == of.batch

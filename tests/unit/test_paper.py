@@ -10,11 +10,12 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from unittest import mock
 
+import keras
 import pytest
 import tensorflow as tf
 from click.testing import CliRunner
 
-from tf_ooo.bench.paper import command, predicted, why
+from tf_ooo.bench.paper import command, measured, predicted, why
 from tf_ooo.bench.paper.figures import PUBLISHED, figures_of, gains_text, measured_text, title_of
 from tf_ooo.bench.paper.measured import EFFORTS, Asked
 from tf_ooo.bench.paper.networks import DATA_PARALLEL, NETWORKS, PIPELINE, SINGLE, SIZES
@@ -27,6 +28,7 @@ from tf_ooo.bench.shared.kept import Run
 from tf_ooo.bench.shared.scripts import loaded
 from tf_ooo.cli import main
 from tf_ooo.errors import OptionsError
+from tf_ooo.modes import data_parallel
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES, DOCS = ROOT / "examples/paper", ROOT / "docs"
@@ -139,12 +141,23 @@ def test_settings_of_a_user_come_last():
         (["bert12", "--size", "huge"], "'huge' is not one of 'tiny', 'small', 'full'"),
         (["bert12", "--examples", "nowhere"], "nowhere/bert.py is not there: the scripts come with"),
         (["densenet121", "--growth", "0"], "0 is not in the range x>=1"),
+        (["bert12", "--only", "predicted", "--size", "tiny"], "--size changes nothing with --only predicted: "
+         "predictions are of the published sizes; leave it out"),
+        (["bert12", "--only", "predicted", "--data", "auto"], "--data changes nothing with --only predicted: "
+         "nothing is trained; leave it out"),
     ],
 )  # fmt: skip
 def test_what_is_refused(arguments, said):
     done = invoked("run", *arguments)
     assert done.exit_code == 2
     assert said in done.output
+
+
+@pytest.mark.parametrize("option", ["--size", "--data"])
+def test_all_refuses_what_changes_no_prediction(option):
+    done = invoked("all", "--only", "predicted", option, {"--size": "full", "--data": "real"}[option])
+    assert done.exit_code == 2
+    assert f"{option} changes nothing with --only predicted: " in done.output
 
 
 def test_predictions_of_one_network_are_printed_and_kept(tmp_path):
@@ -500,6 +513,44 @@ def test_older_runs_trained_with_another_optimizer():
     assert gains_tables(runs[1:])["earlier"] == "No other setting was run."
 
 
+def test_rows_that_name_their_optimizer_are_of_a_setting_of_their_own():
+    rows = [measured_row(PIPELINE, "gpipe", step_s=3.0), measured_row(PIPELINE, "zb_h1", step_s=2.0)]
+    named = [row | {"optimizer": "Adam of rate 0.0003"} for row in rows]
+    older = replace(run_of(named), date="2026-11-26 13:00")  # what the row says counts, not the date
+    entries = figure_of(run_of(rows), run_of(named), older).entries
+    assert [(len(entry), entry[0].setting.trained.split("; ")[2:]) for entry in entries] == [
+        (1, ["generated"]),
+        (2, ["generated", "Adam of rate 0.0003"]),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "said"),
+    [
+        ("resnet50", {}, "SGD of rate 0.1, momentum 0.9"),
+        ("densenet121", {}, "SGD of rate 0.1"),
+        ("bert12", {}, "Adam of rate 0.0003"),
+        ("bert12", {"task": "finetune"}, "Adam of rate 5e-05"),
+    ],
+)
+def test_optimizers_are_named(name, settings, said):
+    assert Asked(NETWORKS[name], "tiny", "auto", EXAMPLES, settings).workload().optimizer_text() == said
+
+
+def test_a_schedule_of_rates_is_named(monkeypatch):
+    workload = Asked(NETWORKS["bert12"], "tiny", "auto", EXAMPLES, {}).workload()
+    decay = keras.optimizers.schedules.CosineDecay(0.1, 10)
+    monkeypatch.setattr(loaded(workload.script), "optimizer", lambda of: keras.optimizers.SGD(decay))
+    assert workload.optimizer_text() == "SGD of rate CosineDecay"
+
+
+def test_measured_rows_say_what_was_trained(monkeypatch):
+    monkeypatch.setitem(measured._MEASURED, SINGLE, lambda label, effort: iter([{"schedule": "x"}]))
+    (row,) = measured.rows(Asked(NETWORKS["densenet121"], "tiny", "generated", EXAMPLES, {}), SINGLE)
+    assert (row["data"], row["optimizer"]) == ("generated", "SGD of rate 0.1")
+    assert (row["network"], row["settings"]["growth"]) == ("densenet121", 12)
+
+
 def test_the_setting_that_was_run_last_is_the_newest():
     rows = [measured_row(PIPELINE, "gpipe", step_s=3.0), measured_row(PIPELINE, "zb_h1", step_s=2.0)]
     wider = [row | {"settings": {"width": 128, "task": "pretrain"}} for row in rows]
@@ -581,6 +632,21 @@ def test_gpipe_keeps_everything_of_published_pre_training_in_16_gb():
     assert needed_bytes["bert12"] == pytest.approx(kept_bytes, rel=0.15)
 
 
+def test_gpus_are_left_to_the_processes_that_measure(monkeypatch):
+    hidden = mock.Mock(side_effect=RuntimeError("cannot be modified after being initialized"))
+    monkeypatch.setattr(tf.config, "set_visible_devices", hidden)
+    monkeypatch.setattr(measured, "rows", lambda asked, mode: [])
+    monkeypatch.setattr(predicted, "RATES_BYTES_PER_S", (1.25e9,))
+    monkeypatch.setattr(command, "NETWORKS", {"rnn16": NETWORKS["rnn16"]})
+    for arguments in (["run", "rnn16"], ["all"]):
+        assert invoked(*arguments, "--only", "predicted").exit_code == 0
+        hidden.assert_not_called()
+        done = invoked(*arguments, "--only", "measured")
+        assert done.exit_code == 0, done.output
+        hidden.assert_called_once_with([], "GPU")
+        hidden.reset_mock()
+
+
 def test_all_prints_its_head_once_and_a_line_for_each_network_and_task(monkeypatch):
     names = ("feed_forward", "bert12")
     monkeypatch.setattr(command, "NETWORKS", {name: NETWORKS[name] for name in names})
@@ -620,6 +686,19 @@ def test_scripts_train_on_rows_of_micro_batches(monkeypatch, script, mode, rows)
     module.main()
     assert model.rows == (2 * rows, 2 * rows)
     assert model.given["batch_size"] == rows
+
+
+def test_each_worker_has_as_many_steps_as_were_asked_for(monkeypatch):
+    module, model = loaded(str(EXAMPLES / "feed_forward.py")), Fitted()
+    monkeypatch.setattr(module, "build", lambda _: model)
+    monkeypatch.setattr(module.tf_ooo, "OOOBackprop", mock.Mock())
+    ranks = mock.Mock(rank=1, size=3)
+    monkeypatch.setattr(data_parallel, "choose_engine", lambda _: ranks)
+    arguments = "--mode data_parallel --batch 5 --steps 2 --data generated"
+    monkeypatch.setattr(sys, "argv", ["feed_forward", *arguments.split()])
+    module.main()
+    assert model.rows == (2 * 5, 2 * 5)
+    assert model.given["batch_size"] == 5
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import datetime
 import json
 import time
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from tf_ooo.bench.paper import measured, predicted, why
 from tf_ooo.bench.paper.figures import PUBLISHED, TASKS, figures_of, gains_text, is_own
@@ -31,6 +33,11 @@ _ROOT = Path(__file__).parents[3]
 _EXAMPLES, _ROWS = _ROOT / "examples" / "paper", _ROOT / "docs" / "benchmarks" / "rows"
 _LAYERPIPE = _ROOT / "docs" / "benchmarks" / "planner" / "layerpipe.json"
 _ONLY = ("predicted", "measured")
+# Options of what is measured, and why they change no prediction.
+_OF_MEASURED = {
+    "size": "--size changes nothing with --only predicted: predictions are of the published sizes",
+    "source": "--data changes nothing with --only predicted: nothing is trained",
+}
 # Of the columns of the table that `all` prints.
 _WIDTHS = (22, 13, 6, 9, 27, 58, 37, 9, 15, 80, 0)
 
@@ -83,21 +90,24 @@ def _common(function: Callable[..., Any]) -> Callable[..., Any]:
 @click.option("--option", "options", multiple=True, metavar="NAME=VALUE",
               help="Any setting of the network's script, for example width=64 or task=finetune.")  # fmt: skip
 @_common
+@click.pass_context
 def run(
-    name: str, mode: str | None, any_mode: bool, growth: int | None, alpha: float | None, layers: int | None,
-    options: tuple[str, ...], size: str, source: str, only: str | None, examples: Path,
+    ctx: click.Context, name: str, mode: str | None, any_mode: bool, growth: int | None, alpha: float | None,
+    layers: int | None, options: tuple[str, ...], size: str, source: str, only: str | None, examples: Path,
     json_file: Path | None,
 ) -> None:  # fmt: skip
     """One network: predicted for the paper's hardware, then measured here with stock in turns."""
     network = network_named(name)
     named = {"growth": growth, "alpha": alpha, "layers": layers}
     settings = _settings(options, {key: value for key, value in named.items() if value is not None})
+    _refuse_unused(ctx, only)
     if any_mode and not mode:
         raise OptionsError("--any-mode changes nothing without --mode, such as --mode pipeline: name one")
     asked = measured.Asked(network, size, source, examples, settings)
     modes = modes_of(network, mode, any_mode)
     if only != "predicted":
         asked.workload()  # before anything is printed
+        _leave_gpus()
     elif settings:
         replace(asked, size="full").workload()  # what is predicted
     end_cleanly()
@@ -116,8 +126,14 @@ def run(
 
 @paper.command("all")
 @_common
-def all_(size: str, source: str, only: str | None, examples: Path, json_file: Path | None) -> None:
+@click.pass_context
+def all_(
+    ctx: click.Context, size: str, source: str, only: str | None, examples: Path, json_file: Path | None
+) -> None:
     """All networks in the paper's modes, BERT for both tasks; a table that grows by a line for each."""
+    _refuse_unused(ctx, only)
+    if only != "predicted":
+        _leave_gpus()
     end_cleanly()
     began_s, failed = time.monotonic(), []
     todo = [
@@ -182,6 +198,21 @@ def report(rows: Path, layerpipe: Path, page: Path | None, picture: Path | None)
             click.echo(f"## {name}\n\n{table}\n")
     if picture:
         save_picture(figures_of(runs), picture)
+
+
+def _refuse_unused(ctx: click.Context, only: str | None) -> None:
+    """OptionsError where an option was given that only changes what is measured, and nothing will be."""
+    for name, reason in _OF_MEASURED.items() if only == "predicted" else ():
+        if ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE:
+            raise OptionsError(f"{reason}; leave it out")
+
+
+def _leave_gpus() -> None:
+    """GPUs are for the processes that measure: this one asks scripts for their data and optimizer only."""
+    import tensorflow as tf
+
+    with contextlib.suppress(RuntimeError):  # TensorFlow has begun already
+        tf.config.set_visible_devices([], "GPU")
 
 
 def _settings(texts: Sequence[str], named: Mapping[str, Any]) -> dict[str, Any]:

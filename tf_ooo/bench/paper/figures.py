@@ -26,7 +26,7 @@ _PREDICTED = {
 # The paper's own schedules where a run has several.
 _OWN = {DATA_PARALLEL: ("search",), PIPELINE: ("modulo", "fast_forward")}
 TASKS = {"pretrain": "pre-training", "finetune": "fine-tuning"}
-# Earlier runs had other optimizers than the scripts have now: until when, at which task, and which.
+# Rows that name no optimizer: until when their scripts had another one than later, at which task, and which.
 _EARLIER_OPTIMIZERS = (
     ("2026-11-26 14:27", "", "SGD of rate 0.01"),
     ("2026-11-26 18:20", "finetune", "Adam of rate 0.0003"),
@@ -40,7 +40,7 @@ class Setting:
     Attributes:
         machine: as :func:`tf_ooo.bench.report.figures.machine_text` has it.
         size: tiny, small or full.
-        trained: settings of the script, devices, data, and the optimizer where it is not the script's.
+        trained: settings of the script, devices, data, and the optimizer where it is known.
     """
 
     machine: str
@@ -194,15 +194,20 @@ def _of_several(setting: Setting, rows: Sequence[Row], mode: str) -> Iterator[Me
 
 
 def _trained(row: Row, date: str) -> str:
-    """``layers=3 width=64 batch=12 task=pretrain; 2 devices, 4 micro-batches; generated``."""
+    """``layers=3 width=64 batch=12; 2 devices, 4 micro-batches; generated; Adam of rate 0.0003``."""
     parts = [" ".join(f"{name}={_value_text(value)}" for name, value in row.get("settings", {}).items())]
     if row["mode"] != SINGLE:
         rest = f", {row['microbatches']} micro-batches" if "microbatches" in row else ""
         parts.append(f"{row.get('devices', 2)} devices{rest}")
     parts += [row["data"]] if "data" in row else []
-    earlier = [name for until, task, name in _EARLIER_OPTIMIZERS if date < until and task in ("", _task(row))]
-    parts += earlier[:1]
+    parts += [row["optimizer"] if "optimizer" in row else _earlier_optimizer(row, date)]
     return "; ".join(filter(None, parts))
+
+
+def _earlier_optimizer(row: Row, date: str) -> str:
+    """Of a row that names none: what its script had then, where it has another one since; else nothing."""
+    names = (name for until, task, name in _EARLIER_OPTIMIZERS if date < until and task in ("", _task(row)))
+    return next(names, "")
 
 
 def _value_text(value: object) -> str:

@@ -78,11 +78,11 @@ def rows(asked: Asked, mode: str) -> list[Row]:
     workload = asked.workload()
     if mode != SINGLE and confine.skipped(with_link=mode == DATA_PARALLEL):
         return []
-    data, began_s = workload.data_used(), time.monotonic()
+    data, optimizer, began_s = workload.data_used(), workload.optimizer_text(), time.monotonic()
     measured = list(_MEASURED[mode](workload.label(), asked.effort(mode)))
     about: Row = {"kind": "measured", "network": asked.network.name, "size": asked.size, "mode": mode}
     about["settings"] = {key: value for key, value in vars(workload.given()).items() if key != "data"}
-    about |= {"data": data, "took_s": round(time.monotonic() - began_s, 1)}
+    about |= {"data": data, "optimizer": optimizer, "took_s": round(time.monotonic() - began_s, 1)}
     return [{**row, **about, "workload": asked.network.name} for row in measured]
 
 

@@ -89,6 +89,16 @@ class ScriptNetwork:
         """The script's own."""
         return loaded(self.script).optimizer(self.given())
 
+    def optimizer_text(self) -> str:
+        """``SGD of rate 0.1, momentum 0.9``, or without a momentum ``Adam of rate 0.001``."""
+        optimizer = self.optimizer()
+        settings = optimizer.get_config()
+        rate, momentum = settings["learning_rate"], settings.get("momentum")
+        # Of a schedule its name.
+        rate_text = rate["class_name"] if isinstance(rate, dict) else f"{rate:g}"
+        text = f"{type(optimizer).__name__} of rate {rate_text}"
+        return f"{text}, momentum {momentum:g}" if momentum else text
+
     def data_used(self) -> str:
         """Which data these are: what the script prints of them, ``shipped, Python's manual``.
 

@@ -85,6 +85,7 @@ def make(network: Network | ScriptNetwork, microbatches: int = 1, optimizer: str
     ``optimizer``: by name, with its own rate; without one a script's own, or plain SGD.
     """
     import keras
+    import tensorflow as tf
 
     keras.utils.set_random_seed(SEED)
     # Layers get the same names again: what was found in one trace holds for the next.
@@ -94,7 +95,9 @@ def make(network: Network | ScriptNetwork, microbatches: int = 1, optimizer: str
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     named = keras.optimizers.get(optimizer) if optimizer else optimizer_of(network)
     model.compile(named, loss, jit_compile=False)
-    return Workload(model, *network.data(rows, SEED))
+    with tf.device(None):  # scripts may prepare data with TensorFlow, which the model's device is not for
+        x, y = network.data(rows, SEED)
+    return Workload(model, x, y)
 
 
 def optimizer_of(network: Network | ScriptNetwork, momentum: float = 0.0) -> keras.Optimizer:

@@ -17,8 +17,7 @@ SAME_STEPS = ("horovod_k", "horovod_tape_k")
 STRATEGY, STRATEGY_SAME_STEPS = "multi_worker", "multi_worker_k"
 STOCK = (BASELINE, STRATEGY)
 # Threads that communicate do not wait for those that compute; in runs before 2026-11-26 they did.
-_RUN_FIRST = "run first"
-HOROVODS_JOINED_BYTES = 128 * 1024**2  # in one message, as it ships
+MESSAGES = "run first"
 # Ours through TensorFlow's own collectives instead of Horovod.
 COLLECTIVES = "collectives"
 # Name: what the callback is given; None: without tf_ooo.
@@ -62,14 +61,13 @@ class DataParallelRun:
 class DataParallelMeasured(TypedDict):
     """Of each configuration ``seconds`` of a step in each turn, a check sum of its weights, a plan;
     ``communication_s``: of one message as large as all that is sent, an allreduce of ``gradient_bytes``;
-    ``batch_rows``: of each worker; ``joined_bytes``: to one message at most."""
+    ``batch_rows``: of each worker."""
 
     configurations: dict[str, Row]
     communication_s: float
     gradient_bytes: int
     workers: int
     batch_rows: int
-    joined_bytes: int
 
 
 def bandwidth_mbit(alone: DataParallelMeasured, communication: float) -> float:
@@ -135,7 +133,7 @@ def rows_of(
             "cores": asked.cores,
             "steps": asked.steps,
             "batch_rows": measured.get("batch_rows"),
-            "messages": _messages_text(measured.get("joined_bytes", HOROVODS_JOINED_BYTES)),
+            "messages": MESSAGES,
             "bound_s": bound_s,
             "compute_s": local_s,
             "communication_s": measured["communication_s"],
@@ -154,13 +152,6 @@ def rows_of(
         }
         rows.append(known(row))
     return rows
-
-
-def _messages_text(joined_bytes: int) -> str:
-    """``run first``, and how much is joined where that is not what Horovod ships with."""
-    if joined_bytes == HOROVODS_JOINED_BYTES:
-        return _RUN_FIRST
-    return f"{_RUN_FIRST}, joined to {joined_bytes / 1024**2:g} MiB"
 
 
 def text_of(row: Row) -> str:

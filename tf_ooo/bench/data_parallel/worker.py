@@ -19,7 +19,6 @@ from tf_ooo.bench.data_parallel.rows import (
     BASELINE,
     COLLECTIVES,
     CONFIGURATIONS,
-    HOROVODS_JOINED_BYTES,
     LOCAL,
     SAME_STEPS,
     STRATEGY,
@@ -72,7 +71,6 @@ def main(asked: DataParallelRun) -> None:
         "gradient_bytes": 4 * sent,
         "workers": hvd.size(),
         "batch_rows": any_trainer.batch,
-        "joined_bytes": int(os.environ.get("HOROVOD_FUSION_THRESHOLD", HOROVODS_JOINED_BYTES)),
     }
     if hvd.rank() == 0:
         end_with(measured)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-from tf_ooo.hosts.ranks.launch import launched, prepare_horovod
+from tf_ooo.hosts.ranks.launch import launched, remember_names
 from tf_ooo.version import __version__
 
 _NAMES = {
@@ -41,7 +41,7 @@ __all__ = ["__version__", *_HOME]  # noqa: PLE0604 - names are strings, from one
 
 
 if launched():
-    prepare_horovod()  # a script may call hvd.init() before it makes a callback
+    remember_names()  # a script may call hvd.init() before it makes a callback
 
 
 def __getattr__(name: str) -> Any:

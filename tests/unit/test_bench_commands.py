@@ -170,5 +170,5 @@ def test_times_of_tuned_horovod_are_scaled_by_stock_in_processes_of_its_own():
         return {"configurations": {"local": {"seconds": [local_s]}, "horovod_k": {"seconds": [step_s]}}}
 
     # Knobs save a quarter of 4 s, the machine being half as fast meanwhile: of the 5 s in turns too.
-    scaled = as_if_in_turns(alone=run(2.0, 6.0), untuned=run(1.0, 4.0), together=run(1.5, 5.0))
+    scaled = as_if_in_turns(alone=run(2.0, 6.0), shipped=run(1.0, 4.0), together=run(1.5, 5.0))
     assert scaled["seconds"] == [3.75]

@@ -19,7 +19,6 @@ import tensorflow as tf
 from keras_callbacks import OOOBackprop
 from tests import zoo
 from tf_ooo.errors import BackendError, OptionsError
-from tf_ooo.hosts.ranks import launch
 from tf_ooo.hosts.ranks.base import Engine, SingleEngine
 from tf_ooo.hosts.ranks.collective_engine import CollectiveEngine
 from tf_ooo.hosts.ranks.combining import check_ranks
@@ -226,32 +225,6 @@ def test_horovod_remembers_the_names_of_several_steps(monkeypatch, of_user, expe
     monkeypatch.setitem(sys.modules, "horovod.tensorflow", module)
     assert HorovodEngine().size == 1
     assert at_init == [expected]
-
-
-@pytest.mark.parametrize(
-    ("given", "has_gpus", "expected"),
-    [
-        ({"HOROVOD_SIZE": "3"}, False, str(3 * 1024**2)),
-        ({"HOROVOD_SIZE": "3", "HOROVOD_FUSION_THRESHOLD": "77"}, False, "77"),
-        ({"HOROVOD_SIZE": "3", "HOROVOD_AUTOTUNE": "1"}, False, None),  # it would not be tuned
-        ({"HOROVOD_SIZE": "3"}, True, None),
-        ({}, False, None),
-    ],
-)
-def test_horovod_joins_what_a_ring_cuts_into_parts_of_1_mib(
-    monkeypatch, tmp_path, given, has_gpus, expected
-) -> None:
-    driver = tmp_path / "nvidiactl"
-    if has_gpus:
-        driver.touch()
-    monkeypatch.setattr(launch, "_GPUS", str(driver))
-    for name in ("HOROVOD_SIZE", "HOROVOD_FUSION_THRESHOLD", "HOROVOD_AUTOTUNE", "HOROVOD_CACHE_CAPACITY"):
-        monkeypatch.setenv(name, "unset at the end")
-        monkeypatch.delenv(name)
-    for name, value in given.items():
-        monkeypatch.setenv(name, value)
-    launch.prepare_horovod()
-    assert os.environ.get("HOROVOD_FUSION_THRESHOLD") == expected
 
 
 def test_broadcast_keeps_shapes_and_types():

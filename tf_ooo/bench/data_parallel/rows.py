@@ -81,18 +81,18 @@ def bandwidth_mbit(alone: DataParallelMeasured, communication: float) -> float:
 
 
 def as_if_in_turns(
-    alone: DataParallelMeasured, untuned: DataParallelMeasured, together: DataParallelMeasured
+    alone: DataParallelMeasured, shipped: DataParallelMeasured, together: DataParallelMeasured
 ) -> Row:
     """Stock Horovod with knobs, which are a process's, from processes of their own.
 
-    Its times as they would be in turns: what knobs change of Horovod ``untuned``, which had processes of its
+    Its times as they would be in turns: what knobs change of Horovod ``shipped``, which had processes of its
     own too, is what they change of the same steps ``together`` with all others; how fast the machine computed
     meanwhile is taken out.
     """
     stock_k = SAME_STEPS[0]
     run = alone["configurations"][stock_k]
-    same = _median_s(together, stock_k) / _median_s(untuned, stock_k)
-    machine = _median_s(untuned, LOCAL) / _median_s(alone, LOCAL)
+    same = _median_s(together, stock_k) / _median_s(shipped, stock_k)
+    machine = _median_s(shipped, LOCAL) / _median_s(alone, LOCAL)
     return run | {"seconds": [seconds * same * machine for seconds in run["seconds"]]}
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from tf_ooo.errors import BackendError
 from tf_ooo.hosts.ranks.base import Engine
 from tf_ooo.hosts.ranks.combining import adasum, restored
-from tf_ooo.hosts.ranks.launch import mpi_size, prepare_horovod
+from tf_ooo.hosts.ranks.launch import mpi_size, remember_names
 from tf_ooo.hosts.ranks.rendezvous import meet_by_horovods_server
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ class HorovodEngine(Engine):
             self.roll.when_lost(lambda who: hvd.shutdown())
             self.roll.start()
         if not hvd.is_initialized():
-            prepare_horovod()
+            remember_names()
             try:
                 # It waits for a lost rank without a word, and then aborts the process.
                 with self.all_needed():

@@ -14,40 +14,19 @@ ENGINES = ("auto", "horovod", "collectives", "single")
 # Where launchers say how many processes they have started; srun with PMIx has Slurm's variable only.
 _SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS")
 
-# Is there where NVIDIA's driver is; TensorFlow, which would tell, is not imported for it.
-_GPUS = "/dev/nvidiactl"
-_JOINED_BYTES = 1024**2  # for each worker
-
 
 def launched() -> bool:
     """Whether Horovod's launcher, or its environment variables, started this process."""
     return "HOROVOD_RANK" in os.environ and "HOROVOD_SIZE" in os.environ
 
 
-def prepare_horovod() -> None:
-    """What Horovod reads in ``hvd.init()``; what the user has set stays."""
-    _remember_names()
-    _join_less()
-
-
-def _remember_names() -> None:
-    """Has Horovod remember more tensors.
+def remember_names() -> None:
+    """Has Horovod remember more tensors, which it reads in ``hvd.init()``; what the user has set stays.
 
     Names of tensors differ by step where several steps run together: Horovod's own 1024 are too few for a
     ResNet-50 in 8 steps, and what is forgotten is negotiated anew in every step.
     """
     os.environ.setdefault("HOROVOD_CACHE_CAPACITY", "16384")
-
-
-def _join_less() -> None:
-    """Has Horovod join messages to 1 MiB for each worker at most; its own limit is 128 MiB.
-
-    What is joined is copied twice, and arrives as a whole.  A ring cuts a message into as many parts as there
-    are workers.  Measured over Gloo: where there are GPUs, or Horovod tunes itself, its own limit stays.
-    """
-    size = os.environ.get("HOROVOD_SIZE", "")
-    if size.isdecimal() and os.environ.get("HOROVOD_AUTOTUNE") != "1" and not os.path.exists(_GPUS):
-        os.environ.setdefault("HOROVOD_FUSION_THRESHOLD", str(_JOINED_BYTES * int(size)))
 
 
 def mpi_size() -> int:

@@ -11,7 +11,6 @@ from pathlib import Path
 import click
 
 from tf_ooo.bench.data_parallel.rows import (
-    BASELINE,
     LOCAL,
     SAME_STEPS,
     TUNED,
@@ -37,7 +36,7 @@ TUNING = [
 def on_links(run: DataParallelRun, communication: Sequence[float]) -> Iterator[DataParallelRun]:
     """The run on links on which communicating takes so many times as long as computing, by a run before;
     0: a link without a limit."""
-    alone = _run(run, [BASELINE, LOCAL], {})
+    alone = _run(run, [LOCAL], {})
     for times in communication:
         bandwidth = bandwidth_mbit(alone, times) if times else 0.0
         yield dataclasses.replace(run, communication=times, mbit=bandwidth)

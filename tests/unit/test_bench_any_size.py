@@ -89,5 +89,5 @@ def test_who_passes_a_limit_of_memory_is_ended():
         small = subprocess.run(group.command([sys.executable, "-c", fills, "10000000"]), check=False)
         large = subprocess.run(group.command([sys.executable, "-c", fills, "90000000"]), check=False)
         assert (small.returncode, large.returncode) == (0, -9)
-        assert 10_000_000 < group.most_bytes <= 60_000_000
+        assert 10_000_000 < group.most_bytes < 65_000_000  # version 2 counts some beyond a limit
     assert not group.folder.exists()

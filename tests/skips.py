@@ -15,7 +15,7 @@ ALLOWED = (
     r"needs TensorFlow 2\.15",
     r"of TensorFlow before 2\.21",
     r"Keras 3 has no legacy optimizers",
-    r"needs (root for memory groups|memory groups of version 1)",
+    r"needs (root for memory groups|memory groups|the right to make memory groups)",
 )
 # What older ones lack, or what has no locked package for them.
 ALLOWED_ON_OLDER = (

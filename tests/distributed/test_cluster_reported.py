@@ -15,13 +15,13 @@ import pytest
 import tf_ooo
 from grappler_passes.compat import runtime
 from tests.distributed.clusters import addresses, wait_until_ready
-from tf_ooo.bench.shared import confine
+from tf_ooo.bench.shared import memory_groups
 from tf_ooo.errors import MemoryLimitError
 from tf_ooo.planning.pictures.style import bytes_text
 
 pytestmark = [
     pytest.mark.takes(90),
-    pytest.mark.skipif(bool(confine.why_no_memory_groups()), reason=f"{confine.why_no_memory_groups()}"),
+    pytest.mark.skipif(bool(memory_groups.why_not()), reason=f"{memory_groups.why_not()}"),
 ]
 # Of each worker's group; its process takes about 700 MB of it.
 LIMITS = (1400 << 20, 1100 << 20)
@@ -34,7 +34,7 @@ def cluster():
     text = addresses(2)
     with contextlib.ExitStack() as stack:
         groups = [
-            stack.enter_context(confine.memory_group(f"tf_ooo_test_{os.getpid()}_{task}", limit))
+            stack.enter_context(memory_groups.memory_group(f"tf_ooo_test_{os.getpid()}_{task}", limit))
             for task, limit in enumerate(LIMITS)
         ]
         for task, group in enumerate(groups):

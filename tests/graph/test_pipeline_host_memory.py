@@ -9,11 +9,11 @@ import sys
 
 import pytest
 
-from tf_ooo.bench.shared import confine
+from tf_ooo.bench.shared import memory_groups
 
 pytestmark = [
     pytest.mark.takes(40),
-    pytest.mark.skipif(bool(confine.why_no_memory_groups()), reason=f"{confine.why_no_memory_groups()}"),
+    pytest.mark.skipif(bool(memory_groups.why_not()), reason=f"{memory_groups.why_not()}"),
 ]
 # 36 M weights are 144 MB; Adam needs twice as much beside them, one micro-batch next to nothing.
 TRAINS = """
@@ -46,7 +46,7 @@ except tf_ooo.BackendError as error:
 
 def said_in_a_group(limit_bytes, *arguments):
     """The lines that the script prints."""
-    with confine.memory_group(f"tf_ooo_test_{os.getpid()}", limit_bytes) as group:
+    with memory_groups.memory_group(f"tf_ooo_test_{os.getpid()}", limit_bytes) as group:
         command = group.command([sys.executable, "-c", TRAINS, *arguments])
         ran = subprocess.run(command, capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stderr[-2000:]

@@ -1,4 +1,4 @@
-"""What the system lets a process have: real groups of version 1, files as version 2 has them."""
+"""What the system lets a process have: real groups of this machine, files as version 2 has them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from tf_ooo.bench.shared import confine
+from tf_ooo.bench.shared import memory_groups
 from tf_ooo.hosts.system_memory import available_bytes, memory_group, taken_bytes
 
 MIB = 2**20
@@ -21,23 +21,24 @@ TELLS = (
 )
 
 
-@pytest.mark.skipif(bool(confine.why_no_memory_groups()), reason=f"{confine.why_no_memory_groups()}")
+@pytest.mark.skipif(bool(memory_groups.why_not()), reason=f"{memory_groups.why_not()}")
 def test_a_real_group_and_those_above_it():
     name = f"tf_ooo_test_{os.getpid()}"
     with (
-        confine.memory_group(name, 300 * MIB) as above,
-        confine.memory_group(f"{name}/within", 400 * MIB) as within,
-        confine.memory_group(f"{name}/tight", 200 * MIB) as tight,
+        memory_groups.memory_group(name, 300 * MIB),
+        memory_groups.memory_group(f"{name}/beside", 400 * MIB) as beside,
+        memory_groups.memory_group(f"{name}/within", 400 * MIB) as within,
+        memory_groups.memory_group(f"{name}/tight", 200 * MIB) as tight,
     ):
         said = {}
-        for group in (above, within, tight):
+        for group in (beside, within, tight):
             ran = subprocess.run(
                 group.command([sys.executable, "-c", TELLS]), capture_output=True, check=True
             )
             said[group.folder.name] = json.loads(ran.stdout)
     assert [row[0] for row in said.values()] == [300 * MIB, 300 * MIB, 200 * MIB]
     assert [row[3] for row in said.values()] == [f"/{name}", f"/{name}", f"/{name}/tight"]
-    assert said[name][2] == said["within"][2] != said["tight"][2]
+    assert said["beside"][2] == said["within"][2] != said["tight"][2]
     for limit_bytes, used_bytes, _, path, left_bytes, text, taken in said.values():
         assert 40 * MIB < used_bytes < 150 * MIB
         assert abs(limit_bytes - used_bytes - left_bytes) < 5 * MIB

@@ -14,7 +14,7 @@ from pathlib import Path
 import click
 
 from tf_ooo.bench.any_size.driver import AnySizeRun
-from tf_ooo.bench.shared import confine
+from tf_ooo.bench.shared import memory_groups
 from tf_ooo.bench.shared.options import COUNT, json_option, quick_option
 from tf_ooo.bench.shared.processes import command, result_of
 from tf_ooo.bench.shared.rows import Row, reported
@@ -43,10 +43,10 @@ def any_size(
 ) -> None:
     """A model on workers that may each use half of what it needs.
 
-    Workers run under a memory limit of the operating system, which ends who passes it (root, cgroup version
-    1).  Beside them stock Keras in one process: without a limit, for its losses, and under the same one.
+    Workers run under a memory limit of the operating system, which ends who passes it (root, control
+    groups).  Beside them stock Keras in one process: without a limit, for its losses, and under the same one.
     """
-    reason = confine.why_no_memory_groups()
+    reason = memory_groups.why_not()
     if reason:
         click.echo(f"skipped: {reason}")
         return
@@ -64,7 +64,7 @@ def _runs(asked: AnySizeRun, limit_bytes: int, workers: int) -> Iterator[list[Ro
     yield [{"runs_on": f"{workers} workers", **about, **row, "limit_bytes": limit_bytes, "used_bytes": used}]
     in_one_process = command(_DRIVER, asked)
     yield [{"runs_on": "one process", **about, **result_of(in_one_process, environment)}]
-    with confine.memory_group(f"{_PREFIX}one", limit_bytes) as group:
+    with memory_groups.memory_group(f"{_PREFIX}one", limit_bytes) as group:
         limited = environment | _ALLOCATOR
         ended = subprocess.run(group.command(in_one_process), env=limited, capture_output=True, check=False)
         row = {"status": ended.returncode, "limit_bytes": limit_bytes, "used_bytes": [group.most_bytes]}
@@ -74,13 +74,13 @@ def _runs(asked: AnySizeRun, limit_bytes: int, workers: int) -> Iterator[list[Ro
 @contextlib.contextmanager
 def _workers(
     count: int, limit_bytes: int, environment: dict[str, str]
-) -> Iterator[tuple[str, list[confine.MemoryGroup]]]:
+) -> Iterator[tuple[str, list[memory_groups.MemoryGroup]]]:
     """Addresses and groups of workers that are ready; they are ended."""
     cluster = ",".join(f"127.0.0.1:{port}" for port in free_ports(count))
     start = [sys.executable, "-m", "tf_ooo", "worker", "--cluster", cluster, "--task"]
     with contextlib.ExitStack() as stack:
         groups = [
-            stack.enter_context(confine.memory_group(f"{_PREFIX}{task}", limit_bytes))
+            stack.enter_context(memory_groups.memory_group(f"{_PREFIX}{task}", limit_bytes))
             for task in range(count)
         ]
         for task, group in enumerate(groups):

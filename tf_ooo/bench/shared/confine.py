@@ -10,8 +10,7 @@ import ctypes
 import os
 import shutil
 import subprocess
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
 
 import click
@@ -19,7 +18,6 @@ import click
 from tf_ooo.bench.shared import cpu_groups
 from tf_ooo.bench.shared.cpu_groups import FREE, PERIOD_US, CpuGroups
 
-MEMORY_GROUPS = Path("/sys/fs/cgroup/memory")
 # What TensorFlow calls the threads of its executors.
 _COMPUTING = "tf_Compute"
 _LEAST_QUOTA_US = 1000
@@ -133,44 +131,6 @@ def set_share(prefix: str, rank: int, cores: float) -> None:
         least = _LEAST_QUOTA_US / PERIOD_US
         raise click.ClickException(f"{cores:.2g} of a core: the least share of a worker is {least:.2g}")
     cpu_groups.groups().set_quota_us(prefix, str(rank), quota_us)
-
-
-def why_no_memory_groups() -> str:
-    """Why processes cannot be given a limit of memory here; empty where they can."""
-    if os.geteuid() != 0:
-        return "needs root for memory groups"
-    there = (MEMORY_GROUPS / "memory.limit_in_bytes").exists()
-    return "" if there else f"needs memory groups of version 1 at {MEMORY_GROUPS}"
-
-
-@dataclass(frozen=True)
-class MemoryGroup:
-    """Processes that may use so much memory together; the system kills who passes it."""
-
-    folder: Path
-
-    def command(self, command: Sequence[str]) -> list[str]:
-        """The command, run in the group."""
-        enter = f'echo $$ > {self.folder / "cgroup.procs"} && exec "$@"'
-        return ["/bin/sh", "-c", enter, "sh", *command]
-
-    @property
-    def most_bytes(self) -> int:
-        """The most that was used at any time; pages of files that the processes have read count."""
-        return int((self.folder / "memory.max_usage_in_bytes").read_text())
-
-
-@contextlib.contextmanager
-def memory_group(name: str, limit_bytes: int) -> Iterator[MemoryGroup]:
-    """A group that is swapped out last; its processes must have ended with the block."""
-    folder = MEMORY_GROUPS / name
-    folder.mkdir()
-    try:
-        (folder / "memory.limit_in_bytes").write_text(str(limit_bytes))
-        (folder / "memory.swappiness").write_text("0")
-        yield MemoryGroup(folder)
-    finally:
-        folder.rmdir()
 
 
 def threads() -> set[int]:

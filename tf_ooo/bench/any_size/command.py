@@ -15,6 +15,7 @@ import click
 
 from tf_ooo.bench.any_size.driver import AnySizeRun
 from tf_ooo.bench.shared import memory_groups
+from tf_ooo.bench.shared.drivers import end_cleanly
 from tf_ooo.bench.shared.options import COUNT, json_option, quick_option
 from tf_ooo.bench.shared.processes import command, result_of
 from tf_ooo.bench.shared.rows import Row, reported
@@ -50,6 +51,7 @@ def any_size(
     if reason:
         click.echo(f"skipped: {reason}")
         return
+    end_cleanly()
     asked = AnySizeRun(layers, width, 8, steps, planned_bytes=int(_PLANNED_SHARE * limit_mb * 1e6))
     rows = reported(_runs(asked, limit_mb * 10**6, workers), text_of, json_file)
     click.echo(verdict_of(rows))

@@ -125,8 +125,7 @@ class Version2(CpuGroups):
 
     @property
     def is_there(self) -> bool:
-        controllers = self.folder / "cgroup.controllers"
-        return controllers.exists() and "cpu" in controllers.read_text().split()
+        return has_controller(self.folder, "cpu")
 
     def make(self, prefix: str, names: Sequence[str]) -> None:
         (self.folder / "cgroup.subtree_control").write_text("+cpu")
@@ -178,6 +177,12 @@ PLACES: tuple[CpuGroups, ...] = (
 def groups() -> CpuGroups:
     """Those of this machine; where it has none, some that are not there."""
     return next((place for place in PLACES if place.is_there), PLACES[0])
+
+
+def has_controller(folder: Path, name: str) -> bool:
+    """Whether groups of version 2 are in this folder, and the controller of that name is theirs."""
+    controllers = folder / "cgroup.controllers"
+    return controllers.exists() and name in controllers.read_text().split()
 
 
 def _end_all(folder: Path) -> None:

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
+from tf_ooo.bench.shared.cpu_groups import has_controller
+
 _TRIED_BYTES = 10**9
 
 
@@ -62,8 +64,7 @@ class Version2(MemoryGroups):
 
     @property
     def is_there(self) -> bool:
-        controllers = self.folder / "cgroup.controllers"
-        return controllers.exists() and "memory" in controllers.read_text().split()
+        return has_controller(self.folder, "memory")
 
     def make(self, name: str) -> Path:
         ((self.folder / name).parent / "cgroup.subtree_control").write_text("+memory")

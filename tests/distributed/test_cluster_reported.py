@@ -15,13 +15,14 @@ import pytest
 import tf_ooo
 from grappler_passes.compat import runtime
 from tests.distributed.clusters import addresses, wait_until_ready
+from tests.memory_limited import needs_memory_groups
 from tf_ooo.bench.shared import memory_groups
 from tf_ooo.errors import MemoryLimitError
 from tf_ooo.planning.pictures.style import bytes_text
 
 pytestmark = [
     pytest.mark.takes(90),
-    pytest.mark.skipif(bool(memory_groups.why_not()), reason=f"{memory_groups.why_not()}"),
+    needs_memory_groups,
 ]
 # Of each worker's group; its process takes about 700 MB of it.
 LIMITS = (1400 << 20, 1100 << 20)

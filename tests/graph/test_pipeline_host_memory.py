@@ -9,11 +9,12 @@ import sys
 
 import pytest
 
+from tests.memory_limited import needs_memory_groups
 from tf_ooo.bench.shared import memory_groups
 
 pytestmark = [
     pytest.mark.takes(40),
-    pytest.mark.skipif(bool(memory_groups.why_not()), reason=f"{memory_groups.why_not()}"),
+    needs_memory_groups,
 ]
 # 36 M weights are 144 MB; Adam needs twice as much beside them, one micro-batch next to nothing.
 TRAINS = """

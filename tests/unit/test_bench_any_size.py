@@ -5,16 +5,14 @@ from __future__ import annotations
 import subprocess
 import sys
 
-import pytest
 from click.testing import CliRunner
 
+from tests.memory_limited import needs_memory_groups
 from tf_ooo.bench.any_size import command
 from tf_ooo.bench.any_size.command import any_size, text_of, verdict_of
 from tf_ooo.bench.shared import memory_groups
 from tf_ooo.bench.shared.memory_groups import Version1, Version2
 
-WHY_NOT = memory_groups.why_not()
-grouped = pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT or "-")
 OVER = {
     "runs_on": "4 workers", "weights_bytes": 400_000_000, "losses": [2.0, 1.0], "step_s": [3.0, 1.0],
     "limit_bytes": 600_000_000, "used_bytes": [500_000_000, 550_000_000],
@@ -76,13 +74,13 @@ def test_groups_that_cannot_be_made_are_said_and_leave_nothing(monkeypatch, tmp_
     assert {path.name for path in tmp_path.iterdir()} == {"cgroup.controllers", "cgroup.subtree_control"}
 
 
-@grouped
+@needs_memory_groups
 def test_a_linux_that_does_not_count_the_most(monkeypatch):
     monkeypatch.setattr(type(memory_groups.groups()), "most", "memory.none")
     assert memory_groups.why_not() == "needs memory groups with memory.none: Linux 5.19 or later"
 
 
-@grouped
+@needs_memory_groups
 def test_who_passes_a_limit_of_memory_is_ended():
     fills = "import sys; kept = bytearray(int(sys.argv[1])); kept[::4096] = kept[::4096]"
     with memory_groups.memory_group(f"{command._PREFIX}test", 60_000_000) as group:

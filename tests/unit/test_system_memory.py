@@ -9,6 +9,7 @@ import sys
 
 import pytest
 
+from tests.memory_limited import needs_memory_groups
 from tf_ooo.bench.shared import memory_groups
 from tf_ooo.hosts.system_memory import available_bytes, memory_group, taken_bytes
 
@@ -21,7 +22,7 @@ TELLS = (
 )
 
 
-@pytest.mark.skipif(bool(memory_groups.why_not()), reason=f"{memory_groups.why_not()}")
+@needs_memory_groups
 def test_a_real_group_and_those_above_it():
     name = f"tf_ooo_test_{os.getpid()}"
     with (

@@ -1,0 +1,10 @@
+"""Tests that need groups of processes with a limit of memory; whether there are any is tried once."""
+
+from __future__ import annotations
+
+import pytest
+
+from tf_ooo.bench.shared import memory_groups
+
+_WHY_NOT = memory_groups.why_not()
+needs_memory_groups = pytest.mark.skipif(bool(_WHY_NOT), reason=_WHY_NOT or "-")

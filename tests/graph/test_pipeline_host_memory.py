@@ -86,8 +86,9 @@ def test_weights_that_do_not_fit_are_refused_while_they_are_made():
     )
     assert match, said
     there_bytes, left_bytes = map(int, match.groups())
-    assert 100e6 < there_bytes < 900e6
-    assert left_bytes < 100e6
+    # How many are made depends on how much of TensorFlow's libraries this group reads itself.
+    assert 0 < there_bytes < 900e6, said
+    assert left_bytes <= 16000000 + (32 << 20), said
 
 
 def test_with_enough_it_trains():

@@ -47,6 +47,25 @@ def test_a_real_group_and_those_above_it():
         assert 40 * MIB < taken < 150 * MIB
 
 
+@needs_memory_groups
+def test_a_file_that_is_read_again_takes_nothing_away():
+    """/var/tmp keeps its files on a disk; those of a /tmp in memory cannot be dropped."""
+    reads_twice = (
+        "import tempfile\n"
+        "with tempfile.TemporaryFile(dir='/var/tmp') as file:\n"
+        "    file.write(bytes(60 << 20)); file.flush()\n"
+        "    for _ in range(3): file.seek(0); file.read(); file.seek(0)\n"
+        f"    {TELLS.replace(chr(10), chr(10) + '    ')}"
+    )
+    used = {}
+    with memory_groups.memory_group(f"tf_ooo_test_{os.getpid()}", 300 * MIB) as group:
+        for what, script in (("nothing", TELLS), ("file", reads_twice)):
+            command = group.command([sys.executable, "-c", script])
+            ran = subprocess.run(command, capture_output=True, check=True)
+            used[what] = json.loads(ran.stdout)[1]
+    assert abs(used["file"] - used["nothing"]) < 20 * MIB, used
+
+
 def test_this_machine():
     assert taken_bytes() > MIB
     assert memory_group() is None or memory_group().limit_bytes > MIB
@@ -108,6 +127,20 @@ def test_version_2(machine):
     (groups / "pod/memory.max").write_text("max\n")
     assert memory_group(machine) is None
     assert available_bytes(machine).bytes == 600 * MIB
+
+
+@pytest.mark.parametrize(
+    ("stat", "used_bytes"),
+    [
+        ("inactive_file 80\nactive_file 70\nfile_mapped 30\n", 200 - 120),
+        ("inactive_file 80\nactive_file 0\nfile_mapped 30\n", 200 - 80),
+        ("inactive_file 150\nactive_file 70\nfile_mapped 0\n", 0),
+    ],
+)
+def test_files_that_were_read_again_are_dropped_unless_they_are_mapped(machine, stat, used_bytes):
+    groups = version_2(machine, "/pod")
+    files(groups, {"pod/memory.max": "1000\n", "pod/memory.current": "200\n", "pod/memory.stat": stat})
+    assert memory_group(machine).used_bytes == used_bytes
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,11 @@ _PROC = Path("/proc")
 # Names of a group's files, by version of control groups.
 _LIMIT = {1: "memory.limit_in_bytes", 2: "memory.max"}
 _USED = {1: "memory.usage_in_bytes", 2: "memory.current"}
-_DROPPABLE = {1: "total_inactive_file", 2: "inactive_file"}
+# Counts of "memory.stat": pages of files not read lately, of those that were, and of mapped ones.
+_FILE_PAGES = {
+    1: ("total_inactive_file", "total_active_file", "total_mapped_file"),
+    2: ("inactive_file", "active_file", "file_mapped"),
+}
 
 
 @dataclass(frozen=True)
@@ -145,9 +149,11 @@ def _folders(mount: Path, folder: Path) -> Iterator[Path]:
 
 
 def _used_bytes(folder: Path, version: int) -> int:
+    """What was read twice is among the active pages and is dropped all the same; libraries are mapped."""
     used = _number(folder / _USED[version]) or 0
     counts = dict(line.split(" ", 1) for line in _lines(folder / "memory.stat") if " " in line)
-    return max(0, used - int(counts.get(_DROPPABLE[version], 0)))
+    inactive, active, mapped = (int(counts.get(name, 0)) for name in _FILE_PAGES[version])
+    return max(0, used - max(inactive, inactive + active - mapped))
 
 
 def _name(folder: Path, proc: Path) -> str:

@@ -84,6 +84,21 @@ def test_the_strongest_baseline_counts_and_all_runs_are_said():
     assert "Efficiency" not in table
 
 
+@pytest.mark.parametrize(
+    ("communication_s", "asked"),
+    [(0.3, "0.98"), (0.36, "1.15 on three of five"), (0.7, "0.98"), (None, "0.98")],
+)
+def test_what_is_asked_on_a_link_of_chosen_speed_follows_from_what_the_run_measured(communication_s, asked):
+    run = of_data_parallel("1", 2.0, 1.2, 1.1, search=1.0)
+    for row in run.rows:
+        del row["communication"]
+        row["bandwidth_bit_s"] = 2e9
+        if communication_s is not None:
+            row.update(communication_s=communication_s, compute_s=0.5)
+    (line,) = table_of(BY_NAME["data parallel"], [run]).splitlines()[2:]
+    assert f"| 2000 Mbit/s | Horovod | {asked} |" in line
+
+
 def test_a_short_line_is_of_the_last_setting_and_has_the_gains_of_all():
     kind = BY_NAME["data parallel"]
     eight = of_data_parallel("2", 2.0, 1.2, 1.1, search=1.0)

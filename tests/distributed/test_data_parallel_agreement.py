@@ -337,23 +337,34 @@ def test_the_slowest_rank_counts(engine, quick_plans, monkeypatch, takes, name):
     assert kept or "measured 3000.00 ms a step against 2000.00 ms" in report.fallback_reason
 
 
-# Seconds of a step of several together by rank, and what is said, where one at a time takes 1 s and 3 s.
-WATCHED = {
-    "several_are_faster": ((2.0, 2.0), "no gain is predicted"),
-    "one_is_faster": ((4.0, 4.0), "one step at a time took 3000.00 ms, several together 4000.00 ms"),
+# As above, and what is said, where one step at a time takes 1 s and 3 s.
+ALONE_OR_TOGETHER = {
+    "several_are_faster": ((2.0, 2.5), (2.0, 2.5), "measured 2500.00 ms a step against 2000.00 ms"),
+    "one_is_faster": (
+        (4.0, 4.5),
+        (4.0, 4.5),
+        "one step at a time took 3000.00 ms, several together 4000.00 ms",
+    ),
     "one_is_faster_on_the_slowest": (
-        (2.0, 5.0),
+        (2.0, 2.5),
+        (5.0, 5.5),
         "one step at a time took 3000.00 ms, several together 5000.00 ms",
     ),
 }
 
 
-@pytest.mark.parametrize("name", WATCHED)
-def test_the_slowest_rank_counts_where_nothing_is_ordered(engine, quick_plans, monkeypatch, takes, name):
-    together_s, said = WATCHED[name]
+@pytest.mark.parametrize("name", ALONE_OR_TOGETHER)
+def test_the_slowest_rank_counts_where_no_order_is_predicted_to_gain(
+    engine, quick_plans, monkeypatch, takes, name
+):
+    """The stock order is compared, with gradients that are handed over in turn."""
+    monkeypatch.setattr(sequential, "FASTER_LEVEL", 0.5)
+    monkeypatch.setattr(sequential, "NO_GAIN_LEVEL", 0.5)
+    *seconds, said = ALONE_OR_TOGETHER[name]
     takes("_profile_one", 1.0, 3.0)
-    takes("_watch", *together_s)
+    takes("_compare", *seconds)
     monkeypatch.setattr(planned, "TRIED", 10.0)  # no plan is worth it
-    report = _trained(engine, profile_steps=1, compare=True)
+    report = _trained(engine, compare=True)
     assert report.fell_back
+    assert report.compared_steps == 4
     assert said in report.fallback_reason

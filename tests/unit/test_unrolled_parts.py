@@ -12,7 +12,7 @@ from tf_ooo.bench.data_parallel.rows import DataParallelRun, rows_of, text_of
 from tf_ooo.cli import main
 from tf_ooo.costs.layer_costs import LayerCosts, Link
 from tf_ooo.modes.data_parallel.ordering import communication_edges
-from tf_ooo.modes.data_parallel.planned import calibrated, clock_of, link_from, make_plan
+from tf_ooo.modes.data_parallel.planned import TRIED, calibrated, clock_of, link_from, make_plan
 from tf_ooo.modes.data_parallel.sent import sent_bytes
 from tf_ooo.planning.choosing.plan import Trial
 from tf_ooo.planning.model.problem import Problem
@@ -224,6 +224,17 @@ def test_the_plan_is_never_predicted_slower_than_the_stock_order():
         assert gain.plan.step_s <= gain.stock_s
         assert gain.plan.step_s == pytest.approx(step_seconds(gain.plan.schedule, LAYERS, link, 8))
         assert gain.plan.schedule.predicted_step_s == gain.plan.step_s
+
+
+def test_where_no_order_gains_the_stock_order_is_compared_with_gradients_handed_over_in_turn():
+    layers = [dataclasses.replace(layer, update_s=0.0) for layer in LAYERS]
+    fast, slow = (make_plan(layers, Link(0.0, speed), 2, "auto", steps=8) for speed in (1e6, 1.0))
+    assert fast.plan.step_s > fast.stock_s * (1 - TRIED)
+    orders = [[str(task) for task in lane] for lane in fast.plan.schedule.lanes.values()]
+    stock = plan(layers=LAYERS, schedule="in_order", mode="data_parallel", devices=2).lanes.values()
+    assert orders[0] == [str(task) for task in next(iter(stock))]
+    assert orders[1] == [f"comm:{layer}" for layer in reversed(range(len(LAYERS)))]
+    assert slow.plan.step_s <= slow.stock_s * (1 - TRIED)
 
 
 @pytest.mark.parametrize(

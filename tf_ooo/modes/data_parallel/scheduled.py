@@ -18,7 +18,7 @@ from tf_ooo.costs.profile import MOST_STEPS, StepProfiler
 from tf_ooo.errors import GraphError, OOOError
 from tf_ooo.fit import progress
 from tf_ooo.fit.baseline import Baseline, undone_steps_s
-from tf_ooo.fit.comparison import STOCK, StepComparison, slowest
+from tf_ooo.fit.comparison import STOCK, StepComparison
 from tf_ooo.fit.recorder import Watched
 from tf_ooo.fit.reporting import fall_back
 from tf_ooo.fit.stock_first import note_steps
@@ -104,7 +104,6 @@ class ScheduledSteps:
         self._profiled = 0
         self._single_s: list[float] = []
         self._single: Unrolled | None = None
-        self._together_s: list[float] = []
         self._plan_failed = ""
         self._stock_predicted_s: float | None = None
         self._comparison = StepComparison(options, report, ranks=self.engine)
@@ -140,7 +139,7 @@ class ScheduledSteps:
         """Once the comparisons are through; of several steps in one function the last."""
         request, report = self.request, self.report
         result = None if request is None else request.result
-        comparing = (self._run_first, self._profile, self._watch, self._compare)
+        comparing = (self._run_first, self._profile, self._compare)
         phase = getattr(self._phase, "func", self._phase)
         if result is None or self._settled or phase in comparing:
             return None
@@ -288,18 +287,16 @@ class ScheduledSteps:
         )
 
     def _take(self, plan: Planned) -> None:
-        """From now on in turns with the stock order, unless nothing is to be gained."""
+        """From now on in turns with the stock order; where none are taken, only if a gain is predicted."""
         self.report.predicted_step_s, self._stock_predicted_s = plan.step_s, plan.stock_s
         self.report.notes += [note for note in plan.notes if note not in self.report.notes]
         schedule = Schedule.from_text(plan.schedule)
         if plan.step_s is not None:
             gain = 1 - plan.step_s / plan.stock_s if plan.stock_s else 0.0
             _LOG.info("planned %s, predicted gain %.1f%%", schedule.policy, 100 * gain)
-            if self.options.may_fall_back and gain < planned.TRIED:
+            if self.options.may_fall_back and not self.options.profile_steps and gain < planned.TRIED:
                 self._keep_stock(f"no gain is predicted ({gain:.1%})", quiet=True)
                 self.report.how_to_record = f"schedule={schedule.policy!r}"
-                if self.options.profile_steps:
-                    self._phase = self._watch
                 return
         source = self._sliced_source(plan.slices) if plan.slices else self._source
         dump_dir = self.options.dump_dir if self.engine.rank == 0 else None  # ranks may share the folder
@@ -385,18 +382,6 @@ class ScheduledSteps:
             self._phase = functools.partial(self._run_ordered, ordered)
         if self.options.may_fall_back and verdict.seconds:
             self._compare_with_single(verdict.seconds[verdict.which], verdict.seconds[_SINGLE])
-
-    def _watch(self, batches: Sequence[Any]) -> Any:
-        """Stock order, several steps together: timed, as one step at a time may be faster."""
-        outputs, each_s, traced = self._timed(self.stock, batches)
-        if not traced and len(batches) >= self.steps:
-            self._together_s.append(each_s)
-        if len(self._together_s) >= self.options.profile_steps:
-            self._phase = self.stock
-            everyone = self.engine.gather([self._together_s, self._single_s])
-            self.report.steps_s, self._settled = list(self._together_s), True
-            self._compare_with_single(*(slowest(times) for times in zip(*everyone, strict=True)))
-        return outputs
 
     def _compare_with_single(self, together_s: Sequence[float], single_s: Sequence[float]) -> None:
         """One step at a time again, if each of its steps was faster than all of those together."""

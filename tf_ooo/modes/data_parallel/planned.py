@@ -47,7 +47,7 @@ _FACTORS, _HALVINGS = (1 / 4, 4.0), 16
 # A predicted gain below this is within what the model of a step leaves out: slices have to promise more.
 WORTH = 0.02
 # With less ``"auto"`` tries the stock order with gradients handed over in turn, which no simulation tells
-# from stock, and which gained 1 to 8% on each of five networks.  Turns may tell far more than is predicted:
+# from stock, and which gained -1 to 9% on each of five networks.  Turns may tell far more than is predicted:
 # where a busy machine had disturbed the profile of a VGG-16, that was 1.4%, and the order gained 19%.
 TRIED = 0.005
 

@@ -86,8 +86,8 @@ def test_weights_that_do_not_fit_are_refused_while_they_are_made():
     )
     assert match, said
     there_bytes, left_bytes = map(int, match.groups())
-    # How many are made depends on how much of TensorFlow's libraries this group reads itself.
-    assert 0 < there_bytes < 900e6, said
+    # 512 MB, and 464 MB where this group has to read TensorFlow's libraries from the disk.
+    assert 100e6 < there_bytes < 900e6, said
     assert left_bytes <= 16000000 + (32 << 20), said
 
 

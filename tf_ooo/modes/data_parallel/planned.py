@@ -236,10 +236,15 @@ def make_plan(
             # Slices are not free: each is negotiated about and copied.
             if rows[-1].step_s < best.step_s * (1 - WORTH):
                 best = rows[-1]
-    if schedule == "auto" and best.step_s > stock.step_s * (1 - TRIED):
+    if schedule == "auto" and predicted_gain(best.step_s, stock.step_s) < TRIED:
         best = tried(REVERSE_FIRST_K, _told(REVERSE_FIRST_K, problem, {**options, "k": 0}), clock)
         rows.append(best)
     return PlannedGain(choose(rows, lambda row: (row is not best,)), stock.step_s)
+
+
+def predicted_gain(step_s: float, stock_s: float | None) -> float:
+    """The share of the stock order's step that a planned one is predicted to save; 0: not known."""
+    return 1 - step_s / stock_s if stock_s else 0.0
 
 
 def stock_step_s(layers: Sequence[LayerCosts], link: Link, workers: int, steps: int) -> float:

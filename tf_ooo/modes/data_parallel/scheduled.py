@@ -292,7 +292,7 @@ class ScheduledSteps:
         self.report.notes += [note for note in plan.notes if note not in self.report.notes]
         schedule = Schedule.from_text(plan.schedule)
         if plan.step_s is not None:
-            gain = 1 - plan.step_s / plan.stock_s if plan.stock_s else 0.0
+            gain = planned.predicted_gain(plan.step_s, plan.stock_s)
             _LOG.info("planned %s, predicted gain %.1f%%", schedule.policy, 100 * gain)
             if self.options.may_fall_back and not self.options.profile_steps and gain < planned.TRIED:
                 self._keep_stock(f"no gain is predicted ({gain:.1%})", quiet=True)

@@ -106,11 +106,25 @@ def start(
     stdin_read, stdin_write = os.pipe()
     stdout_read, stdout_write = os.pipe()
     sys.stdout.flush(), sys.stderr.flush()
-    pid = os.fork()
+    # A Ctrl-C comes later: what Python runs around a fork would print and forget it.
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+    try:
+        pid = os.fork()
+    except OSError:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        raise
     if pid:
         os.close(stdin_read), os.close(stdout_write)
-        return Forked(pid, os.fdopen(stdin_write, "w"), os.fdopen(stdout_read))
+        process = Forked(pid, os.fdopen(stdin_write, "w"), os.fdopen(stdout_read))
+        try:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        except BaseException:
+            process.kill()
+            process.communicate()
+            raise
+        return process
     try:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         os.close(stdin_write), os.close(stdout_read)
         _become(stdin_read, stdout_write, environment)
         _run_and_exit(function, arguments)

@@ -63,6 +63,7 @@ def main(
 
     if not hasattr(keras, "ops"):
         raise click.UsageError(f"backups are those of Keras 3, this is Keras {keras.__version__}")
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
     console = Console(width=None if os.isatty(1) else 200, soft_wrap=True)
     setups = [drawn(each, mode) for each in numbers_of(count, seed, number)]
     _import_everything()

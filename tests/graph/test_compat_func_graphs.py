@@ -144,3 +144,21 @@ def test_captures_so_far():
     graph = tf_functions.concrete_function(step, []).graph
     types = sorted(graph.get_operation_by_name(name).type for name in names)
     assert types == ["Const", "Placeholder"], "FuncGraph.captures: ops that others share would be copied"
+
+
+def test_set_random_numbers():
+    def drawn(x):
+        shuffled = tf.random.shuffle(x) + tf.random.uniform(tf.shape(x))
+        kept = tf.random.uniform([2], 0, 9, tf.int32) + 1
+        func_graphs.set_random_numbers(tf.compat.v1.get_default_graph(), 0.5)
+        return shuffled, kept
+
+    shuffled, kept = tf_functions.concrete_function(drawn, [tf.TensorSpec([None, 1])])(
+        tf.constant([[1.0], [2.0]])
+    )
+    np.testing.assert_array_equal(
+        shuffled,
+        [[2.5], [1.5]],
+        "Operation._update_input: steps with random numbers cannot be compared with their parts",
+    )
+    np.testing.assert_array_equal(kept, [1, 1])

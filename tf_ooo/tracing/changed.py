@@ -9,7 +9,9 @@ from typing import Any
 
 import tensorflow as tf
 
+from tf_ooo.compat import func_graphs
 from tf_ooo.errors import BackendError
+from tf_ooo.tracing.intercepting import ops_so_far
 
 # Of micro-batches' gradients these make the mean of what they make of each.
 _LINEAR = {
@@ -20,13 +22,19 @@ _LINEAR = {
 # Linear in one input, where the others are no gradients; the second of these divides.
 _LINEAR_IN_ONE = {"BatchMatMulV2", "Einsum", "MatMul", "Mul", "MulNoNan", "SelectV2"}
 _DIVISIONS = {"DivNoNan", "RealDiv"}
+# These know how large a batch is, not what is in it.
+_SIZES = {"Rank", "Shape", "ShapeN", "Size"}
 _RANDOM = ("Random", "StatelessRandom", "Multinomial", "StatelessTruncated", "TruncatedNormal")
 
 
 class Taped:
-    """What ``tf.GradientTape.gradient`` was asked for, and has given, inside of :meth:`noted`."""
+    """What ``tf.GradientTape.gradient`` was asked for, and has given, inside of :meth:`noted`.
+
+    ``began_at``: how many ops the graph had when it was asked first; None before.
+    """
 
     def __init__(self) -> None:
+        self.began_at: int | None = None
         self._targets: list[Any] = []  # of each call
         self._given: dict[
             int, tuple[Any, int]
@@ -38,6 +46,7 @@ class Taped:
 
         @functools.wraps(gradient)
         def noting(tape: Any, target: Any, *args: Any, **kwargs: Any) -> Any:
+            self.began_at = ops_so_far() if self.began_at is None else self.began_at
             grads = gradient(tape, target, *args, **kwargs)
             for tensor in map(_values, tf.nest.flatten(grads, expand_composites=False)):
                 if tensor is not None:
@@ -100,7 +109,7 @@ class Taped:
         else:
             linear = op.type in _LINEAR
         factors = [tensor for tensor, is_of_tape in zip(op.inputs, of_tape, strict=True) if not is_of_tape]
-        return linear and not any(map(_is_random, factors))
+        return linear and not any(map(_is_of_batch, factors))
 
     def _reaches(self, tensor: Any, reached: dict[int, bool]) -> bool:
         """Whether it is computed from a gradient of the tapes; ``reached`` keeps what was asked before."""
@@ -121,16 +130,18 @@ class Taped:
         return reached[id(tensor)]
 
 
-def refuse_changed(taped: Taped, grads: Sequence[Any], microbatches: int) -> None:
-    """BackendError: ``train_step`` clips, or does something else once that micro-batches do many times."""
+def refuse_changed(taped: Taped, grads: Sequence[Any]) -> None:
+    """BackendError: ``train_step`` clips, scales by the batch, or does what parts of it do otherwise."""
     op = taped.changed_by(grads)
     if op is None:
         return
+    did = "changes gradients between its tape and the optimizer"
+    if op.type in _LINEAR_IN_ONE | _DIVISIONS:
+        did += ", or multiplies gradients by a number of the batch"
     raise BackendError(
-        f"train_step changes gradients between its tape and the optimizer ({op.type}, op {op.name}); a "
-        f"pipeline would do that to the gradients of each of {microbatches} micro-batches, not to the "
-        "batch's: give the optimizer clipnorm=, global_clipnorm= or clipvalue=, which act once, or use "
-        "microbatches=1"
+        f"train_step {did} ({op.type}, op {op.name}); a pipeline would do that to the gradients of each "
+        "micro-batch, not to the batch's: give the optimizer clipnorm=, global_clipnorm= or clipvalue=, "
+        "which act once, or use microbatches=1"
     )
 
 
@@ -138,13 +149,16 @@ def _values(grad: Any) -> Any:
     return grad.values if isinstance(grad, tf.IndexedSlices) else grad
 
 
-def _is_random(tensor: Any) -> bool:
+def _is_of_batch(tensor: Any) -> bool:
+    """Whether it is computed from a batch, or drawn at random: each micro-batch has another."""
+    captured = func_graphs.captured_by(tensor.graph)
     seen, waiting = set(), [tensor.op]
     while waiting:
         op = waiting.pop()
-        if op.type.startswith(_RANDOM):
+        fed = op.type == "Placeholder" and id(op.outputs[0]) not in captured
+        if fed or op.type.startswith(_RANDOM):
             return True
-        if id(op) not in seen:
+        if id(op) not in seen and op.type not in _SIZES:
             seen.add(id(op))
             waiting.extend(before.op for before in op.inputs)
     return False

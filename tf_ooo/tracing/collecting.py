@@ -21,6 +21,9 @@ from tf_ooo.tracing.intercepting import TurnsNeeded, Update, intercepted, ops_so
 
 # More ops than rows of positions take: constants, a range, casts, reshapes, a wrap of negative rows.
 _MOST_OPS = 64
+# What makes rows that come once each, and what hands them on.
+_ROWS_ONCE = {"Unique", "UniqueV2", "UniqueWithCounts", "UniqueWithCountsV2", "Where"}
+_SAME_ROWS = {"Cast", "Identity", "PlaceholderWithDefault", "Reshape", "Squeeze"}
 
 
 @dataclass
@@ -116,7 +119,7 @@ class Collecting:
             )
             self.collected_after.append(ops_so_far())
             if len(self.weights) > 1:
-                refuse_changed(self._taped, update.grads, len(self.weights))
+                refuse_changed(self._taped, update.grads)
         if call >= len(self.applied) or self.applied[call].grads != len(update.grads):
             raise BackendError(
                 "train_step applies other gradients for a later micro-batch than for the first"
@@ -196,7 +199,21 @@ def _joined(slices: Sequence[Any]) -> Any:
     with tf.name_scope("sum"), op_marks.marked_sums():
         values = tf.concat([part.values for part in slices], 0)
         indices = tf.concat([part.indices for part in slices], 0)
+        if all(_comes_once(part.indices) for part in slices):
+            indices, places = tf.unique(indices, indices.dtype)
+            values = tf.math.unsorted_segment_sum(values, places, tf.size(indices))
     return tf.IndexedSlices(values, indices, slices[0].dense_shape)
+
+
+def _comes_once(rows: Any) -> bool:
+    """Whether each row comes once in a micro-batch, whatever the data are: so it would in the batch.
+
+    Keras' optimizers square and clip slice by slice, where a sum over the rows' occurrences is meant.
+    """
+    op = rows.op
+    while op.type in _SAME_ROWS:
+        op = op.inputs[0].op
+    return op.type in _ROWS_ONCE
 
 
 def _with_own_rows(slices: Any) -> Any:

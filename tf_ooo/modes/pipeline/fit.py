@@ -28,7 +28,7 @@ from tf_ooo.hosts.devices import home_device
 from tf_ooo.hosts.memory import host_memory, in_host_memory
 from tf_ooo.hosts.target import gone
 from tf_ooo.modes.pipeline import tasks_of
-from tf_ooo.modes.pipeline.losses import check_loss
+from tf_ooo.modes.pipeline.losses import RowsRefused, check_loss
 from tf_ooo.modes.pipeline.one_device import why_back, why_uncut
 from tf_ooo.modes.pipeline.pieces import pieces_of
 from tf_ooo.modes.pipeline.running import PlannedPipeline, RunningPipeline
@@ -101,7 +101,13 @@ class PipelineSteps:
             return self._run_stock(self._stock_first, self._mode.distributed.stock, iterator)
         outputs, batches = None, iterators.take(iterator, train_function.steps_per_execution(self._model))
         for number, batch in enumerate(batches, 1):
-            outputs = self.step(batch, iterator)
+            try:
+                outputs = self.step(batch, iterator)
+            except RowsRefused as error:
+                if not self._mode.may_fall_back():
+                    raise
+                self._mode.train_on_one_device(str(error))
+                return self._go_on_with_stock(batches[number - 1 :], iterator)
             if self._mode.one_device:
                 return self._go_on_with_stock(batches[number:], iterator) or outputs
         if not batches:
@@ -160,7 +166,7 @@ class PipelineSteps:
         with host_memory() if on_host else contextlib.nullcontext():
             sync.build(model, optimizers_of(model), model.train_step, iterator)
             if options.check_loss and (on_host or not self._never_whole):  # of a few rows; nothing is kept
-                check_loss(model, batch, options.microbatches)
+                check_loss(model, batch, options.microbatches, gradients=not on_host)
         if not self._never_whole or on_host:
             return
         if options.first_steps == "auto" and self._mode.company.engine.size == 1:  # so it is too large

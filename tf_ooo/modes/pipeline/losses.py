@@ -1,22 +1,21 @@
-"""Whether the loss of a batch is the mean of its micro-batches' losses."""
+"""Whether a step on a batch is the mean of the steps on its micro-batches."""
 
 from __future__ import annotations
 
+import contextlib
 import logging
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import tensorflow as tf
 
-from tf_ooo.compat import func_graphs, keras_layers, keras_losses, tf_functions, train_function
+from tf_ooo.compat import keras_layers, keras_losses, keras_variables
 from tf_ooo.costs.places import first_of
 from tf_ooo.errors import BackendError
-from tf_ooo.tracing.changed import Taped
-from tf_ooo.tracing.intercepting import Update, intercepted
+from tf_ooo.modes.pipeline.looked_at import LookedAt, Seen, dense, forward_tensors
 from tf_ooo.tracing.micro_batches import parts_of, rows_of, split_rows
-from tf_ooo.tracing.optimizers import optimizers_of
-from tf_ooo.tracing.undone import Undone
 
 if TYPE_CHECKING:
     import keras
@@ -25,96 +24,212 @@ _LOG = logging.getLogger("tf_ooo")
 # Kernels add up other shapes in another order; in half precision each row's loss has three digits.
 _ROUNDING = 1e-3
 _ROUNDING_OF_HALF = 3e-2
-# Two micro-batches' loss over the mean of both, where rows are added up; random numbers and masks blur it.
+# A gradient's difference beside its norm: rounding alone makes 1e-7 to 1e-5 of it, and what the same rows in
+# reverse order make is rounding, too.  A gradient this much smaller than the largest one is only rounding.
+_GRADIENT_ROUNDING = 2e-5
+_BEYOND_REVERSED = 8.0
+_NEGLIGIBLE = 1e-3
+# So many pairs of micro-batches must agree: one of them alone may meet the kink of a relu.
+_PAIRS = 3
+# Two micro-batches' loss over the mean of both, where rows are added up; other terms and masks blur it.
 _SUM = 2.0
 _NEAR = 0.3
+# What a weight whose elements are all alike (a gate or a kernel of zeros) is moved by while it is looked at.
+_MOVED = 0.05
+
+
+class RowsRefused(BackendError):
+    """The step on a batch is not the mean of the steps on its micro-batches; nothing has changed."""
 
 
 @dataclass(frozen=True)
 class _Compared:
-    """The loss of two micro-batches in one, and the mean of each one's."""
+    """Two micro-batches in one, and the mean of each one's: the losses, and how far gradients are apart."""
 
     together: float
     apart: float
+    grads_off: np.ndarray
+    outputs_off: float
 
-    def adds_up(self, tolerance: float) -> bool:
-        return abs(self.together - _SUM * self.apart) < tolerance * abs(self.apart)
+    def adds_up(self) -> bool:
+        return abs(self.together - _SUM * self.apart) < _NEAR * abs(self.apart)
 
     def differ(self, tolerance: float) -> bool:
         return abs(self.together - self.apart) > tolerance * max(abs(self.together), abs(self.apart))
 
 
-def check_loss(model: keras.Model, batch: Any, microbatches: int) -> None:
-    """BackendError where the loss adds up the rows of a batch, or compares them with one another.
+def check_loss(model: keras.Model, batch: Any, microbatches: int, gradients: bool = True) -> None:
+    """RowsRefused where a step adds up the rows of a batch, or compares them with one another.
 
-    Computes it for neighbouring micro-batches, two in one and each by itself, without masks and batch
-    statistics; only where code that is not Keras' own has a part in it.  No variable is changed.  With
-    random numbers that cannot be switched off, or masks, only sums are seen.
+    Looks at the loss and the gradients that the optimizers would be given, of neighbouring micro-batches,
+    two in one and each by itself, without dropout and batch statistics, and with one number in the place of
+    all random ones.  No variable is changed.  Where the loss is divided by masks the outputs are compared
+    instead.  ``gradients=False`` compares losses and outputs alone.
     """
     rows = split_rows(rows_of(batch), microbatches)
-    own = keras_losses.own_loss_code(model) if len(rows) > 1 else []
-    if not own:
+    if len(rows) == 1:
         return
     try:
-        pairs, exact = _compare(model, batch, rows[-1])
+        with _no_weight_of_one_value(model):
+            pairs, exact = _compare(model, batch, rows[-1], gradients)
+    except BackendError:
+        raise
     except Exception as error:  # the step that comes next raises it, if it is the user's
-        _LOG.debug("the loss of a batch was not compared with its micro-batches': %s", error)
+        _LOG.debug("a batch was not compared with its micro-batches: %s", error, exc_info=error)
         return
-    said = first_of(own, 3)
-    if pairs and all(pair.adds_up(_ROUNDING_OF_HALF if exact else _NEAR) for pair in pairs):
-        raise BackendError(
+    own = keras_losses.own_loss_code(model)
+    said = first_of(own or [type(model).__name__], 3)
+    if pairs and (own or exact) and all(pair.adds_up() for pair in pairs):
+        raise RowsRefused(
             f"the loss adds up rows (looked at: {said}): of two micro-batches in one it is "
             f"{pairs[0].together:.4g}, the mean of both {pairs[0].apart:.4g}; micro-batches are averaged, so "
             f"its gradients would be {len(rows)} times smaller: divide it by the number of rows and take a "
             "learning rate that is larger by it, or use microbatches=1; check_loss=False trains with the "
             "micro-batches' mean"
         )
-    tolerance = _ROUNDING if model.compute_dtype == "float32" else _ROUNDING_OF_HALF
-    differing = [pair for pair in pairs if pair.differ(tolerance)]
-    if exact and differing:
-        raise BackendError(
-            f"the loss of two micro-batches in one is {differing[0].together:.4g}, the mean of both "
-            f"{differing[0].apart:.4g} (looked at: {said}): it compares rows with one another, or divides by "
-            "something else than rows, and a pipeline computes it for each micro-batch; use microbatches=1, "
-            "or check_loss=False to train with the micro-batches' mean"
+    difference = _difference(model, pairs, exact)
+    if difference:
+        raise RowsRefused(
+            f"{difference} (looked at: {said}{_first_place(model, batch, rows[-1])}): the step compares rows "
+            "with one another, or divides by something else than rows, or computes with the whole batch's "
+            "gradient before its update (as SAM does), and a pipeline does that for each micro-batch; use microbatches=1, or "
+            "check_loss=False to train with the micro-batches' mean"
         )
 
 
-def _compare(model: keras.Model, batch: Any, rows: int) -> tuple[list[_Compared], bool]:
-    """Of all neighbours of so many rows that have a finite loss; whether the numbers are exact."""
+def _difference(model: keras.Model, pairs: list[_Compared], exact: bool) -> str:
+    """What differs between batches and their micro-batches, in words; empty: nothing does."""
+    half = model.compute_dtype in ("float16", "bfloat16", "mixed_float16", "mixed_bfloat16")
+    if pairs and min(pair.outputs_off for pair in pairs) > (_ROUNDING_OF_HALF if half else _ROUNDING):
+        return "the outputs for two micro-batches in one are not those for each by itself"
+    if not exact or not pairs:
+        return ""
+    differing = [pair for pair in pairs if pair.differ(_ROUNDING_OF_HALF if half else _ROUNDING)]
+    if differing:
+        return (
+            f"the loss of two micro-batches in one is {differing[0].together:.4g}, the mean of both "
+            f"{differing[0].apart:.4g}"
+        )
+    off = np.min([pair.grads_off for pair in pairs], axis=0, initial=np.inf)
+    largest = float(off.max()) if off.size else 0.0
+    if np.isfinite(largest) and largest > (_ROUNDING_OF_HALF if half else _GRADIENT_ROUNDING):
+        return (
+            "the gradients of two micro-batches in one are not the mean of each one's: they differ by "
+            f"{largest:.2g} of their size"
+        )
+    return ""
+
+
+def _compare(model: keras.Model, batch: Any, rows: int, gradients: bool) -> tuple[list[_Compared], bool]:
+    """Neighbours of so many rows that have a finite loss; whether the numbers are exact."""
     whole = rows_of(batch)
     pairs = parts_of(batch, [2 * rows] * (whole // (2 * rows)) + [whole % (2 * rows)])
-    pairs = [pair for pair in pairs if rows_of(pair) == 2 * rows]
-    of_part, of_both = _Loss(model, parts_of(pairs[0], (rows, rows))[0]), _Loss(model, pairs[0])
+    pairs = [pair for pair in pairs if rows_of(pair) == 2 * rows][:_PAIRS]
+    of_part = LookedAt(model, parts_of(pairs[0], (rows, rows))[0], gradients)
+    of_both = LookedAt(model, pairs[0], gradients)
     compared = []
     for pair in pairs:
-        apart = [of_part(part) for part in parts_of(pair, (rows, rows))]
-        compared.append(_Compared(of_both(pair), float(np.mean(apart))))
-    finite = [pair for pair in compared if np.isfinite([pair.together, pair.apart]).all()]
-    return finite, not of_part.random and not keras_losses.masks(model)
+        first, second = (of_part(part) for part in parts_of(pair, (rows, rows)))
+        both, reversed_rows = of_both(pair), of_both(_reversed(pair))
+        if all(seen.is_finite for seen in (first, second, both, reversed_rows)):
+            compared.append(_compared(both, first, second, reversed_rows))
+    return compared, not of_part.random and not keras_losses.masks(model)
 
 
-class _Loss:
-    """The loss whose gradients ``train_step`` applies."""
+def _compared(both: Seen, first: Seen, second: Seen, reversed_rows: Seen) -> _Compared:
+    of_parts = [np.concatenate(parts) for parts in zip(first.outputs, second.outputs, strict=True)]
+    outputs = zip(both.outputs, of_parts, strict=True)
+    return _Compared(
+        both.loss,
+        (first.loss + second.loss) / 2,
+        _gradients_off(both, first, second, reversed_rows),
+        max((_off(a, b) for a, b in outputs), default=0.0),
+    )
 
-    def __init__(self, model: keras.Model, batch: Any) -> None:
-        train_step = tf_functions.undecorated(model.train_step)
 
-        def loss(batch: Any) -> Any:
-            taped, losses = Taped(), []
+def _gradients_off(both: Seen, first: Seen, second: Seen, reversed_rows: Seen) -> np.ndarray:
+    """How far each gradient is from the mean of both parts', beside its norm; 0 where it may be rounding."""
+    off, norms = [], []
+    for grads in zip(both.grads, first.grads, second.grads, reversed_rows.grads, strict=True):
+        together, one, other, reversed_grad = dense(grads)
+        difference = float(np.linalg.norm(together - (one + other) / 2))
+        rounding = float(np.linalg.norm(together - reversed_grad))
+        norms.append(max(float(np.linalg.norm(grad)) for grad in (together, one, other)))
+        # Rows that count by their place differ in reverse as well: that much is no rounding.
+        small = rounding < _ROUNDING_OF_HALF * norms[-1] and difference < _BEYOND_REVERSED * rounding
+        off.append(0.0 if small else difference)
+    if not norms:
+        return np.zeros(0)
+    scales = np.maximum(norms, _NEGLIGIBLE * max(norms))
+    return np.divide(off, scales, out=np.zeros(len(off)), where=scales > 0)
 
-            def note(update: Update) -> None:
-                losses.extend(taped.losses_of(update.grads))
 
-            with intercepted(optimizers_of(model), note), taped.noted(), keras_layers.inference_only(model):
-                train_function.step_on_data(model, train_step, counts=False)(batch)
-            return tf.add_n([tf.cast(tf.reduce_sum(loss), tf.float32) for loss in losses])
+def _off(a: np.ndarray, b: np.ndarray) -> float:
+    if a.shape != b.shape:
+        return 0.0  # it has no row for each of the batch
+    size = float(np.abs(a).max(initial=0.0))
+    return float(np.abs(a - b).max(initial=0.0)) / size if size and np.isfinite(size) else 0.0
 
-        self._undone = Undone(tf_functions.concrete_function(loss, [batch]))
-        self.random = any(
-            "Random" in kind for _, kind in func_graphs.ops_reached_from(self._undone.concrete.graph)
-        )
 
-    def __call__(self, batch: Any) -> float:
-        with self._undone:
-            return float(self._undone(batch))
+def _reversed(batch: Any) -> Any:
+    """The batch with its rows in reverse order; what is not dense stays as it is."""
+    parts = tf.nest.flatten(batch)
+    if not all(isinstance(part, tf.Tensor) for part in parts):
+        return batch
+    return tf.nest.map_structure(lambda part: part[::-1] if part.shape.rank else part, batch)
+
+
+def _first_place(model: keras.Model, batch: Any, rows: int) -> str:
+    """Where rows first differ from those of each part by itself: the layer and the op; empty: nowhere."""
+    try:
+        pair = parts_of(batch, [2 * rows, rows_of(batch) - 2 * rows])[0]
+        both = forward_tensors(model, pair)
+        first, second = (forward_tensors(model, part) for part in parts_of(pair, (rows, rows)))
+    except Exception as error:  # it is looked for only to be named
+        _LOG.debug("the layer is not known: %s", error)
+        return ""
+    for name, whole in both.items():
+        one, other = first.get(name), second.get(name)
+        if one is None or other is None or len(whole) != 2 * rows or len(one) != rows:
+            continue
+        if one.shape[1:] != whole.shape[1:] or _off(whole, np.concatenate([one, other])) > _ROUNDING:
+            return f"; rows first meet at {_title(model, name)}"
+    return ""
+
+
+def _title(model: keras.Model, tensor: str) -> str:
+    """The layer in whose scope a tensor is, and its op."""
+    op = tensor.split(":")[0]
+    titles = {
+        layer.name: keras_layers.title_of(layer) for layer in keras_layers.parts_of(model, itself=False)
+    }
+    # Scopes that came before have a number: dense_1 for the layer dense.
+    scopes = [scope if scope in titles else scope.rpartition("_")[0] for scope in op.split("/")]
+    inner = [titles[scope] for scope in scopes if scope in titles]
+    return f"layer {inner[-1]!r}, op {op}" if inner else f"op {op}"
+
+
+@contextlib.contextmanager
+def _no_weight_of_one_value(model: keras.Model) -> Iterator[None]:
+    """Inside the block weights whose elements are all alike are a little off.
+
+    A gate or a kernel of zeros hides what stands behind it in the first step.
+    """
+    numbers, before = np.random.default_rng(0), []
+    try:
+        for variable in model.trainable_variables:
+            value = keras_variables.value_of(variable)
+            if value is None or not value.dtype.is_floating or not _is_of_one_value(value):
+                continue
+            old = value.numpy()
+            before.append((value, old))
+            value.assign(old + (_MOVED * numbers.standard_normal(old.shape)).astype(old.dtype))
+        yield
+    finally:
+        for value, old in before:
+            value.assign(old)
+
+
+def _is_of_one_value(value: Any) -> bool:
+    flat = tf.reshape(value, [-1])
+    return bool(tf.size(flat)) and bool(tf.reduce_all(flat == flat[0]))

@@ -1,0 +1,154 @@
+"""A train step that is looked at: its loss, its gradients and its outputs, without an update."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import tensorflow as tf
+
+from tf_ooo.compat import func_graphs, keras_attributes, keras_layers, tf_functions, train_function
+from tf_ooo.tracing.changed import Taped, refuse_changed
+from tf_ooo.tracing.intercepting import Update, intercepted
+from tf_ooo.tracing.optimizers import optimizers_of
+from tf_ooo.tracing.undone import Undone
+
+if TYPE_CHECKING:
+    import keras
+
+
+@dataclass(frozen=True)
+class Slices:
+    """The gradient of an embedding: values for rows, which may come several times."""
+
+    rows: np.ndarray
+    values: np.ndarray
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What one batch gave: its loss, a gradient for each place of each update, the model's outputs."""
+
+    loss: float
+    grads: tuple[np.ndarray | Slices, ...]
+    outputs: tuple[np.ndarray, ...]
+
+    @property
+    def is_finite(self) -> bool:
+        grads = [grad.values if isinstance(grad, Slices) else grad for grad in self.grads]
+        return bool(np.isfinite(self.loss)) and all(np.isfinite(grad).all() for grad in grads)
+
+
+class LookedAt:
+    """``train_step`` as in inference, with one constant for all random numbers; no variable changes.
+
+    ``gradients=False`` leaves the gradients out, where there is no memory for them.  ``random``: whether
+    random numbers are left, in functions that it calls.
+    """
+
+    def __init__(self, model: keras.Model, batch: Any, gradients: bool = True) -> None:
+        self._model, self._gradients = model, gradients
+        self._undone = Undone(tf_functions.concrete_function(self._step, [batch]))
+        called = func_graphs.ops_called_from(self._undone.concrete.graph)
+        self.random = any("Random" in kind for _, kind in called)
+
+    def __call__(self, batch: Any) -> Seen:
+        with self._undone:
+            loss, grads, outputs = self._undone(batch)
+        return Seen(float(loss), tuple(map(_value_of, grads)), tuple(out.numpy() for out in outputs))
+
+    def _step(self, batch: Any) -> Any:
+        traced = _traced_step(self._model, batch)
+        func_graphs.set_random_numbers(tf.compat.v1.get_default_graph())
+        loss = tf.add_n([tf.cast(tf.reduce_sum(loss), tf.float32) for loss in traced.losses])
+        return loss, traced.grads if self._gradients else [], traced.outputs
+
+
+@dataclass(frozen=True)
+class _Traced:
+    """The tensors of a step that is being traced; ``forward`` counts its ops before any gradient."""
+
+    losses: list[Any]
+    grads: list[Any]
+    outputs: list[Any]
+    forward: int | None
+
+
+def _traced_step(model: keras.Model, batch: Any) -> _Traced:
+    """BackendError: ``train_step`` changes gradients."""
+    train_step = tf_functions.undecorated(model.train_step)
+    taped = Taped()
+    losses: list[Any] = []
+    grads: list[Any] = []
+    outputs: list[Any] = []
+
+    def note(update: Update) -> None:
+        refuse_changed(taped, update.grads)
+        losses.extend(taped.losses_of(update.grads))
+        grads.extend(grad for grad in update.grads if grad is not None)
+
+    call = model.call
+
+    def noted_call(*args: Any, **kwargs: Any) -> Any:
+        result = call(*args, **kwargs)
+        outputs.extend(tensor for tensor in tf.nest.flatten(result) if _is_of_rows(tensor))
+        return result
+
+    with intercepted(optimizers_of(model), note), taped.noted(), keras_layers.inference_only(model):
+        keras_attributes.shadow(model, "call", noted_call)
+        try:
+            train_function.step_on_data(model, train_step, counts=False)(batch)
+        finally:
+            keras_attributes.unshadow(model, "call")
+    graph = tf.compat.v1.get_default_graph()
+    return _Traced(losses, grads, [out for out in outputs if out.graph is graph], taped.began_at)
+
+
+def forward_tensors(model: keras.Model, batch: Any) -> dict[str, np.ndarray]:
+    """All numbers of a forward pass that are no scalars, by the tensors' names, in their order."""
+
+    def step(batch: Any) -> Any:
+        traced = _traced_step(model, batch)
+        graph = tf.compat.v1.get_default_graph()
+        func_graphs.set_random_numbers(graph)
+        ops = [op for op in graph.get_operations()[: traced.forward] if "Random" not in op.type]
+        made = [tensor for op in ops for tensor in op.outputs]
+        return {tensor.name: tensor for tensor in made if _is_of_rows(tensor)}
+
+    undone = Undone(tf_functions.concrete_function(step, [batch]))
+    names = [tensor.name for op in undone.concrete.graph.get_operations() for tensor in op.outputs]
+    with undone:
+        values = undone(batch)
+    return {name: values[name].numpy() for name in names if name in values}
+
+
+def _is_of_rows(tensor: Any) -> bool:
+    """Whether it is a dense tensor of numbers with at least one dimension."""
+    return isinstance(tensor, tf.Tensor) and tensor.dtype.is_floating and tensor.shape.rank not in (None, 0)
+
+
+def _value_of(grad: Any) -> np.ndarray | Slices:
+    if isinstance(grad, tf.IndexedSlices):
+        return Slices(grad.indices.numpy(), grad.values.numpy())
+    return np.asarray(grad.numpy())
+
+
+def dense(grads: Sequence[np.ndarray | Slices]) -> list[np.ndarray]:
+    """The gradients of one variable from several batches, as arrays of one shape.
+
+    Rows that none of them has are left out.
+    """
+    if not any(isinstance(grad, Slices) for grad in grads):
+        return [np.asarray(grad, np.float64) for grad in grads]
+    rows = np.unique(np.concatenate([grad.rows for grad in grads if isinstance(grad, Slices)]))
+    return [_at_rows(grad, rows) for grad in grads]
+
+
+def _at_rows(grad: np.ndarray | Slices, rows: np.ndarray) -> np.ndarray:
+    if not isinstance(grad, Slices):
+        return np.asarray(grad[rows], np.float64)
+    total = np.zeros((len(rows), *grad.values.shape[1:]))
+    np.add.at(total, np.searchsorted(rows, grad.rows), grad.values)
+    return total

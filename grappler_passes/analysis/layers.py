@@ -21,6 +21,16 @@ WeightShape = tuple[int, ...]
 # and a bias's gradient start from is the same one.
 VIEW_OPS = REARRANGING_OPS | {"StopGradient", "Enter", *SWITCHES, "Merge", "Exit"}
 
+# They add up rows; what a product of matrices adds up is another layer's.
+_SUMS = {
+    "BiasAddGrad",
+    "FusedBatchNormGrad",
+    "FusedBatchNormGradV2",
+    "FusedBatchNormGradV3",
+    "Mean",
+    "Sum",
+}
+
 
 def group_weights(backward: Backward) -> list[list[int]]:
     """Lists of weight numbers, one list a layer, the layer that the forward pass uses first first.
@@ -190,16 +200,43 @@ def _continues_chain(backward: Backward, node: int) -> bool:
 
 
 def _is_reduced(backward: Backward, node: int, port: int, shape: WeightShape | None) -> bool:
-    """The op's result has the vector weight's shape, or goes only into ops whose result has.
+    """The op's result was summed to the vector weight's shape, or goes only into ops that sum it so.
 
-    Not for matrices: a dO may have a kernel's shape by chance, as many examples as inputs.
+    A shape alone tells nothing: a dO may have that of a kernel or a bias by chance, with as many examples as
+    inputs or with a single one.
     """
-    if sum(dim != 1 for dim in shape or ()) > 1:
+    if not _is_vector(shape):
         return False
-    if _has_shape(backward.flow.outputs[node][port : port + 1], shape):
+    if _is_summed(backward, node, port, shape):
         return True
     targets = [t for t in backward.successors[node] if backward.is_backward[t]]
-    return bool(targets) and all(_has_shape(backward.flow.outputs[t], shape) for t in targets)
+    return bool(targets) and all(_sums_to(backward, target, shape) for target in targets)
+
+
+def _is_vector(shape: WeightShape | None) -> bool:
+    """Whether at most one dimension is not 1.  A kernel of one output, (n, 1), is a matrix."""
+    if not shape or (len(shape) == 2 and shape[1] == 1 != shape[0]):
+        return False
+    return sum(dim != 1 for dim in shape) <= 1
+
+
+def _is_summed(backward: Backward, node: int, port: int, shape: WeightShape | None) -> bool:
+    """Whether a tensor of the weight's shape is a sum, or computed from one without a change of shape."""
+    seen, stack = set(), [(node, port)]
+    while stack:
+        node, port = stack.pop()
+        if node in seen or not _has_shape(backward.flow.outputs[node][port : port + 1], shape):
+            continue
+        seen.add(node)
+        if backward.flow.types[node] in _SUMS:
+            return True
+        edges = backward.flow.data[node]
+        stack.extend((e.source, e.port) for e in edges if _continues_chain(backward, e.source))
+    return False
+
+
+def _sums_to(backward: Backward, node: int, shape: WeightShape | None) -> bool:
+    return backward.flow.types[node] in _SUMS and _has_shape(backward.flow.outputs[node], shape)
 
 
 def _has_shape(outputs: Sequence[OutputInfo], shape: WeightShape | None) -> bool:

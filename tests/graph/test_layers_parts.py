@@ -311,9 +311,12 @@ def test_sums_that_undo_a_broadcast():
     assert [_undoes_broadcast(backward, node) for node in nodes(flow, "a b d")] == [True, False, False]
 
 
-def reduced(shape, port=0, outputs=((5, 4), (4,)), targets=((5, 4), (5, 4)), backward="r s"):
+def reduced(shape, port=0, outputs=((5, 4), (4,)), targets=((5, 4), (5, 4)), backward="r s", kind="Sum"):
     flow = flow_of(
-        "g Grad:", "r Mul: g", "s Mul: g", shapes={"g": list(outputs), "r": [targets[0]], "s": [targets[1]]}
+        f"g {kind}:",
+        f"r {kind}: g",
+        f"s {kind}: g",
+        shapes={"g": list(outputs), "r": [targets[0]], "s": [targets[1]]},
     )
     return _is_reduced(backward_of(flow, f"g {backward}"), 0, port, shape)
 
@@ -327,6 +330,26 @@ def test_a_result_of_a_vectors_shape():
     assert not reduced((4, 4), port=1, outputs=((5, 4), (4, 4)))
     assert not reduced(None, port=1)
     assert not reduced((), port=1)
+    # A kernel of one output is a matrix: as many examples as inputs have its shape.
+    assert not reduced((4, 1), outputs=((4, 1),), targets=((4, 1), (4, 1)))
+
+
+@pytest.mark.parametrize("kind", ["MatMul", "ReluGrad", "Mul"])
+def test_what_is_no_sum_may_have_a_vectors_shape(kind):
+    """The dO of a batch of one example."""
+    assert not reduced((4,), outputs=((1, 4),), targets=((4,), (1, 4)), kind=kind)
+
+
+def test_what_is_computed_from_a_sum():
+    flow = flow_of(
+        "d Grad:",
+        "a Sum: d",
+        "b Mul: a",
+        "c Mul: d",
+        shapes={"d": [(5, 4)], "a": [(4,)], "b": [(4,)], "c": [(1, 4)]},
+    )
+    backward = backward_of(flow, "d a b c")
+    assert [_is_reduced(backward, node, 0, (4,)) for node in nodes(flow, "a b c")] == [True, True, False]
 
 
 def test_results_that_only_go_into_a_vectors_shape():

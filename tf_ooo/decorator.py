@@ -76,6 +76,8 @@ class OOOFunction:
         """As a method, each object gets a step, and a report, of its own."""
         if instance is None:
             return self
+        if not hasattr(self.python_function, "__get__"):  # a partial or an object with __call__ binds nothing
+            return self
         name = f"_ooo_{self.python_function.__name__}"
         bound = instance.__dict__.get(name)
         if bound is None:
@@ -86,7 +88,7 @@ class OOOFunction:
 
     def _make_step(self) -> Callable[..., Any]:
         stock: Callable[..., Any] = self.stock
-        self.report.model, self.report.environment = self.python_function.__qualname__, environment()
+        self.report.model, self.report.environment = _name_of(self.python_function), environment()
         compiled = bool(self.jit_compile) or tf_functions.compiles_with_xla(self._given)
         try:
             if train_function.functions_run_eagerly():
@@ -166,6 +168,13 @@ def _say_if_not_saved(instance: Any, name: str) -> None:
             "it, module.saved_%s = module.%s.stock",
             type(instance).__name__, name, name, name,
         )  # fmt: skip
+
+
+def _name_of(fn: Any) -> str:
+    """The name of a function, of what a ``functools.partial`` calls, or of an object's class."""
+    while isinstance(fn, functools.partial):
+        fn = fn.func
+    return str(getattr(fn, "__qualname__", type(fn).__qualname__))
 
 
 def _callable(fn: Any) -> Callable[..., Any]:

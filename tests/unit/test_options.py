@@ -388,3 +388,11 @@ def test_auto_with_devices_is_a_pipeline_that_may_fall_back():
     assert Options(devices=1).typed == Options().typed
     with pytest.raises(OptionsError, match="mode='auto' is 'pipeline' here"):
         Options(devices=4, weights="ema")
+
+
+def test_a_name_of_another_mode_is_meant():
+    """A callback without a mode knows the options of all modes."""
+    with pytest.raises(OptionsError, match=r"did you mean 'devices'\?.*known: .*microbatches"):
+        Options(device=2)
+    with pytest.raises(OptionsError, match=r"did you mean 'microbatches'\?"):
+        Options(mode="pipeline", micro_batches=2)

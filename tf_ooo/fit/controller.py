@@ -225,7 +225,9 @@ class StepController:
             nests.synchronize(outputs)
         elapsed_s = time.perf_counter() - started
         samples = self._samples_seen() - seen
-        self.rows = max(self.rows or 0, round(samples / self._together)) or None
+        rows = round(samples / self._together)
+        if rows > 1:  # a train_step that updates the loss' metric with a mean counts one for each step
+            self.rows = max(self.rows or 0, rows)
         kind = (nests.shapes_of((args, kwargs)), samples)
         counts = self.comparison.add(which, elapsed_s, traces.trace_count(step) > before, kind)
         if which != STOCK and not counts:

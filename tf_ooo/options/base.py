@@ -85,7 +85,9 @@ class ModeOptions:
         """What to raise for an option that this mode does not have."""
         owners = owners_of(name)
         if not owners:
-            known = cls.defaults()
+            known = dict.fromkeys(
+                [*cls.defaults(), *(each for mode in _OF_MODES for each in mode.defaults())]
+            )
             hint = did_you_mean(name, known)
             return OptionsError(f"unknown option {name}={value!r:.80}{hint}; known: {', '.join(known)}")
         clause = cls.why_not.get(name, f"is not for mode={cls.mode!r}")

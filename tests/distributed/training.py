@@ -18,7 +18,6 @@ from tf_ooo.compat import func_graphs, keras_optimizers, tf_functions
 from tf_ooo.modes.data_parallel import planned
 from tf_ooo.planning.choosing.plan import as_asked, policy_named
 from tf_ooo.planning.model.problem import Problem
-from tf_ooo.tracing import traces
 from tf_ooo.tracing.sync import checksum
 
 # Of an epoch; of them so many together: five whole executions and a shorter one.
@@ -163,7 +162,7 @@ def equal_on_all_ranks(engine: Any, model: keras.Model) -> bool:
 def communications(step: Any) -> int:
     """How many ops of the step's largest trace communicate, functions that it calls included."""
     counts = [0]
-    for function in traces.tf_functions_of(step):
+    for function in tf_functions.functions_of(step):
         for concrete in tf_functions.concrete_functions_of(function):
             types = [op_type for _, op_type in func_graphs.ops_reached_from(concrete.graph)]
             counts.append(sum(name.startswith(("Horovod", "Collective")) for name in types))

@@ -11,7 +11,6 @@ import tf_ooo
 from tests import zoo
 from tests.same_bits import Training, assert_trains_alike
 from tf_ooo.compat import tf_functions
-from tf_ooo.tracing import traces
 
 pytestmark = pytest.mark.takes(150)
 TRANSFORMERS = ("BertBackbone", "GPT2Backbone")
@@ -47,7 +46,7 @@ def test_the_same_bits(training):
 
 @TRAINED
 def test_the_trace_of_the_stock_step_is_classified(training):
-    (function, *_) = traces.tf_functions_of(training.model.train_function)
+    (function, *_) = tf_functions.functions_of(training.model.train_function)
     (concrete,) = tf_functions.concrete_functions_of(function)
     check(tf_ooo.classify(concrete), len(training.model.trainable_variables))
 

@@ -130,3 +130,16 @@ def test_variables_made_at_once():
     inside = Lazy(lambda x: lambda: tf.stack([x, 2.0]))
     assert tf_functions.plain_function(inside)(tf.constant(1.0)).numpy().tolist() == [2.0, 3.0]
     assert inside.traces == 2
+
+
+def test_functions_of_and_is_traced():
+    inner = tf.function(lambda x: x + 1)
+
+    def around(x):
+        return inner(x)
+
+    assert tf_functions.functions_of(inner) == [inner]
+    assert tf_functions.functions_of(around) == [inner], "Keras' train function closes over its tf.function"
+    assert not tf_functions.is_traced(around)
+    around(tf.constant(1))
+    assert tf_functions.is_traced(around), "experimental_get_tracing_count"

@@ -12,6 +12,7 @@ import tensorflow as tf
 
 import tf_ooo
 from tests import zoo
+from tf_ooo.compat import tf_functions
 from tf_ooo.tracing import traces
 
 RNG = np.random.default_rng(0)
@@ -273,12 +274,12 @@ def test_bad_input_is_an_options_error():
 
 
 class TestTraces:
-    """tf_ooo/tracing/traces.py: what breaks if TensorFlow or Keras change."""
+    """tf_ooo/tracing/traces.py, compat/tf_functions.py: what breaks if TensorFlow or Keras change."""
 
     def test_keras_train_function_closes_over_a_tf_function(self):
         model, x, y = zoo.compiled(zoo.one_layer)
         model.make_train_function()
-        assert traces.tf_functions_of(model.train_function), "random state in fit is no longer found"
+        assert tf_functions.functions_of(model.train_function), "random state in fit is no longer found"
         data = iter(tf.data.Dataset.from_tensor_slices((x, y)).batch(3))
         traces.trace(model.train_function, (data,), {})
         count = traces.trace_count(model.train_function)

@@ -8,6 +8,9 @@ from typing import Any
 
 import tensorflow as tf
 
+# Keras' train function is a Python function around a tf.function around another.
+_DEPTH = 3
+
 
 def plain_function(
     body: Callable[..., Any],
@@ -64,6 +67,28 @@ def variables_made_at_once() -> Iterator[None]:
 def is_tf_function(value: Any) -> bool:
     """Whether ``value`` is what ``tf.function`` makes."""
     return hasattr(value, "experimental_get_tracing_count")
+
+
+def functions_of(step: Callable[..., Any]) -> list[Any]:
+    """The ``tf.function`` itself, or those that a Python function closes over, outermost first.
+
+    Keras' train function is a Python function around a ``tf.function`` around another.
+    """
+    return list(_functions_in(step, _DEPTH))
+
+
+def _functions_in(value: object, depth: int) -> Iterator[Any]:
+    if is_tf_function(value):
+        yield value
+    elif depth:
+        for cell in getattr(value, "__closure__", None) or ():
+            with contextlib.suppress(ValueError):  # it is not filled yet
+                yield from _functions_in(cell.cell_contents, depth - 1)
+
+
+def is_traced(function: Callable[..., Any]) -> bool:
+    """Whether one of the functions behind it has been traced."""
+    return any(each.experimental_get_tracing_count() for each in functions_of(function))
 
 
 def is_concrete_function(value: Any) -> bool:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
-from tf_ooo.compat import keras_attributes, versions
+from tf_ooo.compat import keras_attributes, keras_trainable, versions
 
 if TYPE_CHECKING:
     import keras
@@ -31,7 +31,8 @@ def new_train_function(
     """A second, untraced train function, of ``wrap(train_step)``; the model keeps its first one."""
     # Keras 2 keeps the tf.function a second time.
     kept = {name: getattr(model, name) for name in _FUNCTIONS if hasattr(model, name)}
-    train_step = model.train_step if wrap is None else wrap(model.train_step)
+    own_step = keras_trainable.as_first_traced(model, model.train_step)
+    train_step = own_step if wrap is None else wrap(own_step)
     try:
         with _train_step_set_to(model, train_step):
             model.train_function = None
@@ -102,6 +103,7 @@ def step_on_data(
 
     ``counts``: Keras 2 counts the step; False where another part of the same step does.
     """
+    train_step = keras_trainable.as_first_traced(model, train_step)
     if versions.is_of_keras_2(model) and counts:
         return _step_on_data_of_keras_2(model, train_step)
 

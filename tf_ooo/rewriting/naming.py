@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from grappler_passes import plugin
 from grappler_passes.graph.variables import VARIABLE_ATTR
-from tf_ooo.compat import keras_variables
+from tf_ooo.compat import keras_trainable, keras_variables
 from tf_ooo.rewriting.unrolled_tasks import Step
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ def describe(model: keras.Model, variables: Callable[[], Sequence[keras.Variable
     """What graphs say about variables: these names, and what Keras thinks is trainable."""
 
     def infos() -> Iterator[tuple[Any, VariableInfo]]:
-        trainable = {id(variable) for variable in model.trainable_variables}
+        trainable = {id(variable) for variable in keras_trainable.trained_variables(model)}
         for name, variable in keras_variables.named(variables()).items():
             value = keras_variables.value_of(variable)
             if value is not None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tf_ooo.tracing.traces import tf_functions_of
+from tf_ooo.compat.tf_functions import functions_of
 
 if TYPE_CHECKING:
     from tensorflow.core.framework import attr_value_pb2, graph_pb2
@@ -23,7 +23,7 @@ def differ(step: Callable[..., Any], other: Callable[..., Any], args: Any, kwarg
 
     Names of ops and functions do not count.  False where a step is no ``tf.function``, or cannot be traced.
     """
-    functions = [tf_functions_of(each)[:1] for each in (step, other)]
+    functions = [functions_of(each)[:1] for each in (step, other)]
     if not all(functions):
         return False
     try:

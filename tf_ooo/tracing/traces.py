@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -12,33 +11,15 @@ from tf_ooo.compat import func_graphs, tf_functions
 if TYPE_CHECKING:
     from tensorflow.core.framework import graph_pb2
 
-_DEPTH = 3
 # Said of such an op where the rewritten step may be the one that is kept.
 NOT_SHARED = (
     "which the rewritten step would not share; use tf.random.stateless_* or keras.random, or name a schedule"
 )
 
 
-def tf_functions_of(step: Callable[..., Any]) -> list[Any]:
-    """The ``tf.function`` itself, or those that a Python function closes over, outermost first.
-
-    Keras' train function is a Python function around a ``tf.function`` around another.
-    """
-    return list(_functions_in(step, _DEPTH))
-
-
-def _functions_in(value: object, depth: int) -> Iterator[Any]:
-    if tf_functions.is_tf_function(value):
-        yield value
-    elif depth:
-        for cell in getattr(value, "__closure__", None) or ():
-            with contextlib.suppress(ValueError):  # it is not filled yet
-                yield from _functions_in(cell.cell_contents, depth - 1)
-
-
 def trace_count(step: Callable[..., Any]) -> int:
     """How often the step has been traced."""
-    return sum(function.experimental_get_tracing_count() for function in tf_functions_of(step))
+    return sum(function.experimental_get_tracing_count() for function in tf_functions.functions_of(step))
 
 
 def trace(step: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -46,7 +27,7 @@ def trace(step: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any
 
     What cannot be traced is left to that call, which raises the user's own error.
     """
-    for function in tf_functions_of(step)[:1]:
+    for function in tf_functions.functions_of(step)[:1]:
         try:
             function.get_concrete_function(*args, **kwargs)
         except Exception:  # see above
@@ -69,7 +50,7 @@ def random_state_in(graph_def: graph_pb2.GraphDef) -> str:
 
 def _ops_of(step: Callable[..., Any]) -> Iterator[tuple[str, str]]:
     """Name and type of each op in what was traced and all functions it calls."""
-    for function in tf_functions_of(step):
+    for function in tf_functions.functions_of(step):
         # Asked for its traces, one with an input_signature would make one.
         traced = tf_functions.concrete_functions_of(function) if trace_count(function) else ()
         for concrete in traced:

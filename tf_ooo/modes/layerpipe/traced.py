@@ -20,7 +20,15 @@ from grappler_passes.graph.variables import VARIABLE_ATTR
 from grappler_passes.passes.base import Pass, PassPipeline, relaxed_by
 from grappler_passes.passes.gates import GatesPass
 from grappler_passes.passes.verify import VerifyPass
-from tf_ooo.compat import keras_layers, keras_variables, nests, op_marks, tf_functions, train_function
+from tf_ooo.compat import (
+    keras_layers,
+    keras_trainable,
+    keras_variables,
+    nests,
+    op_marks,
+    tf_functions,
+    train_function,
+)
 from tf_ooo.compat.nests import Packed
 from tf_ooo.errors import GraphError, OOOError
 from tf_ooo.rewriting.passes import Folder
@@ -123,7 +131,9 @@ def trace(
     kept = [*names, *(op.name for op in traced.concrete.graph.control_outputs)]
     flat_def = _flat(model, graph_def, kept, dump_dir)
     index = GraphIndex(flat_def)
-    branch = _branch_of_weights(index, placeholders_of(traced.captured, model.trainable_variables))
+    branch = _branch_of_weights(
+        index, placeholders_of(traced.captured, keras_trainable.trained_variables(model))
+    )
     if branch is not None:
         raise GraphError(_loop_message(model, branch, False))
     graph = _numbered(classify_graph_def(flat_def, names), layers)

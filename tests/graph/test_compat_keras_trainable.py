@@ -1,0 +1,58 @@
+"""Flags of layers and variables: what an upgrade breaks."""
+
+from __future__ import annotations
+
+from tests.zoo import keras, needs_keras_3
+from tf_ooo.compat import keras_trainable, tf_functions, train_function
+
+
+def model_of_two():
+    layers = [keras.layers.Dense(3, name="first"), keras.layers.Dense(2, name="second")]
+    model = keras.Sequential([keras.Input((4,)), *layers])
+    model.compile("sgd", "mse")
+    return model
+
+
+def names(variables):
+    return [variable.path.split("/")[-2] for variable in variables]
+
+
+@needs_keras_3
+def test_as_first_traced():
+    model, seen = model_of_two(), []
+    step = keras_trainable.as_first_traced(model, lambda: seen.append(names(model.trainable_variables)))
+    train_function.train_function_of(model)
+    step()
+    model.get_layer("first").trainable = False
+    step()
+    assert seen[0] == seen[1] == ["first", "first", "second", "second"], (
+        "Layer._trainable, Layer._trainable_variables: a layer that is frozen after compile stops training"
+    )
+    assert names(model.trainable_variables) == ["second", "second"]
+    assert names(keras_trainable.trained_variables(model)) == seen[0]
+    model.compile("sgd", "mse")
+    train_function.train_function_of(model)
+    step()
+    assert seen[2] == ["second", "second"]
+
+
+@needs_keras_3
+def test_what_a_stock_fit_has_trained():
+    model = model_of_two()
+    model.get_layer("first").trainable = False
+    x = keras.ops.ones((4, 4))
+    model.fit(x, x[:, :2], verbose=0)
+    assert tf_functions.is_traced(model.train_function)
+    model.get_layer("first").trainable = True
+    assert names(keras_trainable.trained_variables(model)) == ["second", "second"], (
+        "Optimizer._trainable_variables: a layer that is thawed after stock steps trains"
+    )
+
+
+@needs_keras_3
+def test_flags_before_any_step_count():
+    model = model_of_two()
+    model.optimizer.build(model.trainable_variables)
+    train_function.train_function_of(model)
+    model.get_layer("first").trainable = False
+    assert names(keras_trainable.trained_variables(model)) == ["second", "second"]

@@ -1,0 +1,88 @@
+"""Layers that are frozen or thawed after compile: every mode trains what stock Keras trains."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import tf_ooo
+from tests.zoo import keras, needs_keras_3
+
+pytestmark = [pytest.mark.devices(2), needs_keras_3]
+
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=(32, 6)).astype("float32")
+Y = RNG.normal(size=(32, 2)).astype("float32")
+MODES = {
+    "single": {"schedule": "fast_forward", "profile_steps": 0},
+    "auto": {},
+    "pipeline": {
+        "mode": "pipeline",
+        "devices": 2,
+        "microbatches": 2,
+        "schedule": "gpipe",
+        "profile_steps": 1,
+    },
+}
+
+
+class FlipAtEpoch(keras.callbacks.Callback):
+    def __init__(self, flip):
+        super().__init__()
+        self.flip = flip
+
+    def on_epoch_begin(self, epoch, logs=None):
+        if epoch == 1:
+            self.flip(self.model)
+
+
+def freeze(model):
+    model.get_layer("middle").trainable = False
+
+
+def thaw(model):
+    model.get_layer("first").trainable = True
+
+
+def freeze_again(model):
+    freeze(model)
+    model.compile("adam", "mse")
+
+
+def trained(flip, options, stock_first=False, within=False):
+    keras.utils.set_random_seed(1)
+    named = [keras.layers.Dense(5, "tanh", name=name) for name in ("first", "middle", "last")]
+    model = keras.Sequential([keras.Input((6,)), *named, keras.layers.Dense(2)])
+    model.get_layer("first").trainable = False
+    model.compile("adam", "mse")
+
+    def fit(callbacks, epochs=1):
+        model.fit(X, Y, batch_size=8, epochs=epochs, verbose=0, shuffle=False, callbacks=callbacks)
+
+    ours = [] if options is None else [tf_ooo.OOOBackprop(**options)]
+    if within:
+        fit([*ours, FlipAtEpoch(flip)], epochs=3)
+    else:
+        fit([] if stock_first else ours)
+        flip(model)
+        fit(ours)
+    flags = [layer.trainable for layer in model.layers]
+    return model.get_weights(), flags
+
+
+WAYS = [
+    (flip, way)
+    for flip in (freeze, thaw, freeze_again)
+    for way in ("stock-first", "ours-first", "within")
+    if (flip, way) != (freeze_again, "within")  # nobody compiles within fit
+]
+
+
+@pytest.mark.parametrize(("flip", "way"), WAYS)
+@pytest.mark.parametrize("mode", MODES)
+def test_trains_as_stock(mode, flip, way):
+    settings = {"stock_first": way == "stock-first", "within": way == "within"}
+    (stock, stock_flags), (ours, flags) = (trained(flip, each, **settings) for each in (None, MODES[mode]))
+    assert flags == stock_flags
+    for expected, weights in zip(stock, ours, strict=True):
+        np.testing.assert_allclose(weights, expected, rtol=1e-4, atol=1e-6)

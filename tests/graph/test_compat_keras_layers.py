@@ -99,3 +99,13 @@ def test_is_of_kerass_family():
 
     assert keras_layers.is_of_kerass_family(keras.layers.Dense(2))
     assert not keras_layers.is_of_kerass_family(Own(2))
+
+
+def test_is_wholly_built():
+    inside = keras.layers.Dense(2)
+    model = keras.Sequential([inside])
+    assert not keras_layers.is_wholly_built(model)
+    model.build((None, 3))
+    assert keras_layers.is_wholly_built(model)
+    inside.built = False
+    assert not keras_layers.is_wholly_built(model)

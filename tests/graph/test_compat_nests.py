@@ -92,3 +92,23 @@ def test_each_once():
     assert len(once) == 2
     assert once[0] is first
     assert once[1] is second
+
+
+def test_variables_are_held_and_read_later():
+    """Also of Keras; ``tf.is_tensor`` is true of them, and a ``tf.Variable`` is a nest of its handle."""
+    own, other = tf.Variable(2.0), tf.Variable(5)
+    held = nests.with_variables_held({"own": own, "list": [other], "number": 1.5, "t": tf.constant(3)})
+    assert len(Packed(held).tensors) == 1
+    own.assign(4.0)
+    read = nests.with_variables_read(held)
+    assert float(read["own"]) == 4.0
+    assert int(read["list"][0]) == 5
+    assert read["number"] == 1.5
+
+
+def test_as_tensors_reads_variables_of_keras_and_keeps_ragged_rows():
+    rows = tf.ragged.constant([[1], [2, 3]])
+    made = nests.as_tensors({"rate": keras.optimizers.SGD(0.5).learning_rate, "rows": rows, "text": "a"})
+    assert isinstance(made["rate"], tf.Tensor)
+    assert made["rows"] is rows
+    assert made["text"].dtype == tf.string

@@ -161,3 +161,14 @@ def test_jit_compile(monkeypatch):
 
 def test_counts_steps():
     assert train_function.counts_steps(dense_model()) == (not KERAS_3), "who counts a step's ops has changed"
+
+
+def test_has_kerass_train_step():
+    class Own(keras.Model):
+        def train_step(self, data):
+            return super().train_step(data)
+
+    inputs = keras.Input((3,))
+    outputs = keras.layers.Dense(1)(inputs)
+    assert train_function.has_kerass_train_step(keras.Model(inputs, outputs))
+    assert not train_function.has_kerass_train_step(Own(inputs, outputs))

@@ -41,6 +41,15 @@ def parts_of(model: keras.Model, itself: bool = True) -> list[Any]:
     return list(model._flatten_layers(include_self=itself, recursive=True))
 
 
+def is_wholly_built(model: keras.Model) -> bool:
+    """Whether the model and all layers in it have their weights.
+
+    A subclassed model that was given shapes, and has a weight of its own, says that it is built; its layers
+    are not.
+    """
+    return all(part.built for part in parts_of(model))
+
+
 def learned_from_data(layer: keras.layers.Layer) -> dict[str, int]:
     """Check sums of what ``adapt`` has learned, or was given in its place: statistics, a vocabulary.
 

@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+_COMPOSITE = (tf.RaggedTensor, tf.SparseTensor, tf.IndexedSlices)
+
 
 class Packed:
     """A nest of values taken apart into its tensors, the parts of composite ones too, and the rest.
@@ -48,9 +50,37 @@ def as_tensors(values: Any) -> Any:
     """What a ``tf.function`` makes of its results: numbers and variables become tensors, None stays."""
 
     def convert(value: Any) -> Any:
-        return value if value is None or tf.is_tensor(value) else tf.convert_to_tensor(value)
+        # ``tf.is_tensor`` is true of variables.
+        stays = value is None or isinstance(value, (tf.Tensor, *_COMPOSITE))
+        return value if stays else tf.convert_to_tensor(value)
 
-    return tf.nest.map_structure(convert, values, expand_composites=True)
+    return tf.nest.map_structure(convert, values)
+
+
+class _Later:
+    """A variable in a nest, as one value: a ``tf.Variable`` is a nest of its handle."""
+
+    def __init__(self, variable: Any) -> None:
+        self.variable = variable
+
+
+def with_variables_held(values: Any) -> Any:
+    """A nest whose variables, of Keras too, are values that no graph knows; :func:`with_variables_read`
+    reads them."""
+
+    def hold(value: Any) -> Any:
+        return _Later(value) if tf.is_tensor(value) and hasattr(value, "assign") else value
+
+    return tf.nest.map_structure(hold, values)
+
+
+def with_variables_read(values: Any) -> Any:
+    """What :func:`with_variables_held` has held is read here and now."""
+
+    def read(value: Any) -> Any:
+        return tf.convert_to_tensor(value.variable) if isinstance(value, _Later) else value
+
+    return tf.nest.map_structure(read, values)
 
 
 def signature(values: Any) -> Any:

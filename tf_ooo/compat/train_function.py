@@ -114,6 +114,12 @@ def step_on_data(
     return step
 
 
+def has_kerass_train_step(model: keras.Model) -> bool:
+    """Whether Keras' own ``train_step`` trains the model, which gives the optimizer all trainable weights."""
+    own = versions.keras_of(model).Model.train_step
+    return getattr(model.train_step, "__func__", None) is own
+
+
 def counts_steps(model: keras.Model) -> bool:
     """Whether the ops of a step count it, so that the last of several parts is not like the others."""
     return versions.is_of_keras_2(model)

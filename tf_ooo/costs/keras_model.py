@@ -18,7 +18,7 @@ from grappler_passes.graph.liveness import unknown_sizes
 from grappler_passes.graph.sizes import KnownShapes, with_sizes
 from grappler_passes.graph.training_graph import TrainingGraph
 from grappler_passes.passes.separate import SeparatePass
-from tf_ooo.compat import keras_optimizers, keras_variables, nests, versions
+from tf_ooo.compat import keras_layers, keras_optimizers, keras_variables, nests, versions
 from tf_ooo.costs.analytic import analytic_ops
 from tf_ooo.costs.devices import (
     DEFAULT_DEVICE,
@@ -222,7 +222,8 @@ class _Step:
             self.notes.append(f"the model is not compiled: {_OPTIMIZER} and {_LOSS} assumed")
         model.jit_compile = False
         self._data = tuple(_nested(lambda spec: tf.zeros(*spec), part) for part in specs)
-        keras_optimizers.build_optimizer(model.optimizer, model.trainable_variables)
+        if keras_layers.is_wholly_built(model):
+            keras_optimizers.build_optimizer(model.optimizer, model.trainable_variables)
         self._function = tf.function(lambda x, y: model.train_step((x, y)), jit_compile=False)
         try:
             self._concrete = self._function.get_concrete_function(*self._data)

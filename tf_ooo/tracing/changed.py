@@ -24,6 +24,7 @@ _LINEAR_IN_ONE = {"BatchMatMulV2", "Einsum", "MatMul", "Mul", "MulNoNan", "Selec
 _DIVISIONS = {"DivNoNan", "RealDiv"}
 # These know how large a batch is, not what is in it.
 _SIZES = {"Rank", "Shape", "ShapeN", "Size"}
+_WRITES = ("AssignAddVariableOp", "AssignSubVariableOp", "AssignVariableOp")
 _RANDOM = ("Random", "StatelessRandom", "Multinomial", "StatelessTruncated", "TruncatedNormal")
 
 
@@ -87,6 +88,22 @@ class Taped:
                     return op
         return None
 
+    def kept_in(self, grads: Sequence[Any]) -> str:
+        """The variable, by its op's name, that adds up gradients of this tape and gives these; or ""."""
+        reached: dict[int, bool] = {}
+        seen, waiting = set(), [grad for grad in map(_values, grads) if hasattr(grad, "op")]
+        while waiting:
+            tensor = waiting.pop()
+            if id(tensor) in seen or id(tensor) in self._given:
+                continue
+            seen.add(id(tensor))
+            waiting.extend(tensor.op.inputs)
+            if tensor.dtype == tf.resource and any(
+                op.type in _WRITES and self._reaches(op.inputs[1], reached) for op in tensor.consumers()
+            ):
+                return str(tensor.op.name)
+        return ""
+
     def _first_of(self, grad: Any, reached: dict[int, bool]) -> Any:
         seen, waiting = set(), [grad]
         while waiting:
@@ -132,6 +149,13 @@ class Taped:
 
 def refuse_changed(taped: Taped, grads: Sequence[Any]) -> None:
     """BackendError: ``train_step`` clips, scales by the batch, or does what parts of it do otherwise."""
+    variable = taped.kept_in(grads)
+    if variable:
+        raise BackendError(
+            f"train_step adds up gradients of several steps by hand, in a variable of its own ({variable}); "
+            f"a pipeline would add to it once for each micro-batch: give the optimizer "
+            "gradient_accumulation_steps=, or use microbatches=1"
+        )
     op = taped.changed_by(grads)
     if op is None:
         return

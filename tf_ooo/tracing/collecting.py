@@ -19,6 +19,13 @@ from tf_ooo.errors import BackendError
 from tf_ooo.tracing.changed import Taped, refuse_changed
 from tf_ooo.tracing.intercepting import TurnsNeeded, Update, intercepted, ops_so_far, times
 
+_IN_A_GRAPH_OF_ITS_OWN = (
+    "train_step applies gradients inside a loop or a condition on tensors (a Python for or if over them under"
+    " tf.function, tf.while_loop, tf.cond, tf.map_fn), or in a tf.function of its own; over several devices "
+    "each step has one update of the whole batch, which is made where train_step itself calls the optimizer: "
+    "loop over range(), take the tf.function off, leave gradients of several steps to the optimizer's "
+    "gradient_accumulation_steps=, or train on one device"
+)
 # More ops than rows of positions take: constants, a range, casts, reshapes, a wrap of negative rows.
 _MOST_OPS = 64
 # What makes rows that come once each, and what hands them on.
@@ -76,6 +83,7 @@ class Collecting:
         self.applied: list[_Applied] = []
         self.collected_after: list[int] = []
         self._open_rows, self._in_turns = open_rows, in_turns
+        self._graph: Any = None
         self._number = 0
         self._calls = 0
         self._taped = Taped()
@@ -88,6 +96,7 @@ class Collecting:
     def micro_batch(self, number: int) -> Iterator[None]:
         """Inside the block one is traced; :attr:`given` is then what its optimizers were given."""
         self._number, self._calls, self._taped, self.given = number, 0, Taped(), []
+        self._graph = tf.compat.v1.get_default_graph()
         with intercepted(self.optimizers, self._collect), self._taped.noted():
             yield
         if self._calls != len(self.applied):
@@ -104,6 +113,8 @@ class Collecting:
     def _collect(self, update: Update) -> Any:
         if self._applying:
             return update.proceed(update.grads)
+        if tf.compat.v1.get_default_graph() is not self._graph:
+            raise BackendError(_IN_A_GRAPH_OF_ITS_OWN)
         begin = ops_so_far()
         self._collect_traced(update)
         self.given.append(Given(update.grads, (begin, ops_so_far())))

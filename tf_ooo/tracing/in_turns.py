@@ -66,6 +66,7 @@ class InTurns:
                 self._traced = TracedPart(0, self._parts[0], draws_anew=True)
                 with self._collecting.micro_batch(0), keras_losses.weighted_means(self._model, shares[0]):
                     logs = train_function.step_on_data(self._model, train_step)(self._parts[0][0])
+                    logs = nests.with_variables_held(logs)
                 self._end_part([])
             return [logs, *self._copies(logs)]
 

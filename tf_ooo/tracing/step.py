@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -13,6 +14,7 @@ from grappler_passes.analysis.steps import STEP_ATTR, STEP_SCOPE
 from tf_ooo.compat import (
     keras_loops,
     keras_losses,
+    keras_optimizers,
     nests,
     op_marks,
     tf_functions,
@@ -25,7 +27,7 @@ from tf_ooo.tracing.copied import TracedPart
 from tf_ooo.tracing.in_turns import InTurns
 from tf_ooo.tracing.intercepting import TurnsNeeded
 from tf_ooo.tracing.micro_batches import rows_of, split_rows
-from tf_ooo.tracing.optimizers import optimizers_of
+from tf_ooo.tracing.optimizers import forget_traces, optimizers_of
 from tf_ooo.tracing.splitting import BatchesSeen, FixedRows, OpenBatch, OpenRows, Split, open_batch
 from tf_ooo.tracing.variables import names_by_handle
 
@@ -86,7 +88,7 @@ class StepFunctions:
         if opened is not None and opened.key in self._functions:
             with self._tracing():
                 return self._functions[opened.key](batch)
-        with self.around_traces(), self._tracing():
+        with self.around_traces(), self._tracing(), _traced_anew(self.model):
             if opened is not None and self._traced_open(opened, batch):
                 return self._functions[opened.key](batch)
             function = self._make(batch)
@@ -137,7 +139,7 @@ class StepFunctions:
 
     def concrete(self, batch: Any) -> Any:
         """The traced function for a batch; nothing runs."""
-        with self._tracing():
+        with self._tracing(), _traced_anew(self.model):
             return self._make(batch).get_concrete_function(batch)
 
     def _make(self, batch: Any, specs: Sequence[Any] | None = None) -> Any:
@@ -157,14 +159,18 @@ class StepFunctions:
                 logs = InTurns(model, split, collecting, scope, lambda: self._applying(batch)).run(batch)
                 refuse_no_gradient(collecting.applied)
                 with op_marks.numbered_step(split.count, STEP_ATTR, scope):
-                    return _whole(logs, split, names_by_handle(_metrics_of(model)))
+                    logs = _whole(logs, split, names_by_handle(_metrics_of(model)))
+                    return nests.with_variables_read(logs)
             micro_batches = _MicroBatches(model, split, collecting)
             logs = []
             for number in range(split.count):
                 with op_marks.numbered_step(number, STEP_ATTR, scope):
                     logs.append(micro_batches.run(number, split.part(batch, number)))
                 if not number:
-                    variables = [update.variables for update in collecting.applied]
+                    variables = [
+                        [*update.variables, *keras_optimizers.state_of(update.optimizer)]
+                        for update in collecting.applied
+                    ]
                     again = read_after(zip(variables, collecting.collected_after, strict=True))
                     if again:
                         raise TurnsNeeded(again)
@@ -173,13 +179,23 @@ class StepFunctions:
                 out = _whole(logs, split, names_by_handle(_metrics_of(model)))
                 with self._applying(batch):
                     collecting.apply()
-            return out
+                return nests.with_variables_read(out)
 
         def traced_once(batch: Any) -> Any:
             with tf_functions.variables_made_at_once(), keras_loops.in_parts(loops):
                 return step(batch)
 
         return tf_functions.plain_function(traced_once, specs)
+
+
+@contextlib.contextmanager
+def _traced_anew(model: Any) -> Iterator[None]:
+    """Inside the block functions of the model's own are traced; no trace is taken in or out."""
+    forget_traces(model)
+    try:
+        yield
+    finally:
+        forget_traces(model)
 
 
 class _MicroBatches:
@@ -206,6 +222,7 @@ class _MicroBatches:
         with collecting.micro_batch(number), keras_losses.weighted_means(self._model, share):
             counts = number == self._split.count - 1
             logs = train_function.step_on_data(self._model, self._train_step, counts)(part)
+            logs = nests.with_variables_held(logs)
         if self._kind(number) in map(self._kind, range(number + 1, self._split.count)):
             ops.end([given.ops for given in collecting.given])
             if not ops.why_not:
@@ -268,7 +285,7 @@ def _whole(logs: Sequence[Any], split: Split, metrics: dict[int, str]) -> Any:
 
     def of_batch(*values: Any) -> Any:
         last = values[-1]
-        floating = tf.is_tensor(last) and last.dtype.is_floating
+        floating = isinstance(last, tf.Tensor) and last.dtype.is_floating
         if not floating or last.shape.rank != 0 or _depends_on(last, metrics):
             return last
         shares = map(split.share, range(split.count))

@@ -9,7 +9,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tf_ooo.compat import keras_optimizers, nests, tf_functions
+from tf_ooo.compat import keras_layers, keras_optimizers, nests, tf_functions, train_function
 from tf_ooo.errors import BackendError
 from tf_ooo.hosts.ranks.base import Engine
 
@@ -17,9 +17,11 @@ from tf_ooo.hosts.ranks.base import Engine
 def build(model: Any, optimizers: Sequence[Any], train_step: Any, iterator: Any) -> None:
     """Creates all variables of the model and its optimizers; no step runs.
 
-    What cannot be built directly is built by tracing a step that is thrown away.
+    What cannot be built directly is built by tracing a step that is thrown away: an optimizer has slots for
+    what its first update is given, which only Keras' own train_step tells.
     """
-    build_optimizer(model)
+    if train_function.has_kerass_train_step(model):
+        build_optimizer(model)
     if model.built and all(map(keras_optimizers.is_built, optimizers)):
         return
     if model.run_eagerly and model.weights:
@@ -36,10 +38,10 @@ def build(model: Any, optimizers: Sequence[Any], train_step: Any, iterator: Any)
 
 
 def build_optimizer(model: Any) -> None:
-    """Creates the variables of the model's optimizer, if the model has its own."""
+    """Creates the variables of the model's optimizer, for all weights, if the model has its own."""
     main: Any = getattr(model, "optimizer", None)
     if (
-        model.built
+        keras_layers.is_wholly_built(model)
         and keras_optimizers.is_optimizer(main)
         and not keras_optimizers.is_built(main)
         and model.trainable_weights

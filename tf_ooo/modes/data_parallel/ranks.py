@@ -10,10 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from tf_ooo.compat import (
     keras_fits,
-    keras_layers,
     keras_optimizers,
     keras_variables,
-    tf_functions,
     train_function,
 )
 from tf_ooo.errors import BackendError
@@ -32,7 +30,7 @@ from tf_ooo.options import RankOptions
 from tf_ooo.tracing import sync
 from tf_ooo.tracing.averaging import Averaging
 from tf_ooo.tracing.micro_batches import rows_of
-from tf_ooo.tracing.optimizers import optimizers_of
+from tf_ooo.tracing.optimizers import forget_traces, optimizers_of
 
 if TYPE_CHECKING:
     import keras
@@ -144,7 +142,7 @@ class RanksInStep:
         with contextlib.suppress(BackendError):  # its tensors do not have as many
             self.batch_rows = None if batch is None else rows_of(batch)
         sync.build(model, optimizers_of(model), model.train_step, iterator)
-        _forget_traces(model)
+        forget_traces(model)
         optimizers = optimizers_of(model)
         alike = agreement.batch_of(batch) if self.options.weighting == "ranks" else None
         mine = agreement.description_of(model, optimizers, self._agreed, alike)
@@ -296,13 +294,7 @@ class RanksInStep:
     def forget_traces(self) -> None:
         """Once a step has run: its parts would go on averaging."""
         if self.step.prepared:
-            _forget_traces(self.model)
-
-
-def _forget_traces(model: keras.Model) -> None:
-    """A part of the step that is a ``tf.function`` would go on averaging, or not, as it was first traced."""
-    for part in keras_layers.parts_of(model):
-        tf_functions.forget_traces(part)
+            forget_traces(self.model)
 
 
 def _averaged(replies: Sequence[EpochEnds]) -> dict[str, float]:

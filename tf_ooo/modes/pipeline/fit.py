@@ -40,7 +40,7 @@ from tf_ooo.rewriting.traced_before import TracedBefore
 from tf_ooo.rewriting.unrolled_tasks import Step
 from tf_ooo.tracing import sync
 from tf_ooo.tracing.micro_batches import parts_of, rows_of, split_rows
-from tf_ooo.tracing.optimizers import optimizers_of
+from tf_ooo.tracing.optimizers import forget_traces, optimizers_of
 from tf_ooo.tracing.splitting import BatchesSeen
 from tf_ooo.tracing.variables import all_variables, bytes_of
 
@@ -166,7 +166,10 @@ class PipelineSteps:
         with host_memory() if on_host else contextlib.nullcontext():
             sync.build(model, optimizers_of(model), model.train_step, iterator)
             if options.check_loss and (on_host or not self._never_whole):  # of a few rows; nothing is kept
-                check_loss(model, batch, options.microbatches, gradients=not on_host)
+                try:
+                    check_loss(model, batch, options.microbatches, gradients=not on_host)
+                finally:
+                    forget_traces(model)
         if not self._never_whole or on_host:
             return
         if options.first_steps == "auto" and self._mode.company.engine.size == 1:  # so it is too large

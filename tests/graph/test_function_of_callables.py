@@ -74,3 +74,11 @@ def test_an_object_in_a_class():
         step = tf_ooo.function(functools.partial(Training.step, training))
 
     assert np.isfinite(float(Holder().step(tf.ones((2, 6)), tf.ones((2, 2)))))
+
+
+def test_a_step_within_another_function_says_so():
+    training = Training()
+    step = tf_ooo.function(training.step, schedule="fast_forward", profile_steps=0)
+    outer = tf.function(lambda x, y: step(x, y), autograph=False)
+    outer(tf.ones((2, 6)), tf.ones((2, 2)))
+    assert "called inside another tf.function" in step.report.fallback_reason

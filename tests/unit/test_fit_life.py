@@ -233,3 +233,25 @@ def test_the_end_of_a_fit_says_what_takes_long(monkeypatch, tmp_path, capsys):
     said = capsys.readouterr().err
     assert "tf_ooo: putting the model back as it was ..." in said
     assert "tf_ooo: writing the report and its pictures ..." in said
+
+
+def test_a_fit_without_a_verdict_keeps_the_page_of_one_before(tmp_path, monkeypatch):
+    from types import SimpleNamespace
+
+    gains = [SimpleNamespace(text="1.20x faster"), None]
+    monkeypatch.setattr(Report, "gain", property(lambda report: gains[0]))
+    monkeypatch.setattr(
+        Report, "headline", property(lambda report: gains[0].text if gains[0] else "undecided")
+    )
+    written = []
+    monkeypatch.setattr(
+        "tf_ooo.fit.life.save_timeline", lambda report, folder, prefix: written.append(prefix)
+    )
+    mode = Mode(timeline=str(tmp_path))
+    life = FitLife(mode)
+    for _ in range(2):
+        life._fits += 1
+        life._save_timeline()
+        gains[0] = None
+    assert written == ["", "fit_2_"]
+    assert mode.report.notes == ["an earlier fit with this callback: 1.20x faster"]

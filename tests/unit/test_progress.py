@@ -49,3 +49,15 @@ def test_an_error_ends_it(at_once, capsys):
     with pytest.raises(ValueError, match="no plan"):
         fit(verbose=2)
     assert len(capsys.readouterr().err.splitlines()) == 2
+
+
+def test_a_line_of_its_own_beside_the_progress_bar(at_once, capsys):
+    def fit(verbose, begin_step):
+        with progress.said("planning"):
+            time.sleep(0.01)
+
+    fit(verbose="auto", begin_step=3)
+    assert capsys.readouterr().err.startswith("\ntf_ooo: planning ...\n")
+    for verbose, begin_step in ((2, 3), (1, 0)):
+        fit(verbose, begin_step)
+        assert capsys.readouterr().err.startswith("tf_ooo: planning ...\n")

@@ -132,3 +132,12 @@ def test_who_does_not_come_is_named(monkeypatch):
     assert str(caught.value).startswith("rank 0 of 4: rank 1, 2, 3 did not come within 0 s")
     with pytest.raises(BackendError, match="rank 2 of 4: rank 0 did not come"):
         Meeting(2, 4, LIMIT).join(lambda: "")
+
+
+def test_no_thread_is_made_when_a_rank_leaves(three, told, monkeypatch):
+    """Python makes none any more while it ends."""
+    words, heard = told
+    monkeypatch.setattr(threading.Thread, "start", lambda thread: pytest.fail("a thread was made"))
+    three[2].say_ended(ValueError("no such file"))
+    assert heard.wait(20)
+    assert words

@@ -83,6 +83,8 @@ class FitLife:
         self._running: _Running | None = None
         self._replaced: Training | None = None  # and nobody has been told
         self._told = False
+        self._written: str = ""  # the verdict of an earlier fit, in the timeline's folder
+        self._fits = 0
 
     @property
     def report(self) -> Report:
@@ -92,6 +94,7 @@ class FitLife:
     def begin(self, model: keras.Model, params: dict[str, Any] | None = None) -> None:
         """Raises whatever the mode refuses, unless its stock step may train then."""
         self.end()
+        self._fits += 1
         self._replaced, self._told = None, False
         try:
             self._begin(model, (params or {}).get("steps"))
@@ -204,8 +207,16 @@ class FitLife:
             _LOG.info("%s: %s", report.mode, report.headline)
 
     def _save_timeline(self) -> None:
+        """Writes the report; one without a verdict leaves that of an earlier fit where it is."""
+        report = self.mode.describe()
+        undecided = report.gain is None and bool(self._written)
+        if undecided:
+            report.notes.append(f"an earlier fit with this callback: {self._written}")
         if self.mode.options.timeline is not None and self._rank == 0:
-            save_timeline(self.mode.describe(), self.mode.options.timeline)
+            prefix = f"fit_{self._fits}_" if undecided else ""
+            save_timeline(report, self.mode.options.timeline, prefix)
+        if report.gain is not None:
+            self._written = report.headline
 
     def end(self) -> None:
         """Puts all back, whatever has happened; does nothing the second time."""

@@ -23,10 +23,13 @@ def said(what: str) -> Iterator[None]:
         yield
         return
     started, shown = time.perf_counter(), threading.Event()
+    # After the first batch Keras' progress bar ends without a new line.
+    in_bar = bool(keras_fits.argument_of_fit("begin_step")) and keras_fits.argument_of_fit("verbose") != 2
+    line = "\n" if in_bar else ""
 
     def begin() -> None:
         shown.set()
-        click.echo(f"tf_ooo: {what} ...", err=True)
+        click.echo(f"{line}tf_ooo: {what} ...", err=True)
 
     try:
         with if_it_takes(AFTER_S, begin):

@@ -110,6 +110,7 @@ def _comparison_text(report: Report) -> str:
 
 def _batch_text(report: Report) -> str:
     rows, parts = report.batch_rows, report.pipeline.microbatches if report.pipeline else 1
+    parts = 1 if report.fell_back else parts  # one device takes a batch whole
     if rows is None:
         return ""
     of_each = f", on each of {report.ranks} ranks" if report.ranks > 1 else ""
@@ -153,5 +154,5 @@ def _not_measured_text(report: Report) -> str:
     if report.measured_timeline is not None or not (report.not_measured or how):
         return ""
     if not report.not_measured:
-        return f"none: timeline='FOLDER' records some steps, {how}"
+        return f"none: the stock step ran; some steps are recorded {how}"
     return f"none: {report.not_measured}" + (f"; {how} some steps are recorded" if how else "")

@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
+import tensorflow as tf
 from tensorflow.core.framework import graph_pb2
 
 from grappler_passes.graph.sizes import KnownShapes
@@ -160,5 +161,10 @@ def _why_not_called(request: plugin.Request) -> str:
         return (
             "not a training graph: the step captures no variables (it must use them from outside, "
             "not take them as arguments)"
+        )
+    if tf.inside_function():
+        return (
+            "the step is called inside another tf.function and becomes part of its graph: decorate that "
+            "function with tf_ooo.function instead, or take tf.function off it"
         )
     return "TensorFlow handed no graph over: eager execution, or graph optimizers are switched off"

@@ -11,6 +11,7 @@ import contextlib
 import gc
 import logging
 import os
+import queue
 import socket
 import sys
 import threading
@@ -75,6 +76,7 @@ class Roll:
         self._arrived = dict.fromkeys(range(len(members)), 0)
         self._follows = self._said = self.in_fit = False
         self._when_lost: Callable[[str], None] | None = None
+        self._leaving: queue.SimpleQueue[tuple[float, int, Callable[[str], None]]] = queue.SimpleQueue()
 
     def when_lost(self, call: Callable[[str], None]) -> None:
         """Has it called, in a thread, with who has left a fit in which this rank still is and may wait."""
@@ -85,6 +87,8 @@ class Roll:
         for rank, line in self._lines.items():
             line.keep_alive()
             threading.Thread(target=self._listen, args=(rank, line), name="tf_ooo roll", daemon=True).start()
+        # It exists before anybody leaves: Python makes no thread any more while it ends.
+        threading.Thread(target=self._say_who_left, name="tf_ooo roll", daemon=True).start()
         atexit.register(self._at_exit)
         self._show_error, sys.excepthook = sys.excepthook, self._ended_by
 
@@ -289,11 +293,15 @@ class Roll:
             never = not self._arrived[self.rank]
         if self._when_lost is not None and ("ended" in message or "gone" in message):
             # Not at once: this rank may know by itself, or come to the same error.
-            timer = threading.Timer(_WORD_S, self._leave, (rank, self._when_lost))
-            timer.daemon = True
-            timer.start()
+            self._leaving.put((time.monotonic() + _WORD_S, rank, self._when_lost))
         if "ask" in message and never and _main_thread_trains():
             self._tell({"elsewhere": True})
+
+    def _say_who_left(self) -> None:
+        while True:
+            due_s, rank, call = self._leaving.get()
+            time.sleep(max(0.0, due_s - time.monotonic()))
+            self._leave(rank, call)
 
     def _leave(self, rank: int, call: Callable[[str], None]) -> None:
         """Says that the rank has left, unless it has come back, or this rank has ended its fit, too."""

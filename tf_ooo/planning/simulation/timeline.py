@@ -154,7 +154,7 @@ class Timeline:
     def bubble_fraction(self) -> float:
         """Share of all devices' time in which nothing runs, from the start to the makespan."""
         total_s = self.makespan_s * self.schedule.devices
-        return 1 - sum(self.busy_s) / total_s if total_s else 0.0
+        return max(0.0, 1 - sum(self.busy_s) / total_s) if total_s else 0.0
 
     @cached_property
     def steady_bubble_fraction(self) -> float:

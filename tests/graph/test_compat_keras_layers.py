@@ -86,6 +86,25 @@ def test_inference_only():
     assert not bool(tf.reduce_all(model(x, training=True) == inside))
 
 
+def test_normalizing_in_training():
+    """Not those that are frozen, nor those of a model that is called as in inference."""
+    layers = keras.layers
+    base = keras.Sequential([keras.Input((3,)), layers.Dense(3), layers.BatchNormalization(name="inner")])
+    inputs = keras.Input((3,))
+
+    def names(training):
+        outputs = layers.BatchNormalization(name="own")(base(inputs, **training))
+        model = keras.Model(inputs, outputs)
+        titles = keras_layers.normalizing_in_training(model)
+        model.layers[-1].trainable = False
+        frozen = keras_layers.normalizing_in_training(model)
+        assert [title for title in titles if title not in frozen] == [keras_layers.title_of(model.layers[-1])]
+        return [title.split("/")[-1] for title in titles]
+
+    assert names({"training": False}) == ["own"], "a node no longer tells how its layer was called"
+    assert names({}) == ["inner", "own"]
+
+
 def test_random_layers():
     layers = [keras.layers.Dropout(0.5), keras.layers.GaussianNoise(0.1), keras.layers.Dropout(0.0)]
     titles = keras_layers.random_layers(keras.Sequential([keras.Input((3,)), *layers]))

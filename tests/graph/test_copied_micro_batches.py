@@ -28,6 +28,7 @@ from tests.graph.pipeline_models import (
 from tests.zoo import keras, needs_keras_3
 from tf_ooo.compat import keras_optimizers
 from tf_ooo.tracing import copied, step
+from tf_ooo.tracing.micro_batches import Division
 
 pytestmark = needs_keras_3  # Keras 2 counts in the ops of the last micro-batch, and draws numbers in ops
 
@@ -84,7 +85,7 @@ class Traced:
         model = compiled_model(make, adam, **settings)
         model(tf.nest.map_structure(lambda rows: rows[:1], self.data[0]))
         keras_optimizers.build_optimizer(model.optimizer, model.trainable_variables)
-        functions, calls = step.StepFunctions(model, 4), []
+        functions, calls = step.StepFunctions(model, Division(4)), []
         train_step = model.train_step
         model.train_step = lambda data: calls.append(1) or train_step(data)
         traced = functions.concrete(self.data)
@@ -162,7 +163,7 @@ def test_marks_and_names():
     """Each copy's ops are marked, and named, as its own."""
     model = compiled_model(mlp, adam)
     keras_optimizers.build_optimizer(model.optimizer, model.trainable_variables)
-    functions = step.StepFunctions(model, 4)
+    functions = step.StepFunctions(model, Division(4))
     graph_def = functions.concrete((tf.constant(X[:16]), tf.constant(Y[:16]))).graph.as_graph_def()
     scope = re.compile(rf"(?:^|/){STEP_SCOPE}(\d+)(?:/|$)")
     marked = [node for node in graph_def.node if STEP_ATTR in node.attr and scope.search(node.name)]
@@ -181,6 +182,6 @@ def test_variables_that_the_first_step_makes_do_not_trace_it_twice():
     keras_optimizers.build_optimizer(model.optimizer, model.trainable_variables)
     train_step = model.train_step
     model.train_step = lambda data: calls.append(1) or train_step(data)
-    logs = step.StepFunctions(model, 4)((tf.constant(X[:16]), tf.constant(Y[:16])))
+    logs = step.StepFunctions(model, Division(4))((tf.constant(X[:16]), tf.constant(Y[:16])))
     assert calls == [1]
     assert 0.0 <= float(logs["accuracy"]) <= 1.0

@@ -43,6 +43,7 @@ OPTIONS = {
     "devices": (2, {"pipeline", "layerpipe"}),
     "costs": (COSTS, {"pipeline", "layerpipe"}),
     "microbatches": (4, {"pipeline"}),
+    "batch_norm": ("whole_batch", {"pipeline"}),
     "chunks": (2, {"pipeline"}),
     "group": (2, {"pipeline"}),
     "recompute": ("auto", {"pipeline"}),

@@ -17,7 +17,7 @@ from tf_ooo.modes.pipeline.partition import Cutter, crossing_bytes, units_of
 from tf_ooo.modes.pipeline.planning import SCHEDULES, Wanted, make_plan
 from tf_ooo.modes.pipeline.reporting import _why, limits_of, section_of
 from tf_ooo.planning.building.merging import merged
-from tf_ooo.tracing.micro_batches import relative_weights, split_rows
+from tf_ooo.tracing.micro_batches import Division, relative_weights, split_rows
 
 
 def layer(seconds, output_bytes=0, inputs=None, **more):
@@ -38,6 +38,23 @@ def layer(seconds, output_bytes=0, inputs=None, **more):
 )
 def test_rows_of_micro_batches(rows, parts, expected):
     assert split_rows(rows, parts) == expected
+
+
+@pytest.mark.parametrize(
+    ("rows", "least", "expected"),
+    [
+        (16, 1, (8, 8)),
+        (15, 1, (15,)),
+        (3, 1, (3,)),
+        (20, 1, (10, 10)),
+        (64, 1, (8,) * 8),
+        (200, 1, (25,) * 8),
+        (16, 4, (4, 4, 4, 4)),
+        (3, 4, (1, 1, 1)),
+    ],
+)
+def test_rows_that_a_micro_batch_has_at_least(rows, least, expected):
+    assert Division(8, 8, least).split(rows) == expected
 
 
 @pytest.mark.parametrize("rows", [(2, 2, 2), (3, 3, 2, 2), (1,)])

@@ -86,6 +86,31 @@ def batch_normalizations(model: keras.Model) -> list[str]:
     return [title_of(layer) for layer in parts_of(model, itself=False) if isinstance(layer, kind)]
 
 
+def normalizing_in_training(model: keras.Model) -> list[str]:
+    """Titles of the layers that normalize over the rows of a batch while the model trains.
+
+    Frozen ones do not, nor those that are called, or whose model is, with ``training=False`` alone.
+    """
+    kind = versions.keras_of(model).layers.BatchNormalization
+    layers = parts_of(model, itself=False)
+    never = {id(part) for layer in layers if _called_in_inference(layer) for part in parts_of(layer)}
+    return [
+        title_of(layer)
+        for layer in layers
+        if isinstance(layer, kind) and layer.trainable and id(layer) not in never
+    ]
+
+
+def _called_in_inference(layer: keras.layers.Layer) -> bool:
+    """Whether every call of a layer in functional models says ``training=False``."""
+    nodes = getattr(layer, "_inbound_nodes", [])
+    given = [
+        node.arguments.kwargs if hasattr(node, "arguments") else getattr(node, "call_kwargs", {})
+        for node in nodes
+    ]
+    return bool(given) and all(kwargs.get("training") is False for kwargs in given)
+
+
 def stateful_layers(model: keras.Model) -> list[str]:
     """Titles of the recurrent layers that keep their rows' states from batch to batch."""
     return [title_of(layer) for layer in recurrent(model) if layer.stateful]

@@ -28,7 +28,7 @@ from tf_ooo.rewriting.result import RewriteResult
 from tf_ooo.rewriting.staged import LayerByLayer, request_to_measure
 from tf_ooo.rewriting.traced_before import TracedBefore
 from tf_ooo.rewriting.unrolled_tasks import Step
-from tf_ooo.tracing.micro_batches import rows_of, split_rows
+from tf_ooo.tracing.micro_batches import Division, rows_of
 from tf_ooo.tracing.splitting import BatchesSeen
 from tf_ooo.tracing.step import StepFunctions
 from tf_ooo.tracing.variables import Moved, all_variables, renew
@@ -155,14 +155,14 @@ class FirstSteps:
     rows than the first, as the end of an epoch may have, the next one is profiled in its place.
 
     With ``options.costs`` one step does.  ``rows`` are those of the largest micro-batch of the step that was
-    taken apart; for ``microbatches`` and what follows ``applying`` see :class:`StepFunctions`.
+    taken apart; for ``division`` and what follows ``applying`` see :class:`StepFunctions`.
     """
 
     def __init__(
         self,
         model: keras.Model,
         layers: LayerByLayer,
-        microbatches: int,
+        division: Division,
         options: DeviceOptions,
         report: Report,
         applying: Callable[[Any], AbstractContextManager[Any]] = nullcontext,
@@ -173,12 +173,8 @@ class FirstSteps:
         self.first_s = 0.0  # the first step, which traces
         self._layers, self._report, self._given = layers, report, options.costs
         self._request = request_to_measure(model, layers)
-        self._functions = StepFunctions(model, microbatches, self._request.tracing, applying, replicas, loops)
+        self._functions = StepFunctions(model, division, self._request.tracing, applying, replicas, loops)
         self._steps = 0 if options.costs is not None else min(options.profile_steps, MOST_STEPS)
-        parts = f" in {microbatches} micro-batches" if microbatches > 1 else ""
-        self._functions.around_traces = functools.partial(
-            progress.said, f"tracing the step{parts}, to cut it"
-        )
         self.timed_s: list[float] = []  # without the profiler
         self._whole_rows, self._waited = 0, False
         self._first_batch: Any = None  # its signature
@@ -194,7 +190,11 @@ class FirstSteps:
         if self._layers.step is None:  # costs are of the first batch's parts
             self._whole_rows, self._first_batch = rows_of(batch), nests.signature(batch)
             self._report.batch_rows = self._whole_rows
-            self.rows = max(split_rows(self._whole_rows, functions.microbatches))
+            rows = functions.division.split(self._whole_rows)
+            self.rows = max(rows)
+            parts = f" in {len(rows)} micro-batches" if len(rows) > 1 else ""
+            text = f"tracing the step{parts}, to cut it"
+            functions.around_traces = functools.partial(progress.said, text)
         started = time.perf_counter()
         if self.seen and self._steps:
             with progress.said(f"measuring step {self.seen} of {self._steps} on one device"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import tensorflow as tf
@@ -17,6 +18,25 @@ def split_rows(rows: int, microbatches: int) -> tuple[int, ...]:
     """
     count = max(1, min(rows, microbatches))
     return tuple(rows // count + (number < rows % count) for number in range(count))
+
+
+@dataclass(frozen=True)
+class Division:
+    """How batches are divided into micro-batches.
+
+    Attributes:
+        most: micro-batches of a batch, unless it has fewer rows.
+        least_rows: a micro-batch has at least so many, unless the batch has fewer.
+        least: micro-batches that there are even where they have fewer rows than ``least_rows``.
+    """
+
+    most: int
+    least_rows: int = 1
+    least: int = 1
+
+    def split(self, rows: int) -> tuple[int, ...]:
+        """The rows of each micro-batch of a batch of so many ``rows``."""
+        return split_rows(rows, min(self.most, max(self.least, rows // self.least_rows)))
 
 
 def rows_of(batch: Any) -> int:

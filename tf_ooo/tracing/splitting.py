@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import tensorflow as tf
 
 from tf_ooo.compat import nests
-from tf_ooo.tracing.micro_batches import part_of, relative_weights, rows_of
+from tf_ooo.tracing.micro_batches import Division, part_of, relative_weights, rows_of
 
 # Traced with their own rows are so many kinds of batches of a fit: most fits have two, the last of an epoch.
 OWN_TRACES = 3
@@ -79,21 +79,23 @@ class OpenRows:
 
 @dataclass(frozen=True)
 class OpenBatch:
-    """The spec of batches with any number of rows; a nest of dense tensors."""
+    """The spec of batches with any number of rows, in so many parts; a nest of dense tensors."""
 
     spec: Any
+    parts: int
 
     @property
     def key(self) -> Hashable:
-        return "any rows", repr(self.spec)
+        return "any rows", self.parts, repr(self.spec)
 
 
-def open_batch(batch: Any, microbatches: int) -> OpenBatch | None:
-    """None: its number of rows has to be known: parts of it are not dense, or it is in fewer parts."""
+def open_batch(batch: Any, division: Division) -> OpenBatch | None:
+    """None: its number of rows has to be known: something is not dense, or there are fewer than parts."""
     dense = all(isinstance(value, tf.Tensor) for value in tf.nest.flatten(batch))
-    if not dense or microbatches == 1 or rows_of(batch) < microbatches:
+    parts = len(division.split(rows_of(batch))) if dense else 1
+    if parts == 1 or parts == rows_of(batch) < division.most:
         return None
-    return OpenBatch(tf.nest.map_structure(nests.open_rows, batch))
+    return OpenBatch(tf.nest.map_structure(nests.open_rows, batch), parts)
 
 
 class BatchesSeen:

@@ -26,7 +26,7 @@ from tf_ooo.tracing.collecting import Collecting
 from tf_ooo.tracing.copied import TracedPart
 from tf_ooo.tracing.in_turns import InTurns
 from tf_ooo.tracing.intercepting import TurnsNeeded
-from tf_ooo.tracing.micro_batches import rows_of, split_rows
+from tf_ooo.tracing.micro_batches import Division, rows_of
 from tf_ooo.tracing.optimizers import forget_traces, optimizers_of
 from tf_ooo.tracing.splitting import BatchesSeen, FixedRows, OpenBatch, OpenRows, Split, open_batch
 from tf_ooo.tracing.variables import names_by_handle
@@ -51,13 +51,13 @@ class StepFunctions:
     def __init__(
         self,
         model: Any,
-        microbatches: int,
+        division: Division,
         tracing: Callable[[], AbstractContextManager[Any]] = nullcontext,
         applying: Callable[[Any], AbstractContextManager[Any]] = nullcontext,
         replicas: int = 1,
         loops: int = 1,
     ) -> None:
-        self.model, self.microbatches, self._tracing = model, microbatches, tracing
+        self.model, self.division, self._tracing = model, division, tracing
         self._replicas, self._loops = replicas, loops
         self._applying = applying
         self.check_captures: Callable[[Iterable[Any]], None] = lambda captures: None
@@ -109,10 +109,10 @@ class StepFunctions:
     def _opened(self, batch: Any, signature: Any) -> OpenBatch | None:
         """The batch as one of any number of rows; None: it is to be traced with its own."""
         # In turns all micro-batches are copies of one.
-        copies = self._in_turns and len(set(split_rows(rows_of(batch), self.microbatches))) > 1
+        copies = self._in_turns and len(set(self.division.split(rows_of(batch)))) > 1
         if not copies and (self.seen is None or self.seen.has_own_trace(signature)):
             return None
-        return open_batch(batch, self.microbatches)
+        return open_batch(batch, self.division)
 
     def _traced_open(self, opened: OpenBatch, batch: Any) -> bool:
         """Traces the step for any number of rows; False: it has to know it."""
@@ -144,13 +144,13 @@ class StepFunctions:
 
     def _make(self, batch: Any, specs: Sequence[Any] | None = None) -> Any:
         """``specs``: of a batch whose rows are open."""
-        rows, microbatches = split_rows(rows_of(batch), self.microbatches), self.microbatches
+        rows = self.division.split(rows_of(batch))
         model, loops, in_turns = self.model, self._loops, self._in_turns
         # Never more than one micro-batch: nothing to tell apart by name, and the bits of Keras' own step.
-        scope = STEP_SCOPE if self.microbatches > 1 else ""
+        scope = STEP_SCOPE if self.division.most > 1 else ""
 
         def step(batch: Any) -> Any:
-            split = FixedRows(rows) if specs is None else OpenRows(batch, microbatches)
+            split = FixedRows(rows) if specs is None else OpenRows(batch, len(rows))
             replicas = replica_of_part(split.count, self._replicas)
             collecting = Collecting(
                 optimizers_of(model), split.weights, split.scale, replicas, specs is not None, in_turns

@@ -37,6 +37,7 @@ from tf_ooo.rewriting.parts import WHOLE
 from tf_ooo.rewriting.staged import LayerByLayer
 from tf_ooo.rewriting.unrolled_tasks import Step
 from tf_ooo.tracing import sync
+from tf_ooo.tracing.micro_batches import Division
 from tf_ooo.tracing.optimizers import optimizers_of
 
 if TYPE_CHECKING:
@@ -196,7 +197,7 @@ class LayerPipeSteps:
         if self._first is None:
             self._note_going_on()
             layers, mode = LayerByLayer(home_device(), WHOLE), self._mode
-            self._first = FirstSteps(self._model, layers, 1, mode.options, mode.describe())
+            self._first = FirstSteps(self._model, layers, Division(1), mode.options, mode.describe())
         first, batch = self._first, self._batches.take(iterator)
         if batch is None:
             return None

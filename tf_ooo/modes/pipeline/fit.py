@@ -7,7 +7,7 @@ import dataclasses
 import functools
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tf_ooo.compat import iterators, keras_losses, nests, train_function
@@ -28,6 +28,7 @@ from tf_ooo.hosts.devices import home_device
 from tf_ooo.hosts.memory import host_memory, in_host_memory
 from tf_ooo.hosts.target import gone
 from tf_ooo.modes.pipeline import tasks_of
+from tf_ooo.modes.pipeline.dividing import micro_batch_notes, one_micro_batch_note
 from tf_ooo.modes.pipeline.losses import RowsRefused, check_loss
 from tf_ooo.modes.pipeline.one_device import why_back, why_uncut
 from tf_ooo.modes.pipeline.pieces import pieces_of
@@ -39,7 +40,7 @@ from tf_ooo.rewriting.timed_ops import timed_ops
 from tf_ooo.rewriting.traced_before import TracedBefore
 from tf_ooo.rewriting.unrolled_tasks import Step
 from tf_ooo.tracing import sync
-from tf_ooo.tracing.micro_batches import parts_of, rows_of, split_rows
+from tf_ooo.tracing.micro_batches import Division, parts_of, rows_of
 from tf_ooo.tracing.optimizers import forget_traces, optimizers_of
 from tf_ooo.tracing.splitting import BatchesSeen
 from tf_ooo.tracing.variables import all_variables, bytes_of
@@ -162,14 +163,15 @@ class PipelineSteps:
         """All variables; then, unless that was switched off, the loss of this first batch is looked at."""
         model, options = self._model, self._mode.options
         self._mode.find_limit()
-        on_host = in_host_memory(model)
+        on_host, rows = in_host_memory(model), self._mode.division.split(rows_of(batch))
         with host_memory() if on_host else contextlib.nullcontext():
             sync.build(model, optimizers_of(model), model.train_step, iterator)
             if options.check_loss and (on_host or not self._never_whole):  # of a few rows; nothing is kept
                 try:
-                    check_loss(model, batch, options.microbatches, gradients=not on_host)
+                    check_loss(model, batch, len(rows), gradients=not on_host)
                 finally:
                     forget_traces(model)
+        self._say_what_changes(rows)
         if not self._never_whole or on_host:
             return
         if options.first_steps == "auto" and self._mode.company.engine.size == 1:  # so it is too large
@@ -178,7 +180,17 @@ class PipelineSteps:
         if options.check_loss and keras_losses.own_loss_code(model):
             self._warn(_LOSS_UNCHECKED)
 
+    def _say_what_changes(self, rows: Sequence[int]) -> None:
+        """Warns of what micro-batches of so many rows change in the result, before the first step."""
+        whole = one_micro_batch_note(self._model, self._mode.options)
+        if whole:
+            self._mode.describe().notes.append(whole)
+        for text in micro_batch_notes(self._model, rows) if len(rows) > 1 else ():
+            self._warn(text)
+
     def _warn(self, note: str) -> None:
+        if note in self._mode.describe().notes:
+            return
         self._mode.describe().notes.append(note)
         _LOG.warning("%s", note)
 
@@ -189,14 +201,16 @@ class PipelineSteps:
         first = self._first
         if first is None:
             self._build(batch, iterator)
-            rows = split_rows(rows_of(batch), self._mode.options.microbatches)
+            rows = self._mode.division.split(rows_of(batch))
             if self._never_whole and len(rows) > _TAKEN_APART:
                 # Enough to know all from; the whole step takes many times as long to trace.
-                first = self._begun(batch, _TAKEN_APART, 1)  # in one replica, so that there is a sum
+                first = self._begun(
+                    batch, Division(_TAKEN_APART), 1
+                )  # in one replica, so that there is a sum
                 first.leave_rows_open(None)
                 first.run(parts_of(batch, (sum(rows[:_TAKEN_APART]), sum(rows[_TAKEN_APART:])))[0])
                 return self._first_cut_step(first, batch, iterator)
-            first = self._begun(batch, self._mode.options.microbatches, self._mode.replicas_at_first)
+            first = self._begun(batch, self._mode.division, self._mode.replicas_at_first)
         outputs = first.run(batch)
         if first.rested:
             return self._first_cut_step(first, batch, iterator)
@@ -218,14 +232,14 @@ class PipelineSteps:
             if why:
                 mode.train_on_one_device(why)
 
-    def _begun(self, batch: Any, microbatches: int, replicas: int) -> FirstSteps:
+    def _begun(self, batch: Any, division: Division, replicas: int) -> FirstSteps:
         mode, model = self._mode, self._model
         layers = LayerByLayer(home_device(), self._share(batch), self._check_step)
         applying = mode.company.applying(model)
         self._first = FirstSteps(
             model,
             layers,
-            microbatches,
+            division,
             mode.options,
             mode.describe(),
             applying,
@@ -259,7 +273,7 @@ class PipelineSteps:
         """The step was taken apart, and has not run."""
         mode = self._mode
         step, costs = first.measured(self._target)
-        count = len(split_rows(rows_of(batch), mode.options.microbatches))
+        count = len(mode.division.split(rows_of(batch)))
         self._make_plan(dataclasses.replace(step, count=count), costs, first)
         mode.describe().no_baseline, mode.describe().batch_rows = _NEVER_WHOLE, rows_of(batch)
         alone = mode.company.engine.size == 1  # ranks would have to be asked for the same step
@@ -333,7 +347,7 @@ class PipelineSteps:
     def _large_enough(self, pipeline: PlannedPipeline, batch: Any) -> PlannedPipeline:
         """Plans anew for a batch of more micro-batches, with a limit of memory also for larger ones."""
         mode = self._mode
-        rows, known = split_rows(rows_of(batch), mode.options.microbatches), mode.rows
+        rows, known = mode.division.split(rows_of(batch)), mode.rows
         larger = mode.limit.bytes is not None and 0 < known < max(rows)
         if larger:
             more_bytes = pipeline.mesh.peak_bytes * (max(rows) / known - 1)
@@ -370,6 +384,7 @@ class PipelineSteps:
             pipeline,
             applying,
             mode.options,
+            mode.division,
             mode.describe(),
             pieces,
             taken,

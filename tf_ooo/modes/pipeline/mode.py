@@ -26,6 +26,7 @@ from tf_ooo.hosts.memory import evaluate_in_host_memory, in_host_memory
 from tf_ooo.hosts.ranks.base import Engine
 from tf_ooo.modes.pipeline.advice import advice
 from tf_ooo.modes.pipeline.company import Company
+from tf_ooo.modes.pipeline.dividing import division_of
 from tf_ooo.modes.pipeline.fewer import on_best_devices
 from tf_ooo.modes.pipeline.fit import PipelineSteps
 from tf_ooo.modes.pipeline.host_check import check_host_memory
@@ -43,7 +44,7 @@ from tf_ooo.modes.pipeline.planning import (
     own_cuts,
     peak_within,
 )
-from tf_ooo.modes.pipeline.reporting import fill_report, note_loops, note_micro_batches, note_turns
+from tf_ooo.modes.pipeline.reporting import fill_report, note_loops, note_turns
 from tf_ooo.modes.pipeline.running import PlannedPipeline
 from tf_ooo.options.base import is_file
 from tf_ooo.planning.choosing.recompute import NONE
@@ -54,6 +55,7 @@ from tf_ooo.report.report import Report
 from tf_ooo.report.texts import seconds_text
 from tf_ooo.rewriting.repeating import layers_that_cannot
 from tf_ooo.rewriting.unrolled_tasks import Step
+from tf_ooo.tracing.micro_batches import Division
 
 if TYPE_CHECKING:
     import keras
@@ -69,6 +71,7 @@ class PipelineMode:
     Attributes:
         planned_from: a step that was taken apart, and its costs.  Set before the first step from another fit
             of a model with the same names, it spares measuring.
+        division: of batches into micro-batches; of the model that was checked last.
         rows: of the largest micro-batch that is planned for; 0: unknown.
         limit: of each device's memory.
         own: a schedule of the user's own, read again before each fit.
@@ -83,6 +86,7 @@ class PipelineMode:
     def __init__(self, options: Pipeline) -> None:
         self.options = options
         self.company = Company()
+        self.division = Division(1)
         self.planned_from: tuple[Step, CostTable] | None = None
         self.pipeline: PlannedPipeline | None = None
         self.rows = 0
@@ -115,6 +119,7 @@ class PipelineMode:
         self.distributed.place(model, self.options.devices, self.company.engine.local_rank)
         if isinstance(self.options.memory_limit_bytes, Sequence):
             check_limits(self.options.memory_limit_bytes, len(self.distributed.target.devices))
+        self.division = division_of(model, self.options)
         if is_file(self.options.schedule):
             self._read_own(self.options.schedule)
         self.counts = self._counts()
@@ -125,7 +130,11 @@ class PipelineMode:
         if self.company.engine.size > 1:  # each process is one
             return (1,)
         asked = own.schedule.workers if own is not None and options.replicas == AUTO else options.replicas
-        return counts_of(asked, len(self.distributed.target.devices), options.microbatches)
+        return counts_of(asked, len(self.distributed.target.devices), self.division.most)
+
+    def _counts_for(self, step: Step) -> tuple[int, ...]:
+        """Those of which each has a micro-batch of the step, where the number is to be chosen."""
+        return tuple(count for count in self.counts if count <= step.count) or self.counts[:1]
 
     @property
     def replicas_at_first(self) -> int:
@@ -139,7 +148,7 @@ class PipelineMode:
             return 1
         # Between hosts a layer's weights, and their gradients, would be sent for each micro-batch.
         most = 1 if isinstance(target, Cluster) else len(target.devices) // min(self.counts)
-        return loop_parts(options.loop_parts, recurrent, most, options.microbatches)
+        return loop_parts(options.loop_parts, recurrent, most, self.division.most)
 
     def may_leave_rows_open(self, model: keras.Model) -> bool:
         """Whether batches may share a trace, where nothing has to be known of their sizes.
@@ -172,7 +181,7 @@ class PipelineMode:
     def _share_of(self, own: ScheduleFile) -> tuple[int, int, int]:
         """Devices and micro-batches of a replica with the user's own schedule, and how many there are."""
         options, processes = self.options, self.company.engine.size
-        devices, microbatches = len(self.distributed.target.devices), options.microbatches
+        devices, microbatches = len(self.distributed.target.devices), self.division.most
         if processes > 1:
             return devices, microbatches, processes
         asked = own.schedule.workers if options.replicas == AUTO else options.replicas
@@ -267,8 +276,6 @@ class PipelineMode:
             layers = layers_of(step, unknown)
             because = f"they are of {first_of(layers, 3)}; memory_limit_bytes=0 plans without a limit"
             self._refuse_unknown(MemoryLimitError(limit_bytes, None, unknown, because if layers else ""))
-        if step.count > 1:
-            note_micro_batches(self.distributed.report, model)
         note_loops(self.distributed.report, step)
         note_turns(self.distributed.report, step)
         return self._take(self._planned(step, costs), step, costs)
@@ -336,7 +343,7 @@ class PipelineMode:
         if self._chooses_devices:
             make = functools.partial(on_best_devices, costs.layers, units)
         else:
-            make = functools.partial(make_mesh, costs.layers, units, counts=self.counts)
+            make = functools.partial(make_mesh, costs.layers, units, counts=self._counts_for(step))
         planned = mesh_within(make, wanted, self.limit)
         alone = self.company.engine.size == 1
         self.losing.advise = functools.partial(advice, planned, costs.layers, units, planned.wanted, alone)

@@ -23,6 +23,7 @@ from tf_ooo.options.checks import (
 from tf_ooo.planning.building.by_name import Stages, check_stages, is_nested
 from tf_ooo.planning.choosing.recompute import CHOICES, NONE
 
+MICRO_BATCH, WHOLE_BATCH = BATCH_NORMS = ("micro_batch", "whole_batch")
 FIRST_STEPS = ("auto", "whole", "cut")
 
 
@@ -39,7 +40,12 @@ class Pipeline(DeviceOptions, RankOptions):
     :class:`tf_ooo.options.RankOptions`; one pipeline alone refuses that.
 
     Attributes:
-        microbatches: parts of a batch.
+        microbatches: parts of a batch; None: 8, with BatchNormalization in training as many as leave each
+            at least 8 rows, one for a batch of fewer than 16.
+        batch_norm: over which rows BatchNormalization takes its statistics. ``"micro_batch"``: each
+            micro-batch's own, so that losses and weights are others than stock's, the more the fewer rows
+            there are. ``"whole_batch"``: the batch's, as in stock training; such a model then runs in one
+            micro-batch, as each of these layers would make all micro-batches wait for one another.
         memory_limit_bytes: of each device, or a number for each, in their order; None: what devices report,
             GPUs and workers in a control group with a limit, if any do; 0: no limit.
         chunks: interleaved_1f1b, zb_interleaved: stages on each device; None: 2 to 4 are tried, or the most
@@ -73,7 +79,8 @@ class Pipeline(DeviceOptions, RankOptions):
     mode: ClassVar[str] = "pipeline"
     schedule_files: ClassVar[bool] = True
 
-    microbatches: int = option(8, whole_number(1))
+    microbatches: int | None = option(None, whole_number(1, optional=True))
+    batch_norm: str = option(MICRO_BATCH, choice(BATCH_NORMS))
     memory_limit_bytes: int | Sequence[int] | None = option(None, number_or_numbers(0))
     chunks: int | None = option(None, whole_number(1, optional=True), of_policy=True)
     group: int | None = option(None, whole_number(1, optional=True), of_policy=True)

@@ -5,11 +5,8 @@ from __future__ import annotations
 import dataclasses
 import logging
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
 
-from tf_ooo.compat import keras_layers, keras_losses
 from tf_ooo.costs.layer_costs import SECONDS, LayerCosts
-from tf_ooo.costs.places import first_of
 from tf_ooo.costs.table import CostTable
 from tf_ooo.modes.pipeline.mesh import Mesh, Replicas
 from tf_ooo.modes.pipeline.partition import crossing_bytes
@@ -26,9 +23,6 @@ from tf_ooo.report.texts import seconds_text
 from tf_ooo.rewriting.parts import loops_of_layers
 from tf_ooo.rewriting.result import RewriteResult
 from tf_ooo.rewriting.unrolled_tasks import Step
-
-if TYPE_CHECKING:
-    import keras
 
 _LOG = logging.getLogger("tf_ooo")
 
@@ -155,27 +149,6 @@ def _why(plan: Plan, stage: int, costs: CostTable) -> str:
     if alone_s > 1.2 * fair:
         text += f"; {largest.name} alone takes {seconds_text(alone_s)}, and is not cut further"
     return text
-
-
-def note_micro_batches(report: Report, model: keras.Model) -> None:
-    """What several micro-batches change in the result of training, said once."""
-    texts = []
-    names = keras_layers.batch_normalizations(model)
-    if names:
-        texts.append(f"BatchNormalization normalizes each micro-batch by itself: {first_of(names)}")
-    random = keras_layers.random_layers(model)
-    if random:
-        texts.append(
-            "random numbers are drawn for each micro-batch, others than for the whole batch and the same for "
-            f"all schedules: {first_of(random)}"
-        )
-    masks = keras_losses.masks(model)
-    if masks:
-        texts.append(
-            f"where the loss divides by what is not masked ({masks[0]}), each micro-batch's does by its own; "
-            "they are averaged by rows, which is the whole batch's loss only where all have as much"
-        )
-    _note(report, texts)
 
 
 def note_loops(report: Report, step: Step) -> None:

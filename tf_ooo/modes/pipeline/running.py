@@ -32,6 +32,7 @@ from tf_ooo.rewriting.result import RewriteResult
 from tf_ooo.rewriting.staged import StagedPlan, request_to_place
 from tf_ooo.rewriting.traced_before import TracedBefore
 from tf_ooo.rewriting.unrolled_tasks import Step
+from tf_ooo.tracing.micro_batches import Division
 from tf_ooo.tracing.splitting import BatchesSeen
 from tf_ooo.tracing.step import StepFunctions
 
@@ -72,6 +73,7 @@ class RunningPipeline:
         pipeline: PlannedPipeline,
         applying: Callable[[Any], AbstractContextManager[Any]],
         options: Pipeline,
+        division: Division,
         report: Report,
         pieces: Pieces = WHOLE,
         before: TracedBefore | None = None,
@@ -81,7 +83,7 @@ class RunningPipeline:
         self._model, self._placed = model, Placed(model, target)
         self._request = request_to_place(model, pipeline.plan, options.dump_dir)
         self._functions = StepFunctions(
-            model, options.microbatches, self._request.tracing, applying, pipeline.mesh.replicas, loops
+            model, division, self._request.tracing, applying, pipeline.mesh.replicas, loops
         )
         self._functions.check_captures = self._placed.check_captures
         self._before = before

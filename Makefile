@@ -144,6 +144,17 @@ fuzz: N ?= 100
 fuzz: venv
 	$(BIN)/python -m tests.fuzz -n $(N) --seed $(SEED)
 
+# What users write themselves, stock against a pipeline and one device; docs/testing.md.
+.PHONY: fuzz-kinds
+fuzz-kinds: N ?= 34
+fuzz-kinds: venv
+	$(BIN)/python -m tests.fuzz.kinds $(N) $(SEED)
+
+# Keras' own tests that train, stock and as a pipeline of two devices; docs/testing.md.
+.PHONY: keras-own
+keras-own: venv
+	$(BIN)/python -m tests.keras_own
+
 # Random faults in small trainings; docs/testing.md.
 .PHONY: faults
 faults: N ?= 100

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import tf_ooo
-from tests.zoo import keras
+from tests.zoo import keras, needs_keras_3
 from tf_ooo.errors import BackendError
 
 pytestmark = pytest.mark.devices(2)
@@ -107,3 +107,18 @@ def test_whole_batch_in_several_parts_is_refused(options):
         fit(model, batch_norm="whole_batch", **options)
     for a, b in zip(before, model.get_weights(), strict=True):
         np.testing.assert_array_equal(a, b)
+
+
+@needs_keras_3
+def test_weights_that_each_micro_batch_changes_are_named(caplog):
+    layers = keras.layers
+    normal = layers.SpectralNormalization(layers.Dense(8), name="spectral")
+    parts = [layers.Dense(9), normal, layers.BatchNormalization(), layers.Dropout(0.2), layers.Dense(1)]
+    model = keras.Sequential([keras.Input((6,)), *parts])
+    model.compile(keras.optimizers.SGD(0.1), "mse")
+    with caplog.at_level(logging.WARNING, "tf_ooo"):
+        fit(model, microbatches=4, schedule="gpipe")
+    (text,) = [each.getMessage() for each in caplog.records if "in its forward pass" in each.getMessage()]
+    assert "spectral" in text
+    assert "moving_mean" not in text
+    assert "seed" not in text

@@ -174,11 +174,22 @@ class FirstSteps:
         self._layers, self._report, self._given = layers, report, options.costs
         self._request = request_to_measure(model, layers)
         self._functions = StepFunctions(model, division, self._request.tracing, applying, replicas, loops)
+        self._functions.note_changed = self._note_changed
         self._steps = 0 if options.costs is not None else min(options.profile_steps, MOST_STEPS)
         self.timed_s: list[float] = []  # without the profiler
         self._whole_rows, self._waited = 0, False
         self._first_batch: Any = None  # its signature
         self._profiler = StepProfiler(1)
+
+    def _note_changed(self, names: Sequence[str]) -> None:
+        text = (
+            f"each micro-batch changes {', '.join(names)} in its forward pass, where a stock step does so "
+            "once for the batch: they, and what depends on them, become others than in stock training; "
+            "microbatches=1 keeps stock's"
+        )
+        if names and text not in self._report.notes:
+            self._report.notes.append(text)
+            _LOG.warning("%s", text)
 
     def leave_rows_open(self, seen: BatchesSeen | None) -> None:
         """As :class:`StepFunctions`."""

@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from grappler_passes.analysis.steps import STEP_ATTR, STEP_SCOPE
 from tf_ooo.compat import (
+    keras_layers,
     keras_loops,
     keras_losses,
     keras_optimizers,
@@ -62,6 +63,8 @@ class StepFunctions:
         self._applying = applying
         self.check_captures: Callable[[Iterable[Any]], None] = lambda captures: None
         self.around_traces: Callable[[], AbstractContextManager[Any]] = nullcontext
+        # Given the names of weights that each micro-batch changes.
+        self.note_changed: Callable[[list[str]], None] = lambda names: None
         self._functions: dict[Any, Any] = {}
         self._concrete: dict[Any, Any] = {}
         self.seen: BatchesSeen | None = None
@@ -174,6 +177,8 @@ class StepFunctions:
                     again = read_after(zip(variables, collecting.collected_after, strict=True))
                     if again:
                         raise TurnsNeeded(again)
+                    if split.count > 1:
+                        self.note_changed(changed_by_each(model))
             refuse_no_gradient(collecting.applied)
             with op_marks.numbered_step(split.count, STEP_ATTR, scope):
                 out = _whole(logs, split, names_by_handle(_metrics_of(model)))
@@ -250,6 +255,15 @@ def refuse_no_gradient(updates: Sequence[Any]) -> None:
 
 def _metrics_of(model: Any) -> list[Any]:
     return [variable for metric in model.metrics for variable in metric.variables]
+
+
+def changed_by_each(model: Any) -> list[str]:
+    """Names of the weights, but batch normalization's, that the graph that is traced assigns so far."""
+    handles, known = names_by_handle(model.weights), keras_layers.batch_normalizations(model)
+    operations = tf.compat.v1.get_default_graph().get_operations()
+    changed = [op.inputs[0] for op in operations if op.type.startswith("Assign") and op.inputs]
+    names = dict.fromkeys(handles[id(tensor)] for tensor in changed if id(tensor) in handles)
+    return [name for name in names if not any(name.startswith(f"{title}/") for title in known)]
 
 
 def refuse_reads_after(updates: Iterable[tuple[Sequence[Any], int]]) -> None:

@@ -198,3 +198,25 @@ def test_a_model_whose_layers_are_not_built(mode):
 
     callback = pipelined("zb_h1") if mode == "pipeline" else tf_ooo.OOOBackprop(mode=mode, devices=2)
     np.testing.assert_allclose(trained(callback), trained(), rtol=1e-5 if mode == "pipeline" else 0.05)
+
+
+class Counting(Stepping):
+    def train_step(self, data):
+        x, y = data
+        right = (self(x) > 0) == (y > 0)
+        logs = super().train_step(data)
+        count = tf.reduce_sum(tf.cast(right, tf.int32))
+        largest = {"largest": tf.reduce_max(x), "least": tf.reduce_min(x[:, 0])}
+        return {
+            **logs,
+            **largest,
+            "rows": tf.shape(x)[0],
+            "right": count,
+            "right_f": tf.cast(count, "float32"),
+        }
+
+
+def test_logs_that_are_no_mean():
+    stock, ours = fitted(made(Counting)), fitted(made(Counting), pipelined("zb_h1"))
+    for key in stock:
+        np.testing.assert_allclose(ours[key], stock[key], rtol=1e-5, err_msg=key)

@@ -27,6 +27,7 @@ from tf_ooo.tracing.collecting import Collecting
 from tf_ooo.tracing.copied import TracedPart
 from tf_ooo.tracing.in_turns import InTurns
 from tf_ooo.tracing.intercepting import TurnsNeeded
+from tf_ooo.tracing.logs import whole_logs
 from tf_ooo.tracing.micro_batches import Division, rows_of
 from tf_ooo.tracing.optimizers import forget_traces, optimizers_of
 from tf_ooo.tracing.splitting import BatchesSeen, FixedRows, OpenBatch, OpenRows, Split, open_batch
@@ -293,19 +294,8 @@ def read_after(updates: Iterable[tuple[Sequence[Any], int]]) -> str:
 
 
 def _whole(logs: Sequence[Any], split: Split, metrics: dict[int, str]) -> Any:
-    """Logs of the whole batch: a metric's result after the last micro-batch; of other numbers the mean."""
-    if len(logs) == 1:
-        return logs[0]
-
-    def of_batch(*values: Any) -> Any:
-        last = values[-1]
-        floating = isinstance(last, tf.Tensor) and last.dtype.is_floating
-        if not floating or last.shape.rank != 0 or _depends_on(last, metrics):
-            return last
-        shares = map(split.share, range(split.count))
-        return tf.add_n([v * tf.cast(share, v.dtype) for v, share in zip(values, shares, strict=True)])
-
-    return tf.nest.map_structure(of_batch, *logs)
+    """Logs of the whole batch: a metric's result after the last micro-batch; see :func:`whole_logs`."""
+    return whole_logs(logs, split, lambda value: _depends_on(value, metrics))
 
 
 def _depends_on(tensor: Any, handles: dict[int, str]) -> bool:

@@ -1,0 +1,99 @@
+"""Logs of a batch from those of its micro-batches, decided by the op that computes them."""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tf_ooo.tracing.splitting import Split
+
+_LOG = logging.getLogger("tf_ooo")
+_PASSES_ON = {"Cast", "Identity", "Reshape", "Squeeze"}
+_REDUCES = {
+    "All": tf.reduce_all,
+    "Any": tf.reduce_any,
+    "Max": tf.reduce_max,
+    "Min": tf.reduce_min,
+    "Sum": tf.reduce_sum,
+}
+# A mean over rows, or a sum of such, is the mean of micro-batches.
+_MEANS = {"AddN", "AddV2", "DivNoNan", "Mean", "Mul", "MulNoNan", "Neg", "RealDiv", "Sub", "Sum"}
+
+
+def whole_logs(logs: Sequence[Any], split: Split, depends: Callable[[Any], bool]) -> Any:
+    """Logs of the whole batch; ``depends``: whether a tensor is a metric's result, which the last one has.
+
+    Counts and other sums over rows are added up, extremes are those of all, other numbers are averaged by
+    rows.  Whatever else depends on rows is the last micro-batch's, and is said.
+    """
+    if len(logs) == 1:
+        return logs[0]
+
+    def of_batch(*values: Any) -> Any:
+        last = values[-1]
+        if not isinstance(last, tf.Tensor) or last.shape.rank != 0 or depends(last):
+            return last
+        reduce = _reducing(values, split)
+        if reduce is not None:
+            return reduce(tf.stack(values), 0)
+        if not last.dtype.is_floating:
+            return last
+        if _source(last).op.type not in (*_MEANS, "Const", "Placeholder", "ReadVariableOp"):
+            _say(f"a log ({last.op.name}) is the mean of its micro-batches' values, not the batch's own")
+        shares = map(split.share, range(split.count))
+        return tf.add_n([v * tf.cast(share, v.dtype) for v, share in zip(values, shares, strict=True)])
+
+    return tf.nest.map_structure(of_batch, *logs)
+
+
+@functools.cache
+def _say(text: str) -> None:
+    _LOG.warning("%s; use microbatches=1 where it matters", text)
+
+
+def _source(tensor: Any) -> Any:
+    while tensor.op.type in _PASSES_ON:
+        tensor = tensor.op.inputs[0]
+    return tensor
+
+
+def _reducing(values: Sequence[Any], split: Split) -> Any:
+    """What makes of the micro-batches' values the batch's; None: nothing that is known."""
+    sources = [_source(value) for value in values]
+    if all(_counts_rows(source, split, number) for number, source in enumerate(sources)):
+        return tf.reduce_sum
+    first = sources[0].op
+    if first.type not in _REDUCES or any(source.op.type != first.type for source in sources):
+        return None
+    inside = first.inputs[0]
+    of_rows = inside.shape.rank and inside.op.type not in (*_REDUCES, "Mean")
+    of_rows = of_rows and inside.shape[0] == split.kind(0) and _reads_data(inside)
+    return _REDUCES[first.type] if of_rows else None
+
+
+def _reads_data(tensor: Any) -> bool:
+    """Whether it is computed from what the step is given, not from variables alone."""
+    seen, waiting = set(), [tensor]
+    while waiting:
+        current = waiting.pop()
+        if current.op.type == "Placeholder" and current.dtype != tf.resource:
+            return True
+        if id(current.op) not in seen:
+            seen.add(id(current.op))
+            waiting.extend(current.op.inputs)
+    return False
+
+
+def _counts_rows(source: Any, split: Split, number: int) -> bool:
+    """Whether it is the number of a micro-batch's rows: a constant, where the trace knows it."""
+    if source.op.type != "StridedSlice" or source.shape.rank != 0 or not source.dtype.is_integer:
+        return False
+    begin, shape = tf.get_static_value(source.op.inputs[1]), source.op.inputs[0]
+    if begin is None or begin.size != 1 or int(begin[0]) != 0:
+        return False
+    known = tf.get_static_value(shape)
+    return shape.op.type == "Shape" or known is not None and int(known[0]) == split.kind(number)

@@ -71,8 +71,8 @@ class Pipeline(DeviceOptions, RankOptions):
         fall_back: train on one device where that is no slower: where it is predicted, or the fit is too short
             to measure it, before the model is cut, and again when ten steps of the pipeline were measured.
             ``mode="auto"`` with ``devices=`` does.
-        check_loss: refuse a step that adds up the rows of a batch or compares them with one another, and so is
-            not the mean of its micro-batches' steps; False trains with that mean.
+        check_loss: refuse a step that adds up the rows of a batch or compares them with one another, and so
+            is not the mean of its micro-batches' steps; False trains with that mean.
         dump_dir: folder for the graph after every pass; None writes nothing.
     """
 

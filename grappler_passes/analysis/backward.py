@@ -184,6 +184,28 @@ class Backward:
             inside -= reading_gradients
         return inside
 
+    @cached_property
+    def recomputed(self) -> set[int]:
+        """Ops that run the forward pass again within the backward pass: no gradients either.
+
+        ``tf.recompute_grad`` adds a scalar, zero times a gradient, to the layer's input, so that this waits
+        for the gradient; a tensor that is a gradient is never a sum with the forward pass.
+        """
+        out: set[int] = set()
+        for node in self.gradients.order:
+            if self.is_backward[node] and self._is_recomputed(node, out):
+                out.add(node)
+        return out
+
+    def _is_recomputed(self, node: int, known: set[int]) -> bool:
+        g = self.gradients
+        tensors = [e.source for e in self.flow.data[node] if g.from_data[e.source] and not e.scalar]
+        gradients = [source for source in tensors if self.is_backward[source] and source not in known]
+        if gradients or not tensors:
+            return False
+        begins = self.flow.types[node] in {"Add", "AddN", "AddV2"}
+        return begins or any(source in known for source in tensors)
+
     def needed_by(self, group_of_weight: list[int]) -> list[int]:
         """needed[i]: the groups of weights for whose gradients backward op i is needed."""
         seeds: dict[int, int] = {}

@@ -124,7 +124,7 @@ def _note(backward: Backward, units: _Units, node: int) -> None:
     for edge in backward.flow.data[node]:
         source = edge.source
         if backward.is_backward[source] and several(units.needed[source]) and g.from_data[source]:
-            if source not in backward.unstashing:
+            if source not in backward.unstashing and source not in backward.recomputed:
                 units.starts[unit] |= _start(backward, units, source, edge.port, unit)
         elif not g.from_data[source]:
             units.through[unit] |= units.of(g.depends_on_tensors[source])
@@ -196,7 +196,8 @@ def _undoes_broadcast(backward: Backward, node: int) -> bool:
 
 
 def _continues_chain(backward: Backward, node: int) -> bool:
-    return backward.is_backward[node] and bool(backward.gradients.from_data[node])
+    no_gradient = not backward.is_backward[node] or node in backward.recomputed
+    return not no_gradient and bool(backward.gradients.from_data[node])
 
 
 def _is_reduced(backward: Backward, node: int, port: int, shape: WeightShape | None) -> bool:

@@ -50,6 +50,19 @@ def test_what_a_stock_fit_has_trained():
 
 
 @needs_keras_3
+def test_a_layer_of_states_alone_stays_as_it_is():
+    model = keras.Sequential(
+        [keras.Input((4,)), keras.layers.BatchNormalization(center=False, scale=False), keras.layers.Dense(2)]
+    )
+    model.compile("sgd", "mse")
+    x = keras.ops.ones((4, 4))
+    model.fit(x, x[:, :2], verbose=0)
+    seen = []
+    keras_trainable.as_first_traced(model, lambda: seen.append(model.layers[0].trainable))()
+    assert seen == [True]
+
+
+@needs_keras_3
 def test_flags_before_any_step_count():
     model = model_of_two()
     model.optimizer.build(model.trainable_variables)

@@ -42,6 +42,7 @@ def backward_of(flow, backward="", update="", unstashing="", hands=None, **known
         is_backward=[bool(one) for one in ones(flow, backward)],
         is_update=[bool(one) for one in ones(flow, update)],
         unstashing=set(nodes(flow, unstashing)),
+        recomputed=set(),
         hands_over=lambda node: (hands or {}).get(flow.names[node], 0),
         needed_by=lambda group_of_weight: group_of_weight,
     )

@@ -121,7 +121,7 @@ def test_every_file_is_looked_at():
             "__init__", "callbacks", "evaluation", "func_graphs", "graph_functions", "iterators",
             "keras_attributes",
             "keras_fits", "keras_layers", "keras_loops", "keras_losses", "keras_optimizers",
-            "keras_variables", "nests",
+            "keras_trainable", "keras_variables", "nests",
             "op_marks",
             "tf_functions", "tf_profiler", "tf_sessions", "train_function", "versions", "xla_flags",
             "xla_functions", "xla_nodes",

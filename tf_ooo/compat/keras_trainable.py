@@ -80,7 +80,9 @@ def _as_optimizer_knows(model: keras.Model, flags: Flags) -> Flags:
 def _was_trainable(owner: Any, name: str, value: bool, built: set[int]) -> bool:
     if name == "trainable":
         return id(owner) in built
-    return any(id(variable) in built for variable in owner.weights) if owner.weights else value
+    # A layer may have states alone: what they were is not known, and has not changed.
+    own = [variable for variable in owner.weights if variable.trainable or id(variable) in built]
+    return any(id(variable) in built for variable in own) if own else value
 
 
 @contextlib.contextmanager

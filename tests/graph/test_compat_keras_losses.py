@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 from tests.graph.compat_models import normalized_model
-from tests.zoo import keras
+from tests.zoo import keras, needs_keras_3
 from tf_ooo.compat import keras_losses
 
 
@@ -43,6 +43,22 @@ def test_weighted_means():
         mean.update_state([6.0, 6.0])
     assert float(mean.result()) == pytest.approx((0.75 + 1.25 + 12.0) / 3)
     assert vars(mean).get("update_state") is own
+
+
+@needs_keras_3
+def test_means_of_outputs_that_are_made_later():
+    """A share of one for each batch, whatever rows are known."""
+    inputs = keras.Input((3,))
+    model = keras.Model(inputs, [keras.layers.Dense(1, name=name)(inputs) for name in "ab"])
+    model.compile("sgd", ["mse", "mse"])
+    for rows in (4, 2):
+        x = keras.ops.ones((rows, 3))
+        with keras_losses.weighted_means(model, 0.5):
+            model.compute_loss(x=x, y=[x[:, :1], x[:, :1]], y_pred=model(x))
+    shadows = keras_losses._Shadows(0.5)
+    shadows.undo()  # of nothing
+    counts = [float(metric.count) for metric in model._compile_loss.metrics]
+    assert counts == [1.0, 1.0], "CompileLoss.metrics, build: batches count by the rows of their traces"
 
 
 def test_is_kerass_own():

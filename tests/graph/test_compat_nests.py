@@ -99,6 +99,7 @@ def test_variables_are_held_and_read_later():
     own, other = tf.Variable(2.0), tf.Variable(5)
     held = nests.with_variables_held({"own": own, "list": [other], "number": 1.5, "t": tf.constant(3)})
     assert len(Packed(held).tensors) == 1
+    assert isinstance(held["own"], nests._Later)
     own.assign(4.0)
     read = nests.with_variables_read(held)
     assert float(read["own"]) == 4.0

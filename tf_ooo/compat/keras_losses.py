@@ -102,24 +102,68 @@ def _has_own_loss_code(model: keras.Model, keras: Any) -> bool:
 
 @contextlib.contextmanager
 def weighted_means(model: keras.Model, weight: Any) -> Iterator[None]:
-    """Inside the block a number that a ``Mean`` of the model is given counts ``weight`` by default."""
-    kind = versions.keras_of(model).metrics.Mean
-    means = (
-        []
-        if isinstance(weight, float) and weight == 1.0
-        else [metric for metric in model.metrics if type(metric) is kind]
-    )
-    for metric in means:
-        keras_attributes.shadow(
-            metric, "update_state", functools.partial(_update_mean, metric.update_state, weight)
-        )
+    """Inside the block a number that a ``Mean`` of the model is given counts ``weight`` by default.
+
+    Keras 3 weighs the means of each output's loss by the rows that its trace knows.  ``fit`` traces with open
+    rows, so that each batch counts alike; here each micro-batch counts its share of that.
+    """
+    kind, loss = versions.keras_of(model).metrics.Mean, getattr(model, "_compile_loss", None)
+    of_outputs = list(getattr(loss, "metrics", ()))
+    whole = isinstance(weight, float) and weight == 1.0
+    means = [] if whole else [metric for metric in model.metrics if type(metric) is kind]
+    shadows = _Shadows(weight)
     try:
+        for metric in means:
+            if not any(metric is each for each in of_outputs):
+                shadows.update_by(_update_mean, metric)
+        for metric in of_outputs:
+            shadows.update_by(_update_mean_of_output, metric)
+        if loss is not None and hasattr(loss, "metrics") and not loss.built:
+            shadows.update_when_built(loss)
         yield
     finally:
-        for metric in means:
-            keras_attributes.unshadow(metric, "update_state")
+        shadows.undo()
+
+
+class _Shadows:
+    """Methods of metrics, and of a loss, that something else stands in for."""
+
+    def __init__(self, weight: Any) -> None:
+        self._weight = weight
+        self._shadowed: list[tuple[Any, str]] = []
+
+    def _shadow(self, owner: Any, name: str, value: Any) -> None:
+        keras_attributes.shadow(owner, name, value)
+        self._shadowed.append((owner, name))
+
+    def update_by(self, update: Any, metric: Any) -> None:
+        self._shadow(metric, "update_state", functools.partial(update, metric.update_state, self._weight))
+
+    def update_when_built(self, loss: Any) -> None:
+        """The means of outputs are made when the loss is called first."""
+        build = loss.build
+
+        def build_and_shadow(*args: Any) -> None:
+            build(*args)
+            for metric in loss.metrics:
+                self.update_by(_update_mean_of_output, metric)
+
+        self._shadow(loss, "build", build_and_shadow)
+
+    def undo(self) -> None:
+        while self._shadowed:
+            keras_attributes.unshadow(*self._shadowed.pop())
 
 
 def _update_mean(update: Any, weight: Any, values: Any, sample_weight: Any = None) -> Any:
     single = sample_weight is None and tf.convert_to_tensor(values).shape.rank == 0
     return update(values, sample_weight=weight if single else sample_weight)
+
+
+def _update_mean_of_output(
+    update: Any,
+    weight: Any,
+    values: Any,
+    sample_weight: Any = None,  # noqa: ARG001 - the rows that the trace knows
+) -> Any:
+    return update(values, sample_weight=weight)

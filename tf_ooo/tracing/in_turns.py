@@ -8,7 +8,6 @@ sees it.
 from __future__ import annotations
 
 import contextlib
-import re
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
@@ -21,14 +20,12 @@ from tf_ooo.compat import keras_losses, nests, op_marks, tf_functions, train_fun
 from tf_ooo.errors import BackendError
 from tf_ooo.tracing.collecting import Collecting
 from tf_ooo.tracing.copied import TracedPart
+from tf_ooo.tracing.once import DRAWN, changed_once
 from tf_ooo.tracing.splitting import Split
 from tf_ooo.tracing.variables import names_by_handle
 
 if TYPE_CHECKING:
     import keras
-
-# Random numbers, of kernels, seeds and generators.
-_DRAWN = re.compile("Random|Multinomial|TruncatedNormal|StandardNormal|StatefulUniform")
 
 
 class InTurns:
@@ -90,8 +87,9 @@ class InTurns:
     def _end_part(self, left_out: Sequence[tuple[int, int]]) -> None:
         if self._split.count == 1:
             return
-        once = self._once() if self._turn else ()  # before, nothing has been updated
-        self._traced.end([*left_out, *once])
+        once = changed_once(self._model, self._parts[0], self._traced.begin).ranges
+        after = self._once() if self._turn else ()  # before, nothing has been updated
+        self._traced.end([*left_out, *once, *after])
         if self._traced.why_not:
             raise _no_copies(self._traced.why_not)
 
@@ -134,7 +132,7 @@ def _is_of_weights_alone(op: Any, updated: Collection[int], data: Collection[int
     reads_updated, seen, waiting = False, set[int](), list(op.inputs)
     while waiting:
         tensor = waiting.pop()
-        if id(tensor) in data or _DRAWN.search(tensor.op.type):
+        if id(tensor) in data or DRAWN.search(tensor.op.type):
             return False
         if id(tensor.op) in seen:
             continue

@@ -29,6 +29,7 @@ from tf_ooo.tracing.in_turns import InTurns
 from tf_ooo.tracing.intercepting import TurnsNeeded
 from tf_ooo.tracing.logs import whole_logs
 from tf_ooo.tracing.micro_batches import Division, rows_of
+from tf_ooo.tracing.once import Once, changed_once
 from tf_ooo.tracing.optimizers import forget_traces, optimizers_of
 from tf_ooo.tracing.splitting import BatchesSeen, FixedRows, OpenBatch, OpenRows, Split, open_batch
 from tf_ooo.tracing.variables import names_by_handle
@@ -179,7 +180,7 @@ class StepFunctions:
                     if again:
                         raise TurnsNeeded(again)
                     if split.count > 1:
-                        self.note_changed(changed_by_each(model))
+                        self.note_changed(changed_by_each(model, micro_batches.once))
             refuse_no_gradient(collecting.applied)
             with op_marks.numbered_step(split.count, STEP_ATTR, scope):
                 out = _whole(logs, split, names_by_handle(_metrics_of(model)))
@@ -215,6 +216,7 @@ class _MicroBatches:
         # Traced within the step: gradients of a function of its own could not be added up outside.
         self._train_step = tf_functions.undecorated(model.train_step)
         self._traced: dict[Any, tuple[TracedPart, nests.Packed]] = {}
+        self.once = Once()
 
     def run(self, number: int, part: Any) -> Any:
         """The logs of a micro-batch; its gradients are collected."""
@@ -230,11 +232,18 @@ class _MicroBatches:
             logs = train_function.step_on_data(self._model, self._train_step, counts)(part)
             logs = nests.with_variables_held(logs)
         if self._kind(number) in map(self._kind, range(number + 1, self._split.count)):
-            ops.end([given.ops for given in collecting.given])
+            once = changed_once(self._model, [part, share], ops.begin) if self._all_copies else Once()
+            ops.end([*(given.ops for given in collecting.given), *once.ranges])
+            self.once = Once() if ops.why_not else once
             if not ops.why_not:
                 results = nests.Packed([logs, *(given.grads for given in collecting.given)])
                 self._traced[self._kind(number)] = ops, results
         return logs
+
+    @property
+    def _all_copies(self) -> bool:
+        """Whether one micro-batch is traced for all."""
+        return len(set(map(self._kind, range(self._split.count)))) == 1
 
     def _kind(self, number: int) -> tuple[Hashable, int]:
         """The same for micro-batches that are copies of one another; with Keras 2 none is.
@@ -258,13 +267,14 @@ def _metrics_of(model: Any) -> list[Any]:
     return [variable for metric in model.metrics for variable in metric.variables]
 
 
-def changed_by_each(model: Any) -> list[str]:
+def changed_by_each(model: Any, once: Once) -> list[str]:
     """Names of the weights, but batch normalization's, that the graph that is traced assigns so far."""
     handles, known = names_by_handle(model.weights), keras_layers.batch_normalizations(model)
     operations = tf.compat.v1.get_default_graph().get_operations()
     changed = [op.inputs[0] for op in operations if op.type.startswith("Assign") and op.inputs]
     names = dict.fromkeys(handles[id(tensor)] for tensor in changed if id(tensor) in handles)
-    return [name for name in names if not any(name.startswith(f"{title}/") for title in known)]
+    each = [name for name in names if name not in once.names]
+    return [name for name in each if not any(name.startswith(f"{title}/") for title in known)]
 
 
 def refuse_reads_after(updates: Iterable[tuple[Sequence[Any], int]]) -> None:

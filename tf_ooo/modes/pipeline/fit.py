@@ -167,10 +167,7 @@ class PipelineSteps:
         with host_memory() if on_host else contextlib.nullcontext():
             sync.build(model, optimizers_of(model), model.train_step, iterator)
             if options.check_loss and (on_host or not self._never_whole):  # of a few rows; nothing is kept
-                try:
-                    check_loss(model, batch, len(rows), gradients=not on_host)
-                finally:
-                    forget_traces(model)
+                self._check_loss(batch, len(rows), on_host)
         self._say_what_changes(rows)
         if not self._never_whole or on_host:
             return
@@ -179,6 +176,18 @@ class PipelineSteps:
             self._warn(_ALSO_WHOLE.format(size, home_device(), limit_bytes))
         if options.check_loss and keras_losses.own_loss_code(model):
             self._warn(_LOSS_UNCHECKED)
+
+    def _check_loss(self, batch: Any, microbatches: int, on_host: bool) -> None:
+        """Once for such batches, until the model is compiled again."""
+        mode, model = self._mode, self._model
+        key = mode.distributed.stock, nests.signature(batch), microbatches
+        if key[0] is not None and mode.checked == key:
+            return
+        try:
+            check_loss(model, batch, microbatches, gradients=not on_host)
+        finally:
+            forget_traces(model)
+        mode.checked = key
 
     def _say_what_changes(self, rows: Sequence[int]) -> None:
         """Warns of what micro-batches of so many rows change in the result, before the first step."""

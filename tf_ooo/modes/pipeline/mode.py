@@ -7,7 +7,7 @@ import functools
 import logging
 import os
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tf_ooo.compat import keras_loops, keras_losses, train_function
 from tf_ooo.costs.layer_costs import LayerCosts, Link
@@ -77,6 +77,7 @@ class PipelineMode:
         own: a schedule of the user's own, read again before each fit.
         counts: how many replicas may share the devices.
         one_device: why the stock step trains on one device; empty: it does not.
+        checked: the train function and the batches whose loss was looked at.
         stock_trace_s: what the execution took in which the stock step was traced; 0: not known.
     """
 
@@ -94,6 +95,7 @@ class PipelineMode:
         self.own: ScheduleFile | None = None
         self.counts: tuple[int, ...] = (1,)
         self.one_device = ""
+        self.checked: Any = None
         self.losing = Losing()
         self.stock_trace_s = 0.0
         self.distributed = Distributed(options.mode)

@@ -105,8 +105,8 @@ def test_what_calls_python_stays_in_this_process():
         callback = pipeline(cluster)
         train(ours, [callback])
     assert set(calls) == {os.getpid()}
-    # And three before the first step: the loss of two micro-batches, in one and each by itself.
-    assert len(calls) == (2 + 2 * 3) * BATCHES + 3
+    # And four before the first step: two micro-batches, in one, in one in reverse, and each by itself.
+    assert len(calls) == (2 + 2 * 3) * BATCHES + 4
     assert len(set(devices_of(callback))) == 2
     assert callback.report.added_edges > 0
     assert int(ours.optimizer.iterations) == 2 * BATCHES

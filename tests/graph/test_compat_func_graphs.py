@@ -162,3 +162,23 @@ def test_set_random_numbers():
         "Operation._update_input: steps with random numbers cannot be compared with their parts",
     )
     np.testing.assert_array_equal(kept, [1, 1])
+
+
+def test_written_by():
+    kept, assigned, branched = (tf.Variable(1.0) for _ in range(3))
+
+    def update():
+        branched.assign_add(1.0)
+        return branched.read_value()
+
+    @tf.function(autograph=False)
+    def inner(x):
+        assigned.assign_sub(x)
+        return tf.cond(x > 0, update, lambda: kept + x)
+
+    tf_functions.concrete_function(lambda x: inner(x), [tf.TensorSpec([])])
+    (concrete,) = tf_functions.concrete_functions_of(inner)
+    expected = {id(variable.handle) for variable in (assigned, branched)}
+    assert func_graphs.written_by(concrete.graph) == expected, (
+        "FuncGraph.captures, Operation.inputs: which weights stock steps train is not known"
+    )

@@ -6,7 +6,7 @@ import numpy as np
 import tensorflow as tf
 
 from tests.graph.compat_models import dense_model, normalized_model
-from tests.zoo import KERAS_3
+from tests.zoo import KERAS_3, keras, needs_keras_3
 from tf_ooo.compat import keras_optimizers, keras_variables, tf_functions
 
 CPU = "/job:localhost/replica:0/task:0/device:CPU:0"
@@ -99,3 +99,16 @@ def test_named():
         keras_variables.path_of(bias): bias,
         f"{path}#1": kernel,
     }
+
+
+@needs_keras_3
+def test_made_trainable():
+    """Frozen or not."""
+    layer = keras.layers.BatchNormalization()
+    layer.build((None, 3))
+    layer.trainable = False
+    made = [variable.name for variable in keras_variables.made_trainable(layer)]
+    assert made == ["gamma", "beta"], "Layer._trainable_variables"
+    optimizer = keras.optimizers.SGD()
+    optimizer.build([layer.beta])
+    assert keras_variables.made_trainable(optimizer) == [layer.beta], "Optimizer._trainable_variables"

@@ -132,7 +132,7 @@ def test_variables_made_at_once():
     assert inside.traces == 2
 
 
-def test_functions_of_and_is_traced():
+def test_functions_of():
     inner = tf.function(lambda x: x + 1)
 
     def around(x):
@@ -140,6 +140,17 @@ def test_functions_of_and_is_traced():
 
     assert tf_functions.functions_of(inner) == [inner]
     assert tf_functions.functions_of(around) == [inner], "Keras' train function closes over its tf.function"
-    assert not tf_functions.is_traced(around)
-    around(tf.constant(1))
-    assert tf_functions.is_traced(around), "experimental_get_tracing_count"
+
+
+def test_step_of_fit():
+    an_inner = tf.function(lambda x: x + 1)
+    an_outer = tf.function(lambda x: an_inner(x))
+
+    def around(x, a=None):
+        return an_outer(x) if a is None else an_inner(x)
+
+    assert tf_functions.step_of_fit(around) is None
+    around(tf.constant(1), 2)
+    assert tf_functions.step_of_fit(around) is None, "train_on_batch calls the inner one alone"
+    around(tf.constant(1.0))
+    assert tf_functions.step_of_fit(around) is not None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
 import tf_ooo
 from tests.zoo import keras, needs_keras_3
@@ -86,3 +87,64 @@ def test_trains_as_stock(mode, flip, way):
     assert flags == stock_flags
     for expected, weights in zip(stock, ours, strict=True):
         np.testing.assert_allclose(weights, expected, rtol=1e-4, atol=1e-6)
+
+
+class OwnStep(keras.Model):
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = self.compute_loss(y=y, y_pred=self(x, training=True))
+        weights = self.trainable_variables
+        self.optimizer.apply(tape.gradient(loss, weights), weights)
+        return {"loss": loss}
+
+
+def freeze_and_compile_with_the_same_optimizer(model, fit):
+    fit([])
+    freeze(model)
+    model.compile(model.optimizer, "mse")
+    fit([])
+
+
+def freeze_after_train_on_batch(model, fit):
+    model.train_on_batch(X[:8], Y[:8])
+    freeze(model)
+
+
+def freeze_after_fit(model, fit):
+    fit([])
+    freeze(model)
+
+
+def freeze_all(model, fit):
+    fit([])
+    model.trainable = False
+
+
+BEFORE = [
+    (keras.Model, freeze_and_compile_with_the_same_optimizer),
+    (keras.Model, freeze_after_train_on_batch),
+    (keras.Model, freeze_all),
+    (OwnStep, freeze_after_fit),
+]
+
+
+@pytest.mark.parametrize(("kind", "before"), BEFORE)
+@pytest.mark.parametrize("mode", ["single", "pipeline"])
+def test_what_stock_steps_have_fixed(mode, kind, before):
+    weights = []
+    for callbacks in ([], [tf_ooo.OOOBackprop(**MODES[mode])]):
+        keras.utils.set_random_seed(1)
+        inputs = keras.Input((6,))
+        hidden = keras.layers.Dense(5, "tanh", name="middle")(inputs)
+        model = kind(inputs, keras.layers.Dense(2)(keras.layers.Dense(4)(hidden)))
+        model.compile("adam", "mse")
+
+        def fit(given, model=model):
+            model.fit(X, Y, batch_size=8, verbose=0, shuffle=False, callbacks=given)
+
+        before(model, fit)
+        fit(callbacks)
+        weights.append(model.get_weights())
+    for expected, trained_weights in zip(*weights, strict=True):
+        np.testing.assert_allclose(trained_weights, expected, rtol=1e-4, atol=1e-6)

@@ -92,6 +92,34 @@ def captured_by(graph: Any) -> dict[int, Any]:
     return {id(internal): external for external, internal in getattr(graph, "captures", ())}
 
 
+# The ops that change the variable which is their first input.
+_WRITES = ("Assign", "ResourceApply", "ResourceScatter", "ResourceSparseApply", "ResourceStridedSliceAssign")
+
+
+def written_by(graph: Any) -> set[int]:
+    """The ``id`` of each tensor outside that stands for a variable which a FuncGraph writes to."""
+    return {id(_outside(graph, tensor)) for tensor in _written_in(graph)}
+
+
+def _written_in(graph: Any) -> Iterator[Any]:
+    """The tensors of the graph by which its ops, and the functions that they call, write to variables."""
+    for op in graph.get_operations():
+        if op.type.startswith(_WRITES):
+            yield op.inputs[0]
+        for body in bodies_of(op):
+            inside = {id(tensor) for tensor in _written_in(body)}
+            given = zip(body.inputs, op.inputs[len(op.inputs) - len(body.inputs) :], strict=True)
+            yield from (outer for inner, outer in given if id(inner) in inside)
+
+
+def _outside(graph: Any, tensor: Any) -> Any:
+    """What a captured tensor is in the outermost of the graphs that are traced within one another."""
+    while id(tensor) in (captured := captured_by(graph)):
+        tensor = captured[id(tensor)]
+        graph = getattr(tensor, "graph", None)
+    return tensor
+
+
 def captures_so_far(graph: Any) -> set[str]:
     """Names of the ops by which a graph that is being traced knows what is outside of it.
 

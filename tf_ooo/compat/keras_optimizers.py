@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from grappler_passes.compat import keras_values
-from tf_ooo.compat import keras_attributes, nests, versions
+from tf_ooo.compat import keras_attributes, keras_variables, nests, versions
 
 if TYPE_CHECKING:
     import keras
@@ -119,7 +119,7 @@ def update(
 
 def variables_to_apply(optimizer: keras.optimizers.Optimizer, given: Any) -> list[Any]:
     """The variables that ``optimizer.apply(grads, given)`` updates."""
-    return list(optimizer._trainable_variables if given is None else given)
+    return keras_variables.made_trainable(optimizer) if given is None else list(given)
 
 
 def state_of(optimizer: keras.optimizers.Optimizer) -> list[Any]:

@@ -7,7 +7,14 @@ import functools
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from tf_ooo.compat import keras_layers, keras_optimizers, tf_functions, versions
+from tf_ooo.compat import (
+    func_graphs,
+    keras_layers,
+    keras_optimizers,
+    keras_variables,
+    tf_functions,
+    versions,
+)
 
 if TYPE_CHECKING:
     import keras
@@ -43,8 +50,9 @@ def _flags_of(model: keras.Model) -> Flags:
     known, flags = vars(model).get(_KNOWN, (None, []))
     if known is None or known is not stock:
         flags = _now(model)
-        if stock is not None and tf_functions.is_traced(stock):
-            flags = _as_optimizer_knows(model, flags)
+        traced = None if stock is None or versions.is_of_keras_2(model) else tf_functions.step_of_fit(stock)
+        if traced is not None:
+            flags = _as_traced(model, flags, func_graphs.written_by(traced.graph))
         object.__setattr__(model, _KNOWN, (stock, flags))
     return list(flags)
 
@@ -63,26 +71,38 @@ def _now(model: keras.Model) -> Flags:
     return flags + [(variable, "trainable", bool(variable.trainable)) for variable in model.weights]
 
 
-def _as_optimizer_knows(model: keras.Model, flags: Flags) -> Flags:
-    """The flags of weights that the optimizer was built with, and of the layers that hold them."""
+def _as_traced(model: keras.Model, flags: Flags, written: set[int]) -> Flags:
+    """The flags of weights that a traced step writes to, by the ``id`` of their handles, and of their layers.
+
+    A weight that its layer assigns by itself is not trained by that: the optimizer does not know it.
+    """
     optimizer = getattr(model, "optimizer", None)
-    keras = versions.keras_of(model)
-    own_step = type(model).train_step is not keras.Model.train_step
-    if own_step or versions.is_keras_2(keras) or not keras_optimizers.is_optimizer(optimizer):
-        return flags
-    optimizers = [optimizer, *keras_optimizers.inner_optimizers(optimizer)]
-    built = {id(v) for each in optimizers for v in keras_optimizers.variables_to_apply(each, None)}
-    if not built:
-        return flags
-    return [(owner, name, _was_trainable(owner, name, value, built)) for owner, name, value in flags]
+    built = None
+    own_step = type(model).train_step is not versions.keras_of(model).Model.train_step
+    if not own_step and keras_optimizers.is_optimizer(optimizer):
+        optimizers = [optimizer, *keras_optimizers.inner_optimizers(optimizer)]
+        built = {id(v) for each in optimizers for v in keras_optimizers.variables_to_apply(each, None)}
+    changed = [v for v in model.weights if id(keras_variables.handle_of(v)) in written]
+    trained = {id(v) for v in changed if built is None or id(v) in built}
+    may_train = {
+        id(v) for layer in keras_layers.parts_of(model) for v in keras_variables.made_trainable(layer)
+    }
+    return [
+        (owner, name, _was_trainable(owner, name, value, may_train, trained, set(map(id, changed))))
+        for owner, name, value in flags
+    ]
 
 
-def _was_trainable(owner: Any, name: str, value: bool, built: set[int]) -> bool:
+def _was_trainable(
+    owner: Any, name: str, value: bool, may_train: set[int], trained: set[int], changed: set[int]
+) -> bool:
     if name == "trainable":
-        return id(owner) in built
-    # A layer may have states alone: what they were is not known, and has not changed.
-    own = [variable for variable in owner.weights if variable.trainable or id(variable) in built]
-    return any(id(variable) in built for variable in own) if own else value
+        return id(owner) in trained if id(owner) in may_train else value
+    own = [variable for variable in owner.weights if id(variable) in may_train]
+    if own:
+        return any(id(variable) in trained for variable in own)
+    # BatchNormalization(center=False, scale=False): its averages move while it is trainable.
+    return any(id(variable) in changed for variable in owner.weights) if owner.weights else value
 
 
 @contextlib.contextmanager

@@ -38,6 +38,11 @@ def is_overwritten_with_gradient(variable: Any) -> bool:
     return bool(getattr(variable, "overwrite_with_gradient", False))
 
 
+def made_trainable(owner: Any) -> list[Any]:
+    """The weights that a layer made to be trained, whatever their flags; those an optimizer was built for."""
+    return list(owner._trainable_variables)
+
+
 def value_of(variable: Any) -> Any:
     """The ``tf.Variable`` behind a Keras variable.
 

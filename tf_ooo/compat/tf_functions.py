@@ -86,9 +86,15 @@ def _functions_in(value: object, depth: int) -> Iterator[Any]:
                 yield from _functions_in(cell.cell_contents, depth - 1)
 
 
-def is_traced(function: Callable[..., Any]) -> bool:
-    """Whether one of the functions behind it has been traced."""
-    return any(each.experimental_get_tracing_count() for each in functions_of(function))
+def step_of_fit(train_function: Callable[..., Any]) -> Any:
+    """The latest trace of one step that ``fit`` has made of Keras' train function; None: there is none.
+
+    ``train_on_batch`` traces the step alone, and for other batches.
+    """
+    functions = functions_of(train_function)
+    if len(functions) < 2 or not functions[0].experimental_get_tracing_count():
+        return None
+    return next(reversed(concrete_functions_of(functions[-1])), None)
 
 
 def is_concrete_function(value: Any) -> bool:

@@ -189,7 +189,7 @@ def why_not_rewritable(model: keras.Model) -> str | None:
     if functions_run_eagerly():
         return RUN_EAGERLY
     # A model without any weights is not built yet: its first step builds it.
-    if model.weights and not model.trainable_weights:
+    if model.weights and not keras_trainable.trained_variables(model):
         return "the model has no trainable weights: there is no backward pass to reorder"
     return None
 

@@ -28,12 +28,12 @@ MODES = {
 
 
 class FlipAtEpoch(keras.callbacks.Callback):
-    def __init__(self, flip):
+    def __init__(self, flip, at=1):
         super().__init__()
-        self.flip = flip
+        self.flip, self.at = flip, at
 
     def on_epoch_begin(self, epoch, logs=None):
-        if epoch == 1:
+        if epoch == self.at:
             self.flip(self.model)
 
 
@@ -50,12 +50,18 @@ def freeze_again(model):
     model.compile("adam", "mse")
 
 
-def trained(flip, options, stock_first=False, within=False):
+def model_of_three():
+    """Its first layer is frozen."""
     keras.utils.set_random_seed(1)
     named = [keras.layers.Dense(5, "tanh", name=name) for name in ("first", "middle", "last")]
     model = keras.Sequential([keras.Input((6,)), *named, keras.layers.Dense(2)])
     model.get_layer("first").trainable = False
     model.compile("adam", "mse")
+    return model
+
+
+def trained(flip, options, stock_first=False, within=False):
+    model = model_of_three()
 
     def fit(callbacks, epochs=1):
         model.fit(X, Y, batch_size=8, epochs=epochs, verbose=0, shuffle=False, callbacks=callbacks)
@@ -145,6 +151,20 @@ def test_what_stock_steps_have_fixed(mode, kind, before):
 
         before(model, fit)
         fit(callbacks)
+        weights.append(model.get_weights())
+    for expected, trained_weights in zip(*weights, strict=True):
+        np.testing.assert_allclose(trained_weights, expected, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("flip", [freeze, thaw])
+@pytest.mark.parametrize("mode", MODES)
+def test_a_flip_before_the_first_step_counts(mode, flip):
+    """Stock's step is traced after callbacks have begun the epoch."""
+    weights = []
+    for ours in ([], [tf_ooo.OOOBackprop(**MODES[mode])]):
+        model = model_of_three()
+        callbacks = [*ours, FlipAtEpoch(flip, at=0)]
+        model.fit(X, Y, batch_size=8, epochs=2, verbose=0, shuffle=False, callbacks=callbacks)
         weights.append(model.get_weights())
     for expected, trained_weights in zip(*weights, strict=True):
         np.testing.assert_allclose(trained_weights, expected, rtol=1e-4, atol=1e-6)

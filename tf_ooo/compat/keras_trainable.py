@@ -1,4 +1,4 @@
-"""Which weights a fit trains: those that were trainable when stock Keras would have traced its step."""
+"""A fit trains the weights that were trainable when stock Keras would have traced its step."""
 
 from __future__ import annotations
 
@@ -32,29 +32,30 @@ def as_first_traced(model: keras.Model, train_step: Callable[..., Any]) -> Calla
 
     @functools.wraps(train_step)
     def called(*args: Any, **kwargs: Any) -> Any:
-        with _set(_flags_of(model)):
+        flags = _flags_of(model)
+        object.__setattr__(model, _KNOWN, (_stock_function(model), flags))
+        with _set(flags):
             return train_step(*args, **kwargs)
 
     return called
 
 
 def trained_variables(model: keras.Model) -> list[Any]:
-    """The variables that are trainable in each trace of the step."""
+    """The variables that are trainable in each trace of the step, or would be if it were traced now."""
     with _set(_flags_of(model)):
         return list(model.trainable_variables)
 
 
 def _flags_of(model: keras.Model) -> Flags:
-    """What is trainable since the model was compiled and its step first traced."""
+    """The flags with which the step was first traced since the model was compiled; today's if it was not."""
     stock = _stock_function(model)
+    flags: Flags
     known, flags = vars(model).get(_KNOWN, (None, []))
-    if known is None or known is not stock:
-        flags = _now(model)
-        traced = None if stock is None or versions.is_of_keras_2(model) else tf_functions.step_of_fit(stock)
-        if traced is not None:
-            flags = _as_traced(model, flags, func_graphs.written_by(traced.graph))
-        object.__setattr__(model, _KNOWN, (stock, flags))
-    return list(flags)
+    if known is not None and known is stock:
+        return flags
+    traced = None if stock is None or versions.is_of_keras_2(model) else tf_functions.step_of_fit(stock)
+    flags = _now(model)
+    return flags if traced is None else _as_traced(model, flags, func_graphs.written_by(traced.graph))
 
 
 def _stock_function(model: keras.Model) -> Any:
@@ -76,33 +77,31 @@ def _as_traced(model: keras.Model, flags: Flags, written: set[int]) -> Flags:
 
     A weight that its layer assigns by itself is not trained by that: the optimizer does not know it.
     """
+    changed = {id(v) for v in model.weights if id(keras_variables.handle_of(v)) in written}
+    trained = changed if (known := _known_to_optimizer(model)) is None else changed & known
+    layers = keras_layers.parts_of(model)
+    may_train = {id(v) for layer in layers for v in keras_variables.made_trainable(layer)}
+
+    def was_trainable(owner: Any, name: str, value: bool) -> bool:
+        if name == "trainable":
+            return id(owner) in trained if id(owner) in may_train else value
+        weights = {id(variable) for variable in owner.weights}
+        if weights & may_train:
+            return bool(weights & trained)
+        # BatchNormalization(center=False, scale=False): its averages move while it is trainable.
+        return bool(weights & changed) if weights else value
+
+    return [(owner, name, was_trainable(owner, name, value)) for owner, name, value in flags]
+
+
+def _known_to_optimizer(model: keras.Model) -> set[int] | None:
+    """The ``id`` of each variable that Keras' own step updates; None: the step is another's."""
     optimizer = getattr(model, "optimizer", None)
-    built = None
     own_step = type(model).train_step is not versions.keras_of(model).Model.train_step
-    if not own_step and keras_optimizers.is_optimizer(optimizer):
-        optimizers = [optimizer, *keras_optimizers.inner_optimizers(optimizer)]
-        built = {id(v) for each in optimizers for v in keras_optimizers.variables_to_apply(each, None)}
-    changed = [v for v in model.weights if id(keras_variables.handle_of(v)) in written]
-    trained = {id(v) for v in changed if built is None or id(v) in built}
-    may_train = {
-        id(v) for layer in keras_layers.parts_of(model) for v in keras_variables.made_trainable(layer)
-    }
-    return [
-        (owner, name, _was_trainable(owner, name, value, may_train, trained, set(map(id, changed))))
-        for owner, name, value in flags
-    ]
-
-
-def _was_trainable(
-    owner: Any, name: str, value: bool, may_train: set[int], trained: set[int], changed: set[int]
-) -> bool:
-    if name == "trainable":
-        return id(owner) in trained if id(owner) in may_train else value
-    own = [variable for variable in owner.weights if id(variable) in may_train]
-    if own:
-        return any(id(variable) in trained for variable in own)
-    # BatchNormalization(center=False, scale=False): its averages move while it is trainable.
-    return any(id(variable) in changed for variable in owner.weights) if owner.weights else value
+    if own_step or not keras_optimizers.is_optimizer(optimizer):
+        return None
+    optimizers = [optimizer, *keras_optimizers.inner_optimizers(optimizer)]
+    return {id(v) for each in optimizers for v in keras_variables.made_trainable(each)}
 
 
 @contextlib.contextmanager

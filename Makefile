@@ -144,7 +144,7 @@ fuzz: N ?= 100
 fuzz: venv
 	$(BIN)/python -m tests.fuzz -n $(N) --seed $(SEED)
 
-# What users write themselves, stock against a pipeline and one device; docs/testing.md.
+# Random set-ups of what users write themselves, stock against a pipeline and one device; docs/testing.md.
 .PHONY: fuzz-kinds
 fuzz-kinds: N ?= 34
 fuzz-kinds: venv

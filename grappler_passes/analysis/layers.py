@@ -196,8 +196,8 @@ def _undoes_broadcast(backward: Backward, node: int) -> bool:
 
 
 def _continues_chain(backward: Backward, node: int) -> bool:
-    no_gradient = not backward.is_backward[node] or node in backward.recomputed
-    return not no_gradient and bool(backward.gradients.from_data[node])
+    is_gradient = backward.is_backward[node] and node not in backward.recomputed
+    return is_gradient and bool(backward.gradients.from_data[node])
 
 
 def _is_reduced(backward: Backward, node: int, port: int, shape: WeightShape | None) -> bool:

@@ -107,8 +107,8 @@ def test_made_trainable():
     layer = keras.layers.BatchNormalization()
     layer.build((None, 3))
     layer.trainable = False
-    made = [variable.name for variable in keras_variables.made_trainable(layer)]
-    assert made == ["gamma", "beta"], "Layer._trainable_variables"
+    names = [variable.name for variable in keras_variables.made_trainable(layer)]
+    assert names == ["gamma", "beta"], "Layer._trainable_variables"
     optimizer = keras.optimizers.SGD()
     optimizer.build([layer.beta])
     assert keras_variables.made_trainable(optimizer) == [layer.beta], "Optimizer._trainable_variables"

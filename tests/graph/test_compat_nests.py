@@ -109,7 +109,7 @@ def test_variables_are_held_and_read_later():
 
 def test_as_tensors_reads_variables_of_keras_and_keeps_ragged_rows():
     rows = tf.ragged.constant([[1], [2, 3]])
-    made = nests.as_tensors({"rate": keras.optimizers.SGD(0.5).learning_rate, "rows": rows, "text": "a"})
-    assert isinstance(made["rate"], tf.Tensor)
-    assert made["rows"] is rows
-    assert made["text"].dtype == tf.string
+    tensors = nests.as_tensors({"rate": keras.optimizers.SGD(0.5).learning_rate, "rows": rows, "text": "a"})
+    assert isinstance(tensors["rate"], tf.Tensor)
+    assert tensors["rows"] is rows
+    assert tensors["text"].dtype == tf.string

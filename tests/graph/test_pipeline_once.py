@@ -1,4 +1,4 @@
-"""What the forward pass assigns from weights alone, it assigns once a step, not for each micro-batch."""
+"""The forward pass assigns once a step what it computes from weights alone, not for each micro-batch."""
 
 from __future__ import annotations
 

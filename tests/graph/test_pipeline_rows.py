@@ -43,7 +43,7 @@ class Called(keras.Model):
 
 
 class Gated(keras.layers.Layer):
-    """What compares rows stands behind a gate of zero, so that the first step does not show it."""
+    """Compares rows behind a gate of zero, so that the first step does not show it."""
 
     def build(self, shape):
         self.gate = self.add_weight(shape=(1,), initializer="zeros", name="gate")

@@ -46,7 +46,7 @@ def outcomes_of(folder: Path, stock: bool) -> dict[str, list]:
 
 
 def files_of(folder: Path) -> list[str]:
-    """Those that tests of TensorFlow can be in; other frameworks' data loaders are not installed."""
+    """Leaves out tests of other frameworks' data loaders, which are not installed."""
     left_out = ("torch", "grain", "orbax")
     return [str(f) for f in sorted(folder.rglob("*_test.py")) if not any(n in f.name for n in left_out)]
 

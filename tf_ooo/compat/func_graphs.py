@@ -113,7 +113,7 @@ def _written_in(graph: Any) -> Iterator[Any]:
 
 
 def _outside(graph: Any, tensor: Any) -> Any:
-    """What a captured tensor is in the outermost of the graphs that are traced within one another."""
+    """Follows a captured tensor to the outermost of the graphs that are traced within one another."""
     while id(tensor) in (captured := captured_by(graph)):
         tensor = captured[id(tensor)]
         graph = getattr(tensor, "graph", None)

@@ -75,7 +75,7 @@ def with_variables_held(values: Any) -> Any:
 
 
 def with_variables_read(values: Any) -> Any:
-    """What :func:`with_variables_held` has held is read here and now."""
+    """Reads, here and now, the variables that :func:`with_variables_held` has held."""
 
     def read(value: Any) -> Any:
         return tf.convert_to_tensor(value.variable) if isinstance(value, _Later) else value

@@ -83,7 +83,7 @@ class FitLife:
         self._running: _Running | None = None
         self._replaced: Training | None = None  # and nobody has been told
         self._told = False
-        self._written: str = ""  # the verdict of an earlier fit, in the timeline's folder
+        self._written = ""  # the verdict that the latest decided fit has written
         self._fits = 0
 
     @property

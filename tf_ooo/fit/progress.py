@@ -19,12 +19,13 @@ AFTER_S = 2.0
 @contextlib.contextmanager
 def said(what: str) -> Iterator[None]:
     """Says on stderr what is going on inside of the block, if that takes long; not in ``fit(verbose=0)``."""
-    if keras_fits.argument_of_fit("verbose") in (0, None):
+    verbose = keras_fits.argument_of_fit("verbose")
+    if verbose in (0, None):
         yield
         return
     started, shown = time.perf_counter(), threading.Event()
     # After the first batch Keras' progress bar ends without a new line.
-    in_bar = bool(keras_fits.argument_of_fit("begin_step")) and keras_fits.argument_of_fit("verbose") != 2
+    in_bar = verbose != 2 and bool(keras_fits.argument_of_fit("begin_step"))
     line = "\n" if in_bar else ""
 
     def begin() -> None:

@@ -29,7 +29,7 @@ _RANDOM = ("Random", "StatelessRandom", "Multinomial", "StatelessTruncated", "Tr
 
 
 class Taped:
-    """What ``tf.GradientTape.gradient`` was asked for, and has given, inside of :meth:`noted`.
+    """Notes what ``tf.GradientTape.gradient`` was asked for, and has given, inside of :meth:`noted`.
 
     ``began_at``: how many ops the graph had when it was asked first; None before.
     """
@@ -153,7 +153,7 @@ def refuse_changed(taped: Taped, grads: Sequence[Any]) -> None:
     if variable:
         raise BackendError(
             f"train_step adds up gradients of several steps by hand, in a variable of its own ({variable}); "
-            f"a pipeline would add to it once for each micro-batch: give the optimizer "
+            "a pipeline would add to it once for each micro-batch: give the optimizer "
             "gradient_accumulation_steps=, or use microbatches=1"
         )
     op = taped.changed_by(grads)

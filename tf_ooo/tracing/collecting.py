@@ -28,7 +28,7 @@ _IN_A_GRAPH_OF_ITS_OWN = (
 )
 # More ops than rows of positions take: constants, a range, casts, reshapes, a wrap of negative rows.
 _MOST_OPS = 64
-# What makes rows that come once each, and what hands them on.
+# The first make rows that come once each, the others hand them on.
 _ROWS_ONCE = {"Unique", "UniqueV2", "UniqueWithCounts", "UniqueWithCountsV2", "Where"}
 _SAME_ROWS = {"Cast", "Identity", "PlaceholderWithDefault", "Reshape", "Squeeze"}
 

@@ -62,7 +62,7 @@ def _source(tensor: Any) -> Any:
 
 
 def _reducing(values: Sequence[Any], split: Split) -> Any:
-    """What makes of the micro-batches' values the batch's; None: nothing that is known."""
+    """The function that makes the batch's value of the micro-batches' values; None: none is known."""
     sources = [_source(value) for value in values]
     if all(_counts_rows(source, split, number) for number, source in enumerate(sources)):
         return tf.reduce_sum

@@ -25,7 +25,7 @@ DRAWN = re.compile("Random|Multinomial|TruncatedNormal|StandardNormal|StatefulUn
 
 @dataclass(frozen=True)
 class Once:
-    """What the first micro-batch does for all: ops by their number in the graph, and the names of weights."""
+    """Ops, by number in the graph, that the first micro-batch runs for all, and weights that they assign."""
 
     ops: tuple[int, ...] = ()
     names: frozenset[str] = frozenset()
@@ -45,11 +45,7 @@ def changed_once(model: keras.Model, part: Any, begin: int) -> Once:
     operations = tf.compat.v1.get_default_graph().get_operations()
     of_data = _of_data(operations, part)
     names, rows = _weights_by_handle(model), _rows(part)
-    assigns = {
-        number: id(op.inputs[0])
-        for number, op in _from(operations, begin)
-        if op.type.startswith("Assign") and op.inputs and id(op.inputs[0]) in names
-    }
+    assigns = _assigned(operations, names, begin)
     mixed = {
         handle
         for number, handle in assigns.items()
@@ -64,6 +60,23 @@ def changed_once(model: keras.Model, part: Any, begin: int) -> Once:
             inside.add(id(op))
             shared.add(number)
     return Once(tuple(sorted(shared)), frozenset(names[handle] for handle in last))
+
+
+def changed_by_each(model: keras.Model, once: Once) -> list[str]:
+    """Names of the weights, but batch normalization's, that each micro-batch assigns in the trace so far."""
+    names = _weights_by_handle(model)
+    assigns = _assigned(tf.compat.v1.get_default_graph().get_operations(), names)
+    changed = dict.fromkeys(names[handle] for handle in assigns.values())
+    return [name for name in changed if name not in once.names]
+
+
+def _assigned(operations: Any, names: dict[int, str], begin: int = 0) -> dict[int, int]:
+    """The handles of weights that ops assign, by the ops' numbers from ``begin``."""
+    return {
+        number: id(op.inputs[0])
+        for number, op in _from(operations, begin)
+        if op.type.startswith("Assign") and op.inputs and id(op.inputs[0]) in names
+    }
 
 
 def _weights_by_handle(model: keras.Model) -> dict[int, str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tf_ooo.compat import keras_attributes, keras_layers, keras_optimizers, tf_functions
+from tf_ooo.compat import keras_attributes, keras_layers, keras_optimizers
 
 
 def optimizers_of(model: Any) -> list[Any]:
@@ -14,15 +14,6 @@ def optimizers_of(model: Any) -> list[Any]:
     for part in keras_layers.parts_of(model):
         _collect(part, held, seen)
     return list(held.values())
-
-
-def forget_traces(model: Any) -> None:
-    """Has methods that ``tf.function`` decorates traced anew, of the model and its parts.
-
-    A trace that was made while updates were intercepted would go on without them.
-    """
-    for part in keras_layers.parts_of(model):
-        tf_functions.forget_traces(part)
 
 
 def _collect(value: Any, held: dict[int, Any], seen: set[int]) -> None:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -12,7 +11,6 @@ import tensorflow as tf
 
 from grappler_passes.analysis.steps import STEP_ATTR, STEP_SCOPE
 from tf_ooo.compat import (
-    keras_layers,
     keras_loops,
     keras_losses,
     keras_optimizers,
@@ -29,9 +27,10 @@ from tf_ooo.tracing.in_turns import InTurns
 from tf_ooo.tracing.intercepting import TurnsNeeded
 from tf_ooo.tracing.logs import whole_logs
 from tf_ooo.tracing.micro_batches import Division, rows_of
-from tf_ooo.tracing.once import Once, changed_once
-from tf_ooo.tracing.optimizers import forget_traces, optimizers_of
+from tf_ooo.tracing.once import Once, changed_by_each, changed_once
+from tf_ooo.tracing.optimizers import optimizers_of
 from tf_ooo.tracing.splitting import BatchesSeen, FixedRows, OpenBatch, OpenRows, Split, open_batch
+from tf_ooo.tracing.traces import traced_anew
 from tf_ooo.tracing.variables import names_by_handle
 
 _LOG = logging.getLogger("tf_ooo")
@@ -93,7 +92,7 @@ class StepFunctions:
         if opened is not None and opened.key in self._functions:
             with self._tracing():
                 return self._functions[opened.key](batch)
-        with self.around_traces(), self._tracing(), _traced_anew(self.model):
+        with self.around_traces(), self._tracing(), traced_anew(self.model):
             if opened is not None and self._traced_open(opened, batch):
                 return self._functions[opened.key](batch)
             function = self._make(batch)
@@ -144,7 +143,7 @@ class StepFunctions:
 
     def concrete(self, batch: Any) -> Any:
         """The traced function for a batch; nothing runs."""
-        with self._tracing(), _traced_anew(self.model):
+        with self._tracing(), traced_anew(self.model):
             return self._make(batch).get_concrete_function(batch)
 
     def _make(self, batch: Any, specs: Sequence[Any] | None = None) -> Any:
@@ -193,16 +192,6 @@ class StepFunctions:
                 return step(batch)
 
         return tf_functions.plain_function(traced_once, specs)
-
-
-@contextlib.contextmanager
-def _traced_anew(model: Any) -> Iterator[None]:
-    """Inside the block functions of the model's own are traced; no trace is taken in or out."""
-    forget_traces(model)
-    try:
-        yield
-    finally:
-        forget_traces(model)
 
 
 class _MicroBatches:
@@ -265,16 +254,6 @@ def refuse_no_gradient(updates: Sequence[Any]) -> None:
 
 def _metrics_of(model: Any) -> list[Any]:
     return [variable for metric in model.metrics for variable in metric.variables]
-
-
-def changed_by_each(model: Any, once: Once) -> list[str]:
-    """Names of the weights, but batch normalization's, that the graph that is traced assigns so far."""
-    handles, known = names_by_handle(model.weights), keras_layers.batch_normalizations(model)
-    operations = tf.compat.v1.get_default_graph().get_operations()
-    changed = [op.inputs[0] for op in operations if op.type.startswith("Assign") and op.inputs]
-    names = dict.fromkeys(handles[id(tensor)] for tensor in changed if id(tensor) in handles)
-    each = [name for name in names if name not in once.names]
-    return [name for name in each if not any(name.startswith(f"{title}/") for title in known)]
 
 
 def refuse_reads_after(updates: Iterable[tuple[Sequence[Any], int]]) -> None:

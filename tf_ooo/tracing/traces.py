@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from grappler_passes.compat import op_types
-from tf_ooo.compat import func_graphs, tf_functions
+from tf_ooo.compat import func_graphs, keras_layers, tf_functions
 
 if TYPE_CHECKING:
     from tensorflow.core.framework import graph_pb2
@@ -32,6 +33,25 @@ def trace(step: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any
             function.get_concrete_function(*args, **kwargs)
         except Exception:  # see above
             return
+
+
+def forget_traces(model: Any) -> None:
+    """Has methods that ``tf.function`` decorates traced anew, of the model and its parts.
+
+    A trace that was made while updates were intercepted would go on without them.
+    """
+    for part in keras_layers.parts_of(model):
+        tf_functions.forget_traces(part)
+
+
+@contextlib.contextmanager
+def traced_anew(model: Any) -> Iterator[None]:
+    """Inside the block functions of the model's own are traced; no trace is taken in or out."""
+    forget_traces(model)
+    try:
+        yield
+    finally:
+        forget_traces(model)
 
 
 def random_state(*steps: Callable[..., Any]) -> str:

@@ -64,7 +64,7 @@ def one_micro_batch_note(model: keras.Model, options: Pipeline) -> str:
 
 
 def micro_batch_notes(model: keras.Model, rows: Sequence[int]) -> list[str]:
-    """What micro-batches of so many ``rows`` each change in the result of training."""
+    """Say what micro-batches of so many ``rows`` each change in the result of training."""
     texts = []
     names = keras_layers.normalizing_in_training(model)
     if names:

@@ -41,8 +41,9 @@ from tf_ooo.rewriting.traced_before import TracedBefore
 from tf_ooo.rewriting.unrolled_tasks import Step
 from tf_ooo.tracing import sync
 from tf_ooo.tracing.micro_batches import Division, parts_of, rows_of
-from tf_ooo.tracing.optimizers import forget_traces, optimizers_of
+from tf_ooo.tracing.optimizers import optimizers_of
 from tf_ooo.tracing.splitting import BatchesSeen
+from tf_ooo.tracing.traces import traced_anew
 from tf_ooo.tracing.variables import all_variables, bytes_of
 
 if TYPE_CHECKING:
@@ -183,10 +184,8 @@ class PipelineSteps:
         key = mode.distributed.stock, nests.signature(batch), microbatches
         if key[0] is not None and mode.checked == key:
             return
-        try:
+        with traced_anew(model):
             check_loss(model, batch, microbatches, gradients=not on_host)
-        finally:
-            forget_traces(model)
         mode.checked = key
 
     def _say_what_changes(self, rows: Sequence[int]) -> None:
@@ -212,10 +211,9 @@ class PipelineSteps:
             self._build(batch, iterator)
             rows = self._mode.division.split(rows_of(batch))
             if self._never_whole and len(rows) > _TAKEN_APART:
-                # Enough to know all from; the whole step takes many times as long to trace.
-                first = self._begun(
-                    batch, Division(_TAKEN_APART), 1
-                )  # in one replica, so that there is a sum
+                # Enough to know all from; the whole step takes many times as long to trace.  In one replica,
+                # so that there is a sum.
+                first = self._begun(batch, Division(_TAKEN_APART), 1)
                 first.leave_rows_open(None)
                 first.run(parts_of(batch, (sum(rows[:_TAKEN_APART]), sum(rows[_TAKEN_APART:])))[0])
                 return self._first_cut_step(first, batch, iterator)

@@ -29,7 +29,7 @@ class Slices:
 
 @dataclass(frozen=True)
 class Seen:
-    """What one batch gave: its loss, a gradient for each place of each update, the model's outputs."""
+    """The loss of one batch, a gradient for each place of each update, and the model's outputs."""
 
     loss: float
     grads: tuple[np.ndarray | Slices, ...]
@@ -106,22 +106,25 @@ def _traced_step(model: keras.Model, batch: Any) -> _Traced:
     return _Traced(losses, grads, [out for out in outputs if out.graph is graph], taped.began_at)
 
 
-def forward_tensors(model: keras.Model, batch: Any) -> dict[str, np.ndarray]:
-    """All numbers of a forward pass that are no scalars, by the tensors' names, in their order."""
+def forward_tensors(model: keras.Model, batches: Sequence[Any]) -> list[dict[str, np.ndarray]]:
+    """All numbers of a forward pass that are no scalars, by the tensors' names, in their order.
+
+    ``batches``: of one shape; the forward pass of each is the same trace.
+    """
 
     def step(batch: Any) -> Any:
         traced = _traced_step(model, batch)
         graph = tf.compat.v1.get_default_graph()
         func_graphs.set_random_numbers(graph)
         ops = [op for op in graph.get_operations()[: traced.forward] if "Random" not in op.type]
-        made = [tensor for op in ops for tensor in op.outputs]
-        return {tensor.name: tensor for tensor in made if _is_of_rows(tensor)}
+        outputs = [tensor for op in ops for tensor in op.outputs]
+        return {tensor.name: tensor for tensor in outputs if _is_of_rows(tensor)}
 
-    undone = Undone(tf_functions.concrete_function(step, [batch]))
+    undone = Undone(tf_functions.concrete_function(step, [batches[0]]))
     names = [tensor.name for op in undone.concrete.graph.get_operations() for tensor in op.outputs]
     with undone:
-        values = undone(batch)
-    return {name: values[name].numpy() for name in names if name in values}
+        values = [undone(batch) for batch in batches]
+    return [{name: each[name].numpy() for name in names if name in each} for each in values]
 
 
 def _is_of_rows(tensor: Any) -> bool:

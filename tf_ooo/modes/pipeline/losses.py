@@ -34,7 +34,7 @@ _PAIRS = 3
 # Two micro-batches' loss over the mean of both, where rows are added up; other terms and masks blur it.
 _SUM = 2.0
 _NEAR = 0.3
-# What a weight whose elements are all alike (a gate or a kernel of zeros) is moved by while it is looked at.
+# A weight whose elements are all alike (a gate or a kernel of zeros) is moved by this while it is looked at.
 _MOVED = 0.05
 
 
@@ -98,8 +98,8 @@ def check_loss(model: keras.Model, batch: Any, microbatches: int, gradients: boo
 
 
 def _difference(model: keras.Model, pairs: list[_Compared], exact: bool) -> str:
-    """What differs between batches and their micro-batches, in words; empty: nothing does."""
-    half = model.compute_dtype in ("float16", "bfloat16", "mixed_float16", "mixed_bfloat16")
+    """Say in words how batches differ from their micro-batches; empty: they do not."""
+    half = model.compute_dtype in ("float16", "bfloat16")
     if pairs and min(pair.outputs_off for pair in pairs) > (_ROUNDING_OF_HALF if half else _ROUNDING):
         return "the outputs for two micro-batches in one are not those for each by itself"
     if not exact or not pairs:
@@ -151,10 +151,10 @@ def _gradients_off(both: Seen, first: Seen, second: Seen, reversed_rows: Seen) -
     """How far each gradient is from the mean of both parts', beside its norm; 0 where it may be rounding."""
     off, norms = [], []
     for grads in zip(both.grads, first.grads, second.grads, reversed_rows.grads, strict=True):
-        together, one, other, reversed_grad = dense(grads)
-        difference = float(np.linalg.norm(together - (one + other) / 2))
-        rounding = float(np.linalg.norm(together - reversed_grad))
-        norms.append(max(float(np.linalg.norm(grad)) for grad in (together, one, other)))
+        together, of_first, of_second, of_reversed = dense(grads)
+        difference = float(np.linalg.norm(together - (of_first + of_second) / 2))
+        rounding = float(np.linalg.norm(together - of_reversed))
+        norms.append(max(float(np.linalg.norm(grad)) for grad in (together, of_first, of_second)))
         # Rows that count by their place differ in reverse as well: that much is no rounding.
         small = rounding < _ROUNDING_OF_HALF * norms[-1] and difference < _BEYOND_REVERSED * rounding
         off.append(0.0 if small else difference)
@@ -180,19 +180,19 @@ def _reversed(batch: Any) -> Any:
 
 
 def _first_place(model: keras.Model, batch: Any, rows: int) -> str:
-    """Where rows first differ from those of each part by itself: the layer and the op; empty: nowhere."""
+    """Name the layer and the op at which rows first differ from those of each part; empty: nowhere."""
     try:
         pair = parts_of(batch, [2 * rows, rows_of(batch) - 2 * rows])[0]
-        both = forward_tensors(model, pair)
-        first, second = (forward_tensors(model, part) for part in parts_of(pair, (rows, rows)))
+        (both,) = forward_tensors(model, [pair])
+        first, second = forward_tensors(model, parts_of(pair, (rows, rows)))
     except Exception as error:  # it is looked for only to be named
         _LOG.debug("the layer is not known: %s", error)
         return ""
     for name, whole in both.items():
-        one, other = first.get(name), second.get(name)
-        if one is None or other is None or len(whole) != 2 * rows or len(one) != rows:
+        parts = [part[name] for part in (first, second) if name in part]
+        if len(parts) < 2 or len(whole) != 2 * rows or len(parts[0]) != rows:
             continue
-        if one.shape[1:] != whole.shape[1:] or _off(whole, np.concatenate([one, other])) > _ROUNDING:
+        if parts[0].shape[1:] != whole.shape[1:] or _off(whole, np.concatenate(parts)) > _ROUNDING:
             return f"; rows first meet at {_title(model, name)}"
     return ""
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from keras_callbacks import OOOBackprop
 from tests.graph.pipeline_fits import assert_equal_bits, pipelined
 from tests.zoo import keras, needs_keras_3
 from tf_ooo.errors import BackendError
@@ -186,14 +187,45 @@ def test_rows_by_themselves(name):
         np.testing.assert_allclose(parts, stock, rtol=1e-4, atol=1e-6)
 
 
-def test_it_stays_on_one_device_where_it_may():
-    """A callback that only offers devices trains such a model as stock does."""
-    from keras_callbacks import OOOBackprop
+class Clipping(OwnStep):
+    def train_step(self, data):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((self(data[0], training=True) - data[1]) ** 2)
+        grads = [tf.clip_by_norm(grad, 0.1) for grad in tape.gradient(loss, self.trainable_variables)]
+        self.optimizer.apply(grads, self.trainable_variables)
+        return {"loss": loss}
 
+
+class Looping(OwnStep):
+    def train_step(self, data):
+        def update(count):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean((self(data[0], training=True) - data[1]) ** 2)
+            self.optimizer.apply(tape.gradient(loss, self.trainable_variables), self.trainable_variables)
+            return [count + 1]
+
+        (count,) = tf.while_loop(lambda count: count < 2, update, [tf.constant(0)])
+        return {"updates": count}
+
+
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [
+        (lambda: between(keras.layers.Softmax(axis=0)), "compares rows"),
+        (lambda: own(Clipping), "changes gradients"),
+        (lambda: own(Looping), "inside a loop"),
+    ],
+    ids=["rows", "clipping", "loop"],
+)
+def test_it_stays_on_one_device_where_it_may(make, reason):
+    """A callback that only offers devices trains such a model as stock does."""
     trained = []
-    for make in (lambda: [], lambda: [OOOBackprop(devices=2, compare=True, profile_steps=1)]):
+    for ours in ({}, {"devices": 2, "compare": True, "profile_steps": 1}):
         keras.utils.set_random_seed(1)
-        callbacks = make()
-        trained.append(fit(between(keras.layers.Softmax(axis=0)), *callbacks))
+        model, callbacks = make(), [OOOBackprop(**ours)] if ours else []
+        model(X[:1])
+        model.optimizer = keras.optimizers.SGD(0.1)
+        model.optimizer.build(model.trainable_variables)
+        trained.append(fit(model, *callbacks, optimizer=model.optimizer))
     assert_equal_bits(*trained)
-    assert "compares rows" in callbacks[0].report.fallback_reason
+    assert reason in callbacks[0].report.fallback_reason

@@ -10,8 +10,8 @@ from typing import Any
 import tensorflow as tf
 
 from tf_ooo.compat import func_graphs
-from tf_ooo.errors import BackendError
 from tf_ooo.tracing.intercepting import ops_so_far
+from tf_ooo.tracing.micro_batches import StepRefused
 
 # Of micro-batches' gradients these make the mean of what they make of each.
 _LINEAR = {
@@ -148,10 +148,10 @@ class Taped:
 
 
 def refuse_changed(taped: Taped, grads: Sequence[Any]) -> None:
-    """BackendError: ``train_step`` clips, scales by the batch, or does what parts of it do otherwise."""
+    """StepRefused: ``train_step`` clips, scales by the batch, or does what parts of it do otherwise."""
     variable = taped.kept_in(grads)
     if variable:
-        raise BackendError(
+        raise StepRefused(
             f"train_step adds up gradients of several steps by hand, in a variable of its own ({variable}); "
             "a pipeline would add to it once for each micro-batch: give the optimizer "
             "gradient_accumulation_steps=, or use microbatches=1"
@@ -162,7 +162,7 @@ def refuse_changed(taped: Taped, grads: Sequence[Any]) -> None:
     did = "changes gradients between its tape and the optimizer"
     if op.type in _LINEAR_IN_ONE | _DIVISIONS:
         did += ", or multiplies gradients by a number of the batch"
-    raise BackendError(
+    raise StepRefused(
         f"train_step {did} ({op.type}, op {op.name}); a pipeline would do that to the gradients of each "
         "micro-batch, not to the batch's: give the optimizer clipnorm=, global_clipnorm= or clipvalue=, "
         "which act once, or use microbatches=1"

@@ -15,9 +15,9 @@ import numpy as np
 import tensorflow as tf
 
 from tf_ooo.compat import func_graphs, keras_optimizers, keras_variables, op_marks
-from tf_ooo.errors import BackendError
 from tf_ooo.tracing.changed import Taped, refuse_changed
 from tf_ooo.tracing.intercepting import TurnsNeeded, Update, intercepted, ops_so_far, times
+from tf_ooo.tracing.micro_batches import StepRefused
 
 _IN_A_GRAPH_OF_ITS_OWN = (
     "train_step applies gradients inside a loop or a condition on tensors (a Python for or if over them under"
@@ -100,7 +100,7 @@ class Collecting:
         with intercepted(self.optimizers, self._collect), self._taped.noted():
             yield
         if self._calls != len(self.applied):
-            raise BackendError(
+            raise StepRefused(
                 f"train_step applies gradients {len(self.applied)} times for the first micro-batch and "
                 f"{self._calls} times for another"
             )
@@ -114,7 +114,7 @@ class Collecting:
         if self._applying:
             return update.proceed(update.grads)
         if tf.compat.v1.get_default_graph() is not self._graph:
-            raise BackendError(_IN_A_GRAPH_OF_ITS_OWN)
+            raise StepRefused(_IN_A_GRAPH_OF_ITS_OWN)
         begin = ops_so_far()
         self._collect_traced(update)
         self.given.append(Given(update.grads, (begin, ops_so_far())))
@@ -132,9 +132,7 @@ class Collecting:
             if len(self.weights) > 1:
                 refuse_changed(self._taped, update.grads)
         if call >= len(self.applied) or self.applied[call].grads != len(update.grads):
-            raise BackendError(
-                "train_step applies other gradients for a later micro-batch than for the first"
-            )
+            raise StepRefused("train_step applies other gradients for a later micro-batch than for the first")
         self._add_all(self._number, self.applied[call], update.grads)
 
     def _add_all(self, number: int, applied: _Applied, grads: Sequence[Any]) -> None:

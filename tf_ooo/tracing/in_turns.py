@@ -17,9 +17,9 @@ import tensorflow as tf
 from grappler_passes.analysis.steps import STEP_ATTR
 from grappler_passes.graph.effects import has_side_effects, only_reads
 from tf_ooo.compat import keras_losses, nests, op_marks, tf_functions, train_function
-from tf_ooo.errors import BackendError
 from tf_ooo.tracing.collecting import Collecting
 from tf_ooo.tracing.copied import TracedPart
+from tf_ooo.tracing.micro_batches import StepRefused
 from tf_ooo.tracing.once import DRAWN, changed_once
 from tf_ooo.tracing.splitting import Split
 from tf_ooo.tracing.variables import names_by_handle
@@ -32,7 +32,7 @@ class InTurns:
     """Traces a step; its first micro-batch is traced, the others are copies of it, turn by turn.
 
     ``scope``: of a micro-batch's ops, before its number, if any; ``applying``: entered around each update.
-    BackendError: micro-batches that are no copies of the first.
+    StepRefused: micro-batches that are no copies of the first.
     """
 
     def __init__(
@@ -119,8 +119,8 @@ class InTurns:
         return copies
 
 
-def _no_copies(why: str) -> BackendError:
-    return BackendError(
+def _no_copies(why: str) -> StepRefused:
+    return StepRefused(
         "train_step reads weights again after it has applied their gradients, so all micro-batches take each "
         f"turn before the next, as copies of the first one; they cannot be ({why}): use batches that are a "
         "multiple of microbatches= (drop_remainder=True), microbatches=1, or one device"

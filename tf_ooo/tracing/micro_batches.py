@@ -11,6 +11,10 @@ import tensorflow as tf
 from tf_ooo.errors import BackendError
 
 
+class StepRefused(BackendError):
+    """The step on a batch is not the mean of the steps on its micro-batches; nothing has changed."""
+
+
 def split_rows(rows: int, microbatches: int) -> tuple[int, ...]:
     """Rows of each micro-batch: as equal as can be, larger ones first, none empty.
 
@@ -40,7 +44,7 @@ class Division:
 
 
 def rows_of(batch: Any) -> int:
-    """The rows of a batch.  BackendError where its tensors do not have the same number."""
+    """The rows of a batch.  StepRefused where its tensors do not have the same number."""
     rows = {
         int(tensor.shape[0])
         for tensor in tf.nest.flatten(batch, expand_composites=False)
@@ -48,7 +52,7 @@ def rows_of(batch: Any) -> int:
     }
     if len(rows) != 1:
         said = f"has {sorted(rows)}" if rows else "none has rows"
-        raise BackendError(
+        raise StepRefused(
             f"the tensors of a batch must all have as many rows, to be cut into micro-batches: {said}"
         )
     return rows.pop()

@@ -26,7 +26,7 @@ from tf_ooo.tracing.copied import TracedPart
 from tf_ooo.tracing.in_turns import InTurns
 from tf_ooo.tracing.intercepting import TurnsNeeded
 from tf_ooo.tracing.logs import whole_logs
-from tf_ooo.tracing.micro_batches import Division, rows_of
+from tf_ooo.tracing.micro_batches import Division, StepRefused, rows_of
 from tf_ooo.tracing.once import Once, changed_by_each, changed_once
 from tf_ooo.tracing.optimizers import optimizers_of
 from tf_ooo.tracing.splitting import BatchesSeen, FixedRows, OpenBatch, OpenRows, Split, open_batch
@@ -244,9 +244,9 @@ class _MicroBatches:
 
 
 def refuse_no_gradient(updates: Sequence[Any]) -> None:
-    """Raises BackendError where no optimizer has been called."""
+    """Raises StepRefused where no optimizer has been called."""
     if not updates:
-        raise BackendError(
+        raise StepRefused(
             "train_step applies no gradient through a Keras optimizer that is an attribute of the model; "
             "use optimizer.apply_gradients or optimizer.apply"
         )

@@ -29,7 +29,7 @@ from tf_ooo.hosts.memory import host_memory, in_host_memory
 from tf_ooo.hosts.target import gone
 from tf_ooo.modes.pipeline import tasks_of
 from tf_ooo.modes.pipeline.dividing import micro_batch_notes, one_micro_batch_note
-from tf_ooo.modes.pipeline.losses import RowsRefused, check_loss
+from tf_ooo.modes.pipeline.losses import check_loss
 from tf_ooo.modes.pipeline.one_device import why_back, why_uncut
 from tf_ooo.modes.pipeline.pieces import pieces_of
 from tf_ooo.modes.pipeline.running import PlannedPipeline, RunningPipeline
@@ -40,7 +40,7 @@ from tf_ooo.rewriting.timed_ops import timed_ops
 from tf_ooo.rewriting.traced_before import TracedBefore
 from tf_ooo.rewriting.unrolled_tasks import Step
 from tf_ooo.tracing import sync
-from tf_ooo.tracing.micro_batches import Division, parts_of, rows_of
+from tf_ooo.tracing.micro_batches import Division, StepRefused, parts_of, rows_of
 from tf_ooo.tracing.optimizers import optimizers_of
 from tf_ooo.tracing.splitting import BatchesSeen
 from tf_ooo.tracing.traces import traced_anew
@@ -105,7 +105,7 @@ class PipelineSteps:
         for number, batch in enumerate(batches, 1):
             try:
                 outputs = self.step(batch, iterator)
-            except RowsRefused as error:
+            except StepRefused as error:
                 if not self._mode.may_fall_back():
                     raise
                 self._mode.train_on_one_device(str(error))

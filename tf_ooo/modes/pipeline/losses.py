@@ -15,7 +15,7 @@ from tf_ooo.compat import keras_layers, keras_losses, keras_variables
 from tf_ooo.costs.places import first_of
 from tf_ooo.errors import BackendError
 from tf_ooo.modes.pipeline.looked_at import LookedAt, Seen, dense, forward_tensors
-from tf_ooo.tracing.micro_batches import parts_of, rows_of, split_rows
+from tf_ooo.tracing.micro_batches import StepRefused, parts_of, rows_of, split_rows
 
 if TYPE_CHECKING:
     import keras
@@ -38,10 +38,6 @@ _NEAR = 0.3
 _MOVED = 0.05
 
 
-class RowsRefused(BackendError):
-    """The step on a batch is not the mean of the steps on its micro-batches; nothing has changed."""
-
-
 @dataclass(frozen=True)
 class _Compared:
     """Two micro-batches in one, and the mean of each one's: the losses, and how far gradients are apart."""
@@ -59,7 +55,7 @@ class _Compared:
 
 
 def check_loss(model: keras.Model, batch: Any, microbatches: int, gradients: bool = True) -> None:
-    """RowsRefused where a step adds up the rows of a batch, or compares them with one another.
+    """StepRefused where a step adds up the rows of a batch, or compares them with one another.
 
     Looks at the loss and the gradients that the optimizers would be given, of neighbouring micro-batches,
     two in one and each by itself, without dropout and batch statistics, and with one number in the place of
@@ -80,7 +76,7 @@ def check_loss(model: keras.Model, batch: Any, microbatches: int, gradients: boo
     own = keras_losses.own_loss_code(model)
     said = first_of(own or [type(model).__name__], 3)
     if pairs and (own or exact) and all(pair.adds_up() for pair in pairs):
-        raise RowsRefused(
+        raise StepRefused(
             f"the loss adds up rows (looked at: {said}): of two micro-batches in one it is "
             f"{pairs[0].together:.4g}, the mean of both {pairs[0].apart:.4g}; micro-batches are averaged, so "
             f"its gradients would be {len(rows)} times smaller: divide it by the number of rows and take a "
@@ -89,7 +85,7 @@ def check_loss(model: keras.Model, batch: Any, microbatches: int, gradients: boo
         )
     difference = _difference(model, pairs, exact)
     if difference:
-        raise RowsRefused(
+        raise StepRefused(
             f"{difference} (looked at: {said}{_first_place(model, batch, rows[-1])}): the step compares rows "
             "with one another, or divides by something else than rows, or computes with the whole batch's "
             "gradient before its update (as SAM does), and a pipeline does that for each micro-batch; use "

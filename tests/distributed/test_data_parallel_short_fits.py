@@ -87,7 +87,10 @@ def test_one_step_an_execution_says_its_batch_and_how_to_have_a_plan(engine):
     report = t.ours(t.compiled(t.deep(), "adam"), t.data(engine.rank)).report
     rows = dict(report.rows())
     assert rows["batch"] == "8 rows a step, on each of 2 ranks"
-    assert rows["measured timeline"] == "none: timeline='FOLDER' records some steps, with schedule='search'"
+    assert (
+        rows["measured timeline"]
+        == "none: the stock step ran; timeline= records a plan, and with schedule='search' there is one"
+    )
 
 
 class Noisy(keras.layers.Layer):

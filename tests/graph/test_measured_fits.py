@@ -48,7 +48,7 @@ def test_where_stock_is_kept_unasked_it_is_said_how_it_is_recorded(tmp_path):
     callback = tf_ooo.OOOBackprop(tf_ooo.SingleDevice())
     fit(model_of(), callback)
     assert dict(callback.report.rows())["measured timeline"] == (
-        "none: timeline='FOLDER' records some steps, with compare=True"
+        "none: the stock step ran; timeline= records a plan, and with compare=True there is one"
     )
     callback = tf_ooo.OOOBackprop(tf_ooo.SingleDevice(timeline=tmp_path))
     fit(model_of(), callback)

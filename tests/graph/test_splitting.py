@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tf_ooo.tracing.micro_batches import parts_of, split_rows
+from tf_ooo.tracing.micro_batches import Division, parts_of, split_rows
 from tf_ooo.tracing.splitting import OWN_TRACES, BatchesSeen, FixedRows, OpenRows, open_batch
 
 
@@ -37,14 +37,15 @@ def test_numbers_and_parts(count):
 
 def test_which_batches_may_be_of_any_size():
     x, y = tf.zeros([5, 3]), tf.zeros([5], tf.int64)
-    opened = open_batch((x, {"y": y}), 4)
+    four = Division(4)
+    opened = open_batch((x, {"y": y}), four)
     assert opened.spec == (tf.TensorSpec([None, 3]), {"y": tf.TensorSpec([None], tf.int64)})
-    assert opened.key == open_batch((x[:4], {"y": y[:4]}), 4).key
-    assert opened.key != open_batch((x[:, :2], {"y": y}), 4).key
-    assert open_batch((x, y), 6) is None, "fewer rows than micro-batches"
-    assert open_batch((x, y), 1) is None
-    assert open_batch((x, None), 4) is None
-    assert open_batch((tf.sparse.from_dense(x), y), 4) is None
+    assert opened.key == open_batch((x[:4], {"y": y[:4]}), four).key
+    assert opened.key != open_batch((x[:, :2], {"y": y}), four).key
+    assert open_batch((x, y), Division(6)) is None, "fewer rows than micro-batches"
+    assert open_batch((x, y), Division(1)) is None
+    assert open_batch((x, None), four) is None
+    assert open_batch((tf.sparse.from_dense(x), y), four) is None
 
 
 def test_the_first_kinds_have_traces_of_their_own():

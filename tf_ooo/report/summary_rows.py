@@ -154,5 +154,5 @@ def _not_measured_text(report: Report) -> str:
     if report.measured_timeline is not None or not (report.not_measured or how):
         return ""
     if not report.not_measured:
-        return f"none: the stock step ran; some steps are recorded {how}"
+        return f"none: the stock step ran; timeline= records a plan, and {how} there is one"
     return f"none: {report.not_measured}" + (f"; {how} some steps are recorded" if how else "")

@@ -8,10 +8,12 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+import tf_ooo
 from tests.graph.pipeline_fits import assert_equal_bits, compiled_model, pipelined
 from tests.graph.pipeline_models import X, Y, adam
 from tests.zoo import keras, needs_keras_3
 from tf_ooo.errors import BackendError
+from tf_ooo.tracing.micro_batches import StepRefused
 
 pytestmark = pytest.mark.devices(2)
 
@@ -240,3 +242,47 @@ def test_other_masks_are_a_note():
     (note,) = [note for note in fit(disturbed, of_each_row).notes if "random numbers" in note]
     assert "for each micro-batch" in note
     assert "dropout" in note
+
+
+class OfAGraph(keras.Model):
+    """Two graph convolutions: the matrix of edges is an input without a row for each example."""
+
+    def __init__(self):
+        super().__init__()
+        self.hidden, self.out = keras.layers.Dense(9, "relu"), keras.layers.Dense(3)
+
+    def call(self, inputs):
+        edges, x = inputs
+        return edges @ self.out(edges @ self.hidden(x))
+
+
+def _fit_of_a_graph(callbacks, unknown=False):
+    keras.utils.set_random_seed(0)
+    model = OfAGraph()
+    model.compile(adam(), keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    edges = np.eye(16, dtype="float32") + np.eye(16, k=1, dtype="float32")
+    data = tf.data.Dataset.from_tensors(((edges, X[:16]), Y[:16])).repeat(3)
+    if unknown:  # so that it is no trace that fails
+        shapes = ((tf.TensorShape([None, None]), tf.TensorShape([None, 7])), tf.TensorShape([None]))
+        data = data.map(lambda x, y: tf.nest.map_structure(_unknown, (x, y), shapes))
+    model.fit(data, epochs=1, verbose=0, callbacks=callbacks)
+    return model
+
+
+def _unknown(tensor, shape):
+    return tf.ensure_shape(tf.py_function(tf.identity, [tensor], tensor.dtype), shape)
+
+
+@pytest.mark.parametrize("unknown", [False, True])
+def test_an_input_without_rows_is_refused(unknown):
+    callback = tf_ooo.OOOBackprop(mode="pipeline", devices=2, microbatches=4)
+    with pytest.raises(StepRefused, match="no row for each example.*use microbatches=1"):
+        _fit_of_a_graph([callback], unknown)
+
+
+def test_an_input_without_rows_trains_on_one_device_or_in_one_micro_batch():
+    stock = _fit_of_a_graph([])
+    stays = tf_ooo.OOOBackprop(devices=2, microbatches=4, compare=True)
+    assert_equal_bits(_fit_of_a_graph([stays]).get_weights(), stock.get_weights())
+    assert "one of its 4 micro-batches" in stays.report.summary()
+    _fit_of_a_graph([tf_ooo.OOOBackprop(mode="pipeline", devices=2, microbatches=1)])

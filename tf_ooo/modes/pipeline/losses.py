@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -72,6 +73,7 @@ def check_loss(model: keras.Model, batch: Any, microbatches: int, gradients: boo
         raise
     except Exception as error:  # the step that comes next raises it, if it is the user's
         _LOG.debug("a batch was not compared with its micro-batches: %s", error, exc_info=error)
+        _refuse_if_whole_runs(model, batch, len(rows), error)
         return
     own = keras_losses.own_loss_code(model)
     said = first_of(own or [type(model).__name__], 3)
@@ -91,6 +93,23 @@ def check_loss(model: keras.Model, batch: Any, microbatches: int, gradients: boo
             "gradient before its update (as SAM does), and a pipeline does that for each micro-batch; use "
             "microbatches=1, or check_loss=False to train with the micro-batches' mean"
         )
+
+
+def _refuse_if_whole_runs(model: keras.Model, batch: Any, microbatches: int, error: Exception) -> None:
+    """StepRefused where the step fails on parts of a batch, with ``error``, and does not on all of it."""
+    try:
+        LookedAt(model, batch, gradients=False)(batch)
+    except Exception:  # the model's own fault
+        return
+    plain = re.sub(r"\x1b\[\d*m", "", str(error))
+    lines = [line.strip() for line in plain.splitlines() if line.strip()]
+    # Keras says on the first line where it was; what was wrong comes behind.
+    said = " ".join(lines[:2] if lines[:1] and "Exception encountered" in lines[0] else lines[:1])
+    raise StepRefused(
+        f"the step runs on a batch and fails on one of its {microbatches} micro-batches "
+        f"({type(error).__name__}: {said}): something in it needs the whole batch, or an input has no "
+        "row for each example, as the matrix of a graph's edges; use microbatches=1"
+    ) from error
 
 
 def _difference(model: keras.Model, pairs: list[_Compared], exact: bool) -> str:

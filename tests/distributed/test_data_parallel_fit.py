@@ -170,3 +170,24 @@ def test_auto_means_data_parallel_here(engine):
     assert callback.report.mode == "data_parallel"
     assert t.communicates(callback, model)
     assert t.equal_on_all_ranks(engine, model)
+
+
+@pytest.mark.parametrize("frozen_first", [False, True])
+def test_a_layer_flipped_after_compile_trains_as_in_stock(engine, quick_plans, frozen_first):
+    """Keras keeps its traced step until the model is compiled again; so do the ranks, with a plan of ours."""
+    trained = []
+    for train in (t.fit, lambda *args: t.ours(*args, options={"schedule": "search", "compare": False})):
+        model = t.deep()
+        flipped = model.layers[1]
+        flipped.trainable = not frozen_first
+        model = t.compiled(model, keras.optimizers.SGD(0.05))
+        xy = t.data(0)  # the same on all ranks, so that their mean is stock's gradient
+        train(model, xy)
+        flipped.trainable = frozen_first
+        before = flipped.get_weights()
+        train(model, xy)
+        moves = [not np.array_equal(*pair) for pair in zip(before, flipped.get_weights(), strict=True)]
+        assert moves == [not frozen_first] * 2
+        trained.append(model.get_weights())
+    for stock, weights in zip(*trained, strict=True):
+        np.testing.assert_allclose(weights, stock, rtol=1e-4, atol=1e-6)

@@ -168,3 +168,17 @@ def test_a_flip_before_the_first_step_counts(mode, flip):
         weights.append(model.get_weights())
     for expected, trained_weights in zip(*weights, strict=True):
         np.testing.assert_allclose(trained_weights, expected, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize(("flip", "way"), WAYS)
+def test_late_gradients_train_the_same_weights(flip, way):
+    """LayerPipe's weights are others than stock's, since gradients come late; the same ones move."""
+    settings = {"stock_first": way == "stock-first", "within": way == "within"}
+    layerpipe = {"mode": "layerpipe", "devices": 2, "profile_steps": 1}
+    moved = []
+    for options in (None, layerpipe):
+        before = model_of_three().get_weights()
+        weights, _ = trained(flip, options, **settings)
+        moved.append([not np.array_equal(old, new) for old, new in zip(before, weights, strict=True)])
+    assert moved[0] == moved[1]
+    assert True in moved[0]

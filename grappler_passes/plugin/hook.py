@@ -44,15 +44,16 @@ def mark_arguments(func_graph: Any) -> None:
         request.fail(error)
 
 
-def describe_keras(model: Any) -> Describe:
+def describe_keras(model: Any, trained: Callable[[Any], Sequence[Any]] | None = None) -> Describe:
     """A ``Request.describe`` for a Keras model: Keras' own ``path`` as name, and its ``trainable``.
 
     Freezing a Keras layer leaves ``tf.Variable.trainable`` as it was.  The model is read at each trace: it
-    may be built, frozen and thawed in between.
+    may be built, frozen and thawed in between.  ``trained`` gives the variables that the traced step trains,
+    where they may be others than ``model.trainable_variables``.
     """
 
     def infos() -> Iterator[tuple[Any, VariableInfo]]:
-        trainable = {id(variable) for variable in model.trainable_variables}
+        trainable = {id(variable) for variable in (trained(model) if trained else model.trainable_variables)}
         # Keras' Nadam has a product of numbers that calls itself trainable.
         for keras_variable in (*keras_values.optimizer_variables(model), *model.variables):
             copies = _copies(keras_values.variable_of_keras(keras_variable))

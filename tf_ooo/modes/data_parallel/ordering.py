@@ -18,6 +18,7 @@ from grappler_passes.analysis.steps import split_steps
 from grappler_passes.graph.training_graph import OpKind, TrainingGraph
 from grappler_passes.passes.base import PassResult
 from grappler_passes.passes.steps import Additions, additions
+from tf_ooo.compat import keras_trainable
 from tf_ooo.costs.from_graph import places
 from tf_ooo.errors import ScheduleError
 from tf_ooo.modes.data_parallel.sent import sent_bytes
@@ -270,5 +271,5 @@ def _request(
         lambda graph_def: rewrite(graph_def) if is_unrolled(graph_def) else None,
         replaces,
         lambda request: "TensorFlow handed no graph over to be ordered",
-        plugin.describe_keras(model),
+        plugin.describe_keras(model, keras_trainable.trained_variables),
     )

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from grappler_passes.graph.sizes import KnownShapes
 from grappler_passes.plugin import describe_keras
-from tf_ooo.compat import keras_fits, tf_functions, train_function
+from tf_ooo.compat import keras_fits, keras_trainable, tf_functions, train_function
 from tf_ooo.errors import GraphError
 from tf_ooo.fit import paying
 from tf_ooo.fit.controller import StepController
@@ -141,7 +141,7 @@ def controller_of_model(
 ) -> StepController:
     """Of a model whose step TensorFlow's executor runs."""
     _check(options, report)
-    session = RewriteSession(options, describe=describe_keras(model))
+    session = RewriteSession(options, describe=describe_keras(model, keras_trainable.trained_variables))
     rewritten, inputs = train_function.new_train_function(model), Inputs()
     if options.batch_size is None:
         inputs = Inputs(functools.partial(train_function.steps_per_execution, model))

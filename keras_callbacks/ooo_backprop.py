@@ -8,6 +8,7 @@ from typing import Any
 from grappler_passes.compat import releases
 from tf_ooo.compat.callbacks import Callback
 from tf_ooo.errors import OptionsError
+from tf_ooo.fit.frames import in_short
 from tf_ooo.fit.life import FitLife
 from tf_ooo.modes.by_name import Options, options_for_fit
 from tf_ooo.modes.table import mode_for
@@ -60,14 +61,18 @@ class OOOBackprop(Callback):
         **mode_options: Any,
     ) -> None:
         super().__init__()
-        options = options_for_fit(
-            mode,
-            schedule=schedule,
-            memory_limit_bytes=memory_limit_bytes,
-            profile_steps=profile_steps,
-            timeline=timeline,
-            **mode_options,
-        )
+        try:
+            options = options_for_fit(
+                mode,
+                schedule=schedule,
+                memory_limit_bytes=memory_limit_bytes,
+                profile_steps=profile_steps,
+                timeline=timeline,
+                **mode_options,
+            )
+        except OptionsError as error:
+            in_short(error)
+            raise
         self._life = FitLife(mode_for(options))
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from tf_ooo.compat import keras_attributes, keras_fits, train_function
+from tf_ooo.fit.frames import in_short
 from tf_ooo.fit.saving import replacing, saving_backups_whole
 
 if TYPE_CHECKING:
@@ -120,7 +121,7 @@ class Guard:
             except ends:
                 raise
             except BaseException as error:
-                self.raise_for(error)
+                raise self._ended_by(error)  # noqa: B904 (it has its cause)
 
         call.guarded = function  # type: ignore[attr-defined]
         return call
@@ -137,14 +138,13 @@ class Guard:
 
         return call
 
-    def raise_for(self, error: BaseException) -> None:
-        """Ends the fit, and raises the error or what it is explained as."""
-        if error is self._raised:  # on its way out, through another call that is wrapped
-            raise error
-        self._raised = self._failed(error)
-        if self._raised is error:
-            raise error
-        raise self._raised from error
+    def _ended_by(self, error: BaseException) -> BaseException:
+        """The error that ends the fit, or what it is explained as, to be raised."""
+        if error is not self._raised:  # else it is on its way out, through another call that is wrapped
+            self._raised = self._failed(error)
+            if self._raised is not error:
+                self._raised.__cause__ = error
+        return in_short(self._raised)
 
     def _guard_batches(self) -> None:
         """What raises around those of the innermost fit or evaluation that runs is seen."""
@@ -159,7 +159,7 @@ class Guard:
                 with catching():
                     yield
             except BaseException as error:
-                self.raise_for(error)
+                raise self._ended_by(error)  # noqa: B904 (it has its cause)
 
         self._put(batches, keras_fits.AROUND_BATCHES, around)
 

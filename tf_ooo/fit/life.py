@@ -16,6 +16,7 @@ from tf_ooo.compat import train_function, versions
 from tf_ooo.errors import BackendError, OOOError
 from tf_ooo.fit import progress
 from tf_ooo.fit.evaluation import average_evaluation
+from tf_ooo.fit.frames import in_short
 from tf_ooo.fit.guard import Guard
 from tf_ooo.fit.mode import Mode, Training
 from tf_ooo.fit.recorder import Recorder
@@ -102,6 +103,7 @@ class FitLife:
             self.end()
             keeps_stock = self.mode.keeps_stock and not self.mode.options.strict
             if not keeps_stock or not isinstance(error, Exception):
+                in_short(error)
                 raise
             self._keep_stock(model, str(error) if isinstance(error, OOOError) else in_one_line(error))
 

@@ -109,7 +109,7 @@ def _refuse_if_whole_runs(model: keras.Model, batch: Any, microbatches: int, err
         f"the step runs on a batch and fails on one of its {microbatches} micro-batches "
         f"({type(error).__name__}: {said}): something in it needs the whole batch, or an input has no "
         "row for each example, as the matrix of a graph's edges; use microbatches=1"
-    ) from error
+    ) from None
 
 
 def _difference(model: keras.Model, pairs: list[_Compared], exact: bool) -> str:

@@ -54,6 +54,19 @@ def test_inner_optimizers():
     assert keras_optimizers.inner_optimizers(loss_scaling()(inner)) == [inner]
 
 
+def test_loss_scaling():
+    """The method that scales a loss, and by how much; an optimizer that does not has none."""
+    assert keras_optimizers.loss_scaling(keras.optimizers.SGD(0.1)) == ""
+    scaling = loss_scaling()(keras.optimizers.SGD(0.1))
+    method = getattr(scaling, keras_optimizers.loss_scaling(scaling))
+    assert float(method(tf.constant(2.0))) == 2.0**16
+
+
+@needs_keras_3
+def test_loss_scaling_by_a_fixed_factor():
+    assert keras_optimizers.loss_scaling(keras.optimizers.SGD(0.1, loss_scale_factor=8.0)) == "scale_loss"
+
+
 def test_plain_sgd():
     assert keras_optimizers.is_plain_sgd(keras.optimizers.SGD(0.1))
     falling = keras.optimizers.schedules.CosineDecay(0.1, 10)

@@ -61,7 +61,7 @@ def trained_by_hand(training):
                 loss, gradients = gradients_of(*rows_between((x, y), first, first + rows))
                 sums = [sum_ + gradient * rows for sum_, gradient in zip(sums, gradients, strict=True)]
                 total, first = total + float(loss) * rows, first + rows
-            means = unscaling(optimizer)([sum_ / len(y) for sum_ in sums])
+            means = unscaling(optimizer)([rounding(optimizer)(sum_ / len(y)) for sum_ in sums])
             optimizer.apply_gradients(zip(means, weights, strict=True))
         losses.append(total / len(training.data[1]))
     return training.left(), losses
@@ -76,6 +76,13 @@ def scaling(optimizer):
 def unscaling(optimizer):
     """What gradients go through; apply_gradients of Keras 3 does it."""
     return getattr(optimizer, "get_unscaled_gradients", lambda gradients: gradients)
+
+
+def rounding(optimizer):
+    """What a mean of float16 gradients goes through: it is a float16 number, as that of a whole batch is."""
+    if not (KERAS_3 and hasattr(optimizer, "dynamic_scale")):
+        return lambda mean: mean
+    return lambda mean: tf.cast(tf.cast(mean, tf.float16), mean.dtype)
 
 
 def rows_between(data, begin, end):

@@ -107,6 +107,14 @@ def unshadow_update(optimizer: keras.optimizers.Optimizer) -> None:
     keras_attributes.unshadow(optimizer, "apply_gradients" if versions.is_of_keras_2(optimizer) else "apply")
 
 
+def loss_scaling(optimizer: keras.optimizers.Optimizer) -> str:
+    """The name of the optimizer's method that scales losses; empty: it returns them as they are."""
+    if versions.is_of_keras_2(optimizer):
+        return "get_scaled_loss" if hasattr(optimizer, "get_scaled_loss") else ""
+    by_itself = isinstance(optimizer, versions.keras_of(optimizer).optimizers.LossScaleOptimizer)
+    return "scale_loss" if by_itself or optimizer.loss_scale_factor is not None else ""
+
+
 def update(
     optimizer: keras.optimizers.Optimizer, grads: Sequence[Any], variables: Sequence[Any] | None
 ) -> None:

@@ -18,6 +18,7 @@ from tf_ooo.compat import func_graphs, keras_optimizers, keras_variables, op_mar
 from tf_ooo.tracing.changed import Taped, refuse_changed
 from tf_ooo.tracing.intercepting import TurnsNeeded, Update, intercepted, ops_so_far, times
 from tf_ooo.tracing.micro_batches import StepRefused
+from tf_ooo.tracing.scaled import Scaled, is_of_half, terms_of, through_half
 
 _IN_A_GRAPH_OF_ITS_OWN = (
     "train_step applies gradients inside a loop or a condition on tensors (a Python for or if over them under"
@@ -35,18 +36,24 @@ _SAME_ROWS = {"Cast", "Identity", "PlaceholderWithDefault", "Reshape", "Squeeze"
 
 @dataclass
 class _Applied:
-    """What one call of an optimizer's ``apply`` was given, micro-batch by micro-batch."""
+    """What one call of an optimizer's ``apply`` was given, micro-batch by micro-batch.
+
+    ``terms``: of each gradient, how many numbers it adds up; the places of these are counted on.  ``halves``:
+    places of float16 numbers.  ``counted``: gradients count their share of the batch already.
+    """
 
     optimizer: Any
     variables: list[Any]
     explicit: bool
-    grads: int
+    terms: list[int]
+    halves: set[int]
+    counted: bool
     parts: dict[int, _Part] = field(default_factory=dict)
 
 
 @dataclass
 class _Part:
-    """What the micro-batches of one replica have added up, by the variable's place."""
+    """What the micro-batches of one replica have added up, by the place of each term."""
 
     sums: dict[int, Any] = field(default_factory=dict)
     slices: dict[int, list[Any]] = field(default_factory=dict)
@@ -86,18 +93,26 @@ class Collecting:
         self._graph: Any = None
         self._number = 0
         self._calls = 0
-        self._taped = Taped()
+        self._taped, self._scaled = Taped(), Scaled()
         self.given: list[Given] = []
         # Called when an optimizer was given a micro-batch's gradients.
         self.on_given: Callable[[], None] = lambda: None
         self._applying = False
 
     @contextlib.contextmanager
-    def micro_batch(self, number: int) -> Iterator[None]:
-        """Inside the block one is traced; :attr:`given` is then what its optimizers were given."""
+    def micro_batch(self, number: int, share: Any = 1.0) -> Iterator[None]:
+        """Inside the block one is traced; :attr:`given` is then what its optimizers were given.
+
+        ``share``: what gradients of losses that an optimizer scales are multiplied by, in the place of the
+        micro-batch's weight.
+        """
         self._number, self._calls, self._taped, self.given = number, 0, Taped(), []
-        self._graph = tf.compat.v1.get_default_graph()
-        with intercepted(self.optimizers, self._collect), self._taped.noted():
+        self._scaled, self._graph = Scaled(share), tf.compat.v1.get_default_graph()
+        with (
+            intercepted(self.optimizers, self._collect),
+            self._taped.noted(),
+            self._scaled.noted(self.optimizers),
+        ):
             yield
         if self._calls != len(self.applied):
             raise StepRefused(
@@ -116,30 +131,37 @@ class Collecting:
         if tf.compat.v1.get_default_graph() is not self._graph:
             raise StepRefused(_IN_A_GRAPH_OF_ITS_OWN)
         begin = ops_so_far()
-        self._collect_traced(update)
-        self.given.append(Given(update.grads, (begin, ops_so_far())))
+        grads = self._collect_traced(update)
+        self.given.append(Given(grads, (begin, ops_so_far())))
         return self.on_given()
 
-    def _collect_traced(self, update: Update) -> None:
+    def _collect_traced(self, update: Update) -> list[Any]:
+        """What the gradients add up, which is collected."""
         call, self._calls = self._calls, self._calls + 1
+        counted = self._scaled.counts(update.grads)
+        terms = [terms_of(grad) if counted else [grad] for grad in update.grads]
+        counts, grads = [len(each) for each in terms], [term for each in terms for term in each]
         if self._number == 0:
             if not self._in_turns and any(update.optimizer is before.optimizer for before in self.applied):
                 raise TurnsNeeded("train_step applies gradients twice with one optimizer")
+            halves = {place for place, grad in enumerate(grads) if counted and is_of_half(grad)}
             self.applied.append(
-                _Applied(update.optimizer, update.variables, update.explicit, len(update.grads))
+                _Applied(update.optimizer, update.variables, update.explicit, counts, halves, counted)
             )
             self.collected_after.append(ops_so_far())
             if len(self.weights) > 1:
                 refuse_changed(self._taped, update.grads)
-        if call >= len(self.applied) or self.applied[call].grads != len(update.grads):
+        if call >= len(self.applied) or self.applied[call].terms != counts:
             raise StepRefused("train_step applies other gradients for a later micro-batch than for the first")
-        self._add_all(self._number, self.applied[call], update.grads)
+        self._add_all(self._number, self.applied[call], grads)
+        return grads
 
     def _add_all(self, number: int, applied: _Applied, grads: Sequence[Any]) -> None:
         part = applied.parts.setdefault(self._replicas[number], _Part())
+        weight = 1.0 if applied.counted else self.weights[number]
         for place, grad in enumerate(grads):
             if grad is not None:
-                self._add(part, place, times(grad, self.weights[number]))
+                self._add(part, place, times(grad, weight))
 
     def _add(self, into: _Part, place: int, weighted: Any) -> None:
         if isinstance(weighted, tf.IndexedSlices):
@@ -170,22 +192,35 @@ class Collecting:
         on."""
         self._applying = True
         for applied in self.applied[call:]:
-            grads = [self._total(applied, place) for place in range(applied.grads)]
+            grads = self._totals(applied)
             with func_graphs.reads_on_own_device():
                 keras_optimizers.update(
                     applied.optimizer, grads, applied.variables if applied.explicit else None
                 )
         self._applying = False
 
-    def _total(self, applied: _Applied, place: int) -> Any:
+    def _totals(self, applied: _Applied) -> list[Any]:
+        """The gradients, each from its terms."""
+        totals, place = [], 0
+        for number, count in enumerate(applied.terms):
+            terms = [self._total(applied, place + more, number) for more in range(count)]
+            totals.append(terms[0] if count == 1 else tf.add_n(terms))
+            place += count
+        return totals
+
+    def _total(self, applied: _Applied, place: int, number: int) -> Any:
+        """The sum of a term of the gradient that has this number."""
         parts = [part for _, part in sorted(applied.parts.items())]
         sums = [part.sums[place] for part in parts if place in part.sums]
         slices = [each for part in parts for each in part.slices.get(place, ())]
-        total = _added_up(sums, applied.variables[place]) if sums else None
+        total = _added_up(sums, applied.variables[number]) if sums else None
         if slices:
             rows = _joined(slices)  # dense for some micro-batches, slices for others
             total = rows if total is None else tf.convert_to_tensor(rows) + total
-        return None if total is None else times(total, self.scale)
+        if total is None:
+            return None
+        total = times(total, 1.0 if applied.counted else self.scale)
+        return through_half(total) if place in applied.halves else total
 
 
 def _added_up(sums: Sequence[Any], variable: Any) -> Any:

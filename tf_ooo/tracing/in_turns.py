@@ -61,7 +61,10 @@ class InTurns:
             self._mark.enter_context(op_marks.numbered_turn(0))
             with self._numbered(0):
                 self._traced = TracedPart(0, self._parts[0], draws_anew=True)
-                with self._collecting.micro_batch(0), keras_losses.weighted_means(self._model, shares[0]):
+                with (
+                    self._collecting.micro_batch(0, shares[0]),
+                    keras_losses.weighted_means(self._model, shares[0]),
+                ):
                     logs = train_function.step_on_data(self._model, train_step)(self._parts[0][0])
                     logs = nests.with_variables_held(logs)
                 self._end_part([])

@@ -216,7 +216,7 @@ class _MicroBatches:
             self._collecting.add_copied(number, grads)
             return logs
         collecting, ops = self._collecting, TracedPart(number, [part, share])
-        with collecting.micro_batch(number), keras_losses.weighted_means(self._model, share):
+        with collecting.micro_batch(number, share), keras_losses.weighted_means(self._model, share):
             counts = number == self._split.count - 1
             logs = train_function.step_on_data(self._model, self._train_step, counts)(part)
             logs = nests.with_variables_held(logs)

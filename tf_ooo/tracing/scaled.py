@@ -1,0 +1,113 @@
+"""Losses that an optimizer scales for float16: their gradients overflow where those of the whole batch do.
+
+The mean over a micro-batch's rows has larger gradients for each row than that over the batch's.  Here they
+are multiplied by the micro-batch's share of the rows where the backward pass begins, not where it has ended,
+so that all float16 numbers in between are stock's (Micikevicius et al. 2018, section 3.2).
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tf_ooo.compat import keras_attributes, keras_optimizers
+from tf_ooo.tracing.micro_batches import StepRefused
+
+_SUMS = ("AddN", "AddV2")
+
+
+class Scaled:
+    """The scaled losses of one micro-batch, whose gradients count ``share`` of the batch's rows already.
+
+    ``share`` 1: nothing is changed.
+    """
+
+    def __init__(self, share: Any = 1.0) -> None:
+        self._share = share
+        self._begins: list[Any] = []  # the first gradient of each scaled loss
+
+    @contextlib.contextmanager
+    def noted(self, optimizers: Sequence[Any]) -> Iterator[None]:
+        """Inside the block the gradients of what these optimizers scale count their share."""
+        with contextlib.ExitStack() as shadows:
+            for optimizer in () if isinstance(self._share, float) and self._share == 1.0 else optimizers:
+                method = keras_optimizers.loss_scaling(optimizer)
+                if method:
+                    instead = self._instead_of(getattr(optimizer, method))
+                    keras_attributes.shadow(optimizer, method, instead)
+                    shadows.callback(keras_attributes.unshadow, optimizer, method)
+            yield
+
+    def _instead_of(self, scale: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        def counted(loss: Any) -> Any:
+            return tf.identity(loss), self._begin
+
+        def scale_and_count(loss: Any) -> Any:
+            if callable(loss):  # Keras 2 returns another function then
+                return lambda: scale_and_count(loss())
+            return scale(tf.custom_gradient(counted)(tf.convert_to_tensor(loss)))
+
+        return scale_and_count
+
+    def _begin(self, upstream: Any) -> Any:
+        """The gradient of a scaled loss counts its share; the loss, which may be logged, stays what it is."""
+        self._begins.append(upstream * tf.cast(self._share, upstream.dtype))
+        return self._begins[-1]
+
+    def counts(self, grads: Sequence[Any]) -> bool:
+        """Whether these gradients are of scaled losses.  StepRefused: some of them are."""
+        given = [_values(grad) for grad in grads if grad is not None]
+        if not self._begins or not given:
+            return False
+        begins = {id(tensor) for tensor in self._begins}
+        of_scaled = [_reaches(tensor, begins) for tensor in given]
+        if any(of_scaled) and not all(of_scaled):
+            raise StepRefused(
+                "train_step gives an optimizer gradients of a loss that scale_loss has scaled, and of one "
+                "that it has not; a pipeline weighs micro-batches before the one and behind the other: "
+                "scale all losses, or use microbatches=1"
+            )
+        return any(of_scaled)
+
+
+def terms_of(grad: Any) -> list[Any]:
+    """What a float32 gradient adds up, where a term of it is a float16 number; else the gradient itself."""
+    terms, waiting = [], [grad]
+    while waiting:
+        tensor = waiting.pop()
+        if isinstance(tensor, tf.Tensor) and tensor.op.type in _SUMS:
+            waiting.extend(reversed(tensor.op.inputs))
+        else:
+            terms.append(tensor)
+    return terms if any(map(is_of_half, terms)) else [grad]
+
+
+def is_of_half(tensor: Any) -> bool:
+    """Whether it is a float16 number in a wider type."""
+    return (
+        isinstance(tensor, tf.Tensor) and tensor.op.type == "Cast" and tensor.op.inputs[0].dtype == tf.float16
+    )
+
+
+def through_half(total: Any) -> Any:
+    """The sum as one float16 number has it: infinite where that overflows."""
+    return tf.cast(tf.cast(total, tf.float16), total.dtype)
+
+
+def _reaches(tensor: Any, begins: set[int]) -> bool:
+    seen, waiting = set[int](), [tensor]
+    while waiting:
+        here = waiting.pop()
+        if id(here) in begins:
+            return True
+        if id(here.op) not in seen:
+            seen.add(id(here.op))
+            waiting.extend(here.op.inputs)
+    return False
+
+
+def _values(grad: Any) -> Any:
+    return grad.values if isinstance(grad, tf.IndexedSlices) else grad

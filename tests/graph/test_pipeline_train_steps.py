@@ -142,6 +142,30 @@ def test_gradients_that_are_added_up_by_hand_are_refused():
     assert_equal_bits(before, model.get_weights())
 
 
+class SharpnessAware(Stepping):
+    """Takes the gradient where another gradient leads (SAM, Foret et al. 2021)."""
+
+    def train_step(self, data):
+        loss, grads = self.gradients(*data)
+        moves = [grad * 0.05 / tf.linalg.global_norm(grads) for grad in grads]
+        for variable, move in zip(self.trainable_variables, moves, strict=True):
+            variable.assign_add(move)
+        _, grads = self.gradients(*data)
+        for variable, move in zip(self.trainable_variables, moves, strict=True):
+            variable.assign_sub(move)
+        self.optimizer.apply_gradients(zip(grads, self.trainable_variables, strict=True))
+        return {"own": loss}
+
+
+def test_weights_moved_by_a_gradient_are_refused_for_that_reason():
+    model = made(SharpnessAware)
+    before = model.get_weights()
+    with pytest.raises(BackendError, match="moves weights by a gradient.*as SAM does") as raised:
+        fitted(model, pipelined("zb_h1"))
+    assert "rows" not in str(raised.value)
+    assert_equal_bits(before, model.get_weights())
+
+
 class Halves(keras.Model):
     """Each layer has an optimizer of its own."""
 

@@ -117,3 +117,12 @@ def test_the_row_of_the_overhead():
     assert row["overhead_quartiles"][0] <= 0.01 <= row["overhead_quartiles"][1]
     assert (row["devices"], row["microbatches"], row["pairs"]) == (1, 1, 5)
     assert "+2.0%" in text_of(row)
+
+
+def test_a_gradients_constants_before_its_forward_pass_are_not_drawn():
+    """A row of ones that the loss's gradient begins with waits for nothing, however long it takes."""
+    events = [Op("early:Fill", 1.0, 0.5), Op("w:Const", 2.0, 1.0), *EVENTS[:3]]
+    times = task_times(events, TASKS)
+    assert times[DO].begin_s == 13.0
+    assert DW not in times, "nothing else of it was seen"
+    assert task_times(events, TASKS, late_gradients=True)[DO].begin_s == 1.0

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from tf_ooo.compat.tf_profiler import TracedEvent
 from tf_ooo.fit.spans import Span, busy_spans, length_s, span_of
@@ -21,11 +22,15 @@ _HANDING_ON = frozenset(
 _UPDATES = re.compile(r":(Assign|Resource(Apply|Scatter))")
 
 
-def task_times(events: Iterable[TracedEvent], tasks: Mapping[str, Task]) -> dict[Task, Ran]:
+def task_times(
+    events: Iterable[TracedEvent], tasks: Mapping[str, Task], late_gradients: bool = False
+) -> dict[Task, Ran]:
     """When each task ran.
 
     Ops at a task's ends that take next to nothing do not count: what waits for no message runs early.  Nor do
-    those that only hand weights and labels on, unless the task has no others.
+    those that only hand weights and labels on, unless the task has no others.  An op of a gradient that ran
+    before its own forward pass began needs nothing of it, and does not count either; a gradient of such ops
+    alone is left out.  ``late_gradients``: they are an earlier batch's, and may come first.
     """
     spans: dict[Task, list[Span]] = {}
     handing_on: dict[Task, list[Span]] = {}
@@ -34,7 +39,19 @@ def task_times(events: Iterable[TracedEvent], tasks: Mapping[str, Task]) -> dict
         if task is not None:
             early = task.kind == "F" and event.label.rpartition(":")[2] in _HANDING_ON
             (handing_on if early else spans).setdefault(task, []).append(span_of(event))
-    return {task: _extent(sorted(ran)) for task, ran in {**handing_on, **spans}.items()}
+    ran = {task: _extent(sorted(each)) for task, each in {**handing_on, **spans}.items()}
+    return ran if late_gradients else dict(_after_forward(ran, spans))
+
+
+def _after_forward(ran: Mapping[Task, Ran], spans: Mapping[Task, list[Span]]) -> Iterator[tuple[Task, Ran]]:
+    for task, extent in ran.items():
+        forward = ran.get(dataclasses.replace(task, kind="F", part=0)) if task.kind in ("dO", "dW") else None
+        if forward is None or extent.begin_s >= forward.begin_s:
+            yield task, extent
+            continue
+        after = [span for span in spans[task] if span[0] >= forward.begin_s]
+        if after:
+            yield task, _extent(sorted(after))
 
 
 def _extent(spans: Sequence[Span]) -> Ran:

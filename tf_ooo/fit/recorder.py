@@ -138,7 +138,8 @@ class Recorder:
             report.not_measured = "the profile has no op of the plan in it"
             return
         events = with_tasks[len(with_tasks) // 2]
-        ran = task_times(events, tasks)
+        ran = task_times(events, tasks, watched.schedule.asynchronous)
+        constant = {tasks[event.label.partition(":")[0]] for event in events} - ran.keys()
         deduced = between_neighbours(ran, set(tasks.values()) - ran.keys())
         ran |= deduced
         busy_s = busy_seconds(events, tasks, watched.schedule)
@@ -148,7 +149,7 @@ class Recorder:
             report.timeline = one_by_one(watched.schedule, seconds)
         planned = None if watched.one_by_one else report.timeline
         report.measured_against_plan = against_plan(
-            watched.schedule, measured, planned, report.task_name, watched.why, set(tasks.values())
+            watched.schedule, measured, planned, report.task_name, watched.why, set(tasks.values()) - constant
         )
         if deduced:
             report.measured_against_plan.append(_DEDUCED)

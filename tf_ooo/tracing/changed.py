@@ -104,6 +104,21 @@ class Taped:
                 return str(tensor.op.name)
         return ""
 
+    def moved_by(self, grads: Sequence[Any]) -> str:
+        """The op that changes, by a gradient, a variable that these gradients are computed from; or ""."""
+        reached: dict[int, bool] = {}
+        seen, waiting = set(), [grad for grad in map(_values, grads) if hasattr(grad, "op")]
+        while waiting:
+            tensor = waiting.pop()
+            if id(tensor) in seen:
+                continue
+            seen.add(id(tensor))
+            waiting.extend(tensor.op.inputs)
+            for op in tensor.consumers() if tensor.dtype == tf.resource else ():
+                if op.type in _WRITES and self._reaches(op.inputs[1], reached):
+                    return str(op.name)
+        return ""
+
     def _first_of(self, grad: Any, reached: dict[int, bool]) -> Any:
         seen, waiting = set(), [grad]
         while waiting:
@@ -167,6 +182,20 @@ def refuse_changed(taped: Taped, grads: Sequence[Any]) -> None:
         "micro-batch, not to the batch's: give the optimizer clipnorm=, global_clipnorm= or clipvalue=, "
         "which act once, or use microbatches=1"
     )
+
+
+def refuse_moved(taped: Taped, grads: Sequence[Any]) -> None:
+    """StepRefused: ``train_step`` computes these gradients at weights that another gradient has moved.
+
+    In a step that takes turns an optimizer moves them so as well, and that is no reason.
+    """
+    moved = taped.moved_by(grads)
+    if moved:
+        raise StepRefused(
+            "train_step moves weights by a gradient and computes another one there, as SAM does "
+            f"(op {moved}); a pipeline would move them by each micro-batch's gradient, not by the batch's: "
+            "use microbatches=1"
+        )
 
 
 def _values(grad: Any) -> Any:

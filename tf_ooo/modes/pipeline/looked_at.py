@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_ooo.compat import func_graphs, keras_attributes, keras_layers, tf_functions, train_function
-from tf_ooo.tracing.changed import Taped, refuse_changed
+from tf_ooo.tracing.changed import Taped, refuse_changed, refuse_moved
 from tf_ooo.tracing.intercepting import Update, intercepted
 from tf_ooo.tracing.optimizers import optimizers_of
 from tf_ooo.tracing.undone import Undone
@@ -86,6 +86,7 @@ def _traced_step(model: keras.Model, batch: Any) -> _Traced:
 
     def note(update: Update) -> None:
         refuse_changed(taped, update.grads)
+        refuse_moved(taped, update.grads)
         losses.extend(taped.losses_of(update.grads))
         grads.extend(grad for grad in update.grads if grad is not None)
 

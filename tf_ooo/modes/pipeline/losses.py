@@ -89,9 +89,8 @@ def check_loss(model: keras.Model, batch: Any, microbatches: int, gradients: boo
     if difference:
         raise StepRefused(
             f"{difference} (looked at: {said}{_first_place(model, batch, rows[-1])}): the step compares rows "
-            "with one another, or divides by something else than rows, or computes with the whole batch's "
-            "gradient before its update (as SAM does), and a pipeline does that for each micro-batch; use "
-            "microbatches=1, or check_loss=False to train with the micro-batches' mean"
+            "with one another, or divides by something else than rows, and a pipeline does that for each "
+            "micro-batch; use microbatches=1, or check_loss=False to train with the micro-batches' mean"
         )
 
 

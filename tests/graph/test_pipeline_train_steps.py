@@ -244,3 +244,19 @@ def test_logs_that_are_no_mean():
     stock, ours = fitted(made(Counting)), fitted(made(Counting), pipelined("zb_h1"))
     for key in stock:
         np.testing.assert_allclose(ours[key], stock[key], rtol=1e-5, err_msg=key)
+
+
+class Noisy(Stepping):
+    def gradients(self, x, y):
+        return super().gradients(x + 0.1 * tf.random.normal(tf.shape(x)), y)
+
+
+def test_random_numbers_of_ones_own_are_said():
+    """No layer of Keras draws them."""
+    callback = pipelined("zb_h1")
+    fitted(made(Noisy), callback)
+    assert any("random numbers are drawn for each micro-batch" in note for note in callback.report.notes)
+    assert "RandomStandardNormal" in callback.report.summary()
+    callback = pipelined("zb_h1")
+    fitted(made(Stepping), callback)
+    assert "random numbers" not in callback.report.summary()

@@ -175,6 +175,8 @@ class FirstSteps:
         self._request = request_to_measure(model, layers)
         self._functions = StepFunctions(model, division, self._request.tracing, applying, replicas, loops)
         self._functions.note_changed = self._note_changed
+        self._functions.note_drawn = self._note_drawn
+        self._says_random = bool(keras_layers.random_layers(model))  # before the first step
         self._steps = 0 if options.costs is not None else min(options.profile_steps, MOST_STEPS)
         self.timed_s: list[float] = []  # without the profiler
         self._whole_rows, self._waited = 0, False
@@ -187,7 +189,18 @@ class FirstSteps:
             "once for the batch: they, and what depends on them, become others than in stock training; "
             "microbatches=1 keeps stock's"
         )
-        if names and text not in self._report.notes:
+        if names:
+            self._warn(text)
+
+    def _note_drawn(self, name: str) -> None:
+        if name and not self._says_random:
+            self._warn(
+                "random numbers are drawn for each micro-batch, others than for the whole batch and the same "
+                f"for all schedules (op {name}): they are as random as stock's, but other ones"
+            )
+
+    def _warn(self, text: str) -> None:
+        if text not in self._report.notes:
             self._report.notes.append(text)
             _LOG.warning("%s", text)
 

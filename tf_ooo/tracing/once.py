@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
-from tf_ooo.compat import keras_layers, nests
+from tf_ooo.compat import func_graphs, keras_layers, nests
 from tf_ooo.tracing.variables import names_by_handle
 
 if TYPE_CHECKING:
@@ -68,6 +68,12 @@ def changed_by_each(model: keras.Model, once: Once) -> list[str]:
     assigns = _assigned(tf.compat.v1.get_default_graph().get_operations(), names)
     changed = dict.fromkeys(names[handle] for handle in assigns.values())
     return [name for name in changed if name not in once.names]
+
+
+def first_drawn() -> str:
+    """The name of the first op of the trace so far that draws random numbers; empty: there is none."""
+    graph = tf.compat.v1.get_default_graph()
+    return next((name for name, kind in func_graphs.ops_reached_from(graph) if DRAWN.search(kind)), "")
 
 
 def _assigned(operations: Any, names: dict[int, str], begin: int = 0) -> dict[int, int]:

@@ -27,7 +27,7 @@ from tf_ooo.tracing.in_turns import InTurns
 from tf_ooo.tracing.intercepting import TurnsNeeded
 from tf_ooo.tracing.logs import whole_logs
 from tf_ooo.tracing.micro_batches import Division, StepRefused, rows_of
-from tf_ooo.tracing.once import Once, changed_by_each, changed_once
+from tf_ooo.tracing.once import Once, changed_by_each, changed_once, first_drawn
 from tf_ooo.tracing.optimizers import optimizers_of
 from tf_ooo.tracing.splitting import BatchesSeen, FixedRows, OpenBatch, OpenRows, Split, open_batch
 from tf_ooo.tracing.traces import traced_anew
@@ -66,6 +66,8 @@ class StepFunctions:
         self.around_traces: Callable[[], AbstractContextManager[Any]] = nullcontext
         # Given the names of weights that each micro-batch changes.
         self.note_changed: Callable[[list[str]], None] = lambda names: None
+        # Given the name of an op that draws other random numbers for each micro-batch.
+        self.note_drawn: Callable[[str], None] = lambda name: None
         self._functions: dict[Any, Any] = {}
         self._concrete: dict[Any, Any] = {}
         self.seen: BatchesSeen | None = None
@@ -180,6 +182,7 @@ class StepFunctions:
                         raise TurnsNeeded(again)
                     if split.count > 1:
                         self.note_changed(changed_by_each(model, micro_batches.once))
+                        self.note_drawn(first_drawn())
             refuse_no_gradient(collecting.applied)
             with op_marks.numbered_step(split.count, STEP_ATTR, scope):
                 out = _whole(logs, split, names_by_handle(_metrics_of(model)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 
 import numpy as np
@@ -286,3 +287,25 @@ def test_an_input_without_rows_trains_on_one_device_or_in_one_micro_batch():
     assert_equal_bits(_fit_of_a_graph([stays]).get_weights(), stock.get_weights())
     assert "one of its 4 micro-batches" in stays.report.summary()
     _fit_of_a_graph([tf_ooo.OOOBackprop(mode="pipeline", devices=2, microbatches=1)])
+
+
+@needs_keras_3
+@pytest.mark.parametrize("mode", ["auto", "pipeline"])
+def test_a_graph_that_tensorflow_cannot_optimize(mode):
+    """tf.nn.ctc_loss keeps the functions of the first batch size, 16 here, for micro-batches of 4."""
+    weights, ours = [], tf_ooo.OOOBackprop(mode=mode, devices=2, microbatches=4, compare=True)
+    x = np.sin(np.arange(48 * 24)).reshape(48, 6, 4).astype("float32")
+    y = 1 + np.arange(96).reshape(48, 2) % 4
+    for callbacks in ([], [ours]):
+        keras.utils.set_random_seed(0)
+        parts = [keras.layers.Dense(8, "relu"), keras.layers.Dense(5, "softmax")]
+        model = keras.Sequential([keras.Input((6, 4)), *parts])
+        model.compile("adam", keras.losses.CTC())
+        refused = callbacks and mode == "pipeline"
+        with pytest.raises(BackendError, match="two batch sizes") if refused else contextlib.nullcontext():
+            model.fit(x, y, batch_size=16, epochs=3, verbose=0, shuffle=False, callbacks=callbacks)
+        weights.append(model.get_weights())
+    if mode == "auto":
+        assert "its own graph optimizers failed" in ours.report.fallback_reason
+        for stock, trained in zip(*weights, strict=True):
+            np.testing.assert_allclose(trained, stock, atol=1e-6)

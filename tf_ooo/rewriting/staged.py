@@ -35,6 +35,11 @@ if TYPE_CHECKING:
     import keras
 
 _LOG = logging.getLogger("tf_ooo")
+NO_GRAPH = (
+    "TensorFlow handed no graph of it over: its own graph optimizers failed, as its log says (they do where "
+    "tf.nn.ctc_loss was traced with two batch sizes: its functions of the first are taken for both); use "
+    "microbatches=1, or one device"
+)
 _JOIN = "tf_ooo_join"
 # What a user asked for, and the step's layers cannot give.
 REFUSING = (OptionsError, ScheduleError)
@@ -260,7 +265,7 @@ def _request(
         "tf_ooo-pipeline",
         of_steps,
         lambda result, before: False,
-        lambda request: "TensorFlow handed no graph of it over",
+        lambda _: NO_GRAPH,
         describe(model, lambda: all_variables(model)),
         refuse_on,
         failed="the step could not be cut",

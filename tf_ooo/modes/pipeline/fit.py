@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from tf_ooo.compat import iterators, keras_losses, nests, train_function
 from tf_ooo.compat.evaluation import Kind
 from tf_ooo.costs.table import CostTable
-from tf_ooo.errors import OOOError
+from tf_ooo.errors import BackendError, OOOError
 from tf_ooo.fit import progress
 from tf_ooo.fit.distributed import FirstSteps
 from tf_ooo.fit.in_place import InPlace
@@ -223,7 +223,14 @@ class PipelineSteps:
             return self._first_cut_step(first, batch, iterator)
         self._uncut = first.seen
         if first.done:
-            self._make_plan(*first.measured(self._target), first)
+            try:
+                measured = first.measured(self._target)
+            except BackendError as error:  # there is no graph; all steps so far have trained
+                if not self._mode.may_fall_back():
+                    raise
+                self._mode.train_on_one_device(str(error))
+                return outputs
+            self._make_plan(*measured, first)
             serial_s = self._mode.describe().pipeline.serial_step_s
             self._compare(batch, first, serial_s)
         return outputs

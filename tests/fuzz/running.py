@@ -12,14 +12,15 @@ from typing import Any
 from tests.fuzz.program import IMPORTS, body
 from tests.fuzz.setups import Setup
 
-GOOD, REFUSED = "good", "refused"
+GOOD, REFUSED, SAID = "good", "refused", "said"
 
 
 @dataclass(frozen=True)
 class Outcome:
     """What came of a set-up.
 
-    ``kind`` is ``"good"``, ``"refused"`` (a mode names what it does not take), ``"stock"`` (the stock
+    ``kind`` is ``"good"``, ``"refused"`` (a mode names what it does not take), ``"said"`` (another result,
+    and a line that names what is not the same), ``"stock"`` (the stock
     step fails already: no set-up that a user could have), or what failed: two outcomes of one kind are
     taken for one fault.
     """
@@ -30,7 +31,7 @@ class Outcome:
 
     @property
     def failed(self) -> bool:
-        return self.kind not in (GOOD, REFUSED)
+        return self.kind not in (GOOD, REFUSED, SAID)
 
 
 def run(setup: Setup) -> Outcome:

@@ -44,7 +44,7 @@ class Worker:
 
     def run(self, setup: Any) -> Outcome:
         """Runs it; also where a process does not survive that."""
-        ranks = None if self.function else setup.ranks
+        ranks = getattr(setup, "ranks", None)
         if self._runs == RENEWED_AFTER or self._launch != (ranks.launch if ranks else ""):
             self.close()
         if not self._processes:

@@ -1,0 +1,130 @@
+"""A set-up from a number: every kind has its turn, all else is chance."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from tests.fuzz.drawing import Drawing
+from tests.fuzz.setups import Ranks
+from tests.fuzz.several import LAUNCHES, ORDERS
+
+ROW_OPS = ("mean", "deviation", "largest", "sum", "cumulative", "sorted", "softmax", "rolled", "gram")
+# What of each kind is drawn; the training of one device never differs by it.
+KINDS: dict[str, tuple[str, ...]] = {
+    "plain": ("",),
+    "sparse input": ("one layer", "two layers"),
+    "ops over rows": ROW_OPS,
+    "Lambda over rows": ROW_OPS,
+    "Model.call over rows": ROW_OPS,
+    "layer over rows": ("Softmax", "UnitNormalization", "LayerNormalization"),
+    "loss over rows": ("variance", "pairs", "largest", "sum"),
+    "own logs": ("rows", "largest", "norm", "rate", "shape", "smallest", "mean", "all"),
+    "layer that assigns": ("counter", "decay", "spectral", "largest seen", "moving mean"),
+    "frozen": ("argument", "attribute", "model", "first"),
+    "frozen after compile": ("frozen", "thawed", "compiled again"),
+    "remat": ("remat", "recompute_grad", "convolution"),
+    "autograph loop": ("unused", "over tensors", "sum of losses", "updates inside"),
+    "scaled gradients": ("prediction", "loss", "data", "number", "random", "norm"),
+    "half precision": ("mixed_float16", "overflow", "mixed_bfloat16"),
+    "BatchNormalization": ("default", "momentum", "whole_batch", "not trainable"),
+    "Dropout": ("Dropout", "GaussianNoise", "GaussianDropout"),
+    "several models": ("trained before", "rewritten before", "shares a layer", "fitted twice"),
+    "several optimizers": ("halves", "compiled twice", "in turns"),
+    "accumulation": ("option", "by hand"),
+}
+BODIES = ("dense", "dense", "dense", "conv1d", "conv2d", "tokens", "lstm")
+NARROW = ("sparse input", "layer over rows", "several optimizers")
+OPTIMIZERS = (
+    ("SGD", {"learning_rate": 0.05}),
+    ("SGD", {"learning_rate": 0.05, "momentum": 0.9, "nesterov": True}),
+    ("Adam", {"learning_rate": 0.01, "epsilon": 1e-3}),
+    ("AdamW", {"learning_rate": 0.01, "epsilon": 1e-3}),
+    ("RMSprop", {"learning_rate": 0.01, "epsilon": 1e-3}),
+    ("RMSprop", {"learning_rate": 0.01, "epsilon": 1e-3, "momentum": 0.5, "centered": True}),
+    ("Adagrad", {"learning_rate": 0.05}),
+    ("Adamax", {"learning_rate": 0.01, "epsilon": 1e-3}),
+    ("SGD", {"learning_rate": 0.05, "global_clipnorm": 0.5}),
+    ("SGD", {"learning_rate": 0.05, "clipnorm": 0.3}),
+    ("Adam", {"learning_rate": 0.01, "epsilon": 1e-3, "use_ema": True}),
+)
+PIPELINES = ("gpipe", "1f1b", "zb_h1", "zb_h2", "auto", "zb_v", "interleaved_1f1b")
+
+
+@dataclass(frozen=True)
+class OwnSetup:
+    """One training; ``options`` are those of the callback, ``dtype`` is of all that computes."""
+
+    number: int
+    mode: str
+    kind: str
+    variant: str
+    body: str
+    widths: tuple[int, int]
+    activation: str
+    optimizer: tuple[str, dict[str, Any]]
+    loss: str
+    rows: int
+    as_dataset: bool
+    steps_per_execution: int
+    options: dict[str, Any]
+    ranks: Ranks | None = None
+    dtype: str = "float32"
+
+    @property
+    def microbatches(self) -> int:
+        return self.options.get("microbatches", 1)
+
+    @property
+    def title(self) -> str:
+        return f"{self.kind} ({self.variant})" if self.variant else self.kind
+
+
+def drawn(number: int, mode: str = "single") -> OwnSetup:
+    """The set-up of that number; the model of one is the same in all modes."""
+    draw = Drawing(number)
+    kind = draw.in_turn(tuple(KINDS))
+    # Each variant once in as many turns of its kind.
+    variant = Drawing(number // len(KINDS)).in_turn(KINDS[kind])
+    setup = OwnSetup(
+        number,
+        mode,
+        kind,
+        variant,
+        "dense" if kind in NARROW else draw.choice(BODIES),
+        (draw.choice((4, 5, 8)), draw.choice((3, 6, 8))),
+        draw.choice(("relu", "tanh", "gelu", "sigmoid")),
+        draw.choice(OPTIMIZERS),
+        draw.choice(("mse", "mse", "huber", "mae", "binary_crossentropy")),
+        draw.choice((16, 16, 20, 17, 24)),
+        kind == "sparse input" or draw.chance(0.5),
+        draw.choice((1, 1, 1, 2)),
+        {"profile_steps": draw.choice((0, 0, 0, 1, 2))},
+    )
+    return {"single": _single, "pipeline": _pipeline, "data_parallel": _ranks}[mode](setup, draw)
+
+
+def _single(setup: OwnSetup, draw: Drawing) -> OwnSetup:
+    schedule = draw.choice(("fast_forward", "fast_forward", "in_order", "auto"))
+    return replace(setup, options={**setup.options, "mode": "single_device", "schedule": schedule})
+
+
+def _pipeline(setup: OwnSetup, draw: Drawing) -> OwnSetup:
+    options = {
+        **setup.options,
+        "mode": "pipeline",
+        "devices": 2,
+        "microbatches": draw.choice((1, 2, 2, 4, 4, 8)),
+        "schedule": draw.choice(PIPELINES),
+        "recompute": draw.choice(("none", "none", "none", "all")),
+    }
+    if setup.variant == "whole_batch":
+        options["batch_norm"] = "whole_batch"
+    return replace(setup, options=options)
+
+
+def _ranks(setup: OwnSetup, draw: Drawing) -> OwnSetup:
+    launch = tuple(LAUNCHES)[setup.number // 10 % len(LAUNCHES)]
+    ranks = Ranks(launch, draw.choice(ORDERS))
+    options = {**setup.options, "mode": "data_parallel", "schedule": ranks.schedule, "engine": ranks.engine}
+    return replace(setup, options=options, ranks=ranks)

@@ -1,0 +1,191 @@
+"""Trains the model of a set-up: what is left of it, what was said, and when."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import tf_ooo
+from tests.fuzz.kinds.drawing import OwnSetup
+from tests.fuzz.kinds.models import BATCH_SIZE, compiled, data_of, model_of
+
+EPOCHS = 2
+
+
+@dataclass
+class Trained:
+    """What one ``fit`` left: ``values`` of weights, slots and logs by name.
+
+    ``early`` is what was said before the first step had ended, ``said`` is all, with the report's notes.
+    """
+
+    values: list[tuple[str, np.ndarray]] = field(default_factory=list)
+    early: list[str] = field(default_factory=list)
+    said: list[str] = field(default_factory=list)
+    report: Any = None
+    refused: str = ""
+    changed: list[str] = field(default_factory=list)
+    logs: tuple[str, ...] = ()
+
+
+class _Ends(keras.callbacks.Callback):
+    """Counts batches, beside what is logged."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self.count += 1
+
+
+class _Heard(logging.Handler):
+    def __init__(self, trained: Trained, ends: _Ends) -> None:
+        super().__init__()
+        self.trained, self.ends = trained, ends
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.hear(record.getMessage())
+
+    def hear(self, text: str) -> None:
+        self.trained.said.append(text)
+        if not self.ends.count:
+            self.trained.early.append(text)
+
+
+@contextlib.contextmanager
+def _hearing(trained: Trained, ends: _Ends) -> Iterator[None]:
+    log, handler = logging.getLogger("tf_ooo"), _Heard(trained, ends)
+    log.addHandler(handler)
+    try:
+        with warnings.catch_warnings():
+            warnings.showwarning = lambda message, *_, **__: handler.hear(str(message))
+            warnings.simplefilter("always")
+            yield
+    finally:
+        log.removeHandler(handler)
+
+
+def train(setup: OwnSetup, ours: bool, ranks: Any = None) -> Trained:
+    """Stock, or with our callback; the same weights and data each time."""
+    try:
+        keras.config.set_floatx(setup.dtype)
+        return _train(setup, ours, ranks)
+    finally:
+        keras.config.set_floatx("float32")
+        keras.config.set_dtype_policy("float32")
+
+
+def _train(setup: OwnSetup, ours: bool, ranks: Any) -> Trained:
+    model, trained, ends = model_of(setup), Trained(), _Ends()
+    data = data_of(setup, ranks.rank if ranks else 0)
+    fit = _fit(setup, data)
+    _before(model, setup, fit, ours)
+    if ranks and not ours:
+        _as_horovod(model)
+    callback = tf_ooo.OOOBackprop(**setup.options) if ours else None
+    before = {v.path: np.array(v) for v in model.variables}
+    with _hearing(trained, ends):
+        try:
+            history = fit(model, EPOCHS, [callback, ends] if callback else [ends]).history
+        except tf_ooo.OOOError as error:
+            trained.refused = f"{type(error).__name__}: {error}"
+            trained.changed = [
+                v.path for v in model.variables if not np.array_equal(before.get(v.path, v), v)
+            ]
+            history = {}
+    if callback:
+        trained.report = callback.report
+        trained.said += callback.report.notes if callback.report else []
+    if ranks and not ours:
+        history = _of_all_ranks(history, setup.rows, ranks)
+    trained.logs = tuple(history)
+    trained.values = [*((name, np.array(of)) for name, of in sorted(history.items())), *_values(model)]
+    return trained
+
+
+def _fit(setup: OwnSetup, data: tuple[Any, Any]) -> Any:
+    def fit(model: Any, epochs: int, callbacks: Any = ()) -> Any:
+        options = {"epochs": epochs, "verbose": 0, "callbacks": list(callbacks)}
+        if setup.as_dataset:
+            return model.fit(tf.data.Dataset.from_tensor_slices(data).batch(BATCH_SIZE), **options)
+        return model.fit(*data, batch_size=BATCH_SIZE, shuffle=False, **options)
+
+    return fit
+
+
+def _before(model: Any, setup: OwnSetup, fit: Any, ours: bool) -> None:
+    """What the process has done before this ``fit``."""
+    if setup.kind == "frozen after compile":
+        fit(model, 1)
+        model.layers[1].trainable = setup.variant == "thawed"
+        if setup.variant == "compiled again":
+            compiled(model, setup)
+    if setup.kind == "several models":
+        _other_models(model, setup, fit, ours)
+    if setup.variant == "compiled twice":
+        fit(model, 1)
+        model.compile(keras.optimizers.Adam(0.01, epsilon=1e-3), "mse", jit_compile=False)
+
+
+def _other_models(model: Any, setup: OwnSetup, fit: Any, ours: bool) -> None:
+    if setup.variant == "fitted twice":
+        fit(model, 1, [tf_ooo.OOOBackprop(**setup.options)] if ours else [])
+        return
+    i = keras.Input(model.input_shape[1:], dtype=model.input.dtype)
+    first = [layer for layer in model.layers if layer.weights][0]
+    body = first if setup.variant == "shares a layer" else type(first).from_config(first.get_config())
+    h = body(i)
+    h = keras.layers.Flatten()(h) if len(h.shape) > 2 else h
+    other = keras.Model(i, keras.layers.Dense(3)(h))
+    other.compile("adam", "mse", jit_compile=False)
+    rewritten = ours and setup.variant == "rewritten before"
+    fit(other, 1, [tf_ooo.OOOBackprop(**setup.options)] if rewritten else [])
+
+
+def optimizers_of(model: Any) -> list[Any]:
+    names = ("optimizer", "second", "of_critic", "of_generator")
+    return [optimizer for name in names if (optimizer := getattr(model, name, None)) is not None]
+
+
+def _values(model: Any) -> list[tuple[str, np.ndarray]]:
+    variables = [*model.variables]
+    for optimizer in optimizers_of(model):
+        variables += optimizer.variables
+    return [(v.path, np.array(v)) for v in variables]
+
+
+# -- data parallel ---------------------------------------------------------------------------------
+
+
+def _as_horovod(model: Any) -> None:
+    """Gradients are averaged by stock Horovod where an optimizer applies them."""
+    import horovod.tensorflow as hvd
+
+    for optimizer in optimizers_of(model):
+        object.__setattr__(optimizer, "apply", _averaging(optimizer.apply, hvd))
+
+
+def _averaging(apply: Any, hvd: Any) -> Any:
+    def averaging(gradients: list[Any], variables: Any = None) -> Any:
+        return apply([None if g is None else hvd.allreduce(g, op=hvd.Average) for g in gradients], variables)
+
+    return averaging
+
+
+def _of_all_ranks(history: dict[str, list[Any]], rows: int, ranks: Any) -> dict[str, list[float]]:
+    """Means over the ranks, as our callback makes of logs."""
+    of_ranks, means = ranks.gather(history), {}
+    for name in history:
+        epochs = zip(*(history[name] for history in of_ranks), strict=True)
+        means[name] = [math.fsum(rows * v for v in values) / (rows * ranks.size) for values in epochs]
+    return means

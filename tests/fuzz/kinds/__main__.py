@@ -1,4 +1,4 @@
-"""``python -m tests.fuzz.kinds -n 300 --seed 1 --mode pipeline``: what users write themselves, drawn by chance."""
+"""``python -m tests.fuzz.kinds -n 300 --mode pipeline``: what users write themselves, drawn by chance."""
 
 from __future__ import annotations
 

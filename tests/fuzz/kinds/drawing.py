@@ -119,7 +119,7 @@ def _pipeline(setup: OwnSetup, draw: Drawing) -> OwnSetup:
         "recompute": draw.choice(("none", "none", "none", "all")),
     }
     if setup.variant == "whole_batch":
-        options["batch_norm"] = "whole_batch"
+        options |= {"batch_norm": "whole_batch", "microbatches": 1}
     return replace(setup, options=options)
 
 

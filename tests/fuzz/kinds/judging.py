@@ -22,7 +22,7 @@ REFUSALS = {
     "Lambda over rows": rf"layer 'lambda.*{_MEET}",
     "Model.call over rows": rf"looked at: Mixing.*rows first meet.*{_MEET}",
     "layer over rows": rf"layer '(softmax|unit_normalization).*{_MEET}",
-    "loss over rows": rf"looked at: of_rows.*{_MEET}|the loss adds up rows \(looked at: of_rows",
+    "loss over rows": rf"looked at: loss of_rows.*{_MEET}|the loss adds up rows \(looked at: loss of_rows",
     "scaled gradients": r"gradient",
     "several models": r"",
 }

@@ -12,7 +12,7 @@ ops = keras.ops
 # Functions in which the rows of a batch meet, of features for each row.
 OVER_ROWS: dict[str, Callable[[Any], Any]] = {
     "mean": lambda h: h - ops.mean(h, axis=0, keepdims=True),
-    "deviation": lambda h: h / (1.0 + ops.std(h, axis=0, keepdims=True)),
+    "deviation": lambda h: h / ops.sqrt(1.0 + ops.var(h, axis=0, keepdims=True)),
     "largest": lambda h: h - ops.max(h, axis=0, keepdims=True),
     "sum": lambda h: h + 0.1 * ops.sum(h, axis=0, keepdims=True),
     "cumulative": lambda h: 0.3 * ops.cumsum(h, axis=0),

@@ -7,8 +7,9 @@ from typing import Any
 
 from tests.fuzz.drawing import Drawing
 from tests.fuzz.setups import Ranks
-from tests.fuzz.several import LAUNCHES, ORDERS
+from tests.fuzz.several import LAUNCHES, MEASURED, ORDERS
 
+BATCH_SIZE = 8
 ROW_OPS = ("mean", "deviation", "largest", "sum", "cumulative", "sorted", "softmax", "rolled", "gram")
 # What of each kind is drawn; the training of one device never differs by it.
 KINDS: dict[str, tuple[str, ...]] = {
@@ -68,6 +69,7 @@ class OwnSetup:
     as_dataset: bool
     steps_per_execution: int
     options: dict[str, Any]
+    epochs: int = 2
     ranks: Ranks | None = None
     dtype: str = "float32"
 
@@ -127,4 +129,7 @@ def _ranks(setup: OwnSetup, draw: Drawing) -> OwnSetup:
     launch = tuple(LAUNCHES)[setup.number // 10 % len(LAUNCHES)]
     ranks = Ranks(launch, draw.choice(ORDERS))
     options = {**setup.options, "mode": "data_parallel", "schedule": ranks.schedule, "engine": ranks.engine}
-    return replace(setup, options=options, ranks=ranks)
+    # Executions are left after those that are measured before a plan.
+    of_epoch = -(-setup.rows // (BATCH_SIZE * setup.steps_per_execution))
+    epochs = -(-(MEASURED // setup.steps_per_execution + 4) // of_epoch)
+    return replace(setup, options=options, ranks=ranks, epochs=epochs)

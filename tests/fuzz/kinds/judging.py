@@ -32,10 +32,7 @@ ALWAYS_REFUSED = {"updates inside": r"loop", "by hand": r"totals|Variable|accumu
 # before the first step.  ``None`` among what is off: anything.
 SAYINGS: dict[str, tuple[str, str | None]] = {
     "BatchNormalization": (r"batch_normalization.* over \d+ rows", None),
-    "Dropout": (
-        r"(dropout|gaussian_noise|gaussian_dropout).*other masks|other.*(masks|noise).*(dropout|gaussian)",
-        None,
-    ),
+    "Dropout": (r"random numbers are drawn.*(dropout|gaussian_noise)", None),
     "layer that assigns": (r"assigning|state", None),
     "own logs": (r"a log \(.*global_norm.*mean of its micro-batches", r"norm"),
 }

@@ -16,7 +16,6 @@ from tests.fuzz.kinds.layers import OVER_ROWS, Assigning, InTurns, Looping, Mixi
 layers = keras.layers
 SHAPES = {"dense": (6,), "conv1d": (5, 3), "conv2d": (6, 5, 2), "tokens": (4,), "lstm": (3, 4)}
 OUTPUTS, WORDS = 3, 11
-BATCH_SIZE = 8
 DEEP = ("zb_v", "interleaved_1f1b")
 
 

@@ -15,10 +15,8 @@ import numpy as np
 import tensorflow as tf
 
 import tf_ooo
-from tests.fuzz.kinds.drawing import OwnSetup
-from tests.fuzz.kinds.models import BATCH_SIZE, compiled, data_of, model_of
-
-EPOCHS = 2
+from tests.fuzz.kinds.drawing import BATCH_SIZE, OwnSetup
+from tests.fuzz.kinds.models import OUTPUTS, compiled, data_of, model_of
 
 
 @dataclass
@@ -87,16 +85,13 @@ def train(setup: OwnSetup, ours: bool, ranks: Any = None) -> Trained:
 
 def _train(setup: OwnSetup, ours: bool, ranks: Any) -> Trained:
     model, trained, ends = model_of(setup), Trained(), _Ends()
-    data = data_of(setup, ranks.rank if ranks else 0)
-    fit = _fit(setup, data)
-    _before(model, setup, fit, ours)
-    if ranks and not ours:
-        _as_horovod(model)
-    callback = tf_ooo.OOOBackprop(**setup.options) if ours else None
+    fitting = Fitting(setup, ours, ranks)
+    fitting.before(model)
+    callback = fitting.callback() if ours else None
     before = {v.path: np.array(v) for v in model.variables}
     with _hearing(trained, ends):
         try:
-            history = fit(model, EPOCHS, [callback, ends] if callback else [ends]).history
+            history = fitting.fit(model, setup.epochs, [callback, ends] if callback else [ends]).history
         except tf_ooo.OOOError as error:
             trained.refused = f"{type(error).__name__}: {error}"
             trained.changed = [
@@ -113,43 +108,54 @@ def _train(setup: OwnSetup, ours: bool, ranks: Any) -> Trained:
     return trained
 
 
-def _fit(setup: OwnSetup, data: tuple[Any, Any]) -> Any:
-    def fit(model: Any, epochs: int, callbacks: Any = ()) -> Any:
+class Fitting:
+    """Fits of one process: its data, stock or ours, alone or with other ranks."""
+
+    def __init__(self, setup: OwnSetup, ours: bool, ranks: Any) -> None:
+        self.setup, self.ours, self.ranks = setup, ours, ranks
+        self.data = data_of(setup, ranks.rank if ranks else 0)
+
+    def callback(self) -> Any:
+        return tf_ooo.OOOBackprop(**self.setup.options)
+
+    def fit(self, model: Any, epochs: int, callbacks: Any = ()) -> Any:
+        if self.ranks and not self.ours:
+            _as_horovod(model)
         options = {"epochs": epochs, "verbose": 0, "callbacks": list(callbacks)}
-        if setup.as_dataset:
-            return model.fit(tf.data.Dataset.from_tensor_slices(data).batch(BATCH_SIZE), **options)
-        return model.fit(*data, batch_size=BATCH_SIZE, shuffle=False, **options)
+        if self.setup.as_dataset:
+            return model.fit(tf.data.Dataset.from_tensor_slices(self.data).batch(BATCH_SIZE), **options)
+        return model.fit(*self.data, batch_size=BATCH_SIZE, shuffle=False, **options)
 
-    return fit
+    def before(self, model: Any) -> None:
+        """What the process does before the ``fit`` that is compared."""
+        kind, variant = self.setup.kind, self.setup.variant
+        if kind == "frozen after compile":
+            self._first(model)
+            model.layers[1].trainable = variant == "thawed"
+            if variant == "compiled again":
+                compiled(model, self.setup)
+        if variant == "fitted twice":
+            self._first(model, rewritten=True)
+        elif kind == "several models":
+            self._first(self._other(model), rewritten=variant == "rewritten before")
+        if variant == "compiled twice":
+            self._first(model)
+            model.compile(keras.optimizers.Adam(0.01, epsilon=1e-3), "mse", jit_compile=False)
 
+    def _first(self, model: Any, rewritten: bool = False) -> None:
+        """Ranks train together each time."""
+        self.fit(model, 1, [self.callback()] if self.ours and (rewritten or self.ranks) else [])
 
-def _before(model: Any, setup: OwnSetup, fit: Any, ours: bool) -> None:
-    """What the process has done before this ``fit``."""
-    if setup.kind == "frozen after compile":
-        fit(model, 1)
-        model.layers[1].trainable = setup.variant == "thawed"
-        if setup.variant == "compiled again":
-            compiled(model, setup)
-    if setup.kind == "several models":
-        _other_models(model, setup, fit, ours)
-    if setup.variant == "compiled twice":
-        fit(model, 1)
-        model.compile(keras.optimizers.Adam(0.01, epsilon=1e-3), "mse", jit_compile=False)
-
-
-def _other_models(model: Any, setup: OwnSetup, fit: Any, ours: bool) -> None:
-    if setup.variant == "fitted twice":
-        fit(model, 1, [tf_ooo.OOOBackprop(**setup.options)] if ours else [])
-        return
-    i = keras.Input(model.input_shape[1:], dtype=model.input.dtype)
-    first = [layer for layer in model.layers if layer.weights][0]
-    body = first if setup.variant == "shares a layer" else type(first).from_config(first.get_config())
-    h = body(i)
-    h = keras.layers.Flatten()(h) if len(h.shape) > 2 else h
-    other = keras.Model(i, keras.layers.Dense(3)(h))
-    other.compile("adam", "mse", jit_compile=False)
-    rewritten = ours and setup.variant == "rewritten before"
-    fit(other, 1, [tf_ooo.OOOBackprop(**setup.options)] if rewritten else [])
+    def _other(self, model: Any) -> Any:
+        """A small model of the same input; it may have the first layer of this one."""
+        i = keras.Input(model.input_shape[1:], dtype=model.input.dtype)
+        first = next(layer for layer in model.layers if layer.weights)
+        shares = self.setup.variant == "shares a layer"
+        h = (first if shares else type(first).from_config(first.get_config()))(i)
+        h = keras.layers.Flatten()(h) if len(h.shape) > 2 else h
+        other = keras.Model(i, keras.layers.Dense(OUTPUTS)(h))
+        other.compile("adam", "mse", jit_compile=False)
+        return other
 
 
 def optimizers_of(model: Any) -> list[Any]:
@@ -172,7 +178,8 @@ def _as_horovod(model: Any) -> None:
     import horovod.tensorflow as hvd
 
     for optimizer in optimizers_of(model):
-        object.__setattr__(optimizer, "apply", _averaging(optimizer.apply, hvd))
+        if "apply" not in vars(optimizer):
+            object.__setattr__(optimizer, "apply", _averaging(optimizer.apply, hvd))
 
 
 def _averaging(apply: Any, hvd: Any) -> Any:

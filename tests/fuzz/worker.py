@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import gc
 import multiprocessing
 import os
 import signal
@@ -121,6 +122,8 @@ def _serve(
         parents.close()
     warnings.simplefilter("ignore")
     prepare()
+    gc.collect()
+    gc.freeze()  # or all that is imported is looked through whenever a session is cleared
     while True:
         try:
             setup = connection.recv()

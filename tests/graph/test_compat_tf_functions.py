@@ -154,3 +154,21 @@ def test_step_of_fit():
     assert tf_functions.step_of_fit(around) is None, "train_on_batch calls the inner one alone"
     around(tf.constant(1.0))
     assert tf_functions.step_of_fit(around) is not None
+
+
+def test_code_around_a_caller_s_is_left_as_written(caplog):
+    """A walrus is what AutoGraph cannot convert; a condition on a tensor is what it has to."""
+    turns = []
+
+    @tf_functions.left_as_written
+    def ours(function, x):
+        while (turn := len(turns)) < 2:
+            turns.append(turn)
+        return tf_functions.as_in_the_caller(function)(x)
+
+    def users(x):
+        return x + 1.0 if x > 0.0 else x
+
+    assert tf.function(lambda x: ours(users, x))(tf.constant(1.0)) == 2.0, "AutoGraph's interface is another"
+    assert turns == [0, 1]
+    assert "could not be transformed" not in caplog.text

@@ -260,3 +260,18 @@ def test_random_numbers_of_ones_own_are_said():
     callback = pipelined("zb_h1")
     fitted(made(Stepping), callback)
     assert "random numbers" not in callback.report.summary()
+
+
+class Norms(Stepping):
+    def train_step(self, data):
+        loss, grads = self.gradients(*data)
+        self.optimizer.apply(grads, self.trainable_variables)
+        return {"own": loss, "norm": tf.linalg.global_norm(grads)}
+
+
+def test_each_fit_s_report_says_which_log_is_not_the_batch_s_own():
+    for _ in range(2):  # of a second model in the same process, too
+        callback = pipelined("zb_h1")
+        fitted(made(Norms), callback)
+        (note,) = [note for note in callback.report.notes if "micro-batches' values" in note]
+        assert note.startswith("the log norm is the mean of its micro-batches' values")

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
+from tensorflow.python.autograph.impl import api
 
 # Keras' train function is a Python function around a tf.function around another.
 _DEPTH = 3
@@ -32,6 +33,20 @@ def plain_function(
     )
     function._omit_frequent_tracing_warning = True
     return function
+
+
+def left_as_written(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The same function, which AutoGraph calls without converting it, where a caller's code is converted.
+
+    Whatever it calls back goes through :func:`as_in_the_caller`.
+    """
+    return api.autograph_artifact(function)
+
+
+def as_in_the_caller(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The same function, converted by AutoGraph if the code that is being traced here is."""
+    autograph = tf.__internal__.autograph
+    return autograph.tf_convert(function, autograph.control_status_ctx())
 
 
 def concrete_function(body: Callable[..., Any], specs: Sequence[Any], compiled: bool = False) -> Any:

@@ -177,6 +177,7 @@ class FirstSteps:
         self._functions.note_changed = self._note_changed
         self._functions.note_drawn = self._note_drawn
         self._says_random = bool(keras_layers.random_layers(model))  # before the first step
+        self._functions.note = self._warn
         self._steps = 0 if options.costs is not None else min(options.profile_steps, MOST_STEPS)
         self.timed_s: list[float] = []  # without the profiler
         self._whole_rows, self._waited = 0, False

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
-from tf_ooo.compat import keras_optimizers
+from tf_ooo.compat import keras_optimizers, tf_functions
 from tf_ooo.errors import BackendError
 
 if TYPE_CHECKING:
@@ -58,16 +58,18 @@ class _Intercepting:
     def instead_of(
         self, optimizer: keras.optimizers.Optimizer, apply: Callable[..., Any]
     ) -> Callable[..., Any]:
+        @tf_functions.left_as_written
         def intercepted_apply(grads: Any, trainable_variables: Any = None) -> Any:
+            as_called = tf_functions.as_in_the_caller(apply)
             if self._proceeding:
-                return apply(grads, trainable_variables)
+                return as_called(grads, trainable_variables)
             explicit = trainable_variables is not None
             variables = keras_optimizers.variables_to_apply(optimizer, trainable_variables)
 
             def proceed(changed: Sequence[Any]) -> Any:
                 self._proceeding = True
                 try:
-                    return apply(changed, variables if explicit else None)
+                    return as_called(changed, variables if explicit else None)
                 finally:
                     self._proceeding = False
 

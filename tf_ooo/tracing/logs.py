@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import functools
-import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from tf_ooo.tracing.splitting import Split
 
-_LOG = logging.getLogger("tf_ooo")
 _PASSES_ON = {"Cast", "Identity", "Reshape", "Squeeze"}
 _REDUCES = {
     "All": tf.reduce_all,
@@ -24,16 +22,18 @@ _REDUCES = {
 _MEANS = {"AddN", "AddV2", "DivNoNan", "Mean", "Mul", "MulNoNan", "Neg", "RealDiv", "Sub", "Sum"}
 
 
-def whole_logs(logs: Sequence[Any], split: Split, depends: Callable[[Any], bool]) -> Any:
+def whole_logs(
+    logs: Sequence[Any], split: Split, depends: Callable[[Any], bool], note: Callable[[str], None]
+) -> Any:
     """Logs of the whole batch; ``depends``: whether a tensor is a metric's result, which the last one has.
 
     Counts and other sums over rows are added up, extremes are those of all, other numbers are averaged by
-    rows.  Whatever else depends on rows is the last micro-batch's, and is said.
+    rows.  ``note`` is given a line for each that is no mean over rows.
     """
     if len(logs) == 1:
         return logs[0]
 
-    def of_batch(*values: Any) -> Any:
+    def of_batch(name: str, *values: Any) -> Any:
         last = values[-1]
         if not isinstance(last, tf.Tensor) or last.shape.rank != 0 or depends(last):
             return last
@@ -43,16 +43,17 @@ def whole_logs(logs: Sequence[Any], split: Split, depends: Callable[[Any], bool]
         if not last.dtype.is_floating:
             return last
         if _source(last).op.type not in (*_MEANS, "Const", "Placeholder", "ReadVariableOp"):
-            _say(f"a log ({last.op.name}) is the mean of its micro-batches' values, not the batch's own")
+            note(
+                f"the log {name or last.op.name} is the mean of its micro-batches' values, not the batch's "
+                "own; use microbatches=1 where it matters"
+            )
         shares = map(split.share, range(split.count))
         return tf.add_n([v * tf.cast(share, v.dtype) for v, share in zip(values, shares, strict=True)])
 
-    return tf.nest.map_structure(of_batch, *logs)
-
-
-@functools.cache
-def _say(text: str) -> None:
-    _LOG.warning("%s; use microbatches=1 where it matters", text)
+    if not isinstance(logs[0], Mapping):
+        return tf.nest.map_structure(functools.partial(of_batch, ""), *logs)
+    named = ((name, [each[name] for each in logs]) for name in logs[0])
+    return {name: tf.nest.map_structure(functools.partial(of_batch, name), *each) for name, each in named}
 
 
 def _source(tensor: Any) -> Any:

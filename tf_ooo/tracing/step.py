@@ -68,6 +68,8 @@ class StepFunctions:
         self.note_changed: Callable[[list[str]], None] = lambda names: None
         # Given the name of an op that draws other random numbers for each micro-batch.
         self.note_drawn: Callable[[str], None] = lambda name: None
+        # Given a line on each log that is not the batch's own.
+        self.note: Callable[[str], None] = lambda text: None
         self._functions: dict[Any, Any] = {}
         self._concrete: dict[Any, Any] = {}
         self.seen: BatchesSeen | None = None
@@ -165,7 +167,7 @@ class StepFunctions:
                 logs = InTurns(model, split, collecting, scope, lambda: self._applying(batch)).run(batch)
                 refuse_no_gradient(collecting.applied)
                 with op_marks.numbered_step(split.count, STEP_ATTR, scope):
-                    logs = _whole(logs, split, names_by_handle(_metrics_of(model)))
+                    logs = self._whole(logs, split)
                     return nests.with_variables_read(logs)
             micro_batches = _MicroBatches(model, split, collecting)
             logs = []
@@ -185,7 +187,7 @@ class StepFunctions:
                         self.note_drawn(first_drawn())
             refuse_no_gradient(collecting.applied)
             with op_marks.numbered_step(split.count, STEP_ATTR, scope):
-                out = _whole(logs, split, names_by_handle(_metrics_of(model)))
+                out = self._whole(logs, split)
                 with self._applying(batch):
                     collecting.apply()
                 return nests.with_variables_read(out)
@@ -195,6 +197,11 @@ class StepFunctions:
                 return step(batch)
 
         return tf_functions.plain_function(traced_once, specs)
+
+    def _whole(self, logs: Sequence[Any], split: Split) -> Any:
+        """Logs of the whole batch: a metric's result after the last micro-batch; see :func:`whole_logs`."""
+        metrics = names_by_handle(_metrics_of(self.model))
+        return whole_logs(logs, split, lambda value: _depends_on(value, metrics), self.note)
 
 
 class _MicroBatches:
@@ -283,11 +290,6 @@ def read_after(updates: Iterable[tuple[Sequence[Any], int]]) -> str:
             if read:
                 return f"{read[0]} again after it has applied its gradient (op {op.name})"
     return ""
-
-
-def _whole(logs: Sequence[Any], split: Split, metrics: dict[int, str]) -> Any:
-    """Logs of the whole batch: a metric's result after the last micro-batch; see :func:`whole_logs`."""
-    return whole_logs(logs, split, lambda value: _depends_on(value, metrics))
 
 
 def _depends_on(tensor: Any, handles: dict[int, str]) -> bool:

@@ -34,7 +34,7 @@ SAYINGS: dict[str, tuple[str, str | None]] = {
     "BatchNormalization": (r"batch_normalization.* over \d+ rows", None),
     "Dropout": (r"random numbers are drawn.*(dropout|gaussian_noise)", None),
     "layer that assigns": (r"assigning|state", None),
-    "own logs": (r"a log \(.*global_norm.*mean of its micro-batches", r"norm"),
+    "own logs": (r"the log norm is the mean of its micro-batches", r"^norm$"),
 }
 
 

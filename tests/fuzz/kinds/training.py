@@ -167,7 +167,8 @@ def _values(model: Any) -> list[tuple[str, np.ndarray]]:
     variables = [*model.variables]
     for optimizer in optimizers_of(model):
         variables += optimizer.variables
-    return [(v.path, np.array(v)) for v in variables]
+    # Slots of the optimizer in a loss-scaling one, whichever of both has made them.
+    return [(v.path.removeprefix("loss_scale_optimizer/"), np.array(v)) for v in variables]
 
 
 # -- data parallel ---------------------------------------------------------------------------------

@@ -143,12 +143,15 @@ malformed: venv
 fuzz: N ?= 100
 fuzz: venv
 	$(BIN)/python -m tests.fuzz -n $(N) --seed $(SEED)
+	$(BIN)/python -m tests.fuzz.kinds -n $(N) --seed $(SEED)
 
-# Random set-ups of what users write themselves, stock against a pipeline and one device; docs/testing.md.
+# Random set-ups of what users write themselves, in each mode; docs/testing.md.
 .PHONY: fuzz-kinds
-fuzz-kinds: N ?= 34
-fuzz-kinds: venv
-	$(BIN)/python -m tests.fuzz.kinds $(N) $(SEED)
+fuzz-kinds: N ?= 40
+fuzz-kinds: venv horovod
+	for mode in single pipeline data_parallel; do \
+		$(BIN)/python -m tests.fuzz.kinds -n $(N) --seed $(SEED) --mode $$mode || failed=1; \
+	done; test -z "$$failed"
 
 # Keras' own tests that train, stock and as a pipeline of two devices; docs/testing.md.
 .PHONY: keras-own

@@ -40,13 +40,15 @@ def left_as_written(function: Callable[..., Any]) -> Callable[..., Any]:
 
     Whatever it calls back goes through :func:`as_in_the_caller`.
     """
-    return api.autograph_artifact(function)
+    left: Callable[..., Any] = api.autograph_artifact(function)
+    return left
 
 
 def as_in_the_caller(function: Callable[..., Any]) -> Callable[..., Any]:
     """The same function, converted by AutoGraph if the code that is being traced here is."""
     autograph = tf.__internal__.autograph
-    return autograph.tf_convert(function, autograph.control_status_ctx())
+    converted: Callable[..., Any] = autograph.tf_convert(function, autograph.control_status_ctx())
+    return converted
 
 
 def concrete_function(body: Callable[..., Any], specs: Sequence[Any], compiled: bool = False) -> Any:

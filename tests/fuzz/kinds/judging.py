@@ -27,7 +27,11 @@ REFUSALS = {
     "several models": r"",
 }
 # Of a variant, with one micro-batch too.
-ALWAYS_REFUSED = {"updates inside": r"loop", "by hand": r"totals|Variable|accumulat|micro_steps"}
+ALWAYS_REFUSED = {
+    "updates inside": r"loop",
+    "sum of losses": r"a loop stays whole",
+    "by hand": r"totals|Variable|accumulat|micro_steps",
+}
 # What a pipeline may change in a result, if a line says so: what the line must name, and that it comes
 # before the first step.  ``None`` among what is off: anything.
 SAYINGS: dict[str, tuple[str, str | None]] = {

@@ -92,3 +92,14 @@ def test_a_rank_that_dies_or_hangs_is_a_failure_and_the_next_set_up_runs(monkeyp
     runner.close()
     assert [outcome.kind for outcome in outcomes] == [GOOD, "dies", "hangs", GOOD]
     assert "SIGKILL" in outcomes[1].text
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("number", [3, 65])
+def test_what_users_write_themselves_has_the_bits_of_stock_horovod(number):
+    from tests.fuzz.kinds.drawing import drawn
+    from tests.fuzz.kinds.judging import run
+
+    setup = drawn(number, "data_parallel")
+    outcome = run(setup)
+    assert outcome.kind == GOOD, f"{setup}: {outcome.text}"

@@ -275,3 +275,19 @@ def test_each_fit_s_report_says_which_log_is_not_the_batch_s_own():
         fitted(made(Norms), callback)
         (note,) = [note for note in callback.report.notes if "micro-batches' values" in note]
         assert note.startswith("the log norm is the mean of its micro-batches' values")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param({"mode": "pipeline", "microbatches": 4, "schedule": "zb_h1"}, id="pipeline"),
+        pytest.param({"mode": "layerpipe"}, id="layerpipe"),
+    ],
+)
+def test_a_model_without_weights_is_told_so(options):
+    """Stock Keras warns, and trains nothing; it is no train_step without an optimizer."""
+    inputs = keras.Input(X.shape[1:])
+    model = keras.Model(inputs, keras.layers.Dropout(0.5)(inputs))
+    model.compile("sgd", "mse")
+    with pytest.raises(BackendError, match="no trainable weights"):
+        fitted(model, tf_ooo.OOOBackprop(**options, devices=2, profile_steps=0), targets=X)

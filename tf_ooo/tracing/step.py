@@ -165,7 +165,7 @@ class StepFunctions:
             )
             if in_turns:
                 logs = InTurns(model, split, collecting, scope, lambda: self._applying(batch)).run(batch)
-                refuse_no_gradient(collecting.applied)
+                refuse_no_gradient(model, collecting.applied)
                 with op_marks.numbered_step(split.count, STEP_ATTR, scope):
                     logs = self._whole(logs, split)
                     return nests.with_variables_read(logs)
@@ -185,7 +185,7 @@ class StepFunctions:
                     if split.count > 1:
                         self.note_changed(changed_by_each(model, micro_batches.once))
                         self.note_drawn(first_drawn())
-            refuse_no_gradient(collecting.applied)
+            refuse_no_gradient(model, collecting.applied)
             with op_marks.numbered_step(split.count, STEP_ATTR, scope):
                 out = self._whole(logs, split)
                 with self._applying(batch):
@@ -253,8 +253,12 @@ class _MicroBatches:
         return self._split.kind(number), number if train_function.counts_steps(self._model) else 0
 
 
-def refuse_no_gradient(updates: Sequence[Any]) -> None:
+def refuse_no_gradient(model: Any, updates: Sequence[Any]) -> None:
     """Raises StepRefused where no optimizer has been called."""
+    if not updates and not model.trainable_weights:
+        raise StepRefused(
+            "the model has no trainable weights: there is no layer to cut it at; fit it as it is"
+        )
     if not updates:
         raise StepRefused(
             "train_step applies no gradient through a Keras optimizer that is an attribute of the model; "

@@ -175,7 +175,7 @@ def _flat_step(model: keras.Model, inputs: Packed, marked: bool) -> Callable[...
 
         with intercepted(optimizers_of(model), apply_once):
             results = nests.as_tensors(step(inputs.unpack(tensors)))  # which may read variables
-        refuse_no_gradient(updates)
+        refuse_no_gradient(model, updates)
         refuse_reads_after(updates)
         return results
 

@@ -95,6 +95,17 @@ class _Units:
         self.starts: list[set[tuple[int, int]]] = [set() for _ in range(count)]
         self.through = [0] * count
         self._shapes = [w.shape for w in backward.gradients.weights]
+        self.handed_out = self._handed_out(backward)
+
+    def _handed_out(self, backward: Backward) -> set[tuple[int, int]]:
+        """Outputs of forward ops that are gradients of several units: a loss op computes them as well."""
+        return {
+            output
+            for output, targets in backward.gradients.targets_of_outputs.items()
+            if backward.gradients.forward[output[0]]
+            and all(backward.is_backward[target] for target in targets)
+            and several(union(self.needed[target] for target in targets))
+        }
 
     def of(self, weights: int) -> int:
         return union(1 << self.of_weight[weight] for weight in bits_of(weights))
@@ -126,6 +137,8 @@ def _note(backward: Backward, units: _Units, node: int) -> None:
         if backward.is_backward[source] and several(units.needed[source]) and g.from_data[source]:
             if source not in backward.unstashing and source not in backward.recomputed:
                 units.starts[unit] |= _start(backward, units, source, edge.port, unit)
+        elif (source, edge.port) in units.handed_out:
+            units.starts[unit].add((source, edge.port))
         elif not g.from_data[source]:
             units.through[unit] |= units.of(g.depends_on_tensors[source])
 

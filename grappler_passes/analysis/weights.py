@@ -93,9 +93,14 @@ def _without_state(
     own_writes = {n for v in candidates for n in v.writes}
     forward = graph.upstream({n: 1 for n in ends if n not in own_writes})
     shared = 0
-    for node, reached in enumerate(graph.upstream(memberships(v.writes for v in candidates))):
-        if not forward[node] and several(reached):
-            shared |= reached
+    reached = graph.upstream(memberships(v.writes for v in candidates))
+    for node, here in enumerate(reached):
+        if not forward[node]:
+            shared |= here if several(here) else 0
+    for targets in values.targets_of_outputs.values():
+        # A loss op may hand out its gradient as well: of reduction="sum" that is the gradient.
+        gradient = 0 if any(forward[t] for t in targets) else union(reached[t] for t in targets)
+        shared |= gradient if several(gradient) else 0
     kept = [v for i, v in enumerate(candidates) if shared >> i & 1]
     return kept or candidates
 

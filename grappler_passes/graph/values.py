@@ -79,6 +79,16 @@ class ValueFlow:
                 sources[node] = 1
         return sources
 
+    @cached_property
+    def targets_of_outputs(self) -> dict[tuple[int, int], list[int]]:
+        """The consumers of each output, (op, port), of the ops that have several of them."""
+        targets: dict[tuple[int, int], list[int]] = {}
+        for node, edges in enumerate(self.flow.data):
+            for edge in edges:
+                if len(self.flow.outputs[edge.source]) > 1:
+                    targets.setdefault((edge.source, edge.port), []).append(node)
+        return targets
+
     def fed_by_data(self) -> list[int]:
         """1 for each op whose value changes with the data, other than by a boolean (a loss scale's
         switch)."""

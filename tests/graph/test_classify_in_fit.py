@@ -52,6 +52,16 @@ def test_state_of_an_optimizer_is_no_weight():
     assert callback.report.moved_ops > 0
 
 
+def test_a_loss_op_that_hands_out_its_gradient():
+    """Of a sum over rows the gradient is the loss op's second output, as it is."""
+    keras.utils.set_random_seed(7)
+    model, x, y = zoo.mlp()
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction="sum")
+    model.compile("sgd", loss, jit_compile=False)
+    graph = fit(model, x, y)
+    assert len(graph.layers) == sum(bool(layer.weights) for layer in model.layers)
+
+
 @needs_keras_3
 def test_kernel_and_bias_of_a_convolution_that_xla_compiles():
     """Keras has XLA compile convolutions in groups: one call computes dO and the kernel's gradient."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import tensorflow as tf
 
 from tests.graph.compat_models import normalized_model
-from tests.zoo import keras
+from tests.zoo import KERAS_3, keras
 from tf_ooo.compat import keras_layers
 
 
@@ -84,6 +84,18 @@ def test_inference_only():
     tf.debugging.assert_equal(inside, model(x, training=False), message="Layer.call is no longer looked up")
     assert [vars(layer).get("call") for layer in model.layers] == calls
     assert not bool(tf.reduce_all(model(x, training=True) == inside))
+
+
+def test_moving_averages():
+    """Keras 2's fused layer keeps a corrected variance."""
+    layers = keras.layers
+    images = keras.Sequential([keras.Input((4, 4, 3)), layers.BatchNormalization()])
+    model = keras.Sequential([keras.Input((3,)), layers.BatchNormalization(momentum=0.7)])
+    ((mean, variance, momentum),) = keras_layers.moving_averages(model)
+    assert mean is model.layers[-1].moving_mean
+    assert variance is model.layers[-1].moving_variance
+    assert momentum == 0.7
+    assert len(keras_layers.moving_averages(images)) == KERAS_3
 
 
 def test_normalizing_in_training():

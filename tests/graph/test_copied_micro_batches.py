@@ -27,7 +27,7 @@ from tests.graph.pipeline_models import (
 )
 from tests.zoo import keras, needs_keras_3
 from tf_ooo.compat import keras_optimizers
-from tf_ooo.tracing import copied, step
+from tf_ooo.tracing import copied, one_by_one, step
 from tf_ooo.tracing.micro_batches import Division
 
 pytestmark = needs_keras_3  # Keras 2 counts in the ops of the last micro-batch, and draws numbers in ops
@@ -77,7 +77,7 @@ class Traced:
         self.calls, self.data = [], tf.nest.map_structure(tf.constant, data)
         self.copying = self._step(make, settings)
         with monkeypatch.context() as patched:
-            patched.setattr(step, "TracedPart", AlwaysAnew)
+            patched.setattr(one_by_one, "TracedPart", AlwaysAnew)
             self.tracing = self._step(make, settings)
 
     def _step(self, make, settings):

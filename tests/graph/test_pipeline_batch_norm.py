@@ -75,6 +75,7 @@ def test_said_before_the_first_step(caplog):
     for said in (
         "norm",
         "over 4 rows instead of the batch's 16",
+        "moving averages change once a step",
         "batch_norm='whole_batch'",
         "visibly worse",
     ):
@@ -121,7 +122,7 @@ class Averaging(keras.layers.Layer):
 
 
 @needs_keras_3
-def test_weights_that_each_micro_batch_changes_are_named(caplog):
+def test_states_that_were_not_compared_are_named(caplog):
     layers = keras.layers
     parts = [
         layers.Dense(9),
@@ -133,8 +134,8 @@ def test_weights_that_each_micro_batch_changes_are_named(caplog):
     model = keras.Sequential([keras.Input((6,)), *parts])
     model.compile(keras.optimizers.SGD(0.1), "mse")
     with caplog.at_level(logging.WARNING, "tf_ooo"):
-        fit(model, microbatches=4, schedule="gpipe")
-    (text,) = [each.getMessage() for each in caplog.records if "in its forward pass" in each.getMessage()]
+        fit(model, microbatches=4, schedule="gpipe", check_loss=False)
+    (text,) = [each.getMessage() for each in caplog.records if "was not compared" in each.getMessage()]
     assert "averaging/average" in text
     assert "moving_mean" not in text
     assert "seed" not in text

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
-import threading
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
 from tensorflow.core.framework import graph_pb2
-from tensorflow.python.ops.resource_variable_ops import BaseResourceVariable as _Resource
 
 from grappler_passes.compat import graph_protos
 from tf_ooo.errors import BackendError
@@ -41,31 +38,6 @@ def captured_here(concrete: Any) -> list[Any]:
     for variable in concrete.graph.variables:
         graph.watch_variable(variable)
     return [graph.capture(tensor) for tensor in concrete.captured_inputs]
-
-
-@contextlib.contextmanager
-def reads_on_own_device() -> Iterator[None]:
-    """Ops that are traced inside the block get what they read of variables from ops on their own device.
-
-    A ReadVariableOp is on its variable's device.  TensorFlow's graph optimizers change how sums and products
-    associate, but not around an input that comes from another device: bits would depend on where variables
-    are.  They take away an Identity, a PlaceholderWithDefault they leave.  In branches of conditions, too
-    (gradients that are accumulated), which are graphs of their own.
-    """
-    read = _Resource._read_variable_op
-    here = threading.get_ident()
-
-    def read_and_pass_on(variable: Any, *args: Any, **kwargs: Any) -> Any:
-        value = read(variable, *args, **kwargs)
-        if tf.executing_eagerly() or threading.get_ident() != here:
-            return value
-        return tf.raw_ops.PlaceholderWithDefault(input=value, shape=value.shape)
-
-    _Resource._read_variable_op = read_and_pass_on
-    try:
-        yield
-    finally:
-        _Resource._read_variable_op = read
 
 
 def without_placeholders(graph_def: graph_pb2.GraphDef) -> Any:
@@ -104,12 +76,17 @@ def written_by(graph: Any) -> set[int]:
 def _written_in(graph: Any) -> Iterator[Any]:
     """The tensors of the graph by which its ops, and the functions that they call, write to variables."""
     for op in graph.get_operations():
-        if op.type.startswith(_WRITES):
-            yield op.inputs[0]
-        for body in bodies_of(op):
-            inside = {id(tensor) for tensor in _written_in(body)}
-            given = zip(body.inputs, op.inputs[len(op.inputs) - len(body.inputs) :], strict=True)
-            yield from (outer for inner, outer in given if id(inner) in inside)
+        yield from written_by_op(op)
+
+
+def written_by_op(op: Any) -> Iterator[Any]:
+    """The inputs by which an op, or a function that it calls, writes to variables."""
+    if op.type.startswith(_WRITES):
+        yield op.inputs[0]
+    for body in bodies_of(op):
+        inside = {id(tensor) for tensor in _written_in(body)}
+        given = zip(body.inputs, op.inputs[len(op.inputs) - len(body.inputs) :], strict=True)
+        yield from (outer for inner, outer in given if id(inner) in inside)
 
 
 def _outside(graph: Any, tensor: Any) -> Any:

@@ -86,6 +86,20 @@ def batch_normalizations(model: keras.Model) -> list[str]:
     return [title_of(layer) for layer in parts_of(model, itself=False) if isinstance(layer, kind)]
 
 
+def moving_averages(model: keras.Model) -> list[tuple[Any, Any, float]]:
+    """Mean, variance and momentum of each batch normalization that keeps the variance of its rows.
+
+    Left out is Keras 2's fused one, which corrects the variance for their number, and its renormalization.
+    """
+    kind = versions.keras_of(model).layers.BatchNormalization
+    return [
+        (layer.moving_mean, layer.moving_variance, float(layer.momentum))
+        for layer in parts_of(model, itself=False)
+        if type(layer) is kind and layer.built
+        if not getattr(layer, "fused", False) and not getattr(layer, "renorm", False)
+    ]
+
+
 def normalizing_in_training(model: keras.Model) -> list[str]:
     """Titles of the layers that normalize over the rows of a batch while the model trains.
 

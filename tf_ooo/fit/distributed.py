@@ -184,14 +184,19 @@ class FirstSteps:
         self._first_batch: Any = None  # its signature
         self._profiler = StepProfiler(1)
 
-    def _note_changed(self, names: Sequence[str]) -> None:
-        text = (
-            f"each micro-batch changes {', '.join(names)} in its forward pass, where a stock step does so "
-            "once for the batch: they, and what depends on them, become others than in stock training; "
-            "microbatches=1 keeps stock's"
-        )
+    def _note_changed(self, names: Sequence[str], guessed: Sequence[str]) -> None:
         if names:
-            self._warn(text)
+            self._warn(
+                f"each micro-batch changes {', '.join(names)} in its forward pass, where a stock step does "
+                "so once for the batch: they, and what depends on them, become others than in stock "
+                "training; microbatches=1 keeps stock's"
+            )
+        if guessed:
+            self._warn(
+                "states that are assigned once a step, by the mean or the sum of what the forward pass "
+                f"assigns for each micro-batch: {', '.join(guessed)}; whether the whole batch gives the same "
+                "was not compared (check_loss); microbatches=1 keeps stock's"
+            )
 
     def _note_drawn(self, name: str) -> None:
         if name and not self._says_random:
@@ -208,6 +213,10 @@ class FirstSteps:
     def leave_rows_open(self, seen: BatchesSeen | None) -> None:
         """As :class:`StepFunctions`."""
         self._functions.seen = seen
+
+    def states_follow(self, kinds: Mapping[str, str]) -> None:
+        """As ``kinds`` of :class:`StepFunctions`."""
+        self._functions.kinds = kinds
 
     def run(self, batch: Any) -> Any:
         """One step; its logs.  Raises why the step could not be taken apart, or was refused before it ran."""

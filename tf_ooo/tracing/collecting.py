@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tf_ooo.compat import func_graphs, keras_optimizers, keras_variables, op_marks
+from tf_ooo.compat import keras_optimizers, keras_variables, op_marks, tf_variables
 from tf_ooo.tracing.changed import Taped, refuse_changed
 from tf_ooo.tracing.intercepting import TurnsNeeded, Update, intercepted, ops_so_far, times
 from tf_ooo.tracing.micro_batches import StepRefused
@@ -193,7 +193,7 @@ class Collecting:
         self._applying = True
         for applied in self.applied[call:]:
             grads = self._totals(applied)
-            with func_graphs.reads_on_own_device():
+            with tf_variables.reads_on_own_device():
                 keras_optimizers.update(
                     applied.optimizer, grads, applied.variables if applied.explicit else None
                 )
@@ -213,7 +213,8 @@ class Collecting:
         parts = [part for _, part in sorted(applied.parts.items())]
         sums = [part.sums[place] for part in parts if place in part.sums]
         slices = [each for part in parts for each in part.slices.get(place, ())]
-        total = _added_up(sums, applied.variables[number]) if sums else None
+        device = keras_variables.value_of(applied.variables[number]).device
+        total = added_up(sums, device) if sums else None
         if slices:
             rows = _joined(slices)  # dense for some micro-batches, slices for others
             total = rows if total is None else tf.convert_to_tensor(rows) + total
@@ -223,15 +224,11 @@ class Collecting:
         return through_half(total) if place in applied.halves else total
 
 
-def _added_up(sums: Sequence[Any], variable: Any) -> Any:
-    """The sums of all replicas, one after the other, where the variable is."""
+def added_up(sums: Sequence[Any], device: str) -> Any:
+    """The sums of all replicas, one after the other, on the variable's device."""
     total = sums[0]
     if len(sums) > 1:
-        with (
-            tf.device(keras_variables.value_of(variable).device),
-            tf.name_scope("total"),
-            op_marks.marked_sums(),
-        ):
+        with tf.device(device), tf.name_scope("total"), op_marks.marked_sums():
             for part in sums[1:]:
                 total = total + part
     return total

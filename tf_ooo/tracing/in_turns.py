@@ -20,8 +20,10 @@ from tf_ooo.compat import keras_losses, nests, op_marks, tf_functions, train_fun
 from tf_ooo.tracing.collecting import Collecting
 from tf_ooo.tracing.copied import TracedPart
 from tf_ooo.tracing.micro_batches import StepRefused
-from tf_ooo.tracing.once import DRAWN, changed_once
+from tf_ooo.tracing.of_data import DRAWN
+from tf_ooo.tracing.once import changed_once
 from tf_ooo.tracing.splitting import Split
+from tf_ooo.tracing.states import States
 from tf_ooo.tracing.variables import names_by_handle
 
 if TYPE_CHECKING:
@@ -40,10 +42,11 @@ class InTurns:
         model: keras.Model,
         split: Split,
         collecting: Collecting,
+        states: States,
         scope: str,
         applying: Callable[[], AbstractContextManager[Any]],
     ) -> None:
-        self._model, self._split, self._collecting = model, split, collecting
+        self._model, self._split, self._collecting, self._states = model, split, collecting, states
         self._scope, self._applying = scope, applying
         self._turn = 0
         if len({split.kind(number) for number in range(split.count)}) > 1:
@@ -62,13 +65,18 @@ class InTurns:
             with self._numbered(0):
                 self._traced = TracedPart(0, self._parts[0], draws_anew=True)
                 with (
+                    self._states.micro_batch(0, self._parts[0]),
                     self._collecting.micro_batch(0, shares[0]),
                     keras_losses.weighted_means(self._model, shares[0]),
                 ):
                     logs = train_function.step_on_data(self._model, train_step)(self._parts[0][0])
                     logs = nests.with_variables_held(logs)
                 self._end_part([])
-            return [logs, *self._copies(logs)]
+            results = [(logs, self._states.values), *self._copies((logs, self._states.values))]
+            for number, (_, states) in enumerate(results):
+                with self._numbered(number):
+                    self._states.add(number, states)
+            return [logs for logs, _ in results]
 
     def _numbered(self, number: int) -> AbstractContextManager[None]:
         return op_marks.numbered_step(number, STEP_ATTR, self._scope)
@@ -90,7 +98,7 @@ class InTurns:
     def _end_part(self, left_out: Sequence[tuple[int, int]]) -> None:
         if self._split.count == 1:
             return
-        once = changed_once(self._model, self._parts[0], self._traced.begin).ranges
+        once = changed_once(self._model, self._parts[0], self._traced.begin, self._states.each).ranges
         after = self._once() if self._turn else ()  # before, nothing has been updated
         self._traced.end([*left_out, *once, *after])
         if self._traced.why_not:

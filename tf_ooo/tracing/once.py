@@ -6,21 +6,18 @@ al. 2018, algorithm 1); a layer may count its calls.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
-from tf_ooo.compat import func_graphs, keras_layers, nests
+from tf_ooo.compat import func_graphs, keras_layers
+from tf_ooo.tracing.of_data import DRAWN, OfData
 from tf_ooo.tracing.variables import names_by_handle
 
 if TYPE_CHECKING:
     import keras
-
-# Random numbers, of kernels, seeds and generators.
-DRAWN = re.compile("Random|Multinomial|TruncatedNormal|StandardNormal|StatefulUniform")
 
 
 @dataclass(frozen=True)
@@ -36,27 +33,25 @@ class Once:
         return [(number, number + 1) for number in self.ops]
 
 
-def changed_once(model: keras.Model, part: Any, begin: int) -> Once:
+def changed_once(model: keras.Model, part: Any, begin: int, each: Collection[str] = ()) -> Once:
     """The assignments of weights that depend on no data, and what was computed from these weights before.
 
     ``part``: the rows of the micro-batch whose ops, from number ``begin``, were traced.  Batch
-    normalization's states are left out, and so are constants that are added and may be numbers of rows.
+    normalization's states are left out, and weights that ``each`` micro-batch is known to change.
     """
     operations = tf.compat.v1.get_default_graph().get_operations()
-    of_data = _of_data(operations, part)
-    names, rows = _weights_by_handle(model), _rows(part)
+    of_data = OfData(part)
+    names = _weights_by_handle(model)
     assigns = _assigned(operations, names, begin)
     mixed = {
-        handle
-        for number, handle in assigns.items()
-        if id(operations[number]) in of_data or _may_count_rows(operations[number], rows)
+        handle for number, handle in assigns.items() if names[handle] in each or operations[number] in of_data
     }
     last = {handle: number for number, handle in assigns.items() if handle not in mixed}
     shared = {number for number, handle in assigns.items() if handle in last}
     inside = {id(operations[number]) for number in shared}
     for number, op in _from(operations, begin):
         reads = op.type == "ReadVariableOp" and number < last.get(id(op.inputs[0]), -1)
-        if reads or (id(op) not in of_data and any(id(tensor.op) in inside for tensor in op.inputs)):
+        if reads or (op not in of_data and any(id(tensor.op) in inside for tensor in op.inputs)):
             inside.add(id(op))
             shared.add(number)
     return Once(tuple(sorted(shared)), frozenset(names[handle] for handle in last))
@@ -91,27 +86,5 @@ def _weights_by_handle(model: keras.Model) -> dict[int, str]:
     return {handle: name for handle, name in named if not any(name.startswith(f"{t}/") for t in known)}
 
 
-def _of_data(operations: Any, part: Any) -> set[int]:
-    """The ops that read data or random numbers, by their ``id``."""
-    data, out = {id(tensor) for tensor in nests.Packed(part).tensors}, set[int]()
-    for op in operations:
-        reads = any(id(tensor) in data or id(tensor.op) in out for tensor in op.inputs)
-        if reads or DRAWN.search(op.type):
-            out.add(id(op))
-    return out
-
-
 def _from(operations: Any, begin: int) -> Iterator[tuple[int, Any]]:
     return enumerate(operations[begin:], begin)
-
-
-def _rows(part: Any) -> int | None:
-    return next((t.shape[0] for t in nests.Packed(part).tensors if t.shape.rank), None)
-
-
-def _may_count_rows(op: Any, rows: int | None) -> bool:
-    """Whether it adds a constant that a trace with known rows may have made of their number."""
-    if op.type == "AssignVariableOp" or len(op.inputs) < 2:
-        return False
-    value = tf.get_static_value(op.inputs[1])
-    return value is not None and rows is not None and bool((abs(value) == rows).any())

@@ -3,40 +3,27 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-import tensorflow as tf
-
 from grappler_passes.analysis.steps import STEP_ATTR, STEP_SCOPE
-from tf_ooo.compat import (
-    keras_loops,
-    keras_losses,
-    keras_optimizers,
-    nests,
-    op_marks,
-    tf_functions,
-    train_function,
-)
-from tf_ooo.errors import BackendError
+from tf_ooo.compat import keras_loops, nests, op_marks, tf_functions
 from tf_ooo.planning.model.task import replica_of_part
 from tf_ooo.tracing.collecting import Collecting
-from tf_ooo.tracing.copied import TracedPart
 from tf_ooo.tracing.in_turns import InTurns
 from tf_ooo.tracing.intercepting import TurnsNeeded
 from tf_ooo.tracing.logs import whole_logs
 from tf_ooo.tracing.micro_batches import Division, StepRefused, rows_of
-from tf_ooo.tracing.once import Once, changed_by_each, changed_once, first_drawn
+from tf_ooo.tracing.once import first_drawn
+from tf_ooo.tracing.one_by_one import OneByOne
 from tf_ooo.tracing.optimizers import optimizers_of
 from tf_ooo.tracing.splitting import BatchesSeen, FixedRows, OpenBatch, OpenRows, Split, open_batch
+from tf_ooo.tracing.states import IN_TURN, SUM, NotHeld, States
 from tf_ooo.tracing.traces import traced_anew
 from tf_ooo.tracing.variables import names_by_handle
 
 _LOG = logging.getLogger("tf_ooo")
-# What leaves a variable as it is, and what calls a function that may read it.
-READS = ("ReadVariableOp", "ResourceGather", "ResourceGatherNd")
-_CALLS = ("Case", "If", "PartitionedCall", "StatefulPartitionedCall", "While")
 
 
 class StepFunctions:
@@ -64,8 +51,8 @@ class StepFunctions:
         self._applying = applying
         self.check_captures: Callable[[Iterable[Any]], None] = lambda captures: None
         self.around_traces: Callable[[], AbstractContextManager[Any]] = nullcontext
-        # Given the names of weights that each micro-batch changes.
-        self.note_changed: Callable[[list[str]], None] = lambda names: None
+        # Given the names of weights that each micro-batch changes, and of states that are guessed at.
+        self.note_changed: Callable[[list[str], list[str]], None] = lambda names, guessed: None
         # Given the name of an op that draws other random numbers for each micro-batch.
         self.note_drawn: Callable[[str], None] = lambda name: None
         # Given a line on each log that is not the batch's own.
@@ -76,14 +63,20 @@ class StepFunctions:
         self._open: set[Hashable] = set()
         self.untraced: dict[Any, Callable[[Any], Any]] = {}
         self._in_turns = False
+        # How states follow from micro-batches, as :class:`States` wants to know it.
+        self.kinds: Mapping[str, str] = {}
+        self._each: set[str] = set()
 
     def __call__(self, batch: Any) -> Any:
-        try:
-            return self._run(batch)
-        except TurnsNeeded as error:  # of a trace
-            _LOG.debug("updates are traced in turns: %s", error)
-            self._in_turns = True
-            return self._run(batch)
+        while True:  # each of these comes of a trace, and none twice
+            try:
+                return self._run(batch)
+            except TurnsNeeded as error:
+                _LOG.debug("updates are traced in turns: %s", error)
+                self._in_turns = True
+            except NotHeld as error:
+                _LOG.debug("each micro-batch assigns %s", error)
+                self._each.update(error.paths)
 
     def _run(self, batch: Any) -> Any:
         key = nests.signature(batch)
@@ -127,7 +120,7 @@ class StepFunctions:
         function = self._make(batch, [opened.spec])
         try:
             self.check_captures(function.get_concrete_function().captured_inputs)
-        except TurnsNeeded:
+        except (TurnsNeeded, NotHeld):
             raise
         except Exception as error:  # user's code may need the number, too; what else is wrong is raised again
             _LOG.debug("each number of rows is traced by itself", exc_info=error)
@@ -163,33 +156,25 @@ class StepFunctions:
             collecting = Collecting(
                 optimizers_of(model), split.weights, split.scale, replicas, specs is not None, in_turns
             )
+            states = States(model, split, replicas, self.kinds, self._each)
             if in_turns:
-                logs = InTurns(model, split, collecting, scope, lambda: self._applying(batch)).run(batch)
-                refuse_no_gradient(model, collecting.applied)
-                with op_marks.numbered_step(split.count, STEP_ATTR, scope):
-                    logs = self._whole(logs, split)
-                    return nests.with_variables_read(logs)
-            micro_batches = _MicroBatches(model, split, collecting)
-            logs = []
-            for number in range(split.count):
-                with op_marks.numbered_step(number, STEP_ATTR, scope):
-                    logs.append(micro_batches.run(number, split.part(batch, number)))
-                if not number:
-                    variables = [
-                        [*update.variables, *keras_optimizers.state_of(update.optimizer)]
-                        for update in collecting.applied
-                    ]
-                    again = read_after(zip(variables, collecting.collected_after, strict=True))
-                    if again:
-                        raise TurnsNeeded(again)
-                    if split.count > 1:
-                        self.note_changed(changed_by_each(model, micro_batches.once))
-                        self.note_drawn(first_drawn())
+                turns = InTurns(model, split, collecting, states, scope, lambda: self._applying(batch))
+                logs = turns.run(batch)
+            else:
+                one_by_one = OneByOne(model, split, collecting, states, scope)
+                logs = one_by_one.run(batch)
+                if split.count > 1:
+                    known = [name for name, kind in self.kinds.items() if kind in (IN_TURN, SUM)]
+                    changed = [name for name in one_by_one.changed if name not in known]
+                    self.note_changed(changed, states.guessed)
+                    self.note_drawn(first_drawn())
             refuse_no_gradient(model, collecting.applied)
             with op_marks.numbered_step(split.count, STEP_ATTR, scope):
                 out = self._whole(logs, split)
-                with self._applying(batch):
-                    collecting.apply()
+                states.assign()  # as in the forward pass, before the updates
+                if not in_turns:
+                    with self._applying(batch):
+                        collecting.apply()
                 return nests.with_variables_read(out)
 
         def traced_once(batch: Any) -> Any:
@@ -202,55 +187,6 @@ class StepFunctions:
         """Logs of the whole batch: a metric's result after the last micro-batch; see :func:`whole_logs`."""
         metrics = names_by_handle(_metrics_of(self.model))
         return whole_logs(logs, split, lambda value: _depends_on(value, metrics), self.note)
-
-
-class _MicroBatches:
-    """The train step of each micro-batch in the function that is being traced.
-
-    Traced is the first of as many rows; the others are copies of it, unless those would do something else.
-    """
-
-    def __init__(self, model: Any, split: Split, collecting: Collecting) -> None:
-        self._model, self._split, self._collecting = model, split, collecting
-        # Traced within the step: gradients of a function of its own could not be added up outside.
-        self._train_step = tf_functions.undecorated(model.train_step)
-        self._traced: dict[Any, tuple[TracedPart, nests.Packed]] = {}
-        self.once = Once()
-
-    def run(self, number: int, part: Any) -> Any:
-        """The logs of a micro-batch; its gradients are collected."""
-        share = self._split.share(number)
-        if self._kind(number) in self._traced:
-            ops, results = self._traced[self._kind(number)]
-            logs, *grads = results.unpack(ops.copy(number, [part, share], results.tensors))
-            self._collecting.add_copied(number, grads)
-            return logs
-        collecting, ops = self._collecting, TracedPart(number, [part, share])
-        with collecting.micro_batch(number, share), keras_losses.weighted_means(self._model, share):
-            counts = number == self._split.count - 1
-            logs = train_function.step_on_data(self._model, self._train_step, counts)(part)
-            logs = nests.with_variables_held(logs)
-        if self._kind(number) in map(self._kind, range(number + 1, self._split.count)):
-            once = changed_once(self._model, [part, share], ops.begin) if self._all_copies else Once()
-            ops.end([*(given.ops for given in collecting.given), *once.ranges])
-            self.once = Once() if ops.why_not else once
-            if not ops.why_not:
-                results = nests.Packed([logs, *(given.grads for given in collecting.given)])
-                self._traced[self._kind(number)] = ops, results
-        return logs
-
-    @property
-    def _all_copies(self) -> bool:
-        """Whether one micro-batch is traced for all."""
-        return len(set(map(self._kind, range(self._split.count)))) == 1
-
-    def _kind(self, number: int) -> tuple[Hashable, int]:
-        """The same for micro-batches that are copies of one another; with Keras 2 none is.
-
-        Its last one counts the step, and TensorFlow's optimizers treat copies otherwise there: sums of
-        gradients were taken to be another layer's (2.15).
-        """
-        return self._split.kind(number), number if train_function.counts_steps(self._model) else 0
 
 
 def refuse_no_gradient(model: Any, updates: Sequence[Any]) -> None:
@@ -268,32 +204,6 @@ def refuse_no_gradient(model: Any, updates: Sequence[Any]) -> None:
 
 def _metrics_of(model: Any) -> list[Any]:
     return [variable for metric in model.metrics for variable in metric.variables]
-
-
-def refuse_reads_after(updates: Iterable[tuple[Sequence[Any], int]]) -> None:
-    """BackendError for what :func:`read_after` finds."""
-    again = read_after(updates)
-    if again:
-        raise BackendError(
-            f"train_step reads {again}; over several devices updates come later than in one step, so it "
-            "would not see this one: train such a model on one device"
-        )
-
-
-def read_after(updates: Iterable[tuple[Sequence[Any], int]]) -> str:
-    """A weight that is read after its update, in words; empty: there is none.
-
-    ``updates``: the variables of each, and how many ops the graph that is traced had then.
-    """
-    operations = tf.compat.v1.get_default_graph().get_operations()
-    for variables, begin in updates:
-        handles = names_by_handle(variables)
-        for op in operations[begin:]:
-            given = op.inputs[:1] if op.type in READS else op.inputs if op.type in _CALLS else ()
-            read = [handles[id(tensor)] for tensor in given if id(tensor) in handles]
-            if read:
-                return f"{read[0]} again after it has applied its gradient (op {op.name})"
-    return ""
 
 
 def _depends_on(tensor: Any, handles: dict[int, str]) -> bool:

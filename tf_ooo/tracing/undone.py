@@ -6,19 +6,19 @@ from typing import Any
 
 import tensorflow as tf
 
-from tf_ooo.tracing.step import READS
+from tf_ooo.tracing.reads_after import READS
 
 
 class Undone:
     """A traced function; after its calls all variables are as they were.
 
-    Values of those that it changes wait in the memory of this process' host meanwhile.
+    Values of those that it changes (``changed``) wait in the memory of this process' host meanwhile.
     """
 
     def __init__(self, concrete: Any) -> None:
         self.concrete, graph = concrete, concrete.graph
         inside = {id(outer): inner for outer, inner in graph.captures}
-        self._changed = [
+        self.changed = [
             variable
             for variable in graph.variables
             if any(op.type not in READS for op in inside[id(variable.handle)].consumers())
@@ -27,11 +27,11 @@ class Undone:
 
     def __enter__(self) -> Undone:
         """For several calls, after which all is put back once."""
-        self._before = [variable.numpy() for variable in self._changed]
+        self._before = [variable.numpy() for variable in self.changed]
         return self
 
     def __exit__(self, *_: object) -> None:
-        for variable, value in zip(self._changed, self._before, strict=True):
+        for variable, value in zip(self.changed, self._before, strict=True):
             variable.assign(value)
         self._before = []
 

@@ -37,7 +37,8 @@ from tf_ooo.rewriting.unrolled_tasks import Known, Step
 from tf_ooo.tracing.flat import FlatTrace
 from tf_ooo.tracing.intercepting import Update, intercepted, ops_so_far, refuse_twice
 from tf_ooo.tracing.optimizers import optimizers_of
-from tf_ooo.tracing.step import refuse_no_gradient, refuse_reads_after
+from tf_ooo.tracing.reads_after import refuse_reads_after
+from tf_ooo.tracing.step import refuse_no_gradient
 from tf_ooo.tracing.variables import all_variables
 
 if TYPE_CHECKING:

@@ -71,7 +71,8 @@ def micro_batch_notes(model: keras.Model, rows: Sequence[int]) -> list[str]:
         few = ", and with so few rows visibly worse" if min(rows) < LEAST_ROWS else ""
         texts.append(
             f"BatchNormalization normalizes each micro-batch by itself: {first_of(names)}, over {min(rows)} "
-            f"rows instead of the batch's {sum(rows)}; loss and val_loss become others than in stock training"
+            f"rows instead of the batch's {sum(rows)}; moving averages change once a step, by the mean and "
+            "the variance of all rows; loss and val_loss become others than in stock training"
             f"{few}; batch_norm={WHOLE_BATCH!r} keeps stock's result, in one micro-batch; fewer "
             "microbatches= or larger batches come nearer to it"
         )

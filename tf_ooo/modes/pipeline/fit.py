@@ -33,6 +33,7 @@ from tf_ooo.modes.pipeline.losses import check_loss
 from tf_ooo.modes.pipeline.one_device import why_back, why_uncut
 from tf_ooo.modes.pipeline.pieces import pieces_of
 from tf_ooo.modes.pipeline.running import PlannedPipeline, RunningPipeline
+from tf_ooo.modes.pipeline.state_kinds import StateKinds
 from tf_ooo.planning.simulation.measured import repeated
 from tf_ooo.rewriting.parts import WHOLE, is_part, least_share
 from tf_ooo.rewriting.staged import LayerByLayer
@@ -65,6 +66,11 @@ _ALSO_WHOLE = (
 _LOSS_UNCHECKED = (
     f"the loss of a batch is not compared with its micro-batches' (check_loss): {_NEVER_WHOLE}; one that "
     "adds up rows, or compares them with one another, trains with the micro-batches' mean"
+)
+_UNLIKE = (
+    "{}: what the forward pass assigns for a batch does not follow from what it assigns for micro-batches; "
+    "nothing that is trained depends on it, and it becomes another than in stock training; microbatches=1 "
+    "keeps stock's"
 )
 
 
@@ -169,6 +175,8 @@ class PipelineSteps:
             sync.build(model, optimizers_of(model), model.train_step, iterator)
             if options.check_loss and (on_host or not self._never_whole):  # of a few rows; nothing is kept
                 self._check_loss(batch, len(rows), on_host)
+            else:
+                self._mode.states = StateKinds()
         self._say_what_changes(rows)
         if not self._never_whole or on_host:
             return
@@ -182,11 +190,12 @@ class PipelineSteps:
         """Once for such batches, until the model is compiled again."""
         mode, model = self._mode, self._model
         key = mode.distributed.stock, nests.signature(batch), microbatches
-        if key[0] is not None and mode.checked == key:
-            return
-        with traced_anew(model):
-            check_loss(model, batch, microbatches, gradients=not on_host)
-        mode.checked = key
+        if key[0] is None or mode.checked != key:
+            with traced_anew(model):
+                mode.states = check_loss(model, batch, microbatches, gradients=not on_host)
+            mode.checked = key
+        if mode.states.unlike:
+            self._warn(_UNLIKE.format(", ".join(mode.states.unlike)))
 
     def _say_what_changes(self, rows: Sequence[int]) -> None:
         """Warns of what micro-batches of so many rows change in the result, before the first step."""
@@ -261,6 +270,7 @@ class PipelineSteps:
             loops=mode.loops_of(model),
         )
         self._first.leave_rows_open(self._seen)
+        self._first.states_follow(mode.states.kinds)
         return self._first
 
     def _check_step(self, step: Step) -> bool:
@@ -405,6 +415,7 @@ class PipelineSteps:
             loops=mode.loops_of(model),
         )
         running.leave_rows_open(self._seen)
+        running.states_follow(mode.states.kinds)
         self._running, self._uncut = running, 0
         running.begin()
         return running

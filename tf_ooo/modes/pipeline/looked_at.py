@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import tensorflow as tf
 
-from tf_ooo.compat import func_graphs, keras_attributes, keras_layers, tf_functions, train_function
+from tf_ooo.compat import (
+    func_graphs,
+    keras_attributes,
+    keras_layers,
+    keras_trainable,
+    keras_variables,
+    tf_functions,
+    train_function,
+)
 from tf_ooo.tracing.changed import Taped, refuse_changed, refuse_moved
 from tf_ooo.tracing.intercepting import Update, intercepted
 from tf_ooo.tracing.optimizers import optimizers_of
@@ -29,11 +37,12 @@ class Slices:
 
 @dataclass(frozen=True)
 class Seen:
-    """The loss of one batch, a gradient for each place of each update, and the model's outputs."""
+    """The loss of one batch, a gradient for each place of each update, the model's outputs and states."""
 
     loss: float
     grads: tuple[np.ndarray | Slices, ...]
     outputs: tuple[np.ndarray, ...]
+    states: Mapping[str, np.ndarray]
 
     @property
     def is_finite(self) -> bool:
@@ -44,8 +53,12 @@ class Seen:
 class LookedAt:
     """``train_step`` as in inference, with one constant for all random numbers; no variable changes.
 
-    ``gradients=False`` leaves the gradients out, where there is no memory for them.  ``random``: whether
-    random numbers are left, in functions that it calls.
+    ``gradients=False`` leaves the gradients out, where there is no memory for them.
+
+    Attributes:
+        random: whether random numbers are left, in functions that it calls.
+        states: variables that are not trained and that the step assigns, by path.
+        used: names of those on which the loss or a gradient depends, in this step or a later one.
     """
 
     def __init__(self, model: keras.Model, batch: Any, gradients: bool = True) -> None:
@@ -53,17 +66,58 @@ class LookedAt:
         self._undone = Undone(tf_functions.concrete_function(self._step, [batch]))
         called = func_graphs.ops_called_from(self._undone.concrete.graph)
         self.random = any("Random" in kind for _, kind in called)
+        self.states = _states(model, self._undone.changed)
 
     def __call__(self, batch: Any) -> Seen:
         with self._undone:
             loss, grads, outputs = self._undone(batch)
-        return Seen(float(loss), tuple(map(_value_of, grads)), tuple(out.numpy() for out in outputs))
+            states = self.values
+        return Seen(float(loss), tuple(map(_value_of, grads)), tuple(out.numpy() for out in outputs), states)
+
+    @property
+    def values(self) -> dict[str, np.ndarray]:
+        """The states as they are."""
+        return {path: variable.numpy() for path, variable in self.states.items()}
+
+    @property
+    def used(self) -> set[str]:
+        graph = self._undone.concrete.graph
+        inside = {id(outer): inner for outer, inner in graph.captures}
+        handles = {id(inside[id(variable.handle)]): path for path, variable in self.states.items()}
+        return _read_by(self._undone.concrete.outputs, handles)
 
     def _step(self, batch: Any) -> Any:
         traced = _traced_step(self._model, batch)
         func_graphs.set_random_numbers(tf.compat.v1.get_default_graph())
         loss = tf.add_n([tf.cast(tf.reduce_sum(loss), tf.float32) for loss in traced.losses])
         return loss, traced.grads if self._gradients else [], traced.outputs
+
+
+def _states(model: keras.Model, changed: Sequence[Any]) -> dict[str, Any]:
+    """The weights among these variables that are not trained, by path."""
+    trained = {id(variable) for variable in keras_trainable.trained_variables(model)}
+    by_handle = {id(variable.handle): variable for variable in changed}
+    named = keras_variables.named(model.weights).items()
+    values = {path: keras_variables.value_of(v) for path, v in named if id(v) not in trained}
+    return {
+        path: by_handle[id(value.handle)]
+        for path, value in values.items()
+        if value is not None and id(value.handle) in by_handle
+    }
+
+
+def _read_by(tensors: Sequence[Any], handles: Mapping[int, str]) -> set[str]:
+    """Names of the variables that tensors are computed from, or what is assigned to such variables."""
+    seen, waiting, read = set[int](), list(tensors), set[str]()
+    while waiting:
+        tensor = waiting.pop()
+        if id(tensor) in handles and handles[id(tensor)] not in read:
+            read.add(handles[id(tensor)])
+            waiting.extend(given for op in tensor.consumers() for given in op.inputs[1:])
+        if id(tensor.op) not in seen:
+            seen.add(id(tensor.op))
+            waiting.extend(tensor.op.inputs)
+    return read
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from tf_ooo.compat import keras_layers, keras_losses, keras_variables
 from tf_ooo.costs.places import first_of
 from tf_ooo.errors import BackendError
 from tf_ooo.modes.pipeline.looked_at import LookedAt, Seen, dense, forward_tensors
+from tf_ooo.modes.pipeline.state_kinds import Assigned, StateKinds, moved, set_to, state_kinds
 from tf_ooo.tracing.micro_batches import StepRefused, parts_of, rows_of, split_rows
 
 if TYPE_CHECKING:
@@ -55,26 +56,27 @@ class _Compared:
         return abs(self.together - self.apart) > tolerance * max(abs(self.together), abs(self.apart))
 
 
-def check_loss(model: keras.Model, batch: Any, microbatches: int, gradients: bool = True) -> None:
-    """StepRefused where a step adds up the rows of a batch, or compares them with one another.
+def check_loss(model: keras.Model, batch: Any, microbatches: int, gradients: bool = True) -> StateKinds:
+    """How states follow from micro-batches.  StepRefused where a step adds up rows, or compares them.
 
     Looks at the loss and the gradients that the optimizers would be given, of neighbouring micro-batches,
     two in one and each by itself, without dropout and batch statistics, and with one number in the place of
     all random ones.  No variable is changed.  Where the loss is divided by masks the outputs are compared
-    instead.  ``gradients=False`` compares losses and outputs alone.
+    instead.  ``gradients=False`` compares losses and outputs alone.  Refused is also a step whose result
+    depends on a state that does not follow from micro-batches.
     """
     rows = split_rows(rows_of(batch), microbatches)
     if len(rows) == 1:
-        return
+        return StateKinds()
     try:
         with _no_weight_of_one_value(model):
-            pairs, exact = _compare(model, batch, rows[-1], gradients)
+            pairs, exact, states = _compare(model, batch, rows[-1], gradients)
     except BackendError:
         raise
     except Exception as error:  # the step that comes next raises it, if it is the user's
         _LOG.debug("a batch was not compared with its micro-batches: %s", error, exc_info=error)
         _refuse_if_whole_runs(model, batch, len(rows), error)
-        return
+        return StateKinds()
     own = keras_losses.own_loss_code(model)
     said = first_of(own or [type(model).__name__], 3)
     if pairs and (own or exact) and all(pair.adds_up() for pair in pairs):
@@ -92,6 +94,14 @@ def check_loss(model: keras.Model, batch: Any, microbatches: int, gradients: boo
             "with one another, or divides by something else than rows, and a pipeline does that for each "
             "micro-batch; use microbatches=1, or check_loss=False to train with the micro-batches' mean"
         )
+    if states.used:
+        raise StepRefused(
+            f"what the forward pass assigns to {first_of(states.used)} for two micro-batches in one is "
+            "neither the mean of what it assigns for each, nor do their changes add up, and the loss or a "
+            "gradient depends on it, in this step or a later one; use microbatches=1, or check_loss=False to "
+            "train with the micro-batches' mean"
+        )
+    return states
 
 
 def _refuse_if_whole_runs(model: keras.Model, batch: Any, microbatches: int, error: Exception) -> None:
@@ -134,20 +144,44 @@ def _difference(model: keras.Model, pairs: list[_Compared], exact: bool) -> str:
     return ""
 
 
-def _compare(model: keras.Model, batch: Any, rows: int, gradients: bool) -> tuple[list[_Compared], bool]:
-    """Neighbours of so many rows that have a finite loss; whether the numbers are exact."""
+def _compare(
+    model: keras.Model, batch: Any, rows: int, gradients: bool
+) -> tuple[list[_Compared], bool, StateKinds]:
+    """Neighbours of so many rows that have a finite loss; whether the numbers are exact; what states do."""
     whole = rows_of(batch)
     pairs = parts_of(batch, [2 * rows] * (whole // (2 * rows)) + [whole % (2 * rows)])
     pairs = [pair for pair in pairs if rows_of(pair) == 2 * rows][:_PAIRS]
     of_part = LookedAt(model, parts_of(pairs[0], (rows, rows))[0], gradients)
     of_both = LookedAt(model, pairs[0], gradients)
-    compared = []
+    compared, finite = [], []
     for pair in pairs:
         first, second = (of_part(part) for part in parts_of(pair, (rows, rows)))
         both, reversed_rows = of_both(pair), of_both(_reversed(pair))
         if all(seen.is_finite for seen in (first, second, both, reversed_rows)):
             compared.append(_compared(both, first, second, reversed_rows))
-    return compared, not of_part.random and not keras_losses.masks(model)
+            finite.append(pair)
+    told = of_both.states and not of_part.random
+    states = _states_of(of_both, of_part, finite, rows) if told else StateKinds()
+    exact = not of_part.random and not keras_losses.masks(model)
+    return compared, exact, states
+
+
+def _states_of(of_both: LookedAt, of_part: LookedAt, pairs: list[Any], rows: int) -> StateKinds:
+    """What states do as they are, and moved a little; each step is taken once more for that."""
+
+    def assigned(pair: Any) -> Assigned:
+        before, both, parts = of_both.values, of_both(pair).states, parts_of(pair, (rows, rows))
+        first, second = (of_part(part).states for part in parts)
+
+        def in_turn(name: str) -> np.ndarray:
+            with set_to(of_both.states, {**before, name: first[name]}):
+                return of_part(parts[1]).states[name]
+
+        return Assigned(before, both, first, second, in_turn)
+
+    as_they_are = [assigned(pair) for pair in pairs]
+    with set_to(of_both.states, moved(of_both.values)):
+        return state_kinds([*as_they_are, *map(assigned, pairs[:1])], of_both.used)
 
 
 def _compared(both: Seen, first: Seen, second: Seen, reversed_rows: Seen) -> _Compared:

@@ -46,6 +46,7 @@ from tf_ooo.modes.pipeline.planning import (
 )
 from tf_ooo.modes.pipeline.reporting import fill_report, note_loops, note_turns
 from tf_ooo.modes.pipeline.running import PlannedPipeline
+from tf_ooo.modes.pipeline.state_kinds import StateKinds
 from tf_ooo.options.base import is_file
 from tf_ooo.planning.choosing.recompute import NONE
 from tf_ooo.planning.model.problem import check_limits
@@ -78,6 +79,7 @@ class PipelineMode:
         counts: how many replicas may share the devices.
         one_device: why the stock step trains on one device; empty: it does not.
         checked: the train function and the batches whose loss was looked at.
+        states: how those of the model follow from micro-batches, as was seen then.
         stock_trace_s: what the execution took in which the stock step was traced; 0: not known.
     """
 
@@ -96,6 +98,7 @@ class PipelineMode:
         self.counts: tuple[int, ...] = (1,)
         self.one_device = ""
         self.checked: Any = None
+        self.states = StateKinds()
         self.losing = Losing()
         self.stock_trace_s = 0.0
         self.distributed = Distributed(options.mode)

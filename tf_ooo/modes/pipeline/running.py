@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -96,6 +96,10 @@ class RunningPipeline:
     def leave_rows_open(self, seen: BatchesSeen | None) -> None:
         """As :class:`StepFunctions`."""
         self._functions.seen = seen
+
+    def states_follow(self, kinds: Mapping[str, str]) -> None:
+        """As ``kinds`` of :class:`StepFunctions`."""
+        self._functions.kinds = kinds
 
     def begin(self) -> None:
         """Moves the variables."""

@@ -1,0 +1,45 @@
+"""What an assignment adds to a variable, as far as the ops of a graph tell."""
+
+from __future__ import annotations
+
+from typing import Any
+
+_PASSES_ON = ("Cast", "Identity", "Reshape")
+_ADDS = ("Add", "AddV2", "Sub")
+
+
+def what_is_added(value: Any, sign: int, handle: Any) -> list[Any]:
+    """What is added to a variable, or subtracted from it; [] where its value is computed otherwise.
+
+    ``value``, ``sign``: as an assignment that is intercepted gives them; ``handle``: the variable's.
+    """
+    if sign:
+        return [value]
+    if value.op.type not in _ADDS:
+        return []
+    first, second = map(_source, value.op.inputs)
+    pairs = [(first, second)] if value.op.type == "Sub" else [(first, second), (second, first)]
+    return [added for before, added in pairs if _is_read(before, handle)]
+
+
+def _source(tensor: Any) -> Any:
+    while tensor.op.type in _PASSES_ON:
+        tensor = tensor.op.inputs[0]
+    return tensor
+
+
+def _is_read(tensor: Any, handle: Any) -> bool:
+    return tensor.op.type == "ReadVariableOp" and tensor.op.inputs[0] is handle
+
+
+def reads(tensor: Any, handle: Any) -> bool:
+    """Whether a tensor is computed from a variable."""
+    seen, waiting = set[int](), [tensor]
+    while waiting:
+        current = waiting.pop()
+        if current is handle:
+            return True
+        if id(current.op) not in seen:
+            seen.add(id(current.op))
+            waiting.extend(current.op.inputs)
+    return False

@@ -1,0 +1,44 @@
+"""Which ops of a graph that is being traced depend on the rows of a batch, or on random numbers."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import tensorflow as tf
+
+from tf_ooo.compat import nests
+
+# Random numbers, of kernels, seeds and generators.
+DRAWN = re.compile("Random|Multinomial|TruncatedNormal|StandardNormal|StatefulUniform")
+
+
+class OfData:
+    """Asked about an op, it looks at those that were made since; ``part`` is a nest of the rows."""
+
+    def __init__(self, part: Any) -> None:
+        self._given = {id(tensor) for tensor in nests.Packed(part).tensors}
+        self._data, self._drawn = set[int](), set[int]()
+        self._known = 0
+
+    def reads_data(self, op: Any) -> bool:
+        """Whether the op depends on the rows."""
+        self._look()
+        return id(op) in self._data
+
+    def is_drawn(self, op: Any) -> bool:
+        """Whether the op depends on random numbers."""
+        self._look()
+        return id(op) in self._drawn
+
+    def __contains__(self, op: Any) -> bool:
+        return self.reads_data(op) or id(op) in self._drawn
+
+    def _look(self) -> None:
+        operations = tf.compat.v1.get_default_graph().get_operations()
+        for op in operations[self._known :]:
+            if any(id(tensor) in self._given or id(tensor.op) in self._data for tensor in op.inputs):
+                self._data.add(id(op))
+            if DRAWN.search(op.type) or any(id(tensor.op) in self._drawn for tensor in op.inputs):
+                self._drawn.add(id(op))
+        self._known = len(operations)

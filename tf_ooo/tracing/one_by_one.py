@@ -1,0 +1,105 @@
+"""The micro-batches of a step one after the other, before its updates."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from typing import TYPE_CHECKING, Any
+
+from grappler_passes.analysis.steps import STEP_ATTR
+from tf_ooo.compat import keras_losses, keras_optimizers, nests, op_marks, tf_functions, train_function
+from tf_ooo.tracing.collecting import Collecting
+from tf_ooo.tracing.copied import TracedPart
+from tf_ooo.tracing.intercepting import TurnsNeeded
+from tf_ooo.tracing.once import Once, changed_by_each, changed_once
+from tf_ooo.tracing.reads_after import read_after
+from tf_ooo.tracing.splitting import Split
+from tf_ooo.tracing.states import States
+
+if TYPE_CHECKING:
+    import keras
+
+
+class OneByOne:
+    """The train step of each micro-batch in the function that is being traced.
+
+    Traced is the first of as many rows; the others are copies of it, unless those would do something else.
+    ``scope``: of a micro-batch's ops, before its number, if any.
+
+    Attributes:
+        changed: names of the weights that each micro-batch assigns.
+    """
+
+    def __init__(
+        self, model: keras.Model, split: Split, collecting: Collecting, states: States, scope: str
+    ) -> None:
+        self._model, self._split, self._collecting, self._states = model, split, collecting, states
+        self._scope = scope
+        # Traced within the step: gradients of a function of its own could not be added up outside.
+        self._train_step = tf_functions.undecorated(model.train_step)
+        self._traced: dict[Any, tuple[TracedPart, nests.Packed]] = {}
+        self._once = Once()
+        self.changed: list[str] = []
+
+    def run(self, batch: Any) -> list[Any]:
+        """The logs of each micro-batch.  TurnsNeeded: weights are read after their update."""
+        logs = []
+        for number in range(self._split.count):
+            with op_marks.numbered_step(number, STEP_ATTR, self._scope):
+                logs.append(self._run(number, self._split.part(batch, number)))
+            if not number:
+                self._refuse_reads_after()
+                self.changed = changed_by_each(self._model, self._once)
+        return logs
+
+    def _refuse_reads_after(self) -> None:
+        collecting = self._collecting
+        variables = [
+            [*update.variables, *keras_optimizers.state_of(update.optimizer)] for update in collecting.applied
+        ]
+        again = read_after(zip(variables, collecting.collected_after, strict=True))
+        if again:
+            raise TurnsNeeded(again)
+
+    def _run(self, number: int, part: Any) -> Any:
+        """The logs of a micro-batch; its gradients and states are collected."""
+        share = self._split.share(number)
+        if self._kind(number) in self._traced:
+            ops, results = self._traced[self._kind(number)]
+            logs, states, *grads = results.unpack(ops.copy(number, [part, share], results.tensors))
+            self._collecting.add_copied(number, grads)
+            self._states.add(number, states)
+            return logs
+        collecting, ops = self._collecting, TracedPart(number, [part, share])
+        with (
+            self._states.micro_batch(number, [part, share]),
+            collecting.micro_batch(number, share),
+            keras_losses.weighted_means(self._model, share),
+        ):
+            counts = number == self._split.count - 1
+            logs = train_function.step_on_data(self._model, self._train_step, counts)(part)
+            logs = nests.with_variables_held(logs)
+        states = self._states.values
+        if self._kind(number) in map(self._kind, range(number + 1, self._split.count)):
+            once = Once()
+            if self._all_copies:
+                once = changed_once(self._model, [part, share], ops.begin, self._states.each)
+            ops.end([*(given.ops for given in collecting.given), *once.ranges])
+            self._once = Once() if ops.why_not else once
+            if not ops.why_not:
+                results = nests.Packed([logs, states, *(given.grads for given in collecting.given)])
+                self._traced[self._kind(number)] = ops, results
+        self._states.add(number, states)
+        return logs
+
+    @property
+    def _all_copies(self) -> bool:
+        """Whether one micro-batch is traced for all."""
+        return len(set(map(self._kind, range(self._split.count)))) == 1
+
+    def _kind(self, number: int) -> tuple[Hashable, int]:
+        """The same for micro-batches that are copies of one another; with Keras 2 none is.
+
+        Its last one counts the step, and TensorFlow's optimizers treat copies otherwise there: sums of
+        gradients were taken to be another layer's (2.15).
+        """
+        return self._split.kind(number), number if train_function.counts_steps(self._model) else 0

@@ -1,0 +1,282 @@
+"""States that the forward pass assigns from data: once a step, after the last micro-batch.
+
+Batch normalization's moving averages are such, a layer's own average of what it sees, a count of rows.  Each
+micro-batch computes a new value from the state as it was before the step, and sees that one where it reads
+the state again; the state gets what these values say of the batch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import tensorflow as tf
+
+from tf_ooo.compat import (
+    func_graphs,
+    keras_layers,
+    keras_trainable,
+    keras_variables,
+    nests,
+    op_marks,
+    tf_variables,
+    train_function,
+)
+from tf_ooo.tracing.adding import reads, what_is_added
+from tf_ooo.tracing.collecting import added_up
+from tf_ooo.tracing.intercepting import ops_so_far, times
+from tf_ooo.tracing.micro_batches import StepRefused
+from tf_ooo.tracing.of_data import OfData
+from tf_ooo.tracing.splitting import Split
+
+if TYPE_CHECKING:
+    import keras
+
+# How the batch's value follows from those of its micro-batches: all are alike; their mean by rows; their
+# changes add up; one micro-batch changes what the one before has left.
+ONCE, MEAN, SUM, IN_TURN = "once", "mean", "sum", "in turn"
+# One micro-batch after the other keeps the largest, or smallest, of the batch.
+_EXTREMES = ("Maximum", "Minimum")
+
+
+class NotHeld(Exception):
+    """The step has to be traced with these states assigned by each micro-batch; ``paths`` are their names."""
+
+    def __init__(self, paths: Collection[str]) -> None:
+        super().__init__(", ".join(paths))
+        self.paths = tuple(paths)
+
+
+@dataclass
+class _Held:
+    """A state in the micro-batch that is traced: its new value, and of a sum what is added to it.
+
+    ``at``: how many ops the graph had when it was assigned first.  ``read``: whether it was read afterwards.
+    ``times``: how often it was assigned.
+    """
+
+    value: Any = None
+    added: Any = None
+    at: int = 0
+    read: bool = False
+    times: int = 0
+
+
+class States:
+    """What the micro-batches of a step make of a model's states; none is assigned while they are traced.
+
+    Args:
+        kinds: how states follow from micro-batches, by path, where a comparison has told; others are guessed.
+        each: paths of states that each micro-batch assigns, besides those of which ``kinds`` say so.
+        replicas: that of each micro-batch.
+    """
+
+    def __init__(
+        self,
+        model: keras.Model,
+        split: Split,
+        replicas: Sequence[int],
+        kinds: Mapping[str, str],
+        each: Collection[str] = (),
+    ) -> None:
+        self._trained = set(map(_key, keras_trainable.trained_variables(model)))
+        paths = {_key(v): path for path, v in keras_variables.named(model.weights).items()}
+        self._paths = {key: path for key, path in paths.items() if path not in each}
+        self.each = {*each, *(path for path, kind in kinds.items() if kind == IN_TURN)}
+        self._normalizing = keras_layers.batch_normalizations(model)
+        # Of a variance that is kept, the mean beside it, and how much of both is new in each step.
+        self._mean_of = {
+            _key(variance): (_key(mean), 1.0 - momentum)
+            for mean, variance, momentum in keras_layers.moving_averages(model)
+            if momentum < 1.0
+        }
+        self._split, self._replicas, self._known = split, replicas, kinds
+        # Then ops that read no data run once.
+        kinds_of_parts = {split.kind(number) for number in range(split.count)}
+        self._copies = len(kinds_of_parts) == 1 and not train_function.counts_steps(model)
+        self._kinds: dict[int, str] = {}
+        self._variables: dict[int, Any] = {}
+        self._held: dict[int, _Held] = {}
+        self._sums: dict[int, dict[int, Any]] = {}  # of each replica
+        self._graph: Any = None
+        # What the micro-batch that was traced last makes of each state that is held back.
+        self.values: list[Any] = []
+
+    @contextlib.contextmanager
+    def micro_batch(self, number: int, part: Any) -> Iterator[None]:
+        """Inside the block one is traced; ``part``: its rows.  Raises NotHeld."""
+        if self._split.count == 1:
+            yield
+            return
+        self._graph, self._of_data, self._held = tf.compat.v1.get_default_graph(), OfData(part), {}
+        begin = ops_so_far()
+        self._rows = next((t.shape[0] for t in nests.Packed(part).tensors if t.shape.rank), None)
+        with tf_variables.intercepted(self._read, self._assign):
+            yield
+        again = [self._paths[key] for key in self._mixed(begin)]
+        if again:
+            raise NotHeld(again)
+        if self._held.keys() != self._kinds.keys():
+            differing = [self._paths[key] for key in self._held.keys() ^ self._kinds.keys()]
+            raise StepRefused(
+                f"a later micro-batch assigns other states than the first one: {', '.join(sorted(differing))}"
+            )
+        self.values = self._results()
+
+    def _read(self, variable: Any) -> Any:
+        held = self._held.get(id(variable.handle))
+        if held is None or tf.compat.v1.get_default_graph() is not self._graph:
+            return None
+        held.read = True
+        return held.value if id(variable.handle) not in self._trained else self._as_if_read(variable, held)
+
+    def _as_if_read(self, variable: Any, held: _Held) -> Any:
+        """The new value of a weight, whose gradient is that of the weight."""
+        key = id(variable.handle)
+        del self._held[key]
+        before = tf.convert_to_tensor(variable)
+        self._held[key] = held
+        return _with_gradient_of(before, held.value)
+
+    def _assign(self, variable: Any, value: Any, sign: int) -> bool:
+        key = id(variable.handle)
+        if key not in self._paths or tf.compat.v1.get_default_graph() is not self._graph:
+            return False
+        kind = self._kinds.get(key) or self._kind(variable, value, sign)
+        if not kind:
+            return False
+        change = -value if sign < 0 else value
+        held = self._held.get(key) or _Held()
+        if sign or kind == SUM:
+            now = tf.convert_to_tensor(variable) if held.value is None else held.value
+            added = change if sign else value - now
+            held.added = added if held.added is None else held.added + added
+            value = now + change if sign else value
+        held.value, held.at, held.times = value, held.at or ops_so_far(), held.times + 1
+        self._held[key], self._kinds[key], self._variables[key] = held, kind, variable
+        return True
+
+    def _kind(self, variable: Any, value: Any, sign: int) -> str:
+        """How the state follows from micro-batches; empty: this assignment is made where it stands."""
+        known = self._known.get(self._paths[id(variable.handle)], "")
+        trained = id(variable.handle) in self._trained
+        if trained and (self._copies or value.op in self._of_data):
+            return ""
+        if known == IN_TURN or not (value.dtype.is_floating or value.dtype.is_integer):
+            return ""
+        if not self._of_data.reads_data(value.op):
+            if known == SUM or (not known and self._adds_rows(variable, value, sign)):
+                return SUM
+            return ONCE if not self._copies or self._of_data.is_drawn(value.op) else ""
+        if known and not (known == ONCE and value.dtype.is_floating):
+            return known
+        if not known and value.op.type in _EXTREMES:
+            return ""
+        if known or (value.dtype.is_floating and not self._accumulates(variable, value, sign)):
+            return MEAN
+        return SUM
+
+    def _accumulates(self, variable: Any, value: Any, sign: int) -> bool:
+        """Whether something that does not depend on the state is added to it."""
+        handle = self._handle(variable)
+        return any(not reads(added, handle) for added in what_is_added(value, sign, handle))
+
+    def _adds_rows(self, variable: Any, value: Any, sign: int) -> bool:
+        """Whether a constant is added that the trace may have made of the number of rows; 1 counts steps."""
+        numbers = map(tf.get_static_value, what_is_added(value, sign, self._handle(variable)))
+        return self._rows != 1 and any(n is not None and np.all(abs(n) == self._rows) for n in numbers)
+
+    def _handle(self, variable: Any) -> Any:
+        """The variable's handle in the graph; None: it has not been used there."""
+        return {id(outer): inner for outer, inner in self._graph.captures}.get(id(variable.handle))
+
+    def _mixed(self, begin: int) -> Iterator[int]:
+        """The states that are also used in another way after they were assigned."""
+        inner = {id(inside): id(outer) for outer, inside in self._graph.captures}
+        # The sum so far is the batch's in turn, for logs.
+        mixed = {key for key, held in self._held.items() if held.read and self._kinds[key] == SUM}
+        for number, op in enumerate(self._graph.get_operations()[begin:], begin):
+            for tensor in op.inputs if op.type != "ReadVariableOp" else ():
+                held = self._held.get(inner.get(id(tensor), 0))
+                if held is not None and (
+                    number >= held.at or any(tensor is written for written in func_graphs.written_by_op(op))
+                ):
+                    mixed.add(inner[id(tensor)])
+        yield from mixed
+
+    def _results(self) -> list[Any]:
+        """What the micro-batch makes of each state that is held back."""
+        results = []
+        for key, kind in self._kinds.items():
+            held = self._held[key]
+            square = self._square_of_mean(key, lambda key: self._held[key].value)
+            results.append(
+                held.added if kind == SUM else held.value if square is None else held.value + square
+            )
+        return results
+
+    def _square_of_mean(self, variance: int, value_of: Callable[[int], Any]) -> Any:
+        """What the mean adds to a variance, counted from the mean before the step; None: it adds nothing.
+
+        The variance of a batch is the mean of ``variance + square`` of its parts, less the square of the
+        batch's own mean.  ``value_of``: the new mean's.
+        """
+        mean, new = self._mean_of.get(variance, (0, 1.0))
+        if self._kinds.get(mean) != MEAN or self._kinds.get(variance) != MEAN:
+            return None
+        if self._held[mean].times > 1 or self._held[variance].times > 1:
+            return None
+        change = value_of(mean) - tf.convert_to_tensor(self._variables[mean])
+        return change * change / new
+
+    def add(self, number: int, values: Sequence[Any]) -> None:
+        """Takes those of a micro-batch, in the scope of its ops."""
+        for (key, kind), value in zip(self._kinds.items(), values, strict=True):
+            if kind == ONCE:  # the latest, with which a micro-batch is complete that is looked at alone
+                self._sums[key] = {0: value}
+                continue
+            weighted = value if kind == SUM else times(value, self._split.weights[number])
+            sums, replica = self._sums.setdefault(key, {}), self._replicas[number]
+            if replica not in sums:
+                sums[replica] = weighted
+                continue
+            with tf.name_scope("sum"), op_marks.marked_sums():
+                sums[replica] = sums[replica] + weighted
+
+    def assign(self) -> None:
+        """Gives the states what the micro-batches have made of them."""
+        totals = {}
+        for key, sums in self._sums.items():
+            parts = [part for _, part in sorted(sums.items())]
+            total = added_up(parts, self._variables[key].device)
+            totals[key] = times(total, self._split.scale) if self._kinds[key] == MEAN else total
+        squares = {key: self._square_of_mean(key, totals.__getitem__) for key in totals}
+        for key, total in totals.items():
+            variable, square = self._variables[key], squares[key]
+            if self._kinds[key] == SUM:
+                variable.assign_add(total, read_value=False)
+            else:
+                # Rounding makes no variance negative.
+                value = total if square is None else tf.maximum(total - square, 0.0)
+                variable.assign(value, read_value=False)
+
+    @property
+    def guessed(self) -> list[str]:
+        """Names of the states, but batch normalization's, of which only their ops tell how they follow."""
+        paths = [self._paths[key] for key, kind in self._kinds.items() if kind != ONCE]
+        own = [path for path in paths if not any(path.startswith(f"{t}/") for t in self._normalizing)]
+        return [path for path in own if path not in self._known]
+
+
+def _key(variable: Any) -> int:
+    """What a Keras variable is known by; 0: it has no ``tf.Variable`` behind it."""
+    value = keras_variables.value_of(variable)
+    return 0 if value is None else id(value.handle)
+
+
+@tf.custom_gradient  # type: ignore[untyped-decorator]
+def _with_gradient_of(before: Any, value: Any) -> Any:
+    return tf.identity(value), lambda gradient: (gradient, None)

@@ -69,3 +69,24 @@ def test_flags_before_any_step_count():
     train_function.train_function_of(model)
     model.get_layer("first").trainable = False
     assert names(keras_trainable.trained_variables(model)) == ["second", "second"]
+
+
+@needs_keras_3
+def test_other_optimizer():
+    """Of a model that was trained by us, or by stock."""
+    x = keras.ops.ones((4, 4))
+    for ours in (True, False):
+        model = model_of_two()
+        train_function.train_function_of(model)
+        if ours:
+            keras_trainable.as_first_traced(model, lambda: None)()
+        else:
+            model.fit(x, x[:, :2], verbose=0)
+        assert not keras_trainable.other_optimizer(model)
+        model.optimizer = keras.optimizers.SGD()
+        assert keras_trainable.other_optimizer(model), (
+            "what Keras' traced step writes: a new optimizer trains, where stock goes on with the old one"
+        )
+        model.compile("sgd", "mse")
+        train_function.train_function_of(model)
+        assert not keras_trainable.other_optimizer(model)

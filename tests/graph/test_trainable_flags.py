@@ -8,6 +8,8 @@ import tensorflow as tf
 
 import tf_ooo
 from tests.zoo import keras, needs_keras_3
+from tf_ooo.errors import BackendError
+from tf_ooo.modes.data_parallel.fit import check_model
 
 pytestmark = [pytest.mark.devices(2), needs_keras_3]
 
@@ -183,3 +185,35 @@ def test_late_gradients_train_the_same_weights(flip, way):
         moved.append([not np.array_equal(old, new) for old, new in zip(before, weights, strict=True)])
     assert moved[0] == moved[1]
     assert True in moved[0]
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("stock_first", [True, False], ids=["stock-first", "ours-first"])
+def test_another_optimizer_is_for_another_compile(mode, stock_first):
+    """Stock goes on with the optimizer of its trace: so do we, or we refuse before the first step."""
+    model, callback = model_of_three(), tf_ooo.OOOBackprop(**MODES[mode])
+    model.fit(X, Y, batch_size=8, verbose=0, callbacks=[] if stock_first else [callback])
+    before, model.optimizer = model.optimizer, keras.optimizers.SGD()
+    weights = model.get_weights()
+    if mode == "pipeline":
+        with pytest.raises(BackendError, match="call model.compile"):
+            model.fit(X, Y, batch_size=8, verbose=0, callbacks=[callback])
+        for expected, left in zip(weights, model.get_weights(), strict=True):
+            assert np.array_equal(expected, left)
+    else:
+        model.fit(X, Y, batch_size=8, verbose=0, callbacks=[callback])
+        assert int(before.iterations.numpy()) == 8
+        assert int(model.optimizer.iterations.numpy()) == 0
+        assert ("call model.compile" in callback.report.fallback_reason) == stock_first
+    model.compile(model.optimizer, "mse")
+    model.fit(X, Y, batch_size=8, verbose=0, callbacks=[callback])
+    assert int(model.optimizer.iterations.numpy()) == 4
+
+
+def test_ranks_refuse_another_optimizer():
+    model = model_of_three()
+    model.fit(X, Y, batch_size=8, verbose=0)
+    check_model(model)
+    model.optimizer = keras.optimizers.SGD()
+    with pytest.raises(BackendError, match="call model.compile"):
+        check_model(model)

@@ -16,6 +16,7 @@ from tf_ooo.rewriting.ordering import (
     ops_of_tasks,
     order_lane,
     order_updates,
+    too_late,
 )
 
 MEBIBYTE = 1024**2
@@ -281,7 +282,7 @@ def test_ops_of_each_task():
         "write": ("U", 2, 2), "log": ("F", 2, 1), "early": ("U", 0, 2),
     }  # fmt: skip
     step = step_of(index, where, ["sum"], ["both"])
-    tasks = ops_of_tasks(step, [0, 0, 1])
+    tasks = ops_of_tasks(step, [0, 0, 1], too_late(step))
     names = {str(task): [index.names[i] for i in nodes] for task, nodes in tasks.items()}
     position = {name: index.position[index.index[name]] for name in index.names}
     assert {task: sorted(nodes) for task, nodes in names.items()} == {
@@ -297,13 +298,8 @@ def test_ops_that_read_after_an_update_only():
         "h VarHandleOp", "read ReadVariableOp: h", "f: read", "write AssignVariableOp: h f", "g: f ^write"
     )
     where = {"read": ("U", 0, 1), "f": ("F", 0, 0), "write": ("U", 0, 1), "g": ("F", 0, 0)}
-    tasks = ops_of_tasks(step_of(index, where), [0])
-    assert [index.names[i] for i in tasks[Task("F", 0)]] == ["f"]
-    forward_write = where | {"write": ("F", 0, 0)}
-    tasks = ops_of_tasks(step_of(index, forward_write), [0])
-    assert named(index, tasks[Task("F", 0)]) == ["f", "g", "write"]
-    tasks = ops_of_tasks(step_of(index, where | {"write": ("dW", 0, 0)}), [0])
-    assert named(index, tasks[Task("F", 0)]) == ["f", "g"]
+    assert named(index, too_late(step_of(index, where))) == ["g"]
+    assert too_late(step_of(index, where | {"write": ("F", 0, 0)})) == set()
 
 
 def test_an_op_that_waits_for_an_update_ends_nothing():
@@ -311,8 +307,15 @@ def test_an_op_that_waits_for_an_update_ends_nothing():
     index = index_of("h VarHandleOp", "write AssignVariableOp: h h", "log: h ^write", "a: h", "b: a", "c: b")
     where = {"write": ("U", 0, 1), "log": ("F", 0, 0), "c": ("F", 0, 0)}
     assert index.position[index.index["log"]] < index.position[index.index["c"]]
-    tasks = ops_of_tasks(step_of(index, where), [0])
-    assert named(index, tasks[Task("F", 0)]) == ["c"]
+    assert named(index, too_late(step_of(index, where))) == ["log"]
+
+
+def test_a_forward_op_that_waits_for_the_backward_pass_is_in_no_task():
+    """Of its own micro-batch: the next one's may well wait for it."""
+    index = index_of("x", "f: x", "o: f", "w: f o", "log: f ^w", "next: x ^o", "seen: w")
+    where = {"f": ("F", 0, 0), "o": ("dO", 0, 0), "w": ("dW", 0, 0), "log": ("F", 0, 0)}
+    where |= {"next": ("F", 0, 1), "seen": ("dW", 0, 0)}
+    assert named(index, too_late(step_of(index, where))) == ["log"]
 
 
 def updates_of(sizes, devices=("d", "d", "d")):

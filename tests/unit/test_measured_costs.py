@@ -9,7 +9,8 @@ from grappler_passes.graph.dependencies import GraphIndex
 from grappler_passes.graph.training_graph import Layer, Op, OpKind, TrainingGraph, Variable
 from tf_ooo.costs.profile import OpProfile
 from tf_ooo.fit.measured import measured_costs
-from tf_ooo.rewriting.unrolled_tasks import Known, Step
+from tf_ooo.rewriting.known import Known
+from tf_ooo.rewriting.unrolled_tasks import Step
 
 KINDS = {"F": OpKind.FORWARD, "dO": OpKind.OUTPUT_GRAD, "dW": OpKind.WEIGHT_GRAD}
 # Two layers: the task of each op, and what it reads.

@@ -33,7 +33,8 @@ def as_first_traced(model: keras.Model, train_step: Callable[..., Any]) -> Calla
     @functools.wraps(train_step)
     def called(*args: Any, **kwargs: Any) -> Any:
         flags = _flags_of(model)
-        object.__setattr__(model, _KNOWN, (_stock_function(model), flags))
+        optimizer = getattr(model, "optimizer", None)
+        object.__setattr__(model, _KNOWN, (_stock_function(model), flags, optimizer))
         with _set(flags):
             return train_step(*args, **kwargs)
 
@@ -48,14 +49,37 @@ def trained_variables(model: keras.Model) -> list[Any]:
 
 def _flags_of(model: keras.Model) -> Flags:
     """The flags with which the step was first traced since the model was compiled; today's if it was not."""
-    stock = _stock_function(model)
     flags: Flags
-    known, flags = vars(model).get(_KNOWN, (None, []))
-    if known is not None and known is stock:
+    known, flags, _ = vars(model).get(_KNOWN, (None, [], None))
+    if known is not None and known is _stock_function(model):
         return flags
+    flags, written = _now(model), _written_by_stock(model)
+    return flags if written is None else _as_traced(model, flags, written)
+
+
+def _written_by_stock(model: keras.Model) -> set[int] | None:
+    """The ``id`` of each handle that stock Keras' own traced step writes to; None: it has traced none."""
+    stock = _stock_function(model)
     traced = None if stock is None or versions.is_of_keras_2(model) else tf_functions.step_of_fit(stock)
-    flags = _now(model)
-    return flags if traced is None else _as_traced(model, flags, func_graphs.written_by(traced.graph))
+    return None if traced is None else func_graphs.written_by(traced.graph)
+
+
+def other_optimizer(model: keras.Model) -> bool:
+    """Whether the model has been given another optimizer since its step was first traced.
+
+    Until it is compiled again stock Keras goes on with the one that was there then.
+    """
+    known, _, optimizer = vars(model).get(_KNOWN, (None, [], None))
+    if known is not None and known is _stock_function(model):
+        return optimizer is not getattr(model, "optimizer", None)
+    own, written = _known_to_optimizer(model), _written_by_stock(model)
+    if own is None or written is None:
+        return False
+    weights, state = (
+        {id(keras_variables.handle_of(v)) for v in variables} & written
+        for variables in (model.weights, keras_optimizers.state_of(model.optimizer))
+    )
+    return bool(weights) and not state
 
 
 def _stock_function(model: keras.Model) -> Any:

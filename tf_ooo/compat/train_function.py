@@ -13,6 +13,10 @@ from tf_ooo.compat import keras_attributes, keras_trainable, versions
 if TYPE_CHECKING:
     import keras
 
+OTHER_OPTIMIZER = (
+    "model.optimizer is another one than in the steps before, and stock Keras goes on with that one until "
+    "the model is compiled again: call model.compile(optimizer=...)"
+)
 _FUNCTIONS = ("train_function", "train_tf_function")
 _EVALUATING = ("test_function", "predict_function")
 
@@ -188,6 +192,8 @@ def why_not_rewritable(model: keras.Model) -> str | None:
         return "ParameterServerStrategy: the step is traced by a coordinator, for other processes"
     if functions_run_eagerly():
         return RUN_EAGERLY
+    if keras_trainable.other_optimizer(model):
+        return OTHER_OPTIMIZER
     # A model without any weights is not built yet: its first step builds it.
     if model.weights and not keras_trainable.trained_variables(model):
         return "the model has no trainable weights: there is no backward pass to reorder"

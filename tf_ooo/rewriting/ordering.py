@@ -25,24 +25,40 @@ def ops_of_tasks(
 ) -> dict[Task, list[int]]:
     """Nodes of each task in topological order, without the sums of gradients of all micro-batches, or layers.
 
-    Nor are ops there that wait for updates (copies of the logs): a lane would wait for the end of the step;
-    nor those ``left_out``.
+    Nor are those ``left_out`` there.
     """
     names = step.index.names
-    updates, sums = _updates(step), step.sums | step.joined
-    yet_to_come = list(itertools.accumulate(reversed(updates), operator.or_))[::-1]
+    sums = step.sums | step.joined
     ops: dict[Task, list[int]] = {}
     for i in step.index.order:
         at = step.where.get(names[i])
         if at is None or names[i] in sums or i in left_out or step.index.ops[i] == "Const":
             continue
         kind, layer, microbatch = at
-        turn = step.turns[i]
-        behind_all = turn > 0 and not yet_to_come[turn]
-        if kind != "U" and (behind_all or step.index.reach[i] & yet_to_come[turn]):
-            continue
         ops.setdefault(Task(kind, stage_of_layer[layer], 0 if kind == "U" else microbatch), []).append(i)
     return ops
+
+
+def too_late(step: Step) -> set[int]:
+    """Ops that wait for what comes after their task: copies of the logs, as a rule.
+
+    They wait for updates, or are forward ops and wait for the backward pass of their micro-batch: a lane
+    would wait for that with them.
+    """
+    index = step.index
+    yet_to_come = list(itertools.accumulate(reversed(_updates(step)), operator.or_))[::-1]
+    backward: dict[int, int] = {}
+    for name, (kind, _, microbatch) in step.where.items():
+        if kind in ("dO", "dW"):
+            backward[microbatch] = backward.get(microbatch, 0) | 1 << index.position[index.index[name]]
+    late: set[int] = set()
+    for name, (kind, _, microbatch) in step.where.items():
+        i = index.index[name]
+        turn = step.turns[i]
+        later = yet_to_come[turn] | (backward.get(microbatch, 0) if kind == "F" else 0)
+        if kind != "U" and (turn > 0 and not yet_to_come[turn] or index.reach[i] & later):
+            late.add(i)
+    return late
 
 
 def _updates(step: Step) -> list[int]:

@@ -21,14 +21,15 @@ from tf_ooo.planning.model.schedule import Schedule, Task, TaskList
 from tf_ooo.planning.model.task import replica_of_part
 from tf_ooo.rewriting import passes
 from tf_ooo.rewriting.homes import Homes, crossing, one_pipeline, read_once, reads_elsewhere
+from tf_ooo.rewriting.known import Known
 from tf_ooo.rewriting.naming import describe
-from tf_ooo.rewriting.ordering import lane_tasks, ops_of_tasks, order_lane, order_updates
+from tf_ooo.rewriting.ordering import lane_tasks, ops_of_tasks, order_lane, order_updates, too_late
 from tf_ooo.rewriting.parts import LEAST_SHARE
 from tf_ooo.rewriting.placing import place
 from tf_ooo.rewriting.reporting import told
 from tf_ooo.rewriting.request import RewriteRequest
 from tf_ooo.rewriting.result import RewriteResult
-from tf_ooo.rewriting.unrolled_tasks import Known, Step, is_unrolled, take_apart
+from tf_ooo.rewriting.unrolled_tasks import Step, is_unrolled, take_apart
 from tf_ooo.tracing.variables import all_variables
 
 if TYPE_CHECKING:
@@ -118,7 +119,8 @@ def _rewrite_plan(step: Step, plan: StagedPlan, left_out: Collection[int] = ()) 
     homes, sizes = plan.homes, step.sizes
     stages, replica_of_node = homes.stage_of_layer, homes.replica_of_node(step)
     devices = place(step, homes, sizes, replica_of_node)
-    ops = ops_of_tasks(step, stages, left_out)
+    late = too_late(step)
+    ops = ops_of_tasks(step, stages, late.union(left_out))
     edges: list[tuple[str, str]] = []
     joins: dict[str, str] = {}
     ranks: dict[str, int] = {}
@@ -130,7 +132,7 @@ def _rewrite_plan(step: Step, plan: StagedPlan, left_out: Collection[int] = ()) 
     for on, updates in order_updates(step, homes.by_layer, _JOIN, sizes).items():
         edges += updates.edges
         joins.update(dict.fromkeys(updates.joins, on))
-    where = step.where
+    where = {name: at for name, at in step.where.items() if step.index.index[name] not in late}
     rewrite = RewritePlan(
         edges=tuple(edges),
         kinds={name: kind for name, (kind, _, _) in where.items()},

@@ -22,11 +22,11 @@ from grappler_passes.analysis.steps import (
 from grappler_passes.graph.dependencies import GraphIndex
 from grappler_passes.graph.list_sizes import with_list_sizes
 from grappler_passes.graph.sizes import KnownShapes, with_sizes
-from grappler_passes.graph.training_graph import TrainingGraph
 from grappler_passes.passes.repeat import repeats
 from tf_ooo.costs.devices import device
 from tf_ooo.costs.op_seconds import op_seconds
 from tf_ooo.errors import GraphError
+from tf_ooo.rewriting.known import Known, check_known, writes_of
 from tf_ooo.rewriting.parts import LEAST_SHARE, WHOLE, divided
 from tf_ooo.rewriting.tasks import assign, forward_and_loops
 
@@ -35,27 +35,6 @@ _STEP = re.compile(rf"{STEP_SCOPE}(\d+)(?=/|$)")
 # What TensorFlow numbers when it lowers loops and branches: otherwise for each micro-batch.
 _NUMBER = re.compile(r"/_(\d+)(?=/|$)")
 _ONCE, _EACH = f"{STEP_SCOPE}once", f"{STEP_SCOPE}each"
-# Of the computing ops of a step that is not classified itself, so many must be known by name.
-_KNOWN_SHARE = 0.8
-_COUNTED = ("Const", "NoOp", "Identity", "_Arg", "_Retval")
-
-
-@dataclass(frozen=True)
-class Known:
-    """What is known from one classified micro-batch and holds for all of them, in any batch.
-
-    ``alone`` is its GraphDef, ``graph`` what it was classified to; ops elsewhere have their
-    :func:`general_names`. ``glued``: ranges of layers that no cut may part; ``joined``: ops that add up
-    gradients from several layers.
-    """
-
-    graph: TrainingGraph
-    alone: graph_pb2.GraphDef
-    names: frozenset[str]
-    where: Mapping[str, tuple[str, int]]
-    sizes: Mapping[str, int]
-    glued: tuple[tuple[int, int], ...] = ()
-    joined: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -148,14 +127,17 @@ def take_apart(graph_def: graph_pb2.GraphDef, known: Known | None = None, share:
         raise GraphError("the graph holds no micro-batch and updates")
     turns = turns_of(graph_def, index, steps, count)
     general, repeated = general_names(index.names, count), repeats(graph_def)
+    origins = {name: general[repeated.get(name, name)] for name in index.names}
+    updates = [i for i, step in enumerate(steps) if step == count]
     if known is None:
         alone = microbatch_graph(graph_def, index, steps, count - 1, count)
         known = _classified(without_turns(alone, dict(zip(index.names, turns, strict=True))), general, share)
+        known = dataclasses.replace(known, writes=writes_of(graph_def, index, updates, origins, known.graph))
     else:
-        _check_known(index, general, known, repeated)
+        check_known(index, origins, writes_of(graph_def, index, updates, origins, known.graph), known)
     where: dict[str, Where] = {}
     for name, number, turn in zip(index.names, steps, turns, strict=True):
-        at = known.where.get(general[repeated.get(name, name)])
+        at = known.where.get(origins[name])
         if at is not None and name in repeated:
             at = ("dO", at[1])
         if at is not None and index.ops[index.index[name]] not in ("Const", "_Arg", "_Retval"):
@@ -196,19 +178,3 @@ def without_turns(graph_def: graph_pb2.GraphDef, turns: Mapping[str, int]) -> gr
         kept = [text for text in node.input if text[0] != "^" or turns.get(text[1:], 0) >= turn]
         node.input[:] = kept
     return graph_def
-
-
-def _check_known(
-    index: GraphIndex, general: Mapping[str, str], known: Known, repeated: Mapping[str, str]
-) -> None:
-    there = known.names | known.where.keys()
-    computing = [name for name, op in zip(index.names, index.ops, strict=True) if op not in _COUNTED]
-    names = [general[repeated.get(name, name)] for name in computing]
-    met = sum(name in there for name in names)
-    # A step whose rows are open computes shapes besides all that was planned.
-    lacking = len(known.names.difference(names, map(general.__getitem__, index.names)))
-    if met < _KNOWN_SHARE * len(computing) and lacking > (1 - _KNOWN_SHARE) * len(known.names):
-        raise GraphError(
-            f"{len(computing) - met} of the step's {len(computing)} ops are not those of the step "
-            "that was planned"
-        )

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from tf_ooo.compat import keras_layers, nests, train_function
+from tf_ooo.compat import keras_layers, keras_trainable, nests, train_function
 from tf_ooo.errors import BackendError, OptionsError
 from tf_ooo.fit.mode import Training
 from tf_ooo.fit.recorder import Watched
@@ -159,6 +159,8 @@ def check_model(model: keras.Model) -> None:
         raise BackendError(
             "jit_compile=True: XLA cannot communicate; compile the model with jit_compile=False"
         )
+    if keras_trainable.other_optimizer(model):
+        raise BackendError(train_function.OTHER_OPTIMIZER)
     unsynchronized = keras_layers.unsynchronized(model)
     if unsynchronized:
         raise BackendError(

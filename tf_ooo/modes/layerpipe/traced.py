@@ -31,9 +31,10 @@ from tf_ooo.compat import (
 )
 from tf_ooo.compat.nests import Packed
 from tf_ooo.errors import GraphError, OOOError
+from tf_ooo.rewriting.known import Known
 from tf_ooo.rewriting.passes import Folder
 from tf_ooo.rewriting.tasks import assign
-from tf_ooo.rewriting.unrolled_tasks import Known, Step
+from tf_ooo.rewriting.unrolled_tasks import Step
 from tf_ooo.tracing.flat import FlatTrace
 from tf_ooo.tracing.intercepting import Update, intercepted, ops_so_far, refuse_twice
 from tf_ooo.tracing.optimizers import optimizers_of

@@ -83,6 +83,7 @@ class PipelineSteps:
         self._running: RunningPipeline | None = None
         self._before: TracedBefore | None = None  # the step as it ran on one device
         self._in_place: InPlace | None = None
+        self._planned_anew = False  # once in a fit
         self._measured_batches: Any = None  # their signature
         self._uncut = 0  # steps before the plan
         self._stock: Callable[[Any], Any] | None = None  # trains on one device
@@ -152,10 +153,20 @@ class PipelineSteps:
         if pipeline is None:
             return self._first_step(batch, iterator)
         pipeline = self._large_enough(pipeline, batch)
-        outputs = self._cut_step(self._running_with(pipeline), pipeline, batch)
-        if len(pipeline.step_s) == ENOUGH:
+        running = self._running_with(pipeline)
+        outputs = self._cut_step(running, pipeline, batch)
+        if running.not_planned:
+            self._forget_plan(running.not_planned)
+        elif len(pipeline.step_s) == ENOUGH:
             self._look_at_gain()
         return outputs
+
+    def _forget_plan(self, why: str) -> None:
+        """The next step is taken apart and planned, as if there had been no plan."""
+        self._planned_anew, self._in_place = True, None
+        self._mode.pipeline = self._mode.planned_from = None
+        self._warn(f"a step ran in stock order, and the next ones are planned anew: {why}")
+        self._bring_back()
 
     def _look_at_gain(self) -> None:
         """Says that several devices are slower than one, or leaves them."""
@@ -414,6 +425,7 @@ class PipelineSteps:
             taken,
             loops=mode.loops_of(model),
         )
+        running.may_plan_anew = mode.company.engine.size == 1 and not self._planned_anew
         running.leave_rows_open(self._seen)
         running.states_follow(mode.states.kinds)
         self._running, self._uncut = running, 0

@@ -64,7 +64,12 @@ def homes_of(mesh: Mesh, devices: Sequence[str]) -> Homes:
 
 
 class RunningPipeline:
-    """A model whose variables are on their stages' devices, from :meth:`begin` to :meth:`restore`."""
+    """A model whose variables are on their stages' devices, from :meth:`begin` to :meth:`restore`.
+
+    Attributes:
+        may_plan_anew: where a step is not the one that was planned; else it is an error.
+        not_planned: why the latest step is not; it ran in stock order.
+    """
 
     def __init__(
         self,
@@ -80,6 +85,7 @@ class RunningPipeline:
         loops: int = 1,
     ) -> None:
         self._pipeline, self._report = pipeline, report
+        self.may_plan_anew, self.not_planned = False, ""
         self._model, self._placed = model, Placed(model, target)
         self._request = request_to_place(model, pipeline.plan, options.dump_dir)
         self._functions = StepFunctions(
@@ -125,7 +131,10 @@ class RunningPipeline:
             if functions.forget_open():  # this step ran on one device, its batch's size gets its own trace
                 _LOG.debug("a step of any number of rows cannot be cut: %s", request.skipped)
                 return outputs
-            raise not_cut(request)
+            if not self.may_plan_anew:
+                raise not_cut(request)
+            self.not_planned = request.skipped
+            return outputs
         self._said_in_report = self._said_in_report or request.result
         fill_report_of_graph(self._report, self._said_in_report)
         return outputs

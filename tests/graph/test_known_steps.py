@@ -116,6 +116,6 @@ def test_logs_that_wait_for_gradients_are_in_no_forward_task():
     data = EVEN[0], np.ones((48, 3), "float32")
     training = Training(waiting, lambda: keras.optimizers.SGD(0.05), data, loss="mse", metrics=None)
     fitted = training.piped(unchecked(microbatches=4))
-    assert fitted.report.notes == []
+    assert not any("wait for each other" in note for note in fitted.report.notes)
     assert_in_order(fitted.report, 2, weights_everywhere=False)
     np.testing.assert_allclose(fitted.history["loss"], training.stock.history["loss"], rtol=1e-5)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import h5py
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -217,3 +218,26 @@ def test_ranks_refuse_another_optimizer():
     model.optimizer = keras.optimizers.SGD()
     with pytest.raises(BackendError, match="call model.compile"):
         check_model(model)
+
+
+def groups_of(model, path):
+    """What a file of weights has in it, as Keras walks through the model's attributes."""
+    model.save_weights(path)
+    with h5py.File(path) as file:
+        names: list[str] = []
+        file.visit(names.append)
+    return names
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_weights_are_saved_and_loaded_after_a_fit_as_in_stock(tmp_path, mode):
+    """Whatever the model remembers of its step is none of its state: loading recursed without an end."""
+    saved = {}
+    for title, callbacks in {"stock": [], "ours": [tf_ooo.OOOBackprop(**MODES[mode])]}.items():
+        keras.backend.clear_session()
+        model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(4, "tanh"), keras.layers.Dense(2)])
+        model.compile("adam", "mse")
+        model.fit(X, Y, batch_size=8, verbose=0, callbacks=callbacks)
+        saved[title] = groups_of(model, tmp_path / f"{title}.weights.h5")
+        model.load_weights(tmp_path / f"{title}.weights.h5")
+    assert saved["ours"] == saved["stock"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from tf_ooo.compat import (
@@ -23,6 +24,18 @@ _KNOWN = "_ooo_trainable"
 Flags = list[tuple[Any, str, bool]]
 
 
+@dataclass(frozen=True)
+class _Traced:
+    """What the step was first traced with; not a tuple, whose items Keras would save and load with the model.
+
+    ``function`` is stock Keras' train function then.
+    """
+
+    function: Any = None
+    flags: Flags = field(default_factory=list)
+    optimizer: Any = None
+
+
 def as_first_traced(model: keras.Model, train_step: Callable[..., Any]) -> Callable[..., Any]:
     """``train_step`` with the weights that stock training trains.
 
@@ -34,7 +47,7 @@ def as_first_traced(model: keras.Model, train_step: Callable[..., Any]) -> Calla
     def called(*args: Any, **kwargs: Any) -> Any:
         flags = _flags_of(model)
         optimizer = getattr(model, "optimizer", None)
-        object.__setattr__(model, _KNOWN, (_stock_function(model), flags, optimizer))
+        object.__setattr__(model, _KNOWN, _Traced(_stock_function(model), flags, optimizer))
         with _set(flags):
             return train_step(*args, **kwargs)
 
@@ -49,10 +62,9 @@ def trained_variables(model: keras.Model) -> list[Any]:
 
 def _flags_of(model: keras.Model) -> Flags:
     """The flags with which the step was first traced since the model was compiled; today's if it was not."""
-    flags: Flags
-    known, flags, _ = vars(model).get(_KNOWN, (None, [], None))
-    if known is not None and known is _stock_function(model):
-        return flags
+    traced: _Traced = vars(model).get(_KNOWN, _Traced())
+    if traced.function is not None and traced.function is _stock_function(model):
+        return traced.flags
     flags, written = _now(model), _written_by_stock(model)
     return flags if written is None else _as_traced(model, flags, written)
 
@@ -69,9 +81,9 @@ def other_optimizer(model: keras.Model) -> bool:
 
     Until it is compiled again stock Keras goes on with the one that was there then.
     """
-    known, _, optimizer = vars(model).get(_KNOWN, (None, [], None))
-    if known is not None and known is _stock_function(model):
-        return optimizer is not getattr(model, "optimizer", None)
+    traced: _Traced = vars(model).get(_KNOWN, _Traced())
+    if traced.function is not None and traced.function is _stock_function(model):
+        return traced.optimizer is not getattr(model, "optimizer", None)
     own, written = _known_to_optimizer(model), _written_by_stock(model)
     if own is None or written is None:
         return False

@@ -90,3 +90,14 @@ def test_other_optimizer():
         model.compile("sgd", "mse")
         train_function.train_function_of(model)
         assert not keras_trainable.other_optimizer(model)
+
+
+@needs_keras_3
+def test_what_a_model_remembers_is_not_saved(tmp_path):
+    """A ``_Traced`` is no container, which Keras would walk through."""
+    model = model_of_two()
+    train_function.train_function_of(model)
+    keras_trainable.as_first_traced(model, lambda: None)()
+    assert isinstance(vars(model)["_ooo_trainable"], keras_trainable._Traced)
+    model.save_weights(tmp_path / "model.weights.h5")
+    model.load_weights(tmp_path / "model.weights.h5")

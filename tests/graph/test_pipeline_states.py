@@ -77,6 +77,37 @@ class Rows(Stateful):
         return x
 
 
+class Beside(keras.layers.Layer):
+    """Has variables of TensorFlow's beside its weights: an average, a count of calls, one of rows, a seed."""
+
+    def build(self, shape):
+        self.average = tf.Variable(tf.zeros(shape[-1]), trainable=False)
+        self.calls, self.rows, self.seed = (tf.Variable(0, trainable=False) for _ in range(3))
+
+    def call(self, x):
+        self.average.assign(0.9 * self.average + 0.1 * tf.reduce_mean(x, 0))
+        self.calls.assign_add(1)
+        self.rows.assign_add(tf.shape(x)[0])
+        self.seed.assign_add(1)
+        return x + 0.0 * tf.random.stateless_normal(tf.shape(x), [1, self.seed])
+
+    @property
+    def states(self):
+        return [state.numpy() for state in (self.average, self.calls, self.rows, self.seed)]
+
+
+class Conditional(Average):
+    """Moves its averages where a condition on tensors holds: each micro-batch does."""
+
+    def call(self, x):
+        tf.cond(tf.reduce_sum(x) > -1e9, lambda: self._move(x), lambda: False)
+        return x
+
+    def _move(self, x):
+        super().call(x)
+        return True
+
+
 class Extremes(Stateful):
     """A moving average of the largest input, which no training depends on."""
 
@@ -280,6 +311,29 @@ def test_other_states_are_named():
     (note,) = callback.report.notes
     assert "largest" in note
     assert "nothing that is trained depends on it" in note
+
+
+@pytest.mark.parametrize("batch", [16, 10])
+def test_variables_beside_the_weights(batch):
+    """Each micro-batch has a seed of its own."""
+    stock, ours = Beside(), Beside()
+    fitted(model_with(stock), batch=batch)
+    fitted(model_with(ours), pipeline(), batch=batch)
+    steps = -(-48 // batch)
+    for expected, state in zip(stock.states[:3], ours.states, strict=False):
+        np.testing.assert_allclose(state, expected, rtol=1e-5, atol=1e-6)
+    assert stock.states[1:] == [steps, 48, steps]
+    assert ours.states[3] == 4 * steps
+
+
+def test_states_that_each_micro_batch_changes_are_named():
+    callback = pipeline()
+    stock, ours = fitted(model_with(Conditional())), fitted(model_with(Conditional()), callback)
+    assert_as_stock(stock, ours, but=["mean", "each", "squares"])
+    (note,) = callback.report.notes
+    assert "each micro-batch changes" in note
+    for name in ("mean", "each", "squares"):
+        assert f"conditional/{name}" in note
 
 
 def test_one_micro_batch_is_stock():

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from tf_ooo.tracing.of_data import DRAWN
+
 _PASSES_ON = ("Cast", "Identity", "Reshape")
 _ADDS = ("Add", "AddV2", "Sub")
 
@@ -42,4 +44,17 @@ def reads(tensor: Any, handle: Any) -> bool:
         if id(current.op) not in seen:
             seen.add(id(current.op))
             waiting.extend(current.op.inputs)
+    return False
+
+
+def feeds_random_numbers(handle: Any) -> bool:
+    """Whether an op that draws random numbers depends on a variable, as far as the graph goes."""
+    seen, waiting = set[int](), [] if handle is None else [handle]
+    while waiting:
+        for op in waiting.pop().consumers():
+            if DRAWN.search(op.type):
+                return True
+            if id(op) not in seen:
+                seen.add(id(op))
+                waiting.extend(op.outputs)
     return False

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
-from tf_ooo.compat import func_graphs, keras_layers
+from tf_ooo.compat import func_graphs, keras_layers, keras_variables
 from tf_ooo.tracing.of_data import DRAWN, OfData
 from tf_ooo.tracing.variables import names_by_handle
 
@@ -58,11 +58,10 @@ def changed_once(model: keras.Model, part: Any, begin: int, each: Collection[str
 
 
 def changed_by_each(model: keras.Model, once: Once) -> list[str]:
-    """Names of the weights, but batch normalization's, that each micro-batch assigns in the trace so far."""
-    names = _weights_by_handle(model)
-    assigns = _assigned(tf.compat.v1.get_default_graph().get_operations(), names)
-    changed = dict.fromkeys(names[handle] for handle in assigns.values())
-    return [name for name in changed if name not in once.names]
+    """Names of the weights that each micro-batch assigns in the trace so far, also in functions it calls."""
+    written = func_graphs.written_by(tf.compat.v1.get_default_graph())
+    paths = [keras_variables.path_of(v) for v in model.weights if id(keras_variables.handle_of(v)) in written]
+    return [path for path in dict.fromkeys(paths) if path not in once.names]
 
 
 def first_drawn() -> str:
@@ -71,7 +70,7 @@ def first_drawn() -> str:
     return next((name for name, kind in func_graphs.ops_reached_from(graph) if DRAWN.search(kind)), "")
 
 
-def _assigned(operations: Any, names: dict[int, str], begin: int = 0) -> dict[int, int]:
+def _assigned(operations: Any, names: dict[int, str], begin: int) -> dict[int, int]:
     """The handles of weights that ops assign, by the ops' numbers from ``begin``."""
     return {
         number: id(op.inputs[0])

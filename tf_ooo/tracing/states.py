@@ -25,12 +25,13 @@ from tf_ooo.compat import (
     tf_variables,
     train_function,
 )
-from tf_ooo.tracing.adding import reads, what_is_added
+from tf_ooo.tracing.adding import feeds_random_numbers, reads, what_is_added
 from tf_ooo.tracing.collecting import added_up
 from tf_ooo.tracing.intercepting import ops_so_far, times
 from tf_ooo.tracing.micro_batches import StepRefused
 from tf_ooo.tracing.of_data import OfData
 from tf_ooo.tracing.splitting import Split
+from tf_ooo.tracing.variables import all_variables, key_of
 
 if TYPE_CHECKING:
     import keras
@@ -82,14 +83,17 @@ class States:
         kinds: Mapping[str, str],
         each: Collection[str] = (),
     ) -> None:
-        self._trained = set(map(_key, keras_trainable.trained_variables(model)))
-        paths = {_key(v): path for path, v in keras_variables.named(model.weights).items()}
-        self._paths = {key: path for key, path in paths.items() if path not in each}
+        self._trained = set(map(key_of, keras_trainable.trained_variables(model)))
+        self._paths = {key_of(v): path for path, v in keras_variables.named(model.weights).items()}
+        self._weights = set(self._paths)
+        # Metrics, seeds, what optimizers keep; Keras 2 has variables besides that no list holds.
+        self._no_states = set(map(key_of, all_variables(model))) - self._weights
+        self._others = not train_function.counts_steps(model)
         self.each = {*each, *(path for path, kind in kinds.items() if kind == IN_TURN)}
         self._normalizing = keras_layers.batch_normalizations(model)
         # Of a variance that is kept, the mean beside it, and how much of both is new in each step.
         self._mean_of = {
-            _key(variance): (_key(mean), 1.0 - momentum)
+            key_of(variance): (key_of(mean), 1.0 - momentum)
             for mean, variance, momentum in keras_layers.moving_averages(model)
             if momentum < 1.0
         }
@@ -143,7 +147,7 @@ class States:
 
     def _assign(self, variable: Any, value: Any, sign: int) -> bool:
         key = id(variable.handle)
-        if key not in self._paths or tf.compat.v1.get_default_graph() is not self._graph:
+        if tf.compat.v1.get_default_graph() is not self._graph or not self._is_state(variable):
             return False
         kind = self._kinds.get(key) or self._kind(variable, value, sign)
         if not kind:
@@ -159,6 +163,15 @@ class States:
         self._held[key], self._kinds[key], self._variables[key] = held, kind, variable
         return True
 
+    def _is_state(self, variable: Any) -> bool:
+        """Whether it is a weight, or a variable that a layer or the model has beside its weights."""
+        key = id(variable.handle)
+        if key not in self._paths and self._others and key not in self._no_states:
+            if feeds_random_numbers(self._handle(variable)):  # a seed
+                return False
+            self._paths[key] = variable.name
+        return key in self._paths and self._paths[key] not in self.each
+
     def _kind(self, variable: Any, value: Any, sign: int) -> str:
         """How the state follows from micro-batches; empty: this assignment is made where it stands."""
         known = self._known.get(self._paths[id(variable.handle)], "")
@@ -170,7 +183,8 @@ class States:
         if not self._of_data.reads_data(value.op):
             if known == SUM or (not known and self._adds_rows(variable, value, sign)):
                 return SUM
-            return ONCE if not self._copies or self._of_data.is_drawn(value.op) else ""
+            shared = self._copies and id(variable.handle) in self._weights
+            return "" if shared and not self._of_data.is_drawn(value.op) else ONCE
         if known and not (known == ONCE and value.dtype.is_floating):
             return known
         if not known and value.op.type in _EXTREMES:
@@ -269,12 +283,6 @@ class States:
         paths = [self._paths[key] for key, kind in self._kinds.items() if kind != ONCE]
         own = [path for path in paths if not any(path.startswith(f"{t}/") for t in self._normalizing)]
         return [path for path in own if path not in self._known]
-
-
-def _key(variable: Any) -> int:
-    """What a Keras variable is known by; 0: it has no ``tf.Variable`` behind it."""
-    value = keras_variables.value_of(variable)
-    return 0 if value is None else id(value.handle)
 
 
 @tf.custom_gradient  # type: ignore[untyped-decorator]

@@ -35,6 +35,12 @@ def all_variables(model: keras.Model) -> list[Any]:
     return nests.each_once([*model.variables, *metrics, *states])
 
 
+def key_of(variable: Any) -> int:
+    """What a variable of Keras is known by: the ``id`` of its handle; 0: no ``tf.Variable`` is behind it."""
+    value = keras_variables.value_of(variable)
+    return 0 if value is None else id(value.handle)
+
+
 def bytes_of(variables: Iterable[Any]) -> int:
     """All values together; those without a size, such as strings, are left out."""
     values = [value for value in map(keras_variables.value_of, variables) if value is not None]

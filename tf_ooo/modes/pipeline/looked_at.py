@@ -22,6 +22,7 @@ from tf_ooo.tracing.changed import Taped, refuse_changed, refuse_moved
 from tf_ooo.tracing.intercepting import Update, intercepted
 from tf_ooo.tracing.optimizers import optimizers_of
 from tf_ooo.tracing.undone import Undone
+from tf_ooo.tracing.variables import all_variables, key_of
 
 if TYPE_CHECKING:
     import keras
@@ -94,16 +95,12 @@ class LookedAt:
 
 
 def _states(model: keras.Model, changed: Sequence[Any]) -> dict[str, Any]:
-    """The weights among these variables that are not trained, by path."""
-    trained = {id(variable) for variable in keras_trainable.trained_variables(model)}
-    by_handle = {id(variable.handle): variable for variable in changed}
-    named = keras_variables.named(model.weights).items()
-    values = {path: keras_variables.value_of(v) for path, v in named if id(v) not in trained}
-    return {
-        path: by_handle[id(value.handle)]
-        for path, value in values.items()
-        if value is not None and id(value.handle) in by_handle
-    }
+    """The variables among these that are not trained, nor a metric's, an optimizer's or a seed, by name."""
+    paths = {key_of(variable): path for path, variable in keras_variables.named(model.weights).items()}
+    trained = set(map(key_of, keras_trainable.trained_variables(model)))
+    no_states = set(map(key_of, all_variables(model))) - paths.keys() | trained
+    states = {id(variable.handle): variable for variable in changed}
+    return {paths.get(key, v.name): v for key, v in states.items() if key not in no_states}
 
 
 def _read_by(tensors: Sequence[Any], handles: Mapping[int, str]) -> set[str]:

@@ -112,3 +112,10 @@ def test_made_trainable():
     optimizer = keras.optimizers.SGD()
     optimizer.build([layer.beta])
     assert keras_variables.made_trainable(optimizer) == [layer.beta], "Optimizer._trainable_variables"
+
+
+def test_unique_name_of():
+    first, second = (tf.Variable(1.0, name="same") for _ in range(2))
+    names = [keras_variables.unique_name_of(variable) for variable in (first, second)]
+    assert len(set(names)) == 2, "Variable._unique_id: states of one name are taken for one"
+    assert all(name.startswith("same") for name in names)

@@ -20,6 +20,11 @@ def path_of(variable: Any) -> str:
     return str(keras_values.path_of_keras(variable) or variable.name)
 
 
+def unique_name_of(variable: Any) -> str:
+    """The name of a ``tf.Variable`` with a number of its own: many are named ``Variable``."""
+    return str(variable._unique_id)
+
+
 def named(variables: Sequence[VariableT]) -> dict[str, VariableT]:
     """Keras variables by a unique name: the path, and a number where several have one."""
     by_name: dict[str, VariableT] = {}

@@ -47,14 +47,14 @@ def reads(tensor: Any, handle: Any) -> bool:
     return False
 
 
-def feeds_random_numbers(handle: Any) -> bool:
-    """Whether an op that draws random numbers depends on a variable, as far as the graph goes."""
-    seen, waiting = set[int](), [] if handle is None else [handle]
+def feeds_random_numbers(state: Any) -> bool:
+    """Whether random numbers are drawn by whole numbers that are computed from a tensor, or a handle."""
+    seen, waiting = set[int](), [] if state is None else [state]
     while waiting:
         for op in waiting.pop().consumers():
             if DRAWN.search(op.type):
                 return True
             if id(op) not in seen:
                 seen.add(id(op))
-                waiting.extend(op.outputs)
+                waiting.extend(output for output in op.outputs if output.dtype.is_integer)
     return False

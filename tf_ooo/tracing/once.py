@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 
 from tf_ooo.compat import func_graphs, keras_layers, keras_variables
+from tf_ooo.tracing.adding import feeds_random_numbers
 from tf_ooo.tracing.of_data import DRAWN, OfData
 from tf_ooo.tracing.variables import names_by_handle
 
@@ -37,14 +38,18 @@ def changed_once(model: keras.Model, part: Any, begin: int, each: Collection[str
     """The assignments of weights that depend on no data, and what was computed from these weights before.
 
     ``part``: the rows of the micro-batch whose ops, from number ``begin``, were traced.  Batch
-    normalization's states are left out, and weights that ``each`` micro-batch is known to change.
+    normalization's states are left out, seeds, and weights that ``each`` micro-batch is known to change.
     """
     operations = tf.compat.v1.get_default_graph().get_operations()
     of_data = OfData(part)
     names = _weights_by_handle(model)
     assigns = _assigned(operations, names, begin)
     mixed = {
-        handle for number, handle in assigns.items() if names[handle] in each or operations[number] in of_data
+        handle
+        for number, handle in assigns.items()
+        if names[handle] in each
+        or operations[number] in of_data
+        or feeds_random_numbers(operations[number].inputs[0])
     }
     last = {handle: number for number, handle in assigns.items() if handle not in mixed}
     shared = {number for number, handle in assigns.items() if handle in last}

@@ -169,7 +169,7 @@ class States:
         if key not in self._paths and self._others and key not in self._no_states:
             if feeds_random_numbers(self._handle(variable)):  # a seed
                 return False
-            self._paths[key] = variable.name
+            self._paths[key] = keras_variables.unique_name_of(variable)
         return key in self._paths and self._paths[key] not in self.each
 
     def _kind(self, variable: Any, value: Any, sign: int) -> str:
@@ -210,8 +210,13 @@ class States:
     def _mixed(self, begin: int) -> Iterator[int]:
         """The states that are also used in another way after they were assigned."""
         inner = {id(inside): id(outer) for outer, inside in self._graph.captures}
-        # The sum so far is the batch's in turn, for logs.
-        mixed = {key for key, held in self._held.items() if held.read and self._kinds[key] == SUM}
+        # The sum so far is the batch's in turn, for logs; of a seed each micro-batch has its own.
+        mixed = {
+            key
+            for key, held in self._held.items()
+            if (held.read and self._kinds[key] == SUM)
+            or (held.value.dtype.is_integer and feeds_random_numbers(held.value))
+        }
         for number, op in enumerate(self._graph.get_operations()[begin:], begin):
             for tensor in op.inputs if op.type != "ReadVariableOp" else ():
                 held = self._held.get(inner.get(id(tensor), 0))

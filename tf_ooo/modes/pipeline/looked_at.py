@@ -100,7 +100,11 @@ def _states(model: keras.Model, changed: Sequence[Any]) -> dict[str, Any]:
     trained = set(map(key_of, keras_trainable.trained_variables(model)))
     no_states = set(map(key_of, all_variables(model))) - paths.keys() | trained
     states = {id(variable.handle): variable for variable in changed}
-    return {paths.get(key, v.name): v for key, v in states.items() if key not in no_states}
+    return {
+        paths.get(key) or keras_variables.unique_name_of(variable): variable
+        for key, variable in states.items()
+        if key not in no_states
+    }
 
 
 def _read_by(tensors: Sequence[Any], handles: Mapping[int, str]) -> set[str]:

@@ -21,6 +21,8 @@ _REDUCES = {
 # A mean over rows, or a sum of such, is the mean of micro-batches.
 _MEANS = {"AddN", "AddV2", "DivNoNan", "Mean", "Mul", "MulNoNan", "Neg", "RealDiv", "Sub", "Sum"}
 
+_WAY_OUT = "use microbatches=1 where it matters"
+
 
 def whole_logs(
     logs: Sequence[Any], split: Split, depends: Callable[[Any], bool], note: Callable[[str], None]
@@ -28,24 +30,28 @@ def whole_logs(
     """Logs of the whole batch; ``depends``: whether a tensor is a metric's result, which the last one has.
 
     Counts and other sums over rows are added up, extremes are those of all, other numbers are averaged by
-    rows.  ``note`` is given a line for each that is no mean over rows.
+    rows.  Whole numbers and arrays that are computed from rows otherwise are the last micro-batch's.
+    ``note`` is given a line for each that is not the batch's own.
     """
     if len(logs) == 1:
         return logs[0]
 
     def of_batch(name: str, *values: Any) -> Any:
         last = values[-1]
-        if not isinstance(last, tf.Tensor) or last.shape.rank != 0 or depends(last):
+        if not isinstance(last, tf.Tensor) or depends(last):
             return last
-        reduce = _reducing(values, split)
+        reduce = _reducing(values, split) if last.shape.rank == 0 else None
         if reduce is not None:
             return reduce(tf.stack(values), 0)
-        if not last.dtype.is_floating:
+        if not _reads_data(last):  # of weights, constants, what all micro-batches have counted
             return last
-        if _source(last).op.type not in (*_MEANS, "Const", "Placeholder", "ReadVariableOp"):
+        if last.shape.rank != 0 or not last.dtype.is_floating:
+            note(f"the log {name or last.op.name} is the last micro-batch's, not the batch's own; {_WAY_OUT}")
+            return last
+        if _source(last).op.type not in (*_MEANS, "Placeholder"):
             note(
                 f"the log {name or last.op.name} is the mean of its micro-batches' values, not the batch's "
-                "own; use microbatches=1 where it matters"
+                f"own; {_WAY_OUT}"
             )
         shares = map(split.share, range(split.count))
         return tf.add_n([v * tf.cast(share, v.dtype) for v, share in zip(values, shares, strict=True)])

@@ -160,6 +160,7 @@ class StepFunctions:
             if in_turns:
                 turns = InTurns(model, split, collecting, states, scope, lambda: self._applying(batch))
                 logs = turns.run(batch)
+                self.note_changed([], states.guessed)
             else:
                 one_by_one = OneByOne(model, split, collecting, states, scope)
                 logs = one_by_one.run(batch)

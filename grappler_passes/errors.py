@@ -6,6 +6,9 @@ from __future__ import annotations
 class GrapplerPassError(Exception):
     """Base of every error raised on purpose by ``grappler_passes``."""
 
+    # AutoGraph leaves it as it is: else a page of its caller's lines stands before the message.
+    ag_pass_through = True
+
 
 class GraphError(GrapplerPassError):
     """A graph cannot be used: not a training graph, malformed, or an unsupported op.

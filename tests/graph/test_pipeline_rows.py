@@ -132,6 +132,17 @@ def test_rows_that_look_at_each_other(name):
     assert "microbatches=1" in str(raised.value)
 
 
+def test_the_place_is_right_with_one_row_in_each():
+    """Of one row ``x + bias`` is the name of another op in an LSTM's cell."""
+    inputs = keras.Input((6,))
+    hidden = keras.layers.LSTM(4)(keras.layers.Reshape((3, 2))(inputs))
+    hidden = keras.layers.Lambda(lambda h: h + keras.ops.sort(h, axis=0))(hidden)
+    with pytest.raises(BackendError, match="rows first meet at layer 'lambda"):
+        fit(
+            keras.Model(inputs, keras.layers.Dense(2)(hidden)), pipelined("gpipe", devices=2, microbatches=16)
+        )
+
+
 @pytest.mark.parametrize("factor", [1.0, 1e-2, 2e-3])
 def test_a_small_term_of_the_loss(factor):
     keras.utils.set_random_seed(1)

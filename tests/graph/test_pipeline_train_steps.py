@@ -291,3 +291,15 @@ def test_a_model_without_weights_is_told_so(options):
     model.compile("sgd", "mse")
     with pytest.raises(BackendError, match="no trainable weights"):
         fitted(model, tf_ooo.OOOBackprop(**options, devices=2, profile_steps=0), targets=X)
+
+
+class Function(Conditional):
+    @tf.function
+    def train_step(self, data):
+        return super().train_step(data)
+
+
+def test_the_advice_comes_first_where_autograph_has_converted_the_step():
+    with pytest.raises(BackendError) as raised:
+        fitted(made(Function), pipelined("zb_h1"))
+    assert str(raised.value).startswith("train_step applies gradients inside a loop or a condition")

@@ -163,7 +163,7 @@ def _traced_step(model: keras.Model, batch: Any) -> _Traced:
 
 
 def forward_tensors(model: keras.Model, batches: Sequence[Any]) -> list[dict[str, np.ndarray]]:
-    """All numbers of a forward pass that are no scalars, by the tensors' names, in their order.
+    """All numbers of a forward pass that are no scalars, by :func:`_key`, in their order.
 
     ``batches``: of one shape; the forward pass of each is the same trace.
     """
@@ -177,10 +177,18 @@ def forward_tensors(model: keras.Model, batches: Sequence[Any]) -> list[dict[str
         return {tensor.name: tensor for tensor in outputs if _is_of_rows(tensor)}
 
     undone = Undone(tf_functions.concrete_function(step, [batches[0]]))
-    names = [tensor.name for op in undone.concrete.graph.get_operations() for tensor in op.outputs]
+    tensors = [tensor for op in undone.concrete.graph.get_operations() for tensor in op.outputs]
     with undone:
         values = [undone(batch) for batch in batches]
-    return [{name: each[name].numpy() for name in names if name in each} for each in values]
+    return [{_key(t): each[t.name].numpy() for t in tensors if t.name in each} for each in values]
+
+
+def _key(tensor: Any) -> str:
+    """The tensor's name, and the names of what it is computed from.
+
+    Keras computes ``a + b`` of one row by another op than of several, so that a name alone is another sum's.
+    """
+    return " ".join([tensor.name, *(given.name for given in tensor.op.inputs)])
 
 
 def _is_of_rows(tensor: Any) -> bool:

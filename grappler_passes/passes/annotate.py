@@ -9,9 +9,9 @@ from tensorflow.core.framework import graph_pb2, node_def_pb2
 from tensorflow.core.framework.attr_value_pb2 import AttrValue
 
 from grappler_passes.graph.training_graph import TrainingGraph
-from grappler_passes.passes.base import Note, Pass, PassResult, copy_of
+from grappler_passes.passes.base import Pass, PassResult, copy_of
 from grappler_passes.passes.relaxations import Relaxation
-from grappler_passes.passes.rewrite_plan import RewritePlan
+from grappler_passes.passes.rewrite_plan import RewritePlan, require_nodes
 
 
 @dataclass(frozen=True)
@@ -22,15 +22,16 @@ class AnnotatePass(Pass):
     name: ClassVar[str] = "annotate"
     relaxes = frozenset({Relaxation.NOTES})
 
+    def preconditions(self, graph_def: graph_pb2.GraphDef, training_graph: TrainingGraph | None) -> None:
+        require_nodes(graph_def, sorted(self.plan.annotated_nodes), "annotates")
+
     def run(self, graph_def: graph_pb2.GraphDef, training_graph: TrainingGraph | None) -> PassResult:
         after = copy_of(graph_def)
-        planned = self.plan.annotated_nodes
-        modified, marked = False, 0
+        planned, modified = self.plan.annotated_nodes, False
         for node in after.node:
             if node.name in planned:
                 modified |= self._annotate(node)
-                marked += 1
-        return PassResult(after, modified, tuple(self._unknown(graph_def, planned, marked)))
+        return PassResult(after, modified)
 
     def _annotate(self, node: node_def_pb2.NodeDef) -> bool:
         plan, name, values = self.plan, node.name, {}
@@ -48,9 +49,3 @@ class AnnotatePass(Pass):
         for key, value in changed.items():
             node.attr[key].CopyFrom(value)
         return bool(changed)
-
-    def _unknown(self, graph_def: graph_pb2.GraphDef, planned: set[str], marked: int) -> list[Note]:
-        if marked == len(planned):
-            return []
-        lacking = sorted(planned - {node.name for node in graph_def.node})
-        return [Note("skipped", "the graph has no such node to annotate", tuple(lacking))]

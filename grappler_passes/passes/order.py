@@ -14,7 +14,7 @@ from grappler_passes.graph.dependencies import GraphIndex, places_in
 from grappler_passes.graph.training_graph import TrainingGraph
 from grappler_passes.passes.base import Note, Pass, PassResult, copy_of
 from grappler_passes.passes.relaxations import Relaxation
-from grappler_passes.passes.rewrite_plan import RewritePlan
+from grappler_passes.passes.rewrite_plan import RewritePlan, require_nodes
 
 CLOSES_A_CYCLE = "closes a cycle with edges that come earlier in the plan"
 # Indices of the nodes before and after.
@@ -32,6 +32,10 @@ class OrderPass(Pass):
     plan: RewritePlan
     name: ClassVar[str] = "order"
     relaxes = frozenset({Relaxation.MORE_WAITS})
+
+    def preconditions(self, graph_def: graph_pb2.GraphDef, training_graph: TrainingGraph | None) -> None:
+        """Raise PlanError for an edge of ops that are not there: without a word the order would be lost."""
+        require_nodes(graph_def, (name for edge in self.plan.edges for name in edge), "orders")
 
     def run(self, graph_def: graph_pb2.GraphDef, training_graph: TrainingGraph | None) -> PassResult:
         index = GraphIndex(graph_def)

@@ -10,9 +10,9 @@ from tensorflow.core.framework import graph_pb2
 
 from grappler_passes.errors import PlanError
 from grappler_passes.graph.training_graph import TrainingGraph
-from grappler_passes.passes.base import Note, Pass, PassResult, copy_of
+from grappler_passes.passes.base import Pass, PassResult, copy_of
 from grappler_passes.passes.relaxations import Relaxation
-from grappler_passes.passes.rewrite_plan import RewritePlan
+from grappler_passes.passes.rewrite_plan import RewritePlan, require_nodes
 
 _FULL_NAME = re.compile(r"/job:[A-Za-z][\w.-]*/replica:\d+/task:\d+/device:[A-Z][\w]*:\d+")
 
@@ -30,6 +30,7 @@ class PlacementPass(Pass):
     relaxes = frozenset({Relaxation.DEVICES})
 
     def preconditions(self, graph_def: graph_pb2.GraphDef, training_graph: TrainingGraph | None) -> None:
+        require_nodes(graph_def, self.plan.devices, "places")
         for device in sorted(set(self.plan.devices.values())):
             if not _FULL_NAME.fullmatch(device):
                 raise PlanError(f"not a full device name: {device!r}")
@@ -38,11 +39,9 @@ class PlacementPass(Pass):
 
     def run(self, graph_def: graph_pb2.GraphDef, training_graph: TrainingGraph | None) -> PassResult:
         after = copy_of(graph_def)
-        left = dict(self.plan.devices)
         modified = False
         for node in after.node:
-            device = left.pop(node.name, node.device)
+            device = self.plan.devices.get(node.name, node.device)
             if device != node.device:
                 node.device, modified = device, True
-        notes = (Note("skipped", "the graph has no such node to place", tuple(left)),) if left else ()
-        return PassResult(after, modified, notes)
+        return PassResult(after, modified)

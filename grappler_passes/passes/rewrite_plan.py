@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from types import MappingProxyType
+
+from tensorflow.core.framework import graph_pb2
+
+from grappler_passes.errors import PlanError
 
 
 @dataclass(frozen=True)
@@ -34,3 +38,13 @@ class RewritePlan:
     @property
     def annotated_nodes(self) -> set[str]:
         return {*self.kinds, *self.layers, *self.streams, *self.priorities, *self.stages}
+
+
+def require_nodes(graph_def: graph_pb2.GraphDef, names: Iterable[str], done: str) -> None:
+    """Raise PlanError for a node of the plan that the graph does not have, and what is ``done`` to it."""
+    there = {node.name for node in graph_def.node}
+    unknown = next((name for name in names if name not in there), None)
+    if unknown is not None:
+        raise PlanError(
+            f"the plan {done} {unknown!r}, which the graph does not have: it is another graph's plan"
+        )

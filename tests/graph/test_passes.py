@@ -146,13 +146,14 @@ def test_any_legal_edges_keep_control_flow_running(seed):
         assert_bit_equal(stock, run(result.graph_def, inputs, outputs, [value]))
 
 
-def test_annotate_writes_on_planned_nodes_and_reports_lacking_ones():
+def test_annotate_writes_on_planned_nodes_and_refuses_others():
     graph = graph_pb2.GraphDef()
     node(graph, "a")
     node(graph, "b")
-    result = AnnotatePass(RewritePlan(kinds={"b": "F", "zzz": "dO"}))(graph)
+    with pytest.raises(PassError, match="annotates 'zzz', which the graph does not have"):
+        AnnotatePass(RewritePlan(kinds={"b": "F", "zzz": "dO"}))(graph)
+    result = AnnotatePass(RewritePlan(kinds={"b": "F"}))(graph)
     assert [list(made.attr) for made in result.graph_def.node] == [[], ["_ooo_kind"]]
-    assert [note.nodes for note in result.notes] == [("zzz",)]
     assert not any(made.attr for made in graph.node)
     empty = AnnotatePass(RewritePlan())(graph)
     assert empty.graph_def == graph
@@ -195,9 +196,10 @@ def test_a_pipeline_that_verifies_refuses_what_its_passes_did():
 def test_placement():
     graph = graph_pb2.GraphDef()
     node(graph, "a")
-    result = PlacementPass(RewritePlan(devices={"a": CPU, "x": CPU}), (CPU,))(graph)
+    with pytest.raises(PassError, match="places 'x', which the graph does not have"):
+        PlacementPass(RewritePlan(devices={"a": CPU, "x": CPU}), (CPU,))(graph)
+    result = PlacementPass(RewritePlan(devices={"a": CPU}), (CPU,))(graph)
     assert result.graph_def.node[0].device == CPU
-    assert result.notes[0].nodes == ("x",)
     assert not PlacementPass(RewritePlan(devices={"a": CPU}), (CPU,))(result.graph_def).modified
     for device, match in (("GPU:0", "full device name"), (CPU.replace("CPU:0", "CPU:7"), "no device")):
         with pytest.raises(PassError, match=match) as caught:

@@ -38,13 +38,11 @@ def test_what_is_in_no_order_is_told_in_one_note_for_each_reason():
         Note("skipped", "different while frames: '' and 'while'", other),
         Note("mixed", "a sum of both", ("a/conv/MatMul",)),
         Note("separated", "as planned", ("a/conv/Sum",)),
-        Note("skipped", "no node 'a/gone/Sum'", ("a/gone/Sum", "a/conv/Sum")),
     ]
     own_order = "left in TensorFlow's own order, as "
     assert told(lambda: PLACES, notes, ["of the plan"]) == (
         "of the plan",
         "not taken apart: a sum of both (dO of conv)",
-        "not ordered as planned: no node gone/Sum (dW of conv)",
         f"{own_order}they would wait for each other (dO of conv, dW of conv, lstm/Reserve)",
         f"{own_order}a loop or a condition lies between them (dW of conv, lstm/Reserve)",
     )

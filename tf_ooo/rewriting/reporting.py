@@ -17,10 +17,8 @@ from tf_ooo.report.report import Report
 from tf_ooo.report.sections import LayerRow
 from tf_ooo.rewriting.result import RewriteResult
 
-# What passes note, as a user reads it; what was done as planned is no news.
-_SKIPPED = "skipped"
-_UNDONE = {_SKIPPED: "not ordered as planned", "mixed": "not taken apart"}
-_NO_NODE = ("no node ", "the graph has no such node ")
+# What passes note; what was done as planned is no news.
+_SKIPPED, _MIXED = "skipped", "mixed"
 _OWN_ORDER = "left in TensorFlow's own order, as "
 _EACH_OTHER, _IN_A_LOOP = "they would wait for each other", "a loop or a condition lies between them"
 
@@ -53,8 +51,8 @@ def told(whose: Callable[[], Places], notes: Iterable[Note], texts: Iterable[str
         why = _why_unordered(note)
         if why:
             unordered.setdefault(why, []).extend(note.nodes)
-        elif note.status in _UNDONE:
-            said.append((f"{_UNDONE[note.status]}: {note.reason}", note.nodes))
+        elif note.status == _MIXED:
+            said.append((f"not taken apart: {note.reason}", note.nodes))
     said += [(_OWN_ORDER + why, tuple(nodes)) for why, nodes in unordered.items()]
     if not said:
         return ()
@@ -68,7 +66,7 @@ def _why_unordered(note: Note) -> str:
         return ""
     if note.reason.endswith((CLOSES_A_CYCLE, WOULD_CLOSE_A_CYCLE)):
         return _EACH_OTHER
-    return "" if note.reason.startswith(_NO_NODE) else _IN_A_LOOP
+    return _IN_A_LOOP
 
 
 def clear_plan(report: Report) -> None:

@@ -303,3 +303,26 @@ def test_the_advice_comes_first_where_autograph_has_converted_the_step():
     with pytest.raises(BackendError) as raised:
         fitted(made(Function), pipelined("zb_h1"))
     assert str(raised.value).startswith("train_step applies gradients inside a loop or a condition")
+
+
+@pytest.mark.parametrize("options", [{"mode": "pipeline", "microbatches": 2, "schedule": "gpipe"}, {}])
+def test_a_layer_that_trains(options):
+    """Keras' own tests train layers with its trainer, which have no ``save``."""
+    trainer = next(base for base in keras.Model.__mro__ if "fit" in vars(base))
+
+    class Training(trainer, keras.layers.Layer):
+        def __init__(self):
+            keras.layers.Layer.__init__(self)
+            trainer.__init__(self)
+            self.first, self.last = keras.layers.Dense(5), keras.layers.Dense(1)
+
+        def call(self, x):
+            return self.last(self.first(x))
+
+    histories = []
+    for callbacks in ([], [tf_ooo.OOOBackprop(**options, profile_steps=0)]):
+        keras.utils.set_random_seed(1)
+        model = Training()
+        model.compile("sgd", "mse")
+        histories.append(fitted(model, *callbacks)["loss"])
+    np.testing.assert_allclose(histories[1], histories[0], rtol=1e-5)

@@ -101,9 +101,9 @@ class Guard:
             "make_test_function": self._making("test", model.make_test_function),
             "make_predict_function": self._making("predict", model.make_predict_function),
         }
-        for name in _TOUCHING:
+        for name in filter(functools.partial(hasattr, model), _TOUCHING):  # a layer that trains has no save
             wrapped[name] = self._guarded_outside_traces(getattr(model, name))
-        for name in _SEEING:
+        for name in filter(functools.partial(hasattr, model), _SEEING):
             method = getattr(model, name)
             if name in _SAVING:
                 wrapped[name] = _after(self.guarded(self._saving), replacing(method))

@@ -187,9 +187,9 @@ class FirstSteps:
     def _note_changed(self, names: Sequence[str], guessed: Sequence[str]) -> None:
         if names:
             self._warn(
-                f"each micro-batch changes {', '.join(names)} in its forward pass, where a stock step does "
-                "so once for the batch: they, and what depends on them, become others than in stock "
-                "training; microbatches=1 keeps stock's"
+                f"each micro-batch changes {', '.join(names)}, where a stock step does so once for the "
+                "batch: they, and what depends on them, become others than in stock training; "
+                "microbatches=1 keeps stock's"
             )
         if guessed:
             self._warn(

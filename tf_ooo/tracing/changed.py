@@ -10,7 +10,7 @@ from typing import Any
 import tensorflow as tf
 
 from tf_ooo.compat import func_graphs
-from tf_ooo.tracing.intercepting import ops_so_far
+from tf_ooo.tracing.intercepting import ops_so_far, tensors_of
 from tf_ooo.tracing.micro_batches import StepRefused
 
 # Of micro-batches' gradients these make the mean of what they make of each.
@@ -196,6 +196,24 @@ def refuse_moved(taped: Taped, grads: Sequence[Any]) -> None:
             f"(op {moved}); a pipeline would move them by each micro-batch's gradient, not by the batch's: "
             "use microbatches=1"
         )
+
+
+def refuse_settings(optimizer: Any, grads: Sequence[Any], begin: int) -> None:
+    """StepRefused: the ops of an update, from number ``begin``, read more of the batch than its gradients.
+
+    ``train_step`` has set the optimizer's momentum, decay or another number by what it computes.
+    """
+    given = {id(tensor) for grad in grads for tensor in tensors_of(grad)}
+    update = tf.compat.v1.get_default_graph().get_operations()[begin:]
+    inside = {id(op) for op in update}
+    read = {id(tensor): tensor for op in update for tensor in op.inputs if id(tensor.op) not in inside}
+    for tensor in (read[number] for number in read if number not in given):
+        if _is_of_batch(tensor):
+            raise StepRefused(
+                f"train_step sets a number of optimizer {optimizer.name!r} by what it computes of the batch "
+                f"(op {tensor.op.name}); each micro-batch would set another one, by its own rows: do so in a "
+                "callback's on_train_batch_end, whose logs are the whole batch's, or use microbatches=1"
+            )
 
 
 def _values(grad: Any) -> Any:

@@ -15,7 +15,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_ooo.compat import keras_optimizers, keras_variables, op_marks, tf_variables
-from tf_ooo.tracing.changed import Taped, refuse_changed
+from tf_ooo.tracing.changed import Taped, refuse_changed, refuse_settings
 from tf_ooo.tracing.intercepting import TurnsNeeded, Update, intercepted, ops_so_far, times
 from tf_ooo.tracing.micro_batches import StepRefused
 from tf_ooo.tracing.scaled import Scaled, is_of_half, terms_of, through_half
@@ -192,11 +192,13 @@ class Collecting:
         on."""
         self._applying = True
         for applied in self.applied[call:]:
-            grads = self._totals(applied)
+            grads, begin = self._totals(applied), ops_so_far()
             with tf_variables.reads_on_own_device():
                 keras_optimizers.update(
                     applied.optimizer, grads, applied.variables if applied.explicit else None
                 )
+            if len(self.weights) > 1:
+                refuse_settings(applied.optimizer, grads, begin)
         self._applying = False
 
     def _totals(self, applied: _Applied) -> list[Any]:

@@ -36,7 +36,7 @@ class TracedPart:
     """
 
     def __init__(self, number: int, part: Any, draws_anew: bool = False) -> None:
-        self._number, self._part, self._draws_anew = number, part, draws_anew
+        self._number, self.part, self._draws_anew = number, part, draws_anew
         self._nodes: dict[str, Any] = {}
         self._earlier: set[str] = set()  # of parts before
         self._versions: Any = None
@@ -100,7 +100,7 @@ class TracedPart:
 
     def _given(self, graph: Any, part: Any, renamed: _Renamed) -> dict[str, Any]:
         """What the copied ops read of other ops: the other rows, and what all micro-batches read."""
-        flat = (tf.nest.flatten(each, expand_composites=True) for each in (self._part, part))
+        flat = (tf.nest.flatten(each, expand_composites=True) for each in (self.part, part))
         rows = {first.name: other for first, other in zip(*flat, strict=True) if tf.is_tensor(first)}
         given = {}
         for node in self._nodes.values():

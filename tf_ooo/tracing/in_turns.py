@@ -17,11 +17,12 @@ import tensorflow as tf
 from grappler_passes.analysis.steps import STEP_ATTR
 from grappler_passes.graph.effects import has_side_effects, only_reads
 from tf_ooo.compat import keras_losses, nests, op_marks, tf_functions, train_function
+from tf_ooo.tracing.assigned import refuse_rates
 from tf_ooo.tracing.collecting import Collecting
 from tf_ooo.tracing.copied import TracedPart
 from tf_ooo.tracing.micro_batches import StepRefused
 from tf_ooo.tracing.of_data import DRAWN
-from tf_ooo.tracing.once import changed_once
+from tf_ooo.tracing.once import changed_by_each, changed_once, ranges_of
 from tf_ooo.tracing.splitting import Split
 from tf_ooo.tracing.states import States
 from tf_ooo.tracing.variables import names_by_handle
@@ -49,6 +50,7 @@ class InTurns:
         self._model, self._split, self._collecting, self._states = model, split, collecting, states
         self._scope, self._applying = scope, applying
         self._turn = 0
+        self.changed: list[str] = []  # names of the states that each micro-batch assigns
         if len({split.kind(number) for number in range(split.count)}) > 1:
             raise _no_copies("micro-batches of different numbers of rows")
         if split.count > 1 and train_function.counts_steps(model):
@@ -98,15 +100,22 @@ class InTurns:
     def _end_part(self, left_out: Sequence[tuple[int, int]]) -> None:
         if self._split.count == 1:
             return
-        once = changed_once(self._model, self._parts[0], self._traced.begin, self._states.each).ranges
-        after = self._once() if self._turn else ()  # before, nothing has been updated
-        self._traced.end([*left_out, *once, *after])
+        begin, part = self._traced.begin, self._traced.part
+        refuse_rates(self._model, part, begin)
+        once = changed_once(self._model, part, begin, self._states.each)
+        if self._turn:  # before, nothing has been updated
+            once.update(self._of_updated_weights())
+        more = changed_by_each(self._model, begin, once)
+        self.changed.extend(name for name in more if name not in self.changed)
+        self._traced.end([*left_out, *ranges_of(once)])
         if self._traced.why_not:
             raise _no_copies(self._traced.why_not)
 
-    def _once(self) -> Iterator[tuple[int, int]]:
-        """Ops of this part, from and up to that number, that change a state by updated weights alone: a
-        moving average of weights, or their clipping.  No other micro-batch does so again."""
+    def _of_updated_weights(self) -> Iterator[int]:
+        """The numbers of ops of this part that change a state by updated weights alone.
+
+        A moving average of weights, or their clipping: no other micro-batch does so again.
+        """
         updated = {
             handle
             for update in self._collecting.applied[: self._turn]
@@ -118,7 +127,7 @@ class InTurns:
             op = operations[number]
             writes = has_side_effects(op.type) and not only_reads(op.type)
             if writes and _is_of_weights_alone(op, updated, data):
-                yield number, number + 1
+                yield number
 
     def _copies(self, values: Any) -> list[Any]:
         """Of a nest of the first micro-batch's, those of the others, whose latest part is copied."""

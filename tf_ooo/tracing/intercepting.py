@@ -35,6 +35,10 @@ class TurnsNeeded(Exception):
     """The updates of a step come in turns: each needs what the one before has left."""
 
 
+class CopiesNeeded(Exception):
+    """States change once a step, for which all micro-batches have to be copies of one."""
+
+
 @contextlib.contextmanager
 def intercepted(optimizers: Sequence[Any], on_update: Callable[[Update], Any]) -> Iterator[None]:
     """Inside the block ``on_update`` takes the place of each optimizer's ``apply``.

@@ -1,19 +1,18 @@
 """States that follow weights and no data: they change once a step, not with each micro-batch.
 
 Spectral normalization assigns a kernel and the vector of its power iteration in the forward pass (Miyato et
-al. 2018, algorithm 1); a layer may count its calls.
+al. 2018, algorithm 1); a layer may count its calls, and ``train_step`` let its learning rate fall.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
-from tf_ooo.compat import func_graphs, keras_layers, keras_variables
-from tf_ooo.tracing.adding import feeds_random_numbers
+from tf_ooo.compat import func_graphs, nests
+from tf_ooo.tracing.assigned import Assigned
 from tf_ooo.tracing.of_data import DRAWN, OfData
 from tf_ooo.tracing.variables import names_by_handle
 
@@ -21,52 +20,50 @@ if TYPE_CHECKING:
     import keras
 
 
-@dataclass(frozen=True)
-class Once:
-    """Ops, by number in the graph, that the first micro-batch runs for all, and weights that they assign."""
-
-    ops: tuple[int, ...] = ()
-    names: frozenset[str] = frozenset()
-
-    @property
-    def ranges(self) -> list[tuple[int, int]]:
-        """From each op up to the next."""
-        return [(number, number + 1) for number in self.ops]
+def ranges_of(numbers: Iterable[int]) -> list[tuple[int, int]]:
+    """From each op's number up to the next."""
+    return [(number, number + 1) for number in sorted(numbers)]
 
 
-def changed_once(model: keras.Model, part: Any, begin: int, each: Collection[str] = ()) -> Once:
-    """The assignments of weights that depend on no data, and what was computed from these weights before.
+def changed_once(model: keras.Model, part: Any, begin: int, each: Collection[str] = ()) -> set[int]:
+    """The ops that assign states and depend on no data, and what was computed from these before, by number.
 
-    ``part``: the rows of the micro-batch whose ops, from number ``begin``, were traced.  Batch
-    normalization's states are left out, seeds, and weights that ``each`` micro-batch is known to change.
+    The first micro-batch runs them for all.  ``part``: its rows; ``begin``: its first op.  Left out are the
+    states that ``each`` micro-batch is known to change.
     """
     operations = tf.compat.v1.get_default_graph().get_operations()
-    of_data = OfData(part)
-    names = _weights_by_handle(model)
-    assigns = _assigned(operations, names, begin)
-    mixed = {
-        handle
-        for number, handle in assigns.items()
-        if names[handle] in each
-        or operations[number] in of_data
-        or feeds_random_numbers(operations[number].inputs[0])
-    }
-    last = {handle: number for number, handle in assigns.items() if handle not in mixed}
-    shared = {number for number, handle in assigns.items() if handle in last}
+    of_data, writes, rows = OfData(part), _written(model, begin), _rows(part)
+    weights = names_by_handle(model.weights).keys()
+    by_each = {n for n in writes if operations[n] in of_data or not set(writes[n].values()).isdisjoint(each)}
+    # What is added to weights is known already.
+    added = {n for n in writes if writes[n].keys().isdisjoint(weights) and _may_add_rows(operations[n], rows)}
+    mixed = _all_with(by_each | added, writes)
+    last = {handle: number for number in writes if number not in mixed for handle in writes[number]}
+    shared = set(writes) - mixed
     inside = {id(operations[number]) for number in shared}
-    for number, op in _from(operations, begin):
+    for number, op in enumerate(operations[begin:], begin):
         reads = op.type == "ReadVariableOp" and number < last.get(id(op.inputs[0]), -1)
         if reads or (op not in of_data and any(id(tensor.op) in inside for tensor in op.inputs)):
             inside.add(id(op))
             shared.add(number)
-    return Once(tuple(sorted(shared)), frozenset(names[handle] for handle in last))
+    return shared
 
 
-def changed_by_each(model: keras.Model, once: Once) -> list[str]:
-    """Names of the weights that each micro-batch assigns in the trace so far, also in functions it calls."""
-    written = func_graphs.written_by(tf.compat.v1.get_default_graph())
-    paths = [keras_variables.path_of(v) for v in model.weights if id(keras_variables.handle_of(v)) in written]
-    return [path for path in dict.fromkeys(paths) if path not in once.names]
+def _all_with(numbers: set[int], writes: dict[int, dict[int, str]]) -> set[int]:
+    """These ops, and all that assign a variable which one of them assigns."""
+    while True:
+        handles = {handle for number in numbers for handle in writes[number]}
+        more = {number for number, written in writes.items() if handles & written.keys()}
+        if more == numbers:
+            return numbers
+        numbers = more
+
+
+def changed_by_each(model: keras.Model, begin: int, once: Collection[int]) -> list[str]:
+    """Names of states that each micro-batch assigns by ops from this number on, but those ``once``."""
+    writes = _written(model, begin)
+    names = (name for number, written in writes.items() if number not in once for name in written.values())
+    return list(dict.fromkeys(names))
 
 
 def first_drawn() -> str:
@@ -75,20 +72,20 @@ def first_drawn() -> str:
     return next((name for name, kind in func_graphs.ops_reached_from(graph) if DRAWN.search(kind)), "")
 
 
-def _assigned(operations: Any, names: dict[int, str], begin: int) -> dict[int, int]:
-    """The handles of weights that ops assign, by the ops' numbers from ``begin``."""
-    return {
-        number: id(op.inputs[0])
-        for number, op in _from(operations, begin)
-        if op.type.startswith("Assign") and op.inputs and id(op.inputs[0]) in names
-    }
+def _written(model: keras.Model, begin: int) -> dict[int, dict[int, str]]:
+    """The states that ops assign, names by handle, by the ops' numbers from ``begin``."""
+    assigned, operations = Assigned(model), tf.compat.v1.get_default_graph().get_operations()
+    written = ((number, assigned.written_by(op)) for number, op in enumerate(operations[begin:], begin))
+    return {number: names for number, names in written if names}
 
 
-def _weights_by_handle(model: keras.Model) -> dict[int, str]:
-    known = keras_layers.batch_normalizations(model)
-    named = names_by_handle(model.weights).items()
-    return {handle: name for handle, name in named if not any(name.startswith(f"{t}/") for t in known)}
+def _rows(part: Any) -> int | None:
+    return next((t.shape[0] for t in nests.Packed(part).tensors if t.shape.rank), None)
 
 
-def _from(operations: Any, begin: int) -> Iterator[tuple[int, Any]]:
-    return enumerate(operations[begin:], begin)
+def _may_add_rows(op: Any, rows: int | None) -> bool:
+    """Whether it adds a constant that a trace with known rows may have made of their number."""
+    if op.type not in ("AssignAddVariableOp", "AssignSubVariableOp"):
+        return False
+    value = tf.get_static_value(op.inputs[1])
+    return value is not None and rows not in (None, 1) and bool((abs(value) == rows).any())

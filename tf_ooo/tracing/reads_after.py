@@ -1,4 +1,4 @@
-"""Weights that are read again after their update in the same step."""
+"""Weights that are read or assigned again after their update in the same step."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tf_ooo.compat import func_graphs
 from tf_ooo.errors import BackendError
 from tf_ooo.tracing.variables import names_by_handle
 
@@ -20,13 +21,13 @@ def refuse_reads_after(updates: Iterable[tuple[Sequence[Any], int]]) -> None:
     again = read_after(updates)
     if again:
         raise BackendError(
-            f"train_step reads {again}; over several devices updates come later than in one step, so it "
-            "would not see this one: train such a model on one device"
+            f"train_step {again}; over several devices updates come later than in one step, and "
+            "so would this one: train such a model on one device"
         )
 
 
 def read_after(updates: Iterable[tuple[Sequence[Any], int]]) -> str:
-    """A weight that is read after its update, in words; empty: there is none.
+    """A weight that is read or assigned after its update, in words; empty: there is none.
 
     ``updates``: the variables of each, and how many ops the graph that is traced had then.
     """
@@ -35,7 +36,9 @@ def read_after(updates: Iterable[tuple[Sequence[Any], int]]) -> str:
         handles = names_by_handle(variables)
         for op in operations[begin:]:
             given = op.inputs[:1] if op.type in READS else op.inputs if op.type in _CALLS else ()
-            read = [handles[id(tensor)] for tensor in given if id(tensor) in handles]
-            if read:
-                return f"{read[0]} again after it has applied its gradient (op {op.name})"
+            uses = {"reads": given, "assigns": list(func_graphs.written_by_op(op))}
+            for use, tensors in uses.items():
+                names = [handles[id(tensor)] for tensor in tensors if id(tensor) in handles]
+                if names:
+                    return f"{use} {names[0]} again after it has applied its gradient (op {op.name})"
     return ""

@@ -12,7 +12,7 @@ from tf_ooo.compat import keras_loops, nests, op_marks, tf_functions
 from tf_ooo.planning.model.task import replica_of_part
 from tf_ooo.tracing.collecting import Collecting
 from tf_ooo.tracing.in_turns import InTurns
-from tf_ooo.tracing.intercepting import TurnsNeeded
+from tf_ooo.tracing.intercepting import CopiesNeeded, TurnsNeeded
 from tf_ooo.tracing.logs import whole_logs
 from tf_ooo.tracing.micro_batches import Division, StepRefused, rows_of
 from tf_ooo.tracing.once import first_drawn
@@ -51,7 +51,7 @@ class StepFunctions:
         self._applying = applying
         self.check_captures: Callable[[Iterable[Any]], None] = lambda captures: None
         self.around_traces: Callable[[], AbstractContextManager[Any]] = nullcontext
-        # Given the names of weights that each micro-batch changes, and of states that are guessed at.
+        # Given the names of states that each micro-batch changes, and of states that are guessed at.
         self.note_changed: Callable[[list[str], list[str]], None] = lambda names, guessed: None
         # Given the name of an op that draws other random numbers for each micro-batch.
         self.note_drawn: Callable[[str], None] = lambda name: None
@@ -62,7 +62,7 @@ class StepFunctions:
         self.seen: BatchesSeen | None = None
         self._open: set[Hashable] = set()
         self.untraced: dict[Any, Callable[[Any], Any]] = {}
-        self._in_turns = False
+        self._in_turns = self._copies = False
         # How states follow from micro-batches, as :class:`States` wants to know it.
         self.kinds: Mapping[str, str] = {}
         self._each: set[str] = set()
@@ -73,7 +73,10 @@ class StepFunctions:
                 return self._run(batch)
             except TurnsNeeded as error:
                 _LOG.debug("updates are traced in turns: %s", error)
-                self._in_turns = True
+                self._in_turns = self._copies = True
+            except CopiesNeeded as error:
+                _LOG.debug("micro-batches of unequal rows are traced as copies: %s", error)
+                self._copies = True
             except NotHeld as error:
                 _LOG.debug("each micro-batch assigns %s", error)
                 self._each.update(error.paths)
@@ -109,8 +112,7 @@ class StepFunctions:
 
     def _opened(self, batch: Any, signature: Any) -> OpenBatch | None:
         """The batch as one of any number of rows; None: it is to be traced with its own."""
-        # In turns all micro-batches are copies of one.
-        copies = self._in_turns and len(set(self.division.split(rows_of(batch)))) > 1
+        copies = self._copies and len(set(self.division.split(rows_of(batch)))) > 1
         if not copies and (self.seen is None or self.seen.has_own_trace(signature)):
             return None
         return open_batch(batch, self.division)
@@ -120,7 +122,7 @@ class StepFunctions:
         function = self._make(batch, [opened.spec])
         try:
             self.check_captures(function.get_concrete_function().captured_inputs)
-        except (TurnsNeeded, NotHeld):
+        except (CopiesNeeded, TurnsNeeded, NotHeld):
             raise
         except Exception as error:  # user's code may need the number, too; what else is wrong is raised again
             _LOG.debug("each number of rows is traced by itself", exc_info=error)
@@ -158,17 +160,17 @@ class StepFunctions:
             )
             states = States(model, split, replicas, self.kinds, self._each)
             if in_turns:
-                turns = InTurns(model, split, collecting, states, scope, lambda: self._applying(batch))
-                logs = turns.run(batch)
-                self.note_changed([], states.guessed)
+                parts: InTurns | OneByOne = InTurns(
+                    model, split, collecting, states, scope, lambda: self._applying(batch)
+                )
             else:
-                one_by_one = OneByOne(model, split, collecting, states, scope)
-                logs = one_by_one.run(batch)
-                if split.count > 1:
-                    known = [name for name, kind in self.kinds.items() if kind in (IN_TURN, SUM)]
-                    changed = [name for name in one_by_one.changed if name not in known]
-                    self.note_changed(changed, states.guessed)
-                    self.note_drawn(first_drawn())
+                may_be_copies = specs is None and self.seen is not None and not self._copies
+                parts = OneByOne(model, split, collecting, states, scope, may_be_copies)
+            logs = parts.run(batch)
+            if split.count > 1:
+                known = [name for name, kind in self.kinds.items() if kind in (IN_TURN, SUM)]
+                self.note_changed([name for name in parts.changed if name not in known], states.guessed)
+                self.note_drawn(first_drawn())
             refuse_no_gradient(model, collecting.applied)
             with op_marks.numbered_step(split.count, STEP_ATTR, scope):
                 out = self._whole(logs, split)

@@ -86,8 +86,8 @@ class States:
         self._trained = set(map(key_of, keras_trainable.trained_variables(model)))
         self._paths = {key_of(v): path for path, v in keras_variables.named(model.weights).items()}
         self._weights = set(self._paths)
-        # Metrics, seeds, what optimizers keep; Keras 2 has variables besides that no list holds.
-        self._no_states = set(map(key_of, all_variables(model))) - self._weights
+        self._model = model
+        # Keras 2 has variables besides that no list holds.
         self._others = not train_function.counts_steps(model)
         self.each = {*each, *(path for path, kind in kinds.items() if kind == IN_TURN)}
         self._normalizing = keras_layers.batch_normalizations(model)
@@ -166,8 +166,10 @@ class States:
     def _is_state(self, variable: Any) -> bool:
         """Whether it is a weight, or a variable that a layer or the model has beside its weights."""
         key = id(variable.handle)
-        if key not in self._paths and self._others and key not in self._no_states:
-            if feeds_random_numbers(self._handle(variable)):  # a seed
+        if key not in self._paths and self._others:
+            # Metrics, seeds, what optimizers keep; some are made while the step is traced.
+            known = key in map(key_of, all_variables(self._model))
+            if known or feeds_random_numbers(self._handle(variable)):
                 return False
             self._paths[key] = keras_variables.unique_name_of(variable)
         return key in self._paths and self._paths[key] not in self.each

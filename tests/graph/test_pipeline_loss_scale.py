@@ -50,6 +50,16 @@ class Clipping(Scaling):
         return logs
 
 
+class ByHand(Scaling):
+    """Scales without its optimizer's method."""
+
+    def gradients(self, x, y):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((tf.cast(self(x, training=True), tf.float32) - y) ** 2)
+            scaled = loss * 2.0**15
+        return loss, scaled, tape.gradient(scaled, self.trainable_variables)
+
+
 class PlainToo(Scaling):
     """Gives half of its gradients without scaling."""
 
@@ -169,6 +179,12 @@ def test_losses_of_which_some_are_scaled():
         BackendError, match="of a loss that scale_loss has scaled, and of one that it has not"
     ):
         steps_of(lambda: mlp(PlainToo), pipelined("gpipe", devices=2, check_loss=False))
+
+
+def test_a_loss_that_is_scaled_by_hand_is_said():
+    callback = pipelined("gpipe", devices=2)
+    steps_of(lambda: mlp(ByHand), callback)
+    assert any("train_step does not scale its loss by scale_loss" in note for note in callback.report.notes)
 
 
 def test_a_fixed_scale():

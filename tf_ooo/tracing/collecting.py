@@ -18,7 +18,7 @@ from tf_ooo.compat import keras_optimizers, keras_variables, op_marks, tf_variab
 from tf_ooo.tracing.changed import Taped, refuse_changed, refuse_settings
 from tf_ooo.tracing.intercepting import TurnsNeeded, Update, intercepted, ops_so_far, times
 from tf_ooo.tracing.micro_batches import StepRefused
-from tf_ooo.tracing.scaled import Scaled, is_of_half, terms_of, through_half
+from tf_ooo.tracing.scaled import Scaled, by_hand, is_of_half, terms_of, through_half
 
 _IN_A_GRAPH_OF_ITS_OWN = (
     "train_step applies gradients inside a loop or a condition on tensors (a Python for or if over them under"
@@ -93,6 +93,7 @@ class Collecting:
         self._graph: Any = None
         self._number = 0
         self._calls = 0
+        self.notes: list[str] = []  # what is not as in a step on the batch in one
         self._taped, self._scaled = Taped(), Scaled()
         self.given: list[Given] = []
         # Called when an optimizer was given a micro-batch's gradients.
@@ -151,6 +152,7 @@ class Collecting:
             self.collected_after.append(ops_so_far())
             if len(self.weights) > 1:
                 refuse_changed(self._taped, update.grads)
+                self.notes += [] if counted else by_hand(update.optimizer)
         if call >= len(self.applied) or self.applied[call].terms != counts:
             raise StepRefused("train_step applies other gradients for a later micro-batch than for the first")
         self._add_all(self._number, self.applied[call], grads)

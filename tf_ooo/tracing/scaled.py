@@ -73,6 +73,18 @@ class Scaled:
         return any(of_scaled)
 
 
+def by_hand(optimizer: Any) -> list[str]:
+    """Says of an optimizer that scales losses, and was given gradients of others, what that changes."""
+    method = keras_optimizers.loss_scaling(optimizer)
+    if not method:
+        return []
+    return [
+        f"train_step does not scale its loss by {method} of optimizer {optimizer.name!r}: float16 gradients "
+        "of a micro-batch are as many times larger than the batch's as there are micro-batches, so that "
+        f"updates may be skipped where stock applies them; scale by {method}, or use microbatches=1"
+    ]
+
+
 def terms_of(grad: Any) -> list[Any]:
     """What a float32 gradient adds up, where a term of it is a float16 number; else the gradient itself."""
     terms, waiting = [], [grad]

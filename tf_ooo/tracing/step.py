@@ -55,7 +55,7 @@ class StepFunctions:
         self.note_changed: Callable[[list[str], list[str]], None] = lambda names, guessed: None
         # Given the name of an op that draws other random numbers for each micro-batch.
         self.note_drawn: Callable[[str], None] = lambda name: None
-        # Given a line on each log that is not the batch's own.
+        # Given a line on what is not as in a step on the batch in one.
         self.note: Callable[[str], None] = lambda text: None
         self._functions: dict[Any, Any] = {}
         self._concrete: dict[Any, Any] = {}
@@ -167,6 +167,8 @@ class StepFunctions:
                 may_be_copies = specs is None and self.seen is not None and not self._copies
                 parts = OneByOne(model, split, collecting, states, scope, may_be_copies)
             logs = parts.run(batch)
+            for text in collecting.notes:
+                self.note(text)
             if split.count > 1:
                 known = [name for name, kind in self.kinds.items() if kind in (IN_TURN, SUM)]
                 self.note_changed([name for name in parts.changed if name not in known], states.guessed)

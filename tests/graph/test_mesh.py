@@ -114,27 +114,27 @@ def test_states_that_pass_through_all_replicas_do_not_hold_their_lanes_up():
     assert not needed & set(first)
 
 
-class Centred(models.layers.Layer):
-    """Takes away a mean of all batches so far, which every micro-batch moves."""
+class BelowTheLargest(models.layers.Layer):
+    """Takes away the largest of all batches so far, which every micro-batch moves in turn."""
 
     def build(self, shape):
-        self.mean = self.add_weight(shape=shape[1:], initializer="zeros", trainable=False)
+        self.largest = self.add_weight(shape=shape[1:], initializer="zeros", trainable=False)
 
     def call(self, x):
-        self.mean.assign(0.9 * self.mean + 0.1 * tf.reduce_mean(x, 0))
-        return x - self.mean
+        self.largest.assign(tf.maximum(self.largest, tf.reduce_max(x, 0)))
+        return x - self.largest
 
 
 def test_replicas_that_wait_for_each_other_say_so():
     """The layers behind a state that is read are in no order; the numbers are those of one pipeline."""
 
-    def centred():
-        hidden = [models.layers.Dense(9, "tanh"), Centred(), models.layers.Dense(8, "tanh")]
+    def below_the_largest():
+        hidden = [models.layers.Dense(9, "tanh"), BelowTheLargest(), models.layers.Dense(8, "tanh")]
         return models.keras.Sequential(
             [models.keras.Input((7,)), *hidden, models.layers.Dense(5), models.layers.Dense(3)]
         )
 
-    training = Training(centred, models.momentum, models.EVEN, epochs=2)
+    training = Training(below_the_largest, models.momentum, models.EVEN, epochs=2)
     options = {"check_loss": False}  # which sees that rows are compared with others
     one, two = (training.piped(pipelined("gpipe", replicas=replicas, **options)) for replicas in (1, 2))
     assert_near(one, two, 1e-5)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.zoo import keras, needs_keras_3
+from tests.zoo import keras, loss_scaling, needs_keras_3
 from tf_ooo.compat import keras_trainable, tf_functions, train_function
 
 
@@ -101,3 +101,10 @@ def test_what_a_model_remembers_is_not_saved(tmp_path):
     assert isinstance(vars(model)["_ooo_trainable"], keras_trainable._Traced)
     model.save_weights(tmp_path / "model.weights.h5")
     model.load_weights(tmp_path / "model.weights.h5")
+
+
+def test_no_other_optimizer_where_losses_are_scaled():
+    """With Keras 2, too, whose optimizer does not know its weights."""
+    model = model_of_two()
+    model.compile(loss_scaling()(keras.optimizers.SGD(0.1)), "mse")
+    assert not keras_trainable.other_optimizer(model)

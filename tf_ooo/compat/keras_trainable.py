@@ -84,8 +84,8 @@ def other_optimizer(model: keras.Model) -> bool:
     traced: _Traced = vars(model).get(_KNOWN, _Traced())
     if traced.function is not None and traced.function is _stock_function(model):
         return traced.optimizer is not getattr(model, "optimizer", None)
-    own, written = _known_to_optimizer(model), _written_by_stock(model)
-    if own is None or written is None:
+    written = _written_by_stock(model)
+    if written is None or _known_to_optimizer(model) is None:  # the latter is known of Keras 3 only
         return False
     weights, state = (
         {id(keras_variables.handle_of(v)) for v in variables} & written

@@ -1,7 +1,8 @@
 """A pytest plugin: ``Model.fit`` in Keras' own tests is a pipeline of two logical CPU devices.
 
 Writes ``{test: [outcome, whether it trained, refusal]}`` as JSON to the file in ``TF_OOO_KERAS_OWN``.  With
-``TF_OOO_KERAS_OWN_STOCK`` set the callback is left out, and all else is the same.
+``TF_OOO_KERAS_OWN_STOCK`` set the callback is left out, and all else is the same.  There are two
+micro-batches, or as many as ``TF_OOO_KERAS_OWN_MICROBATCHES`` says.
 """
 
 from __future__ import annotations
@@ -24,7 +25,14 @@ if importlib.util.find_spec("jax") is None:
     sys.modules["jax"] = mock.MagicMock()  # Keras' tests import it, those of TensorFlow do not use it
 
 STOCK = "TF_OOO_KERAS_OWN_STOCK" in os.environ
-PIPELINE = {"mode": "pipeline", "devices": 2, "microbatches": 2, "schedule": "gpipe", "profile_steps": 0}
+MICROBATCHES = int(os.environ.get("TF_OOO_KERAS_OWN_MICROBATCHES", "2"))
+PIPELINE = {
+    "mode": "pipeline",
+    "devices": 2,
+    "microbatches": MICROBATCHES,
+    "schedule": "gpipe",
+    "profile_steps": 0,
+}
 outcomes: dict[str, list] = {}
 fits: list[bool] = []
 refusals: list[str] = []

@@ -26,8 +26,9 @@ def build(model: Any, optimizers: Sequence[Any], train_step: Any, iterator: Any)
         return
     if model.run_eagerly and model.weights:
         return
+    step = tf_functions.undecorated(train_step)  # whose trace would stay, and average nothing
     try:
-        tf_functions.concrete_function(lambda data: train_step(data), [iterator.element_spec])
+        tf_functions.concrete_function(lambda data: step(data), [iterator.element_spec])
     except Exception as error:
         if not model.run_eagerly:
             raise

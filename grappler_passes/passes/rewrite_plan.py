@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from types import MappingProxyType
-
-from tensorflow.core.framework import graph_pb2
+from typing import TYPE_CHECKING
 
 from grappler_passes.errors import PlanError
+
+if TYPE_CHECKING:
+    from tensorflow.core.framework import graph_pb2
 
 
 @dataclass(frozen=True)

@@ -121,6 +121,12 @@ def test_why_not_rewritable():
     assert "run_eagerly" in train_function.why_not_rewritable(dense_model(run_eagerly=True))
     model.trainable = False
     assert "no trainable weights" in train_function.why_not_rewritable(model)
+    adapted = keras.layers.Normalization()
+    adapted.adapt(np.ones((4, 3), "float32"))
+    unbuilt = keras.Sequential([adapted, keras.layers.Dense(2)])
+    unbuilt.compile("sgd", "mse")
+    assert unbuilt.weights
+    assert train_function.why_not_rewritable(unbuilt) is None, "its Dense has weights after the first batch"
 
 
 def test_functions_of():

@@ -61,6 +61,8 @@ class Logging(keras.Model):
                 "place": tf.argmax(outputs[:, 0]),
                 "below": loss < 1.0,
                 "signs": tf.sign(x[0]),
+                "numbers": tf.size(x),
+                "shape": tf.shape(x),
             }
         return logs
 
@@ -106,6 +108,6 @@ def test_others_are_named():
     logged(callback, others=True)
     notes = [note for note in callback.report.notes if note.startswith("the log ")]
     said = {note.split()[2]: note for note in notes}
-    assert said.keys() == {"norm", "place", "below", "signs"}
+    assert said.keys() == {"norm", "place", "below", "signs", "numbers", "shape"}
     assert "the mean of its micro-batches' values" in said.pop("norm")
     assert all("the last micro-batch's" in note for note in said.values())

@@ -138,6 +138,18 @@ def test_a_mean_of_rows_is_trained(make, loss):
     assert fit(make, loss).added_edges
 
 
+def test_a_term_that_is_let_in_later_is_there_already():
+    """A callback sets its factor, 0 at first, as annealing does."""
+    factor = tf.Variable(0.0, trainable=False)
+
+    def annealed(y, p):
+        return mean(y, p) + factor * tf.math.reduce_variance(p)
+
+    with pytest.raises(BackendError, match=OTHER):
+        fit(disturbed, annealed)
+    assert factor.numpy() == 0.0
+
+
 @pytest.mark.parametrize("options", [{"check_loss": False}, {"microbatches": 1}], ids=str)
 def test_the_way_out(options):
     assert fit(disturbed, contrasted, **options).pipeline is not None

@@ -304,6 +304,23 @@ def test_states_that_training_depends_on_are_refused(kind):
     assert all(map(np.array_equal, before, model.get_weights()))
 
 
+class FromFar(keras.layers.Layer):
+    """Scales by the largest number so far, which begins far below all."""
+
+    def build(self, shape):
+        self.largest = self.add_weight(shape=(), initializer=lambda *_, **__: -1000.0, trainable=False)
+
+    def call(self, x):
+        before = tf.nn.relu(tf.convert_to_tensor(self.largest))
+        self.largest.assign(tf.maximum(self.largest, tf.reduce_max(x)))
+        return x / (1.0 + before)
+
+
+def test_a_state_that_begins_far_away_is_compared_by_what_its_parts_say():
+    with pytest.raises(BackendError, match="assigns to .*from_far"):
+        fitted(model_with(FromFar()), pipeline())
+
+
 def test_other_states_are_named():
     callback = pipeline()
     stock, ours = fitted(model_with(Extremes())), fitted(model_with(Extremes()), callback)

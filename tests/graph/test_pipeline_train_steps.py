@@ -293,6 +293,23 @@ def test_a_model_without_weights_is_told_so(options):
         fitted(model, tf_ooo.OOOBackprop(**options, devices=2, profile_steps=0), targets=X)
 
 
+@pytest.mark.parametrize("refused", ["sum", "compiled", "optimizer"])
+def test_devices_stay_on_one_where_a_pipeline_refuses_the_model(refused):
+    """Nobody asked for a pipeline: ``devices=`` lets it be found out."""
+    weights, ours = [], tf_ooo.OOOBackprop(devices=2, microbatches=4, compare=True)
+    for callbacks in ([], [ours]):
+        loss = keras.losses.MeanSquaredError(reduction="sum" if refused == "sum" else "sum_over_batch_size")
+        model = made(keras.Model, loss=loss)
+        model.jit_compile = refused == "compiled"
+        if refused == "optimizer":
+            fitted(model)
+            model.optimizer = keras.optimizers.SGD(0.1)
+        fitted(model, *callbacks)
+        weights.append(model.get_weights())
+    assert_equal_bits(*weights)
+    assert "mode='pipeline'" in ours.report.fallback_reason or "adds up rows" in ours.report.fallback_reason
+
+
 class Function(Conditional):
     @tf.function
     def train_step(self, data):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
-from tf_ooo.compat import keras_attributes, keras_trainable, versions
+from tf_ooo.compat import keras_attributes, keras_layers, keras_trainable, versions
 
 if TYPE_CHECKING:
     import keras
@@ -194,8 +194,9 @@ def why_not_rewritable(model: keras.Model) -> str | None:
         return RUN_EAGERLY
     if keras_trainable.other_optimizer(model):
         return OTHER_OPTIMIZER
-    # A model without any weights is not built yet: its first step builds it.
-    if model.weights and not keras_trainable.trained_variables(model):
+    # The first step builds what is not built yet, and may have weights then.
+    built = all(layer.built for layer in keras_layers.parts_of(model))
+    if model.weights and built and not keras_trainable.trained_variables(model):
         return "the model has no trainable weights: there is no backward pass to reorder"
     return None
 

@@ -31,7 +31,7 @@ class Known:
     ``alone`` is its GraphDef, ``graph`` what it was classified to; ops elsewhere have their
     :func:`tf_ooo.rewriting.unrolled_tasks.general_names`.  ``glued``: ranges of layers that no cut may part;
     ``joined``: ops that add up gradients from several layers; ``writes``: ops that update weights, with the
-    variable's name.
+    variable's name; ``alone_in_step``: whether it was the only micro-batch of its step.
     """
 
     graph: TrainingGraph
@@ -42,6 +42,7 @@ class Known:
     glued: tuple[tuple[int, int], ...] = ()
     joined: frozenset[str] = frozenset()
     writes: Writes = frozenset()
+    alone_in_step: bool = False
 
 
 def writes_of(
@@ -67,12 +68,15 @@ def writes_of(
     )
 
 
-def check_known(index: GraphIndex, general: Mapping[str, str], writes: Writes, known: Known) -> None:
+def check_known(
+    index: GraphIndex, general: Mapping[str, str], writes: Writes, known: Known, microbatches: int
+) -> None:
     """Raise GraphError, naming an op, where the graph is not another trace of the step that is known.
 
     An op with another name would be in no task and in no order.  So each update has to be the one that was
-    planned, and each task has to have most of its ops.  ``general``: the general name of each op; ``writes``:
-    those of the graph's updates.
+    planned, and each task has to have most of its ops, unless one of both has a single micro-batch: there is
+    nothing to weigh and to add up then.  ``general``: the general name of each op; ``writes``: those of the
+    graph's updates.
     """
     there = known.names | known.where.keys()
     names = [general[name] for name, op in zip(index.names, index.ops, strict=True) if op not in _COUNTED]
@@ -82,7 +86,9 @@ def check_known(index: GraphIndex, general: Mapping[str, str], writes: Writes, k
     lacking = known.names - present
     if len(others) > _OTHERS * len(names) and len(lacking) > _OTHERS * len(known.names):
         why = f"{len(others)} of its {len(names)} ops are others, {others[0]!r} first"
-    why = why or _other_write(writes, known.writes) or _lost_task(present, len(others), known)
+    why = why or _other_write(writes, known.writes)
+    if not why and (microbatches == 1) == known.alone_in_step:
+        why = _lost_task(present, len(others), known)
     if why:
         raise GraphError(
             f"it is not the step that was planned: {why} (train_step has to compute the same each time it is "

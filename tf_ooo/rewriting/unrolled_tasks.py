@@ -132,9 +132,11 @@ def take_apart(graph_def: graph_pb2.GraphDef, known: Known | None = None, share:
     if known is None:
         alone = microbatch_graph(graph_def, index, steps, count - 1, count)
         known = _classified(without_turns(alone, dict(zip(index.names, turns, strict=True))), general, share)
-        known = dataclasses.replace(known, writes=writes_of(graph_def, index, updates, origins, known.graph))
+        writes = writes_of(graph_def, index, updates, origins, known.graph)
+        known = dataclasses.replace(known, writes=writes, alone_in_step=count == 1)
     else:
-        check_known(index, origins, writes_of(graph_def, index, updates, origins, known.graph), known)
+        writes = writes_of(graph_def, index, updates, origins, known.graph)
+        check_known(index, origins, writes, known, count)
     where: dict[str, Where] = {}
     for name, number, turn in zip(index.names, steps, turns, strict=True):
         at = known.where.get(origins[name])

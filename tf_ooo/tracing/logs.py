@@ -44,6 +44,10 @@ def whole_logs(
         if reduce is not None:
             return reduce(tf.stack(values), 0)
         if not _reads_data(last):  # of weights, constants, what all micro-batches have counted
+            if _may_count_rows(last, split.kind(split.count - 1)):
+                note(
+                    f"the log {name or last.op.name} may be of the last micro-batch's rows alone; {_WAY_OUT}"
+                )
             return last
         if last.shape.rank != 0 or not last.dtype.is_floating:
             note(f"the log {name or last.op.name} is the last micro-batch's, not the batch's own; {_WAY_OUT}")
@@ -93,6 +97,14 @@ def _reads_data(tensor: Any) -> bool:
             seen.add(id(current.op))
             waiting.extend(current.op.inputs)
     return False
+
+
+def _may_count_rows(tensor: Any, rows: Any) -> bool:
+    """Whether it is a constant that the trace may have made of the number of rows, as ``tf.size`` does."""
+    known = tf.get_static_value(tensor)
+    if known is None or not isinstance(rows, int) or rows < 2 or known.dtype.kind not in "fiu":
+        return False
+    return bool(((known != 0) & (known % rows == 0)).any())
 
 
 def _counts_rows(source: Any, split: Split, number: int) -> bool:

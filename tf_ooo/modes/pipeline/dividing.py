@@ -85,7 +85,8 @@ def micro_batch_notes(model: keras.Model, rows: Sequence[int]) -> list[str]:
     masks = keras_losses.masks(model)
     if masks:
         texts.append(
-            f"where the loss divides by what is not masked ({masks[0]}), each micro-batch's does by its own; "
+            f"where the loss divides by what is not masked, or by weights of rows ({masks[0]}), each "
+            "micro-batch's does by its own; "
             "they are averaged by rows, which is the whole batch's loss only where all have as much"
         )
     return texts

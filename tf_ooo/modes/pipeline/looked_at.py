@@ -76,6 +76,13 @@ class LookedAt:
         return Seen(float(loss), tuple(map(_value_of, grads)), tuple(out.numpy() for out in outputs), states)
 
     @property
+    def closed_gates(self) -> list[Any]:
+        """Scalar variables of value zero that the step only reads, as a factor of a term does."""
+        changed = {id(variable.handle) for variable in self._undone.changed}
+        read = [v for v in self._undone.concrete.graph.variables if id(v.handle) not in changed]
+        return [v for v in read if v.dtype.is_floating and v.shape.rank == 0 and float(v) == 0.0]
+
+    @property
     def values(self) -> dict[str, np.ndarray]:
         """The states as they are."""
         return {path: variable.numpy() for path, variable in self.states.items()}

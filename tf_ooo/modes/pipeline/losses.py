@@ -155,8 +155,9 @@ def _compare(
     of_both = LookedAt(model, pairs[0], gradients)
     compared, finite = [], []
     for pair in pairs:
-        first, second = (of_part(part) for part in parts_of(pair, (rows, rows)))
-        both, reversed_rows = of_both(pair), of_both(_reversed(pair))
+        with _set_to_one(of_both.closed_gates):
+            first, second = (of_part(part) for part in parts_of(pair, (rows, rows)))
+            both, reversed_rows = of_both(pair), of_both(_reversed(pair))
         if all(seen.is_finite for seen in (first, second, both, reversed_rows)):
             compared.append(_compared(both, first, second, reversed_rows))
             finite.append(pair)
@@ -276,6 +277,18 @@ def _no_weight_of_one_value(model: keras.Model) -> Iterator[None]:
     finally:
         for value, old in before:
             value.assign(old)
+
+
+@contextlib.contextmanager
+def _set_to_one(gates: list[Any]) -> Iterator[None]:
+    """Inside the block they are open: a term that a callback lets in later is there already."""
+    try:
+        for gate in gates:
+            gate.assign(tf.ones_like(gate))
+        yield
+    finally:
+        for gate in gates:
+            gate.assign(tf.zeros_like(gate))
 
 
 def _is_of_one_value(value: Any) -> bool:

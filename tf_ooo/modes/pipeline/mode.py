@@ -96,7 +96,7 @@ class PipelineMode:
         self.limit = Limit()
         self.own: ScheduleFile | None = None
         self.counts: tuple[int, ...] = (1,)
-        self.one_device = ""
+        self.one_device = self.refused = ""
         self.checked: Any = None
         self.states = StateKinds()
         self.losing = Losing()
@@ -113,13 +113,13 @@ class PipelineMode:
         BackendError: no such devices, a model that cannot be cut, or too little memory in this process.
         ScheduleError: a schedule's file.
         """
-        check_model(model, self.options.mode)
-        summed = keras_losses.summed_losses(model)
-        if summed:
-            raise BackendError(
-                f"loss {summed[0]!r} adds up rows (reduction='sum' or none), and micro-batches are averaged; "
-                "use reduction='sum_over_batch_size' and a learning rate that is larger by the batch size"
-            )
+        self.refused = ""
+        try:
+            self._check_model(model)
+        except BackendError as error:
+            if not self.may_fall_back():
+                raise
+            self.refused = str(error)
         check_host_memory(model, self.options)
         self.distributed.place(model, self.options.devices, self.company.engine.local_rank)
         if isinstance(self.options.memory_limit_bytes, Sequence):
@@ -128,6 +128,15 @@ class PipelineMode:
         if is_file(self.options.schedule):
             self._read_own(self.options.schedule)
         self.counts = self._counts()
+
+    def _check_model(self, model: keras.Model) -> None:
+        check_model(model, self.options.mode)
+        summed = keras_losses.summed_losses(model)
+        if summed:
+            raise BackendError(
+                f"loss {summed[0]!r} adds up rows (reduction='sum' or none), and micro-batches are averaged; "
+                "use reduction='sum_over_batch_size' and a learning rate that is larger by the batch size"
+            )
 
     def _counts(self) -> tuple[int, ...]:
         """How many replicas may share this process' devices.  OptionsError: they cannot."""
@@ -209,8 +218,11 @@ class PipelineMode:
             cutter.cut(tuple(range(len(self.distributed.target.devices) // max(self.counts))))
 
     def prepare(self, model: keras.Model, steps: int | None) -> Training | None:
-        """The training of the model's :class:`PipelineSteps`; None: one device was shown to be faster."""
+        """The training of the model's :class:`PipelineSteps`; None: one device trains, as it is faster or the
+        model is refused."""
         own_steps = self.steps_of(model, steps)
+        if self.refused:
+            self.train_on_one_device(self.refused)
         return None if self.one_device else own_steps.training()
 
     def steps_of(self, model: keras.Model, steps: int | None) -> PipelineSteps:

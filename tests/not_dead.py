@@ -33,6 +33,7 @@ max_time_in_seconds
 num_workers
 allow_tf32
 exit_code
+ag_pass_through
 
 # Our own marks on functions of TensorFlow's, looked for by name.
 _ooo_inner

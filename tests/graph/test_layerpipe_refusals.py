@@ -133,6 +133,28 @@ def test_loops(options):
 # -- steps of a model's own ------------------------------------------------------------------------
 
 
+class Looping(keras.Sequential):
+    """Computes its loss in a loop on tensors."""
+
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            square = tf.reduce_mean(tf.square(self(x) - y))
+            _, loss = tf.while_loop(lambda i, _: i < 2, lambda i, total: (i + 1, total + square), (0, 0.0))
+        gradients = tape.gradient(loss, self.trainable_variables)
+        self.optimizer.apply_gradients(zip(gradients, self.trainable_variables, strict=True))
+        return {"loss": loss}
+
+
+def test_a_loop_of_train_step_is_no_layers():
+    model = Looping([keras.Input((4,)), keras.layers.Dense(5), keras.layers.Dense(2)])
+    model.compile("sgd", jit_compile=False)
+    x, y = np.ones((32, 4), np.float32), np.ones((32, 2), np.float32)
+    callback = tf_ooo.OOOBackprop(mode="layerpipe", devices=2, profile_steps=0)
+    with pytest.raises(tf_ooo.OOOError, match="take it out of train_step.*train on one device"):
+        model.fit(x, y, batch_size=8, verbose=0, callbacks=[callback])
+
+
 class Twice(keras.Sequential):
     """Applies gradients twice with one optimizer, each time half of them."""
 

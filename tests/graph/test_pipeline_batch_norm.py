@@ -139,3 +139,21 @@ def test_states_that_were_not_compared_are_named(caplog):
     assert "averaging/average" in text
     assert "moving_mean" not in text
     assert "seed" not in text
+
+
+def test_a_class_of_the_users_own_is_told_how_to_keep_its_statistics():
+    class Mine(keras.layers.BatchNormalization):
+        pass
+
+    def model():
+        keras.utils.set_random_seed(1)
+        made = keras.Sequential([keras.Input((6,)), keras.layers.Dense(9), Mine(), keras.layers.Dense(1)])
+        made.compile(keras.optimizers.SGD(0.1), "mse")
+        return made
+
+    with pytest.raises(BackendError, match="rows first meet at.*batch_norm='whole_batch'"):
+        fit(model(), schedule="gpipe", microbatches=2)
+    (*weights, _), _ = fit(model(), schedule="gpipe", batch_norm="whole_batch")
+    (*stock, _), _ = fit(model())
+    for ours, expected in zip(weights, stock, strict=True):
+        np.testing.assert_allclose(ours, expected, rtol=1e-5, atol=1e-6)

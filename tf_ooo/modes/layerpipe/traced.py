@@ -287,14 +287,15 @@ def _loop_message(model: keras.Model, op: str, loops: bool) -> str:
     # TensorFlow numbers scopes of one name: lstm_1 is the second one of layer "lstm".
     scopes = [_NUMBER.sub("", scope) for scope in op.split("/")] + op.split("/")
     layer = next((part for scope in scopes for part in layers if part.name == scope), None)
-    where = f"layer {layer.name!r} ({type(layer).__name__})" if layer is not None else "the step"
-    instead = (
-        "make recurrent layers with unroll=True"
-        if loops
-        else "do without loss scaling, gradient_accumulation_steps= and ema_overwrite_frequency=, and with "
-        "no condition (tf.cond, ops.cond) on what weights compute"
+    hidden = f"has a loop or a branch (op {op}), which mode='layerpipe' cannot spread over rounds"
+    conditions = (
+        "do without loss scaling, gradient_accumulation_steps= and ema_overwrite_frequency=, and with no "
+        "condition (tf.cond, ops.cond) on what weights compute"
     )
+    if layer is None:
+        return f"the step {hidden}: take it out of train_step, or {conditions}, or train on one device"
+    instead = "make recurrent layers with unroll=True" if loops else conditions
     return (
-        f"{where} has a loop or a branch (op {op}), which mode='layerpipe' cannot spread over rounds: "
-        f"{instead}, or train with mode='pipeline', which runs it as one task"
+        f"layer {layer.name!r} ({type(layer).__name__}) {hidden}: {instead}, or train with mode='pipeline', "
+        "which runs it as one task"
     )

@@ -89,10 +89,13 @@ def check_loss(model: keras.Model, batch: Any, microbatches: int, gradients: boo
         )
     difference = _difference(model, pairs, exact)
     if difference:
+        # A class of the user's that normalizes as Keras' does is not known to be exempt.
+        whole = ", batch_norm='whole_batch'" if keras_layers.normalizing_in_training(model) else ""
         raise StepRefused(
             f"{difference} (looked at: {said}{_first_place(model, batch, rows[-1])}): the step compares rows "
             "with one another, or divides by something else than rows, and a pipeline does that for each "
-            "micro-batch; use microbatches=1, or check_loss=False to train with the micro-batches' mean"
+            f"micro-batch; use microbatches=1{whole}, or check_loss=False to train with the micro-batches' "
+            "mean"
         )
     if states.used:
         raise StepRefused(

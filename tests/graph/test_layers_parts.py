@@ -30,7 +30,7 @@ A, B, C = 1, 2, 4  # the bits of three weights
 
 def backward_of(flow, backward="", update="", unstashing="", hands=None, **known):
     """A backward pass with these ops in it; all change with the data but where it is said."""
-    gradients = facts(flow, **({"from_data": [1] * len(flow)} | known))
+    gradients = facts(flow, **({"from_data": [1] * len(flow), "targets_of_outputs": {}} | known))
     successors = [
         [n for n, edges in enumerate(flow.data) for e in edges if e.source == s] for s in range(len(flow))
     ]
@@ -54,7 +54,7 @@ def units(flow, of_weight=(0, 1, 2), shapes=((3, 4), (4,), (4, 2)), **needed):
     made.of_weight, made.needed, made._shapes = list(of_weight), bits(flow, **needed), list(shapes)
     count = len(set(of_weight))
     made.members = [[w for w, unit in enumerate(of_weight) if unit == number] for number in range(count)]
-    made.starts, made.through = [set() for _ in range(count)], [0] * count
+    made.starts, made.through, made.handed_out = [set() for _ in range(count)], [0] * count, set()
     return made
 
 

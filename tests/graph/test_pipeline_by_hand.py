@@ -56,15 +56,45 @@ def trained_by_hand(training):
         total = 0.0
         for begin in range(0, len(training.data[1]), training.batch_size):
             x, y = rows_between(training.data, begin, begin + training.batch_size)
-            sums, first = [0.0] * len(weights), 0
+            sums, first, averages = [0.0] * len(weights), 0, Averages(model, len(y))
             for rows in rows_of_parts(len(y)):
                 loss, gradients = gradients_of(*rows_between((x, y), first, first + rows))
+                averages.take(rows)
                 sums = [sum_ + gradient * rows for sum_, gradient in zip(sums, gradients, strict=True)]
                 total, first = total + float(loss) * rows, first + rows
+            averages.assign()
             means = unscaling(optimizer)([rounding(optimizer)(sum_ / len(y)) for sum_ in sums])
             optimizer.apply_gradients(zip(means, weights, strict=True))
         losses.append(total / len(training.data[1]))
     return training.left(), losses
+
+
+class Averages:
+    """Moving averages of batch normalization: once for a batch, of the mean and the variance of its rows."""
+
+    def __init__(self, model, rows):
+        kind = keras.layers.BatchNormalization
+        self.layers = [layer for layer in model.layers if isinstance(layer, kind)]
+        self.before = [(layer.moving_mean.numpy(), layer.moving_variance.numpy()) for layer in self.layers]
+        self.batch_rows, self.parts = rows, [[] for _ in self.layers]
+
+    def take(self, rows):
+        """What a micro-batch has made of them, which are put back."""
+        for layer, before, parts in zip(self.layers, self.before, self.parts, strict=True):
+            mean, variance = (
+                (new.numpy() - layer.momentum * old) / (1.0 - layer.momentum)
+                for new, old in zip((layer.moving_mean, layer.moving_variance), before, strict=True)
+            )
+            parts.append((rows / self.batch_rows, mean, variance))
+            layer.moving_mean.assign(before[0])
+            layer.moving_variance.assign(before[1])
+
+    def assign(self):
+        for layer, before, parts in zip(self.layers, self.before, self.parts, strict=True):
+            mean = sum(share * mean for share, mean, _ in parts)
+            variance = sum(share * (within + (mine - mean) ** 2) for share, mine, within in parts)
+            layer.moving_mean.assign(layer.momentum * before[0] + (1.0 - layer.momentum) * mean)
+            layer.moving_variance.assign(layer.momentum * before[1] + (1.0 - layer.momentum) * variance)
 
 
 def scaling(optimizer):
@@ -116,7 +146,7 @@ def assert_close(arrays, others):
     ],
 )
 def test_micro_batches(make, data):
-    """Even and uneven rows; statistics and moving averages of each micro-batch."""
+    """Even and uneven rows; statistics of each micro-batch, and moving averages of the batch."""
     training = Training(make, momentum, data, epochs=4)
     fits = fits_of(training, "gpipe", "dualpipe_v" if make is batch_normalized else "zb_h1")
     assert_same_bits(training, fits, far=None if make is batch_normalized else 1e-5)

@@ -122,8 +122,8 @@ def test_every_file_is_looked_at():
             "keras_attributes",
             "keras_fits", "keras_layers", "keras_loops", "keras_losses", "keras_optimizers",
             "keras_trainable", "keras_variables", "nests",
-            "op_marks",
-            "tf_functions", "tf_profiler", "tf_sessions", "train_function", "versions", "xla_flags",
+            "op_marks", "tf_functions",
+            "tf_profiler", "tf_sessions", "tf_variables", "train_function", "versions", "xla_flags",
             "xla_functions", "xla_nodes",
         ),
     }  # fmt: skip

@@ -10,6 +10,8 @@ from grappler_passes.compat import releases
 from tf_ooo.errors import BackendError
 
 _FAMILIES = ("keras", "tf_keras")
+# Modules whose lines a traceback of ours leaves out.
+FRAMEWORKS = ("tensorflow", *_FAMILIES)
 OLDEST_KERAS = (2, 15)
 
 

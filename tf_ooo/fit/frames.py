@@ -6,9 +6,10 @@ import sys
 from collections.abc import Iterator
 from types import TracebackType
 
+from tf_ooo.compat import versions
 from tf_ooo.errors import OOOError
 
-_INTERNAL = ("tf_ooo", "grappler_passes", "keras_callbacks", "tensorflow", "keras", "tf_keras")
+_INTERNAL = ("tf_ooo", "grappler_passes", "keras_callbacks", *versions.FRAMEWORKS)
 
 
 def in_short(error: BaseException) -> BaseException:

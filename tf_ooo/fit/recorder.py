@@ -43,6 +43,7 @@ class Watched:
         why_not: why no task can be seen; then only the raw profile is written.
         addresses: of workers, which this process' profiler does not see.
         one_by_one: the plan is an order, without seconds; its tasks are drawn in those that were measured.
+        late_gradients: they are an earlier batch's, and may run before a forward pass.
     """
 
     schedule: Schedule
@@ -52,6 +53,7 @@ class Watched:
     why_not: str = ""
     addresses: Sequence[str] = ()
     one_by_one: bool = False
+    late_gradients: bool = False
 
 
 class Recorder:
@@ -138,7 +140,7 @@ class Recorder:
             report.not_measured = "the profile has no op of the plan in it"
             return
         events = with_tasks[len(with_tasks) // 2]
-        ran = task_times(events, tasks, watched.schedule.asynchronous)
+        ran = task_times(events, tasks, watched.late_gradients)
         constant = {tasks[event.label.partition(":")[0]] for event in events} - ran.keys()
         deduced = between_neighbours(ran, set(tasks.values()) - ran.keys())
         ran |= deduced

@@ -20,7 +20,8 @@ def watched_round(plan: SpreadPlan, over_rounds: Spread, planned: Schedule, toge
     """
     tasks = _tasks(over_rounds, planned)
     named = tasks | {f"round_{together - 1}/{name}": task for name, task in tasks.items()}
-    return Watched(round_schedule(planned, set(tasks.values())), lambda: named, plan.step_s)
+    schedule = round_schedule(planned, set(tasks.values()))
+    return Watched(schedule, lambda: named, plan.step_s, late_gradients=True)
 
 
 def round_schedule(planned: Schedule, tasks: Collection[Task]) -> Schedule:

@@ -43,9 +43,11 @@ def _tasks(over_rounds: Spread, planned: Schedule) -> dict[str, Task]:
     """Of the forward pass what says when it ran."""
     traced, stages = over_rounds.traced, range(len(planned.stages))
     stage_of = {layer: stage for stage in stages for layer in planned.layers_of(stage)}
-    tasks = {}
+    tasks, there = {}, set(planned.tasks)
     for name, (kind, layer) in traced.where.items():
         stage = stage_of.get(layer, layer)
-        tasks[name] = Task("dO", stage, 0, 1) if kind == HIGH else Task(kind, stage)
+        high = Task("dO", stage, 0, 1)
+        # A part that is no task of the plan belongs to its output gradient.
+        tasks[name] = Task(kind, stage) if kind != HIGH else high if high in there else Task("dO", stage)
     timed = timed_ops(traced.graph_def, tasks)
     return {name: task for name, task in timed.items() if name in over_rounds.rounds.of}

@@ -34,19 +34,6 @@ def _is_read(tensor: Any, handle: Any) -> bool:
     return tensor.op.type == "ReadVariableOp" and tensor.op.inputs[0] is handle
 
 
-def reads(tensor: Any, handle: Any) -> bool:
-    """Whether a tensor is computed from a variable."""
-    seen, waiting = set[int](), [tensor]
-    while waiting:
-        current = waiting.pop()
-        if current is handle:
-            return True
-        if id(current.op) not in seen:
-            seen.add(id(current.op))
-            waiting.extend(current.op.inputs)
-    return False
-
-
 def feeds_random_numbers(state: Any) -> bool:
     """Whether random numbers are drawn by whole numbers that are computed from a tensor, or a handle."""
     seen, waiting = set[int](), [] if state is None else [state]

@@ -10,7 +10,7 @@ from typing import Any
 import tensorflow as tf
 
 from tf_ooo.compat import func_graphs
-from tf_ooo.tracing.intercepting import ops_so_far, tensors_of
+from tf_ooo.tracing.intercepting import ops_so_far, tensors_of, values_of
 from tf_ooo.tracing.micro_batches import StepRefused
 
 # Of micro-batches' gradients these make the mean of what they make of each.
@@ -49,7 +49,7 @@ class Taped:
         def noting(tape: Any, target: Any, *args: Any, **kwargs: Any) -> Any:
             self.began_at = ops_so_far() if self.began_at is None else self.began_at
             grads = gradient(tape, target, *args, **kwargs)
-            for tensor in map(_values, tf.nest.flatten(grads, expand_composites=False)):
+            for tensor in map(values_of, tf.nest.flatten(grads, expand_composites=False)):
                 if tensor is not None:
                     self._given[id(tensor)] = tensor, len(self._targets)
             self._targets.append(target)
@@ -64,7 +64,7 @@ class Taped:
     def losses_of(self, grads: Sequence[Any]) -> list[Any]:
         """The targets of the calls that these gradients come from, none twice."""
         calls, seen = set(), set()
-        waiting = [tensor for tensor in map(_values, grads) if tensor is not None]
+        waiting = [tensor for tensor in map(values_of, grads) if tensor is not None]
         while waiting:
             tensor = waiting.pop()
             if id(tensor) in self._given:
@@ -81,7 +81,7 @@ class Taped:
         Gradients that no tape seems to have given tell nothing.
         """
         reached: dict[int, bool] = {}
-        for grad in map(_values, grads):
+        for grad in map(values_of, grads):
             if grad is not None and hasattr(grad, "op"):
                 op = self._first_of(grad, reached)
                 if op is not None:
@@ -91,7 +91,7 @@ class Taped:
     def kept_in(self, grads: Sequence[Any]) -> str:
         """The variable, by its op's name, that adds up gradients of this tape and gives these; or ""."""
         reached: dict[int, bool] = {}
-        seen, waiting = set(), [grad for grad in map(_values, grads) if hasattr(grad, "op")]
+        seen, waiting = set(), [grad for grad in map(values_of, grads) if hasattr(grad, "op")]
         while waiting:
             tensor = waiting.pop()
             if id(tensor) in seen or id(tensor) in self._given:
@@ -107,7 +107,7 @@ class Taped:
     def moved_by(self, grads: Sequence[Any]) -> str:
         """The op that changes, by a gradient, a variable that these gradients are computed from; or ""."""
         reached: dict[int, bool] = {}
-        seen, waiting = set(), [grad for grad in map(_values, grads) if hasattr(grad, "op")]
+        seen, waiting = set(), [grad for grad in map(values_of, grads) if hasattr(grad, "op")]
         while waiting:
             tensor = waiting.pop()
             if id(tensor) in seen:
@@ -214,10 +214,6 @@ def refuse_settings(optimizer: Any, grads: Sequence[Any], begin: int) -> None:
                 f"(op {tensor.op.name}); each micro-batch would set another one, by its own rows: do so in a "
                 "callback's on_train_batch_end, whose logs are the whole batch's, or use microbatches=1"
             )
-
-
-def _values(grad: Any) -> Any:
-    return grad.values if isinstance(grad, tf.IndexedSlices) else grad
 
 
 def _is_of_batch(tensor: Any) -> bool:

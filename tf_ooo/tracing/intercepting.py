@@ -93,6 +93,11 @@ def ops_so_far() -> int:
     return len(tf.compat.v1.get_default_graph().get_operations())
 
 
+def values_of(gradient: Any) -> Any:
+    """The numbers of a gradient: of an embedding's those of its rows; None stays None."""
+    return gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
+
+
 def tensors_of(grad: Any) -> list[Any]:
     """The tensors of a gradient: of IndexedSlices values and rows, of None none."""
     if grad is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from typing import Any
 
 import tensorflow as tf
@@ -11,6 +12,24 @@ from tf_ooo.compat import nests
 
 # Random numbers, of kernels, seeds and generators.
 DRAWN = re.compile("Random|Multinomial|TruncatedNormal|StandardNormal|StatefulUniform")
+
+
+def computed_from(tensor: Any, sources: Collection[int]) -> bool:
+    """Whether a tensor is one of these, given by their ``id``, or follows from one through its ops."""
+    seen, waiting = set[int](), [tensor]
+    while waiting:
+        here = waiting.pop()
+        if id(here) in sources:
+            return True
+        if id(here.op) not in seen:
+            seen.add(id(here.op))
+            waiting.extend(here.op.inputs)
+    return False
+
+
+def rows_of_part(part: Any) -> int | None:
+    """How many rows a nest of tensors has, as far as the trace knows."""
+    return next((t.shape[0] for t in nests.Packed(part).tensors if t.shape.rank), None)
 
 
 class OfData:

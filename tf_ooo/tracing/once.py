@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
-from tf_ooo.compat import func_graphs, nests
+from tf_ooo.compat import func_graphs
 from tf_ooo.tracing.assigned import Assigned
-from tf_ooo.tracing.of_data import DRAWN, OfData
+from tf_ooo.tracing.of_data import DRAWN, OfData, rows_of_part
 from tf_ooo.tracing.variables import names_by_handle
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ def changed_once(model: keras.Model, part: Any, begin: int, each: Collection[str
     states that ``each`` micro-batch is known to change.
     """
     operations = tf.compat.v1.get_default_graph().get_operations()
-    of_data, writes, rows = OfData(part), _written(model, begin), _rows(part)
+    of_data, writes, rows = OfData(part), _written(model, begin), rows_of_part(part)
     weights = names_by_handle(model.weights).keys()
     by_each = {n for n in writes if operations[n] in of_data or not set(writes[n].values()).isdisjoint(each)}
     # What is added to weights is known already.
@@ -77,10 +77,6 @@ def _written(model: keras.Model, begin: int) -> dict[int, dict[int, str]]:
     assigned, operations = Assigned(model), tf.compat.v1.get_default_graph().get_operations()
     written = ((number, assigned.written_by(op)) for number, op in enumerate(operations[begin:], begin))
     return {number: names for number, names in written if names}
-
-
-def _rows(part: Any) -> int | None:
-    return next((t.shape[0] for t in nests.Packed(part).tensors if t.shape.rank), None)
 
 
 def _may_add_rows(op: Any, rows: int | None) -> bool:

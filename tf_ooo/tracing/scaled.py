@@ -14,7 +14,9 @@ from typing import Any
 import tensorflow as tf
 
 from tf_ooo.compat import keras_attributes, keras_optimizers
+from tf_ooo.tracing.intercepting import values_of
 from tf_ooo.tracing.micro_batches import StepRefused
+from tf_ooo.tracing.of_data import computed_from
 
 _SUMS = ("AddN", "AddV2")
 
@@ -59,11 +61,11 @@ class Scaled:
 
     def counts(self, grads: Sequence[Any]) -> bool:
         """Whether these gradients are of scaled losses.  StepRefused: some of them are."""
-        given = [_values(grad) for grad in grads if grad is not None]
+        given = [values_of(grad) for grad in grads if grad is not None]
         if not self._begins or not given:
             return False
         begins = {id(tensor) for tensor in self._begins}
-        of_scaled = [_reaches(tensor, begins) for tensor in given]
+        of_scaled = [computed_from(tensor, begins) for tensor in given]
         if any(of_scaled) and not all(of_scaled):
             raise StepRefused(
                 "train_step gives an optimizer gradients of a loss that scale_loss has scaled, and of one "
@@ -107,19 +109,3 @@ def is_of_half(tensor: Any) -> bool:
 def through_half(total: Any) -> Any:
     """The sum as one float16 number has it: infinite where that overflows."""
     return tf.cast(tf.cast(total, tf.float16), total.dtype)
-
-
-def _reaches(tensor: Any, begins: set[int]) -> bool:
-    seen, waiting = set[int](), [tensor]
-    while waiting:
-        here = waiting.pop()
-        if id(here) in begins:
-            return True
-        if id(here.op) not in seen:
-            seen.add(id(here.op))
-            waiting.extend(here.op.inputs)
-    return False
-
-
-def _values(grad: Any) -> Any:
-    return grad.values if isinstance(grad, tf.IndexedSlices) else grad

@@ -20,16 +20,15 @@ from tf_ooo.compat import (
     keras_layers,
     keras_trainable,
     keras_variables,
-    nests,
     op_marks,
     tf_variables,
     train_function,
 )
-from tf_ooo.tracing.adding import feeds_random_numbers, reads, what_is_added
+from tf_ooo.tracing.adding import feeds_random_numbers, what_is_added
 from tf_ooo.tracing.collecting import added_up
 from tf_ooo.tracing.intercepting import ops_so_far, times
 from tf_ooo.tracing.micro_batches import StepRefused
-from tf_ooo.tracing.of_data import OfData
+from tf_ooo.tracing.of_data import OfData, computed_from, rows_of_part
 from tf_ooo.tracing.splitting import Split
 from tf_ooo.tracing.variables import all_variables, key_of
 
@@ -117,7 +116,7 @@ class States:
             return
         self._graph, self._of_data, self._held = tf.compat.v1.get_default_graph(), OfData(part), {}
         begin = ops_so_far()
-        self._rows = next((t.shape[0] for t in nests.Packed(part).tensors if t.shape.rank), None)
+        self._rows = rows_of_part(part)
         with tf_variables.intercepted(self._read, self._assign):
             yield
         again = [self._paths[key] for key in self._mixed(begin)]
@@ -198,7 +197,7 @@ class States:
     def _accumulates(self, variable: Any, value: Any, sign: int) -> bool:
         """Whether something that does not depend on the state is added to it."""
         handle = self._handle(variable)
-        return any(not reads(added, handle) for added in what_is_added(value, sign, handle))
+        return any(not computed_from(added, {id(handle)}) for added in what_is_added(value, sign, handle))
 
     def _adds_rows(self, variable: Any, value: Any, sign: int) -> bool:
         """Whether a constant is added that the trace may have made of the number of rows; 1 counts steps."""

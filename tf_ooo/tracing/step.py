@@ -15,6 +15,7 @@ from tf_ooo.tracing.in_turns import InTurns
 from tf_ooo.tracing.intercepting import CopiesNeeded, TurnsNeeded
 from tf_ooo.tracing.logs import whole_logs
 from tf_ooo.tracing.micro_batches import Division, StepRefused, rows_of
+from tf_ooo.tracing.of_data import computed_from
 from tf_ooo.tracing.once import first_drawn
 from tf_ooo.tracing.one_by_one import OneByOne
 from tf_ooo.tracing.optimizers import optimizers_of
@@ -191,7 +192,7 @@ class StepFunctions:
     def _whole(self, logs: Sequence[Any], split: Split) -> Any:
         """Logs of the whole batch: a metric's result after the last micro-batch; see :func:`whole_logs`."""
         metrics = names_by_handle(_metrics_of(self.model))
-        return whole_logs(logs, split, lambda value: _depends_on(value, metrics), self.note)
+        return whole_logs(logs, split, lambda value: computed_from(value, metrics), self.note)
 
 
 def refuse_no_gradient(model: Any, updates: Sequence[Any]) -> None:
@@ -209,15 +210,3 @@ def refuse_no_gradient(model: Any, updates: Sequence[Any]) -> None:
 
 def _metrics_of(model: Any) -> list[Any]:
     return [variable for metric in model.metrics for variable in metric.variables]
-
-
-def _depends_on(tensor: Any, handles: dict[int, str]) -> bool:
-    seen, stack = set(), [tensor]
-    while stack:
-        current = stack.pop()
-        if id(current) in handles:
-            return True
-        if id(current.op) not in seen:
-            seen.add(id(current.op))
-            stack.extend(current.op.inputs)
-    return False

@@ -97,7 +97,7 @@ lint: venv
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo --no-cache
-	$(BIN)/vulture grappler_passes tf_ooo keras_callbacks tests/not_dead.py --min-confidence 60
+	$(BIN)/vulture grappler_passes tf_ooo keras_callbacks benchmarks tests/not_dead.py --min-confidence 60
 
 test: venv horovod lint
 	$(BIN)/python $(PYTEST) --durations=20

@@ -1,0 +1,94 @@
+"""The command ``python -m benchmarks``."""
+
+from __future__ import annotations
+
+import datetime
+import importlib
+import sys
+import time
+from pathlib import Path
+from statistics import median
+
+import click
+
+from benchmarks.case import Case, Runner
+from benchmarks.cases import SUITES, cases_of
+from benchmarks.gains import compared
+from benchmarks.kept import ROWS, Row, rows_of, write
+from benchmarks.processes import BenchmarkError, end_cleanly
+
+
+@click.group()
+def main() -> None:
+    """Run benchmarks in turns, keep every turn, and make the page of what they came to."""
+
+
+@main.command()
+@click.argument("what", metavar="SUITE", type=click.Choice(SUITES))
+@click.option("--quick", is_flag=True, help="Run a few cases, in under five minutes.")
+@click.option("--case", "only", multiple=True, help="Run only cases whose name has this text.")
+@click.option("--turns", type=click.IntRange(1), help="Run each way so many times.  [default: the case's]")
+@click.option("--rows", "folder", type=click.Path(path_type=Path), default=ROWS,
+              show_default="benchmarks/rows", help="Keep the rows in this folder.")  # fmt: skip
+def run(what: str, quick: bool, only: tuple[str, ...], turns: int | None, folder: Path) -> None:
+    """Run the cases of a suite; a run that cannot be made says why and is skipped."""
+    end_cleanly()
+    chosen = [case for case in cases_of(what, quick) if not only or any(text in case.name for text in only)]
+    if not chosen:
+        names = "; ".join(case.name for case in cases_of(what, quick))
+        raise click.ClickException(
+            f"no case of {what} has {' or '.join(map(repr, only))}; there are: {names}"
+        )
+    failed = []
+    for number, case in enumerate(chosen, 1):
+        click.echo(f"{what} {number} of {len(chosen)}: {case.name}")
+        try:
+            _run(what, case, turns, folder)
+        except BenchmarkError as error:
+            click.echo(f"    failed: {error}")
+            failed.append(case.name)
+    if failed:
+        raise click.ClickException(f"failed: {', '.join(failed)}")
+
+
+def _run(suite: str, case: Case, turns: int | None, folder: Path) -> None:
+    """Run one case, keep its rows and print them."""
+    runner: Runner = importlib.import_module(f"benchmarks.runners.{case.runner}")
+    reason = runner.why_not(case)
+    if reason:
+        click.echo(f"    skipped: {reason}")
+        return
+    if turns is not None:
+        case = Case(**{**case.__dict__, "turns": turns})
+    began, since_s = datetime.datetime.now(datetime.UTC), time.monotonic()
+    measured = runner.run(case)
+    for name, why in measured.not_run.items():
+        click.echo(f"    {name} did not run: {why}")
+    rows = rows_of(suite, case, measured, began)
+    path = write(rows, folder, began)
+    for line in lines_of(rows):
+        click.echo(f"    {line}")
+    click.echo(f"    {time.monotonic() - since_s:.0f} s, kept in {path}")
+
+
+def lines_of(rows: list[Row]) -> list[str]:
+    """Say what each way came to, and ours beside the strongest baseline."""
+    lines = []
+    for row in sorted(rows, key=lambda row: median(row.turns_s)):
+        predicted = f", predicted {row.predicted_s * 1e3:.1f}" if row.predicted_s else ""
+        bits = f", bits: {row.bits}" if row.bits else ""
+        spread = f"{min(row.turns_s) * 1e3:.1f} to {max(row.turns_s) * 1e3:.1f}"
+        lines.append(
+            f"{row.way:<28} {median(row.turns_s) * 1e3:9.1f} ms ({spread}){predicted}{bits}; {row.had_by}"
+        )
+    for of in compared(rows):
+        between = "" if of.gain.low is None else f" ({of.gain.low:.3f} to {of.gain.high:.3f})"
+        lines.append(
+            f"{of.ours.way} is {of.gain.ratio:.3f}{between} times as fast as {of.baseline.way}: "
+            f"{of.gain.verdict}"
+        )
+    return lines
+
+
+if __name__ == "__main__":
+    sys.exit(main())

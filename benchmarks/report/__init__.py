@@ -1,0 +1,1 @@
+"""The benchmark page: tables and pictures from kept rows."""

@@ -135,7 +135,7 @@ setup(
     package_data={
         "tf_ooo": ["py.typed", "__init__.pyi"],
         "tf_ooo.hosts": ["listening.c", "silence.c"],
-        "tf_ooo.bench.single": ["data/*"],
+        "tf_ooo.cli": ["data/*"],
         "tf_ooo.planning.pictures": ["templates/*"],
         "grappler_passes": ["py.typed"],
         "keras_callbacks": ["py.typed"],

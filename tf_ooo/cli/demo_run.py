@@ -12,7 +12,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 import tf_ooo
-from tf_ooo.bench.single.inputs import digits
+from tf_ooo.cli.digits import digits
 from tf_ooo.errors import BackendError
 from tf_ooo.fit.reporting import save_timeline
 from tf_ooo.report.report import Report

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 # Of what is left of the fit.
 MOST = 0.05
-# On one CPU device TensorFlow runs whatever is ready on all cores.  `tf-ooo bench single-cpu`, ten models in
-# two orders: none was faster, twelve of twenty were surely slower, by up to a fifth (docs/benchmarks.md).
+# On one CPU device TensorFlow runs whatever is ready on all cores.  `python -m benchmarks run one_cpu`, ten
+# models in two orders: none was faster, twelve of twenty were surely slower, by up to a fifth.
 ORDERS_MAY_GAIN_ON_CPU = False
 ON_CPU = "on one CPU device the order of steps gains nothing; compare=True compares"
 # Steps that are timed before it is asked, after those in which TensorFlow traces.

@@ -3,8 +3,7 @@
 ``random``: one batch of random numbers, on the device all the time.  ``real``: hand-written digits through
 a ``tf.data`` pipeline, another batch each step, as a user would feed them.
 
-``data/digits.npz``: 1797 images of 8 x 8, 0 to 16, with their digits; from the UCI Machine Learning
-Repository, "Optical Recognition of Handwritten Digits" (E. Alpaydin, C. Kaynak, 1998), CC BY 4.0.
+The digits are those of ``tf-ooo demo`` (:mod:`tf_ooo.cli.digits`).
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
     import tensorflow as tf
 
 KINDS = ("random", "real")
-DIGITS = Path(__file__).with_name("data") / "digits.npz"
+DIGITS = Path(__file__).parents[2] / "cli" / "data" / "digits.npz"
 
 
 def digits() -> tuple[np.ndarray, np.ndarray]:

@@ -80,3 +80,9 @@ sections
 list_
 all_
 why_
+
+# Of the benchmarks, which their suites use.
+NOBODY
+same_bits_as
+measured_from
+take_turns

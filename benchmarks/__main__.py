@@ -14,7 +14,7 @@ import click
 from benchmarks.case import Case, Runner
 from benchmarks.cases import SUITES, cases_of
 from benchmarks.gains import compared
-from benchmarks.kept import ROWS, Row, rows_of, write
+from benchmarks.kept import ROWS, Row, read, rows_of, write
 from benchmarks.processes import BenchmarkError, end_cleanly
 
 
@@ -69,6 +69,30 @@ def _run(suite: str, case: Case, turns: int | None, folder: Path) -> None:
     for line in lines_of(rows):
         click.echo(f"    {line}")
     click.echo(f"    {time.monotonic() - since_s:.0f} s, kept in {path}")
+
+
+@main.command()
+@click.option("--rows", "folder", type=click.Path(path_type=Path, exists=True), default=ROWS,
+              show_default="benchmarks/rows", help="Read the rows of this folder.")  # fmt: skip
+@click.option("--page", "pages", multiple=True, type=click.Path(path_type=Path, exists=True),
+              help="Make the tables of this Markdown file anew.")  # fmt: skip
+@click.option("--pictures", type=click.Path(path_type=Path), help="Draw the pictures into this folder.")
+def report(folder: Path, pages: tuple[Path, ...], pictures: Path | None) -> None:
+    """Say what kept rows come to: tables here or in pages, and pictures."""
+    from benchmarks.report.page import tables_of, write_pages  # pandas takes a second to import
+
+    rows = read(folder)
+    if not rows:
+        raise click.ClickException(f"no rows are kept in {folder}: run a suite first")
+    if pages:
+        write_pages(pages, rows)
+    else:
+        for name, table in tables_of(rows).items():
+            click.echo(f"## {name}\n\n{table}")
+    if pictures:
+        from benchmarks.report.pictures import draw
+
+        draw(rows, pictures)
 
 
 def lines_of(rows: list[Row]) -> list[str]:

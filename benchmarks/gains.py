@@ -47,7 +47,7 @@ def gain_of(baseline_s: Sequence[float], ours_s: Sequence[float]) -> Gain:
     Raises:
         ValueError: there are no turns, or not equally many of both.
     """
-    if not ours_s or len(baseline_s) != len(ours_s):
+    if not len(ours_s) or len(baseline_s) != len(ours_s):
         raise ValueError(f"{len(baseline_s)} turns of the baseline and {len(ours_s)} of ours are no pairs")
     ratios = np.asarray(baseline_s) / np.asarray(ours_s)
     middle = float(np.median(ratios))

@@ -17,6 +17,8 @@ from benchmarks.gains import compared
 from benchmarks.kept import ROWS, Row, read, rows_of, write
 from benchmarks.processes import BenchmarkError, end_cleanly
 
+ALL = "all"
+
 
 @click.group()
 def main() -> None:
@@ -24,26 +26,33 @@ def main() -> None:
 
 
 @main.command()
-@click.argument("what", metavar="SUITE", type=click.Choice(SUITES))
-@click.option("--quick", is_flag=True, help="Run a few cases, in under five minutes.")
-@click.option("--case", "only", multiple=True, help="Run only cases whose name has this text.")
+@click.argument("what", metavar="SUITE", type=click.Choice((*SUITES, ALL)))
+@click.option("--quick", is_flag=True, help="Run a few cases of each suite, in under five minutes.")
+@click.option(
+    "--case",
+    "only",
+    multiple=True,
+    help="Run only the case of this name, or else those whose names have this text.",
+)
 @click.option("--turns", type=click.IntRange(1), help="Run each way so many times.  [default: the case's]")
 @click.option("--rows", "folder", type=click.Path(path_type=Path), default=ROWS,
               show_default="benchmarks/rows", help="Keep the rows in this folder.")  # fmt: skip
 def run(what: str, quick: bool, only: tuple[str, ...], turns: int | None, folder: Path) -> None:
-    """Run the cases of a suite; a run that cannot be made says why and is skipped."""
+    """Run the cases of a suite, or of all; a case that cannot run here says why and is skipped."""
     end_cleanly()
-    chosen = [case for case in cases_of(what, quick) if not only or any(text in case.name for text in only)]
+    of_suites = [
+        (suite, case) for suite in (SUITES if what == ALL else (what,)) for case in cases_of(suite, quick)
+    ]
+    chosen = [(suite, case) for suite, case in of_suites if not only or case.name in only]
+    chosen = chosen or [(suite, case) for suite, case in of_suites if any(text in case.name for text in only)]
     if not chosen:
-        names = "; ".join(case.name for case in cases_of(what, quick))
-        raise click.ClickException(
-            f"no case of {what} has {' or '.join(map(repr, only))}; there are: {names}"
-        )
+        asked, names = " or ".join(map(repr, only)), "; ".join(case.name for _, case in of_suites)
+        raise click.ClickException(f"no case of {what} has {asked} in its name; there are: {names}")
     failed = []
-    for number, case in enumerate(chosen, 1):
-        click.echo(f"{what} {number} of {len(chosen)}: {case.name}")
+    for number, (suite, case) in enumerate(chosen, 1):
+        click.echo(f"{suite}, {number} of {len(chosen)}: {case.name}")
         try:
-            _run(what, case, turns, folder)
+            _run(suite, case, turns, folder)
         except BenchmarkError as error:
             click.echo(f"    failed: {error}")
             failed.append(case.name)

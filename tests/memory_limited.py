@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tf_ooo.bench.shared import memory_groups
+from benchmarks.machine import memory_groups
 
 _WHY_NOT = memory_groups.why_not()
 needs_memory_groups = pytest.mark.skipif(bool(_WHY_NOT), reason=_WHY_NOT or "-")

@@ -11,9 +11,9 @@ import pytest
 
 import tf_ooo
 from tests import forked
-from tests.distributed.clusters import addresses, run_command, running
-from tf_ooo.bench.shared import worker
-from tf_ooo.bench.shared.worker import file_of, now_bytes
+from tests.distributed import telling_worker
+from tests.distributed.clusters import addresses, running
+from tests.distributed.telling_worker import file_of, now_bytes
 from tf_ooo.errors import MemoryLimitError
 from tf_ooo.hosts import cluster as workers
 
@@ -99,13 +99,7 @@ def as_fast_as_each_other(monkeypatch):
 def cluster(tmp_path_factory):
     """Two workers that tell their memory when they are asked, for all tests: a fit leaves nothing there."""
     folder, text = str(tmp_path_factory.mktemp("memory")), addresses(2)
-    processes = [
-        forked.start(
-            run_command, worker.main,
-            "--cluster", text, "--task", task, "--memory", file_of(folder, task),
-        )
-        for task in range(2)
-    ]  # fmt: skip
+    processes = [forked.start(telling_worker.serve, text, task, file_of(folder, task)) for task in range(2)]
     with running(processes):
         of_workers = [process.pid for process in processes]
         yield types.SimpleNamespace(addresses=text, ask=lambda: now_bytes(of_workers, folder))

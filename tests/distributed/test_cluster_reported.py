@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 
 import tf_ooo
+from benchmarks.machine import memory_groups
 from grappler_passes.compat import runtime
 from tests.distributed.clusters import addresses, wait_until_ready
 from tests.memory_limited import needs_memory_groups
-from tf_ooo.bench.shared import memory_groups
 from tf_ooo.errors import MemoryLimitError
 from tf_ooo.planning.pictures.style import bytes_text
 

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 import tf_ooo
+from benchmarks.machine import confine, cpu_groups
+from benchmarks.machine.cpu_groups import FREE
 from tests.distributed.clusters import addresses, workers
 from tests.same_bits import bits_of
-from tf_ooo.bench.shared import confine, cpu_groups
-from tf_ooo.bench.shared.cpu_groups import FREE
 
 _SHARE = 0.2  # of a core
 WHY_NOT = confine.why_not(with_link=False)

@@ -43,7 +43,7 @@ def _frozen() -> keras.Model:
 
 def _encoder() -> keras.Model:
     """Sums of several gradients: TensorFlow adds them in the order of their names."""
-    from tf_ooo.bench.shared.networks import encoder
+    from benchmarks.models import encoder
 
     keras.backend.clear_session()  # the same layer names each time
     return encoder(layers=1, width=16, heads=2, length=6, vocabulary=20, classes=4)

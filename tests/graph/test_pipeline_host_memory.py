@@ -9,8 +9,8 @@ import sys
 
 import pytest
 
+from benchmarks.machine import memory_groups
 from tests.memory_limited import needs_memory_groups
-from tf_ooo.bench.shared import memory_groups
 
 pytestmark = [
     pytest.mark.takes(40),

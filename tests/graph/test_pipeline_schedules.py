@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from benchmarks import models
 from tests.graph.pipeline_fits import Training, assert_near, assert_same_bits, fits_of, pipelined
 from tests.graph.pipeline_graphs import assert_in_order
 from tests.graph.pipeline_models import EVEN, TiedTransformer, deep, deep_unet, momentum, normal, whole
 from tests.zoo import keras
-from tf_ooo.bench.shared import workloads
 from tf_ooo.modes.pipeline.planning import SCHEDULES
 
 pytestmark = [pytest.mark.devices(8), pytest.mark.takes(90)]
@@ -69,7 +69,7 @@ def deterministic_ops():
 def test_wide_tensors():
     """TensorFlow repeats its own bits there only where it is told to: docs/details/pipeline.md."""
     keras.utils.set_random_seed(3)
-    workload = workloads.make(dataclasses.replace(workloads.bert(2), batch=16))
+    workload = models.make(dataclasses.replace(models.bert(2), batch=16))
     data = tuple(np.concatenate([array] * 3) for array in (workload.x, workload.y))
     loss = workload.model.loss
     training = Training(lambda: workload.model, lambda: "sgd", data, epochs=1, loss=loss, metrics=None)

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from benchmarks.models import encoder
 from tests import zoo
 from tests.graph.pipeline_models import DoubledByPython
 from tests.same_bits import same, values_of, variables_of
-from tf_ooo.bench.shared.networks import encoder
 from tf_ooo.tracing.unrolled import CopiedStep, StepSource, Unrolled
 
 ROWS, STEPS = 8, 4

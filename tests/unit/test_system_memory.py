@@ -9,8 +9,8 @@ import sys
 
 import pytest
 
+from benchmarks.machine import memory_groups
 from tests.memory_limited import needs_memory_groups
-from tf_ooo.bench.shared import memory_groups
 from tf_ooo.hosts.system_memory import available_bytes, memory_group, taken_bytes
 
 MIB = 2**20

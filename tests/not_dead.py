@@ -86,3 +86,5 @@ NOBODY
 same_bits_as
 measured_from
 take_turns
+weights_of
+MESH

@@ -29,6 +29,15 @@ def test_traces_of_a_tf_function():
     del weight
 
 
+def test_is_within_another():
+    seen = []
+    inner = tf.function(lambda: seen.append(func_graphs.is_within_another()), autograph=False)
+    inner()
+    outer = tf.function(lambda x: seen.append(func_graphs.is_within_another()), autograph=False)
+    tf.function(outer, autograph=False)(1.0)
+    assert seen == [False, True], "FuncGraph.outer_graph: steps of fit are those of train_on_batch"
+
+
 def test_captures_of():
     weight, concrete = square_step()
     ((outside, inside),) = func_graphs.captures_of(concrete)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tensorflow as tf
+
 from tests.zoo import keras, loss_scaling, needs_keras_3
 from tf_ooo.compat import keras_trainable, tf_functions, train_function
 
@@ -17,10 +19,21 @@ def names(variables):
     return [variable.path.split("/")[-2] for variable in variables]
 
 
+def traced_step(model, body):
+    """The step, each call of which is in a trace of its own: steps that run eagerly keep nothing."""
+    step = keras_trainable.as_first_traced(model, body)
+
+    def trace():
+        with tf.Graph().as_default():
+            step()
+
+    return trace
+
+
 @needs_keras_3
 def test_as_first_traced():
     model, seen = model_of_two(), []
-    step = keras_trainable.as_first_traced(model, lambda: seen.append(names(model.trainable_variables)))
+    step = traced_step(model, lambda: seen.append(names(model.trainable_variables)))
     train_function.train_function_of(model)
     step()
     model.get_layer("first").trainable = False
@@ -30,6 +43,8 @@ def test_as_first_traced():
     )
     assert names(model.trainable_variables) == ["second", "second"]
     assert names(keras_trainable.trained_variables(model)) == seen[0]
+    eagerly = keras_trainable.as_first_traced(model, lambda: names(model.trainable_variables))
+    assert eagerly() == ["second", "second"], "a step that runs eagerly is as if it were traced each time"
     model.compile("sgd", "mse")
     train_function.train_function_of(model)
     step()
@@ -58,7 +73,7 @@ def test_a_layer_of_states_alone_stays_as_it_is():
     x = keras.ops.ones((4, 4))
     model.fit(x, x[:, :2], verbose=0)
     seen = []
-    keras_trainable.as_first_traced(model, lambda: seen.append(model.layers[0].trainable))()
+    traced_step(model, lambda: seen.append(model.layers[0].trainable))()
     assert seen == [True]
 
 
@@ -79,7 +94,7 @@ def test_other_optimizer():
         model = model_of_two()
         train_function.train_function_of(model)
         if ours:
-            keras_trainable.as_first_traced(model, lambda: None)()
+            traced_step(model, lambda: None)()
         else:
             model.fit(x, x[:, :2], verbose=0)
         assert not keras_trainable.other_optimizer(model)
@@ -93,11 +108,30 @@ def test_other_optimizer():
 
 
 @needs_keras_3
+def test_as_first_fit():
+    model, seen = model_of_two(), []
+    train_function.train_function_of(model)
+    traced_step(model, lambda: None)()
+    first, model.optimizer = model.optimizer, keras.optimizers.SGD()
+
+    def note():
+        seen.append(model.optimizer)
+
+    def step():
+        return tf.function(keras_trainable.as_first_fit(model, note, note), autograph=False)
+
+    tf.function(lambda: step()(), autograph=False)()
+    step()()
+    assert seen == [first, model.optimizer], "Model.optimizer is no attribute of the model any more"
+    assert model.optimizer is not first
+
+
+@needs_keras_3
 def test_what_a_model_remembers_is_not_saved(tmp_path):
     """A ``_Traced`` is no container, which Keras would walk through."""
     model = model_of_two()
     train_function.train_function_of(model)
-    keras_trainable.as_first_traced(model, lambda: None)()
+    traced_step(model, lambda: None)()
     assert isinstance(vars(model)["_ooo_trainable"], keras_trainable._Traced)
     model.save_weights(tmp_path / "model.weights.h5")
     model.load_weights(tmp_path / "model.weights.h5")

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
+
 import h5py
 import numpy as np
 import pytest
@@ -96,6 +99,67 @@ def test_trains_as_stock(mode, flip, way):
     assert flags == stock_flags
     for expected, weights in zip(stock, ours, strict=True):
         np.testing.assert_allclose(weights, expected, rtol=1e-4, atol=1e-6)
+
+
+def trained_without_us_later(before, options, steps):
+    """The weights of a model after a fit by us, or without, and ``steps`` that stock Keras runs."""
+    model = model_of_three()
+    callbacks = [] if options is None else [tf_ooo.OOOBackprop(**options)]
+    model.fit(X, Y, batch_size=8, verbose=0, shuffle=False, callbacks=callbacks)
+    before(model)
+    steps(model)
+    return model
+
+
+def give_another_optimizer(model):
+    model.optimizer = keras.optimizers.SGD(0.5)
+
+
+def fit_again(model):
+    model.fit(X, Y, batch_size=8, verbose=0, shuffle=False)
+
+
+def train_on_batch(model):
+    model.train_on_batch(X[:8], Y[:8])
+
+
+def make_function_and_fit(model):
+    model.make_train_function(force=True)
+    fit_again(model)
+
+
+def load_and_fit(model):
+    """Of weights that were put into a file."""
+    model.set_weights([weight * 0.5 for weight in model.get_weights()])
+    fit_again(model)
+
+
+LATER = [
+    *((flip, fit_again) for flip in (freeze, thaw, freeze_again, give_another_optimizer)),
+    *((freeze, steps) for steps in (train_on_batch, make_function_and_fit, load_and_fit)),
+]
+
+
+@pytest.mark.parametrize(("before", "steps"), LATER)
+@pytest.mark.parametrize("mode", MODES)
+def test_stock_steps_after_ours_train_as_after_stock(mode, before, steps):
+    """Stock Keras would have traced its step in the first fit: it traces it later with the flags of then."""
+    stock, ours = (trained_without_us_later(before, options, steps) for options in (None, MODES[mode]))
+    for expected, weights in zip(stock.get_weights(), ours.get_weights(), strict=True):
+        np.testing.assert_allclose(weights, expected, rtol=1e-4, atol=1e-6)
+    assert stock.optimizer.iterations.numpy() == ours.optimizer.iterations.numpy()
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_copy_of_a_model_that_we_trained_is_one_of_its_own(mode, tmp_path):
+    """What the model remembers of its step goes into no copy and no file."""
+    model = trained_without_us_later(freeze, MODES[mode], lambda model: None)
+    model.save(tmp_path / "model.keras")
+    copies = [keras.models.load_model(tmp_path / "model.keras"), pickle.loads(pickle.dumps(model))]
+    for copied in [*copies, copy.deepcopy(model)]:
+        fit_again(copied)
+        before, weights = model.get_layer("middle").get_weights(), copied.get_layer("middle").get_weights()
+        assert np.array_equal(before[0], weights[0])
 
 
 class OwnStep(keras.Model):

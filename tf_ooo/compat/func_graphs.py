@@ -45,6 +45,12 @@ def without_placeholders(graph_def: graph_pb2.GraphDef) -> Any:
     return graph_protos.with_nodes(graph_def, (n for n in graph_def.node if n.op != "Placeholder"))
 
 
+def is_within_another() -> bool:
+    """Whether the function that is being traced here is called by another one that is."""
+    outer = getattr(tf.compat.v1.get_default_graph(), "outer_graph", None)
+    return getattr(outer, "outer_graph", None) is not None
+
+
 def bodies_of(op: Any) -> list[Any]:
     """The FuncGraphs that a graph op calls: a function's, or a condition's branches; [] for another op.
 

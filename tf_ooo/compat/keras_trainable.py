@@ -5,11 +5,14 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+
+import tensorflow as tf
 
 from tf_ooo.compat import (
     func_graphs,
+    keras_attributes,
     keras_layers,
     keras_optimizers,
     keras_variables,
@@ -31,9 +34,9 @@ class _Traced:
     ``function`` is stock Keras' train function then.
     """
 
-    function: Any = None
-    flags: Flags = field(default_factory=list)
-    optimizer: Any = None
+    function: Any
+    flags: Flags
+    optimizer: Any
 
 
 def as_first_traced(model: keras.Model, train_step: Callable[..., Any]) -> Callable[..., Any]:
@@ -45,11 +48,37 @@ def as_first_traced(model: keras.Model, train_step: Callable[..., Any]) -> Calla
 
     @functools.wraps(train_step)
     def called(*args: Any, **kwargs: Any) -> Any:
+        if tf.executing_eagerly():  # each step is as if it were traced
+            return train_step(*args, **kwargs)
         flags = _flags_of(model)
         optimizer = getattr(model, "optimizer", None)
         object.__setattr__(model, _KNOWN, _Traced(_stock_function(model), flags, optimizer))
         with _set(flags):
             return train_step(*args, **kwargs)
+
+    return called
+
+
+def as_first_fit(
+    model: keras.Model, own_step: Callable[..., Any], first_step: Callable[..., Any]
+) -> Callable[..., Any]:
+    """``first_step``, as :func:`as_first_traced` gives it, with the first trace's optimizer, within ``fit``.
+
+    ``own_step`` as it is elsewhere: ``train_on_batch`` has Keras trace the step for its own batches.
+    """
+
+    @functools.wraps(own_step)
+    def called(*args: Any, **kwargs: Any) -> Any:
+        if not func_graphs.is_within_another():
+            return own_step(*args, **kwargs)
+        traced = _first_trace_of(model)
+        if traced is None:
+            return first_step(*args, **kwargs)
+        keras_attributes.shadow(model, "optimizer", traced.optimizer)
+        try:
+            return first_step(*args, **kwargs)
+        finally:
+            keras_attributes.unshadow(model, "optimizer")
 
     return called
 
@@ -62,11 +91,19 @@ def trained_variables(model: keras.Model) -> list[Any]:
 
 def _flags_of(model: keras.Model) -> Flags:
     """The flags with which the step was first traced since the model was compiled; today's if it was not."""
-    traced: _Traced = vars(model).get(_KNOWN, _Traced())
-    if traced.function is not None and traced.function is _stock_function(model):
+    traced = _first_trace_of(model)
+    if traced is not None:
         return traced.flags
     flags, written = _now(model), _written_by_stock(model)
     return flags if written is None else _as_traced(model, flags, written)
+
+
+def _first_trace_of(model: keras.Model) -> _Traced | None:
+    """What we have noted of the step's first trace; None: there was none since the model was compiled."""
+    traced: _Traced | None = vars(model).get(_KNOWN)
+    if traced is None or traced.function is None or traced.function is not _stock_function(model):
+        return None
+    return traced
 
 
 def _written_by_stock(model: keras.Model) -> set[int] | None:
@@ -81,8 +118,8 @@ def other_optimizer(model: keras.Model) -> bool:
 
     Until it is compiled again stock Keras goes on with the one that was there then.
     """
-    traced: _Traced = vars(model).get(_KNOWN, _Traced())
-    if traced.function is not None and traced.function is _stock_function(model):
+    traced = _first_trace_of(model)
+    if traced is not None:
         return traced.optimizer is not getattr(model, "optimizer", None)
     written = _written_by_stock(model)
     if written is None or _known_to_optimizer(model) is None:  # the latter is known of Keras 3 only

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
-from tf_ooo.compat import keras_attributes, keras_layers, keras_trainable, versions
+from tf_ooo.compat import keras_attributes, keras_layers, keras_trainable, tf_functions, versions
 
 if TYPE_CHECKING:
     import keras
@@ -22,11 +23,29 @@ _EVALUATING = ("test_function", "predict_function")
 
 
 def train_function_of(model: keras.Model) -> Callable[..., Any]:
-    """The function that ``fit`` calls for each batch; makes it if there is none."""
+    """The function that ``fit`` calls for each batch; makes it if there is none.
+
+    Keras' own that is not traced yet is made anew, once: it is traced as its first trace would have been,
+    also by a later fit without us.
+    """
     if model.train_function is None:
         model.make_train_function()
+    if _may_be_traced_later(model):
+        as_first_fit = functools.partial(keras_trainable.as_first_fit, model, model.train_step)
+        model.train_function = new_train_function(model, as_first_fit)
+        model.train_function.ooo_made_anew = True
     function: Callable[..., Any] = model.train_function
     return function
+
+
+def _may_be_traced_later(model: keras.Model) -> bool:
+    """Whether the train function is as Keras 3 has made it, and its step is not traced yet."""
+    made_by = getattr(model.make_train_function, "__func__", None)
+    of_keras = made_by is versions.keras_of(model).Model.make_train_function
+    if not of_keras or versions.is_of_keras_2(model) or hasattr(model.train_function, "ooo_made_anew"):
+        return False
+    steps = tf_functions.functions_of(model.train_function)
+    return bool(steps) and not any(map(tf_functions.concrete_functions_of, steps))
 
 
 def new_train_function(

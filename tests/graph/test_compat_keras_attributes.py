@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import tensorflow as tf
 
 from tests.graph.compat_models import dense_model, normalized_model
 from tests.zoo import keras
@@ -39,3 +40,16 @@ def test_attributes_of():
     assert any(value is inner for value in keras_attributes.attributes_of(layer)), (
         "Keras keeps attributes elsewhere: optimizers in layers are not found"
     )
+
+
+def test_named_attributes_of():
+    layer = keras.layers.Layer()
+    layer.counter = tf.Variable(0.0, trainable=False)
+    attributes = keras_attributes.named_attributes_of(layer)
+    holders = [name for name, value in attributes.items() if value is layer.counter or _has(value, layer.counter)]
+    assert holders == ["counter"], "what a variable is called in messages is no attribute of the user's"
+
+
+def _has(value, variable):
+    items = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else ()
+    return any(item is variable for item in items)

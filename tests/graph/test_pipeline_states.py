@@ -358,3 +358,53 @@ def test_one_micro_batch_is_stock():
     stock = fitted(model_with(*(make() for make in layers)))
     ours = fitted(model_with(*(make() for make in layers)), pipeline(microbatches=1))
     assert_as_stock(stock, ours, rtol=0.0, atol=0.0)
+
+
+class Unnamed(keras.layers.Layer):
+    """Keeps a moving average of the largest input in a variable of TensorFlow's without a name."""
+
+    def __init__(self):
+        super().__init__(name="unnamed")
+        self.make()
+
+    def make(self):
+        self.largest = tf.Variable(0.0, trainable=False)
+
+    def kept(self):
+        return self.largest
+
+    def call(self, x):
+        largest = self.kept()
+        largest.assign(0.9 * largest + 0.1 * tf.reduce_max(x))
+        return x
+
+
+class InADictionary(Unnamed):
+    def make(self):
+        self.all = {"of": [tf.Variable(0.0, trainable=False) for _ in range(2)]}
+
+    def kept(self):
+        return self.all["of"][1]
+
+
+def outside():
+    largest = tf.Variable(0.0, trainable=False)
+
+    class Outside(Unnamed):
+        def call(self, x):
+            largest.assign(0.9 * largest + 0.1 * tf.reduce_max(x))
+            return x
+
+    return Outside()
+
+
+NAMES = [(Unnamed, "unnamed.largest"), (InADictionary, "unnamed.all['of'][1]"), (outside, "largest")]
+
+
+@pytest.mark.parametrize(("kind", "name"), NAMES)
+def test_variables_without_a_name_are_called_by_where_they_are_held(kind, name):
+    """They were called ``Variable_123``."""
+    callback = pipeline()
+    fitted(model_with(kind()), callback)
+    (note,) = callback.report.notes
+    assert note.startswith(f"{name}: what the forward pass assigns")

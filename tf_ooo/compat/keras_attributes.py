@@ -37,3 +37,8 @@ def set_on(owner: Any, name: str, method: Any) -> None:
 def attributes_of(owner: Any) -> list[Any]:
     """The values of an object's own attributes."""
     return list(vars(owner).values())
+
+
+def named_attributes_of(owner: Any) -> dict[str, Any]:
+    """An object's own attributes by name, without TensorFlow's lists of what they depend on."""
+    return {name: value for name, value in vars(owner).items() if not name.startswith("_self_")}

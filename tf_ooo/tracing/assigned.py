@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
-from tf_ooo.compat import func_graphs, keras_layers, keras_optimizers, keras_variables
+from tf_ooo.compat import func_graphs, keras_optimizers
 from tf_ooo.tracing.adding import feeds_random_numbers
+from tf_ooo.tracing.held import names_of_held
 from tf_ooo.tracing.micro_batches import StepRefused
 from tf_ooo.tracing.of_data import OfData
 from tf_ooo.tracing.optimizers import optimizers_of
@@ -28,7 +29,9 @@ class Assigned:
         weights = names_by_handle(model.weights)
         states = [state for each in optimizers_of(model) for state in keras_optimizers.state_of(each)]
         self.of_optimizers = names_by_handle(states)
-        self._names = {**_names_of_own(model, graph), **weights, **self.of_optimizers}
+        held, captured = names_of_held(model), func_graphs.captured_by(graph)
+        own = {inside: held[id(outside)] for inside, outside in captured.items() if id(outside) in held}
+        self._names = {**own, **weights, **self.of_optimizers}
         known = names_by_handle(all_variables(model)).keys()
         self._left_out = known - weights.keys() - self.of_optimizers.keys()
 
@@ -40,24 +43,6 @@ class Assigned:
             if id(tensor) not in self._left_out and tensor.op.type == "Placeholder"
             if not feeds_random_numbers(tensor)
         }
-
-
-def _names_of_own(model: keras.Model, graph: Any) -> dict[int, str]:
-    """The names of attributes that hold variables of TensorFlow, which Keras does not know."""
-    names = {
-        id(keras_variables.handle_of(held)): name
-        for part in keras_layers.parts_of(model)
-        for name, value in vars(part).items()
-        for held in _each_of(value)
-        if isinstance(held, tf.Variable)
-    }
-    captured = func_graphs.captured_by(graph).items()
-    return {inside: names[id(outside)] for inside, outside in captured if id(outside) in names}
-
-
-def _each_of(value: Any) -> list[Any]:
-    values = list(value.values()) if isinstance(value, dict) else value
-    return list(values) if isinstance(values, (list, tuple)) else [values]
 
 
 def refuse_rates(model: keras.Model, part: Any, begin: int) -> None:

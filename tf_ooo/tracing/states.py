@@ -26,6 +26,7 @@ from tf_ooo.compat import (
 )
 from tf_ooo.tracing.adding import feeds_random_numbers, what_is_added
 from tf_ooo.tracing.collecting import added_up
+from tf_ooo.tracing.held import names_of_held
 from tf_ooo.tracing.intercepting import ops_so_far, times
 from tf_ooo.tracing.micro_batches import StepRefused
 from tf_ooo.tracing.of_data import OfData, computed_from, rows_of_part
@@ -85,7 +86,7 @@ class States:
         self._trained = set(map(key_of, keras_trainable.trained_variables(model)))
         self._paths = {key_of(v): path for path, v in keras_variables.named(model.weights).items()}
         self._weights = set(self._paths)
-        self._model = model
+        self._model, self._held_names = model, names_of_held(model)
         # Keras 2 has variables besides that no list holds.
         self._others = not train_function.counts_steps(model)
         self.each = {*each, *(path for path, kind in kinds.items() if kind == IN_TURN)}
@@ -170,7 +171,7 @@ class States:
             known = key in map(key_of, all_variables(self._model))
             if known or feeds_random_numbers(self._handle(variable)):
                 return False
-            self._paths[key] = keras_variables.unique_name_of(variable)
+            self._paths[key] = self._held_names.get(key) or keras_variables.unique_name_of(variable)
         return key in self._paths and self._paths[key] not in self.each
 
     def _kind(self, variable: Any, value: Any, sign: int) -> str:

@@ -19,6 +19,7 @@ from tf_ooo.compat import (
     train_function,
 )
 from tf_ooo.tracing.changed import Taped, refuse_changed, refuse_moved
+from tf_ooo.tracing.held import names_of_held
 from tf_ooo.tracing.intercepting import Update, intercepted
 from tf_ooo.tracing.optimizers import optimizers_of
 from tf_ooo.tracing.undone import Undone
@@ -107,6 +108,7 @@ def _states(model: keras.Model, changed: Sequence[Any]) -> dict[str, Any]:
     trained = set(map(key_of, keras_trainable.trained_variables(model)))
     no_states = set(map(key_of, all_variables(model))) - paths.keys() | trained
     states = {id(variable.handle): variable for variable in changed}
+    paths = {**names_of_held(model), **paths}
     return {
         paths.get(key) or keras_variables.unique_name_of(variable): variable
         for key, variable in states.items()

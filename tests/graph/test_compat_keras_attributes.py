@@ -45,8 +45,8 @@ def test_attributes_of():
 def test_named_attributes_of():
     layer = keras.layers.Layer()
     layer.counter = tf.Variable(0.0, trainable=False)
-    attributes = keras_attributes.named_attributes_of(layer)
-    holders = [name for name, value in attributes.items() if value is layer.counter or _has(value, layer.counter)]
+    attributes = keras_attributes.named_attributes_of(layer).items()
+    holders = [name for name, value in attributes if value is layer.counter or _has(value, layer.counter)]
     assert holders == ["counter"], "what a variable is called in messages is no attribute of the user's"
 
 

@@ -1,0 +1,220 @@
+"""Data parallel training beside stock Horovod: two ranks with a share of the CPU each, behind one link.
+
+Horovod's settings are a process's.  So each setting that is tried has a job of its own, as has TensorFlow's
+strategy; all jobs run side by side on the same link, in the same CPU groups, and take turns with each other.
+Horovod's background threads exchange messages also when nothing is to be averaged: the processes of a
+Horovod job are stopped (SIGSTOP) while it is not its turn.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import os
+import signal
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.case import Case, Measured, Way, WayRun
+from benchmarks.machine import confine
+from benchmarks.models import largest_difference
+from benchmarks.processes import BenchmarkError, command, quiet
+from benchmarks.runners.horovod_rank import LOCAL, STRATEGY, Rank
+from benchmarks.turns import take_turns
+
+_LAUNCHER = Path(sys.executable).with_name("horovodrun")
+_WORKERS = 2
+_START_S, _ANSWER_S, _END_S = 180.0, 900.0, 20.0
+_LOCAL_TURNS = 3
+# A message may wait for a rank that is stopped; Horovod's own limit is 30 s.
+_PATIENT = {"HOROVOD_GLOO_TIMEOUT_SECONDS": "36000", "HOROVOD_STALL_CHECK_DISABLE": "1"}
+_TAIL = 3000
+
+
+def why_not(case: Case) -> str:
+    """Say why this machine cannot run the case; return an empty text where it can."""
+    cores = _WORKERS * float(case.parameters["cores"])
+    if cores > confine.own_cores():
+        return f"needs {cores:g} cores, and there are {confine.own_cores()}"
+    if not _LAUNCHER.exists():
+        return f"there is no {_LAUNCHER.name} beside Python: make horovod"
+    return confine.why_not()
+
+
+def run(case: Case) -> Measured:
+    """Run all ways in turns."""
+    asked, group = case.parameters, f"tf_ooo_benchmarks_{os.getpid()}_"
+    with contextlib.ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        inside = stack.enter_context(confine.link(group + "net", None))
+        stack.enter_context(confine.shares(group, _WORKERS, asked["cores"]))
+        jobs = stack.enter_context(_jobs(case, group, inside, folder))
+        job_of = {way.name: job for job in jobs for way in job.ways}
+        local = next(way.name for way in case.ways if way.options["kind"] == LOCAL)
+        job_of[local].ask("make", local)
+        facts = job_of[local].ask("facts", local)
+        compute_s = statistics.median(job_of[local].ask("turn", local) for _ in range(_LOCAL_TURNS))
+        mbit = _set_link(inside, asked["communication"], facts["gradient_bytes"], compute_s)
+        for name, job in job_of.items():
+            if name != local:
+                job.ask("make", name)
+        steps = {name: functools.partial(job.ask, "turn", name) for name, job in job_of.items()}
+        turns_s = take_turns({way.name: steps[way.name] for way in case.ways}, case.turns)
+        about = {**facts, "compute_s": compute_s, "link_mbit_s": mbit, "ranks": _WORKERS}
+        ends = {name: job.ask("end", name, str(folder / name)) for name, job in job_of.items()}
+        weights = {name: _weights(folder / name) for name in ends}
+    return measured(case, turns_s, ends, weights, about)
+
+
+def jobs_of(case: Case) -> dict[str, list[Way]]:
+    """Group ways by what is a process's: Horovod's settings, as JSON; or TensorFlow's strategy."""
+    jobs: dict[str, list[Way]] = {}
+    for way in case.ways:
+        knobs = json.dumps(way.options.get("knobs", {}))
+        jobs.setdefault(STRATEGY if way.options["kind"] == STRATEGY else knobs, []).append(way)
+    return jobs
+
+
+def measured(
+    case: Case, turns_s: Mapping[str, list[float]], ends: Mapping[str, Mapping[str, Any]],
+    weights: Mapping[str, Sequence[np.ndarray]], about: dict[str, Any],
+) -> Measured:  # fmt: skip
+    """Compare the weights of all ways with those of the first, stock Horovod."""
+    stock = weights[case.ways[0].name]
+    ways = {}
+    for way in case.ways:
+        alone = way is case.ways[0] or way.options["kind"] == LOCAL  # has nothing to be compared with
+        ways[way.name] = WayRun(
+            turns_s[way.name],
+            predicted_s=ends[way.name].get("predicted_s"),
+            bits=None if alone else ends[way.name]["bits"],
+            largest_difference=None if alone else largest_difference(weights[way.name], stock),
+            about=dict(ends[way.name].get("about", {})),
+        )
+    about = about | {"bits compared with": "stock Horovod, two ranks"}
+    return Measured(ways, ends[case.ways[0].name]["bits"], float(case.parameters["cores"]), about)
+
+
+def _weights(path: Path) -> list[np.ndarray]:
+    with np.load(f"{path}.npz") as stored:
+        return [stored[name] for name in stored.files]
+
+
+def bandwidth_mbit(communication: float, gradient_bytes: int, compute_s: float) -> float:
+    """Return the link on which all gradients take so many times as long as computing.
+
+    A ring of n ranks sends them 2 (n - 1) times (Patarasuk & Yuan 2009), over one link here.
+    """
+    return round(8 * 2 * (_WORKERS - 1) * gradient_bytes / (communication * compute_s) / 1e6, 1)
+
+
+def _set_link(
+    inside: Sequence[str], communication: float | None, gradient_bytes: int, compute_s: float
+) -> float | None:
+    """Slow the link down, and return its Mbit/s; None: it stays as fast as the machine is."""
+    if communication is None:
+        return None
+    mbit = bandwidth_mbit(communication, gradient_bytes, compute_s)
+    shape = ("tbf", "rate", f"{mbit * 1e6:.0f}bit", "burst", "512kb", "latency", "400ms")
+    subprocess.run([*inside, "tc", "qdisc", "add", "dev", "lo", "root", *shape], check=True)
+    return mbit
+
+
+class Job:
+    """The ranks of one setting; where they may be stopped, they are while they are not asked anything."""
+
+    def __init__(
+        self,
+        ways: Sequence[Way],
+        start: Sequence[str],
+        environment: Mapping[str, str],
+        log: Path,
+        stops: bool,
+    ) -> None:
+        self.ways, self._log, self._stops = ways, log, stops
+        self.ranks: dict[int, tuple[Connection, int]] = {}  # by rank, with the process
+        with log.open("wb") as file:
+            self._launcher = subprocess.Popen(start, env=environment, stdout=file, stderr=file)
+
+    def ask(self, *message: str) -> Any:
+        """Tell all ranks; return the first one's answer.
+
+        Raises:
+            BenchmarkError: a rank ended, or does not answer.
+        """
+        self.signal(signal.SIGCONT)
+        try:
+            for connection, _ in self.ranks.values():
+                connection.send(message)
+            answers = {rank: self._answer(connection) for rank, (connection, _) in self.ranks.items()}
+        except (EOFError, OSError) as error:
+            printed = self._log.read_text(errors="replace")[-_TAIL:]
+            raise BenchmarkError(f"a rank failed with {' '.join(message)}:\n{printed}") from error
+        self.signal(signal.SIGSTOP)
+        return answers[0]
+
+    def end(self) -> None:
+        """End all processes at once."""
+        for _, process in self.ranks.values():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process, signal.SIGKILL)
+        self._launcher.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._launcher.wait(_END_S)
+        self._launcher.kill()
+        self._launcher.wait()
+
+    def signal(self, number: int) -> None:
+        """Stop the ranks (SIGSTOP), or let them go on."""
+        for _, process in self.ranks.values() if self._stops else ():
+            os.kill(process, number)
+
+    def _answer(self, connection: Connection) -> Any:
+        if not connection.poll(_ANSWER_S):
+            raise EOFError
+        return connection.recv()
+
+
+@contextlib.contextmanager
+def _jobs(case: Case, group: str, inside: Sequence[str], folder: Path) -> Iterator[list[Job]]:
+    """Start all jobs, and wait until each rank has said who it is; they end with the block."""
+    from tf_ooo.hosts.addresses import held_ports
+
+    own = {name: value for name, value in quiet().items() if not name.startswith("HOROVOD_")}
+    own["PATH"] = f"{_LAUNCHER.parent}{os.pathsep}{own.get('PATH', '')}"
+    launch = [*inside, str(_LAUNCHER), "--gloo", "--network-interfaces", "lo", "-np", str(_WORKERS)]
+    jobs: list[Job] = []
+    with contextlib.ExitStack() as stack, socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(folder / "socket"))
+        listener.listen()
+        listener.settimeout(_START_S)
+        cluster = [f"127.0.0.1:{port}" for port in stack.enter_context(held_ports(_WORKERS))]
+        for number, (knobs, ways) in enumerate(jobs_of(case).items()):
+            told = Rank([way.name for way in ways], group, str(folder / "socket"), number, cluster)
+            start = [*launch, *command("benchmarks.runners.horovod_rank", case, told)]
+            of_horovod = knobs != STRATEGY
+            given = own | _PATIENT | (json.loads(knobs) if of_horovod else {})
+            jobs.append(Job(ways, start, given, folder / f"log_{number}.txt", of_horovod))
+            stack.callback(jobs[-1].end)
+        for _ in range(_WORKERS * len(jobs)):
+            try:
+                accepted, _ = listener.accept()
+            except TimeoutError:
+                logs = "".join(log.read_text(errors="replace")[-_TAIL:] for log in folder.glob("log_*"))
+                raise BenchmarkError(f"not all ranks have started in {_START_S:g} s:\n{logs}") from None
+            connection = Connection(accepted.detach())
+            number, index, process = connection.recv()
+            jobs[number].ranks[index] = connection, process
+        for job in jobs:
+            job.signal(signal.SIGSTOP)
+        yield jobs

@@ -1,0 +1,21 @@
+"""The benchmark on one CPU: stock fits and ours take turns and end with the same bits."""
+
+from __future__ import annotations
+
+from benchmarks import models
+from benchmarks.case import Case
+from benchmarks.cases import one_cpu
+from benchmarks.runners import one_process
+
+
+def test_weights_have_the_bits_of_stock_fits(monkeypatch):
+    """A small network, in short fits: stock itself is compared with nothing."""
+    small = models.Network(lambda rows: models.mlp([8, 8, 4], rows), 4, (8,), classes=4)
+    monkeypatch.setitem(models.ONE_CPU, "small", small)
+    case = Case("small", "one_cpu", "one_process", one_cpu._WAYS, {"model": "small", "steps": 3}, 2)
+    measured = one_process.measure(case)
+    assert {len(run.turns_s) for run in measured.ways.values()} == {2}
+    assert measured.ways.pop("stock fit").bits is None
+    assert {run.bits for run in measured.ways.values()} == {measured.stock_bits}
+    assert {run.largest_difference for run in measured.ways.values()} == {0.0}
+    assert measured.ways["fast_forward"].about["moved_ops"] > 0

@@ -5,11 +5,10 @@ from __future__ import annotations
 import numpy as np
 
 from tf_ooo.errors import OptionsError
-from tf_ooo.planning.building.pipeline import StagedLayers, lane_codes, lane_peak_bytes, places
-from tf_ooo.planning.model.arrays import Ints
+from tf_ooo.planning.building.interleaved import interleaved
+from tf_ooo.planning.building.pipeline import StagedLayers, lane_peak_bytes
 from tf_ooo.planning.model.problem import Problem
-from tf_ooo.planning.model.schedule import Schedule, TaskList
-from tf_ooo.planning.model.task import encode
+from tf_ooo.planning.model.schedule import Schedule
 from tf_ooo.planning.policies.policy import Chunks, Needs, Policy
 
 NAME = "interleaved_1f1b"
@@ -40,28 +39,7 @@ def make(problem: Problem) -> Schedule:
 
 
 def _rounds(stages: StagedLayers, chunks: int, size: int) -> Schedule:
-    """Rounds of ``size`` micro-batches, one after the other."""
-    count, devices = stages.problem.microbatches, stages.problem.devices
-    lanes = {}
-    for device in range(devices):
-        rounds = [
-            _lane(device, devices, chunks, np.arange(first, min(first + size, count)))
-            for first in range(0, count, size)
-        ]
-        updates = encode("U", np.arange(chunks) * devices + device)
-        lanes[device, 0] = TaskList(np.concatenate([*rounds, updates]))
-    return stages.schedule(NAME, lanes, fused=True)
-
-
-def _lane(device: int, devices: int, chunks: int, batches: Ints) -> Ints:
-    groups = np.array_split(batches, max(1, len(batches) // devices))
-    largest = len(groups[0])
-    ahead = (chunks - 1) * largest + (2 if chunks > 1 else 1) * (devices - 1 - device) + 1
-    down = np.concatenate([np.full(len(group), chunk) for group in groups for chunk in range(chunks)])
-    batch = np.concatenate([group for group in groups for _ in range(chunks)])
-    forward = down * devices + device
-    backward = (chunks - 1 - down) * devices + device
-    return lane_codes((forward, backward, backward), batch, places(len(batch), ahead, 0))
+    return stages.schedule(NAME, interleaved(stages, chunks, size, 2 if chunks > 1 else 1), fused=True)
 
 
 POLICY = Policy(

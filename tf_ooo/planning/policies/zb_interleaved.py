@@ -9,6 +9,7 @@ import numpy as np
 
 from tf_ooo.errors import OptionsError
 from tf_ooo.planning.building.choice import fastest
+from tf_ooo.planning.building.interleaved import interleaved
 from tf_ooo.planning.building.justification import Order, StepTasks, shortest_justified
 from tf_ooo.planning.building.list_schedule import Taste, list_lanes
 from tf_ooo.planning.building.pipeline import StagedLayers
@@ -37,11 +38,12 @@ def make(problem: Problem) -> Schedule:
     devices take about as long, so that layers of unequal costs need no equal stages.  Placement and order
     are searched together, placement for 4p micro-batches at most.  At most 2p micro-batches are in flight on
     a stage, as with ZB-H2.  With a memory limit that the searched order is above, a list schedule has as many
-    as there is room for.
+    as there is room for.  The fixed order of PyTorch's InterleavedZeroBubble is compared with, too.
     """
     chunks = problem.option("chunks", _most_chunks(problem), least=1)
     stages = StagedLayers.of(problem, chunks)
-    listed = list(_listed(stages))
+    in_turn = interleaved(stages, chunks, problem.microbatches, 1, delayed=True)
+    listed = [*_listed(stages), stages.schedule(NAME, in_turn)]
     place, tasks, order = _searched(stages)
     lanes = [tasks.codes[np.array(lane, np.int64)] for lane in tasks.lanes(place, order)]
     return fastest(problem, [_schedule(stages.placed(place), lanes), *listed])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import tempfile
 import time
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from os import environ
@@ -35,6 +35,11 @@ from tf_ooo.planning.model.schedule import Schedule
 from tf_ooo.planning.model.schedule_file import ScheduleFile
 from tf_ooo.rewriting.unrolled_tasks import Step
 
+_TORCH: Mapping[str, Callable[..., Schedule]] = {
+    "interleaved_zero_bubble": torch_orders.interleaved_zero_bubble,
+    "zbv": torch_orders.zbv,
+}
+
 
 def schedule_of(options: Mapping[str, Any], table: CostTable, devices: int, microbatches: int) -> Schedule:
     """Plan a way of others, with the number of chunks that is fastest on paper.
@@ -51,7 +56,7 @@ def schedule_of(options: Mapping[str, Any], table: CostTable, devices: int, micr
     for chunks in [{"chunks": count} for count in counts] if "chunked" in options else [{}]:
         wanted = replace(basic, options=chunks)
         if "torch" in options:
-            order: Schedule = getattr(torch_orders, options["torch"])(devices, microbatches, **chunks)
+            order = _TORCH[options["torch"]](devices, microbatches, **chunks)
             wanted = replace(basic, own=ScheduleFile(order.policy, order.to_text(), order))
         asked.append(wanted)
     plans = [make_plan(table.layers, units, each) for each in asked]

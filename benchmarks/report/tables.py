@@ -108,7 +108,7 @@ def parts(rows: Iterable[Row]) -> pd.DataFrame:
     lines = []
     for case, of_run in last.items():
         ours, nobody = ours_of(of_run), [row for row in of_run if row.had_by == NOBODY]
-        fused = [row for row in of_run if row.had_by == PYTORCH and row.about.get("fused_backward")]
+        fused = [row for row in of_run if row.had_by == PYTORCH and row.about.get("fused")]
         if ours is None or not fused:
             continue
         lines.append({

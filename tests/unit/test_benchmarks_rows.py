@@ -29,7 +29,7 @@ def measured(auto=1.0, gpipe=1.2, **more):
     seconds = {"gpipe": gpipe, "one device": 4.0, "auto": auto, "unfused": 1.05}
     ways = {
         name: WayRun([value * n for n in noise], 1.1 * value, bits=7 if name == "auto" else 8,
-                     about={"fused_backward": name == "gpipe"})
+                     about={"fused": name == "gpipe"})
         for name, value in seconds.items()
     }  # fmt: skip
     return Measured(ways, stock_bits=7, cores=0.3, **more)

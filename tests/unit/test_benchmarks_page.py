@@ -1,0 +1,54 @@
+"""What README and the page claim is what kept rows say."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from benchmarks.kept import read
+from benchmarks.report.page import tables_of, with_tables
+
+ROOT = Path(__file__).parents[2]
+PAGE, README = ROOT / "docs" / "benchmarks.md", ROOT / "README.md"
+HISTORY = ROOT / "docs" / "benchmarks" / "history.md"
+# A gain or an interval: two digits behind the point.
+CLAIM = re.compile(r"(?<![\w.=])\d\.\d\d(?![\d.])")
+
+
+@pytest.fixture(scope="module")
+def tables():
+    return tables_of(read())
+
+
+@pytest.mark.parametrize("path", [PAGE, README], ids=lambda path: path.name)
+def test_tables_are_made_from_rows(path, tables):
+    text = path.read_text()
+    assert with_tables(text, tables) == text, (
+        f"{path.name} says something else than the rows: python -m benchmarks report --page {path.name}"
+    )
+
+
+def test_no_number_of_the_readme_lacks_a_row(tables):
+    supported = set(CLAIM.findall(" ".join(tables.values())))
+    sections = re.split(r"^## ", README.read_text(), flags=re.MULTILINE)
+    of_versions = ("Try it", "Supported versions")  # such as 3.11
+    claimed = set(CLAIM.findall(" ".join(text for text in sections if not text.startswith(of_versions))))
+    assert claimed, "the table is empty"
+    assert not claimed - supported
+
+
+def test_a_made_up_number_would_be_seen(tables):
+    assert CLAIM.findall("steps are 1.59 times as fast, TensorFlow 2.21.0, 1.123") == ["1.59"]
+
+
+def test_pages_stay_short():
+    assert len(PAGE.read_text().split()) <= 900
+    assert len(HISTORY.read_text().split()) < 3000
+
+
+def test_benchmarks_stay_small():
+    folder = ROOT / "benchmarks"
+    lines = {
+        path: len(path.read_text().splitlines()) for path in [*folder.rglob("*.py"), *folder.rglob("*.c")]
+    }
+    assert sum(lines.values()) <= 3500, sorted(lines.items(), key=lambda line: -line[1])[:8]

@@ -38,6 +38,17 @@ def test_is_within_another():
     assert seen == [False, True], "FuncGraph.outer_graph: steps of fit are those of train_on_batch"
 
 
+def test_made_again():
+    @tf.function(autograph=False)
+    def function(x):
+        first, second = tf.split(tf.clip_by_value(x, -1.0, 1.0), 2)
+        again = func_graphs.made_again(first.op, [first.op.inputs[0], x * 10.0])
+        return first, again[0], again[1]
+
+    first, again, other = function(tf.constant([0.5, 3.0]))
+    assert [first.numpy(), again.numpy(), other.numpy()] == [0.5, 5.0, 30.0], "Graph.create_op"
+
+
 def test_captures_of():
     weight, concrete = square_step()
     ((outside, inside),) = func_graphs.captures_of(concrete)

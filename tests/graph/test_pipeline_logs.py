@@ -111,3 +111,49 @@ def test_others_are_named():
     assert said.keys() == {"norm", "place", "below", "signs", "numbers", "shape"}
     assert "the mean of its micro-batches' values" in said.pop("norm")
     assert all("the last micro-batch's" in note for note in said.values())
+
+
+class Extreme(keras.Model):
+    """Its metrics: a mean of a batch's largest outputs, one of its loss, and a sum of its rows."""
+
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            outputs = self(x, training=True)
+            loss = self.compute_loss(x, y, outputs)
+        weights = self.trainable_variables
+        self.optimizer.apply(tape.gradient(loss, weights), weights)
+        self.largest.update_state(tf.reduce_max(outputs))
+        self.loss_mean.update_state(loss)
+        self.rows.update_state(tf.shape(x)[0])
+        return {metric.name: metric.result() for metric in (self.largest, self.loss_mean, self.rows)}
+
+
+def extreme():
+    inputs = keras.Input((6,))
+    model = Extreme(inputs, keras.layers.Dense(1)(keras.layers.Dense(5)(inputs)))
+    model.largest, model.loss_mean = keras.metrics.Mean("largest"), keras.metrics.Mean("loss_mean")
+    model.rows = keras.metrics.Sum("rows")
+    model.compile("sgd", "mse")
+    return model
+
+
+def of_rows(y, outputs):
+    """A number of the batch, which Keras takes the mean of."""
+    return tf.math.reduce_std(outputs) * tf.math.reduce_std(y)
+
+
+def compiled():
+    inputs = keras.Input((6,))
+    model = keras.Model(inputs, keras.layers.Dense(1)(keras.layers.Dense(5)(inputs)))
+    model.compile("sgd", "mse", metrics=["mae", keras.metrics.R2Score(), of_rows])
+    return model
+
+
+@pytest.mark.parametrize(("make", "name"), [(extreme, "largest"), (compiled, "of_rows")])
+def test_metrics_of_no_mean_over_rows_are_named(make, name):
+    """The mean of micro-batches' extremes stood in the logs, and nothing was said."""
+    callback = pipeline()
+    make().fit(X, X[:, :1], batch_size=16, verbose=0, callbacks=[callback])
+    (note,) = callback.report.notes
+    assert note.startswith(f"the log {name} is that of micro-batches")

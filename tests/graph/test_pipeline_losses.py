@@ -204,7 +204,36 @@ def one_of_them(gradients, weights):
     return [*gradients[:-1], gradients[-1] / tf.norm(gradients[-1])]
 
 
-@pytest.mark.parametrize("change", [clipped_by_norm, clipped_together, clipped, signs, noisy, one_of_them])
+def finite(gradients, weights):
+    return [tf.where(tf.math.is_finite(gradient), gradient, 0.0) for gradient in gradients]
+
+
+def numbers(gradients, weights):
+    zeros = map(tf.zeros_like, gradients)
+    return [tf.where(tf.math.is_nan(g), z, g) for g, z in zip(gradients, zeros, strict=True)]
+
+
+def checked(gradients, weights):
+    return [tf.debugging.check_numerics(gradient, "gradient") * 0.5 for gradient in gradients]
+
+
+def skipped(gradients, weights):
+    """None is applied where one of them is not finite."""
+    whole = tf.reduce_all([tf.reduce_all(tf.math.is_finite(gradient)) for gradient in gradients])
+    return [tf.cond(whole, lambda g=gradient: g, lambda g=gradient: g * 0.0) for gradient in gradients]
+
+
+def adaptive(gradients, weights):
+    """Clips by the weights' norms (Brock et al. 2021)."""
+    norms = [0.01 * tf.norm(weight) for weight in weights]
+    return [tf.clip_by_norm(gradient, norm) for gradient, norm in zip(gradients, norms, strict=True)]
+
+
+def by_the_batch(gradients, weights):
+    return noisy(clipped(gradients, weights), weights)
+
+
+@pytest.mark.parametrize("change", [noisy, by_the_batch])
 def test_gradients_changed_before_the_optimizer(change):
     with pytest.raises(BackendError, match="changes gradients between its tape and the optimizer") as raised:
         fit(lambda: Trained(mean, change), None)
@@ -224,8 +253,15 @@ def centred(gradients, weights):
     return [gradient - tf.reduce_mean(gradient, 0, keepdims=True) for gradient in gradients]
 
 
-@pytest.mark.parametrize("change", [decayed, scaled, centred])
-def test_what_is_the_same_for_parts_is_trained(change):
+LINEAR = [decayed, scaled, centred]
+OF_THE_SUM = [
+    *(clipped_by_norm, clipped_together, clipped, signs, one_of_them, adaptive),
+    *(finite, numbers, checked, skipped),
+]
+
+
+@pytest.mark.parametrize("change", [*LINEAR, *OF_THE_SUM])
+def test_what_is_made_of_the_batchs_gradients_is_trained(change):
     """The weights are those of the stock step on whole batches, up to rounding."""
 
     def trained(**options):

@@ -40,6 +40,18 @@ def captured_here(concrete: Any) -> list[Any]:
     return [graph.capture(tensor) for tensor in concrete.captured_inputs]
 
 
+def made_again(op: Any, inputs: Sequence[Any]) -> list[Any]:
+    """The results of an op of the same type and attributes, made here, of other inputs.
+
+    Marks, and beside which op it is to stand, are left to where it is made.
+    """
+    own = {attribute.name for attribute in op.op_def.attr}
+    attributes = {name: value for name, value in op.node_def.attr.items() if name in own}
+    types = [result.dtype for result in op.outputs]
+    made = op.graph.create_op(op.type, list(inputs), types, attrs=attributes, name=op.name.rpartition("/")[2])
+    return list(made.outputs)
+
+
 def without_placeholders(graph_def: graph_pb2.GraphDef) -> Any:
     """The graph without its inputs, which whoever imports it provides."""
     return graph_protos.with_nodes(graph_def, (n for n in graph_def.node if n.op != "Placeholder"))

@@ -15,9 +15,10 @@ from tf_ooo.tracing.micro_batches import StepRefused
 
 # Of micro-batches' gradients these make the mean of what they make of each.
 _LINEAR = {
-    "AddN", "AddV2", "BroadcastTo", "Cast", "ConcatV2", "ExpandDims", "GatherV2", "Identity", "IdentityN",
-    "Mean", "Neg", "Pack", "Pad", "Reshape", "Slice", "Split", "SplitV", "Squeeze", "StridedSlice", "Sub",
-    "Sum", "Tile", "Transpose", "UnsortedSegmentSum", "Unpack", "ZerosLike",
+    "AddN", "AddV2", "BroadcastTo", "Cast", "CheckNumerics", "ConcatV2", "ExpandDims", "GatherV2",
+    "Identity", "IdentityN", "Mean", "Neg", "Pack", "Pad", "Reshape", "Slice", "Split", "SplitV",
+    "Squeeze", "StridedSlice", "Sub", "Sum", "Tile", "Transpose", "Unpack", "UnsortedSegmentSum",
+    "ZerosLike",
 }  # fmt: skip
 # Linear in one input, where the others are no gradients; the second of these divides.
 _LINEAR_IN_ONE = {"BatchMatMulV2", "Einsum", "MatMul", "Mul", "MulNoNan", "SelectV2"}
@@ -37,9 +38,9 @@ class Taped:
     def __init__(self) -> None:
         self.began_at: int | None = None
         self._targets: list[Any] = []  # of each call
-        self._given: dict[
-            int, tuple[Any, int]
-        ] = {}  # by id: the tensor, held so that no other gets it; its call
+        # By id: the tensor, held so that no other gets it; its call.
+        self._given: dict[int, tuple[Any, int]] = {}
+        self._of_rows: set[int] = set()  # of these, the numbers of an embedding's rows
 
     @contextlib.contextmanager
     def noted(self) -> Iterator[None]:
@@ -49,9 +50,11 @@ class Taped:
         def noting(tape: Any, target: Any, *args: Any, **kwargs: Any) -> Any:
             self.began_at = ops_so_far() if self.began_at is None else self.began_at
             grads = gradient(tape, target, *args, **kwargs)
-            for tensor in map(values_of, tf.nest.flatten(grads, expand_composites=False)):
+            for grad in tf.nest.flatten(grads, expand_composites=False):
+                tensor = values_of(grad)
                 if tensor is not None:
                     self._given[id(tensor)] = tensor, len(self._targets)
+                    self._of_rows |= set() if tensor is grad else {id(tensor)}
             self._targets.append(target)
             return grads
 
@@ -60,6 +63,14 @@ class Taped:
             yield
         finally:
             tf.GradientTape.gradient = gradient
+
+    def gave(self, tensor: Any) -> bool:
+        """Whether a tape has given the tensor, as a gradient of its own or as one's numbers."""
+        return id(tensor) in self._given
+
+    def gave_rows(self, tensor: Any) -> bool:
+        """Whether it is the numbers of an embedding's rows, which are others for each part of a batch."""
+        return id(tensor) in self._of_rows
 
     def losses_of(self, grads: Sequence[Any]) -> list[Any]:
         """The targets of the calls that these gradients come from, none twice."""
@@ -99,7 +110,7 @@ class Taped:
             seen.add(id(tensor))
             waiting.extend(tensor.op.inputs)
             if tensor.dtype == tf.resource and any(
-                op.type in _WRITES and self._reaches(op.inputs[1], reached) for op in tensor.consumers()
+                op.type in _WRITES and self.reaches(op.inputs[1], reached) for op in tensor.consumers()
             ):
                 return str(tensor.op.name)
         return ""
@@ -115,7 +126,7 @@ class Taped:
             seen.add(id(tensor))
             waiting.extend(tensor.op.inputs)
             for op in tensor.consumers() if tensor.dtype == tf.resource else ():
-                if op.type in _WRITES and self._reaches(op.inputs[1], reached):
+                if op.type in _WRITES and self.reaches(op.inputs[1], reached):
                     return str(op.name)
         return ""
 
@@ -123,7 +134,7 @@ class Taped:
         seen, waiting = set(), [grad]
         while waiting:
             tensor = waiting.pop()
-            if id(tensor) in seen or not self._reaches(tensor, reached) or id(tensor) in self._given:
+            if id(tensor) in seen or not self.reaches(tensor, reached) or id(tensor) in self._given:
                 continue
             seen.add(id(tensor))
             if not self._passes(tensor.op, reached):
@@ -133,7 +144,7 @@ class Taped:
 
     def _passes(self, op: Any, reached: dict[int, bool]) -> bool:
         """Whether the op makes of gradients' mean the mean of what it makes of each."""
-        of_tape = [self._reaches(tensor, reached) for tensor in op.inputs]
+        of_tape = [self.reaches(tensor, reached) for tensor in op.inputs]
         if op.type in _DIVISIONS:
             linear = not of_tape[1]
         elif op.type in _LINEAR_IN_ONE:
@@ -141,9 +152,9 @@ class Taped:
         else:
             linear = op.type in _LINEAR
         factors = [tensor for tensor, is_of_tape in zip(op.inputs, of_tape, strict=True) if not is_of_tape]
-        return linear and not any(map(_is_of_batch, factors))
+        return linear and not any(map(is_of_batch, factors))
 
-    def _reaches(self, tensor: Any, reached: dict[int, bool]) -> bool:
+    def reaches(self, tensor: Any, reached: dict[int, bool]) -> bool:
         """Whether it is computed from a gradient of the tapes; ``reached`` keeps what was asked before."""
         waiting = [tensor]
         while waiting:
@@ -162,8 +173,8 @@ class Taped:
         return reached[id(tensor)]
 
 
-def refuse_changed(taped: Taped, grads: Sequence[Any]) -> None:
-    """StepRefused: ``train_step`` clips, scales by the batch, or does what parts of it do otherwise."""
+def refuse_kept(taped: Taped, grads: Sequence[Any]) -> None:
+    """StepRefused: ``train_step`` adds up gradients of several steps."""
     variable = taped.kept_in(grads)
     if variable:
         raise StepRefused(
@@ -171,16 +182,18 @@ def refuse_changed(taped: Taped, grads: Sequence[Any]) -> None:
             "a pipeline would add to it once for each micro-batch: give the optimizer "
             "gradient_accumulation_steps=, or use microbatches=1"
         )
-    op = taped.changed_by(grads)
-    if op is None:
-        return
+
+
+def refused_change(op: Any) -> StepRefused:
+    """The error for an op between tape and optimizer that parts of a batch do otherwise."""
     did = "changes gradients between its tape and the optimizer"
     if op.type in _LINEAR_IN_ONE | _DIVISIONS:
         did += ", or multiplies gradients by a number of the batch"
-    raise StepRefused(
-        f"train_step {did} ({op.type}, op {op.name}); a pipeline would do that to the gradients of each "
-        "micro-batch, not to the batch's: give the optimizer clipnorm=, global_clipnorm= or clipvalue=, "
-        "which act once, or use microbatches=1"
+    return StepRefused(
+        f"train_step {did} ({op.type}, op {op.name}) by more than gradients, weights and constants, or of an "
+        "embedding's rows; a pipeline would do that to the gradients of each micro-batch, not to the "
+        "batch's: give the optimizer clipnorm=, global_clipnorm= or clipvalue=, which act once, or use "
+        "microbatches=1"
     )
 
 
@@ -208,7 +221,7 @@ def refuse_settings(optimizer: Any, grads: Sequence[Any], begin: int) -> None:
     inside = {id(op) for op in update}
     read = {id(tensor): tensor for op in update for tensor in op.inputs if id(tensor.op) not in inside}
     for tensor in (read[number] for number in read if number not in given):
-        if _is_of_batch(tensor):
+        if is_of_batch(tensor):
             raise StepRefused(
                 f"train_step sets a number of optimizer {optimizer.name!r} by what it computes of the batch "
                 f"(op {tensor.op.name}); each micro-batch would set another one, by its own rows: do so in a "
@@ -216,7 +229,7 @@ def refuse_settings(optimizer: Any, grads: Sequence[Any], begin: int) -> None:
             )
 
 
-def _is_of_batch(tensor: Any) -> bool:
+def is_of_batch(tensor: Any) -> bool:
     """Whether it is computed from a batch, or drawn at random: each micro-batch has another."""
     captured = func_graphs.captured_by(tensor.graph)
     seen, waiting = set(), [tensor.op]

@@ -15,9 +15,10 @@ import numpy as np
 import tensorflow as tf
 
 from tf_ooo.compat import keras_optimizers, keras_variables, op_marks, tf_variables
-from tf_ooo.tracing.changed import Taped, refuse_changed, refuse_settings
+from tf_ooo.tracing.changed import Taped, refuse_settings
 from tf_ooo.tracing.intercepting import TurnsNeeded, Update, intercepted, ops_so_far, times
 from tf_ooo.tracing.micro_batches import StepRefused
+from tf_ooo.tracing.replayed import Replay
 from tf_ooo.tracing.scaled import Scaled, by_hand, is_of_half, terms_of, through_half
 
 _IN_A_GRAPH_OF_ITS_OWN = (
@@ -39,7 +40,8 @@ class _Applied:
     """What one call of an optimizer's ``apply`` was given, micro-batch by micro-batch.
 
     ``terms``: of each gradient, how many numbers it adds up; the places of these are counted on.  ``halves``:
-    places of float16 numbers.  ``counted``: gradients count their share of the batch already.
+    places of float16 numbers.  ``counted``: gradients count their share of the batch already.  ``replay``:
+    what is made of the sums before the update; None: they are the gradients.
     """
 
     optimizer: Any
@@ -48,6 +50,7 @@ class _Applied:
     terms: list[int]
     halves: set[int]
     counted: bool
+    replay: Replay | None
     parts: dict[int, _Part] = field(default_factory=dict)
 
 
@@ -140,18 +143,19 @@ class Collecting:
         """What the gradients add up, which is collected."""
         call, self._calls = self._calls, self._calls + 1
         counted = self._scaled.counts(update.grads)
-        terms = [terms_of(grad) if counted else [grad] for grad in update.grads]
+        replay = Replay(self._taped, update.grads) if len(self.weights) > 1 else None
+        given = update.grads if replay is None else replay.collected
+        terms = [terms_of(grad) if counted else [grad] for grad in given]
         counts, grads = [len(each) for each in terms], [term for each in terms for term in each]
         if self._number == 0:
             if not self._in_turns and any(update.optimizer is before.optimizer for before in self.applied):
                 raise TurnsNeeded("train_step applies gradients twice with one optimizer")
             halves = {place for place, grad in enumerate(grads) if counted and is_of_half(grad)}
             self.applied.append(
-                _Applied(update.optimizer, update.variables, update.explicit, counts, halves, counted)
+                _Applied(update.optimizer, update.variables, update.explicit, counts, halves, counted, replay)
             )
             self.collected_after.append(ops_so_far())
             if len(self.weights) > 1:
-                refuse_changed(self._taped, update.grads)
                 self.notes += [] if counted else by_hand(update.optimizer)
         if call >= len(self.applied) or self.applied[call].terms != counts:
             raise StepRefused("train_step applies other gradients for a later micro-batch than for the first")
@@ -194,7 +198,10 @@ class Collecting:
         on."""
         self._applying = True
         for applied in self.applied[call:]:
-            grads, begin = self._totals(applied), ops_so_far()
+            grads = self._totals(applied)
+            if applied.replay is not None:
+                grads = applied.replay.of_batch(grads)
+            begin = ops_so_far()
             with tf_variables.reads_on_own_device():
                 keras_optimizers.update(
                     applied.optimizer, grads, applied.variables if applied.explicit else None
@@ -204,7 +211,7 @@ class Collecting:
         self._applying = False
 
     def _totals(self, applied: _Applied) -> list[Any]:
-        """The gradients, each from its terms."""
+        """The sums of what was collected, each from its terms."""
         totals, place = [], 0
         for number, count in enumerate(applied.terms):
             terms = [self._total(applied, place + more, number) for more in range(count)]
@@ -213,11 +220,12 @@ class Collecting:
         return totals
 
     def _total(self, applied: _Applied, place: int, number: int) -> Any:
-        """The sum of a term of the gradient that has this number."""
+        """The sum of a term of what was collected with this number."""
         parts = [part for _, part in sorted(applied.parts.items())]
         sums = [part.sums[place] for part in parts if place in part.sums]
         slices = [each for part in parts for each in part.slices.get(place, ())]
-        device = keras_variables.value_of(applied.variables[number]).device
+        variable = applied.variables[number if applied.replay is None else applied.replay.places[number]]
+        device = keras_variables.value_of(variable).device
         total = added_up(sums, device) if sums else None
         if slices:
             rows = _joined(slices)  # dense for some micro-batches, slices for others

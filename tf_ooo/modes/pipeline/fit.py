@@ -67,6 +67,11 @@ _LOSS_UNCHECKED = (
     f"the loss of a batch is not compared with its micro-batches' (check_loss): {_NEVER_WHOLE}; one that "
     "adds up rows, or compares them with one another, trains with the micro-batches' mean"
 )
+_METRIC = (
+    "the log {} is that of micro-batches, not the batch's own: its metric says something else of two "
+    "micro-batches than of both in one, as the largest number of a batch does; use microbatches=1 where it "
+    "matters"
+)
 _UNLIKE = (
     "{}: what the forward pass assigns for a batch does not follow from what it assigns for micro-batches; "
     "nothing that is trained depends on it, and it becomes another than in stock training; microbatches=1 "
@@ -207,6 +212,8 @@ class PipelineSteps:
             mode.checked = key
         if mode.states.unlike:
             self._warn(_UNLIKE.format(", ".join(mode.states.unlike)))
+        for name in mode.states.metrics:
+            self._warn(_METRIC.format(name))
 
     def _say_what_changes(self, rows: Sequence[int]) -> None:
         """Warns of what micro-batches of so many rows change in the result, before the first step."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -18,10 +19,11 @@ from tf_ooo.compat import (
     tf_functions,
     train_function,
 )
-from tf_ooo.tracing.changed import Taped, refuse_changed, refuse_moved
+from tf_ooo.tracing.changed import Taped, refuse_moved
 from tf_ooo.tracing.held import names_of_held
 from tf_ooo.tracing.intercepting import Update, intercepted
 from tf_ooo.tracing.optimizers import optimizers_of
+from tf_ooo.tracing.replayed import Replay
 from tf_ooo.tracing.undone import Undone
 from tf_ooo.tracing.variables import all_variables, key_of
 
@@ -39,12 +41,17 @@ class Slices:
 
 @dataclass(frozen=True)
 class Seen:
-    """The loss of one batch, a gradient for each place of each update, the model's outputs and states."""
+    """The loss of one batch, a gradient for each place of each update, the model's outputs and states.
+
+    ``metrics``: the variables of all metrics after it; ``results``: what the metrics say then, by name.
+    """
 
     loss: float
     grads: tuple[np.ndarray | Slices, ...]
     outputs: tuple[np.ndarray, ...]
     states: Mapping[str, np.ndarray]
+    metrics: tuple[np.ndarray, ...]
+    results: Mapping[str, np.ndarray]
 
     @property
     def is_finite(self) -> bool:
@@ -70,11 +77,18 @@ class LookedAt:
         self.random = any("Random" in kind for _, kind in called)
         self.states = _states(model, self._undone.changed)
 
-    def __call__(self, batch: Any) -> Seen:
+    def __call__(self, batch: Any, after: Seen | None = None) -> Seen:
+        """``after``: metrics go on where they were then."""
         with self._undone:
+            variables = _metric_variables(self._model)
+            if after is not None:
+                for variable, value in zip(variables, after.metrics, strict=True):
+                    variable.assign(value)
             loss, grads, outputs = self._undone(batch)
-            states = self.values
-        return Seen(float(loss), tuple(map(_value_of, grads)), tuple(out.numpy() for out in outputs), states)
+            states, metrics = self.values, tuple(variable.numpy() for variable in variables)
+            results = _results(self._model)
+        grads, outputs = tuple(map(_value_of, grads)), tuple(out.numpy() for out in outputs)
+        return Seen(float(loss), grads, outputs, states, metrics, results)
 
     @property
     def closed_gates(self) -> list[Any]:
@@ -116,6 +130,22 @@ def _states(model: keras.Model, changed: Sequence[Any]) -> dict[str, Any]:
     }
 
 
+def _metric_variables(model: keras.Model) -> list[Any]:
+    variables = [variable for metric in model.metrics for variable in metric.variables]
+    return [value for value in map(keras_variables.value_of, variables) if value is not None]
+
+
+def _results(model: keras.Model) -> dict[str, np.ndarray]:
+    """What the metrics say, by name; those are left out that say nothing yet, or no numbers."""
+    results = {}
+    for metric in model.metrics:
+        with contextlib.suppress(Exception):  # a class of the user's
+            said = metric.result()  # by name, where it holds several
+            named = said if isinstance(said, Mapping) else {metric.name: said}
+            results.update({name: np.asarray(value, np.float64) for name, value in named.items()})
+    return results
+
+
 def _read_by(tensors: Sequence[Any], handles: Mapping[int, str]) -> set[str]:
     """Names of the variables that tensors are computed from, or what is assigned to such variables."""
     seen, waiting, read = set[int](), list(tensors), set[str]()
@@ -149,10 +179,10 @@ def _traced_step(model: keras.Model, batch: Any) -> _Traced:
     outputs: list[Any] = []
 
     def note(update: Update) -> None:
-        refuse_changed(taped, update.grads)
+        collected = Replay(taped, update.grads).collected
         refuse_moved(taped, update.grads)
         losses.extend(taped.losses_of(update.grads))
-        grads.extend(grad for grad in update.grads if grad is not None)
+        grads.extend(grad for grad in collected if grad is not None)
 
     call = model.call
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import logging
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -48,6 +49,7 @@ class _Compared:
     apart: float
     grads_off: np.ndarray
     outputs_off: float
+    metrics_off: Mapping[str, float]
 
     def adds_up(self) -> bool:
         return abs(self.together - _SUM * self.apart) < _NEAR * abs(self.apart)
@@ -104,7 +106,18 @@ def check_loss(model: keras.Model, batch: Any, microbatches: int, gradients: boo
             "gradient depends on it, in this step or a later one; use microbatches=1, or check_loss=False to "
             "train with the micro-batches' mean"
         )
-    return states
+    return dataclasses.replace(states, metrics=_differing_metrics(model, pairs) if exact else ())
+
+
+def _differing_metrics(model: keras.Model, pairs: list[_Compared]) -> tuple[str, ...]:
+    """Names of metrics that say something else of two micro-batches than of both in one."""
+    tolerance = _ROUNDING_OF_HALF if _is_half(model) else _ROUNDING
+    names = pairs[0].metrics_off if pairs else ()
+    return tuple(n for n in names if min(pair.metrics_off.get(n, 0.0) for pair in pairs) > tolerance)
+
+
+def _is_half(model: keras.Model) -> bool:
+    return model.compute_dtype in ("float16", "bfloat16")
 
 
 def _refuse_if_whole_runs(model: keras.Model, batch: Any, microbatches: int, error: Exception) -> None:
@@ -126,7 +139,7 @@ def _refuse_if_whole_runs(model: keras.Model, batch: Any, microbatches: int, err
 
 def _difference(model: keras.Model, pairs: list[_Compared], exact: bool) -> str:
     """Say in words how batches differ from their micro-batches; empty: they do not."""
-    half = model.compute_dtype in ("float16", "bfloat16")
+    half = _is_half(model)
     if pairs and min(pair.outputs_off for pair in pairs) > (_ROUNDING_OF_HALF if half else _ROUNDING):
         return "the outputs for two micro-batches in one are not those for each by itself"
     if not exact or not pairs:
@@ -159,7 +172,9 @@ def _compare(
     compared, finite = [], []
     for pair in pairs:
         with _set_to_one(of_both.closed_gates):
-            first, second = (of_part(part) for part in parts_of(pair, (rows, rows)))
+            part, other = parts_of(pair, (rows, rows))
+            first = of_part(part)
+            second = of_part(other, after=first)
             both, reversed_rows = of_both(pair), of_both(_reversed(pair))
         if all(seen.is_finite for seen in (first, second, both, reversed_rows)):
             compared.append(_compared(both, first, second, reversed_rows))
@@ -196,6 +211,7 @@ def _compared(both: Seen, first: Seen, second: Seen, reversed_rows: Seen) -> _Co
         (first.loss + second.loss) / 2,
         _gradients_off(both, first, second, reversed_rows),
         max((_off(a, b) for a, b in outputs), default=0.0),
+        {name: _off(both.results[name], said) for name, said in second.results.items()},
     )
 
 

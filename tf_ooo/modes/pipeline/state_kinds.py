@@ -26,11 +26,13 @@ class StateKinds:
     """States by path: how each follows from micro-batches, and those that do not.
 
     Of the latter ``used`` are those on which the loss or a gradient depends, now or in a later step.
+    ``metrics``: names of those that say of two micro-batches something else than of both in one.
     """
 
     kinds: Mapping[str, str] = field(default_factory=dict)
     unlike: tuple[str, ...] = ()
     used: tuple[str, ...] = ()
+    metrics: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -144,12 +144,15 @@ def _processor() -> str:
 
 
 def commit() -> str:
-    """Name the code's commit, with ``+`` if files were changed since."""
+    """Name the code's commit, with ``+`` if files were changed since; ``unknown`` without a repository."""
 
     def git(*arguments: str) -> str:
         where = str(Path(__file__).parent)
         done = subprocess.run(["git", "-C", where, *arguments], capture_output=True, text=True, check=True)
         return done.stdout.strip()
 
-    changed = git("status", "--porcelain", "--untracked-files=no")
-    return git("rev-parse", "--short=10", "HEAD") + ("+" if changed else "")
+    try:
+        changed = git("status", "--porcelain", "--untracked-files=no")
+        return git("rev-parse", "--short=10", "HEAD") + ("+" if changed else "")
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"

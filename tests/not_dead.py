@@ -88,3 +88,8 @@ measured_from
 take_turns
 weights_of
 MESH
+
+# Options that XLA inside JAX is given.
+num_partitions
+num_replicas
+env_option_overrides

@@ -6,7 +6,6 @@ import pytest
 import tensorflow as tf
 
 import tf_ooo
-from tf_ooo.bench.single import worker
 
 
 class Gpu:
@@ -28,12 +27,6 @@ def test_one_logical_gpu_with_a_priority(told):
     assert gpu is Gpu
     (made,) = configurations
     assert (made.memory_limit, made.experimental_priority) == (3 * 1024, -5)
-
-
-def test_the_benchmark_uses_it(told):
-    worker.set_priority(-3)
-    ((_, (made,)),) = told
-    assert made.experimental_priority == -3
 
 
 @pytest.mark.parametrize(
@@ -63,4 +56,3 @@ def test_without_a_gpu(monkeypatch):
     monkeypatch.setattr(tf.config, "list_physical_devices", lambda kind: [])
     with pytest.raises(tf_ooo.BackendError, match="sees no GPU"):
         tf_ooo.high_priority_main_stream(2**30)
-    worker.set_priority(-5)  # the benchmark's machinery runs without one

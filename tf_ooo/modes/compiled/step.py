@@ -165,10 +165,14 @@ class CompiledStep:
         self.has_run = True
         return self._trace.unpack(outputs)
 
+    def hlo(self, stage: str = "hlo") -> str:
+        """The text of the step before (``hlo``) or after (``optimized_hlo``) XLA's passes."""
+        return xla_functions.hlo_of(self._run, self.inputs.specs, stage)
+
     def needed_bytes(self, flags: tuple[str, ...] = ()) -> int:
         """Of all its buffers, compiled but not run.  BackendError where XLA cannot be asked."""
         with watched(flags) as watch:
-            xla_functions.hlo_of(self._run, self.inputs.specs, "optimized_hlo")
+            self.hlo("optimized_hlo")
         if watch.module is None or watch.module.total_bytes is None:
             raise BackendError("memory_limit_bytes cannot be kept: XLA does not say what the step needs")
         return watch.module.total_bytes

@@ -280,7 +280,7 @@ class TestBeginsLate:
 
 
 def test_on_one_cpu_device_nothing_is_compared_unless_asked():
-    """No model of ten had a gain there: ``tf-ooo bench single-cpu``."""
+    """No model of ten had a gain there: ``python -m benchmarks run one_cpu``."""
     callback, asked = tf_ooo.OOOBackprop(), tf_ooo.OOOBackprop(compare=True)
     fit(compiled(), callback, epochs=8)
     report = callback.report

@@ -5,11 +5,8 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
-from click.testing import CliRunner
 
 from grappler_passes.graph.training_graph import Layer, Op, OpKind, TrainingGraph, Variable
-from tf_ooo.bench.data_parallel.rows import DataParallelRun, rows_of, text_of
-from tf_ooo.cli import main
 from tf_ooo.costs.layer_costs import LayerCosts, Link
 from tf_ooo.modes.data_parallel.ordering import communication_edges
 from tf_ooo.modes.data_parallel.planned import TRIED, calibrated, clock_of, link_from, make_plan
@@ -169,45 +166,6 @@ def layer_that_sends(*ops):
 )
 def test_what_a_layer_sends(ops, workers, sent):
     assert sent_bytes(layer_that_sends(*ops), workers) == [sent]
-
-
-ASKED = DataParallelRun("mlp", [], 1000.0, 2, 0.5, 0, 4, 5)
-
-
-def test_rows_of_the_bench():
-    one = {"seconds": [0.3, 0.2, 0.25], "bits": 7}
-    planned = {"seconds": [0.2], "bits": 7, "schedule": "search", "predicted_step_s": 0.19, "reason": ""}
-    runs = {"horovod": one, "local": {"seconds": [0.1], "bits": 3}, "search": planned}
-    tuned = [one | {"seconds": [each_s], "knobs": {"CYCLE": str(each_s)}} for each_s in (0.3, 0.2)]
-    rows = rows_of({"configurations": runs, "communication_s": 0.15, "workers": 2}, ASKED, tuned)
-    assert [row["schedule"] for row in rows] == ["horovod", "search", "horovod_tuned"]
-    assert rows[2]["knobs"] == {"CYCLE": "0.2"}
-    assert rows[1]["speedup"] == pytest.approx(1.25)
-    assert rows[1]["bound_s"] == 0.15
-    assert rows[1]["bit_equal"]
-    assert rows[1]["strongest"] == "horovod_tuned"
-    assert rows[1]["over_strongest"] == pytest.approx(1.0)
-    assert "1.25x, predicted 190 ms" in text_of(rows[1])
-
-
-def test_what_reordering_alone_gains():
-    runs = {
-        name: {"seconds": [s], "bits": 1}
-        for name, s in {"horovod": 0.4, "horovod_k": 0.3, "k=0": 0.28, "search": 0.2}.items()
-    }
-    rows = rows_of({"configurations": runs, "communication_s": 0.1, "workers": 2}, ASKED)
-    last = rows[-1]
-    assert last["speedup"] == pytest.approx(2.0)
-    assert (last["strongest"], last["over_strongest"]) == ("horovod_k", pytest.approx(1.5))
-    assert last["reordering_alone"] == pytest.approx(1.4)
-    assert "reordering_alone" not in rows[1]
-    assert "1.50x horovod_k, 1.40x k=0" in text_of(last)
-
-
-def test_bench_is_a_command():
-    done = CliRunner().invoke(main, ["bench", "data-parallel", "--help"])
-    assert done.exit_code == 0
-    assert "--mbit" in done.output
 
 
 LAYERS = [LayerCosts(1.0, 1.0, 1.0, 0.1, weight_bytes=w) for w in (4, 3, 2, 1, 4)]

@@ -18,7 +18,7 @@ from tests.graph.layerpipe_fit import (
     places,
     updates_of,
 )
-from tests.zoo import KERAS_3, keras
+from tests.zoo import KERAS_3, keras, needs_keras_3
 from tf_ooo.costs.table import CostTable
 
 pytestmark = [pytest.mark.devices(4), pytest.mark.takes(20)]
@@ -110,8 +110,22 @@ def test_conditions_on_what_weights_compute():
     layers = [keras.layers.Flatten(), keras.layers.Dense(5), Gated(), keras.layers.Dense(2)]
     model = keras.Sequential([keras.Input((12, 12, 2)), *layers])
     model.compile("sgd", crossentropy(), jit_compile=False)
-    text = "no condition (tf.cond, ops.cond) on what weights compute"
+    text = "layer 'gated' (Gated) has a condition on tensors (tf.cond, ops.cond;"
     assert_refused(model, text, lambda: fitted(model, profiled()))
+
+
+@needs_keras_3  # that of Keras 2 fails in fit
+def test_a_layers_own_condition_on_its_weights():
+    """It was told to do without loss scaling, which it has not."""
+    spectral = keras.layers.SpectralNormalization(keras.layers.Conv2D(3, 3), name="spectral")
+    layers = [spectral, keras.layers.Flatten(), keras.layers.Dense(2)]
+    model = keras.Sequential([keras.Input((12, 12, 2)), *layers])
+    model.compile("sgd", crossentropy(), jit_compile=False)
+    text = "layer 'spectral' (SpectralNormalization) has a condition on tensors (tf.cond, ops.cond;"
+    assert_refused(model, text, lambda: fitted(model, profiled()))
+    with pytest.raises(tf_ooo.OOOError, match="leave that condition out") as raised:
+        fitted(model, profiled())
+    assert "loss scaling" not in str(raised.value)
 
 
 @pytest.mark.parametrize("options", [{"profile_steps": 0}, {"profile_steps": 1}])

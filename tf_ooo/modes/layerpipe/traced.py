@@ -294,8 +294,11 @@ def _loop_message(model: keras.Model, op: str, loops: bool) -> str:
     )
     if layer is None:
         return f"the step {hidden}: take it out of train_step, or {conditions}, or train on one device"
-    instead = "make recurrent layers with unroll=True" if loops else conditions
-    return (
-        f"layer {layer.name!r} ({type(layer).__name__}) {hidden}: {instead}, or train with mode='pipeline', "
-        "which runs it as one task"
-    )
+    title = f"layer {layer.name!r} ({type(layer).__name__})"
+    if not loops:
+        hidden = (
+            f"has a condition on tensors (tf.cond, ops.cond; op {op}) that decides by what weights compute, "
+            "or reads variables; mode='layerpipe' cannot give it the version of weights that a batch needs"
+        )
+    instead = "make recurrent layers with unroll=True" if loops else "leave that condition out"
+    return f"{title} {hidden}: {instead}, or train with mode='pipeline', which runs the layer as one task"

@@ -17,7 +17,7 @@ def cases(quick: bool) -> tuple[Case, ...]:
     size = (
         {"layers": 8, "width": 256, "limit_mb": 600}
         if quick
-        else {"layers": 16, "width": 1600, "limit_mb": 2950}
+        else {"layers": 12, "width": 1600, "limit_mb": 2300}
     )
     name = f"gpt2 of {size['layers']} layers, {size['width']} wide, {size['limit_mb']} MB for a worker"
     steps = 6 if quick else 8

@@ -4,15 +4,46 @@ from __future__ import annotations
 
 import functools
 import gzip
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from benchmarks.gpu.networks import CLASSES, NETWORKS
+from benchmarks.models import SEED, application, rnn
 
-_SEED = 1
+if TYPE_CHECKING:
+    import keras
 
+_CLASSES = 10
+
+
+def densenet(blocks: Sequence[int], growth: int, pixels: int, rows: int) -> keras.Model:
+    """Build DenseNet-BC (Huang et al. 2017) with any growth rate; that of Keras has 32 only."""
+    from keras import Input, Model, layers
+
+    def convolution(x: keras.KerasTensor, filters: int, kernel: int) -> keras.KerasTensor:
+        x = layers.ReLU()(layers.BatchNormalization(epsilon=1.001e-5)(x))
+        return layers.Conv2D(filters, kernel, padding="same", use_bias=False)(x)
+
+    inputs = Input((pixels, pixels, 3), batch_size=rows)
+    x = layers.Conv2D(2 * growth, 3, padding="same", use_bias=False)(inputs)
+    for number, count in enumerate(blocks):
+        for _ in range(count):
+            x = layers.Concatenate()([x, convolution(convolution(x, 4 * growth, 1), growth, 3)])
+        if number < len(blocks) - 1:
+            x = layers.AveragePooling2D(2)(convolution(x, x.shape[-1] // 2, 1))
+    x = layers.ReLU()(layers.BatchNormalization(epsilon=1.001e-5)(x))
+    return Model(inputs, layers.Dense(_CLASSES)(layers.GlobalAveragePooling2D()(x)))
+
+
+NETWORKS: dict[str, Callable[..., keras.Model]] = {
+    "densenet121-k12": functools.partial(densenet, (6, 12, 24, 16), 12, 32),
+    "mobilenetv3l": functools.partial(application, "MobileNetV3Large", 224),
+    "resnet50": functools.partial(application, "ResNet50", 224),
+    "densenet-small": functools.partial(densenet, (2, 2), 8, 16),
+    "rnn-small": functools.partial(rnn, 2, 32, 4, _CLASSES),
+}
 
 STOCK = "xla"
 # How dW are moved to side streams: arguments of the plan (None: the joint schedule), and of the rewrite.
@@ -47,13 +78,13 @@ def _compiled(network: str, batch: int) -> tuple[Any, tuple[Any, Any]]:
     import keras
     import tensorflow as tf
 
-    keras.utils.set_random_seed(_SEED)
+    keras.utils.set_random_seed(SEED)
     model = NETWORKS[network](rows=batch)
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile(keras.optimizers.SGD(0.01, momentum=0.9), loss)
     model.optimizer.build(model.trainable_variables)
     x = tf.random.normal((batch, *model.input_shape[1:]))
-    y = tf.random.uniform((batch,), 0, CLASSES, tf.int32)
+    y = tf.random.uniform((batch,), 0, _CLASSES, tf.int32)
     model.compute_loss(y=y, y_pred=model(x))
     return model, (x, y)
 

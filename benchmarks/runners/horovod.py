@@ -61,8 +61,7 @@ def run(case: Case) -> Measured:
         jobs = stack.enter_context(_jobs(case, group, inside, folder))
         job_of = {way.name: job for job in jobs for way in job.ways}
         local = next(way.name for way in case.ways if way.options["kind"] == LOCAL)
-        job_of[local].ask("make", local)
-        facts = job_of[local].ask("facts", local)
+        facts = job_of[local].ask("make", local)
         compute_s = statistics.median(job_of[local].ask("turn", local) for _ in range(_LOCAL_TURNS))
         mbit = _set_link(inside, asked["communication"], facts["gradient_bytes"], compute_s)
         for name, job in job_of.items():
@@ -133,18 +132,14 @@ def _set_link(
 class Job:
     """The ranks of one setting; where they may be stopped, they are while they are not asked anything."""
 
-    def __init__(
-        self,
-        ways: Sequence[Way],
-        start: Sequence[str],
-        environment: Mapping[str, str],
-        log: Path,
-        stops: bool,
-    ) -> None:
+    def __init__(self, ways: Sequence[Way], log: Path, stops: bool) -> None:
         self.ways, self._log, self._stops = ways, log, stops
         self.ranks: dict[int, tuple[Connection, int]] = {}  # by rank, with the process
-        with log.open("wb") as file:
-            self._launcher = subprocess.Popen(start, env=environment, stdout=file, stderr=file)
+
+    def start(self, start: Sequence[str], environment: Mapping[str, str]) -> None:
+        """Start the launcher."""
+        with self._log.open("wb") as log:
+            self._launcher = subprocess.Popen(start, env=environment, stdout=log, stderr=log)
 
     def ask(self, *message: str) -> Any:
         """Tell all ranks; return the first one's answer.
@@ -202,10 +197,9 @@ def _jobs(case: Case, group: str, inside: Sequence[str], folder: Path) -> Iterat
         for number, (knobs, ways) in enumerate(jobs_of(case).items()):
             told = Rank([way.name for way in ways], group, str(folder / "socket"), number, cluster)
             start = [*launch, *command("benchmarks.runners.horovod_rank", case, told)]
-            of_horovod = knobs != STRATEGY
-            given = own | _PATIENT | (json.loads(knobs) if of_horovod else {})
-            jobs.append(Job(ways, start, given, folder / f"log_{number}.txt", of_horovod))
-            stack.callback(jobs[-1].end)
+            jobs.append(job := Job(ways, folder / f"log_{number}.txt", knobs != STRATEGY))
+            job.start(start, own | _PATIENT | (json.loads(knobs) if knobs != STRATEGY else {}))
+            stack.callback(job.end)
         for _ in range(_WORKERS * len(jobs)):
             try:
                 accepted, _ = listener.accept()

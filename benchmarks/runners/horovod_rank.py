@@ -49,39 +49,32 @@ class Rank:
 def main(case: Case, told: Rank) -> None:
     """Answer until the process is ended."""
     ways = {way.name: way for way in case.ways if way.name in told.names}
-    rank, strategy = (
-        int(os.environ["HOROVOD_RANK"]),
-        STRATEGY in {way.options["kind"] for way in ways.values()},
-    )
+    kinds = {name: way.options["kind"] for name, way in ways.items()}
+    rank, strategy = int(os.environ["HOROVOD_RANK"]), STRATEGY in kinds.values()
     hvd = _confined(told, rank, strategy)
     import tensorflow as tf
 
     trainers: dict[str, Trainer] = {}
 
-    def lifted() -> contextlib.AbstractContextManager[None]:
-        return confine.lifted(told.group, rank)
-
-    def make(name: str) -> None:
-        with lifted():  # what is not measured need not take long
+    def make(name: str) -> dict[str, Any]:
+        with confine.lifted(told.group, rank):  # what is not measured need not take long
             trainers[name] = trainer = Trainer(case, ways[name], hvd, rank)
-        # Ours is planned from the times of its first steps.
-        with contextlib.nullcontext() if trainer.callback else lifted():
+            if trainer.callback is None:
+                trainer.warm_up()
+        if trainer.callback is not None:  # ours is planned from the times of its first steps
             trainer.warm_up()
         confine.run_first(confine.threads(_COMMUNICATING) if strategy else set())
+        return trainer.facts(hvd) if kinds[name] == LOCAL else {}
 
     def turn(name: str) -> float:
         if hvd is not None:
             hvd.allreduce(tf.zeros([1]), name="turn")
         return trainers[name].turn_s()
 
-    def facts(name: str) -> dict[str, Any]:
-        with lifted():
-            return trainers[name].facts(hvd)
-
     def end(name: str, path: str) -> dict[str, Any]:
         return trainers[name].end(path if rank == 0 else None)
 
-    tasks: dict[str, Callable[..., Any]] = {"make": make, "turn": turn, "facts": facts, "end": end}
+    tasks: dict[str, Callable[..., Any]] = {"make": make, "turn": turn, "end": end}
     benchmark = Client(told.socket, "AF_UNIX")  # is closed when the process has said why it ended
     benchmark.send((told.job, rank, os.getpid()))
     while True:
@@ -143,7 +136,6 @@ class Trainer:
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
         self.model.compile(optimizer, loss, jit_compile=False, steps_per_execution=together)
         self.callback: Any = None
-        self._train: Callable[[], list[float]]
         if kind == CALLBACK:
             import tf_ooo
 
@@ -151,10 +143,12 @@ class Trainer:
             self.callback = tf_ooo.OOOBackprop(**options)
         data = network.data(2 * self._steps * network.batch, SEED + rank)
         self._batch = tuple(part[: network.batch] for part in data)
-        if kind == STRATEGY:
-            self._train = _strategy_loop(self.model, data, network.batch, together)
-        else:
-            self._train = _fit(self.model, data, network.batch, [self.callback] if self.callback else [])
+        callbacks = [] if self.callback is None else [self.callback]
+        self._train = (
+            _strategy_loop(self.model, data, network.batch, together)
+            if kind == STRATEGY
+            else _fit(self.model, data, network.batch, callbacks)
+        )
         self._variables = [*self.model.variables, *optimizer.variables]
         self._first = [variable.numpy() for variable in self._variables]
 
@@ -182,13 +176,16 @@ class Trainer:
         with tf.GradientTape() as tape:
             loss = self.model.compute_loss(x, y, self.model(x, training=True))
         gradients = tape.gradient(loss, [variable.value for variable in self.model.trainable_variables])
-        # Of a table the rows of a batch are gathered.
-        floats = round(sum(
-            as_allreduce_bytes(int(tf.size(gradient.values)), hvd.size())
-            if isinstance(gradient, tf.IndexedSlices) else int(tf.size(gradient))
-            for gradient in gradients
-        ))  # fmt: skip
-        return {"gradient_bytes": 4 * floats, "weights": self.model.count_params(), "batch_rows": len(x)}
+        floats = 0.0
+        for gradient in gradients:  # of a table, the rows of a batch are gathered
+            of_rows = isinstance(gradient, tf.IndexedSlices)
+            size = int(tf.size(gradient.values if of_rows else gradient))
+            floats += as_allreduce_bytes(size, hvd.size()) if of_rows else size
+        return {
+            "gradient_bytes": round(4 * floats),
+            "weights": self.model.count_params(),
+            "batch_rows": len(x),
+        }
 
     def end(self, path: str | None) -> dict[str, Any]:
         """Save the weights where a path is given; return their check sum and what was planned."""

@@ -14,7 +14,7 @@ pytestmark = needs_xla_streams
 @pytest.fixture(scope="module")
 def step():
     """The smallest network and its batch."""
-    return export_hlo._compiled("lstm-small", 2)
+    return export_hlo._compiled("rnn-small", 2)
 
 
 @pytest.mark.parametrize("way", export_hlo.WAYS)

@@ -66,7 +66,8 @@ def _state(process: int) -> str:
 def job(tmp_path):
     """A job of one rank, a Python that sleeps and whose answers this test writes."""
     sleeps = [sys.executable, "-c", "import time; print('it printed this', flush=True); time.sleep(100)"]
-    made = horovod.Job([], sleeps, {}, tmp_path / "log.txt", stops=True)
+    made = horovod.Job([], tmp_path / "log.txt", stops=True)
+    made.start(sleeps, {})
     ours, theirs = socket.socketpair()
     made.ranks[0] = Connection(ours.detach()), made._launcher.pid
     yield made, Connection(theirs.detach())

@@ -59,7 +59,7 @@ def cases(quick: bool) -> tuple[Case, ...]:
         few = (
             case("gpt", 4, 5, 8, 4),
             case("unet", 4, 5, 8, 4),
-            case("equal", 4, 5, 16, 8),
+            case("equal", 4, 5, 8, 8),
             case("equal", 4, 20, 8, 4, processes=True),
         )
         return tuple(replace(one, turns=_QUICK_TURNS) for one in few)

@@ -71,7 +71,7 @@ class Run:
     """The steps of one way; the first of them makes the plan."""
 
     def __init__(self, options: Pipeline, table: CostTable, known: tuple[Step, CostTable] | None) -> None:
-        self.model, self.steps, self.observed = model_of(table), 0, Observed()
+        self.model, self.steps = model_of(table), 0
         self.mode = PipelineMode(options)
         self.mode.planned_from = known  # the same model's: no other step has to be traced
         self._fit = FitLife(self.mode)
@@ -81,7 +81,8 @@ class Run:
         self.report = self._fit.report
         while self.report.rewritten_graph is None or self.report.planned is None:
             self.step_s()
-        self.schedule, self._tasks = self.report.planned, tasks_of(self.report.rewritten_graph)
+        self.schedule = self.report.planned
+        self.observed = Observed(self.schedule, tasks_of(self.report.rewritten_graph))
 
     def step_s(self) -> float:
         """Run a step until its loss is there, and return its seconds."""
@@ -94,7 +95,7 @@ class Run:
         """Run a step, look at its log, and return its seconds."""
         log.new()
         took_s = self.step_s()
-        self.observed.add(took_s, self.schedule, self._tasks, log.new())
+        self.observed.add(took_s, log.new())
         return took_s
 
     def end(self, steps: int) -> list[np.ndarray]:
@@ -149,8 +150,6 @@ def measured(case: Case) -> Measured:
     log.wait(1)
     steps = {name: partial(run.observed_step_s, log) for name, run in runs.items()}
     take_turns(steps, 1)
-    for run in runs.values():
-        run.observed = Observed()
     turns = take_turns(steps, case.turns)
     log.wait(0)
     count = max(run.steps for run in runs.values())

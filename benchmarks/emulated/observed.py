@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -17,74 +16,67 @@ _Part = tuple[str, int, int]
 _LEAST_S = 1e-6
 
 
-@dataclass
 class Observed:
-    """What was seen in all steps so far.
+    """What was seen in all steps of a schedule so far; ``tasks``: of each op, by its name.
 
     Attributes:
-        task_s: from the end of a task to the start of the next one on its device.
-        message_s: from the end of a task to the start of one on another device that waited for it.
-        step_s: of each step, all but the time from its first task to the end of its last one.
+        gaps_s: ``task``: from the end of a task to the start of the next one on its device; ``message``: to
+            the start of one on another device that waited for it; ``step``: all of a step but the time from
+            its first task's start to its last one's end.
         violations: tasks that began before the one in front of them had ended, records of no task, and
             devices that ran another's tasks.
         pairs: neighbours that were looked at.
     """
 
-    task_s: list[float] = field(default_factory=list)
-    message_s: list[float] = field(default_factory=list)
-    step_s: list[float] = field(default_factory=list)
-    violations: int = 0
-    pairs: int = 0
+    def __init__(self, schedule: Schedule, tasks: Mapping[str, Task]) -> None:
+        self._fused = schedule.fused_backward
+        self._lanes = [dict.fromkeys(map(self._part, lane)) for lane in schedule.lanes.values()]
+        self._lane_of = {part: number for number, lane in enumerate(self._lanes) for part in lane}
+        self._part_of = {name.encode()[1 - NAME_BYTES :]: self._part(task) for name, task in tasks.items()}
+        self.gaps_s: dict[str, list[float]] = {"task": [], "message": [], "step": []}
+        self.violations = self.pairs = 0
 
-    def add(self, took_s: float, schedule: Schedule, tasks: Mapping[str, Task], records: np.ndarray) -> None:
-        """Look at the records of one step; ``tasks``: of each op, by its name."""
-        self.step_s.append(took_s - float(records["end"].max() - records["start"].min()))
-        known = {name.encode()[1 - NAME_BYTES :]: _part(task, schedule) for name, task in tasks.items()}
-        self.violations += sum(record["name"] not in known for record in records)
+    def _part(self, task: Task) -> _Part:
+        fused = self._fused and task.kind in ("dO", "dW")
+        return "B" if fused else task.kind, task.stage, task.microbatch
+
+    def add(self, took_s: float, records: np.ndarray) -> None:
+        """Look at the records of one step, which took so long."""
+        self.gaps_s["step"].append(took_s - float(records["end"].max() - records["start"].min()))
         spans: dict[_Part, tuple[float, float]] = {}
-        lane_of = {_part(task, schedule): lane for lane, tasks in schedule.lanes.items() for task in tasks}
         places = set()
-        for record in records:
-            part = known.get(record["name"])
-            if part is not None:
-                start, end = spans.get(part, (np.inf, 0.0))
-                spans[part] = min(start, float(record["start"])), max(end, float(record["end"]))
-                places.add((lane_of[part], record["device"]))
-        self.violations += len(places) - len(schedule.lanes)
-        for lane in schedule.lanes.values():
-            parts = [part for part in dict.fromkeys(_part(task, schedule) for task in lane) if part in spans]
-            for before, part in zip([None, *parts], parts, strict=False):
-                self._look_at(part, before and spans[before][1], lane_of, spans)
+        for _, began, ended, device, name in records.tolist():
+            part = self._part_of.get(name)
+            if part is None:
+                self.violations += 1
+                continue
+            start, end = spans.get(part, (began, ended))
+            spans[part] = min(start, began), max(end, ended)
+            places.add((self._lane_of[part], device))
+        self.violations += len(places) - len({lane for lane, _ in places})
+        for lane in self._lanes:
+            before_s = 0.0
+            for part in lane:
+                if part in spans:  # nothing waits in others
+                    self._look_at(part, before_s, spans)
+                    before_s = spans[part][1]
 
-    def _look_at(
-        self,
-        part: _Part,
-        before_s: float | None,
-        lane_of: Mapping[_Part, object],
-        spans: Mapping[_Part, tuple[float, float]],
-    ) -> None:
-        kind, stage, microbatch = part
-        start_s, source = spans[part][0], (kind, stage + (-1 if kind == "F" else 1), microbatch)
-        waits = kind != "dW" and source in spans and lane_of[source] != lane_of[part]
-        if before_s is not None:
+    def _look_at(self, part: _Part, before_s: float, spans: Mapping[_Part, tuple[float, float]]) -> None:
+        (kind, stage, microbatch), start_s = part, spans[part][0]
+        source = kind, stage + (-1 if kind == "F" else 1), microbatch
+        far = kind != "dW" and source in spans and self._lane_of[source] != self._lane_of[part]
+        sent_s = spans[source][1] if far else 0.0
+        if before_s:
             self.pairs += 1
             self.violations += start_s < before_s - _LEAST_S
-        if waits and (before_s is None or spans[source][1] > before_s):
-            self.message_s.append(start_s - spans[source][1])
-        elif before_s is not None:
-            self.task_s.append(start_s - before_s)
+        if max(sent_s, before_s):
+            self.gaps_s["message" if sent_s > before_s else "task"].append(start_s - max(sent_s, before_s))
 
     def to_dict(self) -> dict[str, Any]:
         """Return medians and 90th percentiles in microseconds, as JSON."""
-        rows = {"task": self.task_s, "message": self.message_s, "step": self.step_s}
-        said = {
-            f"per_{name}_us": [round(float(value) * 1e6, 1) for value in np.percentile(seconds, [50, 90])]
-            for name, seconds in rows.items()
-            if seconds
+        gaps = {
+            f"per_{name}_us": [round(float(value) * 1e6, 1) for value in np.percentile(gaps_s, [50, 90])]
+            for name, gaps_s in self.gaps_s.items()
+            if gaps_s
         }
-        return {**said, "violations": int(self.violations), "pairs": self.pairs}
-
-
-def _part(task: Task, schedule: Schedule) -> _Part:
-    fused = schedule.fused_backward and task.kind in ("dO", "dW")
-    return "B" if fused else task.kind, task.stage, task.microbatch
+        return {**gaps, "violations": int(self.violations), "pairs": self.pairs}

@@ -92,17 +92,26 @@ def two_devices(**changes):
     return Schedule("pipeline", "by_hand", lanes, microbatches=2, **changes)
 
 
+def observed(log, **changes):
+    schedule = two_devices(**changes)
+    seen = Observed(schedule, {name_of(task): task for task in schedule.tasks})
+    seen.add(6.0, log)
+    return seen
+
+
 def test_gaps_are_of_tasks_of_messages_or_of_the_step():
-    tasks = {name_of(task): task for task in two_devices().tasks}
-    observed = Observed()
     log = records(
         ("F:0@0", "a", 1.0, 2.0), ("F:0@1", "a", 2.125, 3.0), ("F:1@0", "b", 2.25, 3.0),
         ("dO:1@0", "b", 3.5, 4.0), ("dO:0@0", "a", 5.0, 6.0),
     )  # fmt: skip
-    observed.add(6.0, two_devices(), tasks, log)
-    assert (observed.task_s, observed.message_s, observed.step_s) == ([0.125, 0.5], [1.0, 0.25], [1.0])
-    assert (observed.violations, observed.pairs) == (0, 3)
-    assert observed.to_dict()["per_message_us"][0] == 625_000.0
+    seen = observed(log)
+    assert {kind: sorted(gaps_s) for kind, gaps_s in seen.gaps_s.items()} == {
+        "task": [0.125, 0.5],
+        "message": [0.25, 1.0],
+        "step": [1.0],
+    }
+    assert (seen.violations, seen.pairs) == (0, 3)
+    assert seen.to_dict()["per_message_us"][0] == 625_000.0
 
 
 @pytest.mark.parametrize(
@@ -115,23 +124,18 @@ def test_gaps_are_of_tasks_of_messages_or_of_the_step():
     ],
 )
 def test_violations(changed, violations):
-    tasks = {name_of(task): task for task in two_devices().tasks}
-    observed = Observed()
     log = records(("F:0@0", "a", 1.0, 2.0), changed, ("F:1@0", "b", 2.0, 3.0))
-    observed.add(3.0, two_devices(), tasks, log)
-    assert observed.violations == violations
+    assert observed(log).violations == violations
 
 
 def test_a_fused_backward_pass_is_one_task():
-    tasks = {name_of(task): task for task in two_devices().tasks}
-    observed = Observed()
     log = records(
-        ("F:0@0", "a", 0.0, 1.0), ("F:1@0", "b", 1.0, 2.0), ("dW:1@0", "b", 2.0, 3.0),
-        ("dO:1@0", "b", 3.0, 4.0), ("dO:0@0", "a", 4.5, 5.0),
+        ("F:0@0", "a", 1.0, 2.0), ("F:1@0", "b", 2.0, 3.0), ("dW:1@0", "b", 3.0, 4.0),
+        ("dO:1@0", "b", 4.0, 5.0), ("dO:0@0", "a", 5.5, 6.0),
     )  # fmt: skip
-    observed.add(5.0, two_devices(fused_backward=True), tasks, log)
-    assert observed.violations == 0
-    assert sorted(observed.message_s) == [0.0, 0.5]
+    seen = observed(log, fused_backward=True)
+    assert seen.violations == 0
+    assert sorted(seen.gaps_s["message"]) == [0.0, 0.5]
 
 
 def test_cases():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import tempfile
 import time
-import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
@@ -12,15 +11,15 @@ from os import environ
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
 from benchmarks import torch_orders
-from benchmarks.case import Case, Measured, Way, WayRun
+from benchmarks.case import Case, Measured, WayRun
 from benchmarks.emulated.costs import costs_of
 from benchmarks.emulated.layer import batches_of, model_of
 from benchmarks.emulated.observed import Observed
 from benchmarks.emulated.waiting import LOG, Log, prefer
+from benchmarks.models import check_sum, largest_difference, weights_of
 from benchmarks.processes import end_with, requests
 from benchmarks.turns import take_turns
 from tf_ooo import Link, Pipeline
@@ -98,12 +97,11 @@ class Run:
         self.observed.add(took_s, log.new())
         return took_s
 
-    def end(self, steps: int) -> list[np.ndarray]:
-        """Go on to so many steps, and return the trained weights."""
+    def end(self, steps: int) -> None:
+        """Go on to so many steps, and put the model back together."""
         while self.steps < steps:
             self.step_s()
         self._fit.finish()
-        return _weights(self.model)
 
 
 def runs_of(case: Case, table: CostTable) -> tuple[dict[str, Run], dict[str, str]]:
@@ -153,46 +151,31 @@ def measured(case: Case) -> Measured:
     turns = take_turns(steps, case.turns)
     log.wait(0)
     count = max(run.steps for run in runs.values())
-    model = model_of(table)
-    model.fit(batches_of(parameters["microbatches"]), steps_per_epoch=count, verbose=0)
-    stock = _weights(model)
-    ways = {
-        way.name: _way_run(way, runs[way.name], turns[way.name], table, runs[way.name].end(count), stock)
-        for way in case.ways
-        if way.name in runs
-    }
-    about = {"weights": sum(weight.size for weight in stock), "steps": count, "preferred": preferred}
-    return Measured(ways, _bits(stock), about=about, not_run=not_run)
+    stock = model_of(table)
+    stock.fit(batches_of(parameters["microbatches"]), steps_per_epoch=count, verbose=0)
+    weights = weights_of(stock)
+    ways = {}
+    for name, run in runs.items():
+        run.end(count)
+        far = largest_difference(weights_of(run.model), weights)
+        ways[name] = WayRun(
+            turns[name], run.report.predicted_step_s, check_sum(run.model), far, _about(run, table)
+        )
+    about = {"weights": sum(weight.size for weight in weights), "steps": count, "preferred": preferred}
+    return Measured(ways, check_sum(stock), about=about, not_run=not_run)
 
 
-def _way_run(
-    way: Way,
-    run: Run,
-    turns_s: list[float],
-    table: CostTable,
-    weights: list[np.ndarray],
-    stock: list[np.ndarray],
-) -> WayRun:
+def _about(run: Run, table: CostTable) -> dict[str, Any]:
     schedule = run.schedule
     stages = merged(table.layers, schedule.stages, schedule.microbatches)
-    about = {
+    return {
         "schedule": schedule.policy,
-        "chunks": len(schedule.stages) / schedule.devices,
+        "chunks": len(schedule.stages) // schedule.devices,
         "fused": schedule.fused_backward,
-        "simulated_s": step_s_of(replace(schedule, stages=()), stages, Link()),
+        "simulated_s": step_s_of(replace(schedule, stages=()), stages, Link()),  # with no time in between
         **run.observed.to_dict(),
-        **({"order": schedule.to_text()} if "auto" in way.options else {}),
+        **({"order": schedule.to_text()} if run.mode.options.schedule == "auto" else {}),
     }
-    far = max(float(np.abs(a - b).max() / np.abs(b).max()) for a, b in zip(weights, stock, strict=True))
-    return WayRun(turns_s, run.report.predicted_step_s, _bits(weights), far, about)
-
-
-def _weights(model: Any) -> list[np.ndarray]:
-    return [variable.numpy() for variable in model.trainable_variables]
-
-
-def _bits(weights: list[np.ndarray]) -> int:
-    return zlib.crc32(b"".join(weight.tobytes() for weight in weights))
 
 
 def main() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import socket
 import subprocess
 import sys
 import tempfile
@@ -15,6 +14,7 @@ from pathlib import Path
 from benchmarks.case import Case, Measured
 from benchmarks.emulated import waiting
 from benchmarks.processes import command, measured_from, quiet, result_of
+from tf_ooo.hosts.addresses import free_ports
 
 _MOST_S = 1800
 
@@ -41,25 +41,11 @@ def run(case: Case) -> Measured:
 @contextlib.contextmanager
 def _workers(count: int, environment: Mapping[str, str]) -> Iterator[str]:
     """Their addresses; they end with the context."""
-    cluster = ",".join(f"127.0.0.1:{port}" for port in _free_ports(count))
+    cluster = ",".join(f"127.0.0.1:{port}" for port in free_ports(count))
     start = [sys.executable, "-m", "benchmarks.emulated.worker", cluster]
-    workers = [
-        subprocess.Popen(
-            [*start, str(task)], env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-        )
-        for task in range(count)
-    ]
-    try:
-        yield cluster
-    finally:
-        for worker in workers:
-            worker.kill()
-            worker.wait()
-
-
-def _free_ports(count: int) -> list[int]:
     with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for listening in sockets:
-            listening.bind(("127.0.0.1", 0))
-        return [listening.getsockname()[1] for listening in sockets]
+        for task in range(count):
+            worker = subprocess.Popen([*start, str(task)], env=environment, stdout=subprocess.DEVNULL)
+            stack.callback(worker.wait)
+            stack.callback(worker.kill)
+        yield cluster

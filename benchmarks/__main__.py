@@ -15,6 +15,8 @@ from benchmarks.case import Case, Runner
 from benchmarks.cases import SUITES, cases_of
 from benchmarks.gains import compared
 from benchmarks.kept import ROWS, Row, read, rows_of, write
+from benchmarks.paper.command import paper
+from benchmarks.planner import planner
 from benchmarks.processes import BenchmarkError, end_cleanly
 
 ALL = "all"
@@ -52,7 +54,7 @@ def run(what: str, quick: bool, only: tuple[str, ...], turns: int | None, folder
     for number, (suite, case) in enumerate(chosen, 1):
         click.echo(f"{suite}, {number} of {len(chosen)}: {case.name}")
         try:
-            _run(suite, case, turns, folder)
+            run_case(suite, case, turns, folder)
         except BenchmarkError as error:
             click.echo(f"    failed: {error}")
             failed.append(case.name)
@@ -60,7 +62,7 @@ def run(what: str, quick: bool, only: tuple[str, ...], turns: int | None, folder
         raise click.ClickException(f"failed: {', '.join(failed)}")
 
 
-def _run(suite: str, case: Case, turns: int | None, folder: Path) -> None:
+def run_case(suite: str, case: Case, turns: int | None, folder: Path) -> None:
     """Run one case, keep its rows and print them."""
     runner: Runner = importlib.import_module(f"benchmarks.runners.{case.runner}")
     reason = runner.why_not(case)
@@ -121,6 +123,10 @@ def lines_of(rows: list[Row]) -> list[str]:
             f"{of.gain.verdict}"
         )
     return lines
+
+
+main.add_command(paper)
+main.add_command(planner)
 
 
 if __name__ == "__main__":

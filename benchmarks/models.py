@@ -6,15 +6,17 @@ A function that builds one takes ``rows``, the size of a batch where the graph i
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 if TYPE_CHECKING:
     import keras
+
+    from benchmarks.paper.scripts import ScriptNetwork
 
 SEED = 1
 
@@ -46,6 +48,21 @@ class Network:
             x = random.integers(0, self.tokens, size).astype("int32")
         return x, random.integers(0, self.classes, (rows, *self.labels))
 
+    def optimizer(self, momentum: float = 0.0) -> keras.Optimizer:
+        """Return SGD at rate 0.01."""
+        import keras
+
+        return keras.optimizers.SGD(0.01, momentum)
+
+
+def network_of(parameters: Mapping[str, Any], table: Mapping[str, Network]) -> Network | ScriptNetwork:
+    """Return the network of a case: its ``model`` in a table, or that of its ``script`` of examples/paper."""
+    if "script" in parameters:
+        from benchmarks.paper.scripts import ScriptNetwork
+
+        return ScriptNetwork(**parameters["script"])
+    return table[parameters["model"]]
+
 
 class Workload(NamedTuple):
     """A compiled model and one batch of data for it."""
@@ -55,11 +72,13 @@ class Workload(NamedTuple):
     y: np.ndarray
 
 
-def make(network: Network, microbatches: int = 1, optimizer: keras.Optimizer | None = None) -> Workload:
+def make(
+    network: Network | ScriptNetwork, microbatches: int = 1, optimizer: keras.Optimizer | None = None
+) -> Workload:
     """Make the same weights and data every time, with a batch of so many times the network's rows.
 
     Args:
-        optimizer: default is SGD at rate 0.01.
+        optimizer: default is the network's own.
     """
     import keras
 
@@ -69,7 +88,7 @@ def make(network: Network, microbatches: int = 1, optimizer: keras.Optimizer | N
     rows = network.batch * microbatches
     model = network.build(rows=rows)
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    model.compile(optimizer or keras.optimizers.SGD(0.01), loss, jit_compile=False)
+    model.compile(optimizer or network.optimizer(), loss, jit_compile=False)
     return Workload(model, *network.data(rows))
 
 

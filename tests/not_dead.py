@@ -80,6 +80,7 @@ sections
 list_
 all_
 why_
+run_
 
 # Of the benchmarks, which their suites use.
 NOBODY

@@ -17,7 +17,7 @@ import numpy as np
 
 from benchmarks.case import Case, Way
 from benchmarks.machine import confine
-from benchmarks.models import DATA_PARALLEL, SEED, check_sum, weights_of
+from benchmarks.models import DATA_PARALLEL, SEED, check_sum, network_of, weights_of
 from benchmarks.processes import requests
 from tf_ooo.costs.communication import as_allreduce_bytes
 
@@ -122,12 +122,12 @@ class Trainer:
     def __init__(self, case: Case, way: Way, hvd: Any, rank: int) -> None:
         import keras
 
-        network = DATA_PARALLEL[case.parameters["model"]]
+        network = network_of(case.parameters, DATA_PARALLEL)
         kind, self._steps = way.options["kind"], int(case.parameters["steps"])
         together = self._steps if way.options["together"] else 1
         keras.utils.set_random_seed(SEED)
         with _strategy().scope() if kind == STRATEGY else contextlib.nullcontext():
-            self.model, optimizer = network.build(), keras.optimizers.SGD(0.01, momentum=0.9)
+            self.model, optimizer = network.build(), network.optimizer(momentum=0.9)
             optimizer.build(self.model.trainable_variables)
         if kind == TAPE:
             self.model = _taped(hvd)(self.model.inputs, self.model.outputs)

@@ -7,7 +7,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.case import Case, Measured, WayRun
-from benchmarks.models import ONE_CPU, Workload, check_sum, largest_difference, make, weights_of
+from benchmarks.models import ONE_CPU, Workload, check_sum, largest_difference, make, network_of, weights_of
 from benchmarks.processes import command, end_with, measured_from, quiet, requests, result_of
 from benchmarks.turns import take_turns
 
@@ -30,7 +30,7 @@ def run(case: Case) -> Measured:
 
 def measure(case: Case) -> Measured:
     """Run all ways in this process; the first is stock ``fit``."""
-    network, steps = ONE_CPU[case.parameters["model"]], case.parameters["steps"]
+    network, steps = network_of(case.parameters, ONE_CPU), case.parameters["steps"]
     workloads = {way.name: make(network) for way in case.ways}
     callbacks = {way.name: _callback(way.options) for way in case.ways}
     fits = {

@@ -22,8 +22,8 @@ _MARKS = re.compile("_START_[A-Z]+_|_NEWLINE_")
 _FOLLOWED = 0.9  # of the generated words
 
 
-def images(source, count, pixels, classes, seed=0):
-    """Images of shape (count, pixels, pixels, 3), with their classes.
+def images(source, count, pixels, classes, seed=0, channels="last"):
+    """Images of shape (count, pixels, pixels, 3), or with their channels first, and their classes.
 
     Each channel has mean 0 and standard deviation 1, of these images together.
 
@@ -48,7 +48,8 @@ def images(source, count, pixels, classes, seed=0):
     places = np.arange(pixels) * x.shape[1] // pixels
     said = {"real": "CIFAR-100" if pixels <= 32 else "ImageNet", "shipped": "scikit-learn's digits"}
     print(f"data: {source}{', ' + said[source] if source in said else ''}; {count} images of {pixels} pixels")
-    return _standardized(x)[:, places][:, :, places], y.astype("int32")
+    x = _standardized(x)[:, places][:, :, places]
+    return x if channels == "last" else x.transpose(0, 3, 1, 2), y.astype("int32")
 
 
 def pairs(source, count, length, vocabulary, seed=0):

@@ -2,11 +2,12 @@
 
 import argparse
 import ast
+import contextlib
+import math
 
 import keras
 import tensorflow as tf
 
-from tf_ooo.bench.shared.scripts import check_kind
 from tf_ooo.modes import data_parallel
 
 MODES = ("single_device", "data_parallel", "pipeline")
@@ -42,12 +43,12 @@ def asked_for(description, sizes, check=None):
         said = f"{_MEANT.get(name, '')}default: {sizes['tiny'].get(name)}, if tiny"
         parser.add_argument(f"--{name}", type=_value, help=said)
     of = parser.parse_args()
-    for name, value in sizes[of.size].items():
-        if getattr(of, name) is None:
-            setattr(of, name, value)
+    given = {name: getattr(of, name) for size in sizes.values() for name in size}
     try:
-        for name, usual in {**_COUNTS, **sizes[of.size]}.items():
+        for name, usual in _COUNTS.items():
             check_kind(name, getattr(of, name), usual)
+        set_here = {name: value for name, value in given.items() if value is not None}
+        vars(of).update(changed(sizes, of.size, set_here))
         if check:
             check(of)
     except ValueError as error:
@@ -66,6 +67,71 @@ def asked_for(description, sizes, check=None):
         of.shard = data_parallel.shard
     of.rows_of_epoch = of.steps * of.rows_of_step * workers
     return of
+
+
+def adam_w(rate, steps=10_000):
+    """BERT's optimizer, as the authors have it (expr/pipe_par/.../optimization.py, commit 0beb419).
+
+    The rate falls linearly to nothing in so many steps, gradients are clipped to a norm of 1 together, and
+    weights decay by 0.01, but not those of normalizations, nor biases.
+    """
+    decay = keras.optimizers.schedules.PolynomialDecay(rate, steps, end_learning_rate=0.0)
+    adam = keras.optimizers.AdamW(decay, weight_decay=0.01, epsilon=1e-6, global_clipnorm=1.0)
+    adam.exclude_from_weight_decay(var_names=["gamma", "beta", "bias"])
+    return adam
+
+
+def check_channels(of):
+    """ValueError unless a setting says where the channels of images are."""
+    if of.channels not in ("first", "last"):
+        raise ValueError(f"channels={of.channels!r}: expected first or last")
+
+
+@contextlib.contextmanager
+def channels(of):
+    """Layers that are made meanwhile have channels where the setting says; their axis, an image's shape.
+
+    Raises:
+        ValueError: channels are first, which convolutions on a CPU do not take.
+    """
+    if of.channels == "first" and not tf.config.list_physical_devices("GPU"):
+        raise ValueError("channels=first takes a GPU: on a CPU, convolutions take channels=last only")
+    usual = keras.config.image_data_format()
+    keras.config.set_image_data_format(f"channels_{of.channels}")
+    sides = (of.pixels, of.pixels)
+    try:
+        yield (1, (3, *sides)) if of.channels == "first" else (-1, (*sides, 3))
+    finally:
+        keras.config.set_image_data_format(usual)
+
+
+def changed(sizes, size, settings):
+    """The settings of a size, some of them changed.
+
+    Raises:
+        ValueError: there is no such size or setting, or a value is of another kind than the usual one.
+    """
+    if size not in sizes:
+        raise ValueError(f"there is no size {size!r}; there are {', '.join(sizes)}")
+    usual = sizes[size]
+    for name, value in settings.items():
+        if name not in usual:
+            raise ValueError(f"there is no {name!r}; there are {', '.join(sorted(usual))}")
+        check_kind(name, value, usual[name])
+    return {**usual, **settings}
+
+
+def check_kind(name, value, usual):
+    """ValueError unless a setting is a number above 0 or a word, as the usual one is."""
+    if isinstance(usual, str):
+        kind, fits = "a word", isinstance(value, str)
+    elif isinstance(usual, int):
+        kind = "a whole number above 0"
+        fits = isinstance(value, int) and not isinstance(value, bool) and value > 0
+    else:
+        kind, fits = "a number above 0", isinstance(value, (int, float)) and 0 < value < math.inf
+    if not fits:
+        raise ValueError(f"{name}={value!r:.80}: expected {kind}")
 
 
 def _value(text):

@@ -1,73 +1,103 @@
-"""Some of the paper's networks, built and measured as ``tf-ooo paper run`` does."""
+"""Networks of the paper, measured as ``benchmarks paper run`` does, and trained by their scripts."""
 
 from __future__ import annotations
 
-from pathlib import Path
+import sys
+from dataclasses import replace
+from unittest import mock
 
-import numpy as np
 import pytest
 import tensorflow as tf
 
-from tf_ooo.bench.paper import measured
-from tf_ooo.bench.paper.measured import Asked, Effort, rows
-from tf_ooo.bench.paper.networks import NETWORKS, PIPELINE, SINGLE
-from tf_ooo.bench.shared import confine, scripts
-from tf_ooo.bench.shared.scripts import ScriptNetwork
-from tf_ooo.bench.shared.workloads import make
+from benchmarks.paper.command import case_of
+from benchmarks.paper.networks import NETWORKS
+from benchmarks.paper.scripts import ScriptNetwork, loaded
+from benchmarks.runners import one_process
+from tf_ooo.modes import data_parallel
 
-pytestmark = pytest.mark.takes(180)
-
-EXAMPLES = Path(__file__).parents[2] / "examples/paper"
+pytestmark = pytest.mark.takes(120)
 
 
-@pytest.mark.timeout(600)
-@pytest.mark.parametrize(
-    ("name", "settings"),
-    [
-        ("feed_forward", {"width": 64}),
-        ("bert12", {"task": "finetune", "layers": 1}),
-        ("rnn16", {"layers": 3}),
-    ],
-)
-def test_stock_and_rewritten_steps_end_with_the_same_bits(name, settings):
-    (row,) = rows(Asked(NETWORKS[name], "tiny", "generated", EXAMPLES, settings), SINGLE)
-    assert row["bit_equal"]
-    assert row["losses"][1] < row["losses"][0]
-    assert row["settings"].items() >= settings.items()
-    assert row["data"].startswith("generated")
-
-
-@pytest.mark.timeout(600)
-def test_a_pipeline_is_measured_or_says_why_not(monkeypatch, capsys):
-    monkeypatch.setitem(measured.EFFORTS, "tiny", Effort(2, 1, 1, 2, 2))
-    settings = {"layers": 4, "width": 64, "batch": 8}
-    of_schedules = rows(Asked(NETWORKS["feed_forward"], "tiny", "generated", EXAMPLES, settings), PIPELINE)
-    reason = confine.why_not(with_link=False)
-    if reason:
-        assert not of_schedules
-        assert f"skipped: {reason}" in capsys.readouterr().out
-        return
-    assert [row["schedule"] for row in of_schedules] == ["gpipe", "fast_forward", "modulo", "zb_h1"]
-    for row in of_schedules:
-        assert row["bit_equal"]
-        assert (row["devices"], row["microbatches"], row["mode"]) == (2, 2, PIPELINE)
-        assert row["planned_step_s"] > 0
-        assert row["settings"].items() >= settings.items()
+@pytest.mark.timeout(300)
+def test_a_script_is_measured_in_turns_with_stock():
+    case = case_of(NETWORKS["mobilenet_v3_large"], "tiny", {"pixels": 32, "batch": 2})
+    case = replace(case, parameters={**case.parameters, "steps": 2}, ways=case.ways[:3], turns=1)
+    assert not one_process.why_not(case)
+    measured = one_process.run(case)
+    assert set(measured.ways) == {way.name for way in case.ways}
+    assert {run.bits for run in measured.ways.values() if run.bits is not None} == {measured.stock_bits}
 
 
 @pytest.mark.devices(2)
 def test_data_are_prepared_where_the_model_is_not(monkeypatch):
-    """The pipeline benchmark makes models on workers, whose share of the CPU is for training."""
+    """Workers have a share of the CPU for training."""
     devices = []
 
     def data(of, rows, seed):
         devices.append(tf.identity(1.0).device)
-        return np.zeros((rows, 3 * 4**2), "float32"), np.zeros(rows, "int32")
+        return [], []
 
-    of = ScriptNetwork(str(EXAMPLES / "feed_forward.py"), "tiny", "generated", {"layers": 1, "pixels": 4})
-    monkeypatch.setattr(scripts.loaded(of.script), "data", data)
+    of = ScriptNetwork("feed_forward", "tiny", {"layers": 1, "pixels": 4}, "generated")
+    monkeypatch.setattr(loaded(of.script), "data", data)
     with tf.device("CPU:1"):
-        workload = make(of)
+        of.data(1)
         devices.append(tf.identity(1.0).device)
     assert [device[-5:] for device in devices] == ["CPU:0", "CPU:1"]
-    assert len(workload.x) == of.batch
+
+
+class Fitted:
+    """A model that only keeps how it was trained."""
+
+    def compile(self, *_, **__):
+        pass
+
+    def fit(self, x, y, **given):
+        self.rows, self.given = (len(x), len(y)), given
+
+
+@pytest.mark.parametrize("script", sorted({network.script for network in NETWORKS.values()}))
+@pytest.mark.parametrize(("mode", "rows"), [("single_device", 5), ("pipeline", 3 * 5)])
+def test_scripts_train_on_rows_of_micro_batches(monkeypatch, script, mode, rows):
+    module, model = loaded(script), Fitted()
+    monkeypatch.setattr(module, "build", lambda _: model)
+    monkeypatch.setattr(module.tf_ooo, "OOOBackprop", mock.Mock())
+    # Devices of a process that has run something are as they are.
+    monkeypatch.setattr(tf.config, "set_logical_device_configuration", lambda *_: None)
+    arguments = f"--mode {mode} --microbatches 3 --batch 5 --steps 2 --data generated"
+    monkeypatch.setattr(sys, "argv", [script, *arguments.split()])
+    module.main()
+    assert model.rows == (2 * rows, 2 * rows)
+    assert model.given["batch_size"] == rows
+
+
+def test_each_worker_has_as_many_steps_as_were_asked_for(monkeypatch):
+    module, model = loaded("feed_forward"), Fitted()
+    monkeypatch.setattr(module, "build", lambda _: model)
+    monkeypatch.setattr(module.tf_ooo, "OOOBackprop", mock.Mock())
+    ranks = mock.Mock(rank=1, size=3)
+    monkeypatch.setattr(data_parallel, "choose_engine", lambda _: ranks)
+    arguments = "--mode data_parallel --batch 5 --steps 2 --data generated"
+    monkeypatch.setattr(sys, "argv", ["feed_forward", *arguments.split()])
+    module.main()
+    assert model.rows == (2 * 5, 2 * 5)
+    assert model.given["batch_size"] == 5
+
+
+@pytest.mark.parametrize(
+    ("script", "arguments", "said"),
+    [
+        ("bert", "--width wide", "width='wide': expected a whole number above 0"),
+        ("densenet", "--layers 122", "layers=122: a DenseNet has 121, 169, 201, 264"),
+        ("rnn", "--layers 0 --batch 0", "layers=0: expected a whole number above 0"),
+        ("mobilenet_v3_large", "--alpha 0", "alpha=0: expected a number above 0"),
+        ("bert", "--task 3", "task=3: expected a word"),
+        ("gpt3", "--microbatches 0", "microbatches=0: expected a whole number above 0"),
+    ],
+)
+def test_scripts_refuse_other_kinds_in_one_line(monkeypatch, capsys, script, arguments, said):
+    module = loaded(script)
+    monkeypatch.setattr(module, "build", lambda _: pytest.fail("built nonetheless"))
+    monkeypatch.setattr(sys, "argv", [script, *arguments.split()])
+    with pytest.raises(SystemExit, match="2"):
+        module.main()
+    assert capsys.readouterr().err.endswith(f"error: {said}\n")

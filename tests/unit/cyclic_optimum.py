@@ -1,4 +1,4 @@
-"""A second formulation of the optimum in tf_ooo/bench/planner/quality.py, which assumes nothing of rounds.
+"""A second formulation of the optimum in exact_optimum.py, which assumes nothing of rounds.
 
 One step's tasks have start times, the step is repeated every ``period``, and whatever shares a machine must
 not overlap with itself nor with the two steps that follow, so that a dW may also run beside the next step's
@@ -7,7 +7,7 @@ forward.  It takes seconds for five layers.
 
 from __future__ import annotations
 
-from tf_ooo.bench.planner.quality import MACHINES, durations, solved, waits
+from tests.unit.exact_optimum import MACHINES, durations, solved, waits
 
 STEPS = 3
 

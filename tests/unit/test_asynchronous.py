@@ -1,7 +1,6 @@
 """PipeDream and LayerPipe: periods worked out by hand, memory of weight versions, bytes, bad input."""
 
 import dataclasses
-import json
 from collections import Counter
 from pathlib import Path
 
@@ -9,11 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tf_ooo.bench.planner import layerpipe as planner_layerpipe
-from tf_ooo.bench.planner.layerpipe_layers import BATCH, WORKLOADS, resnet50_shapes, vgg16_shapes
-from tf_ooo.bench.planner.published import FOLDER
+from benchmarks.planner import flop_layers
 from tf_ooo.costs.layer_costs import LayerCosts, Link
-from tf_ooo.costs.models import resnet, vgg16
 from tf_ooo.errors import MemoryLimitError, OptionsError, ScheduleError
 from tf_ooo.planning.building.layerpipe_cuts import TaskLine, best_cuts, left_shares
 from tf_ooo.planning.model.problem import Problem
@@ -245,26 +241,8 @@ def test_golden(name):
     assert made(name, UNEQUAL, 3, 5).to_text() == (GOLDEN / f"{name}.txt").read_text()
 
 
-def test_bench_rows_and_goals(tmp_path):
-    target = tmp_path / "rows.json"
-    options = ["--quick", "--json", str(target), "--png", str(tmp_path / "rows.png")]
-    planner_layerpipe.main(options, standalone_mode=False)
-    rows = json.loads(target.read_text())
-    assert [(row["workload"], row["devices"]) for row in rows] == [
-        ("vgg16", 4),
-        ("vgg16", 8),
-        ("mlp", 4),
-        ("mlp", 8),
-    ]
-    gain = {(row["workload"], row["devices"]): row["predicted_speedup"] for row in rows}
-    assert gain["vgg16", 8] > 1.4
-    assert gain["mlp", 8] > 1.8
-    assert all(row["predicted_step_s"] >= row["bound_s"] * (1 - 1e-6) for row in rows)
-    assert rows[1]["same_speed_sent_bytes"] <= rows[1]["baseline_sent_bytes"] * (1 + 1e-9)
-
-
 def test_weights_of_another_processor_are_counted():
-    layers = WORKLOADS["mlp"].layers()
+    layers = flop_layers("mlp")
     assert layerpipe.weights_sent_bytes(made("pipedream", layers, 4, 3), layers) == 0
     assert layerpipe.weights_sent_bytes(made("pipedream_2bw", layers, 4, 8), layers) == 0
     assert layerpipe.weights_sent_bytes(made("layerpipe", layers, 4, 3), layers) > 0
@@ -283,28 +261,6 @@ def test_weights_and_their_versions_lie_where_they_are_read_and_updated():
     peaks = simulate(schedule, layers).peak_bytes
     assert peaks[2] == 100 + 100 + 7  # weights, one gradient, slots
     assert peaks[:2] == [300, 300]
-
-
-@pytest.mark.parametrize("name", ["vgg16", "resnet50"])
-def test_shapes_of_the_cycle_costs_give_the_flop(name):
-    works = {"vgg16": vgg16, "resnet50": lambda batch: resnet(50, batch)}[name](BATCH)
-    shapes = {"vgg16": vgg16_shapes, "resnet50": resnet50_shapes}[name]()
-    assert [2 * BATCH * m * k * n for m, k, n in shapes] == [work.flop()[0] for work in works]
-
-
-def test_checked_in_rows_reach_the_goals():
-    text = (FOLDER / "layerpipe.json").read_text()
-    rows = json.loads(text)
-    numbers = planner_layerpipe.summary(rows)
-    assert all(one["average"] >= 1.05 for one in numbers.values())
-    assert numbers["vgg16"]["average"] >= 1.25
-    by_flop = [numbers[name]["average"] for name in ("vgg16", "resnet18", "resnet50", "mlp")]
-    assert sum(by_flop) / len(by_flop) >= 1.25
-    assert max(one["best_7_to_9"] for one in numbers.values()) >= 1.8
-    assert all(one["bytes_same_speed"] <= 1 for one in numbers.values())
-    again = next(planner_layerpipe.rows(["vgg16"], [8]))
-    kept = next(row for row in rows if (row["workload"], row["devices"]) == ("vgg16", 8))
-    assert again["predicted_speedup"] == pytest.approx(kept["predicted_speedup"], rel=1e-6)
 
 
 @pytest.mark.timeout(60)

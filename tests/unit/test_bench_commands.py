@@ -44,8 +44,8 @@ def invoked(*arguments):
 def test_help_of_all_commands_needs_no_tensorflow():
     run = subprocess.run([sys.executable, "-c", NO_TENSORFLOW], capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stderr
-    assert "bench planner zero-bubble\n" in run.stdout
-    assert run.stdout.count("Usage: ") == 21
+    assert "bench report\n" in run.stdout
+    assert run.stdout.count("Usage: ") == 13
 
 
 def test_the_gpu_list_under_its_old_name():
@@ -105,7 +105,6 @@ def test_options_with_several_values():
         (["single-overlap", "--steps", "-1"], "-1 is not in the range"),
         (["gpu-day", "--out", "o", "--minutes", "nan"], "nan is no number above 0"),
         (["single", "--ways", "xla", "nonsense"], "'nonsense' is not one of"),
-        (["planner", "zb-v", "--inputs", "nowhere.json"], "does not exist"),
     ],
 )
 def test_what_is_refused(options, said):

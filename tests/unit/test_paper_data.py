@@ -7,16 +7,15 @@ import importlib.util
 import re
 import sys
 import types
-from pathlib import Path
 
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
-from tf_ooo.bench.shared.scripts import loaded
+from benchmarks.paper.scripts import loaded
 
-data = loaded(str(Path(__file__).parents[2] / "examples/paper/paper_data.py"))
+data = loaded("paper_data")
 needs_datasets = pytest.mark.skipif(
     importlib.util.find_spec("tensorflow_datasets") is None, reason="tensorflow-datasets is not installed"
 )

@@ -5,7 +5,7 @@ import random
 import pytest
 
 from tests.unit.cyclic_optimum import cyclic_optimum
-from tf_ooo.bench.planner.quality import (
+from tests.unit.exact_optimum import (
     INSTANCES,
     POLICIES,
     ExactLayer,

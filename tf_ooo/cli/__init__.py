@@ -3,7 +3,6 @@
 Modules here import neither TensorFlow nor Keras before a command needs them.
 """
 
-from tf_ooo.bench.paper.command import paper
 from tf_ooo.cli.about import demo, info
 from tf_ooo.cli.bench import bench
 from tf_ooo.cli.doctor import doctor
@@ -15,5 +14,5 @@ from tf_ooo.cli.worker import worker
 
 __all__ = ["main"]
 
-for _command in (info, doctor, demo, plan, simulate, bench, paper, run, worker):
+for _command in (info, doctor, demo, plan, simulate, bench, run, worker):
     main.add_command(_command)

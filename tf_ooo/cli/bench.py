@@ -9,7 +9,6 @@ from tf_ooo.bench.data_parallel.command import data_parallel
 from tf_ooo.bench.layerpipe.command import layerpipe
 from tf_ooo.bench.mesh.command import mesh
 from tf_ooo.bench.pipeline.command import pipeline
-from tf_ooo.bench.planner.command import planner
 from tf_ooo.bench.prediction.command import prediction
 from tf_ooo.bench.report.command import report
 from tf_ooo.bench.single.command import single
@@ -25,7 +24,7 @@ def bench() -> None:
 
 
 _COMMANDS = (
-    single, single_cpu, single_overlap, gpu_day, data_parallel, pipeline, layerpipe, planner, prediction,
+    single, single_cpu, single_overlap, gpu_day, data_parallel, pipeline, layerpipe, prediction,
     any_size, mesh, unequal, report,
 )  # fmt: skip
 for _command in _COMMANDS:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from tf_ooo.costs.devices import DeviceModel, Work, elementwise
@@ -23,13 +24,19 @@ _RESNET_BLOCKS = {
     50: (3, 4, 6, 3),
     101: (3, 4, 23, 3),
     152: (3, 8, 36, 3),
+    200: (3, 24, 36, 3),
 }
 # Those with blocks of two convolutions.
 _BASIC = (18, 34)
 # (VGG, arXiv 1409.1556, table 1, column D) channels; 0 is a pooling.
 _VGG16 = (64, 64, 0, 128, 128, 0, 256, 256, 256, 0, 512, 512, 512, 0, 512, 512, 512, 0)
-# (DenseNet, arXiv 1608.06993, table 1) layers in the four blocks of DenseNet-121.
-_DENSENET121_BLOCKS = (6, 12, 24, 16)
+# (DenseNet, arXiv 1608.06993, table 1) layers in the four blocks.
+_DENSENET_BLOCKS = {
+    121: (6, 12, 24, 16),
+    169: (6, 12, 32, 32),
+    201: (6, 12, 48, 32),
+    264: (6, 12, 64, 48),
+}
 # (MobileNetV3, arXiv 1905.02244, table 1) kernel, expanded, out, squeeze-and-excite, stride.
 _MOBILENET_V3_LARGE = (
     (3, 16, 16, False, 1),
@@ -170,20 +177,21 @@ def _residual_block(net: _Net, x: _Tensor, width: int, stride: int, basic: bool,
     return net.conv(x, out, 3 if basic else 1, residual=shortcut, name=f"{name}/conv{len(shapes) + 1}")
 
 
-def densenet121(
-    batch: int, growth: int = 32, image: int = 224, element_bytes: int = 4
+def densenet(
+    depth: int, batch: int, growth: int = 32, image: int = 224, element_bytes: int = 4
 ) -> tuple[LayerWork, ...]:
-    """DenseNet-121: 120 convolutions and the classifier; growth 32: 8.0 M parameters, 2.87 GMAC an image.
+    """DenseNet; 121 layers of growth 32: 8.0 M parameters, 2.87 GMAC an image.
 
-    The first has 2 x growth channels (arXiv 1608.06993, section 4).  To concatenate is to copy.
+    The first layer has 2 x growth channels (arXiv 1608.06993, section 4).  To concatenate is to copy.
     """
     net = _Net(batch, element_bytes)
     x = net.conv(_Tensor((), 3, image), 2 * growth, 7, 2, name="conv0")
     x = net.pool(x, 2)
-    for number, layers in enumerate(_DENSENET121_BLOCKS, 1):
+    blocks = _DENSENET_BLOCKS[depth]
+    for number, layers in enumerate(blocks, 1):
         for _ in range(layers):
             x = _dense_block_layer(net, x, growth, number)
-        if number < len(_DENSENET121_BLOCKS):
+        if number < len(blocks):
             y = net.conv(x, x.channels // 2, 1, norm="before", name=f"transition{number}/{len(net.layers)}")
             net.over(y.layers[0], x, 2)
             x = net.pool(y, 2)
@@ -259,11 +267,8 @@ def transformer(
 
 MODELS: dict[str, Callable[..., tuple[LayerWork, ...]]] = {
     "vgg16": vgg16,
-    "resnet18": lambda **options: resnet(18, **options),
-    "resnet50": lambda **options: resnet(50, **options),
-    "resnet101": lambda **options: resnet(101, **options),
-    "resnet152": lambda **options: resnet(152, **options),
-    "densenet121": densenet121,
+    **{f"resnet{depth}": partial(resnet, depth) for depth in _RESNET_BLOCKS},
+    **{f"densenet{depth}": partial(densenet, depth) for depth in _DENSENET_BLOCKS},
     "mobilenet_v3_large": mobilenet_v3_large,
     "transformer": transformer,
 }

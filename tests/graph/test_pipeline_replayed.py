@@ -143,6 +143,34 @@ def test_numbers_of_an_embeddings_rows_are_refused():
         fitted(of_words, together, "gpipe")
 
 
+class ByItsInputs(Changing):
+    """Gradients of the weights are multiplied by the size of those of the inputs."""
+
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            loss = self.compute_loss(x, y, self(x, training=True))
+        weights = self.trainable_variables
+        of_inputs, *grads = tape.gradient(loss, [x, *weights])
+        size = tf.norm(of_inputs)
+        self.optimizer.apply_gradients([(g * size, w) for g, w in zip(grads, weights, strict=True)])
+        return {"loss": loss}
+
+
+@pytest.mark.parametrize("check_loss", [True, False])
+def test_gradients_of_inputs_are_refused(check_loss):
+    """Parts of a batch have other rows of them, which nothing adds up."""
+
+    def make(change):
+        inputs = keras.Input((7,))
+        outputs = keras.layers.Dense(1)(keras.layers.Dense(9, "tanh")(inputs))
+        return compiled(ByItsInputs(inputs, outputs), change, keras.optimizers.SGD(0.5)), X
+
+    with pytest.raises(BackendError, match="changes gradients between its tape"):
+        fitted(make, None, "gpipe", check_loss=check_loss)
+
+
 class ClippingTape(tf.GradientTape):
     def gradient(self, *args, **kwargs):
         return together(super().gradient(*args, **kwargs))

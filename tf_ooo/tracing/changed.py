@@ -41,17 +41,20 @@ class Taped:
         # By id: the tensor, held so that no other gets it; its call.
         self._given: dict[int, tuple[Any, int]] = {}
         self._of_rows: set[int] = set()  # of these, the numbers of an embedding's rows
+        self._of_data: set[int] = set()  # and gradients of tensors, as of a batch's inputs
 
     @contextlib.contextmanager
     def noted(self) -> Iterator[None]:
         gradient = tf.GradientTape.gradient
 
         @functools.wraps(gradient)
-        def noting(tape: Any, target: Any, *args: Any, **kwargs: Any) -> Any:
+        def noting(tape: Any, target: Any, sources: Any, *args: Any, **kwargs: Any) -> Any:
             self.began_at = ops_so_far() if self.began_at is None else self.began_at
-            grads = gradient(tape, target, *args, **kwargs)
-            for grad in tf.nest.flatten(grads, expand_composites=False):
+            grads = gradient(tape, target, sources, *args, **kwargs)
+            flat = (tf.nest.flatten(each, expand_composites=False) for each in (sources, grads))
+            for source, grad in zip(*flat, strict=True):
                 tensor = values_of(grad)
+                self._of_data |= {id(tensor)} if isinstance(source, tf.Tensor) else set()
                 if tensor is not None:
                     self._given[id(tensor)] = tensor, len(self._targets)
                     self._of_rows |= set() if tensor is grad else {id(tensor)}
@@ -65,11 +68,15 @@ class Taped:
             tf.GradientTape.gradient = gradient
 
     def gave(self, tensor: Any) -> bool:
-        """Whether a tape has given the tensor, as a gradient of its own or as one's numbers."""
+        """Whether a tape has given the tensor, as a gradient or as one's numbers."""
         return id(tensor) in self._given
 
+    def gave_whole(self, tensor: Any) -> bool:
+        """Whether it is the gradient of a weight, dense, which parts of a batch add up."""
+        return self.gave(tensor) and id(tensor) not in self._of_rows | self._of_data
+
     def gave_rows(self, tensor: Any) -> bool:
-        """Whether it is the numbers of an embedding's rows, which are others for each part of a batch."""
+        """Whether it is the numbers of an embedding's rows: each part of a batch has other rows."""
         return id(tensor) in self._of_rows
 
     def losses_of(self, grads: Sequence[Any]) -> list[Any]:

@@ -68,12 +68,12 @@ class Replay:
         op = tensor.op
         if op.type == "UnsortedSegmentSum" and self._taped.gave_rows(op.inputs[0]):
             return not self._taped.reaches(op.inputs[1], self._reached)
-        return self._taped.gave(tensor) and not self._taped.gave_rows(tensor)
+        return self._taped.gave_whole(tensor)
 
     def _may_be_made_again(self, op: Any) -> bool:
         others = [tensor for tensor in op.inputs if not self._taped.reaches(tensor, self._reached)]
         keeps_nothing = not op.op_def.is_stateful or op.type == _CHECKS
-        alone = keeps_nothing and not op.control_inputs
+        alone = keeps_nothing and not op.control_inputs and not any(map(self._taped.gave, op.outputs))
         return alone and bool(op.inputs) and not any(map(is_of_batch, others))
 
     def of_batch(self, totals: Sequence[Any]) -> list[Any]:

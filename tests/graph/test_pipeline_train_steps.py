@@ -137,8 +137,9 @@ def test_a_refused_function_of_the_model_trains_in_stock():
 def test_gradients_that_are_added_up_by_hand_are_refused():
     model = made(ByHand)
     before = model.get_weights()
-    with pytest.raises(BackendError, match="adds up gradients of several steps by hand"):
+    with pytest.raises(BackendError, match="adds up gradients of several steps by hand") as raised:
         fitted(model, pipelined("zb_h1"))
+    assert f"in a variable of its own ({model.name}.sums[" in str(raised.value)
     assert_equal_bits(before, model.get_weights())
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -32,10 +32,12 @@ _RANDOM = ("Random", "StatelessRandom", "Multinomial", "StatelessTruncated", "Tr
 class Taped:
     """Notes what ``tf.GradientTape.gradient`` was asked for, and has given, inside of :meth:`noted`.
 
-    ``began_at``: how many ops the graph had when it was asked first; None before.
+    ``began_at``: how many ops the graph had when it was asked first; None before.  ``names``: what users call
+    variables, by their handles' ``id``.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, names: Mapping[int, str] | None = None) -> None:
+        self._names = names or {}
         self.began_at: int | None = None
         self._targets: list[Any] = []  # of each call
         # By id: the tensor, held so that no other gets it; its call.
@@ -107,7 +109,7 @@ class Taped:
         return None
 
     def kept_in(self, grads: Sequence[Any]) -> str:
-        """The variable, by its op's name, that adds up gradients of this tape and gives these; or ""."""
+        """The name of the variable that adds up gradients of this tape and gives these; or ""."""
         reached: dict[int, bool] = {}
         seen, waiting = set(), [grad for grad in map(values_of, grads) if hasattr(grad, "op")]
         while waiting:
@@ -119,7 +121,8 @@ class Taped:
             if tensor.dtype == tf.resource and any(
                 op.type in _WRITES and self.reaches(op.inputs[1], reached) for op in tensor.consumers()
             ):
-                return str(tensor.op.name)
+                outside = func_graphs.captured_by(tensor.graph).get(id(tensor))
+                return self._names.get(id(outside)) or str(tensor.op.name)
         return ""
 
     def moved_by(self, grads: Sequence[Any]) -> str:

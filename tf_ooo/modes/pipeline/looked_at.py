@@ -173,7 +173,7 @@ class _Traced:
 def _traced_step(model: keras.Model, batch: Any) -> _Traced:
     """BackendError: ``train_step`` changes gradients."""
     train_step = tf_functions.undecorated(model.train_step)
-    taped = Taped()
+    taped = Taped(names_of_held(model))
     losses: list[Any] = []
     grads: list[Any] = []
     outputs: list[Any] = []

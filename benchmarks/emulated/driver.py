@@ -147,7 +147,7 @@ def measured(case: Case) -> Measured:
     preferred = prefer()
     log.wait(1)
     steps = {name: partial(run.observed_step_s, log) for name, run in runs.items()}
-    take_turns(steps, 1)
+    take_turns({name: run.step_s for name, run in runs.items()}, 1)
     turns = take_turns(steps, case.turns)
     log.wait(0)
     count = max(run.steps for run in runs.values())

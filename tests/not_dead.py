@@ -83,12 +83,7 @@ why_
 run_
 
 # Of the benchmarks, which their suites use.
-NOBODY
 same_bits_as
-measured_from
-take_turns
-weights_of
-MESH
 
 # Options that XLA inside JAX is given.
 num_partitions

@@ -1,0 +1,159 @@
+"""Steps that take turns: those of a callback's fit, and Keras' own on one worker."""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import keras
+import tensorflow as tf
+
+from benchmarks.models import Workload
+from tf_ooo.costs.table import CostTable
+from tf_ooo.errors import BackendError
+from tf_ooo.fit.life import FitLife
+from tf_ooo.modes.pipeline.mode import PipelineMode
+from tf_ooo.modes.table import LayerPipe, Pipeline, mode_for
+from tf_ooo.planning.model.schedule import Schedule
+from tf_ooo.report.report import Report
+from tf_ooo.rewriting.unrolled_tasks import Step
+
+
+class Steps(Protocol):
+    """What takes turns.
+
+    Attributes:
+        steps: how many have run.
+        predicted_s: seconds of a step by the plan before they ran; None: there is no plan.
+    """
+
+    steps: int
+    predicted_s: float | None
+
+    def step_s(self) -> float:
+        """Run one step, and return its seconds."""
+
+    def about(self) -> dict[str, Any]:
+        """Return what ran."""
+
+    def finish(self) -> keras.Model:
+        """End the training, and return the model."""
+
+
+class Fit:
+    """The steps of a callback's fit, run without ``model.fit``."""
+
+    predicted_s: float | None = None
+
+    def __init__(
+        self,
+        workload: Workload,
+        options: Pipeline | LayerPipe,
+        measured: tuple[Step, CostTable] | None = None,
+    ) -> None:
+        """Begin the fit.
+
+        Args:
+            measured: the step of another pipeline of this workload, taken apart, and its costs: this one is
+                planned from them, and traced once only.
+        """
+        self._pipeline = PipelineMode(options) if isinstance(options, Pipeline) else None
+        if self._pipeline is not None:
+            self._pipeline.planned_from = measured
+        self._fit = FitLife(self._pipeline or mode_for(options))
+        self._model, self.steps = workload.model, 0
+        self._batches = iter(tf.data.Dataset.from_tensors((workload.x, workload.y)).repeat())
+        self._model.make_train_function()
+        self._fit.begin(self._model)
+
+    def start(self, more: int) -> None:
+        """Run until the model is distributed, or stays on one device, and ``more`` steps."""
+        while not (
+            self.report.layerpipe.get("rounds") or self.report.rewritten_graph or self.report.fell_back
+        ):
+            self.step_s()
+        for _ in range(0 if self.report.fell_back else more):
+            self.step_s()
+        self.predicted_s = self.report.predicted_step_s
+
+    @property
+    def report(self) -> Report:
+        """The report of the fit."""
+        return self._fit.report
+
+    @property
+    def schedule(self) -> Schedule:
+        """What the fit runs.  BackendError: nothing has been planned."""
+        if self.report.planned is None:
+            raise BackendError(f"nothing has been planned: {self.report.fallback_reason}")
+        return self.report.planned
+
+    @property
+    def measured(self) -> tuple[Step, CostTable] | None:
+        """The step of a pipeline taken apart, and its costs; None before."""
+        return None if self._pipeline is None else self._pipeline.planned_from
+
+    def step_s(self) -> float:
+        started_s = time.perf_counter()
+        logs = self._model.train_function(self._batches)
+        if self._pipeline is not None:  # LayerPipe's loss comes some steps later
+            float(logs["loss"])
+        self.steps += 1
+        return time.perf_counter() - started_s
+
+    def finish(self) -> keras.Model:
+        self._fit.finish()
+        return self._model
+
+    def about(self) -> dict[str, Any]:
+        """Return the schedule that runs, and where and how long its tasks are."""
+        report, pipeline = self.report, self.report.pipeline
+        about: dict[str, Any] = {"schedule": report.schedule, "microbatches": pipeline.microbatches}
+        if report.layerpipe:
+            kept = ("update_every", "weight_version_bytes", "gradient_sum_bytes")
+            about |= {key: report.layerpipe[key] for key in kept if key in report.layerpipe}
+            return about | {"most_steps_late": max((report.layerpipe.delay_steps or {}).values(), default=0)}
+        seconds = [stage.seconds for stage in pipeline.stages]
+        return about | {
+            "devices_used": len(pipeline.devices),
+            "replicas": pipeline.replicas,
+            "stages": len(seconds),
+            "fused": self.schedule.fused_backward,
+            "task_s": {kind: statistics.mean(of[kind] for of in seconds) for kind in seconds[0]},
+            "predicted_peak_bytes": list(pipeline.predicted_peak_bytes),
+            "compared_replicas": [dataclasses.asdict(row) for row in pipeline.compared_replicas],
+        }
+
+
+class Stock:
+    """Keras' own training step on one device."""
+
+    predicted_s: float | None = None
+
+    def __init__(self, make: Callable[[], Workload], device: str) -> None:
+        with tf.device(device):
+            workload = make()
+            workload.model.optimizer.build(workload.model.trainable_variables)
+            batch = tf.constant(workload.x), tf.constant(workload.y)
+        self._model, self.steps = workload.model, 0
+
+        def step() -> tf.Tensor:
+            with tf.device(device):
+                return workload.model.train_step(batch)["loss"]
+
+        self._step = tf.function(step, autograph=False)
+
+    def step_s(self) -> float:
+        started_s = time.perf_counter()
+        self._step().numpy()
+        self.steps += 1
+        return time.perf_counter() - started_s
+
+    def finish(self) -> keras.Model:
+        return self._model
+
+    def about(self) -> dict[str, Any]:
+        return {}

@@ -1,0 +1,47 @@
+"""Suites on worker processes: what each case has, and that ways' options are those of a callback."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks import models
+from benchmarks.case import OURS
+from benchmarks.cases import cases_of
+from tf_ooo.modes.table import LayerPipe, Pipeline
+
+ON_WORKERS = ("pipelines", "meshes", "unequal", "layerpipe")
+
+
+@pytest.mark.parametrize("quick", [False, True])
+@pytest.mark.parametrize("suite", ON_WORKERS)
+def test_cases_can_be_run(suite, quick):
+    cases = cases_of(suite, quick)
+    assert len({case.name for case in cases}) == len(cases)
+    for case in cases:
+        assert case.turns >= (6 if quick else 8)
+        assert [way.name for way in case.ways if way.had_by == OURS] == ["auto"]
+        assert any(way.is_baseline for way in case.ways)
+        assert case.parameters["network"] in getattr(models, case.parameters["networks"])
+        for way in case.ways:
+            check_options(case, way)
+
+
+def check_options(case, way):
+    options = dict(way.options)
+    if "stock" in options:
+        return
+    if "unfused" in options:
+        names = [other.name for other in case.ways]
+        assert names.index(options["unfused"]) < names.index(way.name), "its order is taken from there"
+        return
+    if options.pop("alike", False):
+        assert case.ways[0].had_by == OURS, "measures the workers' speeds"
+    late = options.pop("layerpipe", False)
+    assert (LayerPipe if late else Pipeline)(**options)
+
+
+def test_pipelines_are_compared_with_all_that_pytorch_has_of_old():
+    for quick in (False, True):
+        for case in cases_of("pipelines", quick):
+            baselines = {way.name for way in case.ways if way.is_baseline}
+            assert {"gpipe", "1f1b", "interleaved_1f1b", "one device"} <= baselines

@@ -27,7 +27,7 @@ _LENGTH, _VOCABULARY, _HEADS = 32, 512, 8
 # Fewer micro-batches make smaller graphs, which are in the workers' memory, too.
 _MICROBATCHES, _ROWS = 2, 8
 # Of what a worker may use, for tensors: its process and its graphs take the rest.
-_PLANNED_SHARE = 0.84
+_PLANNED_SHARE = 0.78
 # Adam has two numbers for each weight.
 _WITH_SLOTS = 3
 # What is free is given back, so that the most that was used is what was needed.

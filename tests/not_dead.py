@@ -66,14 +66,12 @@ class_weight
 # Read by a template.
 mood
 
-# Of a bench: read by its name.
-gradient_bytes
-
 # Summed over a stage's layers by its name.
 stored_bytes
 
 # The page's template reads them.
 bars_title
+percent
 sections
 
 # Commands that click calls by their names on the command line.
@@ -89,3 +87,7 @@ same_bits_as
 num_partitions
 num_replicas
 env_option_overrides
+
+# Users and examples call them.
+free_port
+high_priority_main_stream

@@ -8,13 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.planner import flop_layers
 from tf_ooo.costs.layer_costs import LayerCosts, Link
 from tf_ooo.errors import MemoryLimitError, OptionsError, ScheduleError
 from tf_ooo.planning.building.layerpipe_cuts import TaskLine, best_cuts, left_shares
 from tf_ooo.planning.model.problem import Problem
 from tf_ooo.planning.model.schedule import Schedule, Task
-from tf_ooo.planning.policies import POLICIES, layerpipe
+from tf_ooo.planning.policies import POLICIES
 from tf_ooo.planning.simulation.simulator import simulate
 from tf_ooo.planning.simulation.validate import validate
 from tf_ooo.rewriting.plan import plan
@@ -239,13 +238,6 @@ def test_bad_input(name):
 @pytest.mark.parametrize("name", NAMES)
 def test_golden(name):
     assert made(name, UNEQUAL, 3, 5).to_text() == (GOLDEN / f"{name}.txt").read_text()
-
-
-def test_weights_of_another_processor_are_counted():
-    layers = flop_layers("mlp")
-    assert layerpipe.weights_sent_bytes(made("pipedream", layers, 4, 3), layers) == 0
-    assert layerpipe.weights_sent_bytes(made("pipedream_2bw", layers, 4, 8), layers) == 0
-    assert layerpipe.weights_sent_bytes(made("layerpipe", layers, 4, 3), layers) > 0
 
 
 def test_weights_and_their_versions_lie_where_they_are_read_and_updated():

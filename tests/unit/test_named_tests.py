@@ -97,9 +97,9 @@ def test_what_is_not_there_is_noticed(nodeid):
 
 def test_copies_for_mutants_hold_all_of_the_packages(tmp_path):
     """Beside the packages there is what is not copied; within them folders may have the same names."""
-    for folder in ("tf_ooo/bench/shared", "tf_ooo/out", "shared", "out", ".git", ".venv-2.15"):
+    for folder in ("tf_ooo/plan/shared", "tf_ooo/out", "shared", "out", ".git", ".venv-2.15"):
         (tmp_path / "tree" / folder).mkdir(parents=True)
         (tmp_path / "tree" / folder / "a.py").write_text("")
     _of_mutation("forks").copy_tree(tmp_path / "tree", tmp_path / "copy")
     copied = sorted(path.relative_to(tmp_path / "copy").parent for path in (tmp_path / "copy").rglob("a.py"))
-    assert copied == [Path("tf_ooo/bench/shared"), Path("tf_ooo/out")]
+    assert copied == [Path("tf_ooo/plan/shared"), Path("tf_ooo/out")]

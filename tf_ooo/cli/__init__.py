@@ -1,10 +1,9 @@
-"""The command line ``tf-ooo``: ``info``, ``doctor``, ``demo``, ``plan``, ``simulate``, ``bench`` and so on.
+"""The command line ``tf-ooo``: ``info``, ``doctor``, ``demo``, ``plan``, ``simulate``, ``run``, ``worker``.
 
 Modules here import neither TensorFlow nor Keras before a command needs them.
 """
 
 from tf_ooo.cli.about import demo, info
-from tf_ooo.cli.bench import bench
 from tf_ooo.cli.doctor import doctor
 from tf_ooo.cli.group import main
 from tf_ooo.cli.plan import plan
@@ -14,5 +13,5 @@ from tf_ooo.cli.worker import worker
 
 __all__ = ["main"]
 
-for _command in (info, doctor, demo, plan, simulate, bench, run, worker):
+for _command in (info, doctor, demo, plan, simulate, run, worker):
     main.add_command(_command)

@@ -181,20 +181,4 @@ def _schedule(
     return Schedule("layerpipe", "layerpipe", lanes, microbatches=count, asynchronous=True, parts=shares)
 
 
-def weights_sent_bytes(schedule: Schedule, layers: Sequence[LayerCosts]) -> float:
-    """New weights that go to F's and dO's processors: counted, not simulated, as no task waits for them."""
-    home: dict[tuple[str, int], set[int]] = {}
-    for (device, _), tasks in schedule.lanes.items():
-        for task in tasks:
-            if not task.microbatch:
-                home.setdefault((task.kind, task.stage), set()).add(device)
-    sent = 0.0
-    for stage in {stage for _, stage in home}:
-        readers = home.get(("F", stage), set()) | home.get(("dO", stage), set())
-        # Not every micro-batch has an update of its own.
-        away = readers - home.get(("U", stage), home.get(("dW", stage), set()))
-        sent += len(away) * sum(layers[layer].weight_bytes for layer in schedule.layers_of(stage))
-    return sent
-
-
 POLICY = Policy("layerpipe", ("layerpipe",), make, (_SLACK, _SHARES), of_programs=(_SHARES,), needs=BY_COSTS)

@@ -1,1 +1,0 @@
-"""``tf-ooo bench data-parallel``: data parallel training against stock Horovod."""

@@ -1,1 +1,0 @@
-"""``tf-ooo bench layerpipe``: LayerPipe against PipeDream on worker processes."""

@@ -1,1 +1,0 @@
-"""``tf-ooo bench mesh``: replicas, pipelines and both, and which of them is chosen."""

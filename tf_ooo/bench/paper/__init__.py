@@ -1,1 +1,0 @@
-"""``tf-ooo paper``: the networks of out-of-order backprop (EuroSys 2022, doi 10.1145/3492321.3519563)."""

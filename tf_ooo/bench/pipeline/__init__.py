@@ -1,1 +1,0 @@
-"""``tf-ooo bench pipeline``: pipeline schedules against each other on worker processes."""

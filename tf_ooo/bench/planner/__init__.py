@@ -1,1 +1,0 @@
-"""``tf-ooo bench planner``: predictions beside published figures, optima and limits; nothing is trained."""

@@ -1,1 +1,0 @@
-"""``tf-ooo bench prediction``: what plans predict before any step of them has run, beside measured steps."""

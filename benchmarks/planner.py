@@ -6,10 +6,11 @@ Nothing is trained.  Zero Bubble: arXiv 2401.10241; LayerPipe: arXiv 2108.06629.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from statistics import fmean
+from typing import NamedTuple
 
 import click
 
@@ -22,12 +23,10 @@ from tf_ooo.planning.simulation.simulator import simulate
 from tf_ooo.planning.simulation.timeline import Timeline
 
 PAGE = Path(__file__).parents[1] / "docs" / "benchmarks" / "planner.md"
-_FLOP_PER_S, _LINK = 156e12, Link(bytes_per_s=25e9)  # ratios do not depend on the first
-PROCESSORS, _IN_FLIGHT, _BATCH = range(2, 17), 64, 32
+PROCESSORS, _IN_FLIGHT, _BATCH, _WORDS = range(2, 17), 64, 32, 1024
 
 
-@dataclass(frozen=True)
-class Gpt:
+class Gpt(NamedTuple):
     """A model of Zero Bubble, and samples per GPU and second of 1F1B and of the schedule beside it."""
 
     name: str
@@ -39,18 +38,15 @@ class Gpt:
     microbatches: int
     published: tuple[float, float]
 
-    def layer(self, weight_grad_bytes: float | None = None) -> LayerCosts:
-        """One layer's costs, by its published FLOP; messages have 2sbh bytes."""
-        forward, output_grad, weight_grad = transformer_flop(self.hidden, 1024, self.microbatch)
-        size = 1024 * self.microbatch * self.hidden
-        return LayerCosts(
-            forward / _FLOP_PER_S,
-            output_grad / _FLOP_PER_S,
-            weight_grad / _FLOP_PER_S,
-            activation_bytes=transformer_activation_bytes(self.hidden, self.heads, 1024, self.microbatch),
-            weight_grad_bytes=weight_grad_bytes and weight_grad_bytes * size,
-            output_bytes=2.0 * size,
+    def layer(self, kept: float | None = None) -> LayerCosts:
+        """One layer's costs, by its published FLOP; between dO and dW it keeps ``kept`` sbh bytes."""
+        seconds = [flop / 156e12 for flop in transformer_flop(self.hidden, _WORDS, self.microbatch)]
+        size = _WORDS * self.microbatch * self.hidden
+        stored = transformer_activation_bytes(self.hidden, self.heads, _WORDS, self.microbatch)
+        costs = LayerCosts(
+            seconds[0], seconds[1], seconds[2], activation_bytes=stored, output_bytes=2.0 * size
         )
+        return replace(costs, weight_grad_bytes=kept and kept * size)
 
     def stages(self, equal: bool) -> list[LayerCosts]:
         """One for each device; unless ``equal``, the first and the last have a layer less."""
@@ -94,7 +90,7 @@ def _zero_bubble() -> Iterator[list[object]]:
         "Equal, 200 Gbit/s",
     ]
     for model in ZB_2P:
-        settings = ((False, Link()), (True, Link()), (True, _LINK))
+        settings = ((False, Link()), (True, Link()), (True, Link(bytes_per_s=25e9)))
         found = [gains(model, model.stages(equal), ["zb_h2"], link)[0] for equal, link in settings]
         yield [model.name, model.devices, model.published[1] / model.published[0], *found]
 
@@ -104,12 +100,8 @@ def _v_shapes() -> Iterator[list[object]]:
     yield ["Model", "Devices", "ZB-V published", *names]
     for model in ZB_V:
         layers = [model.layer()] * (model.layers + 2)  # embedding and head are a layer each
-        yield [
-            model.name,
-            model.devices,
-            model.published[1] / model.published[0],
-            *gains(model, layers, names, Link()),
-        ]
+        found = gains(model, layers, names, Link())
+        yield [model.name, model.devices, model.published[1] / model.published[0], *found]
 
 
 def _mlp(batch: int) -> list[LayerWork]:
@@ -119,44 +111,46 @@ def _mlp(batch: int) -> list[LayerWork]:
 
 
 WORKLOADS: dict[str, Callable[[int], Sequence[LayerWork]]] = {
-    "vgg16": vgg16,
-    "resnet18": partial(resnet, 18),
-    "resnet50": partial(resnet, 50),
-    "mlp": _mlp,
-}
+    "vgg16": vgg16, "resnet18": partial(resnet, 18), "resnet50": partial(resnet, 50), "mlp": _mlp,
+}  # fmt: skip
 
 
 def flop_layers(name: str) -> tuple[LayerCosts, ...]:
     """Return layers whose F, dO and dW take their forward GFLOP each; the first one has no dO."""
-    works = list(WORKLOADS[name](_BATCH))
-    takes = [work.flop()[0] / 1e9 for work in works]
-    return tuple(
-        LayerCosts(flop, flop if n else 0.0, flop, activation_bytes=work.activation_bytes,
-                   weight_bytes=float(work.parameters * work.element_bytes), output_bytes=work.output_bytes,
-                   inputs=work.inputs)
-        for n, (work, flop) in enumerate(zip(works, takes, strict=True))
-    )  # fmt: skip
+    layers = []
+    for number, work in enumerate(WORKLOADS[name](_BATCH)):
+        takes, weights = work.flop()[0] / 1e9, float(work.parameters * work.element_bytes)
+        of = LayerCosts(takes, takes if number else 0.0, takes, weight_bytes=weights, inputs=work.inputs)
+        layers.append(replace(of, activation_bytes=work.activation_bytes, output_bytes=work.output_bytes))
+    return tuple(layers)
 
 
 def layerpipe_gain(layers: tuple[LayerCosts, ...], processors: int) -> float:
     """Return how many times as fast as PipeDream, whose stages are contiguous layers, LayerPipe is."""
-    stages = min(processors, len(layers))
-    base, ours = (
-        simulate(POLICIES[name].make(Problem(layers, count, _IN_FLIGHT)), layers).steady_step_s
-        for name, count in (("pipedream", stages), ("layerpipe", processors))
-    )
-    return base / ours
+    counts = {"pipedream": min(processors, len(layers)), "layerpipe": processors}
+    made = [POLICIES[name].make(Problem(layers, count, _IN_FLIGHT)) for name, count in counts.items()]
+    base_s, ours_s = (simulate(schedule, layers).steady_step_s for schedule in made)
+    return base_s / ours_s
 
 
 def _layerpipe() -> Iterator[list[object]]:
     yield ["Processors", *WORKLOADS]
-    found = {name: [layerpipe_gain(flop_layers(name), count) for count in PROCESSORS] for name in WORKLOADS}
-    yield from ([str(count), *line] for count, *line in zip(PROCESSORS, *found.values(), strict=True))
-    yield ["mean; published: 1.25", *map(fmean, found.values())]
-    yield ["7 to 9, most; published: 1.80", *(max(line[5:8]) for line in found.values())]
+    found = [[layerpipe_gain(flop_layers(name), count) for count in PROCESSORS] for name in WORKLOADS]
+    yield from ([str(count), *line] for count, *line in zip(PROCESSORS, *found, strict=True))
+    yield ["mean; published: 1.25", *map(fmean, found)]
+    yield ["7 to 9, most; published: 1.80", *(max(line[5:8]) for line in found)]
 
 
-_TABLES = {"zero-bubble": _zero_bubble, "v-shapes": _v_shapes, "layerpipe": _layerpipe}
+def tables() -> dict[str, str]:
+    """Return all tables as Markdown."""
+    found = {"zero-bubble": _zero_bubble(), "v-shapes": _v_shapes(), "layerpipe": _layerpipe()}
+    return {name: _text(rows) for name, rows in found.items()}
+
+
+def _text(rows: Iterator[list[object]]) -> str:
+    lines = [[f"{cell:.2f}" if isinstance(cell, float) else str(cell) for cell in row] for row in rows]
+    lines.insert(1, ["---"] * len(lines[0]))
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
 @click.command()
@@ -165,14 +159,3 @@ def planner() -> None:
     from benchmarks.report.page import with_tables
 
     PAGE.write_text(with_tables(PAGE.read_text(), tables()))
-
-
-def tables() -> dict[str, str]:
-    """Return all tables as Markdown."""
-    return {name: _text(rows()) for name, rows in _TABLES.items()}
-
-
-def _text(rows: Iterator[list[object]]) -> str:
-    lines = [[f"{cell:.2f}" if isinstance(cell, float) else str(cell) for cell in row] for row in rows]
-    lines.insert(1, ["---"] * len(lines[0]))
-    return "".join(f"| {' | '.join(line)} |\n" for line in lines)

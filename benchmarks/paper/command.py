@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -16,7 +15,7 @@ from benchmarks.cases import cases_of
 from benchmarks.paper import networks
 from benchmarks.paper.networks import NETWORKS, PUBLISHED, PaperNetwork, network_named
 from benchmarks.paper.predicted import ASSUMPTIONS, Prediction, predictions, why
-from benchmarks.paper.scripts import ScriptNetwork
+from benchmarks.paper.scripts import ScriptNetwork, loaded
 from benchmarks.processes import BenchmarkError
 
 ARCHIVE = Path(__file__).parents[1] / "archive" / "rows" / "paper"
@@ -40,9 +39,7 @@ def paper() -> None:
 def list_() -> None:
     """Name the networks, and what was published of them."""
     for network in NETWORKS.values():
-        click.echo(
-            f"{network.name:<20}{network.title}, {network.mode}, published {_range(PUBLISHED[network.mode])}"
-        )
+        click.echo(f"{network.name:<20}{network.mode}, published {_range(PUBLISHED[network.mode])}")
         for run in network.runs:
             click.echo(f"    {run.text}")
 
@@ -69,10 +66,9 @@ def run_(
         settings["layers"] = layers
     ScriptNetwork(network.script, "full", network.settings_at("full", settings)).given()
     if only != "measured":
-        found = list(predictions(network, settings))
         click.echo(f"{network.title}, {network.mode}, published over {networks.OVER[network.mode]}: "
                    f"{_range(PUBLISHED[network.mode])}; {ASSUMPTIONS[network.mode]}")  # fmt: skip
-        for of in found:
+        for of in predictions(network, settings):
             click.echo(f"    {of.run.text}: {_range(of.authors)}, our auto {of.auto:.2f} ({of.chosen})")
     if only != "predicted":
         _measure(network, size, settings, turns, rows)
@@ -106,9 +102,8 @@ def case_of(network: PaperNetwork, size: str, settings: dict[str, Any]) -> Case:
     except ModuleNotFoundError as error:
         raise BenchmarkError(f"{network.name} is not measured: {error}") from None
     parameters = {name: value for name, value in like.parameters.items() if name != "model"}
-    parameters["script"] = {
-        "script": network.script, "size": size, "settings": network.settings_at(size, settings),
-    }  # fmt: skip
+    of_script = {"script": network.script, "size": size, "settings": network.settings_at(size, settings)}
+    parameters["script"] = of_script
     return replace(like, name=f"{network.name}, {size}", parameters=parameters)
 
 
@@ -152,11 +147,11 @@ def archived(files: Iterable[list[dict[str, Any]]]) -> dict[str, str]:
     """Return what the last run of each network and task at size tiny measured, over the best baseline."""
     last: dict[tuple[str, str], dict[str, float]] = {}
     for rows in files:
-        measured = [row for row in rows if row.get("size") == "tiny" and "speedup" in row]
         runs: dict[tuple[str, str], dict[str, float]] = {}
-        for row in measured:
-            key = row["network"], row["settings"].get("task", "")
-            runs.setdefault(key, {})[row["schedule"]] = row["speedup"]
+        for row in rows:
+            if row.get("size") == "tiny" and "speedup" in row:
+                key = row["network"], row["settings"].get("task", "")
+                runs.setdefault(key, {})[row["schedule"]] = row["speedup"]
         last |= runs
     texts: dict[str, list[str]] = {}
     for (name, task), gains in last.items():
@@ -168,16 +163,8 @@ def archived(files: Iterable[list[dict[str, Any]]]) -> dict[str, str]:
 
 def _settings(options: Sequence[str]) -> dict[str, Any]:
     """Return ``("width=64",)`` as ``{"width": 64}``."""
-    settings: dict[str, Any] = {}
-    for text in options:
-        name, equals, value = text.partition("=")
-        if not equals or not value:
-            raise click.BadParameter(f"--option {text!r}: expected NAME=VALUE, for example width=64")
-        try:
-            settings[name] = ast.literal_eval(value)
-        except (SyntaxError, ValueError):
-            settings[name] = value
-    return settings
+    pairs = [text.partition("=") for text in options]
+    return {name: loaded("paper_options").value(value) for name, _, value in pairs}
 
 
 def _range(gains: Sequence[float]) -> str:

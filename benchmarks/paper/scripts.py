@@ -1,9 +1,4 @@
-"""Networks of the training scripts of examples/paper.
-
-``SIZES``: by name the settings of a size, ``batch`` among them.  ``build(of, rows=None)``, ``data(of, count,
-seed)`` and ``optimizer(of)`` are given settings as attributes; the model's outputs are logits.  A script may
-have ``check(of)``, which raises ValueError where settings do not go together.
-"""
+"""Networks of the training scripts in examples/paper: SIZES, build, data, optimizer, and check."""
 
 from __future__ import annotations
 

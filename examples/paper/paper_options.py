@@ -38,10 +38,10 @@ def asked_for(description, sizes, check=None):
     parser.add_argument("--data", choices=("auto", "real", "shipped", "generated"), default="auto")
     for name, usual in _COUNTS.items():
         said = f"{_MEANT.get(name, '')}default: {usual}"
-        parser.add_argument(f"--{name}", type=_value, default=usual, help=said)
+        parser.add_argument(f"--{name}", type=value, default=usual, help=said)
     for name in dict.fromkeys(name for size in sizes.values() for name in size):
         said = f"{_MEANT.get(name, '')}default: {sizes['tiny'].get(name)}, if tiny"
-        parser.add_argument(f"--{name}", type=_value, help=said)
+        parser.add_argument(f"--{name}", type=value, help=said)
     of = parser.parse_args()
     given = {name: getattr(of, name) for size in sizes.values() for name in size}
     try:
@@ -134,7 +134,7 @@ def check_kind(name, value, usual):
         raise ValueError(f"{name}={value!r:.80}: expected {kind}")
 
 
-def _value(text):
+def value(text):
     """A number, or a tuple of numbers; anything else is a word."""
     try:
         return ast.literal_eval(text)

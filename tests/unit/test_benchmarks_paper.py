@@ -180,7 +180,7 @@ def test_why_takes_settings_away():
         (["bert12", "--option", "width=wide"], "width='wide': expected a whole number above 0"),
         (["resnet50", "--layers", "35"], "layers=35: a ResNet has 18, 34, 50, 101, 152, 200"),
         (["densenet121", "--option", "channels=middle"], "channels='middle': expected first or last"),
-        (["bert12", "--option", "width"], "--option 'width': expected NAME=VALUE"),
+        (["bert12", "--option", "width"], "width='': expected a whole number above 0"),
         (["vgg16"], "'vgg16' is none of the paper's networks"),
     ],
 )

@@ -56,12 +56,12 @@ class Network:
 
 
 def network_of(parameters: Mapping[str, Any], table: Mapping[str, Network]) -> Network | ScriptNetwork:
-    """Return the network of a case: its ``model`` in a table, or that of its ``script`` of examples/paper."""
+    """Return the network that a case names in a table, or that of its ``script`` of examples/paper."""
     if "script" in parameters:
         from benchmarks.paper.scripts import ScriptNetwork
 
         return ScriptNetwork(**parameters["script"])
-    return table[parameters["model"]]
+    return table[parameters.get("model") or parameters["network"]]
 
 
 class Workload(NamedTuple):

@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from benchmarks.case import Case
+from benchmarks.case import NOBODY, Case, Way
 from benchmarks.cases import cases_of
 from benchmarks.paper import networks
 from benchmarks.paper.networks import NETWORKS, PUBLISHED, PaperNetwork, network_named
@@ -26,6 +26,9 @@ _SUITES = {
     networks.DATA_PARALLEL: "data_parallel",
     networks.PIPELINE: "pipelines",
 }
+# How suites name networks of their own.
+_NAMED = ("model", "network", "networks")
+_AUTHORS = tuple(Way(name, NOBODY, {"schedule": name}) for name in ("fast_forward", "modulo"))
 _TASKS = {"pretrain": "pre-training", "finetune": "fine-tuning"}
 _STOCK = ("gpipe", "horovod", "horovod_k", "local")
 
@@ -101,10 +104,11 @@ def case_of(network: PaperNetwork, size: str, settings: dict[str, Any]) -> Case:
         like = cases_of(_SUITES[network.mode], quick=True)[0]
     except ModuleNotFoundError as error:
         raise BenchmarkError(f"{network.name} is not measured: {error}") from None
-    parameters = {name: value for name, value in like.parameters.items() if name != "model"}
+    parameters = {name: value for name, value in like.parameters.items() if name not in _NAMED}
     of_script = {"script": network.script, "size": size, "settings": network.settings_at(size, settings)}
     parameters["script"] = of_script
-    return replace(like, name=f"{network.name}, {size}", parameters=parameters)
+    ways = like.ways + (_AUTHORS if network.mode == networks.PIPELINE else ())
+    return replace(like, name=f"{network.name}, {size}", parameters=parameters, ways=ways)
 
 
 def _measure(

@@ -68,7 +68,7 @@ class Training:
 
     def __init__(self, workers: Workers, case: Case) -> None:
         self._workers, self._case, given = workers, case, case.parameters
-        self._network = getattr(models, given["networks"])[given["network"]]
+        self._network = models.network_of(given, getattr(models, given.get("networks", "PIPELINE")))
         self._microbatches = given.get("microbatches") or 1
         self._cluster = ConfinedCluster(workers)
         if "slow" in given:

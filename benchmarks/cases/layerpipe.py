@@ -29,5 +29,5 @@ def cases(quick: bool) -> tuple[Case, ...]:
 
 
 def _case(network: str, devices: int, ways: tuple[Way, ...], turns: int) -> Case:
-    parameters = {"networks": "LAYERPIPE", "network": network, "devices": devices, "steps": _STEPS}
+    parameters = {"networks": "LAYERPIPE", "model": network, "devices": devices, "steps": _STEPS}
     return Case(f"{network}, {devices} workers", "layerpipe", "workers", ways, parameters, turns)

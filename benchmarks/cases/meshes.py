@@ -35,6 +35,6 @@ def _in_all(devices: int) -> tuple[Way, ...]:
 
 def _case(network: str, devices: int, ways: tuple[Way, ...], turns: int) -> Case:
     parameters = {
-        "networks": "MESH", "network": network, "devices": devices, "microbatches": _MICROBATCHES
+        "networks": "MESH", "model": network, "devices": devices, "microbatches": _MICROBATCHES
     }  # fmt: skip
     return Case(f"{network}, {devices} workers", "mesh", "workers", ways, parameters, turns)

@@ -33,7 +33,7 @@ def _case(
     networks: str, network: str, devices: int, microbatches: int, ways: tuple[Way, ...], turns: int
 ) -> Case:
     parameters = {
-        "networks": networks, "network": network, "devices": devices, "microbatches": microbatches
+        "networks": networks, "model": network, "devices": devices, "microbatches": microbatches
     }  # fmt: skip
     name = f"{network}, {devices} workers, {microbatches} micro-batches"
     return Case(name, "pipeline", "workers", ways, parameters, turns)

@@ -25,7 +25,7 @@ def _case(network: str, devices: int, turns: int) -> Case:
         Way("one device", STOCK, {"stock": "one device"}),
     )
     parameters = {
-        "networks": "MESH", "network": network, "devices": devices, "microbatches": 3 * devices,
+        "networks": "MESH", "model": network, "devices": devices, "microbatches": 3 * devices,
         "slow": _SLOW,
     }  # fmt: skip
     return Case(f"{network}, {devices} workers, one slow", "unequal", "workers", ways, parameters, turns)

@@ -39,8 +39,8 @@ class Steps(Protocol):
     def about(self) -> dict[str, Any]:
         """Return what ran."""
 
-    def finish(self) -> keras.Model:
-        """End the training, and return the model."""
+    def finish(self) -> keras.Model | None:
+        """End the training, and return the model; None: it is none of Keras."""
 
 
 class Fit:

@@ -4,6 +4,7 @@ A way's options are those of ``tf_ooo.Pipeline``, or with ``"layerpipe": true`` 
 
 * ``{"stock": "one device"}`` is Keras' own step on the first worker,
 * ``{"unfused": "1f1b"}`` runs the order of the way of that name, whose dO are sent before their dW have run,
+* ``{"torch": "1f1b"}`` is a schedule of ``torch.distributed.pipelining``,
 * ``{"alike": true}`` plans as if all workers were as fast as the first.
 """
 
@@ -13,7 +14,7 @@ import dataclasses
 import os
 import statistics
 from collections.abc import Mapping, Sequence
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from benchmarks.case import Case, Measured, Way, WayRun
 from benchmarks.machine import confine
 from benchmarks.processes import BenchmarkError, end_with, requests
 from benchmarks.runners.steps import Fit, Steps, Stock
+from benchmarks.runners.torch import Ranks, TorchSteps
 from benchmarks.runners.workers import Workers
 from benchmarks.turns import take_turns
 from tf_ooo.costs.layer_costs import Link
@@ -101,8 +103,11 @@ class Training:
             )
             for name, way in self._ways.items()
         }
-        trained = {name: way.finish() for name, way in self._ways.items()}
+        finished = {name: way.finish() for name, way in self._ways.items()}
+        trained = {name: model for name, model in finished.items() if model is not None}
         stock_bits, runs = (None, runs) if self._late else self._compared(runs, trained, steps)
+        if "_ranks" in vars(self):
+            self._ranks.close()
         about = {
             "weights": next(iter(trained.values())).count_params(),
             "batch_rows": self._network.batch * self._microbatches,
@@ -130,7 +135,7 @@ class Training:
         stock = models.weights_of(model)
         differences = {name: models.largest_difference(of, stock) for name, of in weights.items()}
         return models.check_sum(model), {
-            name: dataclasses.replace(run, bits=bits[name], largest_difference=differences[name])
+            name: dataclasses.replace(run, bits=bits.get(name), largest_difference=differences.get(name))
             for name, run in runs.items()
         }
 
@@ -148,6 +153,8 @@ class Training:
         return not_run
 
     def _started(self, way: Way, workload: models.Workload | None) -> Steps:
+        if "torch" in way.options:
+            return TorchSteps(self._ranks, way.options["torch"])
         if workload is None:
             return self._stock()
         late = "layerpipe" in way.options
@@ -195,6 +202,12 @@ class Training:
             raise OOOError(f"{name} did not run")
         path.write_text(dataclasses.replace(fused.schedule, fused_backward=False).to_text())
         return str(path)
+
+    @cached_property
+    def _ranks(self) -> Ranks:
+        """Processes of torch, which run all of the case's schedules that are theirs."""
+        schedules = [way.options["torch"] for way in self._case.ways if "torch" in way.options]
+        return Ranks(self._workers.group, len(self._cluster.devices), self._microbatches, schedules)
 
     def _stock(self) -> Stock:
         stock = Stock(self._make, self._cluster.devices[0])

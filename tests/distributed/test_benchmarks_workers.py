@@ -19,7 +19,7 @@ def test_ways_take_turns_and_are_compared_with_stock():
         Way("impossible", PYTORCH, {"schedule": "interleaved_1f1b", "chunks": 9}),
         Way("one device", STOCK, {"stock": "one device"}),
     )
-    parameters = {"networks": "MESH", "network": "mlp_few_rows", "devices": 2, "microbatches": 2}
+    parameters = {"networks": "MESH", "model": "mlp_few_rows", "devices": 2, "microbatches": 2}
     measured = workers.run(Case("small", "pipeline", "workers", ways, parameters, turns=2))
     assert list(measured.ways) == ["auto", "gpipe", "one device"]
     assert list(measured.not_run) == ["impossible"]

@@ -7,9 +7,10 @@ import pytest
 from benchmarks import models
 from benchmarks.case import OURS
 from benchmarks.cases import cases_of
+from benchmarks.runners.torch import cut
 from tf_ooo.modes.table import LayerPipe, Pipeline
 
-ON_WORKERS = ("pipelines", "meshes", "unequal", "layerpipe")
+ON_WORKERS = ("pipelines", "meshes", "unequal", "layerpipe", "torch")
 
 
 @pytest.mark.parametrize("quick", [False, True])
@@ -21,14 +22,14 @@ def test_cases_can_be_run(suite, quick):
         assert case.turns >= (6 if quick else 8)
         assert [way.name for way in case.ways if way.had_by == OURS] == ["auto"]
         assert any(way.is_baseline for way in case.ways)
-        assert case.parameters["network"] in getattr(models, case.parameters["networks"])
+        assert case.parameters["model"] in getattr(models, case.parameters["networks"])
         for way in case.ways:
             check_options(case, way)
 
 
 def check_options(case, way):
     options = dict(way.options)
-    if "stock" in options:
+    if {"stock", "torch"} & options.keys():
         return
     if "unfused" in options:
         names = [other.name for other in case.ways]
@@ -45,3 +46,9 @@ def test_pipelines_are_compared_with_all_that_pytorch_has_of_old():
         for case in cases_of("pipelines", quick):
             baselines = {way.name for way in case.ways if way.is_baseline}
             assert {"gpipe", "1f1b", "interleaved_1f1b", "one device"} <= baselines
+
+
+def test_torchs_stages_hold_all_layers():
+    for stages in (1, 2, 3, 4, 8):
+        parts = [cut(17, stages, stage) for stage in range(stages)]
+        assert [layer for part in parts for layer in part] == list(range(17))

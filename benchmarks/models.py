@@ -61,7 +61,7 @@ def network_of(parameters: Mapping[str, Any], table: Mapping[str, Network]) -> N
         from benchmarks.paper.scripts import ScriptNetwork
 
         return ScriptNetwork(**parameters["script"])
-    return table[parameters.get("model") or parameters["network"]]
+    return table[parameters["model"]]
 
 
 class Workload(NamedTuple):

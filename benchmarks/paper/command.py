@@ -27,7 +27,7 @@ _SUITES = {
     networks.PIPELINE: "pipelines",
 }
 # How suites name networks of their own.
-_NAMED = ("model", "network", "networks")
+_NAMED = ("model", "networks")
 _AUTHORS = tuple(Way(name, NOBODY, {"schedule": name}) for name in ("fast_forward", "modulo"))
 _TASKS = {"pretrain": "pre-training", "finetune": "fine-tuning"}
 _STOCK = ("gpipe", "horovod", "horovod_k", "local")

@@ -7,7 +7,7 @@ import dataclasses
 import functools
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tf_ooo.compat import iterators, keras_losses, nests, train_function
@@ -72,6 +72,7 @@ _METRIC = (
     "micro-batches than of both in one, as the largest number of a batch does; use microbatches=1 where it "
     "matters"
 )
+_FIRST_ONLY = f"whether rows of a batch look at each other was seen in the first batch only: {_NEVER_WHOLE}"
 _UNLIKE = (
     "{}: what the forward pass assigns for a batch does not follow from what it assigns for micro-batches; "
     "nothing that is trained depends on it, and it becomes another than in stock training; microbatches=1 "
@@ -152,6 +153,7 @@ class PipelineSteps:
     def step(self, batch: Any, iterator: Any) -> Any:
         """One step on one batch; its logs."""
         mode, pipeline = self._mode, self._mode.pipeline
+        self._look_at_later(batch)
         if pipeline is None and mode.planned_from is not None:
             self._build(batch, iterator)
             pipeline = mode.plan_from(*mode.planned_from, self._model)
@@ -192,7 +194,7 @@ class PipelineSteps:
             if options.check_loss and (on_host or not self._never_whole):  # of a few rows; nothing is kept
                 self._check_loss(batch, len(rows), on_host)
             else:
-                self._mode.states = StateKinds()
+                self._mode.states, self._mode.later = StateKinds(), None
         self._say_what_changes(rows)
         if not self._never_whole or on_host:
             return
@@ -208,12 +210,34 @@ class PipelineSteps:
         key = mode.distributed.stock, nests.signature(batch), microbatches
         if key[0] is None or mode.checked != key:
             with traced_anew(model):
-                mode.states = check_loss(model, batch, microbatches, gradients=not on_host)
-            mode.checked = key
+                checked = check_loss(model, batch, microbatches, gradients=not on_host)
+            mode.states, mode.later, mode.checked = checked.states, checked.later, key
+        if self._never_whole:
+            self._compare_first_only()
         if mode.states.unlike:
             self._warn(_UNLIKE.format(", ".join(mode.states.unlike)))
         for name in mode.states.metrics:
             self._warn(_METRIC.format(name))
+
+    def _look_at_later(self, batch: Any) -> None:
+        """StepRefused where rows meet in this batch that did not in the first one."""
+        built = self._first is not None or self._mode.pipeline is not None
+        if built and self._mode.later is not None:
+            self._mode.later.check(batch, self._moved)
+
+    def _moved(self) -> Mapping[int, Any]:
+        """The present variables by the ``id`` of their old handles.  BackendError: a worker is gone."""
+        if self._running is None:
+            return {}
+        if self._target.lost():  # a read from it would wait for ever
+            raise BackendError("a worker is gone")
+        return self._running.replaced
+
+    def _compare_first_only(self) -> None:
+        """There is no device on which the whole model may run beside the pipeline."""
+        if self._mode.later is not None:
+            self._mode.later = None
+            self._mode.describe().notes.append(_FIRST_ONLY)
 
     def _say_what_changes(self, rows: Sequence[int]) -> None:
         """Warns of what micro-batches of so many rows change in the result, before the first step."""
@@ -314,6 +338,7 @@ class PipelineSteps:
     def _first_cut_step(self, first: FirstSteps, batch: Any, iterator: Any) -> Any:
         """The step was taken apart, and has not run."""
         mode = self._mode
+        self._compare_first_only()
         step, costs = first.measured(self._target)
         count = len(mode.division.split(rows_of(batch)))
         self._make_plan(dataclasses.replace(step, count=count), costs, first)

@@ -91,11 +91,33 @@ class LookedAt:
         return Seen(float(loss), grads, outputs, states, metrics, results)
 
     @property
-    def closed_gates(self) -> list[Any]:
+    def variables(self) -> list[Any]:
+        """All that the trace reads or changes."""
+        return list(self._undone.concrete.graph.variables)
+
+    @property
+    def closed_gates(self) -> dict[str, Any]:
         """Scalar variables of value zero that the step only reads, as a factor of a term does."""
         changed = {id(variable.handle) for variable in self._undone.changed}
-        read = [v for v in self._undone.concrete.graph.variables if id(v.handle) not in changed]
-        return [v for v in read if v.dtype.is_floating and v.shape.rank == 0 and float(v) == 0.0]
+        read = [variable for variable in self.variables if id(variable.handle) not in changed]
+        gates = [v for v in read if v.dtype.is_floating and v.shape.rank == 0 and float(v) == 0.0]
+        return {keras_variables.unique_name_of(gate): gate for gate in gates}
+
+    @property
+    def counters(self) -> dict[str, Any]:
+        """Single whole numbers, no states, on which the loss or a gradient depends: a count of steps is one.
+
+        The optimizer counts, or a callback.
+        """
+        states = set(map(id, self.states.values()))
+        numbers = [v for v in self.variables if v.dtype.is_integer and v.shape.num_elements() == 1]
+        paths = _paths_of(all_variables(self._model))
+        counters = {
+            paths.get(id(number.handle)) or keras_variables.unique_name_of(number): number
+            for number in numbers
+            if id(number) not in states
+        }
+        return {name: counters[name] for name in self._read_of(counters)}
 
     @property
     def values(self) -> dict[str, np.ndarray]:
@@ -104,10 +126,13 @@ class LookedAt:
 
     @property
     def used(self) -> set[str]:
-        graph = self._undone.concrete.graph
-        inside = {id(outer): inner for outer, inner in graph.captures}
-        handles = {id(inside[id(variable.handle)]): path for path, variable in self.states.items()}
-        return _read_by(self._undone.concrete.outputs, handles)
+        return self._read_of(self.states)
+
+    def _read_of(self, variables: Mapping[str, Any]) -> set[str]:
+        concrete = self._undone.concrete
+        inside = {id(outer): inner for outer, inner in concrete.graph.captures}
+        handles = {id(inside[id(variable.handle)]): name for name, variable in variables.items()}
+        return _read_by(concrete.outputs, handles)
 
     def _step(self, batch: Any) -> Any:
         traced = _traced_step(self._model, batch)
@@ -118,7 +143,7 @@ class LookedAt:
 
 def _states(model: keras.Model, changed: Sequence[Any]) -> dict[str, Any]:
     """The variables among these that are not trained, nor a metric's, an optimizer's or a seed, by name."""
-    paths = {key_of(variable): path for path, variable in keras_variables.named(model.weights).items()}
+    paths = _paths_of(model.weights)
     trained = set(map(key_of, keras_trainable.trained_variables(model)))
     no_states = set(map(key_of, all_variables(model))) - paths.keys() | trained
     states = {id(variable.handle): variable for variable in changed}
@@ -144,6 +169,10 @@ def _results(model: keras.Model) -> dict[str, np.ndarray]:
             named = said if isinstance(said, Mapping) else {metric.name: said}
             results.update({name: np.asarray(value, np.float64) for name, value in named.items()})
     return results
+
+
+def _paths_of(variables: Sequence[Any]) -> dict[int, str]:
+    return {key_of(variable): path for path, variable in keras_variables.named(variables).items()}
 
 
 def _read_by(tensors: Sequence[Any], handles: Mapping[int, str]) -> set[str]:

@@ -32,6 +32,7 @@ from tf_ooo.modes.pipeline.fit import PipelineSteps
 from tf_ooo.modes.pipeline.host_check import check_host_memory
 from tf_ooo.modes.pipeline.limits import Limit, limit_of, mesh_within
 from tf_ooo.modes.pipeline.loop_parts import loop_parts
+from tf_ooo.modes.pipeline.losses import LaterBatches
 from tf_ooo.modes.pipeline.mesh import AUTO, Mesh, counts_of, make_mesh
 from tf_ooo.modes.pipeline.options import Pipeline
 from tf_ooo.modes.pipeline.own_schedule import check_own, check_recomputed, layers_named
@@ -80,6 +81,7 @@ class PipelineMode:
         one_device: why the stock step trains on one device; empty: it does not.
         checked: the train function and the batches whose loss was looked at.
         states: how those of the model follow from micro-batches, as was seen then.
+        later: compares later batches with their micro-batches; None: they are not compared.
         stock_trace_s: what the execution took in which the stock step was traced; 0: not known.
     """
 
@@ -99,6 +101,7 @@ class PipelineMode:
         self.one_device = self.refused = ""
         self.checked: Any = None
         self.states = StateKinds()
+        self.later: LaterBatches | None = None
         self.losing = Losing()
         self.stock_trace_s = 0.0
         self.distributed = Distributed(options.mode)

@@ -111,6 +111,11 @@ class RunningPipeline:
         """Moves the variables."""
         self._placed.move(self._pipeline.devices)
 
+    @property
+    def replaced(self) -> Mapping[int, Any]:
+        """As of :class:`Moved`."""
+        return self._placed.replaced
+
     def step(self, batch: Any) -> Any:
         """One step; its logs."""
         if self._before is not None:

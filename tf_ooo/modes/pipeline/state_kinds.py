@@ -107,6 +107,24 @@ def moved(states: States) -> States:
     }
 
 
+def in_steps(steps: int, now: np.ndarray, once: np.ndarray, twice: np.ndarray) -> np.ndarray:
+    """A state so many steps later, told from two: each step's change is one share of that before it.
+
+    So counts, ramps, decays and moving averages go on; what has two values stays as it is after two steps.
+    """
+    if now.dtype.kind not in "fiu":
+        return twice
+    old, new, newer = (np.asarray(values, np.float64) for values in (now, once, twice))
+    change, next_change = new - old, newer - new
+    share = np.clip(np.divide(next_change, change, out=np.zeros_like(old), where=change != 0), 0.0, 1.0)
+    falling = np.minimum(share, 1.0 - 1e-9)
+    value = old + change * np.where(share < 1.0, (1.0 - falling**steps) / (1.0 - falling), steps)
+    if now.dtype.kind in "iu":
+        limits = np.iinfo(now.dtype)
+        value = np.clip(np.rint(value), limits.min, limits.max)
+    return value.astype(now.dtype)
+
+
 @contextlib.contextmanager
 def set_to(variables: Mapping[str, Any], values: States) -> Iterator[None]:
     """Inside the block the variables have these values; those without one stay as they are."""

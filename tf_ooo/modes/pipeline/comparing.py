@@ -1,0 +1,281 @@
+"""Steps on two micro-batches in one beside the mean of the steps on each, now and later in training."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import tensorflow as tf
+
+from tf_ooo.compat import keras_losses, nests
+from tf_ooo.costs.places import first_of
+from tf_ooo.modes.pipeline.looked_at import LookedAt, Seen, dense
+from tf_ooo.modes.pipeline.state_kinds import (
+    Assigned,
+    StateKinds,
+    States,
+    in_steps,
+    moved,
+    set_to,
+    state_kinds,
+)
+from tf_ooo.tracing.micro_batches import parts_of, rows_of
+
+if TYPE_CHECKING:
+    import keras
+
+_LOG = logging.getLogger("tf_ooo")
+# Kernels add up other shapes in another order; in half precision each row's loss has three digits.
+ROUNDING = 1e-3
+_ROUNDING_OF_HALF = 3e-2
+# A gradient's difference beside its norm: rounding alone makes 1e-7 to 1e-5 of it, and what the same rows in
+# reverse order make is rounding, too.  A gradient this much smaller than the largest one is only rounding.
+_GRADIENT_ROUNDING = 2e-5
+_BEYOND_REVERSED = 8.0
+_NEGLIGIBLE = 1e-3
+# So many pairs of micro-batches must agree: one of them alone may meet the kink of a relu.
+_PAIRS = 3
+# Two micro-batches' loss over the mean of both, where rows are added up; other terms and masks blur it.
+_SUM = 2.0
+_NEAR = 0.3
+# So many steps later a gate may be open: round numbers and those before, for what is done every so many.
+_LATER_STEPS = (1, 3, 10, 31, 99, 1_000, 9_999, 100_000)
+
+
+@dataclass(frozen=True)
+class Compared:
+    """Two micro-batches in one, and the mean of each one's: losses, gradients and outputs.
+
+    Attributes:
+        together, apart: the losses.
+        grads_off: how far each gradient is from the mean of both parts'; 0 where it may be rounding.
+        norms: of the gradients.
+        outputs_off: the largest difference of an output, beside the largest output.
+        metrics_off: of what each metric says, by name.
+    """
+
+    together: float
+    apart: float
+    grads_off: np.ndarray
+    norms: np.ndarray
+    outputs_off: float
+    metrics_off: Mapping[str, float]
+
+    def adds_up(self) -> bool:
+        return abs(self.together - _SUM * self.apart) < _NEAR * abs(self.apart)
+
+    def loss_off(self, least: float) -> float:
+        """Beside the larger loss, or ``least`` where that is more."""
+        size = max(abs(self.together), abs(self.apart), least)
+        return abs(self.together - self.apart) / size if size else 0.0
+
+    def gradients_off(self, least: np.ndarray | float) -> np.ndarray:
+        """How far each gradient is off beside its norm, or ``least`` where that is more."""
+        norms = np.maximum(self.norms, least)
+        scales = np.maximum(norms, _NEGLIGIBLE * norms.max(initial=0.0))
+        beside: np.ndarray = np.divide(self.grads_off, scales, out=np.zeros(len(scales)), where=scales > 0)
+        return beside
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """Neighbouring micro-batches, two in one, whose losses and gradients are finite."""
+
+    batches: list[Any]
+    compared: list[Compared]
+
+
+class Comparison:
+    """A step on two micro-batches of so many ``rows`` in one, and on each by itself: two traces of it.
+
+    ``gradients=False``: losses and outputs alone.  No variable is changed.
+    ``exact``: whether losses and gradients tell; else random numbers or masks are left in them.
+    """
+
+    def __init__(self, model: keras.Model, batch: Any, rows: int, gradients: bool) -> None:
+        self.model, self.rows = model, rows
+        pair = self.pairs_of(batch)[0]
+        self._of_part = LookedAt(model, parts_of(pair, (rows, rows))[0], gradients)
+        self._of_both = LookedAt(model, pair, gradients)
+        self.exact = not self._of_part.random and not keras_losses.masks(model)
+        self._signature = nests.signature(pair)
+
+    @property
+    def variables(self) -> list[Any]:
+        """All that the step reads, as it was traced."""
+        return list(self._of_both.variables)
+
+    def pairs_of(self, batch: Any) -> list[Any]:
+        """The first neighbours of a batch."""
+        together, whole = 2 * self.rows, rows_of(batch)
+        pairs = parts_of(batch, [together] * (whole // together) + [whole % together])
+        return [pair for pair in pairs if rows_of(pair) == together][:_PAIRS]
+
+    def fits(self, batch: Any) -> bool:
+        """Whether a batch has such neighbours as the step was traced for."""
+        return [nests.signature(pair) for pair in self.pairs_of(batch)[:1]] == [self._signature]
+
+    def compare(self, batches: Sequence[Any]) -> Pairs:
+        """With gates of value zero open: a term that a callback lets in later is there already."""
+        gates = self._of_both.closed_gates
+        with set_to(gates, {name: np.ones_like(gate.numpy()) for name, gate in gates.items()}):
+            pairs = [(pair, each) for pair in batches if (each := self._compared(pair)) is not None]
+        return Pairs([pair for pair, _ in pairs], [each for _, each in pairs])
+
+    def difference(self, compared: Sequence[Compared], earlier: Sequence[Compared] = ()) -> str:
+        """Say in words how batches differ from their micro-batches; empty: they do not.
+
+        ``earlier`` ones tell how large rounding is where losses and gradients have become small.
+        """
+        half, rounding = self._is_half, self._rounding
+        if compared and min(pair.outputs_off for pair in compared) > rounding:
+            return "the outputs for two micro-batches in one are not those for each by itself"
+        if not self.exact or not compared:
+            return ""
+        least = max((abs(pair.together) for pair in earlier), default=0.0)
+        differing = [pair for pair in compared if pair.loss_off(least) > rounding]
+        if differing:
+            return (
+                f"the loss of two micro-batches in one is {differing[0].together:.4g}, the mean of both "
+                f"{differing[0].apart:.4g}"
+            )
+        norms = np.max([pair.norms for pair in earlier], axis=0) if earlier else 0.0
+        off = np.min([pair.gradients_off(norms) for pair in compared], axis=0)
+        largest = float(off.max(initial=0.0))
+        if largest > (_ROUNDING_OF_HALF if half else _GRADIENT_ROUNDING):
+            return (
+                "the gradients of two micro-batches in one are not the mean of each one's: they differ by "
+                f"{largest:.2g} of their size"
+            )
+        return ""
+
+    def differing_metrics(self, compared: Sequence[Compared]) -> tuple[str, ...]:
+        """Names of metrics that say something else of two micro-batches than of both in one."""
+        names = compared[0].metrics_off if compared and self.exact else ()
+        least = {name: min(pair.metrics_off.get(name, 0.0) for pair in compared) for name in names}
+        return tuple(name for name in names if least[name] > self._rounding)
+
+    @property
+    def _is_half(self) -> bool:
+        return self.model.compute_dtype in ("float16", "bfloat16")
+
+    @property
+    def _rounding(self) -> float:
+        return _ROUNDING_OF_HALF if self._is_half else ROUNDING
+
+    def states(self, pairs: Pairs) -> StateKinds:
+        """What states do as they are, and moved a little; each step is taken once more for that."""
+        of_both, batches = self._of_both, pairs.batches
+        if not of_both.states or self._of_part.random:
+            return StateKinds()
+        as_they_are = [self._assigned(pair) for pair in batches]
+        with set_to(of_both.states, moved(of_both.values)):
+            return state_kinds([*as_they_are, *map(self._assigned, batches[:1])], of_both.used)
+
+    def later_difference(self, pairs: Pairs) -> str:
+        """As :meth:`difference`, with counts of steps and states as they will be so many steps later.
+
+        Nothing is computed where neither the loss nor a gradient depends on such.
+        """
+        states = {name: state for name, state in self._of_both.states.items() if name in self._of_both.used}
+        counters = self._of_both.counters
+        if not (states or counters) or not pairs.batches:
+            return ""
+        clocks = states | counters
+        now = {name: clock.numpy() for name, clock in clocks.items()}
+        once = self._stepped(pairs.batches[0], now)
+        twice = self._stepped(pairs.batches[0], once)
+        for steps in _LATER_STEPS:
+            then = {name: in_steps(steps, now[name], once[name], twice[name]) for name in clocks}
+            with set_to(clocks, then):
+                try:
+                    difference = self.difference_of(pairs.batches)
+                except tf.errors.OpError as error:  # a number that no step would see
+                    _LOG.debug("%d steps later nothing was compared: %s", steps, error)
+                    continue
+            if difference:
+                return f"with {first_of(sorted(clocks))} as {steps} steps later, {difference}"
+        return ""
+
+    def difference_of(self, batches: list[Any], earlier: Sequence[Compared] = ()) -> str:
+        """As :meth:`difference`; most often the first neighbours tell that there is none."""
+        first = self.difference(self.compare(batches[:1]).compared, earlier)
+        return first and self.difference(self.compare(batches).compared, earlier)
+
+    def _stepped(self, pair: Any, values: States) -> States:
+        """States after a step from these values, and counters that have counted it."""
+        states = self._of_both.states
+        with set_to(states, {name: value for name, value in values.items() if name in states}):
+            after = self._of_both(pair).states
+        return {name: after[name] if name in states else value + 1 for name, value in values.items()}
+
+    def _assigned(self, pair: Any) -> Assigned:
+        of_both, of_part = self._of_both, self._of_part
+        before, both, parts = of_both.values, of_both(pair).states, self._parts(pair)
+        first, second = (of_part(part).states for part in parts)
+
+        def in_turn(name: str) -> np.ndarray:
+            with set_to(of_both.states, {**before, name: first[name]}):
+                return of_part(parts[1]).states[name]
+
+        return Assigned(before, both, first, second, in_turn)
+
+    def _parts(self, pair: Any) -> list[Any]:
+        return parts_of(pair, (self.rows, self.rows))
+
+    def _compared(self, pair: Any) -> Compared | None:
+        part, other = self._parts(pair)
+        first = self._of_part(part)
+        second = self._of_part(other, after=first)
+        both, reversed_rows = self._of_both(pair), self._of_both(_reversed(pair))
+        if not all(seen.is_finite for seen in (first, second, both, reversed_rows)):
+            return None
+        of_parts = [np.concatenate(parts) for parts in zip(first.outputs, second.outputs, strict=True)]
+        outputs = zip(both.outputs, of_parts, strict=True)
+        return Compared(
+            both.loss,
+            (first.loss + second.loss) / 2,
+            *_gradients_off(both, first, second, reversed_rows),
+            max((off(a, b) for a, b in outputs), default=0.0),
+            {name: off(both.results[name], said) for name, said in second.results.items()},
+        )
+
+
+def _gradients_off(
+    both: Seen, first: Seen, second: Seen, reversed_rows: Seen
+) -> tuple[np.ndarray, np.ndarray]:
+    """How far each gradient is from the mean of both parts', 0 where it may be rounding; the norms."""
+    differences, norms = [], []
+    for grads in zip(both.grads, first.grads, second.grads, reversed_rows.grads, strict=True):
+        together, of_first, of_second, of_reversed = dense(grads)
+        difference = _norm(together - (of_first + of_second) / 2)
+        rounding = _norm(together - of_reversed)
+        norms.append(max(map(_norm, (together, of_first, of_second))))
+        # Rows that count by their place differ in reverse as well: that much is no rounding.
+        small = rounding < _ROUNDING_OF_HALF * norms[-1] and difference < _BEYOND_REVERSED * rounding
+        differences.append(0.0 if small else difference)
+    return np.array(differences), np.array(norms)
+
+
+def _norm(values: np.ndarray) -> float:
+    """Without the threads of a matrix library, which would wait for TensorFlow's (100 times as long)."""
+    return float(np.sqrt(np.square(values).sum()))
+
+
+def off(a: np.ndarray, b: np.ndarray) -> float:
+    """The largest difference beside the largest number of ``a``; 0 where shapes differ."""
+    if a.shape != b.shape:
+        return 0.0  # it has no row for each of the batch
+    size = float(np.abs(a).max(initial=0.0))
+    return float(np.abs(a - b).max(initial=0.0)) / size if size and np.isfinite(size) else 0.0
+
+
+def _reversed(batch: Any) -> Any:
+    """The batch with its rows in reverse order; what is not dense stays as it is."""
+    parts = tf.nest.flatten(batch)
+    if not all(isinstance(part, tf.Tensor) for part in parts):
+        return batch
+    return tf.nest.map_structure(lambda part: part[::-1] if part.shape.rank else part, batch)

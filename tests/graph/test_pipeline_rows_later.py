@@ -9,6 +9,7 @@ import tensorflow as tf
 from tests.graph.pipeline_fits import assert_equal_bits, distance, pipelined
 from tests.zoo import keras, needs_keras_3
 from tf_ooo.errors import BackendError
+from tf_ooo.modes.pipeline.losses import LaterBatches
 
 pytestmark = [pytest.mark.devices(2), needs_keras_3]
 
@@ -228,3 +229,17 @@ def test_later_batches_are_not_looked_at_unless_the_first_one_is():
     model = dense()
     fit(model, ours(check_loss=False), loss=wide_rows, x=WIDE)
     assert count_of(model) == 7
+
+
+def test_a_batch_that_cannot_be_compared_is_a_note(monkeypatch):
+    """There may be no memory for the whole model beside the stages."""
+    monkeypatch.setattr(LaterBatches, "_difference", no_memory)
+    keras.utils.set_random_seed(1)
+    model, callback = dense(), ours()
+    fit(model, callback)
+    assert count_of(model) == 7
+    assert "rows are not compared from batch 2 on: ResourceExhaustedError" in callback.report.summary()
+
+
+def no_memory(*_):
+    raise tf.errors.ResourceExhaustedError(None, None, "no room")

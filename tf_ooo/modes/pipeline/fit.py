@@ -222,8 +222,9 @@ class PipelineSteps:
     def _look_at_later(self, batch: Any) -> None:
         """StepRefused where rows meet in this batch that did not in the first one."""
         built = self._first is not None or self._mode.pipeline is not None
-        if built and self._mode.later is not None:
-            self._mode.later.check(batch, self._moved)
+        note = self._mode.later.check(batch, self._moved) if built and self._mode.later else ""
+        if note:
+            self._mode.describe().notes.append(note)
 
     def _moved(self) -> Mapping[int, Any]:
         """The present variables by the ``id`` of their old handles.  BackendError: a worker is gone."""

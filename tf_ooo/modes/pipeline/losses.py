@@ -101,26 +101,31 @@ class LaterBatches:
         self._batch, self._next = 1, 2.0
         self._began_s, self._took_s = time.perf_counter(), 0.0
 
-    def check(self, batch: Any, present: Callable[[], Mapping[int, Any]]) -> None:
-        """StepRefused where rows meet.  ``present``: each moved variable, by the ``id`` of its old handle."""
+    def check(self, batch: Any, present: Callable[[], Mapping[int, Any]]) -> str:
+        """StepRefused where rows meet.  Returns why no batch is compared from now on; empty: they are.
+
+        ``present``: each moved variable, by the ``id`` of its old handle.
+        """
         self._batch += 1
         if self._batch < self._next or not self._comparison.fits(batch):
-            return
+            return ""
         self._next, started = 2 * self._batch, time.perf_counter()
         if self._batch > _ALWAYS and self._took_s > _MOST * (started - self._began_s):
-            return
+            return ""
         try:
             difference = self._difference(batch, present())
         except Exception as error:  # no memory beside the stages; a lost worker
-            _LOG.debug("batch %d was not compared: %s", self._batch, error, exc_info=error)
+            _LOG.debug("batch %d was not compared", self._batch, exc_info=error)
             self._next = math.inf
-            return
+            said = next(iter(str(error).splitlines()), "")
+            return f"rows are not compared from batch {self._batch} on: {type(error).__name__}: {said}"
         self._took_s += time.perf_counter() - started
         if difference:
             where = f"in batch {self._batch}, whose update was not made (compared are 1, 2, 4, 8, ...)"
             model, rows = self._comparison.model, self._comparison.rows
             with traced_anew(model):
                 raise _refused(model, batch, rows, f"{where}, {difference}")
+        return ""
 
     def _difference(self, batch: Any, present: Mapping[int, Any]) -> str:
         comparison = self._comparison

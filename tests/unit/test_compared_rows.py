@@ -8,7 +8,7 @@ from tf_ooo.modes.pipeline.comparing import Compared
 
 
 def compared(together, apart, grads_off, norms):
-    return Compared(together, apart, np.array(grads_off), np.array(norms), 0.0)
+    return Compared(together, apart, np.array(grads_off), np.array(norms), 0.0, {})
 
 
 def test_beside_their_own_size():

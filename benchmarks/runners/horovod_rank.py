@@ -126,6 +126,8 @@ class Trainer:
         kind, self._steps = way.options["kind"], int(case.parameters["steps"])
         together = self._steps if way.options["together"] else 1
         keras.utils.set_random_seed(SEED)
+        # Layers get the same names again: TensorFlow adds gradients up in the order of names.
+        keras.backend.clear_session()
         with _strategy().scope() if kind == STRATEGY else contextlib.nullcontext():
             self.model, optimizer = network.build(), network.optimizer(momentum=0.9)
             optimizer.build(self.model.trainable_variables)

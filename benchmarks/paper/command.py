@@ -14,9 +14,10 @@ from benchmarks.case import NOBODY, Case, Way
 from benchmarks.cases import cases_of
 from benchmarks.paper import networks
 from benchmarks.paper.networks import NETWORKS, PUBLISHED, PaperNetwork, network_named
-from benchmarks.paper.predicted import ASSUMPTIONS, Prediction, predictions, why
+from benchmarks.paper.predicted import ASSUMPTIONS, Prediction, not_counted, predictions, why
 from benchmarks.paper.scripts import ScriptNetwork, loaded
 from benchmarks.processes import BenchmarkError
+from tf_ooo.errors import OOOError
 
 ARCHIVE = Path(__file__).parents[1] / "archive" / "rows" / "paper"
 HEAD = ("Network", "Mode", "Published", "Predicted (authors' schedule, our auto)", "Measured here")
@@ -33,7 +34,15 @@ _TASKS = {"pretrain": "pre-training", "finetune": "fine-tuning"}
 _STOCK = ("gpipe", "horovod", "horovod_k", "local")
 
 
-@click.group()
+class _OneLineErrors(click.Group):
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except (OOOError, BenchmarkError) as error:
+            raise click.UsageError(str(error)) from None
+
+
+@click.group(cls=_OneLineErrors)
 def paper() -> None:
     """Run the twelve networks of out-of-order backprop: published, predicted, measured here."""
 
@@ -71,6 +80,8 @@ def run_(
     if only != "measured":
         click.echo(f"{network.title}, {network.mode}, published over {networks.OVER[network.mode]}: "
                    f"{_range(PUBLISHED[network.mode])}; {ASSUMPTIONS[network.mode]}")  # fmt: skip
+        for name in not_counted(network, settings):
+            click.echo(f"    {name} is not counted: predictions have the published one")
         for of in predictions(network, settings):
             click.echo(f"    {of.run.text}: {_range(of.authors)}, our auto {of.auto:.2f} ({of.chosen})")
     if only != "predicted":
@@ -117,10 +128,7 @@ def _measure(
     from benchmarks.__main__ import run_case
     from benchmarks.kept import ROWS
 
-    try:
-        run_case("paper", case_of(network, size, settings), turns, rows or ROWS)
-    except BenchmarkError as error:
-        raise click.ClickException(str(error)) from None
+    run_case("paper", case_of(network, size, settings), turns, rows or ROWS)
 
 
 def table(of: Iterable[PaperNetwork] = tuple(NETWORKS.values())) -> Iterator[str]:

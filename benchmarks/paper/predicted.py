@@ -11,10 +11,19 @@ from typing import Any
 
 from benchmarks.paper.layers import WORDS, layers_of, table_bytes
 from benchmarks.paper.networks import DATA_PARALLEL, PIPELINE, SINGLE, PaperNetwork, PaperRun
-from benchmarks.paper.schedules import LATENCY_S, NVLINK_BYTES_PER_S, PCIE_BYTES_PER_S, PUSH, Pipeline
+from benchmarks.paper.schedules import (
+    FASTFORWARD,
+    LATENCY_S,
+    MODULO,
+    NVLINK_BYTES_PER_S,
+    PCIE_BYTES_PER_S,
+    PUSH,
+    Pipeline,
+)
 from tf_ooo.costs.devices import device
 from tf_ooo.costs.layer_costs import LayerCosts, Link
 from tf_ooo.costs.models import model_costs
+from tf_ooo.errors import OptionsError
 from tf_ooo.planning.model.problem import Problem
 from tf_ooo.planning.model.schedule import Task
 from tf_ooo.planning.policies import POLICIES
@@ -57,46 +66,55 @@ class Prediction:
 
 
 def predictions(network: PaperNetwork, settings: Mapping[str, Any]) -> Iterator[Prediction]:
-    """One for each published configuration, with a user's settings in place of its own."""
-    by_mode = {SINGLE: _single, DATA_PARALLEL: _data_parallel, PIPELINE: _pipeline}
-    counted = {name: value for name, value in settings.items() if name not in _NOT_COUNTED}
+    """One for each published configuration, with a user's settings in place of its own.
+
+    Raises:
+        OptionsError: a pipeline has fewer layers than a published run has GPUs.
+    """
+    predict = {SINGLE: _single, DATA_PARALLEL: _data_parallel, PIPELINE: _pipeline}[network.mode]
+    counted = {name: value for name, value in settings.items() if name not in not_counted(network, settings)}
     for run in network.runs_with(counted):
-        authors, auto_s, base_s, chosen = by_mode[network.mode](network, run)
-        yield Prediction(run, authors, base_s / auto_s, chosen)
+        yield predict(network, _possible(run))
 
 
-_Gains = tuple[tuple[float, ...], float, float, str]
+def not_counted(network: PaperNetwork, settings: Mapping[str, Any]) -> list[str]:
+    """Which settings of a user the formulas do not have."""
+    unknown = _NOT_COUNTED | ({"width"} if network.script == "resnet" else set())
+    return [name for name in settings if name in unknown]
 
 
-def _single(network: PaperNetwork, run: PaperRun) -> _Gains:
-    name = (
-        f"{network.script}{run.settings.get('layers', 121)}" if network.script == "densenet" else network.name
-    )
-    options = {key: value for key, value in run.settings.items() if key != "layers"}
+def _possible(run: PaperRun) -> PaperRun:
+    """Modulo allocation takes a multiple of the GPUs as layers, or else it is fastforward."""
+    layers = run.settings.get("layers", 0)
+    if run.style and layers < run.devices:
+        raise OptionsError(
+            f"layers={layers}: a published run has {run.devices} GPUs, each with a layer or more"
+        )
+    return replace(run, style=FASTFORWARD) if run.style == MODULO and layers % run.devices else run
+
+
+def _single(network: PaperNetwork, run: PaperRun) -> Prediction:
+    options = dict(run.settings)
+    depth = options.pop("layers", 121)
+    name = f"densenet{depth}" if network.script == "densenet" else network.name
     stock, captured = (model_costs(name, on, **options) for on in (V100, CAPTURED))
     base_s = _step_s(stock, "in_order", mode=SINGLE)
+    authors_s = _step_s(captured, "multi_stream", mode=SINGLE)
     auto = plan(layers=captured, schedule="auto", mode=SINGLE)
-    return (
-        (base_s / _step_s(captured, "multi_stream", mode=SINGLE),),
-        auto.predicted_step_s or 0.0,
-        base_s,
-        auto.policy,
-    )
+    return Prediction(run, (base_s / authors_s,), base_s / (auto.predicted_step_s or base_s), auto.policy)
 
 
-def _data_parallel(network: PaperNetwork, run: PaperRun) -> _Gains:
+def _data_parallel(network: PaperNetwork, run: PaperRun) -> Prediction:
     layers = model_costs(f"resnet{run.settings['layers']}", V100, batch=run.settings["batch"])
-    workers, rates = (
-        (run.machines, RATES_BYTES_PER_S) if run.machines > 1 else (run.devices, (PCIE_BYTES_PER_S,))
-    )
+    workers = run.machines if run.machines > 1 else run.devices
     gains = []
-    for rate in rates:
+    for rate in RATES_BYTES_PER_S if run.machines > 1 else (PCIE_BYTES_PER_S,):
         link = Link(LATENCY_S / (workers - 1), rate)
         on: dict[str, Any] = {"mode": DATA_PARALLEL, "devices": workers, "link": link}
         base_s = _step_s(layers, "in_order", **on)
         gains.append(base_s / _first_k_s(layers, run.k, on))
     auto = plan(layers=layers, schedule="auto", **on)
-    return tuple(gains), auto.predicted_step_s or 0.0, base_s, auto.policy
+    return Prediction(run, tuple(gains), base_s / (auto.predicted_step_s or base_s), auto.policy)
 
 
 def _first_k_s(layers: tuple[LayerCosts, ...], k: int, on: Mapping[str, Any]) -> float:
@@ -116,23 +134,15 @@ def pipeline_of(network: PaperNetwork, run: PaperRun, ends: bool = True) -> Pipe
     return Pipeline(layers, run.devices, run.machines, run.microbatches, run.style, with_ends, table)
 
 
-def _pipeline(network: PaperNetwork, run: PaperRun) -> _Gains:
+def _pipeline(network: PaperNetwork, run: PaperRun) -> Prediction:
     authors = pipeline_of(network, run)
     gpipe_s = authors.gpipe_s()
     gains = tuple(gpipe_s / replace(authors, forward_first=first).step_s() for first in (False, True))
     rate = NVLINK_BYTES_PER_S if run.machines == 1 else authors.bytes_per_s(0, run.devices - 1, authors.gpus)
-    on: dict[str, Any] = {
-        "devices": run.devices,
-        "microbatches": run.microbatches,
-        "link": Link(LATENCY_S, rate),
-    }
-    auto = plan(layers=authors.layers, schedule="auto", mode=PIPELINE, **on)
-    return (
-        gains,
-        auto.predicted_step_s or 0.0,
-        _step_s(authors.layers, "gpipe", mode=PIPELINE, **on),
-        auto.policy,
-    )
+    on: dict[str, Any] = {"mode": PIPELINE, "devices": run.devices, "microbatches": run.microbatches}
+    on["link"] = Link(LATENCY_S, rate)
+    auto, base_s = plan(layers=authors.layers, **on), _step_s(authors.layers, "gpipe", **on)
+    return Prediction(run, gains, base_s / (auto.predicted_step_s or base_s), auto.policy)
 
 
 def _step_s(layers: tuple[LayerCosts, ...], schedule: str, **on: Any) -> float:

@@ -34,6 +34,8 @@ from tf_ooo.planning.model.schedule import Schedule
 from tf_ooo.planning.model.schedule_file import ScheduleFile
 from tf_ooo.rewriting.unrolled_tasks import Step
 
+# Tasks of a step of which a picture can be drawn; of more the median turn is not kept.
+_MOST_DRAWN = 100
 _TORCH: Mapping[str, Callable[..., Schedule]] = {
     "interleaved_zero_bubble": torch_orders.interleaved_zero_bubble,
     "zbv": torch_orders.zbv,
@@ -168,6 +170,7 @@ def measured(case: Case) -> Measured:
 def _about(run: Run, table: CostTable) -> dict[str, Any]:
     schedule = run.schedule
     stages = merged(table.layers, schedule.stages, schedule.microbatches)
+    turn = run.observed.median_turn()
     return {
         "schedule": schedule.policy,
         "chunks": len(schedule.stages) // schedule.devices,
@@ -175,6 +178,7 @@ def _about(run: Run, table: CostTable) -> dict[str, Any]:
         "simulated_s": step_s_of(replace(schedule, stages=()), stages, Link()),  # with no time in between
         **run.observed.to_dict(),
         **({"order": schedule.to_text()} if run.mode.options.schedule == "auto" else {}),
+        **({"turn": turn} if len(turn) <= _MOST_DRAWN else {}),
     }
 
 

@@ -26,6 +26,7 @@ class Observed:
         violations: tasks that began before the one in front of them had ended, records of no task, and
             devices that ran another's tasks.
         pairs: neighbours that were looked at.
+        turns: seconds of each step, and its records.
     """
 
     def __init__(self, schedule: Schedule, tasks: Mapping[str, Task]) -> None:
@@ -35,6 +36,15 @@ class Observed:
         self._part_of = {name.encode()[1 - NAME_BYTES :]: self._part(task) for name, task in tasks.items()}
         self.gaps_s: dict[str, list[float]] = {"task": [], "message": [], "step": []}
         self.violations = self.pairs = 0
+        self.turns: list[tuple[float, np.ndarray]] = []
+        self._place_of = {
+            name.encode()[1 - NAME_BYTES :]: (
+                schedule.device_of_stage[task.stage],
+                task.kind,
+                *self._part(task)[1:],
+            )
+            for name, task in tasks.items()
+        }
 
     def _part(self, task: Task) -> _Part:
         fused = self._fused and task.kind in ("dO", "dW")
@@ -42,6 +52,7 @@ class Observed:
 
     def add(self, took_s: float, records: np.ndarray) -> None:
         """Look at the records of one step, which took so long."""
+        self.turns.append((took_s, records))
         self.gaps_s["step"].append(took_s - float(records["end"].max() - records["start"].min()))
         spans: dict[_Part, tuple[float, float]] = {}
         places = set()
@@ -71,6 +82,16 @@ class Observed:
             self.violations += start_s < before_s - _LEAST_S
         if max(sent_s, before_s):
             self.gaps_s["message" if sent_s > before_s else "task"].append(start_s - max(sent_s, before_s))
+
+    def median_turn(self) -> list[list[Any]]:
+        """Return device, kind, stage, micro-batch, start and end of each task of the median step, as JSON."""
+        _, records = sorted(self.turns, key=lambda turn: turn[0])[len(self.turns) // 2]
+        began_s = records["start"].min()
+        return [
+            [*self._place_of[name], round(start - began_s, 6), round(end - began_s, 6)]
+            for _, start, end, _, name in records.tolist()
+            if name in self._place_of
+        ]
 
     def to_dict(self) -> dict[str, Any]:
         """Return medians and 90th percentiles in microseconds, as JSON."""

@@ -15,6 +15,7 @@ WHY_NOT = horovod.why_not(CASE)
 pytestmark = [needs_keras_3, pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT or "-"), pytest.mark.takes(30)]
 
 
+@pytest.mark.timeout(600)  # on a busy machine it takes minutes
 def test_tuned_horovod_takes_turns_with_stock_horovod():
     tuned = next(way.name for way in CASE.ways if "knobs" in way.options)
     ways = tuple(way for way in CASE.ways if way.name in ("horovod", tuned, "local"))

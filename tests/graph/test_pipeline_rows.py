@@ -10,6 +10,7 @@ from keras_callbacks import OOOBackprop
 from tests.graph.pipeline_fits import assert_equal_bits, pipelined
 from tests.zoo import keras, needs_keras_3
 from tf_ooo.errors import BackendError
+from tf_ooo.modes.pipeline.comparing import Comparison
 
 pytestmark = [pytest.mark.devices(2), needs_keras_3]
 
@@ -241,3 +242,22 @@ def test_it_stays_on_one_device_where_it_may(make, reason):
         trained.append(fit(model, *callbacks, optimizer=model.optimizer))
     assert_equal_bits(*trained)
     assert reason in callbacks[0].report.fallback_reason
+
+
+@pytest.mark.parametrize("mixes", [False, True])
+def test_wide_layers_have_units_on_the_edge_of_a_relu(mixes):
+    """Rounding in a product of another shape turns units on or off: gradients change by a thousandth."""
+
+    def loss(y, out):
+        rows = tf.reduce_mean(tf.square(y - out), -1)
+        return rows + 0.01 * tf.math.reduce_variance(rows) if mixes else rows
+
+    keras.utils.set_random_seed(1)
+    hidden = [keras.layers.Dense(1280, activation="relu") for _ in range(2)]
+    model = keras.Sequential([keras.Input((1280,)), *hidden, keras.layers.Dense(4)])
+    model.compile("sgd", loss, jit_compile=False)
+    numbers = np.random.default_rng(0)
+    batch = tuple(tf.constant(numbers.normal(size=(1536, width)), tf.float32) for width in (1280, 4))
+    comparison = Comparison(model, batch, 768, gradients=True)
+    said = comparison.difference_of(comparison.pairs_of(batch))
+    assert bool(said) == mixes, said

@@ -81,10 +81,19 @@ class Compared:
         return self.baseline.predicted_s / self.ours.predicted_s
 
 
+def turns_of(row: Row) -> list[float]:
+    """Return what turns of a run are compared by: seconds of a step.
+
+    Beside torch they are parts of the same framework's step on one worker, so that kernels do not count.
+    """
+    alone_s = row.about["serial_s"] if row.mode == "torch" else 1.0
+    return [seconds / alone_s for seconds in row.turns_s]
+
+
 def strongest(rows: Iterable[Row], had_by: Sequence[str] = (STOCK, PYTORCH)) -> Row | None:
     """Return the fastest baseline of a run, by the median of its turns."""
     there = [row for row in rows if row.baseline and row.had_by in had_by]
-    return min(there, key=lambda row: statistics.median(row.turns_s), default=None)
+    return min(there, key=lambda row: statistics.median(turns_of(row)), default=None)
 
 
 def ours_of(rows: Iterable[Row]) -> Row | None:
@@ -106,5 +115,5 @@ def compared(rows: Iterable[Row]) -> list[Compared]:
     for of_run in runs_of(rows).values():
         ours, baseline = ours_of(of_run), strongest(of_run)
         if ours is not None and baseline is not None:
-            found.append(Compared(ours, baseline, gain_of(baseline.turns_s, ours.turns_s)))
+            found.append(Compared(ours, baseline, gain_of(turns_of(baseline), turns_of(ours))))
     return found

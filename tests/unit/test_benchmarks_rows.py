@@ -89,6 +89,13 @@ def test_ours_is_beside_the_strongest_baseline_of_its_run(rows):
     assert first.predicted == pytest.approx(1.2)
 
 
+def test_torch_is_compared_by_efficiency():
+    rows = rows_of("torch", a_case(mode="torch"), measured(gpipe=2.0), BEGAN)
+    for row in rows:
+        row.about["serial_s"] = 6.0 if row.way == "gpipe" else 3.0  # its kernels take twice as long
+    assert compared(rows)[0].gain.ratio == pytest.approx(1.0)
+
+
 def test_bits_need_a_partner():
     rows = {row.way: row for row in rows_of("s", a_case(), measured(), BEGAN)}
     assert rows["auto"].bits == "stock"

@@ -102,4 +102,4 @@ def test_copies_for_mutants_hold_all_of_the_packages(tmp_path):
         (tmp_path / "tree" / folder / "a.py").write_text("")
     _of_mutation("forks").copy_tree(tmp_path / "tree", tmp_path / "copy")
     copied = sorted(path.relative_to(tmp_path / "copy").parent for path in (tmp_path / "copy").rglob("a.py"))
-    assert copied == [Path("tf_ooo/plan/shared"), Path("tf_ooo/out")]
+    assert copied == [Path("tf_ooo/out"), Path("tf_ooo/plan/shared")]

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import pandas as pd
 
 from benchmarks.case import NOBODY, PYTORCH, STOCK
-from benchmarks.gains import LOST, Compared, Gain, compared, gain_of, ours_of, runs_of, strongest
+from benchmarks.gains import LOST, Compared, compared, gain_of, ours_of, runs_of
 from benchmarks.kept import Row
 
 # The order of modes in tables and pictures; a mode that is not here comes last.
@@ -99,41 +99,44 @@ def losses(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def parts(rows: Iterable[Row]) -> pd.DataFrame:
-    """Return, for each newest run of a mode with several schedules, ours over each kind of baseline.
+    """Return for each model the least and the greatest gain of ours over each kind of baseline.
 
-    The kinds are fused schedules, everything that PyTorch ships, and what nobody can have: the last shows
-    which part of a gain comes from sending dO before dW has run.
+    The kinds are fused schedules, everything that PyTorch ships, and what nobody can have: what is left over
+    the last does not come from sending dO before dW has run.
     """
     last = {of_run[0].case: of_run for of_run in runs_of(rows).values()}
     lines = []
-    for case, of_run in last.items():
-        ours, nobody = ours_of(of_run), [row for row in of_run if row.had_by == NOBODY]
+    for of_run in last.values():
         fused = [row for row in of_run if row.had_by == PYTORCH and row.about.get("fused")]
-        if ours is None or not fused:
+        shipped = [row for row in of_run if row.had_by == PYTORCH]
+        nobody = [row for row in of_run if row.had_by == NOBODY]
+        ours = ours_of(of_run)
+        if ours is None or not fused or not nobody:
             continue
+        asked = ours.parameters
         lines.append({
-            "Setting": case,
-            "Over the best fused": _over(ours, strongest(fused)),
-            "Over the best in PyTorch": _over(ours, strongest(of_run, (PYTORCH,))),
-            "Over the best that nobody has": _over(
-                ours, min(nobody, key=lambda row: statistics.median(row.turns_s), default=None)
-            ),
-            "Bound": _bound(ours),
+            "Model": asked["model"] + (", in processes" if asked.get("processes") else ""),
+            "Devices": asked["devices"],
+            "Over the best fused": _over(ours, fused),
+            "Over the best of PyTorch": _over(ours, shipped),
+            "Over the best unfused": _over(ours, nobody),
         })  # fmt: skip
-    return pd.DataFrame(lines)
+    if not lines:
+        return pd.DataFrame()
+    by_model = pd.DataFrame(lines).groupby("Model", sort=False)
+    table = by_model.agg(_range)
+    table.insert(0, "Settings", by_model.size())
+    return table.reset_index()
 
 
-def _over(ours: Row, baseline: Row | None) -> str:
-    if baseline is None:
-        return ""
-    gain: Gain = gain_of(baseline.turns_s, ours.turns_s)
-    return f"{gain_text(gain.ratio, gain.low, gain.high)} `{baseline.way}`"
+def _over(ours: Row, baselines: Sequence[Row]) -> float:
+    fastest = min(baselines, key=lambda row: statistics.median(row.turns_s))
+    return gain_of(fastest.turns_s, ours.turns_s).ratio
 
 
-def _bound(ours: Row) -> str:
-    """What no order can pass, where the run knows it."""
-    bound_s = ours.about.get("bound_s")
-    return f"{statistics.median(ours.turns_s) / bound_s:.2f} times the bound" if bound_s else ""
+def _range(values: pd.Series) -> str:
+    low, high = (f"{end:g}" if isinstance(end, int) else f"{end:.2f}" for end in (min(values), max(values)))
+    return low if low == high else f"{low} to {high}"
 
 
 def predictions(rows: Iterable[Row]) -> pd.DataFrame:

@@ -21,7 +21,7 @@ BEGAN = datetime.datetime(2026, 1, 2, 3, 4, 5, tzinfo=datetime.UTC)
 
 
 def a_case(name="mlp", mode="pipeline"):
-    return Case(name, mode, "workers", WAYS, {"rows": 3}, turns=8)
+    return Case(name, mode, "workers", WAYS, {"model": "net", "devices": 4}, turns=8)
 
 
 def measured(auto=1.0, gpipe=1.2, **more):
@@ -140,8 +140,9 @@ def test_the_tables_count_losses(rows):
 
 def test_parts_of_a_gain(rows):
     parts = tables.parts(rows).iloc[0]
-    assert parts["Over the best fused"].endswith("`gpipe`")
-    assert parts["Over the best that nobody has"] == "1.05 (1.05 to 1.05) `unfused`"
+    assert (parts["Model"], parts["Settings"], parts["Devices"]) == ("net", 2, "4")
+    assert parts["Over the best fused"] == "0.80 to 1.20"
+    assert parts["Over the best unfused"] == "0.70 to 1.05"
 
 
 def test_predictions_are_beside_the_median(rows):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from benchmarks.models import SEED, application, rnn
+from benchmarks.models import SEED, Network
 
 if TYPE_CHECKING:
     import keras
@@ -39,10 +39,10 @@ def densenet(blocks: Sequence[int], growth: int, pixels: int, rows: int) -> kera
 
 NETWORKS: dict[str, Callable[..., keras.Model]] = {
     "densenet121-k12": functools.partial(densenet, (6, 12, 24, 16), 12, 32),
-    "mobilenetv3l": functools.partial(application, "MobileNetV3Large", 224),
-    "resnet50": functools.partial(application, "ResNet50", 224),
+    "mobilenetv3l": Network("application", 32, (224, 224, 3), {"name": "MobileNetV3Large"}).build,
+    "resnet50": Network("application", 32, (224, 224, 3), {"name": "ResNet50"}).build,
     "densenet-small": functools.partial(densenet, (2, 2), 8, 16),
-    "rnn-small": functools.partial(rnn, 2, 32, 4, _CLASSES),
+    "rnn-small": Network("rnn", 32, (4, 32), {"depth": 2, "width": 32}).build,
 }
 
 STOCK = "xla"

@@ -10,22 +10,22 @@ import ctypes
 import os
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from benchmarks.machine import cpu_groups
-from benchmarks.machine.cpu_groups import FREE, PERIOD_US, CpuGroups
+from benchmarks.machine.cpu_groups import FREE, PERIOD_US
 from benchmarks.processes import BenchmarkError
 
 # What TensorFlow calls the threads of its executors.
-_COMPUTING = "tf_Compute"
+_COMPUTING = ("tf_Compute",)
 _LEAST_QUOTA_US = 1000
-# A process lives so long in which it is tried whether it may run first; the rate of a link that is tried.
-_TRIED_S, _TRIED_BITS_S = 9, 1e9
+# A process lives so long in which it is tried whether it may run first.
+_TRIED_S = 9
 
 
 def why_not(with_link: bool = True) -> str:
-    """Say why this machine cannot be confined; return an empty text where it can.
+    """Say why this machine cannot be confined, as many containers; return an empty text where it can.
 
     Args:
         with_link: for runs over a :func:`link`, in which threads that communicate run first.
@@ -35,43 +35,27 @@ def why_not(with_link: bool = True) -> str:
     missing = [tool for tool in ("ip", "tc", "nsenter") if with_link and shutil.which(tool) is None]
     if missing:
         return f"needs {' and '.join(missing)} (packages iproute2 and util-linux)"
-    if not cpu_groups.groups().is_there:
+    groups, prefix = cpu_groups.groups(), f"benchmarks_{os.getpid()}_try_"
+    if not groups.is_there:
         places = " or ".join(str(place.folder) for place in cpu_groups.PLACES[:2])
         return f"needs the system's CPU groups, at {places}"
-    return _refused(with_link)
-
-
-def _refused(with_link: bool) -> str:
-    """Say what root may not do here, as in many containers."""
-    prefix, groups = f"benchmarks_{os.getpid()}_try_", cpu_groups.groups()
+    needs = f"the right to make CPU groups in {groups.folder}, as few containers"
     try:
-        groups.make(prefix, [FREE])
-        may_run_first = not with_link or _may_run_first(groups, prefix)
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(shares(prefix, 0, 1.0))
+            if with_link:
+                needs = f"the right to run threads first ({groups.first_needs})"
+                tried = stack.enter_context(subprocess.Popen(["sleep", str(_TRIED_S)]))
+                stack.callback(tried.kill)
+                groups.put_process(prefix, FREE, tried.pid)
+                groups.run_first(tried.pid)
+                needs = "network namespaces whose links can be slowed (tc, sch_tbf)"
+                slow(stack.enter_context(link(prefix)), 1e9)
     except OSError as error:
-        return f"needs the right to make CPU groups in {groups.folder}, as few containers: {error.strerror}"
-    finally:
-        groups.remove(prefix, [FREE])
-    if not may_run_first:
-        return f"needs the right to run threads first ({groups.first_needs})"
-    try:
-        with link(prefix, _TRIED_BITS_S) if with_link else contextlib.nullcontext():
-            return ""
+        return f"needs {needs}: {error.strerror}"
     except subprocess.CalledProcessError as error:
-        said = (error.stderr or "").strip()
-        return f"needs network namespaces whose links can be slowed (tc, sch_tbf): {said or error}"
-
-
-def _may_run_first(groups: CpuGroups, prefix: str) -> bool:
-    """Whether a thread of a group may get a real-time class, which a container's root may lack."""
-    with subprocess.Popen(["sleep", str(_TRIED_S)]) as tried:
-        try:
-            groups.put_process(prefix, FREE, tried.pid)
-            groups.run_first(tried.pid)
-        except OSError:
-            return False
-        finally:
-            tried.kill()
-    return True
+        return f"needs {needs}: {error.stderr.strip() or error}"
+    return ""
 
 
 def own_cores() -> int:
@@ -80,19 +64,26 @@ def own_cores() -> int:
 
 
 @contextlib.contextmanager
-def link(name: str, bits_per_s: float | None) -> Iterator[list[str]]:
-    """Make a network namespace; yield what to put before a command.  None: as fast as the machine is."""
+def link(name: str) -> Iterator[list[str]]:
+    """Make a network namespace, as fast as the machine is; yield what to put before a command."""
     _run("ip", "netns", "add", name)
     try:
         # Not "ip netns exec": that mounts a new /sys, without the CPU groups.
         inside = ["nsenter", f"--net=/var/run/netns/{name}"]
         _run(*inside, "ip", "link", "set", "lo", "up")
-        if bits_per_s is not None:
-            shape = ("tbf", "rate", f"{bits_per_s:.0f}bit", "burst", "512kb", "latency", "400ms")
-            _run(*inside, "tc", "qdisc", "add", "dev", "lo", "root", *shape)
         yield inside
     finally:
         _run("ip", "netns", "delete", name)
+
+
+def slow(inside: Sequence[str], bits_per_s: float) -> None:
+    """Slow a :func:`link` down."""
+    shape = ("tbf", "rate", f"{bits_per_s:.0f}bit", "burst", "512kb", "latency", "400ms")
+    _run(*inside, "tc", "qdisc", "add", "dev", "lo", "root", *shape)
+
+
+def _run(*command: str) -> None:
+    subprocess.run(command, check=True, capture_output=True, text=True)
 
 
 @contextlib.contextmanager
@@ -122,29 +113,28 @@ def set_share(prefix: str, rank: int, cores: float) -> None:
     if quota_us is not None and quota_us < _LEAST_QUOTA_US:
         least = _LEAST_QUOTA_US / PERIOD_US
         raise BenchmarkError(f"{cores:.2g} of a core: the least share of a worker is {least:.2g}")
-    cpu_groups.groups().set_quota_us(prefix, str(rank), quota_us)
+    cpu_groups.groups().set_quota_us(prefix, rank, quota_us)
 
 
-def threads(named: tuple[str, ...] = ("",)) -> set[int]:
-    """Return the threads of this process whose names begin so."""
-    return {thread for thread, name in _named_threads(os.getpid()) if name.startswith(named)}
-
-
-def _named_threads(process: int) -> Iterator[tuple[int, str]]:
-    for thread in Path(f"/proc/{process}/task").iterdir():
+def threads(named: tuple[str, ...] = ("",), process: int | None = None) -> set[int]:
+    """Return the threads of a process, by default this one, whose names begin so."""
+    found = set()
+    for thread in Path(f"/proc/{process or os.getpid()}/task").iterdir():
         with contextlib.suppress(OSError):  # it has ended
-            yield int(thread.name), (thread / "comm").read_text()
+            if (thread / "comm").read_text().startswith(named):
+                found.add(int(thread.name))
+    return found
 
 
 def enter(prefix: str, rank: int, free: set[int]) -> None:
     """Put this process into the group of ``rank``, its ``free`` threads into that without a quota."""
     groups = cpu_groups.groups()
     own = sorted(os.sched_getaffinity(0))
-    core = own[rank] if groups.quota_us(prefix, str(rank)) is None else None
-    groups.put_process(prefix, FREE, os.getpid())
+    core = own[rank] if groups.quota_us(prefix, rank) is None else None
+    leave_free(prefix, os.getpid())
     for thread in threads() - free:
         with contextlib.suppress(ProcessLookupError):  # it has ended
-            groups.put_thread(prefix, str(rank), thread)
+            groups.put_thread(prefix, rank, thread)
             if core is not None:
                 os.sched_setaffinity(thread, {core})
 
@@ -153,12 +143,12 @@ def enter(prefix: str, rank: int, free: set[int]) -> None:
 def lifted(prefix: str, rank: int) -> Iterator[None]:
     """Let the group of ``rank`` have no quota inside the block: what is not measured need not take long."""
     groups = cpu_groups.groups()
-    kept_us = groups.quota_us(prefix, str(rank))
-    groups.set_quota_us(prefix, str(rank), None)
+    kept_us = groups.quota_us(prefix, rank)
+    groups.set_quota_us(prefix, rank, None)
     try:
         yield
     finally:
-        groups.set_quota_us(prefix, str(rank), kept_us)
+        groups.set_quota_us(prefix, rank, kept_us)
 
 
 def enter_computing(prefix: str, rank: int, process: int) -> int:
@@ -166,14 +156,12 @@ def enter_computing(prefix: str, rank: int, process: int) -> int:
 
     Those that communicate get no quota, as on a machine whose devices compute.  Return how many compute.
     """
-    moved = 0
     leave_free(prefix, process)
-    for thread, name in _named_threads(process):
+    computing = threads(_COMPUTING, process)
+    for thread in computing:
         with contextlib.suppress(ProcessLookupError):  # it has ended
-            if name.startswith(_COMPUTING):
-                cpu_groups.groups().put_thread(prefix, str(rank), thread)
-                moved += 1
-    return moved
+            cpu_groups.groups().put_thread(prefix, rank, thread)
+    return len(computing)
 
 
 def run_first(threads: set[int]) -> None:
@@ -196,7 +184,3 @@ def keep_memory() -> None:
     """Keep the pages of this process where they are: a machine short of memory would take back its code."""
     everything_once_touched = 1 | 2 | 4  # MCL_CURRENT, MCL_FUTURE, MCL_ONFAULT
     ctypes.CDLL(None, use_errno=True).mlockall(everything_once_touched)
-
-
-def _run(*command: str) -> None:
-    subprocess.run(command, check=True, capture_output=True, text=True)

@@ -15,7 +15,7 @@ _TRIED_BYTES = 10**9
 
 @dataclass(frozen=True)
 class MemoryGroups:
-    """The groups of this machine; OSError wherever the system refuses.
+    """The groups of this machine.
 
     Attributes:
         folder: of the system, above all groups.
@@ -34,17 +34,8 @@ class MemoryGroups:
     @property
     def is_there(self) -> bool:
         """Whether this machine has groups of this version there."""
-        return (
-            has_controller(self.folder, "memory") if self.passes_on else (self.folder / self.limit).exists()
-        )
-
-    def make(self, name: str) -> Path:
-        """Make a group and return its folder; ``name`` may begin with that of a group above, and a slash."""
-        group = self.folder / name
-        if self.passes_on:
-            (group.parent / "cgroup.subtree_control").write_text("+memory")
-        group.mkdir()
-        return group
+        file_is_there = (self.folder / self.limit).exists()
+        return has_controller(self.folder, "memory") if self.passes_on else file_is_there
 
 
 def version1(folder: Path) -> MemoryGroups:
@@ -68,20 +59,14 @@ PLACES = (
 
 @dataclass(frozen=True)
 class MemoryGroup:
-    """Processes that may use so much memory together; the system kills who passes it.
-
-    Attributes:
-        folder: its own.
-        most: the file in it that says the most that was used.
-    """
+    """Processes that may use so much memory together; the system kills who passes it."""
 
     folder: Path
     most: str
 
     def command(self, command: Sequence[str]) -> list[str]:
         """Return the command, run in the group."""
-        enter = f'echo $$ > {self.folder / "cgroup.procs"} && exec "$@"'
-        return ["/bin/sh", "-c", enter, "sh", *command]
+        return ["/bin/sh", "-c", f'echo $$ > {self.folder}/cgroup.procs && exec "$@"', "sh", *command]
 
     @property
     def most_bytes(self) -> int:
@@ -101,21 +86,26 @@ def why_not() -> str:
     system = groups()
     if not system.is_there:
         return f"needs memory groups, at {' or '.join(str(place.folder) for place in PLACES[:2])}"
+    needs = f"needs the right to make memory groups in {system.folder}, as few containers"
     try:
         with memory_group(f"benchmarks_{os.getpid()}_try", _TRIED_BYTES) as group:
             counts = (group.folder / group.most).exists()
     except OSError as error:
-        return (
-            f"needs the right to make memory groups in {system.folder}, as few containers: {error.strerror}"
-        )
+        return f"{needs}: {error.strerror}"
     return "" if counts else f"needs memory groups with {system.most}: Linux 5.19 or later"
 
 
 @contextlib.contextmanager
 def memory_group(name: str, limit_bytes: int) -> Iterator[MemoryGroup]:
-    """Make a group that is not swapped out; its processes must have ended with the block."""
+    """Make a group that is not swapped out; its processes must have ended with the block.
+
+    ``name`` may begin with that of a group above, and a slash.
+    """
     system = groups()
-    folder = system.make(name)
+    folder = system.folder / name
+    if system.passes_on:
+        (folder.parent / "cgroup.subtree_control").write_text("+memory")
+    folder.mkdir()
     try:
         (folder / system.limit).write_text(str(limit_bytes))
         if (folder / system.swap).exists():  # a Linux without swap space has none of version 2

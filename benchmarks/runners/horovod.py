@@ -56,7 +56,7 @@ def run(case: Case) -> Measured:
     asked, group = case.parameters, f"tf_ooo_benchmarks_{os.getpid()}_"
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        inside = stack.enter_context(confine.link(group + "net", None))
+        inside = stack.enter_context(confine.link(group + "net"))
         stack.enter_context(confine.shares(group, _WORKERS, asked["cores"]))
         jobs = stack.enter_context(_jobs(case, group, inside, folder))
         job_of = {way.name: job for job in jobs for way in job.ways}
@@ -124,8 +124,7 @@ def _set_link(
     if communication is None:
         return None
     mbit = bandwidth_mbit(communication, gradient_bytes, compute_s)
-    shape = ("tbf", "rate", f"{mbit * 1e6:.0f}bit", "burst", "512kb", "latency", "400ms")
-    subprocess.run([*inside, "tc", "qdisc", "add", "dev", "lo", "root", *shape], check=True)
+    confine.slow(inside, mbit * 1e6)
     return mbit
 
 

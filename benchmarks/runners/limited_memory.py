@@ -19,7 +19,7 @@ import numpy as np
 
 from benchmarks.case import Case, Measured, Way, WayRun
 from benchmarks.machine import memory_groups
-from benchmarks.models import SEED, check_sum, gpt2, largest_difference, weights_of
+from benchmarks.models import SEED, Network, check_sum, largest_difference, weights_of
 from benchmarks.processes import BenchmarkError, command, end_with, quiet, requests, result_of
 from tf_ooo.hosts.addresses import free_ports
 
@@ -124,7 +124,13 @@ def train(case: Case, asked: Asked) -> WayRun:
     callback = tf_ooo.OOOBackprop(options) if asked.cluster else None
     with tf_ooo.host_memory() if asked.cluster else contextlib.nullcontext():
         keras.utils.set_random_seed(SEED)
-        model = gpt2(given["layers"], given["width"], _HEADS, _LENGTH, _VOCABULARY)
+        sizes = {
+            "layers": given["layers"],
+            "width": given["width"],
+            "heads": _HEADS,
+            "vocabulary": _VOCABULARY,
+        }
+        model = Network("gpt2", _ROWS, (_LENGTH,), sizes, _VOCABULARY).build()
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
         model.compile(keras.optimizers.Adam(1e-4), loss, jit_compile=False)
     steps = 1 + given["steps"]

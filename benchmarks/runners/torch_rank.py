@@ -17,7 +17,7 @@ from torch import nn
 from torch.distributed import pipelining
 
 from benchmarks.machine import confine
-from benchmarks.models import FEED_FORWARD, PIPELINE, SEED
+from benchmarks.models import PIPELINE, SEED
 from benchmarks.processes import requests
 from benchmarks.runners.torch import ANSWER, SERIAL, Rank, cut
 
@@ -47,10 +47,10 @@ def main(rank: Rank) -> None:
 
 
 def _layers() -> list[nn.Module]:
-    depth, width = FEED_FORWARD
     torch.manual_seed(SEED)
-    inner = [nn.Sequential(nn.Linear(width, width), nn.ReLU()) for _ in range(depth)]
-    return [*inner, nn.Linear(width, _NETWORK.classes)]
+    widths = _NETWORK.settings["widths"]  # that of the inputs, too
+    inner = [nn.Sequential(nn.Linear(width, width), nn.ReLU()) for width in widths]
+    return [*inner, nn.Linear(widths[-1], _NETWORK.classes)]
 
 
 def _batch(microbatches: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -43,10 +43,11 @@ def _frozen() -> keras.Model:
 
 def _encoder() -> keras.Model:
     """Sums of several gradients: TensorFlow adds them in the order of their names."""
-    from benchmarks.models import encoder
+    from benchmarks.models import Network
 
     keras.backend.clear_session()  # the same layer names each time
-    return encoder(layers=1, width=16, heads=2, length=6, vocabulary=20, classes=4)
+    sizes = {"layers": 1, "width": 16, "heads": 2, "vocabulary": 20}
+    return Network("encoder", 1, (6,), sizes, classes=4).build()
 
 
 def _loss_scaling() -> Any:

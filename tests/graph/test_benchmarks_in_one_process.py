@@ -10,7 +10,7 @@ from benchmarks.runners import one_process
 
 def test_weights_have_the_bits_of_stock_fits(monkeypatch):
     """A small network, in short fits: stock itself is compared with nothing."""
-    small = models.Network(lambda rows: models.mlp([8, 8, 4], rows), 4, (8,), classes=4)
+    small = models.Network("mlp", 4, (8,), {"widths": [8]}, classes=4)
     monkeypatch.setitem(models.ONE_CPU, "small", small)
     case = Case("small", "one_cpu", "one_process", one_cpu._WAYS, {"model": "small", "steps": 3}, 2)
     measured = one_process.measure(case)

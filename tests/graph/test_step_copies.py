@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from benchmarks.models import encoder
+from benchmarks.models import Network
 from tests import zoo
 from tests.graph.pipeline_models import DoubledByPython
 from tests.same_bits import same, values_of, variables_of
@@ -20,7 +20,8 @@ def encoder_and_data():
     """Its sums over several gradients were added in another order when steps were traced flat."""
     keras.backend.clear_session()  # summands are sorted by name: the same layer names each time
     keras.utils.set_random_seed(2)
-    model = encoder(layers=1, width=16, heads=2, length=6, vocabulary=20, classes=4)
+    sizes = {"layers": 1, "width": 16, "heads": 2, "vocabulary": 20}
+    model = Network("encoder", 1, (6,), sizes, classes=4).build()
     x = np.random.default_rng(1).integers(0, 20, (STEPS * ROWS, 6)).astype("int32")
     return model, x, (x.sum(1) % 4).astype("int64")
 

@@ -17,7 +17,7 @@ def test_sizes_are_those_of_the_known_networks():
     def weights(network):
         return network.build(rows=network.batch).count_params()
 
-    depth, width = models.FEED_FORWARD
+    depth, width = 16, 1280
     assert weights(models.PIPELINE["feed_forward"]) == depth * (width + 1) * width + (width + 1) * 16
     convolutions = [
         layer
@@ -35,7 +35,7 @@ def test_labels_fit_the_outputs(table):
         model = network.build(rows=2)
         assert model.output_shape[1:] == (*network.labels, network.classes), name
         x, y = network.data(2)
-        assert (x.shape[1:], y.shape[1:]) == (model.input_shape[1:], network.labels), name
+        assert (x.shape[1:], y.shape[1:]) == (model.input_shape[1:], tuple(network.labels)), name
 
 
 def test_the_same_weights_and_data_every_time():

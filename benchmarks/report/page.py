@@ -14,7 +14,7 @@ from benchmarks.report import tables
 _END = "<!-- end of table -->"
 _TABLE = re.compile(r"(<!-- table: ([\w-]+) -->\n).*?(" + re.escape(_END) + ")", re.DOTALL)
 _README = ("Mode", "Middle setting", "Baseline", "Gain (95%)", "All settings", "Lost")
-_MEASURED = ("pipeline", "mesh", "unequal", "data_parallel", "layerpipe", "single_device")
+_MEASURED = ("pipeline", "mesh", "unequal", "data_parallel", "layerpipe", "one_cpu")
 
 
 def tables_of(rows: Sequence[Row]) -> dict[str, str]:

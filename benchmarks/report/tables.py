@@ -12,14 +12,25 @@ from benchmarks.gains import LOST, Compared, compared, gain_of, ours_of, runs_of
 from benchmarks.kept import Row
 
 # The order of modes in tables and pictures; a mode that is not here comes last.
-MODES = ("pipeline", "mesh", "unequal", "data_parallel", "layerpipe", "single_device", "emulated", "torch")
+MODES = (
+    "pipeline",
+    "mesh",
+    "unequal",
+    "data_parallel",
+    "layerpipe",
+    "one_cpu",
+    "any_size",
+    "emulated",
+    "torch",
+)
 TITLES = {
     "pipeline": "Pipelines on workers",
     "mesh": "Replicas and pipelines",
     "unequal": "Workers of unequal speed",
     "data_parallel": "Data parallel (Horovod)",
     "layerpipe": "LayerPipe",
-    "single_device": "One CPU device",
+    "one_cpu": "One CPU device",
+    "any_size": "Larger than a worker",
     "emulated": "Emulated devices",
     "torch": "Beside torch, by efficiency",
 }
@@ -73,13 +84,9 @@ def result(frame: pd.DataFrame) -> pd.DataFrame:
             "All settings": f"{by_gain['ratio'].min():.2f} to {by_gain['ratio'].max():.2f}",
             "Lost": f"{(by_gain['verdict'] == LOST).sum()} of {len(by_gain)}",
             "Predicted": "" if pd.isna(middle["predicted"]) else f"{middle['predicted']:.2f}",
-            "Command": f"`{_command(middle)}`",
+            "Command": f"`run {middle['suite']}`",
         })  # fmt: skip
     return pd.DataFrame(lines)
-
-
-def _command(line: pd.Series) -> str:
-    return f'python -m benchmarks run {line["suite"]} --case "{line["case"]}"'
 
 
 def gain_text(ratio: float, low: float | None, high: float | None) -> str:

@@ -42,7 +42,8 @@ def test_a_made_up_number_would_be_seen(tables):
 
 
 def test_pages_stay_short():
-    assert len(PAGE.read_text().split()) <= 900
+    words = [word for word in PAGE.read_text().split() if word.strip("|-")]
+    assert len(words) <= 900
     assert len(HISTORY.read_text().split()) < 3000
 
 

@@ -134,7 +134,7 @@ def test_the_tables_count_losses(rows):
     assert result["Middle setting"] == "cnn"  # the lower one of two
     assert result["Lost"] == "1 of 2"
     assert result["All settings"] == "0.80 to 1.20"
-    assert result["Command"] == '`python -m benchmarks run pipelines --case "cnn"`'
+    assert result["Command"] == "`run pipelines`"
     assert list(tables.losses(tables.frame_of(rows))["Setting"]) == ["cnn"]
 
 

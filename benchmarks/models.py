@@ -14,7 +14,7 @@ import numpy as np
 if TYPE_CHECKING:
     import keras
 
-    from benchmarks.paper.scripts import ScriptNetwork
+    from benchmarks.paper.networks import ScriptNetwork
 
 SEED = 1
 
@@ -77,7 +77,7 @@ DATA_PARALLEL, PIPELINE, LAYERPIPE, MESH, ONE_CPU = (
 def network_of(parameters: Mapping[str, Any], table: Mapping[str, Network]) -> Network | ScriptNetwork:
     """Return the network that a case names in a table, or that of its ``script`` of examples/paper."""
     if "script" in parameters:
-        from benchmarks.paper.scripts import ScriptNetwork
+        from benchmarks.paper.networks import ScriptNetwork
 
         return ScriptNetwork(**parameters["script"])
     return table[parameters["model"]]

@@ -5,18 +5,18 @@ Nothing is trained.  Zero Bubble: arXiv 2401.10241; LayerPipe: arXiv 2108.06629.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
+from itertools import pairwise
 from pathlib import Path
-from statistics import fmean
 from typing import NamedTuple
 
 import click
+import tomllib
 
 from tf_ooo.costs.layer_costs import LayerCosts, Link
-from tf_ooo.costs.layer_work import LayerWork, dense_layer, transformer_activation_bytes, transformer_flop
-from tf_ooo.costs.models import resnet, vgg16
+from tf_ooo.costs.layer_work import dense_layer, transformer_activation_bytes, transformer_flop
+from tf_ooo.costs.models import MODELS
 from tf_ooo.planning.model.problem import Problem
 from tf_ooo.planning.policies import POLICIES
 from tf_ooo.planning.simulation.simulator import simulate
@@ -24,10 +24,17 @@ from tf_ooo.planning.simulation.timeline import Timeline
 
 PAGE = Path(__file__).parents[1] / "docs" / "benchmarks" / "planner.md"
 PROCESSORS, _IN_FLIGHT, _BATCH, _WORDS = range(2, 17), 64, 32, 1024
+WORKLOADS, _MLP = ("vgg16", "resnet18", "resnet50", "mlp"), (784, 2048, 2048, 2048, 2048, 10)
+V_SHAPES = ("zb_v", "v_half", "v_min", "dualpipe_v")
+
+
+def simulated(schedule: str, problem: Problem) -> Timeline:
+    """Simulate the schedule that a policy makes."""
+    return simulate(POLICIES[schedule].make(problem), problem.layers, problem.link)
 
 
 class Gpt(NamedTuple):
-    """A model of Zero Bubble, and samples per GPU and second of 1F1B and of the schedule beside it."""
+    """A model of Zero Bubble, and how many times as fast as 1F1B its authors' schedule was."""
 
     name: str
     layers: int
@@ -36,89 +43,42 @@ class Gpt(NamedTuple):
     microbatch: int
     devices: int
     microbatches: int
-    published: tuple[float, float]
+    published: float
 
     def layer(self, kept: float | None = None) -> LayerCosts:
-        """One layer's costs, by its published FLOP; between dO and dW it keeps ``kept`` sbh bytes."""
-        seconds = [flop / 156e12 for flop in transformer_flop(self.hidden, _WORDS, self.microbatch)]
-        size = _WORDS * self.microbatch * self.hidden
+        """Return one layer's costs, by its published FLOP; between dO and dW it keeps ``kept`` sbh bytes."""
+        f_s, do_s, dw_s = (x / 156e12 for x in transformer_flop(self.hidden, _WORDS, self.microbatch))
         stored = transformer_activation_bytes(self.hidden, self.heads, _WORDS, self.microbatch)
-        costs = LayerCosts(
-            seconds[0], seconds[1], seconds[2], activation_bytes=stored, output_bytes=2.0 * size
-        )
+        size = _WORDS * self.microbatch * self.hidden
+        costs = LayerCosts(f_s, do_s, dw_s, activation_bytes=stored, output_bytes=2.0 * size)
         return replace(costs, weight_grad_bytes=kept and kept * size)
 
     def stages(self, equal: bool) -> list[LayerCosts]:
-        """One for each device; unless ``equal``, the first and the last have a layer less."""
+        """Return one for each device; unless ``equal``, the first and the last have a layer less."""
         layer, most = self.layer(32.0), (self.layers + 2) // self.devices
         counts = [most - (n in (0, self.devices - 1) and not equal) for n in range(self.devices)]
         return [replace(layer.scaled(count), output_bytes=layer.output_bytes) for count in counts]
 
     def timeline(self, schedule: str, layers: Sequence[LayerCosts], link: Link) -> Timeline:
-        """Simulate a schedule."""
-        problem = Problem(tuple(layers), self.devices, self.microbatches, link)
-        return simulate(POLICIES[schedule].make(problem), layers, link)
+        return simulated(schedule, Problem(tuple(layers), self.devices, self.microbatches, link))
+
+    def gain(self, schedule: str, layers: Sequence[LayerCosts], link: Link) -> float:
+        """Return how many times as fast as 1F1B a schedule is, in repeated steps without a barrier."""
+        base_s, ours_s = (self.timeline(name, layers, link).steady_step_s for name in ("1f1b", schedule))
+        return base_s / ours_s
 
 
-ZB_2P = (
-    Gpt("1.5B", 22, 24, 2304, 6, 8, 24, (11.8, 14.5)),
-    Gpt("6.2B", 30, 32, 4096, 3, 8, 24, (3.50, 4.32)),
-    Gpt("14.6B", 46, 40, 5120, 1, 16, 48, (1.40, 1.81)),
-    Gpt("28.3B", 62, 64, 6144, 1, 32, 96, (0.76, 0.99)),
-)
-# Three micro-batches for each device are assumed.
-ZB_V = (
-    Gpt("6.2B", 30, 32, 4096, 3, 16, 48, (3.38, 4.15)),
-    Gpt("14.6B", 46, 40, 5120, 1, 24, 72, (1.52, 1.85)),
-    Gpt("28.3B", 62, 64, 6144, 1, 32, 96, (0.82, 1.01)),
-)
-
-
-def gains(model: Gpt, layers: Sequence[LayerCosts], schedules: Sequence[str], link: Link) -> list[float]:
-    """Return how many times as fast as 1F1B schedules are, in repeated steps without a barrier."""
-    base_s = model.timeline("1f1b", layers, link).steady_step_s
-    return [base_s / model.timeline(name, layers, link).steady_step_s for name in schedules]
-
-
-def _zero_bubble() -> Iterator[list[object]]:
-    yield [
-        "Model",
-        "Devices",
-        "Published",
-        "First and last stage shorter",
-        "Equal stages",
-        "Equal, 200 Gbit/s",
-    ]
-    for model in ZB_2P:
-        settings = ((False, Link()), (True, Link()), (True, Link(bytes_per_s=25e9)))
-        found = [gains(model, model.stages(equal), ["zb_h2"], link)[0] for equal, link in settings]
-        yield [model.name, model.devices, model.published[1] / model.published[0], *found]
-
-
-def _v_shapes() -> Iterator[list[object]]:
-    names = ("zb_v", "v_half", "v_min", "dualpipe_v")
-    yield ["Model", "Devices", "ZB-V published", *names]
-    for model in ZB_V:
-        layers = [model.layer()] * (model.layers + 2)  # embedding and head are a layer each
-        found = gains(model, layers, names, Link())
-        yield [model.name, model.devices, model.published[1] / model.published[0], *found]
-
-
-def _mlp(batch: int) -> list[LayerWork]:
-    widths = (784, 2048, 2048, 2048, 2048, 10)
-    pairs = enumerate(zip(widths, widths[1:], strict=False))
-    return [dense_layer(batch, a, b, first=not n, inputs=(n - 1,) if n else ()) for n, (a, b) in pairs]
-
-
-WORKLOADS: dict[str, Callable[[int], Sequence[LayerWork]]] = {
-    "vgg16": vgg16, "resnet18": partial(resnet, 18), "resnet50": partial(resnet, 50), "mlp": _mlp,
-}  # fmt: skip
+_DATA = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())
+ZB_2P, ZB_V = ([Gpt._make([*of[:-2], of[-1] / of[-2]]) for of in _DATA[name]] for name in ("zb_2p", "zb_v"))
 
 
 def flop_layers(name: str) -> tuple[LayerCosts, ...]:
     """Return layers whose F, dO and dW take their forward GFLOP each; the first one has no dO."""
+    dense = (
+        dense_layer(_BATCH, a, b, inputs=(n - 1,) if n else ()) for n, (a, b) in enumerate(pairwise(_MLP))
+    )
     layers = []
-    for number, work in enumerate(WORKLOADS[name](_BATCH)):
+    for number, work in enumerate(dense if name == "mlp" else MODELS[name](_BATCH)):
         takes, weights = work.flop()[0] / 1e9, float(work.parameters * work.element_bytes)
         of = LayerCosts(takes, takes if number else 0.0, takes, weight_bytes=weights, inputs=work.inputs)
         layers.append(replace(of, activation_bytes=work.activation_bytes, output_bytes=work.output_bytes))
@@ -127,30 +87,42 @@ def flop_layers(name: str) -> tuple[LayerCosts, ...]:
 
 def layerpipe_gain(layers: tuple[LayerCosts, ...], processors: int) -> float:
     """Return how many times as fast as PipeDream, whose stages are contiguous layers, LayerPipe is."""
-    counts = {"pipedream": min(processors, len(layers)), "layerpipe": processors}
-    made = [POLICIES[name].make(Problem(layers, count, _IN_FLIGHT)) for name, count in counts.items()]
-    base_s, ours_s = (simulate(schedule, layers).steady_step_s for schedule in made)
-    return base_s / ours_s
-
-
-def _layerpipe() -> Iterator[list[object]]:
-    yield ["Processors", *WORKLOADS]
-    found = [[layerpipe_gain(flop_layers(name), count) for count in PROCESSORS] for name in WORKLOADS]
-    yield from ([str(count), *line] for count, *line in zip(PROCESSORS, *found, strict=True))
-    yield ["mean; published: 1.25", *map(fmean, found)]
-    yield ["7 to 9, most; published: 1.80", *(max(line[5:8]) for line in found)]
+    base = simulated("pipedream", Problem(layers, min(processors, len(layers)), _IN_FLIGHT))
+    return base.steady_step_s / simulated("layerpipe", Problem(layers, processors, _IN_FLIGHT)).steady_step_s
 
 
 def tables() -> dict[str, str]:
     """Return all tables as Markdown."""
-    found = {"zero-bubble": _zero_bubble(), "v-shapes": _v_shapes(), "layerpipe": _layerpipe()}
-    return {name: _text(rows) for name, rows in found.items()}
+    import pandas as pd
 
+    from benchmarks.report.page import markdown
 
-def _text(rows: Iterator[list[object]]) -> str:
-    lines = [[f"{cell:.2f}" if isinstance(cell, float) else str(cell) for cell in row] for row in rows]
-    lines.insert(1, ["---"] * len(lines[0]))
-    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+    settings = {
+        "First and last stage shorter": (False, Link()),
+        "Equal stages": (True, Link()),
+        "Equal, 200 Gbit/s": (True, Link(bytes_per_s=25e9)),
+    }
+    zb_h2 = [
+        {"Model": of.name, "Devices": of.devices, "Published": of.published}
+        | {text: of.gain("zb_h2", of.stages(equal), link) for text, (equal, link) in settings.items()}
+        for of in ZB_2P
+    ]
+    # Embedding and head are a layer each.
+    v_shapes = [
+        {"Model": of.name, "Devices": of.devices, "ZB-V published": of.published}
+        | {name: of.gain(name, [of.layer()] * (of.layers + 2), Link()) for name in V_SHAPES}
+        for of in ZB_V
+    ]
+    found = {name: [layerpipe_gain(flop_layers(name), count) for count in PROCESSORS] for name in WORKLOADS}
+    gains = pd.DataFrame(found, index=PROCESSORS).rename_axis("Processors")
+    means, most = gains.mean(), gains.loc[7:9].max()
+    gains.loc["mean; published: 1.25"], gains.loc["7 to 9, most; published: 1.80"] = means, most
+    frames = {"zero-bubble": zb_h2, "v-shapes": v_shapes, "layerpipe": gains.reset_index()}
+    text = "{:.2f}".format
+    return {
+        name: markdown(pd.DataFrame(of).map(lambda cell: text(cell) if isinstance(cell, float) else cell))
+        for name, of in frames.items()
+    }
 
 
 @click.command()

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -12,23 +14,14 @@ import click
 
 from benchmarks.case import NOBODY, Case, Way
 from benchmarks.cases import cases_of
-from benchmarks.paper import networks
-from benchmarks.paper.networks import NETWORKS, PUBLISHED, PaperNetwork, network_named
-from benchmarks.paper.predicted import ASSUMPTIONS, Prediction, not_counted, predictions, why
-from benchmarks.paper.scripts import ScriptNetwork, loaded
+from benchmarks.kept import ROWS
+from benchmarks.paper.networks import NETWORKS, SIZES, PaperNetwork, ScriptNetwork, loaded, network_named
+from benchmarks.paper.predicted import Prediction, not_counted, predictions, why
 from benchmarks.processes import BenchmarkError
 from tf_ooo.errors import OOOError
 
 ARCHIVE = Path(__file__).parents[1] / "archive" / "rows" / "paper"
 HEAD = ("Network", "Mode", "Published", "Predicted (authors' schedule, our auto)", "Measured here")
-# A suite whose ways and runner measure a mode.
-_SUITES = {
-    networks.SINGLE: "one_cpu",
-    networks.DATA_PARALLEL: "data_parallel",
-    networks.PIPELINE: "pipelines",
-}
-# How suites name networks of their own.
-_NAMED = ("model", "networks")
 _AUTHORS = tuple(Way(name, NOBODY, {"schedule": name}) for name in ("fast_forward", "modulo"))
 _TASKS = {"pretrain": "pre-training", "finetune": "fine-tuning"}
 _STOCK = ("gpipe", "horovod", "horovod_k", "local")
@@ -51,7 +44,7 @@ def paper() -> None:
 def list_() -> None:
     """Name the networks, and what was published of them."""
     for network in NETWORKS.values():
-        click.echo(f"{network.name:<20}{network.mode}, published {_range(PUBLISHED[network.mode])}")
+        click.echo(f"{network.name:<20}{network.mode.name}, published {_range(network.mode.published)}")
         for run in network.runs:
             click.echo(f"    {run.text}")
 
@@ -59,12 +52,11 @@ def list_() -> None:
 @paper.command("run")
 @click.argument("name", metavar="NETWORK")
 @click.option("--layers", type=click.IntRange(1), help="Change the depth.")
-@click.option(
-    "--option", "options", multiple=True, metavar="NAME=VALUE", help="Change any setting of the script."
-)
+@click.option("--option", "options", multiple=True, metavar="NAME=VALUE",
+              help="Change any setting of the script.")  # fmt: skip
 @click.option("--only", type=click.Choice(("predicted", "measured")), help="Leave out the other half.")
 @click.option(
-    "--size", type=click.Choice(networks.SIZES), default="tiny", show_default=True, help="Measure this size."
+    "--size", type=click.Choice(SIZES), default="tiny", show_default=True, help="Measure this size."
 )
 @click.option("--turns", type=click.IntRange(1), help="Run each way so many times.")
 @click.option("--rows", type=click.Path(path_type=Path), help="Keep rows here.  [default: benchmarks/rows]")
@@ -73,19 +65,22 @@ def run_(
     rows: Path | None,
 ) -> None:  # fmt: skip
     """Predict one network for the paper's hardware, and measure it here, in turns with stock."""
-    network, settings = network_named(name), _settings(options)
-    if layers:
-        settings["layers"] = layers
-    ScriptNetwork(network.script, "full", network.settings_at("full", settings)).given()
+    network, pairs = network_named(name), [text.partition("=") for text in options]
+    settings = {key: loaded("paper_options").value(value) for key, _, value in pairs}
+    settings |= {"layers": layers} if layers else {}
+    ScriptNetwork(
+        network.script, "full", network.settings_at("full", settings)
+    ).given()  # refuses what is wrong
     if only != "measured":
-        click.echo(f"{network.title}, {network.mode}, published over {networks.OVER[network.mode]}: "
-                   f"{_range(PUBLISHED[network.mode])}; {ASSUMPTIONS[network.mode]}")  # fmt: skip
-        for name in not_counted(network, settings):
-            click.echo(f"    {name} is not counted: predictions have the published one")
+        mode = network.mode
+        click.echo(f"{network.title}, {mode.name}, published over {mode.over}: {_range(mode.published)}; "
+                   f"{mode.assumes}")  # fmt: skip
+        for key in not_counted(network, settings):
+            click.echo(f"    {key} is not counted: predictions have the published one")
         for of in predictions(network, settings):
             click.echo(f"    {of.run.text}: {_range(of.authors)}, our auto {of.auto:.2f} ({of.chosen})")
     if only != "predicted":
-        _measure(network, size, settings, turns, rows)
+        _measure(case_of(network, size, settings), turns, rows)
 
 
 @paper.command("all")
@@ -95,7 +90,7 @@ def all_(measure: bool) -> None:
     for line in table():
         click.echo(line)
     for network in NETWORKS.values() if measure else ():
-        _measure(network, "tiny", {}, None, None)
+        _measure(case_of(network, "tiny", {}))
 
 
 @paper.command("why")
@@ -103,7 +98,7 @@ def all_(measure: bool) -> None:
 def why_(names: tuple[str, ...]) -> None:
     """Print each pipeline's gain over GPipe with the authors' settings, and without each of them."""
     for network in map(network_named, names or NETWORKS):
-        for run in network.runs if network.mode == networks.PIPELINE else ():
+        for run in network.runs if network.mode.name == "pipeline" else ():
             click.echo(f"{network.title}, {run.text}")
             for what, gain in why(network, run):
                 click.echo(f"    {gain:5.2f}  {what}")
@@ -111,24 +106,18 @@ def why_(names: tuple[str, ...]) -> None:
 
 def case_of(network: PaperNetwork, size: str, settings: dict[str, Any]) -> Case:
     """Return the case that measures a network: the ways of its mode's suite, with the network's script."""
-    try:
-        like = cases_of(_SUITES[network.mode], quick=True)[0]
-    except ModuleNotFoundError as error:
-        raise BenchmarkError(f"{network.name} is not measured: {error}") from None
-    parameters = {name: value for name, value in like.parameters.items() if name not in _NAMED}
+    like = cases_of(network.mode.suite, quick=True)[0]
     of_script = {"script": network.script, "size": size, "settings": network.settings_at(size, settings)}
-    parameters["script"] = of_script
-    ways = like.ways + (_AUTHORS if network.mode == networks.PIPELINE else ())
-    return replace(like, name=f"{network.name}, {size}", parameters=parameters, ways=ways)
+    # Suites name networks of their own.
+    others = {name: value for name, value in like.parameters.items() if name not in ("model", "networks")}
+    ways = like.ways + (_AUTHORS if network.mode.name == "pipeline" else ())
+    return replace(like, name=f"{network.name}, {size}", parameters=others | {"script": of_script}, ways=ways)
 
 
-def _measure(
-    network: PaperNetwork, size: str, settings: dict[str, Any], turns: int | None, rows: Path | None
-) -> None:
+def _measure(case: Case, turns: int | None = None, rows: Path | None = None) -> None:
     from benchmarks.__main__ import run_case
-    from benchmarks.kept import ROWS
 
-    run_case("paper", case_of(network, size, settings), turns, rows or ROWS)
+    run_case("paper", case, turns, rows or ROWS)
 
 
 def table(of: Iterable[PaperNetwork] = tuple(NETWORKS.values())) -> Iterator[str]:
@@ -137,49 +126,43 @@ def table(of: Iterable[PaperNetwork] = tuple(NETWORKS.values())) -> Iterator[str
     yield f"| {' | '.join(HEAD)} |"
     yield "|---" * len(HEAD) + "|"
     for network in of:
-        found = list(predictions(network, {}))
-        cells = (network.title, network.mode.replace("_", " "), _range(PUBLISHED[network.mode]),
-                 "; ".join(_predicted(found)), kept.get(network.name, ""))  # fmt: skip
-        yield f"| {' | '.join(cells)} |"
+        mode, published = network.mode.name.replace("_", " "), _range(network.mode.published)
+        predicted, here = "; ".join(_predicted(network)), kept[network.name]
+        yield f"| {network.title} | {mode} | {published} | {predicted} | {here} |"
 
 
-def _predicted(found: Sequence[Prediction]) -> Iterator[str]:
+def _predicted(network: PaperNetwork) -> Iterator[str]:
     """Yield the authors' range and ours, for each task and, of pipelines, each schedule."""
-    groups: dict[str, list[Prediction]] = {}
-    for of in found:
-        task = _TASKS.get(of.run.settings.get("task", ""), "")
-        groups.setdefault(f"{task}, {of.run.style}: ".lstrip(", ") if of.run.style else "", []).append(of)
-    for title, of_group in groups.items():
-        authors = [gain for of in of_group for gain in of.authors]
-        assumed = " (assumed)" if all(of.run.assumed for of in of_group) else ""
-        yield f"{title}{_range(authors)}, auto {_range([of.auto for of in of_group])}{assumed}"
+
+    def title(of: Prediction) -> str:
+        task = _TASKS.get(of.run.settings.get("task", ""))
+        return (f"{task}, " if task else "") + (f"{of.run.style}: " if of.run.style else "")
+
+    for text, group in groupby(predictions(network, {}), title):
+        found = list(group)
+        authors = _range([gain for of in found for gain in of.authors])
+        assumed = " (assumed)" if all(of.run.assumed for of in found) else ""
+        yield f"{text}{authors}, auto {_range([of.auto for of in found])}{assumed}"
 
 
 def archived(files: Iterable[list[dict[str, Any]]]) -> dict[str, str]:
     """Return what the last run of each network and task at size tiny measured, over the best baseline."""
     last: dict[tuple[str, str], dict[str, float]] = {}
     for rows in files:
-        runs: dict[tuple[str, str], dict[str, float]] = {}
+        gains: dict[tuple[str, str], dict[str, float]] = defaultdict(dict)
         for row in rows:
             if row.get("size") == "tiny" and "speedup" in row:
-                key = row["network"], row["settings"].get("task", "")
-                runs.setdefault(key, {})[row["schedule"]] = row["speedup"]
-        last |= runs
-    texts: dict[str, list[str]] = {}
-    for (name, task), gains in last.items():
-        strongest = max((gain for way, gain in gains.items() if way in _STOCK), default=1.0)
-        ours = [f"{way} {gain / strongest:.2f}" for way, gain in gains.items() if way not in _STOCK]
-        texts.setdefault(name, []).append((f"{_TASKS[task]}: " if task else "") + ", ".join(ours))
-    return {name: "; ".join(of) for name, of in texts.items()}
-
-
-def _settings(options: Sequence[str]) -> dict[str, Any]:
-    """Return ``("width=64",)`` as ``{"width": 64}``."""
-    pairs = [text.partition("=") for text in options]
-    return {name: loaded("paper_options").value(value) for name, _, value in pairs}
+                task = _TASKS.get(row["settings"].get("task"), "")
+                gains[row["network"], task][row["schedule"]] = row["speedup"]
+        last |= gains
+    texts: dict[str, list[str]] = defaultdict(list)
+    for (name, task), of in last.items():
+        best = max((of[way] for way in _STOCK if way in of), default=1.0)
+        ours = ", ".join(f"{way} {gain / best:.2f}" for way, gain in of.items() if way not in _STOCK)
+        texts[name].append(f"{task}: {ours}" if task else ours)
+    return {name: "; ".join(of_tasks) for name, of_tasks in texts.items()}
 
 
 def _range(gains: Sequence[float]) -> str:
-    """Return ``1.05 to 1.31``, or one number where they are alike."""
     low, high = f"{min(gains):.2f}", f"{max(gains):.2f}"
     return low if low == high else f"{low} to {high}"

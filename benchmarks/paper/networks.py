@@ -1,177 +1,147 @@
-"""The twelve networks, and what was published of each: plain data.
-
-*Scripts* are those of the authors' repository (github.com/mlsys-seo/ooo-backprop, commit 0beb419d, folder
-scripts); *list* means that the paper names the network, and no script there runs it.  The abstract has the
-ranges of gains of a mode's networks together; there is no figure of a single network.
-"""
+"""The twelve networks, what was published of each (networks.toml), and their scripts in examples/paper."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import importlib
+import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any, NamedTuple
 
-from benchmarks.paper.schedules import FASTFORWARD, MODULO, PUSH
+import tomllib
+
 from tf_ooo.errors import OptionsError
 
-SINGLE, DATA_PARALLEL, PIPELINE = "single_device", "data_parallel", "pipeline"
-PUBLISHED = {SINGLE: (1.03, 1.58), DATA_PARALLEL: (1.10, 1.27), PIPELINE: (1.41, 1.99)}
-OVER = {SINGLE: "XLA", DATA_PARALLEL: "BytePS", PIPELINE: "GPipe"}
+EXAMPLES = Path(__file__).parents[2] / "examples" / "paper"
 SIZES = ("tiny", "small", "full")
+
+
+class Mode(NamedTuple):
+    """What networks of one mode have in common."""
+
+    name: str
+    published: tuple[float, float]
+    over: str
+    suite: str  # has the ways and the runner that measure them
+    assumes: str
 
 
 @dataclass(frozen=True)
 class PaperRun:
-    """One published configuration.
+    """One published configuration."""
 
-    Attributes:
-        settings: of the script; ``batch`` is of a step, of each GPU, or of one micro-batch of a pipeline.
-        devices, machines: GPUs, and how many machines they are in.
-        style: what the authors' script sets as PIPELINE_STYLE.
-        k: of reverse first-k.
-        assumed: what the sources leave open, and what stands here instead.
-    """
-
-    settings: Mapping[str, Any]
+    settings: Mapping[str, Any]  # of the script; the batch of a step, of each GPU, or of one micro-batch
     devices: int = 1
     machines: int = 1
     microbatches: int = 1
-    style: str = ""
-    k: int = 0
-    assumed: str = ""
+    style: str = ""  # what the authors' script sets as PIPELINE_STYLE
+    k: int = 0  # of reverse first-k
+    assumed: str = ""  # what the sources leave open, and what stands here instead
 
     @property
     def text(self) -> str:
         """``growth=12 batch=32``, and GPUs, micro-batches and schedule where there are several."""
-        parts = [" ".join(f"{name}={value}" for name, value in self.settings.items())]
+        text = " ".join(f"{name}={value}" for name, value in self.settings.items())
         if self.devices > 1:
-            parts.append(f"{self.machines} x {self.devices // self.machines} GPUs")
+            text += f", {self.machines} x {self.devices // self.machines} GPUs"
         if self.style:
-            parts.append(f"{self.microbatches} micro-batches, {self.style}")
-        return ", ".join(parts) + (f", k={self.k}" if self.k else "") + (" (assumed)" if self.assumed else "")
+            text += f", {self.microbatches} micro-batches, {self.style}"
+        return text + (f", k={self.k}" if self.k else "") + (" (assumed)" if self.assumed else "")
 
 
 @dataclass(frozen=True)
 class PaperNetwork:
-    """One of the twelve.
-
-    Attributes:
-        script: of examples/paper; ``fixed`` are its settings that make it this network, ``tiny`` those that
-            differ at that size, where tracing a deep network takes long.
-        data: the paper's data set; the scripts train on random images, and on a few made texts.
-    """
+    """One of the twelve, or one of the authors' models at another depth."""
 
     name: str
     title: str
     script: str
-    mode: str
-    data: str
-    runs: tuple[PaperRun, ...]
-    fixed: Mapping[str, Any] = field(default_factory=dict)
-    tiny: Mapping[str, Any] = field(default_factory=dict)
+    mode: Mode
+    runs: Sequence[PaperRun]
+    fixed: Mapping[str, Any] = field(default_factory=dict)  # settings that make the script this network
+    tiny: Mapping[str, Any] = field(default_factory=dict)  # where tracing a deep network takes long
+    depths: Sequence[int] = ()
 
     def runs_with(self, settings: Mapping[str, Any]) -> list[PaperRun]:
-        """The published configurations that agree with a user's settings; else all of them, changed."""
-        runs = list(self.runs)
+        """Return the configurations that agree with a user's settings; else all of them, changed."""
+        runs = self.runs
         for name, value in settings.items():
             runs = [run for run in runs if run.settings.get(name) == value] or runs
         changed = [replace(run, settings={**run.settings, **settings}) for run in runs]
         return [run for number, run in enumerate(changed) if run not in changed[:number]]
 
     def settings_at(self, size: str, given: Mapping[str, Any]) -> dict[str, Any]:
-        """What is set of the script's settings at a size; at ``full`` those of a published configuration."""
+        """Return the script's settings at a size; at ``full`` those of a published configuration."""
         published = self.runs_with(given)[0].settings if size == "full" else {}
         return {**self.fixed, **(self.tiny if size == "tiny" else {}), **published, **given}
 
-
-def _images(options: str, *settings: tuple[float, int], assumed: str = "") -> tuple[PaperRun, ...]:
-    return tuple(PaperRun({options: value, "batch": batch}, assumed=assumed) for value, batch in settings)
-
-
-def _resnet(name: str, depth: int, batch: int, ks: Mapping[int, int], assumed: str = "") -> PaperNetwork:
-    """Four GPUs in each machine."""
-    settings = {"layers": depth, "batch": batch}
-    runs = tuple(PaperRun(settings, n, n // 4, k=k, assumed=assumed) for n, k in ks.items())
-    title, few = f"ResNet-{depth}", {"blocks": 0.1}
-    return PaperNetwork(name, title, "resnet", DATA_PARALLEL, "ImageNet", runs, {"layers": depth}, few)
+    def of_depth(self, layers: int) -> PaperNetwork:
+        given, told = {"layers": layers}, "the paper has no run of this depth"
+        runs = [replace(run, settings={**run.settings, **given}, assumed=told) for run in self.runs]
+        title = f"{self.title.split('-')[0]}-{layers}"
+        return replace(self, name=f"{self.script}{layers}", title=title, runs=runs, fixed=given)
 
 
-def _bert(layers: int, width: int, rows: int, machines: int, microbatches: int) -> PaperNetwork:
-    """Pre-trained on eight GPUs a machine; the scripts fine-tune BERT-24 only, on 4 GPUs in 1 machine or 4.
-
-    The scripts that are named ``modulo`` set fastforward_push for pre-training, whose layers are no multiple
-    of the GPUs, modulo for 1 machine and fastforward for 4.
-    """
-    given = {"layers": layers, "width": width, "heads": width // 64, "batch": rows}
-    tuned = {"task": "finetune", **given, "batch": 24}
-    assumed = "" if layers == 24 else "fine-tuning as BERT-24's"
-    runs = (
-        PaperRun({"task": "pretrain", **given}, 8 * machines, machines, microbatches, PUSH),
-        PaperRun(tuned, 4, 1, 4, MODULO, assumed=assumed),
-        PaperRun(tuned, 4, 4, 4, FASTFORWARD, assumed=assumed),
-    )
-    data, few = "MRPC (fine-tuning)", {"layers": layers // 6}
-    return PaperNetwork(
-        f"bert{layers}", f"BERT-{layers}", "bert", PIPELINE, data, runs, {"layers": layers}, few
-    )
-
-
-def _assumed(settings: Mapping[str, Any], gpus: int, microbatches: int) -> tuple[PaperRun, ...]:
-    """The paper lists the network, and nothing else is known of it."""
-    told = "depth and widths are the list's, all else is assumed"
-    return (PaperRun(settings, gpus, -(-gpus // 8), microbatches, PUSH, assumed=told),)
-
-
-_GPT = {"layers": 24, "width": 1024, "heads": 16, "length": 512, "batch": 4}
-_NETWORKS = (
-    PaperNetwork(
-        "densenet121", "DenseNet-121", "densenet", SINGLE, "CIFAR-100, ImageNet",
-        _images("growth", (12, 32), (24, 32), (24, 64), (32, 32), (32, 64)),
-    ),
-    PaperNetwork(
-        "mobilenet_v3_large", "MobileNetV3-Large", "mobilenet_v3_large", SINGLE, "ImageNet",
-        _images("alpha", (0.5, 32), (0.5, 64), (1.0, 32), (1.0, 64))
-        + _images("alpha", (0.25, 32), (0.25, 64), assumed="alpha 0.25 is in the list only"),
-    ),
-    _resnet("resnet50", 50, 128, {4: 45, 16: 45, 32: 45, 48: 30}),
-    _resnet("resnet101", 101, 96, dict.fromkeys((4, 16, 32, 48), 70)),
-    _resnet("resnet152", 152, 64, dict.fromkeys((4, 16), 100), "no script runs it: batch 64, k=100"),
-    PaperNetwork(
-        "rnn16", "RNN, 16 layers", "rnn", PIPELINE, "IWSLT or WMT",
-        _assumed({"layers": 16, "width": 1024, "length": 32, "batch": 64}, 4, 8), {"layers": 16},
-    ),
-    PaperNetwork(
-        "feed_forward", "FFNN", "feed_forward", PIPELINE, "not named",
-        _assumed({"layers": 16, "width": 4096, "batch": 1024}, 4, 8),
-    ),
-    _bert(12, 768, 16, 1, 30),
-    _bert(24, 1024, 10, 2, 32),
-    _bert(36, 1024, 10, 3, 38),
-    _bert(48, 1024, 8, 4, 40),
-    PaperNetwork(
-        "gpt3_medium", "GPT-3 medium", "gpt3", PIPELINE, "OpenWebText or Wikipedia",
-        _assumed(_GPT, 8, 24), {"layers": 24}, {"layers": 4},
-    ),
-)  # fmt: skip
-NETWORKS = {network.name: network for network in _NETWORKS}
-# Depths that the authors' models can have too (densenet_expr_ooo.py, data_par/.../models.py).
-DEPTHS = {"densenet": (169, 201, 264), "resnet": (18, 34, 200)}
+_DATA = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())
+MODES = {of["name"]: Mode(**of) for of in _DATA["modes"]}
+NETWORKS: dict[str, PaperNetwork] = {}
+for _of in _DATA["networks"]:
+    _of |= {"mode": MODES[_of["mode"]], "runs": [PaperRun(**run) for run in _of["runs"]]}
+    NETWORKS[_of["name"]] = PaperNetwork(**_of)
 
 
 def network_named(name: str) -> PaperNetwork:
-    """One of the twelve, or a named depth of a DenseNet or ResNet; OptionsError where it is neither."""
-    for script, depths in DEPTHS.items():
-        for depth in depths:
-            if name == f"{script}{depth}":
-                return _deep(NETWORKS["densenet121" if script == "densenet" else "resnet50"], name, depth)
-    if name not in NETWORKS:
-        known = [*NETWORKS, *(f"{script}{depth}" for script in DEPTHS for depth in DEPTHS[script])]
+    """Return one of the twelve, or a named depth of one; OptionsError where there is none of this name."""
+    deeper = [network.of_depth(layers) for network in NETWORKS.values() for layers in network.depths]
+    known = NETWORKS | {network.name: network for network in deeper}
+    if name not in known:
         raise OptionsError(f"{name!r:.80} is none of the paper's networks; they are {', '.join(known)}")
-    return NETWORKS[name]
+    return known[name]
 
 
-def _deep(network: PaperNetwork, name: str, depth: int) -> PaperNetwork:
-    given, told = {"layers": depth}, "the paper has no run of this depth"
-    runs = tuple(replace(run, settings={**run.settings, **given}, assumed=told) for run in network.runs)
-    title = f"{network.title.split('-')[0]}-{depth}"
-    return replace(network, name=name, title=title, runs=runs, fixed=given)
+@dataclass(frozen=True)
+class ScriptNetwork:
+    """The network of a script of examples/paper at one of its sizes, with some settings changed."""
+
+    script: str
+    size: str
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    source: str = "auto"  # or real data, which are downloaded, shipped with a package, or generated
+
+    @property
+    def batch(self) -> int:
+        return int(self.given().batch)
+
+    def given(self) -> SimpleNamespace:
+        """Return what the script's functions are given; OptionsError where it refuses a setting."""
+        module = loaded(self.script)
+        try:
+            settings = loaded("paper_options").changed(module.SIZES, self.size, self.settings)
+            of = SimpleNamespace(**settings, data=self.source)
+            getattr(module, "check", lambda _: None)(of)
+        except ValueError as error:
+            raise OptionsError(f"{self.script}: {error}") from None
+        return of
+
+    def build(self, rows: int | None = None) -> Any:
+        return loaded(self.script).build(self.given(), rows)
+
+    def data(self, rows: int, seed: int = 1) -> tuple[Any, Any]:
+        """Return the script's inputs and labels, made on the CPU that is no device of the benchmark."""
+        import tensorflow as tf
+
+        with tf.device("CPU:0"):
+            x, y = loaded(self.script).data(self.given(), rows, seed)
+        return x, y
+
+    def optimizer(self, momentum: float = 0.0) -> Any:
+        return loaded(self.script).optimizer(self.given())
+
+
+def loaded(script: str) -> ModuleType:
+    """Return the module of a script, whose neighbours it imports."""
+    if str(EXAMPLES) not in sys.path:
+        sys.path.append(str(EXAMPLES))
+    return importlib.import_module(script)

@@ -10,8 +10,7 @@ import pytest
 import tensorflow as tf
 
 from benchmarks.paper.command import case_of
-from benchmarks.paper.networks import NETWORKS
-from benchmarks.paper.scripts import ScriptNetwork, loaded
+from benchmarks.paper.networks import NETWORKS, ScriptNetwork, loaded
 from benchmarks.runners import one_process
 from tf_ooo.modes import data_parallel
 
@@ -22,8 +21,8 @@ pytestmark = pytest.mark.takes(120)
 def test_a_script_is_measured_in_turns_with_stock():
     case = case_of(NETWORKS["densenet121"], "tiny", {})
     small = {"script": "feed_forward", "size": "tiny", "settings": {"layers": 2, "width": 32, "batch": 4}}
-    parameters = {**case.parameters, "script": small, "steps": 2}
-    case = replace(case, parameters=parameters, ways=case.ways[:3], turns=1)
+    parameters = {**case.parameters, "script": small, "steps": 1}
+    case = replace(case, parameters=parameters, ways=case.ways[:2], turns=1)
     assert not one_process.why_not(case)
     measured = one_process.run(case)
     assert set(measured.ways) == {way.name for way in case.ways}

@@ -14,10 +14,16 @@ from benchmarks.__main__ import main
 from benchmarks.cases import cases_of
 from benchmarks.models import network_of
 from benchmarks.paper import command, predicted
-from benchmarks.paper.networks import NETWORKS, PIPELINE, PUBLISHED, SIZES, network_named
+from benchmarks.paper.networks import (
+    EXAMPLES,
+    MODES,
+    NETWORKS,
+    SIZES,
+    ScriptNetwork,
+    loaded,
+    network_named,
+)
 from benchmarks.paper.schedules import FASTFORWARD, GPIPE, IN_ORDER, MODULO, PUSH, RING, Pipeline
-from benchmarks.paper.scripts import EXAMPLES, ScriptNetwork, loaded
-from benchmarks.processes import BenchmarkError
 from tf_ooo.costs.layer_costs import LayerCosts
 from tf_ooo.errors import OptionsError
 from tf_ooo.planning.model.schedule import Task
@@ -44,7 +50,7 @@ def ran(pipeline):
 
 def test_twelve_networks_and_named_depths():
     assert len(NETWORKS) == 12
-    assert {network.mode for network in NETWORKS.values()} == set(PUBLISHED)
+    assert {network.mode.name for network in NETWORKS.values()} == set(MODES)
     said = invoked("list").output
     assert all(name in said for name in NETWORKS)
     assert "8 GPUs, 30 micro-batches, fastforward_push" in said
@@ -164,15 +170,15 @@ def test_predictions_follow_a_users_layers():
 def test_fine_tuning_with_modulo_is_in_the_published_range():
     run = next(run for run in NETWORKS["bert24"].runs if run.style == MODULO)
     pipeline = predicted.pipeline_of(NETWORKS["bert24"], run)
-    low, high = PUBLISHED[PIPELINE]
+    low, high = MODES["pipeline"].published
     assert low < pipeline.gpipe_s() / pipeline.step_s() < high
 
 
 def test_updates_wait_for_the_forward_of_three_layers_before():
     layers = (LayerCosts(1.0, 1.0, 1.0, weight_bytes=1.0),) * 6
-    on = {"devices": 2, "link": predicted.Link(0.0, 1.0)}
-    waiting_s = predicted._first_k_s(layers, 6, on)
-    assert waiting_s >= predicted._step_s(layers, "reverse_first_k", mode="data_parallel", k=6, **on) - 1e-9
+    on = {"mode": "data_parallel", "devices": 2, "link": predicted.Link(0.0, 1.0)}
+    waiting_s = predicted.first_k_s(layers, 6, on)
+    assert waiting_s >= predicted._step_s(layers, "reverse_first_k", {**on, "k": 6}) - 1e-9
 
 
 def test_why_takes_settings_away():
@@ -209,14 +215,6 @@ def test_a_case_has_the_ways_of_its_modes_suite():
     assert (network.script, network.given().growth) == ("densenet", 4)
 
 
-def test_a_suite_that_is_not_there_is_named(monkeypatch):
-    monkeypatch.setitem(command._SUITES, PIPELINE, "nothing")
-    with pytest.raises(
-        BenchmarkError, match=r"rnn16 is not measured: No module named 'benchmarks\.cases\.nothing'"
-    ):
-        command.case_of(NETWORKS["rnn16"], "tiny", {})
-
-
 def test_what_archived_rows_measured():
     def rows(step, **settings):
         about = {"size": "tiny", "network": "bert12", "settings": settings}
@@ -238,7 +236,7 @@ def test_no_network_reached_the_published_range_in_its_last_kept_run():
     assert set(kept) == set(NETWORKS)
     for name, text in kept.items():
         gains = [float(word.rstrip(",;")) for word in text.split() if word[0].isdigit()]
-        assert max(gains) < PUBLISHED[NETWORKS[name].mode][0], name
+        assert max(gains) < NETWORKS[name].mode.published[0], name
 
 
 def test_the_page_has_these_predictions():

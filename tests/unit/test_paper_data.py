@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from benchmarks.paper.scripts import loaded
+from benchmarks.paper.networks import loaded
 
 data = loaded("paper_data")
 needs_datasets = pytest.mark.skipif(

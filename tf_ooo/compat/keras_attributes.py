@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 _SHADOWED = "_ooo_shadowed"
+# Keras 2 keeps weights in them, beside the user's attributes.
+_LISTS_OF_WEIGHTS = ("_trainable_weights", "_non_trainable_weights")
 
 
 def shadow(owner: Any, name: str, value: Any) -> None:
@@ -40,5 +42,9 @@ def attributes_of(owner: Any) -> list[Any]:
 
 
 def named_attributes_of(owner: Any) -> dict[str, Any]:
-    """An object's own attributes by name, without TensorFlow's lists of what they depend on."""
-    return {name: value for name, value in vars(owner).items() if not name.startswith("_self_")}
+    """Return an object's own attributes by name, without TensorFlow's and Keras 2's lists of them."""
+    return {
+        name: value
+        for name, value in vars(owner).items()
+        if not name.startswith("_self_") and name not in _LISTS_OF_WEIGHTS
+    }

@@ -106,7 +106,7 @@ def gpt2(x: KerasTensor, classes: int, layers: int, width: int, heads: int, voca
 
 def _embedded(tokens: KerasTensor, vocabulary: int, width: int) -> KerasTensor:
     """Return tokens (rows, length) as vectors: what each word and each place has learned, added."""
-    # Of the tokens: an embedding of a constant would be computed at once, and be no part of the model.
+    # Places follow from the tokens: an embedding of a constant would be computed at once, outside the model.
     places = 0 * tokens + np.arange(tokens.shape[1], dtype="int32")
     words = layers.Embedding(vocabulary, width)(tokens)
     return words + layers.Embedding(tokens.shape[1], width)(places)

@@ -54,7 +54,7 @@ class Case:
 
 @dataclass(frozen=True)
 class WayRun:
-    """What one way came to.
+    """This is what one way came to.
 
     Attributes:
         turns_s: seconds of a training step in each turn, in the order of the turns.
@@ -73,7 +73,7 @@ class WayRun:
 
 @dataclass(frozen=True)
 class Measured:
-    """What a runner returns.
+    """A runner returns this.
 
     Attributes:
         ways: by name, without those that could not run.

@@ -111,9 +111,9 @@ def runs_of(rows: Iterable[Row]) -> dict[str, list[Row]]:
 
 def compared(rows: Iterable[Row]) -> list[Compared]:
     """Compare ours in each run with the strongest baseline there."""
-    found = []
+    beside = []
     for of_run in runs_of(rows).values():
         ours, baseline = ours_of(of_run), strongest(of_run)
         if ours is not None and baseline is not None:
-            found.append(Compared(ours, baseline, gain_of(turns_of(baseline), turns_of(ours))))
-    return found
+            beside.append(Compared(ours, baseline, gain_of(turns_of(baseline), turns_of(ours))))
+    return beside

@@ -1,4 +1,4 @@
-"""What papers published of schedules beside what the planner predicts: ``python -m benchmarks planner``.
+"""Published figures of schedules stand beside what the planner predicts: ``python -m benchmarks planner``.
 
 Nothing is trained.  Zero Bubble: arXiv 2401.10241; LayerPipe: arXiv 2108.06629.
 """
@@ -113,8 +113,10 @@ def tables() -> dict[str, str]:
         | {name: of.gain(name, [of.layer()] * (of.layers + 2), Link()) for name in V_SHAPES}
         for of in ZB_V
     ]
-    found = {name: [layerpipe_gain(flop_layers(name), count) for count in PROCESSORS] for name in WORKLOADS}
-    gains = pd.DataFrame(found, index=PROCESSORS).rename_axis("Processors")
+    gains_of = {
+        name: [layerpipe_gain(flop_layers(name), count) for count in PROCESSORS] for name in WORKLOADS
+    }
+    gains = pd.DataFrame(gains_of, index=PROCESSORS).rename_axis("Processors")
     means, most = gains.mean(), gains.loc[7:9].max()
     gains.loc["mean; published: 1.25"], gains.loc["7 to 9, most; published: 1.80"] = means, most
     frames = {"zero-bubble": zb_h2, "v-shapes": v_shapes, "layerpipe": gains.reset_index()}

@@ -7,9 +7,9 @@ from benchmarks.models import LAYERPIPE
 
 _WAYS = (
     Way("auto", OURS, {"layerpipe": True}),
-    # What PyTorch's users have is PipeDream's own code.
+    # PyTorch's users have PipeDream's own code.
     Way("pipedream", PYTORCH, {"layerpipe": True, "schedule": "pipedream"}),
-    # As many batches for an update as two versions of the weights do for with up to five workers.
+    # Two versions of the weights do for so many batches of an update, with up to five workers.
     Way("pipedream_2bw", PYTORCH, {"layerpipe": True, "schedule": "pipedream_2bw", "accumulate_steps": 8}),
     Way("1f1b", PYTORCH, {"schedule": "1f1b"}),
     # A baseline, too: it is what users of this package have whose gradients may not be late.

@@ -6,7 +6,7 @@ from benchmarks.case import NOBODY, OURS, PYTORCH, STOCK, Case, Way
 from benchmarks.models import MESH
 
 _MICROBATCHES = 8
-# What OOOBackprop(devices=...) stands for.
+# OOOBackprop(devices=...) stands for this.
 AUTO = Way("auto", OURS, {"replicas": "auto", "fall_back": True, "recompute": "auto"})
 
 

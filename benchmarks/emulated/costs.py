@@ -1,4 +1,4 @@
-"""What the layers of emulated models take, for one micro-batch."""
+"""The layers of emulated models take these seconds, for one micro-batch."""
 
 from __future__ import annotations
 

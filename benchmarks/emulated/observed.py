@@ -1,4 +1,4 @@
-"""What the log of waits says about steps: whether the order was kept, and what the runtime itself took."""
+"""The log of waits tells about steps: whether the order was kept, and what the runtime itself took."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _LEAST_S = 1e-6
 
 
 class Observed:
-    """What was seen in all steps of a schedule so far; ``tasks``: of each op, by its name.
+    """This was seen in all steps of a schedule so far; ``tasks``: of each op, by its name.
 
     Attributes:
         gaps_s: ``task``: from the end of a task to the start of the next one on its device; ``message``: to

@@ -16,7 +16,7 @@ from benchmarks.processes import BenchmarkError
 LOG = "OOO_WAIT_LOG"
 _SOURCE = Path(__file__).with_name("wait.c")
 _BUILD = Path(__file__).parents[2] / "build"
-# As in wait.c.
+# These are wait.c's.
 _RECORDS, _HEAD_BYTES, NAME_BYTES = 1 << 16, 256, 168
 RECORD = np.dtype(
     [("arrived", "f8"), ("start", "f8"), ("end", "f8"), ("device", "S64"), ("name", f"S{NAME_BYTES}")]
@@ -43,7 +43,7 @@ def library() -> Path:
 
 
 class Log:
-    """What waits have written into the file that all processes of a run map."""
+    """Read what waits have written into the file that all processes of a run map."""
 
     def __init__(self, path: str) -> None:
         mapped = np.memmap(path, np.uint8, "r+", shape=(_HEAD_BYTES + _RECORDS * RECORD.itemsize,))

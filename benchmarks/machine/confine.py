@@ -17,7 +17,7 @@ from benchmarks.machine import cpu_groups
 from benchmarks.machine.cpu_groups import FREE, PERIOD_US
 from benchmarks.processes import BenchmarkError
 
-# What TensorFlow calls the threads of its executors.
+# TensorFlow calls the threads of its executors so.
 _COMPUTING = ("tf_Compute",)
 _LEAST_QUOTA_US = 1000
 # A process lives so long in which it is tried whether it may run first.

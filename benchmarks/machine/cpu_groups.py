@@ -132,7 +132,7 @@ class Version2(Version1):
         os.sched_setscheduler(thread, os.SCHED_RR, os.sched_param(1))
 
 
-# Where systems have them.  A machine with both versions has the CPU's controller in one of them only.
+# Systems have them there.  A machine with both versions has the CPU's controller in one of them only.
 PLACES = (
     Version1(Path("/sys/fs/cgroup/cpu")),
     Version2(Path("/sys/fs/cgroup")),

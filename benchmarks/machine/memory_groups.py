@@ -49,7 +49,7 @@ def version2(folder: Path) -> MemoryGroups:
     return MemoryGroups(folder, True, "memory.max", "memory.peak", "memory.swap.max")
 
 
-# Where systems have them.  A machine with both versions has the memory's controller in one of them only.
+# Systems have them there.  A machine with both versions has the memory's controller in one of them only.
 PLACES = (
     version1(Path("/sys/fs/cgroup/memory")),
     version2(Path("/sys/fs/cgroup")),

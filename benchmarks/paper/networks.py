@@ -19,7 +19,7 @@ SIZES = ("tiny", "small", "full")
 
 
 class Mode(NamedTuple):
-    """What networks of one mode have in common."""
+    """Networks of one mode have this in common."""
 
     name: str
     published: tuple[float, float]

@@ -101,7 +101,7 @@ class Pipeline:
         """Return a schedule in which each GPU runs whatever is ready; tasks wait for those of _after."""
         stages, many = self.stages(self.style), self.microbatches
         numbers = range(len(stages))
-        # What a queue would hold first: gradients of later stages, outputs of earlier ones.
+        # A queue would hold these first: gradients of later stages, outputs of earlier ones.
         backward = [(n, m) for m in range(many) for n in reversed(numbers)]
         forward = [(n, m) for n in numbers for m in range(many)]
         queues = {"dO": backward, "dW": backward, "F": forward, "U": [(n, 0) for n in numbers]}

@@ -24,7 +24,7 @@ def tables_of(rows: Sequence[Row]) -> dict[str, str]:
         return {}
     emulated = tables.result(frame[frame["mode"] == "emulated"])
     measured = tables.result(frame[frame["mode"].isin(_MEASURED)])
-    found = {
+    by_name = {
         "result": measured,
         "emulated": emulated,
         "readme": pd.concat([measured, emulated])[list(_README)],
@@ -33,7 +33,7 @@ def tables_of(rows: Sequence[Row]) -> dict[str, str]:
         "predictions": tables.prediction_table(rows),
         "ran": tables.machines(rows),
     }
-    return {name: markdown(table) for name, table in found.items()}
+    return {name: markdown(table) for name, table in by_name.items()}
 
 
 def markdown(table: pd.DataFrame) -> str:
@@ -45,17 +45,17 @@ def markdown(table: pd.DataFrame) -> str:
     return "".join(f"| {' | '.join(line)} |\n" for line in cells)
 
 
-def with_tables(text: str, found: dict[str, str]) -> str:
+def with_tables(text: str, by_name: dict[str, str]) -> str:
     """Return the page with its tables made anew.
 
     Raises:
         KeyError: the page asks for a table that there is none of.
     """
-    return _TABLE.sub(lambda match: f"{match[1]}\n{found[match[2]]}\n{match[3]}", text)
+    return _TABLE.sub(lambda match: f"{match[1]}\n{by_name[match[2]]}\n{match[3]}", text)
 
 
 def write_pages(paths: Sequence[Path], rows: Sequence[Row]) -> None:
     """Make the tables of pages anew."""
-    found = tables_of(rows)
+    by_name = tables_of(rows)
     for path in paths:
-        path.write_text(with_tables(path.read_text(), found))
+        path.write_text(with_tables(path.read_text(), by_name))

@@ -1,1 +1,1 @@
-"""What runs the ways of a case in turns: each module is a :class:`benchmarks.case.Runner`."""
+"""These modules run the ways of a case in turns; each is a :class:`benchmarks.case.Runner`."""

@@ -33,7 +33,7 @@ _COMMUNICATING = ("collective_ops", "event_engine", "grpc")
 
 @dataclass(frozen=True)
 class Rank:
-    """What a rank is told besides its case: the names of its ways, and where the benchmark listens.
+    """A rank is told this besides its case: the names of its ways, and where the benchmark listens.
 
     ``group``: the prefix of the CPU groups; ``job``: what the rank calls itself there; ``cluster``: addresses
     for TensorFlow's strategy.

@@ -26,17 +26,17 @@ from tf_ooo.hosts.addresses import free_ports
 _LENGTH, _VOCABULARY, _HEADS = 32, 512, 8
 # Fewer micro-batches make smaller graphs, which are in the workers' memory, too.
 _MICROBATCHES, _ROWS = 2, 8
-# Of what a worker may use, for tensors: its process and its graphs take the rest.
+# Tensors get this share of what a worker may use: its process and its graphs take the rest.
 _PLANNED_SHARE = 0.78
 # Adam has two numbers for each weight.
 _WITH_SLOTS = 3
-# What is free is given back, so that the most that was used is what was needed.
+# Memory that is free is given back, so that the most that was used is what was needed.
 _ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": "1000000", "MALLOC_ARENA_MAX": "4"}
 
 
 @dataclass(frozen=True)
 class Asked:
-    """What a process trains: ours over a cluster's workers, stock without one; it saves the weights."""
+    """A process trains this: ours over a cluster's workers, stock without one; it saves the weights."""
 
     cluster: str
     weights: str

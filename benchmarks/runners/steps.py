@@ -23,7 +23,7 @@ from tf_ooo.rewriting.unrolled_tasks import Step
 
 
 class Steps(Protocol):
-    """What takes turns.
+    """This takes turns.
 
     Attributes:
         steps: how many have run.
@@ -86,7 +86,7 @@ class Fit:
 
     @property
     def schedule(self) -> Schedule:
-        """What the fit runs.  BackendError: nothing has been planned."""
+        """Return the schedule that the fit runs.  BackendError: nothing has been planned."""
         if self.report.planned is None:
             raise BackendError(f"nothing has been planned: {self.report.fallback_reason}")
         return self.report.planned

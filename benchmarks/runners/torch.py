@@ -53,7 +53,7 @@ def cut(layers: int, stages: int, stage: int) -> range:
 
 @dataclass(frozen=True)
 class Rank:
-    """What a rank is told: the prefix of the CPU groups, which of how many it is, and where they meet."""
+    """A rank is told this: the prefix of the CPU groups, which of how many it is, and where they meet."""
 
     group: str
     rank: int

@@ -24,7 +24,7 @@ _TAIL = 2000
 
 @dataclass(frozen=True)
 class Workers:
-    """What the process that trains is told.
+    """The process that trains is told this.
 
     Attributes:
         cluster: addresses of the workers, with commas; ``processes``: their ids.

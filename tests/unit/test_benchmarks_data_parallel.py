@@ -66,13 +66,13 @@ def _state(process: int) -> str:
 def job(tmp_path):
     """A job of one rank, a Python that sleeps and whose answers this test writes."""
     sleeps = [sys.executable, "-c", "import time; print('it printed this', flush=True); time.sleep(100)"]
-    made = horovod.Job([], tmp_path / "log.txt", stops=True)
-    made.start(sleeps, {})
+    sleeping = horovod.Job([], tmp_path / "log.txt", stops=True)
+    sleeping.start(sleeps, {})
     ours, theirs = socket.socketpair()
-    made.ranks[0] = Connection(ours.detach()), made._launcher.pid
-    yield made, Connection(theirs.detach())
-    made.end()
-    assert made._launcher.poll() is not None
+    sleeping.ranks[0] = Connection(ours.detach()), sleeping._launcher.pid
+    yield sleeping, Connection(theirs.detach())
+    sleeping.end()
+    assert sleeping._launcher.poll() is not None
 
 
 def test_a_rank_is_stopped_while_it_is_not_asked_anything(job):

@@ -58,9 +58,8 @@ def fill(folder: Path) -> None:
 
 def drawn_commands(draw: Draw) -> Case:
     """A command line, and what of it has to be named."""
-    arguments, named = draw.choice(
-        (_files, _files, _outputs, _plan_options, _plan_options, _worker, _worker, _run, _bench, _names)
-    )(draw)
+    lines = (_files, _files, _outputs, _plan_options, _plan_options)
+    arguments, named = draw.choice((*lines, _worker, _worker, _run, _rarer_options, _names))(draw)
     text = "tf-ooo " + " ".join(map(repr, arguments))
 
     def attempt(folder: Path) -> None:
@@ -185,57 +184,34 @@ def _run(draw: Draw) -> _Line:
     return line, [[name]]
 
 
-def _bench(draw: Draw) -> _Line:
+def _rarer_options(draw: Draw) -> _Line:
+    """Options of plans and simulations that ``_plan_options`` leaves out."""
+    on_paper = ["simulate", "schedule.txt", "costs.json"]
+    table = ["plan", "costs.json", "--devices", "2"]
     lines: tuple[tuple[list[str], str], ...] = (
-        (["bench", "singel"], "singel"),
-        (["bench", "single", "--networks", "resnet5000"], "resnet5000"),
-        (["bench", "single", "--networks", "lstm-small", "--ways", "fastest"], "fastest"),
-        (["bench", "single", "--data", "video"], "video"),
-        (["bench", "single", "--rounds", "many"], "rounds"),
-        (["bench", "single", "--rounds", "0", "--quick"], "rounds"),
-        (["bench", "single", "--steps", "-1", "--quick"], "steps"),
-        (["bench", "data-parallel", "--workload", "transformer9"], "workload"),
-        (["bench", "data-parallel", "--mbit", "fast"], "mbit"),
-        (["bench", "data-parallel", "--mbit", "-1"], "mbit"),
-        (["bench", "data-parallel", "--mbit", "nan"], "mbit"),
-        (["bench", "data-parallel", "--mbit", ""], "mbit"),
-        (["bench", "data-parallel", "--configurations", "fastest"], "configurations"),
-        (["bench", "data-parallel", "--workers", "0"], "workers"),
-        (["bench", "data-parallel", "--cores", "-1"], "cores"),
-        (["bench", "data-parallel", "--steps", "0"], "steps"),
-        (["bench", "data-parallel", "--repetitions", "0"], "repetitions"),
-        (["bench", "data-parallel", "--json", "folder"], "folder"),
-        (["bench", "pipeline", "--workload", "mlp9"], "mlp9"),
-        (["bench", "pipeline", "--schedules", "zb_h9"], "zb_h9"),
-        (["bench", "pipeline", "--devices", "0"], "devices"),
-        (["bench", "pipeline", "--devices", "x"], "devices"),
-        (["bench", "pipeline", "--microbatches", "0"], "microbatches"),
-        (["bench", "pipeline", "--cores", "-2"], "cores"),
-        (["bench", "pipeline", "--repetitions", "0"], "repetitions"),
-        (["bench", "layerpipe", "--workload", "mlp9"], "mlp9"),
-        (["bench", "layerpipe", "--schedules", "zb_h1"], "zb_h1"),
-        (["bench", "layerpipe", "--rate", "fast"], "rate"),
-        (["bench", "layerpipe", "--accuracy", "--seeds", "0"], "seeds"),
-        (["bench", "layerpipe", "--accuracy", "--workload", "mlp"], "workload"),
-        (["bench", "layerpipe", "--seeds", "3"], "seeds"),
-        (["bench", "layerpipe", "--repetitions", "0"], "repetitions"),
-        (["bench", "planner", "fast"], "fast"),
-        (["bench", "gpu-day"], "out"),
-        (["bench", "gpu-day", "--out", "costs.json"], "costs.json"),
-        (["bench", "gpu-day", "--out", "o", "--command", "4"], "command"),
-        (["bench", "gpu-day", "--out", "o", "--minutes", "nan", "--dry"], "minutes"),
-        (["bench", "gpu-day", "--out", "o", "--minutes", "-1", "--dry"], "minutes"),
-        (["bench", "single-overlap", "--network", "resnet5000"], "resnet5000"),
-        (["bench", "single-overlap", "--batch", "0"], "batch"),
-        (["bench", "single-overlap", "--steps", "0"], "steps"),
-        (["bench", "single-overlap", "--ways", "early,latest"], "early"),
+        *(([*on_paper, "--steps", steps], "steps") for steps in ("0", "-1", "many", "1.5", "")),
+        *(([*on_paper, "--link", link], "link") for link in ("fast", "25", "-1Gbit", "nanGbit", "10Gbit,x")),
+        *(([*on_paper, "--speeds", speeds], "speeds") for speeds in ("fast", "", "0,1", "1,-1", "nan,1")),
+        *(([*table, "--speeds", speeds], "speeds") for speeds in ("1,x", "", "1,0", "1;1", "inf,1")),
+        *(([*table, "--stages", stages], "stages") for stages in ("", "no_such_layer", ";", "a;b;c")),
+        *(([*table, "--recompute", recompute], "recompute") for recompute in ("some", "", "1")),
+        *(([*table, "--precision", precision], "precision") for precision in ("fp8", "", "float32")),
+        *(([*table, "--memory", limits], "memory") for limits in ("1GiB,x", "1GiB,", "1GiB,0")),
+        (["plan", "--model", "no_such_module:Model"], "no_such_module"),
+        (["plan", "--model", "tests.malformed.case:NoSuchModel"], "NoSuchModel"),
+        (["plan", "--model", "no_colon"], "no_colon"),
+        (["plan", "--model", ""], "model"),
+        (["plan", "--model", "tests.malformed.case:Case", "--import", "no_such_module"], "no_such_module"),
+        (["demo", "--schedules", "auto"], "schedules"),
+        (["doctor", "--cluster", "a:1", "more"], "more"),
+        (["bench", "single"], "bench"),
     )
     line, name = draw.choice(lines)
     return line, [[name]]
 
 
 def _names(draw: Draw) -> _Line:
-    command = draw.choice(("info", "doctor", "demo", "plan", "simulate", "bench", "run", "worker"))
+    command = draw.choice(("info", "doctor", "demo", "plan", "simulate", "doctor", "run", "worker"))
     lines: tuple[tuple[list[str], str], ...] = (
         ([draw.misspelt(command)], "command"),
         ([command, "--no-such-option"], "no-such-option"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import keras
 import numpy as np
 import tensorflow as tf
@@ -11,7 +13,7 @@ from tf_ooo.compat import keras_variables
 from tf_ooo.costs.layer_costs import Link
 from tf_ooo.costs.table import CostTable
 
-BATCHES, ROWS, WIDTH = 4, 12, 11
+BATCHES, ROWS, WIDTH, MICROBATCHES = 4, 12, 11, 3
 # With costs and a link nothing is measured, and the plan is always the same.
 COSTS = CostTable([tf_ooo.LayerCosts(1.0, 1.0, 1.0) for _ in range(4)], Link(1e-3, 1e9))
 
@@ -30,8 +32,7 @@ def data():
 
 
 def pipeline(cluster, **options):
-    """Of three micro-batches."""
-    wanted = {"mode": "pipeline", "microbatches": 3, "schedule": "fast_forward", "costs": COSTS}
+    wanted = {"mode": "pipeline", "microbatches": MICROBATCHES, "schedule": "fast_forward", "costs": COSTS}
     return tf_ooo.OOOBackprop(devices=cluster, **(wanted | options))
 
 
@@ -53,6 +54,23 @@ def loss_that_calls(function=lambda: None):
         return tf.reduce_mean(tf.square(tf.cast(truth, output.dtype) - output)) * one
 
     return loss_with_python
+
+
+def calls_within_step(number, micro_batch, function):
+    """A loss and a callback that call the function in one step, between the two passes of one micro-batch.
+
+    The step and the micro-batch are counted from 1, the micro-batch from the step's begin: what compares a
+    batch with its micro-batches calls the loss as well, before the steps 1, 2, 4 and 8.
+    """
+    calls, steps = Counter(), []
+
+    def call():
+        calls[len(steps)] += 1
+        if len(steps) == number and calls[number] == micro_batch:
+            function()
+
+    begins = keras.callbacks.LambdaCallback(on_train_batch_begin=lambda batch, logs: steps.append(batch))
+    return loss_that_calls(call), begins
 
 
 def hosts_of(model):

@@ -20,6 +20,8 @@ import tf_ooo
 from tests import forked
 from tests.distributed.cluster_models import (
     BATCHES,
+    MICROBATCHES,
+    calls_within_step,
     devices_of,
     loss_that_calls,
     perceptron,
@@ -105,8 +107,10 @@ def test_what_calls_python_stays_in_this_process():
         callback = pipeline(cluster)
         train(ours, [callback])
     assert set(calls) == {os.getpid()}
-    # And four before the first step: two micro-batches, in one, in one in reverse, and each by itself.
-    assert len(calls) == (2 + 2 * 3) * BATCHES + 4
+    # Batches 1, 2, 4, 8, ... are compared before their steps.  Each of them has one pair of whole neighbours:
+    # that is run in one, in one in reverse, and each micro-batch by itself.
+    compared = [batch for batch in (1, 2, 4, 8, 16) if batch <= 2 * BATCHES]
+    assert len(calls) == 2 * BATCHES * (1 + MICROBATCHES) + 4 * len(compared)
     assert len(set(devices_of(callback))) == 2
     assert callback.report.added_edges > 0
     assert int(ours.optimizer.iterations) == 2 * BATCHES
@@ -195,14 +199,13 @@ def test_worker_checks_its_arguments():
 
 def train_and_lose(cluster, worker, how):
     """A script that handles no error.  Its worker is killed or stopped in a step, or lives (``how`` 0)."""
-    calls = []
 
     def lose_it():
-        calls.append(1)
-        if how and len(calls) == 20:
+        if how:
             os.kill(worker, how)
 
-    train(perceptron(loss_that_calls(lose_it)), [pipeline(cluster)])
+    loss, steps = calls_within_step(BATCHES + 2, 1, lose_it)
+    train(perceptron(loss), [pipeline(cluster), steps])
     print("trained")
 
 

@@ -14,9 +14,9 @@ import tf_ooo
 from tests.distributed.cluster_models import (
     BATCHES,
     COSTS,
+    calls_within_step,
     data,
     hosts_of,
-    loss_that_calls,
     perceptron,
     pipeline,
     train,
@@ -38,6 +38,7 @@ from tf_ooo.hosts import cluster as cluster_module
 from tf_ooo.hosts import link as runtime_link
 from tf_ooo.hosts.cluster import connect
 from tf_ooo.modes.pipeline import mode as pipeline_mode
+from tf_ooo.modes.pipeline.losses import LaterBatches
 from tf_ooo.rewriting import staged as rewriting
 from tf_ooo.tracing.variables import Moved
 
@@ -109,19 +110,14 @@ def test_lost_worker_is_named(how, when):
 
 @KILLED_OR_SILENT
 def test_worker_lost_in_a_step_of_a_fit_is_named(how):
-    cluster, calls = addresses(2), []
+    """In the first step of the second epoch."""
+    cluster = addresses(2)
     with workers(cluster, [1]) as started:
         join(cluster, how)
-
-        def lose_in_the_second_epoch():
-            calls.append(1)
-            if len(calls) == 3 * BATCHES + 5:
-                lose(started[1], how)
-
-        model = perceptron(loss_that_calls(lose_in_the_second_epoch))
+        loss, steps = calls_within_step(BATCHES + 1, 1, lambda: lose(started[1], how))
+        model = perceptron(loss)
         with raises_lost(cluster):
-            train(model, [pipeline(cluster)])
-        assert len(calls) >= 3 * BATCHES + 5
+            train(model, [pipeline(cluster), steps])
         assert hosts_of(model) == ["localhost"]
 
 
@@ -192,6 +188,8 @@ EVENTS = {
     "moving": (keras_variables, "copy_on", 3),
     "moved": (Moved, "check_captures", 1),
     "tracing": (rewriting, "rewrite_step", 1),
+    # Its weights are fetched for that, before the second step.
+    "comparing": (LaterBatches, "check", 1),
 }
 
 
@@ -212,10 +210,14 @@ def calling_before(owner, name, number, function):
 
 
 @pytest.mark.parametrize(
-    ("event", "how"), [*((event, signal.SIGKILL) for event in EVENTS), ("tracing", signal.SIGSTOP)]
+    ("event", "how"),
+    [
+        *((event, signal.SIGKILL) for event in EVENTS),
+        *((event, signal.SIGSTOP) for event in ("tracing", "comparing")),
+    ],
 )
 def test_worker_lost_at_any_time_is_named(event, how):
-    """While the model is profiled, planned, moved and traced."""
+    """While the model is profiled, planned, moved and traced, and while a batch is compared."""
     cluster = addresses(2)
     with workers(cluster, [1]) as started:
         join(cluster, how)

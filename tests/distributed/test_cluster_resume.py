@@ -13,8 +13,9 @@ import tf_ooo
 from tests import forked
 from tests.distributed.cluster_models import (
     BATCHES,
+    MICROBATCHES,
+    calls_within_step,
     devices_of,
-    loss_that_calls,
     perceptron,
     pipeline,
     train,
@@ -34,19 +35,17 @@ def train_three_epochs(cluster, folder, first_epoch=0, kills=None):
 
     Returns a check sum of the end, the devices and the number of steps.
     """
-    calls = []
 
-    def kill_in_the_second_epoch():
-        calls.append(1)
-        if kills is not None and len(calls) == 3 * BATCHES + 7:
+    def kill():
+        if kills is not None:
             os.kill(kills, signal.SIGKILL)
 
-    loss = loss_that_calls(kill_in_the_second_epoch)
+    loss, steps = calls_within_step(BATCHES + 1, MICROBATCHES, kill)
     objects = {loss.__name__: loss}
     file = folder / f"model_{first_epoch}.keras"
     model = keras.models.load_model(file, custom_objects=objects) if first_epoch else perceptron(loss)
     callback, saving = pipeline(cluster), keras.callbacks.ModelCheckpoint(folder / "model_{epoch}.keras")
-    train(model, [callback, saving], epochs=3, initial_epoch=first_epoch)
+    train(model, [callback, saving, steps], epochs=3, initial_epoch=first_epoch)
     assert callback.report.added_edges > 0
     assert callback.report.moved_ops > 0
     return bits_of(model), devices_of(callback), int(model.optimizer.iterations)

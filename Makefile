@@ -95,6 +95,7 @@ lint: venv
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo --no-cache
 	$(BIN)/vulture grappler_passes tf_ooo keras_callbacks benchmarks tests/not_dead.py --min-confidence 60
+	$(BIN)/python -m tests.lean
 
 test: venv horovod lint
 	$(BIN)/python $(PYTEST) --durations=20

@@ -64,7 +64,7 @@ class OOOFunction:
         return self._stock
 
     def get_concrete_function(self, *args: Any, **kwargs: Any) -> Any:
-        """As of a ``tf.function``: of the stock step, which computes the same."""
+        """Return the concrete function of the stock step, which computes the same."""
         return self.stock.get_concrete_function(*args, **kwargs)
 
     def experimental_get_tracing_count(self) -> int:

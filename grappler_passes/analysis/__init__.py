@@ -1,1 +1,1 @@
-"""What the ops of a training step are for: forward, dO, dW, update; layers, loops, steps."""
+"""Classifies the ops of a training step: forward, dO, dW, update; layers, loops, steps."""

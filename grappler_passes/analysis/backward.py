@@ -159,7 +159,7 @@ class Backward:
 
     @cached_property
     def is_backward(self) -> list[bool]:
-        """What gradients are computed from, the forward pass and the updates apart."""
+        """Tell for each op whether gradients are computed from it, the forward pass and updates excluded."""
         g = self.gradients
         outside = [g.forward[n] or self.is_update[n] for n in range(self.size)]
         ends = {n: 1 for n in range(self.size) if not outside[n] and self.hands_over(n)}

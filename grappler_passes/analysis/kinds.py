@@ -30,7 +30,7 @@ _RNN_OPS = (
     "CudnnRNNBackprop", "CudnnRNNBackpropV2", "CudnnRNNBackpropV3", "BlockLSTMGrad", "BlockLSTMGradV2",
     "LSTMBlockCellGrad", "GRUBlockCellGrad",
 )  # fmt: skip
-# Of the parts of a layer, in its name.
+# A layer's name lists at most so many of its parts.
 _MOST_NAMED = 3
 FUSED_REASONS = {**dict.fromkeys(_NORM_OPS, _NORM), **dict.fromkeys(_RNN_OPS, _RNN)}
 

@@ -228,14 +228,14 @@ def _is_reduced(backward: Backward, node: int, port: int, shape: WeightShape | N
 
 
 def _is_vector(shape: WeightShape | None) -> bool:
-    """Whether at most one dimension is not 1.  A kernel of one output, (n, 1), is a matrix."""
+    """Return whether at most one dimension is not 1. A kernel of one output, (n, 1), is a matrix."""
     if not shape or (len(shape) == 2 and shape[1] == 1 != shape[0]):
         return False
     return sum(dim != 1 for dim in shape) <= 1
 
 
 def _is_summed(backward: Backward, node: int, port: int, shape: WeightShape | None) -> bool:
-    """Whether a tensor of the weight's shape is a sum, or computed from one without a change of shape."""
+    """Say whether a tensor of the weight's shape is a sum, or computed from one without a change of shape."""
     seen, stack = set(), [(node, port)]
     while stack:
         node, port = stack.pop()

@@ -60,7 +60,7 @@ def _alike(node: node_def_pb2.NodeDef, other: node_def_pb2.NodeDef, names: Mappi
 
 
 def _attributes(node: node_def_pb2.NodeDef) -> dict[str, bytes]:
-    """What an op does; notes of optimizers are left out, such as where it wants to be (by name)."""
+    """Return the attributes that say what an op does, without notes of optimizers such as a wished place."""
     return {key: value.SerializeToString() for key, value in node.attr.items() if key[0] != "_"}
 
 

@@ -80,7 +80,7 @@ def split_steps(graph_def: graph_pb2.GraphDef) -> list[graph_pb2.GraphDef]:
 
 
 def is_sum(node: node_def_pb2.NodeDef) -> bool:
-    """Whether a node adds the gradients of micro-batches."""
+    """Return whether a node adds the gradients of micro-batches."""
     return SUM_ATTR in node.attr and node.op in _SUMS
 
 

@@ -1,4 +1,4 @@
-"""Which variables a step trains, and which are the optimizer's slots of one of them.
+"""Finds the variables that a step trains, and which others are an optimizer's slots of one of them.
 
 A *weight* is written with a value that depends on data, and read on the way to a result of the step.  A
 *slot* is written too, but all it ever changes is one weight.
@@ -42,7 +42,7 @@ def find_weights(values: ValueFlow, results: Sequence[int]) -> tuple[list[Variab
 def _ends(
     written: Sequence[VariableAccess], results: Sequence[int], changes: list[int], fed: list[int]
 ) -> dict[int, int]:
-    """Where values leave the step: bit 0 for its results, bit i + 1 for ``written[i]`` that changes no
+    """Find where values leave the step: bit 0 for its results, bit i + 1 for ``written[i]`` that changes no
     other."""
     ends = dict.fromkeys(results, 1)
     for i, variable in enumerate(written):
@@ -120,7 +120,7 @@ def _find_slots(values: ValueFlow, weights: list[VariableAccess], written: list[
 def _not_dominated(
     variables: Sequence[VariableAccess], index: dict[int, int], changes: list[int]
 ) -> list[VariableAccess]:
-    """Of variables in a graph that returns nothing: those that are nobody's slot."""
+    """Find the trained variables in a graph that returns nothing: those that are nobody's slot."""
     kept = []
     for v in variables:
         mine = changes[index[v.handle]]

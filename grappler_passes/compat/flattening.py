@@ -86,7 +86,7 @@ def _without_implementations(graph_def: graph_pb2.GraphDef) -> graph_pb2.GraphDe
 
 
 def _drop_unused_functions(graph_def: graph_pb2.GraphDef) -> None:
-    """Those that Grappler leaves behind may be inconsistent, and then nothing can be imported."""
+    """Drop functions that no node calls: Grappler may leave inconsistent ones, which cannot be imported."""
     functions = {function.signature.name: function for function in graph_def.library.function}
     used: set[str] = set()
     todo = called_by(graph_def.node)

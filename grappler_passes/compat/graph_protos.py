@@ -17,7 +17,7 @@ def parse_graph_def(data: bytes) -> graph_pb2.GraphDef:
 
 
 def is_graph_def(value: object) -> TypeGuard[graph_pb2.GraphDef]:
-    """Whether a value is a GraphDef message."""
+    """Return whether a value is a GraphDef message."""
     from tensorflow.core.framework import graph_pb2
 
     return isinstance(value, graph_pb2.GraphDef)

@@ -1,4 +1,4 @@
-"""What stands behind a Keras variable, without importing Keras."""
+"""Gets at the variable behind a Keras variable, without importing Keras."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ def set_variable_of_keras(variable: Any, value: Any) -> None:
 
 
 def path_of_keras(variable: Any) -> str | None:
-    """What Keras 3 calls a variable; None of Keras 2, which has no names of its own."""
+    """Return Keras 3's name of a variable; None for Keras 2, which has no names of its own."""
     path: str | None = getattr(variable, "path", None)
     return path
 
 
 def has_gradient(dtype: Any) -> bool:
-    """Whether a variable of this dtype can be trained: no integers."""
+    """Return whether a variable of this dtype can be trained: integers cannot."""
     import tensorflow as tf
 
     real = tf.as_dtype(dtype).base_dtype

@@ -1,4 +1,4 @@
-"""What TensorFlow has registered about types of ops."""
+"""Looks up types of ops in TensorFlow's registry."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ if TYPE_CHECKING:
 
 
 def op_def(op_type: str) -> Any:
-    """What TensorFlow registered for an op type, None where it knows no such op."""
+    """Return TensorFlow's definition of an op type, None where it knows no such op."""
     from tensorflow.python.framework import op_def_registry
 
     return op_def_registry.get(op_type)
 
 
 def is_known_op(op_type: str) -> bool:
-    """Whether an op of this type is registered; libraries such as Horovod register theirs when loaded."""
+    """Say whether an op of this type is registered; libraries such as Horovod register theirs when loaded."""
     return op_def(op_type) is not None
 
 
 def is_stateful(op_type: str) -> bool:
-    """Whether TensorFlow registered the op type as having state or side effects; True if unknown."""
+    """Return whether TensorFlow registered the op type as having state or side effects; True if unknown."""
     definition = op_def(op_type)
     return definition is None or definition.is_stateful
 
 
 def has_reference_inputs(op_type: str) -> bool:
-    """Whether the op may change a reference variable that it is given; control flow only hands it on."""
+    """Say whether the op may change a reference variable that it is given; control flow only hands it on."""
     definition = op_def(op_type)
     return (
         definition is not None
@@ -60,7 +60,7 @@ def attribute_names(op_type: str) -> frozenset[str]:
 
 
 def allows_types(node: node_def_pb2.NodeDef) -> bool:
-    """Whether the types in a node's attributes are among those that its op's definition allows.
+    """Return whether the types in a node's attributes are among those that its op's definition allows.
 
     Kernels may know more: oneDNN's convolutions on a CPU take bfloat16.  TensorFlow checks it when it
     imports a graph, not when it runs one.
@@ -74,7 +74,7 @@ def allows_types(node: node_def_pb2.NodeDef) -> bool:
 
 
 def keeps_random_state(op_type: str) -> bool:
-    """Whether an op draws random numbers from a state that its own kernel keeps (``tf.random.*``)."""
+    """Return whether an op draws random numbers from a state that its own kernel keeps (``tf.random.*``)."""
     definition = op_def(op_type)
     if definition is None or not definition.is_stateful:
         return False

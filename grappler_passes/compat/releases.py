@@ -1,4 +1,4 @@
-"""Which TensorFlow is supported, and the one line that says so where it is not."""
+"""Knows the supported TensorFlow releases, and says in one line where TensorFlow is none of them."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def say_at_import() -> None:
 
 
 def is_news(reason: str) -> bool:
-    """Whether a reason not to rewrite is to be logged: that of :func:`why_unsupported` once only."""
+    """Return whether a reason not to rewrite is to be logged: that of :func:`why_unsupported` once only."""
     known = reason in _said
     if reason == why_unsupported():
         _said.add(reason)

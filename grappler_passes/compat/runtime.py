@@ -23,7 +23,7 @@ def load_library(path: str) -> None:
 
 
 def has_gpu() -> bool:
-    """Whether TensorFlow sees a GPU; does not initialize it."""
+    """Return whether TensorFlow sees a GPU; does not initialize it."""
     import tensorflow as tf
 
     return bool(tf.config.list_physical_devices("GPU"))
@@ -100,7 +100,7 @@ def failing_where_cut_off() -> Iterator[None]:
 
 
 def keep_functions() -> None:
-    """What the runtime holds now it holds to the end of the process.
+    """Keep all functions that the runtime holds now until the process ends.
 
     A runtime that has joined workers asks them to forget each function that goes, and prints two lines of
     error for each that was there before they joined, or where they are gone.

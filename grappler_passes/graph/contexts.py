@@ -25,7 +25,7 @@ _HAND_ON = ("Identity", "LoopCond")
 
 @dataclass(frozen=True)
 class Context:
-    """Where a node runs.
+    """Says in which loops and branches a node runs.
 
     ``frame`` is the stack of while frames it runs in, outermost first; ``output_frame`` the one its
     outputs arrive in, None where they arrive in one iteration only (Enter, NextIteration).

@@ -21,7 +21,7 @@ WOULD_CLOSE_A_CYCLE = "the edge would close a cycle"
 
 
 def reached(start: Iterable[Node], following: Callable[[Node], Iterable[Node]]) -> set[Node]:
-    """What some nodes lead to, themselves included."""
+    """Return the given nodes and all that they lead to."""
     seen = set(start)
     stack = list(seen)
     while stack:

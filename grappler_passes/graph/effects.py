@@ -1,4 +1,4 @@
-"""Which ops have side effects, and on what: the orders that a rewrite may not lose.
+"""Finds ops with side effects and what these act on: a rewrite may not lose their order.
 
 TensorFlow says which ops have state (``op_def.is_stateful``); the tables here are the exceptions.
 """
@@ -42,7 +42,7 @@ def only_reads(op_type: str) -> bool:
 
 
 def states_of(index: GraphIndex, i: int) -> set[str]:
-    """What the effect of node ``i`` is on: the names of the resources' sources, or WORLD."""
+    """Return what the effect of node ``i`` is on: the names of the resources' sources, or WORLD."""
     inputs = index.data_preds[i]
     sources = [inputs[place][0] for place in op_types.resource_inputs(index.ops[i]) if place < len(inputs)]
     return {index.names[_source_of_handle(index, source)] for source in sources} or {WORLD}

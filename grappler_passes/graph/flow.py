@@ -25,7 +25,7 @@ COMMUNICATION_PREFIXES = ("Horovod", "Collective", "Nccl", "_Send", "_Recv", "_H
 GROUPED_COMMUNICATION = ("HorovodGrouped",)
 SPLIT_OPS = frozenset({"SplitV", "Split", "Unpack"})
 PACK_OPS = frozenset({"ConcatV2", "Pack"})
-# What may stand between packing, communicating and splitting: scaling, compression, shape.
+# These may stand between packing, communicating and splitting: scaling, compression, shape.
 ON_THE_WAY = frozenset({"Identity", "Reshape", "Cast", "Mul", "RealDiv"})
 
 
@@ -73,7 +73,7 @@ class FlowGraph:
 
     @cached_property
     def waits(self) -> list[list[int]]:
-        """What each node waits for, by data and control edges, loops broken at their back edge."""
+        """Return the nodes that each node waits for, by data and control edges, loops' back edges aside."""
         sources = ({*(e.source for e in edges), *self.control[node]} for node, edges in enumerate(self.data))
         return [[pred for pred in preds if self.types[pred] != BACK_EDGE_OP] for preds in sources]
 

@@ -18,7 +18,7 @@ _PASSING_ON = ("Identity", *ENTERS, *SWITCHES, *NEXT_ITERATIONS)
 
 
 def has_loops(graph_def: graph_pb2.GraphDef) -> bool:
-    """Whether there is a loop."""
+    """Return whether there is a loop."""
     return any(node.op in NEXT_ITERATIONS for node in graph_def.node)
 
 
@@ -48,7 +48,7 @@ class Loops:
         self.nodes: Mapping[str, node_def_pb2.NodeDef] = {node.name: node for node in graph_def.node}
 
     def data(self, name: str) -> list[str]:
-        """What an op reads."""
+        """Return the data inputs of an op."""
         return data_inputs(self.nodes[name])
 
     def source(self, text: str) -> str:
@@ -59,7 +59,7 @@ class Loops:
         return name
 
     def entering(self, merge: str) -> list[str]:
-        """What a loop's variable begins with."""
+        """Return the values that a loop's variable begins with."""
         return [text for text in self.data(merge) if self.nodes[split_input(text)[0]].op in ENTERS]
 
     def iterations(self, merge: str) -> int | None:
@@ -70,7 +70,7 @@ class Loops:
 
     @cached_property
     def _conditions(self) -> dict[str, str]:
-        """What decides whether there is another iteration, by what goes around the loop."""
+        """Return, for what goes around a loop, the source of the condition for another iteration."""
         deciding = (node for node in self.nodes.values() if node.op in SWITCHES)
         return {split_input(node.input[0])[0]: split_input(self.data(node.name)[1])[0] for node in deciding}
 

@@ -17,12 +17,12 @@ from grappler_passes.graph.iterations import Loops
 from grappler_passes.graph.node_input import split_input
 from grappler_passes.graph.training_graph import TrainingGraph
 
-# Which input of an op that adds to a list is the element.
+# An op that adds to a list has the element as this input.
 _ADDED = {"TensorListPushBack": 1, "TensorListSetItem": 2}
 _TAKING_OFF = "TensorListPopBack"
 _EMPTY = ("EmptyTensorList", "TensorListReserve")
-# What a gradient's loop computes on its way, and the zeros that loops begin with, come on top: measured peaks
-# of two recurrent models were up to 1.3 of what was predicted of lists alone.
+# A gradient's loop has intermediate values, and loops begin with zeros: measured peaks of two recurrent
+# models were up to 1.3 of what was predicted from lists alone.
 _BESIDE = 1.3
 
 
@@ -50,7 +50,7 @@ class _Lists:
 
     @cached_property
     def merges(self) -> list[str]:
-        """Where lists enter each iteration."""
+        """Return the Merge nodes through which lists enter each iteration."""
         return [
             name
             for name, node in self._loops.nodes.items()
@@ -58,7 +58,7 @@ class _Lists:
         ]
 
     def bytes_of(self, merge: str) -> int | None:
-        """Of all elements that the loop adds, and what comes on top; None: not known."""
+        """Estimate the bytes of all elements that the loop adds, and of what comes on top; None: unknown."""
         added = self._added(merge)
         if added is None:
             return None
@@ -74,7 +74,7 @@ class _Lists:
         return [name for name in sources if self._loops.nodes[name].op in _EMPTY and name in self._graph.ops]
 
     def _added(self, merge: str) -> str | None:
-        """What an iteration adds to the list: the op of the element; ``""``: nothing.  None: not known."""
+        """Return the op of the element that an iteration adds; ``""``: nothing. None: not known."""
         loops = self._loops
         for text in loops.data(merge):
             if loops.nodes[split_input(text)[0]].op not in NEXT_ITERATIONS:

@@ -15,7 +15,7 @@ def data_inputs(node: node_def_pb2.NodeDef) -> list[str]:
 
 
 def control_inputs(node: node_def_pb2.NodeDef) -> list[str]:
-    """As they are written, ``^`` included."""
+    """Return the control inputs as they are written, ``^`` included."""
     return [text for text in node.input if text[0] == "^"]
 
 

@@ -19,12 +19,12 @@ from grappler_passes.graph.node_input import make_identity, split_input
 from grappler_passes.graph.training_graph import TrainingGraph
 
 _LOG = logging.getLogger("tf_ooo")
-# What waits for the next batch.
+# These ops wait for the next batch.
 ITERATORS = frozenset(
     {"IteratorGetNext", "IteratorGetNextSync", "IteratorGetNextAsOptional", "OptionalGetValue",
      "MultiDeviceIteratorGetNextFromShard"}
 )  # fmt: skip
-# What they hold depends on how often a loop runs; the graph says that of none of them.
+# The bytes of a list depend on how often a loop runs, which the graph does not say.
 _LISTS = frozenset({"TensorListReserve", "EmptyTensorList"})
 # They give axes of their inputs, which are shapes; how many follows from the values.
 _AXES = frozenset({"BroadcastGradientArgs"})
@@ -36,7 +36,7 @@ Shape = tuple[int | None, ...]
 
 @dataclass(frozen=True)
 class KnownShapes:
-    """What the caller knows of a step's inputs.
+    """Holds what the caller knows of the shapes of a step's inputs.
 
     ``batch_size``: rows where the leading dimension is open; goes before ``seen``, (TensorFlow's number of
     the dtype, shape) of tensors that the step was given.

@@ -13,7 +13,7 @@ from functools import cached_property
 
 
 class OpKind(str, enum.Enum):
-    """What an op is for, in the field's own words (out-of-order backprop, EuroSys 2022)."""
+    """Names the purpose of an op in the field's own words (out-of-order backprop, EuroSys 2022)."""
 
     FORWARD = "F"
     OUTPUT_GRAD = "dO"
@@ -48,7 +48,7 @@ class Op:
 
     @cached_property
     def producers(self) -> tuple[str, ...]:
-        """Of its data inputs, in their order."""
+        """Return the ops behind its data inputs, in their order."""
         return tuple(producer for producer, _ in self.inputs)
 
 

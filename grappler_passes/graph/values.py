@@ -11,7 +11,7 @@ from grappler_passes.compat import op_types
 from grappler_passes.graph.flow import BACK_EDGE_OP, FlowGraph, Propagation
 from grappler_passes.graph.variables import HANDLE_SOURCES, VariableAccess
 
-# What these return depends on a tensor's shape only, not on its value.
+# The results of these ops depend on a tensor's shape only, not on its value.
 METADATA_OPS = frozenset({"Shape", "ShapeN", "Size", "Rank", "VariableShape", "TensorListElementShape"})
 # Random numbers drawn from a seed that the graph holds: they vary from step to step as data do,
 # whether the seed is a variable (keras.random) or not, and no op of theirs is stateful.

@@ -1,4 +1,4 @@
-"""What a pass is, and how passes are run one after the other.
+"""Defines a pass, and runs passes one after the other.
 
 A pass is a frozen value: a name, what it may change, its parameters, and three methods.  It never changes
 its input.
@@ -104,7 +104,7 @@ class Pass(abc.ABC):
 
 
 def relaxed_by(*passes: Pass | type[Pass]) -> frozenset[Relaxation]:
-    """What may differ once these passes have run one after the other."""
+    """Return all relaxations of these passes together."""
     return frozenset().union(*(step.relaxes for step in passes))
 
 

@@ -1,4 +1,4 @@
-"""What a pass may change.  Each pass declares it, and ``verify`` refuses any other difference."""
+"""Lists the changes that a pass may make. Each pass declares its own; ``verify`` refuses any other."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from grappler_passes.passes.verify import verify
 # On a copy: the name of the op that it repeats.
 REPEATS_ATTR = "_ooo_repeats"
 _SUFFIX = "/repeated"
-# Of an op that stays: where to run it, which its copy need not.
+# This attribute ties an op to the device of another one; a copy of the op does not need it.
 _COLOCATED = "_class"
 
 
@@ -90,7 +90,7 @@ def repeats(graph_def: graph_pb2.GraphDef) -> dict[str, str]:
 
 
 def _same(original: node_def_pb2.NodeDef, node: node_def_pb2.NodeDef) -> bool:
-    """Whether both are one op with one set of attributes, on the same tensors or copies of them."""
+    """Return whether both are one op with equal attributes, on the same tensors or copies of them."""
     attributes = [
         {key: value for key, value in each.attr.items() if not key.startswith("_")}
         for each in (original, node)

@@ -1,4 +1,4 @@
-"""What to do to a graph, as plain data.  A schedule lowers to one; the passes read it and nothing else."""
+"""Says as plain data what to do to a graph. A schedule lowers to one; the passes read nothing else."""
 
 from __future__ import annotations
 

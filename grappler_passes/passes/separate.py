@@ -123,7 +123,7 @@ def _gate_waits(index: GraphIndex, i: int) -> list[int]:
 
 
 def _group_members(index: GraphIndex, group: int) -> set[int]:
-    """What a NoOp waits for; groups over several devices are groups of groups."""
+    """Return the ops that a NoOp waits for; groups over several devices are groups of groups."""
     members: set[int] = set()
     for pred in index.control_preds[group]:
         members |= _group_members(index, pred) if index.ops[pred] == "NoOp" else {pred}

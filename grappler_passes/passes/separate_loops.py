@@ -25,7 +25,7 @@ from grappler_passes.passes.relaxations import Relaxation
 
 _FLOATS = (types_pb2.DT_HALF, types_pb2.DT_BFLOAT16, types_pb2.DT_FLOAT, types_pb2.DT_DOUBLE)
 _INT32, _VARIANT = types_pb2.DT_INT32, types_pb2.DT_VARIANT
-# What a step may hand over in a list.
+# A step may hand over these types in a list.
 _STORED = ("float16", "bfloat16", "float32", "float64", "int32", "int64", "bool")
 
 Tensor = tuple[int, int]

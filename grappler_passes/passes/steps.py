@@ -23,7 +23,7 @@ class Additions:
 
 
 def additions(before: graph_pb2.GraphDef, after: graph_pb2.GraphDef) -> Additions:
-    """What passes have added to a graph that has the same nodes, in the same order, as before."""
+    """Return what passes have added to a graph that has the same nodes, in the same order, as before."""
     controls, attributes = {}, {}
     for old, new in zip(before.node, after.node, strict=True):
         if len(new.input) > len(old.input):

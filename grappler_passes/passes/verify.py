@@ -78,17 +78,17 @@ class VerifyPass(Pass):
 
 @dataclass(frozen=True)
 class _Allowed:
-    """What may differ, and the nodes that were replaced."""
+    """Holds the kinds of change that are allowed, and the names of the replaced nodes."""
 
     kinds: frozenset[Relaxation]
     names: frozenset[str]
 
     def replaces(self, name: str) -> bool:
-        """Whether a node may have other attributes."""
+        """Return whether a node may have other attributes."""
         return name in self.names and Relaxation.REPLACED_NODES in self.kinds
 
     def takes_apart(self, name: str, op: str) -> bool:
-        """Whether a node may also go, or read other tensors."""
+        """Return whether a node may also go, or read other tensors."""
         return self.replaces(name) and (Relaxation.SIDE_EFFECTS in self.kinds or not has_side_effects(op))
 
 
@@ -134,7 +134,7 @@ def _kept(old: GraphIndex, new: GraphIndex, allowed: _Allowed, keep: set[str]) -
 
 
 def _same_attributes(before: graph_pb2.GraphDef, after: graph_pb2.GraphDef, allowed: _Allowed) -> None:
-    """Those that say what a node computes; with an underscore they are notes, or wishes where to run it."""
+    """Check attributes that say what a node computes; with an underscore they are notes or wished places."""
     old = {node.name: node for node in before.node}
     notes_may_differ = Relaxation.NOTES in allowed.kinds
     for node in after.node:
@@ -233,7 +233,7 @@ def _same_devices(before: graph_pb2.GraphDef, after: graph_pb2.GraphDef, allowed
 
 
 def _same_waits(old: GraphIndex, new: GraphIndex, allowed: _Allowed) -> None:
-    """Of nodes that were not replaced."""
+    """Check that nodes that were not replaced wait for no more and no fewer than their passes declare."""
     more, fewer = Relaxation.MORE_WAITS in allowed.kinds, Relaxation.FEWER_WAITS in allowed.kinds
     if more and fewer:
         return

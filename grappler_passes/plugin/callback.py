@@ -1,4 +1,4 @@
-"""What TensorFlow's call turns into: find the request, rewrite, check, answer.
+"""Answers TensorFlow's call: finds the request, rewrites, checks, answers.
 
 Nothing may be raised here: ctypes would print it and TensorFlow would never know.
 """

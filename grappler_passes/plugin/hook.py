@@ -104,8 +104,7 @@ def _mark_captured(func_graph: Any, request: Request) -> None:
 
 @dataclass(frozen=True)
 class _Handle:
-    """Of a variable that the function does not know it uses: legacy optimizers give fused ops the handles of
-    their slots alone."""
+    """Stands for a variable of which a function has only the handle: fused ops of legacy optimizers."""
 
     handle: Any
 

@@ -131,7 +131,7 @@ def _mapped_libraries() -> list[Path]:
 
 
 def _is_optimizer(path: Path) -> bool:
-    """Whether a library that is in this process exports the entry point of a graph optimizer."""
+    """Return whether a library in this process exports the entry point of a graph optimizer."""
     try:
         library = ctypes.CDLL(str(path), mode=os.RTLD_NOLOAD | os.RTLD_LAZY)
     except OSError:  # mapped as data, or deleted since

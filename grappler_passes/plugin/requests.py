@@ -1,4 +1,4 @@
-"""Which graphs are to be rewritten, and by what.
+"""Keeps the requests: which graphs are to be rewritten, and by what.
 
 A request is *registered* for as long as TensorFlow may compile a function that belongs to it, and
 *active* (:func:`tracing`) on one thread while such functions are traced.
@@ -27,7 +27,7 @@ SEEN_ATTR = "_ooo_seen"
 
 
 class VariableInfo(TypedDict):
-    """What the graph says about one variable."""
+    """Describes one variable as the graph knows it."""
 
     name: str
     trainable: bool

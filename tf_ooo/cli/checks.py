@@ -1,4 +1,4 @@
-"""What ``tf-ooo doctor`` looks at: one function for each thing, which says how it is and what to do."""
+"""Checks for ``tf-ooo doctor``: each function looks at one thing, says how it is and what to do."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Finding:
 
 
 def python() -> Finding:
-    """Whether this Python is one that is tested."""
+    """Check whether this Python is one that is tested."""
     version = sys.version.split()[0]
     first, last = PYTHONS
     if sys.version_info[0] == 3 and first <= sys.version_info[1] <= last:
@@ -48,7 +48,7 @@ def package() -> Finding:
 
 
 def tensorflow() -> Finding:
-    """Whether TensorFlow can be imported and is of a supported version."""
+    """Check whether TensorFlow can be imported and is of a supported version."""
     from grappler_passes.compat import releases
 
     reason = releases.why_unsupported()
@@ -61,7 +61,7 @@ def tensorflow() -> Finding:
 
 
 def keras() -> Finding:
-    """Whether the Keras that users get is supported and runs on TensorFlow."""
+    """Check whether the Keras that users get is supported and runs on TensorFlow."""
     from tf_ooo.compat import versions
 
     versions.check_keras_backend()
@@ -70,7 +70,7 @@ def keras() -> Finding:
 
 
 def plug_in() -> Finding:
-    """Whether TensorFlow takes the graph optimizer, without which nothing is rewritten."""
+    """Check whether TensorFlow takes the graph optimizer, without which nothing is rewritten."""
     from grappler_passes import plugin
 
     try:
@@ -101,7 +101,7 @@ def gpus() -> Finding:
 
 
 def xla() -> Finding:
-    """Whether steps that XLA compiles can be rewritten, which matters on a GPU only."""
+    """Check whether steps that XLA compiles can be rewritten, which matters on a GPU only."""
     import tensorflow as tf
 
     from grappler_passes.compat import releases
@@ -117,7 +117,7 @@ def xla() -> Finding:
 
 
 def horovod() -> Finding:
-    """Whether Horovod is there, and what it was built with; only data parallel over Horovod needs it."""
+    """Check whether Horovod is there and how it was built; only data parallel over Horovod needs it."""
     try:
         import horovod.tensorflow as hvd
     except ImportError as error:
@@ -137,7 +137,7 @@ def horovod() -> Finding:
 
 
 def host_libraries() -> Finding:
-    """Whether the small C libraries of several hosts load; only workers on other hosts need them."""
+    """Check whether the small C libraries for several hosts load; only workers on other hosts need them."""
     from tf_ooo.hosts import native
 
     try:
@@ -150,7 +150,7 @@ def host_libraries() -> Finding:
 
 
 def local_ports() -> Finding:
-    """Whether this machine gives a program a port of its own, as every training over processes needs."""
+    """Check whether this machine gives a program a port of its own, as training over processes needs."""
     try:
         with addresses.held_ports(1) as (port,):
             return Finding("ok", f"127.0.0.1 gives free ports, such as {port}")
@@ -160,7 +160,7 @@ def local_ports() -> Finding:
 
 
 def task(address: str) -> Finding:
-    """Whether something answers at an address of a cluster, or else this machine could listen there."""
+    """Check whether something answers at an address of a cluster, or else this machine could listen there."""
     why_silent = addresses.answers(address, timeout_s=2.0)
     if not why_silent:
         return Finding("ok", "answers")
@@ -181,7 +181,7 @@ _WITH_TENSORFLOW = {"Keras": keras, "plug-in": plug_in, "GPUs": gpus, "XLA": xla
 
 
 def findings(cluster: str | None = None) -> Iterator[tuple[str, Finding]]:
-    """What was looked at, and how it is; what needs TensorFlow only where that can be used.
+    """Yield each thing that is looked at and how it is; what needs TensorFlow is left out without it.
 
     Args:
         cluster: ``"host1:port,host2:port"``, whose addresses are asked too; None: what TF_OOO_CLUSTER says.
@@ -201,7 +201,7 @@ def findings(cluster: str | None = None) -> Iterator[tuple[str, Finding]]:
 
 
 def _told(check: Callable[[], Finding]) -> Finding:
-    """What a check says; an error is an answer as well, because the checks behind it are wanted too."""
+    """Run a check; an error is an answer as well, because the checks after it are wanted too."""
     try:
         return check()
     except OOOError as error:

@@ -1,4 +1,4 @@
-"""What ``tf-ooo demo`` does: the same training twice, stock and rewritten, then a table."""
+"""Runs ``tf-ooo demo``: the same training twice, stock and rewritten, then a table."""
 
 from __future__ import annotations
 

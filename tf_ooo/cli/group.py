@@ -16,7 +16,7 @@ _TENSORFLOW = ("tensorflow", "keras")
 
 
 class Refused(click.ClickException):
-    """What the library raises: one line, exit code 2, as for a wrong option."""
+    """Turns an error of the library into one line and exit code 2, as for a wrong option."""
 
     exit_code = 2
 

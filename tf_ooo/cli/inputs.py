@@ -63,7 +63,7 @@ BYTES = _Amount("bytes", _limits)
 
 
 def is_model(path: Path) -> bool:
-    """Whether a file is a saved Keras model, by its ending."""
+    """Return whether a file is a saved Keras model, by its ending."""
     return path.suffix.lower() in MODEL_SUFFIXES
 
 

@@ -1,4 +1,4 @@
-"""What the commands write: tables, JSON, pictures."""
+"""Writes what the commands print: tables, JSON, pictures."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def picture_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 @dataclass(frozen=True)
 class Outputs:
-    """What a command is asked to print and to write."""
+    """Says what a command is to print and to write."""
 
     as_json: bool
     grid: bool

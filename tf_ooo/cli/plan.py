@@ -45,12 +45,12 @@ from tf_ooo.planning.simulation.timeline import Timeline
 from tf_ooo.report.later import if_it_takes
 from tf_ooo.rewriting.plan import plan as planned
 
-# Of the function, so that both have the same.
+# The defaults are those of the function, so that both have the same.
 _DEFAULTS = {name: parameter.default for name, parameter in signature(planned).parameters.items()}
 _MODES = tuple(dict.fromkeys(mode for policy in POLICIES.values() for mode in policy.modes))
 _WITH_GAINS = " and ".join(policy.name for policy in POLICIES.values() if "gains" in policy.options)
 _SEVERAL_STEPS = 3
-# Of each layer and micro-batch.
+# Each layer has one of each for each micro-batch.
 _TASKS = ("F", "dO", "dW")
 # Quicker plans are not talked of.
 SAID_AFTER_S = 2.0
@@ -139,7 +139,7 @@ def plan(
         plan = choose(compared)
         chosen = plan.schedule.policy
     finally:
-        # Where none is possible the error says why; of memory each needs another amount.
+        # If no plan is possible the error says why; each candidate needs another amount of memory.
         if not wanted.as_json and (chosen or problem.memory_limit_bytes is not None):
             print_table(assumed, rows.table(chosen))
     notes = [*map(str, rows.squeezed.values()), *map(str, rows.recomputed.values()), *table.notes]
@@ -204,7 +204,7 @@ def _compare(problem: Problem, schedule: str, mode: str | None) -> list[Candidat
 
 
 def _timeline(plan: Plan) -> Timeline:
-    """Of several steps, where one does not show all."""
+    """Return the timeline of several steps if one does not show all."""
     schedule = plan.schedule
     # An asynchronous schedule's micro-batches are steps, and a pipeline's bubble is that of one step.
     steps = 1 if schedule.asynchronous or schedule.mode == "pipeline" else _SEVERAL_STEPS

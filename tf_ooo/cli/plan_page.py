@@ -25,7 +25,7 @@ def page_of_plan(
     assumed: Sequence[str],
     notes: Sequence[str],
 ) -> Page:
-    """What was chosen and why, what that holds for, and the picture.
+    """Build the page of a plan: the choice and its reason, its assumptions, and the picture.
 
     Args:
         plan, timeline: chosen, and of so many steps as are drawn.
@@ -77,7 +77,7 @@ def _slower(trial: Trial) -> bool:
 
 
 def _steps_s(trial: Trial, rows: CandidateRows) -> dict[str, float]:
-    """Of one device, of what all are compared with, and of the plan."""
+    """Return the step times of one device, of the plan's reference, and of the plan."""
     reference, schedule = rows.reference, trial.schedule
     steps_s = {_ONE_DEVICE: one_device_s(schedule, trial.problem.layers)}
     if reference is not None:
@@ -86,12 +86,12 @@ def _steps_s(trial: Trial, rows: CandidateRows) -> dict[str, float]:
 
 
 def names_of(layers: Sequence[LayerCosts]) -> dict[int, str]:
-    """Of the layers that have a name, by number."""
+    """Return the names of the layers that have one, by number."""
     return {number: layer.name for number, layer in enumerate(layers) if layer.name}
 
 
 def _places(schedule: Schedule, count: int) -> list[str]:
-    """Of each layer the stage and its device; empty where a layer's tasks are on several, or all on one."""
+    """Return each layer's stage and device; empty where its tasks are on several devices, or all on one."""
     if schedule.mode != "pipeline" or schedule.devices == 1:
         return []
     stages = len(schedule.stages) or count

@@ -99,13 +99,13 @@ class CandidateRows:
 
     @cached_property
     def squeezed(self) -> dict[str, Squeezed]:
-        """What the memory limit costs those that it changed, by name."""
+        """Return what the memory limit costs each candidate that it changed, by name."""
         costs = {candidate.name: squeezed(candidate) for candidate in self.compared}
         return {name: cost for name, cost in costs.items() if cost is not None}
 
     @cached_property
     def recomputed(self) -> dict[str, Recomputed]:
-        """What runs again in those in which something does, by name."""
+        """Return what runs again, by name of the candidate, where something does."""
         costs = {candidate.name: recomputation(candidate) for candidate in self.compared}
         return {name: cost for name, cost in costs.items() if cost is not None}
 
@@ -135,7 +135,7 @@ class CandidateRows:
 
 
 def print_table(assumed: Sequence[str], table: Table) -> None:
-    """What the table holds for, and the table, of which nothing is left out to fit a narrow terminal."""
+    """Print the assumptions and the table; no column is left out to fit a narrow terminal."""
     console = Console(soft_wrap=True, width=max(Console().width, _FULL_WIDTH))
     console.print("Assumed:", highlight=False)
     for line in assumed:

@@ -1,4 +1,4 @@
-"""What ``evaluate`` and ``predict`` call for each batch, one batch at a time."""
+"""Calls the steps of ``evaluate`` and ``predict`` one batch at a time."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ Kind = Literal["test", "predict"]
 
 
 def makes_its_own(model: keras.Model, kind: Kind) -> bool:
-    """Whether the model's class has a ``make_test_function`` or ``make_predict_function`` of its own."""
+    """Return whether the model's class has its own ``make_test_function`` or ``make_predict_function``."""
     made_by = getattr(type(model), f"make_{kind}_function").__module__
     return made_by.partition(".")[0] not in ("keras", "tf_keras")
 
 
 def step_on_data(model: keras.Model, kind: Kind) -> Callable[[Any], Any]:
-    """What Keras' test or predict function does with one batch, not made into a ``tf.function``."""
+    """Return Keras' test or predict step for one batch, not made into a ``tf.function``."""
     step = getattr(model, f"{kind}_step")
     on_data = train_function.step_on_data(model, step, counts=False)
     if not versions.is_of_keras_2(model):
@@ -92,7 +92,7 @@ def batches_of(model: keras.Model, kind: Kind, given: Any) -> tuple[list[Any], A
 
 
 def given_again(given: Any, batches: list[Any]) -> Any:
-    """What to call Keras' function with once :func:`batches_of` has taken these."""
+    """Return the argument to call Keras' function with once :func:`batches_of` has taken these."""
     if given is batches:
         return given
     return iterators.iterator_over(batches, given) if iterators.is_iterator(given) else iter(batches)

@@ -33,7 +33,7 @@ def import_here(
 
 
 def captured_here(concrete: Any) -> list[Any]:
-    """What a traced function captures, captured by the one that is being traced, with its variables."""
+    """Capture what a traced function captures in the one that is being traced, with its variables."""
     graph = tf.compat.v1.get_default_graph()
     for variable in concrete.graph.variables:
         graph.watch_variable(variable)
@@ -58,7 +58,7 @@ def without_placeholders(graph_def: graph_pb2.GraphDef) -> Any:
 
 
 def is_within_another() -> bool:
-    """Whether the function that is being traced here is called by another one that is."""
+    """Return whether the function that is being traced here is called by another one being traced."""
     outer = getattr(tf.compat.v1.get_default_graph(), "outer_graph", None)
     return getattr(outer, "outer_graph", None) is not None
 
@@ -78,7 +78,7 @@ def bodies_of(op: Any) -> list[Any]:
 
 
 def captured_by(graph: Any) -> dict[int, Any]:
-    """What the placeholders of a FuncGraph stand for that are captures so far, by their ``id``."""
+    """Return what a FuncGraph captures so far, by ``id`` of the placeholder."""
     return {id(internal): external for external, internal in getattr(graph, "captures", ())}
 
 

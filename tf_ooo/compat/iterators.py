@@ -8,7 +8,7 @@ import tensorflow as tf
 
 
 def is_iterator(value: Any) -> bool:
-    """Whether ``value`` hands out the elements of a ``tf.data.Dataset`` on one device."""
+    """Return whether ``value`` hands out the elements of a ``tf.data.Dataset`` on one device."""
     return isinstance(value, tf.data.Iterator)
 
 

@@ -16,7 +16,7 @@ from tf_ooo.compat import keras_attributes, versions
 if TYPE_CHECKING:
     import keras
 
-# Of what gives a ``fit`` its batches: around all of an epoch, and what waits for the last of them.
+# The object that gives a ``fit`` its batches has this context manager around each epoch.
 AROUND_BATCHES = "catch_stop_iteration"
 _KERAS_2_START = "_maybe_load_initial_counters_from_ckpt"
 
@@ -38,7 +38,7 @@ def epochs_of_fit() -> int | None:
 
 
 def may_stop_within_epochs() -> bool:
-    """Whether a callback of the ``fit`` that is calling one acts on single batches and might end it there.
+    """Return whether a callback of the calling ``fit`` acts on single batches and might end it there.
 
     Of Keras' own only ``TerminateOnNaN`` does, and ``LambdaCallback`` whatever it was given.
     """
@@ -59,7 +59,7 @@ def _acts_on_batches(callback: Any) -> bool:
 
 
 def argument_of_fit(name: str) -> Any:
-    """What the innermost ``fit`` that runs was given by that name; None: nothing."""
+    """Return the argument of that name of the innermost running ``fit``; None: nothing was given."""
     for frame in _frames_above():
         if frame.f_code.co_name == "fit" and name in frame.f_locals:
             return frame.f_locals[name]
@@ -67,7 +67,8 @@ def argument_of_fit(name: str) -> Any:
 
 
 def running_batches() -> Any:
-    """What gives the innermost ``fit`` that runs its batches; None: no ``fit`` runs, or it is another Keras.
+    """Return what gives the innermost running ``fit`` its batches; None: no ``fit`` runs, or it is another
+    Keras.
 
     It has :data:`AROUND_BATCHES`.
     """
@@ -80,7 +81,7 @@ def running_batches() -> Any:
 
 
 def main_thread_trains() -> bool:
-    """Whether this process' main thread is in an epoch of a ``fit``; for another thread to ask."""
+    """Return whether this process' main thread is in an epoch of a ``fit``; for another thread to ask."""
     frame = sys._current_frames().get(threading.main_thread().ident or 0)
     while frame is not None:
         if frame.f_code.co_name == "fit" and "epoch" in frame.f_locals:
@@ -90,7 +91,7 @@ def main_thread_trains() -> bool:
 
 
 def _frames_above() -> Iterator[FrameType]:
-    """Of the functions that are running, the innermost first: Keras hands these things to nobody."""
+    """Yield the frames of the running functions, innermost first: Keras hands these things to nobody."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         yield frame
@@ -98,7 +99,7 @@ def _frames_above() -> Iterator[FrameType]:
 
 
 def ends_training_without_data(model: keras.Model) -> bool:
-    """Whether ``fit`` takes a StopIteration before the last step it expects for the end of all training."""
+    """Say whether ``fit`` takes a StopIteration before the last expected step for the end of all training."""
     return versions.is_of_keras_2(model)
 
 
@@ -125,7 +126,7 @@ def set_start_epoch(model: keras.Model, epoch: int) -> None:
     keras_attributes.shadow(model, _KERAS_2_START, once)
 
 
-# Of Keras 3's BackupAndRestore: what saves, and the paths that it saves to, all below the first.
+# Keras 3's BackupAndRestore saves with this method, to these paths, all below the first.
 BACKUP_SAVE = "_save_model"
 _BACKUP_PATHS = (
     *("backup_dir", "_weights_path", "_training_metadata_path"),

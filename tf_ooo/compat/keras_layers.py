@@ -17,22 +17,22 @@ if TYPE_CHECKING:
     import keras
 
 OWN_MODULES = ("keras", "tf_keras")
-# Whose layers add no losses of their own.
+# Layers of these modules add no losses of their own.
 _FAMILY = (*OWN_MODULES, "keras_hub", "keras_nlp", "keras_cv")
 
 
 def is_layer(value: Any) -> bool:
-    """Whether ``value`` is a layer or model of any Keras that is loaded."""
+    """Return whether ``value`` is a layer or model of any Keras that is loaded."""
     return any(isinstance(value, keras.layers.Layer) for keras in versions.loaded_keras())
 
 
 def is_kerass_own(layer: keras.layers.Layer) -> bool:
-    """Whether the class of a layer is one of Keras, whose settings ``get_config`` tells."""
+    """Return whether the class of a layer is one of Keras, whose settings ``get_config`` tells."""
     return type(layer).__module__.split(".")[0] in OWN_MODULES
 
 
 def is_of_kerass_family(layer: keras.layers.Layer) -> bool:
-    """Whether the class of a layer is one of Keras or its model libraries."""
+    """Return whether the class of a layer is one of Keras or its model libraries."""
     return type(layer).__module__.split(".")[0] in _FAMILY
 
 
@@ -42,7 +42,7 @@ def parts_of(model: keras.Model, itself: bool = True) -> list[Any]:
 
 
 def is_wholly_built(model: keras.Model) -> bool:
-    """Whether the model and all layers in it have their weights.
+    """Return whether the model and all layers in it have their weights.
 
     A subclassed model that was given shapes, and has a weight of its own, says that it is built; its layers
     are not.
@@ -76,7 +76,7 @@ def title_of(layer: keras.layers.Layer) -> str:
 
 
 def made_in_strategy(model: keras.Model) -> bool:
-    """Whether a model was made in the scope of a ``tf.distribute`` strategy, of one replica too."""
+    """Return whether a model was made in the scope of a ``tf.distribute`` strategy, of one replica too."""
     return not type(model.distribute_strategy).__name__.startswith("_DefaultDistributionStrategy")
 
 
@@ -116,7 +116,7 @@ def normalizing_in_training(model: keras.Model) -> list[str]:
 
 
 def _called_in_inference(layer: keras.layers.Layer) -> bool:
-    """Whether every call of a layer in functional models says ``training=False``."""
+    """Return whether every call of a layer in functional models says ``training=False``."""
     nodes = getattr(layer, "_inbound_nodes", [])
     given = [
         node.arguments.kwargs if hasattr(node, "arguments") else getattr(node, "call_kwargs", {})

@@ -17,7 +17,7 @@ from tf_ooo.compat import keras_layers, versions
 if TYPE_CHECKING:
     import keras
 
-# Of each loop at least so many time steps: a loop takes some to begin.
+# Each part of a loop has at least so many time steps: a loop takes some to begin.
 _LEAST_STEPS = 4
 _PATCHING = threading.RLock()
 
@@ -93,7 +93,7 @@ def _may_be_parted(given: dict[str, Any], count: int) -> bool:
 
 
 def _parted(whole: Callable[..., Any], given: dict[str, Any], count: int) -> Any:
-    """What ``whole`` returns: (last output, outputs, states)."""
+    """Run ``whole`` part by part and return what it returns: (last output, outputs, states)."""
     inputs, mask, states = given["inputs"], given["mask"], given["initial_states"]
     if given["go_backwards"]:  # outputs are in the order in which they are computed
         inputs = tf.reverse(inputs, [1])

@@ -40,12 +40,12 @@ def masks(model: keras.Model) -> list[str]:
 
 
 def is_kerass_own(loss: Any) -> bool:
-    """Whether a loss is an object of one of Keras' own classes, whose settings ``get_config`` tells."""
+    """Say whether a loss is an object of one of Keras' own classes, whose settings ``get_config`` tells."""
     return hasattr(loss, "get_config") and type(loss).__module__.split(".")[0] in keras_layers.OWN_MODULES
 
 
 def own_loss_code(model: keras.Model) -> list[str]:
-    """What is not of Keras and may decide how a loss depends on the rows of a batch, each in words."""
+    """Name what is not Keras' own and may decide how a loss depends on the rows of a batch, each in words."""
     said = [] if not _has_own_loss_code(model, versions.keras_of(model)) else [type(model).__name__]
     losses = [loss for loss in tf.nest.flatten(getattr(model, "loss", None)) if callable(loss)]
     said += [_name_of(loss) for loss in losses if not _is_known(loss)]
@@ -58,7 +58,7 @@ def own_loss_code(model: keras.Model) -> list[str]:
 
 
 def _is_known(loss: Any) -> bool:
-    """Of Keras' own functions, wrapped or not."""
+    """Return whether a loss is one of Keras' own functions, wrapped or not."""
     function = getattr(loss, "fn", loss)
     return all(
         str(getattr(part, "__module__", "")).split(".")[0] in keras_layers.OWN_MODULES
@@ -75,7 +75,7 @@ def _name_of(loss: Any) -> str:
 
 
 def loss_weights(model: keras.Model) -> Any:
-    """Those given to ``compile``, as JSON types; None: none, or nobody knows."""
+    """Return the loss weights given to ``compile``, as JSON types; None: none, or nobody knows."""
     with contextlib.suppress(Exception):  # a loss that cannot be serialized
         given = model.get_compile_config()["loss_weights"]
         return json.loads(json.dumps(given, default=float))

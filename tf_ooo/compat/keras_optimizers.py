@@ -15,7 +15,7 @@ Apply = Callable[..., Any]
 
 
 def is_optimizer(value: Any) -> bool:
-    """Whether ``value`` is an optimizer of any Keras that is loaded."""
+    """Return whether ``value`` is an optimizer of any Keras that is loaded."""
     return any(isinstance(value, _kinds(keras)) for keras in versions.loaded_keras())
 
 
@@ -26,7 +26,7 @@ def _kinds(keras: Any) -> tuple[type, ...]:
 
 
 def inner_optimizers(optimizer: keras.optimizers.Optimizer) -> list[Any]:
-    """What a loss-scaling or a MultiOptimizer, Horovod's or tensorflow-addons' wrappers hold, if anything."""
+    """Return the optimizers inside a wrapper: loss scaling, MultiOptimizer, Horovod, tensorflow-addons."""
     own = vars(optimizer)
     candidates = [own.get("inner_optimizer"), own.get("_optimizer"), *(own.get("_inner_optimizers") or ())]
     return [inner for inner in candidates if is_optimizer(inner)]
@@ -71,7 +71,7 @@ def to_be_built(optimizer: keras.optimizers.Optimizer, variables: Sequence[Any])
 
 
 def is_built(optimizer: keras.optimizers.Optimizer) -> bool:
-    """Whether the optimizer's variables exist; the older ones cannot tell, so False."""
+    """Return whether the optimizer's variables exist; the older ones cannot tell, so False."""
     built = getattr(optimizer, "built", None) if not versions.is_of_keras_2(optimizer) else None
     return bool(getattr(optimizer, "_built", False) if built is None else built)
 
@@ -145,12 +145,12 @@ def state_of(optimizer: keras.optimizers.Optimizer) -> list[Any]:
 
 
 def horovod_averages(optimizer: keras.optimizers.Optimizer) -> bool:
-    """Whether ``hvd.DistributedOptimizer`` made it and it does average: Keras 3 calls none of its hooks."""
+    """Say whether ``hvd.DistributedOptimizer`` made it and it averages: Keras 3 calls none of its hooks."""
     return is_horovod_optimizer(optimizer) and versions.is_of_keras_2(optimizer)
 
 
 def is_horovod_optimizer(optimizer: keras.optimizers.Optimizer) -> bool:
-    """Whether ``hvd.DistributedOptimizer`` made it."""
+    """Return whether ``hvd.DistributedOptimizer`` made it."""
     return hasattr(optimizer, "_allreduce_grads") and hasattr(optimizer, "_agg_helper")
 
 
@@ -164,7 +164,7 @@ def _own_rate(optimizer: keras.optimizers.Optimizer) -> Any:
 
 
 def is_plain_sgd(optimizer: keras.optimizers.Optimizer) -> bool:
-    """Whether an update takes off the gradient times a number, the same one each time, and nothing else."""
+    """Return whether an update only subtracts the gradient times a number that is always the same."""
     keras = versions.keras_of(optimizer)
     if versions.is_keras_2(keras) and isinstance(optimizer, keras.optimizers.legacy.SGD):
         return not optimizer._momentum  # its ``momentum`` is a variable

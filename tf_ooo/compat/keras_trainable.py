@@ -29,7 +29,7 @@ Flags = list[tuple[Any, str, bool]]
 
 @dataclass(frozen=True)
 class _Traced:
-    """What the step was first traced with; not a tuple, whose items Keras would save and load with the model.
+    """Keeps the inputs of the first trace; not a tuple, whose items Keras would save and load with the model.
 
     ``function`` is stock Keras' train function then.
     """
@@ -99,7 +99,7 @@ def _flags_of(model: keras.Model) -> Flags:
 
 
 def _first_trace_of(model: keras.Model) -> _Traced | None:
-    """What we have noted of the step's first trace; None: there was none since the model was compiled."""
+    """Return our notes of the step's first trace; None: there was none since the model was compiled."""
     traced: _Traced | None = vars(model).get(_KNOWN)
     if traced is None or traced.function is None or traced.function is not _stock_function(model):
         return None
@@ -114,7 +114,7 @@ def _written_by_stock(model: keras.Model) -> set[int] | None:
 
 
 def other_optimizer(model: keras.Model) -> bool:
-    """Whether the model has been given another optimizer since its step was first traced.
+    """Return whether the model has been given another optimizer since its step was first traced.
 
     Until it is compiled again stock Keras goes on with the one that was there then.
     """

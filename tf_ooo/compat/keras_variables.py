@@ -39,7 +39,7 @@ def named(variables: Sequence[VariableT]) -> dict[str, VariableT]:
 
 
 def is_overwritten_with_gradient(variable: Any) -> bool:
-    """Whether an optimizer assigns the gradient to the variable instead of stepping along it."""
+    """Return whether an optimizer assigns the gradient to the variable instead of stepping along it."""
     return bool(getattr(variable, "overwrite_with_gradient", False))
 
 
@@ -111,7 +111,7 @@ def mark_in_host_memory(variable: Any) -> None:
 
 
 def is_in_host_memory(variable: Any) -> bool:
-    """Whether the variable, or the one that it is a copy of, was marked."""
+    """Return whether the variable, or the one that it is a copy of, was marked."""
     return bool(getattr(variable, _IN_HOST_MEMORY, False))
 
 

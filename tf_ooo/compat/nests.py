@@ -33,7 +33,7 @@ class Packed:
         return [flat[place] for place in self._places]
 
     def specs_in(self, specs: Any) -> list[Any]:
-        """What a nest of specs says of each tensor; None where it is not one of such values."""
+        """Return the part of a nest of specs for each tensor; None where it is not one of such values."""
         flat = tf.nest.flatten(specs, expand_composites=True)
         if len(flat) != len(self._flat):
             return [None] * len(self._places)
@@ -47,7 +47,7 @@ class Packed:
 
 
 def as_tensors(values: Any) -> Any:
-    """What a ``tf.function`` makes of its results: numbers and variables become tensors, None stays."""
+    """Convert values as a ``tf.function`` does results: numbers and variables become tensors, None stays."""
 
     def convert(value: Any) -> Any:
         # ``tf.is_tensor`` is true of variables.
@@ -96,7 +96,7 @@ def each_once(values: Iterable[Any]) -> list[Any]:
 
 
 def same_spec(a: Any, b: Any) -> bool:
-    """Whether two nests of type specs are equal."""
+    """Return whether two nests of type specs are equal."""
     try:
         tf.nest.assert_same_structure(a, b)
     except (TypeError, ValueError):

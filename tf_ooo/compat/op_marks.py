@@ -15,8 +15,8 @@ from grappler_passes.analysis.steps import SUM_ATTR, TURN_ATTR
 # On the communications of a gradient that travels in slices: which of them.
 PART_ATTR = "_ooo_part"
 _GRADIENT = "_ooo_gradient"
-# What Grappler's arithmetic optimizer writes on sums that it has looked at: with it, a chain of sums stays
-# a chain.  Else it becomes one AddN, which keeps the gradients of all micro-batches alive to the end.
+# Grappler's arithmetic optimizer writes this on sums that it has looked at: with it, a chain of sums stays a
+# chain. Else it becomes one AddN, which keeps the gradients of all micro-batches alive to the end.
 _LEAVE_SUMS = "_grappler_ArithmeticOptimizer_AddOpsRewriteStage"
 
 
@@ -67,12 +67,12 @@ def marked_gradient(gradient: Any, variable: Any) -> Any:
     """A variable's gradient, dense, behind an op that :func:`is_marked_gradient` knows; None stays None."""
     if gradient is None:
         return None
-    # That of lookups says its shape only when it runs.
+    # The dense gradient of lookups says its shape only when it runs.
     dense = tf.ensure_shape(tf.convert_to_tensor(gradient), variable.shape)
     with _marked({_GRADIENT: True}):
         return tf.identity(dense)
 
 
 def is_marked_gradient(node: node_def_pb2.NodeDef) -> bool:
-    """Whether :func:`marked_gradient` made a node."""
+    """Return whether :func:`marked_gradient` made a node."""
     return node.op == "Identity" and _GRADIENT in node.attr

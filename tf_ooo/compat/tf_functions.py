@@ -82,7 +82,7 @@ def variables_made_at_once() -> Iterator[None]:
 
 
 def is_tf_function(value: Any) -> bool:
-    """Whether ``value`` is what ``tf.function`` makes."""
+    """Return whether ``value`` was made by ``tf.function``."""
     return hasattr(value, "experimental_get_tracing_count")
 
 
@@ -115,14 +115,14 @@ def step_of_fit(train_function: Callable[..., Any]) -> Any:
 
 
 def is_concrete_function(value: Any) -> bool:
-    """Whether ``value`` is a traced tf.function."""
+    """Return whether ``value`` is a traced tf.function."""
     return (
         hasattr(value, "graph") and hasattr(value, "captured_inputs") and hasattr(value, "structured_outputs")
     )
 
 
 def undecorated(function: Any) -> Any:
-    """What ``tf.function`` was given, with Python conditions as ops if it was to; others as they are."""
+    """Return the function behind a ``tf.function``, its Python conditions as ops if it converts them."""
     if not is_tf_function(function):
         return function
     from tensorflow.python.autograph.core import ag_ctx
@@ -150,7 +150,7 @@ def forget_traces(owner: Any) -> None:
 
 
 def concrete_functions_of(function: Any) -> list[Any]:
-    """What a ``tf.function`` has been traced to; asked, one with an input_signature is traced.
+    """Return the traces of a ``tf.function``; asking traces one that has an input_signature.
 
     Nothing of a function of ours that counts its traces as one does.
     """
@@ -164,5 +164,5 @@ def untraced_copy(function: Any) -> Any:
 
 
 def compiles_with_xla(function: Any) -> bool:
-    """Whether a ``tf.function`` was made with ``jit_compile=True``."""
+    """Return whether a ``tf.function`` was made with ``jit_compile=True``."""
     return bool(getattr(function, "_jit_compile", None))

@@ -14,7 +14,7 @@ import tensorflow as tf
 from tf_ooo.errors import BackendError
 
 STEP_MARK = "tf_ooo_step"
-# Of the threads among which a CPU's kernels divide their work.
+# A CPU's kernels divide their work among threads whose name contains this.
 _WITHIN_OPS = "_Eigen"
 _BEGINS, _ENDS = "ThreadpoolListener::StartRegion", "ThreadpoolListener::StopRegion"
 
@@ -99,7 +99,7 @@ def _read_xplane(content: bytes) -> Iterator[TracedEvent]:
 
 
 def _planes(content: bytes) -> Any:
-    """What the profiler has written; the file's path for it is ``*.xplane.pb``."""
+    """Parse the profiler's file ``*.xplane.pb``."""
     from tensorflow.tsl.profiler.protobuf import xplane_pb2
 
     return xplane_pb2.XSpace.FromString(content).planes
@@ -108,7 +108,7 @@ def _planes(content: bytes) -> Any:
 def trace_workers(
     addresses: Sequence[str], seconds: float, files: dict[str, bytes] | None = None
 ) -> dict[str, list[TracedEvent]]:
-    """What the profilers of TensorFlow servers see from now on, by address; times since the epoch.
+    """Record for so long what TensorFlow servers run, by address; times since the epoch.
 
     Returns once they are through; the servers' clocks are taken as they are.  ``files`` as of
     :func:`traced_events`.  BackendError: a server does not

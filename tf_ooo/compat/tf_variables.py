@@ -12,7 +12,7 @@ import tensorflow as tf
 from tensorflow.python.ops.resource_variable_ops import BaseResourceVariable as _Resource
 from tensorflow.python.ops.resource_variable_ops import ResourceVariable as _Plain
 
-# What is added, beside the value: of ``assign`` nothing is.
+# The value is added with this sign; ``assign`` adds nothing.
 _SIGNS = {"assign": 0, "assign_add": 1, "assign_sub": -1}
 # The second has methods of its own around the first one's.
 _KINDS = (_Resource, _Plain)

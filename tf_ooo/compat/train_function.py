@@ -1,4 +1,4 @@
-"""What ``fit`` calls for each batch, and what ``evaluate`` and ``predict`` do."""
+"""Gets and sets the functions that ``fit``, ``evaluate`` and ``predict`` call for each batch."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def train_function_of(model: keras.Model) -> Callable[..., Any]:
 
 
 def _may_be_traced_later(model: keras.Model) -> bool:
-    """Whether the train function is as Keras 3 has made it, and its step is not traced yet."""
+    """Return whether the train function is Keras 3's own, and its step is not traced yet."""
     made_by = getattr(model.make_train_function, "__func__", None)
     of_keras = made_by is versions.keras_of(model).Model.make_train_function
     if not of_keras or versions.is_of_keras_2(model) or hasattr(model.train_function, "ooo_made_anew"):
@@ -122,7 +122,7 @@ def remove_train_function(model: keras.Model) -> None:
 def step_on_data(
     model: keras.Model, train_step: Callable[..., Any], counts: bool = True
 ) -> Callable[..., Any]:
-    """What Keras' train function does with one batch, not made into a ``tf.function``.
+    """Return the step that Keras' train function makes with one batch, not made into a ``tf.function``.
 
     ``counts``: Keras 2 counts the step; False where another part of the same step does.
     """
@@ -138,18 +138,18 @@ def step_on_data(
 
 
 def has_kerass_train_step(model: keras.Model) -> bool:
-    """Whether Keras' own ``train_step`` trains the model, which gives the optimizer all trainable weights."""
+    """Return whether Keras' own ``train_step`` trains the model: the optimizer gets all trainable weights."""
     own = versions.keras_of(model).Model.train_step
     return getattr(model.train_step, "__func__", None) is own
 
 
 def counts_steps(model: keras.Model) -> bool:
-    """Whether the ops of a step count it, so that the last of several parts is not like the others."""
+    """Say whether the ops of a step count it, so that the last of several parts differs from the others."""
     return versions.is_of_keras_2(model)
 
 
 def _step_on_data_of_keras_2(model: keras.Model, train_step: Callable[..., Any]) -> Callable[..., Any]:
-    """As Keras 2's ``make_train_function``: the batch is counted once its step has succeeded."""
+    """Return a step as Keras 2's ``make_train_function``: a batch counts once its step has succeeded."""
 
     def counted(data: Any) -> Any:
         outputs = train_step(data)
@@ -199,7 +199,7 @@ RUN_EAGERLY = "tf.config.run_functions_eagerly(True): there is no graph to rewri
 
 
 def functions_run_eagerly() -> bool:
-    """Whether ``tf.function`` is switched off for the whole process."""
+    """Return whether ``tf.function`` is switched off for the whole process."""
     return bool(tf.config.functions_run_eagerly())
 
 
@@ -221,7 +221,7 @@ def why_not_rewritable(model: keras.Model) -> str | None:
 
 
 def keras_compiles_by_itself(model: keras.Model) -> bool:
-    """Whether ``jit_compile=True`` may be Keras 3's choice, not the user's: as on GPUs."""
+    """Return whether ``jit_compile=True`` may be Keras 3's choice, not the user's: as on GPUs."""
     return not versions.is_of_keras_2(model) and any(
         device.device_type != "CPU" for device in tf.config.list_physical_devices()
     )

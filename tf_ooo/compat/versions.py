@@ -1,4 +1,4 @@
-"""Which TensorFlow and Keras are supported, and which Keras something belongs to."""
+"""Checks that TensorFlow and Keras are supported, and finds the Keras that an object belongs to."""
 
 from __future__ import annotations
 
@@ -51,17 +51,17 @@ def loaded_keras() -> list[Any]:
 
 
 def is_keras_2(keras: Any) -> bool:
-    """Whether a Keras module is of version 2, as ``tf_keras`` always is."""
+    """Return whether a Keras module is of version 2, as ``tf_keras`` always is."""
     return releases.major_minor(keras.__version__) < (3, 0)
 
 
 def is_of_keras_2(value: Any) -> bool:
-    """Whether a model, an optimizer or a layer comes from a Keras of version 2."""
+    """Return whether a model, an optimizer or a layer comes from a Keras of version 2."""
     return is_keras_2(keras_of(value))
 
 
 def user_keras() -> Any:
-    """What ``tf.keras`` is: ``tf_keras`` where TF_USE_LEGACY_KERAS asks for it, else ``keras``."""
+    """Return the Keras behind ``tf.keras``: ``tf_keras`` if TF_USE_LEGACY_KERAS says so, else ``keras``."""
     if os.environ.get("TF_USE_LEGACY_KERAS", "").lower() in ("1", "true"):
         try:
             import tf_keras

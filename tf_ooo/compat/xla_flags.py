@@ -29,13 +29,13 @@ def why_flags_are_fixed() -> str | None:
 
 
 def flags_of_process() -> str:
-    """What ``XLA_FLAGS`` says."""
+    """Return the value of ``XLA_FLAGS``."""
     return os.environ.get(_VARIABLE, "")
 
 
 @contextmanager
 def added(flags: Sequence[str]) -> Iterator[None]:
-    """What is compiled inside, by any thread, is compiled with these flags besides those of the process.
+    """Add flags to those of the process for everything that any thread compiles inside.
 
     XLA ends the process at a flag that it does not know: give only flags that TensorFlow 2.21 has.
     BackendError: flags cannot be changed.

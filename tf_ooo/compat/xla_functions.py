@@ -46,7 +46,7 @@ def repeated_function(
 
 
 def run_errors() -> tuple[type[BaseException], ...]:
-    """What a compiled function raises where XLA cannot compile or start it."""
+    """Return the errors that a compiled function raises where XLA cannot compile or start it."""
     return (tf.errors.OpError,)
 
 

@@ -1,4 +1,4 @@
-"""What tasks cost: seconds and bytes, measured or from formulas, as plain data."""
+"""Gives the costs of tasks as plain data: seconds and bytes, measured or from formulas."""
 
 from tf_ooo.costs.devices import DEVICES, DeviceModel, device
 from tf_ooo.costs.layer_costs import LayerCosts, Link

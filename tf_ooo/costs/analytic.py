@@ -31,7 +31,7 @@ FREE_OPS = frozenset(
      "Shape", "ShapeN", "Size", "Squeeze", "StopGradient", *SWITCHES, "VarHandleOp", "VarIsInitializedOp",
      "_Arg", "_DeviceArg", "_DeviceRetval", "_Retval", "_VarHandlesOp"}
 )  # fmt: skip
-# What they take is not to be told from the shapes of inputs and outputs.
+# The shapes of inputs and outputs do not tell how long these take.
 _NO_FORMULA = re.compile(
     r"(CudnnRNN|BlockLSTM|LSTMBlock|GRUBlock|PartitionedCall|StatefulPartitionedCall|StatelessWhile|While|If"
     r"|StatelessIf|Case|For|Xla|PyFunc|EagerPyFunc|MapDefun|RemoteCall|SymbolicGradient|Iterator|Optional"
@@ -99,7 +99,7 @@ def analytic_ops(
 def op_work(
     node: node_def_pb2.NodeDef, inputs: Sequence[OutputInfo | None], outputs: Sequence[OutputInfo]
 ) -> Work:
-    """What one op does, None: an input of which nothing is known.  CostError names it where that is open."""
+    """Return the work of one op; an unknown input is None. CostError names the op where its work is open."""
     if node.op in FREE_OPS:
         return Work(pieces=1)
     if _NO_FORMULA.match(node.op):
@@ -165,7 +165,7 @@ def _by_bytes(op: _Op) -> Work:
 
 
 def _variable_bytes(node: node_def_pb2.NodeDef, inputs: Sequence[OutputInfo | None]) -> float:
-    """What is read and written behind handles: each variable is as large as the value that goes in."""
+    """Return the bytes moved behind handles: each variable is as large as the value that goes in."""
     handles = sum(info is not None and info.dtype == "resource" for info in inputs)
     values = [info for info in inputs if info is not None and info.is_number]
     if not handles or not values:
@@ -183,7 +183,7 @@ def _matmul(op: _Op) -> Work:
     return Work(flop, op.moved_bytes, gemm_pieces(out[-2], out[-1], summed, math.prod(out[:-2])))
 
 
-# Of a convolution and its two gradients, where the kernel and the tensor on the output's side are.
+# A convolution and its two gradients have the kernel and the tensor on the output's side here.
 _KERNEL_AND_OUTER = {"F": (1, _RESULT), "dO": (1, 2), "dW": (_RESULT, 2)}
 
 

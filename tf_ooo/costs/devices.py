@@ -23,7 +23,7 @@ ELEMENTS_A_PIECE = 1024
 
 @dataclass(frozen=True)
 class Work:
-    """What one kernel does: a multiply-add is two flop; each of ``pieces`` can keep a processor busy."""
+    """Describes one kernel: a multiply-add is two flop; each of ``pieces`` can keep a processor busy."""
 
     flop: float = 0.0
     moved_bytes: float = 0.0
@@ -190,7 +190,7 @@ _PUBLISHED = {
         _Published("cpu-core", 10e9, 1, {"fp32": 96e9}, _CPU_LAUNCH_S),
     )
 }
-# Where none is said; plans state it.
+# This one is taken where none is given; plans state it.
 DEFAULT_DEVICE = "v100"
 # A device at its fp32 peak by its name, at the others as NAME-PRECISION.
 DEVICES: dict[str, DeviceModel] = {
@@ -231,7 +231,7 @@ def devices_with(precision: str) -> list[str]:
 
 
 def usual_precision(name: str, computed_in: str) -> str:
-    """What a device's name says, else what TensorFlow multiplies a type in: TF32 for float32, where it is."""
+    """Return the precision in a device's name, else the type's usual one: TF32 for float32 if there is."""
     row, own = split_device(name)
     of_float32 = "tf32" if f"{row}-tf32" in DEVICES else "fp32"
     return own or _OF_TYPES.get(computed_in, of_float32)

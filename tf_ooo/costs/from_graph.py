@@ -95,7 +95,7 @@ def graph_costs(
 def places(
     graph: TrainingGraph, tasks: Tasks | None = None, forward: Mapping[str, int] | None = None
 ) -> Places:
-    """Whose ops are whose, in words; ``tasks`` and ``forward`` where they are known already."""
+    """Say in words which layer each op belongs to; ``tasks`` and ``forward`` where they are known already."""
     tasks = backward_tasks(graph).ops if tasks is None else tasks
     forward = forward_layers(graph) if forward is None else forward
     return Places.of_tasks(graph, ops_by_task(graph, tasks, forward))

@@ -24,7 +24,7 @@ Gains = Mapping[tuple[str, int], float]
 
 @dataclass(frozen=True)
 class GainTable:
-    """What :func:`tf_ooo.plan` takes as ``gains`` of the schedule ``multi_stream``.
+    """Holds the ``gains`` that :func:`tf_ooo.plan` takes for the schedule ``multi_stream``.
 
     Attributes:
         saved_s: ``{(region, layer): seconds}``; a region is ``"dO:5"``, or ``"F:3"`` for the next step's

@@ -172,7 +172,7 @@ def costs_of_model(
 def _assumed(
     roofline: DeviceModel, types: str, measure: bool, given: tuple[int | None, str | None, str | None]
 ) -> tuple[str, ...]:
-    """What the seconds are for, and what of it nobody has asked for."""
+    """Say for which device, types and inputs the seconds hold, and which of these nobody has given."""
     row, own = split_device(roofline.name)
     precision = own or "fp32"
     names = ("batch", "device", "precision")
@@ -275,7 +275,7 @@ def _given(model: keras.Model, batch: int, shapes: _Shapes | None) -> tuple[_Spe
 
 
 def _called(model: keras.Model, batch: int, shapes: _Shapes) -> tuple[_Specs, _Specs]:
-    """Of a model that is called, and so built, on zeros of the given shapes."""
+    """Call, and so build, a model on zeros of the given shapes; return the specs of inputs and outputs."""
     import tensorflow as tf
 
     def spec(shape: InputShape, tensor: Any = None) -> _Spec:

@@ -188,7 +188,7 @@ class Link:
             raise CostError(f"speeds must be finite numbers above 0, got {self.speeds!r:.80}")
 
     def speeds_of(self, devices: Sequence[int]) -> tuple[float, ...]:
-        """Of these devices, by number; of those that nothing is said of, 1."""
+        """Return the speeds of these devices, by number; 1 where nothing is said."""
         return tuple(self.speeds[n] if n < len(self.speeds) else 1.0 for n in devices)
 
     def among(self, devices: Sequence[int]) -> Link:
@@ -247,12 +247,12 @@ def layer_inputs(layers: tuple[LayerCosts, ...], index: int) -> tuple[int, ...]:
 
 
 def is_number(value: object) -> TypeGuard[float]:
-    """Whether it is an int or a float, and no bool."""
+    """Return whether a value is an int or a float, and no bool."""
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 def is_amount(value: object) -> bool:
-    """Whether it is a finite number that is not negative."""
+    """Return whether a value is a finite number that is not negative."""
     return is_number(value) and 0 <= value <= sys.float_info.max
 
 

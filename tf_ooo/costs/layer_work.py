@@ -70,7 +70,7 @@ def transformer_flop(hidden: int, seq: int, microbatch: int) -> tuple[float, flo
 
 
 def transformer_activation_bytes(hidden: int, heads: int, seq: int, microbatch: int) -> float:
-    """What a layer keeps: sbh(34 + 5as/h) (Korthikanti et al., arXiv 2205.05198, equation 1)."""
+    """Return a layer's kept bytes: sbh(34 + 5as/h) (Korthikanti et al., arXiv 2205.05198, equation 1)."""
     return float(seq * microbatch * (34 * hidden + 5 * heads * seq))
 
 
@@ -165,7 +165,7 @@ class Conv:
 
     @property
     def flop(self) -> float:
-        """Of each of F, dO and dW: two for each weight that an output element uses."""
+        """Return the flop of each of F, dO and dW: two for each weight that an output element uses."""
         return 2.0 * self.elements_out * self.weights / self.channels_out
 
     def work(self, kind: str, element_bytes: int) -> Work:

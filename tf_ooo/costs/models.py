@@ -26,7 +26,7 @@ _RESNET_BLOCKS = {
     152: (3, 8, 36, 3),
     200: (3, 24, 36, 3),
 }
-# Those with blocks of two convolutions.
+# These depths have blocks of two convolutions.
 _BASIC = (18, 34)
 # (VGG, arXiv 1409.1556, table 1, column D) channels; 0 is a pooling.
 _VGG16 = (64, 64, 0, 128, 128, 0, 256, 256, 256, 0, 512, 512, 512, 0, 512, 512, 512, 0)
@@ -59,7 +59,7 @@ _MOBILENET_V3_LARGE = (
 
 @dataclass(frozen=True)
 class _Tensor:
-    """What a layer reads: the layers that made it, its channels, pixels of a side."""
+    """Describes what a layer reads: the layers that made it, its channels, pixels of a side."""
 
     layers: tuple[int, ...]
     channels: int

@@ -54,7 +54,7 @@ def op_seconds(
     computing = [node.name for node in graph_def.node if node.op not in FREE_OPS]
     seconds = {n: measured[n] if n in measured else calculated.get(n) for n in names}
     filled = [n for n in computing if n not in measured and n in calculated]
-    # What waits for data takes time of the data pipeline, not of the step.
+    # Ops that wait for data take time of the data pipeline, not of the step.
     waiting = {node.name for node in graph_def.node if node.op in ITERATORS}
     unknown = [n for n in computing if n not in measured and n not in calculated]
     missing = [n for n in unknown if n not in waiting]

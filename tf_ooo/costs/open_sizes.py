@@ -70,5 +70,5 @@ def _filled(info: OutputInfo, source: OutputInfo) -> OutputInfo | None:
 
 
 def is_closed(info: OutputInfo) -> bool:
-    """Whether all sizes are known."""
+    """Return whether all sizes are known."""
     return info.shape is not None and None not in info.shape

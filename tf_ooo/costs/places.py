@@ -10,9 +10,9 @@ from grappler_passes.analysis.backward_tasks import LayerTask
 from grappler_passes.graph.training_graph import TrainingGraph
 
 _MOST = 5
-# Of the parts of a name: what comes before is in most ops' names.
+# An op is named by the last so many parts: most ops' names share those before.
 _LAST = 2
-# As Python shows a name in a message.
+# Python shows a name in a message like this.
 _QUOTED = re.compile(r"'([^']+)'")
 # Kinds of tasks and ops, as one says them.
 KIND_WORDS = {
@@ -32,7 +32,7 @@ class Places:
 
     @classmethod
     def of_tasks(cls, graph: TrainingGraph, by_task: Mapping[LayerTask, Sequence[str]]) -> Places:
-        """Of a classified step whose ops are known by task."""
+        """Make the places of a classified step whose ops are known by task."""
         return cls(
             {
                 name: f"{KIND_WORDS[kind]} of {graph.layers[layer].name}"

@@ -33,7 +33,7 @@ _INPUT_THREADS = "tf_data"
 
 @dataclass(frozen=True)
 class OpProfile:
-    """Of each op that ran: its median seconds in a step, and its type.
+    """Holds the median seconds in a step of each op that ran, and its type.
 
     ``overhead_s``: starting and stopping the profiler and reading the trace.  ``core_s``: of ops on a CPU the
     seconds of all cores together that were at work.
@@ -135,7 +135,7 @@ def read_profile(events: Iterable[TracedEvent]) -> OpProfile:
 
 
 def read_side_by_side(events: Iterable[TracedEvent]) -> OpProfile:
-    """Of one execution whose ops run on several devices side by side, all events of one host.
+    """Read one execution whose ops run on several devices side by side, all events of one host.
 
     An op counts as long as it would have taken with the cores for itself.  CostError if there is no op.
     """
@@ -176,12 +176,12 @@ def _summed_up(events: list[TracedEvent], marks: list[tuple[float, float]], rate
 
 
 def medians(sums: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Of each op over the steps in which it ran."""
+    """Return the median of each op over the steps in which it ran."""
     names = sorted({name for of_step in sums for name in of_step})
     return {name: statistics.median(s[name] for s in sums if name in s) for name in names}
 
 
-# What each second counts for each op, while so many threads run ops, and so many work on parts of one.
+# A rate says how much each second counts for an op while so many threads run ops, and so many parts of one.
 _Rate = Callable[[int, int], float]
 
 
@@ -197,7 +197,7 @@ def _at_work(threads: int, parts: int) -> float:
 
 
 def _of_cores(threads: int, parts: int) -> float:
-    """Those of all cores together."""
+    """Return the share of an op in the seconds of all cores together."""
     return min(_at_work(threads, parts), usable_cores()) / threads
 
 

@@ -1,4 +1,4 @@
-"""Where the costs of a plan come from: a model, or a table that is there already."""
+"""Finds the costs of a plan: computes them from a model, or reads a table."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tf_ooo.errors import OptionsError
 
 
 def costs_for_model(model: Any, modules: Sequence[str] = (), **settings: Any) -> CostTable:
-    """Of a Keras model, the path of a saved one, or ``MODULE:NAME`` of what makes it.
+    """Return the costs of a Keras model, of a saved one by its path, or of what ``MODULE:NAME`` makes.
 
     ``modules`` are imported first; settings as of ``keras_model.costs_of_model``.
     """
@@ -26,7 +26,7 @@ def costs_for_model(model: Any, modules: Sequence[str] = (), **settings: Any) ->
 
 
 def is_name(text: str) -> bool:
-    """Whether it is ``MODULE:NAME``, and no file."""
+    """Return whether the text is ``MODULE:NAME``, and no file."""
     module, colon, name = text.partition(":")
     words = [*module.split("."), name]
     return bool(colon) and all(word.isidentifier() for word in words) and not Path(text).exists()

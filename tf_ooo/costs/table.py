@@ -15,7 +15,7 @@ from tf_ooo.errors import CostError, unreadable
 
 VERSION = 1
 SOURCES = ("measured", "analytic", "mixed", "edited")
-# What a bandwidth without limit is written as: JSON has no infinity.
+# A bandwidth without limit is written like this: JSON has no infinity.
 UNLIMITED = "unlimited"
 # Written unless they are this.
 _RECOMPUTED = {"recomputed_bytes": 0, "recomputed_s": 0, "forward_bytes": None}
@@ -25,7 +25,7 @@ _OPTIONAL = ("weight_grad_bytes", "inputs", "occupancy", "name", "summand_bytes"
 
 @dataclass(frozen=True, repr=False)
 class CostTable:
-    """What a plan is made from.
+    """Holds the costs that a plan is made from.
 
     Attributes:
         layers: costs of each layer, for one micro-batch.
@@ -96,7 +96,7 @@ class CostTable:
         return json.dumps(content, indent=1, allow_nan=False, ensure_ascii=False) + "\n"
 
     def _of_devices(self) -> dict[str, Any]:
-        """Which devices share the cores of a machine, and how fast they are, where they differ."""
+        """Return which devices share a machine's cores, and how fast devices are where they differ."""
         link = self.link
         shared = {"machines": list(link.machines), "cores": link.cores} if link.machines else {}
         return shared | ({"speeds": list(link.speeds)} if link.speeds else {})

@@ -31,7 +31,7 @@ _SENDS = ("Horovod", "Collective")
 
 
 class Baseline:
-    """Whether steps that are undone are measured beside a fit, and what came of it.
+    """Decides whether undone steps are measured beside a fit, and keeps what came of it.
 
     Args:
         name: of what they are.

@@ -22,7 +22,7 @@ _OTHER_KINDS = "others"
 _OUTNUMBERED = 2
 # A step that took so many times the median was interrupted: that is not how much steps differ.
 _INTERRUPTED = 1.5
-# Of several rewritten steps the best of so many of each is compared with stock.
+# The best so many of several rewritten steps are compared with stock.
 _SELECTED = 2
 # The share of the steps whose distance from the median is the noise or less.
 _WITHIN_NOISE = 0.75
@@ -49,7 +49,7 @@ class StepTimes:
         until_sure: bool = False,
     ) -> None:
         self.profile_steps, self.until_sure = profile_steps, until_sure
-        # Of all of them; then, of several, of the best against stock.
+        # Rounds are over all steps first; then, if they are several, over the best and stock.
         self._rounds = [_Turns((STOCK, *rewrites) if stock_first else (*rewrites, STOCK))]
         self.steps = 0
 
@@ -59,7 +59,7 @@ class StepTimes:
 
     @property
     def first_rewrite(self) -> str:
-        """Of those that are still there."""
+        """Return the first rewritten step that is still there."""
         return next(way for way in self._rounds[0].order if way != STOCK)
 
     @property
@@ -71,7 +71,7 @@ class StepTimes:
 
     @property
     def look(self) -> Look:
-        """What is known of the best rewritten step and stock."""
+        """Compare the samples of stock and of the best rewritten step."""
         seconds = self.seconds
         timed = {way: times_s for way, times_s in seconds.items() if way != STOCK}
         best = next(iter(timed.values())) if len(timed) == 1 else ()
@@ -100,7 +100,7 @@ class StepTimes:
 
     @property
     def done(self) -> bool:
-        """Of a kind of step each as often as asked; or which is faster is known, or never will be."""
+        """Return whether each step has its samples; or which is faster is known, or never will be."""
         if not self.profile_steps:
             return self.steps > 0
         if self.until_sure:
@@ -126,7 +126,7 @@ class StepTimes:
 
 
 class _Turns:
-    """Whose turn it is among steps that are timed on inputs of several kinds.
+    """Takes turns among steps that are timed on inputs of several kinds.
 
     Inputs alternate, as a short batch at the end of each epoch: turns by number alone would give it to the
     same step each time.  So turns are taken on one kind, and what a step ran on is known when it has run.
@@ -141,7 +141,7 @@ class _Turns:
 
     @property
     def next(self) -> str:
-        """Which has fewest samples, then which ran least, of those the first."""
+        """Return the step with fewest samples; of equal ones that which ran least, then the first."""
         runs, samples = self._runs.get(self._lead, Counter()), self._samples.get(self._lead, {})
         return min(self.order, key=lambda way: (len(samples.get(way, ())), runs[way]))
 
@@ -162,16 +162,16 @@ class _Turns:
         self.order = tuple(way for way in self.order if way != which)
 
     def done(self, enough: int) -> bool:
-        """Of a kind of step each as often as asked."""
+        """Return whether each step has enough samples of one kind of inputs."""
         return self._complete(enough) is not None
 
     def leading(self) -> dict[str, list[float]]:
-        """Of the kind that turns are taken on."""
+        """Return the samples of the kind of inputs that turns are taken on."""
         samples = self._samples.get(self._lead, {})
         return {way: samples.get(way, []) for way in self.order}
 
     def samples(self, enough: int) -> dict[str, list[float]]:
-        """Of the first kind of which each has enough; else of the one that turns are taken on."""
+        """Return the samples of the first kind of which each step has enough; else :meth:`leading`."""
         complete = self._complete(enough)
         return self.leading() if complete is None else {way: complete[way] for way in self.order}
 
@@ -238,7 +238,7 @@ def _medians_text(seconds: Mapping[str, Sequence[float]]) -> str:
 
 @dataclass(frozen=True)
 class Verdict:
-    """Which step is kept; where that is stock, why; of each step's samples the times of the slowest rank."""
+    """Says which step is kept, and why if that is stock; ``seconds`` are those of the slowest rank."""
 
     which: str
     why_not: str = ""
@@ -263,8 +263,9 @@ class StepComparison:
         asked: bool = False,
     ) -> None:
         self.options, self.report, self._ranks = options, report, ranks or SingleEngine()
-        # What stays if the two cannot be mixed comes first.  With a memory limit that is the rewritten
-        # one: if it has to be refused, nothing has changed yet.  Strict: a failure shows at the first call.
+        # The step that stays if the two cannot be mixed comes first. With a memory limit that is the
+        # rewritten one: if it has to be refused, nothing has changed yet.  Strict: a failure shows at the
+        # first call.
         self.stock_may_stay = options.may_fall_back and not limited
         stock_first = self.stock_may_stay and not options.strict
         # To whoever reads the report; a report of a function knows no model.
@@ -273,7 +274,7 @@ class StepComparison:
         self.times = StepTimes(options.profile_steps, stock_first, rewrites, options.may_fall_back or asked)
 
     def add(self, which: str, seconds: float, traced: bool, kind: Hashable = None) -> bool:
-        """As :meth:`StepTimes.add`; all ranks take note of the seconds of the slowest, and decide alike."""
+        """Add seconds as :meth:`StepTimes.add` does; ranks all add those of the slowest, and decide alike."""
         if self._ranks.size > 1:
             everyone = self._ranks.gather((seconds, traced))
             seconds, traced = max(each for each, _ in everyone), any(each for _, each in everyone)
@@ -306,7 +307,7 @@ class StepComparison:
         return Verdict(compared.best, seconds=seconds)
 
     def _not_yet(self, times: StepTimes) -> None:
-        """What is known so far is said: the fit may end before more is."""
+        """Report what is known so far: the fit may end before more is."""
         if self.options.may_fall_back:
             self.report.undecided = times.progress
         else:
@@ -339,5 +340,5 @@ class StepComparison:
 
 
 def slowest(times: Iterable[Sequence[float]]) -> list[float]:
-    """Of each sample the time of the slowest rank: what every rank waits for."""
+    """Return the slowest rank's time of each sample: every rank waits for it."""
     return [max(samples) for samples in zip(*times, strict=False)]

@@ -89,14 +89,14 @@ class StepController:
 
     @property
     def _may_wait(self) -> bool:
-        """Whether stock steps come first: what is left of the fit is to pay for a comparison."""
+        """Return whether stock steps come first: the rest of the fit has to pay for a comparison."""
         options = self.options
         # With a limit stock may need too much; with ``strict`` a failure is to show in the first step.
         at_once = options.strict or not self.comparison.stock_may_stay
         return options.compare is None and options.profile_steps > 0 and not at_once
 
     def begin_fit(self, executions: int | None, together: int) -> None:
-        """Of a ``fit`` is known how many executions, each of so many steps, it has; None: nobody knows."""
+        """Take note of the executions that a ``fit`` has, and of the steps in each; None: nobody knows."""
         self._together = together
         if self._first is None:
             return
@@ -124,7 +124,7 @@ class StepController:
 
     @property
     def settled(self) -> bool:
-        """Whether one order is kept, and what its ops take has been measured, if it is going to be."""
+        """Return whether one order is kept, and its ops have been measured if they are going to be."""
         failed = self.session.failures.first is not None
         return self.choice is not None and (failed or self._predicted or self.report.measured_step_s is None)
 
@@ -137,7 +137,7 @@ class StepController:
         return run_predicting(step, self.report, self.session.result)
 
     def _with_limit(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """What the peaks are is known after planning, so new kinds of inputs go to the rewritten step."""
+        """Run a step with a limit: peaks are known once planned, so new inputs go to the rewritten step."""
         args, seen = self.inputs.look(args, kwargs)
         if seen is not None:
             self.session.prepare(seen)
@@ -264,7 +264,7 @@ class StepController:
             traces.trace(self.stock, args, kwargs)
 
     def _trace_ours(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
-        """That an op of it draws from a state of its own, if so."""
+        """Trace the rewritten step; return the reason if an op of it draws from a state of its own."""
         started = time.perf_counter()
         with self.session.tracing():
             traces.trace(self.rewritten, args, kwargs)
@@ -274,7 +274,7 @@ class StepController:
     def _check(self, which: str) -> None:
         """Takes note of new plans and failures of a rewritten step, which has just run."""
         for name, error in self.session.failed():
-            # Of those of the graph ``strict`` does not allow any.
+            # ``strict`` allows no errors of the graph.
             refused = self.options.strict and name == REWRITTEN and isinstance(error, GraphError)
             if name in self.steps and (self._leave_out(name, error) is None or refused):
                 self.session.give_up()

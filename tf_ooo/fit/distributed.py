@@ -1,4 +1,4 @@
-"""What fits over several devices share: what they refuse and say, first steps, variables that move."""
+"""Shares between fits over several devices: checks of the model, first steps, variables that move."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ _ENDED = "training ended after "
 
 
 class Distributed:
-    """What a mode over several devices knows of the model that it trains, from fit to fit.
+    """Knows the model that a mode over several devices trains, from fit to fit.
 
     ``known``: of which train function, on which devices, the report is; None before the first fit.
     ``steps``: of the present fit, None: nobody knows.
@@ -81,7 +81,7 @@ class Distributed:
         if other:
             mode, self.known = self.report.mode, known
             self.report = Report(mode=mode, model=str(model.name), environment=environment(model))
-        # Of the fit before, and not true of this one.
+        # These notes are of the fit before, and not true of this one.
         notes = self.report.notes
         self.report.notes = [note for note in notes if note != _REPLACED and not note.startswith(_ENDED)]
         return other
@@ -211,11 +211,11 @@ class FirstSteps:
             _LOG.warning("%s", text)
 
     def leave_rows_open(self, seen: BatchesSeen | None) -> None:
-        """As :class:`StepFunctions`."""
+        """Set the shapes that were seen, as :class:`StepFunctions` does."""
         self._functions.seen = seen
 
     def states_follow(self, kinds: Mapping[str, str]) -> None:
-        """As ``kinds`` of :class:`StepFunctions`."""
+        """Set the ``kinds`` of :class:`StepFunctions`."""
         self._functions.kinds = kinds
 
     def run(self, batch: Any) -> Any:
@@ -268,7 +268,7 @@ class FirstSteps:
 
     @property
     def rested(self) -> bool:
-        """Whether the first step was taken apart, and nothing of it has run."""
+        """Return whether the first step was taken apart, and nothing of it has run."""
         return self._layers.rested
 
     def measured(self, target: Target) -> tuple[Step, CostTable]:
@@ -322,7 +322,7 @@ class Placed:
 
     @property
     def replaced(self) -> dict[int, Any]:
-        """As of :class:`Moved`."""
+        """Return the ``replaced`` of :class:`Moved`."""
         return self._moved.replaced
 
     def restore(self) -> list[str]:

@@ -38,7 +38,7 @@ def _is_internal(frame: TracebackType) -> bool:
 
 
 def _filtering() -> bool:
-    """Whether neither TensorFlow nor Keras was told to show all frames."""
+    """Return whether neither TensorFlow nor Keras was told to show all frames."""
     import tensorflow as tf
 
     keras_config = getattr(sys.modules.get("keras"), "config", None)

@@ -80,6 +80,6 @@ def _shared(measured: Sequence[LayerCosts], parts: Sequence[LayerCosts]) -> list
 
 
 def _shares(calculated_s: Sequence[float]) -> list[float]:
-    """Of each part; what is calculated to take no time counts to all alike."""
+    """Return each part's share; if nothing is calculated to take time, all are alike."""
     total_s = sum(calculated_s)
     return [part_s / total_s if total_s else 1 / len(calculated_s) for part_s in calculated_s]

@@ -37,9 +37,9 @@ _SEEING = (
     *("get_weights", "set_weights", "load_weights"),
 )
 _SAVING = ("save", "save_weights", "export")
-# What ``fit`` itself calls that touches metrics, which may be on a worker that has just been lost.
+# ``fit`` calls these itself, and they touch metrics, which may be on a worker that has just been lost.
 _TOUCHING = ("reset_metrics", "get_metrics_result")
-# What ``fit`` calls of the optimizer at its end: with ``use_ema`` it reads and writes all weights.
+# ``fit`` calls this of the optimizer at its end: with ``use_ema`` it reads and writes all weights.
 _FINAL = "finalize_variable_values"
 
 
@@ -127,7 +127,7 @@ class Guard:
         return call
 
     def _guarded_outside_traces(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """What ``train_step`` calls too: an error there is the step's, and in a trace nothing can move."""
+        """Guard what ``train_step`` calls too: there an error is the step's; in a trace nothing can move."""
         guarded = self.guarded(function)
 
         @functools.wraps(function)
@@ -147,7 +147,7 @@ class Guard:
         return in_short(self._raised)
 
     def _guard_batches(self) -> None:
-        """What raises around those of the innermost fit or evaluation that runs is seen."""
+        """See errors that are raised around the batches of the innermost running fit or evaluation."""
         batches = keras_fits.running_batches()
         if batches is None or any(batches is owner for owner, *_ in self._kept):
             return

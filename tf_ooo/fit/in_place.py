@@ -1,4 +1,4 @@
-"""What layers cost, measured where they run: in steps that are spread over devices already."""
+"""Measures what layers cost where they run: in steps that are spread over devices already."""
 
 from __future__ import annotations
 
@@ -53,13 +53,13 @@ class InPlace:
         return traced.outputs
 
     def costs(self, names: Iterable[str]) -> CostTable | None:
-        """Of the layers, for one micro-batch; None: nothing was measured.
+        """Return the layers' costs for one micro-batch; None: nothing was measured.
 
         ``names``: of all nodes that ran; a profile may lack some.
         """
         if not self._profiles:
             return None
-        # What a step takes besides its ops does not show where devices wait for each other.
+        # The rest of a step, besides its ops, does not show where devices wait for each other.
         profile = dataclasses.replace(_median(self._profiles), step_s=0.0)
         return self._target.costs(
             measured_costs(self._step, profile, general=general_names(names, self._count))
@@ -76,7 +76,7 @@ def _by_host(events: Mapping[str, Sequence[TracedEvent]]) -> list[list[TracedEve
 
 
 def _joined(profiles: Sequence[OpProfile]) -> OpProfile:
-    """Of one execution on several hosts, each of which ran other ops."""
+    """Join the profiles of one execution on several hosts, each of which ran other ops."""
     first = profiles[0]
     return dataclasses.replace(
         first,

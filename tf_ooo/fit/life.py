@@ -67,7 +67,7 @@ class Uncompiled:
             report.notes.append(NOTE)
 
     def put_back(self) -> None:
-        """As it was, unless the model has been compiled anew."""
+        """Set ``jit_compile`` back, unless the model has been compiled anew."""
         model, self._model = self._model, None
         if model is not None and model.optimizer is self._optimizer and model.jit_compile is False:
             train_function.set_jit_compile(model, True)
@@ -75,7 +75,7 @@ class Uncompiled:
 
 
 class FitLife:
-    """What the callback does in one or several ``fit`` calls."""
+    """Does the callback's work in one or several ``fit`` calls."""
 
     def __init__(self, mode: Mode) -> None:
         self.mode = mode
@@ -162,14 +162,14 @@ class FitLife:
             self._running.training.epoch_begin(epoch)
 
     def test_begin(self, model: keras.Model) -> None:
-        """Of a validation, or of an evaluation of its own."""
+        """Begin a validation, or an evaluation outside of ``fit``."""
         if self._running is not None:
             self._running.training.test_begin()
         else:
             average_evaluation(self.mode.join(), model)
 
     def epoch_end(self, epoch: int, logs: dict[str, Any] | None) -> None:
-        """Of this callback's; those of all are looked after by the guard, where Keras calls them."""
+        """End an epoch of this callback; the guard looks after all callbacks' where Keras calls them."""
         self._say_if_replaced()
         running = self._running
         if (
@@ -203,7 +203,7 @@ class FitLife:
             raise gone(lost, running.training.explain)
 
     def _say_gain(self) -> None:
-        """What several devices or ranks have gained; one device's mode says so when it decides."""
+        """Log what several devices or ranks have gained; one device's mode says so when it decides."""
         report = self.mode.describe()
         if report.mode != "single_device" and report.steps_s and self._rank == 0:
             _LOG.info("%s: %s", report.mode, report.headline)

@@ -53,7 +53,7 @@ def measured_costs(
 def _core_seconds(
     seconds: Mapping[str, float], core_s: Mapping[str, float], factor: float
 ) -> dict[str, float]:
-    """Of all cores; in what ``factor`` adds to an op's seconds, one thread looks for the next op."""
+    """Return the seconds of all cores; what ``factor`` adds to an op is one thread looking for the next."""
     kept, added = min(factor, 1.0), max(0.0, 1 - 1 / factor)
     return {name: core_s[name] * kept + seconds[name] * added for name in core_s if name in seconds}
 

@@ -1,4 +1,4 @@
-"""What a fit asks of a mode.  ``docs/design/house.md`` says when."""
+"""Defines what a fit asks of a mode. ``docs/design/house.md`` says when."""
 
 from __future__ import annotations
 
@@ -90,4 +90,4 @@ class Mode(Protocol):
         """The training of a model; None: its stock step trains, and the report says why."""
 
     def describe(self) -> Report:
-        """What was found, planned and measured so far, for the model trained last."""
+        """Return what was found, planned and measured so far, for the model trained last."""

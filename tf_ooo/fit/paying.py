@@ -1,11 +1,11 @@
-"""Whether what is left of a fit pays for measuring something beside it."""
+"""Decides whether the rest of a fit pays for measuring something beside it."""
 
 from __future__ import annotations
 
 import statistics
 from dataclasses import dataclass, field
 
-# Of what is left of the fit.
+# A measurement may take this share of the rest of the fit.
 MOST = 0.05
 # On one CPU device TensorFlow runs whatever is ready on all cores.  `python -m benchmarks run one_cpu`, ten
 # models in two orders: none was faster, twelve of twenty were surely slower, by up to a fifth.
@@ -19,7 +19,7 @@ _LOST_STEPS = 7
 
 
 def pays(cost_s: float, step_s: float, steps: float) -> bool:
-    """Whether ``cost_s`` make so many steps of so many seconds no more than 5% longer."""
+    """Return whether ``cost_s`` make so many steps of so many seconds no more than 5% longer."""
     return cost_s <= MOST * steps * step_s
 
 
@@ -52,7 +52,7 @@ class StockFirst:
 
     @property
     def untimed(self) -> bool:
-        """Whether the next execution is to be timed."""
+        """Return whether the next execution is to be timed."""
         return len(self._times_s) < _TIMED
 
     @property
@@ -73,7 +73,7 @@ class StockFirst:
 
     @property
     def waits(self) -> str:
-        """What is waited for."""
+        """Say what is waited for."""
         if not self._times_s:
             return "stock steps run first"
         needed = round(self.cost_s / (MOST * self.execution_s)) * self.together

@@ -23,7 +23,7 @@ from tf_ooo.planning.simulation.measured import (
 from tf_ooo.report.report import Report
 
 _LOG = logging.getLogger("tf_ooo")
-# Of the first fifty: later the executor makes no events of cheap ops.
+# So many of the first fifty executions are recorded: later the executor makes no events of cheap ops.
 STEPS = 3
 _DEDUCED = (
     "the profiler does not see communication: it is drawn from the end of the weight gradient to the begin "
@@ -33,7 +33,7 @@ _DEDUCED = (
 
 @dataclass(frozen=True)
 class Watched:
-    """What runs now, for a profile to be read.
+    """Describes what runs now, for a profile to be read.
 
     Attributes:
         schedule: as planned.
@@ -127,7 +127,7 @@ class Recorder:
             self._report().not_measured = f"the profile could not be read: {type(error).__name__}: {error}"
 
     def _fill(self, watched: Watched, records: Sequence[Traced]) -> None:
-        """Of the execution of median seconds, among those in which tasks ran."""
+        """Fill the report from the execution of median seconds, among those in which tasks ran."""
         report = self._report()
         self._write(records[len(records) // 2].files)
         report.not_measured = watched.why_not
@@ -157,7 +157,7 @@ class Recorder:
             report.measured_against_plan.append(_DEDUCED)
 
     def _write(self, files: Mapping[str, bytes]) -> None:
-        """As TensorBoard's profile plug-in looks for it; a folder that cannot be written is logged."""
+        """Write the profile where TensorBoard looks for it; a folder that cannot be written is logged."""
         try:
             for name, content in files.items():
                 path = Path(self._folder) / name

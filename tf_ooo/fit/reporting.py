@@ -1,4 +1,4 @@
-"""What a fit writes into its report, and the report into its folder."""
+"""Writes into a fit's report, and saves the report in its folder."""
 
 from __future__ import annotations
 

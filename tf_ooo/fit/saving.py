@@ -80,7 +80,7 @@ def written_beside(path: Path) -> Iterator[Path]:
 
 
 def _keep_others(old: Path, new: Path) -> None:
-    """What somebody else has put into a folder is in the new one too."""
+    """Keep in the new folder what somebody else has put into the old one."""
     for entry in old.iterdir():
         kept = new / entry.name
         if kept.exists():
@@ -91,7 +91,7 @@ def _keep_others(old: Path, new: Path) -> None:
             _linked(str(entry), str(kept))
 
 
-# Of Linux' renameat2: relative paths are the process' own; both names change at once.
+# Linux' renameat2 takes these: relative paths are the process' own; both names change at once.
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2
 
 
@@ -113,7 +113,7 @@ def _literal(text: str) -> str:
 
 
 def _runs(pid: str) -> bool:
-    """Whether a process of that number runs here, as far as one can tell."""
+    """Return whether a process of that number runs here, as far as one can tell."""
     try:
         os.kill(int(pid), 0)
     except (ProcessLookupError, ValueError, OverflowError):

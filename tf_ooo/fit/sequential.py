@@ -1,4 +1,4 @@
-"""Which of two steps is faster: a test on pairs of their times that may be looked at after every pair.
+"""Tests which of two steps is faster, on pairs of their times; one may look after every pair.
 
 The test is Wilcoxon's on the ratios of pairs, one step of each, taken one after the other.  If the two take
 equally long, chance says which is the slower one of a pair, whatever the noise is like; then signs and ranks
@@ -20,15 +20,15 @@ from dataclasses import dataclass
 MOST_STEPS = 40
 # A gain below 2% is not worth having.
 WORTH = 0.02
-# Of each look, up to that at 19 pairs.  In all of them together equal steps are called faster in 2.3% of
-# cases, a gain of WORTH is called none in 9%: tests/unit/test_sequential.py.
+# Each look, up to that at 19 pairs, has these levels. In all of them together equal steps are called faster
+# in 2.3% of cases, a gain of WORTH is called none in 9%: tests/unit/test_sequential.py.
 FASTER_LEVEL = 0.0075
 NO_GAIN_LEVEL = 0.03
 
 
 @dataclass(frozen=True)
 class Look:
-    """What pairs of steps say.
+    """Says what pairs of steps show.
 
     Attributes:
         faster: it is sure that the second step is faster than the first.
@@ -45,7 +45,7 @@ class Look:
 
     @property
     def sure(self) -> bool:
-        """Whether no further pair is needed."""
+        """Return whether no further pair is needed."""
         return self.faster or self.no_gain
 
 

@@ -12,7 +12,7 @@ Span = tuple[float, float]
 
 
 def span_of(event: TracedEvent) -> Span:
-    """Of an event of TensorFlow's profiler."""
+    """Return begin and end of an event of TensorFlow's profiler."""
     return event.begin_s, event.begin_s + event.duration_s
 
 

@@ -27,7 +27,7 @@ def run_stock_first(first: StockFirst, stock: Callable[..., Any], run: Callable[
 
 
 def note_steps(report: Report, first: StockFirst) -> None:
-    """What the stock steps take that run, for the report; they are compared with nothing.
+    """Note the seconds of the stock steps that run, for the report; they are compared with nothing.
 
     Where an earlier fit has measured a baseline that stays: these steps are no verdict on it.
     """

@@ -19,7 +19,7 @@ _MARGIN_S = 0.4
 
 @dataclass(frozen=True)
 class Traced:
-    """What ran once.
+    """Holds what ran once.
 
     Attributes:
         outputs: what it returned.

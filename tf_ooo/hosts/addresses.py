@@ -13,7 +13,7 @@ from typing import Any
 from tf_ooo.errors import OptionsError
 
 CLUSTER_VARIABLE = "TF_OOO_CLUSTER"
-"""What ``devices=`` is where it is left out, as text; set by ``tf-ooo run``."""
+"""This variable stands for ``devices=`` where it is left out; ``tf-ooo run`` sets it."""
 
 START_VARIABLE, START_S = "TF_OOO_START_TIMEOUT_S", 45.0
 """How many seconds processes wait for those that have not come yet."""
@@ -33,7 +33,7 @@ _ACCEPTED = "an int, a list of device names such as ['CPU:0', 'CPU:1'], or a clu
 
 
 def is_cluster(text: object) -> bool:
-    """Whether ``devices=`` was given addresses: ``"host1:2222,host2:2222"``, and not ``"CPU:0,CPU:1"``."""
+    """Return whether ``devices=`` was given addresses: ``"host1:2222,host2:2222"``, not ``"CPU:0,CPU:1"``."""
     if not isinstance(text, str):
         return False
     parts = [part.strip() for part in text.split(",")]
@@ -54,7 +54,7 @@ def parse(text: str | Sequence[str]) -> tuple[str, ...]:
 
 
 def cluster_of_environment() -> str | None:
-    """What TF_OOO_CLUSTER says; None: nothing.  OptionsError: it says something else."""
+    """Return the addresses in TF_OOO_CLUSTER; None: it is not set. OptionsError: it holds something else."""
     text = os.environ.get(CLUSTER_VARIABLE)
     if not text:
         return None
@@ -137,7 +137,7 @@ def free_ports(count: int) -> list[int]:
 
 
 def has_devices(value: object) -> bool:
-    """Whether ``devices=`` was given an object that has devices, such as a cluster that was joined."""
+    """Return whether ``devices=`` is an object that has devices, such as a cluster that was joined."""
     return hasattr(value, "devices") and not isinstance(value, Sequence)
 
 
@@ -168,5 +168,5 @@ def check_devices(value: Any) -> None:
 
 
 def over_hosts(value: Any) -> bool:
-    """Whether ``devices=`` are those of a cluster: its addresses, or an object that has devices."""
+    """Return whether ``devices=`` are those of a cluster: its addresses, or an object that has devices."""
     return is_cluster(value) or has_devices(value)

@@ -79,11 +79,11 @@ class Cluster:
         return self._link
 
     def link_between(self) -> Link:
-        """As :attr:`link`; with one task between its devices."""
+        """Return :attr:`link`, or with one task the link between its devices."""
         return link_between(self.devices) if self.link is None else self.link
 
     def hosts(self) -> list[str]:
-        """Of each device, from the address of its task."""
+        """Return each device's host, from the address of its task."""
         import tensorflow as tf
 
         tasks = [tf.DeviceSpec.from_string(name).task for name in self.devices]
@@ -95,7 +95,8 @@ class Cluster:
         return [host_port(address)[0] for address in addresses]
 
     def memory_limits(self) -> dict[str, ReportedLimit]:
-        """Of GPUs, and of workers in control groups with a limit.  This process' own CPU has none.
+        """Return the limits of GPUs, and of workers in control groups that have one. This process' own CPU
+        has none.
 
         There the whole model stands, and what it needs is looked at by itself.
         """
@@ -113,11 +114,11 @@ class Cluster:
         return limits_of_gpus(self.devices) | of_cpus
 
     def costs(self, measured: CostTable) -> CostTable:
-        """As they are: how fast each worker is, :meth:`speeds` says."""
+        """Return the costs as they are: :meth:`speeds` says how fast each worker is."""
         return measured
 
     def speeds(self) -> tuple[float, ...]:
-        """Of each device beside this process'; measured once."""
+        """Return each device's speed relative to this process' device; measured once."""
         if self._speeds is None:
             self._speeds = relative_speeds(self.devices, self.hosts(), home_device())
         return self._speeds
@@ -127,7 +128,7 @@ class Cluster:
         return self._watch.look()
 
     def reachable(self, device: str) -> bool:
-        """Whether tensors can be read from there; once a worker is lost, from this process only."""
+        """Return whether tensors can be read from there; once a worker is lost, from this process only."""
         return not self._watch.lost or device.startswith(f"/job:{_OWN_JOB}/")
 
     def refuse_if_lost(self) -> None:
@@ -147,7 +148,7 @@ class Cluster:
         return "; ".join(_command(self.addresses, task) for task in lost)
 
     def explain(self, error: Exception) -> Exception:
-        """What a failure is to be raised as: a BackendError naming the lost workers, or ``error`` itself."""
+        """Return the error to raise: a BackendError that names the lost workers, or ``error`` itself."""
         # A link that cannot be measured may be one to a worker that is lost.
         if isinstance(error, OOOError) and not isinstance(error, CostError):
             return error
@@ -211,7 +212,7 @@ def _meet_all(
 def _meet(
     addresses: Sequence[str], tasks: Iterable[int], deadline: float, silence: Silence
 ) -> dict[int, Facts]:
-    """What the workers of these tasks say of themselves.  BackendError: one is none for this process."""
+    """Ask the workers of these tasks for their facts. BackendError: one is none for this process."""
     workers: dict[int, Facts] = {}
     for task in tasks:
         workers[task] = _greet(addresses, task, deadline, silence.silence_s)
@@ -224,7 +225,7 @@ def _meet(
 
 
 def _greet(addresses: Sequence[str], task: int, deadline: float, silence_s: float) -> Facts:
-    """What the worker says of itself, once it is there; one that is silent is waited for ``silence_s``."""
+    """Ask a worker for its facts, once it is there; one that is silent is waited for ``silence_s``."""
     import tensorflow as tf
 
     told = time.monotonic() + _PATIENCE_S
@@ -331,7 +332,7 @@ def _join(
 
 @contextlib.contextmanager
 def _own_address(addresses: Sequence[str], others: Sequence[str], own_task: int | None) -> Iterator[str]:
-    """Where this process is to listen; a port that it chooses itself is kept for it within the block."""
+    """Yield this process' address to listen on; a port that it chooses is kept for it within the block."""
     if own_task is not None:
         yield addresses[own_task]
         return

@@ -19,7 +19,7 @@ def available_devices() -> tuple[str, ...]:
 
 
 def home_device() -> str:
-    """Where TensorFlow puts what no device is asked for: this process' first GPU, or CPU."""
+    """Return where TensorFlow puts ops that ask for no device: this process' first GPU, or CPU."""
     import tensorflow as tf
 
     with tf.init_scope():
@@ -102,5 +102,5 @@ def _full_name(text: str, there: Sequence[str], tf: Any) -> str:
 
 
 def _local_job() -> str:
-    """Where the CPU of this process is."""
+    """Return the job, replica and task of this process' CPU."""
     return host_device().rsplit("/device:", 1)[0]

@@ -1,4 +1,4 @@
-"""What a worker says of itself: a string in its own TensorFlow runtime, read through that runtime.
+"""Publishes a worker's facts as a string in its own TensorFlow runtime, and reads them through that runtime.
 
 Read with a session rather than eagerly: it can be given a deadline, and it asks the one worker
 without having joined its cluster.
@@ -23,7 +23,7 @@ _CONTAINER = "tf_ooo_worker"
 
 @dataclasses.dataclass(frozen=True)
 class Facts:
-    """Of one worker process; ``started`` tells two processes at the same address apart.
+    """Describes one worker process; ``started`` tells two processes at the same address apart.
 
     Attributes:
         memory_limit_bytes: that its control group may have; None: all that the machine has.
@@ -54,7 +54,7 @@ class Facts:
 
 
 def own_facts(addresses: tuple[str, ...], task: int) -> Facts:
-    """Those of this process."""
+    """Return the facts of this process."""
     import tensorflow as tf
 
     started, group = f"{os.getpid()}@{time.time():.6f}", memory_group()
@@ -108,7 +108,7 @@ def say_used(address: str, task: int, client: Client) -> None:
 
 
 def in_a_line(error: Exception) -> str:
-    """What TensorFlow says of a call that failed, shortened."""
+    """Return TensorFlow's message for a call that failed, shortened."""
     text = getattr(error, "message", None) or str(error)
     return " ".join(text.replace("Graph execution error:", "").split())[:200] or type(error).__name__
 
@@ -125,7 +125,7 @@ class Line:
         self._op: Any = None
 
     def ask(self, timeout_s: float) -> Facts:
-        """What the worker says.  OpError: no answer within ``timeout_s``, or it has never said anything."""
+        """Ask the worker for its facts. OpError: no answer in ``timeout_s``, or it never published any."""
         return Facts.from_text(self.run(timeout_s).decode())
 
     def run(self, timeout_s: float) -> Any:

@@ -56,7 +56,7 @@ def sharing_cores(link: Link, names: Sequence[str], hosts: Sequence[str]) -> Lin
 
 
 def _one_memory(a: str, b: str) -> bool:
-    """Whether both are CPUs of one process."""
+    """Return whether both are CPUs of one process."""
     host = [name.rsplit("/device:", 1) for name in (a, b)]
     return host[0][0] == host[1][0] and all(part[1].startswith("CPU") for part in host)
 

@@ -16,7 +16,7 @@ from tf_ooo.hosts.native import load
 
 
 def is_loopback(address: str) -> bool:
-    """Whether only this machine reaches ``host:port``; nobody does where the name is not known."""
+    """Return whether only this machine reaches ``host:port``; true if the name is not known."""
     try:
         return ipaddress.ip_address(_ip(address)).is_loopback
     except OSError:

@@ -72,7 +72,7 @@ def _check_room(name: str, own_bytes: int, there_bytes: int) -> None:
 
 
 def in_host_memory(model: keras.Model) -> bool:
-    """Whether the model was built in :func:`host_memory`."""
+    """Return whether the model was built in :func:`host_memory`."""
     values = map(keras_variables.value_of, model.weights)
     return any(keras_variables.is_in_host_memory(value) for value in values if value is not None)
 

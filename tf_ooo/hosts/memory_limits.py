@@ -11,14 +11,14 @@ from tf_ooo.hosts.facts import Facts
 
 @dataclass(frozen=True)
 class ReportedLimit:
-    """Of one device; ``said``: who says so, in words."""
+    """Holds the limit of one device; ``said``: who says so, in words."""
 
     bytes: int
     said: str
 
 
 def limits_of_gpus(devices: Sequence[str]) -> dict[str, ReportedLimit]:
-    """What TensorFlow may use of the GPUs among these devices, by full name.
+    """Return the bytes that TensorFlow may use of the GPUs among these devices, by full name.
 
     Of CPUs it makes a number up.
     """
@@ -37,7 +37,7 @@ def limits_of_gpus(devices: Sequence[str]) -> dict[str, ReportedLimit]:
 def limits_of_workers(
     computing: Mapping[int, int], workers: Mapping[int, Facts], own: Facts
 ) -> dict[int, ReportedLimit]:
-    """Of each CPU of workers in control groups that limit their memory, by task.
+    """Return the limit of each CPU of workers in control groups that limit their memory, by task.
 
     Processes of one group share its limit, less what all of them took before.
 

@@ -30,11 +30,11 @@ class Silence:
         self._peers[task] = peer
 
     def text(self) -> str:
-        """What is said of one that is silent."""
+        """Say that a task is silent."""
         return f"it has not answered for {self.silence_s:.0f} s"
 
     def tasks(self) -> list[int]:
-        """Those that are silent."""
+        """Return the tasks that are silent."""
         return [task for task, peer in self._peers.items() if _library().ooo_silent(peer)]
 
     def stop(self) -> None:

@@ -17,14 +17,14 @@ from tf_ooo.errors import CostError
 # Products of so large matrices (small ops take a worker's threads longer to begin than to compute), and sums
 # over so many numbers.
 _CPU_WIDTH, _GPU_WIDTH, _ELEMENTS = 1536, 8192, 16 * 1024**2
-# Of the shorter of two calls, the other one takes three times as long; a CPU quota's period is 0.1 s.
+# The shorter of two calls takes so long, the other one three times; a CPU quota's period is 0.1 s.
 _SHORT_S, _REPEATS = 0.07, 3
-# What two measurements of one device may differ by on a machine that does other things.
+# Two measurements of one device may differ by so much on a machine that does other things.
 _ALIKE = 1.4
 
 
 def relative_speeds(devices: Sequence[str], hosts: Sequence[str], home: str) -> tuple[float, ...]:
-    """Of each device, where that of ``home`` is 1; (): all are as fast as that.
+    """Return each device's speed, where that of ``home`` is 1; (): all are as fast as that.
 
     What differs by less than 40% counts as alike.  CPUs of one process are; only where there are other
     devices is anything measured: on all hosts at once, on the devices of one host one after the other.
@@ -65,7 +65,7 @@ def levels(speeds: Mapping[str, float]) -> dict[str, float]:
 
 @functools.cache
 def measured_model(device: str) -> DeviceModel:
-    """What this process' device computes and moves in a second, to calculate seconds from shapes with.
+    """Return this process' device with its measured rates, to calculate seconds from shapes.
 
     Measured once.  CostError: it does not answer.
     """
@@ -84,7 +84,7 @@ def _computing(name: str) -> str:
 
 
 def _rates(host_of: Mapping[str, str]) -> dict[str, float]:
-    """Of each device, as :func:`_rate`."""
+    """Return the rate of each device, as :func:`_rate` measures it."""
     on_host: defaultdict[str, list[str]] = defaultdict(list)
     for name, host in host_of.items():
         on_host[host].append(name)

@@ -22,7 +22,7 @@ _GRACE_S = 5.0
 
 @dataclass(frozen=True)
 class Job:
-    """What is run.
+    """Describes what is run.
 
     Attributes:
         script: its path and arguments.
@@ -44,13 +44,13 @@ class Job:
             parse(self.cluster)
 
     def command(self) -> list[str]:
-        """Of the script."""
+        """Return the command that starts the script."""
         python = [sys.executable, *self.script]
         return ["horovodrun", "-np", str(self.ranks), *python] if self.ranks else python
 
     @contextlib.contextmanager
     def addresses(self) -> Iterator[str]:
-        """Of all tasks, with ports that nobody else is given within the block; empty without workers."""
+        """Yield the addresses of all tasks, with ports kept within the block; empty without workers."""
         if not self.workers:
             yield self.cluster
             return

@@ -1,4 +1,4 @@
-"""What the system lets a process have of its machine's memory: control groups of version 1 and 2.
+"""Reads how much of its machine's memory the system lets a process have: control groups of version 1 and 2.
 
 No TensorFlow here.  Where the files of Linux are missing, nothing is limited and nothing is known.
 """
@@ -73,12 +73,12 @@ def memory_group(proc: Path = _PROC) -> MemoryGroup | None:
 
 
 def taken_bytes(proc: Path = _PROC) -> int:
-    """What this process has in memory, pages of the files that it has mapped included; 0: not known."""
+    """Return the bytes that this process has in memory, its mapped files included; 0: not known."""
     return _kilobytes(proc / "self/status", "VmRSS") or 0
 
 
 def available_bytes(proc: Path = _PROC) -> Available | None:
-    """What this process may still take: of the machine, or of its group where that is less.
+    """Return the bytes that this process may still take: of the machine, or of its group where that is less.
 
     None where the system does not say.  What it may move to its swap space counts.
     """
@@ -117,7 +117,7 @@ def _serves(mount: Sequence[str], kind: str) -> bool:
 
 
 def _mounts(lines: Sequence[str]) -> Iterator[tuple[str, Path, str, str]]:
-    """Of each line of ``mountinfo``: what is mounted, where, its type and options."""
+    """Yield for each line of ``mountinfo`` what is mounted, where, its type and options."""
     for line in lines:
         before, _, after = line.partition(" - ")
         fields, kind = before.split(), after.split()
@@ -149,7 +149,7 @@ def _folders(mount: Path, folder: Path) -> Iterator[Path]:
 
 
 def _used_bytes(folder: Path, version: int) -> int:
-    """What was read twice is among the active pages and is dropped all the same; libraries are mapped."""
+    """Return the used bytes that cannot be dropped: active pages of files are dropped too, unless mapped."""
     used = _number(folder / _USED[version]) or 0
     counts = dict(line.split(" ", 1) for line in _lines(folder / "memory.stat") if " " in line)
     inactive, active, mapped = (int(counts.get(name, 0)) for name in _FILE_PAGES[version])

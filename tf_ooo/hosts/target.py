@@ -1,4 +1,4 @@
-"""Where the parts of a model run: devices of this process, or those of workers that may be lost."""
+"""Defines where the parts of a model run: devices of this process, or of workers that may be lost."""
 
 from __future__ import annotations
 
@@ -26,25 +26,25 @@ class Target(Protocol):
         """Asks all workers; why each lost one is lost, by task."""
 
     def reachable(self, device: str) -> bool:
-        """Whether tensors can be read from there."""
+        """Return whether tensors can be read from there."""
 
     def explain(self, error: Exception) -> Exception:
-        """What an error is to be raised as: names the worker that was lost, or is ``error`` itself."""
+        """Return the error to raise: one that names the worker that was lost, or ``error`` itself."""
 
     def costs(self, measured: CostTable) -> CostTable:
-        """What layers cost there that were measured in this process."""
+        """Return what layers cost there that were measured in this process."""
 
     def link_between(self) -> Link:
         """Between neighbours; measured when asked for."""
 
     def speeds(self) -> tuple[float, ...]:
-        """Of each device, see :attr:`tf_ooo.Link.speeds`; measured when asked for, where they may differ."""
+        """Return each device's speed, see :attr:`tf_ooo.Link.speeds`; measured where they may differ."""
 
     def hosts(self) -> Sequence[str]:
-        """Of each device, where it is: CPUs of one host share its cores."""
+        """Return each device's host: CPUs of one host share its cores."""
 
     def memory_limits(self) -> Mapping[str, ReportedLimit]:
-        """Of the devices that say how many bytes they have, by full name."""
+        """Return the limits of the devices that say how many bytes they have, by full name."""
 
 
 class Devices:
@@ -64,26 +64,26 @@ class Devices:
         return link_between(self.devices) if link is None else link
 
     def speeds(self) -> tuple[float, ...]:
-        """As the object says that was given, of which nothing is measured; else what is measured."""
+        """Return the given object's speeds, without measuring; if no object was given, the measured ones."""
         if has_devices(self._given):
             return tuple(getattr(self._given, "speeds", ()))
         return relative_speeds(self.devices, self.hosts(), home_device())
 
     def hosts(self) -> Sequence[str]:
-        """As the object says that was given; those that says nothing of have a host each; else processes."""
+        """Return the given object's hosts, one for each device if it has none; else each device's process."""
         said: Sequence[str] | None = getattr(self._given, "hosts", None)
         if said is None and has_devices(self._given):
             return self.devices
         return [name.rsplit("/device:", 1)[0] for name in self.devices] if said is None else said
 
     def memory_limits(self) -> Mapping[str, ReportedLimit]:
-        """As the object says that was given; else of the GPUs."""
+        """Return the given object's limits; else those of the GPUs."""
         said: Callable[[], Mapping[str, ReportedLimit]] | None = getattr(self._given, "memory_limits", None)
         return limits_of_gpus(self.devices) if said is None else said()
 
 
 def target_of(devices: Any, local_rank: int = 0) -> Target:
-    """What ``devices=`` stands for, see :func:`full_names`; joins the workers of a cluster.
+    """Return what ``devices=`` stands for, see :func:`full_names`; joins the workers of a cluster.
 
     BackendError: a device that does not exist, a worker that cannot be joined.
     """
@@ -99,7 +99,7 @@ def target_of(devices: Any, local_rank: int = 0) -> Target:
 
 
 def lost_text(variables: Sequence[str]) -> str:
-    """What has become of variables whose worker is gone."""
+    """Say what has become of variables whose worker is gone."""
     return (
         f"{len(variables)} variables, first {variables[0]}, were on a device that is gone; they have the "
         "values that they had before this fit: load the last checkpoint"

@@ -110,7 +110,7 @@ def _layerpipe(options: LayerPipe) -> Mode:
 
 
 def _several_trainings(options: DeviceOptions) -> bool:
-    """Whether a launcher started several trainings; TF_CONFIG may also be for the hosts of ``devices``."""
+    """Say whether a launcher started several trainings; TF_CONFIG may also be for hosts of ``devices``."""
     return launched_with_workers() or (not over_hosts(options.devices) and launched_for_collectives())
 
 

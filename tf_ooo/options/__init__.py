@@ -1,4 +1,4 @@
-"""What a user can set, as far as several modes have it; what one mode has stands beside the mode."""
+"""Defines the options that several modes have; what one mode has stands beside the mode."""
 
 from tf_ooo.options.base import ModeOptions
 from tf_ooo.options.groups import DeviceOptions, OneDeviceOptions, RankOptions

@@ -1,4 +1,4 @@
-"""What can be set in every mode, and how options are checked."""
+"""Defines the options of every mode, and how options are checked."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class ModeOptions:
 
     @classmethod
     def refusal(cls, name: str, value: object) -> OptionsError:
-        """What to raise for an option that this mode does not have."""
+        """Return the error to raise for an option that this mode does not have."""
         owners = owners_of(name)
         if not owners:
             known = dict.fromkeys(
@@ -100,12 +100,12 @@ class ModeOptions:
 
     @property
     def policy_options(self) -> dict[str, Any]:
-        """What the schedule's own options are given as; left out where nothing is given."""
+        """Return the values of the schedule's own options; left out where nothing is given."""
         names = [item.name for item in fields(self) if item.metadata.get("of_policy")]
         return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
 
     def shared(self) -> dict[str, Any]:
-        """What all processes of one training must agree on, as JSON types."""
+        """Return the options that all processes of one training must agree on, as JSON types."""
         values = {name: getattr(self, name) for name in self.defaults() if name not in _OF_ONE_PROCESS}
         return {"mode": self.mode, **values}
 
@@ -121,12 +121,12 @@ def owners_of(name: str) -> str:
 
 
 def is_default(name: str, value: object) -> bool:
-    """Whether a mode that has this option would do the same without it."""
+    """Return whether a mode that has this option would do the same without it."""
     return any(value == owner.defaults().get(name, MISSING) for owner in _OF_MODES)
 
 
 def is_file(schedule: object) -> TypeGuard[str | os.PathLike[str]]:
-    """Whether a schedule is a file's name: a path, or a text with a dot or a slash, which no name has."""
+    """Return whether a schedule is a file's name: a path, or a text with a dot or a slash."""
     if isinstance(schedule, os.PathLike):
         return isinstance(os.fspath(schedule), str)
     return isinstance(schedule, str) and any(sign in schedule for sign in {".", "/", os.sep})

@@ -25,7 +25,7 @@ from tf_ooo.options.checks import (
 
 WEIGHTINGS = ("ranks", "samples")
 LOCKSTEPS = ("auto", "epoch", "execution")
-# What only steps that XLA compiles read.
+# Only steps that XLA compiles read these.
 _OF_XLA = (
     *("unroll", "streams", "store_activations", "side_updates", "any_platform"),
     *("gains", "measure_gains_s"),
@@ -35,7 +35,7 @@ STORES = ("auto", "cost", "all", "backward", "none")
 
 @dataclass(frozen=True, kw_only=True)
 class RankOptions(ModeOptions):
-    """Of modes that average gradients over several processes: data_parallel, and pipeline with replicas.
+    """Holds options of modes that average gradients over processes: data_parallel, pipeline with replicas.
 
     Attributes:
         engine: ``"horovod"``, ``"collectives"`` (TensorFlow's own), ``"single"``; auto takes the one that
@@ -84,7 +84,7 @@ def _cost_table(name: str, value: object) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceOptions(ModeOptions):
-    """Of modes in which one model is spread over several devices: pipeline and layerpipe.
+    """Holds options of modes in which one model is spread over several devices: pipeline and layerpipe.
 
     Attributes:
         devices: a number, device names, or a cluster (docs/pipeline.md); None: all GPUs, or all CPU devices.
@@ -100,7 +100,8 @@ class DeviceOptions(ModeOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class OneDeviceOptions(ModeOptions):
-    """What :mod:`tf_ooo.rewriting`, the comparison in :mod:`tf_ooo.fit` and compiled steps read.
+    """Holds options that :mod:`tf_ooo.rewriting`, the comparison in :mod:`tf_ooo.fit` and compiled steps
+    read.
 
     Attributes:
         compare: ``"auto"``: True takes turns with stock from the first step on, however short the fit is;

@@ -79,7 +79,7 @@ class Engine(ABC):
 
     @abstractmethod
     def gather_bytes(self, data: bytes) -> list[bytes]:
-        """What each rank gave, by rank; lengths may differ.  Blocks."""
+        """Gather what each rank gives, by rank; lengths may differ. Blocks."""
 
     def gather(self, value: Any) -> list[Any]:
         """A small value of JSON types from each rank, by rank.  Blocks."""
@@ -130,11 +130,11 @@ class Engine(ABC):
             self.roll.say_ended(error)
 
     def who_ended(self) -> str:
-        """Which rank ended first, and why, in words; empty where nobody knows."""
+        """Say which rank ended first, and why; empty where nobody knows."""
         return "" if self.roll is None else self.roll.who_ended()
 
     def is_lost(self, error: BaseException) -> bool:
-        """Whether ``error`` says that another process or the connection to it is gone."""
+        """Return whether ``error`` says that another process or the connection to it is gone."""
         return False
 
 

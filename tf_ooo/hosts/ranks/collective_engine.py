@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 _GROUP = 0x7F000  # far from the keys that tf.distribute counts up from 1
 _COLLECTIVES, _INSTANCE_KEY = ("CollectiveReduceV2", "CollectiveGatherV2"), 3  # ops and which of their inputs
-# Of how many rows a gradient may be, as an exponent of two; and how many instances can be told apart.
+# A gradient may have this many rows, as an exponent of two; and so many instances can be told apart.
 _POWERS, _NUMBERED = 31, "Add"
 _BLOCKS = 0x7FFFFFFF // _POWERS
 _LOST = ("Collective ops is aborted", "UNAVAILABLE", "UnavailableError", "failed to connect", "Socket closed")

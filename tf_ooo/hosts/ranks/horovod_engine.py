@@ -16,7 +16,7 @@ from tf_ooo.hosts.ranks.rendezvous import meet_by_horovods_server
 if TYPE_CHECKING:
     import tensorflow as tf
 
-# What Horovod's errors contain when a process or the connection to it is gone.
+# Horovod's errors contain one of these when a process or the connection to it is gone.
 _LOST = ("Horovod has been shut down", "HorovodInternalError", "Connection closed by peer", "gloo", "NCCL")
 
 

@@ -11,12 +11,12 @@ from tf_ooo.errors import BackendError, OptionsError
 from tf_ooo.hosts.addresses import parse
 
 ENGINES = ("auto", "horovod", "collectives", "single")
-# Where launchers say how many processes they have started; srun with PMIx has Slurm's variable only.
+# Launchers say in these how many processes they have started; srun with PMIx has Slurm's variable only.
 _SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS")
 
 
 def launched() -> bool:
-    """Whether Horovod's launcher, or its environment variables, started this process."""
+    """Return whether Horovod's launcher, or its environment variables, started this process."""
     return "HOROVOD_RANK" in os.environ and "HOROVOD_SIZE" in os.environ
 
 
@@ -42,12 +42,12 @@ def _size_of_horovod() -> int | None:
 
 
 def launched_by_horovod() -> bool:
-    """Whether horovodrun (or the environment it sets) started this process, or ``hvd.init()`` was called."""
+    """Return whether horovodrun, or its environment, started this process, or ``hvd.init()`` was called."""
     return launched() or _size_of_horovod() is not None
 
 
 def launched_for_collectives() -> bool:
-    """Whether TF_CONFIG describes a cluster of more than one worker."""
+    """Return whether TF_CONFIG describes a cluster of more than one worker."""
     cluster = tf_config().get("cluster") or {}
     return len(cluster.get("worker", [])) + len(cluster.get("chief", [])) > 1
 
@@ -85,7 +85,7 @@ def _check_addresses(job: str, addresses: object) -> None:
 
 
 def _check_task(cluster: dict[str, list[str]], task: object) -> None:
-    """Of this process; an evaluator is in no cluster."""
+    """Check the task of this process; an evaluator is in no cluster."""
     job, index = (task.get("type"), task.get("index")) if isinstance(task, dict) else (None, None)
     if job == "evaluator":
         return
@@ -115,7 +115,7 @@ def place_in_tf_config() -> tuple[int, list[str]]:
 
 
 def launched_with_workers() -> bool:
-    """Whether ``mode="auto"`` means data parallel here: a launcher started more than one process."""
+    """Return whether ``mode="auto"`` means data parallel here: a launcher started more than one process."""
     if launched():
         return os.environ["HOROVOD_SIZE"] != "1"
     return (_size_of_horovod() or 1) > 1

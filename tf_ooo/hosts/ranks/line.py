@@ -66,7 +66,7 @@ class Line:
 
 
 def can_keep_alive() -> bool:
-    """Whether this process' lines have empty lines in between: the library is compiled."""
+    """Return whether this process' lines have empty lines in between: the library is compiled."""
     with contextlib.suppress(BackendError):
         return bool(load("_silence"))
     return False

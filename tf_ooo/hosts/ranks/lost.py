@@ -1,4 +1,4 @@
-"""What is raised for an error of a communication whose other end is gone."""
+"""Raises the right error for a communication whose other end is gone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ranks tell each other: frozen dataclasses with fields of JSON types, encoded and decoded here only."""
+"""Defines ranks' messages: frozen dataclasses with fields of JSON types, encoded and decoded here only."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Message:
     """The base of all kinds.  Tuples arrive as lists."""
 
     def encoded(self) -> dict[str, Any]:
-        """As JSON types, with the name of its kind."""
+        """Return the message as JSON types, with the name of its kind."""
         return {"kind": type(self).__name__, **asdict(self)}
 
     def told(self, engine: Gathers) -> list[Any]:

@@ -157,7 +157,7 @@ def listening(host: str, port: int) -> Iterator[socket.socket]:
 
 
 def _ask(url: str, put: bytes | None = None) -> bytes | None:
-    """What is at the address, or b"" for what was put there; None: nothing, or nobody answers."""
+    """Return the content of the address, or b"" for what was put there; None: nothing, or nobody answers."""
     request = urllib.request.Request(url, data=put, method="GET" if put is None else "PUT")
     try:
         with urllib.request.urlopen(request, timeout=5.0) as reply:

@@ -38,7 +38,7 @@ _WITHOUT_A_WORD = "without a word, as where it is killed or has no memory left"
 
 @dataclass(frozen=True)
 class Member:
-    """What a rank says of itself."""
+    """Says who a rank is."""
 
     rank: int
     host: str = field(default_factory=socket.gethostname)
@@ -51,7 +51,7 @@ class Member:
 
 
 class Roll:
-    """What this rank knows of the others.
+    """Keeps what this rank knows of the others.
 
     Args:
         members: all ranks, by rank.
@@ -68,7 +68,7 @@ class Roll:
         self.rank, self.members = rank, tuple(members)
         self._lines, self._patience_s = dict(lines), patience_s
         self._changed = threading.Condition()
-        # What has been heard, the earliest first: whose fits have ended, and whose process, and how.
+        # These ends have been heard, earliest first: whose fits have ended, and whose process, and how.
         self._ended: dict[int, Mapping[str, Any]] = {}
         self._gone: set[int] = set()
         self._silent: set[int] = set()
@@ -112,7 +112,7 @@ class Roll:
         self._tell({"ended": text, "follows": self._follows})
 
     def who_ended(self) -> str:
-        """Which rank ended first, and why, in words; empty where nobody knows.
+        """Say which rank ended first, and why; empty where nobody knows.
 
         What this rank says from now on is taken to follow from that.
         """
@@ -202,7 +202,7 @@ class Roll:
         return self._before_training(f"another worker ended{f': {who}' if (who := self.who_ended()) else ''}")
 
     def _lines_of_end(self) -> dict[int, tuple[str, str | None]]:
-        """What a thread of C says of each rank that has gone, or is silent."""
+        """Return the texts with which a thread of C says that a rank has gone, or is silent."""
         lines: dict[int, tuple[str, str | None]] = {}
         for rank in self._lines:
             member = self.members[rank]
@@ -219,7 +219,7 @@ class Roll:
         os._exit(1)
 
     def _lost(self) -> list[int]:
-        """Whose processes have ended or are silent, in the order in which that was heard."""
+        """Return the ranks whose processes have ended or are silent, in the order in which that was heard."""
         with self._changed:
             return [rank for rank in self._ended if rank in self._gone | self._silent]
 
@@ -335,7 +335,7 @@ def refusal(members: Mapping[int, Member]) -> str:
 
 
 def late(who: str, waited_s: float) -> str:
-    """What is said of ranks that keep the others waiting."""
+    """Say that ranks keep the others waiting."""
     return (
         f"{who} has not come to this fit for {waited_s:.0f} s: it is still reading data, or trains without "
         "OOOBackprop"
@@ -350,5 +350,5 @@ def received_member(line: Line, limit_s: float) -> Member | None:
 
 
 def introduced(member: Member) -> dict[str, Any]:
-    """As it is sent."""
+    """Return the member as it is sent."""
     return asdict(member)

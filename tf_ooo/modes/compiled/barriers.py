@@ -42,7 +42,7 @@ class Barrier:
 
     @property
     def behind(self) -> dict[Port, Port]:
-        """Where these tensors are."""
+        """Map each tensor to where it is behind the barrier."""
         return {port: (self.name, number) for number, port in enumerate(self.ports[: self.held])}
 
 
@@ -152,7 +152,7 @@ class JoinPass(_BarriersPass):
 def is_worth_it(
     step: FlatStep, port: Port, readers: Iterable[str], calls: Sequence[Call], on: DeviceModel | None = None
 ) -> bool:
-    """Whether these readers on the main stream should read a stored tensor behind the barrier, too.
+    """Return whether these readers on the main stream should read a stored tensor behind the barrier, too.
 
     That costs nothing where it is in memory anyway: a matrix product or convolution made it or reads it.
     Else XLA would have merged what makes it into its readers' kernels, and each of them now reads the tensor,

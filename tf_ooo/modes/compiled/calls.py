@@ -35,7 +35,7 @@ class Parts:
 
 @dataclass(frozen=True)
 class StepToPlan:
-    """What a plan is made from: the first of the graph's steps.
+    """Holds the step that a plan is made from: the first of the graph's.
 
     ``lowered`` is that step's flat graph with loops lowered and static shapes.
     """
@@ -101,7 +101,7 @@ def waves_of(step: FlatStep, regions: Sequence[Region]) -> list[int]:
 
 
 class _Pins:
-    """What the schedule's dW wait for, as tensors of the graph; ``regions`` are all that move, by wave."""
+    """Finds the tensors that the schedule's dW wait for; ``regions`` are all that move, by wave."""
 
     def __init__(
         self,

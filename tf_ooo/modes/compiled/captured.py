@@ -1,4 +1,4 @@
-"""What XLA made of a compiled step: kernels, which of them are in CUDA graphs, bytes; read from its dumps."""
+"""Reads from XLA's dumps what it made of a step: kernels, which of them are in CUDA graphs, bytes."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def read_dump(folder: Path) -> CompiledModule | None:
 
 
 class CompilerWatch:
-    """What was compiled while it was watched."""
+    """Holds what was compiled while it was watched."""
 
     module: CompiledModule | None = None
 

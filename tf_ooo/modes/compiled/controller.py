@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 _TOGETHER = 8
 # Seconds for measuring gains on a GPU, where ``measure_gains_s`` does not say.
 _MEASURE_S = 60.0
-# What auto measures beside "rewritten", which moves every dW as early as it can.
+# Auto measures these beside "rewritten", which moves every dW as early as it can.
 JOINT = "joint schedule"
 DELAYED = "several steps in one function, dW beside the next forward pass"
 RECOMPUTED = "activations recomputed in the forward pass"

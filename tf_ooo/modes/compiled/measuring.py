@@ -96,7 +96,7 @@ class _Measuring:
         )
 
     def _has_time(self, pair: Pair) -> bool:
-        """Whether what is missing for a pair fits, if it takes as long as the others did."""
+        """Say whether a pair's missing measurements fit in the time, if they take as long as others did."""
         elapsed_s = time.monotonic() - self._started
         main, aside = self._pieces[pair]
         keys = (main.kind, ""), (aside.kind, ""), (main.kind, aside.kind)
@@ -131,7 +131,7 @@ class _Measuring:
     def _calculated(
         self, saved_s: Mapping[Pair, float], failed: set[Pair]
     ) -> tuple[dict[Pair, float], float]:
-        """What was not measured, scaled by the measured; and the factor."""
+        """Scale the calculated gains of unmeasured pairs by the measured ones; return them and the factor."""
         of_measured_s = sum(self.calculated_s[pair] for pair in saved_s)
         factor = min(1.0, max(0.0, sum(saved_s.values()) / of_measured_s)) if of_measured_s else 1.0
         rest = self.calculated_s.keys() - saved_s.keys() - failed

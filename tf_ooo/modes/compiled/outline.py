@@ -38,7 +38,7 @@ class Call:
 
 
 def results_of(calls: Sequence[Call]) -> dict[Port, Port]:
-    """Where the tensors that leave the regions are once the calls are in their place."""
+    """Map each tensor that leaves a region to where it is once the calls are in place."""
     return {port: (call.name, number) for call in calls for number, port in enumerate(call.region.outputs)}
 
 

@@ -1,4 +1,4 @@
-"""Which dW goes to which stream: the schedules that are compared for a compiled step."""
+"""Decides which dW goes to which stream: the schedules that are compared for a compiled step."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tf_ooo.planning.policies import POLICIES, Policy, schedules_of
 from tf_ooo.rewriting.lowering import TaskOps, only_tasks
 
 MAIN = (0, 0)
-# What auto takes.
+# Auto takes this policy.
 USUAL = POLICIES[schedules_of("single_device", streams=True)[0]]
 
 
@@ -165,7 +165,7 @@ def dealt_out(schedule: Schedule, streams: int) -> Schedule:
 
 
 def capture_of(what: StepToPlan, stock: CompiledModule | None) -> Capture | None:
-    """What the schedule's launches cost; None where nothing is captured anyway.
+    """Return the schedule's launch costs; None where nothing is captured anyway.
 
     Kernels are scaled to the number in ``stock``, what XLA made of the step in stock order, and the launch
     time to its share in CUDA graphs.  None: not known, all of it is taken to be captured.

@@ -101,7 +101,7 @@ class _PutBack:
             self._stands_for[call.name, number] = given.get(split_input(text)[0], text)
 
     def _same(self, node: node_def_pb2.NodeDef, copied: node_def_pb2.NodeDef) -> bool:
-        """Whether a view and its copy in a call say the same."""
+        """Return whether a view and its copy in a call say the same."""
         inputs = [[self.source(split_input(t)) for t in n.input if t[0] != "^"] for n in (node, copied)]
         keys = {key for key in (*node.attr, *copied.attr) if not key.startswith("_")}
         return (
@@ -112,7 +112,7 @@ class _PutBack:
         )
 
     def source(self, port: Port) -> Port:
-        """What a tensor is in the original."""
+        """Return the original tensor behind one."""
         while port in self._stands_for:
             port = split_input(self._stands_for[port])
         return port

@@ -1,4 +1,4 @@
-"""Which ops of a layer's dW can run as one call on another stream, and why the others cannot."""
+"""Finds ops of a layer's dW that can run as one call on another stream, and says why others cannot."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tf_ooo.compat import xla_nodes
 
 GraphDef: TypeAlias = graph_pb2.GraphDef
 Port = tuple[str, int]
-# What is worth a kernel on another stream; all else XLA makes part of another kernel.
+# These are worth a kernel on another stream; XLA makes all else part of another kernel.
 CONTRACTIONS = frozenset(
     {"MatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3", "Einsum", "XlaDot", "XlaDotV2", "XlaConv",
      "XlaConvV2", "Conv2D", "Conv2DBackpropFilter", "Conv2DBackpropInput", "Conv3D", "Conv3DBackpropFilterV2",
@@ -33,7 +33,7 @@ CONTRACTIONS = frozenset(
 _LOOPS = frozenset({"While", "StatelessWhile"})
 # They move or rename data: cheap enough to be there twice.
 VIEWS = frozenset({"Identity", "Reshape", "Squeeze", "ExpandDims", "Const", "Cast", "Transpose"})
-# Of a sum; more calls than this cost more than they gain.
+# A sum may have so many terms; more calls than this cost more than they gain.
 _MOST_TERMS = 16
 # Larger integers are data (token ids), not shapes or axes.
 _MOST_CONSTANT_ELEMENTS = 64
@@ -77,7 +77,7 @@ class FlatStep:
         return infos[port[1]] if port[1] < len(infos) else None
 
     def known(self, port: Port) -> OutputInfo:
-        """Of a tensor that enters or leaves a region.  Raises GraphError where TensorFlow cannot tell."""
+        """Describe a tensor that enters or leaves a region. GraphError where TensorFlow cannot tell."""
         info = self.info(port)
         if info is None:
             raise GraphError(f"the size of its output {port[1]} is not known", port[0])
@@ -88,11 +88,11 @@ class FlatStep:
         return info is not None and info.dtype.startswith(("float", "bfloat"))
 
     def has(self, graph: TrainingGraph, name: str) -> bool:
-        """Whether an op of the classified graph is here, too: those inside of loops are not."""
+        """Return whether an op of the classified graph is here, too: those inside of loops are not."""
         return name in self.nodes and self.nodes[name].op == graph.ops[name].type
 
     def contractions(self, names: Iterable[str]) -> set[str]:
-        """Those of the ops that are worth a kernel on another stream."""
+        """Return those of the ops that are worth a kernel on another stream."""
         return {name for name in names if self.nodes[name].op in CONTRACTIONS}
 
     def data_inputs(self, name: str) -> list[Port]:
@@ -202,7 +202,7 @@ def is_pure(step: FlatStep, name: str) -> bool:
 
 
 def has_static_borders(step: FlatStep, name: str) -> bool:
-    """Whether all tensors that an op reads and makes have sizes that are known."""
+    """Return whether all tensors that an op reads and makes have sizes that are known."""
     return all(
         info is not None and info.shape is not None and None not in info.shape
         for info in map(step.info, step.touched(name))

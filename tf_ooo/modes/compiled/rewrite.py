@@ -164,7 +164,7 @@ def _parts(
 def _passes_for(
     step: FlatStep, steps: Sequence[Parts], schedule: Schedule, store: str
 ) -> tuple[list[Call], list[Barrier], list[Pass], dict[Port, Port]]:
-    """What puts the side lanes' dW into calls, ordered by barriers; and where each result is then."""
+    """Make the passes that put side lanes' dW into calls ordered by barriers; map results to their places."""
     by_step = make_calls(step, steps, schedule)
     calls = [call for own in by_step for call in own]
     kinds = {name: op for parts in steps for name, op in parts.graph.ops.items()}

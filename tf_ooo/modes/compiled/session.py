@@ -33,7 +33,7 @@ CONCURRENT_FLAGS = (
 
 
 class StreamSession(StepSession):
-    """Of one step, which is rewritten before XLA compiles it: there is no plug-in.
+    """Rewrites one step before XLA compiles it: there is no plug-in.
 
     Raises BackendError: this TensorFlow or this platform has no streams to call on; says which.
     """
@@ -72,7 +72,7 @@ class StreamSession(StepSession):
 
     @property
     def result(self) -> RewriteResult | None:
-        """What became of the step; where one way is kept, of that one."""
+        """Return what became of the step; where one way is kept, of that one."""
         if self._kept is not None:
             return self._results.get(self._kept)
         return next(iter(self._results.values()), None)
@@ -83,7 +83,7 @@ class StreamSession(StepSession):
 
     @property
     def stock_peak_bytes(self) -> int:
-        """Of the stock step as XLA compiles it; asked with a memory limit only."""
+        """Return the peak of the stock step as XLA compiles it; asked with a memory limit only."""
         return max(self.stock_bytes.values(), default=0)
 
     def came_out(self, name: str, key: Hashable, module: CompiledModule | None) -> None:
@@ -111,7 +111,7 @@ class StreamSession(StepSession):
         has_step = self.has_step or self._comparing
         return self.failures.reason or (None if has_step else "the step has not been traced")
 
-    # What the controller says while ways are compared.
+    # The controller calls these while ways are compared.
     def run_stock(self, step: Callable[[], Any], choice: str | None) -> Any:
         """The first time XLA is asked what it makes of the step, if it compiles it only now."""
         first, self._stock_has_run = not self._stock_has_run, True

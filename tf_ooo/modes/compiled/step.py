@@ -109,7 +109,7 @@ class StreamStep:
         )
 
     def experimental_get_tracing_count(self) -> int:
-        """As of a tf.function: for how many kinds of inputs it was made."""
+        """Count the kinds of inputs that it was made for, as a tf.function does its traces."""
         return len(self._made)
 
 
@@ -170,7 +170,7 @@ class CompiledStep:
         return xla_functions.hlo_of(self._run, self.inputs.specs, stage)
 
     def needed_bytes(self, flags: tuple[str, ...] = ()) -> int:
-        """Of all its buffers, compiled but not run.  BackendError where XLA cannot be asked."""
+        """Return the bytes of all its buffers, compiled but not run. BackendError: XLA cannot be asked."""
         with watched(flags) as watch:
             self.hlo("optimized_hlo")
         if watch.module is None or watch.module.total_bytes is None:

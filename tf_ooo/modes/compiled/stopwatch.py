@@ -43,7 +43,7 @@ _NO_GRAPHS = "--xla_gpu_enable_command_buffer="
 
 @dataclass(frozen=True)
 class Piece:
-    """What one task of a schedule computes: one region of the main stream, or one for each gradient of a dW.
+    """Holds what one task computes: one region of the main stream, or one for each gradient of a dW.
 
     ``kind`` is equal for pieces that take equally long: the same ops on the same shapes.
     """
@@ -112,7 +112,7 @@ class Timing:
 
 
 def time_piece(step: FlatStep, main: Piece, aside: Piece | None = None, about_s: float = 0.0) -> Timing:
-    """Of one round, which may take about so long; ``aside``: a dW beside it, in calls on a side stream.
+    """Time one round, which may take about so long; ``aside``: a dW beside it, in calls on a side stream.
 
     Inputs are random numbers of the shapes that the step has.  A round begins when the one before has ended;
     what a round and its launch cost without a piece is measured too and taken off.
@@ -170,7 +170,7 @@ def _values(spec: Any) -> Any:
 
 
 def _sampled(run: Callable[..., Any], given: Sequence[Any]) -> Timing:
-    """Of whole launches, after one that compiles and one that warms up."""
+    """Time whole launches, after one that compiles and one that warms up."""
     for _ in range(2):
         nests.synchronize(run(*given))
     taken: list[float] = []

@@ -62,7 +62,7 @@ class SingleAssignmentPass(Pass):
     )
 
     def run(self, graph_def: GraphDef, training_graph: TrainingGraph | None) -> PassResult:
-        """Of floating-point variables."""
+        """Split the assignments of floating-point variables."""
         split = copy_of(graph_def)
         chosen = [
             node for node in split.node if node.op in _ASSIGNMENTS and node.attr["dtype"].type in _FLOATS
@@ -125,7 +125,7 @@ def _may_ride(step: FlatStep, graph: TrainingGraph, name: str) -> bool:
 
 
 def _early_part(step: FlatStep, graph: TrainingGraph, name: str, port: Port) -> set[str] | None:
-    """What else ``name`` is computed from and nothing else needs; None if that has to wait for backward."""
+    """Return what else ``name`` is computed from and nothing else needs; None if it waits for backward."""
     operands = [producer for producer, number in step.data_inputs(name) if (producer, number) != port]
     before = (graph.ops.get(name) for name in step.above(operands))
     if any(op is not None and op.kind in (OpKind.OUTPUT_GRAD, OpKind.WEIGHT_GRAD) for op in before):

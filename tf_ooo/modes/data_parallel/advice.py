@@ -1,4 +1,4 @@
-"""What would be better, where all ranks train slower than one alone would: by simulation."""
+"""Simulates what would be better, where all ranks train slower than one alone would."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def advice(ranks: int, alone_s: float, step_s: StepSeconds, gain: Gain) -> str:
 
 
 def from_times(ranks: int, alone_s: float, together_s: float) -> StepSeconds:
-    """What steps would take where nothing but two times is known: a ring sends (n - 1) / n of the bytes."""
+    """Estimate step times from two known ones: a ring sends (n - 1) / n of the bytes."""
     sent_s = max(0.0, together_s - alone_s) / ((ranks - 1) / ranks)
     return lambda count, rows: rows * alone_s + sent_s * (count - 1) / count
 

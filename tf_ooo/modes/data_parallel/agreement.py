@@ -26,7 +26,7 @@ _OWN_TO_A_PROCESS = (
 
 @dataclass(frozen=True)
 class Description(Message):
-    """What must be the same on all ranks; values are of JSON types, and named by where they are."""
+    """Holds what must be the same on all ranks; values are of JSON types, and named by where they are."""
 
     versions: Mapping[str, str]
     weights: Sequence[Any]
@@ -47,7 +47,7 @@ def description_of(
     options: Mapping[str, Any],
     batch: Sequence[Any] | None = None,
 ) -> Description:
-    """Of a built model, and of what else its ranks have to agree on."""
+    """Describe a built model, and what else its ranks have to agree on."""
     import tensorflow as tf
 
     used = versions.keras_of(model)
@@ -76,7 +76,7 @@ def description_of(
 
 
 def _layer(layer: keras.layers.Layer) -> dict[str, Any]:
-    """What a layer does; of a user's own class the class only, of which parts have entries of their own."""
+    """Describe a layer; of a user's own class only the class, as its parts have entries of their own."""
     described: dict[str, Any] = {"class": type(layer).__name__}
     if keras_layers.is_kerass_own(layer) and not keras_layers.parts_of(layer)[1:]:
         described |= _settings(layer)

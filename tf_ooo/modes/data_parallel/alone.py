@@ -43,7 +43,7 @@ class StepByStep:
         self._trace_s = 0.0  # the longest execution in which the function was traced
 
     def begin(self, run: Callable[[Any], Any], ranks: RanksInStep) -> None:
-        """Of a fit: ``run`` is one execution of all ``ranks``."""
+        """Begin a fit: ``run`` is one execution of all ``ranks``."""
         self._run, self._ranks = run, ranks
         self._seen, self._done = 0, bool(self._report.alone_s)
         if not self._done:
@@ -85,7 +85,7 @@ class StepByStep:
 
 
 def note_alone(report: Report, alone_s: list[float], ranks: RanksInStep, steps: int = 1) -> None:
-    """What this rank takes alone; rank 0 says so where all together are slower.
+    """Note this rank's time alone; rank 0 says so where all together are slower.
 
     ``steps`` go into one function.
     """

@@ -33,7 +33,7 @@ _ONE_PROCESS = "one process: nothing to average"
 
 @dataclass(frozen=True)
 class Averaged:
-    """What is made once for a model's train function: another one, which averages."""
+    """Holds the averaging train function that is made once for a model's own."""
 
     stock: Callable[..., Any]
     averaging: Averaging
@@ -123,7 +123,7 @@ class DataParallelMode:
         return Report(mode="data_parallel", model=str(model.name), environment=environment(model))
 
     def _together(self, model: keras.Model) -> bool:
-        """Whether steps go into one function of ours; notes why not."""
+        """Return whether steps go into one function of ours; notes why not."""
         if _runs_eagerly(model):
             if not self.options.may_fall_back:
                 raise OptionsError(
@@ -149,7 +149,7 @@ def _runs_eagerly(model: keras.Model) -> bool:
 
 
 def averaging_of(engine: Engine, options: RankOptions) -> Averaging:
-    """As the user asked for it."""
+    """Make the averaging that the user asked for."""
     return Averaging(engine, options.op, options.compression, options.weighting)
 
 

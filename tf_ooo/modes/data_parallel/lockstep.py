@@ -98,7 +98,7 @@ class Lockstep:
             )
 
     def may_run(self, available: int) -> int:
-        """Of ``available`` steps, how many all ranks run now; 0: the epoch is over."""
+        """Return how many of the ``available`` steps all ranks run now; 0: the epoch is over."""
         if self.others_ended:
             return 0
         if self.left is not None:
@@ -118,11 +118,11 @@ class Lockstep:
             self.left += count
 
     def end_epoch(self, mine: EpochEnds) -> list[EpochEnds]:
-        """What every rank has to say about the epoch; only ``mine`` if the others have ended."""
+        """Exchange what every rank has to say about the epoch; only ``mine`` if the others have ended."""
         return self._exchange(mine) or [mine]
 
     def stops(self, mine: bool) -> bool:
-        """Whether a callback of any rank has stopped the training."""
+        """Return whether a callback of any rank has stopped the training."""
         return any(reply.stop for reply in self._exchange(CallbacksRan(mine))) or mine or self.others_ended
 
     def end(self, weights: int = 0, trained: bool = True) -> bool:

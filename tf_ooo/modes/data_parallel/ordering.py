@@ -103,7 +103,7 @@ def order_steps(
 
 
 def layer_keys(graph_def: graph_pb2.GraphDef, graph: TrainingGraph) -> list[LayerKey]:
-    """What says which layer is which, in every step and on every rank.
+    """Return keys that say which layer is which, in every step and on every rank.
 
     Names may differ by rank, and the order of layers in parallel branches by graph.  So a layer is the set
     of its variables, as places among all variables in the order in which the step was traced.
@@ -194,7 +194,7 @@ def communication_edges(
 
 
 def _sent(graph: TrainingGraph, parts: Mapping[str, int]) -> _Sent:
-    """What is not cut goes with the first slice."""
+    """Return what each layer sends, by slice; ops that are not cut go with the first slice."""
     sent: _Sent = {}
     for layer in graph.layers:
         sent[layer.index, 0] = []
@@ -248,7 +248,7 @@ def request_to_order(
     planned_for: Sequence[LayerKey] | None = None,
     dump_dir: passes.Folder = None,
 ) -> RewriteRequest[RewriteResult]:
-    """As :func:`order_steps` for each graph; keeps what was done to that in which most ops moved.
+    """Make a request that orders each graph as :func:`order_steps`; keeps the result in which most ops moved.
 
     ``model`` names its variables.  Raises BackendError: unsupported TensorFlow, or no plug-in.
     """

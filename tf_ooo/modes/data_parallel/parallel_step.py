@@ -1,4 +1,4 @@
-"""What ``fit`` calls for each batch in data parallel, and how a rank says that it waits in vain."""
+"""Runs the batches of ``fit`` in data parallel, and says that a rank waits in vain."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ class ParallelStep:
             if len(taken) < count:
                 raise ended_early(self.engine, count - len(taken))
             return self._on_batches(taken, iterator)
-        # Of all ranks: the epoch ends, as Keras does; of this one: noticed at its end.
+        # Without data on all ranks the epoch ends, as in Keras; on this one alone that shows at its end.
         self.lockstep.did_not_run(count - len(taken))
         if not taken:
             raise StopIteration
@@ -115,7 +115,7 @@ def ended_early(engine: Engine, missing: int) -> BackendError:
 
 
 def stopped_alone(engine: Engine, left: int) -> BackendError:
-    """What a rank says that stopped within an epoch, where the others may go on and wait for it."""
+    """Return the error of a rank that stopped within an epoch, where the others may go on and wait for it."""
     return BackendError(
         f"rank {engine.rank} stopped training {left} steps before the end of the epoch, and the others do "
         "not answer; a callback that may stop some ranks only needs OOOBackprop(lockstep='auto')"

@@ -1,4 +1,4 @@
-"""What order to run: measured costs and link in, a schedule out.  Rank 0 plans for all."""
+"""Plans the order to run: measured costs and link in, a schedule out. Rank 0 plans for all."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ if TYPE_CHECKING:
 
 MODE = "data_parallel"
 _SIZES = (64 * 1024, 256 * 1024, 1024**2, 4 * 1024**2)
-# Of each size so many messages at least, and so many bytes: of less a network lets a part through at once.
+# Each size is sent so many times at least, and so many bytes: a network lets part of fewer through at once.
 _MESSAGES, _STREAM_BYTES = 6, 4 * 1024**2
 _REPEATS = 3
 # The share of the best bandwidth that is worth messages four times as large.
 _GOOD = 0.85
-# What is under way at least: streams are measured while nothing computes, and where something does, what
-# hands the next message over waits for its turn.  Steps of a BERT of 64 small layers, 410 Mbit/s: stock 1.00,
-# with 64 KiB under way 0.98, 1 MiB 1.06, 2 MiB 0.99.
+# So many bytes are under way at least: streams are measured while nothing computes, and where something does,
+# what hands the next message over waits for its turn. Steps of a BERT of 64 small layers, 410 Mbit/s: stock
+# 1.00, with 64 KiB under way 0.98, 1 MiB 1.06, 2 MiB 0.99.
 _LEAST_FLIGHT_BYTES = 1024**2
 _SEARCH_S, _SLICED_SEARCH_S = 5.0, 2.0
-# What computing may take of what the profiler showed; how often the range of a factor is halved.
+# Computing may take this part of what the profiler showed; the range of a factor is halved so often.
 _FACTORS, _HALVINGS = (1 / 4, 4.0), 16
 # A predicted gain below this is within what the model of a step leaves out: slices have to promise more.
 WORTH = 0.02
@@ -62,7 +62,7 @@ class PlannedGain:
 
 @dataclass(frozen=True)
 class MeasuredLink:
-    """What the ranks' allreduces reach when they follow one another as those of a step do.
+    """Holds what the ranks' allreduces reach when they follow one another as those of a step do.
 
     The bandwidth between neighbours of the ring holds what ranks negotiate meanwhile; ``flight_bytes`` is the
     smallest amount under way that reaches most of the best bandwidth while a device computes.
@@ -131,7 +131,7 @@ def _seconds_each(engine: Engine, size: int) -> float:
 def one_step(
     graph_def: graph_pb2.GraphDef,
 ) -> tuple[list[LayerKey], graph_pb2.GraphDef, TrainingGraph]:
-    """Which layers a graph of one step has, as plans number them, and the step.  GraphError: it is none."""
+    """Return the layers of one step, as plans number them, and the step. GraphError: it is none."""
     step = split_steps(graph_def)[0]
     graph = classify_graph_def(step)
     return layer_keys(step, graph), step, graph
@@ -182,7 +182,7 @@ def factor_for(seconds_of: Callable[[float], float], wanted_s: float, between: t
 
 
 def needs_costs(schedule: str, options: Iterable[str]) -> bool:
-    """Whether a policy, or ``"auto"``, has to be told costs where these options are given."""
+    """Return whether a policy, or ``"auto"``, has to be told costs where these options are given."""
     return schedule == "auto" or policy_named(schedule, MODE).needs.costs_with(options)
 
 

@@ -84,12 +84,12 @@ class RanksInStep:
         self._executions_before = 0
 
     def steps_of_fit(self) -> int | None:
-        """Of all epochs of the fit together; None: nobody knows."""
+        """Return the steps of all epochs of the fit together; None: nobody knows."""
         epochs = self._epochs_of_fit()
         return None if epochs is None else (self.lockstep.of_epoch or 0) * epochs
 
     def executions_of_fit(self) -> int | None:
-        """Of so many steps as the model has together; None: nobody knows."""
+        """Return the executions of a fit, each of ``steps_per_execution`` steps; None: nobody knows."""
         epochs, together = self._epochs_of_fit(), train_function.steps_per_execution(self.model)
         return None if epochs is None else -(-(self.lockstep.of_epoch or 0) // together) * epochs
 
@@ -224,7 +224,7 @@ class RanksInStep:
             self.model.stop_training = self.lockstep.stops(bool(self.model.stop_training))
 
     def _in_time(self, mine: EpochEnds) -> list[EpochEnds]:
-        """What the ranks say at the end of an epoch.
+        """Exchange what the ranks say at the end of an epoch.
 
         Where data end, or a callback stops, before the steps that were agreed on, this may be so for this
         rank alone: the others wait for its gradients and do not answer.

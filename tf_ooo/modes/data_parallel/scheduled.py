@@ -60,7 +60,7 @@ Request = TypeVar("Request", RewriteRequest[PassResult], RewriteRequest[RewriteR
 
 @dataclass(frozen=True)
 class Planned(Message):
-    """What rank 0 has planned, or why a rank cannot go on; ``schedule`` as text, for ``layers``."""
+    """Tells what rank 0 has planned, or why a rank cannot go on; ``schedule`` as text, for ``layers``."""
 
     failed: str = ""
     schedule: str = ""
@@ -74,7 +74,7 @@ class Planned(Message):
 
 @dataclass(frozen=True)
 class Ordered(Message):
-    """What a rank has traced, or why it cannot go on; see :func:`digest`."""
+    """Tells what a rank has traced, or why it cannot go on; see :func:`digest`."""
 
     failed: str = ""
     digest: str = ""
@@ -114,7 +114,7 @@ class ScheduledSteps:
         self._phase: Callable[[Sequence[Any]], Any] = self._run_first if self._first else self._profile
 
     def begin_fit(self, ranks: RanksInStep) -> None:
-        """Of a further fit of the same model: whether that one pays for a comparison is asked anew."""
+        """Begin a further fit of the same model: whether that one pays for a comparison is asked anew."""
         self.ranks = ranks
         if self._first is None:
             return
@@ -396,7 +396,7 @@ class ScheduledSteps:
             self._phase = single
 
     def _compare_with_alone(self, batches: list[Any]) -> None:
-        """What this rank's steps take without the others, whom it tells nothing; they are undone."""
+        """Measure this rank's steps without the others, whom it tells nothing; the steps are undone."""
         report, count = self.report, len(batches)
         if report.alone_s or not report.running_s:
             return

@@ -1,4 +1,4 @@
-"""What layers send to the other ranks: their dW, or of a table the rows that a batch has looked up."""
+"""Estimates the bytes that layers send to other ranks: their dW, or a table's rows that were looked up."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _GATHERS = ("HorovodAllgather", "CollectiveGatherV2")
 
 
 def sent_bytes(graph: TrainingGraph, workers: int) -> list[float]:
-    """Of each layer the bytes of the allreduce that sends as much; a weight's, where that is not known."""
+    """Return for each layer the bytes of an allreduce that sends as much; if not known, its weights'."""
     weights = [weight_bytes for weight_bytes, _ in variable_bytes(graph, [])]
     return [
         _sent(graph, layer.communication_ops, workers) or weight_bytes
@@ -41,6 +41,6 @@ def _sent(graph: TrainingGraph, names: Sequence[str], workers: int) -> float:
 
 
 def _input_bytes(graph: TrainingGraph, op: Op) -> int | None:
-    """Of the tensor that an op is given."""
+    """Return the bytes of the tensor that an op is given."""
     producer = graph.ops.get(op.inputs[0][0]) if op.inputs else None
     return None if producer is None else producer.output_bytes

@@ -15,15 +15,15 @@ from tf_ooo.tracing.unrolled import Unrolled
 if TYPE_CHECKING:
     from tf_ooo.modes.data_parallel.ranks import RanksInStep
 
-# Of the steps in another order, and of a single one, which is profiled.  The first takes up to 1.4 times as
-# long as the stock order's, as it is also rewritten; the second less than half of it.
+# The steps in another order, and a single one, which is profiled, are traced. The first takes up to 1.4 times
+# as long as the stock order's, as it is also rewritten; the second less than half of it.
 _TRACES = 2
 # Runs batches; their logs, the seconds of a step, and whether something was traced meanwhile.
 Timed = Callable[[Unrolled, Sequence[Any]], tuple[Any, float, bool]]
 
 
 def may_wait(options: DataParallel) -> bool:
-    """Whether stock steps come first: what is left of the fit is to pay for profile, plan and comparison."""
+    """Say whether stock steps come first: the rest of the fit must pay for profile, plan and comparison."""
     # With ``strict`` a failure is to show in the first steps.
     asked = options.compare is True or options.strict or not options.may_fall_back
     return options.profile_steps > 0 and not asked

@@ -48,5 +48,5 @@ def zeros_on(device: str, info: OutputInfo) -> tf.Variable:
 
 
 def bytes_of(variables: Iterable[tf.Variable]) -> int:
-    """Of all together."""
+    """Return the bytes of all variables together."""
     return sum(int(v.dtype.size * v.shape.num_elements()) for v in variables)

@@ -1,4 +1,4 @@
-"""What would be better, where LayerPipe is slower than one device: by simulation of the measured costs."""
+"""Simulates, with measured costs, what would be better where LayerPipe is slower than one device."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from tf_ooo.modes.layerpipe.rounds import Rounds
 from tf_ooo.modes.layerpipe.traced import Traced
 from tf_ooo.modes.layerpipe.versions import Now
 
-# What a round reads, and what is to be done behind it, when the sums of its gradients are known.
+# A round gets values to read, and a function to call once the sums of its gradients are known.
 Given = tuple[dict[str, tf.Tensor], Callable[[dict[Sum, tf.Tensor]], None]]
 
 
@@ -46,7 +46,7 @@ class LaterWeights:
 
     @property
     def bytes(self) -> int:
-        """Of all averages."""
+        """Return the bytes of all averages."""
         return bytes_of(self._averages.values())
 
     def reset(self) -> None:
@@ -63,7 +63,7 @@ class LaterWeights:
         return []
 
     def given(self, low: int, high: int, phase: int) -> Given:
-        """What is read in a round, and what is to be done behind it."""
+        """Return the weights that a round reads, and what to do once its sums are known."""
         newest: dict[str, tf.Tensor] = {}
         for weight in self.now:
             info, handle = self._traced.outputs[weight.name][0], self._traced.captured[weight.handle]

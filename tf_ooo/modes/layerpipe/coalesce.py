@@ -88,7 +88,8 @@ def _check_all_marked(traced: Traced, weights: Mapping[str, int]) -> None:
     for i in index.order:
         access = on_variables.get(index.names[i])
         states = access.states if access is not None else frozenset[str]()
-        # What Adam's momentum holds is read again to update the weight.
+        # A value that comes from a state which was written before, such as Adam's momentum, is read again to
+        # update the weight.
         below[i] = below[i] or any(below[p] for p, _ in index.data_preds[i])
         below[i] = below[i] or any(written.get(state, False) for state in states)
         if access is not None and access.writes:

@@ -189,5 +189,5 @@ def _by_name(graph_def: graph_pb2.GraphDef) -> dict[str, node_def_pb2.NodeDef]:
 
 
 def _original(name: str) -> str:
-    """Of a device's own copy of an op."""
+    """Return the op that a device's own copy is of."""
     return name.partition(f"/{LOCAL}_")[0]

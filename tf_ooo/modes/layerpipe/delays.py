@@ -1,4 +1,4 @@
-"""What a round reads that was made in rounds before: the registers between the rounds.
+"""Finds what a round reads from rounds before: the registers between the rounds.
 
 A tensor that is made in round a and read in round b > a goes through b - a registers, variables on the
 reader's device; at the end of each round every register takes what the one before it holds.
@@ -59,7 +59,7 @@ def delays_of(traced: Traced, rounds: Rounds) -> Delays:
 
 
 class _Cuts:
-    """What each node reads, and the ``rows`` of registers for it: (number, depth) by tensor and device."""
+    """Finds what each node reads, and ``rows`` of registers for it: (number, depth) by tensor and device."""
 
     def __init__(self, traced: Traced, rounds: Rounds) -> None:
         self.traced, self.rounds = traced, rounds
@@ -74,7 +74,7 @@ class _Cuts:
             self.controls.setdefault(then, []).append(first)
 
     def take(self, node: node_def_pb2.NodeDef) -> None:
-        """What a node of a round, or a constant, reads."""
+        """Take note of what a node of a round, or a constant, reads."""
         name = node.name
         if name in self.frozen:
             return

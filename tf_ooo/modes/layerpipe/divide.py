@@ -23,10 +23,10 @@ from grappler_passes.passes.relaxations import Relaxation
 from tf_ooo.modes.layerpipe.stages import HIGH, Stages
 from tf_ooo.modes.layerpipe.traced import Traced, Where
 
-# Which input is the gradient, by op; its rows and those of the result are the batch's.
+# This input is the gradient, by op; its rows and those of the result are the batch's.
 _GRADIENT = {
     "MatMul": 0,
-    # Of transposed convolutions.
+    # Transposed convolutions have this in their dO.
     "Conv2D": 0,
     "Conv3D": 0,
     "BatchMatMulV2": 0,
@@ -85,7 +85,7 @@ def _share_of_rows(
 def _seconds(
     traced: Traced, name: str, layer: int, op_seconds: Mapping[str, float]
 ) -> tuple[float, float, float]:
-    """Of what comes before an op of a layer's dO, of itself, and of all of the dO."""
+    """Return the seconds of what comes before an op within a layer's dO, of the op, and of the whole dO."""
     members = {op for op, at in traced.where.items() if at == ("dO", layer)}
     before = (_before(traced.index, traced.where, name, layer) & members) - {name}
     before_s, all_s = (sum(op_seconds.get(op, 0.0) for op in ops) for ops in (before, members))

@@ -237,7 +237,7 @@ class LayerPipeSteps:
     # -- with a plan -------------------------------------------------------------------------------
 
     def _in_rounds(self, plan: SpreadPlan, iterator: Iterator[Any]) -> Any:
-        """As many rounds as it takes for the next batch's results; None at the end of the data."""
+        """Run the rounds that the next batch's results take; None at the end of the data."""
         timed = len(plan.step_s)
         outputs = None if self._epoch is None else self._epoch.timed_step(plan.step_s)
         if timed < ENOUGH <= len(plan.step_s):
@@ -287,7 +287,7 @@ class LayerPipeSteps:
     # -- between epochs, and at the end --------------------------------------------------------------
 
     def training(self) -> Training:
-        """Of these steps."""
+        """Return the hooks of these steps."""
         return Training(
             self.run,
             self.restore,
@@ -301,7 +301,7 @@ class LayerPipeSteps:
         )
 
     def watched(self) -> Watched | None:
-        """Where the next step runs rounds that are full, and traces nothing."""
+        """Return what to watch if the next step runs full rounds and traces nothing."""
         plan, epoch, planned = self._mode.plan, self._epoch, self._mode.describe().planned
         if plan is None or epoch is None or planned is None or self._over_rounds is None:
             return None

@@ -44,7 +44,7 @@ class Copies:
 
     @property
     def bytes(self) -> int:
-        """Of all copies."""
+        """Return the bytes of all copies."""
         return bytes_of(self._copies.values())
 
     def refresh(self) -> None:

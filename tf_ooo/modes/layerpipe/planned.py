@@ -36,7 +36,7 @@ _LOG = logging.getLogger("tf_ooo")
 # Batches of the plan, for each processor: enough for the rounds at both ends not to matter.
 _BATCHES = 4
 MODE = "layerpipe"
-# As far as predictions are off: a division of layers that saves less may just as well lose.
+# Predictions may be off by so much: a division of layers that saves less may just as well lose.
 LEAST_GAIN = 1.1
 
 
@@ -131,7 +131,7 @@ def _whole_or_divided(candidates: Sequence[Candidate]) -> Plan:
 
 
 def note_rebuilt_weights(report: Report, model: keras.Model) -> None:
-    """What ``weights="ema"`` cannot know."""
+    """Note for which optimizers and layers ``weights="ema"`` is not exact."""
     notes = [
         f"weights='ema': earlier weights are rebuilt from the updates that {type(optimizer).__name__} made, "
         "which change from step to step; weights='stash' is exact"

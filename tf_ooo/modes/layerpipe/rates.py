@@ -31,7 +31,7 @@ def factor_name(delay: int) -> str:
 
 @dataclass(frozen=True)
 class Factors:
-    """What learning rates are multiplied with, by delay; ``count``: of the batches that have come in."""
+    """Holds the factors of learning rates, by delay; ``count``: of the batches that have come in."""
 
     delays: frozenset[int] = frozenset()
     warmup_steps: int = 1

@@ -1,4 +1,4 @@
-"""What ``report.layerpipe`` says: which task went where, how late gradients are, what versions cost."""
+"""Fills ``report.layerpipe``: which task went where, how late gradients are, what versions cost."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def fill_report(
 
 
 def limits_of(plan: Plan, costs: CostTable) -> list[str]:
-    """What the predicted step is spent on, other than all devices at work; each in words."""
+    """Say what the predicted step is spent on, other than all devices at work."""
     step_s, problem = float(plan.timeline.steady_step_s), plan.problem
     if not step_s:
         return []
@@ -80,7 +80,7 @@ def limits_of(plan: Plan, costs: CostTable) -> list[str]:
     apart_s = _step_s(plan, dataclasses.replace(link, machines=()))
     largest_s, largest = max((layer.busy_s, layer.name) for layer in costs.layers)
     return [
-        # Of devices that share cores each task takes longer, and is no waiting.
+        # On devices that share cores each task takes longer, which is no waiting.
         f"devices that wait {plan.timeline.steady_bubble_fraction:.0%}",
         f"link {max(0.0, 1 - unlinked_s / step_s):.0%}",
         *([f"devices that share {link.cores} cores {1 - apart_s / step_s:.0%}"] if apart_s < step_s else []),
@@ -123,7 +123,7 @@ def _stashed(stages: Stages, layer: int) -> int:
 
 
 def fill_spread(report: Report, spread: Spread) -> None:
-    """What was made of the step: measured on its graph, not planned."""
+    """Report what was made of the step: measured on its graph, not planned."""
     traced, rounds, stages, section = spread.traced, spread.rounds, spread.stages, report.layerpipe
     _fill_rows(report, stages)
     if report.costs is not None:

@@ -140,14 +140,14 @@ class Retiming:
 
     @cached_property
     def _states(self) -> dict[str, list[Access]]:
-        """Those of them that are no weights."""
+        """Return the users of the states that are no weights."""
         return {state: users for state, users in self._users.items() if state not in self.weights}
 
     def _kind(self, name: str) -> str:
         return self.traced.where.get(name, ("",))[0]
 
     def _nowhere(self, name: str) -> bool:
-        """Whether an op is in no round."""
+        """Return whether an op is in no round."""
         return name in self.constant or name in self._home
 
     # -- rounds --------------------------------------------------------------------------------------

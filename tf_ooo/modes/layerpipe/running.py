@@ -65,7 +65,7 @@ class Epoch:
         self._results: deque[Any] = deque()
 
     def timed_step(self, step_s: deque[float]) -> Any:
-        """As :meth:`step`; adds its rounds' mean seconds, if none of them was traced."""
+        """Run :meth:`step`; add its rounds' mean seconds, if none of them was traced."""
         started, rounds, functions = time.perf_counter(), self.rounds, self._ticks.traced_functions
         outputs = self.step()
         if outputs is not None:
@@ -99,7 +99,7 @@ class Epoch:
         return self._taken + len(self._ahead) - self._given
 
     def is_full(self) -> bool:
-        """Whether the next step runs rounds, and batches are in all of them; takes the batches it needs."""
+        """Say whether the next step runs rounds with batches in all of them; takes the batches it needs."""
         if self._results or self._count is not None or self.rounds < self._ticks.last:
             return False
         self._look_ahead(self._together)
@@ -157,6 +157,6 @@ def rounds_together(ops: int, group: int | None) -> int:
 
 
 def structure_of(batch: Any) -> Any:
-    """What all batches have in common: parts, types, all dimensions but the first."""
+    """Return what all batches have in common: parts, types, all dimensions but the first."""
     specs = nests.Packed(batch).specs
     return nests.signature(batch)[0], [(spec.dtype, tuple(spec.shape[1:])) for spec in specs]

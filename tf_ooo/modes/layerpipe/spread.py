@@ -34,7 +34,7 @@ _TIMED = 100
 
 @dataclass(frozen=True)
 class SpreadPlan:
-    """Where what of a model runs; stays for the fits of one model.
+    """Says where each part of a model runs; stays for the fits of one model.
 
     Attributes:
         stages: where the tasks of its layers run.
@@ -138,7 +138,7 @@ def _trained(traced: Traced) -> dict[str, int]:
 
 
 def _read_again(traced: Traced, trained: Collection[str]) -> list[str]:
-    """What a backward pass does that reads its weights itself (recomputation): they have changed by then."""
+    """Name backward passes that read their weights again (recomputation): they have changed by then."""
     weights = set(trained)
     places = (
         traced.where.get(access.name, ("", 0))

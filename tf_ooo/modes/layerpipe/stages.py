@@ -1,4 +1,4 @@
-"""Which processor runs what of a layer, and in which round.
+"""Says which processor runs what of a layer, and in which round.
 
 Time goes in rounds.  A batch that enters in round n is in its forward pass on processor p in round n + p
 and in its backward pass in round n + 2 (P - 1) - p, P being the number of processors: each round every
@@ -20,7 +20,7 @@ HIGH = "dO/high"
 
 @dataclass(frozen=True)
 class Stages:
-    """Where the tasks of layers run.
+    """Says where the tasks of layers run.
 
     Attributes:
         of: ``{(kind, layer): processor}`` for F, dO and dW, and HIGH; of a dO in two parts that of the part
@@ -49,7 +49,7 @@ class Stages:
         return self.of["F", layer] - (self.of["F", layer] != self.of["dW", layer])
 
     def round_of(self, kind: str, layer: int) -> int:
-        """Of a task, counted from the round in which its batch comes in."""
+        """Return the round of a task, counted from that in which its batch comes in."""
         if kind == "U":
             return self.read_round(layer) + self.delay_steps(layer)
         return self.of["F", layer] if kind == "F" else self.backward_round_on(self.of[kind, layer])

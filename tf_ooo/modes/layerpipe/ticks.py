@@ -130,7 +130,7 @@ class Ticks:
         return tf_functions.plain_function(body, [spec for _ in range(rounds) for spec in specs])
 
     def _folder(self, name: str) -> Path | None:
-        """Where the graphs of a round are dumped."""
+        """Return the folder into which the graphs of a round are dumped."""
         return None if self.traced.dump_dir is None else Path(self.traced.dump_dir) / name
 
     def _part(self, low: int, high: int, phase: int) -> PartOfRound:
@@ -180,7 +180,7 @@ class Ticks:
         return dict(zip(numbers, entering, strict=True)), results, dict(zip(turns.ends, fetched, strict=True))
 
     def _stored(self, low: int, high: int) -> Tensors:
-        """What the registers hold of batches that are in these rounds; the rest is read by nobody."""
+        """Read the registers of batches that are in these rounds; nobody reads the rest."""
         held = {}
         for row in self.delays.registers:
             for delay in range(max(1, low - row.made), min(row.depth, high - row.made) + 1):
@@ -192,7 +192,7 @@ class Ticks:
         return held
 
     def _shifted(self, late: Tensors, entering: Mapping[int, tf.Tensor]) -> Tensors:
-        """What the registers hold after a round."""
+        """Return the content of the registers after a round."""
         held: Tensors = {}
         for row in self.delays.registers:
             for delay in range(2, row.depth + 1):
@@ -205,7 +205,7 @@ class Ticks:
 
 
 def _tracing_text(on_their_way: int, rounds: int, to_the_last: bool) -> str:
-    """What a user is told while a function of rounds is traced: how full the devices are in it.
+    """Say how full the devices are in a function of rounds, while it is traced.
 
     ``to_the_last``: batches are in the last of their rounds, too, which they are not when an epoch begins.
     """

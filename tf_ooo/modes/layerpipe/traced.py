@@ -99,7 +99,7 @@ class Traced:
         )
 
     def as_step(self) -> Step:
-        """As the pipeline's code takes a step, of one micro-batch."""
+        """Return the step as the pipeline's code takes one, of one micro-batch."""
         known = Known(self.graph, self.graph_def, frozenset(self.where), self.where, {})
         where = {name: (kind, layer, 0) for name, (kind, layer) in self.where.items()}
         none = [0] * len(self.index)

@@ -27,7 +27,7 @@ from tf_ooo.planning.model.schedule import Task
 from tf_ooo.rewriting.ordering import firsts_of, lasts_of, order_lane
 
 _NAME = "tf_ooo_turn"
-# Of those that are given there is no op to wait for.
+# Ops that are given have nothing to wait for.
 _NO_WORK = ("Const", "NoOp", "Placeholder")
 _LANE = tuple(Task(kind, 0) for kind in ("F", "dO", "dW"))
 _SEED, _SECOND = "seed", "seed2"
@@ -154,7 +154,7 @@ class ReseedPass(Pass):
 
 
 def _is_seeded(node: node_def_pb2.NodeDef) -> bool:
-    """Whether it has seeds, and not both 0, which means any."""
+    """Return whether the op has seeds, and not both 0, which means any."""
     return _SEED in node.attr and _SECOND in node.attr and bool(node.attr[_SEED].i or node.attr[_SECOND].i)
 
 

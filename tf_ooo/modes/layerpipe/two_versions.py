@@ -28,7 +28,7 @@ from tf_ooo.modes.layerpipe.versions import Now
 
 
 def fewest_batches(processors: int) -> int:
-    """Of a group, for which two versions of the weights do."""
+    """Return the size of a group for which two versions of the weights do."""
     return max(processors, 2 * (processors - 1))
 
 
@@ -84,12 +84,12 @@ class TwoVersions:
 
     @property
     def bytes(self) -> int:
-        """Of the weights before the newest."""
+        """Return the bytes of the weights before the newest."""
         return bytes_of(self._before.values())
 
     @property
     def sum_bytes(self) -> int:
-        """Of the sums of gradients."""
+        """Return the bytes of the sums of gradients."""
         return bytes_of(self._sums.values())
 
     @property
@@ -113,7 +113,7 @@ class TwoVersions:
         return {name for name, at in self._once.items() if not self._ends(at, low, phase)}
 
     def given(self, low: int, high: int, phase: int) -> Given:
-        """What is read in a round, weights and the sums so far, and what is to be done behind it."""
+        """Return what a round reads, weights and sums so far, and a function to call behind it."""
         tensors: dict[str, tf.Tensor] = {}
         for name, (handle, at) in self._reads.items():
             if low <= at <= high:
@@ -142,7 +142,7 @@ class TwoVersions:
             self._before[handle].assign(value, read_value=False)
 
     def _ends(self, at: int, low: int, phase: int) -> bool:
-        """Whether the batch in its round ``at`` ends its group or is the last of all, which is in ``low``."""
+        """Say whether the batch in round ``at`` ends its group or is the last of all, which is in ``low``."""
         draining = low > self._rounds.batch
         return (phase - at) % self.every == self.every - 1 or (draining and at == low)
 

@@ -1,4 +1,4 @@
-"""Which weights a backward pass multiplies with: those of its forward pass, rebuilt ones or the latest.
+"""Chooses the weights that a backward pass multiplies with: those of its forward pass, rebuilt or the latest.
 
 A forward pass and its backward pass lie d rounds apart, and so do the weights of their layer.  ``stash``
 keeps those of the forward pass in registers: exact, and d copies of the weights in the end.  ``ema``
@@ -68,7 +68,7 @@ class LaterWeightsPass(Pass):
     relaxes = frozenset({Relaxation.NEW_NODES, Relaxation.REPLACED_NODES})
 
     def run(self, graph_def: graph_pb2.GraphDef, training_graph: TrainingGraph | None) -> PassResult:
-        """What forward passes read stays."""
+        """Give backward passes their weights; what forward passes read stays."""
         later = copy_of(graph_def)
         for node in later.node:
             if node.name in self.inputs:
@@ -102,7 +102,7 @@ def from_weights(traced: Traced, weights: Collection[str]) -> dict[str, str]:
 
 
 class _Later:
-    """What backward passes are to read, op by op."""
+    """Finds what backward passes are to read, op by op."""
 
     def __init__(self, traced: Traced, weights: Mapping[str, int], stages: Stages) -> None:
         self.traced, self.weights, self.stages = traced, weights, stages

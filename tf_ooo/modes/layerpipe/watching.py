@@ -1,4 +1,4 @@
-"""What a profile of a round shows: the tasks of as many batches as are on their way."""
+"""Finds what a profile of a round shows: the tasks of as many batches as are on their way."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def _place(task: Task) -> tuple[int, int]:
 
 
 def _tasks(over_rounds: Spread, planned: Schedule) -> dict[str, Task]:
-    """Of the forward pass what says when it ran."""
+    """Return the task of each op; of the forward pass, only ops that say when it ran."""
     traced, stages = over_rounds.traced, range(len(planned.stages))
     stage_of = {layer: stage for stage in stages for layer in planned.layers_of(stage)}
     tasks, there = {}, set(planned.tasks)

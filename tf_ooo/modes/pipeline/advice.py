@@ -1,4 +1,4 @@
-"""What would be better, where a pipeline is slower than one device: by simulation of the measured costs."""
+"""Simulates, with the measured costs, what would be better where a pipeline is slower than one device."""
 
 from __future__ import annotations
 

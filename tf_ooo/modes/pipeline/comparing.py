@@ -120,7 +120,7 @@ class Comparison:
         return [pair for pair in pairs if rows_of(pair) == together][:_PAIRS]
 
     def fits(self, batch: Any) -> bool:
-        """Whether a batch has such neighbours as the step was traced for."""
+        """Return whether a batch has such neighbours as the step was traced for."""
         return [nests.signature(pair) for pair in self.pairs_of(batch)[:1]] == [self._signature]
 
     def compare(self, batches: Sequence[Any]) -> Pairs:
@@ -172,7 +172,7 @@ class Comparison:
         return _ROUNDING_OF_HALF if self._is_half else ROUNDING
 
     def states(self, pairs: Pairs) -> StateKinds:
-        """What states do as they are, and moved a little; each step is taken once more for that."""
+        """Find how states follow, as they are and moved a little; each step is taken once more for that."""
         of_both, batches = self._of_both, pairs.batches
         if not of_both.states or self._of_part.random:
             return StateKinds()
@@ -181,7 +181,7 @@ class Comparison:
             return state_kinds([*as_they_are, *map(self._assigned, batches[:1])], of_both.used)
 
     def later_difference(self, pairs: Pairs) -> str:
-        """As :meth:`difference`, with counts of steps and states as they will be so many steps later.
+        """Compare as :meth:`difference`, with counts of steps and states as they will be so many steps later.
 
         Nothing is computed where neither the loss nor a gradient depends on such.
         """
@@ -206,7 +206,7 @@ class Comparison:
         return ""
 
     def difference_of(self, batches: list[Any], earlier: Sequence[Compared] = ()) -> str:
-        """As :meth:`difference`; most often the first neighbours tell that there is none."""
+        """Compare as :meth:`difference`; most often the first neighbours tell that there is none."""
         first = self.difference(self.compare(batches[:1]).compared, earlier)
         return first and self.difference(self.compare(batches).compared, earlier)
 

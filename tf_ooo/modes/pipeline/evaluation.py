@@ -60,7 +60,7 @@ class StagedEvaluation:
         self._untraceable = self._told = False
 
     def __call__(self, stock: Function, given: Any) -> Any:
-        """What Keras' function ``stock`` does with an iterator, or with batches."""
+        """Do with an iterator, or with batches, what Keras' function ``stock`` does."""
         if self._untraceable:
             return stock(given)
         batches, spec = evaluation.batches_of(self._model, self._kind, given)
@@ -150,7 +150,7 @@ def known_rows(batch: Any) -> int:
 
 
 def _has_rows(outputs: Any, count: int) -> bool:
-    """Whether each tensor has so many."""
+    """Return whether each tensor has so many rows."""
     import tensorflow as tf
 
     shapes = [tensor.shape for tensor in tf.nest.flatten(outputs)]

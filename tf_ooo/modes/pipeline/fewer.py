@@ -62,7 +62,7 @@ def _on(numbers: tuple[int, ...], layers: Sequence[LayerCosts], units: Bounds, w
 
 
 def _without_slowest(numbers: tuple[int, ...], wanted: Wanted) -> tuple[int, ...]:
-    """Of equally slow ones without the one that has the least memory."""
+    """Leave the slowest device out; of equally slow ones, the one that has the least memory."""
     of_each = zip(wanted.link.speeds_of(numbers), wanted.less_of(numbers), strict=True)
     known = dict(zip(numbers, of_each, strict=True))
     return _without(min(reversed(numbers), key=lambda number: (known[number][0], -known[number][1])), numbers)

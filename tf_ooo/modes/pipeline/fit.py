@@ -102,7 +102,7 @@ class PipelineSteps:
         return BatchesSeen() if self._mode.may_leave_rows_open(self._model) else None
 
     def _whether_it_pays(self) -> StockFirst | None:
-        """What finds out, from stock steps, before anything else is done; None: it is not asked."""
+        """Return what finds out from stock steps whether a pipeline pays; None: nobody asks."""
         steps, together = self._mode.distributed.steps, train_function.steps_per_execution(self._model)
         if steps is None or not self._mode.may_stay_stock(self._model):
             return None
@@ -317,13 +317,13 @@ class PipelineSteps:
         return self._first
 
     def _check_step(self, step: Step) -> bool:
-        """Whether it is to run on one device."""
+        """Check the step; return whether one device is to run it."""
         self._mode.check_step(step)
         return not (self._never_whole or self._mode.exceeds_limit(step))
 
     @functools.cached_property
     def _never_whole(self) -> bool:
-        """Whether it is known before the step is traced that no device is to run all of it.
+        """Return whether it is known before the step is traced that no device is to run all of it.
 
         Asked for when all variables are there; ranks decide alike.
         """
@@ -351,7 +351,8 @@ class PipelineSteps:
         return self.step(batch, iterator)
 
     def _share(self, batch: Any) -> float:
-        """Of the forward pass, what a part of a layer takes at least; ranks divide alike, or not at all.
+        """Return the least share of the forward pass for a part of a layer; ranks divide alike, or not at
+        all.
 
         A schedule of the user's own that was planned with ``costs`` of whole layers counts those.
         """
@@ -468,7 +469,7 @@ class PipelineSteps:
     # -- at the end --------------------------------------------------------------------------------
 
     def training(self) -> Training:
-        """Of these steps."""
+        """Return the hooks of these steps."""
         return Training(
             self.run,
             self.restore,
@@ -480,7 +481,7 @@ class PipelineSteps:
         )
 
     def evaluating(self, kind: Kind, function: Function) -> Function:
-        """What evaluates or predicts; before the variables are moved Keras' own functions do."""
+        """Return what evaluates or predicts: Keras' own function until the variables are moved."""
         return function if self._running is None else self._running.evaluating(kind, function)
 
     def watched(self) -> Watched | None:

@@ -1,4 +1,4 @@
-"""Whether the process that trains has the memory for all of a model that its devices share."""
+"""Checks that the process that trains has the memory for all of a model that its devices share."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 
 # No optimizer has as many slots for a weight: with more than that nothing has to be counted.
 _ENOUGH = 8
-# What tracing takes, and TensorFlow's graphs with their optimizers: of 10 to 20 dense layers 280 to 310 MB.
+# Tracing and TensorFlow's graphs with their optimizers take so much: for 10 to 20 dense layers 280 to 310 MB.
 _GRAPH_BYTES = 280_000_000
-# Of the bytes of weights, measured there: what is on its way to workers in the same moment; gradients, of
-# stages that run here also as sums.
+# These shares of the bytes of weights were measured there: what is on its way to workers in the same moment;
+# gradients, which stages that run here also hold as sums.
 _SENT, _WHOLE, _COMPUTED_HERE = 0.5, 1.0, 1.4
 
 
@@ -71,7 +71,7 @@ def _ways_out(slots: bool, whole: bool) -> str:
 
 
 def _slots(model: keras.Model, weights: Sequence[Any]) -> Sequence[Any]:
-    """What the model's optimizer will have; empty: it has it, or nobody knows."""
+    """Return the slots that the model's optimizer will have; empty: it has them, or nobody knows."""
     optimizer = getattr(model, "optimizer", None)
     if not keras_optimizers.is_optimizer(optimizer):
         return ()
@@ -79,7 +79,7 @@ def _slots(model: keras.Model, weights: Sequence[Any]) -> Sequence[Any]:
 
 
 def _runs_whole_here(model: keras.Model, options: Pipeline) -> bool:
-    """Whether the first steps do, on this host's CPU."""
+    """Return whether the first steps run whole, on this host's CPU."""
     if options.first_steps == "cut" or ":CPU:" not in home_device():
         return False
     return options.first_steps == "whole" or not in_host_memory(model)

@@ -33,7 +33,7 @@ def fastest_first(asked: Sequence[tuple[Policy, Problem]], clock: Clock) -> list
     best_s = math.inf
 
     def rank(number: int) -> tuple[float, bool, float]:
-        """Of about equal ones first those whose search takes less time."""
+        """Rank by step time; of about equal ones, those whose search takes less time come first."""
         step_s = free[number].step_s
         about = math.floor(math.log(step_s) / _ABOUT) if 0 < step_s < math.inf else step_s
         return about, asked[number][0].auto_tasks is not None, step_s

@@ -1,4 +1,4 @@
-"""Which limits of memory plans keep: what was asked for, or what the devices report, each for itself."""
+"""Finds the limits of memory that plans keep: what was asked for, or what each device reports."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from tf_ooo.planning.model.problem import lacking_text, most_and_less
 _ASKED = "as asked"
 NONE_WANTED = 0
 
-# Of each device, with who says so; None: it says nothing.
+# This is what a device says it has, with who says so; None: it says nothing.
 _Said = tuple[int, str] | None
 
 
 @dataclass(frozen=True)
 class Limit:
-    """Of each device; ``bytes`` None: there is none.
+    """Holds the limits of all devices; ``bytes`` None: there is none.
 
     Attributes:
         bytes: of the device that has most.
@@ -41,17 +41,17 @@ class Limit:
 
     @classmethod
     def of_devices(cls, sizes: Sequence[int], said: str, *, reported: bool = False) -> Limit:
-        """Of devices that have so much each; none of them is empty."""
+        """Make the limit of devices that have so much each; none of them is empty."""
         most_bytes, less_bytes = most_and_less(sizes)
         return cls(most_bytes, said, reported, less_bytes)
 
     @property
     def least_bytes(self) -> int | None:
-        """Of the device that has least."""
+        """Return the limit of the device that has least."""
         return None if self.bytes is None else self.bytes - max(self.less_bytes, default=0)
 
     def of_each(self, devices: int) -> tuple[int, ...]:
-        """Of so many devices; empty: there is none."""
+        """Return the limits of so many devices; empty: there is none."""
         if self.bytes is None:
             return ()
         return tuple(self.bytes - less for less in self.less_bytes or (0,) * devices)
@@ -69,11 +69,11 @@ class Limit:
 
     @property
     def planned_bytes(self) -> int | None:
-        """As :func:`tf_ooo.modes.pipeline.planning.peak_within`, of the device that has most."""
+        """Return what plans stay within on the device that has most, see :func:`.planning.peak_within`."""
         return None if self.bytes is None else peak_within(self.bytes)
 
     def is_far_from(self, kept_bytes: float) -> bool:
-        """Whether a plan keeps a reported limit, so that nothing has to be planned for it.
+        """Return whether a plan keeps a reported limit, so that nothing has to be planned for it.
 
         ``kept_bytes``: the lowest limit that it keeps, as :attr:`Mesh.kept_limit_bytes`.
         """
@@ -105,7 +105,7 @@ def limit_of(asked_bytes: int | Sequence[int] | None, target: Target, engine: En
 
 
 def mesh_within(make: Callable[[Wanted], Mesh], wanted: Wanted, limit: Limit) -> Mesh:
-    """What ``make`` plans; under a reported limit that of no limit, where it keeps it.
+    """Plan with ``make``; under a reported limit, keep the unlimited plan if it fits.
 
     MemoryLimitError: no plan does.
     """

@@ -161,7 +161,7 @@ def _metric_variables(model: keras.Model) -> list[Any]:
 
 
 def _results(model: keras.Model) -> dict[str, np.ndarray]:
-    """What the metrics say, by name; those are left out that say nothing yet, or no numbers."""
+    """Return the metrics' results by name, without those that say nothing yet, or no numbers."""
     results = {}
     for metric in model.metrics:
         with contextlib.suppress(Exception):  # a class of the user's
@@ -260,7 +260,7 @@ def _key(tensor: Any) -> str:
 
 
 def _is_of_rows(tensor: Any) -> bool:
-    """Whether it is a dense tensor of numbers with at least one dimension."""
+    """Return whether it is a dense tensor of numbers with at least one dimension."""
     return isinstance(tensor, tf.Tensor) and tensor.dtype.is_floating and tensor.shape.rank not in (None, 0)
 
 

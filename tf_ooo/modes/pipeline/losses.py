@@ -1,4 +1,4 @@
-"""Whether a step on a batch is the mean of the steps on its micro-batches."""
+"""Checks that a step on a batch is the mean of the steps on its micro-batches."""
 
 from __future__ import annotations
 

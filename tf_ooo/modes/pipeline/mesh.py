@@ -53,7 +53,7 @@ class Replicas:
 
 @dataclass(frozen=True)
 class Mesh:
-    """What was chosen, all that were compared, and what was asked for of all devices.
+    """Holds what was chosen, all that were compared, and what was asked for of all devices.
 
     ``on``: the numbers of the devices that are used; (): all.
     """
@@ -65,12 +65,12 @@ class Mesh:
     on: tuple[int, ...] = ()
 
     def of(self, devices: Sequence[Value]) -> tuple[Value, ...]:
-        """Those of the devices that are used, or what is known of them."""
+        """Return the used ones of the devices, or of what is known of them."""
         return tuple(devices[number] for number in self.on) if self.on else tuple(devices)
 
     @property
     def schedule(self) -> Schedule:
-        """Of one replica, with the model's layers in its stages, by which reports and pictures name them."""
+        """Return one replica's schedule; its stages hold the model's layers, as reports name them."""
         return dataclasses.replace(self.plan.schedule, stages=self.plan.problem.bounds)
 
     @property
@@ -83,21 +83,21 @@ class Mesh:
 
     @property
     def peak_bytes(self) -> int:
-        """Of the device that holds most."""
+        """Return the peak of the device that holds most."""
         return max(self.chosen.peak_bytes)
 
     @property
     def kept_limit_bytes(self) -> int:
-        """As :attr:`Replicas.limit_bytes`."""
+        """Return the :attr:`Replicas.limit_bytes` of the chosen."""
         return self.chosen.limit_bytes
 
     @property
     def microbatches(self) -> int:
-        """Of one step."""
+        """Return the micro-batches of one step."""
         return self.wanted.microbatches
 
     def slower_by(self) -> list[float]:
-        """Of each layer, how many times as long the devices take that it is on, as the mean of replicas."""
+        """Return for each layer how many times as long its devices take, as the mean of replicas."""
         link, numbers, each = self.wanted.link, self.plan.schedule.device_of_stage, self.chosen.devices
         stages = [link.speeds_of(range(number, self.replicas * each, each)) for number in numbers]
         means = [sum(1 / speed for speed in speeds) / len(speeds) for speeds in stages]
@@ -235,7 +235,7 @@ def _beside(plan: Plan, layers: Sequence[LayerCosts], count: int, devices: int, 
 
 
 def _shared(layers: Sequence[LayerCosts], count: int) -> tuple[LayerCosts, ...]:
-    """As if each replica held the same: a share of the slots and updates, and the others' gradients of it."""
+    """Return costs as if each replica held a share of slots and updates, and the others' gradients of it."""
     if count == 1:
         return tuple(layers)
     return tuple(

@@ -155,7 +155,7 @@ class PipelineMode:
 
     @property
     def replicas_at_first(self) -> int:
-        """Of the first steps, on one device; 1 where it is to be planned: sums of several have other bits."""
+        """Return the first steps' replicas; 1 where they are to be planned: sums of several have other bits."""
         return self.counts[0] if len(self.counts) == 1 else 1
 
     def loops_of(self, model: keras.Model) -> int:
@@ -168,7 +168,7 @@ class PipelineMode:
         return loop_parts(options.loop_parts, recurrent, most, self.division.most)
 
     def may_leave_rows_open(self, model: keras.Model) -> bool:
-        """Whether batches may share a trace, where nothing has to be known of their sizes.
+        """Return whether batches may share a trace: nothing has to be known of their sizes.
 
         Asked for once the limit is known.  Keras 2 counts in the last micro-batch, and ranks trace alike.
         """
@@ -253,11 +253,11 @@ class PipelineMode:
         return self.distributed.report
 
     def may_fall_back(self) -> bool:
-        """Whether one device may train instead; ranks would have to agree on it."""
+        """Return whether one device may train instead; ranks would have to agree on it."""
         return self.options.fall_back and self.company.engine.size == 1
 
     def may_stay_stock(self, model: keras.Model) -> bool:
-        """Whether the fit begins with stock steps, to see if it is long enough to look at several devices."""
+        """Say whether the fit begins with stock steps, to see if several devices are worth looking at."""
         options, known = self.options, self.pipeline is not None or self.planned_from is not None
         asked = options.compare is not None or options.costs is not None or options.first_steps != "auto"
         if not self.may_fall_back() or known or asked:
@@ -371,7 +371,7 @@ class PipelineMode:
 
     @property
     def _chooses_devices(self) -> bool:
-        """Whether fewer devices than are given may train."""
+        """Return whether fewer devices than are given may train."""
         options = self.options
         by_hand = options.stages is not None or self.own is not None
         return self.may_fall_back() and options.replicas == AUTO and not by_hand
@@ -394,7 +394,7 @@ class PipelineMode:
         fill_report(self.distributed.report, mesh, step, costs, devices, self.company.engine.size)
 
     def exceeds_limit(self, step: Step) -> bool:
-        """Whether one device that ran it would need more than its limit."""
+        """Return whether one device that ran the step would need more than its limit."""
         asked, limit_bytes = self.options.first_steps, self.limit.least_bytes
         if asked != "auto" or limit_bytes is None or self.company.engine.size > 1 or unknown_sizes(step):
             return False

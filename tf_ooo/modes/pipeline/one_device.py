@@ -1,4 +1,4 @@
-"""Whether a model trains on one device after all: where several are no gain."""
+"""Decides that a model trains on one device after all, where several are no gain."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ class OutputsFirst:
         self._rest = tf_functions.plain_function(rest, any_shape=True)
 
     def __call__(self, stock: Function, given: Any) -> Any:
-        """What Keras' test function ``stock`` does with an iterator."""
+        """Do with an iterator what Keras' test function ``stock`` does."""
         if not self._pieces.rows:
             return self._whole(stock, given)
         batches, _ = evaluation.batches_of(self._model, "test", given)
@@ -52,7 +52,7 @@ class OutputsFirst:
         return logs
 
     def _may_be_cut(self) -> bool:
-        """Whether outputs are enough; else batches pass whole from now on, and the report says why."""
+        """Return whether outputs are enough; else batches pass whole from now on, and the report says why."""
         reason = evaluation.why_not_of_outputs(self._model) or next(iter(self._needed), "")
         if reason:
             self._pieces = WHOLE

@@ -14,7 +14,7 @@ from tf_ooo.planning.model.schedule import Schedule, Task, TaskList
 from tf_ooo.planning.model.schedule_file import ScheduleFile
 from tf_ooo.planning.simulation.validate import validate
 
-# What a step of a fit does not have: fields of a schedule, and words in its file.
+# A step of a fit does not have these: fields of a schedule, and words in its file.
 _NOT_RUN = ("asynchronous", "update_every", "parts", "after")
 _PLAIN = Schedule("pipeline", "plain")
 
@@ -41,7 +41,7 @@ def stages_of(schedule: Schedule) -> int:
 
 
 def layers_named(file: ScheduleFile) -> bool:
-    """Whether the file says which layers its stages hold."""
+    """Return whether the file says which layers its stages hold."""
     return bool(file.schedule.stages)
 
 

@@ -1,4 +1,4 @@
-"""Where a model is cut: by measured seconds, by what would have to be sent, and by memory.
+"""Cuts a model into stages: by measured seconds, by what would have to be sent, and by memory.
 
 No TensorFlow here.
 """
@@ -85,7 +85,7 @@ class Cutter:
         return tuple(dict.fromkeys(self._stages(ends) for ends in cuts if ends))
 
     def _sums(self, stages: int, of_layer: Callable[[LayerCosts], float]) -> np.ndarray:
-        """Of the units before each unit, and of all.  OptionsError: more stages than units."""
+        """Return sums over the units before each unit, and over all. OptionsError: more stages than units."""
         if stages > len(self.units):
             whole = "" if len(self.units) == len(self.layers) else " that can be cut (a loop stays whole)"
             raise OptionsError(

@@ -13,7 +13,7 @@ from tf_ooo.modes.pipeline.mesh import Mesh
 
 @dataclass(frozen=True)
 class Pieces:
-    """What becomes of a batch: it passes whole, or in pieces of as many rows as fit.
+    """Says whether a batch passes whole, or in pieces of as many rows as fit.
 
     ``rows``: of a training micro-batch, which fit in any case; 0: nothing is cut.  ``most_rows``: that fit.
     """

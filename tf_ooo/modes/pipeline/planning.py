@@ -1,4 +1,4 @@
-"""Which schedule, on which cuts: every candidate is simulated with the measured costs.
+"""Chooses a schedule and cuts: every candidate is simulated with the measured costs.
 
 No TensorFlow here.
 """
@@ -45,7 +45,7 @@ _CLOCK = Clock(lambda timeline: timeline.makespan_s)
 
 @dataclass(frozen=True)
 class Wanted:
-    """What is asked for; ``options`` are the policy's: left out those for the stages, several are tried.
+    """Holds what is asked for; ``options`` are the policy's: without those for the stages, several are tried.
 
     ``stages`` are names of layers at which they begin, or of the layers of each; None: cuts are tried.
     ``own`` is a schedule of the user's own, that has been checked and takes the place of ``schedule``.
@@ -68,12 +68,12 @@ class Wanted:
 
     @property
     def planned_limit_bytes(self) -> int | None:
-        """As :func:`peak_within`."""
+        """Return what plans stay within, see :func:`peak_within`."""
         return None if self.memory_limit_bytes is None else peak_within(self.memory_limit_bytes)
 
     @property
     def planned_less_bytes(self) -> tuple[int, ...]:
-        """Of each device, how much less than ``planned_limit_bytes`` its predicted peak may be."""
+        """Return for each device how much less than ``planned_limit_bytes`` its predicted peak may be."""
         measured, predicted = PEAK_MARGIN
         return tuple(math.ceil(less * predicted / measured) for less in self.less_bytes)
 
@@ -87,17 +87,18 @@ class Wanted:
         return tuple(max(1, size) / count for size, count in sizes)
 
     def less_of(self, numbers: Sequence[int]) -> tuple[int, ...]:
-        """Of these devices, as :attr:`less_bytes`."""
+        """Return the :attr:`less_bytes` of these devices; 0 each if there are none."""
         return tuple(self.less_bytes[number] if self.less_bytes else 0 for number in numbers)
 
     def among(self, numbers: Sequence[int]) -> Wanted:
-        """What is asked for of these devices alone."""
+        """Return the same wishes for these devices alone."""
         less = self.less_of(numbers) if self.less_bytes else ()
         link = self.link.among(numbers)
         return dataclasses.replace(self, devices=len(numbers), link=link, less_bytes=less)
 
     def of_replica(self, count: int) -> Wanted:
-        """What is asked for of one of so many replicas: of each place the slowest device, and the smallest.
+        """Return the wishes for one of so many replicas: each place counts as its slowest and its smallest
+        device.
 
         The first replica has the most micro-batches.
         """
@@ -112,7 +113,7 @@ class Wanted:
 
 
 def peak_within(limit_bytes: int) -> int:
-    """What predicted peaks have to stay within, so that measured ones keep the limit."""
+    """Return what predicted peaks have to stay within, so that measured ones keep the limit."""
     measured, predicted = PEAK_MARGIN
     return max(1, limit_bytes * predicted // measured)
 
@@ -190,7 +191,7 @@ def step_s_of(schedule: Schedule, layers: Sequence[LayerCosts], link: Link) -> f
 
 
 def fits_whole(layers: Sequence[LayerCosts], microbatches: int, limit_bytes: int) -> bool:
-    """Whether one device can run all of a step within a limit, in the order of some schedule."""
+    """Return whether one device can run all of a step within a limit, in the order of some schedule."""
     stages = merged(tuple(layers), ((0, len(layers) - 1),), microbatches)
     problem = Problem(stages, 1, microbatches, mode=MODE)
     trials = (tried(policy_named(name, MODE), problem, _CLOCK).trial for name in SCHEDULES)
@@ -258,7 +259,7 @@ def _as_written(
 def own_cuts(
     own: ScheduleFile, cutter: Cutter, stages: Stages | None, rooms: Sequence[float] = ()
 ) -> list[Bounds]:
-    """Where the model may be cut for the user's own schedule: as the file or ``stages`` say, else tried.
+    """Return cuts for the user's own schedule: as the file or ``stages`` say, else several to be tried.
 
     ``rooms``: bytes of each stage, for cuts by memory; (): none are tried.
 

@@ -1,4 +1,4 @@
-"""What ``report.pipeline`` says: which layer went where, and why."""
+"""Fills ``report.pipeline``: which layer went where, and why."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def fill_report(
 
 
 def fill_report_of_graph(report: Report, result: RewriteResult) -> None:
-    """What was done to the graph that runs."""
+    """Report what was done to the graph that runs."""
     report.rewritten_graph = result.graph_def
     report.moved_ops, report.added_edges = result.moved_ops, result.added_edges
     report.notes += [note for note in result.notes if note not in report.notes]
@@ -86,7 +86,7 @@ def _replicas_row(each: Replicas, chosen: Replicas) -> ReplicasRow:
 
 
 def limits_of(mesh: Mesh, costs: CostTable) -> list[str]:
-    """What the predicted step is spent on, other than all devices at work; each in words."""
+    """Say what the predicted step is spent on, other than all devices at work."""
     plan, exchange_s, link = mesh.plan, mesh.chosen.exchange_s, mesh.plan.problem.link
     stages, step_s, count = plan.problem.layers, plan.step_s, plan.schedule.microbatches
     unlinked_s = simulate(plan.schedule, stages, link.free).makespan_s
@@ -152,7 +152,7 @@ def _why(plan: Plan, stage: int, costs: CostTable) -> str:
 
 
 def note_loops(report: Report, step: Step) -> None:
-    """Which recurrent layers run in several loops, and what that changes in the result, said once."""
+    """Note once which recurrent layers run in several loops, and what that changes in the result."""
     counts = loops_of_layers(layer.name for layer in step.known.graph.layers)
     said = ", ".join(f"{name} run in {count} loops" for name, count in counts.items())
     if counts:
@@ -160,7 +160,7 @@ def note_loops(report: Report, step: Step) -> None:
 
 
 def note_turns(report: Report, step: Step) -> None:
-    """That updates come in turns, said once."""
+    """Note once that updates come in turns."""
     turns = step.turns_with_updates
     if turns > 1:
         text = (

@@ -44,7 +44,7 @@ _TIMED = 100
 
 
 class PlannedPipeline:
-    """What was planned, on devices with names; stays for the fits of one model."""
+    """Holds what was planned, on devices with names; stays for the fits of one model."""
 
     def __init__(self, mesh: Mesh, step: Step, devices: tuple[str, ...]) -> None:
         self.mesh, planned = mesh, mesh.plan
@@ -100,11 +100,11 @@ class RunningPipeline:
         self._functions.around_traces = partial(progress.said, f"tracing the step on {self._devices} devices")
 
     def leave_rows_open(self, seen: BatchesSeen | None) -> None:
-        """As :class:`StepFunctions`."""
+        """Set the shapes that were seen, as :class:`StepFunctions` does."""
         self._functions.seen = seen
 
     def states_follow(self, kinds: Mapping[str, str]) -> None:
-        """As ``kinds`` of :class:`StepFunctions`."""
+        """Set the ``kinds`` of :class:`StepFunctions`."""
         self._functions.kinds = kinds
 
     def begin(self) -> None:
@@ -113,7 +113,7 @@ class RunningPipeline:
 
     @property
     def replaced(self) -> Mapping[int, Any]:
-        """As of :class:`Moved`."""
+        """Return the ``replaced`` of :class:`Moved`."""
         return self._placed.replaced
 
     def step(self, batch: Any) -> Any:
@@ -145,7 +145,7 @@ class RunningPipeline:
         return outputs
 
     def _place_traced_before(self, batch: Any) -> bool:
-        """Whether the step that was traced before is placed now, for its first run; it is tried once.
+        """Return whether the step that was traced before is placed now, for its first run; it is tried once.
 
         Batches of other sizes may come before.
         """
@@ -164,7 +164,7 @@ class RunningPipeline:
         return True
 
     def evaluating(self, kind: Kind, function: Function) -> Function:
-        """What evaluates or predicts on the stages' devices; a class that makes its own function keeps it."""
+        """Return what evaluates or predicts on the stages' devices; a class's own function stays."""
         if makes_its_own(self._model, kind):
             return function
         model, report, folder = self._model, self._report, self._dump_dir

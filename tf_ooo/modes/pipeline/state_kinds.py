@@ -54,11 +54,11 @@ class Assigned:
 
 
 def state_kinds(assigned: Sequence[Assigned], used: Collection[str]) -> StateKinds:
-    """What holds for all that was ``assigned``; ``used``: names of the states that training depends on."""
+    """Find what holds for all that was ``assigned``; ``used``: names of states that training depends on."""
     kinds: dict[str, str] = {}
     unlike = []
     for name in assigned[0].both if assigned else ():
-        # Where moved states make no numbers the others tell.
+        # If moved states make something else than numbers, the other samples tell.
         finite = [each for each in assigned if all(map(_is_finite, each.of(name)))]
         kind = next((kind for kind in _KINDS if all(_holds(kind, each, name) for each in finite)), "")
         kinds[name] = kind or _nearest(np.asarray(assigned[0].before[name]))
@@ -77,7 +77,7 @@ def _is_finite(values: np.ndarray) -> bool:
 
 
 def _holds(kind: str, assigned: Assigned, name: str) -> bool:
-    """Whether a state follows so."""
+    """Return whether a state follows so."""
     before, both, first, second = numbers = assigned.of(name)
     if kind == ONCE:
         return np.array_equal(both, first) and np.array_equal(both, second)

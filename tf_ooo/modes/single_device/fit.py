@@ -113,7 +113,7 @@ def _say_undecided(controller: StepController) -> None:
 
 
 def executions_of_fit(steps: int | None, together: int) -> int | None:
-    """Of the fit that begins, with so many steps in an epoch; None: nobody knows."""
+    """Return the executions of the fit that begins, with so many steps in an epoch; None: nobody knows."""
     epochs = keras_fits.epochs_of_fit()
     if steps is None or epochs is None:
         return None
@@ -139,7 +139,7 @@ def _watched(controller: StepController) -> Watched | None:
 def controller_of_model(
     model: keras.Model, stock: Callable[..., Any], options: SingleDevice, report: Report
 ) -> StepController:
-    """Of a model whose step TensorFlow's executor runs."""
+    """Make the controller of a model whose step TensorFlow's executor runs."""
     _check(options, report)
     session = RewriteSession(options, describe=describe_keras(model, keras_trainable.trained_variables))
     rewritten, inputs = train_function.new_train_function(model), Inputs()
@@ -161,7 +161,7 @@ def controller_of_model(
 def controller_of_function(
     stock: Callable[..., Any], options: SingleDevice, report: Report, on_decided: Callable[[], None]
 ) -> StepController:
-    """Of a ``tf.function`` that TensorFlow's executor runs."""
+    """Make the controller of a ``tf.function`` that TensorFlow's executor runs."""
     _check(options, report)
     session = RewriteSession(options)
     return StepController(

@@ -1,1 +1,1 @@
-"""What several policies are built from."""
+"""Builds what several policies share."""

@@ -30,7 +30,7 @@ def whole_layers(name: str, problem: Problem, update_every: int) -> Schedule:
 
 
 def in_rounds(schedule: Schedule) -> Schedule:
-    """As ``mode="layerpipe"`` runs it, for predictions: stage s of p runs 2 (p - 1 - s) rounds ahead."""
+    """Order a schedule as ``mode="layerpipe"`` runs it: stage s of p runs 2 (p - 1 - s) rounds ahead."""
     last = len(schedule.stages) - 1
     return _ordered(schedule, [2 * (last - stage) + 1 for stage in range(last + 1)])
 

@@ -12,7 +12,7 @@ Stages = Sequence[str] | Sequence[Sequence[str]]
 
 
 def no_part(_name: str) -> None:
-    """Where no layer was divided."""
+    """Say nothing of parts: no layer was divided."""
 
 
 def bounds_of(
@@ -44,7 +44,7 @@ def bounds_of(
 
 
 def is_nested(stages: object) -> TypeGuard[Sequence[Sequence[str]]]:
-    """Whether stages are lists of names."""
+    """Return whether stages are lists of names."""
     return isinstance(stages, (list, tuple)) and any(isinstance(each, (list, tuple)) for each in stages)
 
 

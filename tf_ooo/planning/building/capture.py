@@ -1,4 +1,4 @@
-"""What launching costs where a schedule keeps kernels out of CUDA graphs: a term of joint scheduling.
+"""Counts launches where a schedule keeps kernels out of CUDA graphs: a term of joint scheduling.
 
 XLA:GPU captures what the main stream runs without interruption, ``least_run`` kernels or more; a call on a
 side stream interrupts.  Seen in modules compiled for an H100 (docs/design/xla.md).
@@ -64,7 +64,7 @@ class CapturedRuns:
         return (own + self._cut(place)) * self.capture.launch_s
 
     def take(self, place: int, layer: int) -> float:
-        """As :meth:`of`; and the run is cut."""
+        """Return the cost as :meth:`of` does, and cut the run."""
         cost_s = self.of(place, layer)
         if place not in self._breaks:
             bisect.insort(self._breaks, place)

@@ -69,12 +69,12 @@ def steps_to_show(schedule: Schedule) -> int:
 
 
 def on_paper(problem: Problem, schedule: Schedule) -> Timeline:
-    """As plan() simulates it."""
+    """Simulate a schedule as plan() does."""
     return simulate(schedule, problem.layers, problem.link, steps_to_show(schedule))
 
 
 def within_limit(problem: Problem, schedule: Schedule) -> bool:
-    """Whether no device holds more bytes at once, steps overlapping."""
+    """Return whether no device holds more bytes at once than its limit, steps overlapping."""
     return problem.memory_limit_bytes is None or not rank(problem, on_paper(problem, schedule))[0]
 
 

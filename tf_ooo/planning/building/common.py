@@ -39,7 +39,7 @@ def one_worker(
         for task in backward:
             tasks += [task, Task("U", task.stage)] if task.kind == "dW" else [task]
         return dataclasses.replace(schedule, lanes={COMPUTE: TaskList(tasks)})
-    # What has no bytes is not communicated, and would have to wait for what has.
+    # A layer without bytes is not communicated, and would have to wait for those that have some.
     sent = [task for task in communication if problem.layers[task.stage].weight_bytes]
     lanes = {
         COMPUTE: TaskList([*tasks, *backward]),

@@ -25,9 +25,9 @@ from tf_ooo.planning.model.problem import Problem
 from tf_ooo.planning.model.task import Task
 from tf_ooo.planning.simulation.simulator import simulate
 
-# What is simulated to choose a placement; a policy makes the schedule under its own name.
+# A schedule under this name is simulated to choose a placement; a policy gives it its own name.
 _TRIED = "tried"
-# Of two regions that gain nearly the same the earlier one: less memory, and less that may go wrong.
+# If two regions gain nearly the same, the earlier one is taken: less memory, and less that may go wrong.
 _PER_REGION_OF_DELAY = 1e-4
 _LEAST_GAIN = 1e-3
 
@@ -131,7 +131,7 @@ class _Gains:
         return sum(used_s * (2 - max(1.0, self.share[at] + own_share)) for at, used_s in used)
 
     def _measured_s(self, table: Gains, place: int, layer: int) -> float:
-        """What was measured side by side, for as much of it as there is room for."""
+        """Return the gain that was measured side by side, for as much of it as there is room for."""
 
         def gain(at: int) -> float:
             return table.get((str(self.stream.regions[at]), layer), 0.0)
@@ -182,7 +182,7 @@ def _checked(gains: object, stream: MainStream) -> Gains | None:
 
 
 def least_retreat(problem: Problem, placement: Regions) -> Regions:
-    """As few dW back to their own region, then to the main stream, as memory needs: the largest first."""
+    """Move as few dW back to their own region, then to the main stream, as memory needs: largest first."""
     stream = MainStream(len(problem.layers))
 
     def held(layer: int) -> float:
@@ -199,7 +199,7 @@ def least_retreat(problem: Problem, placement: Regions) -> Regions:
 def _retreat(
     problem: Problem, placement: Regions, moved: list[int], back: Callable[[int], Task | None]
 ) -> Regions:
-    """As few of ``moved`` back, the first ones, as memory needs; all where even that is not enough."""
+    """Move as few of ``moved`` back, the first ones, as memory needs; all where even that is not enough."""
 
     def trial(count: int) -> Regions:
         return {**placement, **{layer: back(layer) for layer in moved[:count]}}

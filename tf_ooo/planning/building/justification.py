@@ -31,7 +31,7 @@ class Order:
 
 @dataclass(frozen=True)
 class _Side:
-    """What begins after each task, in one direction of time, and seconds of a message from it."""
+    """Says what begins after each task, in one direction of time, and how long a message from it takes."""
 
     after: list[list[int]]
     hop_s: list[float]

@@ -78,12 +78,12 @@ class TaskLine:
 
 
 def seconds(layer: LayerCosts) -> dict[str, float]:
-    """What each of a layer's tasks takes; the update runs with dW."""
+    """Return the seconds of each of a layer's tasks; the update runs with dW."""
     return {"F": layer.forward_s, "dO": layer.output_grad_s, "dW": layer.weight_grad_s + layer.update_s}
 
 
 def _crossing_bytes(layers: Sequence[LayerCosts], before: int, after: int) -> float:
-    """What layers below ``before`` and from ``after`` on send each other: outputs, and their gradients."""
+    """Return what layers below ``before`` and from ``after`` on send each other: outputs and gradients."""
     sources: set[int] = set()
     gradients = 0.0
     for reader in range(after, len(layers)):
@@ -119,7 +119,7 @@ def left_shares(cut: Cut) -> dict[str, float]:
 
 
 def _sent_bytes(layers: Sequence[LayerCosts], cut: Cut) -> float:
-    """What one cut inside a layer makes the processors to its left and right send each other."""
+    """Return the bytes that processors left and right of one cut inside a layer send each other."""
     read = sum(layers[source].output_bytes for source in layer_inputs(tuple(layers), cut.layer))
     output, weights = layers[cut.layer].output_bytes, layers[cut.layer].weight_bytes
     left = {"F": 0.0, "dO": 0.0, "dW": 0.0} | left_shares(cut)

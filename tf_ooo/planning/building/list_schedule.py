@@ -21,7 +21,7 @@ _KINDS = ("F", "dO", "dW")
 
 @dataclass(frozen=True)
 class Taste:
-    """What list scheduling leaves open.
+    """Holds the choices that list scheduling leaves open.
 
     ``in_flight``: most micro-batches between their first F and last dW.  ``stage_first``: of ready F the
     lowest stage, else the oldest micro-batch.  ``patience``: wait for a dO or F that comes within this share
@@ -73,7 +73,7 @@ class _ListScheduling:
         self._link(stages)
 
     def _link(self, stages: StagedLayers) -> None:
-        """What each stage hands on: (stage, seconds until it is there)."""
+        """Find the stages that each stage hands on to, and the seconds until a message is there."""
         problem, count = stages.problem, len(self.device)
         self.readers: list[list[tuple[int, float]]] = [[] for _ in range(count)]
         self.sources: list[list[tuple[int, float]]] = [[] for _ in range(count)]
@@ -190,7 +190,7 @@ class _ListScheduling:
         return stage, batch
 
     def _waits(self, device: int, now: float) -> bool:
-        """Whether something more urgent than a dW comes soon; nothing does where memory is full."""
+        """Return whether something more urgent than a dW comes soon; nothing does where memory is full."""
         coming = self.expected[device]
         while coming and coming[0] <= now:
             heapq.heappop(coming)

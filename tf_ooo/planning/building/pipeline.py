@@ -1,4 +1,4 @@
-"""What pipeline policies share.  Lanes are made with numpy: tens of millions of tasks take seconds."""
+"""Builds what pipeline policies share. Lanes are made with numpy: tens of millions of tasks take seconds."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class StagedLayers:
 
     @property
     def uniform(self) -> bool:
-        """Whether all stages take the same time and messages none: the closed forms hold."""
+        """Return whether all stages take the same time and messages none: the closed forms hold."""
         seconds, link = self.seconds, self.problem.link
         per_byte = link.overhead_s_per_byte or not np.isinf(link.bytes_per_s)
         free = link.latency_s == 0 and not (per_byte and self.sums("output_bytes")[:-1].any())
@@ -84,7 +84,8 @@ class StagedLayers:
 
     @cached_property
     def room_bytes(self) -> Floats:
-        """What the limit leaves each device for activations, beside weights, gradients and slots.
+        """Return the bytes that the limit leaves each device for activations, beside weights, gradients and
+        slots.
 
         What one dO computes again has its place there, too.
         """

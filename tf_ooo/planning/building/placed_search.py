@@ -16,9 +16,10 @@ from tf_ooo.planning.model.arrays import Floats, Ints
 # How much longer than the order before one may be that is gone on with: so much at first, in the end nothing.
 _TOLERANCE = 0.004
 _ROUNDS = 6
-# Of what is placed in all so much goes to the placements to begin with.
+# The placements to begin with get this share of all that is placed.
 _STARTING = 0.25
-# Of the changes so many exchange two stages of a round that take about as long; else only the order changes.
+# This share of the changes exchanges two stages of a round that take about as long; else only the order
+# changes.
 _EXCHANGES = 0.8
 _NEAR = 2
 # Tasks that are placed in all: about ten seconds.
@@ -28,7 +29,7 @@ _CHANGES_PER_DEVICE = 37
 
 @dataclass(frozen=True)
 class Placed:
-    """Where each stage runs, and the order."""
+    """Says where each stage runs, and in which order."""
 
     place: list[int]
     order: Order

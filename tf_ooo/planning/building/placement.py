@@ -1,4 +1,4 @@
-"""Which device runs which stage, where several run on each: F, dO and dW of all devices alike.
+"""Deals stages out to devices with several each: F, dO and dW of all devices are to be alike.
 
 A device whose three sums are equal to the mean can be busy all the time.  F counts by itself because nothing
 else can run until the first micro-batch has been through, F and dO because dW fills what they leave.

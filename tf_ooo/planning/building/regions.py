@@ -1,4 +1,4 @@
-"""Where dW run on one device with two streams: a map from layers to regions of the main stream.
+"""Says where dW run on one device with two streams: a map from layers to regions of the main stream.
 
 In the words of out-of-order backprop (EuroSys 2022, doi 10.1145/3492321.3519563): ``BWD j``, beside dO of
 layer j - 1; ``FWD j``, beside the next step's F of layer j; ``NO``, on the main stream, as always layer 0's.
@@ -65,7 +65,7 @@ def schedule(policy: str, problem: Problem, placement: Regions) -> Schedule:
 
 
 def _pin(layer: int, region: Task) -> tuple[Task, Task, int] | None:
-    """What dW waits for besides its dO: the main stream's task before the region."""
+    """Return what dW waits for besides its dO: the main stream's task before the region."""
     weight_grad = Task("dW", layer)
     if region.kind == "F" and region.stage:
         return weight_grad, Task("F", region.stage - 1), 1

@@ -67,7 +67,7 @@ class Effort:
 
     @property
     def over(self) -> bool:
-        """Whether to stop; what has been found so far is a schedule."""
+        """Return whether to stop; what has been found so far is a schedule."""
         late = self._until_s is not None and time.monotonic() >= self._until_s
         return late or self.done >= self.evaluations
 
@@ -103,7 +103,7 @@ class OrderSearch:
         return self._shake(best)
 
     def fits(self, solution: Solution) -> bool:
-        """Whether a solution keeps the memory limit; simulated, as it decides."""
+        """Return whether a solution keeps the memory limit; simulated, as it decides."""
         if self.model.problem.memory_limit_bytes is None:
             return True
         key = (*solution.backward, -(10**9), *(solution.order or ()))
@@ -191,7 +191,7 @@ class OrderSearch:
         for task in [t for t in backward[:at] if t >= 0][-_MOVES_OF_A_BLOCK:]:
             yield _moved(backward, task, at)
             yield _moved(backward, task, len(backward) - 1)
-        # What the forward waits for earlier, what is less urgent later.
+        # Tasks that the forward waits for come earlier, less urgent ones later.
         yield _moved(backward, waits, 0)
         for stage in stages[:_MOVES_OF_A_BLOCK]:
             yield _moved(backward, waits, backward.index(stage))

@@ -94,7 +94,7 @@ class _Squeezing:
         self._wake_readers(task, device, end_s)
 
     def _place(self, device: int, now: float) -> int | None:
-        """Which of the tasks left runs now; None: none does, and the device is woken when one may."""
+        """Choose the task left that runs now; None: none does, and the device is woken when one may."""
         head = self.left[device][0]
         if head.kind != "dW":
             ready_s = self._ready_s(head)

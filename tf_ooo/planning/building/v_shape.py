@@ -1,4 +1,4 @@
-"""What zb_v, v_half and v_min have in common: a building block, squeezed for the real costs."""
+"""Makes zb_v, v_half and v_min from what they share: a building block, squeezed for the real costs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a plan's predictions hold for, in words: nothing is assumed without saying so."""
+"""Says in words what a plan's predictions hold for: nothing is assumed without saying so."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def stated(plan: Plan, table: CostTable | None = None) -> tuple[str, ...]:
 
 
 def assumptions(problem: Problem, table: CostTable | None = None, mode: str | None = None) -> tuple[str, ...]:
-    """Of the costs, the devices, the rows of a step, the link and the limit; ``mode`` as in the schedule."""
+    """State the costs, devices, rows of a step, link and limit; ``mode`` as in the schedule."""
     return (
         *_of_costs(table),
         _rows_text(problem, table, mode),
@@ -68,7 +68,7 @@ def _link_text(link: Link) -> str:
 
 
 def _cores_texts(link: Link) -> tuple[str, ...]:
-    """Which devices share cores; empty: none do."""
+    """Say which devices share cores; empty: none do."""
     machines: dict[int, list[str]] = {}
     for device, machine in enumerate(link.machines):
         machines.setdefault(machine, []).append(str(device))

@@ -1,4 +1,4 @@
-"""What a candidate gives: throughput, how many times as fast as others, what the memory limit costs it."""
+"""Computes a candidate's figures: throughput, speed beside others, and what the memory limit costs it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _SHOWN = 6
 
 
 def microbatches_per_s(trial: Trial) -> float:
-    """Of all workers; infinite where nothing takes time."""
+    """Return the throughput of all workers; infinite where nothing takes time."""
     schedule = trial.schedule
     count = schedule.microbatches * schedule.workers
     return count / trial.step_s if trial.step_s else float("inf")
@@ -50,7 +50,7 @@ def over(trial: Trial, other: Trial) -> float | None:
 
 
 def reference(compared: Sequence[Candidate], problem: Problem, mode: str) -> Candidate | None:
-    """What the schedules of a mode are compared with, made where it is not among them; None: impossible."""
+    """Return the candidate that a mode's are compared with, made if it is missing; None: impossible."""
     known = {candidate.name: candidate for candidate in compared}
     for name in REFERENCES[mode]:
         own = dataclasses.replace(problem, options={}, mode=mode)
@@ -89,7 +89,7 @@ class Squeezed:
 
 
 def squeezed(candidate: Candidate) -> Squeezed | None:
-    """What the memory limit costs a schedule; None where it changed nothing."""
+    """Return the cost of the memory limit for a schedule; None where it changed nothing."""
     trial = candidate.trial
     if trial is None or len(trial.schedule.tasks) > _TASKS_TO_MAKE_AGAIN:
         return None
@@ -105,7 +105,7 @@ def squeezed(candidate: Candidate) -> Squeezed | None:
 
 @dataclass(frozen=True)
 class Recomputed:
-    """What it means for a schedule that some layers run their forward again.
+    """Says what it means for a schedule that some layers run their forward again.
 
     Attributes:
         name: of the policy.
@@ -136,7 +136,7 @@ class Recomputed:
 
 
 def recomputation(candidate: Candidate) -> Recomputed | None:
-    """What runs again in a schedule; None: nothing."""
+    """Return what runs again in a schedule; None: nothing."""
     trial = candidate.trial
     if trial is None or not trial.problem.recomputed:
         return None
@@ -157,5 +157,5 @@ def _plain(problem: Problem) -> Problem:
 
 
 def _same(schedule: Schedule, other: Schedule) -> bool:
-    """Whether both run the same tasks in the same order in the same places."""
+    """Return whether both run the same tasks in the same order in the same places."""
     return schedule.lanes == other.lanes and schedule.stages == other.stages and schedule.parts == other.parts

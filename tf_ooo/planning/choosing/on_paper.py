@@ -33,7 +33,7 @@ def problem_of(
     stages: Stages | None = None,
     recompute: str = NONE,
 ) -> Problem:
-    """What is to be planned, checked; limit, ``stages`` and ``recompute`` as of :func:`tf_ooo.plan`."""
+    """Check what is to be planned; limit, ``stages`` and ``recompute`` are as in :func:`tf_ooo.plan`."""
     checked, between = check_layers(layers), Link() if link is None else link
     check_stages("stages", stages)
     names = [layer.name or str(number) for number, layer in enumerate(checked)]
@@ -104,7 +104,7 @@ def candidates(
 def auto_candidates(
     policies: Sequence[Policy], problem: Problem, rows_of: Callable[[Sequence[Policy]], Iterable[Candidate]]
 ) -> list[Candidate]:
-    """What ``auto`` compares; of what it does without, the reason.
+    """Return the candidates that ``auto`` compares; those it leaves out have a reason.
 
     That are policies that are asked for by name only, and, where another is possible, those that take long
     to plan so many tasks.

@@ -90,7 +90,7 @@ class Trial:
 
     @property
     def keeps_limit(self) -> bool:
-        """Whether each device stays within its limit; without one nothing is simulated."""
+        """Return whether each device stays within its limit; without one nothing is simulated."""
         limit = self.problem.memory_limit_bytes
         return limit is None or self.kept_limit_bytes <= limit
 
@@ -170,7 +170,7 @@ def as_asked(policy: Policy, problem: Problem, clock: Clock = STEADY, as_run: As
 
 
 def tried(policy: Policy, problem: Problem, clock: Clock = STEADY, as_run: AsRun | None = None) -> Candidate:
-    """As :func:`as_asked`, but a policy that cannot says why, and raises nothing."""
+    """Try a policy as :func:`as_asked` does; one that cannot says why, and raises nothing."""
     try:
         trial = _within_limit(policy, problem, clock, as_run)
         return Candidate(policy.name, problem, trial, trial.step_s)
@@ -181,7 +181,7 @@ def tried(policy: Policy, problem: Problem, clock: Clock = STEADY, as_run: AsRun
 
 
 def shortest(candidate: Candidate) -> tuple[float, ...]:
-    """What ``auto`` goes by: the step, of equal ones the one that ends first, then memory."""
+    """Return the key that ``auto`` goes by: the step, of equal ones the one that ends first, then memory."""
     trial = candidate.trial
     if trial is None:
         return float("inf"), float("inf"), 0

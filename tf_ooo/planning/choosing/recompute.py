@@ -1,4 +1,4 @@
-"""Which layers run their forward again before their dO: as few seconds as keep a memory limit.
+"""Chooses the layers that run their forward again before their dO: as few seconds as keep a memory limit.
 
 A layer's bytes are worth most where they cost few seconds and where many micro-batches are stored.  Whether
 some layers are enough, and what that costs, is simulated.
@@ -94,7 +94,7 @@ def _growing(problem: Problem, free: Make) -> Iterator[tuple[int, ...]]:
 
 
 def _enough(problem: Problem, trial: Trial, left: list[int]) -> set[int]:
-    """Of the layers left, in their order, so many on each device that is above the limit as may be enough."""
+    """Take layers left, in their order, so many on each device above its limit as may be enough."""
     schedule, limit = trial.schedule, problem.memory_limit_bytes or 0
     stored, device_of = _stored(schedule)
     layers_of = _bounds(problem) if problem.model else schedule.layers_of

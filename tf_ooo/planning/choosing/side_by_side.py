@@ -56,7 +56,7 @@ def side_by_side(
 
 
 def held_evenly(device_of_layer: Sequence[int], bytes_of_layer: Sequence[float], replicas: int) -> list[int]:
-    """Which replica holds each layer: of each device's all hold about as many bytes, the largest dealt first.
+    """Deal each device's layers out to replicas that hold about as many bytes each, the largest layer first.
 
     ``device_of_layer``: by number, of one replica; it may have several stages.
     """
@@ -72,7 +72,7 @@ def held_evenly(device_of_layer: Sequence[int], bytes_of_layer: Sequence[float],
 
 @dataclass(frozen=True)
 class Held:
-    """What one replica's device holds of a stage, and what it does for that once a step.
+    """Says what one replica's device holds of a stage, and what it does for that once a step.
 
     Attributes:
         weight_bytes: of the layers that it holds; ``stage_bytes``: of all of the stage.
@@ -109,7 +109,7 @@ class Held:
 def held_by(
     layers: Sequence[LayerCosts], stage_of_layer: Sequence[int], holders: Sequence[int], replicas: int
 ) -> list[list[Held]]:
-    """Of each replica what its device holds of each stage."""
+    """Return for each replica what its device holds of each stage."""
     stages = range(max(stage_of_layer) + 1)
     return [
         [_held(layers, stage_of_layer, holders, replicas, replica, stage) for stage in stages]

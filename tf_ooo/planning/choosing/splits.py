@@ -17,7 +17,7 @@ from tf_ooo.planning.model.schedule import Schedule
 from tf_ooo.planning.pictures.style import time_text
 
 _MODE = "pipeline"
-# What every split assumes.
+# Every split assumes this.
 AVERAGED = "gradients of replicas are averaged after the step, not beside it"
 
 

@@ -1,4 +1,4 @@
-"""What arrays hold, for type checkers: numbers of any width."""
+"""Names for type checkers what arrays hold: numbers of any width."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a policy is asked to schedule."""
+"""Defines the problem that a policy is asked to schedule."""
 
 from __future__ import annotations
 
@@ -66,18 +66,18 @@ class Problem:
         return [peak + more for peak, more in zip(peak_bytes, less, strict=True)]
 
     def over_limit(self, needed_bytes: int) -> MemoryLimitError:
-        """What to raise where so high a limit would be needed."""
+        """Return the error to raise where so high a limit would be needed."""
         because = lacking_text(self.limits_bytes, needed_bytes) if self.less_bytes else ""
         return MemoryLimitError(self.memory_limit_bytes or 0, needed_bytes, because=because)
 
     @property
     def limits_bytes(self) -> tuple[int, ...]:
-        """Of each device, or one for all; empty: there is none."""
+        """Return each device's limit, or one for all; empty: there is none."""
         limit = self.memory_limit_bytes
         return () if limit is None else tuple(limit - less for less in self.less_bytes or (0,))
 
     def keeps_limit(self, peak_bytes: Sequence[int]) -> bool:
-        """Whether each device does with its peak."""
+        """Return whether each device does with its peak."""
         limit = self.memory_limit_bytes
         return limit is None or self.limit_of(peak_bytes) <= limit
 
@@ -113,11 +113,11 @@ def most_and_less(limits_bytes: Sequence[int]) -> tuple[int, tuple[int, ...]]:
 
 
 def lacking_text(limits_bytes: Sequence[int], needed_bytes: int) -> str:
-    """Of devices with limits of their own; ``needed_bytes``: the least that the largest would need."""
+    """Say what devices with limits of their own lack; ``needed_bytes``: the least for the largest."""
     lacking_bytes = max(0, needed_bytes - max(limits_bytes))
     return f"the devices have {', '.join(map(str, limits_bytes))}, and each would need {lacking_bytes} more"
 
 
 def less_of_places(less_bytes: Sequence[int], devices: int) -> tuple[int, ...]:
-    """Of each place in one of several replicas on so many devices, that of the smallest; (): all alike."""
+    """Return per place, for devices dealt out to replicas, the shortfall of the smallest; (): all alike."""
     return tuple(max(less_bytes[place::devices]) for place in range(devices)) if less_bytes else ()

@@ -27,5 +27,5 @@ def input_bytes(layers: tuple[LayerCosts, ...], number: int) -> float:
 
 
 def saved_bytes(layers: tuple[LayerCosts, ...], number: int) -> float:
-    """What a layer does not keep between F and dO, where it is computed again."""
+    """Return the bytes that a layer does not keep between F and dO, where they are computed again."""
     return layers[number].recomputed(input_bytes(layers, number)).recomputed_bytes

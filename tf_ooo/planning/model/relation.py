@@ -169,14 +169,14 @@ class Relation:
             yield from self._all_to_all(*pairs, "the weights of the step before", steps=1)
 
     def _barrier(self) -> Iterator[Edges]:
-        """What changes any weights, before all forwards of the next step."""
+        """Let every task that changes weights come before all forwards of the next step."""
         kinds = [(self._last_kind(stage), stage) for stage in range(self.stages)]
         last = [self.nodes(kind, stage).ravel() for kind, stage in kinds if kind is not None]
         forward = [self.nodes("F", stage).ravel() for stage in range(self.stages)]
         yield from self._join(np.concatenate(last), np.concatenate(forward), "the barrier between steps", 1)
 
     def _last_kind(self, stage: int) -> str | None:
-        """What changes a stage's weights, or comes last before that."""
+        """Return the last kind of task of a stage: it changes weights, or comes last before that."""
         return next((kind for kind in ("U", "comm", "dW") if self.has(kind, stage)), None)
 
     def _after(self) -> Iterator[Edges]:
@@ -205,7 +205,7 @@ class Relation:
         return readers
 
     def _gradient_sources(self, stage: int) -> Iterator[tuple[str, int, float]]:
-        """Whose tasks send this stage its output gradient: (kind, stage, bytes)."""
+        """Yield the tasks that send this stage its output gradient: (kind, stage, bytes)."""
         for reader, size in self._readers[stage]:
             if not self.has("dO", reader):
                 yield from self._gradient_sources(reader)

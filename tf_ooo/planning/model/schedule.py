@@ -152,7 +152,7 @@ class Schedule:
         return range(first, last + 1)
 
     def updates_after(self, microbatch: int) -> bool:
-        """Whether an asynchronous schedule's weights are updated after this micro-batch."""
+        """Return whether an asynchronous schedule's weights are updated after this micro-batch."""
         return (microbatch + 1) % self.update_every == 0 or microbatch + 1 == self.microbatches
 
     def require(self, tasks: Iterable[Task]) -> None:

@@ -17,7 +17,7 @@ _LINE = re.compile(r"line \d+: ")
 
 @dataclass(frozen=True)
 class ScheduleFile:
-    """What was read: the file's name, its text, and the schedule in it."""
+    """Holds a file that was read: its name, its text, and the schedule in it."""
 
     path: str
     text: str

@@ -23,7 +23,7 @@ _TASK = re.compile(rf"(F|dO|dW|comm|U):{_NUMBER}(?:\.{_NUMBER})?(?:@{_NUMBER})?"
 
 
 def replica_of_part(microbatches: int, replicas: int) -> tuple[int, ...]:
-    """Which of a pipeline's replicas each micro-batch of a step passes through: neighbours through one.
+    """Return the replica that each micro-batch of a step passes through: neighbours take the same.
 
     Of fewer micro-batches than replicas the last replicas have none.
     """

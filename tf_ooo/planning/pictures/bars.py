@@ -23,7 +23,7 @@ _CURVE_POINTS = 4000
 
 @dataclass(frozen=True)
 class View:
-    """What of a timeline is drawn: lanes, what starts before ``until_s``; a ``note`` of what is left out."""
+    """Says what of a timeline is drawn: lanes, what starts before ``until_s``; ``note``: what is left out."""
 
     lanes: Sequence[Lane]
     until_s: float
@@ -125,7 +125,7 @@ def links_of(timeline: Timeline, view: View) -> LinkBars:
 def curve_points(curve: MemoryCurve, until_s: float, end_s: float) -> tuple[Floats, Floats]:
     """Times and bytes of a memory curve, from 0 to the end; the peak survives where points are merged."""
     time_s, alive = np.asarray(curve.time_s), np.asarray(curve.alive_bytes)
-    # What changes at one instant is one change: the last value counts.
+    # Changes at one instant are one change: the last value counts.
     last = np.append(time_s[1:] != time_s[:-1], True) if len(time_s) else np.zeros(0, bool)
     time_s, alive = time_s[last], alive[last]
     shown = time_s <= until_s

@@ -26,7 +26,7 @@ _MEMORY_PX, _GAP_PX, _TOP_PX, _BOTTOM_PX = 230, 34, 84, 50
 _TOOLS_PX = 26  # plotly's own, above the legend
 _MOST_NAMES = 5000  # of layers, in what is shown at a bar: they are most of a page
 _MOST_LABELS, _MOST_LINKS_OPEN, _MOST_LINK_TICKS, _MOST_LEGEND = 800, 8, 24, 12
-# Of a memory limit: so many times the peak, and no line is drawn.
+# If a memory limit is so many times the peak, no line is drawn.
 _FAR_ABOVE, _LIMIT_COLOUR = 2.5, "#B00020"
 # Links come first: plotly (4.1) forgets which labels are too small when another part with bars follows.
 _LINKS, _LANES, _MEMORY = "y", "y2", "y3"
@@ -70,7 +70,7 @@ def figure(runs: Sequence[Run], limits_bytes: Sequence[float] = ()) -> go.Figure
 
 
 class _Rows:
-    """Where each lane of each run is drawn: device after device, of each all lanes of a run together."""
+    """Says where each lane of each run is drawn: device after device, with a run's lanes together."""
 
     def __init__(self, runs: Sequence[Run]) -> None:
         drawn = {(lane, place) for place, run in enumerate(runs) for lane in run.view.lanes}
@@ -87,7 +87,7 @@ class _Rows:
 
 
 def _row_label(run: Run, lane: Lane) -> str:
-    """Of measured lanes only some are streams: what ran side by side has rows of its own."""
+    """Label a row; measured lanes are only partly streams: what ran side by side has rows of its own."""
     label = style.lane_label(run.timeline.schedule, lane)
     device, role = label.split()[:2], label.split()[2:]
     if run.name == "measured" and role not in (["comm"], ["update"]):

@@ -110,7 +110,7 @@ def chart_of(
 
 
 def title(timeline: Timeline) -> str:
-    """What ran, in one line."""
+    """Say in one line what ran."""
     schedule = timeline.schedule
     parts = list(dict.fromkeys([schedule.policy, schedule.mode.replace("_", " ")]))
     if schedule.devices > 1 or schedule.workers == 1:
@@ -130,7 +130,7 @@ def _count(number: int, what: str) -> str:
 
 
 def _facts(timeline: Timeline) -> list[tuple[str, list[str]]]:
-    """Of all that is drawn, and of one step where it repeats."""
+    """Return facts on all that is drawn, and on one step where it repeats."""
     schedule = timeline.schedule
     unit = "micro-batch" if schedule.asynchronous else "step"
     count = schedule.microbatches if schedule.asynchronous else timeline.steps
@@ -155,7 +155,7 @@ def _idle(timeline: Timeline, unit: str) -> list[tuple[str, str]]:
 
 
 def _facts_beside(whole: Timeline, planned: Timeline, measured: Timeline) -> list[tuple[str, list[str]]]:
-    """Of one planned step and a measured one; the peak of the ``whole`` plan."""
+    """Return facts on one planned step and a measured one; the peak of the ``whole`` plan."""
     unit = "round" if whole.schedule.asynchronous else "step"
     both = (planned, measured)
     idle_shares = (whole.steady_bubble_fraction, measured.bubble_fraction)

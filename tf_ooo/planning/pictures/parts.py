@@ -1,4 +1,4 @@
-"""What a page is made of, whoever fills it: a fit's report, ``tf-ooo plan``, a timeline by itself."""
+"""Defines the parts of a page, whoever fills it: a fit's report, ``tf-ooo plan``, a timeline by itself."""
 
 from __future__ import annotations
 

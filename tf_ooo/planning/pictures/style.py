@@ -1,4 +1,4 @@
-"""What all pictures share: colours, names, units."""
+"""Defines what all pictures share: colours, names, units."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ SHORT = {"F": "F", "dO": "o", "dW": "w", "U": "u", "comm": "c"}
 _MOST_TO_REPEAT = 300_000
 _STREAMS = {0: "main", 1: "sub"}
 _ROLES = {"comm": "gradient exchange", "update": "updates"}
-# What the help of a chart explains, as far as the chart has it.
+# The help of a chart explains these, as far as the chart has them.
 _EXAMPLE_STAGE, _EXAMPLE_BATCH = 2, 3
 
 
@@ -123,7 +123,7 @@ def names_of_layers(places: Sequence[int], names: Mapping[int, str]) -> str:
 
 
 def numbering(schedule: Schedule) -> str:
-    """Which numbers tell the tasks of one lane apart: ``stage``, ``microbatch`` or ``both``."""
+    """Say which numbers tell the tasks of one lane apart: ``stage``, ``microbatch`` or ``both``."""
     if schedule.microbatches == 1:
         return "stage"
     stages = (Fields.of(tasks.codes).stage for tasks in schedule.lanes.values())
@@ -139,12 +139,12 @@ def task_label(kind: str, stage: int, microbatch: int, which: str) -> str:
 
 
 def what_a_stage_is(schedule: Schedule) -> str:
-    """What the number of a task counts: stages of several layers, or layers."""
+    """Say what the number of a task counts: stages of several layers, or layers."""
     return "stage" if schedule.mode == "pipeline" or schedule.stages else "layer"
 
 
 def numbers_text(schedule: Schedule) -> str:
-    """What the letters and numbers in the boxes say, of a box that is there."""
+    """Explain the letters and numbers of a box that is there."""
     stage_is, which = what_a_stage_is(schedule), numbering(schedule)
     kind, stage, batch = _example(schedule, which)
     counted = [f"{stage_is} {stage}"] if which != "microbatch" else []

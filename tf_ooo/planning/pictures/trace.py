@@ -113,7 +113,7 @@ def _thread(pid: int, tid: int, name: str) -> dict[str, Any]:
 def _span(
     name: str, kind: str, place: tuple[int, int], times_s: tuple[float, float], args: dict[str, Any]
 ) -> dict[str, Any]:
-    """What runs on a (process, thread) from its start to its end."""
+    """Make the event of what runs on a (process, thread) from its start to its end."""
     ts, dur = times_s[0] * _MICROSECONDS, (times_s[1] - times_s[0]) * _MICROSECONDS
     where = {"pid": place[0], "tid": place[1], "ts": ts, "dur": dur}
     return {"ph": "X", "name": name, "cat": kind, **where, "args": args}

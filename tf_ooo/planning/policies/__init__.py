@@ -65,7 +65,7 @@ POLICIES: dict[str, Policy] = {file.POLICY.name: file.POLICY for file in _FILES}
 
 
 def offers(schedule: str, option: str) -> bool:
-    """Whether a schedule, which may be ``"auto"``, is a policy with such an option."""
+    """Return whether a schedule, which may be ``"auto"``, is a policy with such an option."""
     return schedule in POLICIES and option in POLICIES[schedule].options
 
 
@@ -75,16 +75,16 @@ def schedules_of(mode: str, streams: bool | None = None) -> tuple[str, ...]:
     return tuple(policy.name for policy in policies if streams in (None, policy.needs.streams))
 
 
-# What runs where nothing is asked for.
-# What the schedules of each mode are compared with: the first of these that is possible.
+# The schedules of each mode are compared with the first of these that is possible.
 REFERENCES = {
     "single_device": ("in_order",),
     "data_parallel": ("in_order",),
     "pipeline": ("1f1b", "gpipe"),
     "layerpipe": ("pipedream",),
 }
+# This runs where nothing is asked for.
 DEFAULT_POLICY = fast_forward.POLICY.name
-# What TensorFlow and stock Horovod run.
+# TensorFlow and stock Horovod run this.
 STOCK_ORDER = in_order.POLICY
 
 BACKWARD_ORDERS: dict[str, BackwardOrder] = {

@@ -21,7 +21,7 @@ _SLACK, _SHARES = "slack_percent", "lower_shares"
 
 @dataclass(frozen=True)
 class Placement:
-    """Which processor runs what of micro-batch 0, shares of divided dO, and each processor's seconds."""
+    """Says which processor runs what of micro-batch 0, in which shares, and for how long each is busy."""
 
     processor: Mapping[Task, int]
     shares: Mapping[tuple[str, int], tuple[float, ...]]

@@ -1,4 +1,4 @@
-"""What a policy is: one way to schedule, as a value that says what it can do and what it needs."""
+"""Defines a policy: one way to schedule, as a value that says what it can do and what it needs."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Chunks:
 
 @dataclass(frozen=True)
 class Needs:
-    """What the order of a policy depends on, besides how many layers there are.
+    """Says what the order of a policy depends on, besides how many layers there are.
 
     Attributes:
         costs: what layers take, relative to each other; not only to cut them into stages.
@@ -77,7 +77,7 @@ class Needs:
         return self.costs and not set(self.unless).intersection(options)
 
 
-# Of orders that follow from what layers and messages take; and of those with two stages on each device.
+# These orders follow from what layers and messages take; the others have two stages on each device, too.
 BY_COSTS = Needs(costs=True, link=True)
 V_SHAPED = replace(BY_COSTS, chunks=Chunks((2,), back=True))
 

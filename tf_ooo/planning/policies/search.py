@@ -40,7 +40,7 @@ def make(problem: Problem) -> Schedule:
     best_s)``, a function that is called now and then; ``communication``, ``"priority"`` or
     ``"ordered"`` if the runtime can do only one; ``slice_bytes``, the size of slices (0: never slice).
     """
-    # What takes a few seconds: an evaluation takes longer with more layers.
+    # So many evaluations take a few seconds: one takes longer with more layers.
     several = max(_LEAST_EVALUATIONS, min(_EVALUATIONS, _LAYER_EVALUATIONS // len(problem.layers)))
     alone = max(20, min(_STREAM_EVALUATIONS, _STREAM_LAYERS // len(problem.layers)))
     count = problem.option("evaluations", alone if problem.devices == 1 else several, 1)
@@ -121,7 +121,7 @@ def _in_the_wanted_way(solution: Solution, way: str | None) -> Solution:
 
 
 def _slicings(problem: Problem) -> Iterator[Shares]:
-    """What to try: no slices, then smaller and smaller ones; or the size that was asked for."""
+    """Yield slicings to try: none, then smaller and smaller slices; or the size that was asked for."""
     largest = max(layer.weight_bytes for layer in problem.layers)
     if "slice_bytes" in problem.options:
         size = problem.option("slice_bytes", 0)

@@ -50,7 +50,7 @@ def make(problem: Problem) -> Schedule:
 
 
 def _searched(stages: StagedLayers) -> tuple[list[int], StepTasks, Order]:
-    """Where each stage runs, and the order of all tasks; placed for as few micro-batches as show it."""
+    """Search places for the stages and an order of all tasks; placed for as few micro-batches as show it."""
     problem = stages.problem
     in_flight, some = 2 * problem.devices, _PERIODS * problem.devices
     tasks = StepTasks(stages, in_flight)

@@ -58,7 +58,7 @@ def _check_all_there(relation: Relation, kind: str, stage: int) -> None:
 
 
 def never_start(relation: Relation) -> Bools:
-    """Which tasks wait for themselves: those that never start even if no task takes any time."""
+    """Return which tasks wait for themselves: they never start even if no task takes any time."""
     edges = [e for e in relation.edges if not e.steps]
     sources = np.concatenate([np.zeros(0, np.int64), *(e.source for e in edges)])
     targets = np.concatenate([np.zeros(0, np.int64), *(e.target for e in edges)])

@@ -73,7 +73,7 @@ def one_by_one(schedule: Schedule, seconds: Mapping[Task, float]) -> Timeline:
 
 
 def repeated(schedule: Schedule, times: int) -> Schedule:
-    """What runs where a step takes several turns with a schedule: micro-batches of each behind the last's.
+    """Repeat a schedule for a step that takes several turns: micro-batches of each come behind the last's.
 
     Of the updates there are those of the last turn, which no task comes after.
     """
@@ -104,7 +104,7 @@ def between_neighbours(ran: Mapping[Task, Ran], unseen: Iterable[Task]) -> dict[
 
 
 def measured_timeline(schedule: Schedule, ran: Mapping[Task, Ran], busy_s: Sequence[float] = ()) -> Timeline:
-    """What ran, on the devices of the schedule, from the first task's begin on.
+    """Return what ran, on the devices of the schedule, from the first task's begin on.
 
     Tasks that ran side by side on a device have a stream each; communication and updates, which run beside
     others whenever they can, have streams of their own.  Tasks that the schedule does not name (the forward

@@ -12,7 +12,7 @@ from setuptools import Extension, find_packages, setup
 from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
 
-# Where the project lives is said when a release is built.
+# A release is built with the address where the project lives.
 REPOSITORY = os.environ.get("TF_OOO_REPOSITORY_URL", "").rstrip("/")
 URLS = {
     "Source": REPOSITORY,
@@ -32,7 +32,7 @@ CLASSIFIERS = [
 ]
 SHIM = "grappler_passes/plugin/shim.c"
 TENSORFLOW = ">=2.21,<2.22"
-# Of Markdown, to a file beside it: a mark if it is a picture, the text, the file.
+# Markdown links like this to a file beside it: a mark if it is a picture, the text, the file.
 RELATIVE_LINK = re.compile(r"(!?)\[([^]]*)\]\((?!#|\w+:)([^)]+)\)")
 
 
@@ -73,7 +73,7 @@ def shim(device_type: str) -> Extension:
 
 
 def of_hosts(name: str) -> Extension:
-    """What keeps servers to one address, or notices silent ones; for Linux, loaded by path as well."""
+    """Builds what keeps servers to one address, or notices silent ones; for Linux, loaded by path as well."""
     return Extension(
         f"tf_ooo.hosts._{name}",
         [f"tf_ooo/hosts/{name}.c"],

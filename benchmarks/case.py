@@ -27,7 +27,7 @@ class Way:
 
     @property
     def is_baseline(self) -> bool:
-        """Whether a user could have it instead of ours."""
+        """Return whether a user could have it instead of ours."""
         return self.had_by in (STOCK, PYTORCH)
 
 

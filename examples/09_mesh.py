@@ -33,7 +33,7 @@ BATCH, MICROBATCHES = 128, 8
 
 
 def letters_of_the_library(rows):
-    """As many rows of each part, in a random order."""
+    """Return as many rows of each part, in a random order."""
     random = np.random.default_rng(0)
     texts, labels = [], []
     for label, part in enumerate(PARTS):

@@ -1,4 +1,4 @@
-"""What an ``OOOBackprop`` gains, as numbers of each epoch."""
+"""Logs what an ``OOOBackprop`` gains, as numbers of each epoch."""
 
 from __future__ import annotations
 

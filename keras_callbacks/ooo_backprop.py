@@ -81,7 +81,7 @@ class OOOBackprop(Callback):
 
     @property
     def report(self) -> Report:
-        """What was found, planned and measured, for the model trained last."""
+        """Return what was found, planned and measured for the model trained last."""
         return self._life.report
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
@@ -107,7 +107,7 @@ class OOOBackprop(Callback):
 
 
 def checked(callback: object) -> OOOBackprop:
-    """What other callbacks report on.  OptionsError: it is another object."""
+    """Check the callback that others report on. OptionsError: it is another object."""
     if not isinstance(callback, OOOBackprop):
         raise OptionsError(f"callback={callback!r} is not accepted; accepted: an OOOBackprop")
     return callback

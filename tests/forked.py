@@ -26,7 +26,7 @@ ROOT = Path(__file__).parents[1]
 
 
 def runtime_started() -> bool:
-    """Whether TensorFlow has made its runtime in this process, which cannot be forked any more then."""
+    """Say whether TensorFlow has made its runtime in this process, which cannot be forked any more then."""
     context = sys.modules.get("tensorflow.python.eager.context")
     current = context and context._context
     return bool(current and current._context_handle is not None)
@@ -135,7 +135,7 @@ def start(
 def result_of(
     function: Callable[..., Any], *arguments: Any, environment: Mapping[str, str | None] = {}
 ) -> Any:
-    """What the function returns, run in a fork of this process; its exception is raised here."""
+    """Run the function in a fork of this process and return its result; its exception is raised here."""
     with tempfile.TemporaryDirectory() as folder:
         answer = Path(folder, "answer")
         process = start(_answer, answer, function, arguments, environment=environment)
@@ -187,7 +187,7 @@ def apply_environment(environment: Mapping[str, str | None]) -> None:
 
 
 def _run_and_exit(function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
-    """As a script: an exception is printed; what a script's end would wait for is not."""
+    """Run it as a script: an exception is printed; what a script's end would wait for is not."""
     status = 0
     try:
         function(*arguments)

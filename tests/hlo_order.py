@@ -27,7 +27,7 @@ class Launch:
 
 
 def launches(scheduled_hlo: str) -> list[Launch]:
-    """What the entry computation of a scheduled module (``is_scheduled=true``) launches, in order."""
+    """Return what the entry computation of a scheduled module (``is_scheduled=true``) launches, in order."""
     _, _, entry = scheduled_hlo.partition("\nENTRY ")
     in_order: list[Launch] = []
     for line in entry.splitlines():

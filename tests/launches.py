@@ -1,4 +1,4 @@
-"""What a launcher tells the processes that train together: Horovod's variables, or TF_CONFIG."""
+"""Stands in for the launchers of processes that train together: Horovod's variables, or TF_CONFIG."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def start_horovodrun(workers: int, command: Sequence[object]) -> subprocess.Pope
 
 @contextlib.contextmanager
 def by_horovodrun(workers: int) -> Iterator[list[dict[str, str | None]]]:
-    """What ``horovodrun`` tells each of the workers that it starts, and its rendezvous server.
+    """Yield what ``horovodrun`` tells each of the workers that it starts, and its rendezvous server.
 
     The workers themselves only write their variables down and wait: ours are forked, which takes less time.
     """
@@ -121,7 +121,7 @@ def by_horovodrun(workers: int) -> Iterator[list[dict[str, str | None]]]:
 
 
 def _launchers_variables(lines: str) -> dict[str, str | None]:
-    """Those that Horovod's launcher has set, of ``NAME=value`` lines."""
+    """Return the variables that Horovod's launcher has set, of ``NAME=value`` lines."""
     pairs = (line.partition("=") for line in lines.splitlines())
     return {name: value for name, _, value in pairs if name.startswith("HOROVOD_")}
 

@@ -97,4 +97,4 @@ if __name__ == "__main__":
     import tomllib  # Python 3.10, which runs tests too, has none.
 
     table = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["tf_ooo"]["rooms"]
-    sys.exit("\n".join(over_budget(ROOT, table)) or None)
+    sys.exit("\n".join(fragments(ROOT) + over_budget(ROOT, table)) or None)

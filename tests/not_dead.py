@@ -1,4 +1,4 @@
-"""What vulture takes for dead and is not, each with the reason; `make lint` reads it, nothing imports it."""
+"""Names what vulture takes for dead and is not, with the reason; `make lint` reads it, nothing imports it."""
 
 # Keras calls a callback's methods and asks which of them do something.
 on_train_begin
@@ -80,7 +80,7 @@ all_
 why_
 run_
 
-# Of the benchmarks, which their suites use.
+# The suites of the benchmarks use it.
 same_bits_as
 
 # Options that XLA inside JAX is given.

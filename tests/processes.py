@@ -45,7 +45,7 @@ MARKS = {
 
 @dataclass(frozen=True)
 class Kind:
-    """What a process must be like to run a test."""
+    """Says what a process must be like to run a test."""
 
     file: str
     devices: int = 0
@@ -111,7 +111,7 @@ class Group:
         return answers, failed[0] if failed else 0
 
     def _answer(self, rank: int) -> Any:
-        """What has come of the test on a rank; nothing as long as it runs."""
+        """Return what has come of the test on a rank; nothing as long as it runs."""
         connection = self.connections[rank]
         if connection.poll(0.02 if len(self.pids) > 1 else 1.0):
             with contextlib.suppress(EOFError, ConnectionResetError):
@@ -163,7 +163,7 @@ class Forking:
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
-        """Of each file those together that share processes: each change ends some and starts others."""
+        """Put tests of a file that share processes together: each change ends some and starts others."""
         files = {path: place for place, path in enumerate(dict.fromkeys(str(item.path) for item in items))}
         kinds = {kind: place for place, kind in enumerate(dict.fromkeys(map(kind_of, items)))}
         items.sort(key=lambda item: (files[str(item.path)], kinds[kind_of(item)]))
@@ -232,7 +232,7 @@ class Forking:
     def _merged(
         self, item: pytest.Item, answers: list[Any], rank: int, started: float
     ) -> list[pytest.TestReport]:
-        """What that rank reports."""
+        """Return what that rank reports."""
         if isinstance(answers[rank], str):
             return [self._broken(item, answers[rank], rank, started)]
         load = self.config.hook.pytest_report_from_serializable

@@ -23,7 +23,7 @@ from tf_ooo.rewriting.result import RewriteResult
 BATCH_SIZE, EPOCHS = 3, 10
 # One trace and no step timed: what is asked is only whether the bits are the same.
 PLAIN = {"schedule": "fast_forward", "profile_steps": 0, "strict": True}
-# Where nothing can be put before anything, and why.
+# Nothing can be put before anything in these, for this reason.
 NOTHING_MOVES = {
     "one_layer": "one trainable layer, the first: there is no dO to put before its dW",
     "only_an_embedding": "one trainable layer, and what leads to it is its dO alone",
@@ -33,7 +33,7 @@ NOTHING_MOVES = {
 
 @dataclass(frozen=True)
 class Trained:
-    """What one ``fit`` left: every variable that training may write, and the losses of its epochs."""
+    """Holds what one ``fit`` left: every variable that training may write, and the losses of its epochs."""
 
     state: dict[str, np.ndarray]
     history: dict[str, list[float]]
@@ -41,7 +41,7 @@ class Trained:
 
 @dataclass(frozen=True)
 class Rewritten:
-    """What a ``fit`` in our order left; ``rewrites`` are (GraphDef that came, what was made of it)."""
+    """Holds what a ``fit`` in our order left; ``rewrites`` are (GraphDef that came, what was made of it)."""
 
     trained: Trained
     report: Report

@@ -1,4 +1,4 @@
-"""Which reasons a test may be skipped for; any other one fails a strict run."""
+"""Lists the reasons for which a test may be skipped; any other one fails a strict run."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from importlib import metadata
 
 import pytest
 
-# What this machine, or the TensorFlow that is supported first, cannot have.
+# This machine, or the TensorFlow that is supported first, cannot have these.
 ALLOWED = (
     r"needs a GPU",
     r"TF_OOO_GPUHLO is not set",
@@ -17,7 +17,7 @@ ALLOWED = (
     r"Keras 3 has no legacy optimizers",
     r"needs (root for memory groups|memory groups|the right to make memory groups)",
 )
-# What older ones lack, or what has no locked package for them.
+# Older ones lack these, or have no locked package for them.
 ALLOWED_ON_OLDER = (
     r"needs the XLA of TensorFlow 2\.21",
     r"needs what only Keras 3 has",

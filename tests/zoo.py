@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from tf_ooo.compat import keras_optimizers, versions
 
-# What the user's ``tf.keras`` is: Keras 3, Keras 2 on TensorFlow 2.15, tf_keras with TF_USE_LEGACY_KERAS=1.
+# The user's ``tf.keras`` is this: Keras 3, Keras 2 on TensorFlow 2.15, tf_keras with TF_USE_LEGACY_KERAS=1.
 keras = versions.user_keras()
 layers = keras.layers
 KERAS_3 = hasattr(keras, "ops")

@@ -13,8 +13,8 @@ from tf_ooo.costs.table import CostTable
 
 # Messages are small: what they take is the runtime's own time.
 ROWS, WIDTH = 2, 1024
-# Of the peaks in NVIDIA's data sheet (312 TFLOP/s in 16 bits, 2039 GB/s) what Megatron-LM reached with 1.7 B
-# weights (arXiv 2104.04473, table 1).
+# Megatron-LM reached this share of the peaks in NVIDIA's data sheet (312 TFLOP/s in 16 bits, 2039 GB/s) with
+# 1.7 B weights (arXiv 2104.04473, table 1).
 _A100 = device("a100", "fp16").derated(0.44)
 _HIDDEN, _HEADS, _SEQUENCE, _MICROBATCH = 1024, 16, 512, 16
 # Words, and the share of the tokens that have a loss.

@@ -35,7 +35,7 @@ class Version1:
 
     @property
     def is_there(self) -> bool:
-        """Whether this machine has groups of this version there."""
+        """Return whether this machine has groups of this version there."""
         # A group of version 2 may be called cpu, too: only version 1 has this file.
         return (self.folder / "tasks").exists()
 
@@ -146,7 +146,7 @@ def groups() -> Version1:
 
 
 def has_controller(folder: Path, name: str) -> bool:
-    """Whether groups of version 2 are in this folder, and the controller of that name is theirs."""
+    """Return whether groups of version 2 are in this folder, and the controller of that name is theirs."""
     controllers = folder / "cgroup.controllers"
     return controllers.exists() and name in controllers.read_text().split()
 

@@ -33,7 +33,7 @@ class MemoryGroups:
 
     @property
     def is_there(self) -> bool:
-        """Whether this machine has groups of this version there."""
+        """Return whether this machine has groups of this version there."""
         file_is_there = (self.folder / self.limit).exists()
         return has_controller(self.folder, "memory") if self.passes_on else file_is_there
 

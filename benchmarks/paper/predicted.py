@@ -49,7 +49,7 @@ class Prediction(NamedTuple):
     chosen: str  # the schedule that ``auto`` chose
 
 
-# What ours is planned for, seconds of its baseline, and the authors' gains.
+# Each setting is what ours is planned for, seconds of its baseline, and the authors' gains.
 _Setting = tuple[tuple[LayerCosts, ...], dict[str, Any], float, list[float]]
 
 

@@ -46,7 +46,7 @@ def build(of, rows=None):
     # The second sentence begins behind the first [SEP].
     is_end = ops.cast(ops.equal(words, SEP), "int32")
     second = ops.minimum(ops.cumsum(is_end, axis=1) - is_end, 1)
-    # Of the words: an embedding of a constant would be no layer of the model.
+    # Places are computed from the words: an embedding of a constant would be no layer of the model.
     places = 0 * words + np.arange(of.length, dtype="int32")
     x = layers.Embedding(of.vocabulary, of.width)(words) + layers.Embedding(of.length, of.width)(places)
     x = layers.LayerNormalization()(x + layers.Embedding(2, of.width)(second))
@@ -58,7 +58,7 @@ def build(of, rows=None):
     if of.task == "finetune":
         pooled = layers.Dense(of.width, activation="tanh")(x[:, 0])
         return keras.Model(words, layers.Dense(2)(pooled))
-    # Where words are hidden: ones first, from left to right.
+    # These are the places of hidden words: ones first, from left to right.
     _, hidden = ops.top_k(ops.cast(ops.equal(words, MASK), "float32"), of.hidden)
     x = ops.matmul(ops.one_hot(hidden, of.length), x)
     x = layers.LayerNormalization()(layers.Dense(of.width, activation="gelu")(x))

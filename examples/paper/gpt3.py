@@ -27,7 +27,7 @@ def check(of):
 def build(of, rows=None):
     """Logits of each next word.  GPT-3 has GPT-2's layers; every second one's attention is sparse there."""
     words = keras.Input((of.length,), dtype="int32", batch_size=rows)
-    # Of the words: an embedding of a constant would be no layer of the model.
+    # Places are computed from the words: an embedding of a constant would be no layer of the model.
     places = 0 * words + np.arange(of.length, dtype="int32")
     x = layers.Embedding(of.vocabulary, of.width)(words) + layers.Embedding(of.length, of.width)(places)
     for _ in range(of.layers):
@@ -45,7 +45,7 @@ def data(of, count, seed=0):
 
 
 def optimizer(of):
-    """As the authors have for BERT, at a rate at which loss falls at size tiny."""
+    """Return the authors' optimizer for BERT, at a rate at which loss falls at size tiny."""
     return adam_w(3e-4)
 
 

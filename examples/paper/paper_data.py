@@ -13,11 +13,11 @@ import numpy as np
 # The first words of every vocabulary.
 PAD, CLS, SEP, MASK, UNKNOWN = range(5)
 _SPECIAL = 5
-# Of tensorflow-datasets, and where the text is in a row of it.  OpenWebText is not among them.
+# These are names in tensorflow-datasets, and where the text is in a row. OpenWebText is not among them.
 _MRPC = ("glue/mrpc", "sentence1", "sentence2")
 _ARTICLES, _TALKS = ("wiki40b/en", "text"), ("ted_hrlr_translate/ru_to_en", "en")
 _MOST = 5000  # rows of them
-# What Wikipedia's articles have between their parts.
+# Wikipedia's articles have these between their parts.
 _MARKS = re.compile("_START_[A-Z]+_|_NEWLINE_")
 _FOLLOWED = 0.9  # of the generated words
 
@@ -174,7 +174,7 @@ def _digits():
 
 
 def _standardized(x):
-    """Of each channel: mean 0, standard deviation 1."""
+    """Give each channel mean 0 and standard deviation 1."""
     x = x.astype("float32")
     x -= x.mean((0, 1, 2), dtype="float64").astype("float32")
     variance = np.square(x).mean((0, 1, 2), dtype="float64")
@@ -183,7 +183,7 @@ def _standardized(x):
 
 
 def _cropped_and_flipped(x, random):
-    """As is usual for CIFAR: moved by up to 4 pixels, black beyond the edge; every second one mirrored."""
+    """Change pictures as usual for CIFAR: moved by up to 4 pixels, black beyond the edge; half mirrored."""
     count, pixels = x.shape[:2]
     rows, columns = (random.integers(0, 9, (count, 1)) + np.arange(pixels) for _ in range(2))
     columns = np.where(random.random((count, 1)) < 0.5, columns, columns[:, ::-1])
@@ -197,7 +197,7 @@ def _cifar100():
 
 
 def _imagenet(count, pixels):
-    """Of each image the square in the middle, 7/8 of the shorter side: as 224 pixels of 256."""
+    """Take the square in the middle of each image, 7/8 of the shorter side: as 224 pixels of 256."""
     import tensorflow as tf
 
     def square(row):
@@ -238,7 +238,7 @@ def _load(name):
 
 
 def _loaded(name, load):
-    """What ``load`` returns; what goes wrong in it, or must be downloaded by hand, is told in one line."""
+    """Return what ``load`` returns; an error in it, or a download by hand, is told in one line."""
     try:
         return load()
     except Exception as error:

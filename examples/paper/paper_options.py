@@ -1,4 +1,4 @@
-"""What the scripts of this folder can be told on their command lines."""
+"""Reads what the scripts of this folder can be told on their command lines."""
 
 import argparse
 import ast

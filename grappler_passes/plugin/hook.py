@@ -104,7 +104,7 @@ def _mark_captured(func_graph: Any, request: Request) -> None:
 
 @dataclass(frozen=True)
 class _Handle:
-    """Stands for a variable of which a function has only the handle: fused ops of legacy optimizers."""
+    """Stands for a variable known by its handle only: legacy optimizers give fused ops those of slots."""
 
     handle: Any
 

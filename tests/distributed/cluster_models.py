@@ -74,7 +74,7 @@ def calls_within_step(number, micro_batch, function):
 
 
 def hosts_of(model):
-    """Where its variables are: ``localhost`` is this process."""
+    """Return where its variables are: ``localhost`` is this process."""
     devices = [
         keras_variables.value_of(variable).device
         for variable in (*model.variables, *optimizer_variables(model))
@@ -89,5 +89,5 @@ def optimizer_variables(model):
 
 
 def devices_of(callback):
-    """Of the stages of the plan."""
+    """Return the devices of the plan's stages."""
     return [stage["device"] for stage in callback.report.pipeline["stages"]]

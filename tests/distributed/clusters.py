@@ -21,7 +21,7 @@ import tf_ooo
 from tests import forked, launches
 from tf_ooo.hosts.cluster import connect
 
-# Of tests that stop a worker: a worker that is only slow answers within it.
+# Tests that stop a worker take this: a worker that is only slow answers within it.
 SHORT_SILENCE_S = 3.0
 
 
@@ -52,7 +52,7 @@ def start_worker(cluster, task):
 
 
 def start_worker_program(cluster, task):
-    """As :func:`start_worker`, in a new Python as a user starts it."""
+    """Start a worker as :func:`start_worker`, in a new Python as a user does."""
     command = [sys.executable, "-m", "tf_ooo", "worker", "--cluster", cluster, "--task", str(task)]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 

@@ -43,12 +43,12 @@ def _tell(path):
 
 
 def file_of(folder, task):
-    """Where a worker writes what it is asked for."""
+    """Return the file into which a worker writes what it is asked for."""
     return Path(folder) / f"memory_{task}.json"
 
 
 def now_bytes(processes, folder):
-    """What each worker has allocated (``current``), and the most since it was asked before (``peak``)."""
+    """Return what each worker has allocated (``current``), and the most since last asked (``peak``)."""
     return [_ask(process, file_of(folder, task)) for task, process in enumerate(processes)]
 
 

@@ -127,7 +127,7 @@ def test_missing_worker_is_named():
 
 
 def test_other_versions_are_refused():
-    """What a real worker says is changed in its own runtime."""
+    """A real worker's answer is changed in its own runtime."""
     cluster = addresses(2)
     where = cluster.split(",")
     with workers(cluster, [1]):

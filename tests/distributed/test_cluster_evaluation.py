@@ -36,7 +36,7 @@ def resident_bytes(key):
 
 
 def growth_bytes(function):
-    """What a function returns, and how far this process grows meanwhile."""
+    """Return the result of a function, and how far this process grows meanwhile."""
     Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
     before = resident_bytes("VmRSS")
     result = function()
@@ -44,7 +44,7 @@ def growth_bytes(function):
 
 
 class Evaluating(keras.callbacks.Callback):
-    """What the model evaluates and predicts in the fit, and how far this process grows then and in saving."""
+    """Notes what the model evaluates and predicts in the fit, and how far this process grows in it."""
 
     def __init__(self, path):
         super().__init__()

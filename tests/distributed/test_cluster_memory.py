@@ -1,4 +1,4 @@
-"""Whether memory_limit_bytes holds, as the workers' allocators count it."""
+"""Checks that memory_limit_bytes holds, as the workers' allocators count it."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def tied(rows=24, words=12, table=9000, width=192):
 
 
 def smooth(rows=384, width=192):
-    """What stands between a layer and its activation is kept for the backward pass; it can be had again."""
+    """The tensors between layers and activations are kept for the backward pass; they can be had again."""
     return dense(rows, width, 6, "gelu")
 
 
@@ -121,7 +121,7 @@ class Peaks(keras.callbacks.Callback):
 
 
 def measured_peaks(cluster, build, schedule, epochs, limit_bytes=None, recompute="none", replicas=None):
-    """Of the last step, bytes on each worker; and the report.  The second step is the first over workers."""
+    """Return the last step's bytes on each worker, and the report. The second step is the first there."""
     keras.utils.set_random_seed(3)
     model, x, y = build()
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
@@ -194,7 +194,7 @@ def test_layers_that_run_again_need_less_as_the_allocators_count_it(cluster):
 
 
 class Predicting(keras.callbacks.Callback):
-    """What the model predicts of many rows at the end of a fit, and the most bytes of each worker then."""
+    """Predicts many rows at the end of a fit, and notes the most bytes of each worker then."""
 
     def __init__(self, ask, x):
         super().__init__()
@@ -207,7 +207,7 @@ class Predicting(keras.callbacks.Callback):
 
 
 def test_predictions_stay_within_the_limit(cluster):
-    """Of eight training batches at once, which the workers would need several times as much for."""
+    """Eight training batches are predicted at once; workers would need several times as much for them."""
     rows, peaks = 192 * COUNT, {}
     many = np.random.default_rng(1).normal(size=(8 * rows, 24)).astype("float32")
     for limit in (None, 6_000_000):

@@ -24,7 +24,7 @@ pytestmark = [
     pytest.mark.takes(90),
     needs_memory_groups,
 ]
-# Of each worker's group; its process takes about 700 MB of it.
+# Each worker's group has so much; its process takes about 700 MB of it.
 LIMITS = (1400 << 20, 1100 << 20)
 ROWS = 32
 
@@ -120,5 +120,5 @@ def test_a_limit_that_is_given_wins(cluster, asked, said):
     trained([callback], [64, 64, 8], epochs=1)
     assert callback.report.memory_limit_bytes == (asked or None)
     assert callback.report.memory_limit_from == said
-    # Of workers' devices too, so that their GPUs are known.
+    # The devices of workers are among them, so that their GPUs are known.
     assert set(callback.report.pipeline.devices) <= set(runtime.device_memory_bytes())

@@ -95,7 +95,7 @@ def train_late(cluster, model, callbacks=(), initial_epoch=0, **options):
     ours = tf_ooo.OOOBackprop(mode="layerpipe", devices=cluster, schedule="layerpipe", **options)
     settings = {"batch_size": 16, "shuffle": False, "verbose": 0, "epochs": 2, "initial_epoch": initial_epoch}
     model.fit(x, y, callbacks=[ours, *callbacks], **settings)
-    # What makes gradients late: tensors that wait in registers for a later round.
+    # Gradients are late because tensors wait in registers for a later round.
     assert ours.report.layerpipe["registers"] > 0
     assert max(ours.report.layerpipe["delay_steps"].values()) > 0
     return model.get_weights(), ours.report

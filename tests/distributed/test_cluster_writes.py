@@ -1,4 +1,4 @@
-"""What is written to variables on a worker is there when a function reads them."""
+"""A value that is written to a variable on a worker is there when a function reads it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What goes wrong on one rank or on all keeps all in the stock order, is said, and costs no training."""
+"""A failure on one rank or on all keeps all in the stock order, is said, and costs no training."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def _cycle(graph_def: Any) -> None:
     producer.input.append(f"^{node.name}")
 
 
-# What a faulty pass does to the ordered steps, and the rule of verify.py that it breaks.
+# Each faulty pass does this to the ordered steps, and breaks this rule of verify.py.
 FAULTS = {
     "other_input": (_other_input, "data inputs"),
     "other_op": (_other_op, "op"),
@@ -337,7 +337,7 @@ def test_the_slowest_rank_counts(engine, quick_plans, monkeypatch, takes, name):
     assert kept or "measured 3000.00 ms a step against 2000.00 ms" in report.fallback_reason
 
 
-# As above, and what is said, where one step at a time takes 1 s and 3 s.
+# These are the same, and what is said, where one step at a time takes 1 s and 3 s.
 ALONE_OR_TOGETHER = {
     "several_are_faster": ((2.0, 2.5), (2.0, 2.5), "measured 2500.00 ms a step against 2000.00 ms"),
     "one_is_faster": (

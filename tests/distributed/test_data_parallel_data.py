@@ -56,7 +56,7 @@ def test_data_that_end_within_an_execution(engine):
 
 
 def test_sparse_batches(engine):
-    """As many rows on each rank, but other numbers of values in them."""
+    """Each rank has as many rows, but other numbers of values in them."""
     x, y = t.data(engine.rank, 80)
     x *= np.random.default_rng(engine.rank).random(x.shape) < 0.3
     model = t.compiled(t.mlp(), keras.optimizers.SGD(0.05))

@@ -1,4 +1,4 @@
-"""What depends on who communicates, Horovod or TensorFlow's collectives, and on how many ranks there are."""
+"""Some results depend on the engine, Horovod or TensorFlow's collectives, and on the number of ranks."""
 
 from __future__ import annotations
 
@@ -155,8 +155,8 @@ def test_half_precision_embedding(engine):
     assert t.equal_on_all_ranks(engine, model)
 
 
-# Of one process on all ranks' batches together, whose sums are in another order: with float64 the order is
-# all that differs; with float32 and Adam it is not, as Adam's steps are as long for gradients near zero.
+# One process trains on all ranks' batches together, whose sums are in another order: with float64 the order
+# is all that differs; with float32 and Adam it is not, as Adam's steps are as long for gradients near zero.
 JOINT = {
     "sgd": (t.mlp, lambda: keras.optimizers.SGD(0.05), t.data, "float32", 1e-6),
     "adam": (t.mlp, lambda: keras.optimizers.Adam(0.003), t.data, "float64", 1e-12),

@@ -1,4 +1,4 @@
-"""What ``fit`` does around the steps: begins, stops, averages logs, puts the model back."""
+"""The fit does more than steps: it begins, stops, averages logs, puts the model back."""
 
 from __future__ import annotations
 

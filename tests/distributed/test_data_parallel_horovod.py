@@ -1,4 +1,4 @@
-"""What only Horovod has: its launcher, its optimizer, an allreduce in the middle of a model."""
+"""Only Horovod has these: its launcher, its optimizer, an allreduce in the middle of a model."""
 
 from __future__ import annotations
 

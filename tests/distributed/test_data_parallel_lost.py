@@ -94,7 +94,7 @@ def _train_with_an_error_on_rank_1_whose_process_stays() -> None:
 
 
 def _ended(engine: str, function: Any, *arguments: Any) -> list[str]:
-    """What each has said when both have ended, which they do in time."""
+    """Return what each has said when both have ended, which they do in time."""
     with launches.training_together(engine, 2, function, *arguments) as processes:
         return [process.communicate(timeout=END_S + 60)[0] for process in processes]
 

@@ -1,4 +1,4 @@
-"""What would train the ranks apart is refused, on all of them, before the first step or after it."""
+"""All ranks refuse what would train them apart, before the first step or after it."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def _with(layer: Any) -> keras.Model:
     return keras.Sequential([keras.Input((12,)), layer, keras.layers.Dense(4)])
 
 
-# What differs on rank 1: its model, the model of rank 0, what is said.
+# Rank 1 differs in this: its model, the model of rank 0, what is said.
 OTHER_MODELS = {
     "units": (lambda: _dense(17), lambda: _dense(16), r"rank 1 has weights\[0\].*17.*rank 0 has.*16"),
     "number_of_weights": (lambda: _some_layers(3), lambda: _some_layers(2), "rank 1 has 6 weights"),
@@ -58,7 +58,7 @@ def test_different_models_are_refused(engine, name):
     _refused(engine, t.compiled((of_rank_1 if engine.rank == 1 else of_rank_0)(), "sgd"), said)
 
 
-# What differs on rank 1: its arguments, those of rank 0, what is said.
+# Rank 1 differs in this: its arguments, those of rank 0, what is said.
 OTHER_ARGUMENTS = {
     "batch": ({"batch_size": 4}, {"batch_size": 8}, r"rank 1 has batch.*4\], rank 0 has.*8\]"),
     "op": ({"options": {"op": "Sum"}}, {"options": {"op": "Average"}}, 'rank 1 has options.op "Sum"'),

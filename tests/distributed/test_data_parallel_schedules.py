@@ -155,7 +155,7 @@ def test_a_short_first_fit_limits_no_later_one(engine):
 
 
 def test_dump_dir_holds_the_graph_after_each_pass(engine, tmp_path):
-    """Of rank 0, whose order is that of all; each step by itself, and all of them together."""
+    """Rank 0 writes them, whose order is that of all; each step by itself, and all of them together."""
     folder = tmp_path / f"rank_{engine.rank}"
     model = t.compiled(t.mlp(), "adam", steps_per_execution=2)
     options = {"schedule": "fast_forward", "profile_steps": 0, "dump_dir": folder}

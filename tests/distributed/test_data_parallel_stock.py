@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.ranks(2), pytest.mark.takes(70)]
 
 @dataclass(frozen=True)
 class Case:
-    """What is trained."""
+    """Describes what is trained."""
 
     make: Callable[[], Any]
     optimizer: Callable[[], Any]

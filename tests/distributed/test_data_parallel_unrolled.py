@@ -45,7 +45,7 @@ def test_what_callbacks_see_between_executions(engine):
 
 
 def test_logs_are_those_of_keras(engine):
-    """What callbacks see after each execution, and at the end of the epoch, with metrics."""
+    """Callbacks see these after each execution, and at the end of the epoch, with metrics."""
     seen: list[list[Any]] = []
     for options in ({"unroll": 1}, {"unroll": 4} | ORDERED):
         model = t.compiled(t.mlp(), "adam", metrics=["accuracy"], steps_per_execution=4)
@@ -64,7 +64,7 @@ def test_logs_are_those_of_keras(engine):
 
 
 def test_stops_after_the_execution_in_which_it_is_told(engine):
-    """As Keras does."""
+    """It stops where Keras does."""
     model = t.compiled(t.mlp(), "adam", steps_per_execution=4)
     callback = t.ours(model, t.data(engine.rank, 80), [t.CountSteps(stop_at=2)], epochs=3, options=ORDERED)
     assert _is_reordered(callback)

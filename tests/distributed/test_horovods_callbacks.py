@@ -28,7 +28,7 @@ def data_of(rank):
 
 
 class Seen(keras.callbacks.Callback):
-    """What a callback behind others is told, and the rate of each batch."""
+    """Notes what a callback behind others is told, and the rate of each batch."""
 
     def __init__(self):
         super().__init__()

@@ -106,7 +106,7 @@ def test_loopback(address, loopback):
 
 
 def open_port(address):
-    """What a server does whose port was opened past our library."""
+    """Open a port as a server does past our library."""
     with listening.only_at(address), socket.socket() as server:
         server.bind(("127.0.0.1", 0))
 

@@ -20,7 +20,7 @@ from tests.zoo import needs_keras_3
 
 # Backups are Keras 3's.
 pytestmark = [needs_keras_3, pytest.mark.takes(35)]
-# Of one variant: the trainings without a fault are three.
+# One variant is enough: the trainings without a fault are three.
 NUMBERS = {57: "single", 488: "single", 494: "pipeline_workers", 540: "pipeline_workers", 74: "layerpipe"}
 
 

@@ -1,4 +1,4 @@
-"""Of three ranks one is lost, or does something else: the two others name it, before training and in it."""
+"""Two of three ranks name the third, which is lost or does something else, before training and in it."""
 
 from __future__ import annotations
 
@@ -219,7 +219,7 @@ def test_a_rank_that_is_stopped_before_training_is_named(engine, victim):
 
 
 def hold_pythons_lock(seconds: int) -> None:
-    """As rank 1 does that reads data in a library which does not let go of it; rank 0 pauses meanwhile."""
+    """Hold Python's lock as a library does in which rank 1 reads data; rank 0 pauses meanwhile."""
     Attention.SILENCE_S = SHORT_SILENCE_S
     engine = data_parallel.connect()
     if engine.rank == 1:
@@ -269,7 +269,7 @@ def test_a_rank_that_is_lost_while_a_library_begins_is_named(engine, how):
 
 
 def abort_in_the_beginning(lost: bool) -> None:
-    """As Gloo does in a thread of its own, at once, where another rank is lost; or for another reason."""
+    """Abort at once, as Gloo does in its own thread where another rank is lost; or for another reason."""
     import horovod.tensorflow as hvd
 
     def abort_or_die() -> None:

@@ -43,7 +43,7 @@ def batches_of(rank):
 
 
 def joint_batches(ranks):
-    """Of these ranks together."""
+    """Yield the batches of these ranks together."""
     for parts in zip(*(batches_of(rank) for rank in ranks), strict=True):
         yield tuple(np.concatenate(arrays) for arrays in zip(*parts, strict=True))
 
@@ -88,13 +88,13 @@ def train_in_turns(ranks, **options):
 
 
 def joint_turns():
-    """Of one pipeline; in a process alone."""
+    """Return the weights of one pipeline; in a process alone."""
     return train_in_turns(range(RANKS), microbatches=4)[0]
 
 
 @pytest.fixture(scope="module")
 def alone():
-    """What processes alone leave; before this rank runs its first op."""
+    """Return what processes alone leave; they run before this rank's first op."""
     own = launches.without_launcher()
     return {
         "once": forked.result_of(joint_training, 3, environment=own),
@@ -151,7 +151,7 @@ def test_replicas_put_variables_back_when_a_callback_raises():
 
 
 def test_replicas_predict_on_their_stages_devices(monkeypatch):
-    """As one pipeline does; each rank for itself."""
+    """Each rank predicts for itself, as one pipeline does."""
     calls, staged = [], StagedEvaluation.__call__
     monkeypatch.setattr(
         StagedEvaluation, "__call__", lambda self, *given: calls.append(1) or staged(self, *given)

@@ -20,7 +20,7 @@ from tf_ooo.planning.choosing.plan import as_asked, policy_named
 from tf_ooo.planning.model.problem import Problem
 from tf_ooo.tracing.sync import checksum
 
-# Of an epoch; of them so many together: five whole executions and a shorter one.
+# An epoch has so many steps, and so many run together: five whole executions and a shorter one.
 STEPS, TOGETHER, ROWS = 22, 4, 8
 KERAS_3 = hasattr(keras, "ops")
 # Who starts the ranks of a test, as parameters of the fixture "engine".
@@ -149,7 +149,7 @@ def joint(per_rank: Callable[[int], tuple[np.ndarray, np.ndarray]], size: int, r
 
 
 def bits(model: keras.Model) -> list[str]:
-    """What tells apart the bits of each weight: a short digest, which can be read where one differs."""
+    """Return a short digest of each weight, which can be read where one differs."""
     digests = [hashlib.sha1(value.tobytes()).hexdigest()[:16] for value in model.get_weights()]
     assert digests
     return digests
@@ -170,7 +170,7 @@ def communications(step: Any) -> int:
 
 
 def communicates(callback: tf_ooo.OOOBackprop, model: keras.Model) -> bool:
-    """Whether the step that Keras calls has a communication for each weight."""
+    """Return whether the step that Keras calls has a communication for each weight."""
     return communications(callback._life.mode.ranks.step.function) >= len(model.trainable_weights)
 
 

@@ -30,7 +30,7 @@ from tests.fuzz.__main__ import COLUMNS, numbers_of
 
 # In each process that runs set-ups.
 _INTERRUPTED = threading.Event()
-# Of the table: heading, and which outcomes are counted.
+# The table has these headings, each with the outcomes that it counts.
 FAILURES = {
     "hangs": ("hangs", "left behind"),
     "unreadable": ("unreadable",),
@@ -90,7 +90,7 @@ def main(
 
 
 def _import_everything() -> None:
-    """What a training needs, without running an op; what is there now is not looked through in the forks."""
+    """Import what a training needs, without running an op; forks do not collect what is there now."""
     for name in ("single_device", "data_parallel", "pipeline", "layerpipe"):
         importlib.import_module(f"tf_ooo.modes.{name}.fit")
     for name in ("tf_ooo.cli.worker", "tf_ooo.modes.replicated", "tf_ooo.modes.compiled.session"):
@@ -102,7 +102,7 @@ def _import_everything() -> None:
 
 
 def _begin_apart() -> None:
-    """Of a process that runs set-ups: Ctrl-C does not reach it by itself, and so comes once."""
+    """Begin a process that runs set-ups: Ctrl-C does not reach it by itself, and so comes once."""
     forked.end_with_parent()
     os.setpgid(0, 0)
 

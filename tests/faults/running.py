@@ -40,7 +40,7 @@ _PR_SET_CHILD_SUBREAPER = 36
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of a set-up.
+    """Says what came of a set-up.
 
     Attributes:
         kind: ``"good"``, or what failed: ``"hangs"``, ``"crashes"``, ``"left behind"``, ``"unreadable"``,
@@ -66,7 +66,7 @@ class Failed(Exception):
 
 @dataclass
 class Processes:
-    """Those of one training: the ranks by number, and workers, which outlive them."""
+    """Holds the processes of one training: the ranks by number, and workers, which outlive them."""
 
     folder: Path
     training: Training
@@ -74,7 +74,7 @@ class Processes:
     workers: dict[str, forked.Forked] = field(default_factory=dict)
 
     def start_workers(self) -> None:
-        """Those that are not there."""
+        """Start the workers that are not there."""
         count = MODES[self.training.mode].workers
         self.cluster = self.cluster or (addresses(count + 1) if count else "")
         for task in range(1, count + 1):
@@ -84,7 +84,7 @@ class Processes:
                 wait_until_ready(self.workers[name])
 
     def end_workers(self) -> None:
-        """As a user does; one that is stopped goes on, to its end.  Failed: one does not end."""
+        """End the workers as a user does; a stopped one goes on, to its end. Failed: one does not end."""
         for name, worker in self.workers.items():
             worker.terminate()
             worker.send_signal(signal.SIGCONT)
@@ -128,7 +128,7 @@ class Processes:
         return Order(self.training, self.folder, rank, self.cluster, fault, victim)
 
     def ended(self) -> list[Ended] | None:
-        """What each rank has written; None: some have not come to their end."""
+        """Return what each rank has written; None: some have not come to their end."""
         files = [self.folder / f"ended{rank}" for rank in range(MODES[self.training.mode].ranks)]
         if not all(file.exists() for file in files):
             return None
@@ -183,7 +183,7 @@ def _undisturbed(training: Training, folder: Path) -> Reference:
 
 @contextlib.contextmanager
 def own_folder() -> Iterator[Path]:
-    """As tempfile.TemporaryDirectory, which a forked process would remove at its end."""
+    """Yield a folder as tempfile.TemporaryDirectory, which a forked process would remove at its end."""
     folder = Path(tempfile.mkdtemp(prefix="faults-"))
     try:
         yield folder

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-# Of every training: epochs of so many steps, of so many rows.
+# Every training has so many epochs, of so many steps, of so many rows.
 EPOCHS, STEPS, ROWS = 4, 3, 8
 
 
 @dataclass(frozen=True)
 class Mode:
-    """What a training of that name is made of.
+    """Describes what a training of that name is made of.
 
     Attributes:
         options: of ``OOOBackprop``; ``devices`` of a cluster are added.
@@ -73,7 +73,7 @@ class Point:
     number: int
 
 
-# What a process is called: the training's first one, its others, a worker; or all of them at once.
+# Processes are called like this: the training's first one, its others, a worker; or all of them at once.
 FIRST, SECOND, WORKER, ALL = "rank 0", "rank 1", "worker 1", "all"
 
 

@@ -1,4 +1,4 @@
-"""What a process that trains does: goes on from the newest checkpoint, is struck, writes down its end."""
+"""Trains in a process: goes on from the newest checkpoint, is struck, writes down its end."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Ended:
 
 @dataclass(frozen=True)
 class Order:
-    """What a process is to do.
+    """Says what a process is to do.
 
     Attributes:
         folder: of the run; ``DISK`` in it is saved to.

@@ -32,7 +32,7 @@ COLUMNS = (
 
 
 def numbers_of(count: int, seed: int, number: int | None) -> range:
-    """Those to run: one, or the first so many of a seed."""
+    """Return the numbers to run: one, or the first so many of a seed."""
     if number is not None:
         return range(number, number + 1)
     return range(seed * NUMBERS, seed * NUMBERS + count)

@@ -1,4 +1,4 @@
-"""What set-ups are drawn from: layers with their arguments, optimizers, losses, metrics."""
+"""Lists what set-ups are drawn from: layers with their arguments, optimizers, losses, metrics."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 # Among an argument's values: it is left out, as its default is taken.
 LEFT_OUT = ...
 
-# What an input is: the dimensions beside that of the rows, of the tensor that the first layer takes.
+# An input has these dimensions beside that of the rows, in the tensor that the first layer takes.
 RANKS = {"features": 1, "tokens": 2, "sequence": 2, "image": 3, "volume": 4}
 WORDS = 11
 BATCH_SIZE = 4
@@ -205,7 +205,7 @@ RATE_SCHEDULES = {
     "PiecewiseConstantDecay": {"boundaries": ([1, 3],), "values": ([0.03, 0.02, 0.01],)},
 }
 
-# Of each loss: what its targets are.
+# Each loss has such targets.
 LOSSES = {
     "SparseCategoricalCrossentropy": "classes",
     "CategoricalCrossentropy": "one_hot",

@@ -54,7 +54,7 @@ os.environ["TF_CONFIG"] = json.dumps({"cluster": {"worker": workers}, "task": ta
 
 
 def launching(setup: Setup) -> tuple[str, str]:
-    """What stands before a program that two ranks run, and how to run it."""
+    """Return what stands before a program that two ranks run, and how to run it."""
     if not setup.ranks:
         return "", ""
     variables = "".join(f"{name}={value} " for name, value in LAUNCHES[setup.ranks.launch].items())

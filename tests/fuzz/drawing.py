@@ -33,7 +33,7 @@ from tests.fuzz.several import as_pipelines, as_ranks
 INPUT_KINDS = {1: ("features",), 2: ("tokens", "sequence"), 3: ("image",), 4: ("volume",)}
 SHAPES = {"features": (7,), "tokens": (4,), "sequence": (4, 5), "image": (6, 5, 3), "volume": (4, 3, 4, 2)}
 
-# What a mode draws beside the model.
+# Each mode draws this beside the model.
 MODES = {"single": lambda setup, _: setup, "pipeline": as_pipelines, "data_parallel": as_ranks}
 
 
@@ -226,7 +226,7 @@ def without_penalties_of_another_type(setup: Setup) -> Setup:
 
 
 def _without_conflicts(name: str, arguments: tuple[tuple[str, Any], ...]) -> tuple[tuple[str, Any], ...]:
-    """What Keras or TensorFlow refuses together is not drawn together."""
+    """Leave out what Keras or TensorFlow refuses together."""
     values = dict(arguments)
     if name == "DepthwiseConv2D" and values.get("strides") == 2:
         values["padding"] = "same"

@@ -75,7 +75,7 @@ def body(setup: Setup) -> str:
 
 
 def text(value: Any) -> str:
-    """As in a program."""
+    """Write a value as in a program."""
     if isinstance(value, Part):
         return f"{value.kind}({', '.join(f'{name}={text(inner)}' for name, inner in value.arguments)})"
     if isinstance(value, tuple) and any(isinstance(inner, Part) for inner in value):

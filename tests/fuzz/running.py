@@ -17,7 +17,7 @@ GOOD, REFUSED, SAID = "good", "refused", "said"
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of a set-up.
+    """Says what came of a set-up.
 
     ``kind`` is ``"good"``, ``"refused"`` (a mode names what it does not take), ``"said"`` (another result,
     and a line that names what is not the same), ``"stock"`` (the stock

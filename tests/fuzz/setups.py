@@ -31,7 +31,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Skip:
-    """What goes through these layers is joined with what goes past them."""
+    """Joins what goes through these layers with what goes past them."""
 
     join: str
     steps: tuple[Part, ...]
@@ -139,7 +139,7 @@ class Setup:
 
     @property
     def mode(self) -> str:
-        """As of the command."""
+        """Return the mode as the command names it."""
         if self.ranks:
             return "data_parallel"
         return "pipeline" if self.pipelines else "single"
@@ -151,7 +151,7 @@ class Setup:
         return joins + sum(map(trained_layers_of, (*steps, *self.trunk))) + len(self.outputs)
 
     def has_chain(self) -> bool:
-        """Whether anything is trained below the outputs: there is nothing to move otherwise.
+        """Return whether anything is trained below the outputs: there is nothing to move otherwise.
 
         Several cells are layers of one loop, past which nothing may be moved.
         """
@@ -173,7 +173,7 @@ class Setup:
 
 
 def trains(step: Step) -> bool:
-    """Whether it has weights that are trained."""
+    """Return whether it has weights that are trained."""
     if isinstance(step, Skip) and step.join != "Concatenate":
         return True  # a dense layer before the join
     for part in parts_of(step):
@@ -231,7 +231,7 @@ def keeps_shape(part: Part) -> bool:
 
 
 def is_valid(setup: Setup) -> bool:
-    """Whether each layer takes what comes before it, and something is left of the set-up."""
+    """Return whether each layer takes what comes before it, and something is left of the set-up."""
     if not setup.branches or not setup.outputs:
         return False
     if any((branch.kind == "tokens") != (branch.embedding is not None) for branch in setup.branches):

@@ -61,7 +61,7 @@ class Worker:
         return first
 
     def _outcomes(self) -> list[Outcome]:
-        """Of all ranks, as they come."""
+        """Return the outcomes of all ranks, as they come."""
         outcomes: list[Outcome] = []
         waiting, end = dict(enumerate(self._connections)), time.monotonic() + TIMEOUT_S
         while waiting and (left_s := end - time.monotonic()) > 0:

@@ -66,7 +66,7 @@ NETWORKS = {f.__name__: f for f in (dense, conv, depthwise, attention, lstm)}
 
 
 def order_of(name: str, **options) -> list[hlo_order.Launch]:
-    """What the rewritten train step of a network launches on an H100."""
+    """Return what the rewritten train step of a network launches on an H100."""
     return hlo_order.launches(compiled_step(name, **options)[0])
 
 
@@ -122,7 +122,7 @@ def test_what_leaves_the_cuda_graphs_is_said():
 
 
 def test_runs_between_calls_are_captured_if_they_are_long_enough():
-    """What the joint schedule counts: five kernels make a graph, three do not unless XLA is told so."""
+    """The joint schedule counts on this: five kernels make a graph, three do not unless XLA is told so."""
     way = ways(Options(schedule="multi_stream", any_platform=True))[0]
     _, dense_ours = compiled_step("dense", way)
     shorter = dataclasses.replace(way, flags=(f"--xla_gpu_graph_min_graph_size={LEAST_RUN - 2}",))

@@ -1,4 +1,4 @@
-"""What must hold of every classified training graph, checked without the classifier's own means."""
+"""Checks what must hold of every classified graph, without the classifier's own means."""
 
 from __future__ import annotations
 

@@ -317,7 +317,7 @@ def averaged_weights() -> Any:
 
 @step(tf.TensorSpec((5, 5)))
 def one_weight() -> Any:
-    """What it makes has its shape by chance."""
+    """The result has its shape by chance."""
     (weight,) = weights_of((5, 5))
     slot = tf.Variable(tf.zeros((5, 5)), name="slot", trainable=False)
 

@@ -62,7 +62,7 @@ def nodes(flow: FlowGraph, names: str) -> list[int]:
 
 
 def names_of(flow: FlowGraph, numbers: Sequence[int]) -> list[str]:
-    """Of nodes, in the order of the graph."""
+    """Return the names of nodes, in the order of the graph."""
     return [flow.names[number] for number in sorted(numbers)]
 
 
@@ -78,7 +78,7 @@ def access(
 
 
 def facts(flow: FlowGraph, **known: object) -> SimpleNamespace:
-    """What the parts ask a GradientFlow for; what is not given is empty."""
+    """Return what the parts ask a GradientFlow for; what is not given is empty."""
     none = [0] * len(flow)
     plain = {
         "flow": flow, "weights": [], "variables": [], "all_sinks": {}, "handle_nodes": set(), "cyclic": False,

@@ -60,11 +60,11 @@ class InTurns(Gan):
         return self.of_both
 
     def noise(self, real, first):
-        """What the generator is given."""
+        """Return what the generator is given."""
         return real
 
     def after_update(self):
-        """What else is done with the critic then."""
+        """Do what else is done with the critic then."""
 
     def train_step(self, data):
         real = data[0] if isinstance(data, tuple) else data
@@ -85,7 +85,7 @@ class InTurns(Gan):
 
 
 class CriticTwice(InTurns):
-    """As of Wasserstein GANs: several updates by one optimizer."""
+    """Updates several times by one optimizer, as Wasserstein GANs do."""
 
     times = 2
 

@@ -41,12 +41,12 @@ def distance(a, b):
 
 
 def same(a, b):
-    """Whether they have the same bits."""
+    """Return whether they have the same bits."""
     return all(np.array_equal(x, y) for x, y in zip(a, b, strict=True))
 
 
 def mean_losses(losses):
-    """What Keras reports after each batch: the mean over the rows so far."""
+    """Return what Keras reports after each batch: the mean over the rows so far."""
     sizes = [rows(n) for n in range(len(losses))]
     return np.cumsum(np.array(losses) * sizes) / np.cumsum(sizes)
 

@@ -93,7 +93,7 @@ def fitted_spread(model, callback, epochs=1, more=(), rows=None, **arguments):
     return fit_spread(model, callback, x, y, callbacks=more, **given)
 
 
-# Of devices with cores of their own: plans are the same on machines with few cores and with many.
+# Devices have cores of their own: plans are the same on machines with few cores and with many.
 OWN_CORES = tf_ooo.Link(30e-6)
 
 
@@ -187,7 +187,7 @@ class SavesEpoch(keras.callbacks.Callback):
 
 
 def reloaded(model):
-    """As it comes from a checkpoint."""
+    """Return the model as it comes from a checkpoint."""
     with tempfile.TemporaryDirectory() as folder:
         file = os.path.join(folder, "model.keras")
         model.save(file)

@@ -171,7 +171,7 @@ def layers_of(model):
 
 
 def spread_fit(model, callback, data, *more, **arguments):
-    """Of batches whose last is smaller."""
+    """Fit on batches whose last is smaller."""
     return fit_spread(model, callback, dataset(data), callbacks=more, **arguments)
 
 

@@ -22,7 +22,7 @@ from tf_ooo.tracing.sync import build
 from tf_ooo.tracing.variables import Moved, all_variables
 
 DEVICES = [f"/job:localhost/replica:0/task:0/device:CPU:{number}" for number in range(4)]
-# Of the nine batches three are left when the rounds of four devices are full.
+# Three of the nine batches are left when the rounds of four devices are full.
 TOGETHER = 3
 _KINDS = ("F", "dO", "dW")
 _ROUND = re.compile(r"^round_\d+/")
@@ -119,7 +119,7 @@ def assert_spread(made, processors):
 
 
 def _in_turn(made, key):
-    """Of the ops that no data order: those that wait for their processor's task before, and the others.
+    """Return the ops in no order of data that wait for their processor's task before, and the others.
 
     What the tasks before need themselves cannot wait, and is neither.
     """
@@ -137,7 +137,7 @@ def _in_turn(made, key):
 
 
 def _index_of(made, key):
-    """Of a function; of a single round, whose ops are in no scope, before other ops took their names."""
+    """Index a function, or a single round, whose ops are in no scope, before other ops took their names."""
     if key[2] == 1:
         return GraphIndex(with_given(made.ticks._parts[key[0], key[1], key[3]].turns.graph_def))
     return GraphIndex(made.ticks._functions[key].get_concrete_function().graph.as_graph_def())
@@ -163,7 +163,7 @@ def _lanes(made, index, rounds):
 
 @contextlib.contextmanager
 def recorded():
-    """What ``fit`` spreads in the block: a list of Spread."""
+    """Yield a list of each Spread that ``fit`` makes in the block."""
     spreads = []
 
     def recording(*arguments, **options):

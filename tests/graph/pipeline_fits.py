@@ -20,7 +20,7 @@ from tf_ooo.compat import keras_optimizers, keras_variables
 
 @dataclass(frozen=True)
 class Fitted:
-    """What a fit left.
+    """Holds what a fit left.
 
     Attributes:
         weights, state: of the model and of its optimizer.
@@ -118,7 +118,7 @@ class Training:
         return other
 
     def left(self, history=None, report=None) -> Fitted:
-        """What training has left."""
+        """Return what training has left."""
         model = self.model
         state = [np.asarray(variable) for variable in keras_optimizers.state_of(model.optimizer)]
         return Fitted(model.get_weights(), state, history or {}, report, places(model, []))

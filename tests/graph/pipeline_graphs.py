@@ -1,4 +1,4 @@
-"""What a graph that a pipeline has rewritten must be like, judged by the graph alone."""
+"""Judges a graph that a pipeline has rewritten by the graph alone."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class Rewritten:
         return up
 
     def unplanned(self):
-        """What ordered ops read of other tasks, though no schedule makes them wait for those.
+        """Return what ordered ops read of other tasks, though no schedule makes them wait for those.
 
         Schedules know that F comes after F below, dO after F and after dO above, dW after F, dO and dO
         above.  What adds up the gradients of a tied weight, and what follows, is no part of any order.  A
@@ -119,12 +119,12 @@ class Rewritten:
         return pairs
 
     def _is_shared(self, i):
-        """Whether an op is there for more than one micro-batch."""
+        """Return whether an op is there for more than one micro-batch."""
         return self.index.ops[i] == "ReadVariableOp" or is_sum(self.graph.node[i])
 
     def sent_early(self):
-        """Of each dO that is one task with its dW: how many ops of dW its messages wait for, and which do
-        not.
+        """Return, for each dO that is one task with its dW, how many ops of dW its messages wait for, and
+        which not.
 
         Messages are results that other tasks read.  What of dW is computed from one of them cannot be waited
         for, and the sums over micro-batches belong to no task.
@@ -145,7 +145,7 @@ class Rewritten:
         return waited_for, early
 
     def _readers(self, i):
-        """What reads an op's results."""
+        """Return the ops that read an op's results."""
         return {s for s in self.index.succs[i] if any(p == i for p, _ in self.index.data_preds[s])}
 
     def redundant(self):
@@ -174,7 +174,7 @@ class Rewritten:
 
 
 def is_backward_pair(before, after):
-    """Whether these are the dO and the dW of one stage and micro-batch."""
+    """Return whether these are the dO and the dW of one stage and micro-batch."""
     same = (before.stage, before.microbatch) == (after.stage, after.microbatch)
     return same and (before.kind, after.kind) == ("dO", "dW")
 

@@ -211,7 +211,7 @@ def two_inputs():
 
 
 class DoubledByPython(keras.layers.Layer):
-    """What only Python knows of a tensor's shape; and a function with a gradient of its own."""
+    """Only Python knows this tensor's shape; and the function has a gradient of its own."""
 
     def call(self, x):
         @tf.custom_gradient
@@ -292,7 +292,7 @@ def looped():
 
 
 def looped_residual():
-    """What comes out of a loop meets something of a lower layer."""
+    """The result of a loop meets something of a lower layer."""
     inputs = keras.Input((4, 3))
     x = layers.Dense(6)(inputs)
     for _ in range(2):

@@ -69,7 +69,7 @@ def test_optimizers(name):
 
 @pytest.mark.parametrize("name", ["moving_average", "swa"])
 def test_averages_of_weights(name):
-    """What ``assign_average_vars`` puts into the model, as AverageModelCheckpoint does."""
+    """Both models get what ``assign_average_vars`` puts into them, as AverageModelCheckpoint does."""
     stock, ours, _ = assert_same_bits(addons.mlp, name)
     before = stock.get_weights()
     for model in (stock, ours):

@@ -1,4 +1,4 @@
-"""Whether a step that is traced again is the one that was traced before."""
+"""Tells whether a step that is traced again is the one that was traced before."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_what_is_no_tf_function_is_not_looked_at():
 
 @pytest.mark.parametrize("name", zoo.SMALL)
 def test_models_trace_alike(name):
-    """What Keras and TensorFlow number anew in each trace is no difference."""
+    """Keras and TensorFlow number some things anew in each trace, which is no difference."""
     model, x, y = zoo.compiled(zoo.SMALL[name])
     stock = train_function.train_function_of(model)
     batches = iter(tf.data.Dataset.from_tensor_slices((x, y)).batch(3))

@@ -135,7 +135,7 @@ def test_the_first_op_of_the_weights_shape(gradient):
 def test_ops_of_several_weights_finish_none(gradient):
     two = [weight((3, 4)), weight((3, 4))]
     assert finished(gradient, two, reach=bits(gradient, early=A | B, made=A | B, view=A | B)) == []
-    # Of the second weight alone from the view on; the first has none.
+    # From the view on it is the second weight's alone; the first has none.
     assert finished(gradient, two, reach=bits(gradient, early=A | B, made=A | B, view=B, m=B)) == ["view"]
 
 
@@ -352,7 +352,7 @@ def test_ops_that_only_hand_out_what_was_stashed():
     assert unstashed(EVERYTHING) == ["list", "merge", "switch", "pop", "next", "n"]
     assert unstashed(EVERYTHING, cyclic=False) == []
     assert unstashed("list merge switch next") == ["list", "merge", "switch", "next"]
-    # What comes round is not in the set: a gradient, with all that it goes through.
+    # An op that comes round is not in the set: a gradient, with all that it goes through.
     assert unstashed("list merge switch pop") == ["list"]
 
 
@@ -379,7 +379,7 @@ def test_groups_of_weights_that_need_an_op():
         flow, x=0b111, d=0b11, w0=0b10, w1=0b1, w2=0b100, f=0b1, w3=0b1
     )
     given(backward, is_backward=[name not in ("f", "d") for name in flow.names])
-    # What lies behind an op that is not backward is not needed.
+    # Ops behind an op that is not backward are not needed.
     assert backward.needed_by([1, 0, 2, 0]) == bits(
         flow, x=0b100, d=0b11, w0=0b10, w1=0b1, w2=0b100, f=0b1, w3=0b1
     )

@@ -174,7 +174,7 @@ def test_backup_and_checkpoint(tmp_path):
     "again", [copy.deepcopy, copy.copy, lambda callback: pickle.loads(pickle.dumps(callback))]
 )
 def test_a_copy_of_a_used_callback_has_its_options_and_trains(again):
-    """As KerasTuner copies callbacks for each trial."""
+    """KerasTuner copies callbacks like this for each trial."""
     model, x, y = zoo.compiled(zoo.mlp)
     used = tf_ooo.OOOBackprop(schedule="fast_forward", profile_steps=0, strict=True)
     model.fit(x, y, verbose=0, callbacks=[used])

@@ -53,7 +53,7 @@ def test_state_of_an_optimizer_is_no_weight():
 
 
 def test_a_loss_op_that_hands_out_its_gradient():
-    """Of a sum over rows the gradient is the loss op's second output, as it is."""
+    """For a sum over rows the gradient is the loss op's second output, as it is."""
     keras.utils.set_random_seed(7)
     model, x, y = zoo.mlp()
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction="sum")

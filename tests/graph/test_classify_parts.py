@@ -309,7 +309,7 @@ def test_a_gradient_that_is_the_do_itself():
 
 
 def test_layers_with_a_dw_are_handed_nothing(monkeypatch):
-    """Of three layers in a row each has one; so have those that an op computes together with its dO."""
+    """Each of three layers in a row has one; so have those that an op computes together with its dO."""
     seen = []
     monkeypatch.setattr(kinds, "_handed_over", lambda *given: seen.append(given[1::2]) or {})
     weights = [tf.Variable(tf.ones(shape), name=f"w{i}") for i, shape in enumerate([(3, 4), (4, 5), (5, 2)])]

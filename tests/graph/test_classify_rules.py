@@ -256,7 +256,7 @@ def recurrent(x, weight):
 
 
 def test_loops_collect_for_the_gradient_loop():
-    """What the forward loop pushes is forward; what the gradient loop pushes for the layer below is dO."""
+    """The forward loop pushes what is forward; what the gradient loop pushes for the layer below is dO."""
     weights = variables((3, 4), (4, 4), (4, 2))
 
     def step(x):

@@ -96,7 +96,7 @@ def test_a_model_of_bfloat16():
 
 
 def test_the_function_plans_for_models(tmp_path):
-    """As the command does, for a model or for its file."""
+    """The function plans as the command does, for a model or for its file."""
     path = tmp_path / "m.keras"
     model = _classifier()
     model.save(path)

@@ -1,4 +1,4 @@
-"""What evaluate and predict call for each batch: what a new Keras breaks."""
+"""A new Keras may break these: evaluate and predict call something for each batch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tf_ooo.compat import evaluation
 
 
 def given_to(model, kind, call):
-    """What Keras calls its test or predict function with."""
+    """Return what Keras calls its test or predict function with."""
     given, make = [], getattr(model, f"make_{kind}_function")
 
     def noting(*args, **kwargs):
@@ -58,7 +58,7 @@ def test_why_not_of_outputs():
 
 
 def traced_outputs(model, x):
-    """What goes with the outputs, and these."""
+    """Return what goes with the outputs, and these."""
     noted = []
     outputs = tf.function(evaluation.outputs_on_data(model, noted))((tf.constant(x),))
     return noted, outputs

@@ -84,7 +84,7 @@ def test_captured_here_and_imported():
 
 
 def test_bodies_of():
-    """Of a function and of the branches of a condition: collectives in them are found."""
+    """The bodies of a function and of a condition's branches are there: collectives in them are found."""
     graph = square_step()[1].graph
     (call,) = [op for op in graph.get_operations() if op.type.endswith("Call")]
     (body,) = func_graphs.bodies_of(call)

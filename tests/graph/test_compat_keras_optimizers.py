@@ -93,7 +93,7 @@ def test_is_built():
 
 @pytest.mark.parametrize("make", KINDS)
 def test_to_be_built(make):
-    """What is there afterwards; nothing is there before."""
+    """These are there afterwards; nothing is there before."""
     model = dense_model(make())
     optimizer, weights = model.optimizer, model.trainable_variables
     stand_ins = keras_optimizers.to_be_built(optimizer, weights)

@@ -88,7 +88,7 @@ def test_flags_before_any_step_count():
 
 @needs_keras_3
 def test_other_optimizer():
-    """Of a model that was trained by us, or by stock."""
+    """The model was trained by us, or by stock."""
     x = keras.ops.ones((4, 4))
     for ours in (True, False):
         model = model_of_two()

@@ -1,4 +1,4 @@
-"""What stands behind a Keras variable: what an upgrade breaks."""
+"""An upgrade may break these: a variable stands behind a Keras variable."""
 
 from __future__ import annotations
 

@@ -71,7 +71,7 @@ def test_is_overwritten_with_gradient():
 
 
 def test_handle_of():
-    """As ops of the graph that is being traced read it: what it captures."""
+    """Ops of the graph that is being traced read the handle: it is what the graph captures."""
     kernel, handles = dense_model().trainable_variables[0], []
 
     def step():

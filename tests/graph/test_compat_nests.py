@@ -79,7 +79,7 @@ def test_same_spec():
 
 
 def test_as_tensors():
-    """What a tf.function makes of its results."""
+    """A tf.function does so with its results."""
     made = nests.as_tensors({"loss": 1.5, "variable": tf.Variable(2), "nothing": None, "t": tf.constant(3)})
     assert made["nothing"] is None
     assert [tf.is_tensor(made[name]) for name in ("loss", "variable", "t")] == [True] * 3

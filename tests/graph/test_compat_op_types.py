@@ -1,4 +1,4 @@
-"""What TensorFlow has registered about ops: what an upgrade breaks."""
+"""An upgrade may break what TensorFlow has registered about ops."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which TensorFlow is supported; tests/graph/test_versions.py has what is said where it is not."""
+"""Only some TensorFlows are supported; tests/graph/test_versions.py has what is said for others."""
 
 from __future__ import annotations
 

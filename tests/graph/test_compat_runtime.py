@@ -66,7 +66,7 @@ def test_keep_functions(kept):
 
 
 def test_keep_order_on_workers(monkeypatch):
-    """What it does over a worker: tests/distributed/test_cluster_writes.py."""
+    """Its effect over a worker is in tests/distributed/test_cluster_writes.py."""
     name = "TF_ENABLE_EAGER_CLIENT_STREAMING_ENQUEUE"
     monkeypatch.setenv(name, "true")
     runtime.keep_order_on_workers()
@@ -77,7 +77,7 @@ def test_keep_order_on_workers(monkeypatch):
 
 
 def test_failing_where_cut_off(monkeypatch):
-    """What it does over a worker: tests/distributed/test_cluster_lost.py."""
+    """Its effect over a worker is in tests/distributed/test_cluster_lost.py."""
     name = "GRPC_FAIL_FAST"
     monkeypatch.delenv(name, raising=False)
     with runtime.failing_where_cut_off():

@@ -40,8 +40,7 @@ def test_output_info_is_number():
 
 
 def test_odd_graphs_are_readable():
-    """What TensorFlow 2.15 makes of a batch normalization with Relu, for a number of channels that is no
-    multiple of 4."""
+    """TensorFlow 2.15 makes this of batch normalization with Relu, for channels no multiple of 4."""
     graph_def = tf.compat.v1.GraphDef()
     shape = tf.TensorShape([2, 4, 4, 5]).as_proto()
     for name, dims in (("x", shape), *((n, tf.TensorShape([5]).as_proto()) for n in "abcd")):

@@ -1,4 +1,4 @@
-"""What is read of traced functions: what an upgrade breaks."""
+"""An upgrade may break what is read of traced functions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What fit, evaluate and predict call: what a new Keras breaks."""
+"""A new Keras may break what fit, evaluate and predict call."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_new_train_function_of_another_step():
 
 
 def test_step_on_data():
-    """As the train function of ``fit``: the same weights, and Keras 2 counts the step."""
+    """It does what the train function of ``fit`` does: the same weights, and Keras 2 counts the step."""
     one, two = dense_model("sgd"), dense_model("sgd")
     two.set_weights(one.get_weights())
     one.fit(X, Y, batch_size=12, verbose=0)

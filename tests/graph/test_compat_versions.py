@@ -1,4 +1,4 @@
-"""Which Keras is supported, and which an object is of."""
+"""Some Keras are supported, and each object is of one."""
 
 from __future__ import annotations
 

@@ -199,7 +199,7 @@ def test_threads_that_compute_at_the_same_time_share_the_seconds():
 
 
 def _part(thread, begin_s, end_s):
-    """What a thread of the pool within ops does, as the profiler tells it."""
+    """Return the events of a thread of the pool within ops, as the profiler tells them."""
     line = f"tf_numa_-1_Eigen/{thread}"
     marks = ("ThreadpoolListener::StartRegion", begin_s), ("ThreadpoolListener::StopRegion", end_s)
     return [_event(label, at_s, 0.0, line=line) for label, at_s in marks]

@@ -19,7 +19,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 def said_by(name, folder, timeout_s=240, *arguments):
-    """What an example prints, run in that folder."""
+    """Return what an example prints, run in that folder."""
     example = forked.start(forked.run_script, EXAMPLES / name, folder, *arguments)
     said, _ = example.communicate(timeout=timeout_s)
     assert example.returncode == 0, said
@@ -60,7 +60,7 @@ def test_an_example_that_is_larger_than_a_device(tmp_path):
     peaks = [float(peak) for peak in re.findall(r"at most ([\d.]+) MB by plan", said)]
     assert len(peaks) == 4
     assert max(peaks) < limit
-    # Of 128 letters: untrained it is 4.9.
+    # There are 128 letters: untrained it is 4.9.
     assert float(re.search(r"loss afterwards, on the host: ([\d.]+)", said)[1]) < 4
     assert re.search(r"val_loss: [\d.]+", said)
     assert "all weights are sent" not in said
@@ -68,7 +68,7 @@ def test_an_example_that_is_larger_than_a_device(tmp_path):
 
 @pytest.mark.timeout(600)
 def test_an_example_of_a_mesh(tmp_path):
-    """Of replicas that are asked for; what is compared depends on the machine."""
+    """The replicas are asked for; what is compared depends on the machine."""
     said = said_by("09_mesh.py", tmp_path, 500, "--replicas", "2", "--steps", "12")
     assert re.findall(r"replica (\d): .*task:(\d).*task:(\d)", said) == [("0", "0", "1"), ("1", "2", "3")]
     assert "the rewritten step runs" in said
@@ -81,6 +81,6 @@ def test_layerpipe_example(tmp_path):
     ends = re.findall(r"^(.*): test accuracy ([\d.]+)% after", said, re.MULTILINE)
     accuracy = {name: float(value) for name, value in ends}
     assert accuracy.keys() == {"synchronous", "LayerPipe, stash", "LayerPipe, ema"}
-    # Of 540 test pictures no more than two.
+    # Two of 540 test pictures are the most that may differ.
     assert max(accuracy.values()) - min(accuracy.values()) < 0.5
     assert (tmp_path / "out/layerpipe/accuracy.png").stat().st_size > 10_000

@@ -1,4 +1,4 @@
-"""What TensorFlow ran, and when, on real steps: the profiler's events against the schedule."""
+"""Compares what TensorFlow ran, and when, with the schedule: by the profiler's events, on real steps."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def scheduled_pairs(rewrite):
 
 
 def ancestors(ops, name):
-    """What an op needs for its data, and itself."""
+    """Return what an op needs for its data, and itself."""
     return reached(name, lambda op: [*(source for source, _ in ops[op].inputs), *ops[op].control_inputs])
 
 
@@ -95,7 +95,7 @@ def reached(start, sources_of):
 
 
 def waiting_pairs(pairs, graph_def):
-    """Those of the pairs of which the graph has the second wait for the first."""
+    """Return the pairs of which the graph has the second wait for the first."""
     inputs, pairs = inputs_of(graph_def), list(pairs)
     needs = {after: reached(after, inputs.__getitem__) for after in {a for _, a in pairs} & inputs.keys()}
     return {(before, after) for before, after in pairs if before in needs.get(after, ())}

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.devices(2)
 
 @pytest.fixture
 def measured(monkeypatch):
-    """What costs are made from: profiled steps, and the seconds of those that were timed only."""
+    """Note what costs are made from: profiled steps, and the seconds of those that were timed only."""
     seen, real = [], distributed.measured_costs
 
     def costs_of(step, profile, timed_s, **options):

@@ -232,7 +232,7 @@ class Scaled(Net):
 
 @pytest.fixture
 def may_gain(monkeypatch):
-    """As on a GPU."""
+    """Let orders gain, as on a GPU."""
     monkeypatch.setattr(paying, "ORDERS_MAY_GAIN_ON_CPU", True)
 
 

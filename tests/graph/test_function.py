@@ -85,7 +85,7 @@ def test_a_tf_function_keeps_its_signature():
 
 
 def test_a_trace_made_after_enabled_runs_in_stock_order():
-    """As documented: what was traced inside stays rewritten, another shape later is not."""
+    """This is documented: a trace made inside stays rewritten, another shape later is not."""
     stock, weights = make(tf.function)
     ours, own_weights = make(tf.function)
     with tf_ooo.enabled(tf_ooo.Options(strict=True)) as report:

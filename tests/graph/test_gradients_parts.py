@@ -27,7 +27,7 @@ def gradients_of(flow, weights=(), slots=None, results="", **known):
 
 
 def test_memory_of_weights_and_numbers_are_cut():
-    """What a write changes later reads of it see; of a weight that is another step's business."""
+    """Later reads see what a write changes; for a weight that is another step's business."""
     flow = flow_of(
         "h Handle:", "x _Arg:", "n Size: x", "w Assign: x", "late Read:", "s Assign: n", "read Read:",
         "y Mul: late read n",
@@ -239,11 +239,11 @@ def test_a_lone_weights_gradient_is_what_nothing_passes_by():
     """y and g have the shape by chance: x passes them by on its way to dw."""
     assert lone_from() == ["dw", "u", "ww"]
     assert lone_from(shape=(9, 9)) == []
-    # Where x does not count among the weight's own, it enters at dw all the same.
+    # If x does not count among the weight's own, it enters at dw all the same.
     assert lone_from(x=A | C) == ["dw", "u", "ww"]
     # Data that come in later come in before the gradient is finished.
     assert lone_from(sources=("x", "u")) == ["u", "ww"]
-    # Of what is not fed nothing is looked at; c is such a thing.
+    # Nothing that is not fed is looked at; c is such a thing.
     assert lone_from(c=A) == ["dw", "u", "ww"]
     assert lone_from(dw=A, u=C) == ["u", "ww"]
 

@@ -54,7 +54,7 @@ def kinds(report):
 
 @pytest.mark.parametrize("make", [lambda: keras.optimizers.SGD(0.05), scaled], ids=["sgd", "scaled"])
 def test_updates_with_other_names_are_planned_anew(make):
-    """As of a second optimizer, where a plan is handed from fit to fit."""
+    """A second optimizer has other names, where a plan is handed from fit to fit."""
     training = Training(deep, make, EVEN, epochs=2)
     before = training.piped(unchecked())
     optimizer = training.model.optimizer

@@ -59,13 +59,13 @@ def test_delays_are_twice_the_stages_after(name, weights):
 
 
 def devices_of_high(made):
-    """Where the parts of output gradients are that are nearer to the loss."""
+    """Return the devices of the parts of output gradients that are nearer to the loss."""
     ops = [op for op, (kind, _) in made.traced.where.items() if kind == HIGH]
     return {made.rounds.device_of[op][-5:] for op in ops if op in made.rounds.device_of}
 
 
 def assert_bytes(made, name, weights, weights_bytes):
-    """Of averages there is at most one copy of the weights, however many processors there are."""
+    """Averages take at most one copy of the weights, however many processors there are."""
     sizes = version_bytes(made)
     if weights == "ema":
         assert 0 < sizes["ema"] <= weights_bytes

@@ -1,4 +1,4 @@
-"""Which reads of a variable go through the same registers."""
+"""Tests which reads of a variable go through the same registers."""
 
 from __future__ import annotations
 

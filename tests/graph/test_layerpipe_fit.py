@@ -167,7 +167,7 @@ def test_dump_dir_holds_the_graph_after_each_pass(tmp_path):
     ranges = {"rounds_0_to_0", "rounds_0_to_1", "rounds_0_to_2", "rounds_1_to_2", "rounds_2_to_2"}
     assert {path.name for path in tmp_path.glob("rounds_*")} == ranges
     assert {path.stem for path in tmp_path.glob("rounds_*/*")} == {"00_input", "01_round", "02_waits"}
-    # Of each range one, and of full rounds two more in one function.
+    # Each range has one, and full rounds have two more in one function.
     assert {path.name for path in tmp_path.glob("copy_*")} == {f"copy_{number}" for number in range(1, 8)}
     assert {path.stem for path in tmp_path.glob("copy_*/*")} == {"00_input", "01_waits", "02_reseed"}
     assert "AssignSubVariableOp" in (tmp_path / "03_cut.pbtxt").read_text()
@@ -189,7 +189,7 @@ def test_legacy_optimizers(name):
 
 
 def test_no_more_batches_than_steps_per_epoch():
-    """Of endless data."""
+    """The data are endless."""
 
     def endless():
         x, y = samples()

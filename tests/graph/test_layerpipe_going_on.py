@@ -169,7 +169,7 @@ def alone():
 
 @pytest.mark.parametrize("name", [name for kinds in OBSERVERS for name in kinds])
 def test_who_looks_sees_all_updates(observed, alone, name):
-    """Those of the batches that have come in, which are more than were reported, and no others."""
+    """Observers see the updates of just the batches that have come in, which are more than were reported."""
     observer = observed[0][name]
     assert observer.updates == 5 if name == "AtTheEnd" else 2 < observer.updates < 5
     assert same(observer.weights, alone(observer.updates))
@@ -299,7 +299,7 @@ def test_a_fit_with_the_costs_of_another_is_that_fit_going_on(tmp_path):
 
 
 def test_early_stopping_puts_back_the_best_weights():
-    """Those of an epoch's end, of a fit that ends there."""
+    """They are the weights of an epoch's end, of a fit that ends there."""
     stops = keras.callbacks.EarlyStopping("loss", mode="max", patience=1, restore_best_weights=True)
     stopped, short = convnet("adam", dropout=0.0), convnet("adam", dropout=0.0)
     assert len(fitted_spread(stopped, layerpipe(2), epochs=4, more=[stops])["loss"]) == 2

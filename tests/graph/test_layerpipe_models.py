@@ -69,7 +69,7 @@ def test_late_gradients_in_bfloat16():
 
 @pytest.mark.usefixtures("in_bfloat16")
 def test_casts_of_later_weights_are_not_kept():
-    """What forward passes hand on has as many rows as a batch: no kernel does, read or cast."""
+    """Tensors that forward passes hand on have as many rows as a batch: no kernel does, read or cast."""
     model = models.compiled(models.mlp, IMAGES, models.keras_loss())
     with recorded() as spreads:
         rows = 3 * models.ROWS
@@ -168,7 +168,7 @@ class Ends(Saves):
 
 
 def callback_for_mlp():
-    """As many rounds in one function as there are by default."""
+    """Return a callback with as many rounds in one function as there are by default."""
     return models.layerpipe(3, 4)
 
 

@@ -138,7 +138,7 @@ def test_an_output_gradient_is_divided_by_seconds_not_by_the_rows_of_one_op():
     where = dict.fromkeys(("before", "product", "after"), ("dO", 1))
     traced = types.SimpleNamespace(where=where, index=GraphIndex(graph.as_graph_def()))
     seconds = {"before": 2.0, "product": 6.0, "after": 2.0}
-    # Of ten seconds the nearer processor takes five: two before the product, and half of it.
+    # The nearer processor takes five of ten seconds: two before the product, and half of it.
     assert _share_of_rows(traced, "product", 1, 0.5, seconds) == 0.5
     assert _share_of_rows(traced, "product", 1, 0.7, seconds) == pytest.approx(5 / 6)
     assert _share_of_rows(traced, "product", 1, 0.1, seconds) == 0.0
@@ -146,7 +146,7 @@ def test_an_output_gradient_is_divided_by_seconds_not_by_the_rows_of_one_op():
 
 
 def test_how_far_an_output_gradient_can_be_divided():
-    """Of several products one is divided, of a transposed convolution the convolution; of sums nothing."""
+    """One of several products is divided, the convolution of a transposed convolution; no sum is."""
     from grappler_passes.graph.dependencies import GraphIndex
 
     graph = tf.Graph()

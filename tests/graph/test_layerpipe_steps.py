@@ -133,7 +133,7 @@ def test_an_output_gradient_that_cannot_be_divided_is_planned_whole():
     assert not [row for row in report.layers if "dO_high_processor" in row]
     assert not report.planned.parts
     assert not [note for note in report.notes if "divided" in note]
-    # Of 19 seconds 8 cannot be divided, and 2 are above them.
+    # Eight of 19 seconds cannot be divided, and 2 are above them.
     assert report.predicted_step_s == pytest.approx(11, abs=1.01)
 
 

@@ -215,7 +215,7 @@ def fused(rows=None, kind="Grad", unit=1, port=1, shape=(4,), outputs=((5, 4), (
 def test_one_op_that_computes_do_and_a_gradient():
     assert fused()
     assert fused(outputs=((5, 4), None))
-    # Where an update takes it as it is, what that writes says whose it is.
+    # If an update takes it as it is, what that writes says whose it is.
     assert fused(update="own", own=0)
 
 

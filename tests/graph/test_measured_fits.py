@@ -26,7 +26,7 @@ def test_one_device(tmp_path, together):
     begins = {event.task: event.start_s for event in report.measured_timeline.events}
     first_backward = min(begin_s for task, begin_s in begins.items() if task.kind == "dO")
     assert all(begin_s <= first_backward for task, begin_s in begins.items() if task.kind == "F")
-    # Of one step, also where several are one execution: each op was counted once.
+    # They are of one step, also where several are one execution: each op was counted once.
     measured = report.measured_timeline
     # No task is counted twice: on one device no more can be busy than there is of the step.
     assert 0 < sum(measured.busy_s) <= measured.makespan_s

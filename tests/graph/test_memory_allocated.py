@@ -175,7 +175,7 @@ def test_no_more_is_allocated_than_predicted(build, schedule):
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("build", BUILDS)
 def test_what_is_allocated_is_explained(build, schedule):
-    """What the prediction has too much is what kernels write in place; the rest is small or work space."""
+    """Kernels write in place what the prediction has too much; the rest is small or work space."""
     _, rewrite, allocated, work_space = planned(build, schedule)
     in_place = peak_with_results_in_place(rewrite.training_graph, rewrite.orders.planned)
     assert in_place == pytest.approx(allocated, rel=0.03, abs=2 * work_space)
@@ -189,7 +189,7 @@ def test_the_schedule_predicted_to_take_less_takes_less(build):
 
 
 class OneStep(keras.callbacks.Callback):
-    """What is allocated in the third step: the first one is traced."""
+    """Notes what is allocated in the third step: the first one is traced."""
 
     def __init__(self):
         super().__init__()
@@ -220,7 +220,7 @@ def fitted(limit_bytes):
 
 
 def test_a_fit_stays_under_its_limit():
-    """What fast_forward allocates is above it, and what is chosen in its place below."""
+    """With fast_forward it would allocate more, and the order chosen in its place stays below."""
     without_limit, report = fitted(HUGE)
     assert report.schedule == "fast_forward"
     limit = without_limit - 1

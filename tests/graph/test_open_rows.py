@@ -46,7 +46,7 @@ def two_inputs():
 
 
 class OfShapes(Positions):
-    """Which positions there are stands in the shape of the batch, that only a trace with its rows knows."""
+    """Takes positions from the shape of the batch, that only a trace with its rows knows."""
 
     def call(self, x):
         return self.tokens(x) + self.positions(tf.range(tf.shape(x)[1]))

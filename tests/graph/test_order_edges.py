@@ -94,7 +94,7 @@ def test_of_edges_that_close_a_cycle_together_the_first_stay():
     added, notes, _ = ordered(graph, "a > b", "b > c", "c > a", "c > d", "d > e", "e > c")
     assert added == {"a > b", "b > c", "c > d", "d > e"}
     assert notes == [("skipped", CYCLE, ("c", "a")), ("skipped", CYCLE, ("e", "c"))]
-    # What is no part of a cycle stays wherever it stands in the plan.
+    # An op that is no part of a cycle stays wherever it stands in the plan.
     added, notes, _ = ordered(graph, "b > a", "a > b", "a > d", "d > e")
     assert added == {"b > a", "a > d", "d > e"}
     assert notes == [("skipped", CYCLE, ("a", "b"))]

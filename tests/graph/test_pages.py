@@ -22,7 +22,7 @@ MOST_SKIPPED = 6
 
 
 def _pages():
-    """Those with Python in them; the log and the design say what was, and what is inside."""
+    """Return the pages with Python in them; the log and the design say what was, and what is inside."""
     pages = [ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *(ROOT / "docs" / "details").glob("*.md")]
     return [page for page in sorted(pages) if "```python\n" in page.read_text()]
 
@@ -42,7 +42,7 @@ def _build():
 
 @pytest.fixture
 def given():
-    """What pages take as there: a model that is compiled, and data."""
+    """Return what pages take as there: a model that is compiled, and data."""
     model = _build()
     model.compile("sgd", "mse", jit_compile=False)
     x, y = np.ones((320, 4), "float32"), np.ones((320, 1), "float32")

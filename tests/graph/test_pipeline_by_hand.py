@@ -26,7 +26,7 @@ pytestmark = [pytest.mark.devices(2), pytest.mark.takes(30)]
 
 
 def rows_of_parts(rows, count=4):
-    """As docs/details/pipeline.md has it: as equal as can be, larger ones first, none empty."""
+    """Divide rows as docs/details/pipeline.md says: as equal as can be, larger ones first, none empty."""
     count = min(rows, count)
     return [rows // count + (number < rows % count) for number in range(count)]
 
@@ -79,7 +79,7 @@ class Averages:
         self.batch_rows, self.parts = rows, [[] for _ in self.layers]
 
     def take(self, rows):
-        """What a micro-batch has made of them, which are put back."""
+        """Take what a micro-batch has made of them, and put them back."""
         for layer, before, parts in zip(self.layers, self.before, self.parts, strict=True):
             mean, variance = (
                 (new.numpy() - layer.momentum * old) / (1.0 - layer.momentum)
@@ -98,18 +98,18 @@ class Averages:
 
 
 def scaling(optimizer):
-    """What a loss goes through."""
+    """Return what a loss goes through."""
     name = "scale_loss" if KERAS_3 else "get_scaled_loss"
     return getattr(optimizer, name, lambda loss: loss)
 
 
 def unscaling(optimizer):
-    """What gradients go through; apply_gradients of Keras 3 does it."""
+    """Return what gradients go through; apply_gradients of Keras 3 does it."""
     return getattr(optimizer, "get_unscaled_gradients", lambda gradients: gradients)
 
 
 def rounding(optimizer):
-    """What a mean of float16 gradients goes through: it is a float16 number, as that of a whole batch is."""
+    """Return the rounding of a mean of float16 gradients: it is a float16 number, as in a whole batch."""
     if not (KERAS_3 and hasattr(optimizer, "dynamic_scale")):
         return lambda mean: mean
     return lambda mean: tf.cast(tf.cast(mean, tf.float16), mean.dtype)

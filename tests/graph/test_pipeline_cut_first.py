@@ -176,7 +176,7 @@ def test_a_model_in_host_memory(whole_steps_refused):
 
 
 def test_host_memory_is_asked_for_on_another_device():
-    """As on a machine with GPUs, where TensorFlow puts variables on the first."""
+    """Machines with GPUs are like this: TensorFlow puts variables on the first."""
     with tf.device("CPU:1"), tf_ooo.host_memory():
         model = keras.Sequential([keras.Input((7,)), layers.Dense(3)])
         model.compile("adam", "mse")

@@ -61,7 +61,7 @@ def weight_of(name, nodes):
 
 
 def assert_weights_stay(graph, devices=None):
-    """What multiplies is where its weight is, on all of these devices, or several."""
+    """Each product is where its weight is, on all of these devices, or several."""
     nodes, seen = {node.name: node for node in graph.node}, set()
     for node in graph.node:
         for source in node.input:
@@ -257,7 +257,7 @@ def test_rows_that_no_device_would_hold_at_once(graphs):
 
 
 def test_on_a_batch_and_of_generators(graphs):
-    """What callbacks may ask besides."""
+    """Callbacks may ask for these besides."""
     training, seen = Training(mlp, adam, UNEVEN, epochs=1), []
 
     def asked():
@@ -394,7 +394,7 @@ def test_a_function_of_the_models_own_is_left_alone(graphs):
 
 
 def devices_of_evaluations(model):
-    """Of the products that evaluate and predict compute, where another device is TensorFlow's first."""
+    """Return the devices of the products that evaluate and predict compute; TensorFlow's first is another."""
     devices = set()
     model.test_function = model.predict_function = None  # or nothing is traced
 

@@ -131,7 +131,7 @@ def test_means_of_one_s_own():
     fitted = training.piped(pipelined("1f1b", microbatches=3))
     for name in ("mean_loss", "by_row"):
         assert fitted.history[name] == pytest.approx(training.stock.history[name], rel=1e-5)
-    # Of three layers the last may go to one device with the rest, and the loss alone to the other.
+    # The last of three layers may go to one device with the rest, and the loss alone to the other.
     assert_in_order(fitted.report, 2, weights_everywhere=False)
 
 
@@ -145,7 +145,7 @@ def test_rows_that_are_fewer_than_micro_batches():
 
 
 def test_what_keras_compiles_is_not_during_the_fit(monkeypatch):
-    """As on a GPU, where Keras sets jit_compile: not compiled during the fit, also for its evaluations."""
+    """Keras sets jit_compile as on a GPU: nothing compiles during the fit, nor in its evaluations."""
     stock = Training(mlp, adam, EVEN).stock
     monkeypatch.setattr(train_function, "keras_compiles_by_itself", lambda model: True)
     training, seen = Training(mlp, adam, EVEN, jit_compile=True), []
@@ -162,7 +162,7 @@ def test_what_keras_compiles_is_not_during_the_fit(monkeypatch):
 
 
 def test_masks_are_named():
-    """As each micro-batch's loss divides by its own."""
+    """Each micro-batch's loss divides by its own."""
     words = np.where(np.random.default_rng(3).random((48, 6)) < 0.3, 0, 1 + whole(28, 48, 6))
 
     def make():

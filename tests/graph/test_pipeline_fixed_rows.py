@@ -1,4 +1,4 @@
-"""Which rows of an embedding are known to be the same in every micro-batch."""
+"""Tests which rows of an embedding are known to be the same in every micro-batch."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tf_ooo.tracing.collecting import fixed_rows
 
 
 def rows_in_a_trace(make, *shape):
-    """What is known of the indices that ``make`` computes of a batch of that shape, while it is traced."""
+    """Return what is known of the indices that ``make`` computes of such a batch, while it is traced."""
     found = []
     trace = tf.function(lambda x: found.append(fixed_rows(make(x))))
     trace.get_concrete_function(tf.TensorSpec(shape, tf.int32))

@@ -39,7 +39,7 @@ def assert_near(arrays, others):
 
 @pytest.mark.parametrize("make", [Gan, InTurns, CriticTwice, LooksAgain, CalledCritic])
 def test_all_schedules_have_the_same_bits(make):
-    """Those of one device up to rounding."""
+    """Schedules have the bits of one device up to rounding."""
     stock, history, _ = trained(make)
     weights = []
     for schedule in ("gpipe", "zb_h1", "zb_interleaved"):

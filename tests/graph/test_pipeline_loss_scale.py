@@ -99,7 +99,7 @@ def of_half():
 
 @dataclass
 class Step:
-    """What a step left; ``scale`` with the counts of steps since it grew and of updates."""
+    """Holds what a step left; ``scale`` with the counts of steps since it grew and of updates."""
 
     scale: tuple[float, int, int]
     loss: float
@@ -107,7 +107,7 @@ class Step:
 
 
 def steps_of(make, *callbacks, batch=24, initial_scale=2.0**18, **settings):
-    """What each of 16 steps left; the scale grows after six of finite gradients."""
+    """Return what each of 16 steps left; the scale grows after six of finite gradients."""
     keras.utils.set_random_seed(1)
     model = make()
     sgd = keras.optimizers.SGD(0.01, momentum=0.9, **settings)

@@ -109,7 +109,7 @@ def nested_training(optimizer):
 
 
 def assert_as_stock(training, *callbacks):
-    """What optimizers and callbacks of Keras do: weights, slots and all logs, as in stock training."""
+    """Check what optimizers and callbacks of Keras do: weights, slots and logs are as in stock training."""
     stock = training.stock_with(*(make() for make in callbacks))
     fitted = training.piped(pipelined("zb_h1", microbatches=2), *(make() for make in callbacks))
     assert_near(stock, fitted, far=1e-5)

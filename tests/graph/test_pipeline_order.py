@@ -63,7 +63,7 @@ def test_what_a_large_gradient_is_added_up_from_waits_too():
 
 @pytest.mark.devices(2)
 def test_where_backward_is_one_task_messages_wait_for_its_dw():
-    """As in PyTorch's backward, which GPipe and 1F1B are measured with."""
+    """Backward is one task in PyTorch, which GPipe and 1F1B are measured with."""
     training = Training(mlp, momentum, EVEN, epochs=1)
     for fitted in fits_of(training, "gpipe", "1f1b").values():
         assert fitted.report.planned.fused_backward

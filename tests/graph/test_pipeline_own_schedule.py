@@ -21,7 +21,7 @@ def lane(stage, order):
 
 
 def own_text(stages=()):
-    """What no policy makes: backward from the last micro-batch to the first, dW in a mixed order."""
+    """Return a schedule that no policy makes: backward from the last micro-batch on, dW in mixed order."""
     forward = [("F", batch) for batch in range(BATCHES)]
     output = [("dO", batch) for batch in reversed(range(BATCHES))]
     weights = [("dW", batch) for batch in (2, 0, 3, 1)]

@@ -22,7 +22,7 @@ LIMIT_BYTES = 40_000
 
 @pytest.fixture(name="rows")
 def _rows(monkeypatch):
-    """Of all that passes through the stages, by kind."""
+    """Note the rows of all that passes through the stages, by kind."""
     rows, step = [], StagedEvaluation._step
 
     def noting(self, batch, spec):
@@ -39,7 +39,7 @@ def deep():
 
 
 class Asking(keras.callbacks.Callback):
-    """What the model predicts and evaluates during the fit, with its weights."""
+    """Predicts and evaluates during the fit, with the weights of then."""
 
     def __init__(self, batch_size, on_batch, labels=LABELS):
         super().__init__()
@@ -178,7 +178,7 @@ def test_where_more_than_outputs_is_needed_evaluations_pass_whole(rows, make, sa
 
 @needs_keras_3
 def test_validation_with_weights_of_rows_and_metrics(rows):
-    """Of all rows together, as stock counts them."""
+    """All rows count together, as in stock."""
     training = Training(
         deep, adam, UNEVEN, epochs=1, weighted_metrics=["accuracy"],
         metrics=[keras.metrics.SparseTopKCategoricalAccuracy(2)],

@@ -195,7 +195,7 @@ def test_a_variable_that_counts_rows():
 
 
 def test_also_in_a_smaller_last_batch():
-    """Of ten rows."""
+    """The last batch has ten rows."""
     ours, _ = piped(Falling, 4, batch=19)
     assert distance(trained(built(Falling), batch=19), ours) < 1e-6
 

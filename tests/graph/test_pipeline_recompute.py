@@ -148,7 +148,7 @@ def test_auto_under_a_limit(training, plain):
 
 
 def test_a_file_says_which(training, plain, again, tmp_path):
-    """What a report planned runs again, with what runs again; a layer that there is not is refused."""
+    """A file names what runs again, as a report planned it; a layer that does not exist is refused."""
     report = again["zb_h1"].report
     planned = report.planned
     assert tf_ooo.simulate(planned, report.costs).makespan_s == pytest.approx(report.predicted_step_s)

@@ -1,4 +1,4 @@
-"""What a pipeline refuses: each with its error, the weights as they were; on three logical devices."""
+"""A pipeline refuses these, each with its error, the weights as they were; on three logical devices."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tf_ooo.errors import BackendError, OptionsError
 
 pytestmark = pytest.mark.devices(3)
 
-# Of one layer: it, and what stands behind its weights.
+# One layer has so many parts: it, and what stands behind its weights.
 PARTS = 9 if KERAS_3 else 7
 Crossentropy = keras.losses.SparseCategoricalCrossentropy
 

@@ -134,7 +134,7 @@ def test_rows_that_look_at_each_other(name):
 
 
 def test_the_place_is_right_with_one_row_in_each():
-    """Of one row ``x + bias`` is the name of another op in an LSTM's cell."""
+    """With one row ``x + bias`` is the name of another op in an LSTM's cell."""
     inputs = keras.Input((6,))
     hidden = keras.layers.LSTM(4)(keras.layers.Reshape((3, 2))(inputs))
     hidden = keras.layers.Lambda(lambda h: h + keras.ops.sort(h, axis=0))(hidden)

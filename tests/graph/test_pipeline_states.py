@@ -41,7 +41,7 @@ class Average(Stateful):
 
 
 class AverageBefore(Average):
-    """What it hands on depends on the state before the step only."""
+    """Hands on what depends on the state before the step only."""
 
     def call(self, x):
         centered = x - self.each / 2.0
@@ -170,7 +170,7 @@ def assert_as_stock(stock, ours, rtol=1e-5, atol=1e-6, but=()):
             np.testing.assert_allclose(ours[name], values, rtol=rtol, atol=atol, err_msg=name)
 
 
-# Of 16, 12 and 10 rows; 48 divided by 10 leaves a batch of 8.
+# Micro-batches have 16, 12 and 10 rows; 48 divided by 10 leaves a batch of 8.
 @pytest.mark.parametrize("batch", [16, 12, 10])
 @pytest.mark.parametrize("kind", [Average, AverageBefore, Rows])
 def test_as_stock(kind, batch):

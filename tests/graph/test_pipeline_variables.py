@@ -21,7 +21,7 @@ HOME = ["CPU:0"]
 
 @pytest.fixture(scope="module")
 def training():
-    """Of a model that was taken apart before."""
+    """Return the training of a model that was taken apart before."""
     training = Training(mlp, adam, EVEN, epochs=1)
     training.piped(pipelined("gpipe"))
     return training

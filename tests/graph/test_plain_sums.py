@@ -13,7 +13,7 @@ from grappler_passes.plugin.answer import AnswerError, check_answer
 
 
 def graph_of_sums(rewrite):
-    """What Grappler hands over of a sum of three tensors of 80 MB, and the sum after ``rewrite``."""
+    """Return Grappler's graph of a sum of three tensors of 80 MB, and the sum after ``rewrite``."""
     seen = []
 
     def look(graph_def):
@@ -127,7 +127,7 @@ def shared_sums(count):
 
 @pytest.mark.parametrize("count", [3, 4, 7, 8, 9, 10, 16, 17, 18, 26])
 def test_sums_of_shared_tensors_have_one_order(count):
-    """That in which AddN adds where it may begin with the first."""
+    """The order is that in which AddN adds where it may begin with the first."""
     graph = tf.Graph()
     with graph.as_default():
         shared_sums(count)

@@ -1,4 +1,4 @@
-"""What is done once in a process, or could end it: each test in a process of its own."""
+"""Tests what is done once in a process, or could end it: each test in a process of its own."""
 
 from __future__ import annotations
 

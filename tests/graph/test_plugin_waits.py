@@ -1,4 +1,4 @@
-"""What a rewrite has TensorFlow compile is not rewritten in its turn; a slow one says where it stands."""
+"""Functions that a rewrite has TensorFlow compile are not rewritten; a slow rewrite says where it stands."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ def test_any_other_seed_gives_other_set_ups_that_fit_together(seed):
 
 
 def test_minimal_keeps_what_matters_only():
-    """Of a large set-up: a fault of tied weights under a clipped norm."""
+    """A large set-up has a fault: tied weights under a clipped norm."""
 
     def has_fault(setup):
         text = program(setup)

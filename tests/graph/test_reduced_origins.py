@@ -1,4 +1,4 @@
-"""Where gradients come from, in graphs whose variables are given what was read of them."""
+"""Tests where gradients come from, in graphs whose variables are given what was read of them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tf_ooo.tracing.already import OWN, Origins
 
 
 def origin_of(body, *inputs):
-    """Of what the body returns, asked while it is traced."""
+    """Return the origin of what the body returns, asked while it is traced."""
     said = []
 
     @tf.function(input_signature=[tf.TensorSpec([2]) for _ in inputs])
@@ -24,7 +24,7 @@ def origin_of(body, *inputs):
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("turns", [1, 3])
 def test_a_seed_that_counts_itself_up(turns):
-    """As a Dropout layer's: the read value is assigned again, plus one."""
+    """A Dropout layer's seed is like this: the read value is assigned again, plus one."""
     seed = tf.Variable(1.0)
 
     def counted(x):

@@ -129,7 +129,7 @@ def make_function_and_fit(model):
 
 
 def load_and_fit(model):
-    """Of weights that were put into a file."""
+    """Fit after weights were set, as from a file."""
     model.set_weights([weight * 0.5 for weight in model.get_weights()])
     fit_again(model)
 
@@ -152,7 +152,7 @@ def test_stock_steps_after_ours_train_as_after_stock(mode, before, steps):
 
 @pytest.mark.parametrize("mode", MODES)
 def test_a_copy_of_a_model_that_we_trained_is_one_of_its_own(mode, tmp_path):
-    """What the model remembers of its step goes into no copy and no file."""
+    """No copy and no file has what the model remembers of its step."""
     model = trained_without_us_later(freeze, MODES[mode], lambda model: None)
     model.save(tmp_path / "model.keras")
     copies = [keras.models.load_model(tmp_path / "model.keras"), pickle.loads(pickle.dumps(model))]
@@ -285,7 +285,7 @@ def test_ranks_refuse_another_optimizer():
 
 
 def groups_of(model, path):
-    """What a file of weights has in it, as Keras walks through the model's attributes."""
+    """Return what a file of weights has in it, as Keras walks through the model's attributes."""
     model.save_weights(path)
     with h5py.File(path) as file:
         names: list[str] = []

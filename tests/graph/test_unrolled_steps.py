@@ -79,7 +79,7 @@ def trained(kind, request_of=None):
 
 
 def shapes(graph):
-    """Of the variables of each layer."""
+    """Return the shapes of each layer's variables."""
     of = {variable.name: str(variable.shape) for variable in graph.variables}
     return [sorted(of[name] for name in layer.variables) for layer in graph.layers]
 

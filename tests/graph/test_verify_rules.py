@@ -92,7 +92,7 @@ def test_copies_and_groups_may_go_and_others_when_a_pass_says_so():
     node_of, rule, message = broken(without)
     assert (node_of, rule) == ("add", "kept")
     assert "a Add was dropped and no pass says it replaced it" in message
-    # Those that read it read something else, unless they were replaced with it.
+    # Ops that read it read something else, unless they were replaced with it.
     assert broken(without, replaced={"add"})[:2] == ("new", "data inputs")
     verify(step(), without, replaced={"add", "new", "out"})
 
@@ -185,7 +185,7 @@ def test_an_edge_out_of_a_branch_spreads_deadness():
     assert "from 'sin': the source may be dead where the target is not" in message
     assert broken(cond(end="Exp: merge ^sin"), before=cond())[:2] == ("end", "control edge")
     verify(cond(), cond(sin="Sin: switch:1 ^y", end="Exp: merge ^y"))
-    # What was there before may stay, whatever it is.
+    # Edges that were there before may stay, whatever they are.
     verify(cond(end="Exp: merge ^sin"), cond(end="Exp: merge ^sin ^y"))
     # An edge behind one that was there before is looked at too.
     both = cond(end="Exp: merge ^y ^cos")

@@ -1,4 +1,4 @@
-"""Which variables are weights and which their slots, one step of it at a time, on graphs made by hand."""
+"""Tests which variables are weights and which their slots, step by step, on graphs made by hand."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_values_leave_by_results_and_by_state_that_changes_nothing_else():
     at, fed = STEP.index, ones(STEP, FED)
     changes = [0b0111, 0b0011, 0b0100, 0b1000]
     assert _ends(written(), nodes(STEP, "loss"), changes, fed) == {at["loss"]: 1, at["wm"]: 0b1000}
-    # What is written is a result as well.
+    # Variables that are written are results as well.
     assert _ends(written(), nodes(STEP, "wm"), changes, fed) == {at["wm"]: 0b1001}
     assert _ends(written(), [], [0b0001, 0b0011, 0b0110, 0b1000], fed) == {at["ww"]: 0b10}
     both = [access(STEP, name, "wm") for name in "ab"]
@@ -150,7 +150,7 @@ def test_writes_that_prepare_nothing(sees, known):
 
 
 def test_what_the_first_batch_sets_is_a_preparation():
-    """Of a trainable variable that is read behind a write only."""
+    """A trainable variable is read behind a write only."""
     writes, first, *_ = prepared({"late": "prepare"}, fed="prepare g update", trainable=True, first="")
     assert (writes, first) == (["second", "update"], ["late"])
 
@@ -168,7 +168,7 @@ def test_a_weight_is_written_from_data_and_read_on_the_way_to_a_result():
     frozen = written()
     frozen[0].trainable = False
     assert found(frozen) == ([], {})
-    # What leads to its own write alone is no end: a metric is no weight.
+    # Ops that lead to their own write alone are no end: a metric is no weight.
     assert found(written(), fed="wm m x y loss") == ([], {})
 
 

@@ -110,7 +110,7 @@ class TestNumbers:
 
     @pytest.mark.parametrize("optimizer", zoo.optimizers("accumulation", "ema", "loss_scale"))
     def test_updates_inside_a_conditional(self, optimizer):
-        """That some steps skip: XLA gets it as a whole, with all gradients as its inputs."""
+        """Some steps skip the update: XLA gets it as a whole, with all gradients as its inputs."""
         difference, callback = differences(small, optimizer)
         assert callback.report.moved_ops, callback.report.notes
         assert difference <= TOLERANCE
@@ -130,7 +130,7 @@ class TestNumbers:
 
 
 class TestSideUpdates:
-    """What leads from dW to one tensor of the update is part of the call."""
+    """Ops that lead from dW to one tensor of the update are part of the call."""
 
     @pytest.mark.parametrize(
         ("optimizer", "rides"),
@@ -238,7 +238,7 @@ class TestFallback:
         [("version", "TensorFlow 2.18.1: its XLA inlines calls"), ("op", "has no xla_optimization_barrier")],
     )
     def test_a_tensorflow_that_lacks_what_is_needed(self, monkeypatch, broken, said):
-        """As an older one says, and as one without the op; the stock step trains."""
+        """An older one says so, and one without the op; the stock step trains."""
         from tensorflow.compiler.tf2xla.ops import gen_xla_ops
 
         if broken == "version":

@@ -1,4 +1,4 @@
-"""Which barriers on activations are worth what they cost: by formulas, for a published device."""
+"""Tests which barriers on activations are worth what they cost: by formulas, for a published device."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ def small_step():
 
 @pytest.fixture(scope="module")
 def planned():
-    """What a plan is asked with, for the small step."""
+    """Return what a plan is asked with, for the small step."""
     seen = []
 
     def plan(what):

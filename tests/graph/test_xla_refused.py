@@ -29,7 +29,7 @@ def drop_an_update(graph_def):
 
 
 def update_by_another_gradient(graph_def):
-    """Of the same shape: whoever updates reads two results of one join in the other's place."""
+    """Give an update another gradient of the same shape: two results of one join change places."""
     join = next(node for node in graph_def.node if node.name == "ooo_join_0")
     join.input[0], join.input[1] = join.input[1], join.input[0]
 

@@ -32,7 +32,7 @@ def assert_trains_as_stock(make, *given, calls=3):
 
 class TestAutograph:
     def test_conditions_and_loops_over_tensors(self):
-        """As in stock, Python's own words for them become ops."""
+        """Python's own words for them become ops, as in stock."""
         traced = []
 
         def make():

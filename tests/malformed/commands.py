@@ -36,7 +36,7 @@ def invoke(folder: Path, *arguments: object) -> str:
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    """Of all files."""
+    """Return the contents of all files."""
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 

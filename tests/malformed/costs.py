@@ -61,7 +61,7 @@ def drawn_costs(draw: Draw) -> Case:
 
 
 def read(path: Path, gains: bool) -> None:
-    """As its user does; then a good file in its place."""
+    """Read the file as its user does; then a good file in its place."""
     import tf_ooo
     from tf_ooo.costs.gains import GainTable
     from tf_ooo.costs.table import CostTable

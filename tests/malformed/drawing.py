@@ -30,7 +30,7 @@ TURNS = (
 
 
 def area_of(number: int) -> str:
-    """Of the input of this number."""
+    """Return the area of the input of this number."""
     return TURNS[number % len(TURNS)]
 
 

@@ -51,7 +51,7 @@ def state_of(model: Any) -> dict[str, Any]:
 
 
 def differences(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
-    """Of what was there before; new variables of an optimizer that is built are none."""
+    """Name what differs of what was there before; new variables of an optimizer that is built are none."""
     return [
         name
         for name, value in before.items()
@@ -114,7 +114,7 @@ def _seeded(make_model: Callable[[], Any]) -> Callable[[], Any]:
 
 
 def _trained_whole_steps(make_model: Any, model: Any, batch: Any, callback: Any) -> bool:
-    """Whether it is where stock training is after the steps that were profiled, before a plan failed.
+    """Return whether it is where stock training is after the profiled steps, before a plan failed.
 
     They are of micro-batches, whose sums are rounded in another order.
     """

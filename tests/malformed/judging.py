@@ -1,4 +1,4 @@
-"""Whether what a user sees of a malformed input is one clear line that names it."""
+"""Judges whether what a user sees of a malformed input is one clear line that names it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import click
 from tests.malformed.case import CommandFailed
 
 MOST_CHARACTERS = 600
-# What Python says when something went wrong inside, and addresses of objects.
+# Python says this when something went wrong inside, or shows addresses of objects.
 INNER = re.compile(
     r"Traceback|NoneType|object has no attribute|object is not|positional argument|unexpected keyword|"
     r"unsupported operand|not supported between|not iterable|out of range: |object at 0x|index out of"
@@ -19,7 +19,7 @@ INNER = re.compile(
 
 
 def fault_of(error: BaseException, named: Sequence[Sequence[str]]) -> str:
-    """What is wrong with an error, as its user sees it; empty: nothing."""
+    """Say what is wrong with an error, as its user sees it; empty: nothing."""
     if isinstance(error, CommandFailed):
         return fault_of_command(error) or fault_of_text(shown(error), named)
     from tf_ooo import OOOError

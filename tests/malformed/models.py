@@ -163,7 +163,7 @@ def _inputs() -> Mapping[str, Callable[[], tuple[Any, Any]]]:
 
 
 def _wrong_costs() -> Any:
-    """Of a model with more layers than there are."""
+    """Return the costs of a model with more layers than there are."""
     from tests.malformed.costs import layers
     from tf_ooo.costs import Link
     from tf_ooo.costs.table import CostTable

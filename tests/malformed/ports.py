@@ -146,7 +146,7 @@ _reference: dict[str, dict[str, Any]] = {}
 
 
 def _undisturbed(cluster: str) -> dict[str, Any]:
-    """What the same training ends with where nobody sends anything."""
+    """Return what the same training ends with where nobody sends anything."""
     if cluster not in _reference:
         model = perceptron()
         _train(model, cluster)

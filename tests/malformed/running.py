@@ -19,7 +19,7 @@ GOOD = (REFUSED, ACCEPTED, STOCK)
 
 
 def run(number: int) -> Outcome:
-    """What comes of the input of this number."""
+    """Return what comes of the input of this number."""
     return outcome_of(drawn(number))
 
 

@@ -12,12 +12,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-# Of the working tree itself; folders within the packages may have such names.
+# The working tree itself has these; folders within the packages may have such names.
 _LEFT_OUT = shutil.ignore_patterns(
     ".git", ".venv*", ".hypothesis", ".*_cache", "out", "build", "dist", "shared"
 )
 _LOOK_EVERY_S = 0.02
-# Of pytest: wrong arguments, no tests.  Neither says anything of a mutant.
+# Pytest says these: wrong arguments, no tests. Neither says anything of a mutant.
 _NO_ANSWER = (4, 5)
 
 

@@ -52,7 +52,7 @@ def mutants_of(root: Path, module: str) -> list[Mutant]:
 
 
 def _annotations(source: str) -> list[tuple[Position, Position]]:
-    """Where annotations stand: with ``from __future__ import annotations`` nothing computes them."""
+    """Return the places of annotations: with ``from __future__ import annotations`` nothing computes them."""
     if "from __future__ import annotations" not in source:
         return []
     nodes: list[ast.expr | None] = []

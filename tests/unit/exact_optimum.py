@@ -28,7 +28,7 @@ POLICIES: dict[str, dict[str, Any]] = {
     "reverse_first_k": {},
     "in_order": {},
 }
-# What shares a machine must not overlap.
+# Tasks that share a machine must not overlap.
 MACHINES = (("F", "dO", "dW"), ("comm",), ("U",))
 Task = tuple[str, int]  # kind, layer
 
@@ -47,7 +47,7 @@ class ExactLayer:
 
 @dataclass(frozen=True)
 class Optimum:
-    """What the solver says: the best period found, and the largest that is proved to be a bound."""
+    """Holds the solver's answer: the best period found, and the largest that is proved to be a bound."""
 
     period: int
     bound: int
@@ -81,7 +81,7 @@ def optimum(layers: Sequence[ExactLayer], limit_s: float = 10.0) -> Optimum:
 
 
 def durations(layers: Sequence[ExactLayer]) -> dict[Task, int]:
-    """What each task takes."""
+    """Return how long each task takes."""
     return {
         (kind, i): time
         for i, layer in enumerate(layers)

@@ -64,7 +64,7 @@ def test_lists_of_parts_are_compared_part_by_part():
     )
     fewer = {"layers": mine["layers"][:1], "weights": mine["weights"]}
     assert refused(mine, fewer) == "rank 1 has 1 layers, rank 0 has 2"
-    # Of plain values the whole list is shown, or how it begins.
+    # A list of plain values is shown whole, or how it begins.
     assert refused({"a": [1, 2]}, {"a": [1]}) == "rank 1 has a [1], rank 0 has [1, 2]"
     assert refused({"a": [[1], 2]}, {"a": []}) == "rank 1 has 0 a, rank 0 has 2"
     assert refused({"a": 3}, {"a": [[1]]}) == "rank 1 has a [[1]], rank 0 has 3"
@@ -225,7 +225,7 @@ def test_of_a_layer_with_parts_the_parts_speak():
 
 
 def result_of(stages=(1, 0), kinds=(OpKind.WEIGHT_GRAD,), layers=((1, 0, 0),), shape=(3,), edges=4):
-    """What a rank has made of its graph."""
+    """Return what a rank has made of its graph."""
     ops = {f"op{n}": Op(f"op{n}", "Any", kind) for n, kind in enumerate(kinds)}
     rows = tuple(
         Layer(i, (f"v{i}",), ("w",) * counts[0], ("u",) * counts[1], ("c",) * counts[2])
@@ -354,11 +354,11 @@ def test_where_a_rank_has_no_plan_all_keep_the_stock_order(strict, mine, theirs,
 def test_the_slowest_rank_counts():
     assert slowest([[1.0, 5.0, 2.0], [3.0, 4.0, 2.5]]) == [3.0, 5.0, 2.5]
     assert slowest(iter([[1.0], [0.5], [0.75]])) == [1.0]
-    # As many samples as all have.
+    # It has as many samples as all have.
     assert slowest([[1.0, 2.0], [3.0]]) == [3.0]
 
 
-# Of pairs, as many as are surely enough.
+# So many pairs are surely enough.
 PAIRS = 10
 
 

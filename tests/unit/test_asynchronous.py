@@ -49,7 +49,7 @@ def test_pipedream_by_hand():
 
 @pytest.mark.parametrize("name", NAMES)
 def test_micro_batches_end_no_faster_than_shared_cores_allow(name):
-    """Of twelve on three devices the last ones end faster than any could for long: the others are done.
+    """The last of twelve on three devices end faster than any could for long: the others are done.
 
     F, dO and dW need all, half and a quarter of both cores: 1 + 2 / 2 + 3 / 4 seconds, and so on.
     """

@@ -91,7 +91,7 @@ class ThreadsOnly(Version2):
     is_there = True
 
 
-# Of this machine.
+# This machine has these.
 ALL_GROUPS = [
     *(place for place in cpu_groups.PLACES if isinstance(place, Version1) and place.is_there),
     *(

@@ -1,4 +1,4 @@
-"""What is read of HLO texts, and of the spans of a GPU's streams."""
+"""Tests what is read of HLO texts, and of the spans of a GPU's streams."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What README and the page claim is what kept rows say."""
+"""Checks that kept rows say what README and the page claim."""
 
 import re
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What a schedule keeps out of CUDA graphs, by hand, and what joint scheduling makes of it."""
+"""Tests by hand what a schedule keeps out of CUDA graphs, and what joint scheduling makes of it."""
 
 from __future__ import annotations
 

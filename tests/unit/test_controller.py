@@ -1,4 +1,4 @@
-"""What the controller keeps, and what it says, for given times."""
+"""Tests what the controller keeps, and what it says, for given times."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from tf_ooo.rewriting.session import StepSession
 
 
 class Session(StepSession):
-    """Of a rewrite that worked."""
+    """Stands for a rewrite that worked."""
 
     failures = Failures()
 
 
 def decide(stock_s, rewritten_s, schedule="auto", compare=True):
-    """What is kept where steps take so long, the last ones again and again until it is known."""
+    """Return what is kept where steps take so long, the last ones again and again until it is known."""
     report = Report()
     options = Options(schedule=schedule, profile_steps=len(stock_s), compare=compare)
     step = StepController(lambda: None, lambda: None, Session(), options, report)

@@ -106,7 +106,7 @@ def test_bytes_by_hand():
     # relu0 is read by dW of layer 1, through a view: there it counts; mm1 by dO of layer 1.
     assert second.activation_bytes == max(110 + 20, 110 + 21) == 131
     assert second.weight_grad_bytes == 110 + 21
-    # Of layer 0 only x is kept, which is there anyway, and dW reads the gradient.
+    # Layer 0 keeps only x, which is there anyway, and dW reads the gradient.
     assert first.activation_bytes == first.weight_grad_bytes == 112
     assert (first.output_bytes, second.output_bytes) == (110, 0)
     assert (first.weight_bytes, first.slot_bytes) == (40, 40)
@@ -164,7 +164,7 @@ def test_unknown_sizes_are_noted():
 
 
 def test_parts_that_a_gradient_is_added_up_from():
-    """As of an unrolled RNN; the sum of micro-batches, which reads one of them and another's, has none."""
+    """The parts are as of an unrolled RNN; the sum of micro-batches, which reads one of them, has none."""
     parts = [op(f"part{n}", DW, "view", "g1", type="MatMul", layer=1, size=50 + n) for n in range(3)]
     added = op("added", DW, "part0", "part1", "part2", type="AddN", layer=1, size=60)
     summed = op("summed", DW, "added", "earlier", type="AddV2", layer=1, size=60)

@@ -1,4 +1,4 @@
-"""What data parallel decides without communicating; ranks are threads here."""
+"""Tests what data parallel decides without communicating; ranks are threads here."""
 
 from __future__ import annotations
 

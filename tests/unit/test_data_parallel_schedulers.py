@@ -45,7 +45,7 @@ def test_stock_by_hand():
 
 
 def test_no_barrier_by_hand():
-    # As above, but F0 waits for U0 at 22.5 anyway: layer 0 is communicated last.
+    # It is as before, but F0 waits for U0 at 22.5 anyway: layer 0 is communicated last.
     assert period_s(planned("in_order", barrier=False)) == 29.5
 
 

@@ -1,4 +1,4 @@
-"""Whether ranks go on with stock: all decide alike, by what the slowest takes."""
+"""Tests whether ranks go on with stock: all decide alike, by what the slowest takes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TOGETHER = 4
 
 
 def decided(monkeypatch: pytest.MonkeyPatch, executions: int, step_s: tuple[float, ...]) -> list[Any]:
-    """What each rank knows in the end, whose steps take so long; a trace takes 10 s, a plan 2 s."""
+    """Return what each rank, whose steps take so long, knows in the end; a trace takes 10 s, a plan 2 s."""
     monkeypatch.setattr(planned, "most_seconds", lambda *arguments: 2.0)
     monkeypatch.setattr(stock_first.train_function, "steps_per_execution", lambda model: TOGETHER)
     threads, known = Threads(len(step_s), random.Random(1)), [None] * len(step_s)
@@ -92,7 +92,7 @@ def test_what_is_asked_for_does_not_wait(options, waits):
 
 
 def test_a_slow_link_makes_measuring_it_long():
-    """As long as steps that send as many bytes take; where steps send little, they tell little."""
+    """It takes as long as steps that send as many bytes; where steps send little, they tell little."""
     usual_s = planned.most_seconds(0.0, 1e6)
     sent_bytes = (1 + planned._REPEATS) * sum(planned._count(size) * size for size in planned._SIZES)
     assert planned.most_seconds(0.5, sent_bytes / 10) - usual_s == pytest.approx(5.0)

@@ -18,7 +18,7 @@ from tf_ooo.rewriting.parts import divided, least_share
 # F, dO and dW of a layer are drawn by themselves: 1 to 4 ms, all magnitudes alike.
 SHORTEST_S, RANGE, UPDATE_S = 1e-3, 4.0, 1e-4
 ACTIVATION_BYTES, OUTPUT_BYTES, WEIGHT_BYTES = 16 << 20, 2 << 20, 8 << 20
-# Of every other layer so much is computed without its weights, by so many equal ops behind them.
+# Every other layer computes so much without its weights, by so many equal ops behind them.
 BEHIND, OPS_BEHIND = 0.6, 12
 
 

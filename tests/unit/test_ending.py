@@ -36,7 +36,7 @@ def hang():
 
 
 def take_long_at_exit():
-    """What is registered runs in turn, the last first; nothing is freed here."""
+    """Register functions, which run in turn, the last first; nothing is freed here."""
     atexit.register(os._exit, 0)
     atexit.register(time.sleep, 1.5)
     atexit.register(end_in_time, 0.2)

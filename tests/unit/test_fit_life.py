@@ -79,7 +79,7 @@ class Training:
 
 
 class OOO(keras.callbacks.Callback):
-    """As ``OOOBackprop``, with a life that is given."""
+    """Does what ``OOOBackprop`` does, with a life that is given."""
 
     def __init__(self, life):
         super().__init__()

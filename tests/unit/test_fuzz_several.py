@@ -1,4 +1,4 @@
-"""What random set-ups draw for several devices and several ranks."""
+"""Tests what random set-ups draw for several devices and several ranks."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_two_schedules_and_layers_enough_for_both():
 
 
 def test_all_schedules_are_in_the_suite_s_twelve():
-    """As in tests/graph/test_random_pipelines.py; replicas and layers that run again are, too."""
+    """They are as in tests/graph/test_random_pipelines.py; replicas and layers that run again are, too."""
     drawn_here = [pipeline for number in range(12) for pipeline in drawn(number, "pipeline").pipelines]
     assert {pipeline.schedule for pipeline in drawn_here} == set(SCHEDULES)
     assert {pipeline.replicas for pipeline in drawn_here} == {1, 2}

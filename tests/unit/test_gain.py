@@ -1,4 +1,4 @@
-"""What a report says was gained: the first line, from single steps of both."""
+"""Tests what a report says was gained: the first line, from single steps of both."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_the_interval_holds_the_ratio_that_half_of_all_pairs_exceed(baseline_s, 
 
 
 def test_in_95_of_100_trials_the_interval_holds_the_truth():
-    """Of steps with a long tail, as on a machine that others use; 1,000 trials are 0.7 points wide."""
+    """Steps have a long tail, as on a machine that others use; 1,000 trials are 0.7 points wide."""
     draws = np.random.default_rng(5)
     trials, held = 1000, 0
     for _ in range(trials):

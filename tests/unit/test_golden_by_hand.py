@@ -40,7 +40,7 @@ def stages_of(text, layers):
 
 
 def waits_for(task, last_stage, fused):
-    """What a task needs of others, whatever the order on the devices."""
+    """Return what a task needs of others, whatever the order on the devices."""
     kind, stage, number = task
     if kind == "F":  # the activations of the stage below
         return [("F", stage - 1, number)] if stage else []

@@ -1,4 +1,4 @@
-"""What a lane adds to small graphs: every edge, join and rank."""
+"""Tests what a lane adds to small graphs: every edge, join and rank."""
 
 from __future__ import annotations
 
@@ -186,7 +186,7 @@ def test_large_results_one_after_the_other():
     assert order.edges[-1] == ("w1", "w2")
     three = dict.fromkeys(sizes, MEBIBYTE)
     assert ordered(index, lane, sizes=three).edges == [("w2", "f"), ("w0", "w1"), ("w1", "w2")]
-    # Of a task that is no dW nothing changes, nor where it is one with its dO.
+    # A task that is no dW changes nothing, nor does one that is one with its dO.
     other = {"F:1": "o", "dO:0": "w0 w1 w2", "F:0@1": "f"}
     assert ordered(index, other, sizes=three) == ordered(index, other)
     assert ordered(index, lane, True, three) == ordered(index, lane, True)
@@ -202,13 +202,13 @@ def test_a_large_sum_waits_with_its_parts():
     assert sorted(order.edges[1:]) == [("w0", "b"), ("w0", "pre")]
     small = ordered(index, lane, sizes=sizes | {"a": 0.3 * MEBIBYTE})
     assert sorted(small.edges) == [("s", "f"), ("w0", "f")]
-    # What stands outside the task is no part of its results.
+    # Ops outside the task are no part of its results.
     far = {"dO:0": "o a", "dW:0": "w0 s", "F:0@1": "f"}
     assert ("w0", "s") not in ordered(index, far, sizes=sizes).edges
 
 
 def test_only_what_nobody_needed_before_waits_for_a_large_result():
-    """Of the second result the first task has made ``pre``; what both results need waits for neither."""
+    """The first task has made ``pre`` of the second result; what both results need waits for neither."""
     index = index_of("x", "o: x", "both: o", "w0: both", "pre: x", "w1: both pre", "p: pre", "f: x")
     sizes = {"w0": MEBIBYTE, "w1": MEBIBYTE}
     order = ordered(index, {"dO:0": "o p", "dW:0": "both w0 pre w1", "F:0@1": "f"}, sizes=sizes)
@@ -303,7 +303,7 @@ def test_ops_that_read_after_an_update_only():
 
 
 def test_an_op_that_waits_for_an_update_ends_nothing():
-    """What comes behind it in the graph's order belongs to its task all the same."""
+    """An op behind it in the graph's order belongs to its task all the same."""
     index = index_of("h VarHandleOp", "write AssignVariableOp: h h", "log: h ^write", "a: h", "b: a", "c: b")
     where = {"write": ("U", 0, 1), "log": ("F", 0, 0), "c": ("F", 0, 0)}
     assert index.position[index.index["log"]] < index.position[index.index["c"]]
@@ -311,7 +311,7 @@ def test_an_op_that_waits_for_an_update_ends_nothing():
 
 
 def test_a_forward_op_that_waits_for_the_backward_pass_is_in_no_task():
-    """Of its own micro-batch: the next one's may well wait for it."""
+    """Only the backward pass of its own micro-batch counts: the next one's op may well wait for it."""
     index = index_of("x", "f: x", "o: f", "w: f o", "log: f ^w", "next: x ^o", "seen: w")
     where = {"f": ("F", 0, 0), "o": ("dO", 0, 0), "w": ("dW", 0, 0), "log": ("F", 0, 0)}
     where |= {"next": ("F", 0, 1), "seen": ("dW", 0, 0)}

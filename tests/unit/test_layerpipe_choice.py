@@ -1,4 +1,4 @@
-"""What ``auto`` means for LayerPipe."""
+"""Tests what ``auto`` means for LayerPipe."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Which layer of a step given costs are of."""
+"""Tests which layer of a step given costs are of."""
 
 from __future__ import annotations
 

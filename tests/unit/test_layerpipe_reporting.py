@@ -1,4 +1,4 @@
-"""What the report says about plans of ``mode="layerpipe"``."""
+"""Tests what the report says about plans of ``mode="layerpipe"``."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ OF = {("F", 0): 0, ("dO", 0): 0, (HIGH, 0): 1, ("dW", 0): 0, ("F", 1): 1, ("dO",
 
 
 def test_both_processors_of_a_divided_output_gradient_keep_its_weights():
-    """Of three processors' rounds: in 4 on the first, in 3 on the second, which is sent one of them."""
+    """The first of three processors keeps weights in 4 rounds, the second in 3, and is sent one of them."""
     costs = CostTable([LayerCosts(1.0, 1.0, 1.0, weight_bytes=10), LayerCosts(1.0, 1.0, 1.0, weight_bytes=7)])
     whole = {at: processor for at, processor in OF.items() if at[0] != HIGH}
     assert _ways_bytes(costs, Stages(2, whole, {})) == {"stash": 20, "ema": 10, "latest": 0}
@@ -74,7 +74,7 @@ def test_the_report_has_the_plans_seconds():
 
 
 def test_the_report_says_what_the_plan_takes_for_granted():
-    """Of the link, the cores and the speeds of devices."""
+    """The report has the link, the cores and the speeds of devices."""
     link = Link(3e-5, machines=(0, 0), cores=2, speeds=(1.0, 0.5))
     layers = tuple(LayerCosts(1e-3, 1e-3, 1e-3, name=name) for name in ("a", "b"))
     costs, graph = CostTable(layers, link), TrainingGraph({}, (Layer(0, ("v",)), Layer(1, ("w",))), ())

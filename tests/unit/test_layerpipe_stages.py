@@ -37,7 +37,7 @@ def test_layers_without_work():
 @settings(max_examples=60, deadline=None)
 @given(LAYERS, st.integers(1, 6), st.sampled_from(["layerpipe", "pipedream"]))
 def test_every_task_comes_after_what_it_needs(costs, devices, schedule):
-    """What another processor makes is there a round later; gradients are 2 S(l) rounds late."""
+    """Another processor's result is there a round later; gradients are 2 S(l) rounds late."""
     devices = min(devices, len(costs) if schedule == "pipedream" else 3 * len(costs))
     stages = stages_of(made(costs, devices, schedule), len(costs))
     assert stages.processors == devices

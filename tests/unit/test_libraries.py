@@ -9,7 +9,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 LIBRARIES = [*ROOT.glob("grappler_passes/plugin/*.so"), *ROOT.glob("tf_ooo/hosts/*.so")]
-# Of manylinux2014; TensorFlow 2.21 asks for 2.27.
+# This is manylinux2014's; TensorFlow 2.21 asks for 2.27.
 OLDEST_GLIBC = (2, 17)
 
 

@@ -11,7 +11,7 @@ from tf_ooo.costs.layer_costs import Link
 from tf_ooo.hosts import link as measuring
 
 SENDER, RECEIVER = "/device:A", "/device:B"
-# What is to be found out; messages between devices that are idle are there sooner.
+# These are to be found out; messages between devices that are idle are there sooner.
 BUSY = Link(latency_s=7e-3, bytes_per_s=1e9, overhead_s_per_byte=3e-10)
 IDLE_S, START_S, PRODUCT_S, SEGMENT_S = 2e-3, 0.5, 1e-3, 30e-3
 
@@ -106,7 +106,7 @@ def test_cpus_of_one_host_share_its_cores(monkeypatch):
     link, cpus = Link(1e-3, 1e9, 5e-10), [f"/job:worker/replica:0/task:{n}/device:CPU:0" for n in range(3)]
     shared = measuring.sharing_cores(link, cpus, ["a", "b", "a"])
     assert shared == Link(1e-3, 1e9, 5e-10, machines=(0, 1, 0), cores=6)
-    # What messages take from those that compute is counted on the cores where all share them.
+    # Messages take time from those that compute, which is counted on the cores where all share them.
     assert measuring.sharing_cores(link, cpus, ["a"] * 3) == Link(1e-3, 1e9, machines=(0, 0, 0), cores=6)
     assert measuring.sharing_cores(link, cpus, ["a", "b", "c"]) == link
     gpus = [name.replace("CPU", "GPU") for name in cpus]

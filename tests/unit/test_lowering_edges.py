@@ -64,7 +64,7 @@ def network():
 
 
 def waits(dag):
-    """What each op waits for."""
+    """Return what each op waits for."""
     return {dag[i]: [dag[j] for j in dag.predecessor_indices(i)] for i in dag.node_indices()}
 
 

@@ -1,4 +1,4 @@
-"""What the texts tell people to install and to make is there."""
+"""The texts tell people to install and to make only what is there."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ def curves(text, layers, head=HEAD, steps=1):
     for curve in timeline.memory:
         alive = dict(zip(curve.time_s.tolist(), curve.alive_bytes.tolist(), strict=True))
         found.append(list(alive.items()))
-        # What is freed at an instant is free for what starts then.
+        # Bytes that are freed at an instant are free for what starts then.
         assert curve.peak_bytes == max(alive.values(), default=0)
         assert curve.time_s.tolist() == sorted(curve.time_s.tolist())
     assert timeline.peak_bytes == [max((size for _, size in curve), default=0) for curve in found]

@@ -1,4 +1,4 @@
-"""What each micro-batch's gradient counts, against the whole batch's by hand; sums, slices and refusals."""
+"""Compares what each micro-batch's gradient counts with the whole batch's by hand; sums, slices, refusals."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ UPDATE = keras_optimizers.update
 
 
 class Given:
-    """What optimizers are given in the end, in place of their update."""
+    """Notes what optimizers are given in the end, in place of their update."""
 
     def __init__(self, monkeypatch, count=1):
         self.optimizers = [keras.optimizers.SGD(1.0) for _ in range(count)]
@@ -182,7 +182,7 @@ def test_slices_of_different_rows_come_one_after_the_other(monkeypatch):
 
 
 def test_slices_of_the_same_rows_are_added_up(monkeypatch):
-    """As positions: each once, in every micro-batch.  A row that comes twice is no position."""
+    """The rows are like positions: each once, in every micro-batch. A row that comes twice is no position."""
     given = Given(monkeypatch)
     variable = tf.Variable(np.zeros((6, 1), "f"))
 

@@ -86,7 +86,7 @@ def test_gains_table_decides():
 
 
 def test_without_a_next_step_dw_ends_with_the_backward_pass():
-    # As above, but nothing may run beside the next F0, where alone dW1 would gain.
+    # It is as before, but nothing may run beside the next F0, where alone dW1 would gain.
     layers = [layer(4, 4, 1, occupancy=(0.1, 1, 1)), layer(1, 1, 4, occupancy=(1, 1, 1))]
     assert planned(layers, delay=False).lanes.keys() == {(0, 0)}
     assert calculated_gains(Problem(tuple(layers))).keys() == {("F:0", 1)}

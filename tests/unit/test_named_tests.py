@@ -34,7 +34,7 @@ def _targets() -> dict[str, list[str]]:
 
 
 def _smoke() -> list[str]:
-    """What ``make smoke`` runs."""
+    """Return the tests that ``make smoke`` runs."""
     own = {name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "MFLAGS"))}
     done = subprocess.run(
         ["make", "-n", "smoke"], capture_output=True, text=True, cwd=ROOT, env=own, timeout=60

@@ -59,7 +59,7 @@ OPTIONS = {
     "rate_warmup_steps": (5, {"layerpipe"}),
     "accumulate_steps": (4, {"layerpipe"}),
 }
-# What only some policies read.
+# Only some policies read these.
 WITH = {
     "k": "reverse_first_k",
     "chunks": "interleaved_1f1b",

@@ -1,4 +1,4 @@
-"""What setup.py says of the package to a registry, and what it leaves to the repository."""
+"""Tests what setup.py says of the package to a registry, and what it leaves to the repository."""
 
 from __future__ import annotations
 

@@ -140,7 +140,7 @@ def test_what_cannot_be_loaded_is_told_in_one_line(monkeypatch):
 
 
 class Rows(list):
-    """As a data set of tensorflow-datasets."""
+    """Stands for a data set of tensorflow-datasets."""
 
     def take(self, count):
         return Rows(self[:count])

@@ -97,7 +97,7 @@ def test_a_fit_whose_step_was_traced_before_knows_what_that_took():
 
 
 def measured(steps, **more):
-    """Whether a baseline is, whose step takes 1 s and 13 s to be traced: 20 s altogether."""
+    """Return whether a baseline is measured, whose step takes 1 s and 13 s to be traced: 20 s altogether."""
     assert STEPS == 6
     report = Report()
     baseline = Baseline("one device", report, None, steps)

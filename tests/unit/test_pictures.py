@@ -122,7 +122,7 @@ def test_page_holds_messages_and_memory(sending):
 
 
 def test_page_is_small_and_needs_no_network(timeline, tmp_path):
-    """What draws it lies beside it, once for all pages of a folder."""
+    """The script that draws it lies beside it, once for all pages of a folder."""
     folder = tmp_path / "new folder"
     timeline.save_html(folder / "page.html")
     script = folder / "plotly.min.js"

@@ -12,7 +12,7 @@ from tf_ooo.modes.pipeline.partition import units_of
 from tf_ooo.modes.pipeline.pieces import Pieces, pieces_of
 from tf_ooo.modes.pipeline.planning import Wanted
 
-# Of four rows: 60 and 100 bytes of a row at once.
+# Layers are for four rows: 60 and 100 bytes of a row at once.
 SMALL = LayerCosts(1.0, 1.0, 1.0, activation_bytes=200, weight_bytes=1000, output_bytes=40, slot_bytes=500)
 LARGE = LayerCosts(1.0, 1.0, 1.0, activation_bytes=320, weight_bytes=100, output_bytes=80)
 LAYERS = (SMALL, SMALL, LARGE, SMALL)

@@ -127,7 +127,7 @@ def test_the_report_has_the_plans_seconds():
     rows = section_of(planned, costs, ["CPU:0", "CPU:1"])
     assert rows["predicted_step_s"] == 34.5
     assert rows["serial_step_s"] == 4 * (6.0 + 7.0) + 0.75
-    # Of two devices in 34.5 s all but the seconds of the tasks.
+    # Two devices are idle in 34.5 s but for the seconds of the tasks.
     assert rows["predicted_bubble_fraction"] == pytest.approx((2 * 34.5 - 52.75) / (2 * 34.5))
     assert rows["link"] == {"latency_s": 0.0, "bytes_per_s": 1e9, "overhead_s_per_byte": 0.0}
     assert [row["seconds"] for row in rows["stages"]] == [

@@ -1,4 +1,4 @@
-"""Which layer the ops of a backward pass run with."""
+"""Tests which layer the ops of a backward pass run with."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the planner predicts beside what papers published, and the largest plan."""
+"""Compares what the planner predicts with what papers published, and makes the largest plan."""
 
 from __future__ import annotations
 

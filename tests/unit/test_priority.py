@@ -14,7 +14,7 @@ class Gpu:
 
 @pytest.fixture
 def told(monkeypatch):
-    """What a machine with one GPU is told."""
+    """Note what a machine with one GPU is told."""
     found = []
     monkeypatch.setattr(tf.config, "list_physical_devices", lambda kind: [Gpu])
     monkeypatch.setattr(tf.config, "set_logical_device_configuration", lambda *given: found.append(given))

@@ -1,4 +1,4 @@
-"""What is said while long work goes on before the first step."""
+"""Tests what is said while long work goes on before the first step."""
 
 from __future__ import annotations
 

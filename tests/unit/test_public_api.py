@@ -83,7 +83,7 @@ def test_type_checkers_see_types(tmp_path):
     program.write_text(TYPED)
     command = [sys.executable, "-m", "mypy", str(program)]
     said = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    # Of an earlier run, in another folder, where mypy remembers it.
+    # Lines may be of an earlier run, in another folder, where mypy remembers it.
     lines = [line.split(": ", 1)[1] for line in said.stdout.splitlines() if "/typed.py:" in line]
     shown = [line.removeprefix('note: Revealed type is "') for line in lines if "defined in" not in line]
     assert len(shown) == 6, said
@@ -144,7 +144,7 @@ def test_import_direction(path):
 
 @pytest.mark.parametrize("path", _files(), ids=lambda path: str(path.relative_to(ROOT)))
 def test_no_import_by_name(path):
-    """What importlib is given is text, not an import; only tf_ooo/__init__.py may name keras_callbacks."""
+    """Texts for importlib name no package above; only tf_ooo/__init__.py may name keras_callbacks."""
     relative = path.relative_to(ROOT)
     if relative == Path("tf_ooo/__init__.py"):
         return

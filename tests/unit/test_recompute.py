@@ -22,7 +22,7 @@ from tf_ooo.planning.model.recomputation import saved_bytes, with_recomputed
 from tf_ooo.planning.model.schedule import Schedule
 from tf_ooo.planning.policies import schedules_of
 
-# Of 40 bytes the first keeps none of its data, the second the 6 that it reads; dW needs 10 of them.
+# The first keeps none of the 40 bytes of its data, the second the 6 that it reads; dW needs 10 of them.
 FIRST = tf_ooo.LayerCosts(
     1.0, 2.0, 3.0, activation_bytes=40, output_bytes=6, weight_grad_bytes=10, name="first"
 )
@@ -218,7 +218,7 @@ def test_any_costs_under_any_limit(sizes, share, schedule):
 
 
 def test_other_modes():
-    """Of one device and of data parallel workers each layer is one; LayerPipe has two halves of a dO."""
+    """Each layer is one on one device and on data parallel workers; LayerPipe has two halves of a dO."""
     free = tf_ooo.plan(layers=DEEP, schedule="in_order")
     limit = free.predicted_peak_bytes - 60
     again = tf_ooo.plan(layers=DEEP, schedule="in_order", memory_limit_bytes=limit, recompute="auto")

@@ -135,7 +135,7 @@ def test_a_part_sends_its_share():
 
 
 def test_parts_beyond_those_that_are_said_send_all():
-    """Which validate refuses by name."""
+    """These are the parts that validate refuses by name."""
     text = "parts dO:1: 0.25 0.75\nlane 0 0: F:0 dO:0\nlane 1 0: F:1 dO:1 dO:1.3\n"
     rows = [row for row in edges(text, CHAIN[:2]) if row[0] == GRADIENT]
     assert rows == all_of(of(GRADIENT, 2.0, 0, "dO:1 > dO:0"), of(GRADIENT, 8, 0, "dO:1.3 > dO:0"))
@@ -148,7 +148,7 @@ def test_slices_of_a_communication():
 
 
 def test_with_a_barrier_all_forwards_wait_for_all_updates():
-    """Of stage 1, without an update of its own, what comes last: its dW."""
+    """Stage 1 has no update of its own: its last task is its dW."""
     text = "barrier yes\nlane 0 0 priority: F:0 F:1 dO:1 dW:1 dW:0\nlane 0 1: U:0\nlane 1 0: F:2\n"
     rows = [row for row in edges(text) if row[2]]
     assert rows == of(
@@ -192,7 +192,7 @@ def test_a_stage_reads_each_layer_outside_it_once():
     assert [row for row in rows if row[0] == OUTPUT] == all_of(
         of(OUTPUT, 11, 0, "F:0 > F:1"), of(OUTPUT, 10, 0, "F:0 > F:2"), of(OUTPUT, 1000, 0, "F:1 > F:2")
     )
-    # What is kept is as large as the larger of what is sent on.
+    # The kept bytes are as many as the larger of what is sent on.
     assert of(STORED, 11, 0, "F:0 > dO:0")[0] in rows
 
 
@@ -212,7 +212,7 @@ def test_nodes_are_places_in_the_lanes():
 
 
 def test_how_many_stages():
-    """Those that are told, or that the tasks need."""
+    """The stages are those that are told, or that the tasks need."""
     told = "stage 0: 0-0\nstage 1: 1-1\nstage 2: 2-2\n"
     assert relation(told + "lane 0 0: F:0\n").stages == 3
     assert relation("lane 0 0: F:4\n", None).stages == 5

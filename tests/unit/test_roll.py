@@ -1,4 +1,4 @@
-"""What ranks hear of each other, over real connections of this process."""
+"""Tests what ranks hear of each other, over real connections of this process."""
 
 from __future__ import annotations
 

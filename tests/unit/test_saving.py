@@ -82,7 +82,7 @@ def test_a_new_file_has_its_name_when_it_is_whole(tmp_path):
 
 
 def test_what_a_killed_process_left_goes_with_the_next_saving(tmp_path):
-    """Of another host, or of a process that runs, it stays."""
+    """A file of another host, or of a process that runs, stays."""
     host, path = socket.gethostname(), tmp_path / "{epoch}[1].keras"
     dead = subprocess.Popen(["true"])
     dead.wait()

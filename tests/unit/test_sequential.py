@@ -52,7 +52,7 @@ def test_a_gain_worth_having_is_seldom_called_none(noise):
 
 
 def test_looks_at_the_usual_level_would_be_wrong_too_often(monkeypatch):
-    """What repeated looks cost: the test above can fail."""
+    """Repeated looks have a cost: the test above can fail."""
     monkeypatch.setattr(sequential, "FASTER_LEVEL", 0.025)
     assert share("faster", 0.0, NOISES["normal"]) > 0.05
 
@@ -103,7 +103,7 @@ def test_nothing_is_known_of_nothing():
 
 @given(st.lists(st.tuples(st.floats(0.5, 2.0), st.floats(0.5, 2.0)), min_size=1, max_size=PAIRS))
 def test_as_scipy_has_it(pairs):
-    """Of ratios that are all different, and none of them 1: so many signs of it come by chance."""
+    """Ratios are all different, and none of them is 1: so many signs come by chance."""
     stock_s, ours_s = zip(*pairs, strict=True)
     ratios = [a / b for a, b in pairs]
     look = look_at(stock_s, ours_s)

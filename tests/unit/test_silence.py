@@ -35,7 +35,7 @@ class PollFd(ctypes.Structure):
 
 
 def wait_with_pythons_lock(connection):
-    """Whether there is something to be read, or the end; no thread of Python runs meanwhile."""
+    """Return whether there is something to be read, or the end; no thread of Python runs meanwhile."""
     waiting = PollFd(connection.fileno(), select.POLLIN, 0)
     return ctypes.PyDLL(None).poll(ctypes.byref(waiting), 1, int(LIMIT_S * 1e3)) == 1
 
@@ -138,7 +138,7 @@ def watch_and_say(address, silence_s):
 
 
 def test_a_process_that_was_stopped_itself_takes_nobody_for_silent():
-    """As with Ctrl-Z."""
+    """The process is stopped as with Ctrl-Z."""
     with server(b"greeting") as there:
         process = forked.start(watch_and_say, there, 4 * SILENCE_S)
         try:

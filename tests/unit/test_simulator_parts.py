@@ -292,7 +292,7 @@ MACHINE = Link(machines=(0, 0, 0), cores=2)
 
 
 def test_devices_of_one_machine_share_its_cores():
-    """As streams of one device: together 1.5 machines are needed until F:1 is through."""
+    """They share them like streams of one device: together 1.5 machines are needed until F:1 is through."""
     at = times(run("lane 0 0: F:0\nlane 1 0: F:1\n", only("forward_s"), MACHINE))
     assert at == {"F:0": (0, pytest.approx(5)), "F:1": (0, pytest.approx(3))}
 

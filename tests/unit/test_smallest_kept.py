@@ -34,7 +34,7 @@ PARTS = ("forward_s", "output_grad_s", "weight_grad_s", "update_s")
 
 
 def layers(seed):
-    """Of the same sizes; each part takes up to ten times as long as in another measurement."""
+    """Return layers of the same sizes; each part takes up to ten times as long as in another measurement."""
     random_of = random.Random(seed)
     return tuple(
         dataclasses.replace(

@@ -1,4 +1,4 @@
-"""What a state will be so many steps later, beside the loop that computes it."""
+"""Compares what a state will be so many steps later with the loop that computes it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whose turn it is, and which samples are compared, on steps that are not alike."""
+"""Tests whose turn it is, and which samples are compared, on steps that are not alike."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class TestKinds:
         assert {name: len(found) for name, found in times.seconds.items()} == {STOCK: 3, REWRITTEN: 3}
 
     def test_partial_executions_are_nobodys_turn(self):
-        """As data parallel has it: every other execution is marked as no sample."""
+        """Data parallel has it like this: every other execution is marked as no sample."""
         times = StepTimes(PROFILED, True)
         for number in range(40):
             times.add(times.next, 1.0, traced=number % 2 == 1)
@@ -84,7 +84,7 @@ class TestKinds:
 
 class TestConfirmed:
     def lucky(self, first_s, later_s):
-        """What a way takes in the first round, and then."""
+        """Return how long a way takes in the first round, and then."""
         taken = []
 
         def seconds_of(which, kind):

@@ -1,4 +1,4 @@
-"""What the system lets a process have: real groups of this machine, files as version 2 has them."""
+"""Tests what the system lets a process have: real groups of this machine, files as version 2 has them."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def files(folder, texts):
 
 @pytest.fixture
 def machine(tmp_path):
-    """Of 1 GiB; 500 MiB are free, and 100 MiB of swap space."""
+    """Make a machine of 1 GiB; 500 MiB are free, and 100 MiB of swap space."""
     files(
         tmp_path,
         {

@@ -1,4 +1,4 @@
-"""Which turn of a step a node belongs to, by marks and by what it reads."""
+"""Tests which turn of a step a node belongs to, by marks and by what it reads."""
 
 from __future__ import annotations
 

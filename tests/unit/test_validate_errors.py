@@ -149,7 +149,7 @@ def test_of_a_long_circle_twelve_are_shown():
 
 
 def test_a_priority_lane_takes_what_is_ready():
-    """Where one of the two lanes has no order of its own nothing waits in a circle."""
+    """If one of the two lanes has no order of its own nothing waits in a circle."""
     check(circle(1).replace("lane 0 0", "lane 0 0 priority"))
     check(circle(1).replace("lane 1 0", "lane 1 0 priority"))
 

@@ -18,7 +18,7 @@ ANEW = "it has been started anew, and what it held is gone"
 
 @pytest.fixture
 def workers(monkeypatch):
-    """What each worker says, by task, and the connections that were closed."""
+    """Return what each worker says, by task, and the connections that were closed."""
     says, closed = dict(AT_JOINING), []
 
     class Line:

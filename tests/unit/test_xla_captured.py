@@ -1,4 +1,4 @@
-"""What XLA's dumps say of a compiled step.
+"""Tests what XLA's dumps say of a compiled step.
 
 ``tests/golden/xla``: an MLP of four layers of 512 and one of 10, batch 8, Adam, compiled for an H100 by the
 compiler of TensorFlow 2.21's GPU wheel: as Keras has it, and with its dW on a side stream.

@@ -1,1 +1,1 @@
-"""What a user is told: the report of a training, its page."""
+"""Tells the user: the report of a training, its page."""

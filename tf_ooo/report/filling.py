@@ -1,4 +1,4 @@
-"""What a graph, a plan and measured steps put into a report."""
+"""Fills a report with what a graph, a plan and measured steps tell."""
 
 from __future__ import annotations
 

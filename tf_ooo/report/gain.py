@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from tf_ooo.report.texts import seconds_text
 
-# Of the standard normal distribution, for an interval that holds the ratio in 95 of 100 cases.
+# This belongs to the standard normal distribution: an interval holds the ratio in 95 of 100 cases.
 _TWO_SIDED_95 = 1.96
 # A machine that others use changes its speed by so much from one group of steps to the next, at least: equal
 # short fits differed by 11% and 13%.
@@ -56,7 +56,7 @@ class Gain:
 
     @property
     def interval(self) -> tuple[float, float] | None:
-        """Where the ratio is with 95% confidence; None: too few steps to say.
+        """Return where the ratio is with 95% confidence; None: too few steps to say.
 
         Of steps that did not take turns it is wider by :attr:`drift` at both ends.
         """
@@ -80,7 +80,7 @@ class Gain:
 
     @property
     def _within_groups(self) -> tuple[float, float] | None:
-        """As if both groups had run at the same time.
+        """Return the interval as if both groups had run at the same time.
 
         The Hodges-Lehmann interval: the ratios of all pairs of steps, without as many of the lowest and the
         highest as the Mann-Whitney test allows.  An interrupted step moves it little.
@@ -96,12 +96,12 @@ class Gain:
 
     @property
     def faster(self) -> bool:
-        """Whether it is sure that ours is faster."""
+        """Return whether it is sure that ours is faster."""
         return self.interval is not None and self.interval[0] > 1
 
     @property
     def slower(self) -> bool:
-        """Whether it is sure that ours is slower."""
+        """Return whether it is sure that ours is slower."""
         return self.interval is not None and self.interval[1] < 1
 
     @property

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger("tf_ooo")
 _BAR_HEIGHT, _ROW_WIDTH = 24, 900
-# Of a box: pixels per character of its label at 11 px, and beside the label.
+# A box takes so many pixels per character of its label at 11 px, and so many beside the label.
 _CHARACTER_WIDTH, _PADDING, _GAP = 6.6, 8, 3
 _MOST_NOTES = 20
 _MOST_CANDIDATES = 30
@@ -43,7 +43,7 @@ def render(report: Report) -> str:
 
 
 def page_of(report: Report) -> Page:
-    """What the page says, from top to bottom."""
+    """Make the page, from top to bottom."""
     chart, planned = _chart(report), report.planned
     kinds = {task.kind: None for tasks in (planned.lanes.values() if planned else ()) for task in tasks}
     return Page(
@@ -84,7 +84,7 @@ def _chart(report: Report) -> Chart | None:
 
 
 def _drawn(report: Report) -> str:
-    """What the chart shows."""
+    """Say what the chart shows."""
     timeline, measured = report.timeline, report.measured_timeline is not None
     if timeline is None:
         return ""
@@ -107,7 +107,7 @@ def _notes(report: Report) -> Listed:
 
 
 def _candidates(report: Report) -> Table:
-    """What a pipeline's plan was chosen from, the best first, refused ones last."""
+    """List what a pipeline's plan was chosen from, the best first, refused ones last."""
     pipeline = report.pipeline
     best: dict[tuple[str, int], CandidateRow] = {}  # of each only the best way to cut the model
     runs = _running(report)
@@ -160,7 +160,7 @@ def _place(row: LayerRow) -> str:
 
 
 def table(report: Report) -> str:
-    """What a notebook shows: what was gained, and the rows of the summary."""
+    """Return what a notebook shows: what was gained, and the rows of the summary."""
     import html
 
     (_, headline), *rows = report.rows()
@@ -173,7 +173,7 @@ def table(report: Report) -> str:
 
 
 def _step_medians(report: Report) -> dict[str, float]:
-    """Of each baseline, and of the steps as they run; alone they are in the headline."""
+    """Return the medians of each baseline and of the steps as they run; these alone are in the headline."""
     samples = {**report.baselines_s, _ours(report): report.steps_s}
     medians_s = {name: statistics.median(times_s) for name, times_s in samples.items() if times_s}
     return medians_s if len(medians_s) > 1 else {}

@@ -1,4 +1,4 @@
-"""What was found, planned and measured for one training step."""
+"""Holds what was found, planned and measured for one training step."""
 
 from __future__ import annotations
 
@@ -166,7 +166,7 @@ class Report:
 
     @property
     def slower(self) -> bool:
-        """Whether the rewritten step was measured and is slower by more than the noise."""
+        """Return whether the rewritten step was measured and is slower by more than the noise."""
         if self.measured_step_s is None or self.stock_step_s is None:
             return False
         return self.measured_step_s > self.stock_step_s + (self.step_noise_s or 0.0)
@@ -204,7 +204,7 @@ class Report:
 
     @property
     def headline(self) -> str:
-        """What was gained, in plain words: the first line of the summary, of the page and of the repr."""
+        """Say plainly what was gained: the first line of the summary, of the page and of the repr."""
         gain, ranks_gain = self.gain, self.ranks_gain
         if ranks_gain is None:
             return self._headline(gain)
@@ -226,7 +226,7 @@ class Report:
 
     @property
     def state(self) -> str:
-        """What runs now, in a few words."""
+        """Say in a few words what runs now."""
         if self.fell_back:
             return f"the stock step runs: {self.fallback_reason}"
         if self.undecided:
@@ -288,7 +288,7 @@ class Report:
         }
 
     def one_line(self) -> str:
-        """What was gained, for a log line."""
+        """Say what was gained, for a log line."""
         return f"{self.headline}; schedule {self.schedule}, {self.moved_ops} ops moved"
 
     def rows(self) -> list[tuple[str, str]]:
@@ -313,7 +313,7 @@ class Report:
         return table(self)
 
     def summary(self) -> str:
-        """What was gained, a short table, and the first notes."""
+        """Return what was gained, a short table, and the first notes."""
         rows = [*self.rows(), *(("note", note) for note in self.notes[:_MOST_NOTES])]
         if len(self.notes) > _MOST_NOTES:
             rows.append(("", f"and {len(self.notes) - _MOST_NOTES} more in report.notes"))

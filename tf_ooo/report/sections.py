@@ -181,7 +181,7 @@ class LinkRow(Section):
 
 @dataclass(eq=False)
 class ModeSection(Section):
-    """What one mode adds; nothing in other modes, which have no devices here."""
+    """Holds what one mode adds; it is empty in other modes, which have no devices here."""
 
     devices: Sequence[str] = ()
 
@@ -191,7 +191,7 @@ class ModeSection(Section):
 
 @dataclass(eq=False)
 class PipelineSection(ModeSection):
-    """What ``report.pipeline`` says.
+    """Holds what ``report.pipeline`` says.
 
     Attributes:
         devices: their names.
@@ -246,7 +246,7 @@ class PipelineSection(ModeSection):
 
 @dataclass(eq=False)
 class LayerPipeSection(ModeSection):
-    """What ``report.layerpipe`` says.
+    """Holds what ``report.layerpipe`` says.
 
     Attributes:
         devices: their names.
@@ -330,7 +330,7 @@ def _places(row: LayerRow) -> dict[str, int]:
 
 @dataclass(eq=False)
 class CompiledRow(Section):
-    """What XLA made of one way to compile a step.
+    """Describes what XLA made of one way to compile a step.
 
     Attributes:
         launches: kernels, library calls and copies that a step launches; None where XLA does not say (CPU).

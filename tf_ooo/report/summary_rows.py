@@ -76,7 +76,7 @@ def _first_text(report: Report) -> str:
 
 
 def _predicted_text(report: Report) -> str:
-    """What was predicted before such a step had run, and its own error: by how much it missed."""
+    """Say what was predicted before such a step had run, and by how much that missed."""
     if report.predicted_step_s is None:
         return ""
     several = report.pipeline or report.layerpipe or report.mode == "data_parallel"
@@ -99,7 +99,7 @@ def _limits_text(report: Report) -> str:
 
 
 def _comparison_text(report: Report) -> str:
-    """What the test took."""
+    """Say what the test took."""
     if not report.compared_steps:
         return ""
     took_s, several = report.profiling_overhead_s, report.mode == "data_parallel"
@@ -141,7 +141,7 @@ def _peak_text(report: Report) -> str:
 
 
 def _limit_text(report: Report) -> str:
-    """Of each device, and who says so."""
+    """Say the limit of each device, and who says so."""
     limits = report.memory_limits_bytes
     each = [bytes_text(limit) for limit in limits] if len(set(limits)) > 1 else []
     sizes = ", ".join(each) or f"{bytes_text(report.memory_limit_bytes)} each"

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 _LOG = logging.getLogger("tf_ooo")
 # A scalar is sent to whatever it is computed with.
 _SCALAR_BYTES = 8
-# Of a loop's lists and results: they are not sent about.
+# Lists and results of a loop get this size: they are not sent about.
 _STAYS = 1 << 62
 _LISTS = "TensorList"
 
@@ -164,12 +164,12 @@ class _Loop:
         self.entering = [p for p in sources if p not in inside]
 
     def weights(self, weights: Collection[int]) -> list[int]:
-        """Those that enter it, and the ops within that read a variable."""
+        """Return the weights that enter the loop, and the ops within that read a variable."""
         bound = [i for i in self._members if self._index.names[i] in self._bound]
         return [*bound, *(i for i in self.entering if i in weights)]
 
     def place_with(self, tensors: Sequence[int], placed: dict[str, str], bytes_of: Sizes) -> None:
-        """Where most bytes of these are, with the lists that it is given."""
+        """Place the loop, and the lists that it is given, where most bytes of these tensors are."""
         index, bytes_on = self._index, Counter[str]()
         for name in (index.names[i] for i in tensors):
             if name in placed:

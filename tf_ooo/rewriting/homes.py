@@ -1,4 +1,4 @@
-"""Where a step's layers are: a device for each stage of each replica, and who holds a layer's variables."""
+"""Says where a step's layers are: a device for each stage of each replica, and holders of variables."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Homes:
         return [self.of_variables(layer) for layer in range(len(self.stage_of_layer))]
 
     def device_of(self, layer: int, replica: int | None) -> str:
-        """Where a layer runs for a replica; None: what comes once a step."""
+        """Return where a layer runs for a replica; None: what comes once a step."""
         if replica is None:
             return self.of_variables(layer)
         return self.devices[replica][self.stage_of_layer[layer]]
@@ -93,8 +93,7 @@ def read_once(step: Step, replica_of_node: Sequence[int | None]) -> dict[str, st
 
 
 def reads_elsewhere(step: Step, homes: Homes) -> bool:
-    """Whether a stage reads a variable of a layer that stands on another device: a weight that is tied, or
-    whose layer is cut between loops."""
+    """Say whether a stage reads a variable on another device: a tied weight, or a layer cut between loops."""
     index, layer_of = step.index, {name: layer for name, (_, layer, _) in step.where.items()}
     for i in index.order:
         home = layer_of.get(index.names[i])
@@ -107,7 +106,7 @@ def reads_elsewhere(step: Step, homes: Homes) -> bool:
 
 
 def is_resource(node: node_def_pb2.NodeDef) -> bool:
-    """Whether an op with one type hands on resources."""
+    """Return whether an op with one type hands on resources."""
     return "T" in node.attr and bool(node.attr["T"].type == types_pb2.DT_RESOURCE)
 
 

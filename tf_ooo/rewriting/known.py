@@ -1,4 +1,4 @@
-"""What is known of a step from one trace, and whether another graph is a trace of that step."""
+"""Keeps what is known of a step from one trace, and checks that another graph is a trace of that step."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Writes = frozenset[tuple[str, str]]
 
 @dataclass(frozen=True)
 class Known:
-    """What is known from one classified micro-batch and holds for all of them, in any batch.
+    """Holds what is known from one classified micro-batch and holds for all of them, in any batch.
 
     ``alone`` is its GraphDef, ``graph`` what it was classified to; ops elsewhere have their
     :func:`tf_ooo.rewriting.unrolled_tasks.general_names`.  ``glued``: ranges of layers that no cut may part;
@@ -52,7 +52,7 @@ def writes_of(
     general: Mapping[str, str],
     graph: TrainingGraph,
 ) -> Writes:
-    """Which of the ``ops`` write the trained variables of a classified graph, and their slots."""
+    """Return which of the ``ops`` write the trained variables of a classified graph, and their slots."""
     trained = {name for variable in graph.variables for name in (variable.name, *variable.slots)}
     named = {
         node.name: json.loads(node.attr[VARIABLE_ATTR].s)["name"]

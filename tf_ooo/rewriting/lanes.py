@@ -13,8 +13,8 @@ from tf_ooo.planning.model.schedule import Task
 
 @dataclass(frozen=True)
 class LaneOrder:
-    """What a lane adds to a graph: edges (before, after), names of joins for edges to lead through, each op's
-    place in the lane; ``notes`` say which tasks may still overlap."""
+    """Holds what a lane adds to a graph: edges (before, after), names of joins for edges to lead through,
+    each op's place in the lane; ``notes`` say which tasks may still overlap."""
 
     edges: list[tuple[str, str]] = field(default_factory=list)
     joins: list[str] = field(default_factory=list)
@@ -38,7 +38,7 @@ class Links(Protocol):
 
     @property
     def names(self) -> Sequence[str]:
-        """Of the ops, by number."""
+        """Return the names of the ops, by number."""
 
     def bit(self, op: int) -> int:
         """The op as a set of bits."""
@@ -47,7 +47,7 @@ class Links(Protocol):
         """The op and all that it depends on, as bits."""
 
     def run_as_one(self, before: Task, after: Task) -> bool:
-        """Whether two tasks in a row are one block."""
+        """Return whether two tasks in a row are one block."""
 
     def link(self, order: LaneOrder, rank: int, block: Bundle, following: Bundle, free: list[int]) -> None:
         """Adds the edges that have the ``free`` ops of ``following`` run after ``block``, which has this

@@ -135,13 +135,13 @@ class _FewEdges:
 
 
 def first_ops(names: Collection[str], producers: Callable[[str], Iterable[str]]) -> list[str]:
-    """Those that read none of the others."""
+    """Return the ops that read none of the others."""
     inside = set(names)
     return [name for name in names if inside.isdisjoint(producers(name))]
 
 
 def last_ops(names: Collection[str], producers: Callable[[str], Iterable[str]]) -> list[str]:
-    """Those that none of the others read."""
+    """Return the ops that none of the others read."""
     read = {producer for name in names for producer in producers(name)}
     return [name for name in names if name not in read]
 
@@ -155,7 +155,7 @@ def execution_order(schedule_tasks: Iterable[Task], graph: TrainingGraph, tasks:
     for layer in graph.layers:
         after = rank_of.get(Task("dW", layer.index), len(rank_of))
         rank.update(dict.fromkeys(layer.update_ops, 2 * after + 2))
-    # Of the ops that are ready the one of the lowest rank, and of these the first in the graph.
+    # Ready ops run by rank, and at the same rank as they come in the graph.
     keys = {name: f"{rank[name]:09d} {place:09d}" for place, name in enumerate(graph.ops)}
     return list(rx.lexicographical_topological_sort(tasks.dag, key=keys.__getitem__))
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def describe(model: keras.Model, variables: Callable[[], Sequence[keras.Variable]]) -> Describe:
-    """What graphs say about variables: these names, and what Keras thinks is trainable."""
+    """Tell graphs the names of variables, and which Keras takes for trainable."""
 
     def infos() -> Iterator[tuple[Any, VariableInfo]]:
         trainable = {id(variable) for variable in keras_trainable.trained_variables(model)}

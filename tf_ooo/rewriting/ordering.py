@@ -161,7 +161,7 @@ class _Joins:
         index = self._index
         if len(block.tasks) > 1:
             self._send_last(order, block, f"{rank}/sent")
-        # What has an edge within its task from, or to, another result has none from, or to, another task.
+        # A result with an edge within its task, from or to another one, gets none from or to another task.
         followed = {before for before, _ in self.one_by_one}
         if [task.kind for task in following.tasks] == ["dW"]:  # beside its dO they are one by one anyway
             self.one_by_one += self._large_results(following.ops, free)
@@ -185,13 +185,13 @@ class _Joins:
         return edges
 
     def _is_large(self, i: int, inside: Collection[int]) -> bool:
-        """Whether the result is, or the parts of the same task that it is added up from are together."""
+        """Return whether the result is large, or its summands within the task are together."""
         parts = [self.names[p] for p, _ in self._index.data_preds[i] if p in inside]
         own_bytes, parts_bytes = self._sizes.get(self.names[i], 0), sum(self._sizes.get(p, 0) for p in parts)
         return max(own_bytes, parts_bytes) >= _LARGE_BYTES
 
     def _send_last(self, order: LaneOrder, block: Bundle, name: str) -> None:
-        """What leaves a dO task waits for the dW of the same stage."""
+        """Let what leaves a dO task wait for the dW of the same stage."""
         index = self._index
         output_grads, weight_grads = block.tasks.values()
         inside = set(block.ops)

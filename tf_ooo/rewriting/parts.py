@@ -34,13 +34,13 @@ _PARTS_PER_DEVICE = 4
 _MOST_PARTS = 256
 # A cut may come so much later than where its part is long enough, if less is sent there.
 _LATER = 1.5
-# What parts are called: ``before dense (1)``, ``later in lstm (1)``.
+# Parts are called like this: ``before dense (1)``, ``later in lstm (1)``.
 _BEFORE, _BEHIND, _LATER_IN = _PLACES = ("before ", "behind ", "later in ")
 _NAME = re.compile(rf"(?:{'|'.join(_PLACES)})(.+) \(\d+\)")
 
 
 def least_share(devices: int) -> float:
-    """Of the forward pass, what each part takes at least where a model is cut for so many devices."""
+    """Return the least share of the forward pass for a part where a model is cut for so many devices."""
     return min(LEAST_SHARE, 1 / min(_PARTS_PER_DEVICE * devices, _MOST_PARTS))
 
 
@@ -91,7 +91,7 @@ class _Division:
 
 
 class _Ops:
-    """What the ops of a graph depend on: data, or only variables and constants."""
+    """Knows which ops of a graph depend on data, and which only on variables and constants."""
 
     def __init__(self, graph: TrainingGraph, seconds: Mapping[str, float]) -> None:
         self._graph, self._seconds = graph, seconds
@@ -132,7 +132,7 @@ class _Ops:
         return _Division(part_of, len(own), 0, _LATER_IN)
 
     def _ends(self, line: Sequence[str], together: range, least_s: float) -> list[int]:
-        """Where parts end, each end the place of the next part's first op."""
+        """Return the ends of the parts, each end the place of the next part's first op."""
         crossing = self._crossing_bytes(line)
         seconds = [self._seconds.get(name, 0.0) for name in line]
         left_s = list(itertools.accumulate(reversed(seconds)))[::-1]
@@ -175,7 +175,8 @@ class _Ops:
     def _without_data(
         self, names: Sequence[str], part_of: Mapping[str, int], weights: Mapping[str, int]
     ) -> dict[str, int]:
-        """What depends on no data: weights with their part, other variables and masks with who reads them.
+        """Return the parts of ops without data: a weight's own, that of the first reader for variables and
+        masks.
 
         What nobody reads (the result of a metric, behind its update) comes last.
         """
@@ -192,7 +193,7 @@ class _Ops:
 
 
 def is_part(name: str) -> bool:
-    """Whether a layer of that name is a part without weights."""
+    """Return whether a layer of that name is a part without weights."""
     return name.startswith(_PLACES)
 
 

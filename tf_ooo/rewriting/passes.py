@@ -1,4 +1,4 @@
-"""Which passes run over the graph of a step in each mode, and in which order.
+"""Lists the passes that run over the graph of a step in each mode, in their order.
 
 | | before the step is planned | to put it in its order |
 |---|---|---|

@@ -13,7 +13,7 @@ from tf_ooo.rewriting.result import RewriteResult
 
 
 def highest_peak(graph: TrainingGraph, order: Sequence[str]) -> int:
-    """Of all devices: a limit holds for each of them."""
+    """Return the highest peak of all devices: a limit holds for each of them."""
     return max(peak_bytes_by_device(graph, order).values(), default=0)
 
 
@@ -38,7 +38,7 @@ def stock_order(graph: TrainingGraph) -> list[str]:
 
 
 def stock_peak(graph: TrainingGraph, order: Sequence[str]) -> int:
-    """Of an order of the graph as it came; ``graph`` has sizes, and lacks what was separated."""
+    """Return the peak of the original order; ``graph`` has sizes, and lacks what was separated."""
     return highest_peak(graph, [name for name in order if name in graph.ops])
 
 

@@ -127,7 +127,7 @@ def plan(
 def _order_of(
     graph: TrainingGraph, schedule: str, limit_bytes: int | list[int] | tuple[int, ...] | None
 ) -> Schedule:
-    """Of a graph whose ops have no costs.  OptionsError: limits of several devices, of which it has one."""
+    """Order a graph whose ops have no costs. OptionsError: limits of several devices, of which it has one."""
     from tf_ooo.rewriting.planner import plan_graph  # noqa: PLC0415 - imports TensorFlow
 
     if isinstance(limit_bytes, (list, tuple)):

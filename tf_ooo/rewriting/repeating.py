@@ -1,4 +1,4 @@
-"""Which ops run again, where layers run their forward again before their dO."""
+"""Finds the ops that run again where layers run their forward again before their dO."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tf_ooo.rewriting.unrolled_tasks import Step
 _NEVER = frozenset(
     {"Const", "_Arg", "_Retval", "VarHandleOp", "Merge", "Enter", "Exit", "NextIteration", *SWITCHES}
 )
-# What is smaller does not matter: shapes, seeds.
+# Smaller tensors do not matter: shapes, seeds.
 _LEAST_BYTES = 1024
 
 
@@ -71,6 +71,6 @@ def _may_repeat(step: Step, name: str) -> bool:
 
 
 def _is_plain(step: Step, i: int) -> bool:
-    """Whether an op is in no loop and no branch."""
+    """Return whether an op is in no loop and no branch."""
     context = step.index.contexts[i]
     return context.frame == () == context.output_frame and not context.branches

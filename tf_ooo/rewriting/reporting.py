@@ -1,4 +1,4 @@
-"""What a report says of a rewritten graph."""
+"""Fills a report with what became of a rewritten graph."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tf_ooo.report.report import Report
 from tf_ooo.report.sections import LayerRow
 from tf_ooo.rewriting.result import RewriteResult
 
-# What passes note; what was done as planned is no news.
+# Passes note these; what was done as planned is no news.
 _SKIPPED, _MIXED = "skipped", "mixed"
 _OWN_ORDER = "left in TensorFlow's own order, as "
 _EACH_OTHER, _IN_A_LOOP = "they would wait for each other", "a loop or a condition lies between them"
@@ -44,7 +44,7 @@ def fill_plan(report: Report, result: RewriteResult | None) -> None:
 
 
 def told(whose: Callable[[], Places], notes: Iterable[Note], texts: Iterable[str] = ()) -> tuple[str, ...]:
-    """What passes and plans could not do, in a user's words: each once, layers in the place of ops."""
+    """Say what passes and plans could not do, in a user's words: each once, layers in the place of ops."""
     said: list[tuple[str, tuple[str, ...]]] = [(text, ()) for text in texts]
     unordered: dict[str, list[str]] = {}
     for note in notes:
@@ -78,6 +78,6 @@ def clear_plan(report: Report) -> None:
 
 
 def layer_rows(graph: TrainingGraph, result: RewriteResult) -> list[LayerRow]:
-    """As :func:`layer_rows_of`, and whether the schedule has a dO of the layer's own."""
+    """Return :func:`layer_rows_of`, with whether the schedule has a dO of the layer's own."""
     scheduled = set(result.schedule.tasks)
     return [replace(row, own_dO=Task("dO", row.index) in scheduled) for row in layer_rows_of(graph)]

@@ -22,7 +22,7 @@ _numbers = itertools.count(1)
 
 
 class Rewritten(Protocol):
-    """What a rewrite returns; where nothing is ``modified`` TensorFlow runs the graph that it has."""
+    """Describes what a rewrite returns; if nothing is ``modified`` TensorFlow runs the graph that it has."""
 
     @property
     def graph_def(self) -> graph_pb2.GraphDef: ...
@@ -35,7 +35,7 @@ ResultT = TypeVar("ResultT", bound=Rewritten)
 
 
 class _Answer(Generic[ResultT]):
-    """What the plug-in calls with each graph of a request, and what came of them.
+    """Answers the plug-in for each graph of a request, and keeps what came of them.
 
     Graphs are large: one result is kept, and the last.
     """

@@ -1,4 +1,4 @@
-"""What was done to the graph of a step."""
+"""Describes what was done to the graph of a step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a controller asks of whoever rewrites its step, and who does it for graphs on one device."""
+"""Defines what a controller asks of whoever rewrites its step, and does it for graphs on one device."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _LOG = logging.getLogger("tf_ooo")
 
 
 class StepSession:
-    """What a controller asks of whoever rewrites its step.
+    """Answers what a controller asks of whoever rewrites its step.
 
     The answers here are those for a step that is rewritten in one way, in which nothing has gone wrong.
 
@@ -42,7 +42,7 @@ class StepSession:
 
     @property
     def result(self) -> RewriteResult | None:
-        """What was done to the largest graph."""
+        """Return what was done to the largest graph."""
         return None
 
     @property
@@ -93,7 +93,7 @@ class StepSession:
 
 
 class _Peaks:
-    """What is known of a step's peaks; with a memory limit the highest stock peak so far.
+    """Keeps what is known of a step's peaks; with a memory limit the highest stock peak so far.
 
     ``open``: results whose peaks depend on inputs that are still to come.
     """
@@ -147,7 +147,7 @@ class RewriteSession(RewriteRequest[RewriteResult], StepSession):
 
 
 def is_larger(result: RewriteResult, before: RewriteResult) -> bool:
-    """Whether it is of a training graph with as many ops, or more."""
+    """Return whether it is of a training graph with as many ops, or more."""
     return len(result.training_graph.ops) >= len(before.training_graph.ops)
 
 

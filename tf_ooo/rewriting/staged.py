@@ -42,14 +42,14 @@ NO_GRAPH = (
     "microbatches=1, or one device"
 )
 _JOIN = "tf_ooo_join"
-# What a user asked for, and the step's layers cannot give.
+# A step raises these if its layers cannot give what a user asked for.
 REFUSING = (OptionsError, ScheduleError)
 
 
 @dataclass(frozen=True)
 class StagedPlan:
-    """What a step's graph is rewritten to: a schedule whose stages are groups of layers, which every replica
-    of ``homes`` runs with its share of the micro-batches.
+    """Holds what a step's graph is rewritten to: a schedule whose stages are groups of layers, which every
+    replica of ``homes`` runs with its share of the micro-batches.
 
     ``known`` are the ops of the step that was planned, ``available`` all devices that exist.  Layers of
     ``recompute`` run their forward again before their dO.
@@ -147,7 +147,7 @@ def _rewrite_plan(step: Step, plan: StagedPlan, left_out: Collection[int] = ()) 
 
 
 def _unordered_notes(step: Step, left_out: Collection[int]) -> list[str]:
-    """Where backward passes read what another replica's micro-batches have computed."""
+    """Note that backward passes read what another replica's micro-batches have computed."""
     names = [step.index.names[i] for i in left_out]
     tasks = [step.where[name][:2] for name in names if name in step.where]
     layers = sorted({layer for kind, layer in tasks if kind in ("dO", "dW")})
@@ -161,7 +161,7 @@ def _unordered_notes(step: Step, left_out: Collection[int]) -> list[str]:
 
 
 def _lanes(plan: StagedPlan, step: Step) -> Iterator[tuple[str, str, list[Task]]]:
-    """Of each lane of each replica: its device, a name, its tasks, of one turn after the other."""
+    """Yield for each lane of each replica its device, a name, and its tasks, turn after turn."""
     of_part = replica_of_part(step.count, plan.homes.replicas)
     turns = [turn * step.count for turn in range(max(step.turns) + 1)]
     for replica, devices in enumerate(plan.homes.devices):

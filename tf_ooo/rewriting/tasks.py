@@ -1,4 +1,4 @@
-"""What each op of a micro-batch is for, and with which layer it runs."""
+"""Finds what each op of a micro-batch is for, and with which layer it runs."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def forward_and_loops(graph: TrainingGraph, index: GraphIndex) -> tuple[dict[str
 
 @dataclass(frozen=True)
 class Assigned:
-    """What :func:`assign` finds.
+    """Holds what :func:`assign` finds.
 
     ``glued``: ranges of layers that run in one loop, so that no cut may part them.  ``joined``: dW ops that
     read gradients from other layers, a tied weight's: they wait for stages above, which no schedule expects,

@@ -1,4 +1,4 @@
-"""Which ops of a graph's forward tasks say when the task ran."""
+"""Finds the ops of a graph's forward tasks that say when the task ran."""
 
 from __future__ import annotations
 

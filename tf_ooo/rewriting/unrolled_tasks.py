@@ -32,7 +32,7 @@ from tf_ooo.rewriting.tasks import assign, forward_and_loops
 
 Where = tuple[str, int, int]
 _STEP = re.compile(rf"{STEP_SCOPE}(\d+)(?=/|$)")
-# What TensorFlow numbers when it lowers loops and branches: otherwise for each micro-batch.
+# TensorFlow numbers these when it lowers loops and branches, for each micro-batch otherwise.
 _NUMBER = re.compile(r"/_(\d+)(?=/|$)")
 _ONCE, _EACH = f"{STEP_SCOPE}once", f"{STEP_SCOPE}each"
 
@@ -92,7 +92,7 @@ class Step:
 
 
 def is_unrolled(graph_def: graph_pb2.GraphDef) -> bool:
-    """Whether a graph holds the micro-batches of a step."""
+    """Return whether a graph holds the micro-batches of a step."""
     return any(STEP_ATTR in node.attr for node in graph_def.node)
 
 

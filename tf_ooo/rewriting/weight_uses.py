@@ -1,4 +1,4 @@
-"""Which forward ops depend on data, which on a layer's weights alone, and where weights are used."""
+"""Finds forward ops that depend on data, those that depend on weights alone, and where weights are used."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _DATA = ("_Arg", "Placeholder", "PlaceholderWithDefault")
 
 
 def ops_of_data(graph: TrainingGraph) -> set[str]:
-    """What depends on data, not only on variables and constants."""
+    """Return the ops that depend on data, not only on variables and constants."""
     handles = _handles(graph)
     names: set[str] = set()
     for name, op in graph.ops.items():
@@ -24,7 +24,7 @@ def ops_of_data(graph: TrainingGraph) -> set[str]:
 
 
 def from_weights(graph: TrainingGraph, layer: Layer, of_data: Collection[str]) -> set[str]:
-    """What depends on the layer's weights, perhaps on other variables, and on no data; their handles too."""
+    """Return ops that depend on the layer's weights, perhaps other variables, and no data; handles too."""
     names = {v.handle for v in graph.variables if v.name in layer.variables}
     for name, op in graph.ops.items():
         if name not in of_data and any(producer in names for producer in op.producers):
@@ -51,7 +51,7 @@ def _handles(graph: TrainingGraph) -> set[str]:
 
 
 def _source(graph: TrainingGraph, name: str) -> str:
-    """What comes into a loop or a branch under this name."""
+    """Return what comes into a loop or a branch under this name."""
     while name in graph.ops and graph.ops[name].type in _PASSING_ON and graph.ops[name].inputs:
         name = graph.ops[name].inputs[0][0]
     return name

@@ -1,4 +1,4 @@
-"""What an assignment adds to a variable, as far as the ops of a graph tell."""
+"""Finds what an assignment adds to a variable, as far as the ops of a graph tell."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _ADDS = ("Add", "AddV2", "Sub")
 
 
 def what_is_added(value: Any, sign: int, handle: Any) -> list[Any]:
-    """What is added to a variable, or subtracted from it; [] where its value is computed otherwise.
+    """Return what is added to a variable, or subtracted; [] where its value is computed otherwise.
 
     ``value``, ``sign``: as an assignment that is intercepted gives them; ``handle``: the variable's.
     """
@@ -35,7 +35,7 @@ def _is_read(tensor: Any, handle: Any) -> bool:
 
 
 def feeds_random_numbers(state: Any) -> bool:
-    """Whether random numbers are drawn by whole numbers that are computed from a tensor, or a handle."""
+    """Return whether random numbers are drawn by whole numbers computed from a tensor, or a handle."""
     seen, waiting = set[int](), [] if state is None else [state]
     while waiting:
         for op in waiting.pop().consumers():

@@ -1,4 +1,4 @@
-"""Whether two traces of a step are of the same graph: Python may have changed between them."""
+"""Tells whether two traces of a step are of the same graph: Python may have changed between them."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from tf_ooo.compat.tf_functions import functions_of
 if TYPE_CHECKING:
     from tensorflow.core.framework import attr_value_pb2, graph_pb2
 
-# What a rewrite is asked for by, in the second trace only.
+# A rewrite is asked for by these, in the second trace only.
 _MARKS = "_ooo_"
 # Numbers that TensorFlow gives anew in each trace.
 _NUMBERED = ("_gradient_op_type", "_user_specified_name")
 
 
 def differ(step: Callable[..., Any], other: Callable[..., Any], args: Any, kwargs: Any) -> bool:
-    """Whether the traces of two steps for these arguments compute different things; traces what is not yet.
+    """Return whether two steps' traces for these arguments compute different things; makes missing traces.
 
     Names of ops and functions do not count.  False where a step is no ``tf.function``, or cannot be traced.
     """
@@ -52,7 +52,7 @@ def _content_of(graph_def: graph_pb2.GraphDef) -> Hashable:
 
 
 class _Contents:
-    """Of the functions of one graph, by their names; functions that two nodes call are read once."""
+    """Reads functions of one graph by their names; those that two nodes call are read once."""
 
     def __init__(self, graph_def: graph_pb2.GraphDef) -> None:
         self._functions = {function.signature.name: function for function in graph_def.library.function}

@@ -1,4 +1,4 @@
-"""Which gradients a train step has reduced over the ranks by itself: by where their numbers come from.
+"""Finds the gradients that a train step has reduced over the ranks itself: by where their numbers come from.
 
 A value is *own* where this rank's data go into it other than through a collective, and *reduced* where a
 collective's result does.  Weights, constants and random numbers are neither.  A gradient that is reduced and
@@ -24,7 +24,7 @@ _COLLECTIVES = (
     *("HorovodAllreduce", "HorovodGroupedAllreduce", "HorovodAllgather", "HorovodGroupedAllgather"),
     *("HorovodBroadcast", "CollectiveReduce", "CollectiveGather", "CollectiveBcast"),
 )
-# Of which it gets a part, or each another result.
+# A rank gets a part of these results, or each rank another one.
 _PARTS = ("CollectiveReduceScatter",)
 # Data, and what only Python knows.
 _OF_RANK = ("IteratorGetNext", "HorovodRank", "HorovodLocalRank", "PyFunc", "EagerPyFunc")
@@ -43,7 +43,7 @@ _SCALED = {"ClipByValue", "DivNoNan", "Maximum", "Minimum", "Mul", "MulNoNan", "
 
 
 class Origins:
-    """Where the tensors of a graph under way come from.
+    """Finds where the tensors of a graph under way come from.
 
     A variable in which gradients are added up has what was assigned to it before, in this graph or around it.
 
@@ -132,7 +132,7 @@ class Origins:
         return handle
 
     def _outside(self, tensor: Any) -> Any:
-        """What a placeholder stands for that its graph captures; None: it is no capture."""
+        """Return what a placeholder stands for that its graph captures; None: it is no capture."""
         graph = tensor.graph
         if id(graph) not in self._captured:
             self._kept.append(graph)
@@ -158,7 +158,7 @@ class Origins:
         )
 
     def _of_call(self, tensor: Any) -> int:
-        """Of a function's result; of branches one that reduces, as in Horovod's tape, counts for all."""
+        """Return the origin of a function's result; one branch that reduces, as Horovod's, counts for all."""
         op = tensor.op
         if id(op) not in self._called:
             self._kept.append(op)
@@ -172,11 +172,11 @@ class Origins:
         return Origins(self._weights, {id(inner): self._known.get(id(outer), 0) for inner, outer in pairs})
 
     def gradient(self, gradient: Any) -> int:
-        """Of a gradient; IndexedSlices have values and rows.  0 where the step runs eagerly."""
+        """Return a gradient's origin; IndexedSlices have values and rows. 0 where the step runs eagerly."""
         return _all_of(self.of(part) for part in tensors_of(gradient) if _is_symbolic(part))
 
     def reduced_part(self, gradient: Any) -> str:
-        """Of a gradient that is own: the op whose result, reduced already, is part of it; else empty."""
+        """Return, for a gradient that is own, the op whose reduced result is part of it; else ""."""
         values = tensors_of(gradient)[0]
         return _first(values, lambda part: self.of(part) == REDUCED) if _is_symbolic(values) else ""
 
@@ -195,7 +195,7 @@ def _first(tensor: Any, wanted: Callable[[Any], bool]) -> str:
 
 
 def _parts(tensor: Any) -> Iterator[Any]:
-    """Of which a gradient's value is a sum, or the one that is reshaped or scaled."""
+    """Yield the terms of a gradient's value if it is a sum, or the tensor that is reshaped or scaled."""
     op = tensor.op
     floats = [source for source in op.inputs if source.dtype.is_floating]
     if op.type == "IdentityN":

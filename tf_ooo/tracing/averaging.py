@@ -45,7 +45,7 @@ class Averaging:
         self._seen_eagerly = False
 
     def wrap(self, model: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-        """What makes of the model's ``train_step`` one that averages."""
+        """Return a wrapper that makes the model's ``train_step`` average."""
 
         def wrapper(train_step: Callable[..., Any]) -> Callable[..., Any]:
             # A tf.function would go on averaging, or not averaging, as it was first traced.
@@ -126,7 +126,7 @@ class Averaging:
         return out
 
     def _is_reduced(self, origins: Origins, grad: Any, variable: Any) -> bool:
-        """Whether the train step has reduced it; False if it runs eagerly.  BackendError: a part of it."""
+        """Say whether the train step has reduced it; False if it runs eagerly. BackendError: a part of it."""
         origin = origins.gradient(grad)
         part = origins.reduced_part(grad) if origin == OWN | REDUCED else ""
         if part:

@@ -1,4 +1,4 @@
-"""What a ``train_step`` does with gradients between its tape and the optimizer, and whose they are."""
+"""Checks what a ``train_step`` does with gradients between its tape and the optimizer, and whose they are."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tf_ooo.compat import func_graphs
 from tf_ooo.tracing.intercepting import ops_so_far, tensors_of, values_of
 from tf_ooo.tracing.micro_batches import StepRefused
 
-# Of micro-batches' gradients these make the mean of what they make of each.
+# These make of the micro-batches' mean gradient the mean of what they make of each.
 _LINEAR = {
     "AddN", "AddV2", "BroadcastTo", "Cast", "CheckNumerics", "ConcatV2", "ExpandDims", "GatherV2",
     "Identity", "IdentityN", "Mean", "Neg", "Pack", "Pad", "Reshape", "Slice", "Split", "SplitV",
@@ -70,15 +70,15 @@ class Taped:
             tf.GradientTape.gradient = gradient
 
     def gave(self, tensor: Any) -> bool:
-        """Whether a tape has given the tensor, as a gradient or as one's numbers."""
+        """Return whether a tape has given the tensor, as a gradient or as one's numbers."""
         return id(tensor) in self._given
 
     def gave_whole(self, tensor: Any) -> bool:
-        """Whether it is the gradient of a weight, dense, which parts of a batch add up."""
+        """Return whether it is the dense gradient of a weight, which parts of a batch add up."""
         return self.gave(tensor) and id(tensor) not in self._of_rows | self._of_data
 
     def gave_rows(self, tensor: Any) -> bool:
-        """Whether it is the numbers of an embedding's rows: each part of a batch has other rows."""
+        """Return whether it is the numbers of an embedding's rows: each part of a batch has other rows."""
         return id(tensor) in self._of_rows
 
     def losses_of(self, grads: Sequence[Any]) -> list[Any]:
@@ -153,7 +153,7 @@ class Taped:
         return None
 
     def _passes(self, op: Any, reached: dict[int, bool]) -> bool:
-        """Whether the op makes of gradients' mean the mean of what it makes of each."""
+        """Return whether the op makes of gradients' mean the mean of what it makes of each."""
         of_tape = [self.reaches(tensor, reached) for tensor in op.inputs]
         if op.type in _DIVISIONS:
             linear = not of_tape[1]
@@ -165,7 +165,7 @@ class Taped:
         return linear and not any(map(is_of_batch, factors))
 
     def reaches(self, tensor: Any, reached: dict[int, bool]) -> bool:
-        """Whether it is computed from a gradient of the tapes; ``reached`` keeps what was asked before."""
+        """Return whether it is computed from a tape's gradient; ``reached`` keeps what was asked before."""
         waiting = [tensor]
         while waiting:
             here = waiting[-1]
@@ -240,7 +240,7 @@ def refuse_settings(optimizer: Any, grads: Sequence[Any], begin: int) -> None:
 
 
 def is_of_batch(tensor: Any) -> bool:
-    """Whether it is computed from a batch, or drawn at random: each micro-batch has another."""
+    """Return whether it is computed from a batch, or drawn at random: each micro-batch has another."""
     captured = func_graphs.captured_by(tensor.graph)
     seen, waiting = set(), [tensor.op]
     while waiting:

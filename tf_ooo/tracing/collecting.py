@@ -37,7 +37,7 @@ _SAME_ROWS = {"Cast", "Identity", "PlaceholderWithDefault", "Reshape", "Squeeze"
 
 @dataclass
 class _Applied:
-    """What one call of an optimizer's ``apply`` was given, micro-batch by micro-batch.
+    """Holds what one call of an optimizer's ``apply`` was given, micro-batch by micro-batch.
 
     ``terms``: of each gradient, how many numbers it adds up; the places of these are counted on.  ``halves``:
     places of float16 numbers.  ``counted``: gradients count their share of the batch already.  ``replay``:
@@ -56,7 +56,7 @@ class _Applied:
 
 @dataclass
 class _Part:
-    """What the micro-batches of one replica have added up, by the place of each term."""
+    """Holds what the micro-batches of one replica have added up, by the place of each term."""
 
     sums: dict[int, Any] = field(default_factory=dict)
     slices: dict[int, list[Any]] = field(default_factory=dict)
@@ -65,7 +65,7 @@ class _Part:
 
 @dataclass(frozen=True)
 class Given:
-    """What a call of an optimizer was given, and the ops that adding it up has made: from, up to."""
+    """Holds what a call of an optimizer was given, and the ops that adding it up has made: from, up to."""
 
     grads: list[Any]
     ops: tuple[int, int]
@@ -140,7 +140,7 @@ class Collecting:
         return self.on_given()
 
     def _collect_traced(self, update: Update) -> list[Any]:
-        """What the gradients add up, which is collected."""
+        """Collect what the gradients of a traced micro-batch add up."""
         call, self._calls = self._calls, self._calls + 1
         counted = self._scaled.counts(update.grads)
         replay = Replay(self._taped, update.grads) if len(self.weights) > 1 else None
@@ -259,7 +259,7 @@ def _joined(slices: Sequence[Any]) -> Any:
 
 
 def _comes_once(rows: Any) -> bool:
-    """Whether each row comes once in a micro-batch, whatever the data are: so it would in the batch.
+    """Return whether each row comes once in a micro-batch, whatever the data are: so it would in the batch.
 
     Keras' optimizers square and clip slice by slice, where a sum over the rows' occurrences is meant.
     """
@@ -337,7 +337,7 @@ def _nodes_of(last: Any, open_rows: bool) -> list[Any] | None:
 
 
 def _is_open(op: Any) -> bool:
-    """Whether it has a state, calls a function, or is fed."""
+    """Return whether it has a state, calls a function, or is fed."""
     functions = any(value.HasField("func") or value.list.func for value in op.node_def.attr.values())
     return op.op_def.is_stateful or functions or op.type.startswith("Placeholder")
 

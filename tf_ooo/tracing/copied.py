@@ -99,7 +99,7 @@ class TracedPart:
         return [by_id.get(id(tensor), tensor) for tensor in wanted]
 
     def _given(self, graph: Any, part: Any, renamed: _Renamed) -> dict[str, Any]:
-        """What the copied ops read of other ops: the other rows, and what all micro-batches read."""
+        """Return what the copied ops read of other ops: the other rows, and what all micro-batches read."""
         flat = (tf.nest.flatten(each, expand_composites=True) for each in (self.part, part))
         rows = {first.name: other for first, other in zip(*flat, strict=True) if tf.is_tensor(first)}
         given = {}

@@ -1,4 +1,4 @@
-"""What users call the variables of TensorFlow that Keras does not know: where these are held."""
+"""Finds the user's names for variables that Keras does not know: where they are held."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def _held_in(model: keras.Model) -> Iterator[tuple[str, Any]]:
 
 
 def _found_outside(function: Any) -> Mapping[str, Any]:
-    """What the function finds in its module, and in functions around it, by name."""
+    """Return what the function finds in its module, and in functions around it, by name."""
     function = getattr(function, "python_function", function)  # of a tf.function
     try:
         found = inspect.getclosurevars(inspect.unwrap(function))

@@ -130,7 +130,7 @@ class InTurns:
                 yield number
 
     def _copies(self, values: Any) -> list[Any]:
-        """Of a nest of the first micro-batch's, those of the others, whose latest part is copied."""
+        """Return the counterparts in the other micro-batches; the latest part of these is copied."""
         packed = nests.Packed(values)
         copies = []
         for number, part in enumerate(self._parts[1:], 1):
@@ -148,7 +148,7 @@ def _no_copies(why: str) -> StepRefused:
 
 
 def _is_of_weights_alone(op: Any, updated: Collection[int], data: Collection[int]) -> bool:
-    """Whether an op's inputs are computed from updated weights, and from no data or random numbers."""
+    """Return whether an op's inputs come from updated weights, and from no data or random numbers."""
     reads_updated, seen, waiting = False, set[int](), list(op.inputs)
     while waiting:
         tensor = waiting.pop()

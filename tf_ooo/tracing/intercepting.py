@@ -1,4 +1,4 @@
-"""What stands between a step's gradients and its optimizers: the one place where ``apply`` is intercepted."""
+"""Stands between a step's gradients and its optimizers: the one place where ``apply`` is intercepted."""
 
 from __future__ import annotations
 

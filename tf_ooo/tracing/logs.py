@@ -87,7 +87,7 @@ def _reducing(values: Sequence[Any], split: Split) -> Any:
 
 
 def _reads_data(tensor: Any) -> bool:
-    """Whether it is computed from what the step is given, not from variables alone."""
+    """Return whether it is computed from what the step is given, not from variables alone."""
     seen, waiting = set(), [tensor]
     while waiting:
         current = waiting.pop()
@@ -100,7 +100,7 @@ def _reads_data(tensor: Any) -> bool:
 
 
 def _may_count_rows(tensor: Any, rows: Any) -> bool:
-    """Whether it is a constant that the trace may have made of the number of rows, as ``tf.size`` does."""
+    """Say whether it is a constant that a trace may have made of the number of rows, as ``tf.size`` is."""
     known = tf.get_static_value(tensor)
     if known is None or not isinstance(rows, int) or rows < 2 or known.dtype.kind not in "fiu":
         return False
@@ -108,7 +108,7 @@ def _may_count_rows(tensor: Any, rows: Any) -> bool:
 
 
 def _counts_rows(source: Any, split: Split, number: int) -> bool:
-    """Whether it is the number of a micro-batch's rows: a constant, where the trace knows it."""
+    """Return whether it is the number of a micro-batch's rows: a constant, if the trace knows it."""
     if source.op.type != "StridedSlice" or source.shape.rank != 0 or not source.dtype.is_integer:
         return False
     begin, shape = tf.get_static_value(source.op.inputs[1]), source.op.inputs[0]

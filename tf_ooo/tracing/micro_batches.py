@@ -83,7 +83,7 @@ def _slice(tensor: Any, begin: int, end: int) -> Any:
 
 
 def relative_weights(rows: Sequence[int]) -> tuple[tuple[float, ...], float]:
-    """What each micro-batch's mean gradient is multiplied by, and then their sum, for the batch's mean.
+    """Return the factors of the micro-batches' mean gradients, and then of their sum, for the batch's mean.
 
     The first is 1, so that gradients of equal micro-batches are multiplied once, after they are added.
     """

@@ -1,4 +1,4 @@
-"""Which ops of a graph that is being traced depend on the rows of a batch, or on random numbers."""
+"""Finds the ops of a graph under way that depend on the rows of a batch, or on random numbers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ DRAWN = re.compile("Random|Multinomial|TruncatedNormal|StandardNormal|StatefulUn
 
 
 def computed_from(tensor: Any, sources: Collection[int]) -> bool:
-    """Whether a tensor is one of these, given by their ``id``, or follows from one through its ops."""
+    """Return whether a tensor is one of these, given by ``id``, or follows from one through its ops."""
     seen, waiting = set[int](), [tensor]
     while waiting:
         here = waiting.pop()
@@ -41,12 +41,12 @@ class OfData:
         self._known = 0
 
     def reads_data(self, op: Any) -> bool:
-        """Whether the op depends on the rows."""
+        """Return whether the op depends on the rows."""
         self._look()
         return id(op) in self._data
 
     def is_drawn(self, op: Any) -> bool:
-        """Whether the op depends on random numbers."""
+        """Return whether the op depends on random numbers."""
         self._look()
         return id(op) in self._drawn
 

@@ -35,7 +35,7 @@ def changed_once(model: keras.Model, part: Any, begin: int, each: Collection[str
     of_data, writes, rows = OfData(part), _written(model, begin), rows_of_part(part)
     weights = names_by_handle(model.weights).keys()
     by_each = {n for n in writes if operations[n] in of_data or not set(writes[n].values()).isdisjoint(each)}
-    # What is added to weights is known already.
+    # Additions to weights are known already.
     added = {n for n in writes if writes[n].keys().isdisjoint(weights) and _may_add_rows(operations[n], rows)}
     mixed = _all_with(by_each | added, writes)
     last = {handle: number for number in writes if number not in mixed for handle in writes[number]}
@@ -80,7 +80,7 @@ def _written(model: keras.Model, begin: int) -> dict[int, dict[int, str]]:
 
 
 def _may_add_rows(op: Any, rows: int | None) -> bool:
-    """Whether it adds a constant that a trace with known rows may have made of their number."""
+    """Return whether it adds a constant that a trace with known rows may have made of their number."""
     if op.type not in ("AssignAddVariableOp", "AssignSubVariableOp"):
         return False
     value = tf.get_static_value(op.inputs[1])

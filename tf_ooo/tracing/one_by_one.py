@@ -114,7 +114,7 @@ class OneByOne:
 
     @property
     def _all_copies(self) -> bool:
-        """Whether one micro-batch is traced for all."""
+        """Return whether one micro-batch is traced for all."""
         return len(set(map(self._kind, range(self._split.count)))) == 1
 
     def _kind(self, number: int) -> tuple[Hashable, int]:

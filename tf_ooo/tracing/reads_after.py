@@ -11,7 +11,7 @@ from tf_ooo.compat import func_graphs
 from tf_ooo.errors import BackendError
 from tf_ooo.tracing.variables import names_by_handle
 
-# What leaves a variable as it is, and what calls a function that may read it.
+# These leave a variable as it is; those call a function that may read it.
 READS = ("ReadVariableOp", "ResourceGather", "ResourceGatherNd")
 _CALLS = ("Case", "If", "PartitionedCall", "StatefulPartitionedCall", "While")
 

@@ -1,4 +1,4 @@
-"""What ``train_step`` makes of gradients between its tape and the optimizer, made of the whole batch's.
+"""Repeats what ``train_step`` makes of gradients between tape and optimizer on those of the whole batch.
 
 Clipping, signs, or a guard against numbers that are not finite, are not the same for parts of a batch:
 micro-batches add up what the tape has given, and the ops behind it are made again, of the sum.
@@ -46,7 +46,7 @@ class Replay:
         self.places = [*range(len(grads)), *(place for _, place in sources.values())]
 
     def _sources_of(self, grad: Any) -> list[Any]:
-        """What the tape has given and the gradient is computed from; notes what else."""
+        """Return the tape's results from which the gradient is computed; notes what else is."""
         sources, seen, waiting = [], set[int](), [grad]
         while waiting:
             tensor = waiting.pop()
@@ -64,7 +64,7 @@ class Replay:
         return sources
 
     def _is_source(self, tensor: Any) -> bool:
-        """Whether the tape has given it: of an embedding the sum of its rows' numbers, of all its rows."""
+        """Return whether the tape has given it: for an embedding, the sum of all its rows' numbers."""
         op = tensor.op
         if op.type == "UnsortedSegmentSum" and self._taped.gave_rows(op.inputs[0]):
             return not self._taped.reaches(op.inputs[1], self._reached)

@@ -60,7 +60,7 @@ class Scaled:
         return self._begins[-1]
 
     def counts(self, grads: Sequence[Any]) -> bool:
-        """Whether these gradients are of scaled losses.  StepRefused: some of them are."""
+        """Return whether these gradients are of scaled losses. StepRefused: some of them are."""
         given = [values_of(grad) for grad in grads if grad is not None]
         if not self._begins or not given:
             return False
@@ -88,7 +88,7 @@ def by_hand(optimizer: Any) -> list[str]:
 
 
 def terms_of(grad: Any) -> list[Any]:
-    """What a float32 gradient adds up, where a term of it is a float16 number; else the gradient itself."""
+    """Return the terms of a float32 gradient if one is a float16 number; else the gradient itself."""
     terms, waiting = [], [grad]
     while waiting:
         tensor = waiting.pop()
@@ -100,7 +100,7 @@ def terms_of(grad: Any) -> list[Any]:
 
 
 def is_of_half(tensor: Any) -> bool:
-    """Whether it is a float16 number in a wider type."""
+    """Return whether it is a float16 number in a wider type."""
     return (
         isinstance(tensor, tf.Tensor) and tensor.op.type == "Cast" and tensor.op.inputs[0].dtype == tf.float16
     )

@@ -90,7 +90,7 @@ def counts_for(schedule: Schedule, graph: TrainingGraph, sizes: Mapping[str, int
 
 
 def parts_of(graph_def: graph_pb2.GraphDef) -> dict[str, int]:
-    """Which slice a communication belongs to, by the name of its op."""
+    """Return the slice that each communication belongs to, by the name of its op."""
     return {
         node.name: int(node.attr[op_marks.PART_ATTR].i)
         for node in graph_def.node

@@ -16,7 +16,8 @@ OWN_TRACES = 3
 
 
 class Split(Protocol):
-    """What each micro-batch is, and counts: of the batch's rows ``share``, beside the first's ``weights``.
+    """Says what each micro-batch is and counts: ``share`` of the batch's rows, ``weights`` beside the
+    first's.
 
     ``scale``: of the first, of the batch.
     """
@@ -105,5 +106,5 @@ class BatchesSeen:
         self._seen: dict[Any, int] = {}
 
     def has_own_trace(self, signature: Any) -> bool:
-        """Whether a batch is of one of the first :data:`OWN_TRACES` kinds."""
+        """Return whether a batch is of one of the first :data:`OWN_TRACES` kinds."""
         return self._seen.setdefault(signature, len(self._seen)) < OWN_TRACES

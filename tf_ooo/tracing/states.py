@@ -67,7 +67,7 @@ class _Held:
 
 
 class States:
-    """What the micro-batches of a step make of a model's states; none is assigned while they are traced.
+    """Follows what micro-batches make of a model's states; none is assigned while they are traced.
 
     Args:
         kinds: how states follow from micro-batches, by path, where a comparison has told; others are guessed.
@@ -91,7 +91,7 @@ class States:
         self._others = not train_function.counts_steps(model)
         self.each = {*each, *(path for path, kind in kinds.items() if kind == IN_TURN)}
         self._normalizing = keras_layers.batch_normalizations(model)
-        # Of a variance that is kept, the mean beside it, and how much of both is new in each step.
+        # Each kept variance has its mean here, and how much of both is new in each step.
         self._mean_of = {
             key_of(variance): (key_of(mean), 1.0 - momentum)
             for mean, variance, momentum in keras_layers.moving_averages(model)
@@ -106,7 +106,7 @@ class States:
         self._held: dict[int, _Held] = {}
         self._sums: dict[int, dict[int, Any]] = {}  # of each replica
         self._graph: Any = None
-        # What the micro-batch that was traced last makes of each state that is held back.
+        # The micro-batch that was traced last makes these of the states that are held back.
         self.values: list[Any] = []
 
     @contextlib.contextmanager
@@ -164,7 +164,7 @@ class States:
         return True
 
     def _is_state(self, variable: Any) -> bool:
-        """Whether it is a weight, or a variable that a layer or the model has beside its weights."""
+        """Return whether it is a weight, or a variable that a layer or the model has beside its weights."""
         key = id(variable.handle)
         if key not in self._paths and self._others:
             # Metrics, seeds, what optimizers keep; some are made while the step is traced.
@@ -196,12 +196,12 @@ class States:
         return SUM
 
     def _accumulates(self, variable: Any, value: Any, sign: int) -> bool:
-        """Whether something that does not depend on the state is added to it."""
+        """Return whether something that does not depend on the state is added to it."""
         handle = self._handle(variable)
         return any(not computed_from(added, {id(handle)}) for added in what_is_added(value, sign, handle))
 
     def _adds_rows(self, variable: Any, value: Any, sign: int) -> bool:
-        """Whether a constant is added that the trace may have made of the number of rows; 1 counts steps."""
+        """Say whether a constant is added that may have been made of the number of rows; 1 counts steps."""
         numbers = map(tf.get_static_value, what_is_added(value, sign, self._handle(variable)))
         return self._rows != 1 and any(n is not None and np.all(abs(n) == self._rows) for n in numbers)
 
@@ -229,7 +229,7 @@ class States:
         yield from mixed
 
     def _results(self) -> list[Any]:
-        """What the micro-batch makes of each state that is held back."""
+        """Return what the micro-batch makes of each state that is held back."""
         results = []
         for key, kind in self._kinds.items():
             held = self._held[key]
@@ -240,7 +240,7 @@ class States:
         return results
 
     def _square_of_mean(self, variance: int, value_of: Callable[[int], Any]) -> Any:
-        """What the mean adds to a variance, counted from the mean before the step; None: it adds nothing.
+        """Return what the mean adds to a variance, counted from the mean before the step; None: nothing.
 
         The variance of a batch is the mean of ``variance + square`` of its parts, less the square of the
         batch's own mean.  ``value_of``: the new mean's.

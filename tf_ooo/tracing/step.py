@@ -103,7 +103,7 @@ class StepFunctions:
             return function(batch)
 
     def forget_open(self) -> bool:
-        """Whether the latest trace was one for any number of rows; from now on there is none."""
+        """Return whether the latest trace was one for any number of rows; from now on there is none."""
         latest = next(reversed(self._functions), None)
         if self.seen is None or latest not in self._open:
             return False

@@ -51,7 +51,7 @@ def build_optimizer(model: Any) -> None:
 
 
 def common_spec(engine: Engine, spec: Any) -> Any:
-    """What all ranks' batches have in common; a dimension that differs (rows of uneven data) is open."""
+    """Return what all ranks' batches share; a dimension that differs (rows of uneven data) is open."""
     flat = tf.nest.flatten(spec)
     plain = all(isinstance(part, tf.TensorSpec) for part in flat)
     mine = [None if part.shape.rank is None else part.shape.as_list() for part in flat] if plain else None

@@ -1,4 +1,4 @@
-"""What the ``tf.function``s behind a step have been traced to."""
+"""Finds the traces of the ``tf.function``s behind a step."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def traced_anew(model: Any) -> Iterator[None]:
 
 
 def random_state(*steps: Callable[..., Any]) -> str:
-    """That an op of what was traced draws random numbers from a state of its own; empty where none does.
+    """Say which op of a trace draws random numbers from a state of its own; empty where none does.
 
     Such an op forbids going to and fro between two functions: each begins that state anew.
     """
@@ -63,7 +63,7 @@ def random_state(*steps: Callable[..., Any]) -> str:
 
 
 def random_state_in(graph_def: graph_pb2.GraphDef) -> str:
-    """As :func:`random_state`, of a graph and its functions."""
+    """Say the same as :func:`random_state`, for a graph and its functions."""
     nodes = [*graph_def.node, *(node for f in graph_def.library.function for node in f.node_def)]
     return _random_state_of((node.name, node.op) for node in nodes)
 

@@ -83,7 +83,7 @@ class CopiedStep:
         return self._trace.unpack(copied)
 
     def _inputs(self, batch: Any) -> dict[str, Any]:
-        """What takes the place of the step's inputs: the batch, variables as this function captures them."""
+        """Return what replaces the step's inputs: the batch, variables as this function captures them."""
         inner = self._trace.concrete.graph
         captured = func_graphs.captured_here(self._trace.concrete)
         given = map(tf.convert_to_tensor, tf.nest.flatten(batch, expand_composites=True))

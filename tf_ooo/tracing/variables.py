@@ -36,7 +36,7 @@ def all_variables(model: keras.Model) -> list[Any]:
 
 
 def key_of(variable: Any) -> int:
-    """What a variable of Keras is known by: the ``id`` of its handle; 0: no ``tf.Variable`` is behind it."""
+    """Return the key of a Keras variable: the ``id`` of its handle; 0: no ``tf.Variable`` is behind it."""
     value = keras_variables.value_of(variable)
     return 0 if value is None else id(value.handle)
 
@@ -125,7 +125,7 @@ class Moved:
 
 
 def _taken(variable: Any, old: Any, reachable: Callable[[str], bool], gone: set[str]) -> bool:
-    """Whether ``old`` has the variable's present value now; nothing is read from devices in ``gone``."""
+    """Return whether ``old`` has the variable's value now; reads nothing from devices in ``gone``."""
     moved = keras_variables.value_of(variable)
     if moved.device in gone or not reachable(moved.device):
         return False

@@ -11,7 +11,7 @@ from tests.fuzz.several import LAUNCHES, MEASURED, ORDERS
 
 BATCH_SIZE = 8
 ROW_OPS = ("mean", "deviation", "largest", "sum", "cumulative", "sorted", "softmax", "rolled", "gram")
-# What of each kind is drawn; the training of one device never differs by it.
+# These are drawn of each kind; the training of one device never differs by it.
 KINDS: dict[str, tuple[str, ...]] = {
     "plain": ("",),
     "sparse input": ("one layer", "two layers"),

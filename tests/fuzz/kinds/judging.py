@@ -15,7 +15,7 @@ from tests.fuzz.running import GOOD, REFUSED, SAID, Outcome
 
 # float32 beside float64: what is rounding in the one is nothing in the other.
 ROUNDING, OF_DOUBLES, OF_HALF = 2e-6, 1e-9, 2e-2
-# What a pipeline of several micro-batches may refuse, and what the refusal must name.
+# A pipeline of several micro-batches may refuse these, and the refusal must name this.
 _MEET = r"compares rows with one another"
 REFUSALS = {
     "ops over rows": rf"rows first meet at op.*{_MEET}",
@@ -26,14 +26,14 @@ REFUSALS = {
     "scaled gradients": r"gradient",
     "several models": r"",
 }
-# Of a variant, with one micro-batch too.
+# These variants may be refused with one micro-batch too.
 ALWAYS_REFUSED = {
     "updates inside": r"loop",
     "sum of losses": r"a loop stays whole",
     "by hand": r"totals|Variable|accumulat|micro_steps",
 }
-# What a pipeline may change in a result, if a line says so: what the line must name, and that it comes
-# before the first step.  ``None`` among what is off: anything.
+# A pipeline may change these in a result, if a line says so: what the line must name, and that it comes
+# before the first step. ``None`` among what is off: anything.
 SAYINGS: dict[str, tuple[str, str | None]] = {
     "BatchNormalization": (r"batch_normalization.* over \d+ rows", None),
     "Dropout": (r"random numbers are drawn.*(dropout|gaussian_noise)", None),
@@ -43,7 +43,7 @@ SAYINGS: dict[str, tuple[str, str | None]] = {
 
 
 def run(setup: OwnSetup) -> Outcome:
-    """What came of it; on one of several ranks, if it has ranks."""
+    """Return what came of it; on one of several ranks, if it has ranks."""
     ranks = None
     if setup.ranks:
         import horovod.tensorflow as hvd

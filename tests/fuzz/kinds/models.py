@@ -110,7 +110,7 @@ def _body(setup: OwnSetup, i: Any) -> Any:
 
 
 def _of_kind(setup: OwnSetup, draw: Drawing, h: Any) -> Callable[[Any], Any] | None:
-    """What stands between the body and the head."""
+    """Return what stands between the body and the head."""
     dense, variant = layers.Dense(setup.widths[1], "tanh"), setup.variant
     if setup.kind == "ops over rows":
         return OVER_ROWS[variant]

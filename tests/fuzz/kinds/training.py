@@ -21,7 +21,7 @@ from tests.fuzz.kinds.models import OUTPUTS, compiled, data_of, model_of
 
 @dataclass
 class Trained:
-    """What one ``fit`` left: ``values`` of weights, slots and logs by name.
+    """Holds what one ``fit`` left: ``values`` of weights, slots and logs by name.
 
     ``early`` is what was said before the first step had ended, ``said`` is all, with the report's notes.
     """
@@ -127,7 +127,7 @@ class Fitting:
         return model.fit(*self.data, batch_size=BATCH_SIZE, shuffle=False, **options)
 
     def before(self, model: Any) -> None:
-        """What the process does before the ``fit`` that is compared."""
+        """Do what the process does before the ``fit`` that is compared."""
         kind, variant = self.setup.kind, self.setup.variant
         if kind == "frozen after compile":
             self._first(model)

@@ -155,7 +155,7 @@ class PipelineMode:
 
     @property
     def replicas_at_first(self) -> int:
-        """Return the first steps' replicas; 1 where they are to be planned: sums of several have other bits."""
+        """Return the first steps' replicas; 1 where a plan is to choose: sums of several have other bits."""
         return self.counts[0] if len(self.counts) == 1 else 1
 
     def loops_of(self, model: keras.Model) -> int:
@@ -257,7 +257,7 @@ class PipelineMode:
         return self.options.fall_back and self.company.engine.size == 1
 
     def may_stay_stock(self, model: keras.Model) -> bool:
-        """Say whether the fit begins with stock steps, to see if several devices are worth looking at."""
+        """Say whether stock steps begin the fit, to see if it is long enough for several devices."""
         options, known = self.options, self.pipeline is not None or self.planned_from is not None
         asked = options.compare is not None or options.costs is not None or options.first_steps != "auto"
         if not self.may_fall_back() or known or asked:

@@ -275,6 +275,6 @@ def _of_a_step(planned: Timeline) -> tuple[float, list[float]]:
 
 
 def _shares(busy_s: Sequence[float], step_s: float) -> str:
-    """Of each device, the share of the time in which it computes."""
+    """Say for each device in which share of the time it computes."""
     shares = (f"device {number} {seconds / (step_s or 1.0):.0%}" for number, seconds in enumerate(busy_s))
     return ", ".join(shares)

@@ -85,7 +85,7 @@ def _window(
 
 
 def _curves(timeline: Timeline, first_s: float, last_s: float) -> Iterator[MemoryCurve]:
-    """What is alive at the begin, and each change until the end."""
+    """Yield for each curve what is alive at the begin, and each change until the end."""
     for curve in timeline.memory:
         time_s, alive = np.asarray(curve.time_s), np.asarray(curve.alive_bytes)
         before, within = time_s <= first_s, (time_s > first_s) & (time_s <= last_s)

@@ -63,7 +63,7 @@ def simulate(
         raise deadlock(relation)
     start_s, end_s = plan.order(start), plan.order(end)
     memory = MemoryUse(relation, layers, start_s, end_s).curves()
-    # Of a function of this module a timeline can be pickled.
+    # A timeline can be pickled if its function belongs to this module.
     repeat = functools.partial(simulate, schedule, layers, between)
     messages = links.messages(start, end)
     return Timeline(schedule, start_s, end_s, memory, messages, repeat, fullest_s=_fullest_s(work))
@@ -173,7 +173,7 @@ def _work(
 
 
 def _overheads_s(links: _Links, link: Link, nodes: int) -> Floats:
-    """What messages take from the tasks that send them, and from the first task that reads each."""
+    """Return the seconds that messages take from their senders, and from the first task that reads each."""
     taken_s = np.zeros(nodes)
     if link.overhead_s_per_byte and len(links.producer):
         each_s = links.size_bytes * link.overhead_s_per_byte
@@ -185,7 +185,7 @@ def _overheads_s(links: _Links, link: Link, nodes: int) -> Floats:
 
 
 def _new_weights_s(relation: Relation, layers: Sequence[LayerCosts], link: Link) -> Floats:
-    """What an asynchronous U takes to send new weights, and F and dO elsewhere to receive them."""
+    """Return the seconds for an asynchronous U to send weights, and for F and dO elsewhere to get them."""
     taken_s = np.zeros(len(relation))
     if not (relation.schedule.asynchronous and link.overhead_s_per_byte):
         return taken_s

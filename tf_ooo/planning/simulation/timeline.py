@@ -1,4 +1,4 @@
-"""What a simulated (or measured) run looked like: when each task ran where, and the memory it took."""
+"""Defines the course of a simulated (or measured) run: when each task ran where, and the memory it took."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the engine runs: nodes on lanes, in plain arrays."""
+"""Defines what the engine runs: nodes on lanes, in plain arrays."""
 
 from __future__ import annotations
 
@@ -42,5 +42,5 @@ class LaneWork:
 
     @property
     def fixed(self) -> bool:
-        """Whether every lane's order is given, so that the times are longest paths."""
+        """Return whether every lane's order is given, so that the times are longest paths."""
         return self.occupancy is None and not np.any(self.lane_kinds)

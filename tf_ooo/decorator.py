@@ -72,7 +72,7 @@ class OOOFunction:
         ours = getattr(self._step, "rewritten", self.stock)
         return max(traces.trace_count(self.stock), traces.trace_count(ours))
 
-    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+    def __get__(self, instance: object, owner: type | None = None) -> Any:
         """As a method, each object gets a step, and a report, of its own."""
         if instance is None:
             return self
@@ -158,7 +158,7 @@ def function(
     return OOOFunction(_callable(fn), checked, jit_compile)
 
 
-def _say_if_not_saved(instance: Any, name: str) -> None:
+def _say_if_not_saved(instance: object, name: str) -> None:
     """Once for each module: ``tf.saved_model.save`` looks for functions of TensorFlow's own class."""
     import tensorflow as tf
 
@@ -170,7 +170,7 @@ def _say_if_not_saved(instance: Any, name: str) -> None:
         )  # fmt: skip
 
 
-def _name_of(fn: Any) -> str:
+def _name_of(fn: object) -> str:
     """The name of a function, of what a ``functools.partial`` calls, or of an object's class."""
     while isinstance(fn, functools.partial):
         fn = fn.func

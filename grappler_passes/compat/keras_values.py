@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 
-def variable_of_keras(variable: Any) -> Any:
+def variable_of_keras(variable: object) -> Any:
     """The ``tf.Variable`` of a Keras 3 variable; a Keras 2 variable is one already.
 
     Not the public ``value``: inside an autocast scope that adds a Cast to the graph and returns it.
@@ -13,18 +13,18 @@ def variable_of_keras(variable: Any) -> Any:
     return getattr(variable, "_value", variable)
 
 
-def set_variable_of_keras(variable: Any, value: Any) -> None:
+def set_variable_of_keras(variable: object, value: object) -> None:
     """Puts another ``tf.Variable`` behind a Keras 3 variable."""
     object.__setattr__(variable, "_value", value)
 
 
-def path_of_keras(variable: Any) -> str | None:
+def path_of_keras(variable: object) -> str | None:
     """Return Keras 3's name of a variable; None for Keras 2, which has no names of its own."""
     path: str | None = getattr(variable, "path", None)
     return path
 
 
-def has_gradient(dtype: Any) -> bool:
+def has_gradient(dtype: object) -> bool:
     """Return whether a variable of this dtype can be trained: integers cannot."""
     import tensorflow as tf
 
@@ -32,7 +32,7 @@ def has_gradient(dtype: Any) -> bool:
     return bool(real.is_floating or real.is_complex)
 
 
-def optimizer_variables(model: Any) -> list[Any]:
+def optimizer_variables(model: object) -> list[Any]:
     """The variables of the optimizers that are attributes of a model: none is a weight, whatever it says."""
     attributes = [getattr(model, "optimizer", None), *vars(model).values()]
     attributes += [getattr(owner, "inner_optimizer", None) for owner in attributes]  # behind a scaled loss

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import tensorflow as tf
 
 HANDLE_SHAPES = "_handle_shapes"
 """Attribute of an ``_Arg``: shapes of what a variable's handle points to."""
@@ -73,7 +76,7 @@ def func_graph_transforms() -> list[Callable[[Any], None]]:
     return transforms
 
 
-def set_string_attr(op: Any, name: str, value: str) -> None:
+def set_string_attr(op: tf.Operation, name: str, value: str) -> None:
     """Sets an attribute of an op that is in a graph already."""
     from tensorflow.core.framework import attr_value_pb2
 

@@ -33,7 +33,7 @@ def install() -> None:
             transforms.append(mark_arguments)
 
 
-def mark_arguments(func_graph: Any) -> None:
+def mark_arguments(func_graph: object) -> None:
     """Marks the captured resources of a ``FuncGraph``, if a request is active on this thread."""
     request = active()
     if request is None:
@@ -74,7 +74,7 @@ def described_by_handle(infos: Callable[[], Iterable[tuple[Any, VariableInfo]]])
     return describe
 
 
-def _copies(variable: Any) -> list[Any]:
+def _copies(variable: object) -> list[Any]:
     """The variable, or its replicas under a distribution strategy; nothing if it has no handle."""
     copies = getattr(variable, "values", None) or [variable]
     return [copy for copy in copies if getattr(copy, "handle", None) is not None]

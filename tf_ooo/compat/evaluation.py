@@ -29,7 +29,7 @@ def step_on_data(model: keras.Model, kind: Kind) -> Callable[[Any], Any]:
         return on_data
     counter = getattr(model, f"_{kind}_counter")
 
-    def counted(data: Any) -> Any:
+    def counted(data: object) -> Any:
         outputs = on_data(data)
         with tf.control_dependencies([value for value in tf.nest.flatten(outputs) if tf.is_tensor(value)]):
             counter.assign_add(1)
@@ -55,7 +55,7 @@ def outputs_on_data(model: keras.Model, noted: list[str]) -> Callable[[Any], Any
     """
     on_data = step_on_data(model, "predict")
 
-    def outputs_of(data: Any) -> Any:
+    def outputs_of(data: object) -> Any:
         outputs = on_data(data)
         if any(getattr(tensor, "_keras_mask", None) is not None for tensor in tf.nest.flatten(outputs)):
             noted.append("masks go with the model's outputs")
@@ -70,7 +70,7 @@ def rest_of_test_step(model: keras.Model) -> Callable[[Any, Any], Any]:
     """Given a batch and the model's outputs for it: the loss and metrics, as the test step on that batch."""
     on_data = step_on_data(model, "test")
 
-    def rest(data: Any, outputs: Any) -> Any:
+    def rest(data: object, outputs: object) -> Any:
         keras_attributes.shadow(model, "call", lambda *args, **kwargs: outputs)
         try:
             return on_data(data)
@@ -91,7 +91,7 @@ def batches_of(model: keras.Model, kind: Kind, given: Any) -> tuple[list[Any], A
     return iterators.take(given, train_function.steps_per_execution(model)), spec
 
 
-def given_again(given: Any, batches: list[Any]) -> Any:
+def given_again(given: object, batches: list[Any]) -> Any:
     """Return the argument to call Keras' function with once :func:`batches_of` has taken these."""
     if given is batches:
         return given

@@ -40,7 +40,7 @@ def captured_here(concrete: Any) -> list[Any]:
     return [graph.capture(tensor) for tensor in concrete.captured_inputs]
 
 
-def made_again(op: Any, inputs: Sequence[Any]) -> list[Any]:
+def made_again(op: tf.Operation, inputs: Sequence[Any]) -> list[Any]:
     """The results of an op of the same type and attributes, made here, of other inputs.
 
     Marks, and beside which op it is to stand, are left to where it is made.
@@ -63,7 +63,7 @@ def is_within_another() -> bool:
     return getattr(outer, "outer_graph", None) is not None
 
 
-def bodies_of(op: Any) -> list[Any]:
+def bodies_of(op: tf.Operation) -> list[Any]:
     """The FuncGraphs that a graph op calls: a function's, or a condition's branches; [] for another op.
 
     Their ``inputs`` are the op's: the last of them, where a condition has others before.
@@ -77,7 +77,7 @@ def bodies_of(op: Any) -> list[Any]:
     return [function.graph for function in functions if function is not None]
 
 
-def captured_by(graph: Any) -> dict[int, Any]:
+def captured_by(graph: object) -> dict[int, Any]:
     """Return what a FuncGraph captures so far, by ``id`` of the placeholder."""
     return {id(internal): external for external, internal in getattr(graph, "captures", ())}
 
@@ -86,7 +86,7 @@ def captured_by(graph: Any) -> dict[int, Any]:
 _WRITES = ("Assign", "ResourceApply", "ResourceScatter", "ResourceSparseApply", "ResourceStridedSliceAssign")
 
 
-def written_by(graph: Any) -> set[int]:
+def written_by(graph: object) -> set[int]:
     """The ``id`` of each tensor outside that stands for a variable which a FuncGraph writes to."""
     return {id(_outside(graph, tensor)) for tensor in _written_in(graph)}
 
@@ -97,7 +97,7 @@ def _written_in(graph: Any) -> Iterator[Any]:
         yield from written_by_op(op)
 
 
-def written_by_op(op: Any) -> Iterator[Any]:
+def written_by_op(op: tf.Operation) -> Iterator[Any]:
     """The inputs by which an op, or a function that it calls, writes to variables."""
     if op.type.startswith(_WRITES):
         yield op.inputs[0]
@@ -107,7 +107,7 @@ def written_by_op(op: Any) -> Iterator[Any]:
         yield from (outer for inner, outer in given if id(inner) in inside)
 
 
-def _outside(graph: Any, tensor: Any) -> Any:
+def _outside(graph: object, tensor: tf.Tensor) -> Any:
     """Follows a captured tensor to the outermost of the graphs that are traced within one another."""
     while id(tensor) in (captured := captured_by(graph)):
         tensor = captured[id(tensor)]

@@ -76,7 +76,7 @@ def _imported(graph_def: graph_pb2.GraphDef, arguments: Sequence[Any]) -> list[A
     return [_where_it_was(tensors[name], node.device) for name, node in zip(wanted, returned, strict=True)]
 
 
-def _where_it_was(tensor: Any, device: str) -> Any:
+def _where_it_was(tensor: tf.Tensor, device: str) -> Any:
     """The tensor on the device where the function returned it."""
     if not device or tensor.op.device in ("", device):
         return tensor

@@ -7,7 +7,7 @@ from typing import Any
 import tensorflow as tf
 
 
-def is_iterator(value: Any) -> bool:
+def is_iterator(value: object) -> bool:
     """Return whether ``value`` hands out the elements of a ``tf.data.Dataset`` on one device."""
     return isinstance(value, tf.data.Iterator)
 

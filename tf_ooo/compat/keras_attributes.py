@@ -9,14 +9,14 @@ _SHADOWED = "_ooo_shadowed"
 _LISTS_OF_WEIGHTS = ("_trainable_weights", "_non_trainable_weights")
 
 
-def shadow(owner: Any, name: str, value: Any) -> None:
+def shadow(owner: object, name: str, value: object) -> None:
     """Sets an attribute of this one object, behind Keras' tracking, until :func:`unshadow`."""
     before = vars(owner).setdefault(_SHADOWED, {})
     before.setdefault(name, []).append(vars(owner).get(name, _SHADOWED))
     object.__setattr__(owner, name, value)
 
 
-def unshadow(owner: Any, name: str) -> None:
+def unshadow(owner: object, name: str) -> None:
     """Puts back what was there before the latest :func:`shadow` of ``name``."""
     before = vars(owner)[_SHADOWED]
     value = before[name].pop()
@@ -28,7 +28,7 @@ def unshadow(owner: Any, name: str) -> None:
         del vars(owner)[_SHADOWED]
 
 
-def set_on(owner: Any, name: str, method: Any) -> None:
+def set_on(owner: object, name: str, method: object) -> None:
     """Puts a method on one object, past Keras' tracking of attributes; None: the class' method again."""
     if method is not None:
         object.__setattr__(owner, name, method)
@@ -36,12 +36,12 @@ def set_on(owner: Any, name: str, method: Any) -> None:
         object.__delattr__(owner, name)
 
 
-def attributes_of(owner: Any) -> list[Any]:
+def attributes_of(owner: object) -> list[Any]:
     """The values of an object's own attributes."""
     return list(vars(owner).values())
 
 
-def named_attributes_of(owner: Any) -> dict[str, Any]:
+def named_attributes_of(owner: object) -> dict[str, Any]:
     """Return an object's own attributes by name, without TensorFlow's and Keras 2's lists of them."""
     return {
         name: value

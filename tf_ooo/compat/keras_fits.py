@@ -46,7 +46,7 @@ def may_stop_within_epochs() -> bool:
     return any(_acts_on_batches(callback) for callback in callbacks)
 
 
-def _acts_on_batches(callback: Any) -> bool:
+def _acts_on_batches(callback: object) -> bool:
     kind = type(callback)
     package, stops = kind.__module__.partition(".")[0], kind.__name__ in ("TerminateOnNaN", "LambdaCallback")
     if package == "keras_callbacks" or (package in ("keras", "tf_keras") and not stops):
@@ -134,7 +134,7 @@ _BACKUP_PATHS = (
 )
 
 
-def backup_save(callback: Any) -> Callable[[], None] | None:
+def backup_save(callback: object) -> Callable[[], None] | None:
     """How a ``BackupAndRestore`` saves; None for another callback, and for Keras 2's, which saves whole."""
     is_backup = all(hasattr(callback, name) for name in (BACKUP_SAVE, *_BACKUP_PATHS[:3]))
     return getattr(callback, BACKUP_SAVE) if is_backup else None

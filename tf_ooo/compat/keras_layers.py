@@ -21,7 +21,7 @@ OWN_MODULES = ("keras", "tf_keras")
 _FAMILY = (*OWN_MODULES, "keras_hub", "keras_nlp", "keras_cv")
 
 
-def is_layer(value: Any) -> bool:
+def is_layer(value: object) -> bool:
     """Return whether ``value`` is a layer or model of any Keras that is loaded."""
     return any(isinstance(value, keras.layers.Layer) for keras in versions.loaded_keras())
 

@@ -121,7 +121,7 @@ def _kept(last: Any, output: Any, outputs: Any, mask: Any, all_outputs: bool) ->
     return output, tf.where(_broadcast(seen, outputs), outputs, tf.expand_dims(last, 1))
 
 
-def _broadcast(flags: Any, tensor: Any) -> Any:
+def _broadcast(flags: Any, tensor: tf.Tensor) -> Any:
     """With dimensions of 1 behind, as many as the tensor has."""
     for _ in range(len(tensor.shape) - len(flags.shape)):
         flags = tf.expand_dims(flags, -1)

@@ -39,7 +39,7 @@ def masks(model: keras.Model) -> list[str]:
     ]
 
 
-def is_kerass_own(loss: Any) -> bool:
+def is_kerass_own(loss: object) -> bool:
     """Say whether a loss is an object of one of Keras' own classes, whose settings ``get_config`` tells."""
     return hasattr(loss, "get_config") and type(loss).__module__.split(".")[0] in keras_layers.OWN_MODULES
 
@@ -57,7 +57,7 @@ def own_loss_code(model: keras.Model) -> list[str]:
     return said
 
 
-def _is_known(loss: Any) -> bool:
+def _is_known(loss: object) -> bool:
     """Return whether a loss is one of Keras' own functions, wrapped or not."""
     function = getattr(loss, "fn", loss)
     return all(
@@ -70,7 +70,7 @@ def _loss_kinds() -> tuple[type, ...]:
     return tuple(keras.losses.Loss for keras in versions.loaded_keras())
 
 
-def _name_of(loss: Any) -> str:
+def _name_of(loss: object) -> str:
     return f"loss {getattr(loss, 'name', None) or getattr(loss, '__name__', None) or type(loss).__name__}"
 
 
@@ -87,7 +87,7 @@ def _losses(model: keras.Model) -> list[Any]:
     return [loss for loss in losses if isinstance(loss, versions.keras_of(model).losses.Loss)]
 
 
-def _ignored_class(loss: Any) -> Any:
+def _ignored_class(loss: object) -> Any:
     """With Keras 2 it is an argument of the loss function."""
     return getattr(loss, "ignore_class", getattr(loss, "_fn_kwargs", {}).get("ignore_class"))
 
@@ -101,7 +101,7 @@ def _has_own_loss_code(model: keras.Model, keras: Any) -> bool:
 
 
 @contextlib.contextmanager
-def weighted_means(model: keras.Model, weight: Any) -> Iterator[None]:
+def weighted_means(model: keras.Model, weight: object) -> Iterator[None]:
     """Inside the block a number that a ``Mean`` of the model is given counts ``weight`` by default.
 
     Keras 3 weighs the means of each output's loss by the rows that its trace knows.  ``fit`` traces with open
@@ -128,11 +128,11 @@ def weighted_means(model: keras.Model, weight: Any) -> Iterator[None]:
 class _Shadows:
     """Methods of metrics, and of a loss, that something else stands in for."""
 
-    def __init__(self, weight: Any) -> None:
+    def __init__(self, weight: object) -> None:
         self._weight = weight
         self._shadowed: list[tuple[Any, str]] = []
 
-    def _shadow(self, owner: Any, name: str, value: Any) -> None:
+    def _shadow(self, owner: object, name: str, value: object) -> None:
         keras_attributes.shadow(owner, name, value)
         self._shadowed.append((owner, name))
 

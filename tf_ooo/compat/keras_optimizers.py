@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 Apply = Callable[..., Any]
 
 
-def is_optimizer(value: Any) -> bool:
+def is_optimizer(value: object) -> bool:
     """Return whether ``value`` is an optimizer of any Keras that is loaded."""
     return any(isinstance(value, _kinds(keras)) for keras in versions.loaded_keras())
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import tensorflow as tf
 
 from grappler_passes.compat import keras_values
+
+if TYPE_CHECKING:
+    import keras
 
 VariableT = TypeVar("VariableT")
 
@@ -15,12 +18,12 @@ _TWIN = "_ooo_value"
 _IN_HOST_MEMORY = "_ooo_in_host_memory"
 
 
-def path_of(variable: Any) -> str:
+def path_of(variable: keras.Variable) -> str:
     """The name of a Keras or TensorFlow variable."""
     return str(keras_values.path_of_keras(variable) or variable.name)
 
 
-def unique_name_of(variable: Any) -> str:
+def unique_name_of(variable: keras.Variable) -> str:
     """The name of a ``tf.Variable`` with a number of its own: many are named ``Variable``."""
     return str(variable._unique_id)
 
@@ -38,7 +41,7 @@ def named(variables: Sequence[VariableT]) -> dict[str, VariableT]:
     return by_name
 
 
-def is_overwritten_with_gradient(variable: Any) -> bool:
+def is_overwritten_with_gradient(variable: keras.Variable) -> bool:
     """Return whether an optimizer assigns the gradient to the variable instead of stepping along it."""
     return bool(getattr(variable, "overwrite_with_gradient", False))
 
@@ -48,7 +51,7 @@ def made_trainable(owner: Any) -> list[Any]:
     return list(owner._trainable_variables)
 
 
-def value_of(variable: Any) -> Any:
+def value_of(variable: keras.Variable) -> Any:
     """The ``tf.Variable`` behind a Keras variable.
 
     Layers of Keras 2 hold a ``tf.Variable`` itself: a twin of it, with the same handle, stands behind it.
@@ -64,7 +67,7 @@ def value_of(variable: Any) -> Any:
     return twin
 
 
-def set_value_of(variable: Any, value: Any) -> None:
+def set_value_of(variable: keras.Variable, value: Any) -> None:
     """Puts another ``tf.Variable`` behind a Keras variable."""
     own = _resource(variable)
     if own is None:
@@ -74,20 +77,20 @@ def set_value_of(variable: Any, value: Any) -> None:
     vars(own)[_TWIN] = value
 
 
-def _resource(variable: Any) -> Any:
+def _resource(variable: keras.Variable) -> Any:
     """The ``tf.Variable`` that a variable of Keras 2 is, or holds for mixed precision; None with Keras 3."""
     if not isinstance(variable, tf.Variable):
         return None
     return vars(variable).get("_variable", variable)
 
 
-def handle_of(variable: Any) -> Any:
+def handle_of(variable: keras.Variable) -> Any:
     """The handle that ops of the present graph are given for a variable; None if there is none."""
     own = _resource(variable)
     return getattr(getattr(variable, "value", None) if own is None else own, "handle", None)
 
 
-def copy_on(device: str, variable: Any) -> Any:
+def copy_on(device: str, variable: keras.Variable) -> Any:
     """A new ``tf.Variable`` on a device with the value and the identity of another one."""
     with tf.init_scope(), tf.device(device):
         new = tf.Variable(
@@ -105,17 +108,17 @@ def copy_on(device: str, variable: Any) -> Any:
     return new
 
 
-def mark_in_host_memory(variable: Any) -> None:
+def mark_in_host_memory(variable: keras.Variable) -> None:
     """For :func:`is_in_host_memory`: a ``tf.Variable`` says where it is, not why."""
     setattr(variable, _IN_HOST_MEMORY, True)
 
 
-def is_in_host_memory(variable: Any) -> bool:
+def is_in_host_memory(variable: keras.Variable) -> bool:
     """Return whether the variable, or the one that it is a copy of, was marked."""
     return bool(getattr(variable, _IN_HOST_MEMORY, False))
 
 
-def empty(variable: Any) -> None:
+def empty(variable: keras.Variable) -> None:
     """Frees the memory of a ``tf.Variable`` that nobody needs any more.
 
     TensorFlow keeps graphs of gradients with a gradient of their own (Keras' optimizers trace such) and the
@@ -128,7 +131,7 @@ def empty(variable: Any) -> None:
         tf.raw_ops.AssignVariableOp(resource=variable.handle, value=nothing)
 
 
-def register(dtype: Any, shape: Sequence[int | None] | None, device: str) -> Any:
+def register(dtype: object, shape: Sequence[int | None] | None, device: str) -> Any:
     """A variable for values of a shape with open sizes, which holds none yet.
 
     Functions that use it are to be traced for any number of rows: graph optimizers give a variable of any
@@ -138,7 +141,7 @@ def register(dtype: Any, shape: Sequence[int | None] | None, device: str) -> Any
     return zeros_on(device, dtype, sizes, shape=tf.TensorShape(None), validate_shape=False)
 
 
-def zeros_on(device: str, dtype: Any, sizes: Sequence[int | None] | None, **options: Any) -> Any:
+def zeros_on(device: str, dtype: object, sizes: Sequence[int | None] | None, **options: Any) -> Any:
     """An untrained variable of zeros, which are made in this process; all sizes are known.
 
     What an op on a worker makes has no shape until it answers, and a new variable asks for the shape: once

@@ -17,7 +17,7 @@ class Packed:
     Numpy arrays count as tensors, as they do for a ``tf.function``.
     """
 
-    def __init__(self, values: Any) -> None:
+    def __init__(self, values: object) -> None:
         self._like = values
         self._flat = tf.nest.flatten(values, expand_composites=True)
         self._places = [place for place, value in enumerate(self._flat) if _is_tensor(value)]
@@ -27,12 +27,12 @@ class Packed:
     def specs(self) -> list[Any]:
         return [tf.TensorSpec(tensor.shape, tf.as_dtype(tensor.dtype)) for tensor in self.tensors]
 
-    def tensors_of(self, values: Any) -> list[Any]:
+    def tensors_of(self, values: object) -> list[Any]:
         """The tensors of a nest with the same signature."""
         flat = tf.nest.flatten(values, expand_composites=True)
         return [flat[place] for place in self._places]
 
-    def specs_in(self, specs: Any) -> list[Any]:
+    def specs_in(self, specs: object) -> list[Any]:
         """Return the part of a nest of specs for each tensor; None where it is not one of such values."""
         flat = tf.nest.flatten(specs, expand_composites=True)
         if len(flat) != len(self._flat):
@@ -46,10 +46,10 @@ class Packed:
         return tf.nest.pack_sequence_as(self._like, flat, expand_composites=True)
 
 
-def as_tensors(values: Any) -> Any:
+def as_tensors(values: object) -> Any:
     """Convert values as a ``tf.function`` does results: numbers and variables become tensors, None stays."""
 
-    def convert(value: Any) -> Any:
+    def convert(value: object) -> Any:
         # ``tf.is_tensor`` is true of variables.
         stays = value is None or isinstance(value, (tf.Tensor, *_COMPOSITE))
         return value if stays else tf.convert_to_tensor(value)
@@ -60,30 +60,30 @@ def as_tensors(values: Any) -> Any:
 class _Later:
     """A variable in a nest, as one value: a ``tf.Variable`` is a nest of its handle."""
 
-    def __init__(self, variable: Any) -> None:
+    def __init__(self, variable: object) -> None:
         self.variable = variable
 
 
-def with_variables_held(values: Any) -> Any:
+def with_variables_held(values: object) -> Any:
     """A nest whose variables, of Keras too, are values that no graph knows; :func:`with_variables_read`
     reads them."""
 
-    def hold(value: Any) -> Any:
+    def hold(value: object) -> Any:
         return _Later(value) if tf.is_tensor(value) and hasattr(value, "assign") else value
 
     return tf.nest.map_structure(hold, values)
 
 
-def with_variables_read(values: Any) -> Any:
+def with_variables_read(values: object) -> Any:
     """Reads, here and now, the variables that :func:`with_variables_held` has held."""
 
-    def read(value: Any) -> Any:
+    def read(value: object) -> Any:
         return tf.convert_to_tensor(value.variable) if isinstance(value, _Later) else value
 
     return tf.nest.map_structure(read, values)
 
 
-def signature(values: Any) -> Any:
+def signature(values: object) -> Any:
     """Equal for nests of the same structure, shapes, dtypes and other values."""
     flat = tf.nest.flatten(values, expand_composites=True)
     parts = [(tuple(v.shape), str(v.dtype)) if _is_tensor(v) else _hashable(v) for v in flat]
@@ -95,7 +95,7 @@ def each_once(values: Iterable[Any]) -> list[Any]:
     return list({id(value): value for value in values}.values())
 
 
-def same_spec(a: Any, b: Any) -> bool:
+def same_spec(a: object, b: object) -> bool:
     """Return whether two nests of type specs are equal."""
     try:
         tf.nest.assert_same_structure(a, b)
@@ -112,7 +112,7 @@ def open_rows(spec: Any, known: Any = None) -> Any:
     return tf.TensorSpec([rows, *spec.shape[1:]], spec.dtype)
 
 
-def shapes_of(values: Any) -> tuple[tuple[int, tuple[int | None, ...]], ...]:
+def shapes_of(values: object) -> tuple[tuple[int, tuple[int | None, ...]], ...]:
     """(number of the dtype, shape) of every tensor and array in a nest, each once."""
     flat = tf.nest.flatten(values, expand_composites=True)
     tensors = [value for value in flat if hasattr(value, "shape") and hasattr(value, "dtype")]
@@ -126,7 +126,7 @@ def dtype_name(tensor: Any) -> str:
     return name
 
 
-def synchronize(outputs: Any) -> None:
+def synchronize(outputs: object) -> None:
     """Waits until all tensors of a nest are computed; where there are none, until all devices are done."""
     tensors = [value for value in tf.nest.flatten(outputs) if hasattr(value, "numpy")]
     for tensor in tensors:
@@ -135,11 +135,11 @@ def synchronize(outputs: Any) -> None:
         tf.test.experimental.sync_devices()
 
 
-def _is_tensor(value: Any) -> bool:
+def _is_tensor(value: object) -> bool:
     return isinstance(value, (tf.Tensor, np.ndarray, np.generic))
 
 
-def _hashable(value: Any) -> Any:
+def _hashable(value: object) -> Any:
     try:
         hash(value)
     except TypeError:

@@ -63,7 +63,7 @@ def leave_sums(graph_def: graph_pb2.GraphDef) -> None:
             node.attr[_LEAVE_SUMS].b = True
 
 
-def marked_gradient(gradient: Any, variable: Any) -> Any:
+def marked_gradient(gradient: tf.Tensor | tf.IndexedSlices | None, variable: tf.Variable) -> Any:
     """A variable's gradient, dense, behind an op that :func:`is_marked_gradient` knows; None stays None."""
     if gradient is None:
         return None

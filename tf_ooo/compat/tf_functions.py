@@ -81,7 +81,7 @@ def variables_made_at_once() -> Iterator[None]:
         yield
 
 
-def is_tf_function(value: Any) -> bool:
+def is_tf_function(value: object) -> bool:
     """Return whether ``value`` was made by ``tf.function``."""
     return hasattr(value, "experimental_get_tracing_count")
 
@@ -114,7 +114,7 @@ def step_of_fit(train_function: Callable[..., Any]) -> Any:
     return next(reversed(concrete_functions_of(functions[-1])), None)
 
 
-def is_concrete_function(value: Any) -> bool:
+def is_concrete_function(value: object) -> bool:
     """Return whether ``value`` is a traced tf.function."""
     return (
         hasattr(value, "graph") and hasattr(value, "captured_inputs") and hasattr(value, "structured_outputs")
@@ -141,7 +141,7 @@ def undecorated(function: Any) -> Any:
     return call
 
 
-def forget_traces(owner: Any) -> None:
+def forget_traces(owner: object) -> None:
     """Has an object's methods that ``tf.function`` decorates traced anew: a trace keeps to its variables."""
     for kind in type(owner).__mro__:
         for value in vars(kind).values():
@@ -149,7 +149,7 @@ def forget_traces(owner: Any) -> None:
                 value._descriptor_cache.pop(owner, None)
 
 
-def concrete_functions_of(function: Any) -> list[Any]:
+def concrete_functions_of(function: object) -> list[Any]:
     """Return the traces of a ``tf.function``; asking traces one that has an input_signature.
 
     Nothing of a function of ours that counts its traces as one does.
@@ -163,6 +163,6 @@ def untraced_copy(function: Any) -> Any:
     return function._clone(None)
 
 
-def compiles_with_xla(function: Any) -> bool:
+def compiles_with_xla(function: object) -> bool:
     """Return whether a ``tf.function`` was made with ``jit_compile=True``."""
     return bool(getattr(function, "_jit_compile", None))

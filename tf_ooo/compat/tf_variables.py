@@ -30,7 +30,7 @@ def reads_on_own_device() -> Iterator[None]:
     read = _Resource._read_variable_op
     here = threading.get_ident()
 
-    def read_and_pass_on(variable: Any, *args: Any, **kwargs: Any) -> Any:
+    def read_and_pass_on(variable: tf.Variable, *args: Any, **kwargs: Any) -> Any:
         value = read(variable, *args, **kwargs)
         if tf.executing_eagerly() or threading.get_ident() != here:
             return value
@@ -57,14 +57,18 @@ def intercepted(on_read: Callable[[Any], Any], on_assign: Callable[[Any, Any, in
     def asked() -> bool:
         return not tf.executing_eagerly() and threading.get_ident() == here
 
-    def read(variable: Any, *args: Any, **kwargs: Any) -> Any:
+    def read(variable: tf.Variable, *args: Any, **kwargs: Any) -> Any:
         value = on_read(variable) if asked() else None
         return own_read(variable, *args, **kwargs) if value is None else value
 
     def asking(method: Any, sign: int) -> Any:
         @functools.wraps(method)
         def assign(
-            variable: Any, value: Any, use_locking: Any = None, name: Any = None, read_value: bool = True
+            variable: tf.Variable,
+            value: Any,
+            use_locking: Any = None,
+            name: Any = None,
+            read_value: bool = True,
         ) -> Any:
             if asked():
                 value = tf.convert_to_tensor(value, variable.dtype)

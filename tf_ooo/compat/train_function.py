@@ -68,7 +68,7 @@ def new_train_function(
         return function
 
     # Keras 2 looks train_step up when the function is traced.
-    def call(iterator: Any) -> Any:
+    def call(iterator: object) -> Any:
         with _train_step_set_to(model, train_step):
             return function(iterator)
 
@@ -130,7 +130,7 @@ def step_on_data(
     if versions.is_of_keras_2(model) and counts:
         return _step_on_data_of_keras_2(model, train_step)
 
-    def step(data: Any) -> Any:
+    def step(data: object) -> Any:
         convert = getattr(model, "_autoconvert_optionals", lambda function: function)
         return model.distribute_strategy.run(convert(train_step), args=(data,))
 
@@ -151,7 +151,7 @@ def counts_steps(model: keras.Model) -> bool:
 def _step_on_data_of_keras_2(model: keras.Model, train_step: Callable[..., Any]) -> Callable[..., Any]:
     """Return a step as Keras 2's ``make_train_function``: a batch counts once its step has succeeded."""
 
-    def counted(data: Any) -> Any:
+    def counted(data: object) -> Any:
         outputs = train_step(data)
         tensors = [value for value in tf.nest.flatten(outputs) if tf.is_tensor(value)]
         with tf.control_dependencies(tensors):

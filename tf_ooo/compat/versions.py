@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from grappler_passes.compat import releases
 from tf_ooo.errors import BackendError
+
+if TYPE_CHECKING:
+    import keras
 
 _FAMILIES = ("keras", "tf_keras")
 # Modules whose lines a traceback of ours leaves out.
@@ -22,7 +25,7 @@ def check_versions() -> None:
         raise BackendError(reason)
 
 
-def check_keras_backend(model: Any = None) -> None:
+def check_keras_backend(model: keras.Model = None) -> None:
     """Raises BackendError unless the model's Keras (:func:`user_keras` without one) is supported."""
     keras = user_keras() if model is None else keras_of(model)
     if releases.major_minor(keras.__version__) < OLDEST_KERAS:
@@ -34,7 +37,7 @@ def check_keras_backend(model: Any = None) -> None:
         raise BackendError(f"Keras runs on {keras.backend.backend()!r}; set KERAS_BACKEND=tensorflow")
 
 
-def keras_of(value: Any) -> Any:
+def keras_of(value: object) -> Any:
     """The module, ``keras`` or ``tf_keras``, that the class of ``value`` comes from; ``keras`` if none."""
     for base in type(value).__mro__:
         family = base.__module__.partition(".")[0]
@@ -55,7 +58,7 @@ def is_keras_2(keras: Any) -> bool:
     return releases.major_minor(keras.__version__) < (3, 0)
 
 
-def is_of_keras_2(value: Any) -> bool:
+def is_of_keras_2(value: object) -> bool:
     """Return whether a model, an optimizer or a layer comes from a Keras of version 2."""
     return is_keras_2(keras_of(value))
 

@@ -75,7 +75,7 @@ def unique_name(prefix: str) -> str:
 
 
 def function_def(
-    name: str, nodes: Any, inputs: Sequence[tuple[str, Any, Any]], outputs: Sequence[str]
+    name: str, nodes: object, inputs: Sequence[tuple[str, Any, Any]], outputs: Sequence[str]
 ) -> Any:
     """A FunctionDef of ``nodes``, a GraphDef that reads the inputs by name.
 

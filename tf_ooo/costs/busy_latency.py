@@ -75,7 +75,7 @@ class _Segments:
         self.last = product
         return product
 
-    def message(self, after: Any) -> Any:
+    def message(self, after: object) -> Any:
         with self._tf.device(self._name), self._tf.control_dependencies([after]):
             return self._sent.read_value()
 

@@ -29,7 +29,7 @@ def parse_input_shape(text: str) -> tuple[str | None, InputShape]:
     return match[1], InputShape(tuple(map(int, match[2].split(","))), match[3])
 
 
-def input_shapes(value: Any) -> InputShape | list[InputShape] | dict[str, InputShape]:
+def input_shapes(value: object) -> InputShape | list[InputShape] | dict[str, InputShape]:
     """One shape, or one for each input, by name or in order.  OptionsError: it is none."""
     if isinstance(value, Mapping):
         return {str(name): _single(shape) for name, shape in value.items()}
@@ -51,7 +51,7 @@ def _named(values: Sequence[Any]) -> InputShape | list[InputShape] | dict[str, I
     return parsed[0][1] if len(parsed) == 1 else [shape for _, shape in parsed]
 
 
-def _single(value: Any) -> InputShape:
+def _single(value: object) -> InputShape:
     if isinstance(value, str):
         return parse_input_shape(value)[1]
     sizes = tuple(value) if isinstance(value, Sequence) else ()

@@ -117,7 +117,7 @@ def costs_of_model(
     measure: bool = False,
     *,
     precision: str | None = None,
-    input_shape: Any = None,
+    input_shape: object = None,
 ) -> CostTable:
     """Costs of one micro-batch of ``batch`` rows of a built model; Adam and mse if not compiled.
 
@@ -278,7 +278,7 @@ def _called(model: keras.Model, batch: int, shapes: _Shapes) -> tuple[_Specs, _S
     """Call, and so build, a model on zeros of the given shapes; return the specs of inputs and outputs."""
     import tensorflow as tf
 
-    def spec(shape: InputShape, tensor: Any = None) -> _Spec:
+    def spec(shape: InputShape, tensor: object = None) -> _Spec:
         own = "float32" if tensor is None else nests.dtype_name(tensor)
         return (batch, *shape.sizes), shape.dtype or own
 

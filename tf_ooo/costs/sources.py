@@ -12,7 +12,7 @@ from tf_ooo.costs.table import CostTable
 from tf_ooo.errors import OptionsError
 
 
-def costs_for_model(model: Any, modules: Sequence[str] = (), **settings: Any) -> CostTable:
+def costs_for_model(model: object, modules: Sequence[str] = (), **settings: Any) -> CostTable:
     """Return the costs of a Keras model, of a saved one by its path, or of what ``MODULE:NAME`` makes.
 
     ``modules`` are imported first; settings as of ``keras_model.costs_of_model``.

@@ -92,7 +92,7 @@ class Baseline:
         return ""
 
 
-def stock_steps_s(model: keras.Model, batch: Any) -> list[float]:
+def stock_steps_s(model: keras.Model, batch: object) -> list[float]:
     """Seconds of single stock steps on this batch; all variables are put back.
 
     Raises whatever the step raises; BackendError for one that keeps random numbers to itself.

@@ -63,7 +63,7 @@ class Distributed:
         """The train function that the report is of: one device runs it."""
         return None if self.known is None else self.known[0]
 
-    def place(self, model: keras.Model, devices: Any, local_rank: int = 0) -> None:
+    def place(self, model: keras.Model, devices: object, local_rank: int = 0) -> None:
         """Before each fit; see :func:`tf_ooo.hosts.target.target_of`."""
         self.target = target_of(devices, local_rank)
         if isinstance(self.target, Cluster):
@@ -87,7 +87,7 @@ class Distributed:
         return other
 
     def compare(
-        self, model: keras.Model, batch: Any, first: FirstSteps, asked: bool | None, serial_s: float
+        self, model: keras.Model, batch: object, first: FirstSteps, asked: bool | None, serial_s: float
     ) -> bool:
         """Measures steps on one device, unless the fit is too short (True); see ``compare=``.
 
@@ -218,7 +218,7 @@ class FirstSteps:
         """Set the ``kinds`` of :class:`StepFunctions`."""
         self._functions.kinds = kinds
 
-    def run(self, batch: Any) -> Any:
+    def run(self, batch: object) -> Any:
         """One step; its logs.  Raises why the step could not be taken apart, or was refused before it ran."""
         functions = self._functions
         if self._layers.step is None:  # costs are of the first batch's parts
@@ -246,7 +246,7 @@ class FirstSteps:
             self.first_s = self.first_s or time.perf_counter() - started
         return outputs
 
-    def _measured_step(self, batch: Any) -> Any:
+    def _measured_step(self, batch: object) -> Any:
         functions, alike = self._functions, rows_of(batch) == self._whole_rows
         if self.seen == self._steps and not alike and not self._waited:
             self._steps, self._waited = self._steps + 1, True

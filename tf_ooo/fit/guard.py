@@ -92,7 +92,7 @@ class Guard:
         for name, method in self._wrapped(model).items():
             self._put(model, name, method)
 
-    def _put(self, owner: Any, name: str, method: Callable[..., Any]) -> None:
+    def _put(self, owner: object, name: str, method: Callable[..., Any]) -> None:
         self._kept.append((owner, name, vars(owner).get(name)))
         keras_attributes.set_on(owner, name, method)
 

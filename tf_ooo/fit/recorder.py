@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import os
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -71,14 +72,14 @@ class Recorder:
         run: Callable[[Any], Any],
         watched: Callable[[], Watched | None],
         report: Callable[[], Report],
-        folder: Any,
+        folder: str | os.PathLike[str],
     ) -> None:
         self._run, self._watched, self._report, self._folder = run, watched, report, folder
         self._records: list[Traced] = []
         self._last: Watched | None = None
         self._ended = False
 
-    def run(self, iterator: Any) -> Any:
+    def run(self, iterator: object) -> Any:
         """One execution, recorded if it is one of the first of the plan."""
         watched = None if self._ended else self._watched()
         if watched is None:
@@ -90,7 +91,7 @@ class Recorder:
             self.close()
         return outputs
 
-    def _recorded(self, iterator: Any, watched: Watched) -> Any:
+    def _recorded(self, iterator: object, watched: Watched) -> Any:
         before = list(watched.timed)
         try:
             expected_s = max(before, default=1.0)

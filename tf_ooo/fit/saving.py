@@ -43,7 +43,7 @@ def _overwrites(save: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[st
     return save.__name__ == "export" or bool(kwargs.get("overwrite", args[1] if len(args) > 1 else True))
 
 
-def _own_path(filepath: Any, folder: bool) -> Path | None:
+def _own_path(filepath: object, folder: bool) -> Path | None:
     """The local file or folder behind a path, or a link; None where Keras has to see to it."""
     if not isinstance(filepath, (str, os.PathLike)):
         return None

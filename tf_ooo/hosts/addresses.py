@@ -8,7 +8,6 @@ import os
 import re
 import socket
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 from tf_ooo.errors import OptionsError
 
@@ -141,7 +140,7 @@ def has_devices(value: object) -> bool:
     return hasattr(value, "devices") and not isinstance(value, Sequence)
 
 
-def check_devices(value: Any) -> None:
+def check_devices(value: object) -> None:
     """OptionsError unless ``value`` can be ``devices=``; whether they exist is known once TensorFlow runs."""
     if isinstance(value, bool) or (isinstance(value, int) and value < 1):
         raise OptionsError(f"devices={value!r} is not accepted; accepted: an int of at least 1, or names")
@@ -167,6 +166,6 @@ def check_devices(value: Any) -> None:
             raise OptionsError(f"devices: {text!r} is no device name; write 'CPU:0', 'GPU:1' or a full name")
 
 
-def over_hosts(value: Any) -> bool:
+def over_hosts(value: object) -> bool:
     """Return whether ``devices=`` are those of a cluster: its addresses, or an object that has devices."""
     return is_cluster(value) or has_devices(value)

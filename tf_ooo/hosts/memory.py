@@ -13,6 +13,7 @@ from tf_ooo.hosts.system_memory import available_bytes
 
 if TYPE_CHECKING:
     import keras
+    import tensorflow as tf
 
 # Smaller variables are not looked at one by one; so much is left for everything else.
 _LARGE_BYTES, _LEFT_BYTES = 1 << 20, 32 << 20
@@ -52,7 +53,7 @@ def host_memory() -> Iterator[None]:
         yield
 
 
-def _bytes_of(variable: Any) -> int:
+def _bytes_of(variable: tf.Variable) -> int:
     """0 for one whose shape is open."""
     return int(variable.shape.num_elements() or 0) * int(variable.dtype.size)
 
@@ -108,7 +109,7 @@ def _making_there(model: keras.Model, kept_as: str, make: Callable[..., Any]) ->
 def _on_host(function: Callable[..., Any]) -> Callable[..., Any]:
     import tensorflow as tf
 
-    def call(given: Any) -> Any:
+    def call(given: object) -> Any:
         with tf.device(host_device()):
             return function(given)
 

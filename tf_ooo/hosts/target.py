@@ -50,7 +50,7 @@ class Target(Protocol):
 class Devices:
     """Devices without workers to be lost; ``given`` may have some of a target's methods, or a ``link``."""
 
-    def __init__(self, devices: Sequence[str], given: Any = None) -> None:
+    def __init__(self, devices: Sequence[str], given: object = None) -> None:
         self.devices = tuple(devices)
         self._given = given
         self.lost: Callable[[], Mapping[int, str]] = getattr(given, "lost", dict)

@@ -76,7 +76,7 @@ class ReplicatedPipelineMode:
             agreed = {**agreed, "schedule": order.to_text()}
         ranks = RanksInStep(model, company.engine, company.averaging, self.options, agreed, steps)
 
-        def run_batches(batches: list[Any], iterator: Any) -> Any:
+        def run_batches(batches: list[Any], iterator: object) -> Any:
             return [pipeline.step(batch, iterator) for batch in batches][-1]
 
         def ended() -> None:

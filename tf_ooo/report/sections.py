@@ -37,7 +37,7 @@ class Section(Mapping[str, Any]):
         return len(self.to_dict())
 
 
-def _json(value: Any) -> Any:
+def _json(value: object) -> Any:
     if isinstance(value, Mapping):
         return {str(key): _json(item) for key, item in value.items()}
     return [_json(item) for item in value] if isinstance(value, (list, tuple)) else value

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tf_ooo.tracing.of_data import DRAWN
+
+if TYPE_CHECKING:
+    import tensorflow as tf
 
 _PASSES_ON = ("Cast", "Identity", "Reshape")
 _ADDS = ("Add", "AddV2", "Sub")
 
 
-def what_is_added(value: Any, sign: int, handle: Any) -> list[Any]:
+def what_is_added(value: Any, sign: int, handle: tf.Tensor) -> list[Any]:
     """Return what is added to a variable, or subtracted; [] where its value is computed otherwise.
 
     ``value``, ``sign``: as an assignment that is intercepted gives them; ``handle``: the variable's.
@@ -24,13 +27,13 @@ def what_is_added(value: Any, sign: int, handle: Any) -> list[Any]:
     return [added for before, added in pairs if _is_read(before, handle)]
 
 
-def _source(tensor: Any) -> Any:
+def _source(tensor: tf.Tensor) -> Any:
     while tensor.op.type in _PASSES_ON:
         tensor = tensor.op.inputs[0]
     return tensor
 
 
-def _is_read(tensor: Any, handle: Any) -> bool:
+def _is_read(tensor: tf.Tensor, handle: tf.Tensor) -> bool:
     return tensor.op.type == "ReadVariableOp" and tensor.op.inputs[0] is handle
 
 

@@ -10,6 +10,7 @@ import numpy as np
 from tf_ooo.compat.tf_functions import functions_of
 
 if TYPE_CHECKING:
+    import tensorflow as tf
     from tensorflow.core.framework import attr_value_pb2, graph_pb2
 
 # A rewrite is asked for by these, in the second trace only.
@@ -36,7 +37,7 @@ def differ(step: Callable[..., Any], other: Callable[..., Any], args: Any, kwarg
     return _content_of(traced.graph.as_graph_def()) != _content_of(again.graph.as_graph_def())
 
 
-def _same_tensor(tensor: Any, other: Any) -> bool:
+def _same_tensor(tensor: tf.Tensor, other: Any) -> bool:
     """A variable's handle is one object; constants are made anew, and compared."""
     if tensor is other:
         return True

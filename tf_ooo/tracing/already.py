@@ -62,7 +62,7 @@ class Origins:
         self._kept: list[Any] = []  # an id is only as good as its tensor lives
         self._called: dict[int, list[tuple[Any, Origins]]] = {}
 
-    def of(self, tensor: Any) -> int:
+    def of(self, tensor: tf.Tensor) -> int:
         """``OWN``, ``REDUCED``, both or 0."""
         waiting, circles = [tensor], False
         opened: dict[int, Sequence[Any]] = {}  # sources, by id
@@ -85,14 +85,14 @@ class Origins:
             circles = sum(self._grows(here, sources) for here, sources in closed) > 0
         return self._known[id(tensor)]
 
-    def _grows(self, tensor: Any, sources: Sequence[Any]) -> bool:
+    def _grows(self, tensor: tf.Tensor, sources: Sequence[Any]) -> bool:
         """Combined once more: what a variable was given may come from what was read of it, as a seed does."""
         self._called.pop(id(tensor.op), None)
         before = self._known[id(tensor)]
         self._known[id(tensor)] = before | self._combined(tensor, sources)
         return self._known[id(tensor)] != before
 
-    def _sources(self, tensor: Any) -> Sequence[Any]:
+    def _sources(self, tensor: tf.Tensor) -> Sequence[Any]:
         """The tensors whose origins decide on this one's."""
         op = tensor.op
         if id(tensor) in self._inputs or op.type in _SIZES or _is_collective(op):
@@ -106,7 +106,7 @@ class Origins:
             return self._assigned_to(op.inputs[0])
         return op.inputs  # type: ignore[no-any-return]
 
-    def _assigned_to(self, handle: Any) -> list[Any]:
+    def _assigned_to(self, handle: tf.Tensor) -> list[Any]:
         """The values that a variable was given so far, none of a weight."""
         graph, variable = handle.graph, self._outermost(handle)
         values: list[Any] = []
@@ -126,12 +126,12 @@ class Origins:
                 values.setdefault(id(self._outermost(op.inputs[0])), []).append(op.inputs[1])
         return values
 
-    def _outermost(self, handle: Any) -> Any:
+    def _outermost(self, handle: tf.Tensor) -> Any:
         while _is_symbolic(handle) and (captured := self._outside(handle)) is not None:
             handle = captured
         return handle
 
-    def _outside(self, tensor: Any) -> Any:
+    def _outside(self, tensor: tf.Tensor) -> Any:
         """Return what a placeholder stands for that its graph captures; None: it is no capture."""
         graph = tensor.graph
         if id(graph) not in self._captured:
@@ -139,7 +139,7 @@ class Origins:
             self._captured[id(graph)] = func_graphs.captured_by(graph)
         return self._captured[id(graph)].get(id(tensor))
 
-    def _combined(self, tensor: Any, sources: Sequence[Any]) -> int:
+    def _combined(self, tensor: tf.Tensor, sources: Sequence[Any]) -> int:
         op = tensor.op
         if id(tensor) in self._inputs:
             return self._inputs[id(tensor)]
@@ -157,7 +157,7 @@ class Origins:
             else _all_of(self._known.get(id(source), 0) for source in sources)
         )
 
-    def _of_call(self, tensor: Any) -> int:
+    def _of_call(self, tensor: tf.Tensor) -> int:
         """Return the origin of a function's result; one branch that reduces, as Horovod's, counts for all."""
         op = tensor.op
         if id(op) not in self._called:
@@ -166,22 +166,22 @@ class Origins:
         results = [origins.of(body.outputs[tensor.value_index]) for body, origins in self._called[id(op)]]
         return REDUCED if REDUCED in results else _all_of(results)
 
-    def _inside(self, op: Any, body: Any) -> Origins:
+    def _inside(self, op: tf.Operation, body: Any) -> Origins:
         given = op.inputs[len(op.inputs) - len(body.inputs) :]
         pairs = zip(body.inputs, given, strict=True)
         return Origins(self._weights, {id(inner): self._known.get(id(outer), 0) for inner, outer in pairs})
 
-    def gradient(self, gradient: Any) -> int:
+    def gradient(self, gradient: tf.Tensor | tf.IndexedSlices) -> int:
         """Return a gradient's origin; IndexedSlices have values and rows. 0 where the step runs eagerly."""
         return _all_of(self.of(part) for part in tensors_of(gradient) if _is_symbolic(part))
 
-    def reduced_part(self, gradient: Any) -> str:
+    def reduced_part(self, gradient: tf.Tensor | tf.IndexedSlices) -> str:
         """Return, for a gradient that is own, the op whose reduced result is part of it; else ""."""
         values = tensors_of(gradient)[0]
         return _first(values, lambda part: self.of(part) == REDUCED) if _is_symbolic(values) else ""
 
 
-def _first(tensor: Any, wanted: Callable[[Any], bool]) -> str:
+def _first(tensor: tf.Tensor, wanted: Callable[[Any], bool]) -> str:
     """The nearest op that the tensor is a sum, a scaled or reshaped form of, and that is wanted."""
     waiting, seen = [tensor], {id(tensor)}
     while waiting:
@@ -194,7 +194,7 @@ def _first(tensor: Any, wanted: Callable[[Any], bool]) -> str:
     return ""
 
 
-def _parts(tensor: Any) -> Iterator[Any]:
+def _parts(tensor: tf.Tensor) -> Iterator[Any]:
     """Yield the terms of a gradient's value if it is a sum, or the tensor that is reshaped or scaled."""
     op = tensor.op
     floats = [source for source in op.inputs if source.dtype.is_floating]
@@ -209,11 +209,11 @@ def _parts(tensor: Any) -> Iterator[Any]:
             yield from alike
 
 
-def _is_collective(op: Any) -> bool:
+def _is_collective(op: tf.Operation) -> bool:
     return op.type.startswith(_COLLECTIVES) and not op.type.startswith(_PARTS)
 
 
-def _is_symbolic(tensor: Any) -> bool:
+def _is_symbolic(tensor: tf.Tensor) -> bool:
     return tf.is_symbolic_tensor(tensor)  # type: ignore[no-any-return]
 
 

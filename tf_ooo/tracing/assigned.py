@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import tensorflow as tf
 
@@ -35,7 +35,7 @@ class Assigned:
         known = names_by_handle(all_variables(model)).keys()
         self._left_out = known - weights.keys() - self.of_optimizers.keys()
 
-    def written_by(self, op: Any) -> dict[int, str]:
+    def written_by(self, op: tf.Operation) -> dict[int, str]:
         """The names of those that an op, or a function that it calls, assigns."""
         return {
             id(tensor): self._names.get(id(tensor), f"a variable of its own (op {op.name})")
@@ -45,7 +45,7 @@ class Assigned:
         }
 
 
-def refuse_rates(model: keras.Model, part: Any, begin: int) -> None:
+def refuse_rates(model: keras.Model, part: object, begin: int) -> None:
     """StepRefused: an op, from this number on, assigns an optimizer's variable by what it computes of data.
 
     ``part``: the rows of the micro-batch.

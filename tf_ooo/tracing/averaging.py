@@ -11,7 +11,7 @@ import logging
 import re
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import tensorflow as tf
@@ -23,6 +23,9 @@ from tf_ooo.tracing.already import OWN, REDUCED, Origins
 from tf_ooo.tracing.intercepting import Update, intercepted, tensors_of, times
 from tf_ooo.tracing.optimizers import optimizers_of
 from tf_ooo.tracing.slices import GradientSlices
+
+if TYPE_CHECKING:
+    import keras
 
 _LOG = logging.getLogger("tf_ooo")
 
@@ -44,14 +47,14 @@ class Averaging:
         self._weights: list[Any] = []
         self._seen_eagerly = False
 
-    def wrap(self, model: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    def wrap(self, model: keras.Model) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
         """Return a wrapper that makes the model's ``train_step`` average."""
 
         def wrapper(train_step: Callable[..., Any]) -> Callable[..., Any]:
             # A tf.function would go on averaging, or not averaging, as it was first traced.
             train_step = tf_functions.undecorated(train_step)
 
-            def averaging_train_step(data: Any) -> Any:
+            def averaging_train_step(data: object) -> Any:
                 with self.active(optimizers_of(model), data, model.trainable_weights):
                     return train_step(data)
 
@@ -61,7 +64,7 @@ class Averaging:
 
     @contextlib.contextmanager
     def active(
-        self, optimizers: Sequence[Any], data: Any = None, weights: Sequence[Any] = ()
+        self, optimizers: Sequence[Any], data: object = None, weights: Sequence[Any] = ()
     ) -> Iterator[None]:
         """Inside the block what these optimizers are given is averaged.
 
@@ -125,7 +128,9 @@ class Averaging:
                 out[i] = averaged
         return out
 
-    def _is_reduced(self, origins: Origins, grad: Any, variable: Any) -> bool:
+    def _is_reduced(
+        self, origins: Origins, grad: tf.Tensor | tf.IndexedSlices, variable: keras.Variable
+    ) -> bool:
         """Say whether the train step has reduced it; False if it runs eagerly. BackendError: a part of it."""
         origin = origins.gradient(grad)
         part = origins.reduced_part(grad) if origin == OWN | REDUCED else ""
@@ -143,11 +148,11 @@ class Averaging:
 
         return self.slices.allreduce(named, reduce, may_slice=op != "Adasum")
 
-    def _op_for(self, variable: Any) -> str:
+    def _op_for(self, variable: keras.Variable) -> str:
         # The "gradient" of such a variable (a scale of float8 training) is its next value.
         return "Average" if keras_variables.is_overwritten_with_gradient(variable) else self.op
 
-    def _weight_of(self, data: Any) -> Any:
+    def _weight_of(self, data: object) -> Any:
         """This rank's samples over the mean of all ranks'; exactly 1 where all have as many."""
         first = next(t for t in tf.nest.flatten(data) if hasattr(t, "shape") and t.shape.rank != 0)
         count = tf.cast(tf.shape(first)[0], tf.float32)
@@ -155,7 +160,7 @@ class Averaging:
         return count * (float(self.engine.size) / total)
 
 
-def _name(variable: Any, place: int) -> str:
+def _name(variable: keras.Variable, place: int) -> str:
     """The same on all ranks.
 
     Not the path: Keras numbers layers within a process, and a rank would wait for ever for another's

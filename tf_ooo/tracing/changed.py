@@ -50,7 +50,7 @@ class Taped:
         gradient = tf.GradientTape.gradient
 
         @functools.wraps(gradient)
-        def noting(tape: Any, target: Any, sources: Any, *args: Any, **kwargs: Any) -> Any:
+        def noting(tape: object, target: object, sources: object, *args: Any, **kwargs: Any) -> Any:
             self.began_at = ops_so_far() if self.began_at is None else self.began_at
             grads = gradient(tape, target, sources, *args, **kwargs)
             flat = (tf.nest.flatten(each, expand_composites=False) for each in (sources, grads))
@@ -69,15 +69,15 @@ class Taped:
         finally:
             tf.GradientTape.gradient = gradient
 
-    def gave(self, tensor: Any) -> bool:
+    def gave(self, tensor: tf.Tensor) -> bool:
         """Return whether a tape has given the tensor, as a gradient or as one's numbers."""
         return id(tensor) in self._given
 
-    def gave_whole(self, tensor: Any) -> bool:
+    def gave_whole(self, tensor: tf.Tensor) -> bool:
         """Return whether it is the dense gradient of a weight, which parts of a batch add up."""
         return self.gave(tensor) and id(tensor) not in self._of_rows | self._of_data
 
-    def gave_rows(self, tensor: Any) -> bool:
+    def gave_rows(self, tensor: tf.Tensor) -> bool:
         """Return whether it is the numbers of an embedding's rows: each part of a batch has other rows."""
         return id(tensor) in self._of_rows
 
@@ -140,7 +140,7 @@ class Taped:
                     return str(op.name)
         return ""
 
-    def _first_of(self, grad: Any, reached: dict[int, bool]) -> Any:
+    def _first_of(self, grad: tf.Tensor | tf.IndexedSlices, reached: dict[int, bool]) -> Any:
         seen, waiting = set(), [grad]
         while waiting:
             tensor = waiting.pop()
@@ -152,7 +152,7 @@ class Taped:
             waiting.extend(tensor.op.inputs)
         return None
 
-    def _passes(self, op: Any, reached: dict[int, bool]) -> bool:
+    def _passes(self, op: tf.Operation, reached: dict[int, bool]) -> bool:
         """Return whether the op makes of gradients' mean the mean of what it makes of each."""
         of_tape = [self.reaches(tensor, reached) for tensor in op.inputs]
         if op.type in _DIVISIONS:
@@ -164,7 +164,7 @@ class Taped:
         factors = [tensor for tensor, is_of_tape in zip(op.inputs, of_tape, strict=True) if not is_of_tape]
         return linear and not any(map(is_of_batch, factors))
 
-    def reaches(self, tensor: Any, reached: dict[int, bool]) -> bool:
+    def reaches(self, tensor: tf.Tensor, reached: dict[int, bool]) -> bool:
         """Return whether it is computed from a tape's gradient; ``reached`` keeps what was asked before."""
         waiting = [tensor]
         while waiting:
@@ -194,7 +194,7 @@ def refuse_kept(taped: Taped, grads: Sequence[Any]) -> None:
         )
 
 
-def refused_change(op: Any) -> StepRefused:
+def refused_change(op: tf.Operation) -> StepRefused:
     """The error for an op between tape and optimizer that parts of a batch do otherwise."""
     did = "changes gradients between its tape and the optimizer"
     if op.type in _LINEAR_IN_ONE | _DIVISIONS:
@@ -239,7 +239,7 @@ def refuse_settings(optimizer: Any, grads: Sequence[Any], begin: int) -> None:
             )
 
 
-def is_of_batch(tensor: Any) -> bool:
+def is_of_batch(tensor: tf.Tensor) -> bool:
     """Return whether it is computed from a batch, or drawn at random: each micro-batch has another."""
     captured = func_graphs.captured_by(tensor.graph)
     seen, waiting = set(), [tensor.op]

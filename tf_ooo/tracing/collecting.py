@@ -83,7 +83,7 @@ class Collecting:
         self,
         optimizers: Sequence[Any],
         weights: Sequence[Any],
-        scale: Any,
+        scale: object,
         replicas: Sequence[int] | None = None,
         open_rows: bool = False,
         in_turns: bool = False,
@@ -104,7 +104,7 @@ class Collecting:
         self._applying = False
 
     @contextlib.contextmanager
-    def micro_batch(self, number: int, share: Any = 1.0) -> Iterator[None]:
+    def micro_batch(self, number: int, share: object = 1.0) -> Iterator[None]:
         """Inside the block one is traced; :attr:`given` is then what its optimizers were given.
 
         ``share``: what gradients of losses that an optimizer scales are multiplied by, in the place of the
@@ -169,7 +169,7 @@ class Collecting:
             if grad is not None:
                 self._add(part, place, times(grad, weight))
 
-    def _add(self, into: _Part, place: int, weighted: Any) -> None:
+    def _add(self, into: _Part, place: int, weighted: object) -> None:
         if isinstance(weighted, tf.IndexedSlices):
             self._add_slices(into, place, weighted)
             return
@@ -336,13 +336,13 @@ def _nodes_of(last: Any, open_rows: bool) -> list[Any] | None:
     return list(nodes.values())
 
 
-def _is_open(op: Any) -> bool:
+def _is_open(op: tf.Operation) -> bool:
     """Return whether it has a state, calls a function, or is fed."""
     functions = any(value.HasField("func") or value.list.func for value in op.node_def.attr.values())
     return op.op_def.is_stateful or functions or op.type.startswith("Placeholder")
 
 
-def _constant_shape(op: Any) -> Any:
+def _constant_shape(op: tf.Operation) -> Any:
     """A constant in the place of ``Shape``; None: the shape is not known."""
     shape = op.inputs[0].shape
     if not shape.is_fully_defined():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -35,7 +35,7 @@ class TracedPart:
         draws_anew: copies draw other random numbers, by other seeds; False: then there are none.
     """
 
-    def __init__(self, number: int, part: Any, draws_anew: bool = False) -> None:
+    def __init__(self, number: int, part: object, draws_anew: bool = False) -> None:
         self._number, self.part, self._draws_anew = number, part, draws_anew
         self._nodes: dict[str, Any] = {}
         self._earlier: set[str] = set()  # of parts before
@@ -72,7 +72,7 @@ class TracedPart:
         self._nodes = {node.name: node for node in graph_def.node if node.name in inside}
         self.why_not = _why_not_nodes(self._nodes)
 
-    def copy(self, number: int, part: Any, wanted: Sequence[Any]) -> list[Any]:
+    def copy(self, number: int, part: object, wanted: Sequence[Any]) -> list[Any]:
         """The tensors ``wanted`` of this micro-batch, in a copy of it, or of its latest part, for other rows.
 
         ``part`` has the structure and the shapes of the first one's.  Tensors from outside stay themselves.
@@ -116,7 +116,7 @@ class TracedPart:
 class _Renamed:
     """Nodes of one micro-batch as those of another."""
 
-    def __init__(self, number: int, other: int, names: Any) -> None:
+    def __init__(self, number: int, other: int, names: Collection[str]) -> None:
         self._scope = re.compile(rf"(^|[/@]){STEP_SCOPE}{number}(?=/|$)")
         self._by, self._other, self._names = rf"\g<1>{STEP_SCOPE}{other}", other, names
         self._more_seed = _BETWEEN_SEEDS * (other - number)
@@ -146,7 +146,7 @@ class _Renamed:
             beside[:] = [self._scope.sub(self._by, wish.decode()).encode() for wish in beside]
 
 
-def _why_not_types(graph: Any, own: set[str], draws_anew: bool) -> str:
+def _why_not_types(graph: object, own: set[str], draws_anew: bool) -> str:
     """Why copies of these ops would not do what others traced do; empty: they would."""
     called = {kind for _, kind in func_graphs.ops_called_from(graph)}
     for kind in sorted(own | called):

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tf_ooo.compat import evaluation, nests, tf_functions
+
+if TYPE_CHECKING:
+    import keras
 
 
 class EvaluationFunctions:
@@ -19,7 +22,7 @@ class EvaluationFunctions:
 
     def __init__(
         self,
-        model: Any,
+        model: keras.Model,
         kind: evaluation.Kind,
         tracing: Callable[[], AbstractContextManager[Any]],
         step: Callable[[Any], Any] | None = None,
@@ -27,12 +30,12 @@ class EvaluationFunctions:
         self._model, self._kind, self._tracing, self._step = model, kind, tracing, step
         self._functions: dict[Any, Any] = {}
 
-    def __call__(self, batch: Any, spec: Any) -> Any:
+    def __call__(self, batch: object, spec: object) -> Any:
         """The step on a batch of data that :meth:`make` was called for."""
         with self._tracing():
             return self._functions[_key(spec)](batch)
 
-    def make(self, example: Any, spec: Any) -> None:
+    def make(self, example: object, spec: object) -> None:
         """Traces, if that has not been done, for data of a spec; None: for the shape of an example.
 
         Raises whatever tracing raises; nothing runs.
@@ -52,5 +55,5 @@ class EvaluationFunctions:
         return sum(function.experimental_get_tracing_count() for function in self._functions.values())
 
 
-def _key(spec: Any) -> Any:
+def _key(spec: object) -> Any:
     return None if spec is None else nests.signature(spec)

@@ -48,7 +48,7 @@ def _found_outside(function: Any) -> Mapping[str, Any]:
     return {**found.globals, **found.nonlocals}
 
 
-def _variables_in(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+def _variables_in(name: str, value: object) -> Iterator[tuple[str, Any]]:
     """The variable itself, or those in a list, a tuple or a dictionary."""
     if isinstance(value, tf.Variable):
         yield name, value

@@ -56,7 +56,7 @@ class InTurns:
         if split.count > 1 and train_function.counts_steps(model):
             raise _no_copies("Keras 2")
 
-    def run(self, batch: Any) -> list[Any]:
+    def run(self, batch: object) -> list[Any]:
         """The logs of each micro-batch."""
         shares = [self._split.share(number) for number in range(self._split.count)]
         self._parts = [[self._split.part(batch, number), share] for number, share in enumerate(shares)]
@@ -129,7 +129,7 @@ class InTurns:
             if writes and _is_of_weights_alone(op, updated, data):
                 yield number
 
-    def _copies(self, values: Any) -> list[Any]:
+    def _copies(self, values: object) -> list[Any]:
         """Return the counterparts in the other micro-batches; the latest part of these is copied."""
         packed = nests.Packed(values)
         copies = []
@@ -147,7 +147,7 @@ def _no_copies(why: str) -> StepRefused:
     )
 
 
-def _is_of_weights_alone(op: Any, updated: Collection[int], data: Collection[int]) -> bool:
+def _is_of_weights_alone(op: tf.Operation, updated: Collection[int], data: Collection[int]) -> bool:
     """Return whether an op's inputs come from updated weights, and from no data or random numbers."""
     reads_updated, seen, waiting = False, set[int](), list(op.inputs)
     while waiting:

@@ -93,19 +93,19 @@ def ops_so_far() -> int:
     return len(tf.compat.v1.get_default_graph().get_operations())
 
 
-def values_of(gradient: Any) -> Any:
+def values_of(gradient: tf.Tensor | tf.IndexedSlices) -> Any:
     """The numbers of a gradient: of an embedding's those of its rows; None stays None."""
     return gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
 
 
-def tensors_of(grad: Any) -> list[Any]:
+def tensors_of(grad: tf.Tensor | tf.IndexedSlices) -> list[Any]:
     """The tensors of a gradient: of IndexedSlices values and rows, of None none."""
     if grad is None:
         return []
     return [grad.values, grad.indices] if isinstance(grad, tf.IndexedSlices) else [grad]
 
 
-def times(grad: Any, factor: Any) -> Any:
+def times(grad: tf.Tensor | tf.IndexedSlices, factor: object) -> Any:
     """``grad * factor``, of slices their values; the gradient itself where the factor is the number 1."""
     if isinstance(factor, float) and factor == 1.0:
         return grad

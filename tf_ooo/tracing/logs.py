@@ -66,7 +66,7 @@ def whole_logs(
     return {name: tf.nest.map_structure(functools.partial(of_batch, name), *each) for name, each in named}
 
 
-def _source(tensor: Any) -> Any:
+def _source(tensor: tf.Tensor) -> Any:
     while tensor.op.type in _PASSES_ON:
         tensor = tensor.op.inputs[0]
     return tensor
@@ -86,7 +86,7 @@ def _reducing(values: Sequence[Any], split: Split) -> Any:
     return _REDUCES[first.type] if of_rows else None
 
 
-def _reads_data(tensor: Any) -> bool:
+def _reads_data(tensor: tf.Tensor) -> bool:
     """Return whether it is computed from what the step is given, not from variables alone."""
     seen, waiting = set(), [tensor]
     while waiting:
@@ -99,7 +99,7 @@ def _reads_data(tensor: Any) -> bool:
     return False
 
 
-def _may_count_rows(tensor: Any, rows: Any) -> bool:
+def _may_count_rows(tensor: tf.Tensor, rows: object) -> bool:
     """Say whether it is a constant that a trace may have made of the number of rows, as ``tf.size`` is."""
     known = tf.get_static_value(tensor)
     if known is None or not isinstance(rows, int) or rows < 2 or known.dtype.kind not in "fiu":

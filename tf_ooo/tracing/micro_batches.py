@@ -43,7 +43,7 @@ class Division:
         return split_rows(rows, min(self.most, max(self.least, rows // self.least_rows)))
 
 
-def rows_of(batch: Any) -> int:
+def rows_of(batch: object) -> int:
     """The rows of a batch.  StepRefused where its tensors do not have the same number."""
     rows = {
         int(tensor.shape[0])
@@ -58,12 +58,12 @@ def rows_of(batch: Any) -> int:
     return rows.pop()
 
 
-def parts_of(batch: Any, rows: Sequence[int]) -> list[Any]:
+def parts_of(batch: object, rows: Sequence[int]) -> list[Any]:
     """The batch's micro-batches; the batch itself where there is one."""
     return [part_of(batch, rows, number) for number in range(len(rows))]
 
 
-def part_of(batch: Any, rows: Sequence[int], number: int) -> Any:
+def part_of(batch: object, rows: Sequence[int], number: int) -> Any:
     """One micro-batch of the batch; the batch itself where there is one."""
     if len(rows) == 1:
         return batch
@@ -71,7 +71,7 @@ def part_of(batch: Any, rows: Sequence[int], number: int) -> Any:
     return tf.nest.map_structure(lambda tensor: _slice(tensor, begin, begin + rows[number]), batch)
 
 
-def _slice(tensor: Any, begin: int, end: int) -> Any:
+def _slice(tensor: tf.Tensor, begin: int, end: int) -> Any:
     if isinstance(tensor, tf.SparseTensor):
         shape = [end - begin, *tensor.shape[1:]]
         return tf.sparse.slice(tensor, [begin] + [0] * (len(shape) - 1), shape)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection
-from typing import Any
 
 import tensorflow as tf
 
@@ -14,7 +13,7 @@ from tf_ooo.compat import nests
 DRAWN = re.compile("Random|Multinomial|TruncatedNormal|StandardNormal|StatefulUniform")
 
 
-def computed_from(tensor: Any, sources: Collection[int]) -> bool:
+def computed_from(tensor: tf.Tensor, sources: Collection[int]) -> bool:
     """Return whether a tensor is one of these, given by ``id``, or follows from one through its ops."""
     seen, waiting = set[int](), [tensor]
     while waiting:
@@ -27,7 +26,7 @@ def computed_from(tensor: Any, sources: Collection[int]) -> bool:
     return False
 
 
-def rows_of_part(part: Any) -> int | None:
+def rows_of_part(part: object) -> int | None:
     """How many rows a nest of tensors has, as far as the trace knows."""
     return next((t.shape[0] for t in nests.Packed(part).tensors if t.shape.rank), None)
 
@@ -35,22 +34,22 @@ def rows_of_part(part: Any) -> int | None:
 class OfData:
     """Asked about an op, it looks at those that were made since; ``part`` is a nest of the rows."""
 
-    def __init__(self, part: Any) -> None:
+    def __init__(self, part: object) -> None:
         self._given = {id(tensor) for tensor in nests.Packed(part).tensors}
         self._data, self._drawn = set[int](), set[int]()
         self._known = 0
 
-    def reads_data(self, op: Any) -> bool:
+    def reads_data(self, op: tf.Operation) -> bool:
         """Return whether the op depends on the rows."""
         self._look()
         return id(op) in self._data
 
-    def is_drawn(self, op: Any) -> bool:
+    def is_drawn(self, op: tf.Operation) -> bool:
         """Return whether the op depends on random numbers."""
         self._look()
         return id(op) in self._drawn
 
-    def __contains__(self, op: Any) -> bool:
+    def __contains__(self, op: tf.Operation) -> bool:
         return self.reads_data(op) or id(op) in self._drawn
 
     def _look(self) -> None:

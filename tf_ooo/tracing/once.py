@@ -7,7 +7,7 @@ al. 2018, algorithm 1); a layer may count its calls, and ``train_step`` let its 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import tensorflow as tf
 
@@ -25,7 +25,7 @@ def ranges_of(numbers: Iterable[int]) -> list[tuple[int, int]]:
     return [(number, number + 1) for number in sorted(numbers)]
 
 
-def changed_once(model: keras.Model, part: Any, begin: int, each: Collection[str] = ()) -> set[int]:
+def changed_once(model: keras.Model, part: object, begin: int, each: Collection[str] = ()) -> set[int]:
     """The ops that assign states and depend on no data, and what was computed from these before, by number.
 
     The first micro-batch runs them for all.  ``part``: its rows; ``begin``: its first op.  Left out are the
@@ -79,7 +79,7 @@ def _written(model: keras.Model, begin: int) -> dict[int, dict[int, str]]:
     return {number: names for number, names in written if names}
 
 
-def _may_add_rows(op: Any, rows: int | None) -> bool:
+def _may_add_rows(op: tf.Operation, rows: int | None) -> bool:
     """Return whether it adds a constant that a trace with known rows may have made of their number."""
     if op.type not in ("AssignAddVariableOp", "AssignSubVariableOp"):
         return False

@@ -47,7 +47,7 @@ class OneByOne:
         self._traced: dict[Any, tuple[TracedPart, nests.Packed]] = {}
         self.changed: list[str] = []
 
-    def run(self, batch: Any) -> list[Any]:
+    def run(self, batch: object) -> list[Any]:
         """The logs of each micro-batch.  TurnsNeeded: weights are read after their update."""
         logs = []
         for number in range(self._split.count):
@@ -66,7 +66,7 @@ class OneByOne:
         if again:
             raise TurnsNeeded(again)
 
-    def _run(self, number: int, part: Any) -> Any:
+    def _run(self, number: int, part: object) -> Any:
         """The logs of a micro-batch; its gradients and states are collected."""
         share = self._split.share(number)
         if self._kind(number) in self._traced:
@@ -100,7 +100,7 @@ class OneByOne:
             raise CopiesNeeded("a state that depends on no data changes")
         return once if self._all_copies else set()
 
-    def _kept_for_copies(self, number: int, ops: TracedPart, logs: Any, once: set[int]) -> bool:
+    def _kept_for_copies(self, number: int, ops: TracedPart, logs: object, once: set[int]) -> bool:
         """Keeps a micro-batch for those that are copies of it, without the ops ``once``; False: none is."""
         if self._kind(number) not in map(self._kind, range(number + 1, self._split.count)):
             return False

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tf_ooo.compat import keras_attributes, keras_layers, keras_optimizers
 
+if TYPE_CHECKING:
+    import keras
 
-def optimizers_of(model: Any) -> list[Any]:
+
+def optimizers_of(model: keras.Model) -> list[Any]:
     """Every Keras optimizer that the model, a part of it or a loss-scaling optimizer holds, each once."""
     held: dict[int, Any] = {}
     seen: set[int] = set()
@@ -16,7 +19,7 @@ def optimizers_of(model: Any) -> list[Any]:
     return list(held.values())
 
 
-def _collect(value: Any, held: dict[int, Any], seen: set[int]) -> None:
+def _collect(value: object, held: dict[int, Any], seen: set[int]) -> None:
     if id(value) in seen:
         return
     if keras_optimizers.is_optimizer(value):

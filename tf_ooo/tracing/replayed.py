@@ -45,7 +45,7 @@ class Replay:
         self.collected = [*kept, *self._sources]
         self.places = [*range(len(grads)), *(place for _, place in sources.values())]
 
-    def _sources_of(self, grad: Any) -> list[Any]:
+    def _sources_of(self, grad: tf.Tensor | tf.IndexedSlices) -> list[Any]:
         """Return the tape's results from which the gradient is computed; notes what else is."""
         sources, seen, waiting = [], set[int](), [grad]
         while waiting:
@@ -63,14 +63,14 @@ class Replay:
                 raise refused_change(tensor.op)
         return sources
 
-    def _is_source(self, tensor: Any) -> bool:
+    def _is_source(self, tensor: tf.Tensor) -> bool:
         """Return whether the tape has given it: for an embedding, the sum of all its rows' numbers."""
         op = tensor.op
         if op.type == "UnsortedSegmentSum" and self._taped.gave_rows(op.inputs[0]):
             return not self._taped.reaches(op.inputs[1], self._reached)
         return self._taped.gave_whole(tensor)
 
-    def _may_be_made_again(self, op: Any) -> bool:
+    def _may_be_made_again(self, op: tf.Operation) -> bool:
         others = [tensor for tensor in op.inputs if not self._taped.reaches(tensor, self._reached)]
         keeps_nothing = not op.op_def.is_stateful or op.type == _CHECKS
         alone = keeps_nothing and not op.control_inputs and not any(map(self._taped.gave, op.outputs))
@@ -87,7 +87,7 @@ class Replay:
         ]
 
 
-def _made_again(tensor: Any, known: dict[int, Any]) -> Any:
+def _made_again(tensor: tf.Tensor, known: dict[int, Any]) -> Any:
     """The tensor, made of what is ``known`` in the place of others, by their ``id``; notes what it makes."""
     waiting = [tensor]
     while waiting:

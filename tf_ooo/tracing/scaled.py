@@ -27,7 +27,7 @@ class Scaled:
     ``share`` 1: nothing is changed.
     """
 
-    def __init__(self, share: Any = 1.0) -> None:
+    def __init__(self, share: object = 1.0) -> None:
         self._share = share
         self._begins: list[Any] = []  # the first gradient of each scaled loss
 
@@ -44,10 +44,10 @@ class Scaled:
             yield
 
     def _instead_of(self, scale: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        def counted(loss: Any) -> Any:
+        def counted(loss: object) -> Any:
             return tf.identity(loss), self._begin
 
-        def scale_and_count(loss: Any) -> Any:
+        def scale_and_count(loss: object) -> Any:
             if callable(loss):  # Keras 2 returns another function then
                 return lambda: scale_and_count(loss())
             return scale(tf.custom_gradient(counted)(tf.convert_to_tensor(loss)))
@@ -87,7 +87,7 @@ def by_hand(optimizer: Any) -> list[str]:
     ]
 
 
-def terms_of(grad: Any) -> list[Any]:
+def terms_of(grad: tf.Tensor | tf.IndexedSlices) -> list[Any]:
     """Return the terms of a float32 gradient if one is a float16 number; else the gradient itself."""
     terms, waiting = [], [grad]
     while waiting:
@@ -99,7 +99,7 @@ def terms_of(grad: Any) -> list[Any]:
     return terms if any(map(is_of_half, terms)) else [grad]
 
 
-def is_of_half(tensor: Any) -> bool:
+def is_of_half(tensor: tf.Tensor) -> bool:
     """Return whether it is a float16 number in a wider type."""
     return (
         isinstance(tensor, tf.Tensor) and tensor.op.type == "Cast" and tensor.op.inputs[0].dtype == tf.float16

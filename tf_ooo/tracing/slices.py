@@ -37,7 +37,7 @@ class GradientSlices:
 
     def wrap(self, step: Callable[[Any], Any], counts: Mapping[str, int]) -> Callable[[Any], Any]:
 
-        def sliced(data: Any) -> Any:
+        def sliced(data: object) -> Any:
             with self.used(counts):
                 return step(data)
 
@@ -60,13 +60,13 @@ class GradientSlices:
         return out
 
 
-def _may_be_cut(gradient: Any) -> bool:
+def _may_be_cut(gradient: tf.Tensor | tf.IndexedSlices) -> bool:
     if isinstance(gradient, tf.IndexedSlices):
         return False
     return bool(gradient.shape.is_fully_defined()) and gradient.shape.num_elements() > 0
 
 
-def _in_slices(name: str, gradient: Any, count: int, reduce: Callable[[Named], list[Any]]) -> Any:
+def _in_slices(name: str, gradient: tf.Tensor, count: int, reduce: Callable[[Named], list[Any]]) -> Any:
     elements = gradient.shape.num_elements()
     ends = [elements * (number + 1) // count for number in range(count)]
     sizes = [end - begin for begin, end in zip([0, *ends], ends, strict=False)]

@@ -30,7 +30,7 @@ class Split(Protocol):
     def scale(self) -> Any: ...
     def share(self, number: int) -> Any: ...
     def kind(self, number: int) -> Hashable: ...
-    def part(self, batch: Any, number: int) -> Any: ...
+    def part(self, batch: object, number: int) -> Any: ...
 
 
 class FixedRows:
@@ -46,7 +46,7 @@ class FixedRows:
     def kind(self, number: int) -> Hashable:
         return self._rows[number]
 
-    def part(self, batch: Any, number: int) -> Any:
+    def part(self, batch: object, number: int) -> Any:
         return part_of(batch, self._rows, number)
 
 
@@ -56,7 +56,7 @@ class OpenRows:
     Numbers are as those of :class:`FixedRows`, calculated in float64 too, when the function runs.
     """
 
-    def __init__(self, batch: Any, count: int) -> None:
+    def __init__(self, batch: object, count: int) -> None:
         self.count = count
         first = next(tensor for tensor in tf.nest.flatten(batch) if tensor.shape.rank)
         total = tf.shape(first)[0]
@@ -73,7 +73,7 @@ class OpenRows:
     def kind(self, number: int) -> Hashable:
         return None
 
-    def part(self, batch: Any, number: int) -> Any:
+    def part(self, batch: object, number: int) -> Any:
         begin, end = self._ends[number], self._ends[number + 1]
         return tf.nest.map_structure(lambda tensor: tensor[begin:end] if tensor.shape.rank else tensor, batch)
 
@@ -90,7 +90,7 @@ class OpenBatch:
         return "any rows", self.parts, repr(self.spec)
 
 
-def open_batch(batch: Any, division: Division) -> OpenBatch | None:
+def open_batch(batch: object, division: Division) -> OpenBatch | None:
     """None: its number of rows has to be known: something is not dense, or there are fewer than parts."""
     dense = all(isinstance(value, tf.Tensor) for value in tf.nest.flatten(batch))
     parts = len(division.split(rows_of(batch))) if dense else 1
@@ -105,6 +105,6 @@ class BatchesSeen:
     def __init__(self) -> None:
         self._seen: dict[Any, int] = {}
 
-    def has_own_trace(self, signature: Any) -> bool:
+    def has_own_trace(self, signature: object) -> bool:
         """Return whether a batch is of one of the first :data:`OWN_TRACES` kinds."""
         return self._seen.setdefault(signature, len(self._seen)) < OWN_TRACES

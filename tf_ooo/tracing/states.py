@@ -110,7 +110,7 @@ class States:
         self.values: list[Any] = []
 
     @contextlib.contextmanager
-    def micro_batch(self, number: int, part: Any) -> Iterator[None]:
+    def micro_batch(self, number: int, part: object) -> Iterator[None]:
         """Inside the block one is traced; ``part``: its rows.  Raises NotHeld."""
         if self._split.count == 1:
             yield
@@ -130,14 +130,14 @@ class States:
             )
         self.values = self._results()
 
-    def _read(self, variable: Any) -> Any:
+    def _read(self, variable: tf.Variable) -> Any:
         held = self._held.get(id(variable.handle))
         if held is None or tf.compat.v1.get_default_graph() is not self._graph:
             return None
         held.read = True
         return held.value if id(variable.handle) not in self._trained else self._as_if_read(variable, held)
 
-    def _as_if_read(self, variable: Any, held: _Held) -> Any:
+    def _as_if_read(self, variable: tf.Variable, held: _Held) -> Any:
         """The new value of a weight, whose gradient is that of the weight."""
         key = id(variable.handle)
         del self._held[key]
@@ -145,7 +145,7 @@ class States:
         self._held[key] = held
         return _with_gradient_of(before, held.value)
 
-    def _assign(self, variable: Any, value: Any, sign: int) -> bool:
+    def _assign(self, variable: tf.Variable, value: Any, sign: int) -> bool:
         key = id(variable.handle)
         if tf.compat.v1.get_default_graph() is not self._graph or not self._is_state(variable):
             return False
@@ -163,7 +163,7 @@ class States:
         self._held[key], self._kinds[key], self._variables[key] = held, kind, variable
         return True
 
-    def _is_state(self, variable: Any) -> bool:
+    def _is_state(self, variable: tf.Variable) -> bool:
         """Return whether it is a weight, or a variable that a layer or the model has beside its weights."""
         key = id(variable.handle)
         if key not in self._paths and self._others:
@@ -174,7 +174,7 @@ class States:
             self._paths[key] = self._held_names.get(key) or keras_variables.unique_name_of(variable)
         return key in self._paths and self._paths[key] not in self.each
 
-    def _kind(self, variable: Any, value: Any, sign: int) -> str:
+    def _kind(self, variable: tf.Variable, value: Any, sign: int) -> str:
         """How the state follows from micro-batches; empty: this assignment is made where it stands."""
         known = self._known.get(self._paths[id(variable.handle)], "")
         trained = id(variable.handle) in self._trained
@@ -195,17 +195,17 @@ class States:
             return MEAN
         return SUM
 
-    def _accumulates(self, variable: Any, value: Any, sign: int) -> bool:
+    def _accumulates(self, variable: tf.Variable, value: object, sign: int) -> bool:
         """Return whether something that does not depend on the state is added to it."""
         handle = self._handle(variable)
         return any(not computed_from(added, {id(handle)}) for added in what_is_added(value, sign, handle))
 
-    def _adds_rows(self, variable: Any, value: Any, sign: int) -> bool:
+    def _adds_rows(self, variable: tf.Variable, value: object, sign: int) -> bool:
         """Say whether a constant is added that may have been made of the number of rows; 1 counts steps."""
         numbers = map(tf.get_static_value, what_is_added(value, sign, self._handle(variable)))
         return self._rows != 1 and any(n is not None and np.all(abs(n) == self._rows) for n in numbers)
 
-    def _handle(self, variable: Any) -> Any:
+    def _handle(self, variable: tf.Variable) -> Any:
         """The variable's handle in the graph; None: it has not been used there."""
         return {id(outer): inner for outer, inner in self._graph.captures}.get(id(variable.handle))
 
@@ -293,5 +293,5 @@ class States:
 
 
 @tf.custom_gradient  # type: ignore[untyped-decorator]
-def _with_gradient_of(before: Any, value: Any) -> Any:
+def _with_gradient_of(before: object, value: object) -> Any:
     return tf.identity(value), lambda gradient: (gradient, None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from grappler_passes.analysis.steps import STEP_ATTR, STEP_SCOPE
 from tf_ooo.compat import keras_loops, nests, op_marks, tf_functions
@@ -24,6 +24,9 @@ from tf_ooo.tracing.states import IN_TURN, SUM, NotHeld, States
 from tf_ooo.tracing.traces import traced_anew
 from tf_ooo.tracing.variables import names_by_handle
 
+if TYPE_CHECKING:
+    import keras
+
 _LOG = logging.getLogger("tf_ooo")
 
 
@@ -40,7 +43,7 @@ class StepFunctions:
 
     def __init__(
         self,
-        model: Any,
+        model: keras.Model,
         division: Division,
         tracing: Callable[[], AbstractContextManager[Any]] = nullcontext,
         applying: Callable[[Any], AbstractContextManager[Any]] = nullcontext,
@@ -68,7 +71,7 @@ class StepFunctions:
         self.kinds: Mapping[str, str] = {}
         self._each: set[str] = set()
 
-    def __call__(self, batch: Any) -> Any:
+    def __call__(self, batch: object) -> Any:
         while True:  # each of these comes of a trace, and none twice
             try:
                 return self._run(batch)
@@ -82,7 +85,7 @@ class StepFunctions:
                 _LOG.debug("each micro-batch assigns %s", error)
                 self._each.update(error.paths)
 
-    def _run(self, batch: Any) -> Any:
+    def _run(self, batch: object) -> Any:
         key = nests.signature(batch)
         if key in self.untraced:
             return self.untraced[key](batch)
@@ -111,14 +114,14 @@ class StepFunctions:
         self.seen = None
         return True
 
-    def _opened(self, batch: Any, signature: Any) -> OpenBatch | None:
+    def _opened(self, batch: object, signature: object) -> OpenBatch | None:
         """The batch as one of any number of rows; None: it is to be traced with its own."""
         copies = self._copies and len(set(self.division.split(rows_of(batch)))) > 1
         if not copies and (self.seen is None or self.seen.has_own_trace(signature)):
             return None
         return open_batch(batch, self.division)
 
-    def _traced_open(self, opened: OpenBatch, batch: Any) -> bool:
+    def _traced_open(self, opened: OpenBatch, batch: object) -> bool:
         """Traces the step for any number of rows; False: it has to know it."""
         function = self._make(batch, [opened.spec])
         try:
@@ -133,7 +136,7 @@ class StepFunctions:
         self._open.add(opened.key)
         return True
 
-    def concrete_of(self, signature: Any) -> Any:
+    def concrete_of(self, signature: object) -> Any:
         """The traced function for batches of this signature alone, if there is one."""
         return self._concrete.get(signature)
 
@@ -141,19 +144,19 @@ class StepFunctions:
     def traced(self) -> int:
         return len(self._functions)
 
-    def concrete(self, batch: Any) -> Any:
+    def concrete(self, batch: object) -> Any:
         """The traced function for a batch; nothing runs."""
         with self._tracing(), traced_anew(self.model):
             return self._make(batch).get_concrete_function(batch)
 
-    def _make(self, batch: Any, specs: Sequence[Any] | None = None) -> Any:
+    def _make(self, batch: object, specs: Sequence[Any] | None = None) -> Any:
         """``specs``: of a batch whose rows are open."""
         rows = self.division.split(rows_of(batch))
         model, loops, in_turns = self.model, self._loops, self._in_turns
         # Never more than one micro-batch: nothing to tell apart by name, and the bits of Keras' own step.
         scope = STEP_SCOPE if self.division.most > 1 else ""
 
-        def step(batch: Any) -> Any:
+        def step(batch: object) -> Any:
             split = FixedRows(rows) if specs is None else OpenRows(batch, len(rows))
             replicas = replica_of_part(split.count, self._replicas)
             collecting = Collecting(
@@ -183,7 +186,7 @@ class StepFunctions:
                         collecting.apply()
                 return nests.with_variables_read(out)
 
-        def traced_once(batch: Any) -> Any:
+        def traced_once(batch: object) -> Any:
             with tf_functions.variables_made_at_once(), keras_loops.in_parts(loops):
                 return step(batch)
 
@@ -195,7 +198,7 @@ class StepFunctions:
         return whole_logs(logs, split, lambda value: computed_from(value, metrics), self.note)
 
 
-def refuse_no_gradient(model: Any, updates: Sequence[Any]) -> None:
+def refuse_no_gradient(model: keras.Model, updates: Sequence[Any]) -> None:
     """Raises StepRefused where no optimizer has been called."""
     if not updates and not model.trainable_weights:
         raise StepRefused(
@@ -208,5 +211,5 @@ def refuse_no_gradient(model: Any, updates: Sequence[Any]) -> None:
         )
 
 
-def _metrics_of(model: Any) -> list[Any]:
+def _metrics_of(model: keras.Model) -> list[Any]:
     return [variable for metric in model.metrics for variable in metric.variables]

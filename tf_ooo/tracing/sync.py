@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import zlib
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
@@ -13,8 +13,11 @@ from tf_ooo.compat import keras_layers, keras_optimizers, nests, tf_functions, t
 from tf_ooo.errors import BackendError
 from tf_ooo.hosts.ranks.base import Engine
 
+if TYPE_CHECKING:
+    import keras
 
-def build(model: Any, optimizers: Sequence[Any], train_step: Any, iterator: Any) -> None:
+
+def build(model: keras.Model, optimizers: Sequence[Any], train_step: Any, iterator: Any) -> None:
     """Creates all variables of the model and its optimizers; no step runs.
 
     What cannot be built directly is built by tracing a step that is thrown away: an optimizer has slots for
@@ -38,7 +41,7 @@ def build(model: Any, optimizers: Sequence[Any], train_step: Any, iterator: Any)
         ) from error
 
 
-def build_optimizer(model: Any) -> None:
+def build_optimizer(model: keras.Model) -> None:
     """Creates the variables of the model's optimizer, for all weights, if the model has its own."""
     main: Any = getattr(model, "optimizer", None)
     if (
@@ -50,7 +53,7 @@ def build_optimizer(model: Any) -> None:
         keras_optimizers.build_optimizer(main, model.trainable_weights)
 
 
-def common_spec(engine: Engine, spec: Any) -> Any:
+def common_spec(engine: Engine, spec: object) -> Any:
     """Return what all ranks' batches share; a dimension that differs (rows of uneven data) is open."""
     flat = tf.nest.flatten(spec)
     plain = all(isinstance(part, tf.TensorSpec) for part in flat)
@@ -70,7 +73,7 @@ def _common(shapes: Sequence[list[int | None] | None]) -> list[int | None] | Non
     return [sizes[0] if len(set(sizes)) == 1 else None for sizes in zip(*shapes, strict=True)]
 
 
-def shared_variables(model: Any, optimizers: Sequence[Any]) -> list[Any]:
+def shared_variables(model: keras.Model, optimizers: Sequence[Any]) -> list[Any]:
     """Weights and optimizer state, each once.  Random seeds stay each rank's own."""
     states = [variable for optimizer in optimizers for variable in keras_optimizers.state_of(optimizer)]
     return nests.each_once([*model.weights, *states])

@@ -10,6 +10,7 @@ from grappler_passes.compat import op_types
 from tf_ooo.compat import func_graphs, keras_layers, tf_functions
 
 if TYPE_CHECKING:
+    import keras
     from tensorflow.core.framework import graph_pb2
 
 # Said of such an op where the rewritten step may be the one that is kept.
@@ -35,7 +36,7 @@ def trace(step: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any
             return
 
 
-def forget_traces(model: Any) -> None:
+def forget_traces(model: keras.Model) -> None:
     """Has methods that ``tf.function`` decorates traced anew, of the model and its parts.
 
     A trace that was made while updates were intercepted would go on without them.
@@ -45,7 +46,7 @@ def forget_traces(model: Any) -> None:
 
 
 @contextlib.contextmanager
-def traced_anew(model: Any) -> Iterator[None]:
+def traced_anew(model: keras.Model) -> Iterator[None]:
     """Inside the block functions of the model's own are traced; no trace is taken in or out."""
     forget_traces(model)
     try:

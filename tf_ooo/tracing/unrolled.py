@@ -11,7 +11,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
@@ -19,6 +19,9 @@ from grappler_passes.analysis.steps import STEP_ATTR, STEP_SCOPE
 from grappler_passes.compat import graph_protos, op_types
 from tf_ooo.compat import func_graphs, nests, op_marks, tf_functions, train_function
 from tf_ooo.tracing.flat import FlatTrace
+
+if TYPE_CHECKING:
+    import keras
 
 _LOG = logging.getLogger("tf_ooo")
 # Entered around the first run of every function; the benchmark lifts its workers' CPU quotas there.
@@ -40,7 +43,7 @@ class CopiedStep:
     sort the summands of a sum by name, so that any other way of naming changes bits.
     """
 
-    def __init__(self, step: Callable[[Any], Any], element_spec: Any) -> None:
+    def __init__(self, step: Callable[[Any], Any], element_spec: object) -> None:
         self._trace = FlatTrace(step, [element_spec])
         graph = self._trace.concrete.graph
         given = {tensor.op.name for tensor in graph.inputs}
@@ -64,7 +67,7 @@ class CopiedStep:
         return {node.op for function in self._graph_def.library.function for node in function.node_def}
 
     def __call__(
-        self, batch: Any, scope: str, attributes: dict[str, int], edit: Callable[[Any], None] | None = None
+        self, batch: object, scope: str, attributes: dict[str, int], edit: Callable[[Any], None] | None = None
     ) -> Any:
         """A copy of the step in the function that is being traced; what the step returns.
 
@@ -82,7 +85,7 @@ class CopiedStep:
         )
         return self._trace.unpack(copied)
 
-    def _inputs(self, batch: Any) -> dict[str, Any]:
+    def _inputs(self, batch: object) -> dict[str, Any]:
         """Return what replaces the step's inputs: the batch, variables as this function captures them."""
         inner = self._trace.concrete.graph
         captured = func_graphs.captured_here(self._trace.concrete)
@@ -104,7 +107,7 @@ class StepSource:
     """
 
     def __init__(
-        self, model: Any, wrap: Wrapper, element_spec: Any, renumber: Renumber | None = None
+        self, model: keras.Model, wrap: Wrapper, element_spec: object, renumber: Renumber | None = None
     ) -> None:
         self.model, self.element_spec = model, element_spec
         self._wrap, self._renumber = wrap, renumber

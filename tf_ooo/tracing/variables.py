@@ -35,7 +35,7 @@ def all_variables(model: keras.Model) -> list[Any]:
     return nests.each_once([*model.variables, *metrics, *states])
 
 
-def key_of(variable: Any) -> int:
+def key_of(variable: keras.Variable) -> int:
     """Return the key of a Keras variable: the ``id`` of its handle; 0: no ``tf.Variable`` is behind it."""
     value = keras_variables.value_of(variable)
     return 0 if value is None else id(value.handle)
@@ -124,7 +124,7 @@ class Moved:
             tf_functions.forget_traces(owner)
 
 
-def _taken(variable: Any, old: Any, reachable: Callable[[str], bool], gone: set[str]) -> bool:
+def _taken(variable: keras.Variable, old: Any, reachable: Callable[[str], bool], gone: set[str]) -> bool:
     """Return whether ``old`` has the variable's value now; reads nothing from devices in ``gone``."""
     moved = keras_variables.value_of(variable)
     if moved.device in gone or not reachable(moved.device):

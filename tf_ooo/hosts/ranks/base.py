@@ -81,7 +81,7 @@ class Engine(ABC):
     def gather_bytes(self, data: bytes) -> list[bytes]:
         """Gather what each rank gives, by rank; lengths may differ. Blocks."""
 
-    def gather(self, value: Any) -> list[Any]:
+    def gather(self, value: object) -> list[Any]:
         """A small value of JSON types from each rank, by rank.  Blocks."""
         if self.size == 1:
             return [value]

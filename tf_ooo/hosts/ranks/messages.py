@@ -9,7 +9,7 @@ from typing import Any, Protocol
 class Gathers(Protocol):
     """An engine, as far as messages need one."""
 
-    def gather(self, value: Any) -> list[Any]: ...
+    def gather(self, value: object) -> list[Any]: ...
 
 
 @dataclass(frozen=True)

@@ -198,7 +198,7 @@ class FitSteps:
         self.step = StreamStep(on_batch, lambda batch: stock([batch]), session, way)
         self.steps = StreamStep(numbered_steps(on_batch), stock_steps, session, way)
 
-    def __call__(self, iterator: Any) -> Any:
+    def __call__(self, iterator: object) -> Any:
         """One execution: ``steps_per_execution`` steps; the logs of the last.  StopIteration at the end."""
         batches = self.session.waiting or iterators.take(
             iterator, train_function.steps_per_execution(self.model)

@@ -102,12 +102,12 @@ def _nameless(config: Any) -> Any:
     return "nan" if isinstance(config, float) and math.isnan(config) else config
 
 
-def _by_text(weights: Any) -> Any:
+def _by_text(weights: object) -> Any:
     """Keys of JSON are texts."""
     return {str(key): float(value) for key, value in weights.items()} if isinstance(weights, dict) else None
 
 
-def _loss(loss: Any) -> Any:
+def _loss(loss: object) -> Any:
     if isinstance(loss, dict):
         return {key: _loss(value) for key, value in loss.items()}
     if isinstance(loss, (list, tuple)):
@@ -141,11 +141,11 @@ def _without_rates(config: Any) -> Any:
     }
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> Any:
     return float(value) if hasattr(value, "__float__") else type(value).__name__
 
 
-def batch_of(element: Any) -> list[Any]:
+def batch_of(element: object) -> list[Any]:
     """Rows, rank and dtype of each tensor of a batch; other dimensions may change from batch to batch."""
     import tensorflow as tf
 
@@ -170,7 +170,7 @@ def refuse_different(everyone: Sequence[Mapping[str, Any]]) -> None:
         raise OptionsError(f"the ranks do not train the same thing: {'; '.join(lines[:3])}{more}")
 
 
-def differences(who: str, theirs: Any, ours: Any, where: str = "") -> list[str]:
+def differences(who: str, theirs: object, ours: object, where: str = "") -> list[str]:
     """Each place where two JSON values, the second rank 0's, differ, in words."""
     parts: list[tuple[Any, Any, str]] = []
     if isinstance(theirs, dict) and isinstance(ours, dict):
@@ -189,6 +189,6 @@ def _nested(value: list[Any]) -> bool:
     return any(isinstance(item, (list, dict)) for item in value)
 
 
-def _text(value: Any) -> str:
+def _text(value: object) -> str:
     text = json.dumps(value)
     return text if len(text) <= 80 else text[:77] + "..."

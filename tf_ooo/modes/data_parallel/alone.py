@@ -49,7 +49,7 @@ class StepByStep:
         if not self._done:
             self._report.steps_s = []
 
-    def __call__(self, iterator: Any) -> Any:
+    def __call__(self, iterator: object) -> Any:
         """One execution.  Raises what ``run`` does."""
         if self._done:
             return self._run(iterator)
@@ -67,7 +67,7 @@ class StepByStep:
             self._report.steps_s.append(taken_s / train_function.steps_per_execution(self._ranks.model))
         return outputs
 
-    def _beside_alone(self, iterator: Any) -> Any:
+    def _beside_alone(self, iterator: object) -> Any:
         """One execution, after steps of this rank alone with its first batch."""
         ranks, model = self._ranks, self._ranks.model
         together, left = train_function.steps_per_execution(model), ranks.lockstep.left

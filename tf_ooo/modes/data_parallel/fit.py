@@ -101,7 +101,7 @@ class DataParallelMode:
             self._report.ranks = self.ranks.engine.size
         return self._report
 
-    def _run_batches(self, ranks: RanksInStep, batches: list[Any], iterator: Any) -> Any:
+    def _run_batches(self, ranks: RanksInStep, batches: list[Any], iterator: object) -> Any:
         """The steps of an execution in one function."""
         known = self.scheduled
         if known is not None and known.ranks is not ranks:

@@ -49,12 +49,12 @@ class ParallelStep:
         self._last: Any = None
         self._fit_expects_more = steps_known and keras_fits.ends_training_without_data(model)
 
-    def __call__(self, iterator: Any) -> Any:
+    def __call__(self, iterator: object) -> Any:
         """One execution: ``steps_per_execution`` steps, or as many as all ranks have data for."""
         with naming_the_lost(self.engine, f"in execution {self.executions + 1}"):
             return self._run(iterator)
 
-    def _run(self, iterator: Any) -> Any:
+    def _run(self, iterator: object) -> Any:
         wanted = train_function.steps_per_execution(self.model)
         taken = None
         if not self.prepared:
@@ -81,7 +81,7 @@ class ParallelStep:
         self._last = outputs
         return outputs
 
-    def _execute(self, iterator: Any, taken: list[Any] | None, count: int, wanted: int) -> Any:
+    def _execute(self, iterator: object, taken: list[Any] | None, count: int, wanted: int) -> Any:
         if taken is None and wanted == 1 and self._on_batches is None:
             return self._execute_one(iterator)
         taken = iterators.take(iterator, count) if taken is None else taken[:count]
@@ -96,7 +96,7 @@ class ParallelStep:
         with train_function.steps_per_execution_set_to(self.model, len(taken)):
             return self.function(iterators.iterator_over(taken, iterator))
 
-    def _execute_one(self, iterator: Any) -> Any:
+    def _execute_one(self, iterator: object) -> Any:
         import tensorflow as tf
 
         try:

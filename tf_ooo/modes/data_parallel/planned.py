@@ -28,6 +28,7 @@ from tf_ooo.planning.policies import POLICIES, STOCK_ORDER, Policy
 from tf_ooo.planning.policies.reverse_first_k import POLICY as REVERSE_FIRST_K
 
 if TYPE_CHECKING:
+    import tensorflow as tf
     from tensorflow.core.framework import graph_pb2
 
 MODE = "data_parallel"
@@ -110,7 +111,7 @@ def _seconds_each(engine: Engine, size: int) -> float:
     """Seconds of one of some allreduces, each of which begins when the last but one is through."""
     import tensorflow as tf
 
-    def stream(tensor: Any) -> Any:
+    def stream(tensor: tf.Tensor) -> Any:
         done: list[Any] = []
         for number in range(_count(size)):
             with tf.control_dependencies(done[-2:-1]):

@@ -181,7 +181,7 @@ class ScheduledSteps:
             self._make_plan()
         return outputs
 
-    def _profile_one(self, batch: Any) -> Any:
+    def _profile_one(self, batch: object) -> Any:
         if self._single is None:
             self._probe, self._single = self._rewritten(self._source, 1, lambda: request_to_look(self.model))
         self._profiled += 1

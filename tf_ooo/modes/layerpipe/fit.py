@@ -256,7 +256,7 @@ class LayerPipeSteps:
         )
         return self._epoch.timed_step(plan.step_s)
 
-    def _following(self, batch: Any, iterator: Iterator[Any]) -> Iterator[Sequence[tf.Tensor]]:
+    def _following(self, batch: object, iterator: Iterator[Any]) -> Iterator[Sequence[tf.Tensor]]:
         """To the end of the epoch, or until ``drain_steps`` batches have come in."""
         every = self._mode.options.drain_steps
         while batch is not None:
@@ -269,7 +269,7 @@ class LayerPipeSteps:
                 return
             batch = self._batches.take_of_epoch(iterator)
 
-    def _spread(self, plan: SpreadPlan, batch: Any) -> Ticks:
+    def _spread(self, plan: SpreadPlan, batch: object) -> Ticks:
         """Moves the variables, traces the step where they are, and spreads it."""
         mode, report = self._mode, self._mode.describe()
         self._placed, self._unspread = Placed(self._model, self._target), 0

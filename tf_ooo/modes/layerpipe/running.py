@@ -156,7 +156,7 @@ def rounds_together(ops: int, group: int | None) -> int:
     return next((count for count in counts if count * ops <= _OPS), 1)
 
 
-def structure_of(batch: Any) -> Any:
+def structure_of(batch: object) -> Any:
     """Return what all batches have in common: parts, types, all dimensions but the first."""
     specs = nests.Packed(batch).specs
     return nests.signature(batch)[0], [(spec.dtype, tuple(spec.shape[1:])) for spec in specs]

@@ -6,7 +6,7 @@ import itertools
 from collections import deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from tf_ooo.compat import keras_optimizers, keras_variables
 from tf_ooo.errors import BackendError
@@ -80,7 +80,7 @@ def refuse_unspreadable(
 
 
 def spread(
-    model: keras.Model, batch: Any, plan: SpreadPlan, options: LayerPipe, data_spec: Any = None
+    model: keras.Model, batch: object, plan: SpreadPlan, options: LayerPipe, data_spec: object = None
 ) -> Spread:
     """Traces a model's step and spreads it; its variables are on their devices.
 

@@ -108,10 +108,10 @@ class Traced:
 
 def trace(
     model: keras.Model,
-    batch: Any,
+    batch: object,
     marked: bool = False,
     layers: Sequence[Collection[str]] | None = None,
-    data_spec: Any = None,
+    data_spec: object = None,
     dump_dir: Folder = None,
 ) -> Traced:
     """Traces a model's step; the model and its optimizers are built.
@@ -184,7 +184,7 @@ def _flat_step(model: keras.Model, inputs: Packed, marked: bool) -> Callable[...
     return flat
 
 
-def _open_trace(flat: Callable[..., Any], inputs: Packed, data_spec: Any) -> FlatTrace:
+def _open_trace(flat: Callable[..., Any], inputs: Packed, data_spec: object) -> FlatTrace:
     """The trace for any number of rows; for that of the data, where the step cannot do without.
 
     Not always for the latter: graph optimizers then change last bits, and a fit may go on with other data.

@@ -35,7 +35,7 @@ class Company:
             return contextlib.nullcontext
 
         @contextlib.contextmanager
-        def averaged(batch: Any) -> Iterator[None]:
+        def averaged(batch: object) -> Iterator[None]:
             import tensorflow as tf
 
             with (

@@ -100,7 +100,7 @@ class Comparison:
     ``exact``: whether losses and gradients tell; else random numbers or masks are left in them.
     """
 
-    def __init__(self, model: keras.Model, batch: Any, rows: int, gradients: bool) -> None:
+    def __init__(self, model: keras.Model, batch: object, rows: int, gradients: bool) -> None:
         self.model, self.rows = model, rows
         pair = self.pairs_of(batch)[0]
         self._of_part = LookedAt(model, parts_of(pair, (rows, rows))[0], gradients)
@@ -113,13 +113,13 @@ class Comparison:
         """All that the step reads, as it was traced."""
         return list(self._of_both.variables)
 
-    def pairs_of(self, batch: Any) -> list[Any]:
+    def pairs_of(self, batch: object) -> list[Any]:
         """The first neighbours of a batch."""
         together, whole = 2 * self.rows, rows_of(batch)
         pairs = parts_of(batch, [together] * (whole // together) + [whole % together])
         return [pair for pair in pairs if rows_of(pair) == together][:_PAIRS]
 
-    def fits(self, batch: Any) -> bool:
+    def fits(self, batch: object) -> bool:
         """Return whether a batch has such neighbours as the step was traced for."""
         return [nests.signature(pair) for pair in self.pairs_of(batch)[:1]] == [self._signature]
 
@@ -210,14 +210,14 @@ class Comparison:
         first = self.difference(self.compare(batches[:1]).compared, earlier)
         return first and self.difference(self.compare(batches).compared, earlier)
 
-    def _stepped(self, pair: Any, values: States) -> States:
+    def _stepped(self, pair: object, values: States) -> States:
         """States after a step from these values, and counters that have counted it."""
         states = self._of_both.states
         with set_to(states, {name: value for name, value in values.items() if name in states}):
             after = self._of_both(pair).states
         return {name: after[name] if name in states else value + 1 for name, value in values.items()}
 
-    def _assigned(self, pair: Any) -> Assigned:
+    def _assigned(self, pair: object) -> Assigned:
         of_both, of_part = self._of_both, self._of_part
         before, both, parts = of_both.values, of_both(pair).states, self._parts(pair)
         first, second = (of_part(part).states for part in parts)
@@ -228,10 +228,10 @@ class Comparison:
 
         return Assigned(before, both, first, second, in_turn)
 
-    def _parts(self, pair: Any) -> list[Any]:
+    def _parts(self, pair: object) -> list[Any]:
         return parts_of(pair, (self.rows, self.rows))
 
-    def _compared(self, pair: Any) -> Compared | None:
+    def _compared(self, pair: object) -> Compared | None:
         part, other = self._parts(pair)
         first = self._of_part(part)
         second = self._of_part(other, after=first)
@@ -253,7 +253,7 @@ class Comparison:
         grads_off, _ = _gradients_off(both, first, second, rounded)
         return dataclasses.replace(compared, grads_off=grads_off)
 
-    def _with_rounded_weights(self, pair: Any, seed: int) -> Seen:
+    def _with_rounded_weights(self, pair: object, seed: int) -> Seen:
         """The step with all that it reads moved by as much as rounding in a layer makes."""
         numbers = np.random.default_rng(seed)
         read = {
@@ -299,7 +299,7 @@ def off(a: np.ndarray, b: np.ndarray) -> float:
     return float(np.abs(a - b).max(initial=0.0)) / size if size and np.isfinite(size) else 0.0
 
 
-def _reversed(batch: Any) -> Any:
+def _reversed(batch: object) -> Any:
     """The batch with its rows in reverse order; what is not dense stays as it is."""
     parts = tf.nest.flatten(batch)
     if not all(isinstance(part, tf.Tensor) for part in parts):

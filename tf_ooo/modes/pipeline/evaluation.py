@@ -59,7 +59,7 @@ class StagedEvaluation:
         self._looked_at = 0  # traces
         self._untraceable = self._told = False
 
-    def __call__(self, stock: Function, given: Any) -> Any:
+    def __call__(self, stock: Function, given: object) -> Any:
         """Do with an iterator, or with batches, what Keras' function ``stock`` does."""
         if self._untraceable:
             return stock(given)
@@ -77,14 +77,14 @@ class StagedEvaluation:
         outputs = [self._joined(batch, spec, *parts) for batch, parts in zip(batches, cut, strict=True)]
         return evaluation.joined(outputs) if self._kind == "predict" else outputs[-1]
 
-    def _cut(self, batch: Any, spec: Any) -> tuple[list[Any], Any]:
+    def _cut(self, batch: object, spec: object) -> tuple[list[Any], Any]:
         """A batch's pieces, or the batch alone, and the spec for which they are traced."""
         rows = self._pieces.of(known_rows(batch)) if self._pieces.rows else ()
         if len(rows) < 2:
             return [batch], spec
         return parts_of(nests.as_tensors(batch), rows), None
 
-    def _joined(self, batch: Any, spec: Any, parts: Sequence[Any], own: Any) -> Any:
+    def _joined(self, batch: object, spec: object, parts: Sequence[Any], own: object) -> Any:
         """The step on a batch; what is predicted of its pieces, one after the other, is joined."""
         if len(parts) == 1:
             return self._step(batch, spec)
@@ -96,7 +96,7 @@ class StagedEvaluation:
                 return self._step(batch, spec)
         return evaluation.joined(outputs)
 
-    def _step(self, batch: Any, spec: Any) -> Any:
+    def _step(self, batch: object, spec: object) -> Any:
         self._seen = nests.shapes_of(batch)
         self._functions.make(batch, spec)
         outputs = self._functions(batch, spec)
@@ -141,7 +141,7 @@ def say_whole(report: Report, called: str, reason: str) -> None:
         _LOG.warning("%s", note)
 
 
-def known_rows(batch: Any) -> int:
+def known_rows(batch: object) -> int:
     """0: they are not known, or not the same everywhere."""
     try:
         return rows_of(nests.as_tensors(batch))
@@ -149,7 +149,7 @@ def known_rows(batch: Any) -> int:
         return 0
 
 
-def _has_rows(outputs: Any, count: int) -> bool:
+def _has_rows(outputs: object, count: int) -> bool:
     """Return whether each tensor has so many rows."""
     import tensorflow as tf
 
@@ -157,7 +157,7 @@ def _has_rows(outputs: Any, count: int) -> bool:
     return all(shape.rank and shape[0] == count for shape in shapes)
 
 
-def _on_host(outputs: Any) -> Any:
+def _on_host(outputs: object) -> Any:
     import tensorflow as tf
 
     with tf.device(host_device()):

@@ -108,7 +108,7 @@ class PipelineSteps:
             return None
         return StockFirst(_TRACES, -(-steps // together), together, self._mode.stock_trace_s)
 
-    def run(self, iterator: Any) -> Any:
+    def run(self, iterator: object) -> Any:
         """One execution."""
         if self._stock is not None:
             return self._stock(iterator)
@@ -129,7 +129,7 @@ class PipelineSteps:
             raise StopIteration
         return outputs
 
-    def _run_stock(self, first: StockFirst, stock: Callable[[Any], Any], iterator: Any) -> Any:
+    def _run_stock(self, first: StockFirst, stock: Callable[[Any], Any], iterator: object) -> Any:
         """One execution as Keras runs it; the last of them tells whether the fit is long enough."""
         outputs = run_stock_first(first, stock, lambda: stock(iterator))
         self._mode.stock_trace_s = first.trace_s
@@ -141,7 +141,7 @@ class PipelineSteps:
             self._stock_first = None
         return outputs
 
-    def _go_on_with_stock(self, rest: list[Any], iterator: Any) -> Any:
+    def _go_on_with_stock(self, rest: list[Any], iterator: object) -> Any:
         """From now on, also with what is left of this execution, whose logs it returns; None: nothing is."""
         self._bring_back()
         self._uncut, self._stock = 0, self._mode.distributed.stock
@@ -150,7 +150,7 @@ class PipelineSteps:
         with train_function.steps_per_execution_set_to(self._model, len(rest)):
             return self._stock(iterators.iterator_over(rest, iterator))
 
-    def step(self, batch: Any, iterator: Any) -> Any:
+    def step(self, batch: object, iterator: object) -> Any:
         """One step on one batch; its logs."""
         mode, pipeline = self._mode, self._mode.pipeline
         self._look_at_later(batch)
@@ -184,7 +184,7 @@ class PipelineSteps:
         else:
             mode.say_if_slower()
 
-    def _build(self, batch: Any, iterator: Any) -> None:
+    def _build(self, batch: object, iterator: object) -> None:
         """All variables; then, unless that was switched off, the loss of this first batch is looked at."""
         model, options = self._model, self._mode.options
         self._mode.find_limit()
@@ -204,7 +204,7 @@ class PipelineSteps:
         if options.check_loss and keras_losses.own_loss_code(model):
             self._warn(_LOSS_UNCHECKED)
 
-    def _check_loss(self, batch: Any, microbatches: int, on_host: bool) -> None:
+    def _check_loss(self, batch: object, microbatches: int, on_host: bool) -> None:
         """Once for such batches, until the model is compiled again."""
         mode, model = self._mode, self._model
         key = mode.distributed.stock, nests.signature(batch), microbatches
@@ -219,7 +219,7 @@ class PipelineSteps:
         for name in mode.states.metrics:
             self._warn(_METRIC.format(name))
 
-    def _look_at_later(self, batch: Any) -> None:
+    def _look_at_later(self, batch: object) -> None:
         """StepRefused where rows meet in this batch that did not in the first one."""
         built = self._first is not None or self._mode.pipeline is not None
         note = self._mode.later.check(batch, self._moved) if built and self._mode.later else ""
@@ -256,7 +256,7 @@ class PipelineSteps:
 
     # -- before the plan ---------------------------------------------------------------------------
 
-    def _first_step(self, batch: Any, iterator: Any) -> Any:
+    def _first_step(self, batch: object, iterator: object) -> Any:
         """On one device; the last of them makes the plan."""
         first = self._first
         if first is None:
@@ -287,7 +287,7 @@ class PipelineSteps:
             self._compare(batch, first, serial_s)
         return outputs
 
-    def _compare(self, batch: Any, first: FirstSteps, serial_s: float) -> None:
+    def _compare(self, batch: object, first: FirstSteps, serial_s: float) -> None:
         """With one device; where that may train instead, also in a fit that nobody knows the length of."""
         mode = self._mode
         asked, unknown = mode.options.compare, mode.distributed.steps is None
@@ -298,7 +298,7 @@ class PipelineSteps:
             if why:
                 mode.train_on_one_device(why)
 
-    def _begun(self, batch: Any, division: Division, replicas: int) -> FirstSteps:
+    def _begun(self, batch: object, division: Division, replicas: int) -> FirstSteps:
         mode, model = self._mode, self._model
         layers = LayerByLayer(home_device(), self._share(batch), self._check_step)
         applying = mode.company.applying(model)
@@ -336,7 +336,7 @@ class PipelineSteps:
         too_large = limit_bytes is not None and bytes_of(all_variables(self._model)) > limit_bytes
         return too_large or in_host_memory(self._model)
 
-    def _first_cut_step(self, first: FirstSteps, batch: Any, iterator: Any) -> Any:
+    def _first_cut_step(self, first: FirstSteps, batch: object, iterator: object) -> Any:
         """The step was taken apart, and has not run."""
         mode = self._mode
         self._compare_first_only()
@@ -350,7 +350,7 @@ class PipelineSteps:
             self._in_place = InPlace(step, count, self._target, mode.options.profile_steps)
         return self.step(batch, iterator)
 
-    def _share(self, batch: Any) -> float:
+    def _share(self, batch: object) -> float:
         """Return the least share of the forward pass for a part of a layer; ranks divide alike, or not at
         all.
 
@@ -378,7 +378,7 @@ class PipelineSteps:
 
     # -- with a plan -------------------------------------------------------------------------------
 
-    def _cut_step(self, running: RunningPipeline, pipeline: PlannedPipeline, batch: Any) -> Any:
+    def _cut_step(self, running: RunningPipeline, pipeline: PlannedPipeline, batch: object) -> Any:
         """One step; where it was planned with calculated costs, up to three of the first are measured."""
         in_place, timed = self._in_place, pipeline.step_s
         if in_place is None or not timed or nests.signature(batch) != self._measured_batches:
@@ -413,7 +413,7 @@ class PipelineSteps:
         if lost:
             raise gone(lost, self._target.explain)
 
-    def _large_enough(self, pipeline: PlannedPipeline, batch: Any) -> PlannedPipeline:
+    def _large_enough(self, pipeline: PlannedPipeline, batch: object) -> PlannedPipeline:
         """Plans anew for a batch of more micro-batches, with a limit of memory also for larger ones."""
         mode = self._mode
         rows, known = mode.division.split(rows_of(batch)), mode.rows

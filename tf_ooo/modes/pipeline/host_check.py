@@ -85,6 +85,6 @@ def _runs_whole_here(model: keras.Model, options: Pipeline) -> bool:
     return options.first_steps == "whole" or not in_host_memory(model)
 
 
-def _in_this_process(variable: Any) -> bool:
+def _in_this_process(variable: keras.Variable) -> bool:
     value = keras_variables.value_of(variable)
     return value is not None and ":CPU:" in value.device and "/job:worker/" not in value.device

@@ -77,7 +77,7 @@ class LookedAt:
         self.random = any("Random" in kind for _, kind in called)
         self.states = _states(model, self._undone.changed)
 
-    def __call__(self, batch: Any, after: Seen | None = None) -> Seen:
+    def __call__(self, batch: object, after: Seen | None = None) -> Seen:
         """``after``: metrics go on where they were then."""
         with self._undone:
             variables = _metric_variables(self._model)
@@ -134,7 +134,7 @@ class LookedAt:
         handles = {id(inside[id(variable.handle)]): name for name, variable in variables.items()}
         return _read_by(concrete.outputs, handles)
 
-    def _step(self, batch: Any) -> Any:
+    def _step(self, batch: object) -> Any:
         traced = _traced_step(self._model, batch)
         func_graphs.set_random_numbers(tf.compat.v1.get_default_graph())
         loss = tf.add_n([tf.cast(tf.reduce_sum(loss), tf.float32) for loss in traced.losses])
@@ -199,7 +199,7 @@ class _Traced:
     forward: int | None
 
 
-def _traced_step(model: keras.Model, batch: Any) -> _Traced:
+def _traced_step(model: keras.Model, batch: object) -> _Traced:
     """BackendError: ``train_step`` changes gradients."""
     train_step = tf_functions.undecorated(model.train_step)
     taped = Taped(names_of_held(model))
@@ -236,7 +236,7 @@ def forward_tensors(model: keras.Model, batches: Sequence[Any]) -> list[dict[str
     ``batches``: of one shape; the forward pass of each is the same trace.
     """
 
-    def step(batch: Any) -> Any:
+    def step(batch: object) -> Any:
         traced = _traced_step(model, batch)
         graph = tf.compat.v1.get_default_graph()
         func_graphs.set_random_numbers(graph)
@@ -251,7 +251,7 @@ def forward_tensors(model: keras.Model, batches: Sequence[Any]) -> list[dict[str
     return [{_key(t): each[t.name].numpy() for t in tensors if t.name in each} for each in values]
 
 
-def _key(tensor: Any) -> str:
+def _key(tensor: tf.Tensor) -> str:
     """The tensor's name, and the names of what it is computed from.
 
     Keras computes ``a + b`` of one row by another op than of several, so that a name alone is another sum's.
@@ -259,12 +259,12 @@ def _key(tensor: Any) -> str:
     return " ".join([tensor.name, *(given.name for given in tensor.op.inputs)])
 
 
-def _is_of_rows(tensor: Any) -> bool:
+def _is_of_rows(tensor: tf.Tensor) -> bool:
     """Return whether it is a dense tensor of numbers with at least one dimension."""
     return isinstance(tensor, tf.Tensor) and tensor.dtype.is_floating and tensor.shape.rank not in (None, 0)
 
 
-def _value_of(grad: Any) -> np.ndarray | Slices:
+def _value_of(grad: tf.Tensor | tf.IndexedSlices) -> np.ndarray | Slices:
     if isinstance(grad, tf.IndexedSlices):
         return Slices(grad.indices.numpy(), grad.values.numpy())
     return np.asarray(grad.numpy())

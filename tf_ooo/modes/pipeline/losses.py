@@ -43,7 +43,7 @@ class Checked:
     later: LaterBatches | None = None
 
 
-def check_loss(model: keras.Model, batch: Any, microbatches: int, gradients: bool = True) -> Checked:
+def check_loss(model: keras.Model, batch: object, microbatches: int, gradients: bool = True) -> Checked:
     """StepRefused where a step adds up rows, or compares them.
 
     Looks at the loss and the gradients that the optimizers would be given, of neighbouring micro-batches,
@@ -101,7 +101,7 @@ class LaterBatches:
         self._batch, self._next = 1, 2.0
         self._began_s, self._took_s = time.perf_counter(), 0.0
 
-    def check(self, batch: Any, present: Callable[[], Mapping[int, Any]]) -> str:
+    def check(self, batch: object, present: Callable[[], Mapping[int, Any]]) -> str:
         """StepRefused where rows meet.  Returns why no batch is compared from now on; empty: they are.
 
         ``present``: each moved variable, by the ``id`` of its old handle.
@@ -127,7 +127,7 @@ class LaterBatches:
                 raise _refused(model, batch, rows, f"{where}, {difference}")
         return ""
 
-    def _difference(self, batch: Any, present: Mapping[int, Any]) -> str:
+    def _difference(self, batch: object, present: Mapping[int, Any]) -> str:
         comparison = self._comparison
         moved = [variable for variable in comparison.variables if id(variable.handle) in present]
         values = {keras_variables.unique_name_of(v): present[id(v.handle)].numpy() for v in moved}
@@ -139,7 +139,7 @@ def _looked_at(model: keras.Model) -> str:
     return f"looked at: {first_of(keras_losses.own_loss_code(model) or [type(model).__name__], 3)}"
 
 
-def _refused(model: keras.Model, batch: Any, rows: int, difference: str) -> StepRefused:
+def _refused(model: keras.Model, batch: object, rows: int, difference: str) -> StepRefused:
     # A class of the user's that normalizes as Keras' does is not known to be exempt.
     whole = ", batch_norm='whole_batch'" if keras_layers.normalizing_in_training(model) else ""
     return StepRefused(
@@ -150,7 +150,7 @@ def _refused(model: keras.Model, batch: Any, rows: int, difference: str) -> Step
     )
 
 
-def _refuse_if_whole_runs(model: keras.Model, batch: Any, microbatches: int, error: Exception) -> None:
+def _refuse_if_whole_runs(model: keras.Model, batch: object, microbatches: int, error: Exception) -> None:
     """StepRefused where the step fails on parts of a batch, with ``error``, and does not on all of it."""
     try:
         LookedAt(model, batch, gradients=False)(batch)
@@ -167,7 +167,7 @@ def _refuse_if_whole_runs(model: keras.Model, batch: Any, microbatches: int, err
     ) from None
 
 
-def _first_place(model: keras.Model, batch: Any, rows: int) -> str:
+def _first_place(model: keras.Model, batch: object, rows: int) -> str:
     """Name the layer and the op at which rows first differ from those of each part; empty: nowhere."""
     try:
         pair = parts_of(batch, [2 * rows, rows_of(batch) - 2 * rows])[0]
@@ -218,6 +218,6 @@ def _no_weight_of_one_value(model: keras.Model) -> Iterator[None]:
             value.assign(old)
 
 
-def _is_of_one_value(value: Any) -> bool:
+def _is_of_one_value(value: object) -> bool:
     flat = tf.reshape(value, [-1])
     return bool(tf.size(flat)) and bool(tf.reduce_all(flat == flat[0]))

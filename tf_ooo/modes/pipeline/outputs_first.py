@@ -34,7 +34,7 @@ class OutputsFirst:
         rest = evaluation.rest_of_test_step(model)
         self._rest = tf_functions.plain_function(rest, any_shape=True)
 
-    def __call__(self, stock: Function, given: Any) -> Any:
+    def __call__(self, stock: Function, given: object) -> Any:
         """Do with an iterator what Keras' test function ``stock`` does."""
         if not self._pieces.rows:
             return self._whole(stock, given)
@@ -59,7 +59,7 @@ class OutputsFirst:
             say_whole(self._report, _CALLED, reason)
         return not reason
 
-    def _evaluated(self, batch: Any, outputs: Any) -> Any:
+    def _evaluated(self, batch: object, outputs: object) -> Any:
         import tensorflow as tf
 
         with tf.device(host_device()):

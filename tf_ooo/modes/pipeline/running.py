@@ -116,7 +116,7 @@ class RunningPipeline:
         """Return the ``replaced`` of :class:`Moved`."""
         return self._placed.replaced
 
-    def step(self, batch: Any) -> Any:
+    def step(self, batch: object) -> Any:
         """One step; its logs."""
         if self._before is not None:
             with progress.said(f"placing the step on {self._devices} devices"):
@@ -144,7 +144,7 @@ class RunningPipeline:
         fill_report_of_graph(self._report, self._said_in_report)
         return outputs
 
-    def _place_traced_before(self, batch: Any) -> bool:
+    def _place_traced_before(self, batch: object) -> bool:
         """Return whether the step that was traced before is placed now, for its first run; it is tried once.
 
         Batches of other sizes may come before.

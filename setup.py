@@ -50,7 +50,7 @@ def for_registry(readme: str, repository: str) -> str:
 
 
 def _without_pictures(readme: str) -> str:
-    """Without paragraphs that are a picture, and those below one that are no heading."""
+    """Leave out paragraphs that are a picture, and those below one that are no heading."""
     paragraphs = readme.split("\n\n")
     above = ["", *paragraphs]
     kept = [
@@ -96,7 +96,7 @@ class BuildShims(build_ext):
         super().build_extensions()
 
     def get_ext_filename(self, fullname: str) -> str:
-        """Without the tag of a Python: none of them is a Python extension."""
+        """Leave out the tag of a Python: none of them is a Python extension."""
         return os.path.join(*fullname.split(".")) + ".so"
 
     def build_extension(self, ext: Extension) -> None:

@@ -35,7 +35,7 @@ class BroadcastGlobalVariablesCallback(Callback):
         self._done = False
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
-        """After the first one, when all variables are there."""
+        """Broadcast after the first batch, when all variables are there."""
         if not self._done:
             self._done = True
             sync.broadcast_state(

@@ -32,7 +32,7 @@ from _pytest.runner import runtestprotocol
 
 from tests import forked, launches
 
-# When one rank has failed the others may wait for it.
+# The other ranks may wait for one that has failed.
 GRACE_S = 15.0
 MARKS = {
     "devices": "devices(n): runs in a process with so many logical CPU devices",
@@ -121,7 +121,7 @@ class Group:
         return self._why_ended(rank, os.WNOHANG)
 
     def _why_ended(self, rank: int, how: int) -> str:
-        """How the process of a rank ended; nothing if it has not."""
+        """Say how the process of a rank ended; nothing if it has not."""
         pid, status = os.waitpid(self.pids[rank], how)
         if not pid:
             return ""

@@ -68,7 +68,7 @@ class OOOFunction:
         return self.stock.get_concrete_function(*args, **kwargs)
 
     def experimental_get_tracing_count(self) -> int:
-        """How often TensorFlow has traced the stock step, or the rewritten one if that is more often."""
+        """Return how often TensorFlow has traced the stock step, or the rewritten one if more often."""
         ours = getattr(self._step, "rewritten", self.stock)
         return max(traces.trace_count(self.stock), traces.trace_count(ours))
 

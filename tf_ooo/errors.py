@@ -90,7 +90,7 @@ class BackendError(OOOError):
 
 
 def unreadable(error: OSError | UnicodeDecodeError) -> str:
-    """Why a file cannot be read, without what the caller says anyway."""
+    """Say why a file cannot be read, without what the caller says anyway."""
     if isinstance(error, UnicodeDecodeError):
         return f"it is no text in UTF-8 (byte {error.start})"
     return error.strerror or str(error)

@@ -11,7 +11,7 @@ import tensorflow as tf
 from tf_ooo.modes import data_parallel
 
 MODES = ("single_device", "data_parallel", "pipeline")
-# How long to train, and in how many parts; what is set beside the settings of a size.
+# Trainings are so long, and in so many parts; these are set beside the settings of a size.
 _COUNTS = {"steps": 20, "epochs": 3, "microbatches": 2}
 _MEANT = {
     "steps": "of an epoch, with data_parallel of each worker; ",

@@ -62,7 +62,7 @@ class Backward:
         return [bool(m) and not g.forward[n] for n, m in enumerate(marked)]
 
     def _finished_gradients(self, marked: list[int]) -> list[int]:
-        """For each weight the first op of its shape through which data and weights reach its update.
+        """Find for each weight the first op of its shape through which data and weights reach its update.
 
         Sweeps each weight's own ops, short of ``marked`` (optimizer state).
         """

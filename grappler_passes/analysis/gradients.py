@@ -1,4 +1,4 @@
-"""How far a gradient reaches: which weights' updates each op of a training step changes.
+"""Follows how far a gradient reaches: which weights' updates each op of a training step changes.
 
 Everything here follows values through the graph; no layer name, no op name, no name scope:
 
@@ -49,12 +49,12 @@ class GradientFlow(ValueFlow):
 
     @cached_property
     def needed(self) -> Propagation:
-        """Like ``full``, with the ops that are needed for their shape alone."""
+        """Propagate like ``full``, with the ops that are needed for their shape alone."""
         return self.propagation(cut_memory_of=self.weight_handles, cut_metadata=False)
 
     @cached_property
     def cut(self) -> Propagation:
-        """Like ``full``, without one-number edges."""
+        """Propagate like ``full``, without one-number edges."""
         return self.propagation(cut_scalars=True, cut_memory_of=self.weight_handles)
 
     @cached_property
@@ -93,8 +93,7 @@ class GradientFlow(ValueFlow):
         return self.cut.upstream(seeds)
 
     def _reductions(self, weight: int, reach: list[int], after_others: list[int]) -> dict[int, int]:
-        """For a rank-0 weight: the ops that reduce tensors to its gradient, their distance from its
-        writes."""
+        """Find ops that reduce tensors to a rank-0 weight's gradient, and their distance from its writes."""
         reductions: dict[int, int] = {}
         seen = set()
         level, distance = self.sinks(weight), 0
@@ -170,7 +169,7 @@ class GradientFlow(ValueFlow):
 
     @cached_property
     def depends_on_tensors(self) -> list[int]:
-        """Like ``depends``, one-number edges cut: a loop's counter depends on no weight."""
+        """Propagate like ``depends``, one-number edges cut: a loop's counter depends on no weight."""
         return self.cut.downstream(self.read_bits)
 
     @cached_property

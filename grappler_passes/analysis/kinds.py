@@ -71,7 +71,7 @@ def _layers_of(ops: Mapping[str, Op], kind: OpKind) -> set[int]:
 
 
 def _update_layers(backward: Backward, groups: Sequence[Sequence[int]]) -> list[int | None]:
-    """For each op the one layer whose update it serves; None where it serves none or several."""
+    """Return for each op the one layer whose update it serves; None where it serves none or several."""
     g = backward.gradients
     seeds = memberships([sink for weight in members for sink in g.sinks(weight)] for members in groups)
     return [b.bit_length() - 1 if b and not several(b) else None for b in g.full.upstream(seeds)]
@@ -144,7 +144,7 @@ def _mixed(backward: Backward, needed: list[int], update_layer: list[int | None]
 
 
 def _handed_over(backward: Backward, layer_of: list[int], needed: list[int], own: int) -> dict[int, int]:
-    """For layers not in ``own``: the dO ops that their updates take as the gradient, op -> layers as bits."""
+    """Return dO ops that updates of layers not in ``own`` take as the gradient: op -> layers as bits."""
     handed_over: dict[int, int] = {}
     for node, bits in enumerate(needed):
         if backward.is_backward[node] and several(bits):
@@ -178,7 +178,7 @@ def _layers(
 
 
 def _told_apart(layer: Layer, layers: Sequence[Layer]) -> Layer:
-    """With what it holds in its name, where that alone is the name of a model that has other layers, too."""
+    """Label a layer with what it holds, where its name is that of a model that has other layers, too."""
     name = layer.name
     if "/" in name or len(layer.variables) == 1:
         return layer

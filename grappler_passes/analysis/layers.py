@@ -262,7 +262,7 @@ def _has_shape(outputs: Sequence[OutputInfo], shape: WeightShape | None) -> bool
 
 
 def _first_use(g: GradientFlow) -> list[tuple[int, int]]:
-    """For each weight (depth, position) of the first forward op that mixes it with data."""
+    """Return for each weight (depth, position) of the first forward op that mixes it with data."""
     position = {node: i for i, node in enumerate(g.order)}
     depth = [0] * len(g.flow)
     first = [(len(g.flow), len(g.flow))] * len(g.weights)
@@ -279,7 +279,7 @@ def _first_use(g: GradientFlow) -> list[tuple[int, int]]:
 
 
 def _used_behind(g: GradientFlow) -> list[int]:
-    """For each weight, as bits, those that any data depend on which it is mixed with."""
+    """Return for each weight, as bits, the weights upstream of the data that it is mixed with."""
     behind = [0] * len(g.weights)
     for node, preds in enumerate(g.cut.preds):
         if g.forward[node] and g.from_data[node]:
@@ -291,7 +291,7 @@ def _used_behind(g: GradientFlow) -> list[int]:
 
 
 def units_of(g: GradientFlow) -> list[int]:
-    """For each weight its unit: weights that one tensor without data in it is computed from share one.
+    """Return each weight's unit: weights that one tensor without data in it is computed from share one.
 
     ``kernel = normalize(v) * g`` makes one unit of ``v`` and ``g``: the kernel's gradient is no dO, no
     other layer needs it.  Units are numbered by their first weight; most have one.

@@ -1,4 +1,4 @@
-"""While loops of a lowered graph, and the weight gradients that a gradient loop sums step by step."""
+"""Finds while loops of a lowered graph, and the weight gradients that a gradient loop sums step by step."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def only_for(index: GraphIndex, loop: Loop, ends: set[int]) -> set[int]:
 
 
 def obstacle(index: GraphIndex, loop: Loop, sums: list[Accumulator], moved: set[int]) -> str:
-    """Why the sums cannot move to a loop of their own; empty where they can."""
+    """Say why the sums cannot move to a loop of their own; empty where they can."""
     if len(loop.frame) > 1:
         return "the gradient loop is nested in another loop"
     if any(index.contexts[i].branches for i in loop.members if index.ops[i] in ENTERS):

@@ -77,7 +77,7 @@ def _set_preparations_aside(variable: VariableAccess, fed: list[int], to_end: li
 
 
 def _changes(written: list[VariableAccess], graph: Propagation) -> list[int]:
-    """For each written variable, the written variables that its value changes."""
+    """Return for each written variable the written variables that its value changes."""
     bits = graph.upstream(memberships(v.writes for v in written))
     return [union(bits[r] for r in v.reads) for v in written]
 

@@ -23,7 +23,7 @@ def major_minor(version: str) -> tuple[int, int]:
 
 
 def why_unsupported() -> str | None:
-    """Why the TensorFlow of this process is not used, in one line with the way out; None where it is.
+    """Say in one line why the TensorFlow of this process is not used, with the way out; None where it is.
 
     Imports TensorFlow.
     """

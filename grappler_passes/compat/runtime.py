@@ -35,7 +35,7 @@ def runtime_devices() -> frozenset[str]:
 
 
 def device_memory_bytes() -> dict[str, int]:
-    """By full device name, what TensorFlow says that it may use there, of this process and of its cluster.
+    """Return what TensorFlow says it may use of each device of this process and its cluster, by full name.
 
     Of a CPU it says 256 MiB, whatever there is.
     """
@@ -74,7 +74,7 @@ def register_functions(graph_def: graph_pb2.GraphDef) -> None:
 
 
 def keep_order_on_workers() -> None:
-    """To be called before workers are joined: ops that write to variables there are waited for.
+    """Let ops that write to variables on workers be waited for; call it before workers are joined.
 
     By default TensorFlow streams them, and a function that is called next may overtake them: metrics were
     counted on from before their reset.  Whoever has set the variable keeps what he has set.

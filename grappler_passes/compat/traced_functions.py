@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 HANDLE_SHAPES = "_handle_shapes"
 """Attribute of an ``_Arg``: shapes of what a variable's handle points to."""
 VARIABLE_ATTR = "_ooo_variable"
-"""On arguments that are variables: JSON ``{"name": str, "trainable": bool}``."""
+"""This attribute marks arguments that are variables: JSON ``{"name": str, "trainable": bool}``."""
 
 
 def graph_def_of(concrete_function, own_names=None):

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 
 
 def several(bits: int) -> bool:
-    """More than one element."""
+    """Return whether there is more than one element."""
     return bool(bits & (bits - 1))
 
 

@@ -146,7 +146,7 @@ class GraphIndex:
 
     @cached_property
     def reach(self) -> list[int]:
-        """For each node the bit set of its ancestors; bit p is the node at position p."""
+        """Return for each node the bit set of its ancestors; bit p is the node at position p."""
         return self.ancestor_bits(self.order, {})
 
     def ancestor_bits(self, order: Sequence[int], extra: dict[int, list[int]]) -> list[int]:
@@ -197,7 +197,7 @@ class GraphIndex:
         return not reason, reason
 
     def context_conflict(self, source: int, target: int) -> str:
-        """Why a control edge is illegal, cycles left aside; empty where it is legal."""
+        """Say why a control edge is illegal, cycles left aside; empty where it is legal."""
         first, then = self.contexts[source], self.contexts[target]
         if self.ops[target] == "_Arg":
             return "an _Arg takes no inputs"

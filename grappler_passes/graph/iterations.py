@@ -1,4 +1,4 @@
-"""How often the while loops of a flat graph run, where their condition compares with a constant."""
+"""Counts how often the while loops of a flat graph run, where their condition compares with a constant."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def has_loops(graph_def: graph_pb2.GraphDef) -> bool:
 
 
 def iterations_of_ops(graph_def: graph_pb2.GraphDef) -> dict[str, int]:
-    """How often ops in loops run at most, by their names; those are left out of which that is not known."""
+    """Return how often ops in loops run at most, by their names; unknown ones are left out."""
     if not has_loops(graph_def):
         return {}
     loops, index = Loops(graph_def), GraphIndex(graph_def)
@@ -63,7 +63,7 @@ class Loops:
         return [text for text in self.data(merge) if self.nodes[split_input(text)[0]].op in ENTERS]
 
     def iterations(self, merge: str) -> int | None:
-        """How often the loop of a variable runs at most: its counter is compared with a known number."""
+        """Return how often a variable's loop runs at most: its counter is compared with a known number."""
         condition = self._conditions.get(merge)
         counts = [] if condition is None else self._limits(condition)
         return min(counts, default=None)

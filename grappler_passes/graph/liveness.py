@@ -22,7 +22,7 @@ _RESIDENT = frozenset({"_Arg", "Const", "Placeholder", "VarHandleOp", "ReadVaria
 
 
 def last_uses(training_graph: TrainingGraph, order: Sequence[str]) -> dict[str, int]:
-    """For each op of ``order`` the position after which its outputs can be freed.
+    """Return for each op of ``order`` the position after which its outputs can be freed.
 
     Reads through views count; what an op outside ``order`` reads lives to the end, ``len(order)``.  Raises
     PlanError on unknown and repeated ops.
@@ -46,7 +46,7 @@ def last_uses(training_graph: TrainingGraph, order: Sequence[str]) -> dict[str, 
 
 
 def freed_after(training_graph: TrainingGraph, order: Sequence[str]) -> list[list[str]]:
-    """For each position of ``order`` the ops whose outputs are freed once the op there has run."""
+    """Return for each position of ``order`` the ops whose outputs are freed once the op there has run."""
     freed: list[list[str]] = [[] for _ in order]
     for name, position in last_uses(training_graph, order).items():
         if position < len(order) and owns_memory(training_graph.ops[name]):
@@ -74,7 +74,7 @@ def peak_bytes_by_device(training_graph: TrainingGraph, order: Sequence[str]) ->
 
 
 def _devices_of(training_graph: TrainingGraph, order: Sequence[str]) -> dict[str, set[str]]:
-    """For each op the devices that its outputs are on: its own and those of its readers."""
+    """Return for each op the devices that its outputs are on: its own and those of its readers."""
     owners: dict[str, str] = {}
     devices = {name: {training_graph.ops[name].device} for name in order}
     for name in order:

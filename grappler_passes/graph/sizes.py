@@ -92,7 +92,7 @@ def with_sizes(
 
 
 def _bytes_of_axes(node: node_def_pb2.NodeDef, outputs: Mapping[str, tuple[OutputInfo, ...]]) -> int | None:
-    """At most: each output names some axes of the larger shape that it is given."""
+    """Return the most bytes: each output names some axes of the larger shape that it is given."""
     ends = [split_input(text) for text in node.input if not text.startswith("^")]
     return output_bytes("", [outputs[name][port] for name, port in ends])
 

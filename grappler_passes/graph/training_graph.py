@@ -111,7 +111,7 @@ class TrainingGraph:
         return [name for name, op in self.ops.items() if op.kind is kind]
 
     def counts(self) -> dict[str, int]:
-        """How many ops there are of each kind, keyed ``F``, ``dO``, ``dW``, ``U``, ``comm``, ``other``."""
+        """Count the ops of each kind, keyed ``F``, ``dO``, ``dW``, ``U``, ``comm``, ``other``."""
         out = {kind.value: 0 for kind in OpKind}
         for op in self.ops.values():
             out[op.kind.value] += 1

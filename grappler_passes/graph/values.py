@@ -22,7 +22,7 @@ _SAMPLERS = re.compile(
 
 @dataclass
 class ValueFlow:
-    """How values flow between the variables of a graph: which op can change which variable."""
+    """Follows how values flow between the variables of a graph: which op can change which variable."""
 
     flow: FlowGraph
     order: list[int]

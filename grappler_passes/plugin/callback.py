@@ -98,7 +98,7 @@ def _rewrite(request: Request, graph_def: graph_pb2.GraphDef) -> bytes | None:
 
 
 def _set_on_arguments(graph_def: graph_pb2.GraphDef, attribute: str) -> None:
-    """On the arguments, whose attributes nothing between the two calls drops."""
+    """Set it on the arguments, whose attributes nothing between the two calls drops."""
     for node in graph_def.node:
         if node.op == "_Arg" and REQUEST_ATTR in node.attr:
             node.attr[attribute].b = True

@@ -124,7 +124,7 @@ def _own(variable: Any) -> VariableInfo:
 
 
 def _unique(infos: Sequence[VariableInfo]) -> Iterator[VariableInfo]:
-    """With names that differ."""
+    """Yield the infos with names that differ."""
     names = traced_functions.numbered([info["name"] for info in infos])
     for info, name in zip(infos, names, strict=True):
         yield VariableInfo(name=name, trainable=info["trainable"])

@@ -16,7 +16,7 @@ from grappler_passes.compat import releases, runtime
 from grappler_passes.plugin import callback, hook, requests
 
 EXIT_WAIT_S = 5.0
-"""How long the end of the interpreter waits for rewrites under way on other threads."""
+"""The end of the interpreter waits so long for rewrites under way on other threads."""
 
 _CALLBACK = ctypes.CFUNCTYPE(
     ctypes.c_int,
@@ -84,7 +84,7 @@ def loaded() -> tuple[str, ...]:
 
 
 def python_calls() -> int:
-    """How often TensorFlow's calls got as far as Python, in this process."""
+    """Count how often TensorFlow's calls got as far as Python, in this process."""
     return sum(shim.library.ooo_python_calls() for shim in _shims.values())
 
 

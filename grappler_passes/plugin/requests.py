@@ -19,11 +19,11 @@ from grappler_passes.compat.traced_functions import VARIABLE_ATTR as VARIABLE_AT
 logger = logging.getLogger("tf_ooo")
 
 REQUEST_ATTR = "_ooo_request"
-"""On the arguments of a graph that belongs to a request: the request's id."""
+"""This attribute is on the arguments of a graph that belongs to a request: the request's id."""
 DONE_ATTR = "_ooo_done"
-"""On nodes of a graph that was rewritten."""
+"""This attribute is on nodes of a graph that was rewritten."""
 SEEN_ATTR = "_ooo_seen"
-"""With ``_CPU`` or ``_GPU`` behind it, on the arguments of a graph in TensorFlow's second round."""
+"""This attribute, with ``_CPU`` or ``_GPU`` behind it, is on arguments in TensorFlow's second round."""
 
 
 class VariableInfo(TypedDict):
@@ -102,7 +102,7 @@ _set_enabled: Callable[[bool], None] | None = None
 
 
 def register(request: Request) -> Request:
-    """From now on graphs marked with the request's id are rewritten; returns the request."""
+    """Register the request: from now on graphs marked with its id are rewritten; returns it."""
     with _lock:
         if request.id in _requests:
             raise ValueError(f"a request {request.id!r} is registered already; unregister it first")

@@ -217,7 +217,7 @@ def calling_before(owner, name, number, function):
     ],
 )
 def test_worker_lost_at_any_time_is_named(event, how):
-    """While the model is profiled, planned, moved and traced, and while a batch is compared."""
+    """It is lost while the model is profiled, planned, moved and traced, and while a batch is compared."""
     cluster = addresses(2)
     with workers(cluster, [1]) as started:
         join(cluster, how)

@@ -162,7 +162,7 @@ def test_workers_in_use_are_named_and_free_afterwards():
 
 
 def test_workers_in_use_whose_list_is_in_another_order_are_told_that_first():
-    """Who is asked by number in another list is somebody else: nobody can be named as in use."""
+    """A worker that is asked by number in another list is somebody else: nobody can be named as in use."""
     cluster = addresses(3)
     first, second, third = cluster.split(",")
     with (

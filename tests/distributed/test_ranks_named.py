@@ -26,7 +26,7 @@ on_each_engine = pytest.mark.parametrize("engine", ["horovod", "collectives"])
 
 # Waiting for the end of a rank fails after so many seconds, which it would without the others' notice.
 END_S = 90.0
-# How long ranks wait for the others to begin, instead of 45 s.
+# Ranks wait so long for the others to begin, instead of 45 s.
 PATIENCE_S = 12
 PATIENCE = {name: str(PATIENCE_S) for name in ("HOROVOD_GLOO_TIMEOUT_SECONDS", "TF_OOO_START_TIMEOUT_S")}
 

@@ -23,7 +23,7 @@ from tf_ooo.tracing.sync import checksum
 # An epoch has so many steps, and so many run together: five whole executions and a shorter one.
 STEPS, TOGETHER, ROWS = 22, 4, 8
 KERAS_3 = hasattr(keras, "ops")
-# Who starts the ranks of a test, as parameters of the fixture "engine".
+# These start the ranks of a test, as parameters of the fixture "engine".
 BY_HAND = pytest.param("horovod", marks=pytest.mark.ranks(2), id="horovod")
 COLLECTIVES = pytest.param("collectives", marks=pytest.mark.ranks(2, "collectives"), id="collectives")
 FOUR = pytest.param("horovodrun", marks=pytest.mark.ranks(4, "horovodrun"), id="four")
@@ -160,7 +160,7 @@ def equal_on_all_ranks(engine: Any, model: keras.Model) -> bool:
 
 
 def communications(step: Any) -> int:
-    """How many ops of the step's largest trace communicate, functions that it calls included."""
+    """Return how many ops of the step's largest trace communicate, functions that it calls included."""
     counts = [0]
     for function in tf_functions.functions_of(step):
         for concrete in tf_functions.concrete_functions_of(function):

@@ -21,7 +21,7 @@ from tests.faults.setups import (
     Training,
 )
 
-# How often a mode comes: those that compile, or that are made of others, less.
+# A mode comes so often: those that compile, or that are made of others, less.
 WEIGHTS = {
     "single": 3,
     "compiled": 1,
@@ -37,7 +37,7 @@ KINDS = (
     *("kill", "terminate", "interrupt", "stop", "pause", "exception"),
     *("slow", "full_disk", "file_limit"),
 )
-# How large a file may be, and what is left on a disk: no checkpoint is so small, none larger than this.
+# A file may be so large, and a disk has so much left: no checkpoint is so small, none larger than this.
 LARGEST_BYTES = 60_000
 LONGEST_S = 6.0
 

@@ -28,7 +28,7 @@ DISK, STRUCK, FILLER = "disk", "struck", ".filler"
 
 @dataclass(frozen=True)
 class Ended:
-    """How a training that ran to its end has ended; ``unreadable`` are files and why."""
+    """Says how a training that ran to its end has ended; ``unreadable`` are files and why."""
 
     bits: int
     history: dict[str, list[float]]

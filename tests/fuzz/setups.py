@@ -74,7 +74,7 @@ class Output:
 
 @dataclass(frozen=True)
 class Pipeline:
-    """How a pipeline runs.  ``chunks`` is of interleaved_1f1b, ``group`` of modulo, ``devices`` of all."""
+    """Says how a pipeline runs. ``chunks`` is for interleaved_1f1b, ``group`` for modulo, others for all."""
 
     schedule: str = "gpipe"
     devices: int = 2
@@ -86,7 +86,7 @@ class Pipeline:
 
     @property
     def layers(self) -> int:
-        """How many it needs."""
+        """Return how many layers it needs."""
         devices = self.devices // self.replicas
         if self.group is not None:
             return (devices - 1) * self.group + 1
@@ -97,7 +97,7 @@ class Pipeline:
 
 @dataclass(frozen=True)
 class Ranks:
-    """How two ranks train: ``launch`` is a key of LAUNCHES, all else are options of the mode."""
+    """Says how two ranks train: ``launch`` is a key of LAUNCHES, all else are options of the mode."""
 
     launch: str = "horovod"
     schedule: str = "fast_forward"
@@ -145,7 +145,7 @@ class Setup:
         return "pipeline" if self.pipelines else "single"
 
     def trained_layers(self) -> int:
-        """How many at least."""
+        """Return how many there are at least."""
         joins = len(self.branches) if len(self.branches) > 1 and self.join != "Concatenate" else 0
         steps = [step for branch in self.branches for step in (branch.embedding, *branch.steps) if step]
         return joins + sum(map(trained_layers_of, (*steps, *self.trunk))) + len(self.outputs)
@@ -193,7 +193,7 @@ def _has_cells(step: Step) -> bool:
 
 
 def trained_layers_of(step: Step) -> int:
-    """How many, at least; see :func:`trains`."""
+    """Return how many there are, at least; see :func:`trains`."""
     join = isinstance(step, Skip) and step.join != "Concatenate"
     return join + sum(map(trains, parts_of(step)))
 
@@ -205,7 +205,7 @@ def parts_of(step: Step) -> tuple[Part, ...]:
 
 
 def rank_after(step: Step, rank: int) -> int | None:
-    """How many dimensions follow that of the rows; None where the step takes no such tensor."""
+    """Return how many dimensions follow that of the rows; None where the step takes no such tensor."""
     if isinstance(step, Skip):
         for part in step.steps:
             if rank_after(part, rank) != rank or not keeps_shape(part):

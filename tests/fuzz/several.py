@@ -1,4 +1,4 @@
-"""How set-ups run on several devices: what is drawn beside the model, and what a model needs for it."""
+"""Draws set-ups for several devices: what is drawn beside the model, and what a model needs for it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 MOST_DEVICES = 4
 SCHEDULES = ("auto", *schedules_of("pipeline"))
-# How two ranks are started, and variables that say more of it; so many numbers in a row by each.
+# Two ranks are started like this, with variables that say more of it; so many numbers in a row by each.
 LAUNCHES = {"horovod": {}, "unfused": {"HOROVOD_FUSION_THRESHOLD": "0"}, "collectives": {}}
 IN_A_ROW = 10
 ORDERS = ("reverse_first_k", "reverse_first_k", "fast_forward", "fast_forward", "in_order", "search", "auto")

@@ -23,7 +23,7 @@ from tests.processes import make_devices
 
 RENEWED_AFTER = 100
 TIMEOUT_S = 300.0
-# When one rank has failed the other may wait for it.
+# The other rank may wait for one that has failed.
 GRACE_S = 15.0
 
 

@@ -13,7 +13,7 @@ VARIABLE = "TF_OOO_GPUHLO"
 
 
 def why_not() -> str | None:
-    """Why there is no compiler; None where there is one."""
+    """Say why there is no compiler; None where there is one."""
     folder = os.environ.get(VARIABLE)
     if not folder:
         return f"{VARIABLE} is not set: tests/gpu/deviceless/build.sh makes the compiler from the GPU wheel"

@@ -186,7 +186,7 @@ def in_small_functions(devices, layers, **options):
 
 
 def late_steps(model, callback):
-    """How late the gradients of each trained variable are."""
+    """Return how late the gradients of each trained variable are."""
     delays = callback.report.layerpipe["delay_steps"]
     return [delays[keras_variables.path_of(v)] for v in model.trainable_variables]
 

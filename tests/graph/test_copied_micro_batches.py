@@ -134,7 +134,7 @@ SUM = re.compile(r"/sum(_\d+)?(?=/|:|$)", re.IGNORECASE)
 
 
 def nodes_of(graph_def):
-    """How many nodes there are of each kind: name, op, inputs, device and attributes."""
+    """Return how many nodes there are of each kind: name, op, inputs, device and attributes."""
     kinds = Counter()
     for node in graph_def.node:
         attributes = {name: str(value) for name, value in node.attr.items() if name not in NUMBERED}

@@ -20,7 +20,7 @@ from tf_ooo.costs.table import CostTable
 from tf_ooo.errors import CostError
 
 CPU = device("cpu-core")
-# How often a loop runs is not to be told from its graph.
+# The graphs of these do not tell how often a loop runs.
 LOOPS = {"lstm_gru", "bidirectional"}
 
 

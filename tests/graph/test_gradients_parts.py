@@ -1,4 +1,4 @@
-"""How far gradients reach, one step of it at a time, on graphs made by hand."""
+"""Tests how far gradients reach, one step of it at a time, on graphs made by hand."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How often loops run, and what that makes of calculated costs."""
+"""Tests how often loops run, and what that makes of calculated costs."""
 
 from __future__ import annotations
 

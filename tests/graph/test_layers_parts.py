@@ -1,4 +1,4 @@
-"""How weights become layers, one step of it at a time, from facts made by hand."""
+"""Tests how weights become layers, one step of it at a time, from facts made by hand."""
 
 from __future__ import annotations
 

@@ -105,7 +105,7 @@ def test_interruptions(training, method, error):
     with pytest.raises(type(error)) as raised:
         training.fit(training.prepared(pipelined("gpipe")), raising, epochs=3, validation_data=EVEN)
     assert raised.value is error
-    # While the error's frames are alive: nothing needs the garbage collector.
+    # The error's frames are still alive: nothing needs the garbage collector.
     assert places(training.model) == HOME
     assert raising.seen == ALL
 

@@ -39,7 +39,7 @@ def unchecked(*args, **settings):
 
 
 class Counted:
-    """How often a fit has Python compute a micro-batch's step, and what was said."""
+    """Counts how often a fit has Python compute a micro-batch's step, and what was said."""
 
     def __init__(self, training, caplog):
         self.training, self.calls, self.caplog = training, 0, caplog

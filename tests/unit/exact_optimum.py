@@ -1,4 +1,4 @@
-"""How far ``search`` and ``auto`` are from the optimum: random small instances, solved exactly.
+"""Measures how far ``search`` and ``auto`` are from the optimum: random small instances, solved exactly.
 
 The exact solver is OR-Tools' CP-SAT, with a formulation of its own, on purpose: nothing of the planner's
 dependency relation, simulator or search is used.

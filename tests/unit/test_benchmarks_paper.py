@@ -43,7 +43,7 @@ def of_equal_layers(style, count=4, devices=4, microbatches=6, **more):
 
 
 def ran(pipeline):
-    """When each task of the authors' schedule begins and ends, where messages take next to no time."""
+    """Return when each task of the authors' schedule begins and ends; messages take next to no time."""
     timeline = simulate(pipeline.schedule(), pipeline.layers)
     return {event.task: event for event in timeline.iter_events()}
 

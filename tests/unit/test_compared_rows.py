@@ -1,4 +1,4 @@
-"""How far two micro-batches in one are from the mean of both, beside what rounding makes."""
+"""Tests how far two micro-batches in one are from the mean of both, beside what rounding makes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How many loops recurrent layers run in."""
+"""Tests how many loops recurrent layers run in."""
 
 from __future__ import annotations
 

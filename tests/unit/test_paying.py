@@ -1,4 +1,4 @@
-"""When auto begins to compare, and what it says where it does not: no fit is made longer by more than 5%."""
+"""Tests when auto begins to compare, and what it says if not: no fit gets longer by more than 5%."""
 
 from __future__ import annotations
 

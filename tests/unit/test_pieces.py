@@ -1,4 +1,4 @@
-"""How many rows a prediction passes through the stages at once."""
+"""Tests how many rows a prediction passes through the stages at once."""
 
 from __future__ import annotations
 

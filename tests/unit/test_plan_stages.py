@@ -22,7 +22,7 @@ LAYERS = [
     for name, s in zip("abcdef", (1.0, 5.0, 2.0, 1.0, 1.0, 3.0), strict=True)
 ]
 LINK = tf_ooo.Link(0.0, 10.0)
-# How many stages each takes on two devices.
+# Each takes so many stages on two devices.
 TAKES = {"gpipe": 2, "1f1b": 2, "fast_forward": 2, "zb_h1": 2, "zb_h2": 2, "zb_auto": 2, "modulo": 3,
          "zb_interleaved": 4, "interleaved_1f1b": 4, "zb_v": 4, "v_half": 4,
          "v_min": 4, "dualpipe_v": 4}  # fmt: skip

@@ -1,4 +1,4 @@
-"""When tasks ran, from made-up events; and the memory of gradients that wait for their sum."""
+"""Tests when tasks ran, from made-up events; and the memory of gradients that wait for their sum."""
 
 from __future__ import annotations
 

@@ -80,7 +80,7 @@ def test_python_does_not_free_graphs_when_it_ends_after_a_loss(three, monkeypatc
 
 @pytest.fixture
 def told(three, monkeypatch):
-    """Who has left the fit of rank 0, as it is told."""
+    """Note who has left the fit of rank 0, as it is told."""
     monkeypatch.setattr(roll, "_WORD_S", 0.1)
     words, heard = [], threading.Event()
     three[0].when_lost(lambda who: (words.append(who), heard.set()))

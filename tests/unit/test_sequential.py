@@ -1,4 +1,4 @@
-"""How often the test on pairs of steps is wrong, however often one looks; what it says of given times."""
+"""Tests how often the test on pairs of steps is wrong, however often one looks; and given times."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who is silent, noticed without Python: servers and connections of this process."""
+"""Notices who is silent without Python: servers and connections of this process."""
 
 from __future__ import annotations
 

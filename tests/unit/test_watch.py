@@ -1,4 +1,4 @@
-"""Who is lost, by what workers answer: no worker and no network here."""
+"""Tests who is lost, by what workers answer: no worker and no network here."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ State = Literal["ok", "absent", "broken"]
 
 @dataclass(frozen=True)
 class Finding:
-    """How one thing is.
+    """Says how one thing is.
 
     Args:
         state: ``"ok"``; ``"absent"`` for what training can do without; ``"broken"`` for what it needs.

@@ -40,7 +40,7 @@ class CandidateRows:
     rows: int | None
 
     def table(self, chosen: str) -> Table:
-        """With the reason why some cannot be taken, or what a memory limit costs them."""
+        """Return the table, with the reason why some cannot be taken, or what a memory limit costs them."""
         look: dict[str, Any] = {"box": box.SIMPLE_HEAD, "padding": (0, 1), "pad_edge": False}
         table = Table(title="Predicted, the fastest first", title_justify="left", **look)
         table.add_column("schedule", no_wrap=True)
@@ -56,7 +56,7 @@ class CandidateRows:
         return table
 
     def cells(self, chosen: str) -> tuple[list[str], list[list[str]], range, int | None]:
-        """For a page: header, rows, which columns are numbers, and which row is that of the chosen."""
+        """Return a page's header, rows, which columns are numbers, and which row is that of the chosen."""
         columns = [column.replace("-\n", "-").replace("\n", " ") for column in self._columns()]
         remarks = any(self._costs_text(candidate) for candidate in self.compared)
         header = ["schedule", "step", "idle", "peak memory", *columns, *(["remark"] if remarks else [])]

@@ -39,7 +39,7 @@ def step_on_data(model: keras.Model, kind: Kind) -> Callable[[Any], Any]:
 
 
 def why_not_of_outputs(model: keras.Model) -> str:
-    """Why a test step may need more than a batch's outputs; empty: Keras' own goes by these alone."""
+    """Say why a test step may need more than a batch's outputs; empty: Keras' own needs these alone."""
     if versions.is_of_keras_2(model):
         return "that is for Keras 3"
     for name in ("test_step", "predict_step", "__call__"):

@@ -135,7 +135,7 @@ _BACKUP_PATHS = (
 
 
 def backup_save(callback: object) -> Callable[[], None] | None:
-    """How a ``BackupAndRestore`` saves; None for another callback, and for Keras 2's, which saves whole."""
+    """Return how a ``BackupAndRestore`` saves; None for other callbacks and Keras 2's, which saves whole."""
     is_backup = all(hasattr(callback, name) for name in (BACKUP_SAVE, *_BACKUP_PATHS[:3]))
     return getattr(callback, BACKUP_SAVE) if is_backup else None
 
@@ -155,7 +155,7 @@ def backing_up_into(callback: Any, folder: str) -> Iterator[None]:
 
 
 def samples_seen(model: keras.Model) -> float:
-    """How many samples the model's loss has been averaged over since its metrics were reset; 0 unknown."""
+    """Return over how many samples the model's loss has been averaged since the reset; 0: unknown."""
     tracker = getattr(model, "_loss_tracker", None)
     if versions.is_of_keras_2(model):
         tracker = getattr(getattr(model, "compiled_loss", None), "_total_loss_mean", None)

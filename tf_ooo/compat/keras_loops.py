@@ -122,7 +122,7 @@ def _kept(last: Any, output: Any, outputs: Any, mask: Any, all_outputs: bool) ->
 
 
 def _broadcast(flags: Any, tensor: tf.Tensor) -> Any:
-    """With dimensions of 1 behind, as many as the tensor has."""
+    """Add dimensions of 1 behind, as many as the tensor has."""
     for _ in range(len(tensor.shape) - len(flags.shape)):
         flags = tf.expand_dims(flags, -1)
     return flags

@@ -109,7 +109,7 @@ def copy_on(device: str, variable: keras.Variable) -> Any:
 
 
 def mark_in_host_memory(variable: keras.Variable) -> None:
-    """For :func:`is_in_host_memory`: a ``tf.Variable`` says where it is, not why."""
+    """Mark it for :func:`is_in_host_memory`: a ``tf.Variable`` says where it is, not why."""
     setattr(variable, _IN_HOST_MEMORY, True)
 
 

@@ -63,7 +63,7 @@ def traced_events(events: list[TracedEvent], files: dict[str, bytes] | None = No
 
 
 def pool_work(events: Sequence[TracedEvent]) -> list[TracedEvent]:
-    """When threads of TensorFlow's pools within ops were at work on a part of one.
+    """Return when threads of TensorFlow's pools within ops were at work on a part of one.
 
     The profiler has two events without duration for each: where it begins, and where it ends.
     """

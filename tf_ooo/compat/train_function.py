@@ -162,7 +162,7 @@ def _step_on_data_of_keras_2(model: keras.Model, train_step: Callable[..., Any])
 
 
 def steps_per_execution(model: keras.Model) -> int:
-    """How many batches one call of the train function takes; Keras 2 lowers it for the end of an epoch."""
+    """Return how many batches one call of the train function takes; Keras 2 takes fewer at an epoch's end."""
     if not versions.is_of_keras_2(model):
         return int(model.steps_per_execution)
     variable = model._steps_per_execution
@@ -204,7 +204,7 @@ def functions_run_eagerly() -> bool:
 
 
 def why_not_rewritable(model: keras.Model) -> str | None:
-    """Why no graph of this model's step can be rewritten; None where one can."""
+    """Say why no graph of this model's step can be rewritten; None where one can."""
     if model.run_eagerly:
         return "run_eagerly=True: every op runs at once, there is no graph to rewrite"
     if getattr(model, "_cluster_coordinator", None) is not None:
@@ -228,5 +228,5 @@ def keras_compiles_by_itself(model: keras.Model) -> bool:
 
 
 def set_jit_compile(model: keras.Model, value: bool) -> None:
-    """For functions that are made from now on."""
+    """Set it for functions that are made from now on."""
     model.jit_compile = value

@@ -79,7 +79,7 @@ def user_keras() -> Any:
 
 
 def _install_tf_keras() -> str:
-    """Without its dependencies: it asks for ``tensorflow``, also where ``tensorflow-cpu`` is installed."""
+    """Say how to install it without dependencies: it wants ``tensorflow``, even with ``tensorflow-cpu``."""
     import tensorflow as tf
 
     return "pip install --no-deps 'tf_keras=={}.{}.*'".format(*releases.major_minor(tf.__version__))

@@ -22,7 +22,7 @@ _lock = threading.RLock()
 
 
 def why_flags_are_fixed() -> str | None:
-    """Why this process cannot change XLA's flags any more; None where it can."""
+    """Say why this process cannot change XLA's flags any more; None where it can."""
     if _library() is None:
         return "this TensorFlow does not export what sets XLA's flags again; XLA read XLA_FLAGS at its start"
     return None

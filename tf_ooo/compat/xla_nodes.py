@@ -29,7 +29,7 @@ MLIR_TYPES = {
 
 
 def why_no_streams() -> str | None:
-    """Why this TensorFlow cannot call a function on a stream; None where it can."""
+    """Say why this TensorFlow cannot call a function on a stream; None where it can."""
     if releases.major_minor(tf.__version__) < OLDEST_TENSORFLOW:
         return (
             f"TensorFlow {tf.__version__}: its XLA inlines calls that are to run on a stream; 2.21 is needed"

@@ -38,7 +38,7 @@ _NO_FORMULA = re.compile(
     r"|Horovod|Collective|Nccl|Send|Recv|_Send|_Recv|_HostSend|_HostRecv|Barrier|Queue|Stack|TensorList"
     r"|TensorArray)"
 )
-# How often the first input is read beyond once: moments first, or a maximum and a sum first.
+# These ops read their first input so often beyond once: moments first, or a maximum and a sum first.
 _EXTRA_READS = {
     "FusedBatchNorm": 1,
     "FusedBatchNormGrad": 2,

@@ -1,5 +1,5 @@
-"""How long a message takes between devices that both compute: it waits for a thread and, on a share of a
-processor, for its turn: milliseconds, once for each hop of a pipeline.
+"""Measures a message between devices that both compute: it waits for a thread and, on a share of a processor,
+for its turn: milliseconds, once for each hop of a pipeline.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class _Segments:
 
 
 def seconds_of(function: Callable[[], Any]) -> float:
-    """Until what it returns is there."""
+    """Return the seconds until what it returns is there."""
     started = time.perf_counter()
     function().numpy()
     return time.perf_counter() - started

@@ -158,7 +158,7 @@ def _raised(
 
 
 def _earliest_reader(graph: TrainingGraph, latest: Mapping[str, int]) -> dict[str, int]:
-    """For ops that depend on no weights, the lowest layer among the forward ops that read them."""
+    """Return, for ops that depend on no weights, the lowest layer among the forward ops that read them."""
     earliest: dict[str, int] = {}
     for name in reversed(list(graph.ops)):
         op = graph.ops[name]
@@ -247,7 +247,7 @@ def _tensors_read(graph: TrainingGraph, op: Op) -> Iterator[str]:
 
 
 def _layer_inputs(graph: TrainingGraph, forward: Mapping[str, int]) -> list[tuple[int, ...]]:
-    """For each layer the lower layers whose tensors its forward ops read; skip connections are in it."""
+    """Return for each layer the lower layers whose tensors its forward ops read, skip connections too."""
     inputs: list[set[int]] = [set() for _ in graph.layers]
     for name, reader in forward.items():
         for tensor in _tensors_read(graph, graph.ops[name]):

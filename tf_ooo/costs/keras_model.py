@@ -347,7 +347,7 @@ def _spec(tensor: keras.KerasTensor, batch: int, hint: str = "") -> _Spec:
 
 
 def _shapes_hint(model: keras.Model) -> str:
-    """How the sizes of all inputs are said, with 128 for each that is open."""
+    """Say how to give the sizes of all inputs, with 128 for each that is open."""
 
     def text(tensor: keras.KerasTensor) -> str:
         dtype = nests.dtype_name(tensor)

@@ -48,7 +48,7 @@ class OpProfile:
 
 
 def usable_cores() -> int:
-    """On which this process may run, at least 1."""
+    """Return on how many cores this process may run, at least 1."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 

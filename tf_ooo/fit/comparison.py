@@ -206,7 +206,7 @@ class Comparison:
 
     @property
     def why_not(self) -> str:
-        """Why the rewritten step is not worth keeping; empty where it is faster by more than the noise."""
+        """Say why the rewritten step is not worth keeping; empty: it is faster by more than the noise."""
         if self.rewritten_s < self.stock_s - self.noise_s:
             return ""
         return f"{self._text}, noise {self.noise_s * 1e3:.2f} ms"

@@ -190,7 +190,7 @@ class StepController:
         return left[0]
 
     def _run_stock_first(self, first: StockFirst, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Until what is left of the fit is known to pay for a comparison, or not to."""
+        """Run stock steps until the rest of the fit is known to pay for a comparison, or not to."""
         if first.why_not and not self.report.fell_back:
             self._keep_stock_unplanned(first.why_not)
         timed = first.untimed
@@ -205,7 +205,7 @@ class StepController:
         return outputs
 
     def _keep_stock_unplanned(self, reason: str) -> None:
-        """In this fit."""
+        """Keep stock in this fit."""
         fall_back(self.report, reason, expected=True)
         self.report.how_to_record = "compare=True"
 

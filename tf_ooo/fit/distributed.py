@@ -64,13 +64,13 @@ class Distributed:
         return None if self.known is None else self.known[0]
 
     def place(self, model: keras.Model, devices: object, local_rank: int = 0) -> None:
-        """Before each fit; see :func:`tf_ooo.hosts.target.target_of`."""
+        """Find the target before each fit; see :func:`tf_ooo.hosts.target.target_of`."""
         self.target = target_of(devices, local_rank)
         if isinstance(self.target, Cluster):
             renew(model)
 
     def begin(self, model: keras.Model, steps: int | None) -> bool:
-        """Before each fit; whether it is another model's, or on other devices, than the one before.
+        """Begin a fit; return whether it is of another model, or on other devices, than the one before.
 
         ``steps``: of an epoch.
         """

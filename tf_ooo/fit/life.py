@@ -89,7 +89,7 @@ class FitLife:
 
     @property
     def report(self) -> Report:
-        """For the model trained last."""
+        """Return the report of the model trained last."""
         return self.mode.describe()
 
     def begin(self, model: keras.Model, params: dict[str, Any] | None = None) -> None:
@@ -251,7 +251,7 @@ class FitLife:
         return explained
 
     def _end_replaced(self) -> None:
-        """Before another train function is made: by the next ``fit``, or within this one."""
+        """End the training before another train function is made: by the next ``fit``, or within this one."""
         running = self._running
         self.end()
         self._replaced = None if running is None else running.training

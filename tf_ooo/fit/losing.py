@@ -25,7 +25,7 @@ class Losing:
         self._said = ""
 
     def look(self, report: Report, gain: Gain | None) -> None:
-        """At what is known now."""
+        """Look at what is known now."""
         if gain is None:
             return
         if not gain.slower and self._said in report.notes:  # of a few steps

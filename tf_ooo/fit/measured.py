@@ -138,7 +138,7 @@ def check_costs(costs: CostTable, names: Sequence[str]) -> None:
 
 
 def _between_ops(step: Step, profile: OpProfile, timed_s: Sequence[float]) -> float:
-    """How many times as long a step took as its ops together: the rest is the executor's time between them.
+    """Return how many times as long a step took as its ops together: the rest is time between them.
 
     The step ran its layers one after the other.  If some of its ops still ran side by side, the ratio may be
     below 1; then it counts as 1.  Where steps were timed without the profiler, which delays small ops most,

@@ -20,7 +20,7 @@ Function = Callable[[Any], Any]
 
 
 def _nothing(*_: object) -> None:
-    """For what a mode has nothing to do."""
+    """Do nothing where a mode has nothing to do."""
 
 
 @dataclass(frozen=True)

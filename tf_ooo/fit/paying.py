@@ -108,7 +108,7 @@ class StockFirst:
 
 
 def _about(seconds: float) -> str:
-    """With two digits or so: ``25 s``, ``0.9 s``, ``1.1 ms``."""
+    """Write seconds with two digits or so: ``25 s``, ``0.9 s``, ``1.1 ms``."""
     if seconds < 0.1:
         return f"{seconds * 1e3:.2g} ms" if seconds < 0.01 else f"{seconds * 1e3:.0f} ms"
     return f"{seconds:.2g} s" if seconds < 10 else f"{seconds:.0f} s"

@@ -1,4 +1,4 @@
-"""When each task of a step really ran, from what TensorFlow's profiler has seen of its ops."""
+"""Finds when each task of a step really ran, from what TensorFlow's profiler has seen of its ops."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _UPDATES = re.compile(r":(Assign|Resource(Apply|Scatter))")
 def task_times(
     events: Iterable[TracedEvent], tasks: Mapping[str, Task], late_gradients: bool = False
 ) -> dict[Task, Ran]:
-    """When each task ran.
+    """Return when each task ran.
 
     Ops at a task's ends that take next to nothing do not count: what waits for no message runs early.  Nor do
     those that only hand weights and labels on, unless the task has no others.  An op of a gradient that ran
@@ -74,7 +74,7 @@ def _task_of(event: TracedEvent, tasks: Mapping[str, Task]) -> Task | None:
 
 
 def busy_seconds(events: Iterable[TracedEvent], tasks: Mapping[str, Task], schedule: Schedule) -> list[float]:
-    """For each device, seconds in which at least one op of a task ran.
+    """Return for each device the seconds in which at least one op of a task ran.
 
     Between two ops of one task a device may be idle too, where it waits for a message.  What the schedule
     does not name is on its first device.

@@ -108,7 +108,7 @@ def _exchange(one: Path, other: Path) -> None:
 
 
 def _literal(text: str) -> str:
-    """For a pattern of ``glob``."""
+    """Escape a text for a pattern of ``glob``."""
     return "".join(f"[{letter}]" if letter in "*?[" else letter for letter in text)
 
 

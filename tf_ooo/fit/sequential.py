@@ -68,7 +68,7 @@ def look_at(stock_s: Sequence[float], ours_s: Sequence[float]) -> Look:
 
 @functools.cache
 def _left_out(pairs: int, level: float) -> int | None:
-    """How many means to leave out at an end; None: the level cannot be reached with so few pairs."""
+    """Return how many means to leave out at an end; None: too few pairs to reach the level."""
     below, count = 0.0, 0
     for ways in _rank_sums(pairs):
         below += ways / 2**pairs
@@ -79,7 +79,7 @@ def _left_out(pairs: int, level: float) -> int | None:
 
 
 def _rank_sums(pairs: int) -> list[int]:
-    """How many of the 2^pairs sets of numbers from 1 to ``pairs`` have each sum, from 0 on."""
+    """Return how many of the 2^pairs sets of numbers from 1 to ``pairs`` have each sum, from 0 on."""
     ways = [1]
     for rank in range(1, pairs + 1):
         longer = ways + [0] * rank

@@ -1,4 +1,4 @@
-"""When something ran: (begin, end) in seconds."""
+"""Computes with spans of time: (begin, end) in seconds."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def span_of(event: TracedEvent) -> Span:
 
 
 def busy_spans(spans: Iterable[Span]) -> list[Span]:
-    """When at least one of them ran, in order and apart from each other."""
+    """Return when at least one of them ran, in order and apart from each other."""
     busy: list[Span] = []
     for begin_s, end_s in sorted(spans):
         if busy and begin_s <= busy[-1][1]:

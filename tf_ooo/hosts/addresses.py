@@ -15,7 +15,7 @@ CLUSTER_VARIABLE = "TF_OOO_CLUSTER"
 """This variable stands for ``devices=`` where it is left out; ``tf-ooo run`` sets it."""
 
 START_VARIABLE, START_S = "TF_OOO_START_TIMEOUT_S", 45.0
-"""How many seconds processes wait for those that have not come yet."""
+"""Processes wait so many seconds for those that have not come yet."""
 
 _IS_IT_HERE = "is it another machine's address?"
 _WAYS_OUT = {
@@ -70,7 +70,7 @@ def host_port(address: str) -> tuple[str, int]:
 
 
 def can_listen(address: str) -> str:
-    """Why this machine cannot listen at that address, and what can be done; empty where it can."""
+    """Say why this machine cannot listen at that address, and what can be done; empty where it can."""
     try:
         _bound(*host_port(address)).close()
     except OSError as error:
@@ -90,7 +90,7 @@ def _bound(host: str, port: int) -> socket.socket:
 
 
 def answers(address: str, timeout_s: float = 5.0) -> str:
-    """Why nobody accepts connections at that address; empty where someone does."""
+    """Say why nobody accepts connections at that address; empty where someone does."""
     try:
         with socket.create_connection(host_port(address), timeout=timeout_s):
             return ""

@@ -73,7 +73,7 @@ class Cluster:
 
     @property
     def link(self) -> Link | None:
-        """Between the first task and the last, taken for all; measured when asked for; None with one task."""
+        """Return the link of first and last task, taken for all; measured when asked for; None: one task."""
         if self._link is None and len(self.devices) > 1:
             self._link = measure_device_link(self.devices[0], self.devices[-1])
         return self._link
@@ -357,7 +357,7 @@ def _devices(tasks: int, own_task: int | None) -> tuple[str, ...]:
 
 
 def full_name(device: str) -> str:
-    """With the job: TensorFlow leaves it out of the names of this process' devices."""
+    """Return the name with its job: TensorFlow leaves it out of the names of this process' devices."""
     return device if device.startswith("/job:") else f"/job:{_OWN_JOB}/replica:0/task:0{device}"
 
 

@@ -90,7 +90,7 @@ class Client:
 
 
 def user_of(address: str, task: int, timeout_s: float) -> Client | None:
-    """Who has said last that it uses the worker, if its process still listens there."""
+    """Return who has said last that it uses the worker, if its process still listens there."""
     import tensorflow as tf
 
     try:

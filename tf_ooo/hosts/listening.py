@@ -1,4 +1,4 @@
-"""At which addresses the servers that TensorFlow starts can be reached.
+"""Decides at which addresses the servers that TensorFlow starts can be reached.
 
 They have no password: whoever can open the port can run anything there that TensorFlow can.
 """

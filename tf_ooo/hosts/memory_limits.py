@@ -1,4 +1,4 @@
-"""How many bytes devices say that tensors may take there."""
+"""Asks how many bytes devices say that tensors may take there."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How fast devices compute: seconds of the same work on each of them, where they may differ."""
+"""Measures how fast devices compute: seconds of the same work on each of them, where they may differ."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ Work = Callable[[ModuleType, str], Any]
 
 
 def _of_device(device: str, work: Work, each: float) -> float:
-    """How much of it the device does in a second, where once is ``each``."""
+    """Return how much of it the device does in a second, where once is ``each``."""
     import tensorflow as tf
 
     try:
@@ -121,7 +121,7 @@ def _of_device(device: str, work: Work, each: float) -> float:
 
 
 def _per_second(function: Any) -> float:
-    """How often it is done in a second; the function takes a count.
+    """Return how often it is done in a second; the function takes a count.
 
     What a call takes besides, tens of milliseconds on a worker, is as much with a small count.
     """

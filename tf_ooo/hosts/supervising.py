@@ -15,7 +15,7 @@ from pathlib import Path
 from tf_ooo.errors import OptionsError
 from tf_ooo.hosts.addresses import CLUSTER_VARIABLE, held_ports, parse
 
-# How long a script has to end by itself when a worker of it has ended, or it was told to; then it is killed.
+# A script has so long to end by itself when a worker of it has ended, or it was told to; then it is killed.
 _PATIENCE_S = 60.0
 _GRACE_S = 5.0
 

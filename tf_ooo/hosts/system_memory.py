@@ -140,7 +140,7 @@ def _within(path: str, root: str) -> str:
 
 
 def _folders(mount: Path, folder: Path) -> Iterator[Path]:
-    """From a group up to the highest that can be seen: limits of all of them hold."""
+    """Yield a group and all above it that can be seen: limits of all of them hold."""
     while True:
         yield folder
         if folder == mount:

@@ -35,7 +35,7 @@ class Target(Protocol):
         """Return what layers cost there that were measured in this process."""
 
     def link_between(self) -> Link:
-        """Between neighbours; measured when asked for."""
+        """Return the link between neighbours; measured when asked for."""
 
     def speeds(self) -> tuple[float, ...]:
         """Return each device's speed, see :attr:`tf_ooo.Link.speeds`; measured where they may differ."""

@@ -101,7 +101,7 @@ def _check(addresses: Sequence[str], task: int, inter_op_threads: int | None, in
 
 
 def _end_without_a_word_later() -> None:
-    """In case that nobody reads what is said."""
+    """End later, in case that nobody reads what is said."""
     timer = threading.Timer(_LAST_WORD_S, os._exit, (0,))
     timer.daemon = True
     timer.start()

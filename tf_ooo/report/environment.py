@@ -1,4 +1,4 @@
-"""With what, and on what, a step was trained: one line for reports."""
+"""Says with what, and on what, a step was trained: one line for reports."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How much faster a step is than another: the first thing that a report says."""
+"""Computes how much faster a step is than another: the first thing that a report says."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ class Gain:
 
     @property
     def text(self) -> str:
-        """In plain words, with both times, the number of steps and the interval."""
+        """Say it in plain words, with both times, the number of steps and the interval."""
         ours, baseline = seconds_text(self.ours_median_s), seconds_text(self.baseline_median_s)
         times = f"{ours} a step instead of {baseline} ({self.basis})"
         if self.slower:

@@ -139,7 +139,7 @@ def _running(report: Report) -> list[CandidateRow]:
 
 
 def _layers(report: Report) -> Table:
-    """With their seconds, where those are known; else with the ops of each."""
+    """Make the table of layers with their seconds, where those are known; else with the ops of each."""
     rows, costs = report.layers, report.costs
     if costs is not None and len(costs.layers) == len(rows):
         places = [_place(row) for row in rows] if report.pipeline else ()
@@ -185,7 +185,7 @@ def _ours(report: Report) -> str:
 
 
 def lane_pictures(schedule: Schedule | None, names: Mapping[int, str]) -> list[dict[str, Any]]:
-    """For each stream the boxes of its tasks in order, wrapped into rows; a box holds its label."""
+    """Draw for each stream the boxes of its tasks in order, wrapped into rows; a box holds its label."""
     pictures = []
     for (device, stream), tasks in (schedule.lanes if schedule else {}).items():
         labels = [str(task) for task in tasks]

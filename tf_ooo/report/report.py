@@ -212,7 +212,7 @@ class Report:
         return ranks_gain.text + ordered
 
     def _headline(self, gain: Gain | None) -> str:
-        """Beside what runs one step at a time, or in the stock order."""
+        """Say what was gained beside what runs one step at a time, or in the stock order."""
         if self.fell_back:
             return f"no gain: {self.state}" if gain is None else f"no gain: stock kept ({gain.ratio_text})"
         if gain is not None:
@@ -254,7 +254,7 @@ class Report:
 
     @property
     def why_no_costs(self) -> str:
-        """Why ``costs`` are None; empty where they are not."""
+        """Say why ``costs`` are None; empty where they are not."""
         if self.costs is not None:
             return ""
         failed = [note for note in self.notes if note.startswith(_NOT_PREDICTED)]
@@ -330,7 +330,7 @@ class Report:
 
     @property
     def layer_names(self) -> dict[int, str]:
-        """By number."""
+        """Return the names of layers, by number."""
         return {row.index: row.name for row in self.layers}
 
     def save_html(self, path: str | os.PathLike[str]) -> Path:

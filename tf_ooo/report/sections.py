@@ -226,7 +226,7 @@ class PipelineSection(ModeSection):
     compared_replicas: Sequence[ReplicasRow] = ()
 
     def rows(self, runs: bool) -> Rows:
-        """For the summary: where the stages are, if the plan ``runs``, and what was compared."""
+        """Return rows for the summary: where the stages are, if the plan ``runs``, and what was compared."""
         compared = [("compared", row.text()) for row in self.compared_replicas]
         if not (self and runs):
             return compared
@@ -281,7 +281,7 @@ class LayerPipeSection(ModeSection):
     weight_version_bytes: Mapping[str, int] | None = None
 
     def rows(self, layers: Sequence[LayerRow]) -> Rows:
-        """For the summary: which tasks are where, and how late gradients are."""
+        """Return rows for the summary: which tasks are where, and how late gradients are."""
         if not self.devices:
             return []
         late = max((row.delay_steps or 0 for row in layers), default=0)

@@ -56,7 +56,7 @@ def summary_rows(report: Report) -> list[tuple[str, str]]:
 
 
 def _ranks_text(report: Report) -> str:
-    """How much faster all ranks train than one, and the share of the step that is not its own."""
+    """Say how much faster all ranks train than one, and which share of the step is not its own."""
     if not report.alone_s or not report.running_s:
         return ""
     alone_s, together_s = statistics.median(report.alone_s), statistics.median(report.running_s)
@@ -149,7 +149,7 @@ def _limit_text(report: Report) -> str:
 
 
 def _not_measured_text(report: Report) -> str:
-    """Why there is no measured timeline; where stock was kept without a plan, also how to have one."""
+    """Say why there is no measured timeline; if stock was kept without a plan, also how to have one."""
     how = f"with {report.how_to_record}" if report.fallback_reason and report.how_to_record else ""
     if report.measured_timeline is not None or not (report.not_measured or how):
         return ""

@@ -1,1 +1,1 @@
-"""From a traced step to the graph that TensorFlow runs: plan, tasks, control edges, peaks."""
+"""Makes of a traced step the graph that TensorFlow runs: plan, tasks, control edges, peaks."""

@@ -1,4 +1,4 @@
-"""Why rewrites of a step failed, and what is raised for it."""
+"""Keeps why rewrites of a step failed, and what is raised for it."""
 
 from __future__ import annotations
 

@@ -53,13 +53,13 @@ class Homes:
         return self.devices[replica][self.stage_of_layer[layer]]
 
     def replica_of_node(self, step: Step) -> list[int | None]:
-        """By node: the replica that its micro-batch passes through; None: it comes once."""
+        """Return for each node the replica that its micro-batch passes through; None: it comes once."""
         of_part = replica_of_part(step.count, self.replicas)
         return [None if number is None or number >= step.count else of_part[number] for number in step.steps]
 
 
 def one_pipeline(stage_of_layer: Sequence[int], device_of_stage: Sequence[str]) -> Homes:
-    """Without replicas."""
+    """Make the homes of a pipeline without replicas."""
     return Homes(stage_of_layer, (tuple(device_of_stage),), [0] * len(stage_of_layer))
 
 

@@ -34,7 +34,7 @@ class Bundle:
 
 
 class Links(Protocol):
-    """How the tasks of one mode wait for each other, and what the ops of its graph depend on."""
+    """Says how the tasks of one mode wait for each other, and what the ops of its graph depend on."""
 
     @property
     def names(self) -> Sequence[str]:

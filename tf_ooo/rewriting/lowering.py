@@ -27,7 +27,7 @@ class TaskOps:
     dag: rx.PyDiGraph
 
     def moved_ops(self, waiting: Collection[str]) -> int:
-        """How many ops the tasks have of which one is ``waiting`` for a new edge."""
+        """Count the ops of tasks of which one is ``waiting`` for a new edge."""
         return sum(len(names) for names in self.ops.values() if any(name in waiting for name in names))
 
     @property

@@ -9,7 +9,7 @@ from tf_ooo.rewriting.lowering import task_ops
 
 
 def tasks_of_ops(graph: TrainingGraph) -> dict[str, Task]:
-    """By name, of one step without micro-batches: F, dO, dW, communication and U of each layer.
+    """Return tasks by op of one step without micro-batches: F, dO, dW, communication, U of each layer.
 
     Of the forward pass what the backward pass needs: metrics run at any time.
     """

@@ -204,7 +204,7 @@ def layer_of_part(name: str) -> str | None:
 
 
 def loops_of_layers(names: Iterable[str]) -> dict[str, int]:
-    """How many loops the layers run in that are cut between them, by the names of all layers and parts."""
+    """Return how many loops the layers run in that are cut between them, by names of all layers and parts."""
     parts = Counter(layer_of_part(name) for name in names if name.startswith(_LATER_IN))
     return {str(layer): count + 1 for layer, count in parts.items()}
 

@@ -44,7 +44,7 @@ def separating(dump_dir: Folder = None) -> PassPipeline:
 
 
 def separating_only(original: graph_pb2.GraphDef) -> PassPipeline:
-    """For steps that run in stock order, to be measured."""
+    """Make the passes for steps that run in stock order, to be measured."""
     return PassPipeline([SeparatePass(), VerifyPass(original, frozenset(), SeparatePass.relaxes)])
 
 
@@ -106,6 +106,6 @@ def placing_forward(
 def _verified(
     passes: Sequence[Pass], original: graph_pb2.GraphDef, separated: PassResult, dump_dir: Folder
 ) -> PassPipeline:
-    """For a graph that was ``separated``: nothing may differ from ``original`` but what passes declare."""
+    """Verify a ``separated`` graph: nothing may differ from ``original`` but what passes declare."""
     check = VerifyPass(original, separated.replaced, relaxed_by(SeparatePass, *passes))
     return PassPipeline([*passes, check], dump_dir, ran=1)

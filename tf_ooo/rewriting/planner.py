@@ -1,4 +1,4 @@
-"""From a graph to a plan on one device: classify, schedule, rewrite."""
+"""Plans a graph on one device: classifies, schedules, rewrites."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ def told(whose: Callable[[], Places], notes: Iterable[Note], texts: Iterable[str
 
 
 def _why_unordered(note: Note) -> str:
-    """Why two ops do not run in the planned order, without talk of graphs; empty: the note says it itself."""
+    """Say why two ops do not run in the planned order, without talk of graphs; empty: the note says it."""
     if note.status != _SKIPPED:
         return ""
     if note.reason.endswith((CLOSES_A_CYCLE, WOULD_CLOSE_A_CYCLE)):

@@ -118,11 +118,11 @@ class RewriteRequest(Generic[ResultT]):
 
     @property
     def skipped(self) -> str:
-        """Why a graph was not rewritten, though nothing failed."""
+        """Say why a graph was not rewritten, though nothing failed."""
         return self._outcome.skipped or self._no_graph(self._request)
 
     def failure(self) -> str | None:
-        """Why (some of) the step runs in stock order, in one line; None where something was rewritten."""
+        """Say in one line why (some of) the step runs in stock order; None where something was rewritten."""
         if self.failures.first is not None:
             return self.failures.reason
         return None if self.result is not None else self.skipped

@@ -47,11 +47,11 @@ class StepSession:
 
     @property
     def stock_peak_bytes(self) -> int:
-        """With a memory limit: the highest predicted peak of the stock order so far."""
+        """Return the stock order's highest predicted peak so far, with a memory limit."""
         return 0
 
     def failure(self) -> str | None:
-        """Why (some of) the step runs in stock order, in one line; None where something was rewritten."""
+        """Say in one line why (some of) the step runs in stock order; None where something was rewritten."""
         return None
 
     def tracing(self) -> AbstractContextManager[object]:

@@ -41,7 +41,7 @@ def timed_ops(graph_def: graph_pb2.GraphDef, tasks: Mapping[str, Task]) -> dict[
 
 
 def _producers(graph_def: graph_pb2.GraphDef) -> dict[str, list[str]]:
-    """By data."""
+    """Return the producers of each op's data."""
     return {
         node.name: [tensor.partition(":")[0] for tensor in node.input if not tensor.startswith("^")]
         for node in graph_def.node
@@ -51,7 +51,7 @@ def _producers(graph_def: graph_pb2.GraphDef) -> dict[str, list[str]]:
 def _reads(
     graph_def: graph_pb2.GraphDef, producers: Mapping[str, list[str]], tasks: Mapping[str, Task]
 ) -> dict[str, int]:
-    """For each op a bit set of what it and its inputs are: F of which stages, readers of weights."""
+    """Return for each op a bit set of what it and its inputs are: F of which stages, readers of weights."""
     readers: defaultdict[str, list[str]] = defaultdict(list)
     for name, read in producers.items():
         for producer in read:

@@ -65,7 +65,7 @@ class Step:
 
     @property
     def turns_with_updates(self) -> int:
-        """How many updates follow each other, each with what the one before has left; one as a rule."""
+        """Count updates that follow each other, each with what the one before has left; one as a rule."""
         updates = (name for name, (kind, _, _) in self.where.items() if kind == "U")
         return 1 + max((self.turns[self.index.index[name]] for name in updates), default=0)
 

@@ -35,7 +35,7 @@ def from_weights(graph: TrainingGraph, layer: Layer, of_data: Collection[str]) -
 def layers_using(
     graph: TrainingGraph, forward: Mapping[str, int], of_data: Collection[str]
 ) -> list[set[int]]:
-    """For each layer, the layers whose forward ops apply its weights to data: several where it is tied."""
+    """Return for each layer the layers whose forward ops apply its weights to data: several if tied."""
     applying = [name for name in forward if name in of_data]
     using: list[set[int]] = []
     for layer in graph.layers:

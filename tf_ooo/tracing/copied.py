@@ -147,7 +147,7 @@ class _Renamed:
 
 
 def _why_not_types(graph: object, own: set[str], draws_anew: bool) -> str:
-    """Why copies of these ops would not do what others traced do; empty: they would."""
+    """Say why copies of these ops would not do what others traced do; empty: they would."""
     called = {kind for _, kind in func_graphs.ops_called_from(graph)}
     for kind in sorted(own | called):
         if op_types.keeps_random_state(kind) and not (draws_anew and kind not in called):

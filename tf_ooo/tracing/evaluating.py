@@ -51,7 +51,7 @@ class EvaluationFunctions:
 
     @property
     def traced(self) -> int:
-        """How often."""
+        """Count the traces."""
         return sum(function.experimental_get_tracing_count() for function in self._functions.values())
 
 

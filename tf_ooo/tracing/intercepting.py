@@ -89,7 +89,7 @@ def refuse_twice(optimizer: keras.optimizers.Optimizer, applied: Iterable[Any], 
 
 
 def ops_so_far() -> int:
-    """How many ops the graph has that is being traced."""
+    """Count the ops of the graph that is being traced."""
     return len(tf.compat.v1.get_default_graph().get_operations())
 
 

@@ -26,7 +26,7 @@ def split_rows(rows: int, microbatches: int) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class Division:
-    """How batches are divided into micro-batches.
+    """Says how batches are divided into micro-batches.
 
     Attributes:
         most: micro-batches of a batch, unless it has fewer rows.

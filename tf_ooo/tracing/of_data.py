@@ -27,7 +27,7 @@ def computed_from(tensor: tf.Tensor, sources: Collection[int]) -> bool:
 
 
 def rows_of_part(part: object) -> int | None:
-    """How many rows a nest of tensors has, as far as the trace knows."""
+    """Return how many rows a nest of tensors has, as far as the trace knows."""
     return next((t.shape[0] for t in nests.Packed(part).tensors if t.shape.rank), None)
 
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def ranges_of(numbers: Iterable[int]) -> list[tuple[int, int]]:
-    """From each op's number up to the next."""
+    """Return ranges from each op's number up to the next."""
     return [(number, number + 1) for number in sorted(numbers)]
 
 

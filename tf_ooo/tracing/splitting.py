@@ -1,4 +1,4 @@
-"""How a batch is divided into micro-batches in the function that is traced for it."""
+"""Divides a batch into micro-batches in the function that is traced for it."""
 
 from __future__ import annotations
 

@@ -36,8 +36,8 @@ from tf_ooo.tracing.variables import all_variables, key_of
 if TYPE_CHECKING:
     import keras
 
-# How the batch's value follows from those of its micro-batches: all are alike; their mean by rows; their
-# changes add up; one micro-batch changes what the one before has left.
+# The batch's value follows from those of its micro-batches: all are alike; their mean by rows; their changes
+# add up; one micro-batch changes what the one before has left.
 ONCE, MEAN, SUM, IN_TURN = "once", "mean", "sum", "in turn"
 # One micro-batch after the other keeps the largest, or smallest, of the batch.
 _EXTREMES = ("Maximum", "Minimum")
@@ -175,7 +175,7 @@ class States:
         return key in self._paths and self._paths[key] not in self.each
 
     def _kind(self, variable: tf.Variable, value: Any, sign: int) -> str:
-        """How the state follows from micro-batches; empty: this assignment is made where it stands."""
+        """Return how the state follows from micro-batches; empty: this assignment is made where it stands."""
         known = self._known.get(self._paths[id(variable.handle)], "")
         trained = id(variable.handle) in self._trained
         if trained and (self._copies or value.op in self._of_data):

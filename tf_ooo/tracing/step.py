@@ -67,7 +67,7 @@ class StepFunctions:
         self._open: set[Hashable] = set()
         self.untraced: dict[Any, Callable[[Any], Any]] = {}
         self._in_turns = self._copies = False
-        # How states follow from micro-batches, as :class:`States` wants to know it.
+        # States follow from micro-batches like this, as :class:`States` wants to know it.
         self.kinds: Mapping[str, str] = {}
         self._each: set[str] = set()
 

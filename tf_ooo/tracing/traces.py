@@ -20,7 +20,7 @@ NOT_SHARED = (
 
 
 def trace_count(step: Callable[..., Any]) -> int:
-    """How often the step has been traced."""
+    """Return how often the step has been traced."""
     return sum(function.experimental_get_tracing_count() for function in tf_functions.functions_of(step))
 
 

@@ -26,7 +26,7 @@ class Undone:
         self._before: list[Any] = []
 
     def __enter__(self) -> Undone:
-        """For several calls, after which all is put back once."""
+        """Begin several calls, after which all is put back once."""
         self._before = [variable.numpy() for variable in self.changed]
         return self
 

@@ -121,7 +121,7 @@ class StepSource:
 
     @property
     def most(self) -> int:
-        """How many steps a graph takes that TensorFlow optimizes in bearable time."""
+        """Return how many steps a graph takes that TensorFlow optimizes in bearable time."""
         return max(2, min(LARGEST, _NODES // self.trace().nodes))
 
     def function(self, count: int) -> Any:
@@ -231,7 +231,7 @@ def numbered_steps(step: Callable[[Any], Any]) -> Callable[[Any], list[Any]]:
 
 
 def steps_together(steps_per_execution: int, most: int) -> int:
-    """How many steps of an execution go into one function: at most ``most``, equal parts if possible."""
+    """Return how many steps go into one function: at most ``most``, equal parts if possible."""
     if steps_per_execution <= most:
         return steps_per_execution
     parts = [count for count in range(most, most // 2, -1) if steps_per_execution % count == 0]

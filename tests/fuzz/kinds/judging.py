@@ -69,7 +69,7 @@ def run(setup: OwnSetup) -> Outcome:
 
 
 def differences(stock: Trained, ours: Trained) -> dict[str, float]:
-    """How far each weight, slot and log is off, where it has other bits; what one of them lacks is inf."""
+    """Return how far each weight, slot and log is off, if it has other bits; what one lacks is inf."""
     off, theirs, mine = {}, dict(stock.values), dict(ours.values)
     for name in theirs.keys() | mine.keys():
         a, b = theirs.get(name), mine.get(name)

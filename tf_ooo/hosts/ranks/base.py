@@ -121,7 +121,7 @@ class Engine(ABC):
             self.roll.in_fit = False
 
     def all_needed(self) -> AbstractContextManager[None]:
-        """For a block in which a library begins; see :meth:`Roll.all_needed`."""
+        """Return the context of a block in which a library begins; see :meth:`Roll.all_needed`."""
         return contextlib.nullcontext() if self.roll is None else self.roll.all_needed()
 
     def say_ended(self, error: BaseException) -> None:

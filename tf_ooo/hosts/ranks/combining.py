@@ -1,4 +1,4 @@
-"""How gradients of several ranks are combined, and what they travel as.  No TensorFlow until it is done."""
+"""Combines gradients of several ranks, and compresses them on their way. No TensorFlow until it is done."""
 
 from __future__ import annotations
 

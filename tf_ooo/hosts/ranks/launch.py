@@ -1,4 +1,4 @@
-"""How this process was launched, and which communication library that means."""
+"""Finds how this process was launched, and which communication library that means."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ def remember_names() -> None:
 
 
 def mpi_size() -> int:
-    """How many processes MPI's or Slurm's launcher (mpirun, srun) started, as it tells them; else 1."""
+    """Return how many processes MPI's or Slurm's launcher (mpirun, srun) says it started; else 1."""
     told = (os.environ.get(name, "") for name in _SIZES)
     return max((int(size) for size in told if size.isdecimal()), default=1)
 
 
 def _size_of_horovod() -> int | None:
-    """How many processes ``hvd.init()`` found; None where nobody has called it."""
+    """Return how many processes ``hvd.init()`` found; None where nobody has called it."""
     basics = sys.modules.get("horovod.tensorflow")
     return int(basics.size()) if basics is not None and basics.is_initialized() else None
 

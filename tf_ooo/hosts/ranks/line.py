@@ -73,7 +73,7 @@ def can_keep_alive() -> bool:
 
 
 class Attention:
-    """For how long the other ends have said nothing while this process listened.
+    """Measures for how long the other ends have said nothing while this process listened.
 
     Asked several times a second.  Longer pauses are its own, such as Ctrl-Z, and nobody's silence.
 

@@ -1,4 +1,4 @@
-"""Who is there: each rank keeps a connection to rank 0, which tells all the others who has ended, and why.
+"""Knows who is there: each rank keeps a connection to rank 0, which tells the others who has ended, and why.
 
 Horovod's and TensorFlow's errors say that some process is gone, not which.  Lines of JSON are sent, of which
 nothing is run.
@@ -238,7 +238,7 @@ class Roll:
         )
 
     def _missing(self, count: int) -> list[int]:
-        """Who has not called so often; raises BackendError where one never will."""
+        """Return who has not called so often; raises BackendError where one never will."""
         with self._changed:
             missing = [rank for rank, calls in self._arrived.items() if calls < count]
             gone = [rank for rank in self._lost() if rank in self._silent or rank in missing]
@@ -326,7 +326,7 @@ def _as_raised(error: BackendError) -> str:
 
 
 def refusal(members: Mapping[int, Member]) -> str:
-    """Why ranks do not go together; empty where they do."""
+    """Say why ranks do not go together; empty where they do."""
     own = members[0].tf_ooo
     different = next((member for member in members.values() if member.tf_ooo != own), None)
     if different is None:
@@ -343,7 +343,7 @@ def late(who: str, waited_s: float) -> str:
 
 
 def received_member(line: Line, limit_s: float) -> Member | None:
-    """Who is at the other end; None: no rank."""
+    """Return who is at the other end; None: no rank."""
     with contextlib.suppress(TypeError):
         return Member(**(line.receive(limit_s) or {}))
     return None

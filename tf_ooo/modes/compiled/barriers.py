@@ -79,7 +79,7 @@ def activations_to_store(
 
 
 def holds_of(calls: Sequence[Call]) -> list[Barrier]:
-    """For each call that has to wait for more than its inputs; its other inputs stay."""
+    """Return a barrier for each call that waits for more than its inputs; its other inputs stay."""
     return [
         Barrier(f"{call.name}_after", (call.region.inputs[0], *call.waits_for), (call.name,))
         for call in calls

@@ -1,4 +1,4 @@
-"""From a schedule to calls: which region goes to which stream, and what each call waits for."""
+"""Turns a schedule into calls: which region goes to which stream, and what each call waits for."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class StepToPlan:
 
 
 def make_calls(step: FlatStep, steps: Sequence[Parts], schedule: Schedule) -> list[list[Call]]:
-    """For each step the calls of all dW in side lanes, in the lanes' order.
+    """Make for each step the calls of all dW in side lanes, in the lanes' order.
 
     A dW that the schedule has in the next step's forward waits for that, or for the end of this step's
     backward pass; in the last step, and where that forward needs the dW, it starts as soon as it can.
@@ -78,7 +78,7 @@ def make_calls(step: FlatStep, steps: Sequence[Parts], schedule: Schedule) -> li
 
 
 def waves_of(step: FlatStep, regions: Sequence[Region]) -> list[int]:
-    """For each region how many others it needs the results of, one after the other: mostly none.
+    """Return how many others each region needs the results of, one after the other: mostly none.
 
     Where a step's second part reads weights that its first part has updated, it has two waves.
     """
@@ -130,7 +130,7 @@ class _Pins:
         else:
             graph, names = self._ahead.graph, tuple(self._ahead.forward.get(other.stage, ()))
         ends = ends_of(self.step, graph, names)
-        # Who reads what one call of a wave makes waits for all calls of that wave, but the delayed.
+        # Readers of what one call of a wave makes wait for all calls of that wave, but the delayed.
         together = [region] if delayed else [r for their, r in self.regions if their >= wave]
         needed = self.step.behind(name for r in together for name in r.own)
         if not ends or any(name in needed for name, _ in ends):

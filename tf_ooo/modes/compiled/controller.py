@@ -114,7 +114,7 @@ def _compares(options: OneDeviceOptions) -> bool:
 
 
 def _why_not_concurrent() -> str | None:
-    """Why stock XLA with concurrent command buffers is no way of its own; None where it is."""
+    """Say why stock XLA with concurrent command buffers is no way of its own; None where it is."""
     if CONCURRENT_FLAGS[0] in xla_flags.flags_of_process():
         return "XLA_FLAGS of this process ask for it: the stock step runs that way"
     fixed = xla_flags.why_flags_are_fixed()
@@ -174,7 +174,7 @@ def ways(options: OneDeviceOptions, steps: int = 1, session: StreamSession | Non
 
 
 class FitSteps:
-    """In the place of Keras' train function, which runs the batches whose step cannot be rewritten.
+    """Takes the place of Keras' train function, which runs the batches whose step cannot be rewritten.
 
     Batches are taken one by one, so that their sizes are known when the step is traced: Keras' own iterators
     leave the batch size open.  ``together`` steps go into one compiled function; what is left over runs step

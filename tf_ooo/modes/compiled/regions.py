@@ -163,7 +163,7 @@ def _parts(step: FlatStep, ops: Sequence[str]) -> list[tuple[tuple[str, ...], tu
 
 
 def _needs(step: FlatStep, ops: Sequence[str]) -> dict[Port, set[str]]:
-    """For each result what it is computed from, within ``ops``.
+    """Return for each result what it is computed from, within ``ops``.
 
     A sum over several contractions (one for each step of an unrolled recurrence) is not waited for:
     each of its terms is a result, and the sum stays on the main stream.

@@ -107,7 +107,7 @@ class StreamSession(StepSession):
             self.failures.errors.append(error)
 
     def failure(self) -> str | None:
-        """Why the stock step runs (for some shapes), in one line; None where it does not."""
+        """Say in one line why the stock step runs (for some shapes); None where it does not."""
         has_step = self.has_step or self._comparing
         return self.failures.reason or (None if has_step else "the step has not been traced")
 
@@ -179,7 +179,7 @@ class StreamSession(StepSession):
 
 
 def why_not(options: OneDeviceOptions) -> str | None:
-    """Why no compiled step can be rewritten in this process; None where it can."""
+    """Say why no compiled step can be rewritten in this process; None where it can."""
     reason = xla_nodes.why_no_streams()
     if reason is not None:
         return f"jit_compile=True: {reason}"
@@ -193,7 +193,7 @@ def why_not(options: OneDeviceOptions) -> str | None:
 
 
 def reason_of(error: BaseException) -> str:
-    """In one line; of an error in code that AutoGraph has converted the last: the others are a traceback."""
+    """Return an error's first line; its last if AutoGraph converted the code: the rest is a traceback."""
     if isinstance(error, OOOError):
         return str(error)
     lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [""]

@@ -45,7 +45,7 @@ def from_times(ranks: int, alone_s: float, together_s: float) -> StepSeconds:
 def from_costs(
     layers: Sequence[LayerCosts], link: Link, alone_s: float, together_s: float, ranks: int, steps: int
 ) -> StepSeconds:
-    """By simulation of the stock order, with costs of layers that are made to fit both measured times.
+    """Simulate the stock order, with costs of layers that are made to fit both measured times.
 
     Work is scaled by what a rank takes alone, messages by what all take.  OOOError: it cannot be simulated.
     """

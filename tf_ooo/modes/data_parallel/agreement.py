@@ -92,7 +92,7 @@ def _settings(part: Any) -> dict[str, Any]:
 
 
 def _nameless(config: Any) -> Any:
-    """Without what may differ: numbered names, drawn seeds, what is read from files, sizes of batches."""
+    """Leave out what may differ: numbered names, drawn seeds, contents of files, sizes of batches."""
     if isinstance(config, dict) and config.get("class_name") == "__lambda__":
         return "lambda"
     if isinstance(config, dict):

@@ -25,7 +25,7 @@ ALONE = "a rank alone"
 
 
 class StepByStep:
-    """In the place of a training's ``run``; stays for the fits of one model.
+    """Takes the place of a training's ``run``; stays for the fits of one model.
 
     The first executions of a fit are timed; then some steps of this rank alone are measured and undone.
 
@@ -98,7 +98,7 @@ def note_alone(report: Report, alone_s: list[float], ranks: RanksInStep, steps: 
 
 
 def _advice(report: Report, steps: int, gain: Gain) -> str:
-    """By simulation of costs, where they were measured."""
+    """Advise by simulation of costs, where they were measured."""
     alone_s, together_s = statistics.median(report.alone_s), statistics.median(report.running_s)
     step_s = from_times(report.ranks, alone_s, together_s)
     if report.costs is not None:

@@ -41,7 +41,7 @@ class Averaged:
 
     @classmethod
     def of(cls, model: keras.Model, engine: Engine, options: RankOptions) -> Averaged:
-        """For the model's present step."""
+        """Make it for the model's present step."""
         averaging = averaging_of(engine, options)
         stock = train_function.train_function_of(model)
         return cls(stock, averaging, train_function.new_train_function(model, averaging.wrap(model)))

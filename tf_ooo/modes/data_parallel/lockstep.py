@@ -58,7 +58,7 @@ class TrainingEnds(Message):
 
 
 class Lockstep:
-    """How many steps this rank may run.
+    """Counts how many steps this rank may run.
 
     Args:
         asks: before each execution whether all go on, which costs a message but lets one rank alone stop

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from tensorflow.core.framework import graph_pb2
 
 _LOG = logging.getLogger("tf_ooo")
-# How much is handed over and not through where nothing was measured.
+# So much is handed over and not through where nothing was measured.
 FLIGHT_BYTES = 2 * 2**20
 
 LayerKey = tuple[int, ...]
@@ -115,7 +115,7 @@ def layer_keys(graph_def: graph_pb2.GraphDef, graph: TrainingGraph) -> list[Laye
 
 
 def numbered_as(schedule: Schedule, numbers: Sequence[int]) -> Schedule:
-    """With layer ``numbers[i]`` in place of layer ``i``.  ScheduleError: it has another number of them."""
+    """Put layer ``numbers[i]`` in place of layer ``i``. ScheduleError: it has another number of them."""
     stages = {task.stage for task in schedule.lanes.get(COMPUTE, ())}
     if stages != set(range(len(numbers))):
         raise ScheduleError(f"the schedule has {len(stages)} layers, the graph {len(numbers)}")

@@ -91,7 +91,7 @@ def most_seconds(step_s: float, gradient_bytes: float) -> float:
 
 
 def link_from(seconds: Mapping[int, float], workers: int) -> MeasuredLink:
-    """From seconds of one allreduce in a stream, by its bytes.
+    """Compute the link from seconds of one allreduce in a stream, by its bytes.
 
     The largest tell the bandwidth: a network lets a burst of small ones through at any rate.
     """
@@ -103,7 +103,7 @@ def link_from(seconds: Mapping[int, float], workers: int) -> MeasuredLink:
 
 
 def _count(size: int) -> int:
-    """How many messages of a size are sent."""
+    """Return how many messages of a size are sent."""
     return max(_MESSAGES, _STREAM_BYTES // size)
 
 

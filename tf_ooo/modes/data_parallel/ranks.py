@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     import keras
 
 _LOG = logging.getLogger("tf_ooo")
-# How long a rank whose data have ended waits for the others, which may wait for it, before it says so.
+# A rank whose data have ended waits so long for the others, which may wait for it, before it says so.
 _PATIENCE_S = 30.0
 _REPLACED = (
     "train_on_batch, or make_train_function, was called in this fit: from then on gradients were not "
@@ -138,7 +138,7 @@ class RanksInStep:
         )
 
     def _share(self, batch: Any, iterator: Any) -> None:
-        """Before the first step of a ``fit``: build, compare, broadcast."""
+        """Prepare the first step of a ``fit``: build, compare, broadcast."""
         model, engine = self.model, self.engine
         with contextlib.suppress(BackendError):  # its tensors do not have as many
             self.batch_rows = None if batch is None else rows_of(batch)
@@ -160,7 +160,7 @@ class RanksInStep:
         sync.broadcast_state(engine, sync.shared_variables(model, optimizers))
 
     def _verify(self) -> None:
-        """After the first step: something must have been averaged, and all that was updated."""
+        """Check after the first step: something must have been averaged, and all that was updated."""
         if not self.averaging.averaged and not self.averaging.left_alone:
             raise BackendError(
                 "no gradient was averaged: train_step applies none through a Keras optimizer that is an "
@@ -188,7 +188,7 @@ class RanksInStep:
         self._executions_before = self.step.executions
 
     def test_begin(self) -> None:
-        """Before validation, which resets the metrics."""
+        """Note the samples before validation, which resets the metrics."""
         self._train_samples = keras_fits.samples_seen(self.model)
 
     def epoch_logs(self, epoch: int, logs: dict[str, Any]) -> bool:

@@ -123,7 +123,7 @@ class ScheduledSteps:
         self.report.fell_back, self.report.fallback_reason = False, ""
 
     def steps_of(self, of_epoch: int | None) -> int:
-        """How many steps go into one function where an epoch has so many."""
+        """Return how many steps go into one function where an epoch has so many."""
         most = self.options.unroll or self._source.most
         of_execution = train_function.steps_per_execution(self.model)
         return steps_together(min(of_execution, of_epoch or of_execution), most)
@@ -287,7 +287,7 @@ class ScheduledSteps:
         )
 
     def _take(self, plan: Planned) -> None:
-        """From now on in turns with the stock order; where none are taken, only if a gain is predicted."""
+        """Take turns with the stock order from now on; where none are taken, only if a gain is predicted."""
         self.report.predicted_step_s, self._stock_predicted_s = plan.step_s, plan.stock_s
         self.report.notes += [note for note in plan.notes if note not in self.report.notes]
         schedule = Schedule.from_text(plan.schedule)
@@ -334,7 +334,7 @@ class ScheduledSteps:
         return outputs
 
     def _agree(self) -> bool:
-        """After a trace: whether all ranks run the same order.  If not, all go back to the stock order."""
+        """Say after a trace whether all ranks run the same order. If not, all go back to the stock order."""
         request = self.request
         failed = self._plan_failed or (request.failure() or "" if request is not None else "")
         latest = None if request is None else request.latest
@@ -430,5 +430,5 @@ class ScheduledSteps:
 
 
 def _first_failure(said: Sequence[Planned] | Sequence[Ordered]) -> str:
-    """Why some rank cannot go on; empty where all can."""
+    """Say why some rank cannot go on; empty where all can."""
     return next((reply.failed for reply in said if reply.failed), "")

@@ -24,7 +24,7 @@ class Access:
 
 
 def accesses(index: GraphIndex) -> list[Access]:
-    """In topological order."""
+    """Return the accesses in topological order."""
     return [
         Access(index.names[i], op, frozenset(states_of(index, i)), not only_reads(op))
         for i in index.order

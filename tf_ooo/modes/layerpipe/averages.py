@@ -50,7 +50,7 @@ class LaterWeights:
         return bytes_of(self._averages.values())
 
     def reset(self) -> None:
-        """Before the first round of an epoch: no updates yet."""
+        """Reset before the first round of an epoch: no updates yet."""
         for average in self._averages.values():
             average.assign(np.zeros(average.shape, average.dtype.as_numpy_dtype))
 
@@ -80,7 +80,7 @@ class LaterWeights:
             return newest + tf.cast(weight.behind, newest.dtype) * average.read_value()
 
     def _update(self, before: dict[str, Any], low: int, high: int) -> None:
-        """After the updates of a round; ``before`` are the weights at its start."""
+        """Follow the updates of a round; ``before`` are the weights at its start."""
         for handle, average in self._averages.items():
             if not any(low <= at <= high for at in self._updated[handle]):
                 continue

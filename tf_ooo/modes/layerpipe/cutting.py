@@ -48,7 +48,7 @@ def late_name(register: int, delay: int) -> str:
 
 @dataclass(frozen=True)
 class Reads:
-    """How a node is to read: a copy of the step's ``node``, with these inputs, on this device."""
+    """Says how a node is to read: a copy of the step's ``node``, with these inputs, on this device."""
 
     node: str
     inputs: tuple[str, ...]

@@ -83,7 +83,7 @@ class LayerPipeMode:
 
     @property
     def group(self) -> int | None:
-        """How many batches are one update, where several are."""
+        """Return how many batches are one update, where several are."""
         if not offers(self.options.schedule, "accumulate_steps"):
             return None
         return self.options.accumulate_steps or fewest_batches(len(self.distributed.target.devices))
@@ -111,7 +111,7 @@ class LayerPipeMode:
             )
 
     def prepare(self, model: keras.Model, steps: int | None) -> Training | None:
-        """With the plan of the fit before, if that was of this step on these devices; None on one device."""
+        """Prepare a fit, with the former plan if it was of this step on these devices; None on one device."""
         if self.distributed.begin(model, steps):
             self.plan = None
         report = self.distributed.report
@@ -121,7 +121,7 @@ class LayerPipeMode:
         return LayerPipeSteps(self, model, steps).training()
 
     def describe(self) -> Report:
-        """With the seconds of the steps so far."""
+        """Return the report with the seconds of the steps so far."""
         if self.plan is not None:
             fill_step_times(self.distributed.report, self.plan.step_s)
         return self.distributed.report
@@ -257,7 +257,7 @@ class LayerPipeSteps:
         return self._epoch.timed_step(plan.step_s)
 
     def _following(self, batch: object, iterator: Iterator[Any]) -> Iterator[Sequence[tf.Tensor]]:
-        """To the end of the epoch, or until ``drain_steps`` batches have come in."""
+        """Yield batches to the end of the epoch, or until ``drain_steps`` batches have come in."""
         every = self._mode.options.drain_steps
         while batch is not None:
             if structure_of(batch) != self._structure:

@@ -106,7 +106,7 @@ def make_plan(
 
 
 def _as_run(schedule: Schedule) -> Schedule:
-    """More batches of whole layers are on their way here than in 1F1B."""
+    """Run in rounds if layers are whole: more of their batches are on their way here than in 1F1B."""
     return in_rounds(schedule) if schedule.fused_backward else schedule
 
 
@@ -150,7 +150,7 @@ def note_rebuilt_weights(report: Report, model: keras.Model) -> None:
 
 
 def in_order_of(costs: Sequence[str], layers: Sequence[str]) -> list[int]:
-    """For each of the costs, given by name, the number of its layer.
+    """Return for each of the costs, given by name, the number of its layer.
 
     Costs are measured in the order in which graph optimizers leave the layers of a step, which is not that
     of its trace where branches are side by side (a block and its shortcut).  Told by names; else by names

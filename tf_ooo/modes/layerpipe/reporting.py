@@ -20,7 +20,7 @@ from tf_ooo.report.filling import fill_plan
 from tf_ooo.report.report import Report
 from tf_ooo.report.sections import LayerPipeSection, LinkRow
 
-# How a backward pass gets the weights of its forward pass: as they were read, or cast (mixed precision).
+# A backward pass gets the weights of its forward pass like this: as they were read, or cast.
 _VERSIONS = ("ReadVariableOp", "Cast")
 # Measured: docs/layerpipe.md.
 _ON_DIGITS = (
@@ -94,7 +94,7 @@ def _step_s(plan: Plan, link: Link) -> float:
 
 
 def _fill_rows(report: Report, stages: Stages) -> None:
-    """On which processors the tasks of each layer are."""
+    """Fill in on which processors the tasks of each layer are."""
     of = stages.of
     for layer, row in enumerate(report.layers):
         row.F_processor, row.dO_processor, row.dW_processor = (of[kind, layer] for kind in ("F", "dO", "dW"))

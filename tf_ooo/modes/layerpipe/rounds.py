@@ -20,7 +20,7 @@ _WHOLE = ("int32", "int64")
 
 @dataclass(frozen=True)
 class Rounds:
-    """When and where ops run.
+    """Says when and where ops run.
 
     Attributes:
         of: ``{op: round}``, 0 or more, without constants.
@@ -66,7 +66,7 @@ class Retiming:
     count_round: int
 
     def rounds(self) -> Rounds:
-        """When and where each op runs.  Raises GraphError: an update needs a gradient that is made later."""
+        """Find when and where each op runs. GraphError: an update needs a gradient that is made later."""
         targets = self._targets() | dict(self.wanted)
         at = self._settled(targets)
         for _ in range(_TRIES):
@@ -153,7 +153,7 @@ class Retiming:
     # -- rounds --------------------------------------------------------------------------------------
 
     def _targets(self) -> dict[str, int]:
-        """In which round ops would best run: those of tasks, and those on variables."""
+        """Return in which round ops would best run: those of tasks, and those on variables."""
         stages, where = self.stages, self.traced.where
         targets: dict[str, int] = dict.fromkeys(self.given, 0)
         for name, (kind, layer) in where.items():

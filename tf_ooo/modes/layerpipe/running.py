@@ -47,7 +47,7 @@ class Batches:
 
 
 class Epoch:
-    """From the first batch of an epoch to the last; ``rounds``: how many have run.
+    """Runs the rounds from an epoch's first batch to the last; ``rounds``: how many have run.
 
     ``batches`` gives the next batch's tensors, or None at the end of the data.  ``together``: so many rounds
     are run as one, where batches are in all of them.
@@ -95,7 +95,7 @@ class Epoch:
 
     @property
     def ahead(self) -> int:
-        """How many batches have been taken from the data whose results nobody has seen."""
+        """Return how many batches have been taken from the data whose results nobody has seen."""
         return self._taken + len(self._ahead) - self._given
 
     def is_full(self) -> bool:
@@ -144,7 +144,7 @@ class Epoch:
 
 
 def rounds_together(ops: int, group: int | None) -> int:
-    """How many rounds of so many ops may run as one function.
+    """Return how many rounds of so many ops may run as one function.
 
     With groups of batches a multiple or a part of a group: else each function would begin in another phase
     of the group, and each phase is a function of its own.

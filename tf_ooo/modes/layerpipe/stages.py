@@ -41,11 +41,11 @@ class Stages:
         return self.processors - 1 - min(self.of["F", layer], self.of["dW", layer])
 
     def delay_steps(self, layer: int) -> int:
-        """How many steps after its forward pass a layer's gradient is applied: 2 S(l)."""
+        """Return how many steps after its forward pass a layer's gradient is applied: 2 S(l)."""
         return 2 * self.stages_after(layer)
 
     def read_round(self, layer: int) -> int:
-        """When the weights are read that the forward pass uses: one round before, if they come from afar."""
+        """Return when the forward pass' weights are read: one round before, if they come from afar."""
         return self.of["F", layer] - (self.of["F", layer] != self.of["dW", layer])
 
     def round_of(self, kind: str, layer: int) -> int:

@@ -79,11 +79,11 @@ class Ticks:
 
     @property
     def traced_functions(self) -> int:
-        """How many functions there are."""
+        """Count the functions."""
         return len(self._functions)
 
     def reset(self) -> None:
-        """Before the first round of an epoch."""
+        """Reset before the first round of an epoch."""
         self._tick = 0
         self.copies.refresh()
         self.weights.reset()

@@ -94,7 +94,7 @@ class TwoVersions:
 
     @property
     def delay_updates(self) -> dict[str, int]:
-        """By how many updates the weights that a group uses are behind those that its gradient updates."""
+        """Return by how many updates a group's weights are behind those that its gradient updates."""
         behind: dict[str, int] = {}
         for handle, at in self._reads.values():
             for tick in range(at, at + self.every):
@@ -104,7 +104,7 @@ class TwoVersions:
         return behind
 
     def reset(self) -> None:
-        """Before the first round: both versions are what the weights are."""
+        """Reset before the first round: both versions are what the weights are."""
         for handle, before in self._before.items():
             before.assign(self._newest(handle))
 
@@ -134,7 +134,7 @@ class TwoVersions:
     def _store(
         self, sums: Mapping[Sum, tf.Tensor], kept: Mapping[str, tf.Tensor], low: int, phase: int
     ) -> None:
-        """After a round: what :meth:`added` has come to, and weights of before an update."""
+        """Store after a round what :meth:`added` has come to, and weights of before an update."""
         for total, value in sums.items():
             if not self._ends(self._added[total], low, phase):
                 self._sums[total].assign(value, read_value=False)

@@ -129,7 +129,7 @@ class _Later:
             self.inputs.setdefault(node.name, list(node.input))[place] = tensor(copy, port)
 
     def _round(self, handle: str, processor: int) -> int:
-        """In which a processor's backward passes read a variable: a round before, if it comes from afar."""
+        """Return when a processor's backward passes read a variable: a round before if it is far away."""
         away = self.stages.of["dW", self.weights[handle]] != processor
         return self.stages.backward_round_on(processor) - away
 

@@ -73,12 +73,12 @@ class Compared:
         return abs(self.together - _SUM * self.apart) < _NEAR * abs(self.apart)
 
     def loss_off(self, least: float) -> float:
-        """Beside the larger loss, or ``least`` where that is more."""
+        """Return how far the loss is off, beside the larger one, or ``least`` where that is more."""
         size = max(abs(self.together), abs(self.apart), least)
         return abs(self.together - self.apart) / size if size else 0.0
 
     def gradients_off(self, least: np.ndarray | float) -> np.ndarray:
-        """How far each gradient is off beside its norm, or ``least`` where that is more."""
+        """Return how far each gradient is off beside its norm, or ``least`` where that is more."""
         norms = np.maximum(self.norms, least)
         scales = np.maximum(norms, _NEGLIGIBLE * norms.max(initial=0.0))
         beside: np.ndarray = np.divide(self.grads_off, scales, out=np.zeros(len(scales)), where=scales > 0)
@@ -124,7 +124,7 @@ class Comparison:
         return [nests.signature(pair) for pair in self.pairs_of(batch)[:1]] == [self._signature]
 
     def compare(self, batches: Sequence[Any]) -> Pairs:
-        """With gates of value zero open: a term that a callback lets in later is there already."""
+        """Compare with gates of value zero open: a term that a callback lets in later is there already."""
         gates = self._of_both.closed_gates
         with set_to(gates, {name: np.ones_like(gate.numpy()) for name, gate in gates.items()}):
             pairs = [(pair, each) for pair in batches if (each := self._compared(pair)) is not None]
@@ -270,7 +270,7 @@ class Comparison:
 def _gradients_off(
     both: Seen, first: Seen, second: Seen, rounded: Sequence[Seen]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """How far each gradient is from the mean of both parts', 0 where it may be rounding; the norms.
+    """Return how far each gradient is from the mean of both parts', 0 for rounding; and the norms.
 
     ``rounded``: steps that differ from ``both`` by rounding alone.
     """
@@ -287,7 +287,7 @@ def _gradients_off(
 
 
 def _norm(values: np.ndarray) -> float:
-    """Without the threads of a matrix library, which would wait for TensorFlow's (100 times as long)."""
+    """Compute a norm without a matrix library: its threads would wait for TensorFlow's (100 times longer)."""
     return float(np.sqrt(np.square(values).sum()))
 
 

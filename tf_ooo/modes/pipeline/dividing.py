@@ -27,7 +27,7 @@ _WHY_ONE = (
 
 
 def division_of(model: keras.Model, options: Pipeline) -> Division:
-    """How the model's batches are divided.  BackendError: the asked number cannot keep batch statistics."""
+    """Return how batches are divided. BackendError: the asked number cannot keep batch statistics."""
     names = keras_layers.normalizing_in_training(model)
     given, replicas = options.microbatches, options.replicas
     if names and options.batch_norm == WHOLE_BATCH:
@@ -52,7 +52,7 @@ def _refuse_several(names: Sequence[str], given: int | None, replicas: object, f
 
 
 def one_micro_batch_note(model: keras.Model, options: Pipeline) -> str:
-    """Why a batch stays whole, and what that costs; empty: nothing asks for it."""
+    """Say why a batch stays whole, and what that costs; empty: nothing asks for it."""
     names = keras_layers.normalizing_in_training(model) if options.batch_norm == WHOLE_BATCH else []
     if not names:
         return ""

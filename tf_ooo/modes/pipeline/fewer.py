@@ -19,7 +19,7 @@ _LEAST_GAIN = 0.02
 
 
 def on_best_devices(layers: Sequence[LayerCosts], units: Bounds, wanted: Wanted) -> Mesh:
-    """On all devices, or without the slowest ones, one after the other as long as that is faster.
+    """Plan on all devices, or without the slowest ones, one after the other as long as that is faster.
 
     Where no plan fits, without those that have the least memory: each replica holds all of a stage.
 

@@ -142,7 +142,7 @@ class PipelineSteps:
         return outputs
 
     def _go_on_with_stock(self, rest: list[Any], iterator: object) -> Any:
-        """From now on, also with what is left of this execution, whose logs it returns; None: nothing is."""
+        """Go on with stock, first with the rest of this execution, whose logs it returns; None: no rest."""
         self._bring_back()
         self._uncut, self._stock = 0, self._mode.distributed.stock
         if self._stock is None or not rest:
@@ -257,7 +257,7 @@ class PipelineSteps:
     # -- before the plan ---------------------------------------------------------------------------
 
     def _first_step(self, batch: object, iterator: object) -> Any:
-        """On one device; the last of them makes the plan."""
+        """Run a first step, on one device; the last of them makes the plan."""
         first = self._first
         if first is None:
             self._build(batch, iterator)
@@ -288,7 +288,7 @@ class PipelineSteps:
         return outputs
 
     def _compare(self, batch: object, first: FirstSteps, serial_s: float) -> None:
-        """With one device; where that may train instead, also in a fit that nobody knows the length of."""
+        """Compare with one device; where that may train instead, also in a fit of unknown length."""
         mode = self._mode
         asked, unknown = mode.options.compare, mode.distributed.steps is None
         compare = True if asked is None and unknown and mode.may_fall_back() else asked
@@ -408,7 +408,7 @@ class PipelineSteps:
             self._bring_back()
 
     def _bring_back(self) -> None:
-        """For another plan.  BackendError: a variable's worker is gone."""
+        """Bring the variables back for another plan. BackendError: a variable's worker is gone."""
         lost = self.restore()
         if lost:
             raise gone(lost, self._target.explain)

@@ -57,7 +57,7 @@ class Limit:
         return tuple(self.bytes - less for less in self.less_bytes or (0,) * devices)
 
     def explained(self, error: MemoryLimitError) -> MemoryLimitError:
-        """With who says so, where nobody asked for the limit, and with all limits, where they differ."""
+        """Add to an error who says so, where nobody asked for the limit, and limits, where they differ."""
         if self.bytes is None or not (self.reported or self.less_bytes):
             return error
         because = error.because

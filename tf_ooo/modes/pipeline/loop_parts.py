@@ -1,4 +1,4 @@
-"""How many loops the time steps of recurrent layers run in: cuts are between loops."""
+"""Chooses how many loops the time steps of recurrent layers run in: cuts are between loops."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ _MOST = 0.02
 
 @dataclass(frozen=True)
 class Checked:
-    """How states follow from micro-batches, and what compares later batches; None: they have one each."""
+    """Says how states follow from micro-batches, and what compares later batches; None: one each."""
 
     states: StateKinds
     later: LaterBatches | None = None

@@ -1,4 +1,4 @@
-"""How many replicas of a pipeline share the devices of one training process: each number is planned.
+"""Plans how many replicas of a pipeline share the devices of one training process: each number is tried.
 
 No TensorFlow here.
 """
@@ -116,7 +116,7 @@ class Mesh:
 
 
 def counts_of(replicas: int | str | None, devices: int, microbatches: int) -> tuple[int, ...]:
-    """How many replicas to try.
+    """Return how many replicas to try.
 
     Raises:
         OptionsError: the devices cannot be dealt out evenly to so many, or there are too few micro-batches.

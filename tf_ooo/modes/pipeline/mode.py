@@ -111,7 +111,7 @@ class PipelineMode:
         return self.company.engine
 
     def check(self, model: keras.Model, steps: int | None) -> None:
-        """Before anything has changed.
+        """Check all before anything has changed.
 
         BackendError: no such devices, a model that cannot be cut, or too little memory in this process.
         ScheduleError: a schedule's file.
@@ -142,7 +142,7 @@ class PipelineMode:
             )
 
     def _counts(self) -> tuple[int, ...]:
-        """How many replicas may share this process' devices.  OptionsError: they cannot."""
+        """Return how many replicas may share this process' devices. OptionsError: they cannot."""
         options, own = self.options, self.own
         if self.company.engine.size > 1:  # each process is one
             return (1,)
@@ -159,7 +159,7 @@ class PipelineMode:
         return self.counts[0] if len(self.counts) == 1 else 1
 
     def loops_of(self, model: keras.Model) -> int:
-        """In how many loops recurrent layers run their time steps; 1 where none can run in several."""
+        """Return in how many loops recurrent layers run their time steps; 1 where none can run in several."""
         options, target, recurrent = self.options, self.distributed.target, len(keras_loops.loops(model))
         if not recurrent:
             return 1
@@ -229,7 +229,7 @@ class PipelineMode:
         return None if self.one_device else own_steps.training()
 
     def steps_of(self, model: keras.Model, steps: int | None) -> PipelineSteps:
-        """With the plan of the fit before, where that was of the same step on the same devices."""
+        """Make the steps, with the former plan if that was of the same step on the same devices."""
         if in_host_memory(model):
             evaluate_in_host_memory(model)
         trained_before = self.distributed.known is not None
@@ -242,12 +242,12 @@ class PipelineMode:
         return PipelineSteps(self, model)
 
     def _look_again(self) -> None:
-        """At several devices: the fit before was too short to."""
+        """Look at several devices again: the fit before was too short to."""
         self.one_device, report = "", self.distributed.report
         report.fell_back, report.fallback_reason = False, ""
 
     def describe(self) -> Report:
-        """With the seconds of the steps so far."""
+        """Return the report with the seconds of the steps so far."""
         if self.pipeline is not None:
             fill_step_times(self.distributed.report, self.pipeline.step_s)
         return self.distributed.report
@@ -267,7 +267,7 @@ class PipelineMode:
         return not (limited or in_host_memory(model))
 
     def train_on_one_device(self, reason: str) -> None:
-        """From now on; in a later fit too, if one device was measured."""
+        """Train on one device from now on; in a later fit too, if one device was measured."""
         self.one_device, self.losing.advise = reason, None
         report = self.describe()
         fall_back(report, reason, expected=True)
@@ -301,7 +301,7 @@ class PipelineMode:
         return self._take(self._planned(step, costs), step, costs)
 
     def find_limit(self) -> None:
-        """Before a plan is made; ranks agree on it.  Blocks."""
+        """Find the limit before a plan is made; ranks agree on it. Blocks."""
         options, engine = self.options, self.company.engine
         self.limit = limit_of(options.memory_limit_bytes, self.distributed.target, engine)
 

@@ -10,7 +10,7 @@ from tf_ooo.report.texts import seconds_text
 
 
 def why_uncut(report: Report, devices: int, too_short: bool) -> str:
-    """Why one device goes on, before the model is cut; empty: several are predicted to be faster.
+    """Say why one device goes on, before the model is cut; empty: several are predicted to be faster.
 
     Also where one device cannot be measured (the model does not fit on it, ``compare=False``), unless that is
     because the fit is ``too_short``.
@@ -29,7 +29,7 @@ def why_uncut(report: Report, devices: int, too_short: bool) -> str:
 
 
 def why_back(report: Report) -> str:
-    """Why the model goes back to one device, when steps on several were measured; empty: they stay."""
+    """Say why the model goes back to one device, when steps on several were measured; empty: they stay."""
     gain, first = report.gain, report.gain_over_first
     if gain is None and first is not None and first.slower:
         return f"measured: {first.text}"

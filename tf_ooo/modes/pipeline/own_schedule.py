@@ -36,7 +36,7 @@ def check_own(file: ScheduleFile, devices: int, microbatches: int, replicas: int
 
 
 def stages_of(schedule: Schedule) -> int:
-    """How many stages there are."""
+    """Count the stages."""
     return len(schedule.stages) or 1 + max((task.stage for task in schedule.tasks), default=0)
 
 

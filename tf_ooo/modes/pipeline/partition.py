@@ -16,7 +16,7 @@ from tf_ooo.errors import OptionsError
 from tf_ooo.planning.building.by_name import Bounds
 from tf_ooo.planning.building.shortest_cut import cheapest, shortest_s
 
-# How much slower than the best cut the slowest stage may be, for less to send.
+# The slowest stage may be so much slower than in the best cut, for less to send.
 _SLACK = (1.0, 1.02, 1.05, 1.1, 1.2, 1.35, 1.6)
 
 

@@ -1,4 +1,4 @@
-"""How many rows ``predict`` passes through the stages at once, so that they keep the limit of memory.
+"""Finds how many rows ``predict`` passes through the stages at once, to keep the limit of memory.
 
 No TensorFlow here.
 """
@@ -31,7 +31,7 @@ class Pieces:
 
 
 def pieces_of(mesh: Mesh, rows: int, limit_bytes: int | None) -> Pieces:
-    """For a plan with micro-batches of up to ``rows`` rows; 0: not known, so that nothing is cut.
+    """Make the pieces of a plan with micro-batches of up to ``rows`` rows; 0: not known, nothing is cut.
 
     A forward pass is taken to need, beside the weights and slots of a device, all tensors of one layer at a
     time, for which training keeps those of each layer.  Of replicas each counts as in the plan, with copies

@@ -1,4 +1,4 @@
-"""How the states that a forward pass assigns follow from the micro-batches of a batch, found by comparing."""
+"""Finds by comparing how states that a forward pass assigns follow from the micro-batches of a batch."""
 
 from __future__ import annotations
 

@@ -93,7 +93,7 @@ class SingleDeviceMode:
 
 
 def _fill_peak(report: Report, controller: StepController) -> None:
-    """With batches as large as those that trained: graphs of Keras leave their rows open."""
+    """Fill the peak for batches as large as those that trained: graphs of Keras leave their rows open."""
     result, rows = controller.session.result, controller.rows
     report.batch_rows = rows or report.batch_rows
     if result is None or rows in (None, report.peak_rows) or not report.unknown_size_ops:
@@ -122,7 +122,7 @@ def executions_of_fit(steps: int | None, together: int) -> int | None:
 
 
 def _watched(controller: StepController) -> Watched | None:
-    """From the time on at which one order is kept."""
+    """Return what to watch, from the time on at which one order is kept."""
     session, report = controller.session, controller.report
     result = session.result
     if not controller.settled:
@@ -171,7 +171,7 @@ def controller_of_function(
 
 
 def _never_pays() -> str:
-    """Why comparing orders cannot pay on this process' device; empty where it may."""
+    """Say why comparing orders cannot pay on this process' device; empty where it may."""
     import tensorflow as tf
 
     on_cpu = not tf.config.list_physical_devices("GPU")

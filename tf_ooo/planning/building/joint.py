@@ -114,7 +114,7 @@ class _Gains:
                     yield gain, place, layer
 
     def least(self, layer: int) -> float:
-        """Below this, a dW stays where it is."""
+        """Return the least gain: below it, a dW stays where it is."""
         return max(_LEAST_GAIN * self.layers[layer].weight_grad_s, 1e-12)
 
     def of(self, place: int, layer: int) -> float:

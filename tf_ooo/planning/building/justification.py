@@ -22,7 +22,7 @@ _KINDS = ("F", "dO", "dW")
 
 @dataclass(frozen=True)
 class Order:
-    """When tasks end if none waits longer than it has to, and the order in which they begin."""
+    """Says when tasks end if none waits longer than it has to, and in which order they begin."""
 
     makespan_s: float
     end_s: list[float]
@@ -152,7 +152,7 @@ class StepTasks:
 
 
 def justified(tasks: StepTasks, place: Sequence[int], order: Order) -> Order:
-    """From the end, then from the beginning again; often shorter, but now and then longer."""
+    """Place tasks again from the end, then from the beginning; often shorter, but now and then longer."""
     return _again(tasks, place, _again(tasks, place, order, reverse=True))
 
 

@@ -111,7 +111,7 @@ def _inside(layers: Sequence[LayerCosts], layer: int, start_s: float, least_s: f
 
 
 def left_shares(cut: Cut) -> dict[str, float]:
-    """How much of each of the cut layer's tasks is to the left of the cut."""
+    """Return how much of each of the cut layer's tasks is to the left of the cut."""
     shares = {kind: float(place < cut.before) for place, kind in enumerate(cut.order)}
     if cut.share:
         shares[cut.order[cut.before]] = cut.share

@@ -60,7 +60,7 @@ class StagedLayers:
 
     @cached_property
     def inputs(self) -> list[list[tuple[int, float]]]:
-        """For each stage the stages that it reads, and how many bytes from each."""
+        """Return for each stage the stages that it reads, and how many bytes from each."""
         shape = Schedule(MODE, "stages", stages=self.bounds)
         return stage_inputs(shape, self.problem.layers, len(self.bounds))
 
@@ -152,7 +152,7 @@ def _cut(seconds: Sequence[float], limit_s: float, stages: int) -> tuple[tuple[i
 
 @dataclass(frozen=True)
 class Pace:
-    """How many forwards each device runs ahead of its first dO, and dW stay behind: int64 (devices,).
+    """Says how many forwards each device runs ahead of its first dO, and dW stay behind: int64 (devices,).
 
     A device that runs further ahead than the one before it would wait for itself.
     """
@@ -171,7 +171,7 @@ class Pace:
 
 
 def _fit(room_bytes: Floats, size_bytes: Floats) -> Floats:
-    """How many of a size fit, float64."""
+    """Return how many of a size fit, float64."""
     with np.errstate(divide="ignore", invalid="ignore"):
         count = np.floor(room_bytes / size_bytes + 1e-9)
     return np.where(size_bytes > 0, count, np.inf)

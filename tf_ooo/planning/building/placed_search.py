@@ -13,7 +13,7 @@ import numpy as np
 from tf_ooo.planning.building.justification import Order, StepTasks, justified, shortest_justified
 from tf_ooo.planning.model.arrays import Floats, Ints
 
-# How much longer than the order before one may be that is gone on with: so much at first, in the end nothing.
+# Acceptance threshold: the search goes on with an order that is so much longer; it decays to nothing.
 _TOLERANCE = 0.004
 _ROUNDS = 6
 # The placements to begin with get this share of all that is placed.

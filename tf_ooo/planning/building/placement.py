@@ -22,7 +22,7 @@ _SWEEPS = 20
 
 
 def placements(seconds: Floats, devices: int) -> Iterator[Ints]:
-    """In turn, then balanced, int64 (stages,); ``seconds`` of F, dO and dW of each stage, (3, stages)."""
+    """Yield stages in turn, then balanced, int64 (stages,); ``seconds`` of F, dO and dW, (3, stages)."""
     in_turn = np.arange(seconds.shape[1]) % devices
     yield in_turn
     for weight, power in _TASTES:
@@ -39,7 +39,7 @@ class _Balancing:
     power: int
 
     def balanced(self, start: Ints) -> Ints:
-        """By exchanging two stages of a round as long as that makes loads more alike."""
+        """Balance by exchanging two stages of a round as long as that makes loads more alike."""
         loads = np.stack([self.seconds.sum(axis=0), self.seconds[0], self.seconds[1]])
         means = loads.sum(axis=1, keepdims=True) / self.devices
         self.loads: Floats = loads / np.where(means > 0, means, 1.0)

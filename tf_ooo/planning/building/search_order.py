@@ -45,7 +45,7 @@ class Solution:
 
 @dataclass
 class Effort:
-    """How long to search: a number of evaluations, and seconds if that is to end it earlier."""
+    """Says how long to search: a number of evaluations, and seconds if that is to end it earlier."""
 
     evaluations: int
     budget_s: float | None = None

@@ -30,7 +30,7 @@ class StageTimes:
 
 @dataclass(frozen=True)
 class Style:
-    """How a device chooses.
+    """Says how a device chooses.
 
     ``yielding``: a dW lets a ready F or dO pass.  ``fill``: what a gap is filled with first, dW or F (with
     dO). ``patience``: only with what ends, times this, before the next F or dO is known to be ready.
@@ -133,7 +133,7 @@ class _Squeezing:
         return list(choices.values())
 
     def _ready_s(self, task: Task) -> float | None:
-        """When all that a task needs is there; None while that is not known."""
+        """Return when all that a task needs is there; None while that is not known."""
         kind, stage, batch = task.kind, task.stage, task.microbatch
         if kind == "dW":
             return self.end_s["dO"][stage][batch]

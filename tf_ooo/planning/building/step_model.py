@@ -122,7 +122,7 @@ def _in_order(ready_s: Sequence[float], seconds: Sequence[float], order: Sequenc
 
 
 def _sources(relation: Relation) -> tuple[dict[int, list[int]], dict[int, list[int]]]:
-    """For each node what it needs in the same step, and in the step before."""
+    """Return for each node what it needs in the same step, and in the step before."""
     same: dict[int, list[int]] = {}
     before: dict[int, list[int]] = {}
     for edges in relation.edges:
@@ -133,6 +133,6 @@ def _sources(relation: Relation) -> tuple[dict[int, list[int]], dict[int, list[i
 
 
 def _restricted(nodes: list[int], needs: dict[int, list[int]], wanted: list[int]) -> list[list[int]]:
-    """For each node the places in ``wanted`` of what it needs."""
+    """Return for each node the places in ``wanted`` of what it needs."""
     place = {node: number for number, node in enumerate(wanted)}
     return [[place[source] for source in needs.get(node, ()) if source in place] for node in nodes]

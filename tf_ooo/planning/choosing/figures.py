@@ -39,12 +39,12 @@ def one_device_s(schedule: Schedule, layers: Sequence[LayerCosts]) -> float:
 
 
 def over_one_device(trial: Trial) -> float | None:
-    """How many times as fast as one device; None where nothing takes time."""
+    """Return how many times as fast as one device it is; None where nothing takes time."""
     return one_device_s(trial.schedule, trial.problem.layers) / trial.step_s if trial.step_s else None
 
 
 def over(trial: Trial, other: Trial) -> float | None:
-    """How many times as many micro-batches a second as another; None where nothing takes time."""
+    """Return how many times as many micro-batches a second it does as another; None: nothing takes time."""
     rate = microbatches_per_s(other)
     return microbatches_per_s(trial) / rate if trial.step_s and other.step_s else None
 
@@ -78,7 +78,7 @@ class Squeezed:
 
     @property
     def in_short(self) -> str:
-        """For a table."""
+        """Say it for a table."""
         return f"limit: +{self.slower:.0%}" if self.slower >= _SAME else "limit: +0%"
 
     def __str__(self) -> str:
@@ -124,7 +124,7 @@ class Recomputed:
 
     @property
     def in_short(self) -> str:
-        """For a table."""
+        """Say it for a table."""
         return f"recomputes {len(self.layers)} of {self.count} layers"
 
     def __str__(self) -> str:
@@ -151,7 +151,7 @@ def recomputation(candidate: Candidate) -> Recomputed | None:
 
 
 def _plain(problem: Problem) -> Problem:
-    """Without a limit, and without anything that runs again."""
+    """Return the problem without a limit, and without anything that runs again."""
     layers = problem.plain or problem.layers
     return dataclasses.replace(problem, layers=layers, recomputed=(), plain=(), memory_limit_bytes=None)
 

@@ -38,7 +38,7 @@ def step_s(timeline: Timeline) -> float:
 
 @dataclass(frozen=True)
 class Clock:
-    """How the seconds of a step are told; ``steps`` None: so many are simulated as show the steady state."""
+    """Says how the seconds of a step are told; ``steps`` None: as many are simulated as it takes."""
 
     step_s: Callable[[Timeline], float] = step_s
     steps: int | None = None
@@ -202,7 +202,7 @@ def choose(candidates: Sequence[Candidate], rank: Rank = shortest, why: str = ""
 
 
 def _reasons(candidates: Sequence[Candidate]) -> str:
-    """Why none can be taken, each reason once; of many that which most have, and how to see the others."""
+    """Say why none can be taken, each reason once; of many, the most common, and how to see the others."""
     names: dict[str, list[str]] = {}
     for candidate in candidates:
         names.setdefault(candidate.reason, []).append(candidate.name)

@@ -133,7 +133,7 @@ def _stored(schedule: Schedule) -> tuple[dict[int, int], dict[int, int]]:
 
 
 def _fewer(problem: Problem, best: Trial, within: Make) -> Trial:
-    """Without layers that the limit does not need, those of most seconds first."""
+    """Leave out layers that the limit does not need, those of most seconds first."""
     costly = sorted(best.problem.recomputed, key=lambda number: -problem.own_layers[number].forward_s)
     for number in costly[:_LEFT_OUT] if len(best.schedule.tasks) <= _TASKS_TO_SEARCH else ():
         chosen = set(best.problem.recomputed) - {number}

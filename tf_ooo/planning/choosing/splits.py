@@ -1,4 +1,4 @@
-"""How to divide devices into replicas of a pipeline: every division, planned and simulated."""
+"""Divides devices into replicas of a pipeline: every division, planned and simulated."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Split:
 
     @property
     def over_one_device(self) -> float | None:
-        """How many times as fast as one device that does the work of all replicas."""
+        """Return how many times as fast it is as one device that does the work of all replicas."""
         if self.plan is None or not self.step_s:
             return None
         schedule, layers = self.plan.trial.schedule, self.plan.problem.layers

@@ -260,7 +260,7 @@ def stage_sums(schedule: Schedule, layers: Sequence[LayerCosts], cost: str, stag
 def stage_inputs(
     schedule: Schedule, layers: Sequence[LayerCosts] | None, stages: int
 ) -> list[list[tuple[int, float]]]:
-    """For each stage the stages that it reads, and how many bytes from each."""
+    """Return for each stage the stages that it reads, and how many bytes from each."""
     if layers is None:
         return [[(stage - 1, 0.0)] if stage else [] for stage in range(stages)]
     stage_of = {layer: stage for stage in range(stages) for layer in schedule.layers_of(stage)}

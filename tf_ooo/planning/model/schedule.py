@@ -130,7 +130,7 @@ class Schedule:
 
     @property
     def devices(self) -> int:
-        """How many devices there are: one more than the highest number."""
+        """Return how many devices there are: one more than the highest number."""
         return max((device for device, _ in self.lanes), default=0) + 1
 
     @property
@@ -141,7 +141,7 @@ class Schedule:
 
     @property
     def steps_ahead(self) -> int:
-        """How many steps later the last of the tasks is that another one waits for, see ``after``."""
+        """Return how many steps later the last task is that another one waits for, see ``after``."""
         return max((steps for _, _, steps in self.after), default=0)
 
     def layers_of(self, stage: int) -> range:

@@ -200,7 +200,7 @@ def _yes(key: str, value: str) -> bool:
 
 
 _whole, _seconds = functools.partial(_number, kind=int), functools.partial(_number, kind=float)
-# How each entry is read, and what it is where it is left out.
+# Each entry is read like this, and is this where it is left out.
 _ENTRIES: dict[str, tuple[Callable[[str, str], Any], Any]] = {
     "mode": (_word, ""),
     "policy": (_word, ""),

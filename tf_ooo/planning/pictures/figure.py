@@ -156,7 +156,7 @@ def _hover_columns(bars: Bars, schedule: Schedule, unit: style.Unit) -> Floats:
 
 
 def _layer_texts(bars: Bars, run: Run) -> list[str] | None:
-    """For each bar the names of its stage's layers."""
+    """Return for each bar the names of its stage's layers."""
     if not run.layers:
         return None
     schedule = run.timeline.schedule

@@ -14,7 +14,7 @@ from tf_ooo.planning.model.relation import Relation
 from tf_ooo.planning.model.schedule import Schedule, Task, TaskList
 from tf_ooo.planning.policies.policy import BY_COSTS, Policy
 
-# How much slower than the best the slowest processor may be, if that sends less; simulated one by one.
+# The slowest processor may be so much slower than the best, if that sends less; simulated one by one.
 _SLACKS = (0, 2, 5, 10, 20, 50)
 _SLACK, _SHARES = "slack_percent", "lower_shares"
 
@@ -98,7 +98,7 @@ def place(layers: Sequence[LayerCosts], cuts: Sequence[Cut]) -> Placement:
 
 
 def _pieces(takes: Mapping[str, float], inside: Sequence[Cut]) -> dict[str, list[tuple[int, float]]]:
-    """For each task of a layer its parts: how many of the layer's cuts lie before it, and its share."""
+    """Return each task's parts: how many of the layer's cuts lie before it, and its share."""
     order = inside[0].order if inside else ("F", "dO", "dW")
     pieces: dict[str, list[tuple[int, float]]] = {}
     for place_, kind in enumerate(order):
@@ -121,7 +121,7 @@ def _within_limit(problem: Problem, placement: Placement) -> Schedule:
 
 
 def _pauses(slowest: int) -> Iterator[int]:
-    """From no pause to one micro-batch after the other; on a slow link that is millions of rounds."""
+    """Yield pauses, up to one micro-batch after the other; on a slow link that is millions of rounds."""
     pause = 1
     while pause < slowest:
         yield pause
@@ -130,7 +130,7 @@ def _pauses(slowest: int) -> Iterator[int]:
 
 
 def _depths(problem: Problem, placement: Placement) -> dict[Task, int]:
-    """How many rounds after its micro-batch's first task each task runs."""
+    """Return how many rounds after its micro-batch's first task each task runs."""
     relation = Relation(
         _schedule(problem, placement, dict.fromkeys(placement.processor, 0), 1, 1), problem.layers
     )

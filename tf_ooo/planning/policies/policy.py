@@ -20,7 +20,7 @@ BackwardOrder = Callable[[Sequence[int], frozenset[Task]], list[Task]]
 
 @dataclass(frozen=True)
 class Chunks:
-    """How many stages a policy puts on each device of a pipeline.
+    """Says how many stages a policy puts on each device of a pipeline.
 
     Attributes:
         tried: the numbers to compare where none is asked for.

@@ -68,7 +68,7 @@ def _searched(stages: StagedLayers) -> tuple[list[int], StepTasks, Order]:
 
 
 def _effort(problem: Problem) -> float:
-    """Less with a memory limit, for which several cuts are tried, and nothing where layers run again, too.
+    """Return a smaller effort with a limit, for which several cuts are tried; 0 where layers run again.
 
     Small problems are searched alike: what needs least needs no more than what is fastest.
     """

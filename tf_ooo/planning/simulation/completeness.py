@@ -68,7 +68,7 @@ def never_start(relation: Relation) -> Bools:
 
 
 def lane_kinds(relation: Relation) -> Ints:
-    """For each lane of the schedule whether its order is fixed or its tasks run by priority."""
+    """Return for each lane of the schedule whether its order is fixed or its tasks run by priority."""
     by_priority = [lane in relation.schedule.priority_lanes for lane in relation.lanes]
     return np.where(by_priority, LaneKind.PRIORITY, LaneKind.ORDERED).astype(np.int8)
 
@@ -94,7 +94,7 @@ def deadlock(relation: Relation) -> ScheduleError:
 
 
 def _waits(relation: Relation, stuck: Bools) -> dict[int, tuple[int, str]]:
-    """For each node that never starts, one that it waits for and why: data before the lane's order."""
+    """Return, for each node that never starts, one that it waits for and why: data before lanes' order."""
     waits: dict[int, tuple[int, str]] = {}
     for node in np.flatnonzero(stuck).tolist():
         lane = int(relation.lane[node])

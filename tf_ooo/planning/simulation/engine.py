@@ -76,7 +76,7 @@ class _Paths:
         self.head[lane], self.clock_s[lane] = node, now
 
     def _ready(self, node: int, now: float) -> tuple[float, int]:
-        """When a node can start, and -1; or a node that must be done before."""
+        """Return when a node can start, and -1; or a node that must be done before."""
         for edge in range(self.first[node], self.first[node + 1]):
             source = self.source[edge]
             if not self.done[source]:

@@ -67,7 +67,7 @@ class _Waves:
         return self._next(lanes)
 
     def _ready_s(self, nodes: Ints, source: Ints) -> Floats:
-        """When what nodes wait for is there, NaN if it is not done; ``source`` becomes what is not."""
+        """Return when what nodes wait for is there, NaN if it is not done; ``source`` becomes what is not."""
         ready_s = self.end[source]
         if self.lag_s is not None:
             ready_s += self.lag_s[nodes]

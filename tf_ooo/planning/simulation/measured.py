@@ -22,7 +22,7 @@ _ON_STREAMS_OF_THEIR_OWN = ("comm", "U")
 
 
 class Ran(NamedTuple):
-    """When a task ran, in seconds since a moment that all tasks share, and the seconds of its ops, added up.
+    """Says when a task ran, in seconds since a moment that all tasks share, and the sum of its ops' seconds.
 
     Where several of its ops ran at once, or it waited between two, these are not the seconds in between.
     """
@@ -164,7 +164,7 @@ def against_plan(
     why: str = "",
     there: Collection[Task] | None = None,
 ) -> list[str]:
-    """How what ran differs from the plan, in a few lines.
+    """Say how what ran differs from the plan, in a few lines.
 
     Args:
         schedule: as planned.

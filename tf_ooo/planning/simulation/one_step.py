@@ -32,7 +32,7 @@ def one_step(timeline: Timeline) -> Timeline:
 
 
 def _round(timeline: Timeline) -> Timeline:
-    """From the middle micro-batch's first task on, for as long as a micro-batch takes in the steady state."""
+    """Cut out the steady state: from the middle micro-batch's first task on, for one micro-batch's time."""
     schedule, events = timeline.schedule, list(timeline.iter_events())
     middle = [event.start_s for event in events if event.task.microbatch == schedule.microbatches // 2]
     first_s = min(middle, default=0.0)

@@ -1,4 +1,4 @@
-"""How long a schedule takes and how much memory it needs, by discrete-event simulation."""
+"""Simulates, event by event, how long a schedule takes and how much memory it needs."""
 
 from __future__ import annotations
 
@@ -249,7 +249,7 @@ class _Links:
         self.nodes = self.producer if self.instant else np.arange(len(unique)) + len(device)
 
     def messages(self, start: Floats, end: Floats) -> MessageColumns:
-        """When each occupies its link; at the end of the task that sends it, where that takes no time."""
+        """Return when each occupies its link; at its sender's end, where that takes no time."""
         begin_s, end_s = (end if self.instant else start)[self.nodes], end[self.nodes]
         return MessageColumns(self.source_device, self.target_device, self.size_bytes, begin_s, end_s)
 

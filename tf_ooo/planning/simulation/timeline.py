@@ -81,7 +81,7 @@ class Timeline:
 
     @property
     def steps(self) -> int:
-        """How many steps were run."""
+        """Return how many steps were run."""
         return len(self.start_s)
 
     @cached_property
@@ -123,7 +123,7 @@ class Timeline:
 
     @cached_property
     def busy_s(self) -> list[float]:
-        """For each device, seconds in which at least one of its streams computes (comm does not)."""
+        """Return for each device the seconds in which one of its streams computes (comm does not)."""
         if self.measured_busy_s:
             return list(self.measured_busy_s)
         return [self._busy_s(device) for device in range(self.schedule.devices)]

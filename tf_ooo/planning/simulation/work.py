@@ -11,7 +11,7 @@ from tf_ooo.planning.model.arrays import Floats, Ints
 
 
 class LaneKind(enum.IntEnum):
-    """How a lane takes its next node."""
+    """Says how a lane takes its next node."""
 
     ORDERED = 0
     PRIORITY = 1

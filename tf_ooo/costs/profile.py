@@ -181,7 +181,7 @@ def medians(sums: Sequence[Mapping[str, float]]) -> dict[str, float]:
     return {name: statistics.median(s[name] for s in sums if name in s) for name in names}
 
 
-# A rate says how much each second counts for an op while so many threads run ops, and so many parts of one.
+# A rate says what a second counts for an op while so many threads run ops, and so many work on parts of one.
 _Rate = Callable[[int, int], float]
 
 

@@ -22,7 +22,7 @@ _OTHER_KINDS = "others"
 _OUTNUMBERED = 2
 # A step that took so many times the median was interrupted: that is not how much steps differ.
 _INTERRUPTED = 1.5
-# The best so many of several rewritten steps are compared with stock.
+# After so many of each of several rewritten steps the best one is compared with stock.
 _SELECTED = 2
 # The share of the steps whose distance from the median is the noise or less.
 _WITHIN_NOISE = 0.75

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 MODE = "data_parallel"
 _SIZES = (64 * 1024, 256 * 1024, 1024**2, 4 * 1024**2)
-# Each size is sent so many times at least, and so many bytes: a network lets part of fewer through at once.
+# Each size is sent so often at least, and so many bytes of it: a network lets a part of less through at once.
 _MESSAGES, _STREAM_BYTES = 6, 4 * 1024**2
 _REPEATS = 3
 # The share of the best bandwidth that is worth messages four times as large.
@@ -43,7 +43,7 @@ _GOOD = 0.85
 # 1.00, with 64 KiB under way 0.98, 1 MiB 1.06, 2 MiB 0.99.
 _LEAST_FLIGHT_BYTES = 1024**2
 _SEARCH_S, _SLICED_SEARCH_S = 5.0, 2.0
-# Computing may take this part of what the profiler showed; the range of a factor is halved so often.
+# Computing may take so many times what the profiler showed; the range of a factor is halved so often.
 _FACTORS, _HALVINGS = (1 / 4, 4.0), 16
 # A predicted gain below this is within what the model of a step leaves out: slices have to promise more.
 WORTH = 0.02

@@ -27,7 +27,7 @@ from tf_ooo.planning.model.schedule import Task
 from tf_ooo.rewriting.ordering import firsts_of, lasts_of, order_lane
 
 _NAME = "tf_ooo_turn"
-# Ops that are given have nothing to wait for.
+# A given input has no op to wait for.
 _NO_WORK = ("Const", "NoOp", "Placeholder")
 _LANE = tuple(Task(kind, 0) for kind in ("F", "dO", "dW"))
 _SEED, _SECOND = "seed", "seed2"

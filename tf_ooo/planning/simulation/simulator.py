@@ -63,7 +63,7 @@ def simulate(
         raise deadlock(relation)
     start_s, end_s = plan.order(start), plan.order(end)
     memory = MemoryUse(relation, layers, start_s, end_s).curves()
-    # A timeline can be pickled if its function belongs to this module.
+    # A timeline with a function of this module can be pickled.
     repeat = functools.partial(simulate, schedule, layers, between)
     messages = links.messages(start, end)
     return Timeline(schedule, start_s, end_s, memory, messages, repeat, fullest_s=_fullest_s(work))

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import datetime
 import importlib
-import sys
 import time
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 
@@ -19,7 +20,7 @@ from benchmarks.paper.command import paper
 from benchmarks.planner import planner
 from benchmarks.processes import BenchmarkError, end_cleanly
 
-ALL = "all"
+ALL, _PATH = "all", click.Path(path_type=Path)
 
 
 @click.group()
@@ -30,27 +31,21 @@ def main() -> None:
 @main.command()
 @click.argument("what", metavar="SUITE", type=click.Choice((*SUITES, ALL)))
 @click.option("--quick", is_flag=True, help="Run a few cases of each suite, in under five minutes.")
-@click.option(
-    "--case",
-    "only",
-    multiple=True,
-    help="Run only the case of this name, or else those whose names have this text.",
-)
+@click.option("--case", "only", multiple=True,
+              help="Run only the case of this name, or else those whose names have this text.")  # fmt: skip
 @click.option("--turns", type=click.IntRange(1), help="Run each way so many times.  [default: the case's]")
-@click.option("--rows", "folder", type=click.Path(path_type=Path), default=ROWS,
-              show_default="benchmarks/rows", help="Keep the rows in this folder.")  # fmt: skip
+@click.option("--rows", "folder", type=_PATH, default=ROWS, show_default="benchmarks/rows",
+              help="Keep the rows in this folder.")  # fmt: skip
 def run(what: str, quick: bool, only: tuple[str, ...], turns: int | None, folder: Path) -> None:
     """Run the cases of a suite, or of all; a case that cannot run here says why and is skipped."""
     end_cleanly()
-    of_suites = [
-        (suite, case) for suite in (SUITES if what == ALL else (what,)) for case in cases_of(suite, quick)
-    ]
-    chosen = [(suite, case) for suite, case in of_suites if not only or case.name in only]
-    chosen = chosen or [(suite, case) for suite, case in of_suites if any(text in case.name for text in only)]
+    suites, failed = SUITES if what == ALL else [what], []
+    cases = [(suite, case) for suite in suites for case in cases_of(suite, quick)]
+    chosen = [(suite, case) for suite, case in cases if not only or case.name in only]
+    chosen = chosen or [(suite, case) for suite, case in cases if any(text in case.name for text in only)]
     if not chosen:
-        asked, names = " or ".join(map(repr, only)), "; ".join(case.name for _, case in of_suites)
+        asked, names = " or ".join(map(repr, only)), "; ".join(case.name for _, case in cases)
         raise click.ClickException(f"no case of {what} has {asked} in its name; there are: {names}")
-    failed = []
     for number, (suite, case) in enumerate(chosen, 1):
         click.echo(f"{suite}, {number} of {len(chosen)}: {case.name}")
         try:
@@ -65,12 +60,10 @@ def run(what: str, quick: bool, only: tuple[str, ...], turns: int | None, folder
 def run_case(suite: str, case: Case, turns: int | None, folder: Path) -> None:
     """Run one case, keep its rows and print them."""
     runner: Runner = importlib.import_module(f"benchmarks.runners.{case.runner}")
-    reason = runner.why_not(case)
-    if reason:
+    if reason := runner.why_not(case):
         click.echo(f"    skipped: {reason}")
         return
-    if turns is not None:
-        case = Case(**{**case.__dict__, "turns": turns})
+    case = replace(case, turns=turns or case.turns)
     began, since_s = datetime.datetime.now(datetime.UTC), time.monotonic()
     measured = runner.run(case)
     for name, why in measured.not_run.items():
@@ -83,51 +76,43 @@ def run_case(suite: str, case: Case, turns: int | None, folder: Path) -> None:
 
 
 @main.command()
-@click.option("--rows", "folder", type=click.Path(path_type=Path, exists=True), default=ROWS,
-              show_default="benchmarks/rows", help="Read the rows of this folder.")  # fmt: skip
+@click.option("--rows", "folder", type=_PATH, default=ROWS, show_default="benchmarks/rows",
+              help="Read the rows of this folder.")  # fmt: skip
 @click.option("--page", "pages", multiple=True, type=click.Path(path_type=Path, exists=True),
               help="Make the tables of this Markdown file anew.")  # fmt: skip
-@click.option("--pictures", type=click.Path(path_type=Path), help="Draw the pictures into this folder.")
+@click.option("--pictures", type=_PATH, help="Draw the pictures into this folder.")
 def report(folder: Path, pages: tuple[Path, ...], pictures: Path | None) -> None:
     """Say what kept rows come to: tables here or in pages, and pictures."""
-    from benchmarks.report.page import tables_of, write_pages  # pandas takes a second to import
+    from benchmarks.report.page import tables_of, with_tables  # pandas takes a second to import
 
     rows = read(folder)
     if not rows:
         raise click.ClickException(f"no rows are kept in {folder}: run a suite first")
-    if pages:
-        write_pages(pages, rows)
-    else:
-        for name, table in tables_of(rows).items():
-            click.echo(f"## {name}\n\n{table}")
+    tables = tables_of(rows)
+    for page in pages:
+        page.write_text(with_tables(page.read_text(), tables))
+    for name, table in {} if pages else tables.items():
+        click.echo(f"## {name}\n\n{table}")
     if pictures:
         from benchmarks.report.pictures import draw
 
         draw(rows, pictures)
 
 
-def lines_of(rows: list[Row]) -> list[str]:
+def lines_of(rows: list[Row]) -> Iterator[str]:
     """Say what each way came to, and ours beside the strongest baseline."""
-    lines = []
     for row in sorted(rows, key=lambda row: median(row.turns_s)):
+        middle, low, high = (1e3 * of(row.turns_s) for of in (median, min, max))
         predicted = f", predicted {row.predicted_s * 1e3:.1f}" if row.predicted_s else ""
         bits = f", bits: {row.bits}" if row.bits else ""
-        spread = f"{min(row.turns_s) * 1e3:.1f} to {max(row.turns_s) * 1e3:.1f}"
-        lines.append(
-            f"{row.way:<28} {median(row.turns_s) * 1e3:9.1f} ms ({spread}){predicted}{bits}; {row.had_by}"
-        )
-    for of in compared(rows):
-        between = "" if of.gain.low is None else f" ({of.gain.low:.3f} to {of.gain.high:.3f})"
-        lines.append(
-            f"{of.ours.way} is {of.gain.ratio:.3f}{between} times as fast as {of.baseline.way}: "
-            f"{of.gain.verdict}"
-        )
-    return lines
+        yield f"{row.way:<28} {middle:9.1f} ms ({low:.1f} to {high:.1f}){predicted}{bits}; {row.had_by}"
+    for ours, baseline, gain in compared(rows):
+        between = "" if gain.low is None else f" ({gain.low:.3f} to {gain.high:.3f})"
+        yield f"{ours.way} is {gain.ratio:.3f}{between} times as fast as {baseline.way}: {gain.verdict}"
 
 
 main.add_command(paper)
 main.add_command(planner)
 
-
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -12,18 +12,14 @@ STOCK, PYTORCH, OURS, NOBODY = "stock", "pytorch", "tf_ooo", "nobody"
 
 @dataclass(frozen=True)
 class Way:
-    """One way to train what a case names.
+    """One way to train what a case names, under the name that stands in rows, such as ``1f1b``.
 
-    Attributes:
-        name: stands in rows and tables, such as ``1f1b``.
-        had_by: one of :data:`STOCK`, :data:`PYTORCH`, :data:`OURS`, :data:`NOBODY`.  ``auto`` alone is ours;
-            what nobody can have shows a part of a gain and is no baseline.
-        options: what the runner needs to know of it, as JSON.
+    ``auto`` alone is ours; what nobody can have shows a part of a gain and is no baseline.
     """
 
     name: str
     had_by: str
-    options: Mapping[str, Any] = field(default_factory=dict)
+    options: Mapping[str, Any] = field(default_factory=dict)  # what the runner needs to know of it, as JSON
 
     @property
     def is_baseline(self) -> bool:
@@ -33,61 +29,36 @@ class Way:
 
 @dataclass(frozen=True)
 class Case:
-    """One setting.
+    """One setting."""
 
-    Attributes:
-        name: is unique in its list, such as ``gpt, 8 devices, 5 ms``.
-        mode: is where the result table has it: ``emulated``, ``pipeline``, ``data_parallel``, ``mesh``, ...
-        runner: a module of :mod:`benchmarks.runners`.
-        ways: take turns in this order, which moves on by one way in each turn.
-        parameters: what the runner needs to know, as JSON; they stand in each row.
-        turns: how many times each way runs.
-    """
-
-    name: str
-    mode: str
-    runner: str
-    ways: tuple[Way, ...]
-    parameters: Mapping[str, Any] = field(default_factory=dict)
-    turns: int = 12
+    name: str  # unique in its list, such as "gpt, 8 devices, 5 ms"
+    mode: str  # where the result table has it, such as "data_parallel"
+    runner: str  # a module of benchmarks.runners
+    ways: tuple[Way, ...]  # take turns in this order, which moves on by one way in each turn
+    parameters: Mapping[str, Any] = field(default_factory=dict)  # of the runner, as JSON; each row has them
+    turns: int = 12  # of each way
 
 
 @dataclass(frozen=True)
 class WayRun:
-    """This is what one way came to.
+    """This is what one way came to."""
 
-    Attributes:
-        turns_s: seconds of a training step in each turn, in the order of the turns.
-        predicted_s: what the plan said before the run; None where there is no plan.
-        bits: a check sum of all trained weights at the end; None where no weights were trained.
-        largest_difference: the largest relative difference of a trained weight from stock ``fit``'s.
-        about: what else is known, as JSON: the schedule that ran, its chunks, a reason to fall back.
-    """
-
-    turns_s: list[float]
-    predicted_s: float | None = None
-    bits: int | None = None
-    largest_difference: float | None = None
-    about: dict[str, Any] = field(default_factory=dict)
+    turns_s: list[float]  # seconds of a training step in each turn, in the order of the turns
+    predicted_s: float | None = None  # what the plan said before the run; None: there is no plan
+    bits: int | None = None  # a check sum of all trained weights at the end; None: they are not compared
+    largest_difference: float | None = None  # of a trained weight from stock fit's, relative
+    about: dict[str, Any] = field(default_factory=dict)  # as JSON: the schedule, a reason to fall back, ...
 
 
 @dataclass(frozen=True)
 class Measured:
-    """A runner returns this.
+    """A runner returns this."""
 
-    Attributes:
-        ways: by name, without those that could not run.
-        stock_bits: the check sum of stock ``fit`` after as many steps; None: no way was compared with it.
-        cores: what each worker had of a core; None: all processes had the whole machine.
-        about: what holds for the whole run: weights of the model, seconds of a task, the link.
-        not_run: reasons, by the name of a way.
-    """
-
-    ways: dict[str, WayRun]
-    stock_bits: int | None = None
-    cores: float | None = None
-    about: dict[str, Any] = field(default_factory=dict)
-    not_run: dict[str, str] = field(default_factory=dict)
+    ways: dict[str, WayRun]  # by name, without those that could not run
+    stock_bits: int | None = None  # of stock fit after as many steps; None: no way was compared with it
+    cores: float | None = None  # what each worker had of a core; None: all processes had the whole machine
+    about: dict[str, Any] = field(default_factory=dict)  # of the whole run: weights of the model, the link
+    not_run: dict[str, str] = field(default_factory=dict)  # reasons, by the name of a way
 
 
 class Runner(Protocol):
@@ -100,10 +71,11 @@ class Runner(Protocol):
         """Run all ways in turns, in processes of their own."""
 
 
-def check(case: Case) -> None:
-    """Raise ValueError where two ways share a name or ours is missing."""
-    names: Sequence[str] = [way.name for way in case.ways]
+def check(case: Case) -> Case:
+    """Return the case; ValueError where two ways share a name or ours is missing."""
+    names = [way.name for way in case.ways]
     if len(set(names)) < len(names):
         raise ValueError(f"{case.name}: two ways have one name among {', '.join(names)}")
     if not any(way.had_by == OURS for way in case.ways):
         raise ValueError(f"{case.name}: no way is ours")
+    return case

@@ -4,31 +4,25 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from scipy.stats import bootstrap
 
-from benchmarks.case import OURS, PYTORCH, STOCK
+from benchmarks.case import OURS
 from benchmarks.kept import Row
 
 WON, LOST, NO_DIFFERENCE = "won", "lost", "no difference"
 # With fewer pairs a resampled median says little: such a gain has no interval, and nothing is won.
 LEAST_PAIRS = 6
-_CONFIDENCE, _RESAMPLES, _SEED = 0.95, 4999, 0
+_RESAMPLES, _SEED = 4999, 0
 
 
-@dataclass(frozen=True)
-class Gain:
-    """How many times as fast as a baseline a way is.
+class Gain(NamedTuple):
+    """How many times as fast as a baseline a way is."""
 
-    Attributes:
-        ratio: the median over turns of the baseline's seconds through the way's, of the same turn.
-        low, high: the 95% interval of that median by the percentile bootstrap (Efron 1979); None: there are
-            fewer than :data:`LEAST_PAIRS` pairs.
-    """
-
-    ratio: float
+    ratio: float  # the median over turns of the baseline's seconds through the way's, of the same turn
+    # The 95% interval of that median by the percentile bootstrap (Efron 1979); None: too few pairs.
     low: float | None
     high: float | None
     pairs: int
@@ -42,32 +36,20 @@ class Gain:
 
 
 def gain_of(baseline_s: Sequence[float], ours_s: Sequence[float]) -> Gain:
-    """Compare two ways turn by turn.
-
-    Raises:
-        ValueError: there are no turns, or not equally many of both.
-    """
+    """Compare two ways turn by turn; ValueError: there are no turns, or not equally many of both."""
     if not len(ours_s) or len(baseline_s) != len(ours_s):
         raise ValueError(f"{len(baseline_s)} turns of the baseline and {len(ours_s)} of ours are no pairs")
     ratios = np.asarray(baseline_s) / np.asarray(ours_s)
     middle = float(np.median(ratios))
     if len(ratios) < LEAST_PAIRS:
         return Gain(middle, None, None, len(ratios))
-    resampled = bootstrap(
-        (ratios,),
-        np.median,
-        confidence_level=_CONFIDENCE,
-        n_resamples=_RESAMPLES,
-        method="percentile",
-        rng=np.random.default_rng(_SEED),
-    )
-    low, high = resampled.confidence_interval
+    how = {"n_resamples": _RESAMPLES, "method": "percentile", "rng": np.random.default_rng(_SEED)}
+    low, high = bootstrap((ratios,), np.median, confidence_level=0.95, **how).confidence_interval
     return Gain(middle, float(low), float(high), len(ratios))
 
 
-@dataclass(frozen=True)
-class Compared:
-    """Ours beside a baseline of the same run."""
+class Compared(NamedTuple):
+    """Ours beside the strongest baseline of the same run."""
 
     ours: Row
     baseline: Row
@@ -90,10 +72,12 @@ def turns_of(row: Row) -> list[float]:
     return [seconds / alone_s for seconds in row.turns_s]
 
 
-def strongest(rows: Iterable[Row], had_by: Sequence[str] = (STOCK, PYTORCH)) -> Row | None:
-    """Return the fastest baseline of a run, by the median of its turns."""
-    there = [row for row in rows if row.baseline and row.had_by in had_by]
-    return min(there, key=lambda row: statistics.median(turns_of(row)), default=None)
+def gain_over(baselines: Iterable[Row], ours: Row | None) -> Compared | None:
+    """Compare ours with the fastest of some rows by the median of its turns; None: one is missing."""
+    fastest = min(baselines, key=lambda row: statistics.median(turns_of(row)), default=None)
+    if ours is None or fastest is None:
+        return None
+    return Compared(ours, fastest, gain_of(turns_of(fastest), turns_of(ours)))
 
 
 def ours_of(rows: Iterable[Row]) -> Row | None:
@@ -111,9 +95,5 @@ def runs_of(rows: Iterable[Row]) -> dict[str, list[Row]]:
 
 def compared(rows: Iterable[Row]) -> list[Compared]:
     """Compare ours in each run with the strongest baseline there."""
-    beside = []
-    for of_run in runs_of(rows).values():
-        ours, baseline = ours_of(of_run), strongest(of_run)
-        if ours is not None and baseline is not None:
-            beside.append(Compared(ours, baseline, gain_of(turns_of(baseline), turns_of(ours))))
-    return beside
+    beside = (gain_over((row for row in run if row.baseline), ours_of(run)) for run in runs_of(rows).values())
+    return [of for of in beside if of is not None]

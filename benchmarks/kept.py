@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import importlib.metadata
 import json
@@ -24,35 +25,23 @@ _PACKAGES = ("tensorflow", "tensorflow-cpu", "keras", "horovod", "torch")
 
 @dataclass(frozen=True)
 class Row:
-    """One run of one way.
+    """One run of one way."""
 
-    Attributes:
-        run: is shared by all ways that took turns with each other; turns of one number are a pair.
-        order: is the place among them in the first turn; each turn begins one way further.
-        had_by: tells who can have the way (:class:`benchmarks.case.Way`); ``baseline``: a user can, and it is
-            not ours.
-        bits: ``stock``: the weights at the end have stock ``fit``'s bits; ``differs``: they have not, by
-            ``largest_difference`` at most; None: they were not compared.
-        same_bits_as: other ways of the run that ended with the same bits.
-        cores: what each worker had of a core; None: the whole machine.
-        predicted_s: seconds of a step by the plan before the run.
-    """
-
-    run: str
+    run: str  # is shared by all ways that took turns with each other; turns of one number are a pair
     suite: str
     case: str
     mode: str
     way: str
-    had_by: str
-    baseline: bool
-    order: int
+    had_by: str  # who can have the way (benchmarks.case)
+    baseline: bool  # a user can have it, and it is not ours
+    order: int  # the place among the ways in the first turn; each turn begins one way further
     turns_s: list[float]
-    predicted_s: float | None
-    bits: str | None
+    predicted_s: float | None  # seconds of a step by the plan before the run
+    bits: str | None  # SAME as stock fit's weights at the end, or DIFFERS; None: they were not compared
     largest_difference: float | None
-    same_bits_as: list[str]
+    same_bits_as: list[str]  # other ways of the run that ended with the same bits
     machine: str
-    cores: float | None
+    cores: float | None  # what each worker had of a core; None: the whole machine
     commit: str
     command: str
     options: dict[str, Any]
@@ -75,29 +64,23 @@ def rows_of(suite: str, case: Case, measured: Measured, began: datetime.datetime
     }
     rows = []
     for order, way in enumerate(way for way in case.ways if way.name in measured.ways):
-        ran = measured.ways[way.name]
-        alike = [
-            name
-            for name, other in measured.ways.items()
-            if name != way.name and ran.bits is not None and other.bits == ran.bits
-        ]
-        compared = None not in (ran.bits, measured.stock_bits)
-        rows.append(
-            Row(
-                **shared,
-                way=way.name,
-                had_by=way.had_by,
-                baseline=way.is_baseline,
-                order=order,
-                turns_s=[round(seconds, 7) for seconds in ran.turns_s],
-                predicted_s=ran.predicted_s,
-                bits=(SAME if ran.bits == measured.stock_bits else DIFFERS) if compared else None,
-                largest_difference=ran.largest_difference,
-                same_bits_as=alike,
-                options=dict(way.options),
-                about={**measured.about, **ran.about},
-            )
+        ran, stock = measured.ways[way.name], measured.stock_bits
+        others = [name for name, of in measured.ways.items() if name != way.name and of.bits == ran.bits]
+        row = Row(
+            **shared,
+            way=way.name,
+            had_by=way.had_by,
+            baseline=way.is_baseline,
+            order=order,
+            turns_s=[round(seconds, 7) for seconds in ran.turns_s],
+            predicted_s=ran.predicted_s,
+            bits=None if None in (ran.bits, stock) else SAME if ran.bits == stock else DIFFERS,
+            largest_difference=ran.largest_difference,
+            same_bits_as=[] if ran.bits is None else others,
+            options=dict(way.options),
+            about={**measured.about, **ran.about},
         )
+        rows.append(row)
     return rows
 
 
@@ -111,8 +94,7 @@ def write(rows: list[Row], folder: Path, began: datetime.datetime) -> Path:
     path = folder / rows[0].suite / f"{began:%Y-%m-%d_%H%M%S}_{name}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("x") as file:
-        json.dump([asdict(row) for row in rows], file, indent=1)
-        file.write("\n")
+        file.write(json.dumps([asdict(row) for row in rows], indent=1) + "\n")
     return path
 
 
@@ -126,33 +108,19 @@ def machine() -> str:
     """Describe processor, cores, memory and versions in one line; import nothing large."""
     memory_gb = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9
     versions = [f"Python {platform.python_version()}"]
-    for package in _PACKAGES:
-        try:
-            versions.append(f"{package} {importlib.metadata.version(package)}")
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return f"{_processor()}, {os.cpu_count()} cores, {memory_gb:.0f} GB; {', '.join(versions)}"
-
-
-def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        lines = []
-    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.machine()
+    for distribution in importlib.metadata.distributions():
+        if distribution.name in _PACKAGES:
+            versions.append(f"{distribution.name} {distribution.version}")
+    cpuinfo = Path("/proc/cpuinfo")
+    found = re.search(r"model name\s*: (.*)", cpuinfo.read_text()) if cpuinfo.exists() else None
+    processor = found[1] if found else platform.machine()
+    return f"{processor}, {os.cpu_count()} cores, {memory_gb:.0f} GB; {', '.join(versions)}"
 
 
 def commit() -> str:
     """Name the code's commit, with ``+`` if files were changed since; ``unknown`` without a repository."""
-
-    def git(*arguments: str) -> str:
-        where = str(Path(__file__).parent)
-        done = subprocess.run(["git", "-C", where, *arguments], capture_output=True, text=True, check=True)
-        return done.stdout.strip()
-
-    try:
-        changed = git("status", "--porcelain", "--untracked-files=no")
-        return git("rev-parse", "--short=10", "HEAD") + ("+" if changed else "")
-    except (OSError, subprocess.CalledProcessError):
-        return "unknown"
+    describe = ("describe", "--always", "--abbrev=10", "--exclude=*", "--dirty=+")
+    with contextlib.suppress(OSError):  # there is no git
+        done = subprocess.run(["git", "-C", ROWS.parent, *describe], capture_output=True, text=True)
+        return done.stdout.strip() or "unknown"
+    return "unknown"

@@ -5,17 +5,20 @@ from __future__ import annotations
 import json
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+
+from benchmarks.case import WayRun
 
 if TYPE_CHECKING:
     import keras
 
     from benchmarks.paper.networks import ScriptNetwork
 
+Weights = Sequence[np.ndarray]
 SEED = 1
 
 
@@ -68,19 +71,19 @@ class Network:
 # gradient up takes as long for few rows as for many: 5% of a step for 256 rows of 1024 numbers.  Layers of
 # LAYERPIPE's mlp differ, and two stages but not three can share them evenly; not even two those of its
 # mlp_square.  Of MESH some are best replicated, some cut, and some both.
-DATA_PARALLEL, PIPELINE, LAYERPIPE, MESH, ONE_CPU = (
-    {name: Network(**fields) for name, fields in table.items()}
-    for table in json.loads(Path(__file__).with_name("networks.json").read_text()).values()
-)
+NETWORKS = {
+    table: {name: Network(**fields) for name, fields in networks.items()}
+    for table, networks in json.loads(Path(__file__).with_name("networks.json").read_text()).items()
+}
 
 
-def network_of(parameters: Mapping[str, Any], table: Mapping[str, Network]) -> Network | ScriptNetwork:
+def network_of(parameters: Mapping[str, Any]) -> Network | ScriptNetwork:
     """Return the network that a case names in a table, or that of its ``script`` of examples/paper."""
     if "script" in parameters:
         from benchmarks.paper.networks import ScriptNetwork
 
         return ScriptNetwork(**parameters["script"])
-    return table[parameters["model"]]
+    return NETWORKS[parameters["networks"]][parameters["model"]]
 
 
 class Workload(NamedTuple):
@@ -105,17 +108,38 @@ def make(network: Network | ScriptNetwork, microbatches: int = 1) -> Workload:
     return Workload(model, *network.data(rows))
 
 
-def check_sum(model: keras.Model) -> int:
-    """Return a check sum of the bits of all trainable weights."""
-    return zlib.crc32(b"".join(weights.tobytes() for weights in weights_of(model)))
+def stock_weights(workload: Workload, steps: int) -> Weights:
+    """Return what stock ``fit`` trains in so many steps of the batch."""
+    model, x, y = workload
+    model.fit(x, y, batch_size=len(x), epochs=steps, shuffle=False, verbose=0)
+    return weights_of(model)
 
 
-def weights_of(model: keras.Model) -> list[np.ndarray]:
+def weights_of(model: keras.Model) -> Weights:
     """Return all trainable weights."""
     return [variable.numpy() for variable in model.trainable_variables]
 
 
-def largest_difference(weights: Sequence[np.ndarray], stock: Sequence[np.ndarray]) -> float:
+def compared(
+    runs: Mapping[str, WayRun], trained: Mapping[str, Weights], stock: Weights
+) -> tuple[int, dict[str, WayRun]]:
+    """Return stock's bits, and runs with what they have trained beside it: bits, the largest difference."""
+    return check_sum(stock), {
+        name: replace(
+            run, bits=check_sum(trained[name]), largest_difference=largest_difference(trained[name], stock)
+        )
+        if name in trained
+        else run
+        for name, run in runs.items()
+    }
+
+
+def check_sum(weights: Weights) -> int:
+    """Return a check sum of the bits of all weights."""
+    return zlib.crc32(b"".join(weight.tobytes() for weight in weights))
+
+
+def largest_difference(weights: Weights, stock: Weights) -> float:
     """Return the largest difference of a weight from stock's, as a part of the largest weight of all.
 
     Tensors are not taken one by one: the bias of attention's keys has no gradient but noise, so all of it

@@ -1,47 +1,31 @@
-"""Processes of a benchmark: each is given dataclasses as JSON, and leaves its result in a file."""
+"""Processes of a benchmark: each calls a function with what it is given, and leaves what that returns."""
 
 from __future__ import annotations
 
-import dataclasses
-import json
+import contextlib
 import os
+import pickle
+import pkgutil
 import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any
 
-from benchmarks.case import Case, Measured, Way, WayRun
+from tf_ooo.hosts.addresses import held_ports
 
-if TYPE_CHECKING:
-    from _typeshed import DataclassInstance
-
-_OUT = "BENCHMARKS_OUT"
-_TAIL = 3000
+_OUT, _TAIL = "BENCHMARKS_OUT", 3000
 
 
 class BenchmarkError(Exception):
     """A process of a benchmark failed; the text is the end of what it printed."""
 
 
-def command(module: str, *requests: DataclassInstance) -> list[str]:
-    """Return what starts a module that reads its :func:`requests`."""
-    return [sys.executable, "-m", module, *(json.dumps(dataclasses.asdict(request)) for request in requests)]
-
-
-def requests(*kinds: type[DataclassInstance]) -> list[Any]:
-    """Return what this process was given on its command line, one of each kind."""
-    given = [json.loads(text) for text in sys.argv[1:]]
-    return [
-        case_from(told) if kind is Case else kind(**told) for kind, told in zip(kinds, given, strict=True)
-    ]
-
-
-def case_from(told: dict[str, Any]) -> Case:
-    """Return the case that was written as JSON."""
-    return Case(**{**told, "ways": tuple(Way(**way) for way in told["ways"])})
+def command(function: str, *given: Any) -> list[str]:
+    """Return what starts a process that calls ``module:function``."""
+    return [sys.executable, "-m", "benchmarks.processes", function, pickle.dumps(given).hex()]
 
 
 def quiet(threads: int | None = 1) -> dict[str, str]:
@@ -51,34 +35,48 @@ def quiet(threads: int | None = 1) -> dict[str, str]:
 
 
 def result_of(start: Sequence[str], environment: Mapping[str, str], timeout_s: float | None = None) -> Any:
-    """Run a process until it ends with :func:`end_with`, and return its result.
-
-    Raises:
-        BenchmarkError: the process failed, or took longer than ``timeout_s``.
-    """
+    """Run a :func:`command` and return its function's result; BenchmarkError: it failed, or took longer."""
     with tempfile.TemporaryDirectory() as folder:
-        out = Path(folder) / "out.json"
+        out = Path(folder) / "out"
         told = {**environment, _OUT: str(out)}
         try:
-            done = subprocess.run(
-                start, env=told, capture_output=True, text=True, check=False, timeout=timeout_s
-            )
+            done = subprocess.run(start, env=told, capture_output=True, text=True, timeout=timeout_s)
         except subprocess.TimeoutExpired as error:
             raise BenchmarkError(f"a process of the benchmark took more than {timeout_s:g} s") from error
         if done.returncode or not out.exists():
             raise BenchmarkError(f"a process failed:\n{done.stdout[-_TAIL:]}{done.stderr[-_TAIL:]}")
-        return json.loads(out.read_text())
+        return pickle.loads(out.read_bytes())
 
 
-def end_with(result: DataclassInstance) -> NoReturn:
-    """End this process with a result at once: a cluster or a server would keep it."""
-    Path(os.environ[_OUT]).write_text(json.dumps(dataclasses.asdict(result)))
-    os._exit(0)
+def last_of(log: Path) -> str:
+    """Return the end of what a process printed."""
+    return log.read_text(errors="replace")[-_TAIL:].strip()
 
 
-def measured_from(told: dict[str, Any]) -> Measured:
-    """Return what a process measured, from its JSON."""
-    return Measured(**{**told, "ways": {name: WayRun(**run) for name, run in told["ways"].items()}})
+@contextlib.contextmanager
+def cluster_of(
+    count: int, line: Callable[[str, int], list[str]], environment: Mapping[str, str], folder: str | Path
+) -> Iterator[tuple[str, list[int]]]:
+    """Start workers by a line for all addresses and a task; yield the addresses and the processes' ids."""
+    with held_ports(count) as ports, contextlib.ExitStack() as stack:
+        cluster, processes = ",".join(f"127.0.0.1:{port}" for port in ports), []
+        logs = [Path(folder) / f"worker_{task}.log" for task in range(count)]
+        for task, log in enumerate(logs):
+            with log.open("wb") as said:
+                process = subprocess.Popen(
+                    line(cluster, task), env=environment, stdout=subprocess.PIPE, stderr=said
+                )
+            processes.append(stack.enter_context(process))
+            stack.callback(process.kill)
+        for process, log in zip(processes, logs, strict=True):
+            if process.stdout is None or b"is ready" not in process.stdout.readline():
+                raise BenchmarkError(f"a worker did not start:\n{last_of(log) or 'it said nothing'}")
+        yield cluster, [process.pid for process in processes]
+
+
+def worker_line(cluster: str, task: int, *options: str) -> list[str]:
+    """Return what starts a worker of this package."""
+    return [sys.executable, "-m", "tf_ooo", "worker", "--cluster", cluster, "--task", str(task), *options]
 
 
 def end_cleanly() -> None:
@@ -86,3 +84,10 @@ def end_cleanly() -> None:
     for ending in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(ending) is not signal.SIG_IGN:  # nohup ignores it
             signal.signal(ending, lambda number, frame: sys.exit(128 + number))
+
+
+if __name__ == "__main__":
+    _out = os.environ.pop(_OUT, os.devnull)  # is none of processes that this one starts
+    _result = pkgutil.resolve_name(sys.argv[1])(*pickle.loads(bytes.fromhex(sys.argv[2])))
+    Path(_out).write_bytes(pickle.dumps(_result))
+    os._exit(0)  # at once: a cluster or a server would keep it

@@ -82,6 +82,7 @@ run_
 
 # The suites of the benchmarks use it.
 same_bits_as
+serve_worker  # a process is started with it
 
 # Options that XLA inside JAX is given.
 num_partitions

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import tempfile
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
@@ -16,18 +15,16 @@ import tensorflow as tf
 from benchmarks import torch_orders
 from benchmarks.case import Case, Measured, WayRun
 from benchmarks.emulated.costs import costs_of
-from benchmarks.emulated.layer import batches_of, model_of
+from benchmarks.emulated.layer import workload_of
 from benchmarks.emulated.observed import Observed
 from benchmarks.emulated.waiting import LOG, Log, prefer
-from benchmarks.models import check_sum, largest_difference, weights_of
-from benchmarks.processes import end_with, requests
+from benchmarks.models import compared, stock_weights, weights_of
+from benchmarks.runners.steps import Fit
 from benchmarks.turns import take_turns
 from tf_ooo import Link, Pipeline
 from tf_ooo.costs.table import CostTable
 from tf_ooo.errors import OOOError
-from tf_ooo.fit.life import FitLife
 from tf_ooo.modes.pipeline import tasks_of
-from tf_ooo.modes.pipeline.mode import PipelineMode
 from tf_ooo.modes.pipeline.planning import Wanted, make_plan, step_s_of
 from tf_ooo.planning.building.merging import merged
 from tf_ooo.planning.model.schedule import Schedule
@@ -68,29 +65,13 @@ def schedule_of(options: Mapping[str, Any], table: CostTable, devices: int, micr
     return replace(plan.schedule, stages=plan.problem.bounds, fused_backward=fused)
 
 
-class Run:
+class Run(Fit):
     """The steps of one way; the first of them makes the plan."""
 
     def __init__(self, options: Pipeline, table: CostTable, known: tuple[Step, CostTable] | None) -> None:
-        self.model, self.steps = model_of(table), 0
-        self.mode = PipelineMode(options)
-        self.mode.planned_from = known  # the same model's: no other step has to be traced
-        self._fit = FitLife(self.mode)
-        self._batches = iter(batches_of(options.microbatches or 1))
-        self.model.make_train_function()
-        self._fit.begin(self.model)
-        self.report = self._fit.report
-        while self.report.rewritten_graph is None or self.report.planned is None:
-            self.step_s()
-        self.schedule = self.report.planned
+        super().__init__(workload_of(table, options.microbatches or 1), options, known)
+        self.start()
         self.observed = Observed(self.schedule, tasks_of(self.report.rewritten_graph))
-
-    def step_s(self) -> float:
-        """Run a step until its loss is there, and return its seconds."""
-        started_s = time.perf_counter()
-        float(self.model.train_function(self._batches)["loss"])
-        self.steps += 1
-        return time.perf_counter() - started_s
 
     def observed_step_s(self, log: Log) -> float:
         """Run a step, look at its log, and return its seconds."""
@@ -99,14 +80,18 @@ class Run:
         self.observed.add(took_s, log.new())
         return took_s
 
-    def end(self, steps: int) -> None:
-        """Go on to so many steps, and put the model back together."""
-        while self.steps < steps:
-            self.step_s()
-        self._fit.finish()
+    def about(self) -> dict[str, Any]:
+        schedule, turn = self.schedule, self.observed.median_turn()
+        return {
+            "schedule": schedule.policy,
+            "chunks": len(schedule.stages) // schedule.devices,
+            "fused": schedule.fused_backward,
+            **self.observed.to_dict(),
+            **({"turn": turn} if len(turn) <= _MOST_DRAWN else {}),
+        }
 
 
-def runs_of(case: Case, table: CostTable) -> tuple[dict[str, Run], dict[str, str]]:
+def runs_of(case: Case, table: CostTable, cluster: str) -> tuple[dict[str, Run], dict[str, str]]:
     """Start each way, and say why others do not run.
 
     The first way's schedule is a file: costs of whole layers are then taken as they are, and no layer is
@@ -115,6 +100,7 @@ def runs_of(case: Case, table: CostTable) -> tuple[dict[str, Run], dict[str, str
     runs: dict[str, Run] = {}
     not_run: dict[str, str] = {}
     devices, microbatches = case.parameters["devices"], case.parameters["microbatches"]
+    common = {"devices": cluster or devices, "microbatches": microbatches, "profile_steps": 0}
     with tempfile.TemporaryDirectory() as folder:
         for way in case.ways:
             schedule = "auto"
@@ -123,76 +109,46 @@ def runs_of(case: Case, table: CostTable) -> tuple[dict[str, Run], dict[str, str
                     schedule = f"{folder}/{way.name}.txt"
                     text = schedule_of(way.options, table, devices, microbatches).to_text()
                     Path(schedule).write_text(text)
-                options = Pipeline(
-                    devices=case.parameters["cluster"] or devices,
-                    microbatches=microbatches,
-                    schedule=schedule,
-                    profile_steps=0,
-                    costs=table,
-                    compare=False,
-                    check_loss=False,
-                )
-                known = next((run.mode.planned_from for run in runs.values()), None)
+                options = Pipeline(schedule=schedule, costs=table, compare=False, check_loss=False, **common)
+                known = next((run.measured for run in runs.values()), None)
                 runs[way.name] = Run(options, table, known)
             except (ValueError, OOOError) as error:
                 not_run[way.name] = str(error)
     return runs, not_run
 
 
-def measured(case: Case) -> Measured:
-    """Run all ways in turns, and train with stock Keras as often."""
-    parameters, log = case.parameters, Log(environ[LOG])
-    names = ("model", "layers", "devices", "task_s", "latency_s")
-    table = costs_of(*(parameters[name] for name in names))
-    log.wait(0)
-    runs, not_run = runs_of(case, table)
-    preferred = prefer()
-    log.wait(1)
-    steps = {name: partial(run.observed_step_s, log) for name, run in runs.items()}
-    take_turns({name: run.step_s for name, run in runs.items()}, 1)
-    turns = take_turns(steps, case.turns)
-    log.wait(0)
-    count = max(run.steps for run in runs.values())
-    stock = model_of(table)
-    stock.fit(batches_of(parameters["microbatches"]), steps_per_epoch=count, verbose=0)
-    weights = weights_of(stock)
-    ways = {}
-    for name, run in runs.items():
-        run.end(count)
-        far = largest_difference(weights_of(run.model), weights)
-        ways[name] = WayRun(
-            turns[name], run.report.predicted_step_s, check_sum(run.model), far, _about(run, table)
-        )
-    about = {"weights": sum(weight.size for weight in weights), "steps": count, "preferred": preferred}
-    return Measured(ways, check_sum(stock), about=about, not_run=not_run)
-
-
-def _about(run: Run, table: CostTable) -> dict[str, Any]:
-    schedule = run.schedule
-    stages = merged(table.layers, schedule.stages, schedule.microbatches)
-    turn = run.observed.median_turn()
-    return {
-        "schedule": schedule.policy,
-        "chunks": len(schedule.stages) // schedule.devices,
-        "fused": schedule.fused_backward,
-        "simulated_s": step_s_of(replace(schedule, stages=()), stages, Link()),  # with no time in between
-        **run.observed.to_dict(),
-        **({"order": schedule.to_text()} if run.mode.options.schedule == "auto" else {}),
-        **({"turn": turn} if len(turn) <= _MOST_DRAWN else {}),
-    }
-
-
-def main() -> None:
-    """Measure the case that this process was given; with workers it computes nothing itself."""
-    (case,) = requests(Case)
+def measured(case: Case, cluster: str) -> Measured:
+    """Run all ways in turns, and train with stock Keras as often; with workers nothing is computed here."""
     devices = case.parameters["devices"]
     tf.config.threading.set_intra_op_parallelism_threads(1)
     tf.config.threading.set_inter_op_parallelism_threads(2 * devices + 4)
-    if not case.parameters["cluster"]:
+    if not cluster:
         (cpu,) = tf.config.list_physical_devices("CPU")
         tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * devices)
-    end_with(measured(case))
-
-
-if __name__ == "__main__":
-    main()
+    parameters, log = {"task_s": None, **case.parameters}, Log(environ[LOG])
+    names = ("model", "layers", "devices", "task_s", "latency_s")
+    table = costs_of(*(parameters[name] for name in names))
+    log.wait(0)
+    runs, not_run = runs_of(case, table, cluster)
+    preferred = prefer()
+    log.wait(1)
+    take_turns({name: run.step_s for name, run in runs.items()}, 1)
+    turns = take_turns({name: partial(run.observed_step_s, log) for name, run in runs.items()}, case.turns)
+    log.wait(0)
+    count = max(run.steps for run in runs.values())
+    ways, trained = {}, {}
+    for name, run in runs.items():
+        while run.steps < count:
+            run.step_s()
+        run.finish()
+        trained[name] = weights_of(run.model)
+        stages = merged(table.layers, run.schedule.stages, run.schedule.microbatches)
+        # With no time in between.
+        simulated_s = step_s_of(replace(run.schedule, stages=()), stages, Link())
+        order = {"order": run.schedule.to_text()} if name == "auto" else {}
+        about = run.about() | {"simulated_s": simulated_s, **order}
+        ways[name] = WayRun(turns[name], run.predicted_s, about=about)
+    stock = stock_weights(workload_of(table, parameters["microbatches"]), count)
+    bits, ways = compared(ways, trained, stock)
+    about = {"weights": sum(weight.size for weight in stock), "steps": count, "preferred": preferred}
+    return Measured(ways, bits, about=about, not_run=not_run)

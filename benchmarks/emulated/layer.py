@@ -9,11 +9,12 @@ import numpy as np
 import tensorflow as tf
 
 from benchmarks.emulated.costs import ROWS, WIDTH
-from benchmarks.emulated.waiting import library
+from benchmarks.emulated.waiting import library, prefer
+from benchmarks.models import SEED, Workload
 from tf_ooo.costs.table import CostTable
+from tf_ooo.hosts.worker import serve
 
 _WAIT = tf.load_op_library(str(library())).ooo_wait
-_SEED = 1
 
 
 class Emulated(keras.layers.Layer):  # type: ignore[misc]
@@ -41,20 +42,21 @@ class Emulated(keras.layers.Layer):  # type: ignore[misc]
         return tf.custom_gradient(run)(x, tf.convert_to_tensor(self.weight))
 
 
-def model_of(table: CostTable) -> keras.Model:
+def workload_of(table: CostTable, microbatches: int = 1) -> Workload:
     """Compile a model of such layers, always with the same names: graphs of one kind are alike."""
     keras.backend.clear_session()
-    keras.utils.set_random_seed(_SEED)
+    keras.utils.set_random_seed(SEED)
     layers = [
         Emulated((layer.forward_s, layer.output_grad_s, layer.weight_grad_s), name=layer.name)
         for layer in table.layers
     ]
     model = keras.Sequential([keras.Input((WIDTH,)), *layers], name="emulated")
     model.compile(optimizer="sgd", loss="mse", jit_compile=False)
-    return model
+    x, y = np.random.default_rng(SEED).normal(size=(2, ROWS * microbatches, WIDTH)).astype("f4")
+    return Workload(model, x, y)
 
 
-def batches_of(microbatches: int) -> tf.data.Dataset:
-    """Return a batch that comes again and again."""
-    x, y = np.random.default_rng(_SEED).normal(size=(2, ROWS * microbatches, WIDTH)).astype("f4")
-    return tf.data.Dataset.from_tensors((x, y)).repeat()
+def serve_worker(cluster: str, task: int) -> None:
+    """Be a worker with an emulated device."""
+    prefer()  # and with it all threads that are started from here
+    serve(cluster, task, inter_op_threads=8, intra_op_threads=1)

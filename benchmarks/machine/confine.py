@@ -9,46 +9,203 @@ import contextlib
 import ctypes
 import os
 import shutil
+import signal
 import subprocess
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from benchmarks.machine import cpu_groups
-from benchmarks.machine.cpu_groups import FREE, PERIOD_US
+from benchmarks.machine import control_groups
 from benchmarks.processes import BenchmarkError
 
+FREE = "free"
+# Shorter periods are not kept to exactly: the clock that ends a share ticks every 4 ms.
+PERIOD_US, _LEAST_QUOTA_US = 5_000, 1_000
+_END_S = 5.0
 # TensorFlow calls the threads of its executors so.
 _COMPUTING = ("tf_Compute",)
-_LEAST_QUOTA_US = 1000
 # A process lives so long in which it is tried whether it may run first.
 _TRIED_S = 9
+_FIRST_NEEDS = {
+    1: "CAP_SYS_NICE",
+    # With that option such threads have time of their own, of which these groups have none.
+    2: "CAP_SYS_NICE, and a Linux without CONFIG_RT_GROUP_SCHED",
+}
+
+
+class Shares:
+    """Groups of threads of a run, under a prefix: one for each worker, by rank, and :data:`FREE`.
+
+    A process is put into one of them whole, and then single threads of it into others.  FREE has no quota and
+    comes four times as often as the rest, and all come before others of this machine: what communicates must
+    not wait for what computes.  OSError wherever the system refuses.
+    """
+
+    def __init__(self, prefix: str, system: control_groups.System | None = None) -> None:
+        self._prefix, self.system = prefix, system or control_groups.system("cpu")
+        self._is_first = self.system.version == 1
+        self._quota_file, self._threads_file, self._no_quota = (
+            ("cpu.cfs_quota_us", "tasks", "-1") if self._is_first else ("cpu.max", "cgroup.threads", "max")
+        )
+
+    def _of(self, name: int | str) -> Path:
+        """Return the folder of a group; those of version 2 are threaded ones below one of the prefix."""
+        if self._is_first:
+            return self.system.folder / f"{self._prefix}{name}"
+        return self.system.folder / self._prefix.rstrip("_") / str(name)
+
+    @contextlib.contextmanager
+    def made(self, workers: int, cores_each: float) -> Iterator[None]:
+        """Make the groups; all processes in them but this one end with the block.
+
+        Where a group has used up its quota, what takes no time waits too, such as handing a tensor over.  So
+        with ``cores_each`` 1 there is no quota: the threads of a worker stay on a core of its own.
+        """
+        names = [*map(str, range(workers)), FREE]
+        try:
+            self._make(names)
+            for rank in range(workers):
+                self.set_share(rank, cores_each)
+            yield
+        finally:
+            # Of version 2 the folder above says who is in a group.
+            self._remove([self._of(name) for name in (names if self._is_first else ["", *names])])
+
+    def _make(self, names: Sequence[str]) -> None:
+        if not self._is_first:
+            (self.system.folder / "cgroup.subtree_control").write_text("+cpu")
+            self._make_threaded(names)
+            (self._of("") / "cgroup.subtree_control").write_text("+cpu")
+            (self._of("") / "cpu.weight").write_text("10000")
+        for name in names:
+            if self._is_first:
+                self._of(name).mkdir()
+                (self._of(name) / "cpu.cfs_period_us").write_text(str(PERIOD_US))
+                (self._of(name) / "cpu.shares").write_text("262144" if name == FREE else "65536")
+            else:
+                (self._of(name) / "cpu.weight").write_text("10000" if name == FREE else "2500")
+                (self._of(name) / "cpu.max").write_text(f"max {PERIOD_US}")
+
+    def _make_threaded(self, names: Sequence[str]) -> None:
+        """Make groups of version 2 without shares of the CPU."""
+        self._of("").mkdir()
+        for name in names:
+            self._of(name).mkdir()
+            (self._of(name) / "cgroup.type").write_text("threaded")
+
+    def _remove(self, groups: Sequence[Path]) -> None:
+        """Kill the processes in groups, but this one, and remove them: nobody is left behind."""
+        until_s = time.monotonic() + _END_S
+        for group in groups:
+            while time.monotonic() < until_s and (processes := _processes(group) - {os.getpid()}):
+                for process in processes:
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(process, signal.SIGKILL)
+                time.sleep(0.05)
+        for group in reversed(groups):
+            with contextlib.suppress(OSError):  # its processes cannot be ended, or it was never made
+                group.rmdir()
+
+    def quota_us(self, name: int | str) -> int | None:
+        """Return what a group has of each :data:`PERIOD_US`; None: no quota."""
+        quota = (self._of(name) / self._quota_file).read_text().split()[0]
+        return None if quota == self._no_quota else int(quota)
+
+    def set_quota_us(self, name: int | str, quota_us: int | None) -> None:
+        """Set what :meth:`quota_us` returns."""
+        quota = self._no_quota if quota_us is None else str(quota_us)
+        (self._of(name) / self._quota_file).write_text(quota)
+
+    def set_share(self, rank: int, cores: float) -> None:
+        """Set what a worker may use of a core; BenchmarkError: that is less than Linux can keep to."""
+        if PERIOD_US * cores < _LEAST_QUOTA_US:
+            least = _LEAST_QUOTA_US / PERIOD_US
+            raise BenchmarkError(f"{cores:.2g} of a core: the least share of a worker is {least:.2g}")
+        self.set_quota_us(rank, None if cores == 1 else round(PERIOD_US * cores))
+
+    @contextlib.contextmanager
+    def lifted(self, rank: int) -> Iterator[None]:
+        """Let a worker have no quota inside the block: what is not measured need not take long."""
+        kept_us = self.quota_us(rank)
+        self.set_quota_us(rank, None)
+        try:
+            yield
+        finally:
+            self.set_quota_us(rank, kept_us)
+
+    def put(self, name: int | str, process: int) -> None:
+        """Put all threads of a process into a group."""
+        (self._of(name) / "cgroup.procs").write_text(str(process))
+
+    def _put_thread(self, rank: int, thread: int, core: int | None = None) -> None:
+        with contextlib.suppress(ProcessLookupError):  # it has ended
+            (self._of(rank) / self._threads_file).write_text(str(thread))
+            if core is not None:
+                os.sched_setaffinity(thread, {core})
+
+    def enter(self, rank: int, free: set[int]) -> None:
+        """Put this process into the group of ``rank``, its ``free`` threads into that without a quota."""
+        core = sorted(os.sched_getaffinity(0))[rank] if self.quota_us(rank) is None else None
+        self.put(FREE, os.getpid())
+        for thread in threads() - free:
+            self._put_thread(rank, thread, core)
+
+    def enter_computing(self, processes: Sequence[int]) -> int:
+        """Put the threads with which TensorFlow computes in other processes into groups, by rank.
+
+        Those that communicate get no quota, as on a machine whose devices compute.  Return how many compute.
+        """
+        computing = []
+        for rank, process in enumerate(processes):
+            self.put(FREE, process)
+            computing += [(rank, thread) for thread in threads(_COMPUTING, process)]
+        for rank, thread in computing:
+            self._put_thread(rank, thread)
+        return len(computing)
+
+    def run_first(self, threads: set[int]) -> None:
+        """Let threads that communicate run as soon as a message is there, as where devices compute.
+
+        Otherwise Linux lets what computes go on to the end of its turn, 3 to 4 ms, and a message of Horovod's
+        waits for several threads, one after the other.
+        """
+        for thread in threads:
+            with contextlib.suppress(ProcessLookupError):  # it has ended
+                if self._is_first:
+                    # In no group: a new one has no time for such threads, and Linux gives it some only when
+                    # it has forgotten the groups of the run before.
+                    (self.system.folder / "tasks").write_text(str(thread))
+                os.sched_setscheduler(thread, os.SCHED_RR, os.sched_param(1))
+
+
+def _processes(folder: Path) -> set[int]:
+    try:
+        return {int(line) for line in (folder / "cgroup.procs").read_text().split()}
+    except OSError:  # there is no such group, or it is a threaded one
+        return set()
 
 
 def why_not(with_link: bool = True) -> str:
     """Say why this machine cannot be confined, as many containers; return an empty text where it can.
 
-    Args:
-        with_link: for runs over a :func:`link`, in which threads that communicate run first.
+    ``with_link``: for runs over a :func:`link`, in which threads that communicate run first.
     """
-    if os.geteuid() != 0:
-        return "needs root for CPU quotas" + (" and a network namespace" if with_link else "")
+    if reason := control_groups.why_not("cpu"):
+        return reason
     missing = [tool for tool in ("ip", "tc", "nsenter") if with_link and shutil.which(tool) is None]
     if missing:
         return f"needs {' and '.join(missing)} (packages iproute2 and util-linux)"
-    groups, prefix = cpu_groups.groups(), f"benchmarks_{os.getpid()}_try_"
-    if not groups.is_there:
-        places = " or ".join(str(place.folder) for place in cpu_groups.PLACES[:2])
-        return f"needs the system's CPU groups, at {places}"
-    needs = f"the right to make CPU groups in {groups.folder}, as few containers"
+    groups = Shares(prefix := f"benchmarks_{os.getpid()}_try_")
+    needs = f"the right to make cpu groups in {groups.system.folder}, as few containers"
     try:
         with contextlib.ExitStack() as stack:
-            stack.enter_context(shares(prefix, 0, 1.0))
+            stack.enter_context(groups.made(0, 1.0))
             if with_link:
-                needs = f"the right to run threads first ({groups.first_needs})"
+                needs = f"the right to run threads first ({_FIRST_NEEDS[groups.system.version]})"
                 tried = stack.enter_context(subprocess.Popen(["sleep", str(_TRIED_S)]))
                 stack.callback(tried.kill)
-                groups.put_process(prefix, FREE, tried.pid)
-                groups.run_first(tried.pid)
+                groups.put(FREE, tried.pid)
+                groups.run_first({tried.pid})
                 needs = "network namespaces whose links can be slowed (tc, sch_tbf)"
                 slow(stack.enter_context(link(prefix)), 1e9)
     except OSError as error:
@@ -86,36 +243,6 @@ def _run(*command: str) -> None:
     subprocess.run(command, check=True, capture_output=True, text=True)
 
 
-@contextlib.contextmanager
-def shares(prefix: str, workers: int, cores_each: float) -> Iterator[None]:
-    """Make CPU groups ``<prefix>0``, ``<prefix>1``, ... for :func:`enter`, and one without a quota.
-
-    Where a group has used up its quota, what takes no time waits too, such as handing a tensor over.  So with
-    ``cores_each`` 1 there is no quota: the threads of a worker stay on a core of its own.
-    """
-    groups, names = cpu_groups.groups(), [*map(str, range(workers)), FREE]
-    try:
-        groups.make(prefix, names)
-        for rank in range(workers):
-            set_share(prefix, rank, cores_each)
-        yield
-    finally:
-        groups.remove(prefix, names)
-
-
-def set_share(prefix: str, rank: int, cores: float) -> None:
-    """Set what the group may use of a core; 1: no quota.
-
-    Raises:
-        BenchmarkError: that is less than Linux can keep to.
-    """
-    quota_us = None if cores == 1 else round(PERIOD_US * cores)
-    if quota_us is not None and quota_us < _LEAST_QUOTA_US:
-        least = _LEAST_QUOTA_US / PERIOD_US
-        raise BenchmarkError(f"{cores:.2g} of a core: the least share of a worker is {least:.2g}")
-    cpu_groups.groups().set_quota_us(prefix, rank, quota_us)
-
-
 def threads(named: tuple[str, ...] = ("",), process: int | None = None) -> set[int]:
     """Return the threads of a process, by default this one, whose names begin so."""
     found = set()
@@ -124,60 +251,6 @@ def threads(named: tuple[str, ...] = ("",), process: int | None = None) -> set[i
             if (thread / "comm").read_text().startswith(named):
                 found.add(int(thread.name))
     return found
-
-
-def enter(prefix: str, rank: int, free: set[int]) -> None:
-    """Put this process into the group of ``rank``, its ``free`` threads into that without a quota."""
-    groups = cpu_groups.groups()
-    own = sorted(os.sched_getaffinity(0))
-    core = own[rank] if groups.quota_us(prefix, rank) is None else None
-    leave_free(prefix, os.getpid())
-    for thread in threads() - free:
-        with contextlib.suppress(ProcessLookupError):  # it has ended
-            groups.put_thread(prefix, rank, thread)
-            if core is not None:
-                os.sched_setaffinity(thread, {core})
-
-
-@contextlib.contextmanager
-def lifted(prefix: str, rank: int) -> Iterator[None]:
-    """Let the group of ``rank`` have no quota inside the block: what is not measured need not take long."""
-    groups = cpu_groups.groups()
-    kept_us = groups.quota_us(prefix, rank)
-    groups.set_quota_us(prefix, rank, None)
-    try:
-        yield
-    finally:
-        groups.set_quota_us(prefix, rank, kept_us)
-
-
-def enter_computing(prefix: str, rank: int, process: int) -> int:
-    """Put the threads with which TensorFlow computes in another process into the group of ``rank``.
-
-    Those that communicate get no quota, as on a machine whose devices compute.  Return how many compute.
-    """
-    leave_free(prefix, process)
-    computing = threads(_COMPUTING, process)
-    for thread in computing:
-        with contextlib.suppress(ProcessLookupError):  # it has ended
-            cpu_groups.groups().put_thread(prefix, rank, thread)
-    return len(computing)
-
-
-def run_first(threads: set[int]) -> None:
-    """Let threads that communicate run as soon as a message is there, as where devices compute.
-
-    Otherwise Linux lets what computes go on to the end of its turn, 3 to 4 ms, and a message of Horovod's
-    waits for several threads, one after the other.
-    """
-    for thread in threads:
-        with contextlib.suppress(ProcessLookupError):  # it has ended
-            cpu_groups.groups().run_first(thread)
-
-
-def leave_free(prefix: str, process: int) -> None:
-    """Put a process, all its threads, into the group without a quota."""
-    cpu_groups.groups().put_process(prefix, FREE, process)
 
 
 def keep_memory() -> None:

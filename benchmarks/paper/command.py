@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ import click
 from benchmarks.case import NOBODY, Case, Way
 from benchmarks.cases import cases_of
 from benchmarks.kept import ROWS
-from benchmarks.paper.networks import NETWORKS, SIZES, PaperNetwork, ScriptNetwork, loaded, network_named
+from benchmarks.paper.networks import NETWORKS, SIZES, PaperNetwork, loaded, network_named
 from benchmarks.paper.predicted import Prediction, not_counted, predictions, why
 from benchmarks.processes import BenchmarkError
 from tf_ooo.errors import OOOError
@@ -55,26 +55,20 @@ def list_() -> None:
 @click.option("--option", "options", multiple=True, metavar="NAME=VALUE",
               help="Change any setting of the script.")  # fmt: skip
 @click.option("--only", type=click.Choice(("predicted", "measured")), help="Leave out the other half.")
-@click.option(
-    "--size", type=click.Choice(SIZES), default="tiny", show_default=True, help="Measure this size."
-)
+@click.option("--size", type=click.Choice(SIZES), default="tiny", help="Measure this size.  [default: tiny]")
 @click.option("--turns", type=click.IntRange(1), help="Run each way so many times.")
-@click.option("--rows", type=click.Path(path_type=Path), help="Keep rows here.  [default: benchmarks/rows]")
+@click.option("--rows", type=click.Path(path_type=Path), default=ROWS, help="Keep rows in this folder.")
 def run_(
-    name: str, layers: int | None, options: tuple[str, ...], only: str | None, size: str, turns: int | None,
-    rows: Path | None,
-) -> None:  # fmt: skip
+    name: str, layers: int, options: tuple[str, ...], only: str, size: str, turns: int, rows: Path
+) -> None:
     """Predict one network for the paper's hardware, and measure it here, in turns with stock."""
     network, pairs = network_named(name), [text.partition("=") for text in options]
-    settings = {key: loaded("paper_options").value(value) for key, _, value in pairs}
+    mode, settings = network.mode, {key: loaded("paper_options").value(value) for key, _, value in pairs}
     settings |= {"layers": layers} if layers else {}
-    ScriptNetwork(
-        network.script, "full", network.settings_at("full", settings)
-    ).given()  # refuses what is wrong
+    network.at("full", settings).given()  # refuses what is wrong
     if only != "measured":
-        mode = network.mode
-        click.echo(f"{network.title}, {mode.name}, published over {mode.over}: {_range(mode.published)}; "
-                   f"{mode.assumes}")  # fmt: skip
+        published = f"published over {mode.over}: {_range(mode.published)}"
+        click.echo(f"{network.title}, {mode.name}, {published}; {mode.assumes}")
         for key in not_counted(network, settings):
             click.echo(f"    {key} is not counted: predictions have the published one")
         for of in predictions(network, settings):
@@ -106,18 +100,17 @@ def why_(names: tuple[str, ...]) -> None:
 
 def case_of(network: PaperNetwork, size: str, settings: dict[str, Any]) -> Case:
     """Return the case that measures a network: the ways of its mode's suite, with the network's script."""
-    like = cases_of(network.mode.suite, quick=True)[0]
-    of_script = {"script": network.script, "size": size, "settings": network.settings_at(size, settings)}
-    # Suites name networks of their own.
-    others = {name: value for name, value in like.parameters.items() if name not in ("model", "networks")}
+    like, script = cases_of(network.mode.suite, quick=True)[0], asdict(network.at(size, settings))
+    parameters = {**like.parameters, "script": script}
+    del parameters["networks"], parameters["model"]  # suites name networks of their own
     ways = like.ways + (_AUTHORS if network.mode.name == "pipeline" else ())
-    return replace(like, name=f"{network.name}, {size}", parameters=others | {"script": of_script}, ways=ways)
+    return replace(like, name=f"{network.name}, {size}", parameters=parameters, ways=ways)
 
 
-def _measure(case: Case, turns: int | None = None, rows: Path | None = None) -> None:
+def _measure(case: Case, turns: int | None = None, rows: Path = ROWS) -> None:
     from benchmarks.__main__ import run_case
 
-    run_case("paper", case, turns, rows or ROWS)
+    run_case("paper", case, turns, rows)
 
 
 def table(of: Iterable[PaperNetwork] = tuple(NETWORKS.values())) -> Iterator[str]:
@@ -139,10 +132,9 @@ def _predicted(network: PaperNetwork) -> Iterator[str]:
         return (f"{task}, " if task else "") + (f"{of.run.style}: " if of.run.style else "")
 
     for text, group in groupby(predictions(network, {}), title):
-        found = list(group)
-        authors = _range([gain for of in found for gain in of.authors])
-        assumed = " (assumed)" if all(of.run.assumed for of in found) else ""
-        yield f"{text}{authors}, auto {_range([of.auto for of in found])}{assumed}"
+        runs, gains, autos = zip(*((of.run, of.authors, of.auto) for of in group), strict=True)
+        assumed = " (assumed)" if all(run.assumed for run in runs) else ""
+        yield f"{text}{_range(sum(gains, []))}, auto {_range(autos)}{assumed}"
 
 
 def archived(files: Iterable[list[dict[str, Any]]]) -> dict[str, str]:

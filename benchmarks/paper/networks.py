@@ -72,10 +72,11 @@ class PaperNetwork:
         changed = [replace(run, settings={**run.settings, **settings}) for run in runs]
         return [run for number, run in enumerate(changed) if run not in changed[:number]]
 
-    def settings_at(self, size: str, given: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the script's settings at a size; at ``full`` those of a published configuration."""
+    def at(self, size: str, given: Mapping[str, Any]) -> ScriptNetwork:
+        """Return the script's network at a size; at ``full`` that of a published configuration."""
         published = self.runs_with(given)[0].settings if size == "full" else {}
-        return {**self.fixed, **(self.tiny if size == "tiny" else {}), **published, **given}
+        tiny = self.tiny if size == "tiny" else {}
+        return ScriptNetwork(self.script, size, {**self.fixed, **tiny, **published, **given})
 
     def of_depth(self, layers: int) -> PaperNetwork:
         given, told = {"layers": layers}, "the paper has no run of this depth"

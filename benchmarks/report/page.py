@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from pathlib import Path
 
 import pandas as pd
 
@@ -31,7 +30,7 @@ def tables_of(rows: Sequence[Row]) -> dict[str, str]:
         "emulated-settings": tables.parts([row for row in rows if row.mode == "emulated"]),
         "losses": tables.losses(frame),
         "predictions": tables.prediction_table(rows),
-        "ran": tables.machines(rows),
+        "ran": tables.ran(rows),
     }
     return {name: markdown(table) for name, table in by_name.items()}
 
@@ -52,10 +51,3 @@ def with_tables(text: str, by_name: dict[str, str]) -> str:
         KeyError: the page asks for a table that there is none of.
     """
     return _TABLE.sub(lambda match: f"{match[1]}\n{by_name[match[2]]}\n{match[3]}", text)
-
-
-def write_pages(paths: Sequence[Path], rows: Sequence[Row]) -> None:
-    """Make the tables of pages anew."""
-    by_name = tables_of(rows)
-    for path in paths:
-        path.write_text(with_tables(path.read_text(), by_name))

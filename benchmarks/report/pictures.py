@@ -15,8 +15,7 @@ from benchmarks.report.tables import TITLES, frame_of, predictions
 
 _COLORS = {WON: "tab:green", LOST: "tab:red"}
 _KINDS = {"F": "tab:blue", "dO": "tab:orange", "dW": "tab:green", "U": "tab:gray"}
-
-
+_TICKS = (0.5, 0.7, 0.8, 0.9, 1, 1.1, 1.2, 1.4, 1.7, 2, 3, 4)
 # The run whose median turns the README shows, and the ways beside each other.
 README_CASE, README_WAYS = "gpt, 8 layers, 4 micro-batches, 4 devices, 5 ms", ("1f1b", "auto")
 
@@ -34,8 +33,8 @@ def draw(rows: Sequence[Row], folder: Path) -> None:
 def forest(frame: pd.DataFrame, path: Path) -> None:
     """Draw the gain of every run with its interval, one line each, by mode."""
     figure, axes = plt.subplots(figsize=(9, 1.2 + 0.2 * len(frame)))
-    labels, at = [], []
-    place = 0.0
+    labels: dict[int, str] = {}
+    place = 0
     for mode, of_mode in frame.groupby("mode", sort=False):
         place += 1
         axes.text(0.005, place, TITLES.get(str(mode), str(mode)), transform=axes.get_yaxis_transform(),
@@ -43,17 +42,15 @@ def forest(frame: pd.DataFrame, path: Path) -> None:
         for line in of_mode.itertuples():
             place += 1
             color = _COLORS.get(line.verdict, "tab:gray")
-            low, high = (line.ratio if pd.isna(end) else end for end in (line.low, line.high))
-            axes.plot([low, high], [place, place], color=color, lw=2)
+            ends = [line.ratio if pd.isna(end) else end for end in (line.low, line.high)]
+            axes.plot(ends, [place, place], color=color, lw=2)
             axes.plot(line.ratio, place, "o", color=color, ms=4)
-            labels.append(f"{line.case}, over {line.baseline}")
-            at.append(place)
+            labels[place] = f"{line.case}, over {line.baseline}"
     axes.axvline(1, color="black", lw=0.8)
-    axes.set_yticks(at, labels, fontsize=7)
+    axes.set_yticks([*labels], [*labels.values()], fontsize=7)
     axes.set_ylim(place + 1, 0)
     axes.set_xscale("log")
-    ticks = [tick for tick in (0.5, 0.7, 0.8, 0.9, 1, 1.1, 1.2, 1.4, 1.7, 2, 3, 4)
-             if 0.9 * frame["ratio"].min() <= tick <= 1.1 * frame["ratio"].max()]  # fmt: skip
+    ticks = [t for t in _TICKS if 0.9 * frame["ratio"].min() <= t <= 1.1 * frame["ratio"].max()]
     axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
     axes.minorticks_off()
     axes.set_xlabel("times as fast as the strongest baseline of the run, median of paired turns and 95%")
@@ -62,13 +59,10 @@ def forest(frame: pd.DataFrame, path: Path) -> None:
 
 def scatter(rows: Iterable[Row], path: Path) -> None:
     """Draw predicted over measured seconds of a step, by mode, beside lines of 5% and 20% error."""
-    frame = predictions(rows)
     figure, axes = plt.subplots(figsize=(7, 4.5))
-    for mode, of_mode in frame.groupby("mode", sort=False):
-        axes.plot(
-            of_mode["measured_s"], 100 * of_mode["error"], "o", ms=4, alpha=0.7,
-            label=TITLES.get(str(mode), str(mode)),
-        )  # fmt: skip
+    for mode, of_mode in predictions(rows).groupby("mode", sort=False):
+        x, y, title = of_mode["measured_s"], 100 * of_mode["error"], TITLES.get(str(mode), str(mode))
+        axes.plot(x, y, "o", ms=4, alpha=0.7, label=title)
     axes.axhspan(-5, 5, color="tab:green", alpha=0.12, lw=0)
     axes.axhline(0, color="black", lw=0.8)
     axes.set_xscale("log")
@@ -83,29 +77,21 @@ def strips(rows: Sequence[Row], path: Path) -> None:
 
     Rows need ``about["turn"]``: lists of device, kind, stage, micro-batch, start and end in seconds.
     """
-    end_s = max(event[5] for row in rows for event in row.about["turn"])
-    figure, all_axes = plt.subplots(len(rows), 1, figsize=(9, 1.1 + 1.5 * len(rows)), sharex=True)
-    for axes, row in zip([all_axes] if len(rows) == 1 else all_axes, rows, strict=True):
-        events = row.about["turn"]
-        for device, kind, _stage, microbatch, start, end in events:
-            axes.barh(
-                device,
-                1e3 * (end - start),
-                left=1e3 * start,
-                height=0.9,
-                color=_KINDS[kind],
-                ec="white",
-                lw=0.3,
-            )
-            if end - start > 0.02 * end_s and microbatch is not None:
-                middle = 500 * (start + end)
+    end_ms = max(1e3 * event[5] for row in rows for event in row.about["turn"])
+    figure, all_axes = plt.subplots(
+        len(rows), 1, figsize=(9, 1.1 + 1.5 * len(rows)), sharex=True, squeeze=False
+    )
+    for axes, row in zip(all_axes[:, 0], rows, strict=True):
+        for device, kind, _stage, microbatch, *times_s in row.about["turn"]:
+            start, end = (1e3 * time for time in times_s)
+            axes.barh(device, end - start, left=start, height=0.9, color=_KINDS[kind], ec="white", lw=0.3)
+            if end - start > 0.02 * end_ms and microbatch is not None:
+                middle = (start + end) / 2
                 axes.text(middle, device, str(microbatch + 1), fontsize=5, ha="center", va="center")
-        last = max(event[5] for event in events)
-        axes.axvline(1e3 * last, color="black", lw=0.8)
-        axes.set_title(
-            f"{row.way}: {1e3 * statistics.median(row.turns_s):.0f} ms a step", fontsize=9, loc="left"
-        )
-        devices = sorted({event[0] for event in events})
+        axes.axvline(max(1e3 * event[5] for event in row.about["turn"]), color="black", lw=0.8)
+        step_ms = 1e3 * statistics.median(row.turns_s)
+        axes.set_title(f"{row.way}: {step_ms:.0f} ms a step", fontsize=9, loc="left")
+        devices = sorted({event[0] for event in row.about["turn"]})
         axes.set_yticks(devices, [f"device {device + 1}" for device in devices], fontsize=7)
         axes.invert_yaxis()
     axes.set_xlabel("milliseconds since the first task began")

@@ -23,14 +23,13 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from benchmarks.case import Case, Measured, Way, WayRun
 from benchmarks.machine import confine
-from benchmarks.models import largest_difference
-from benchmarks.processes import BenchmarkError, command, quiet
-from benchmarks.runners.horovod_rank import LOCAL, STRATEGY, Rank
+from benchmarks.models import compared
+from benchmarks.processes import BenchmarkError, command, last_of, quiet
+from benchmarks.runners.horovod_rank import LOCAL, STRATEGY, End
 from benchmarks.turns import take_turns
+from tf_ooo.hosts.addresses import held_ports
 
 _LAUNCHER = Path(sys.executable).with_name("horovodrun")
 _WORKERS = 2
@@ -38,7 +37,6 @@ _START_S, _ANSWER_S, _END_S = 180.0, 900.0, 20.0
 _LOCAL_TURNS = 3
 # A message may wait for a rank that is stopped; Horovod's own limit is 30 s.
 _PATIENT = {"HOROVOD_GLOO_TIMEOUT_SECONDS": "36000", "HOROVOD_STALL_CHECK_DISABLE": "1"}
-_TAIL = 3000
 
 
 def why_not(case: Case) -> str:
@@ -57,22 +55,21 @@ def run(case: Case) -> Measured:
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         inside = stack.enter_context(confine.link(group + "net"))
-        stack.enter_context(confine.shares(group, _WORKERS, asked["cores"]))
+        stack.enter_context(confine.Shares(group).made(_WORKERS, asked["cores"]))
         jobs = stack.enter_context(_jobs(case, group, inside, folder))
         job_of = {way.name: job for job in jobs for way in job.ways}
         local = next(way.name for way in case.ways if way.options["kind"] == LOCAL)
         facts = job_of[local].ask("make", local)
         compute_s = statistics.median(job_of[local].ask("turn", local) for _ in range(_LOCAL_TURNS))
-        mbit = _set_link(inside, asked["communication"], facts["gradient_bytes"], compute_s)
+        mbit = _set_link(inside, asked.get("communication"), facts["gradient_bytes"], compute_s)
         for name, job in job_of.items():
             if name != local:
                 job.ask("make", name)
         steps = {name: functools.partial(job.ask, "turn", name) for name, job in job_of.items()}
         turns_s = take_turns({way.name: steps[way.name] for way in case.ways}, case.turns)
         about = {**facts, "compute_s": compute_s, "link_mbit_s": mbit, "ranks": _WORKERS}
-        ends = {name: job.ask("end", name, str(folder / name)) for name, job in job_of.items()}
-        weights = {name: _weights(folder / name) for name in ends}
-    return measured(case, turns_s, ends, weights, about)
+        ends = {name: job.ask("end", name) for name, job in job_of.items()}
+    return measured(case, turns_s, ends, about)
 
 
 def jobs_of(case: Case) -> dict[str, list[Way]]:
@@ -85,28 +82,15 @@ def jobs_of(case: Case) -> dict[str, list[Way]]:
 
 
 def measured(
-    case: Case, turns_s: Mapping[str, list[float]], ends: Mapping[str, Mapping[str, Any]],
-    weights: Mapping[str, Sequence[np.ndarray]], about: dict[str, Any],
-) -> Measured:  # fmt: skip
-    """Compare the weights of all ways with those of the first, stock Horovod."""
-    stock = weights[case.ways[0].name]
-    ways = {}
-    for way in case.ways:
-        alone = way is case.ways[0] or way.options["kind"] == LOCAL  # has nothing to be compared with
-        ways[way.name] = WayRun(
-            turns_s[way.name],
-            predicted_s=ends[way.name].get("predicted_s"),
-            bits=None if alone else ends[way.name]["bits"],
-            largest_difference=None if alone else largest_difference(weights[way.name], stock),
-            about=dict(ends[way.name].get("about", {})),
-        )
+    case: Case, turns_s: Mapping[str, list[float]], ends: Mapping[str, End], about: dict[str, Any]
+) -> Measured:
+    """Compare the weights of all ways with those of the first, stock Horovod; one rank's are alone."""
+    runs = {name: WayRun(turns_s[name], end.predicted_s, about=end.about) for name, end in ends.items()}
+    stock, *others = case.ways
+    trained = {way.name: ends[way.name].weights for way in others if way.options["kind"] != LOCAL}
+    bits, runs = compared(runs, trained, ends[stock.name].weights)
     about = about | {"bits compared with": "stock Horovod, two ranks"}
-    return Measured(ways, ends[case.ways[0].name]["bits"], float(case.parameters["cores"]), about)
-
-
-def _weights(path: Path) -> list[np.ndarray]:
-    with np.load(f"{path}.npz") as stored:
-        return [stored[name] for name in stored.files]
+    return Measured(runs, bits, float(case.parameters["cores"]), about)
 
 
 def bandwidth_mbit(communication: float, gradient_bytes: int, compute_s: float) -> float:
@@ -152,7 +136,7 @@ class Job:
                 connection.send(message)
             answers = {rank: self._answer(connection) for rank, (connection, _) in self.ranks.items()}
         except (EOFError, OSError) as error:
-            printed = self._log.read_text(errors="replace")[-_TAIL:]
+            printed = last_of(self._log)
             raise BenchmarkError(f"a rank failed with {' '.join(message)}:\n{printed}") from error
         self.signal(signal.SIGSTOP)
         return answers[0]
@@ -182,8 +166,6 @@ class Job:
 @contextlib.contextmanager
 def _jobs(case: Case, group: str, inside: Sequence[str], folder: Path) -> Iterator[list[Job]]:
     """Start all jobs, and wait until each rank has said who it is; they end with the block."""
-    from tf_ooo.hosts.addresses import held_ports
-
     own = {name: value for name, value in quiet().items() if not name.startswith("HOROVOD_")}
     own["PATH"] = f"{_LAUNCHER.parent}{os.pathsep}{own.get('PATH', '')}"
     launch = [*inside, str(_LAUNCHER), "--gloo", "--network-interfaces", "lo", "-np", str(_WORKERS)]
@@ -194,8 +176,8 @@ def _jobs(case: Case, group: str, inside: Sequence[str], folder: Path) -> Iterat
         listener.settimeout(_START_S)
         cluster = [f"127.0.0.1:{port}" for port in stack.enter_context(held_ports(_WORKERS))]
         for number, (knobs, ways) in enumerate(jobs_of(case).items()):
-            told = Rank([way.name for way in ways], group, str(folder / "socket"), number, cluster)
-            start = [*launch, *command("benchmarks.runners.horovod_rank", case, told)]
+            told = case, ways, group, str(folder / "socket"), number, cluster
+            start = [*launch, *command("benchmarks.runners.horovod_rank:main", *told)]
             jobs.append(job := Job(ways, folder / f"log_{number}.txt", knobs != STRATEGY))
             job.start(start, own | _PATIENT | (json.loads(knobs) if knobs != STRATEGY else {}))
             stack.callback(job.end)
@@ -203,7 +185,7 @@ def _jobs(case: Case, group: str, inside: Sequence[str], folder: Path) -> Iterat
             try:
                 accepted, _ = listener.accept()
             except TimeoutError:
-                logs = "".join(log.read_text(errors="replace")[-_TAIL:] for log in folder.glob("log_*"))
+                logs = "\n".join(map(last_of, folder.glob("log_*")))
                 raise BenchmarkError(f"not all ranks have started in {_START_S:g} s:\n{logs}") from None
             connection = Connection(accepted.detach())
             number, index, process = connection.recv()

@@ -17,8 +17,7 @@ import numpy as np
 
 from benchmarks.case import Case, Way
 from benchmarks.machine import confine
-from benchmarks.models import DATA_PARALLEL, SEED, check_sum, network_of, weights_of
-from benchmarks.processes import requests
+from benchmarks.models import SEED, Weights, network_of, weights_of
 from tf_ooo.costs.communication import as_allreduce_bytes
 
 if TYPE_CHECKING:
@@ -32,38 +31,37 @@ _COMMUNICATING = ("collective_ops", "event_engine", "grpc")
 
 
 @dataclass(frozen=True)
-class Rank:
-    """A rank is told this besides its case: the names of its ways, and where the benchmark listens.
+class End:
+    """A way has come to this; ``weights``: of the first rank alone."""
 
-    ``group``: the prefix of the CPU groups; ``job``: what the rank calls itself there; ``cluster``: addresses
-    for TensorFlow's strategy.
+    weights: Weights
+    predicted_s: float | None
+    about: dict[str, Any]
+
+
+def main(case: Case, ways: list[Way], group: str, socket: str, job: int, cluster: list[str]) -> None:
+    """Answer until the process is ended.
+
+    ``group``: the prefix of the CPU groups; ``socket``: where the benchmark listens; ``job``: what the rank
+    calls itself there; ``cluster``: addresses for TensorFlow's strategy.
     """
-
-    names: list[str]
-    group: str
-    socket: str
-    job: int
-    cluster: list[str]
-
-
-def main(case: Case, told: Rank) -> None:
-    """Answer until the process is ended."""
-    ways = {way.name: way for way in case.ways if way.name in told.names}
-    kinds = {name: way.options["kind"] for name, way in ways.items()}
+    kinds = {way.name: way.options["kind"] for way in ways}
     rank, strategy = int(os.environ["HOROVOD_RANK"]), STRATEGY in kinds.values()
-    hvd = _confined(told, rank, strategy)
+    shares = confine.Shares(group)
+    hvd = _confined(shares, rank, cluster if strategy else None)
     import tensorflow as tf
 
     trainers: dict[str, Trainer] = {}
 
     def make(name: str) -> dict[str, Any]:
-        with confine.lifted(told.group, rank):  # what is not measured need not take long
-            trainers[name] = trainer = Trainer(case, ways[name], hvd, rank)
+        with shares.lifted(rank):  # what is not measured need not take long
+            way = next(way for way in ways if way.name == name)
+            trainers[name] = trainer = Trainer(case, way, hvd, rank)
             if trainer.callback is None:
                 trainer.warm_up()
         if trainer.callback is not None:  # ours is planned from the times of its first steps
             trainer.warm_up()
-        confine.run_first(confine.threads(_COMMUNICATING) if strategy else set())
+        shares.run_first(confine.threads(_COMMUNICATING) if strategy else set())
         return trainer.facts(hvd) if kinds[name] == LOCAL else {}
 
     def turn(name: str) -> float:
@@ -71,22 +69,22 @@ def main(case: Case, told: Rank) -> None:
             hvd.allreduce(tf.zeros([1]), name="turn")
         return trainers[name].turn_s()
 
-    def end(name: str, path: str) -> dict[str, Any]:
-        return trainers[name].end(path if rank == 0 else None)
+    def end(name: str) -> End | None:
+        return trainers[name].end() if rank == 0 else None
 
     tasks: dict[str, Callable[..., Any]] = {"make": make, "turn": turn, "end": end}
-    benchmark = Client(told.socket, "AF_UNIX")  # is closed when the process has said why it ended
-    benchmark.send((told.job, rank, os.getpid()))
+    benchmark = Client(socket, "AF_UNIX")  # is closed when the process has said why it ended
+    benchmark.send((job, rank, os.getpid()))
     while True:
         task, *arguments = benchmark.recv()
         benchmark.send(tasks[task](*arguments))
 
 
-def _confined(told: Rank, rank: int, strategy: bool) -> Any:
+def _confined(shares: confine.Shares, rank: int, cluster: list[str] | None) -> Any:
     """Start Horovod, or TensorFlow's strategy; this process then has its share of the CPU."""
     hvd: Any = None
     before = confine.threads()
-    if not strategy:
+    if cluster is None:
         hvd = importlib.import_module("horovod.tensorflow")
         hvd.init()
         time.sleep(0.2)
@@ -96,15 +94,15 @@ def _confined(told: Rank, rank: int, strategy: bool) -> Any:
     tf.config.threading.set_intra_op_parallelism_threads(1)
     # With one thread a gradient that is to be handed over would wait for the matmul that runs.
     tf.config.threading.set_inter_op_parallelism_threads(4)
-    if strategy:
-        task = {"cluster": {"worker": told.cluster}, "task": {"type": "worker", "index": rank}}
+    if cluster is not None:
+        task = {"cluster": {"worker": cluster}, "task": {"type": "worker", "index": rank}}
         os.environ["TF_CONFIG"] = json.dumps(task)
         _strategy()
-    confine.enter(told.group, rank, communicating)
-    confine.run_first(communicating)
+    shares.enter(rank, communicating)
+    shares.run_first(communicating)
     confine.keep_memory()
     unrolled = importlib.import_module("tf_ooo.tracing.unrolled")
-    unrolled.around_first_runs.append(lambda: confine.lifted(told.group, rank))
+    unrolled.around_first_runs.append(lambda: shares.lifted(rank))
     return hvd
 
 
@@ -122,7 +120,7 @@ class Trainer:
     def __init__(self, case: Case, way: Way, hvd: Any, rank: int) -> None:
         import keras
 
-        network = network_of(case.parameters, DATA_PARALLEL)
+        network = network_of(case.parameters)
         kind, self._steps = way.options["kind"], int(case.parameters["steps"])
         together = self._steps if way.options["together"] else 1
         keras.utils.set_random_seed(SEED)
@@ -189,16 +187,13 @@ class Trainer:
             "batch_rows": len(x),
         }
 
-    def end(self, path: str | None) -> dict[str, Any]:
-        """Save the weights where a path is given; return their check sum and what was planned."""
-        if path is not None:
-            np.savez(path, *weights_of(self.model))
-        kept: dict[str, Any] = {"bits": check_sum(self.model)}
-        if self.callback is not None:
-            report = self.callback.report
-            kept["predicted_s"] = report.predicted_step_s
-            kept["about"] = {"schedule": report.schedule, "reason": report.fallback_reason}
-        return kept
+    def end(self) -> End:
+        """Return the weights and what was planned."""
+        if self.callback is None:
+            return End(weights_of(self.model), None, {})
+        report = self.callback.report
+        about = {"schedule": report.schedule, "reason": report.fallback_reason}
+        return End(weights_of(self.model), report.predicted_step_s, about)
 
 
 def _fit(
@@ -278,7 +273,3 @@ def _average_in_apply(optimizer: keras.Optimizer, hvd: Any) -> None:
         return apply([hvd.allreduce(grad, op=hvd.Average) for grad in grads], variables)
 
     object.__setattr__(optimizer, "apply", averaging)
-
-
-if __name__ == "__main__":
-    main(*requests(Case, Rank))

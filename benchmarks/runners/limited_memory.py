@@ -7,21 +7,15 @@ from __future__ import annotations
 
 import contextlib
 import os
-import subprocess
-import sys
 import tempfile
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from pathlib import Path
 
 import numpy as np
 
 from benchmarks.case import Case, Measured, Way, WayRun
 from benchmarks.machine import memory_groups
-from benchmarks.models import SEED, Network, check_sum, largest_difference, weights_of
-from benchmarks.processes import BenchmarkError, command, end_with, quiet, requests, result_of
-from tf_ooo.hosts.addresses import free_ports
+from benchmarks.models import SEED, Network, compared, weights_of
+from benchmarks.processes import BenchmarkError, cluster_of, command, quiet, result_of, worker_line
 
 _LENGTH, _VOCABULARY, _HEADS = 32, 512, 8
 # Fewer micro-batches make smaller graphs, which are in the workers' memory, too.
@@ -34,14 +28,6 @@ _WITH_SLOTS = 3
 _ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": "1000000", "MALLOC_ARENA_MAX": "4"}
 
 
-@dataclass(frozen=True)
-class Asked:
-    """A process trains this: ours over a cluster's workers, stock without one; it saves the weights."""
-
-    cluster: str
-    weights: str
-
-
 def why_not(case: Case) -> str:
     """Say why this machine cannot run the case; return an empty text where it can."""
     return memory_groups.why_not()
@@ -49,92 +35,49 @@ def why_not(case: Case) -> str:
 
 def run(case: Case) -> Measured:
     """Run one way after the other: together they would need more memory than there is."""
-    limit_bytes = case.parameters["limit_mb"] * 10**6
     ways: dict[str, WayRun] = {}
     not_run: dict[str, str] = {}
+    whole, limit_bytes = case.ways[0].name, case.parameters["limit_mb"] * 10**6
     with tempfile.TemporaryDirectory() as folder:
         for way in case.ways:
-            weights = str(Path(folder) / f"{len(ways)}.npz")
-            with _limited(way, limit_bytes) as (cluster, groups):
-                start = command(__name__, case, Asked(cluster, weights))
-                alone = groups[0].command(start) if groups and not cluster else start
-                environment = quiet(threads=None) | (_ALLOCATOR if groups else {})
-                try:
-                    ways[way.name] = WayRun(**result_of(alone, environment))
-                except BenchmarkError:
-                    if not groups or cluster:
-                        raise
-                    not_run[way.name] = "the system ended it: it needs more than the limit"
-                used = [group.most_bytes for group in groups]
-            if way.name in ways:
-                ways[way.name].about["used_bytes"] = used
-        whole, ours = case.ways[0].name, case.ways[1].name
-        apart = largest_difference(*(_weights(Path(folder) / f"{number}.npz") for number in (1, 0)))
-    stock_bits = ways[whole].bits
-    ways[whole] = replace(ways[whole], bits=None)  # has nothing to be compared with
-    ways[ours] = replace(ways[ours], largest_difference=apart)
+            try:
+                ways[way.name] = _ran(case, way, limit_bytes, folder)
+            except BenchmarkError:
+                if not way.options["limited"] or way.options["workers"]:
+                    raise
+                not_run[way.name] = "the system ended it: it needs more than the limit"
+        weights = {name: list(np.load(f"{folder}/{name}.npz").values()) for name in ways}
+    bits, ways = compared(ways, weights, weights.pop(whole))  # which has nothing to be compared with
     needed_bytes = _WITH_SLOTS * ways[whole].about["weights_bytes"]
     about = {"weights and slots, times the limit": round(needed_bytes / limit_bytes, 2), "not_run": not_run}
-    return Measured(ways, stock_bits, None, about, not_run)
+    return Measured(ways, bits, None, about, not_run)
 
 
-@contextlib.contextmanager
-def _limited(way: Way, limit_bytes: int) -> Iterator[tuple[str, list[memory_groups.MemoryGroup]]]:
-    """Make groups for the workers of a way, or for its one process; yield the workers' addresses, too."""
-    workers = way.options["workers"]
+def _ran(case: Case, way: Way, limit_bytes: int, folder: str) -> WayRun:
+    """Run one way: its workers, or its one process, have the limit."""
+    workers, limited = way.options["workers"], way.options["limited"]
+    environment = quiet(threads=None) | (_ALLOCATOR if limited else {})
+    names = [f"benchmarks_{os.getpid()}_{task}" for task in range(workers or int(limited))]
     with contextlib.ExitStack() as stack:
-        count = workers or int(way.options["limited"])
-        prefix = f"benchmarks_{os.getpid()}_"
-        groups = [
-            stack.enter_context(memory_groups.memory_group(f"{prefix}{task}", limit_bytes))
-            for task in range(count)
-        ]
-        cluster = ",".join(f"127.0.0.1:{port}" for port in free_ports(workers))
-        start = [sys.executable, "-m", "tf_ooo", "worker", "--cluster", cluster, "--task"]
-        for task in range(workers):
-            worker = subprocess.Popen(
-                groups[task].command([*start, str(task)]),
-                env=quiet(threads=None) | _ALLOCATOR, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
-            )  # fmt: skip
-            stack.callback(worker.wait)
-            stack.callback(worker.kill)
-            assert worker.stdout is not None
-            worker.stdout.readline()  # that it is ready
-        yield cluster, groups
+        groups = [stack.enter_context(memory_groups.memory_group(name, limit_bytes)) for name in names]
+
+        def line(cluster: str, task: int) -> list[str]:
+            return groups[task].command(worker_line(cluster, task))
+
+        cluster, _ = stack.enter_context(cluster_of(workers, line, environment, folder))
+        start = command(f"{__name__}:train", case, cluster, f"{folder}/{way.name}.npz")
+        ran: WayRun = result_of(groups[0].command(start) if limited and not workers else start, environment)
+        ran.about["used_bytes"] = [group.most_bytes for group in groups]
+    return ran
 
 
-def _weights(path: Path) -> list[np.ndarray]:
-    with np.load(path) as stored:
-        return [stored[name] for name in stored.files]
-
-
-def train(case: Case, asked: Asked) -> WayRun:
-    """Train in this process, and save the weights."""
+def train(case: Case, cluster: str, path: str) -> WayRun:
+    """Train in this process, ours over the workers of a cluster, and save the weights."""
     import keras
 
     import tf_ooo
 
-    given = case.parameters
-    options = tf_ooo.Pipeline(
-        devices=asked.cluster or 1,
-        microbatches=_MICROBATCHES,
-        memory_limit_bytes=int(_PLANNED_SHARE * given["limit_mb"] * 1e6),
-        profile_steps=0,
-    )
-    callback = tf_ooo.OOOBackprop(options) if asked.cluster else None
-    with tf_ooo.host_memory() if asked.cluster else contextlib.nullcontext():
-        keras.utils.set_random_seed(SEED)
-        sizes = {
-            "layers": given["layers"],
-            "width": given["width"],
-            "heads": _HEADS,
-            "vocabulary": _VOCABULARY,
-        }
-        model = Network("gpt2", _ROWS, (_LENGTH,), sizes, _VOCABULARY).build()
-        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-        model.compile(keras.optimizers.Adam(1e-4), loss, jit_compile=False)
-    steps = 1 + given["steps"]
-    tokens = np.random.default_rng(0).integers(0, _VOCABULARY, (_ROWS * steps, _LENGTH))
+    given, steps = case.parameters, 1 + case.parameters["steps"]
     marks: list[float] = []
     losses: list[float] = []
 
@@ -143,19 +86,28 @@ def train(case: Case, asked: Asked) -> WayRun:
         losses.append(float(logs["loss"]))
 
     callbacks = [keras.callbacks.LambdaCallback(on_train_batch_end=note)]
+    if cluster:
+        limit_bytes = int(_PLANNED_SHARE * given["limit_mb"] * 1e6)
+        options = tf_ooo.Pipeline(
+            devices=cluster, microbatches=_MICROBATCHES, memory_limit_bytes=limit_bytes, profile_steps=0
+        )
+        callbacks.append(tf_ooo.OOOBackprop(options))
+    with tf_ooo.host_memory() if cluster else contextlib.nullcontext():
+        keras.utils.set_random_seed(SEED)
+        sizes = {"heads": _HEADS, "vocabulary": _VOCABULARY} | {n: given[n] for n in ("layers", "width")}
+        model = Network("gpt2", _ROWS, (_LENGTH,), sizes, _VOCABULARY).build()
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        model.compile(keras.optimizers.Adam(1e-4), loss, jit_compile=False)
+    tokens = np.random.default_rng(0).integers(0, _VOCABULARY, (_ROWS * steps, _LENGTH))
     x, y = tokens.astype("int32"), np.roll(tokens, -1, 1)
-    callbacks += [callback] if callback else []
     model.fit(x, y, batch_size=_ROWS, shuffle=False, verbose=0, callbacks=callbacks)
-    np.savez(asked.weights, *weights_of(model))
+    np.savez(path, *weights_of(model))
     about = {"weights_bytes": 4 * model.count_params(), "mean_losses": losses}
-    if callback is not None:
-        report = callback.report
+    predicted_s = None
+    if cluster:
+        report = callbacks[1].report
         about |= {"schedule": report.schedule, "reason": report.fallback_reason}
         about["predicted_peak_bytes"] = list(report.pipeline.predicted_peak_bytes)
-    predicted_s = callback.report.predicted_step_s if callback else None
+        predicted_s = report.predicted_step_s
     # The first step is traced and planned.
-    return WayRun(list(np.diff(marks)), predicted_s, check_sum(model), None, about)
-
-
-if __name__ == "__main__":
-    end_with(train(*requests(Case, Asked)))
+    return WayRun(list(np.diff(marks)), predicted_s, about=about)

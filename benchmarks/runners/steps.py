@@ -6,7 +6,7 @@ import dataclasses
 import statistics
 import time
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 import keras
 import tensorflow as tf
@@ -22,31 +22,33 @@ from tf_ooo.report.report import Report
 from tf_ooo.rewriting.unrolled_tasks import Step
 
 
-class Steps(Protocol):
-    """This takes turns.
+class Steps:
+    """What takes turns: ``run`` runs a step and waits for its end; ``model`` is trained by it, if any is."""
 
-    Attributes:
-        steps: how many have run.
-        predicted_s: seconds of a step by the plan before they ran; None: there is no plan.
-    """
+    predicted_s: float | None = None  # a step's seconds by the plan before they ran
 
-    steps: int
-    predicted_s: float | None
+    def __init__(
+        self, run: Callable[[], object], model: keras.Model | None = None, about: dict[str, Any] | None = None
+    ) -> None:
+        self._run, self.model, self._about, self.steps = run, model, about or {}, 0
 
     def step_s(self) -> float:
         """Run one step, and return its seconds."""
+        started_s = time.perf_counter()
+        self._run()
+        self.steps += 1
+        return time.perf_counter() - started_s
 
     def about(self) -> dict[str, Any]:
         """Return what ran."""
+        return self._about
 
-    def finish(self) -> keras.Model | None:
-        """End the training, and return the model; None: it is none of Keras."""
+    def finish(self) -> None:
+        """End the training."""
 
 
-class Fit:
+class Fit(Steps):
     """The steps of a callback's fit, run without ``model.fit``."""
-
-    predicted_s: float | None = None
 
     def __init__(
         self,
@@ -64,12 +66,18 @@ class Fit:
         if self._pipeline is not None:
             self._pipeline.planned_from = measured
         self._fit = FitLife(self._pipeline or mode_for(options))
-        self._model, self.steps = workload.model, 0
         self._batches = iter(tf.data.Dataset.from_tensors((workload.x, workload.y)).repeat())
+        self._model = workload.model
         self._model.make_train_function()
         self._fit.begin(self._model)
+        super().__init__(self._step, self._model)
 
-    def start(self, more: int) -> None:
+    def _step(self) -> None:
+        logs = self._model.train_function(self._batches)
+        if self._pipeline is not None:  # LayerPipe's loss comes some steps later
+            float(logs["loss"])
+
+    def start(self, more: int = 0) -> None:
         """Run until the model is distributed, or stays on one device, and ``more`` steps."""
         while not (
             self.report.layerpipe.get("rounds") or self.report.rewritten_graph or self.report.fell_back
@@ -96,17 +104,8 @@ class Fit:
         """The step of a pipeline taken apart, and its costs; None before."""
         return None if self._pipeline is None else self._pipeline.planned_from
 
-    def step_s(self) -> float:
-        started_s = time.perf_counter()
-        logs = self._model.train_function(self._batches)
-        if self._pipeline is not None:  # LayerPipe's loss comes some steps later
-            float(logs["loss"])
-        self.steps += 1
-        return time.perf_counter() - started_s
-
-    def finish(self) -> keras.Model:
+    def finish(self) -> None:
         self._fit.finish()
-        return self._model
 
     def about(self) -> dict[str, Any]:
         """Return the schedule that runs, and where and how long its tasks are."""
@@ -128,32 +127,16 @@ class Fit:
         }
 
 
-class Stock:
-    """Keras' own training step on one device."""
+def stock_steps(make: Callable[[], Workload], device: str) -> Steps:
+    """Return Keras' own training steps on one device."""
+    with tf.device(device):
+        model, *data = make()
+        model.optimizer.build(model.trainable_variables)
+        batch = tuple(map(tf.constant, data))
 
-    predicted_s: float | None = None
-
-    def __init__(self, make: Callable[[], Workload], device: str) -> None:
+    def step() -> tf.Tensor:
         with tf.device(device):
-            workload = make()
-            workload.model.optimizer.build(workload.model.trainable_variables)
-            batch = tf.constant(workload.x), tf.constant(workload.y)
-        self._model, self.steps = workload.model, 0
+            return model.train_step(batch)["loss"]
 
-        def step() -> tf.Tensor:
-            with tf.device(device):
-                return workload.model.train_step(batch)["loss"]
-
-        self._step = tf.function(step, autograph=False)
-
-    def step_s(self) -> float:
-        started_s = time.perf_counter()
-        self._step().numpy()
-        self.steps += 1
-        return time.perf_counter() - started_s
-
-    def finish(self) -> keras.Model:
-        return self._model
-
-    def about(self) -> dict[str, Any]:
-        return {}
+    function = tf.function(step, autograph=False)
+    return Steps(lambda: function().numpy(), model)

@@ -9,9 +9,7 @@ import importlib.util
 import os
 import statistics
 import subprocess
-import time
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
 
 from benchmarks.case import Case, Measured
 from benchmarks.processes import BenchmarkError, command
@@ -30,17 +28,13 @@ def why_not(case: Case) -> str:
 
 def run(case: Case) -> Measured:
     """Let all take turns, and add each one's efficiency: the serial step there through all devices' time."""
-    measured, devices = workers.run(case), case.parameters["devices"]
+    measured, devices, ways = workers.run(case), case.parameters["devices"], {}
     medians = {name: statistics.median(way.turns_s) for name, way in measured.ways.items()}
-    serial = {True: f"torch {SERIAL}", False: "one device"}
-    ways = {}
-    for way in case.ways:
-        alone_s = medians.get(serial["torch" in way.options])
-        if way.name not in measured.ways:
-            continue
-        ran = measured.ways[way.name]
-        efficiency = None if alone_s is None else alone_s / (devices * medians[way.name])
-        ways[way.name] = replace(ran, about={**ran.about, "efficiency": efficiency, "serial_s": alone_s})
+    for name, ran in measured.ways.items():
+        is_torchs = any("torch" in way.options for way in case.ways if way.name == name)
+        alone_s = medians.get(f"torch {SERIAL}" if is_torchs else "one device")
+        efficiency = None if alone_s is None else alone_s / (devices * medians[name])
+        ways[name] = replace(ran, about={**ran.about, "efficiency": efficiency, "serial_s": alone_s})
     return replace(measured, ways=ways)
 
 
@@ -51,39 +45,24 @@ def cut(layers: int, stages: int, stage: int) -> range:
     return range(first, layers if stage == stages - 1 else after)
 
 
-@dataclass(frozen=True)
-class Rank:
-    """A rank is told this: the prefix of the CPU groups, which of how many it is, and where they meet."""
-
-    group: str
-    rank: int
-    devices: int
-    port: int
-    microbatches: int
-    schedules: list[str]
-
-
 class Ranks:
     """The processes, one for each device."""
 
     def __init__(self, group: str, devices: int, microbatches: int, schedules: list[str]) -> None:
         environment = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-        port, pipe = free_port(), subprocess.PIPE
-        ranks = [Rank(group, rank, devices, port, microbatches, schedules) for rank in range(devices)]
-        lines = [command("benchmarks.runners.torch_rank", rank) for rank in ranks]
+        told, pipe, main = (devices, free_port(), microbatches, schedules), subprocess.PIPE, "torch_rank:main"
+        lines = [command(f"benchmarks.runners.{main}", group, rank, *told) for rank in range(devices)]
         self._processes = [
             subprocess.Popen(line, env=environment, stdin=pipe, stdout=pipe, text=True) for line in lines
         ]
         self.version = [self._answered(process) for process in self._processes][0]
 
-    def step_s(self, schedule: str) -> float:
-        """Run one step; return its seconds, until the last rank has answered."""
-        started_s = time.perf_counter()
+    def step(self, schedule: str) -> None:
+        """Run one step, until the last rank has answered."""
         for process in self._processes:
             print(schedule, file=process.stdin, flush=True)
         for process in self._processes:
             self._answered(process)
-        return time.perf_counter() - started_s
 
     def _answered(self, process: subprocess.Popen[str]) -> str:
         for line in process.stdout or ():
@@ -96,22 +75,3 @@ class Ranks:
         for process in self._processes:
             process.kill()
             process.wait()
-
-
-class TorchSteps:
-    """The steps of one schedule; their weights are not compared: other initial ones, other kernels."""
-
-    predicted_s: float | None = None
-
-    def __init__(self, ranks: Ranks, schedule: str) -> None:
-        self._ranks, self._schedule, self.steps = ranks, schedule, 0
-
-    def step_s(self) -> float:
-        self.steps += 1
-        return self._ranks.step_s(self._schedule)
-
-    def about(self) -> dict[str, Any]:
-        return {"schedule": self._schedule, "torch": self._ranks.version}
-
-    def finish(self) -> None:
-        """There is no Keras model."""

@@ -6,7 +6,6 @@ workers.
 
 from __future__ import annotations
 
-import os
 import sys
 import threading
 from collections.abc import Callable
@@ -17,11 +16,10 @@ from torch import nn
 from torch.distributed import pipelining
 
 from benchmarks.machine import confine
-from benchmarks.models import PIPELINE, SEED
-from benchmarks.processes import requests
-from benchmarks.runners.torch import ANSWER, SERIAL, Rank, cut
+from benchmarks.models import NETWORKS, SEED
+from benchmarks.runners.torch import ANSWER, SERIAL, cut
 
-_NETWORK = PIPELINE["feed_forward"]
+_NETWORK = NETWORKS["PIPELINE"]["feed_forward"]
 # The class, the stages of each rank, and whether the second one is on the way back of a V.
 _SCHEDULES = {
     "gpipe": (pipelining.ScheduleGPipe, 1, False),
@@ -32,18 +30,21 @@ _SCHEDULES = {
 }
 
 
-def main(rank: Rank) -> None:
+def main(group: str, rank: int, devices: int, port: int, microbatches: int, schedules: list[str]) -> None:
     """Serve steps until the input ends."""
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", f"tcp://127.0.0.1:{rank.port}", world_size=rank.devices, rank=rank.rank)
-    steps = {name: _serial(rank) if name == SERIAL else _pipeline(rank, name) for name in rank.schedules}
+    dist.init_process_group("gloo", f"tcp://127.0.0.1:{port}", world_size=devices, rank=rank)
+    x, y = map(torch.from_numpy, _NETWORK.data(_NETWORK.batch * microbatches))
+    steps = {
+        name: _serial(rank, x, y) if name == SERIAL else _pipeline(rank, devices, name, microbatches, x, y)
+        for name in schedules
+    }
     # This thread computes, also backward; all others, which communicate, get no quota.
-    confine.enter(rank.group, rank.rank, confine.threads() - {threading.get_native_id()})
+    confine.Shares(group).enter(rank, confine.threads() - {threading.get_native_id()})
     print(ANSWER, torch.__version__, flush=True)
     for line in sys.stdin:
         steps[line.strip()]()
         print(ANSWER, flush=True)
-    os._exit(0)  # the others may have gone already: nothing to take leave of
 
 
 def _layers() -> list[nn.Module]:
@@ -53,37 +54,32 @@ def _layers() -> list[nn.Module]:
     return [*inner, nn.Linear(widths[-1], _NETWORK.classes)]
 
 
-def _batch(microbatches: int) -> tuple[torch.Tensor, torch.Tensor]:
-    x, y = _NETWORK.data(_NETWORK.batch * microbatches)
-    return torch.from_numpy(x), torch.from_numpy(y)
-
-
-def _serial(rank: Rank) -> Callable[[], None]:
+def _serial(rank: int, x: torch.Tensor, y: torch.Tensor) -> Callable[[], None]:
     """Return a step of the whole batch, on the first rank; the others do nothing."""
     model = nn.Sequential(*_layers())
     optimizer = torch.optim.SGD(model.parameters(), 0.01)
-    x, y = _batch(rank.microbatches)
 
     def step() -> None:
         optimizer.zero_grad()
         nn.functional.cross_entropy(model(x), y).backward()
         optimizer.step()
 
-    return step if rank.rank == 0 else lambda: None
+    return step if rank == 0 else lambda: None
 
 
-def _pipeline(rank: Rank, name: str) -> Callable[[], None]:
+def _pipeline(
+    rank: int, devices: int, name: str, microbatches: int, x: torch.Tensor, y: torch.Tensor
+) -> Callable[[], None]:
     kind, chunks, in_v = _SCHEDULES[name]
-    layers, count = _layers(), chunks * rank.devices
-    mine = [rank.rank, count - 1 - rank.rank] if in_v else list(range(rank.rank, count, rank.devices))
+    layers, count = _layers(), chunks * devices
+    mine = [rank, count - 1 - rank] if in_v else list(range(rank, count, devices))
     modules = [nn.Sequential(*(layers[i] for i in cut(len(layers), count, stage))) for stage in mine]
     stages = [
         pipelining.PipelineStage(module, stage, count, torch.device("cpu"))
         for module, stage in zip(modules, mine, strict=True)
     ]
-    schedule = kind(stages if chunks > 1 else stages[0], rank.microbatches, nn.functional.cross_entropy)
+    schedule = kind(stages if chunks > 1 else stages[0], microbatches, nn.functional.cross_entropy)
     optimizer = torch.optim.SGD([p for module in modules for p in module.parameters()], 0.01)
-    x, y = _batch(rank.microbatches)
     inputs = (x,) if 0 in mine else ()
     targets = {"target": y} if count - 1 in mine else {}
 
@@ -93,7 +89,3 @@ def _pipeline(rank: Rank, name: str) -> Callable[[], None]:
         optimizer.step()
 
     return step
-
-
-if __name__ == "__main__":
-    main(*requests(Rank))

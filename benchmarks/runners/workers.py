@@ -2,41 +2,30 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import subprocess
-import sys
 import tempfile
-from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 from benchmarks.case import Case, Measured
 from benchmarks.machine import confine
-from benchmarks.processes import BenchmarkError, command, measured_from, quiet, result_of
-from tf_ooo.hosts.addresses import held_ports
+from benchmarks.processes import cluster_of, command, quiet, result_of, worker_line
 
 # All workers together get so much of this machine: the rest is for what communicates, which on machines with
 # GPUs takes nothing from those that compute.  With 0.9, messages slow the tasks down.
 _SHARE = 0.6
-_TAIL = 2000
+# One thread within an op, and four ops side by side.
+_THREADS = ("--intra-op-threads", "1", "--inter-op-threads", "4")
 
 
 @dataclass(frozen=True)
 class Workers:
-    """The process that trains is told this.
+    """The process that trains is told this."""
 
-    Attributes:
-        cluster: addresses of the workers, with commas; ``processes``: their ids.
-        group: prefix of the CPU groups; ``cores``: what each worker has of a core.
-        folder: for files of this run.
-    """
-
-    cluster: str
+    cluster: str  # addresses, with commas
     processes: list[int]
-    group: str
-    cores: float
-    folder: str
+    group: str  # prefix of the CPU groups
+    cores: float  # what each worker has of a core
+    folder: str  # for files of this run
 
 
 def why_not(case: Case) -> str:
@@ -46,36 +35,13 @@ def why_not(case: Case) -> str:
 
 def run(case: Case) -> Measured:
     """Run a case on ``devices`` workers; all ways are steps of one process, in turns."""
-    devices = case.parameters["devices"]
+    devices, group = case.parameters["devices"], f"benchmarks_{os.getpid()}_"
     cores = min(1.0, round(_SHARE * confine.own_cores() / devices, 2))
-    group = f"benchmarks_{os.getpid()}_"
     with (
-        held_ports(devices) as ports,
         tempfile.TemporaryDirectory() as folder,
-        confine.shares(group, devices, cores),
-        _started(cluster := ",".join(f"127.0.0.1:{port}" for port in ports), devices, folder) as processes,
+        confine.Shares(group).made(devices, cores),
+        cluster_of(devices, lambda *of: worker_line(*of, *_THREADS), quiet(), folder) as (cluster, processes),
     ):
         workers = Workers(cluster, processes, group, cores, folder)
-        return measured_from(result_of(command("benchmarks.runners.training", workers, case), quiet()))
-
-
-@contextlib.contextmanager
-def _started(cluster: str, devices: int, folder: str) -> Iterator[list[int]]:
-    """Start workers with one thread within an op, and four ops side by side; yield their ids."""
-    start = [sys.executable, "-m", "tf_ooo", "worker", "--cluster", cluster, "--inter-op-threads", "4"]
-    processes: list[subprocess.Popen[bytes]] = []
-    logs = [Path(folder) / f"worker_{task}.log" for task in range(devices)]
-    try:
-        for task, log in enumerate(logs):
-            line = [*start, "--intra-op-threads", "1", "--task", str(task)]
-            with log.open("wb") as said:
-                processes.append(subprocess.Popen(line, env=quiet(), stdout=subprocess.PIPE, stderr=said))
-        for process, log in zip(processes, logs, strict=True):
-            if process.stdout is None or b"is ready" not in process.stdout.readline():
-                last = log.read_text(errors="replace")[-_TAIL:].strip()
-                raise BenchmarkError(f"a worker did not start:\n{last or 'it said nothing'}")
-        yield [process.pid for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-            process.communicate()
+        measured: Measured = result_of(command("benchmarks.runners.training:run", workers, case), quiet())
+        return measured

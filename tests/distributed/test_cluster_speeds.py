@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import tf_ooo
-from benchmarks.machine import confine, cpu_groups
-from benchmarks.machine.cpu_groups import FREE
+from benchmarks.machine import confine
+from benchmarks.machine.confine import FREE
 from tests.distributed.clusters import addresses, workers
 from tests.same_bits import bits_of
 
@@ -29,16 +29,16 @@ pytestmark = [
 @contextlib.contextmanager
 def slowed(process):
     """The process gets a fifth of a core; this one what it wants, whatever else the machine does."""
-    groups, prefix = cpu_groups.groups(), f"tf_ooo_speeds_{os.getpid()}_"
-    with confine.shares(prefix, 1, _SHARE):
-        groups.put_process(prefix, "0", process.pid)
-        groups.put_process(prefix, FREE, os.getpid())
+    groups = confine.Shares(f"tf_ooo_speeds_{os.getpid()}_")
+    with groups.made(1, _SHARE):
+        groups.put(0, process.pid)
+        groups.put(FREE, os.getpid())
         try:
             yield
         finally:
             for process_id in (process.pid, os.getpid()):
                 with contextlib.suppress(ProcessLookupError):
-                    (groups.folder / "cgroup.procs").write_text(str(process_id))
+                    (groups.system.folder / "cgroup.procs").write_text(str(process_id))
 
 
 def deep():

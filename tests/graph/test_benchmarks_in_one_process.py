@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from benchmarks import models
 from benchmarks.case import Case
-from benchmarks.cases import one_cpu
+from benchmarks.cases import cases_of
 from benchmarks.runners import one_process
 
 
 def test_weights_have_the_bits_of_stock_fits(monkeypatch):
     """A small network, in short fits: stock itself is compared with nothing."""
     small = models.Network("mlp", 4, (8,), {"widths": [8]}, classes=4)
-    monkeypatch.setitem(models.ONE_CPU, "small", small)
-    case = Case("small", "one_cpu", "one_process", one_cpu._WAYS, {"model": "small", "steps": 3}, 2)
+    monkeypatch.setitem(models.NETWORKS["ONE_CPU"], "small", small)
+    ways = cases_of("one_cpu", True)[0].ways
+    case = Case(
+        "small", "one_cpu", "one_process", ways, {"networks": "ONE_CPU", "model": "small", "steps": 3}, 2
+    )
     measured = one_process.measure(case)
     assert {len(run.turns_s) for run in measured.ways.values()} == {2}
     assert measured.ways.pop("stock fit").bits is None

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.machine import confine, cpu_groups
-from benchmarks.machine.cpu_groups import FREE, Version1, Version2
+from benchmarks.machine import confine, control_groups
+from benchmarks.machine.confine import FREE, Shares
+from benchmarks.machine.control_groups import System
 from benchmarks.processes import BenchmarkError
 
 WHY_NOT = confine.why_not(with_link=False)
@@ -20,49 +21,48 @@ PREFIX = f"tf_ooo_test_{os.getpid()}_"
 
 
 def test_a_machine_without_groups_says_where_they_would_be(monkeypatch, tmp_path):
-    places = (Version1(tmp_path / "one"), Version2(tmp_path / "two"))
-    monkeypatch.setattr(cpu_groups, "PLACES", places)
+    monkeypatch.setattr(control_groups, "ROOT", tmp_path)
     monkeypatch.setattr(os, "geteuid", lambda: 0)
-    assert confine.why_not(with_link=False) == (
-        f"needs the system's CPU groups, at {tmp_path}/one or {tmp_path}/two"
-    )
+    assert confine.why_not(with_link=False) == (f"needs cpu groups, at {tmp_path}/cpu or {tmp_path}")
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    assert confine.why_not(with_link=False) == "needs root for cpu groups"
 
 
 def test_a_group_of_version_2_that_is_called_cpu_is_none_of_version_1(tmp_path):
     (tmp_path / "cgroup.procs").touch()
-    assert not Version1(tmp_path).is_there
+    assert not System(1, tmp_path, "cpu").is_there
 
 
 def test_version_2_without_the_cpus_controller_does_not_count(tmp_path):
     (tmp_path / "cgroup.controllers").write_text("memory pids\n")
-    assert not Version2(tmp_path).is_there
+    assert not System(2, tmp_path, "cpu").is_there
     (tmp_path / "cgroup.controllers").write_text("cpuset cpu io\n")
-    assert Version2(tmp_path).is_there
+    assert System(2, tmp_path, "cpu").is_there
 
 
 def test_groups_that_cannot_be_made_are_said_and_leave_nothing(monkeypatch, tmp_path):
     (tmp_path / "cgroup.controllers").write_text("cpu\n")
     (tmp_path / "cgroup.subtree_control").mkdir()  # cannot be written
-    monkeypatch.setattr(cpu_groups, "PLACES", (Version2(tmp_path),))
+    monkeypatch.setattr(control_groups, "ROOT", tmp_path)
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     said = confine.why_not(with_link=False)
-    assert said == f"needs the right to make CPU groups in {tmp_path}, as few containers: Is a directory"
+    assert said == f"needs the right to make cpu groups in {tmp_path}, as few containers: Is a directory"
     assert {path.name for path in tmp_path.iterdir()} == {"cgroup.controllers", "cgroup.subtree_control"}
 
 
 @confined
 def test_shares_are_set_and_lifted():
-    groups = cpu_groups.groups()
-    with confine.shares(PREFIX, 2, 0.4):
-        assert [groups.quota_us(PREFIX, name) for name in ("0", "1", FREE)] == [2000, 2000, None]
-        confine.set_share(PREFIX, 1, 0.2)
-        with confine.lifted(PREFIX, 1):
-            assert groups.quota_us(PREFIX, "1") is None
-        assert groups.quota_us(PREFIX, "1") == 1000
+    groups = Shares(PREFIX)
+    with groups.made(2, 0.4):
+        assert [groups.quota_us(name) for name in ("0", "1", FREE)] == [2000, 2000, None]
+        groups.set_share(1, 0.2)
+        with groups.lifted(1):
+            assert groups.quota_us("1") is None
+        assert groups.quota_us("1") == 1000
         with pytest.raises(BenchmarkError, match=r"0\.1 of a core: the least share of a worker is 0\.2"):
-            confine.set_share(PREFIX, 1, 0.1)
+            groups.set_share(1, 0.1)
     with pytest.raises(FileNotFoundError):
-        groups.quota_us(PREFIX, "0")
+        groups.quota_us("0")
 
 
 # A thread that computes, as TensorFlow calls it, one that communicates, and the main one; says their ids.
@@ -79,38 +79,32 @@ named(b"main")
 """
 
 
-class ThreadsOnly(Version2):
+class ThreadsOnly(Shares):
     """Groups of version 2 also where version 1 has the CPU's controller: without shares of the CPU."""
 
-    def make(self, prefix, names):
-        self.make_threaded(prefix, names)
+    def _make(self, names):
+        self._make_threaded(names)
 
-    def set_quota_us(self, prefix, name, quota_us):
+    def set_quota_us(self, name, quota_us):
         """There is none."""
-
-    is_there = True
 
 
 # This machine has these.
 ALL_GROUPS = [
-    *(place for place in cpu_groups.PLACES if isinstance(place, Version1) and place.is_there),
-    *(
-        ThreadsOnly(place.folder)
-        for place in cpu_groups.PLACES
-        if isinstance(place, Version2) and (place.folder / "cgroup.controllers").exists()
-    ),
+    Shares(PREFIX, place) if place.version == 1 else ThreadsOnly(PREFIX, place)
+    for place in control_groups.systems("cpu")
+    if (place.is_there if place.version == 1 else (place.folder / "cgroup.controllers").exists())
 ]
 
 
 @confined
 @pytest.mark.parametrize("groups", ALL_GROUPS, ids=lambda groups: type(groups).__name__)
-def test_threads_that_compute_get_a_share_and_nobody_is_left_behind(monkeypatch, groups):
-    monkeypatch.setattr(cpu_groups, "PLACES", (groups,))
-    with confine.shares(PREFIX, 1, 0.5):
+def test_threads_that_compute_get_a_share_and_nobody_is_left_behind(groups):
+    with groups.made(1, 0.5):
         process = subprocess.Popen([sys.executable, "-c", _PROCESS], stdout=subprocess.PIPE, text=True)
         threads = dict(process.stdout.readline().split() for _ in range(3))
         for _ in range(2):  # threads that have come since
-            assert confine.enter_computing(PREFIX, 0, process.pid) == 1
+            assert groups.enter_computing([process.pid]) == 1
         assert {name: group_of(process.pid, thread) for name, thread in threads.items()} == {
             "tf_Compute": "0",
             "grpc": FREE,
@@ -118,7 +112,7 @@ def test_threads_that_compute_get_a_share_and_nobody_is_left_behind(monkeypatch,
         }
     assert process.wait(10) == -signal.SIGKILL
     process.stdout.close()
-    assert not list(groups.folder.glob(f"{PREFIX.rstrip('_')}*"))
+    assert not list(groups.system.folder.glob(f"{PREFIX.rstrip('_')}*"))
 
 
 def group_of(process, thread):

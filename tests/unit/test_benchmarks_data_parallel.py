@@ -15,8 +15,10 @@ import pytest
 
 from benchmarks.case import NOBODY, OURS
 from benchmarks.cases import cases_of
+from benchmarks.models import check_sum
 from benchmarks.processes import BenchmarkError
 from benchmarks.runners import horovod
+from benchmarks.runners.horovod_rank import End
 
 
 @pytest.mark.parametrize("quick", [True, False])
@@ -46,15 +48,15 @@ def test_the_link_on_which_communicating_takes_as_long_as_computing():
 def test_weights_are_compared_with_those_of_stock_horovod():
     case = cases_of("data_parallel", True)[0]
     names = [way.name for way in case.ways]
-    ends = {name: {"bits": 1} for name in names} | {"auto": {"bits": 2, "predicted_s": 0.5}}
-    weights = {name: [np.full(2, 2.0 if name == "auto" else 1.0)] for name in names}
-    measured = horovod.measured(case, dict.fromkeys(names, [1.0]), ends, weights, {})
-    assert measured.stock_bits == 1
+    ends = {name: End([np.ones(2)], None, {}) for name in names} | {"auto": End([np.full(2, 2.0)], 0.5, {})}
+    measured = horovod.measured(case, dict.fromkeys(names, [1.0]), ends, {})
+    assert measured.stock_bits == check_sum([np.ones(2)])
     assert (measured.ways["horovod"].bits, measured.ways["local"].bits) == (None, None)
-    assert measured.ways["horovod_k"].bits == 1
+    assert measured.ways["horovod_k"].bits == measured.stock_bits
     assert measured.ways["horovod_k"].largest_difference == 0
     auto = measured.ways["auto"]
-    assert (auto.bits, auto.largest_difference, auto.predicted_s) == (2, 1.0, 0.5)
+    assert auto.bits == check_sum([np.full(2, 2.0)])
+    assert (auto.largest_difference, auto.predicted_s) == (1.0, 0.5)
 
 
 def _state(process: int) -> str:

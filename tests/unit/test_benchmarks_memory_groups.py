@@ -2,41 +2,39 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import subprocess
 import sys
 
-from benchmarks.machine import memory_groups
-from benchmarks.machine.memory_groups import version1, version2
+from benchmarks.machine import control_groups, memory_groups
+from benchmarks.machine.control_groups import System
 from tests.memory_limited import needs_memory_groups
 
 
 def test_a_machine_without_groups_says_where_they_would_be(monkeypatch, tmp_path):
-    places = (version1(tmp_path / "one"), version2(tmp_path / "two"))
-    monkeypatch.setattr(memory_groups, "PLACES", places)
+    monkeypatch.setattr(control_groups, "ROOT", tmp_path)
     monkeypatch.setattr(memory_groups.os, "geteuid", lambda: 0)
-    assert memory_groups.why_not() == f"needs memory groups, at {tmp_path}/one or {tmp_path}/two"
+    assert memory_groups.why_not() == f"needs memory groups, at {tmp_path}/memory or {tmp_path}"
     monkeypatch.setattr(memory_groups.os, "geteuid", lambda: 1000)
     assert memory_groups.why_not() == "needs root for memory groups"
 
 
 def test_a_group_of_version_2_that_is_called_memory_is_none_of_version_1(tmp_path):
     (tmp_path / "memory.max").touch()
-    assert not version1(tmp_path).is_there
+    assert not System(1, tmp_path, "memory").is_there
 
 
 def test_version_2_without_the_memorys_controller_does_not_count(tmp_path):
     (tmp_path / "cgroup.controllers").write_text("cpu pids\n")
-    assert not version2(tmp_path).is_there
+    assert not System(2, tmp_path, "memory").is_there
     (tmp_path / "cgroup.controllers").write_text("cpu memory pids\n")
-    assert version2(tmp_path).is_there
+    assert System(2, tmp_path, "memory").is_there
 
 
 def test_groups_that_cannot_be_made_are_said_and_leave_nothing(monkeypatch, tmp_path):
     (tmp_path / "cgroup.controllers").write_text("memory\n")
     (tmp_path / "cgroup.subtree_control").mkdir()  # cannot be written
-    monkeypatch.setattr(memory_groups, "PLACES", (version2(tmp_path),))
+    monkeypatch.setattr(control_groups, "ROOT", tmp_path)
     monkeypatch.setattr(memory_groups.os, "geteuid", lambda: 0)
     said = memory_groups.why_not()
     assert said == f"needs the right to make memory groups in {tmp_path}, as few containers: Is a directory"
@@ -45,8 +43,9 @@ def test_groups_that_cannot_be_made_are_said_and_leave_nothing(monkeypatch, tmp_
 
 @needs_memory_groups
 def test_a_linux_that_does_not_count_the_most(monkeypatch):
-    counting_nothing = dataclasses.replace(memory_groups.groups(), most="memory.none")
-    monkeypatch.setattr(memory_groups, "PLACES", (counting_nothing,))
+    version = control_groups.system("memory").version
+    limit, _, swap = memory_groups.FILES[version]
+    monkeypatch.setitem(memory_groups.FILES, version, (limit, "memory.none", swap))
     assert memory_groups.why_not() == "needs memory groups with memory.none: Linux 5.19 or later"
 
 

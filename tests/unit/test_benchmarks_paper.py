@@ -66,7 +66,7 @@ def test_scripts_have_all_sizes_and_what_the_table_sets(name):
     network = network_named(name)
     assert tuple(loaded(network.script).SIZES) == SIZES
     for size in SIZES:
-        given = ScriptNetwork(network.script, size, network.settings_at(size, {})).given()
+        given = network.at(size, {}).given()
         assert given.batch > 0
     assert vars(given).items() >= dict(network.runs[0].settings).items()  # full is the published size
 
@@ -211,7 +211,7 @@ def test_a_case_has_the_ways_of_its_modes_suite():
     case = command.case_of(NETWORKS["densenet121"], "tiny", {"growth": 4})
     like = cases_of("one_cpu", quick=True)[0]
     assert (case.ways, case.runner, case.turns) == (like.ways, like.runner, like.turns)
-    network = network_of(case.parameters, {})
+    network = network_of(case.parameters)
     assert (network.script, network.given().growth) == ("densenet", 4)
 
 

@@ -1,7 +1,7 @@
 """Rows of benchmarks, the gains that are computed from them, and the page."""
 
 import datetime
-import json
+import os
 
 import numpy as np
 import pytest
@@ -11,7 +11,7 @@ from benchmarks.__main__ import lines_of, main
 from benchmarks.case import NOBODY, OURS, PYTORCH, STOCK, Case, Measured, Way, WayRun, check
 from benchmarks.gains import LOST, NO_DIFFERENCE, WON, compared, gain_of
 from benchmarks.kept import read, rows_of, write
-from benchmarks.processes import case_from, measured_from
+from benchmarks.processes import BenchmarkError, command, result_of
 from benchmarks.report import page, tables
 from benchmarks.report.pictures import draw
 from benchmarks.turns import take_turns
@@ -114,12 +114,16 @@ def test_rows_are_kept_once_and_read_again(rows, tmp_path):
         write(rows[:4], tmp_path, BEGAN)
 
 
-def test_cases_and_results_survive_json():
-    case, result = a_case(), measured()
-    told = json.loads(json.dumps({**case.__dict__, "ways": [way.__dict__ for way in case.ways]}))
-    assert case_from(told) == case
-    plain = {**result.__dict__, "ways": {name: run.__dict__ for name, run in result.ways.items()}}
-    assert measured_from(json.loads(json.dumps(plain))) == result
+def test_cases_and_results_survive_the_way_to_a_process_and_back():
+    for value in (a_case(), measured()):
+        assert result_of(command("copy:copy", value), os.environ) == value
+
+
+def test_a_process_that_fails_says_what_it_printed():
+    with pytest.raises(BenchmarkError, match="a process failed:\n(?s:.)*no number"):
+        result_of(command("builtins:float", "no number"), os.environ)
+    with pytest.raises(BenchmarkError, match="took more than 0.1 s"):
+        result_of(command("time:sleep", 60), os.environ, timeout_s=0.1)
 
 
 def test_cases_that_say_nothing_are_refused():
@@ -162,7 +166,7 @@ def test_pages_and_pictures(rows, tmp_path):
 
 
 def test_what_a_run_prints(rows):
-    lines = lines_of(rows[:4])
+    lines = list(lines_of(rows[:4]))
     assert lines[0].startswith("auto")
     assert lines[-1] == "auto is 1.200 (1.200 to 1.200) times as fast as gpipe: won"
 

@@ -68,7 +68,7 @@ class Shares:
                 self.set_share(rank, cores_each)
             yield
         finally:
-            # Of version 2 the folder above says who is in a group.
+            # In version 2 the folder above says who is in a group.
             self._remove([self._of(name) for name in (names if self._is_first else ["", *names])])
 
     def _make(self, names: Sequence[str]) -> None:

@@ -19,7 +19,7 @@ class System:
 
     @property
     def is_there(self) -> bool:
-        """Whether this machine has the controller there: with both versions it is in one of them only."""
+        """Return whether the controller is there: on a machine with both versions it is in one of them."""
         if self.version == 1:
             # A group of version 2 may be called as the controller, too: only version 1 has this file.
             return (self.folder / "tasks").exists()

@@ -23,7 +23,7 @@ from tf_ooo.rewriting.unrolled_tasks import Step
 
 
 class Steps:
-    """What takes turns: ``run`` runs a step and waits for its end; ``model`` is trained by it, if any is."""
+    """These take turns: ``run`` runs a step and waits for its end; ``model`` is trained by it, if any is."""
 
     predicted_s: float | None = None  # a step's seconds by the plan before they ran
 

@@ -21,13 +21,12 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from benchmarks.case import Case, Measured, Way, WayRun
 from benchmarks.machine import confine
-from benchmarks.models import compared
+from benchmarks.models import Weights, compared
 from benchmarks.processes import BenchmarkError, command, last_of, quiet
-from benchmarks.runners.horovod_rank import LOCAL, STRATEGY, End
 from benchmarks.turns import take_turns
 from tf_ooo.hosts.addresses import held_ports
 
@@ -37,6 +36,18 @@ _START_S, _ANSWER_S, _END_S = 180.0, 900.0, 20.0
 _LOCAL_TURNS = 3
 # A message may wait for a rank that is stopped; Horovod's own limit is 30 s.
 _PATIENT = {"HOROVOD_GLOO_TIMEOUT_SECONDS": "36000", "HOROVOD_STALL_CHECK_DISABLE": "1"}
+
+
+# Kinds of ways: where gradients are averaged, and by whom.
+APPLY, TAPE, STRATEGY, CALLBACK, LOCAL = "apply", "tape", "strategy", "callback", "local"
+
+
+class End(NamedTuple):
+    """A way has come to this."""
+
+    weights: Weights  # of the first rank
+    predicted_s: float | None = None
+    about: dict[str, Any] = {}
 
 
 def why_not(case: Case) -> str:
@@ -61,7 +72,10 @@ def run(case: Case) -> Measured:
         local = next(way.name for way in case.ways if way.options["kind"] == LOCAL)
         facts = job_of[local].ask("make", local)
         compute_s = statistics.median(job_of[local].ask("turn", local) for _ in range(_LOCAL_TURNS))
-        mbit = _set_link(inside, asked.get("communication"), facts["gradient_bytes"], compute_s)
+        mbit = None  # the link is as fast as the machine
+        if "communication" in asked:
+            mbit = bandwidth_mbit(asked["communication"], facts["gradient_bytes"], compute_s)
+            confine.slow(inside, mbit * 1e6)
         for name, job in job_of.items():
             if name != local:
                 job.ask("make", name)
@@ -101,17 +115,6 @@ def bandwidth_mbit(communication: float, gradient_bytes: int, compute_s: float) 
     return round(8 * 2 * (_WORKERS - 1) * gradient_bytes / (communication * compute_s) / 1e6, 1)
 
 
-def _set_link(
-    inside: Sequence[str], communication: float | None, gradient_bytes: int, compute_s: float
-) -> float | None:
-    """Slow the link down, and return its Mbit/s; None: it stays as fast as the machine is."""
-    if communication is None:
-        return None
-    mbit = bandwidth_mbit(communication, gradient_bytes, compute_s)
-    confine.slow(inside, mbit * 1e6)
-    return mbit
-
-
 class Job:
     """The ranks of one setting; where they may be stopped, they are while they are not asked anything."""
 
@@ -125,11 +128,7 @@ class Job:
             self._launcher = subprocess.Popen(start, env=environment, stdout=log, stderr=log)
 
     def ask(self, *message: str) -> Any:
-        """Tell all ranks; return the first one's answer.
-
-        Raises:
-            BenchmarkError: a rank ended, or does not answer.
-        """
+        """Tell all ranks; return the first one's answer.  BenchmarkError: a rank does not answer."""
         self.signal(signal.SIGCONT)
         try:
             for connection, _ in self.ranks.values():

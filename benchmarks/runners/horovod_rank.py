@@ -9,34 +9,23 @@ import json
 import os
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from multiprocessing.connection import Client
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import keras
 import numpy as np
+import tensorflow as tf
 
+import tf_ooo
 from benchmarks.case import Case, Way
-from benchmarks.machine import confine
-from benchmarks.models import SEED, Weights, network_of, weights_of
+from benchmarks.machine.confine import Shares, keep_memory, threads
+from benchmarks.models import SEED, network_of, weights_of
+from benchmarks.runners.horovod import APPLY, CALLBACK, LOCAL, STRATEGY, TAPE, End
 from tf_ooo.costs.communication import as_allreduce_bytes
+from tf_ooo.tracing import unrolled
 
-if TYPE_CHECKING:
-    import keras
-    import tensorflow as tf
-
-# Kinds of ways: where gradients are averaged, and by whom.
-APPLY, TAPE, STRATEGY, CALLBACK, LOCAL = "apply", "tape", "strategy", "callback", "local"
 # Names of the threads with which TensorFlow's collectives communicate, as far as Linux keeps them.
 _COMMUNICATING = ("collective_ops", "event_engine", "grpc")
-
-
-@dataclass(frozen=True)
-class End:
-    """A way has come to this; ``weights``: of the first rank alone."""
-
-    weights: Weights
-    predicted_s: float | None
-    about: dict[str, Any]
 
 
 def main(case: Case, ways: list[Way], group: str, socket: str, job: int, cluster: list[str]) -> None:
@@ -47,11 +36,8 @@ def main(case: Case, ways: list[Way], group: str, socket: str, job: int, cluster
     """
     kinds = {way.name: way.options["kind"] for way in ways}
     rank, strategy = int(os.environ["HOROVOD_RANK"]), STRATEGY in kinds.values()
-    shares = confine.Shares(group)
+    shares, trainers = Shares(group), dict[str, Trainer]()
     hvd = _confined(shares, rank, cluster if strategy else None)
-    import tensorflow as tf
-
-    trainers: dict[str, Trainer] = {}
 
     def make(name: str) -> dict[str, Any]:
         with shares.lifted(rank):  # what is not measured need not take long
@@ -61,7 +47,7 @@ def main(case: Case, ways: list[Way], group: str, socket: str, job: int, cluster
                 trainer.warm_up()
         if trainer.callback is not None:  # ours is planned from the times of its first steps
             trainer.warm_up()
-        shares.run_first(confine.threads(_COMMUNICATING) if strategy else set())
+        shares.run_first(threads(_COMMUNICATING) if strategy else set())
         return trainer.facts(hvd) if kinds[name] == LOCAL else {}
 
     def turn(name: str) -> float:
@@ -72,25 +58,23 @@ def main(case: Case, ways: list[Way], group: str, socket: str, job: int, cluster
     def end(name: str) -> End | None:
         return trainers[name].end() if rank == 0 else None
 
-    tasks: dict[str, Callable[..., Any]] = {"make": make, "turn": turn, "end": end}
+    tasks: dict[str, Callable[[str], Any]] = {"make": make, "turn": turn, "end": end}
     benchmark = Client(socket, "AF_UNIX")  # is closed when the process has said why it ended
     benchmark.send((job, rank, os.getpid()))
     while True:
-        task, *arguments = benchmark.recv()
-        benchmark.send(tasks[task](*arguments))
+        task, name = benchmark.recv()
+        benchmark.send(tasks[task](name))
 
 
-def _confined(shares: confine.Shares, rank: int, cluster: list[str] | None) -> Any:
+def _confined(shares: Shares, rank: int, cluster: list[str] | None) -> Any:
     """Start Horovod, or TensorFlow's strategy; this process then has its share of the CPU."""
     hvd: Any = None
-    before = confine.threads()
+    before = threads()
     if cluster is None:
         hvd = importlib.import_module("horovod.tensorflow")
         hvd.init()
         time.sleep(0.2)
-    communicating = confine.threads() - before
-    import tensorflow as tf
-
+    communicating = threads() - before
     tf.config.threading.set_intra_op_parallelism_threads(1)
     # With one thread a gradient that is to be handed over would wait for the matmul that runs.
     tf.config.threading.set_inter_op_parallelism_threads(4)
@@ -100,8 +84,7 @@ def _confined(shares: confine.Shares, rank: int, cluster: list[str] | None) -> A
         _strategy()
     shares.enter(rank, communicating)
     shares.run_first(communicating)
-    confine.keep_memory()
-    unrolled = importlib.import_module("tf_ooo.tracing.unrolled")
+    keep_memory()
     unrolled.around_first_runs.append(lambda: shares.lifted(rank))
     return hvd
 
@@ -109,8 +92,6 @@ def _confined(shares: confine.Shares, rank: int, cluster: list[str] | None) -> A
 @functools.cache
 def _strategy() -> tf.distribute.Strategy:
     """Return TensorFlow's strategy, which must be there before anything is computed."""
-    import tensorflow as tf
-
     return tf.distribute.MultiWorkerMirroredStrategy()
 
 
@@ -118,11 +99,12 @@ class Trainer:
     """One way: a model, its data and how it is trained; it begins again after warming up."""
 
     def __init__(self, case: Case, way: Way, hvd: Any, rank: int) -> None:
-        import keras
-
-        network = network_of(case.parameters)
-        kind, self._steps = way.options["kind"], int(case.parameters["steps"])
-        together = self._steps if way.options["together"] else 1
+        network, kind, self._steps = (
+            network_of(case.parameters),
+            way.options["kind"],
+            case.parameters["steps"],
+        )
+        together, rows = self._steps if way.options["together"] else 1, network.batch
         keras.utils.set_random_seed(SEED)
         # Layers get the same names again: TensorFlow adds gradients up in the order of names.
         keras.backend.clear_session()
@@ -135,19 +117,15 @@ class Trainer:
             _average_in_apply(optimizer, hvd)
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
         self.model.compile(optimizer, loss, jit_compile=False, steps_per_execution=together)
-        self.callback: Any = None
-        if kind == CALLBACK:
-            import tf_ooo
-
-            options = {"mode": "data_parallel", "unroll": self._steps, **way.options["callback"]}
-            self.callback = tf_ooo.OOOBackprop(**options)
-        data = network.data(2 * self._steps * network.batch, SEED + rank)
-        self._batch = tuple(part[: network.batch] for part in data)
-        callbacks = [] if self.callback is None else [self.callback]
-        self._train = (
-            _strategy_loop(self.model, data, network.batch, together)
+        options = {"mode": "data_parallel", "unroll": self._steps, **way.options.get("callback", {})}
+        self.callback = tf_ooo.OOOBackprop(**options) if kind == CALLBACK else None
+        data = network.data(2 * self._steps * rows, SEED + rank)
+        self._batch = tuple(part[:rows] for part in data)
+        # Each trains once on all data, and tells when each execution ended.
+        self._train: Callable[[], list[float]] = (
+            functools.partial(_with_strategy, self.model, _execution(self.model, together), data, rows)
             if kind == STRATEGY
-            else _fit(self.model, data, network.batch, callbacks)
+            else functools.partial(_fit, self.model, data, rows, [self.callback] if self.callback else [])
         )
         self._variables = [*self.model.variables, *optimizer.variables]
         self._first = [variable.numpy() for variable in self._variables]
@@ -170,95 +148,74 @@ class Trainer:
 
     def facts(self, hvd: Any) -> dict[str, Any]:
         """Return what all ways share: the sizes of a step."""
-        import tensorflow as tf
-
-        x, y = self._batch
-        with tf.GradientTape() as tape:
-            loss = self.model.compute_loss(x, y, self.model(x, training=True))
-        gradients = tape.gradient(loss, [variable.value for variable in self.model.trainable_variables])
         floats = 0.0
-        for gradient in gradients:  # of a table, the rows of a batch are gathered
+        for gradient in _gradients(self.model, *self._batch)[
+            1
+        ]:  # of a table, the rows of a batch are gathered
             of_rows = isinstance(gradient, tf.IndexedSlices)
             size = int(tf.size(gradient.values if of_rows else gradient))
             floats += as_allreduce_bytes(size, hvd.size()) if of_rows else size
-        return {
-            "gradient_bytes": round(4 * floats),
-            "weights": self.model.count_params(),
-            "batch_rows": len(x),
-        }
+        sizes = {"gradient_bytes": round(4 * floats), "weights": self.model.count_params()}
+        return {**sizes, "batch_rows": len(self._batch[0])}
 
     def end(self) -> End:
         """Return the weights and what was planned."""
         if self.callback is None:
-            return End(weights_of(self.model), None, {})
+            return End(weights_of(self.model))
         report = self.callback.report
         about = {"schedule": report.schedule, "reason": report.fallback_reason}
         return End(weights_of(self.model), report.predicted_step_s, about)
 
 
-def _fit(
-    model: keras.Model, data: tuple[np.ndarray, np.ndarray], rows: int, callbacks: list[Any]
-) -> Callable[[], list[float]]:
-    """Return what trains once on all data, and tells when each execution ended."""
-    import keras
-
-    def fit() -> list[float]:
-        marks: list[float] = []
-        note = keras.callbacks.LambdaCallback(
-            on_train_batch_end=lambda batch, logs: marks.append(time.perf_counter())
-        )
-        model.fit(*data, batch_size=rows, shuffle=False, verbose=0, callbacks=[*callbacks, note])
-        return marks
-
-    return fit
+_Data = tuple[np.ndarray, np.ndarray]
 
 
-def _strategy_loop(
-    model: keras.Model, data: tuple[np.ndarray, np.ndarray], rows: int, together: int
-) -> Callable[[], list[float]]:
+def _fit(model: keras.Model, data: _Data, rows: int, callbacks: list[Any]) -> list[float]:
+    marks: list[float] = []
+    note = keras.callbacks.LambdaCallback(on_train_batch_end=lambda *_: marks.append(time.perf_counter()))
+    model.fit(*data, batch_size=rows, shuffle=False, verbose=0, callbacks=[*callbacks, note])
+    return marks
+
+
+def _with_strategy(model: keras.Model, execution: Any, data: _Data, rows: int) -> list[float]:
+    batches, marks = iter(tf.data.Dataset.from_tensor_slices(data).batch(rows)), []
+    for _ in range(len(data[0]) // rows // model.steps_per_execution):
+        execution(batches).numpy()
+        marks.append(time.perf_counter())
+    return marks
+
+
+def _execution(model: keras.Model, together: int) -> Any:
     """Return TensorFlow's loop for its strategy, as its guide has it, with several steps in a function.
 
     ``fit`` of Keras 3 does not train with it (keras-team/keras, issue 20585).
     """
-    import tensorflow as tf
 
     def step(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
-        with tf.GradientTape() as tape:
-            loss = model.compute_loss(x, y, model(x, training=True))
-        gradients = tape.gradient(loss, [variable.value for variable in model.trainable_variables])
-        replica = tf.distribute.get_replica_context()
-        averaged = replica.all_reduce(tf.distribute.ReduceOp.MEAN, gradients)
+        loss, gradients = _gradients(model, x, y)
+        averaged = tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.MEAN, gradients)
         model.optimizer.apply_gradients(zip(averaged, model.trainable_variables, strict=True))
         return loss
 
     def steps(batches: Any) -> tf.Tensor:
         return [_strategy().run(step, args=next(batches)) for _ in range(together)][-1]
 
-    execution = tf.function(steps)
-    dataset = tf.data.Dataset.from_tensor_slices(data).batch(rows)
+    return tf.function(steps)
 
-    def train() -> list[float]:
-        batches, marks = iter(dataset), []
-        for _ in range(len(data[0]) // rows // together):
-            execution(batches).numpy()
-            marks.append(time.perf_counter())
-        return marks
 
-    return train
+def _gradients(model: keras.Model, x: Any, y: Any, kind: Any = lambda tape: tape) -> tuple[Any, list[Any]]:
+    """Return loss and gradients; ``kind``: makes another tape of TensorFlow's."""
+    with tf.GradientTape() as tape:
+        loss = model.compute_loss(x, y, model(x, training=True))
+    return loss, kind(tape).gradient(loss, [variable.value for variable in model.trainable_variables])
 
 
 def _taped(hvd: Any) -> type[keras.Model]:
     """Return stock Horovod with a train step of one's own: it averages where the tape computes gradients."""
-    import keras
-    import tensorflow as tf
 
     class Taped(keras.Model):  # type: ignore[misc]
         def train_step(self, data: tuple[tf.Tensor, tf.Tensor]) -> dict[str, tf.Tensor]:
-            x, y = data
-            with tf.GradientTape() as inner:
-                loss = self.compute_loss(x, y, self(x, training=True))
-            variables = [variable.value for variable in self.trainable_variables]
-            gradients = hvd.DistributedGradientTape(inner).gradient(loss, variables)
+            loss, gradients = _gradients(self, *data, hvd.DistributedGradientTape)
             self.optimizer.apply_gradients(zip(gradients, self.trainable_variables, strict=True))
             return {"loss": loss}
 

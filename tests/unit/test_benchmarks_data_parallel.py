@@ -18,7 +18,7 @@ from benchmarks.cases import cases_of
 from benchmarks.models import check_sum
 from benchmarks.processes import BenchmarkError
 from benchmarks.runners import horovod
-from benchmarks.runners.horovod_rank import End
+from benchmarks.runners.horovod import End
 
 
 @pytest.mark.parametrize("quick", [True, False])

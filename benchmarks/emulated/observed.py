@@ -19,32 +19,21 @@ _LEAST_S = 1e-6
 class Observed:
     """This was seen in all steps of a schedule so far; ``tasks``: of each op, by its name.
 
-    Attributes:
-        gaps_s: ``task``: from the end of a task to the start of the next one on its device; ``message``: to
-            the start of one on another device that waited for it; ``step``: all of a step but the time from
-            its first task's start to its last one's end.
-        violations: tasks that began before the one in front of them had ended, records of no task, and
-            devices that ran another's tasks.
-        pairs: neighbours that were looked at.
-        turns: seconds of each step, and its records.
+    ``gaps_s`` has seconds of a ``task``, from the end of one to the start of the next one on its device; of a
+    ``message``, to the start of one on another device that waited for it; and of a ``step``, all of it but
+    the time from its first task's start to its last one's end.  ``violations`` counts tasks that began before
+    the one in front of them had ended, records of no task, and devices that ran another's tasks; ``pairs``
+    the neighbours that were looked at.
     """
 
     def __init__(self, schedule: Schedule, tasks: Mapping[str, Task]) -> None:
-        self._fused = schedule.fused_backward
+        self._fused, self._device_of_stage = schedule.fused_backward, schedule.device_of_stage
         self._lanes = [dict.fromkeys(map(self._part, lane)) for lane in schedule.lanes.values()]
         self._lane_of = {part: number for number, lane in enumerate(self._lanes) for part in lane}
-        self._part_of = {name.encode()[1 - NAME_BYTES :]: self._part(task) for name, task in tasks.items()}
+        self._tasks = {name.encode()[1 - NAME_BYTES :]: task for name, task in tasks.items()}
         self.gaps_s: dict[str, list[float]] = {"task": [], "message": [], "step": []}
         self.violations = self.pairs = 0
-        self.turns: list[tuple[float, np.ndarray]] = []
-        self._place_of = {
-            name.encode()[1 - NAME_BYTES :]: (
-                schedule.device_of_stage[task.stage],
-                task.kind,
-                *self._part(task)[1:],
-            )
-            for name, task in tasks.items()
-        }
+        self.turns: list[tuple[float, np.ndarray]] = []  # seconds and records of each step
 
     def _part(self, task: Task) -> _Part:
         fused = self._fused and task.kind in ("dO", "dW")
@@ -57,10 +46,10 @@ class Observed:
         spans: dict[_Part, tuple[float, float]] = {}
         places = set()
         for _, began, ended, device, name in records.tolist():
-            part = self._part_of.get(name)
-            if part is None:
+            if name not in self._tasks:
                 self.violations += 1
                 continue
+            part = self._part(self._tasks[name])
             start, end = spans.get(part, (began, ended))
             spans[part] = min(start, began), max(end, ended)
             places.add((self._lane_of[part], device))
@@ -87,10 +76,13 @@ class Observed:
         """Return device, kind, stage, micro-batch, start and end of each task of the median step, as JSON."""
         _, records = sorted(self.turns, key=lambda turn: turn[0])[len(self.turns) // 2]
         began_s = records["start"].min()
+        known = [
+            (*times_s, self._tasks[name]) for _, *times_s, _, name in records.tolist() if name in self._tasks
+        ]
         return [
-            [*self._place_of[name], round(start - began_s, 6), round(end - began_s, 6)]
-            for _, start, end, _, name in records.tolist()
-            if name in self._place_of
+            [self._device_of_stage[of.stage], of.kind, of.stage, of.microbatch]
+            + [round(start - began_s, 6), round(end - began_s, 6)]
+            for start, end, of in known
         ]
 
     def to_dict(self) -> dict[str, Any]:

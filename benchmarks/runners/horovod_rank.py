@@ -99,12 +99,9 @@ class Trainer:
     """One way: a model, its data and how it is trained; it begins again after warming up."""
 
     def __init__(self, case: Case, way: Way, hvd: Any, rank: int) -> None:
-        network, kind, self._steps = (
-            network_of(case.parameters),
-            way.options["kind"],
-            case.parameters["steps"],
-        )
-        together, rows = self._steps if way.options["together"] else 1, network.batch
+        network, kind = network_of(case.parameters), way.options["kind"]
+        self._steps, rows = int(case.parameters["steps"]), network.batch
+        together = self._steps if way.options["together"] else 1
         keras.utils.set_random_seed(SEED)
         # Layers get the same names again: TensorFlow adds gradients up in the order of names.
         keras.backend.clear_session()

@@ -83,7 +83,7 @@ def run_case(suite: str, case: Case, turns: int | None, folder: Path) -> None:
 @click.option("--pictures", type=_PATH, help="Draw the pictures into this folder.")
 def report(folder: Path, pages: tuple[Path, ...], pictures: Path | None) -> None:
     """Say what kept rows come to: tables here or in pages, and pictures."""
-    from benchmarks.report.page import tables_of, with_tables  # pandas takes a second to import
+    from benchmarks.report.tables import tables_of, with_tables  # pandas takes a second to import
 
     rows = read(folder)
     if not rows:

@@ -93,9 +93,9 @@ def layerpipe_gain(layers: tuple[LayerCosts, ...], processors: int) -> float:
 
 def tables() -> dict[str, str]:
     """Return all tables as Markdown."""
-    import pandas as pd
+    import pandas as pd  # which takes a second
 
-    from benchmarks.report.page import markdown
+    from benchmarks.report.tables import markdown
 
     settings = {
         "First and last stage shorter": (False, Link()),
@@ -120,16 +120,16 @@ def tables() -> dict[str, str]:
     means, most = gains.mean(), gains.loc[7:9].max()
     gains.loc["mean; published: 1.25"], gains.loc["7 to 9, most; published: 1.80"] = means, most
     frames = {"zero-bubble": zb_h2, "v-shapes": v_shapes, "layerpipe": gains.reset_index()}
-    text = "{:.2f}".format
-    return {
-        name: markdown(pd.DataFrame(of).map(lambda cell: text(cell) if isinstance(cell, float) else cell))
-        for name, of in frames.items()
-    }
+
+    def text(cell: object) -> object:
+        return f"{cell:.2f}" if isinstance(cell, float) else cell
+
+    return {name: markdown(pd.DataFrame(of).map(text)) for name, of in frames.items()}
 
 
 @click.command()
 def planner() -> None:
     """Make the tables of docs/benchmarks/planner.md anew."""
-    from benchmarks.report.page import with_tables
+    from benchmarks.report.tables import with_tables
 
     PAGE.write_text(with_tables(PAGE.read_text(), tables()))

@@ -1,4 +1,4 @@
-"""The process that trains all ways of a case on emulated devices, in turns."""
+"""The process that trains all ways of a case on emulated devices, in turns: layers whose tasks are waits."""
 
 from __future__ import annotations
 
@@ -10,20 +10,22 @@ from os import environ
 from pathlib import Path
 from typing import Any
 
+import keras
+import numpy as np
 import tensorflow as tf
 
 from benchmarks import torch_orders
 from benchmarks.case import Case, Measured, WayRun
-from benchmarks.emulated.costs import costs_of
-from benchmarks.emulated.layer import workload_of
+from benchmarks.emulated.costs import ROWS, WIDTH, costs_of
 from benchmarks.emulated.observed import Observed
-from benchmarks.emulated.waiting import LOG, Log, prefer
-from benchmarks.models import compared, stock_weights, weights_of
+from benchmarks.models import SEED, Workload, compared, stock_weights, weights_of
+from benchmarks.runners.emulated import LOG, Log, library, prefer
 from benchmarks.runners.steps import Fit
 from benchmarks.turns import take_turns
 from tf_ooo import Link, Pipeline
 from tf_ooo.costs.table import CostTable
 from tf_ooo.errors import OOOError
+from tf_ooo.hosts.worker import serve
 from tf_ooo.modes.pipeline import tasks_of
 from tf_ooo.modes.pipeline.planning import Wanted, make_plan, step_s_of
 from tf_ooo.planning.building.merging import merged
@@ -31,12 +33,58 @@ from tf_ooo.planning.model.schedule import Schedule
 from tf_ooo.planning.model.schedule_file import ScheduleFile
 from tf_ooo.rewriting.unrolled_tasks import Step
 
+_WAIT = tf.load_op_library(str(library())).ooo_wait
 # Tasks of a step of which a picture can be drawn; of more the median turn is not kept.
 _MOST_DRAWN = 100
 _TORCH: Mapping[str, Callable[..., Schedule]] = {
     "interleaved_zero_bubble": torch_orders.interleaved_zero_bubble,
     "zbv": torch_orders.zbv,
 }
+
+
+class Emulated(keras.layers.Layer):  # type: ignore[misc]
+    """Multiplies by a vector, so that there is a weight with a gradient; takes as long as the costs say."""
+
+    def __init__(self, seconds: tuple[float, float, float], **settings: Any) -> None:
+        super().__init__(**settings)
+        self.seconds = seconds
+
+    def build(self, shape: Any) -> None:
+        """Make the weight."""
+        self.weight = self.add_weight(shape=(shape[-1],), initializer="ones", name="weight")
+
+    def call(self, x: Any) -> Any:
+        """Wait for F, and for dO and dW when gradients come."""
+        forward_s, output_grad_s, weight_grad_s = self.seconds
+
+        def run(x: Any, weight: Any) -> Any:
+            def gradients(dy: Any) -> tuple[Any, Any]:
+                summands = _WAIT(x=dy * x, seconds=weight_grad_s)
+                return _WAIT(x=dy * weight, seconds=output_grad_s), tf.reduce_sum(summands, axis=0)
+
+            return _WAIT(x=x * weight, seconds=forward_s), gradients
+
+        return tf.custom_gradient(run)(x, tf.convert_to_tensor(self.weight))
+
+
+def workload_of(table: CostTable, microbatches: int = 1) -> Workload:
+    """Compile a model of such layers, always with the same names: graphs of one kind are alike."""
+    keras.backend.clear_session()
+    keras.utils.set_random_seed(SEED)
+    layers = [
+        Emulated((layer.forward_s, layer.output_grad_s, layer.weight_grad_s), name=layer.name)
+        for layer in table.layers
+    ]
+    model = keras.Sequential([keras.Input((WIDTH,)), *layers], name="emulated")
+    model.compile(optimizer="sgd", loss="mse", jit_compile=False)
+    x, y = np.random.default_rng(SEED).normal(size=(2, ROWS * microbatches, WIDTH)).astype("f4")
+    return Workload(model, x, y)
+
+
+def serve_worker(cluster: str, task: int) -> None:
+    """Be a worker with an emulated device."""
+    prefer()  # and with it all threads that are started from here
+    serve(cluster, task, inter_op_threads=8, intra_op_threads=1)
 
 
 def schedule_of(options: Mapping[str, Any], table: CostTable, devices: int, microbatches: int) -> Schedule:

@@ -1,5 +1,5 @@
 /* OooWait holds its TensorFlow device for `seconds`, one task at a time, first come first served, and hands its tensor
- * on.  The file OOO_WAIT_LOG, which all processes map, has a scale of all seconds and a log of what ran (waiting.py).
+ * on.  The file OOO_WAIT_LOG, which all processes map, has a scale of all seconds and a log of what ran.
  * This is TensorFlow's C API alone, and so tied to no version of its C++. */
 #define _GNU_SOURCE
 #include <fcntl.h>

@@ -169,7 +169,9 @@ _Data = tuple[np.ndarray, np.ndarray]
 
 def _fit(model: keras.Model, data: _Data, rows: int, callbacks: list[Any]) -> list[float]:
     marks: list[float] = []
-    note = keras.callbacks.LambdaCallback(on_train_batch_end=lambda *_: marks.append(time.perf_counter()))
+    note = keras.callbacks.LambdaCallback(
+        on_train_batch_end=lambda batch, logs: marks.append(time.perf_counter())
+    )
     model.fit(*data, batch_size=rows, shuffle=False, verbose=0, callbacks=[*callbacks, note])
     return marks
 

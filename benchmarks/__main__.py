@@ -1,7 +1,5 @@
 """The command ``python -m benchmarks``."""
 
-from __future__ import annotations
-
 import datetime
 import importlib
 import time

@@ -1,7 +1,5 @@
 """Networks with the shapes of known ones: each function takes an input of a model and returns its logits."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 import keras

@@ -1,7 +1,5 @@
 """A case is one setting in which ways of training take turns; a runner knows how to run them."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol

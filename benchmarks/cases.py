@@ -1,7 +1,5 @@
 """Suites of cases, from cases.toml: a setting's lists stand for a case with each of their members."""
 
-from __future__ import annotations
-
 from itertools import product
 from pathlib import Path
 from typing import Any

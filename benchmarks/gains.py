@@ -1,7 +1,5 @@
 """A gain is the median of paired turns, with its 95% interval."""
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple

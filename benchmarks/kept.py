@@ -1,7 +1,5 @@
 """Rows that stay: one file for each run of a case, one row for each of its ways."""
 
-from __future__ import annotations
-
 import contextlib
 import datetime
 import importlib.metadata
@@ -85,11 +83,7 @@ def rows_of(suite: str, case: Case, measured: Measured, began: datetime.datetime
 
 
 def write(rows: list[Row], folder: Path, began: datetime.datetime) -> Path:
-    """Keep the rows of one run in a new file, and return it.
-
-    Raises:
-        FileExistsError: a run of this case that began in the same second is there; none is overwritten.
-    """
+    """Keep the rows of one run in a new file, and return it; FileExistsError: none is overwritten."""
     name = re.sub(r"[^a-z0-9]+", "_", rows[0].case.lower()).strip("_")
     path = folder / rows[0].suite / f"{began:%Y-%m-%d_%H%M%S}_{name}.json"
     path.parent.mkdir(parents=True, exist_ok=True)

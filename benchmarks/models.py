@@ -24,21 +24,14 @@ SEED = 1
 
 @dataclass(frozen=True)
 class Network:
-    """A model, whose outputs are logits, and the random data it trains on.
+    """A model, whose outputs are logits, and the random data it trains on."""
 
-    Attributes:
-        kind, settings: a function of :mod:`benchmarks.architectures`, and what it is given; inputs are whole
-            numbers below a ``vocabulary``, or else normal floats.
-        batch: rows of one micro-batch, or of each worker.
-        shape, labels: shapes of one row of the input and of the labels.
-    """
-
-    kind: str
-    batch: int
-    shape: Sequence[int]
-    settings: Mapping[str, Any]
+    kind: str  # a function of benchmarks.architectures
+    batch: int  # rows of one micro-batch, or of each worker
+    shape: Sequence[int]  # of one row of the input: whole numbers below a vocabulary, or else normal floats
+    settings: Mapping[str, Any]  # of the function
     classes: int = 10
-    labels: Sequence[int] = ()
+    labels: Sequence[int] = ()  # shape of one row
 
     def build(self, rows: int | None = None) -> keras.Model:
         """Build the model; ``rows``: the size of a batch where the graph is to know it."""

@@ -1,7 +1,5 @@
 """Processes of a benchmark: each calls a function with what it is given, and leaves what that returns."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import pickle

@@ -1,7 +1,5 @@
 """Fixed orders of ``torch.distributed.pipelining``; our policies with these names search for the costs."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator
 

@@ -1,7 +1,5 @@
 """The layers of emulated models take these seconds, for one micro-batch."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

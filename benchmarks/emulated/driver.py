@@ -1,7 +1,5 @@
 """The process that trains all ways of a case on emulated devices, in turns: layers whose tasks are waits."""
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -50,11 +48,9 @@ class Emulated(keras.layers.Layer):  # type: ignore[misc]
         self.seconds = seconds
 
     def build(self, shape: Any) -> None:
-        """Make the weight."""
         self.weight = self.add_weight(shape=(shape[-1],), initializer="ones", name="weight")
 
     def call(self, x: Any) -> Any:
-        """Wait for F, and for dO and dW when gradients come."""
         forward_s, output_grad_s, weight_grad_s = self.seconds
 
         def run(x: Any, weight: Any) -> Any:
@@ -88,11 +84,7 @@ def serve_worker(cluster: str, task: int) -> None:
 
 
 def schedule_of(options: Mapping[str, Any], table: CostTable, devices: int, microbatches: int) -> Schedule:
-    """Plan a way of others, with the number of chunks that is fastest on paper.
-
-    Raises:
-        ValueError, OOOError: the schedule does not take so few layers or micro-batches.
-    """
+    """Plan a way of others, with the number of chunks that is fastest on paper, where it takes the sizes."""
     if options.get("least_microbatches", 0) * devices > microbatches:
         raise ValueError(f"torch takes no fewer micro-batches than stages, got {microbatches}")
     units = tuple((layer, layer) for layer in range(len(table.layers)))

@@ -1,7 +1,5 @@
 """The log of waits tells about steps: whether the order was kept, and what the runtime itself took."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

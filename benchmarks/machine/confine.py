@@ -3,8 +3,6 @@
 Needs root, ``ip``, ``tc`` and ``nsenter`` for the link, and control groups for the shares.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import os

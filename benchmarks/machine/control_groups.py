@@ -1,7 +1,5 @@
 """Control groups of Linux, versions 1 and 2: where this machine has those of a controller."""
 
-from __future__ import annotations
-
 import os
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Groups of processes with a limit of memory: control groups of Linux, versions 1 and 2."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 from collections.abc import Iterator, Sequence

@@ -1,7 +1,5 @@
 """The commands ``python -m benchmarks paper``."""
 
-from __future__ import annotations
-
 import json
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence

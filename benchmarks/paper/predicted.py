@@ -3,8 +3,6 @@
 Costs are a roofline of a V100 in single precision at 80% of its published peaks.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -54,18 +52,13 @@ _Setting = tuple[tuple[LayerCosts, ...], dict[str, Any], float, list[float]]
 
 
 def predictions(network: PaperNetwork, settings: Mapping[str, Any]) -> Iterator[Prediction]:
-    """Yield one for each published configuration, with a user's settings in place of its own.
-
-    Raises:
-        OptionsError: a pipeline has fewer layers than a published run has GPUs.
-    """
+    """Yield one for each published configuration, with a user's settings in place of its own."""
     left_out = not_counted(network, settings)
     for run in network.runs_with({name: settings[name] for name in settings if name not in left_out}):
         count = run.settings.get("layers", 0)
         if run.style and count < run.devices:
-            raise OptionsError(
-                f"layers={count}: a published run has {run.devices} GPUs, each with a layer or more"
-            )
+            few = f"layers={count}: a published run has {run.devices} GPUs, each with a layer or more"
+            raise OptionsError(few)
         # Modulo allocation takes a multiple of the GPUs as layers, or else it is fastforward.
         possible = replace(run, style=FASTFORWARD) if run.style == MODULO and count % run.devices else run
         layers, on, base_s, authors = _SETTINGS[network.mode.name](network, possible)

@@ -4,8 +4,6 @@ Facts are from github.com/mlsys-seo/ooo-backprop, commit 0beb419d; its code is n
 those of expr/pipe_par/code/OOO_backprop/schedule.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise

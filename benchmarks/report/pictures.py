@@ -1,7 +1,5 @@
 """Pictures of the page, from kept rows, by matplotlib."""
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Iterable, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Tables of pages from kept rows, between ``<!-- table: NAME -->`` and ``<!-- end of table -->``."""
 
-from __future__ import annotations
-
 import re
 import statistics
 from collections.abc import Iterable, Sequence

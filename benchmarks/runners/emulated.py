@@ -3,8 +3,6 @@
 Here are the library with the op OooWait, its log, and the start of the processes; no TensorFlow is imported.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import hashlib

@@ -6,8 +6,6 @@ Horovod's background threads exchange messages also when nothing is to be averag
 Horovod job are stopped (SIGSTOP) while it is not its turn.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import json

@@ -1,7 +1,5 @@
 """One rank of a job of :mod:`benchmarks.runners.horovod`: makes its ways, and trains when it is told to."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import importlib

@@ -3,8 +3,6 @@
 Beside it stock Keras trains in one process: without a limit, for its weights, and under the same limit.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import tempfile

@@ -1,7 +1,5 @@
 """Steps that take turns: those of a callback's fit, and Keras' own on one worker."""
 
-from __future__ import annotations
-
 import dataclasses
 import statistics
 import time
@@ -56,12 +54,7 @@ class Fit(Steps):
         options: Pipeline | LayerPipe,
         measured: tuple[Step, CostTable] | None = None,
     ) -> None:
-        """Begin the fit.
-
-        Args:
-            measured: the step of another pipeline of this workload, taken apart, and its costs: this one is
-                planned from them, and traced once only.
-        """
+        """Begin the fit; a pipeline is planned from another one's step, taken apart, and its costs."""
         self._pipeline = PipelineMode(options) if isinstance(options, Pipeline) else None
         if self._pipeline is not None:
             self._pipeline.planned_from = measured

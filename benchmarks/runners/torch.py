@@ -3,8 +3,6 @@
 Both are compared by efficiency: frameworks compute one model at different speeds.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import statistics

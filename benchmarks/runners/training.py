@@ -8,8 +8,6 @@ A way's options are those of ``tf_ooo.Pipeline``, or with ``"layerpipe": true`` 
 * ``{"alike": true}`` plans as if all workers were as fast as the first.
 """
 
-from __future__ import annotations
-
 import os
 import statistics
 from dataclasses import asdict, replace

@@ -1,7 +1,5 @@
 """Worker processes, each with a share of this machine's CPU, and a process that trains over them."""
 
-from __future__ import annotations
-
 import os
 import tempfile
 from dataclasses import dataclass

@@ -81,15 +81,13 @@ def run_case(suite: str, case: Case, turns: int | None, folder: Path) -> None:
 @click.option("--pictures", type=_PATH, help="Draw the pictures into this folder.")
 def report(folder: Path, pages: tuple[Path, ...], pictures: Path | None) -> None:
     """Say what kept rows come to: tables here or in pages, and pictures."""
-    from benchmarks.report.tables import tables_of, with_tables  # pandas takes a second to import
+    from benchmarks.report.page import tables_of, write_pages  # pandas takes a second to import
 
     rows = read(folder)
     if not rows:
         raise click.ClickException(f"no rows are kept in {folder}: run a suite first")
-    tables = tables_of(rows)
-    for page in pages:
-        page.write_text(with_tables(page.read_text(), tables))
-    for name, table in {} if pages else tables.items():
+    write_pages(pages, rows)
+    for name, table in {} if pages else tables_of(rows).items():
         click.echo(f"## {name}\n\n{table}")
     if pictures:
         from benchmarks.report.pictures import draw

@@ -1,6 +1,5 @@
-"""Tables of pages from kept rows, between ``<!-- table: NAME -->`` and ``<!-- end of table -->``."""
+"""Tables of the page, from kept rows."""
 
-import re
 import statistics
 from collections.abc import Iterable, Sequence
 
@@ -22,10 +21,6 @@ TITLES = {
     "emulated": "Emulated devices",
     "torch": "Beside torch, by efficiency",
 }
-_END = "<!-- end of table -->"
-_TABLE = re.compile(r"(<!-- table: ([\w-]+) -->\n).*?(" + re.escape(_END) + ")", re.DOTALL)
-_README = ("Mode", "Middle setting", "Baseline", "Gain (95%)", "All settings", "Lost")
-_MEASURED = ("pipeline", "mesh", "unequal", "data_parallel", "layerpipe", "one_cpu")
 
 
 def frame_of(rows: Iterable[Row]) -> pd.DataFrame:
@@ -148,9 +143,9 @@ def prediction_table(rows: Iterable[Row]) -> pd.DataFrame:
     return pd.DataFrame(lines)
 
 
-def ran(rows: Sequence[Row]) -> pd.DataFrame:
+def machines(rows: Iterable[Row]) -> pd.DataFrame:
     """Return what ran: by mode the runs, their turns, the share of a core, seconds of our step."""
-    lines = []
+    rows, lines = list(rows), []
     for mode in dict.fromkeys(row.mode for row in rows):
         of_mode = [row for row in rows if row.mode == mode]
         ours_s = [statistics.median(row.turns_s) for row in of_mode if row.had_by not in (STOCK, PYTORCH)]
@@ -173,36 +168,3 @@ def _bits(rows: Sequence[Row]) -> str:
     if not rows:
         return "not compared"
     return f"{same} of {len(rows)}" + (f", others within {max(apart):.0e}" if any(apart) else "")
-
-
-def tables_of(rows: Sequence[Row]) -> dict[str, str]:
-    """Return all tables by the names that pages have for them, as Markdown."""
-    frame = frame_of(rows)
-    if frame.empty:
-        return {}
-    emulated = result(frame[frame["mode"] == "emulated"])
-    measured = result(frame[frame["mode"].isin(_MEASURED)])
-    by_name = {
-        "result": measured,
-        "emulated": emulated,
-        "readme": pd.concat([measured, emulated])[list(_README)],
-        "emulated-settings": parts([row for row in rows if row.mode == "emulated"]),
-        "losses": losses(frame),
-        "predictions": prediction_table(rows),
-        "ran": ran(rows),
-    }
-    return {name: markdown(table) for name, table in by_name.items()}
-
-
-def markdown(table: pd.DataFrame) -> str:
-    """Write a table as Markdown."""
-    if table.empty:
-        return "No run of this is kept yet.\n"
-    cells = [list(map(str, table.columns)), ["---"] * len(table.columns)]
-    cells += [["" if pd.isna(cell) else str(cell) for cell in line] for line in table.itertuples(index=False)]
-    return "".join(f"| {' | '.join(line)} |\n" for line in cells)
-
-
-def with_tables(text: str, by_name: dict[str, str]) -> str:
-    """Return the page with its tables made anew; KeyError: it asks for a table that there is none of."""
-    return _TABLE.sub(lambda match: f"{match[1]}\n{by_name[match[2]]}\n{match[3]}", text)

@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import argparse
 import concurrent.futures
+import contextlib
 import datetime
+import fcntl
 import functools
 import glob
 import gzip
+import json
 import os
 import re
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,40 +27,42 @@ from typing import Any
 import numpy as np
 
 from benchmarks.case import NOBODY, STOCK, Case, Measured, Way, WayRun
+from benchmarks.gpu.hlo_text import fed_back, looped, parameters_of
 from benchmarks.kept import ROWS, rows_of, write
 from benchmarks.models import largest_difference
 from benchmarks.turns import take_turns
 
-_CONCURRENT = "xla@xla_gpu_command_buffer_scheduling_mode=CONCURRENT,xla_gpu_graph_min_graph_size=1"
-_WAYS = ("xla", _CONCURRENT, "joint", "early")
-_TURN_S, _LEAST_TURNS, _MOST_TURNS, _WARM, _PROFILED = 0.3, 6, 30, 3, 5
-_KINDS = {
-    "f32": "float32", "f16": "float16", "f64": "float64", "pred": "bool", "u8": "uint8", "s8": "int8",
-    "s32": "int32", "s64": "int64", "u32": "uint32", "u64": "uint64",
-}  # fmt: skip
+# XLA keeps convolutions out of CUDA graphs unless it is told otherwise.
+_ALL_IN_GRAPHS = (
+    "xla_gpu_enable_command_buffer",
+    "FUSION,CUBLAS,CUBLASLT,CUSTOM_CALL,CUDNN,DYNAMIC_SLICE_FUSION,CONVOLUTION",
+)
+_SIDE_BY_SIDE = (
+    ("xla_gpu_command_buffer_scheduling_mode", "CONCURRENT"),
+    ("xla_gpu_graph_min_graph_size", "1"),
+)
+FLAGS: dict[str, tuple[tuple[str, str], ...]] = {
+    "": (),
+    "graph": (_ALL_IN_GRAPHS,),
+    "concurrent": _SIDE_BY_SIDE,
+    "concurrent-graph": (_ALL_IN_GRAPHS, *_SIDE_BY_SIDE),
+}
+# Kernels of CUDA graphs are profiled as they run, in the graph.
+_SHOWN = ("xla_enable_command_buffers_during_profiling", "True")
+_UNTUNED = ("xla_gpu_autotune_level", "0")
+_WAYS = ("xla", "xla@graph", "xla@concurrent", "xla@concurrent-graph", "early", "joint", "apart@graph")
+_TURN_S, _LEAST_TURNS, _MOST_TURNS = 0.2, 6, 15
+_LOOP = 10  # steps of one call
+_PATIENCE_S = 150.0  # for other processes
+# Without the versions XLA keeps cuBLAS and cuDNN out of graphs, as for drivers before 12.3.
 _H100 = """gpu_device_info { threads_per_block_limit: 1024 threads_per_warp: 32 shared_memory_per_block: 49152
  shared_memory_per_core: 233472 threads_per_core_limit: 2048 core_count: 132 fpus_per_core: 128
  block_dim_limit_x: 2147483647 block_dim_limit_y: 65535 block_dim_limit_z: 65535
  memory_bandwidth: 3352320000000 l2_cache_size: 52428800 clock_rate_ghz: 1.98 device_memory_size: 84942979072
  shared_memory_per_block_optin: 232448 cuda_compute_capability { major: 9 } registers_per_core_limit: 65536
- registers_per_block_limit: 65536 } platform_name: "CUDA"
+ registers_per_block_limit: 65536 driver_version: "13.0.0" runtime_version: "13.0.0"
+ compile_time_toolkit_version: "13.0.0" } platform_name: "CUDA"
  dnn_version_info { major: 9 minor: 10 patch: 0 } device_description_str: "NVIDIA H100 80GB HBM3" """
-
-
-def parameters_of(hlo: str) -> list[tuple[str, tuple[int, ...]]]:
-    """Return numpy's kind and the shape of each parameter of a module."""
-    entry = hlo[hlo.index("\nENTRY") :]
-    by_number = {
-        int(match[3]): (_KINDS[match[1]], tuple(int(size) for size in match[2].split(",") if size))
-        for match in re.finditer(r"= (\w+)\[([\d,]*)\]\S* parameter\((\d+)\)", entry)
-    }
-    return [by_number[number] for number in sorted(by_number)]
-
-
-def fed_back(hlo: str) -> list[tuple[int, int]]:
-    """Return pairs of a result and the parameter that it becomes in the next step: weights and slots."""
-    head = hlo[: hlo.index("\n")]
-    return [(int(out), int(given)) for out, given in re.findall(r"\{(\d+)\}: \((\d+), \{\}", head)]
 
 
 def side_by_side(spans: Iterable[tuple[float, float]]) -> tuple[float, float]:
@@ -73,29 +78,30 @@ def side_by_side(spans: Iterable[tuple[float, float]]) -> tuple[float, float]:
 
 
 @dataclass
-class Step:
-    """A compiled step with its state, and what is known of it."""
+class Steps:
+    """Some compiled steps in a loop, with their state and what is known of them."""
 
     executable: Any
     pairs: Sequence[tuple[int, int]]
     about: dict[str, Any]
+    count: int
     state: Sequence[Any] = ()
 
-    def run(self, count: int) -> float:
-        """Train so many steps, and return the seconds of one."""
+    def run(self, calls: int) -> float:
+        """Make so many calls, and return the seconds of one step."""
         import jax
 
         began_s = time.perf_counter()
-        for _ in range(count):
-            results = self.executable.execute_sharded(
-                list(self.state)
-            ).disassemble_into_single_device_arrays()
+        for _ in range(calls):
             state = list(self.state)
+            # Nothing else holds the last call's results: those of the next one find the same memory.
+            results = self.executable.execute_sharded(state).disassemble_into_single_device_arrays()
             for result, parameter in self.pairs:
                 state[parameter] = results[result][0]
-            self.state = state
+            self.state, results = state, None
+        self.about["dispatch_s"] = (time.perf_counter() - began_s) / calls / self.count
         jax.block_until_ready(self.state)
-        return (time.perf_counter() - began_s) / count
+        return (time.perf_counter() - began_s) / calls / self.count
 
 
 def text_of(folder: Path, stem: str, way: str) -> str:
@@ -104,20 +110,19 @@ def text_of(folder: Path, stem: str, way: str) -> str:
     return re.sub(r"(= \S+) copy\(", r"\1 reshape(", gzip.decompress(packed.read_bytes()).decode())
 
 
-def compiled(hlo: str, way: str, device: Any, on_paper: bool) -> Step:
-    """Compile a way with its flags; ``on_paper``: for a device that is not there."""
+def compiled(hlo: str, way: str, device: Any, count: int = _LOOP, on_paper: bool = False) -> Steps:
+    """Compile so many steps of a way with its flags; ``on_paper``: for a device that is not there."""
     from jax._src.interpreters import mlir as jax_mlir
     from jax._src.lib import xla_client
     from jaxlib import _hlo, _jax
     from jaxlib.mlir import ir
 
-    module = _hlo.hlo_module_from_text(hlo)
+    module = _hlo.hlo_module_from_text(looped(hlo, count) if count > 1 else hlo)
     proto = _hlo.XlaComputation(module.as_serialized_hlo_module_proto()).as_serialized_hlo_module_proto()
     program = ir.Module.parse(_jax.mlir.hlo_to_stablehlo(proto), jax_mlir.make_ir_context())
     options = xla_client.CompileOptions()
     options.num_replicas = options.num_partitions = 1
-    flags = [tuple(flag.split("=", 1)) for flag in way.partition("@")[2].split(",") if flag]
-    options.env_option_overrides = flags + ([("xla_gpu_autotune_level", "0")] if on_paper else [])
+    options.env_option_overrides = [*FLAGS[way.partition("@")[2]], _UNTUNED if on_paper else _SHOWN]
     make = device.client.compile if on_paper else device.client.compile_and_load
     began_s = time.perf_counter()
     executable = make(program, xla_client.DeviceList((device,)), options)
@@ -128,95 +133,170 @@ def compiled(hlo: str, way: str, device: Any, on_paper: bool) -> Step:
         "fusions": optimized.count(" fusion("),
         "temporary_bytes": memory.temp_size_in_bytes,
     }
-    return Step(executable, fed_back(hlo), about)
+    return Steps(executable, fed_back(hlo), about, count)
 
 
-def overlap_of(step: Step) -> dict[str, Any]:
-    """Profile some steps: seconds of one in which any stream works, and in which two or more do."""
+def overlap_of(steps: Steps, events_to: Path | None) -> dict[str, Any]:
+    """Profile a call: seconds of a step in which any kernel runs, and in which two or more do."""
     import jax
 
     with tempfile.TemporaryDirectory() as folder:
         with jax.profiler.trace(folder):
-            step.run(_PROFILED)
+            steps.run(1)
         (path,) = glob.glob(f"{folder}/**/*.xplane.pb", recursive=True)
-        planes = jax.profiler.ProfileData.from_file(path).planes
-        lines = [line for plane in planes if "GPU" in plane.name for line in plane.lines]
-        names = sorted({line.name for line in lines})
-        streams = [
-            [(event.start_ns, event.end_ns) for event in line.events]
-            for line in lines
-            if line.name.startswith("Stream")
-        ]
-    busy_ns, several_ns = side_by_side(span for stream in streams for span in stream)
-    part_s = 1e-9 / _PROFILED
-    seconds = {"busy_s": busy_ns * part_s, "overlapped_s": several_ns * part_s}
-    return {**seconds, "streams": sum(map(bool, streams)), "profiled_lines": names}
+        planes = list(jax.profiler.ProfileData.from_file(path).planes)
+    events = [
+        (line.name, event.name, event.start_ns, event.duration_ns)
+        for plane in planes
+        if "GPU" in plane.name
+        for line in plane.lines
+        if line.name.startswith("Stream")
+        for event in line.events
+    ]
+    if events_to is not None:
+        last = sorted(events, key=lambda event: event[2])[-len(events) // 3 :]
+        events_to.write_bytes(gzip.compress(json.dumps(last).encode()))
+    busy_ns, several_ns = side_by_side((start, start + long) for _, _, start, long in events)
+    part_s = 1e-9 / steps.count
+    return {
+        "busy_s": busy_ns * part_s,
+        "overlapped_s": several_ns * part_s,
+        "kernels_s": sum(long for *_, long in events) * part_s,
+        "kernels": len(events) / steps.count,
+        "streams": len({line for line, *_ in events}),
+    }
 
 
 def on_paper(asked: argparse.Namespace) -> None:
-    """Compile all ways for an H100."""
+    """Compile one step of all ways for an H100, and print a line of JSON for each."""
     from jax.experimental import topologies
 
     described = topologies.get_topology_desc(
         platform="cuda", topology_name="h100", topology="1x1x1", target_config=_H100
     )
     for way in asked.ways:
-        step = compiled(text_of(asked.folder, asked.stem, way), way, described.devices[0], on_paper=True)
-        print(way, step.about, flush=True)
+        hlo = text_of(asked.folder, asked.stem, way)
+        about = compiled(hlo, way, described.devices[0], count=1, on_paper=True).about
+        newest = max(asked.dump.glob("*thunk_sequence_after_thunk_passes.txt"), key=os.path.getmtime)
+        kernels, captured, graphs = counts_of(newest.read_text())
+        about |= {"kernels": kernels, "outside_of_graphs": kernels - captured, "graphs": graphs}
+        print(json.dumps({"network": asked.stem, "way": way, **about}), flush=True)
+
+
+def counts_of(thunks: str) -> tuple[int, int, int]:
+    """Count the launches in XLA's text of thunks, those of them in CUDA graphs, and the graphs."""
+    kernels = captured = graphs = 0
+    graph_at: int | None = None
+    for indent, kind in re.findall(r"(?m)^( *)\d+: (k\w+)", thunks):
+        if graph_at is not None and len(indent) <= graph_at:
+            graph_at = None
+        if kind == "kCommandBuffer":
+            graph_at, graphs = len(indent), graphs + 1
+        elif kind not in ("kAsyncStart", "kAsyncDone", "kWhile"):
+            kernels, captured = kernels + 1, captured + (graph_at is not None)
+    return kernels, captured, graphs
 
 
 def measured(asked: argparse.Namespace) -> None:
     """Compile all ways side by side, run them in turns, and keep the rows."""
     import jax
-    import jaxlib
 
     began, began_s = datetime.datetime.now(datetime.UTC), time.monotonic()
     device = jax.devices()[0]
     texts = {way: text_of(asked.folder, asked.stem, way) for way in asked.ways}
-    not_run: dict[str, str] = {}
-    with concurrent.futures.ThreadPoolExecutor(max(2, (os.cpu_count() or 4) // 4)) as pool:
-        jobs = {way: pool.submit(compiled, hlo, way, device, False) for way, hlo in texts.items()}
-    steps: dict[str, Step] = {}
-    given = parameters_of(texts[asked.ways[0]])
+    jobs: dict[str, concurrent.futures.Future[Steps]] = {}
+    with concurrent.futures.ThreadPoolExecutor(max(2, (os.cpu_count() or 4) // 2)) as pool:
+        for way, hlo in texts.items():
+            jobs[way] = pool.submit(compiled, hlo, way, device)
+            if len(jobs) == 1:  # what it has tuned by itself, on an idle card, the others take
+                concurrent.futures.wait(jobs.values())
+    about = {"device": device.device_kind, "all compiled after s": time.monotonic() - began_s}
+    with alone(asked.together, asked.processes):
+        steps, not_run = _ready(jobs, texts)
+        _take_turns(asked, steps, not_run, about, began)
+
+
+@contextlib.contextmanager
+def alone(folder: Path | None, processes: int) -> Iterator[None]:
+    """Wait until so many processes that were given this folder have compiled, and none of them measures."""
+    if folder is None:
+        yield
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / f"{os.getpid()}.compiled").touch()
+    until_s = time.monotonic() + _PATIENCE_S
+    while len(list(folder.glob("*.compiled"))) < processes and time.monotonic() < until_s:
+        time.sleep(0.2)
+    with (folder / "lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _ready(
+    jobs: Mapping[str, concurrent.futures.Future[Steps]], texts: Mapping[str, str]
+) -> tuple[dict[str, Steps], dict[str, str]]:
+    """Return what has made its first call from the same state, and why others have not."""
+    import jax
+
+    given = parameters_of(next(iter(texts.values())))
+    ready, not_run = {}, {}
     for way, job in jobs.items():
         try:
             if parameters_of(texts[way]) != given:
-                raise ValueError(f"it takes other parameters than {asked.ways[0]}")
-            job.result().state = [jax.device_put(value, device) for value in _drawn(given)]
-            job.result().run(_WARM)
-            steps[way] = job.result()
+                raise ValueError("it takes other parameters than the first way")
+            steps = job.result()
+            steps.state = [jax.device_put(value) for value in _drawn(given)]
+            steps.run(1)
+            ready[way] = steps
         except Exception as error:  # others can run
             not_run[way] = str(error)[:300]
+    if not ready:
+        raise SystemExit(f"no way ran: {not_run}")
+    return ready, not_run
+
+
+def _take_turns(
+    asked: argparse.Namespace,
+    ready: Mapping[str, Steps],
+    not_run: dict[str, str],
+    shared: Mapping[str, Any],
+    began: datetime.datetime,
+) -> None:
+    """Run the ways in turns, then profile them, and keep a row of each."""
+    import jaxlib
+
     weights = {
-        way: [array for value in step.state if (array := np.asarray(value)).dtype.kind == "f" and array.size]
-        for way, step in steps.items()
+        way: [array for value in steps.state if (array := np.asarray(value)).dtype.kind == "f" and array.size]
+        for way, steps in ready.items()
     }
-    first = next(iter(steps))
-    turn_s = max(step.run(_WARM) for step in steps.values())
-    count = max(1, min(50, round(_TURN_S / turn_s)))
-    left_s = asked.seconds - (time.monotonic() - began_s)
-    turns = max(_LEAST_TURNS, min(_MOST_TURNS, int(left_s / (1.2 * count * turn_s * len(steps)))))
+    first = next(iter(ready))
+    call_s = max(steps.run(2) for steps in ready.values()) * _LOOP
+    calls = max(1, min(50, round(_TURN_S / call_s)))
+    turns = int(asked.seconds / (1.2 * calls * call_s * len(ready)))
+    turns = max(_LEAST_TURNS, min(_MOST_TURNS, turns))
     runs: dict[str, Callable[[], float]] = {
-        way: functools.partial(step.run, count) for way, step in steps.items()
+        way: functools.partial(steps.run, calls) for way, steps in ready.items()
     }
     turns_s = take_turns(runs, turns)
     of_way = {}
-    for way, step in steps.items():
+    for way, steps in ready.items():
         apart = None if way == first else largest_difference(weights[way], weights[first])
-        step_about = {**step.about, **overlap_of(step)}
-        of_way[way] = WayRun(turns_s[way], largest_difference=apart, about=step_about)
+        about = dict(steps.about)
+        try:
+            about |= overlap_of(steps, asked.events and asked.events / f"{asked.stem}_{way}.json.gz")
+        except Exception as error:  # times stand without a profile
+            about["not_profiled"] = str(error)[:300]
+        of_way[way] = WayRun(turns_s[way], largest_difference=apart, about=about)
     ways = tuple(Way(way, STOCK if way.startswith("xla") else NOBODY) for way in asked.ways)
-    about = {"jaxlib": jaxlib.__version__, "device": device.device_kind, "steps in a turn": count,
-             "weights compared after steps": _WARM}  # fmt: skip
+    about = {**shared, "jaxlib": jaxlib.__version__, "steps in a turn": calls * _LOOP,
+             "weights compared after steps": _LOOP}  # fmt: skip
     case = Case(asked.stem, "one_gpu", "run_hlo", ways, {}, turns)
     rows = rows_of("gpu", case, Measured(of_way, None, None, about, not_run), began)
     for row in rows:
-        print(
-            row.way, f"{np.median(row.turns_s) * 1e3:.3f} ms", row.largest_difference, row.about, flush=True
-        )
+        print(f"{row.way} {np.median(row.turns_s) * 1e3:.3f} ms", row.largest_difference, row.about)
     for way, why in not_run.items():
         print(f"{way} did not run: {why}")
-    print(write(rows, asked.rows, began))
+    print(write(rows, asked.rows, began), flush=True)
 
 
 def _drawn(parameters: Sequence[tuple[str, tuple[int, ...]]]) -> list[np.ndarray]:
@@ -230,6 +310,13 @@ def _drawn(parameters: Sequence[tuple[str, tuple[int, ...]]]) -> list[np.ndarray
     ]
 
 
+def shared_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of every process that measures."""
+    parser.add_argument("--together", type=Path, help="folder shared by processes that measure one by one")
+    parser.add_argument("--processes", type=int, default=1, help="how many share it")
+    parser.add_argument("--rows", type=Path, default=ROWS, help="folder that keeps the rows")
+
+
 def main() -> None:
     """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -237,15 +324,22 @@ def main() -> None:
     parser.add_argument("stem", help="NETWORK_bBATCH of the files")
     parser.add_argument("ways", nargs="*", default=_WAYS, help=f"default: {' '.join(_WAYS)}")
     parser.add_argument("--compile-only", action="store_true", help="for an H100, without one")
-    parser.add_argument("--seconds", type=float, default=230.0, help="for all ways together")
-    parser.add_argument("--rows", type=Path, default=ROWS, help="folder that keeps the rows")
+    parser.add_argument("--seconds", type=float, default=60.0, help="for the turns of all ways together")
+    parser.add_argument("--events", type=Path, help="folder that keeps the profiled kernels of each way")
+    shared_options(parser)
     asked = parser.parse_args()
-    if asked.compile_only:
-        os.environ["JAX_PLATFORMS"] = "cpu"
-    import jax
+    unknown = {way.partition("@")[2] for way in asked.ways} - FLAGS.keys()
+    if unknown:
+        parser.error(f"no flags are called {', '.join(sorted(unknown))}; there are {', '.join(FLAGS)}")
+    with tempfile.TemporaryDirectory() as dump:
+        if asked.compile_only:
+            asked.dump = Path(dump)
+            os.environ["JAX_PLATFORMS"] = "cpu"
+            os.environ["XLA_FLAGS"] = f"--xla_dump_to={dump} --xla_dump_hlo_as_text"
+        import jax
 
-    jax.config.update("jax_enable_x64", True)
-    (on_paper if asked.compile_only else measured)(asked)
+        jax.config.update("jax_enable_x64", True)
+        (on_paper if asked.compile_only else measured)(asked)
 
 
 if __name__ == "__main__":

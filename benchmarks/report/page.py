@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pandas as pd
 
+from benchmarks.gpu import tables as gpu
 from benchmarks.kept import Row
 from benchmarks.report import tables
 
@@ -31,7 +32,9 @@ def tables_of(rows: Sequence[Row]) -> dict[str, str]:
         "emulated-settings": tables.parts([row for row in rows if row.mode == "emulated"]),
         "losses": tables.losses(frame),
         "predictions": tables.prediction_table(rows),
-        "ran": tables.machines(rows),
+        "ran": tables.machines([row for row in rows if row.mode != gpu.MODE]),
+        "gpu": gpu.measured(rows),
+        "gpu-on-paper": gpu.on_paper(),
     }
     return {name: markdown(table) for name, table in by_name.items()}
 

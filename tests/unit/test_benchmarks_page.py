@@ -9,7 +9,7 @@ from benchmarks.kept import read
 from benchmarks.report.page import tables_of, with_tables
 
 ROOT = Path(__file__).parents[2]
-PAGE, README = ROOT / "docs" / "benchmarks.md", ROOT / "README.md"
+PAGE, README, GPU = (ROOT / name for name in ("docs/benchmarks.md", "README.md", "docs/gpu.md"))
 HISTORY = ROOT / "docs" / "benchmarks" / "history.md"
 # A gain or an interval: two digits behind the point.
 CLAIM = re.compile(r"(?<![\w.=])\d\.\d\d(?![\d.])")
@@ -20,7 +20,7 @@ def tables():
     return tables_of(read())
 
 
-@pytest.mark.parametrize("path", [PAGE, README], ids=lambda path: path.name)
+@pytest.mark.parametrize("path", [PAGE, README, GPU], ids=lambda path: path.name)
 def test_tables_are_made_from_rows(path, tables):
     text = path.read_text()
     assert with_tables(text, tables) == text, (

@@ -1,0 +1,145 @@
+"""Time the training steps of the same networks in PyTorch, compiled and in CUDA graphs, on a GPU."""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import functools
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from benchmarks.case import PYTORCH, Case, Measured, Way, WayRun
+from benchmarks.gpu.run_hlo import alone, shared_options
+from benchmarks.kept import rows_of, write
+
+_CLASSES, _TURNS, _STEPS, _WARM = 10, 15, 30, 5
+_MODE = "reduce-overhead"
+
+
+def densenet(blocks: tuple[int, ...], growth: int) -> nn.Module:
+    """Build DenseNet-BC as :func:`benchmarks.gpu.export_hlo.densenet` does."""
+
+    def convolution(channels: int, filters: int, kernel: int) -> list[nn.Module]:
+        return [
+            nn.BatchNorm2d(channels),
+            nn.ReLU(),
+            nn.Conv2d(channels, filters, kernel, 1, kernel // 2, bias=False),
+        ]
+
+    class Dense(nn.Module):  # type: ignore[misc]
+        def __init__(self, channels: int) -> None:
+            super().__init__()
+            self.body = nn.Sequential(
+                *convolution(channels, 4 * growth, 1), *convolution(4 * growth, growth, 3)
+            )
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.cat([x, self.body(x)], 1)
+
+    channels = 2 * growth
+    parts: list[nn.Module] = [nn.Conv2d(3, channels, 3, padding=1, bias=False)]
+    for number, count in enumerate(blocks):
+        for _ in range(count):
+            parts.append(Dense(channels))
+            channels += growth
+        if number < len(blocks) - 1:
+            parts += [*convolution(channels, channels // 2, 1), nn.AvgPool2d(2)]
+            channels //= 2
+    head = [nn.BatchNorm2d(channels), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten()]
+    return nn.Sequential(*parts, *head, nn.Linear(channels, _CLASSES))
+
+
+class Lstm(nn.Module):  # type: ignore[misc]
+    """Two layers, by cuDNN, and a linear layer on the last step."""
+
+    def __init__(self, depth: int, width: int) -> None:
+        super().__init__()
+        self.body, self.head = nn.LSTM(width, width, depth, batch_first=True), nn.Linear(width, _CLASSES)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.body(x)[0][:, -1])
+
+
+def application(name: str, **settings: Any) -> nn.Module:
+    """Build one of torchvision's networks."""
+    import torchvision
+
+    return getattr(torchvision.models, name)(num_classes=_CLASSES, **settings)
+
+
+_121 = (6, 12, 24, 16)
+NETWORKS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
+    "densenet121-k12": (functools.partial(densenet, _121, 12), (3, 32, 32)),
+    "densenet121-k24": (functools.partial(densenet, _121, 24), (3, 32, 32)),
+    "mobilenetv3l-a0.5": (
+        functools.partial(application, "mobilenet_v3_large", width_mult=0.5),
+        (3, 224, 224),
+    ),
+    "resnet50": (functools.partial(application, "resnet50"), (3, 224, 224)),
+    "lstm-2x512": (functools.partial(Lstm, 2, 512), (16, 512)),
+}
+
+
+def step_of(network: str, rows: int) -> Callable[[], None]:
+    """Return a compiled step on a batch that stays the same."""
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True  # as XLA does
+    torch.backends.cudnn.benchmark = True
+    build, shape = NETWORKS[network]
+    model, x = build().cuda(), torch.randn(rows, *shape, device="cuda")
+    if len(shape) == 3:
+        model, x = model.to(memory_format=torch.channels_last), x.to(memory_format=torch.channels_last)
+    y = torch.randint(0, _CLASSES, (rows,), device="cuda")
+    optimizer = torch.optim.SGD(model.parameters(), 0.01, momentum=0.9, foreach=True)
+    forward = torch.compile(model, mode=_MODE)
+
+    def step() -> None:
+        optimizer.zero_grad(set_to_none=True)
+        nn.functional.cross_entropy(forward(x), y).backward()
+        optimizer.step()
+
+    return step
+
+
+def run(step: Callable[[], None], count: int = _STEPS) -> float:
+    """Train so many steps, and return the seconds of one."""
+    torch.cuda.synchronize()
+    began_s = time.perf_counter()
+    for _ in range(count):
+        step()
+    torch.cuda.synchronize()
+    return (time.perf_counter() - began_s) / count
+
+
+def main() -> None:
+    """Read the command line, time the step and keep a row."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("network", choices=NETWORKS)
+    parser.add_argument("--batch", type=int, default=32)
+    shared_options(parser)
+    asked = parser.parse_args()
+    began = datetime.datetime.now(datetime.UTC)
+    step = step_of(asked.network, asked.batch)
+    run(step, _WARM)
+    with alone(asked.together, asked.processes):
+        turns_s = [run(step) for _ in range(_TURNS)]
+    way = f"torch.compile {_MODE}"
+    about = {
+        "torch": torch.__version__,
+        "device": torch.cuda.get_device_name(),
+        "peak_bytes": torch.cuda.max_memory_allocated(),
+    }
+    case = Case(
+        f"{asked.network}_b{asked.batch}_torch", "one_gpu", "torch_step", (Way(way, PYTORCH),), {}, _TURNS
+    )
+    rows = rows_of("gpu", case, Measured({way: WayRun(turns_s)}, None, None, about, {}), began)
+    print(
+        way, f"{sorted(turns_s)[_TURNS // 2] * 1e3:.3f} ms", about, write(rows, asked.rows, began), flush=True
+    )
+
+
+if __name__ == "__main__":
+    main()

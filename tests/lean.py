@@ -42,8 +42,7 @@ def docstrings(source: str) -> Iterator[tuple[int, str]]:
 
 def comments(source: str) -> Iterator[tuple[int, str]]:
     """Yield line and text of each block of full-line comments."""
-    block: list[str] = []
-    last = (0, 0)
+    block, last = list[str](), (0, 0)
     for token in tokenize.generate_tokens(iter(source.splitlines(keepends=True)).__next__):
         if token.type != tokenize.COMMENT or token.line[: token.start[1]].strip():
             continue

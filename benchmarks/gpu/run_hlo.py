@@ -53,7 +53,7 @@ _UNTUNED = ("xla_gpu_autotune_level", "0")
 _WAYS = ("xla", "xla@graph", "xla@concurrent", "xla@concurrent-graph", "early", "joint", "apart@graph")
 _TURN_S, _LEAST_TURNS, _MOST_TURNS = 0.2, 6, 15
 _LOOP = 10  # steps of one call
-_PATIENCE_S = 150.0  # for other processes
+_PATIENCE_S = 300.0  # for other processes
 # Without the versions XLA keeps cuBLAS and cuDNN out of graphs, as for drivers before 12.3.
 _H100 = """gpu_device_info { threads_per_block_limit: 1024 threads_per_warp: 32 shared_memory_per_block: 49152
  shared_memory_per_core: 233472 threads_per_core_limit: 2048 core_count: 132 fpus_per_core: 128

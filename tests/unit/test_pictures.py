@@ -1,4 +1,4 @@
-"""Every picture holds every event, and the grid is the one drawn by hand."""
+"""Every picture holds every event."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from tf_ooo.planning.model.schedule import Schedule
 from tf_ooo.planning.pictures import page, style
 from tf_ooo.planning.pictures.bars import bars_of, curve_points, links_of, view_of
 from tf_ooo.planning.pictures.figure import Run, figure
-from tf_ooo.planning.pictures.grid import coloured, grid
 from tf_ooo.planning.pictures.page import render
 from tf_ooo.planning.pictures.png import draw
 from tf_ooo.planning.pictures.style import COLOURS, bytes_text, lane_label, time_text
@@ -55,40 +54,6 @@ def _data_parallel():
         layers=layers, schedule="fast_forward", devices=4, link=Link(0.1, 50), mode="data_parallel"
     )
     return simulate(schedule, layers, Link(0.1, 50), steps=2)
-
-
-def test_grid_by_hand(timeline):
-    """dO:0 of a micro-batch waits for dO:1, which takes two seconds."""
-    assert grid(timeline, 60).splitlines() == [
-        "device 0 |F0 F1 .  .  o0 w0 .  .  o1 w1 u0",
-        "device 1 |.  F0 o0 -- w0 F1 o1 -- w1 u0 .",
-        "F forward  o output grad  w weight grad  u update  . idle  - goes on; numbers: micro-batch",
-        "a column is 1 s; makespan 11 s, bubble 27.3%",
-    ]
-    assert timeline.to_text(60) == grid(timeline, 60)
-
-
-def test_narrow_grid_by_hand(timeline):
-    """No room for numbers: with them only four columns would fit."""
-    assert grid(timeline, 22).splitlines()[:3] == [
-        "device 0 |FF..ow..owu",
-        "device 1 |.FoowFoowu.",
-        "F forward  o output grad  w weight grad  u update  . idle",
-    ]
-
-
-def test_grid_says_what_it_hides(sending):
-    lines = grid(sending, 22).splitlines()
-    assert all(len(line) <= 22 for line in lines[:2])
-    assert lines[-1].endswith("too short to be seen at this width")
-
-
-def test_coloured_grid_has_the_same_text(timeline):
-    text = coloured(timeline, 60)
-    shown = [line.rstrip() for line in text.plain.splitlines()]
-    assert shown == grid(timeline, 60).splitlines()
-    styles = {str(span.style) for span in text.spans}
-    assert any(COLOURS["dO"] in style for style in styles)
 
 
 def test_streams_are_named():
@@ -322,7 +287,6 @@ def test_a_run_without_memory_that_takes_no_time(tmp_path):
     schedule = Schedule.from_text(SECOND_BY_SECOND)
     times_s = np.zeros((1, len(schedule.tasks)))
     nothing = Timeline(schedule, times_s, times_s)
-    assert grid(nothing).startswith("device 0 |\ndevice 1 |\n")
     assert "not known" in render(nothing)
     nothing.save_png(tmp_path / "t.png")
     nothing.save_trace(tmp_path / "t.json")

@@ -23,10 +23,9 @@ EXISTING = click.Path(path_type=Path, dir_okay=False, exists=True)
 
 
 def picture_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Adds --html, --png, --trace, --grid and --json, which :class:`Outputs` holds."""
+    """Adds --html, --png, --trace and --json, which :class:`Outputs` holds."""
     for option in (
         click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table."),
-        click.option("--grid", is_flag=True, help="Print the schedule as a grid of tasks over time."),
         click.option("--trace", type=FILE, help="Write a Chrome trace (ui.perfetto.dev opens it)."),
         click.option("--png", type=FILE, help="Write a picture; .svg and .pdf work too."),
         click.option("--html", type=FILE, help="Write a page with the timeline and the memory."),
@@ -40,7 +39,6 @@ class Outputs:
     """Says what a command is to print and to write."""
 
     as_json: bool
-    grid: bool
     html: Path | None
     png: Path | None
     trace: Path | None
@@ -87,10 +85,6 @@ class Outputs:
         console = Console(soft_wrap=True)
         if table is not None:
             console.print(table)
-        if self.grid:
-            from tf_ooo.planning.pictures.grid import coloured
-
-            console.print(coloured(timeline, console.width))
         for note in notes:
             console.print(f"note: {note}", highlight=False, markup=False)
         for file in files:

@@ -122,7 +122,7 @@ def plan(
     problem = problem_of(table.layers, devices, microbatches, table.link, memory, given, stages, recompute)
     if splits:
         refuse_beside_splits(problem, schedule, mode)
-        if any([out, costs_out, *(outputs[name] for name in ("html", "png", "trace", "grid"))]):
+        if any([out, costs_out, *(outputs[name] for name in ("html", "png", "trace"))]):
             raise OptionsError("--splits prints one table: no files")
         with said_to_a_file(problem):
             divisions = divided(problem)

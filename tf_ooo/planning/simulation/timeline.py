@@ -230,7 +230,7 @@ class Timeline:
         save_png(self, path)
 
     def __repr__(self) -> str:
-        """Short: :meth:`to_text` draws it."""
+        """Short: :meth:`save_html` draws it."""
         tasks, schedule = f"{len(self.schedule.tasks):,} tasks", self.schedule
         return (
             f"Timeline({schedule.policy}, {schedule.devices} devices, {self.steps} x {tasks}, "
@@ -238,15 +238,7 @@ class Timeline:
         )
 
     def _repr_html_(self) -> str:
-        """The Gantt chart, for notebooks; without matplotlib the grid."""
-        try:
-            from tf_ooo.planning.pictures.png import image  # noqa: PLC0415 - needs matplotlib
-        except ImportError:
-            return f"<pre>{html.escape(self.to_text())}</pre>"
+        """The Gantt chart, for notebooks."""
+        from tf_ooo.planning.pictures.png import image  # noqa: PLC0415 - needs matplotlib
+
         return f"<p>{html.escape(repr(self))}</p>{image(self)}"
-
-    def to_text(self, width: int = 100) -> str:
-        """A grid for the terminal: a row for each lane, a column for each slice of time."""
-        from tf_ooo.planning.pictures.grid import grid  # noqa: PLC0415
-
-        return grid(self, width)

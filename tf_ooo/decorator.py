@@ -171,7 +171,7 @@ def _say_if_not_saved(instance: object, name: str) -> None:
 
 
 def _name_of(fn: object) -> str:
-    """The name of a function, of what a ``functools.partial`` calls, or of an object's class."""
+    """Return the name of a function, of what a ``functools.partial`` calls, or of an object's class."""
     while isinstance(fn, functools.partial):
         fn = fn.func
     return str(getattr(fn, "__qualname__", type(fn).__qualname__))

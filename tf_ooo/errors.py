@@ -97,6 +97,6 @@ def unreadable(error: OSError | UnicodeDecodeError) -> str:
 
 
 def did_you_mean(value: str, accepted: Iterable[str]) -> str:
-    """A question, in brackets, if one of the accepted texts is close; else nothing."""
+    """Return a question, in brackets, if one of the accepted texts is close; else nothing."""
     close = difflib.get_close_matches(value, list(accepted), n=1)
     return f" (did you mean {close[0]!r}?)" if close else ""

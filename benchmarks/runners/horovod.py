@@ -85,7 +85,7 @@ def run(case: Case) -> Measured:
 
 
 def jobs_of(case: Case) -> dict[str, list[Way]]:
-    """Group ways by what is a process's: Horovod's settings, as JSON; or TensorFlow's strategy."""
+    """Return group ways by what is a process's: Horovod's settings, as JSON; or TensorFlow's strategy."""
     jobs: dict[str, list[Way]] = {}
     for way in case.ways:
         knobs = json.dumps(way.options.get("knobs", {}))

@@ -25,7 +25,7 @@ class Backward:
         self.successors = self.flow.targets
 
     def is_communication(self, node: int) -> bool:
-        """A collective, a transfer, or the packing and unpacking of tensors for one."""
+        """Return a collective, a transfer, or the packing and unpacking of tensors for one."""
         kind = self.flow.types[node]
         return is_communication(kind) or node in self._packing
 
@@ -84,7 +84,7 @@ class Backward:
         return gradients
 
     def _entries(self, nodes: list[int]) -> list[int]:
-        """The nodes that read data or weights from outside ``nodes``."""
+        """Return the nodes that read data or weights from outside ``nodes``."""
         g, members = self.gradients, set(nodes)
         return [
             node
@@ -102,7 +102,7 @@ class Backward:
             node = targets[0]
 
     def _work_on_shared_gradient(self, node: int, marked: list[int]) -> dict[int, int]:
-        """The ops that use a dO tensor, of a weight's shape, as the gradient of that weight alone."""
+        """Return the ops that use a dO tensor, of a weight's shape, as the gradient of that weight alone."""
         g = self.gradients
         if marked[node] or g.forward[node] or not g.from_data[node] or not several(g.reach[node]):
             return {}
@@ -149,7 +149,7 @@ class Backward:
         ]  # fmt: skip
 
     def hands_over(self, node: int) -> int:
-        """The weights whose gradient this op computes alone, or hands to an update."""
+        """Return the weights whose gradient this op computes alone, or hands to an update."""
         g = self.gradients
         if not g.from_data[node]:
             return 0

@@ -64,5 +64,5 @@ def _upstream(
 
 
 def producers_of(op: Op) -> list[str]:
-    """The ops that it waits for, by data and by control edges."""
+    """Return the ops that it waits for, by data and by control edges."""
     return [*op.producers, *op.control_inputs]

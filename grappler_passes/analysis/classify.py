@@ -93,7 +93,7 @@ def _unconsumed(graph_def: graph_pb2.GraphDef) -> list[str]:
 
 
 def _results(flow: FlowGraph, fetches: Sequence[str] | None) -> tuple[list[int], bool]:
-    """Ops that produce the step's results, and whether the graph or the caller said so."""
+    """Return ops that produce the step's results, and whether the graph or the caller said so."""
     if fetches is not None:
         named = (split_input(name)[0] for name in fetches)
         return [flow.index[name] for name in named if name in flow.index], True

@@ -111,7 +111,7 @@ class GradientFlow(ValueFlow):
         return reductions
 
     def _gradient_like(self, reach: list[int]) -> dict[int, int]:
-        """Ops with a weight's shape that reach it alone: its bit; else (sparse updates) its writes."""
+        """Return ops with a weight's shape that reach it alone: its bit; else (sparse updates) its writes."""
         of_bit = {1 << i: i for i in range(len(self.weights))}
         alike: dict[int, int] = {}
         seen = 0
@@ -141,7 +141,7 @@ class GradientFlow(ValueFlow):
         return lone
 
     def _from_gradient_on(self, weight: int, reads: set[int], reach: list[int]) -> set[int]:
-        """The ops of a lone weight from its finished gradient on.
+        """Return the ops of a lone weight from its finished gradient on.
 
         In ``y = x @ w; dw = transpose(x) @ (y - t)`` ``y`` may have the shape of w by chance, but x passes it
         by.

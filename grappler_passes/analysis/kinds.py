@@ -36,7 +36,7 @@ FUSED_REASONS = {**dict.fromkeys(_NORM_OPS, _NORM), **dict.fromkeys(_RNN_OPS, _R
 
 
 def assemble(backward: Backward) -> TrainingGraph:
-    """Kinds and layers of all ops, as plain data."""
+    """Return kinds and layers of all ops, as plain data."""
     groups = group_weights(backward)
     layer_of = [0] * len(backward.gradients.weights)
     for index, members in enumerate(groups):
@@ -209,7 +209,7 @@ def _without_gradient(g: GradientFlow, layers: tuple[Layer, ...]) -> dict[str, s
 
 
 def _hidden_updates(g: GradientFlow, ops: Mapping[str, Op]) -> dict[str, str]:
-    """Ops that hide what they do to variables: calls that cannot be inlined and are given a handle."""
+    """Return ops that hide what they do to variables: calls that cannot be inlined and are given a handle."""
     hidden = {
         node: edge.source
         for node, edges in enumerate(g.flow.data)

@@ -111,7 +111,7 @@ class _Units:
         return union(1 << self.of_weight[weight] for weight in bits_of(weights))
 
     def shape(self, unit: int) -> WeightShape | None:
-        """The shape of a unit's only weight; None where it has several."""
+        """Return the shape of a unit's only weight; None where it has several."""
         members = self.members[unit]
         return self._shapes[members[0]] if len(members) == 1 else None
 
@@ -144,7 +144,7 @@ def _note(backward: Backward, units: _Units, node: int) -> None:
 
 
 def _ports_to_update(backward: Backward, node: int, weight: int) -> set[int]:
-    """The outputs of a shared op that a weight's update takes as its gradient."""
+    """Return the outputs of a shared op that a weight's update takes as its gradient."""
     g = backward.gradients
     return {
         edge.port
@@ -156,7 +156,7 @@ def _ports_to_update(backward: Backward, node: int, weight: int) -> set[int]:
 
 
 def _start(backward: Backward, units: _Units, node: int, port: int, unit: int) -> set[tuple[int, int]]:
-    """The dO tensors that a unit's gradients start from, given the shared tensor that they read."""
+    """Return the dO tensors that a unit's gradients start from, given the shared tensor that they read."""
     shape = units.shape(unit)
     if _is_fused_gradient(backward, units, node, port, unit):
         chain = [e for e in backward.flow.data[node] if _continues_chain(backward, e.source)]
@@ -183,7 +183,7 @@ def _is_fused_gradient(backward: Backward, units: _Units, node: int, port: int, 
 
 
 def _origin(backward: Backward, node: int, port: int, shape: WeightShape | None) -> set[tuple[int, int]]:
-    """The dO tensors behind a shared tensor: looks through views, and through what is reduced to a
+    """Return the dO tensors behind a shared tensor: looks through views, and through what is reduced to a
     weight's shape (a batch normalization written out shares the sums of its dO with the layer
     below, yet scale and offset start from that dO)."""
     flow, origins, seen = backward.flow, set(), set()
@@ -203,7 +203,7 @@ def _origin(backward: Backward, node: int, port: int, shape: WeightShape | None)
 
 
 def _undoes_broadcast(backward: Backward, node: int) -> bool:
-    """The sum in a broadcasting op's gradient: sums over nothing where nothing was broadcast."""
+    """Return the sum in a broadcasting op's gradient: sums over nothing where nothing was broadcast."""
     flow = backward.flow
     return flow.types[node] == "Sum" and flow.types[flow.data[node][1].source] == "BroadcastGradientArgs"
 
@@ -312,7 +312,7 @@ def units_of(g: GradientFlow) -> list[int]:
 
 
 def _combining(g: GradientFlow) -> list[int]:
-    """Forward ops that combine several weights and nothing else, and whose tensor data meet later."""
+    """Return forward ops that combine several weights and nothing else, and whose tensor data meet later."""
     if not any(several(bits) for bits in g.depends_on_tensors):
         return []
     data = g.cut.downstream(g.data_sources | dict.fromkeys(_tables(g), 1))

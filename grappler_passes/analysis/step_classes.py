@@ -14,7 +14,7 @@ from grappler_passes.graph.training_graph import Op, TrainingGraph
 
 
 def classify_steps(graphs: Sequence[graph_pb2.GraphDef]) -> list[TrainingGraph]:
-    """Each of the graphs of ``split_steps``, classified; GraphError where one is no training step.
+    """Return each of the graphs of ``split_steps``, classified; GraphError where one is no training step.
 
     A step that is the one before but for its scope, marks and batch is that step with other names, which is
     faster.  The first steps differ: they hold what several have in common.
@@ -28,7 +28,7 @@ def classify_steps(graphs: Sequence[graph_pb2.GraphDef]) -> list[TrainingGraph]:
 
 
 def _renamed(before: graph_pb2.GraphDef, after: graph_pb2.GraphDef, number: int) -> Mapping[str, str] | None:
-    """The name in ``after`` of each node of ``before``, if nothing else differs."""
+    """Return the name in ``after`` of each node of ``before``, if nothing else differs."""
     if len(before.node) != len(after.node):
         return None
     old, new = f"{STEP_SCOPE}{number - 1}/", f"{STEP_SCOPE}{number}/"
@@ -43,7 +43,7 @@ def _renamed(before: graph_pb2.GraphDef, after: graph_pb2.GraphDef, number: int)
 
 
 def _batch(graph_def: graph_pb2.GraphDef) -> list[str]:
-    """The arguments that are no variables, in order."""
+    """Return the arguments that are no variables, in order."""
     arguments = sorted(
         (node for node in graph_def.node if node.op == "_Arg"), key=lambda node: node.attr["index"].i
     )

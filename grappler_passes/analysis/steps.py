@@ -27,7 +27,7 @@ _IN_SCOPE = re.compile(rf"(?:^|/){STEP_SCOPE}(\d+)(?:/|$)")
 
 
 def steps_of(graph_def: graph_pb2.GraphDef, index: GraphIndex | None = None) -> list[int | None]:
-    """The step of each node; None: it belongs to none, or to all.
+    """Return the step of each node; None: it belongs to none, or to all.
 
     A node without a mark (graph optimizers make some) belongs to the latest step of its inputs.
     """
@@ -50,7 +50,7 @@ def _marked(node: node_def_pb2.NodeDef) -> int | None:
 def turns_of(
     graph_def: graph_pb2.GraphDef, index: GraphIndex, steps: Sequence[int | None], count: int
 ) -> list[int]:
-    """The turn of each node: how many updates of the step it comes after, of which it is the next.
+    """Return the turn of each node: how many updates of the step it comes after, of which it is the next.
 
     A node without a mark (of functions that were inlined) belongs to the latest turn of its inputs, to the
     turn behind where it reads what comes once, as an update does: ``count`` in ``steps``.
@@ -66,7 +66,7 @@ def turns_of(
 
 
 def split_steps(graph_def: graph_pb2.GraphDef) -> list[graph_pb2.GraphDef]:
-    """One graph for each step, the earliest first: its nodes and the data they are computed from.
+    """Return one graph for each step, the earliest first: its nodes and the data they are computed from.
 
     Control edges from other steps are left out: each reads variables as if it were the first.
     """
@@ -87,7 +87,7 @@ def is_sum(node: node_def_pb2.NodeDef) -> bool:
 def microbatch_graph(
     graph_def: graph_pb2.GraphDef, index: GraphIndex, steps: Sequence[int | None], number: int, count: int
 ) -> graph_pb2.GraphDef:
-    """The graph of a step that has micro-batch ``number`` only: its nodes keep their names.
+    """Return the graph of a step that has micro-batch ``number`` only: its nodes keep their names.
 
     Each sum becomes an Identity of this micro-batch's gradient, or a concat of its parts; control edges from
     what is left out go.  ``count`` is the number, in ``steps``, of what comes once.

@@ -17,7 +17,7 @@ Slots = dict[int, list[VariableAccess]]
 
 
 def find_weights(values: ValueFlow, results: Sequence[int]) -> tuple[list[VariableAccess], Slots]:
-    """The weights, and the slots by the number of their weight."""
+    """Return the weights, and the slots by the number of their weight."""
     written = [v for v in values.variables if v.writes]
     fed = values.fed_by_data()
     no_memory = values.propagation(cut_memory_of={v.handle for v in values.variables})

@@ -16,7 +16,7 @@ _CONDITIONALS = frozenset({"If", "StatelessIf", "Case", "StatelessCase"})
 
 
 def inline_graph_def(graph_def: graph_pb2.GraphDef, fetches: list[str]) -> graph_pb2.GraphDef:
-    """A flat copy of ``graph_def``: function calls inlined, While and If lowered to Switch and Merge.
+    """Return a flat copy of ``graph_def``: function calls inlined, While and If lowered to Switch and Merge.
 
     Runs Grappler's function optimizer alone, as TensorFlow itself does for TFLite and TensorRT.
     """
@@ -41,7 +41,7 @@ def inline_graph_def(graph_def: graph_pb2.GraphDef, fetches: list[str]) -> graph
 
 
 def with_whole_branches(graph_def: graph_pb2.GraphDef) -> graph_pb2.GraphDef:
-    """The graph whose conditions without side effects stay one op each where functions are inlined."""
+    """Return the graph whose conditions without side effects stay one op each where functions are inlined."""
     out = graph_protos.copy_of(graph_def)
     for node in _all_nodes(out):
         if node.op == WHOLE_BRANCH:

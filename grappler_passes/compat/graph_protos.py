@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 def parse_graph_def(data: bytes) -> graph_pb2.GraphDef:
-    """A GraphDef from its serialized form."""
+    """Return a GraphDef from its serialized form."""
     from tensorflow.core.framework import graph_pb2
 
     return graph_pb2.GraphDef.FromString(data)
@@ -24,14 +24,14 @@ def is_graph_def(value: object) -> TypeGuard[graph_pb2.GraphDef]:
 
 
 def tensor_proto(value: bool | int | float | str) -> tensor_pb2.TensorProto:
-    """A value as it stands in a constant node."""
+    """Return a value as it stands in a constant node."""
     import tensorflow as tf
 
     return tf.make_tensor_proto(value)
 
 
 def zero_of(dtype: int) -> tensor_pb2.TensorProto:
-    """A zero, False or an empty text, as it stands in a constant node; ``dtype`` as in nodes.
+    """Return a zero, False or an empty text, as it stands in a constant node; ``dtype`` as in nodes.
 
     TypeError: a type without values, such as that of a variable's handle.
     """
@@ -44,14 +44,14 @@ def zero_of(dtype: int) -> tensor_pb2.TensorProto:
 
 
 def copy_of(graph_def: graph_pb2.GraphDef) -> graph_pb2.GraphDef:
-    """A deep copy, to be changed."""
+    """Return a deep copy, to be changed."""
     copy = type(graph_def)()
     copy.CopyFrom(graph_def)
     return copy
 
 
 def with_nodes(graph_def: graph_pb2.GraphDef, nodes: Iterable[node_def_pb2.NodeDef]) -> graph_pb2.GraphDef:
-    """The graph with copies of these nodes in place of its own; the library stays."""
+    """Return the graph with copies of these nodes in place of its own; the library stays."""
     out = copy_of(graph_def)
     del out.node[:]
     out.node.extend(nodes)

@@ -6,7 +6,7 @@ from typing import Any
 
 
 def variable_of_keras(variable: object) -> Any:
-    """The ``tf.Variable`` of a Keras 3 variable; a Keras 2 variable is one already.
+    """Return the ``tf.Variable`` of a Keras 3 variable; a Keras 2 variable is one already.
 
     Not the public ``value``: inside an autocast scope that adds a Cast to the graph and returns it.
     """

@@ -54,7 +54,7 @@ def resource_inputs(op_type: str) -> tuple[int, ...]:
 
 @lru_cache(maxsize=4096)
 def attribute_names(op_type: str) -> frozenset[str]:
-    """The attributes that an op's definition has; none for an unknown op."""
+    """Return the attributes that an op's definition has; none for an unknown op."""
     definition = op_def(op_type)
     return frozenset(() if definition is None else (attribute.name for attribute in definition.attr))
 

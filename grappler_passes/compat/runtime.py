@@ -57,7 +57,7 @@ def device_memory_bytes() -> dict[str, int]:
 
 
 def host_device(device: str) -> str:
-    """The CPU of the machine that a full device name is on."""
+    """Return the CPU of the machine that a full device name is on."""
     import tensorflow as tf
 
     spec = tf.DeviceSpec.from_string(device).replace(device_type="CPU", device_index=0)

@@ -67,7 +67,7 @@ class InferredOutputs(Mapping[str, "tuple[OutputInfo, ...]"]):
 
 
 def infer_outputs(graph_def: graph_pb2.GraphDef) -> dict[str, tuple[OutputInfo, ...]]:
-    """Shapes and dtypes of all outputs, by TensorFlow's own shape functions."""
+    """Return shapes and dtypes of all outputs, by TensorFlow's own shape functions."""
     return dict(infer_some_outputs(graph_def))
 
 

@@ -19,7 +19,7 @@ def bits_of(bits: int) -> Iterator[int]:
 
 
 def memberships(groups: Iterable[Iterable[int]]) -> dict[int, int]:
-    """The groups of each member: bit i for the i-th."""
+    """Return the groups of each member: bit i for the i-th."""
     groups_of: dict[int, int] = {}
     for i, members in enumerate(groups):
         for member in members:

@@ -45,7 +45,7 @@ _ROOT = Context()
 def execution_contexts(
     index: GraphIndex, frame_names: dict[int, str], constant_enters: set[int]
 ) -> list[Context]:
-    """The context of every node.  ``frame_names`` gives each Enter its frame's name."""
+    """Return the context of every node.  ``frame_names`` gives each Enter its frame's name."""
     if not frame_names and not any(op in SWITCHES for op in index.ops):
         return [_ROOT] * len(index)
     return _Contexts(index, frame_names, constant_enters).compute()
@@ -104,7 +104,7 @@ class _Contexts:
         return self.branches[producer] | {branch}
 
     def _predicate(self, switch: int) -> str:
-        """The tensor that decides, seen through copies: all Switches of one cond share it."""
+        """Return the tensor that decides, seen through copies: all Switches of one cond share it."""
         producer, port = self.index.data_preds[switch][1]
         while self.index.ops[producer] in _HAND_ON and self.index.data_preds[producer]:
             producer, port = self.index.data_preds[producer][0]

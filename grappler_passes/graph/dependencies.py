@@ -109,19 +109,19 @@ class GraphIndex:
         return len(self.names)
 
     def of(self, name: str) -> int:
-        """The index of a node; GraphError where there is none of that name."""
+        """Return the index of a node; GraphError where there is none of that name."""
         try:
             return self.index[name]
         except KeyError:
             raise GraphError("no such node", name) from None
 
     def preds(self, i: int) -> list[int]:
-        """Data and control predecessors, once per edge, and for an Exit what feeds its loop."""
+        """Return data and control predecessors, once per edge, and for an Exit what feeds its loop."""
         data = [producer for producer, _ in self.data_preds[i]]
         return [*data, *self.control_preds[i], *self.loop_preds.get(i, ())]
 
     def topological_order(self, extra: Sequence[tuple[int, int]] = ()) -> list[int]:
-        """A topological order of the graph with ``extra`` edges; GraphError names a cycle's node.
+        """Return a topological order of the graph with ``extra`` edges; GraphError names a cycle's node.
 
         Breadth first, what can start earlier comes earlier: large gradients of a task are ordered by it.
         rustworkx's order goes deep first and takes as long.
@@ -166,7 +166,7 @@ class GraphIndex:
         return reach
 
     def implied(self, before: str | int, after: str | int) -> bool:
-        """True if ``after`` already depends on ``before`` (not on itself)."""
+        """Return True if ``after`` already depends on ``before`` (not on itself)."""
         source, target = self._as_index(before), self._as_index(after)
         return bool((self.reach[target] >> self.position[source]) & 1)
 
@@ -175,7 +175,7 @@ class GraphIndex:
         return execution_contexts(self, self.frame_names, self.constant_enters)
 
     def arrival_frame(self, node: str | int) -> tuple[str, ...]:
-        """The while frame that a node's outputs arrive in."""
+        """Return the while frame that a node's outputs arrive in."""
         i = self._as_index(node)
         context = self.contexts[i]
         if context.output_frame is not None:
@@ -218,7 +218,7 @@ class GraphIndex:
 
 
 def places_in(order: Sequence[int]) -> list[int]:
-    """The place of each of the numbers 0 to n - 1 in an order of them."""
+    """Return the place of each of the numbers 0 to n - 1 in an order of them."""
     places = [0] * len(order)
     for place, i in enumerate(order):
         places[i] = place

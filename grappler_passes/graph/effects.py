@@ -37,7 +37,7 @@ def has_side_effects(op_type: str) -> bool:
 
 @lru_cache(maxsize=4096)
 def only_reads(op_type: str) -> bool:
-    """True for an op with side effects that changes nothing: two of them may run in any order."""
+    """Return True for an op with side effects that changes nothing: two of them may run in any order."""
     return bool(_READS.fullmatch(op_type))
 
 

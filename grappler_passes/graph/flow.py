@@ -81,7 +81,7 @@ class FlowGraph:
         return len(self.names)
 
     def execution_order(self) -> list[int]:
-        """A topological order of what nodes wait for."""
+        """Return a topological order of what nodes wait for."""
         return list(rx.topological_sort(_digraph(len(self), self.waits)))
 
 
@@ -132,7 +132,7 @@ def build_flow_graph(graph_def: graph_pb2.GraphDef, infos: dict[str, tuple[Outpu
 
 
 def _behind_gate(edge: Edge, types: list[str], data: list[list[Edge]]) -> Edge:
-    """The tensor that an edge really carries: IdentityN and grouped communications join nothing."""
+    """Return the tensor that an edge really carries: IdentityN and grouped communications join nothing."""
     while True:
         kind = types[edge.source]
         if kind == "IdentityN" or kind.startswith(GROUPED_COMMUNICATION):

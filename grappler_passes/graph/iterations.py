@@ -52,7 +52,7 @@ class Loops:
         return data_inputs(self.nodes[name])
 
     def source(self, text: str) -> str:
-        """The op whose result comes through here, of a loop's variable its Merge."""
+        """Return the op whose result comes through here, of a loop's variable its Merge."""
         name = split_input(text)[0]
         while self.nodes[name].op in _PASSING_ON:
             name = split_input(self.data(name)[0])[0]

@@ -69,7 +69,7 @@ class _Lists:
         return None if element is None or iterations is None else math.ceil(_BESIDE * element * iterations)
 
     def made_for(self, merge: str) -> list[str]:
-        """The empty list that enters here, if it is one."""
+        """Return the empty list that enters here, if it is one."""
         sources = map(self._loops.source, self._loops.entering(merge))
         return [name for name in sources if self._loops.nodes[name].op in _EMPTY and name in self._graph.ops]
 

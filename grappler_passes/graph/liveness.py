@@ -55,7 +55,7 @@ def freed_after(training_graph: TrainingGraph, order: Sequence[str]) -> list[lis
 
 
 def peak_bytes_by_device(training_graph: TrainingGraph, order: Sequence[str]) -> dict[str, int]:
-    """The most bytes alive at once on each device when ops run one at a time in ``order``.
+    """Return the most bytes alive at once on each device when ops run one at a time in ``order``.
 
     A tensor that another device reads counts there too, for as long: it is copied.
     """
@@ -86,12 +86,12 @@ def _devices_of(training_graph: TrainingGraph, order: Sequence[str]) -> dict[str
 
 
 def unknown_sizes(training_graph: TrainingGraph) -> list[str]:
-    """Ops whose outputs take memory, nobody knows how much."""
+    """Return ops whose outputs take memory, nobody knows how much."""
     return [op.name for op in training_graph.ops.values() if op.output_bytes is None and owns_memory(op)]
 
 
 def owns_memory(op: Op) -> bool:
-    """False for views and for what is resident anyway."""
+    """Return False for views and for what is resident anyway."""
     return op.type not in _VIEWS and op.type not in _RESIDENT
 
 
@@ -100,7 +100,7 @@ def _own_bytes(op: Op) -> int:
 
 
 def _owner(op: Op, owners: dict[str, str]) -> str:
-    """The op whose memory ``op``'s output lies in."""
+    """Return the op whose memory ``op``'s output lies in."""
     if op.type not in _VIEWS or not op.inputs:
         return op.name
     source = op.inputs[0][0]

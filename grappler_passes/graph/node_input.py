@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 def data_inputs(node: node_def_pb2.NodeDef) -> list[str]:
-    """All but control inputs, as they are written."""
+    """Return all but control inputs, as they are written."""
     return [text for text in node.input if text[0] != "^"]
 
 
@@ -30,7 +30,7 @@ def split_input(text: str) -> tuple[str, int]:
 
 
 def tensor(name: str, port: int) -> str:
-    """The text of an input; port -1 is a control input."""
+    """Return the text of an input; port -1 is a control input."""
     if port < 0:
         return f"^{name}"
     return name if port == 0 else f"{name}:{port}"

@@ -49,7 +49,7 @@ class KnownShapes:
         return self.batch_size is not None or bool(self.seen)
 
     def fill(self, dtype: int, shape: Shape | None) -> Shape | None:
-        """The shape with its open dimensions filled: with the largest of the tensors that fit it."""
+        """Return the shape with its open dimensions filled: with the largest of the tensors that fit it."""
         if shape and shape[0] is None and self.batch_size is not None:
             shape = (self.batch_size, *shape[1:])
         fitting = [seen for number, seen in self.seen if number == dtype and _fits(shape, seen)]
@@ -98,7 +98,7 @@ def _bytes_of_axes(node: node_def_pb2.NodeDef, outputs: Mapping[str, tuple[Outpu
 
 
 def output_bytes(op_type: str, outputs: Iterable[OutputInfo]) -> int | None:
-    """Bytes of all outputs of an op, None where that is not known."""
+    """Return bytes of all outputs of an op, None where that is not known."""
     if op_type in _LISTS:
         return None
     total = 0
@@ -130,7 +130,7 @@ def outputs_with_sizes(
 
 
 def _is_open_merge(node: node_def_pb2.NodeDef, outputs: Mapping[str, tuple[OutputInfo, ...]]) -> bool:
-    """A Merge of unknown size with branches of known sizes."""
+    """Return a Merge of unknown size with branches of known sizes."""
     if node.op not in MERGES or output_bytes(node.op, outputs[node.name][:1]) is not None:
         return False
     return None not in _branch_bytes(node, outputs).values()
@@ -149,7 +149,7 @@ def _take_largest(merge: node_def_pb2.NodeDef, outputs: Mapping[str, tuple[Outpu
 
 
 def _filled(graph_def: graph_pb2.GraphDef, known: KnownShapes) -> graph_pb2.GraphDef:
-    """A copy for shape inference: inputs of known size, loops as if they ran once."""
+    """Return a copy for shape inference: inputs of known size, loops as if they ran once."""
     out = graph_protos.copy_of(graph_def)
     iterations = {node.name for node in out.node if node.op in NEXT_ITERATIONS}
     second_outputs = {text[:-2] for node in out.node for text in node.input if text.endswith(":1")}

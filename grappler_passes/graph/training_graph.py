@@ -131,7 +131,7 @@ class TrainingGraph:
         return self.with_layers(sorted(numbered, key=lambda layer: layer.index), new)
 
     def with_layers(self, layers: Iterable[Layer], numbers: Sequence[int]) -> TrainingGraph:
-        """The same graph with other layers; ``numbers`` are the new ones of the old layers."""
+        """Return the same graph with other layers; ``numbers`` are the new ones of the old layers."""
         ops = {
             name: op if op.layer is None else replace(op, layer=numbers[op.layer])
             for name, op in self.ops.items()

@@ -76,7 +76,7 @@ def _changes_what_it_reads(op_type: str) -> bool:
 
 
 def _handle_of(flow: FlowGraph, order: list[int]) -> dict[int, int]:
-    """Node -> source of the variable handle that it passes on."""
+    """Return node -> source of the variable handle that it passes on."""
     handles: dict[int, int] = {}
     for node in order:
         outputs = flow.outputs[node]
@@ -112,7 +112,7 @@ def _describe(node: node_def_pb2.NodeDef, default_name: str) -> dict[str, Any]:
 
 
 def _shape_from_use(flow: FlowGraph, access: VariableAccess) -> tuple[int, ...] | None:
-    """Shape of what is read whole or assigned whole; None where neither happens or it is unknown."""
+    """Return shape of what is read whole or assigned whole; None where neither happens or it is unknown."""
     whole = [flow.outputs[r][0].shape for r in access.first_reads if flow.types[r] == "ReadVariableOp"]
     for write in access.writes:
         if flow.types[write].startswith("Assign"):

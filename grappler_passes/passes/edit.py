@@ -51,7 +51,7 @@ class GraphEditor:
         self.set_inputs(name, inputs)
 
     def finish(self) -> graph_pb2.GraphDef:
-        """The edited graph, without the removed nodes and references to them as colocation."""
+        """Return the edited graph, without the removed nodes and references to them as colocation."""
         if not self.removed:
             return self.graph_def
         kept = (node for node in self.graph_def.node if node.name not in self.removed)

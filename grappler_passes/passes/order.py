@@ -59,7 +59,7 @@ class OrderPass(Pass):
 
 
 def _legal(index: GraphIndex, edges: Iterable[tuple[str, str]], notes: list[Note]) -> list[Pair]:
-    """The edges that are legal each on its own, once each, as indices."""
+    """Return the edges that are legal each on its own, once each, as indices."""
     kept: dict[Pair, None] = {}
     for before, after in edges:
         legal, reason = index.edge_is_legal(before, after)

@@ -83,7 +83,7 @@ class RepeatPass(Pass):
 
 
 def repeats(graph_def: graph_pb2.GraphDef) -> dict[str, str]:
-    """The op that each copy repeats, by the copy's name."""
+    """Return the op that each copy repeats, by the copy's name."""
     return {
         node.name: node.attr[REPEATS_ATTR].s.decode() for node in graph_def.node if REPEATS_ATTR in node.attr
     }

@@ -104,7 +104,7 @@ def _open_gates(index: GraphIndex, editor: GraphEditor) -> list[Note]:
 
 
 def _gate_waits(index: GraphIndex, i: int) -> list[int]:
-    """The control predecessors of Identity ``i`` that only gate it with its siblings.
+    """Return the control predecessors of Identity ``i`` that only gate it with its siblings.
 
     A NoOp that waits for its own tensor among others, or, once that is inlined, the siblings' producers.
     """

@@ -72,7 +72,7 @@ class SeparateLoopsPass(Pass):
 def _weight_sums(
     index: GraphIndex, editor: GraphEditor, loop: Loop, training_graph: TrainingGraph | None
 ) -> list[Accumulator]:
-    """The weight gradients summed in a loop that also computes something the rest waits for."""
+    """Return the weight gradients summed in a loop that also computes something the rest waits for."""
     exits = loop.exits(index)
     sums = [
         s
@@ -142,7 +142,7 @@ class _LoopSplit:
         return ""
 
     def _outside(self, source: int) -> str | None:
-        """The tensor outside the loop that ``source`` hands on unchanged in every step."""
+        """Return the tensor outside the loop that ``source`` hands on unchanged in every step."""
         index = self.index
         if index.ops[source] in SWITCHES:
             merge = index.data_preds[source][0][0]

@@ -161,7 +161,7 @@ def _same_inputs(old: GraphIndex, new: GraphIndex, allowed: _Allowed) -> None:
 
 
 def _source(index: GraphIndex, name: str, port: int) -> tuple[str, int]:
-    """The tensor seen through copies."""
+    """Return the tensor seen through copies."""
     i = index.index[name]
     while index.ops[i] in _COPIES:
         i, port = index.data_preds[i][port]

@@ -150,7 +150,7 @@ def _types(node: node_def_pb2.NodeDef, of_inputs: bool) -> list[int] | None:
 
 
 def _attr(node: node_def_pb2.NodeDef, op_def: op_def_pb2.OpDef, name: str) -> attr_value_pb2.AttrValue:
-    """The attribute, or its default: TensorFlow may leave defaults out."""
+    """Return the attribute, or its default: TensorFlow may leave defaults out."""
     if name in node.attr:
         return node.attr[name]
     for attr in op_def.attr:

@@ -21,7 +21,7 @@ _REFUSED, _RESTS = "ooo_refused", "ooo_rests"
 
 
 def answer(data: bytes, device_type: str = "CPU") -> bytes | None:
-    """The serialized new graph for a serialized graph; None to leave it as it is.  Never raises.
+    """Return the serialized new graph for a serialized graph; None to leave it as it is.  Never raises.
 
     TensorFlow runs its optimizers twice, plug-ins last.  The graph is rewritten in the second round: what was
     added earlier would keep some ops from being fused, and a fused op may round differently.
@@ -58,7 +58,7 @@ def _answer_once(data: bytes, device_type: str) -> bytes | None:
 
 
 def _request_of(graph_def: graph_pb2.GraphDef) -> Request | None:
-    """The request that the graph's arguments are marked with, if it is still registered."""
+    """Return the request that the graph's arguments are marked with, if it is still registered."""
     for node in graph_def.node:
         if node.op == "_Arg" and REQUEST_ATTR in node.attr:
             return find(node.attr[REQUEST_ATTR].s.decode())
@@ -115,7 +115,7 @@ def _record(request: Request | None, error: BaseException) -> None:
 
 
 def refusing(graph_def: graph_pb2.GraphDef, message: str) -> graph_pb2.GraphDef:
-    """A copy of the graph in which all work waits for an assertion that fails with ``message``."""
+    """Return a copy of the graph in which all work waits for an assertion that fails with ``message``."""
     out = _waiting_for(graph_def, _REFUSED)
     device = _constant(out, f"{_REFUSED}/condition", graph_protos.tensor_proto(False))
     _constant(out, f"{_REFUSED}/message", graph_protos.tensor_proto(message))
@@ -126,7 +126,7 @@ def refusing(graph_def: graph_pb2.GraphDef, message: str) -> graph_pb2.GraphDef:
 
 
 def resting(graph_def: graph_pb2.GraphDef) -> graph_pb2.GraphDef:
-    """A copy of the graph of which nothing runs; it returns zeros.
+    """Return a copy of the graph of which nothing runs; it returns zeros.
 
     All work waits for the branch of a condition that is not taken.
     """

@@ -65,7 +65,7 @@ def describe_keras(model: Any, trained: Callable[[Any], Sequence[Any]] | None = 
 
 
 def described_by_handle(infos: Callable[[], Iterable[tuple[Any, VariableInfo]]]) -> Describe:
-    """A ``Request.describe`` from (handle, what is said of its variable), asked for at each trace."""
+    """Return a ``Request.describe`` from (handle, what is said of its variable), asked for at each trace."""
 
     def describe(variables: Sequence[Any]) -> list[VariableInfo | None]:
         by_handle = {id(handle): info for handle, info in infos()}
@@ -75,7 +75,7 @@ def described_by_handle(infos: Callable[[], Iterable[tuple[Any, VariableInfo]]])
 
 
 def _copies(variable: object) -> list[Any]:
-    """The variable, or its replicas under a distribution strategy; nothing if it has no handle."""
+    """Return the variable, or its replicas under a distribution strategy; nothing if it has no handle."""
     copies = getattr(variable, "values", None) or [variable]
     return [copy for copy in copies if getattr(copy, "handle", None) is not None]
 

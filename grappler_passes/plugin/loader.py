@@ -89,7 +89,7 @@ def python_calls() -> int:
 
 
 def shim_path(device_type: str) -> Path:
-    """The compiled shim for ``"CPU"`` or ``"GPU"``."""
+    """Return the compiled shim for ``"CPU"`` or ``"GPU"``."""
     folder, module = Path(__file__).parent, f"_shim_{device_type.lower()}"
     for suffix in reversed(importlib.machinery.EXTENSION_SUFFIXES):  # the plain .so first
         path = folder / f"{module}{suffix}"

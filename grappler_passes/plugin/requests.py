@@ -119,7 +119,7 @@ def unregister(request_id: str) -> None:
 
 
 def find(request_id: str) -> Request | None:
-    """The registered request of that id."""
+    """Return the registered request of that id."""
     with _lock:
         return _requests.get(request_id)
 
@@ -139,7 +139,7 @@ def tracing(request: Request) -> Iterator[Request]:
 
 
 def active() -> Request | None:
-    """The request that functions traced on this thread belong to now."""
+    """Return the request that functions traced on this thread belong to now."""
     return _active.stack[-1] if _active.stack else None
 
 

@@ -43,7 +43,7 @@ def python() -> Finding:
 
 
 def package() -> Finding:
-    """The version of this package."""
+    """Return the version of this package."""
     return Finding("ok", __version__)
 
 
@@ -83,7 +83,7 @@ def plug_in() -> Finding:
 
 
 def gpus() -> Finding:
-    """The GPUs that TensorFlow sees; says so where the machine has one that it does not see."""
+    """Return the GPUs that TensorFlow sees; says so where the machine has one that it does not see."""
     import tensorflow as tf
 
     names = [

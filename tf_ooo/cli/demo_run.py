@@ -22,7 +22,7 @@ BATCH, SEED = 64, 7
 
 
 def build_model() -> keras.Model:
-    """A small conv net, compiled; the same weights every time."""
+    """Return a small conv net, compiled; the same weights every time."""
     keras.utils.set_random_seed(SEED)
     layers: list[Any] = [keras.Input((8, 8, 1))]
     for filters in (32, 64, 64):

@@ -39,7 +39,7 @@ def doctor(context: click.Context, cluster: str | None) -> None:
 
 
 def table(findings: Sequence[tuple[str, Finding]]) -> Table:
-    """One row for each finding."""
+    """Return one row for each finding."""
     from rich import box
     from rich.table import Table
     from rich.text import Text

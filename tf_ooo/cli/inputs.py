@@ -73,7 +73,7 @@ def load_table(path: Path, link: Link | None, speeds: tuple[float, ...] | None =
 
 
 def with_devices(table: CostTable, link: Link | None, speeds: tuple[float, ...] | None) -> CostTable:
-    """The table with what is given."""
+    """Return the table with what is given."""
     between = table.link if link is None else link
     return dataclasses.replace(
         table, link=between if speeds is None else dataclasses.replace(between, speeds=speeds)
@@ -81,7 +81,7 @@ def with_devices(table: CostTable, link: Link | None, speeds: tuple[float, ...] 
 
 
 def load_schedule(path: Path) -> Schedule:
-    """The schedule of a text file; ScheduleError names the file and the line."""
+    """Return the schedule of a text file; ScheduleError names the file and the line."""
     file = read_schedule(path)
     known = dict.fromkeys(mode for policy in POLICIES.values() for mode in policy.modes)
     try:

@@ -106,7 +106,7 @@ def _text_writer(make: Callable[[], str]) -> Callable[[Path], object]:
 
 
 def timeline_table(timeline: Timeline) -> Table:
-    """The figures of one simulation."""
+    """Return the figures of one simulation."""
     table = Table(show_header=False, box=None)
     schedule = timeline.schedule
     peaks = timeline.peak_bytes
@@ -125,7 +125,7 @@ def timeline_table(timeline: Timeline) -> Table:
 
 
 def timeline_facts(timeline: Timeline) -> dict[str, Any]:
-    """The figures of one simulation as JSON types."""
+    """Return the figures of one simulation as JSON types."""
     return {
         "policy": timeline.schedule.policy,
         "mode": timeline.schedule.mode,

@@ -160,7 +160,7 @@ def _with_comments(assumed: Sequence[str]) -> str:
 
 
 def _mode_of(problem: Problem, schedule: str, mode: str | None) -> str:
-    """The mode that is planned: as asked, a named schedule's, or the usual one."""
+    """Return the mode that is planned: as asked, a named schedule's, or the usual one."""
     if mode is not None or schedule == "auto":
         return usual_mode(problem, mode)
     modes, usual = policy_named(schedule).modes, usual_mode(problem, None)
@@ -168,7 +168,7 @@ def _mode_of(problem: Problem, schedule: str, mode: str | None) -> str:
 
 
 def _source(source: Path | None, model: str | None) -> Path | str:
-    """The one of both that is given."""
+    """Return the one of both that is given."""
     if source is not None and model is None:
         return source
     if model is None or source is not None:

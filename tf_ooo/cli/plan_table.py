@@ -76,7 +76,7 @@ class CandidateRows:
         return "; ".join(cost.in_short for cost in costs if cost is not None)
 
     def facts(self, candidate: Candidate) -> dict[str, Any]:
-        """One candidate as JSON types; null where there is no schedule."""
+        """Return one candidate as JSON types; null where there is no schedule."""
         trial, less = candidate.trial, self.squeezed.get(candidate.name)
         again = self.recomputed.get(candidate.name)
         known = trial is not None and math.isfinite(candidate.step_s)
@@ -125,7 +125,7 @@ class CandidateRows:
         return figures + ([_times(self._over_reference(candidate))] if self.reference else [])
 
     def _rate(self, candidate: Candidate) -> float | None:
-        """Rows a second, or micro-batches where the rows are not known."""
+        """Return rows a second, or micro-batches where the rows are not known."""
         rate = microbatches_per_s(candidate.trial) if candidate.trial else math.inf
         return rate * (self.rows or 1) if math.isfinite(rate) else None
 

@@ -99,7 +99,7 @@ def given_again(given: object, batches: list[Any]) -> Any:
 
 
 def joined(outputs: Sequence[Any]) -> Any:
-    """The outputs of ``predict`` for several batches, as one, as Keras joins them."""
+    """Return the outputs of ``predict`` for several batches, as one, as Keras joins them."""
     if len(outputs) == 1:
         return outputs[0]
 

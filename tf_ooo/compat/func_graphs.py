@@ -41,7 +41,7 @@ def captured_here(concrete: Any) -> list[Any]:
 
 
 def made_again(op: tf.Operation, inputs: Sequence[Any]) -> list[Any]:
-    """The results of an op of the same type and attributes, made here, of other inputs.
+    """Return the results of an op of the same type and attributes, made here, of other inputs.
 
     Marks, and beside which op it is to stand, are left to where it is made.
     """
@@ -53,7 +53,7 @@ def made_again(op: tf.Operation, inputs: Sequence[Any]) -> list[Any]:
 
 
 def without_placeholders(graph_def: graph_pb2.GraphDef) -> Any:
-    """The graph without its inputs, which whoever imports it provides."""
+    """Return the graph without its inputs, which whoever imports it provides."""
     return graph_protos.with_nodes(graph_def, (n for n in graph_def.node if n.op != "Placeholder"))
 
 
@@ -87,7 +87,7 @@ _WRITES = ("Assign", "ResourceApply", "ResourceScatter", "ResourceSparseApply", 
 
 
 def written_by(graph: object) -> set[int]:
-    """The ``id`` of each tensor outside that stands for a variable which a FuncGraph writes to."""
+    """Return the ``id`` of each tensor outside that stands for a variable which a FuncGraph writes to."""
     return {id(_outside(graph, tensor)) for tensor in _written_in(graph)}
 
 
@@ -116,7 +116,7 @@ def _outside(graph: object, tensor: tf.Tensor) -> Any:
 
 
 def captures_so_far(graph: Any) -> set[str]:
-    """Names of the ops by which a graph that is being traced knows what is outside of it.
+    """Return names of the ops by which a graph that is being traced knows what is outside of it.
 
     Small values are constants, that stand for the same value wherever the function meets it again.
     """

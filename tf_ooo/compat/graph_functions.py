@@ -48,7 +48,7 @@ class OptimizedGraph:
         self._function = tf.compat.v1.wrap_function(body, specs)
 
     def __call__(self, *tensors: Any) -> list[Any]:
-        """The results, flat, for the arguments' tensors."""
+        """Return the results, flat, for the arguments' tensors."""
         with runtime.calls_not_optimized():
             results: list[Any] = self._function(*tensors)
         return results
@@ -77,7 +77,7 @@ def _imported(graph_def: graph_pb2.GraphDef, arguments: Sequence[Any]) -> list[A
 
 
 def _where_it_was(tensor: tf.Tensor, device: str) -> Any:
-    """The tensor on the device where the function returned it."""
+    """Return the tensor on the device where the function returned it."""
     if not device or tensor.op.device in ("", device):
         return tensor
     with tf.device(device):

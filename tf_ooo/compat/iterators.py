@@ -18,7 +18,7 @@ def take(iterator: Any, count: int) -> list[Any]:
 
 
 def iterator_over(elements: list[Any], like: Any) -> Any:
-    """An iterator over ``elements`` that functions traced for the iterator ``like`` accept as it is.
+    """Return an iterator over ``elements`` that functions traced for the iterator ``like`` accept as it is.
 
     The public ``iter(dataset)`` would have the elements' own, more precise shapes: another trace.
     """

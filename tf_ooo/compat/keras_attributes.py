@@ -37,7 +37,7 @@ def set_on(owner: object, name: str, method: object) -> None:
 
 
 def attributes_of(owner: object) -> list[Any]:
-    """The values of an object's own attributes."""
+    """Return the values of an object's own attributes."""
     return list(vars(owner).values())
 
 

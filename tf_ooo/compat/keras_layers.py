@@ -37,7 +37,7 @@ def is_of_kerass_family(layer: keras.layers.Layer) -> bool:
 
 
 def parts_of(model: keras.Model, itself: bool = True) -> list[Any]:
-    """The model (unless ``itself`` is False) and all layers and models in it."""
+    """Return the model (unless ``itself`` is False) and all layers and models in it."""
     return list(model._flatten_layers(include_self=itself, recursive=True))
 
 
@@ -71,7 +71,7 @@ def unsynchronized(model: keras.Model) -> list[str]:
 
 
 def title_of(layer: keras.layers.Layer) -> str:
-    """The path of a layer; its name with Keras 2, and where it has not been built."""
+    """Return the path of a layer; its name with Keras 2, and where it has not been built."""
     return str(getattr(layer, "path", None) or layer.name)
 
 
@@ -81,7 +81,7 @@ def made_in_strategy(model: keras.Model) -> bool:
 
 
 def batch_normalizations(model: keras.Model) -> list[str]:
-    """Titles of the layers that normalize over the rows of a batch."""
+    """Return titles of the layers that normalize over the rows of a batch."""
     kind = versions.keras_of(model).layers.BatchNormalization
     return [title_of(layer) for layer in parts_of(model, itself=False) if isinstance(layer, kind)]
 
@@ -101,7 +101,7 @@ def moving_averages(model: keras.Model) -> list[tuple[Any, Any, float]]:
 
 
 def normalizing_in_training(model: keras.Model) -> list[str]:
-    """Titles of the layers that normalize over the rows of a batch while the model trains.
+    """Return titles of the layers that normalize over the rows of a batch while the model trains.
 
     Frozen ones do not, nor those that are called, or whose model is, with ``training=False`` alone.
     """
@@ -126,12 +126,12 @@ def _called_in_inference(layer: keras.layers.Layer) -> bool:
 
 
 def stateful_layers(model: keras.Model) -> list[str]:
-    """Titles of the recurrent layers that keep their rows' states from batch to batch."""
+    """Return titles of the recurrent layers that keep their rows' states from batch to batch."""
     return [title_of(layer) for layer in recurrent(model) if layer.stateful]
 
 
 def recurrent(model: keras.Model) -> list[Any]:
-    """The recurrent layers, those within others too."""
+    """Return the recurrent layers, those within others too."""
     kind = versions.keras_of(model).layers.RNN
     return [layer for layer in parts_of(model, itself=False) if isinstance(layer, kind)]
 
@@ -166,7 +166,7 @@ def _in_inference(call: Any) -> Any:
 
 
 def random_layers(model: keras.Model) -> list[str]:
-    """Titles of the layers that drop or disturb something at random while they train."""
+    """Return titles of the layers that drop or disturb something at random while they train."""
     layers = versions.keras_of(model).layers
     kinds = (layers.Dropout, layers.GaussianDropout, layers.GaussianNoise, layers.AlphaDropout)
     return [

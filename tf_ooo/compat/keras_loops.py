@@ -23,7 +23,7 @@ _PATCHING = threading.RLock()
 
 
 def loops(model: keras.Model) -> list[str]:
-    """Titles of the recurrent layers whose time steps may be parted: not unrolled, of Keras 3."""
+    """Return titles of the recurrent layers whose time steps may be parted: not unrolled, of Keras 3."""
     if versions.is_of_keras_2(model):
         return []
     return [keras_layers.title_of(layer) for layer in keras_layers.recurrent(model) if not layer.unroll]

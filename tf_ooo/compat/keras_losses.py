@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def summed_losses(model: keras.Model) -> list[str]:
-    """Names of the losses given to ``compile`` that add up a batch instead of averaging it.
+    """Return names of the losses given to ``compile`` that add up a batch instead of averaging it.
 
     Where a loss has no reduction, the gradient is that of the sum, unless the model's own code averages it.
     """

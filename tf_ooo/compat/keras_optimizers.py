@@ -108,7 +108,7 @@ def unshadow_update(optimizer: keras.optimizers.Optimizer) -> None:
 
 
 def loss_scaling(optimizer: keras.optimizers.Optimizer) -> str:
-    """The name of the optimizer's method that scales losses; empty: it returns them as they are."""
+    """Return the name of the optimizer's method that scales losses; empty: it returns them as they are."""
     if versions.is_of_keras_2(optimizer):
         return "get_scaled_loss" if hasattr(optimizer, "get_scaled_loss") else ""
     by_itself = isinstance(optimizer, versions.keras_of(optimizer).optimizers.LossScaleOptimizer)
@@ -126,7 +126,7 @@ def update(
 
 
 def variables_to_apply(optimizer: keras.optimizers.Optimizer, given: Any) -> list[Any]:
-    """The variables that ``optimizer.apply(grads, given)`` updates."""
+    """Return the variables that ``optimizer.apply(grads, given)`` updates."""
     return keras_variables.made_trainable(optimizer) if given is None else list(given)
 
 
@@ -155,7 +155,7 @@ def is_horovod_optimizer(optimizer: keras.optimizers.Optimizer) -> bool:
 
 
 def learning_rate_handle(optimizer: keras.optimizers.Optimizer) -> Any:
-    """The resource of the learning rate's variable; None where it is a schedule."""
+    """Return the resource of the learning rate's variable; None where it is a schedule."""
     return getattr(keras_values.variable_of_keras(_own_rate(optimizer)), "handle", None)
 
 

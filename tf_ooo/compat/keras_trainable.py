@@ -168,7 +168,7 @@ def _as_traced(model: keras.Model, flags: Flags, written: set[int]) -> Flags:
 
 
 def _known_to_optimizer(model: keras.Model) -> set[int] | None:
-    """The ``id`` of each variable that Keras' own step updates; None: the step is another's."""
+    """Return the ``id`` of each variable that Keras' own step updates; None: the step is another's."""
     optimizer = getattr(model, "optimizer", None)
     own_step = type(model).train_step is not versions.keras_of(model).Model.train_step
     if own_step or not keras_optimizers.is_optimizer(optimizer):

@@ -19,12 +19,12 @@ _IN_HOST_MEMORY = "_ooo_in_host_memory"
 
 
 def path_of(variable: keras.Variable) -> str:
-    """The name of a Keras or TensorFlow variable."""
+    """Return the name of a Keras or TensorFlow variable."""
     return str(keras_values.path_of_keras(variable) or variable.name)
 
 
 def unique_name_of(variable: keras.Variable) -> str:
-    """The name of a ``tf.Variable`` with a number of its own: many are named ``Variable``."""
+    """Return the name of a ``tf.Variable`` with a number of its own: many are named ``Variable``."""
     return str(variable._unique_id)
 
 
@@ -52,7 +52,7 @@ def made_trainable(owner: Any) -> list[Any]:
 
 
 def value_of(variable: keras.Variable) -> Any:
-    """The ``tf.Variable`` behind a Keras variable.
+    """Return the ``tf.Variable`` behind a Keras variable.
 
     Layers of Keras 2 hold a ``tf.Variable`` itself: a twin of it, with the same handle, stands behind it.
     """
@@ -85,13 +85,13 @@ def _resource(variable: keras.Variable) -> Any:
 
 
 def handle_of(variable: keras.Variable) -> Any:
-    """The handle that ops of the present graph are given for a variable; None if there is none."""
+    """Return the handle that ops of the present graph are given for a variable; None if there is none."""
     own = _resource(variable)
     return getattr(getattr(variable, "value", None) if own is None else own, "handle", None)
 
 
 def copy_on(device: str, variable: keras.Variable) -> Any:
-    """A new ``tf.Variable`` on a device with the value and the identity of another one."""
+    """Return a new ``tf.Variable`` on a device with the value and the identity of another one."""
     with tf.init_scope(), tf.device(device):
         new = tf.Variable(
             variable.read_value(),
@@ -132,7 +132,7 @@ def empty(variable: keras.Variable) -> None:
 
 
 def register(dtype: object, shape: Sequence[int | None] | None, device: str) -> Any:
-    """A variable for values of a shape with open sizes, which holds none yet.
+    """Return a variable for values of a shape with open sizes, which holds none yet.
 
     Functions that use it are to be traced for any number of rows: graph optimizers give a variable of any
     shape the shape of what is assigned to it, also for the batch that was before.
@@ -142,7 +142,7 @@ def register(dtype: object, shape: Sequence[int | None] | None, device: str) -> 
 
 
 def zeros_on(device: str, dtype: object, sizes: Sequence[int | None] | None, **options: Any) -> Any:
-    """An untrained variable of zeros, which are made in this process; all sizes are known.
+    """Return an untrained variable of zeros, which are made in this process; all sizes are known.
 
     What an op on a worker makes has no shape until it answers, and a new variable asks for the shape: once
     the worker is lost, for ever (2.21).

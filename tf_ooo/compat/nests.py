@@ -28,7 +28,7 @@ class Packed:
         return [tf.TensorSpec(tensor.shape, tf.as_dtype(tensor.dtype)) for tensor in self.tensors]
 
     def tensors_of(self, values: object) -> list[Any]:
-        """The tensors of a nest with the same signature."""
+        """Return the tensors of a nest with the same signature."""
         flat = tf.nest.flatten(values, expand_composites=True)
         return [flat[place] for place in self._places]
 
@@ -84,14 +84,14 @@ def with_variables_read(values: object) -> Any:
 
 
 def signature(values: object) -> Any:
-    """Equal for nests of the same structure, shapes, dtypes and other values."""
+    """Return equal for nests of the same structure, shapes, dtypes and other values."""
     flat = tf.nest.flatten(values, expand_composites=True)
     parts = [(tuple(v.shape), str(v.dtype)) if _is_tensor(v) else _hashable(v) for v in flat]
     return repr(tf.nest.map_structure(lambda _: None, values, expand_composites=False)), tuple(parts)
 
 
 def each_once(values: Iterable[Any]) -> list[Any]:
-    """The objects in their order, without those that came before."""
+    """Return the objects in their order, without those that came before."""
     return list({id(value): value for value in values}.values())
 
 
@@ -105,7 +105,7 @@ def same_spec(a: object, b: object) -> bool:
 
 
 def open_rows(spec: Any, known: Any = None) -> Any:
-    """The TensorSpec of batches with any number of rows, or that of ``known``, of all batches."""
+    """Return the TensorSpec of batches with any number of rows, or that of ``known``, of all batches."""
     if not spec.shape.rank:
         return tf.TensorSpec(spec.shape, spec.dtype)
     rows = known.shape[0] if isinstance(known, tf.TensorSpec) and known.shape.rank else None

@@ -45,14 +45,14 @@ def left_as_written(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def as_in_the_caller(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The same function, converted by AutoGraph if the code that is being traced here is."""
+    """Return the same function, converted by AutoGraph if the code that is being traced here is."""
     autograph = tf.__internal__.autograph
     converted: Callable[..., Any] = autograph.tf_convert(function, autograph.control_status_ctx())
     return converted
 
 
 def concrete_function(body: Callable[..., Any], specs: Sequence[Any], compiled: bool = False) -> Any:
-    """The ConcreteFunction of ``body(*specs)``; raises whatever tracing raises."""
+    """Return the ConcreteFunction of ``body(*specs)``; raises whatever tracing raises."""
     return plain_function(body, compiled=compiled).get_concrete_function(*specs)
 
 
@@ -87,7 +87,7 @@ def is_tf_function(value: object) -> bool:
 
 
 def functions_of(step: Callable[..., Any]) -> list[Any]:
-    """The ``tf.function`` itself, or those that a Python function closes over, outermost first.
+    """Return the ``tf.function`` itself, or those that a Python function closes over, outermost first.
 
     Keras' train function is a Python function around a ``tf.function`` around another.
     """

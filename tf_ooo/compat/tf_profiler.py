@@ -81,7 +81,7 @@ def pool_work(events: Sequence[TracedEvent]) -> list[TracedEvent]:
 
 
 def mark_step(number: int) -> Any:
-    """A context manager: what runs inside is one step, in the trace an event named STEP_MARK."""
+    """Return a context manager: what runs inside is one step, in the trace an event named STEP_MARK."""
     return tf.profiler.experimental.Trace(STEP_MARK, step_num=number)
 
 

@@ -51,7 +51,7 @@ def _may_be_traced_later(model: keras.Model) -> bool:
 def new_train_function(
     model: keras.Model, wrap: Callable[[Callable[..., Any]], Callable[..., Any]] | None = None
 ) -> Callable[..., Any]:
-    """A second, untraced train function, of ``wrap(train_step)``; the model keeps its first one."""
+    """Return a second, untraced train function, of ``wrap(train_step)``; the model keeps its first one."""
     # Keras 2 keeps the tf.function a second time.
     kept = {name: getattr(model, name) for name in _FUNCTIONS if hasattr(model, name)}
     own_step = keras_trainable.as_first_traced(model, model.train_step)

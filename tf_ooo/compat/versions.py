@@ -49,7 +49,7 @@ def keras_of(value: object) -> Any:
 
 
 def loaded_keras() -> list[Any]:
-    """The Keras modules that have been imported; one that is not can have made nothing."""
+    """Return the Keras modules that have been imported; one that is not can have made nothing."""
     return [sys.modules[family] for family in _FAMILIES if hasattr(sys.modules.get(family), "layers")]
 
 

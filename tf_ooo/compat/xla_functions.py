@@ -51,7 +51,7 @@ def run_errors() -> tuple[type[BaseException], ...]:
 
 
 def hlo_of(function: Any, specs: Sequence[Any], stage: str = "hlo") -> str:
-    """The HLO text of a compiled function before (``hlo``) or after (``optimized_hlo``) XLA's passes.
+    """Return the HLO text of a compiled function before (``hlo``) or after (``optimized_hlo``) XLA's passes.
 
     The device is named, although TensorFlow warns of that: else it draws a random number, and the user's
     change.
@@ -66,5 +66,5 @@ def hlo_of(function: Any, specs: Sequence[Any], stage: str = "hlo") -> str:
 
 
 def stream_calls(hlo: str) -> list[int]:
-    """The stream of each annotated call in an HLO text."""
+    """Return the stream of each annotated call in an HLO text."""
     return [int(match[1]) for line in hlo.splitlines() if (match := _CALL.search(line))]

@@ -53,7 +53,7 @@ def platform() -> str:
 
 
 def device_name() -> str:
-    """The first GPU's, or ``CPU``."""
+    """Return the first GPU's, or ``CPU``."""
     gpus = tf.config.list_physical_devices("GPU")
     if not gpus:
         return "CPU"
@@ -70,14 +70,14 @@ def frontend_attributes(stream: int) -> bytes:
 
 
 def unique_name(prefix: str) -> str:
-    """A function name that nothing else in this process has."""
+    """Return a function name that nothing else in this process has."""
     return f"{prefix}_{next(_numbers)}"
 
 
 def function_def(
     name: str, nodes: object, inputs: Sequence[tuple[str, Any, Any]], outputs: Sequence[str]
 ) -> Any:
-    """A FunctionDef of ``nodes``, a GraphDef that reads the inputs by name.
+    """Return a FunctionDef of ``nodes``, a GraphDef that reads the inputs by name.
 
     ``inputs``: (name of the node that stands for it, dtype name, shape); ``outputs``: ``node:port``.
     """
@@ -99,7 +99,7 @@ def function_def(
 
 
 def call_node(name: str, stream: int, function: str, module: str, inputs: Sequence[str], types: Any) -> Any:
-    """The NodeDef of an ``XlaCallModule``; ``types`` are (input infos, output infos)."""
+    """Return the NodeDef of an ``XlaCallModule``; ``types`` are (input infos, output infos)."""
     given, results = types
     node = node_def_pb2.NodeDef(name=name, op="XlaCallModule", input=inputs)
     node.attr["version"].i = MODULE_VERSION
@@ -115,7 +115,7 @@ def call_node(name: str, stream: int, function: str, module: str, inputs: Sequen
 
 
 def plain_call_node(name: str, function: str, inputs: Sequence[str], types: Any) -> Any:
-    """The NodeDef of a call that XLA inlines; ``types`` are (input infos, output infos)."""
+    """Return the NodeDef of a call that XLA inlines; ``types`` are (input infos, output infos)."""
     node = node_def_pb2.NodeDef(name=name, op="PartitionedCall", input=inputs)
     for attribute, infos in zip(("Tin", "Tout"), types, strict=True):
         node.attr[attribute].list.type.extend(tf.as_dtype(info.dtype).as_datatype_enum for info in infos)
@@ -124,14 +124,14 @@ def plain_call_node(name: str, function: str, inputs: Sequence[str], types: Any)
 
 
 def barrier_node(name: str, inputs: Sequence[str], dtypes: Sequence[str]) -> Any:
-    """The NodeDef of an ``XlaOptimizationBarrier``: its outputs are its inputs, once all are there."""
+    """Return the NodeDef of an ``XlaOptimizationBarrier``: its outputs are its inputs, once all are there."""
     node = node_def_pb2.NodeDef(name=name, op="XlaOptimizationBarrier", input=inputs)
     node.attr["T"].list.type.extend(tf.as_dtype(dtype).as_datatype_enum for dtype in dtypes)
     return node
 
 
 def constant_node(name: str, value: np.ndarray[Any, Any]) -> Any:
-    """The NodeDef of a constant."""
+    """Return the NodeDef of a constant."""
     node = node_def_pb2.NodeDef(name=name, op="Const")
     node.attr["dtype"].type = tf.as_dtype(value.dtype).as_datatype_enum
     node.attr["value"].tensor.CopyFrom(tf.make_tensor_proto(value))
@@ -139,7 +139,7 @@ def constant_node(name: str, value: np.ndarray[Any, Any]) -> Any:
 
 
 def barrier(tensors: Sequence[Any]) -> list[Any]:
-    """The tensors once all of them are there."""
+    """Return the tensors once all of them are there."""
     from tensorflow.compiler.tf2xla.ops import gen_xla_ops
 
     return list(gen_xla_ops.xla_optimization_barrier(input=list(tensors)))

@@ -58,7 +58,7 @@ _SUFFIX = re.compile(r"(WithBias|V\d+|Ex)+$")
 
 
 def base_type(op_type: str) -> str:
-    """The op type without the marks of oneDNN, of fusion and of versions: ``Conv2D`` of
+    """Return the op type without the marks of oneDNN, of fusion and of versions: ``Conv2D`` of
     ``_MklNativeFusedConv2D``, ``FusedBatchNormGrad`` of ``FusedBatchNormGradV3``."""
     return _SUFFIX.sub("", _FUSED.sub("", _MKL.sub("", op_type)))
 
@@ -77,7 +77,7 @@ def analytic_ops(
     device: DeviceModel,
     outputs: Mapping[str, Sequence[OutputInfo]] | None = None,
 ) -> AnalyticOps:
-    """Costs of each node of a flat graph; ``outputs`` None: what TensorFlow can infer of them."""
+    """Return costs of each node of a flat graph; ``outputs`` None: what TensorFlow can infer of them."""
     outputs = with_largest_sizes(
         graph_def, shape_inference.infer_outputs(graph_def) if outputs is None else outputs
     )
@@ -142,7 +142,7 @@ def _dims(info: OutputInfo | None) -> tuple[int, ...]:
 
 
 def _tensor_bytes(infos: Sequence[OutputInfo | None]) -> float:
-    """Bytes of the tensors among them: handles and strings count nothing."""
+    """Return bytes of the tensors among them: handles and strings count nothing."""
     numbers = [info for info in infos if info is None or info.is_number]
     return float(sum(math.prod(_dims(info)) * (info.element_bytes if info else 0) for info in numbers))
 
@@ -214,7 +214,7 @@ def _depthwise(kind: str) -> _Rule:
 
 
 def _einsum(op: _Op) -> Work:
-    """Two for every combination of the indices; an ellipsis is the indices that it stands for."""
+    """Return two for every combination of the indices; an ellipsis is the indices that it stands for."""
     left, _, right = op.node.attr["equation"].s.decode().replace(" ", "").partition("->")
     sizes: dict[str, int] = {}
     for term, info in zip(left.split(","), op.inputs, strict=False):

@@ -21,7 +21,7 @@ _ROUNDS, _MESSAGE_BYTES = 4, 256 * 1024
 def busy_latency_s(
     tf: ModuleType, sender: str, receiver: str, link: Link, product_s: float, repeats: int
 ) -> float:
-    """Seconds of a message, less those that it occupies the link; not below the idle link's."""
+    """Return seconds of a message, less those that it occupies the link; not below the idle link's."""
     products = max(4, round(_SEGMENT_S / max(product_s, 1e-6)))
     alone, sending = (_in_turns(tf, sender, receiver, products, size) for size in (0, _MESSAGE_BYTES))
     for function in (alone, sending):

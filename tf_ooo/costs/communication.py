@@ -73,7 +73,7 @@ def link_of_ring(allreduce: Link, workers: int) -> Link:
 
 
 def as_allreduce_bytes(gathered_bytes: float, workers: int) -> float:
-    """The allreduce that sends as much as gathering so many bytes of each rank.
+    """Return the allreduce that sends as much as gathering so many bytes of each rank.
 
     In a ring of w ranks an allreduce of n bytes sends 2 (w - 1) / w n from each to the next (Patarasuk & Yuan
     2009), gathering n bytes of each rank (w - 1) n.
@@ -82,7 +82,7 @@ def as_allreduce_bytes(gathered_bytes: float, workers: int) -> float:
 
 
 def parse_link(text: str) -> Link:
-    """A link from text: ``25Gbit``, ``1.5 GB/s``, ``10Gbit,20us``.  CostError says what was expected.
+    """Return a link from text: ``25Gbit``, ``1.5 GB/s``, ``10Gbit,20us``.  CostError says what was expected.
 
     ``bit`` and ``B`` are decimal (k, M, G, T), ``KiB`` and the like binary; "/s" and "ps" may be left out.
     """
@@ -110,7 +110,7 @@ def parse_bytes(text: str) -> int:
 
 
 def _bandwidth(text: str) -> float | None:
-    """Bytes a second, None where the text is no bandwidth."""
+    """Return bytes a second, None where the text is no bandwidth."""
     match = _AMOUNT.fullmatch(text)
     if match is None:
         return None

@@ -61,7 +61,7 @@ class DeviceModel:
             raise CostError(f"device {self.name!r}: launch_s must not be negative, got {self.launch_s!r}")
 
     def derated(self, flop_share: float = 1.0, bytes_share: float = 1.0) -> DeviceModel:
-        """The device at shares in (0, 1] of its published peaks."""
+        """Return the device at shares in (0, 1] of its published peaks."""
         for share in (flop_share, bytes_share):
             if not 0 < share <= 1:
                 raise CostError(f"device {self.name!r}: a share of the peak must be in (0, 1], got {share!r}")
@@ -70,11 +70,11 @@ class DeviceModel:
         )
 
     def share(self, work: Work) -> float:
-        """The part of the device, in (0, 1], that a kernel can fill."""
+        """Return the part of the device, in (0, 1], that a kernel can fill."""
         return min(1.0, max(work.pieces, 1.0) / self.parallel_width)
 
     def full_s(self, work: Work) -> float:
-        """Seconds if the kernel filled the device and cost nothing to launch."""
+        """Return seconds if the kernel filled the device and cost nothing to launch."""
         return max(work.flop / self.flop_per_s, work.moved_bytes / self.bytes_per_s)
 
     def seconds(self, *kernels: Work) -> float:
@@ -94,7 +94,7 @@ def gemm_pieces(rows: float, columns: float, summed: float, batch: float = 1) ->
 
 
 def gemm(rows: float, columns: float, summed: float, element_bytes: int, batch: float = 1) -> Work:
-    """A (batched) matrix product that reads both factors and writes the result once."""
+    """Return a (batched) matrix product that reads both factors and writes the result once."""
     elements = rows * summed + summed * columns + rows * columns
     return Work(
         flop=2.0 * batch * rows * columns * summed,
@@ -226,7 +226,7 @@ def device(name: str, precision: str | None = None) -> DeviceModel:
 
 
 def devices_with(precision: str) -> list[str]:
-    """The names of the devices that have a published peak for a precision."""
+    """Return the names of the devices that have a published peak for a precision."""
     return [name for name, row in _PUBLISHED.items() if precision in row.flop_per_s]
 
 
@@ -238,6 +238,6 @@ def usual_precision(name: str, computed_in: str) -> str:
 
 
 def split_device(name: str) -> tuple[str, str | None]:
-    """The device's own name, and the precision that is in ``name``, None where it says none."""
+    """Return the device's own name, and the precision that is in ``name``, None where it says none."""
     row, _, precision = name.rpartition("-")
     return (row, precision) if precision in PRECISIONS else (name, None)

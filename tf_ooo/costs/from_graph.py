@@ -49,7 +49,7 @@ def graph_costs(
     tasks: Tasks | None = None,
     forward: Mapping[str, int] | None = None,
 ) -> GraphCosts:
-    """Sums op seconds up to layers.  CostError names an op whose seconds are missing or no time."""
+    """Return sums op seconds up to layers.  CostError names an op whose seconds are missing or no time."""
     tasks = backward_tasks(graph).ops if tasks is None else tasks
     forward = forward_layers(graph) if forward is None else forward
     by_task = ops_by_task(graph, tasks, forward)
@@ -102,12 +102,12 @@ def places(
 
 
 def unknown_activations(graph: TrainingGraph, tasks: Tasks, forward: Mapping[str, int]) -> tuple[str, ...]:
-    """The tensors that :func:`graph_costs` counts as 0 bytes, as their sizes are not known."""
+    """Return the tensors that :func:`graph_costs` counts as 0 bytes, as their sizes are not known."""
     return tuple(_sizes(graph, tasks, forward).unknown)
 
 
 def forward_layers(graph: TrainingGraph, together: Sequence[Collection[str]] = ()) -> dict[str, int]:
-    """The layer of each forward op: the highest whose weights its result depends on.
+    """Return the layer of each forward op: the highest whose weights its result depends on.
 
     One that depends on none (a dropout mask) counts for the lowest layer that reads it, and one that none
     reads (a metric of the labels) for the last.  ``together``: ops of one layer: loops, with edges that lead
@@ -147,7 +147,7 @@ def _latest_weights(graph: TrainingGraph, at_least: Mapping[str, int]) -> dict[s
 def _raised(
     graph: TrainingGraph, latest: Mapping[str, int], together: Sequence[Collection[str]]
 ) -> dict[str, int]:
-    """The layers of groups in which not all ops have the highest; empty: all have."""
+    """Return the layers of groups in which not all ops have the highest; empty: all have."""
     raised: dict[str, int] = {}
     for names in together:
         forward = [name for name in names if graph.ops[name].kind in _FORWARD]
@@ -207,7 +207,7 @@ def _summand_bytes(graph: TrainingGraph, weight_grads: Iterable[str]) -> float:
 
 
 def _sizes(graph: TrainingGraph, tasks: Tasks, forward: Mapping[str, int]) -> _Sizes:
-    """Activations, each counted once: where dW reads it, else at the lowest layer whose dO does."""
+    """Return activations, each counted once: where dW reads it, else at the lowest layer whose dO does."""
     task_of = {name: task for task, names in tasks.items() for name in names}
     readers: dict[str, set[LayerTask]] = {}
     outside: set[str] = set()
@@ -288,7 +288,7 @@ def with_cores(
     tasks: Tasks,
     forward: Mapping[str, int],
 ) -> tuple[LayerCosts, ...]:
-    """The layers with the shares of a machine's cores that their F, dO and dW keep busy.
+    """Return the layers with the shares of a machine's cores that their F, dO and dW keep busy.
 
     Of an op ``core_s`` are the seconds of all cores at work.  One that is not there takes one core, and so
     does a task that was not seen.

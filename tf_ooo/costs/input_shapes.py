@@ -22,7 +22,7 @@ class InputShape:
 
 
 def parse_input_shape(text: str) -> tuple[str | None, InputShape]:
-    """The name, where one is given, and the shape.  OptionsError says what was expected."""
+    """Return the name, where one is given, and the shape.  OptionsError says what was expected."""
     match = _TEXT.fullmatch(text.replace(" ", ""))
     if match is None:
         raise OptionsError(f"input shape {text!r:.80}: expected {_EXPECTED}")
@@ -30,7 +30,7 @@ def parse_input_shape(text: str) -> tuple[str | None, InputShape]:
 
 
 def input_shapes(value: object) -> InputShape | list[InputShape] | dict[str, InputShape]:
-    """One shape, or one for each input, by name or in order.  OptionsError: it is none."""
+    """Return one shape, or one for each input, by name or in order.  OptionsError: it is none."""
     if isinstance(value, Mapping):
         return {str(name): _single(shape) for name, shape in value.items()}
     is_sizes = isinstance(value, Sequence) and all(isinstance(size, int) for size in value)

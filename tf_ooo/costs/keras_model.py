@@ -80,7 +80,7 @@ def costs_of_name(name: str, modules: Sequence[str] = (), **settings: Any) -> Co
 
 
 def import_module(name: str) -> Any:
-    """A module, also of the present folder.  OptionsError says why it cannot be imported."""
+    """Return a module, also of the present folder.  OptionsError says why it cannot be imported."""
     if "" not in sys.path and os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     try:
@@ -119,7 +119,7 @@ def costs_of_model(
     precision: str | None = None,
     input_shape: object = None,
 ) -> CostTable:
-    """Costs of one micro-batch of ``batch`` rows of a built model; Adam and mse if not compiled.
+    """Return costs of one micro-batch of ``batch`` rows of a built model; Adam and mse if not compiled.
 
     Args:
         model: changed only if it is not compiled, or measured.
@@ -187,13 +187,13 @@ def _assumed(
 
 
 def _computed_in(model: keras.Model) -> str:
-    """The type that layers with weights compute in: the shortest, if they differ."""
+    """Return the type that layers with weights compute in: the shortest, if they differ."""
     kinds = {getattr(layer, "compute_dtype", None) for layer in model.layers if layer.weights}
     return next((kind for kind in ("bfloat16", "float16") if kind in kinds), "float32")
 
 
 def _left_out(seconds: Mapping[str, float]) -> list[str]:
-    """A note of the seconds that no layer has, by kind."""
+    """Return a note of the seconds that no layer has, by kind."""
     parts = [f"{left_s * 1e3:.3g} ms of {_OF_NO_LAYER[kind]}" for kind, left_s in seconds.items()]
     return [f"not in the plan, as no layer owns it: {'; '.join(parts)}"] if parts else []
 
@@ -234,7 +234,7 @@ class _Step:
             ) from error
 
     def classified(self, batch: int) -> tuple[graph_pb2.GraphDef, TrainingGraph]:
-        """The flat graph with dO and dW separated, and its classification."""
+        """Return the flat graph with dO and dW separated, and its classification."""
         graph_def, fetches = traced_functions.graph_def_of(self._concrete, self._names())
         graph_def = flatten(graph_def, fetches)
         graph = classify_graph_def(graph_def, fetches)
@@ -258,7 +258,7 @@ class _Step:
 
 
 def _given(model: keras.Model, batch: int, shapes: _Shapes | None) -> tuple[_Specs, _Specs]:
-    """Inputs and targets that a step is called with."""
+    """Return inputs and targets that a step is called with."""
     if shapes is not None:
         return _called(model, batch, shapes)
     inputs, outputs = getattr(model, "inputs", None), getattr(model, "outputs", None)
@@ -315,7 +315,7 @@ def _with_rows(specs: _Specs, batch: int) -> _Specs:
 
 
 def _reason(error: Exception) -> str:
-    """The first line of what was raised, without Keras' own above it and its colours; or the name."""
+    """Return the first line of what was raised, without Keras' own above it and its colours; or the name."""
     text = re.sub(r"\x1b\[[0-9;]*m", "", str(error))
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     lines = [line for line in lines if not line.startswith("Exception encountered when calling")]
@@ -323,7 +323,7 @@ def _reason(error: Exception) -> str:
 
 
 def _like(structure: object, values: Sequence[_Spec]) -> _Specs:
-    """The values as one alone, a list, or a dictionary, as the model's own inputs are given."""
+    """Return the values as one alone, a list, or a dictionary, as the model's own inputs are given."""
     if isinstance(structure, dict):
         return dict(zip(structure, values, strict=True))
     return list(values) if isinstance(structure, (list, tuple)) else values[0]

@@ -192,22 +192,22 @@ class Link:
         return tuple(self.speeds[n] if n < len(self.speeds) else 1.0 for n in devices)
 
     def among(self, devices: Sequence[int]) -> Link:
-        """The link of these devices alone, by number."""
+        """Return the link of these devices alone, by number."""
         machines = tuple(self.machines[n] for n in devices if n < len(self.machines))
         return replace(self, machines=machines, speeds=self.speeds_of(devices) if self.speeds else ())
 
     def of_replica(self, devices: int, replicas: int) -> Link:
-        """The link of one of several replicas, each on so many devices: of each place the slowest."""
+        """Return the link of one of several replicas, each on so many devices: of each place the slowest."""
         first = self.among(range(devices))
         places = [self.speeds_of(range(n, replicas * devices, devices)) for n in range(devices)]
         return replace(first, speeds=tuple(map(min, places))) if self.speeds else first
 
     def slowed(self, factor: float) -> Link:
-        """The link on which messages take ``factor`` times as long."""
+        """Return the link on which messages take ``factor`` times as long."""
         return replace(self, latency_s=self.latency_s * factor, bytes_per_s=self.bytes_per_s / factor)
 
     def occupied_s(self, size_bytes: float) -> float:
-        """Seconds for which a message keeps the link busy."""
+        """Return seconds for which a message keeps the link busy."""
         return size_bytes / self.bytes_per_s
 
     @property
@@ -216,17 +216,17 @@ class Link:
         return Link(machines=self.machines, cores=self.cores, speeds=self.speeds)
 
     def seconds(self, size_bytes: float) -> float:
-        """Seconds from sending until a message is there, on an idle link."""
+        """Return seconds from sending until a message is there, on an idle link."""
         return self.latency_s + self.occupied_s(size_bytes)
 
     def allreduce_s(self, size_bytes: float, workers: int) -> float:
-        """Seconds of a ring allreduce: 2 (n - 1) rounds that each send 1/n (Patarasuk & Yuan 2009)."""
+        """Return seconds of a ring allreduce: 2 (n - 1) rounds that each send 1/n (Patarasuk & Yuan 2009)."""
         rounds = 2 * (workers - 1)
         return rounds * self.seconds(size_bytes / workers) if size_bytes else 0.0
 
 
 def check_layers(layers: object) -> tuple[LayerCosts, ...]:
-    """The layers as a tuple.  CostError names the one that is missing, or reads no earlier layer."""
+    """Return the layers as a tuple.  CostError names the one that is missing, or reads no earlier layer."""
     if not isinstance(layers, (list, tuple)) or not layers:
         raise CostError(f"expected a list with one LayerCosts for each layer, got {layers!r:.80}")
     for index, layer in enumerate(layers):
@@ -239,7 +239,7 @@ def check_layers(layers: object) -> tuple[LayerCosts, ...]:
 
 
 def layer_inputs(layers: tuple[LayerCosts, ...], index: int) -> tuple[int, ...]:
-    """The layers whose outputs a layer reads."""
+    """Return the layers whose outputs a layer reads."""
     inputs = layers[index].inputs
     if inputs is None:
         return (index - 1,) if index else ()

@@ -39,7 +39,7 @@ class LayerWork:
         return self.forward, self.output_grad, self.weight_grad
 
     def costs(self, device: DeviceModel, slots: int = 0) -> LayerCosts:
-        """Seconds and bytes on a device; ``slots`` optimizer variables for each weight."""
+        """Return seconds and bytes on a device; ``slots`` optimizer variables for each weight."""
         weight_bytes = float(self.parameters * self.element_bytes)
         passes = _UPDATE_PASSES + slots * _SLOT_PASSES
         update = (elementwise(self.parameters, passes, self.element_bytes),) if self.parameters else ()
@@ -169,7 +169,7 @@ class Conv:
         return 2.0 * self.elements_out * self.weights / self.channels_out
 
     def work(self, kind: str, element_bytes: int) -> Work:
-        """The kernel of ``"F"``, ``"dO"`` or ``"dW"``, as an implicit matrix product."""
+        """Return the kernel of ``"F"``, ``"dO"`` or ``"dW"``, as an implicit matrix product."""
         summed = self.weights / self.channels_out
         group_in, group_out = self.channels_in / self.groups, self.channels_out / self.groups
         pixels_in, pixels_out = self.batch * self.size**2, self.batch * self.size_out**2
@@ -192,7 +192,7 @@ def conv_layer(
     name: str = "",
     inputs: tuple[int, ...] | None = None,
 ) -> LayerWork:
-    """A convolution with what surrounds it; another tensor is added to its output if ``residual``.
+    """Return a convolution with what surrounds it; another tensor is added to its output if ``residual``.
 
     ``norm``: normalization and activation ``"after"`` it, or ``"before"``, of the input, which is stored
     twice then; ``"none"``: bias and activation only.  ``first``: its input is the data, so dO has no

@@ -85,7 +85,7 @@ class _Net:
         residual: _Tensor | None = None,
         name: str = "",
     ) -> _Tensor:
-        """A convolution; ``residual`` is added to its output."""
+        """Return a convolution; ``residual`` is added to its output."""
         shape = Conv(self.batch, x.size, x.channels, channels, kernel, stride, groups)
         inputs = x.layers + (residual.layers if residual else ())
         layer = conv_layer(
@@ -100,7 +100,7 @@ class _Net:
         return self._append(layer, channels, shape.size_out)
 
     def dense(self, x: _Tensor, units: int, *, name: str = "") -> _Tensor:
-        """A fully connected layer; a tensor with pixels is flattened."""
+        """Return a fully connected layer; a tensor with pixels is flattened."""
         units_in = x.channels * x.size**2
         layer = dense_layer(
             self.batch, units_in, units, element_bytes=self.element_bytes, name=name, inputs=x.layers
@@ -108,7 +108,7 @@ class _Net:
         return self._append(layer, units, 1)
 
     def pool(self, x: _Tensor, stride: int) -> _Tensor:
-        """Pooling: work of the layer that made the tensor, which hands on the smaller one."""
+        """Return pooling: work of the layer that made the tensor, which hands on the smaller one."""
         size = -(-x.size // stride)
         small, large = (self.batch * side**2 * x.channels for side in (size, x.size))
         self.also(x.layers[-1], elementwise(small + large, 1, self.element_bytes))
@@ -248,7 +248,7 @@ def _inverted_residual(
 
 
 def _rounded(channels: float) -> int:
-    """The nearest multiple of 8, never more than a tenth below (the authors' ``make_divisible``)."""
+    """Return the nearest multiple of 8, never more than a tenth below (the authors' ``make_divisible``)."""
     rounded = max(8, int(channels + 4) // 8 * 8)
     return rounded + 8 if rounded < 0.9 * channels else rounded
 
@@ -296,5 +296,5 @@ def model_costs(name: str, device: DeviceModel, slots: int = 0, **options: Any) 
 
 
 def costs_on(works: Sequence[LayerWork], device: DeviceModel, slots: int = 0) -> tuple[LayerCosts, ...]:
-    """Seconds of layers on a device."""
+    """Return seconds of layers on a device."""
     return tuple(work.costs(device, slots) for work in works)

@@ -42,11 +42,11 @@ class Places:
         )
 
     def listed(self, names: Iterable[str]) -> str:
-        """Each place once, the first few."""
+        """Return each place once, the first few."""
         return first_of(list(dict.fromkeys(map(self._of, names))))
 
     def told(self, text: str, names: Iterable[str] = ()) -> str:
-        """A message with places instead of the names in it; ``names``: what it is about."""
+        """Return a message with places instead of the names in it; ``names``: what it is about."""
         about = [name for name in names if repr(name) not in text]
         text = _QUOTED.sub(lambda match: self._of(match[1]) if "/" in match[1] else match[0], text)
         return f"{text} ({self.listed(about)})" if about else text

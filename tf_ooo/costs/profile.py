@@ -124,7 +124,7 @@ def profile_ops(step: Callable[[], Any], steps: int = MOST_STEPS) -> OpProfile:
 
 
 def read_profile(events: Iterable[TracedEvent]) -> OpProfile:
-    """Sums up a trace in which every step is marked.  CostError if it has no step or no op."""
+    """Return sums up a trace in which every step is marked.  CostError if it has no step or no op."""
     events = list(events)
     marks = sorted(
         (e.begin_s, e.duration_s) for e in events if e.label.partition("#")[0] == tf_profiler.STEP_MARK
@@ -186,7 +186,7 @@ _Rate = Callable[[int, int], float]
 
 
 def _divided(threads: int, parts: int) -> float:
-    """Ops that run one after the other, and overlap a little."""
+    """Return ops that run one after the other, and overlap a little."""
     return 1.0 / threads
 
 
@@ -209,7 +209,7 @@ def _undisturbed(threads: int, parts: int) -> float:
 def _seconds_at(
     rate: _Rate, events: list[TracedEvent], within_ops: Sequence[TracedEvent] = ()
 ) -> list[float]:
-    """Each event's seconds, at that rate; ``within_ops``: when threads worked on parts of ops."""
+    """Return each event's seconds, at that rate; ``within_ops``: when threads worked on parts of ops."""
     on_cpu = [event for event in events if not event.plane.startswith(_GPU_PLANE)]
     changes = [(e.begin_s, 1, e.line, True) for e in on_cpu]
     changes += [(e.begin_s + e.duration_s, -1, e.line, True) for e in on_cpu]

@@ -40,7 +40,7 @@ def refuse_of_models(what: str, **settings: Any) -> None:
 
 
 def with_rows(table: CostTable, batch: int | None) -> CostTable:
-    """The table with the rows of its micro-batch.  OptionsError: it is for others."""
+    """Return the table with the rows of its micro-batch.  OptionsError: it is for others."""
     if batch is None or batch == table.rows:
         return table
     if table.rows is not None:

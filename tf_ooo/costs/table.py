@@ -74,7 +74,7 @@ class CostTable:
         )
 
     def to_json(self) -> str:
-        """The text of the file; the same table gives the same text."""
+        """Return the text of the file; the same table gives the same text."""
         layers = [{"name": layer.name, **_written(layer)} for layer in self.layers]
         bandwidth = self.link.bytes_per_s
         content = {
@@ -224,7 +224,7 @@ def _text(content: dict[str, Any], key: str) -> str:
 
 
 def check_texts(key: str, value: Any) -> tuple[str, ...]:
-    """The texts of a list.  CostError names the key where it is none."""
+    """Return the texts of a list.  CostError names the key where it is none."""
     texts = isinstance(value, (list, tuple)) and all(isinstance(item, str) for item in value)
     _expect(texts, f"{key}: expected a list of texts", value)
     return tuple(value)

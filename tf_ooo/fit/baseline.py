@@ -55,7 +55,7 @@ class Baseline:
         together: int = 1,
         ours_s: float | None = None,
     ) -> list[float]:
-        """Seconds of single steps, as ``run`` measures them; none where the report says why.
+        """Return seconds of single steps, as ``run`` measures them; none where the report says why.
 
         Args:
             run: measures.
@@ -93,7 +93,7 @@ class Baseline:
 
 
 def stock_steps_s(model: keras.Model, batch: object) -> list[float]:
-    """Seconds of single stock steps on this batch; all variables are put back.
+    """Return seconds of single stock steps on this batch; all variables are put back.
 
     Raises whatever the step raises; BackendError for one that keeps random numbers to itself.
     """

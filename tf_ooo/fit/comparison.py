@@ -212,7 +212,7 @@ class Comparison:
         return f"{self._text}, noise {self.noise_s * 1e3:.2f} ms"
 
     def why_not_after(self, look: Look, steps: int) -> str:
-        """The same by a test on pairs, which so many steps were for."""
+        """Return the same by a test on pairs, which so many steps were for."""
         if look.faster:
             return ""
         within = "" if look.interval is None else ", {:.2f}x to {:.2f}x as fast".format(*look.interval)
@@ -281,7 +281,7 @@ class StepComparison:
         return self.times.add(which, seconds, traced, kind)
 
     def verdict(self, beside: Mapping[str, Sequence[float]] | None = None) -> Verdict | None:
-        """None as long as some are still to be timed; where none are, all ranks call this together.
+        """Return None as long as some are still to be timed; where none are, all ranks call this together.
 
         ``beside``: seconds of other steps, which come with the verdict and are not compared.
         """
@@ -316,7 +316,7 @@ class StepComparison:
             self._fill(times)
 
     def _fill(self, times: StepTimes) -> Comparison:
-        """The report's times."""
+        """Return the report's times."""
         report, seconds = self.report, times.seconds
         compared = Comparison.of(seconds)
         report.stock_step_s, report.measured_step_s = compared.stock_s, compared.rewritten_s

@@ -129,7 +129,7 @@ class StepController:
         return self.choice is not None and (failed or self._predicted or self.report.measured_step_s is None)
 
     def _predicting(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The first step after both were timed shows what each op takes."""
+        """Return the first step after both were timed shows what each op takes."""
         step = functools.partial(self._run, self.choice, args, kwargs)
         if self.settled:
             return step()
@@ -180,7 +180,7 @@ class StepController:
         return outputs
 
     def _leave_out(self, which: str, error: BaseException) -> str | None:
-        """One rewritten step less; returns another that is still there, None where it was the last."""
+        """Return one rewritten step less; returns another that is still there, None where it was the last."""
         left = [name for name in self.steps if name not in (STOCK, which)]
         if not left:
             return None
@@ -358,7 +358,7 @@ def run_predicting(step: Callable[[], Any], report: Report, result: RewriteResul
 
 
 def _in_order(result: RewriteResult, op_seconds: Mapping[str, float]) -> Timeline:
-    """The plan, in measured seconds."""
+    """Return the plan, in measured seconds."""
     seconds: dict[Task, float] = {}
     for name, task in tasks_of_ops(result.training_graph).items():
         seconds[task] = seconds.get(task, 0.0) + op_seconds.get(name, 0.0)

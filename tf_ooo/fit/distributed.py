@@ -285,7 +285,7 @@ class FirstSteps:
         return step, target.costs(measured_costs(step, profile, self.timed_s, on=on))
 
     def traced_before(self) -> TracedBefore | None:
-        """The step that was taken apart, to be placed without another trace; None: it has not run."""
+        """Return the step that was taken apart, to be placed without another trace; None: it has not run."""
         step, first = self._layers.step, self._first_batch
         concrete = self._functions.concrete_of(first)
         if step is None or concrete is None or self.rested:
@@ -298,7 +298,7 @@ class FirstSteps:
 
 
 def not_cut(request: RewriteRequest[RewriteResult]) -> BackendError:
-    """The error to raise where TensorFlow has handed over no graph of a training step."""
+    """Return the error to raise where TensorFlow has handed over no graph of a training step."""
     return BackendError(f"the step cannot be cut: {request.skipped}")
 
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def numbers_of(logs: Mapping[str, Any]) -> dict[str, float]:
-    """The entries of logs that are numbers."""
+    """Return the entries of logs that are numbers."""
     out = {}
     for key, value in logs.items():
         with contextlib.suppress(TypeError, ValueError):

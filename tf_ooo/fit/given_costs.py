@@ -45,7 +45,7 @@ def costs_of_parts(costs: CostTable, step: Step) -> CostTable:
 
 
 def _groups(names: Sequence[str]) -> list[list[int]]:
-    """The numbers of the parts of each layer, in order; a layer that is whole is its only part."""
+    """Return the numbers of the parts of each layer, in order; a layer that is whole is its only part."""
     groups: list[list[int]] = []
     before, weights_there = "", False
     for number, name in enumerate(names):
@@ -59,7 +59,7 @@ def _groups(names: Sequence[str]) -> list[list[int]]:
 
 
 def _shared(measured: Sequence[LayerCosts], parts: Sequence[LayerCosts]) -> list[LayerCosts]:
-    """The parts, with the measured seconds in proportion to their calculated ones."""
+    """Return the parts, with the measured seconds in proportion to their calculated ones."""
     shares = {field: _shares([getattr(part, field) for part in parts]) for field in SECONDS.values()}
     longest = max(measured, key=lambda layer: layer.busy_s)
 

@@ -112,7 +112,7 @@ class Guard:
         return wrapped
 
     def guarded(self, function: Callable[..., Any], *ends: type[BaseException]) -> Callable[..., Any]:
-        """The function; ``ends`` are errors by which it says that there is no more."""
+        """Return the function; ``ends`` are errors by which it says that there is no more."""
 
         @functools.wraps(function)
         def call(*args: Any, **kwargs: Any) -> Any:
@@ -139,7 +139,7 @@ class Guard:
         return call
 
     def _ended_by(self, error: BaseException) -> BaseException:
-        """The error that ends the fit, or what it is explained as, to be raised."""
+        """Return the error that ends the fit, or what it is explained as, to be raised."""
         if error is not self._raised:  # else it is on its way out, through another call that is wrapped
             self._raised = self._failed(error)
             if self._raised is not error:
@@ -202,7 +202,7 @@ def _around_epoch_end(
     function: Callable[..., Any],
     epoch_end: Callable[[int], None],
 ) -> Callable[..., Any]:
-    """All callbacks' ``on_epoch_end``, with what is before the first and after the last of them."""
+    """Return all callbacks' ``on_epoch_end``, with what is before the first and after the last of them."""
 
     @functools.wraps(function)
     def call(epoch: int, logs: dict[str, Any] | None = None) -> None:

@@ -41,7 +41,7 @@ class InPlace:
         return not self._left or bool(self.why_not)
 
     def run(self, step: Callable[[], Any], expected_s: float) -> Any:
-        """One step, which traces nothing; its outputs.  Raises what it raises."""
+        """Return one step, which traces nothing; its outputs.  Raises what it raises."""
         traced = run_traced(step, self._addresses, expected_s)
         self._left -= 1
         self.why_not = traced.failed
@@ -67,7 +67,7 @@ class InPlace:
 
 
 def _by_host(events: Mapping[str, Sequence[TracedEvent]]) -> list[list[TracedEvent]]:
-    """All that shares cores; threads of different processes have the same names."""
+    """Return all that shares cores; threads of different processes have the same names."""
     hosts: defaultdict[str, list[TracedEvent]] = defaultdict(list)
     for address, seen in events.items():
         own = (dataclasses.replace(event, line=f"{event.line} of {address}") for event in seen)

@@ -30,7 +30,7 @@ def measured_costs(
     general: Mapping[str, str] | None = None,
     on: DeviceModel | None = None,
 ) -> CostTable:
-    """Costs of the layers for one micro-batch: the mean over all micro-batches of the profiled step.
+    """Return costs of the layers for one micro-batch: the mean over all micro-batches of the profiled step.
 
     Without a profile seconds are calculated from shapes, for the device ``on``.  ``timed_s``: seconds of
     equal steps without the profiler.  ``general``: the general name of each op of the
@@ -59,7 +59,7 @@ def _core_seconds(
 
 
 def tied_bytes(step: Step) -> tuple[list[float], list[float], list[float]]:
-    """Bytes that weights which several layers share add to each layer, for one micro-batch.
+    """Return bytes that weights which several layers share add to each layer, for one micro-batch.
 
     Returns:
         Three lists with a number for each layer: copies of a lower layer's weights, which are sent for F and
@@ -107,7 +107,7 @@ def unknown_sizes(step: Step) -> tuple[str, ...]:
 
 
 def layers_of(step: Step, names: Sequence[str]) -> tuple[str, ...]:
-    """The names of the layers that ops of a micro-batch belong to."""
+    """Return the names of the layers that ops of a micro-batch belong to."""
     known = step.known
     tasks = (known.where.get(step.general[name]) for name in names)
     numbers = sorted({task[1] for task in tasks if task is not None})
@@ -115,7 +115,7 @@ def layers_of(step: Step, names: Sequence[str]) -> tuple[str, ...]:
 
 
 def _tasks(step: Step) -> tuple[Tasks, dict[str, int]]:
-    """The tasks of the classified micro-batch, and the layers of its forward ops."""
+    """Return the tasks of the classified micro-batch, and the layers of its forward ops."""
     known = step.known
     where = {name: known.where.get(step.general[name]) for name in known.graph.ops}
     placed = {name: at for name, at in where.items() if at is not None}

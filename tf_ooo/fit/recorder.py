@@ -80,7 +80,7 @@ class Recorder:
         self._ended = False
 
     def run(self, iterator: object) -> Any:
-        """One execution, recorded if it is one of the first of the plan."""
+        """Return one execution, recorded if it is one of the first of the plan."""
         watched = None if self._ended else self._watched()
         if watched is None:
             return self._run(iterator)

@@ -44,7 +44,7 @@ def _overwrites(save: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[st
 
 
 def _own_path(filepath: object, folder: bool) -> Path | None:
-    """The local file or folder behind a path, or a link; None where Keras has to see to it."""
+    """Return the local file or folder behind a path, or a link; None where Keras has to see to it."""
     if not isinstance(filepath, (str, os.PathLike)):
         return None
     path = os.fspath(filepath)

@@ -50,7 +50,7 @@ class Look:
 
 
 def look_at(stock_s: Sequence[float], ours_s: Sequence[float]) -> Look:
-    """The seconds of steps that took turns; the last of a longer list is left out.
+    """Return the seconds of steps that took turns; the last of a longer list is left out.
 
     The bounds are Hodges' and Lehmann's: means of any two logarithms of ratios, sorted, without as many as
     the signed-rank test at that level allows.  So the test and the interval never say different things.

@@ -28,5 +28,5 @@ def busy_spans(spans: Iterable[Span]) -> list[Span]:
 
 
 def length_s(spans: Iterable[Span]) -> float:
-    """Seconds of all together."""
+    """Return seconds of all together."""
     return sum(end_s - begin_s for begin_s, end_s in spans)

@@ -79,7 +79,7 @@ def can_listen(address: str) -> str:
 
 
 def _bound(host: str, port: int) -> socket.socket:
-    """A socket that does not listen: another one that asks for the same port may."""
+    """Return a socket that does not listen: another one that asks for the same port may."""
     family, kind, proto, _, where = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     with contextlib.ExitStack() as stack:
         holder = stack.enter_context(socket.socket(family, kind, proto))
@@ -99,7 +99,7 @@ def answers(address: str, timeout_s: float = 5.0) -> str:
 
 
 def outward_host(addresses: Sequence[str]) -> str:
-    """The name under which the machines at these addresses can reach this one."""
+    """Return the name under which the machines at these addresses can reach this one."""
     for address in addresses:
         try:
             with socket.create_connection(host_port(address), timeout=5.0) as connection:
@@ -122,7 +122,7 @@ def held_ports(count: int, host: str = "127.0.0.1") -> Iterator[list[int]]:
 
 
 def free_port() -> int:
-    """A TCP port that nobody listens at now."""
+    """Return a TCP port that nobody listens at now."""
     return free_ports(1)[0]
 
 

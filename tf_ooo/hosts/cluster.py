@@ -200,7 +200,7 @@ def connect(
 def _meet_all(
     addresses: Sequence[str], deadline: float, silence: Silence
 ) -> tuple[dict[int, Facts], int | None]:
-    """The workers by task, and this process' own task."""
+    """Return the workers by task, and this process' own task."""
     workers = _meet(addresses, range(1, len(addresses)), deadline, silence)
     # Last: a worker for task 0 may still be starting.  Where nobody serves its address, this process does.
     own_task = 0 if answers(addresses[0]) and not can_listen(addresses[0]) else None
@@ -342,7 +342,7 @@ def _own_address(addresses: Sequence[str], others: Sequence[str], own_task: int 
 
 
 def _devices(tasks: int, own_task: int | None) -> tuple[str, ...]:
-    """Full names, GPUs before CPUs, task by task."""
+    """Return full names, GPUs before CPUs, task by task."""
     import tensorflow as tf
 
     devices: list[str] = []

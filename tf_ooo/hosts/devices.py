@@ -12,7 +12,7 @@ _TYPES = ("GPU", "CPU")
 
 
 def available_devices() -> tuple[str, ...]:
-    """Full names of all devices that ops can be placed on."""
+    """Return full names of all devices that ops can be placed on."""
     from grappler_passes.compat import runtime
 
     return tuple(sorted(runtime.runtime_devices()))
@@ -27,7 +27,7 @@ def home_device() -> str:
 
 
 def host_device() -> str:
-    """The CPU of this process, by its full name, which lists lack once a cluster has been joined."""
+    """Return the CPU of this process, by its full name, which lists lack once a cluster has been joined."""
     import tensorflow as tf
 
     with tf.init_scope(), tf.device("/device:CPU:0"):
@@ -35,7 +35,7 @@ def host_device() -> str:
 
 
 def full_names(value: Any, local_rank: int = 0) -> tuple[str, ...]:
-    """The devices of a pipeline, in its order.
+    """Return the devices of a pipeline, in its order.
 
     Args:
         value: an int (the first so many GPUs, or CPUs where there are no GPUs; None: all of these), names

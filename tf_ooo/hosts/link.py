@@ -117,7 +117,7 @@ def _overhead_s_per_byte(
 
 
 def _product_s(tf: ModuleType, sender: str, receiver: str, computing: str) -> float:
-    """Seconds of one product."""
+    """Return seconds of one product."""
     short, long = (_beside_messages(tf, sender, receiver, computing, count, 0, 0) for count in (4, 12))
     for function in (short, long):
         function().numpy()
@@ -127,7 +127,7 @@ def _product_s(tf: ModuleType, sender: str, receiver: str, computing: str) -> fl
 def _beside_messages(
     tf: ModuleType, sender: str, receiver: str, computing: str, products: int, messages: int, size: int
 ) -> Any:
-    """A function that multiplies matrices on one device while messages go from device to device."""
+    """Return a function that multiplies matrices on one device while messages go from device to device."""
     sent = keras_variables.zeros_on(sender, tf.float32, (max(1, size // 4),))
     matrix = keras_variables.zeros_on(computing, tf.float32, (_WIDTH, _WIDTH))
 

@@ -12,7 +12,7 @@ from tf_ooo.errors import BackendError
 
 @cache
 def load(name: str) -> ctypes.CDLL:
-    """The library; BackendError: it is not compiled."""
+    """Return the library; BackendError: it is not compiled."""
     for suffix in reversed(importlib.machinery.EXTENSION_SUFFIXES):  # the plain .so first
         path = Path(__file__).with_name(f"{name}{suffix}")
         if path.exists():

@@ -152,7 +152,7 @@ def _sums(tf: ModuleType, device: str) -> Any:
 
 
 def _repeated(tf: ModuleType, device: str, shape: tuple[int, ...], once: Callable[[Any, Any], Any]) -> Any:
-    """A function that does it as often as it is told, and returns one number of the result."""
+    """Return a function that does it as often as it is told, and returns one number of the result."""
     zeros = keras_variables.zeros_on(device, tf.float32, shape)
 
     def function(count: Any) -> Any:

@@ -131,7 +131,7 @@ def _plain(text: str) -> str:
 
 
 def _within(path: str, root: str) -> str:
-    """The part of a group's path below what is mounted; a container may see its own group only."""
+    """Return the part of a group's path below what is mounted; a container may see its own group only."""
     if ".." in path.split("/"):
         return ""
     if root != "/" and path != root and not path.startswith(f"{root}/"):
@@ -167,7 +167,7 @@ def _machine_bytes(what: str, proc: Path) -> int | None:
 
 
 def _kilobytes(file: Path, what: str) -> int | None:
-    """Bytes of a line ``what:  123 kB``."""
+    """Return bytes of a line ``what:  123 kB``."""
     for line in _lines(file):
         name, _, value = line.partition(":")
         if name == what:
@@ -176,7 +176,7 @@ def _kilobytes(file: Path, what: str) -> int | None:
 
 
 def _number(file: Path) -> int | None:
-    """None also for "max", no limit."""
+    """Return None also for "max", no limit."""
     text = "".join(_lines(file))
     return int(text) if text.isdecimal() else None
 

@@ -59,7 +59,7 @@ class Devices:
         self.costs: Callable[[CostTable], CostTable] = getattr(given, "costs", lambda measured: measured)
 
     def link_between(self) -> Link:
-        """The one that was given; else as :func:`tf_ooo.hosts.link.link_between`."""
+        """Return the one that was given; else as :func:`tf_ooo.hosts.link.link_between`."""
         link: Link | None = getattr(self._given, "link", None)
         return link_between(self.devices) if link is None else link
 
@@ -107,7 +107,7 @@ def lost_text(variables: Sequence[str]) -> str:
 
 
 def gone(lost: Sequence[str], explain: Callable[[Exception], Exception]) -> Exception:
-    """The error to raise for variables whose device is gone; names the worker, where there is one."""
+    """Return the error to raise for variables whose device is gone; names the worker, where there is one."""
     error = RuntimeError(lost_text(lost))
     explained = explain(error)
     return BackendError(str(error)) if explained is error else explained

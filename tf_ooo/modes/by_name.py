@@ -65,7 +65,7 @@ class Options:
 
     @classmethod
     def from_arguments(cls, **arguments: Any) -> Options:
-        """The same as ``Options(...)``."""
+        """Return the same as ``Options(...)``."""
         return cls(**arguments)
 
     @property
@@ -74,7 +74,7 @@ class Options:
         return self.typed.mode
 
     def resolved(self, *, workers: bool) -> ModeOptions:
-        """The mode's own options.
+        """Return the mode's own options.
 
         Args:
             workers: for ``fit`` in one of several processes that were launched, where auto is data_parallel.

@@ -66,7 +66,7 @@ class ReplicatedPipelineMode:
         self.pipeline.check(model, steps)
 
     def prepare(self, model: keras.Model, steps: int | None) -> Training:
-        """The pipeline's steps, as many as all ranks run; one rank alone is a pipeline."""
+        """Return the pipeline's steps, as many as all ranks run; one rank alone is a pipeline."""
         pipeline, company = self.pipeline.steps_of(model, steps), self.pipeline.company
         if company.averaging is None:
             return pipeline.training()

@@ -77,7 +77,7 @@ class ModeOptions:
 
     @classmethod
     def defaults(cls) -> dict[str, Any]:
-        """The value of each option where the user gives none, by name."""
+        """Return the value of each option where the user gives none, by name."""
         return {item.name: item.default for item in fields(cls)}
 
     @classmethod
@@ -115,7 +115,7 @@ _OF_MODES: list[type[ModeOptions]] = []
 
 
 def owners_of(name: str) -> str:
-    """The modes that have an option, ``mode='a' or mode='b'``; empty where none has it."""
+    """Return the modes that have an option, ``mode='a' or mode='b'``; empty where none has it."""
     names = sorted(owner.mode for owner in _OF_MODES if name in owner.defaults())
     return " or ".join(f"mode={mode!r}" for mode in names)
 

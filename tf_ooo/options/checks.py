@@ -14,7 +14,7 @@ Value = TypeVar("Value")
 
 
 def option(default: Value, check: Check, *, of_policy: bool = False) -> Value:
-    """A field of a dataclass of options; ``check`` is called with its name and value.
+    """Return a field of a dataclass of options; ``check`` is called with its name and value.
 
     ``of_policy``: only the policies that list it read it; with another schedule values other than None are
     refused.
@@ -23,7 +23,7 @@ def option(default: Value, check: Check, *, of_policy: bool = False) -> Value:
 
 
 def choice(accepted: Iterable[str]) -> Check:
-    """One of some texts; what is close to one of them is asked about."""
+    """Return one of some texts; what is close to one of them is asked about."""
     accepted = tuple(accepted)
 
     def check(name: str, value: object) -> None:
@@ -46,7 +46,7 @@ def _check(accepted: str, is_accepted: Callable[[object], bool]) -> Check:
 
 
 def whole_number(least: int, *, optional: bool = False) -> Check:
-    """An int of at least ``least``, or None where it is ``optional``."""
+    """Return an int of at least ``least``, or None where it is ``optional``."""
 
     def is_accepted(value: object) -> bool:
         if value is None:
@@ -57,7 +57,7 @@ def whole_number(least: int, *, optional: bool = False) -> Check:
 
 
 def number_or_numbers(least: int) -> Check:
-    """None, an int of at least ``least``, or a list of ints above that, none of which is left out."""
+    """Return None, an int of at least ``least``, or a list of ints above that, none of which is left out."""
 
     def is_number(value: object, least: int) -> bool:
         return isinstance(value, int) and not isinstance(value, bool) and value >= least
@@ -98,5 +98,5 @@ yes_no_or_none = _check("True, False, None", lambda value: value is None or isin
 
 
 def listed(accepted: Iterable[str]) -> str:
-    """Texts in quotes, separated by commas."""
+    """Return texts in quotes, separated by commas."""
     return ", ".join(repr(item) for item in accepted)

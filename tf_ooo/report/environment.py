@@ -14,7 +14,7 @@ ON = "; on "
 
 
 def environment(model: Model | None = None) -> str:
-    """Versions and device; of the model's Keras, or of what ``tf.keras`` is.  Starts no GPU."""
+    """Return versions and device; of the model's Keras, or of what ``tf.keras`` is.  Starts no GPU."""
     import tensorflow as tf
 
     from tf_ooo.compat import versions

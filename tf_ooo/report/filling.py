@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def layer_rows_of(graph: TrainingGraph) -> list[LayerRow]:
-    """One row per layer: index, name, ops of dW, U and communication."""
+    """Return one row per layer: index, name, ops of dW, U and communication."""
     rows = []
     for layer in graph.layers:
         counts = len(layer.weight_grad_ops), len(layer.update_ops), len(layer.communication_ops)

@@ -141,7 +141,7 @@ class Gain:
 
 
 def _moved(times_s: Sequence[float]) -> float:
-    """The greatest distance of a group's median from that of all, as a share."""
+    """Return the greatest distance of a group's median from that of all, as a share."""
     starts = range(0, len(times_s) - _GROUP + 1, _GROUP)
     middle_s = statistics.median(times_s)
     medians_s = (statistics.median(times_s[start : start + _GROUP]) for start in starts)

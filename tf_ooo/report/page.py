@@ -38,7 +38,7 @@ _KIND_NAMES = {
 
 
 def render(report: Report) -> str:
-    """The page's HTML; without a chart where plotly is not installed."""
+    """Return the page's HTML; without a chart where plotly is not installed."""
     return page_html(page_of(report))
 
 
@@ -125,7 +125,7 @@ def _candidates(report: Report) -> Table:
 
 
 def _running(report: Report) -> list[CandidateRow]:
-    """The plan that runs, where those that were compared are later ones, which were not faster."""
+    """Return the plan that runs, where those that were compared are later ones, which were not faster."""
     pipeline = report.pipeline
     same = {(row.schedule, row.predicted_step_s) for row in pipeline.candidates}
     known = (

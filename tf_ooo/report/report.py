@@ -273,7 +273,7 @@ class Report:
         )
 
     def scalars(self) -> dict[str, float]:
-        """Step, speed-up and bubbles as they are known now, else NaN; see ``GainLogger``.
+        """Return step, speed-up and bubbles as they are known now, else NaN; see ``GainLogger``.
 
         Bubbles are of one step, planned as well as measured, as on the page.
         """
@@ -292,11 +292,11 @@ class Report:
         return f"{self.headline}; schedule {self.schedule}, {self.moved_ops} ops moved"
 
     def rows(self) -> list[tuple[str, str]]:
-        """The summary as (what, value); what is not known is left out."""
+        """Return the summary as (what, value); what is not known is left out."""
         return summary_rows(self)
 
     def task_name(self, task: Task) -> str:
-        """A task in words: ``weight gradient of conv2d_4, micro-batch 2``."""
+        """Return a task in words: ``weight gradient of conv2d_4, micro-batch 2``."""
         layers = [] if self.planned is None else list(self.planned.layers_of(task.stage))
         names = {row.index: row.name for row in self.layers}
         ends = list(dict.fromkeys(names.get(layer, f"layer {layer}") for layer in (layers[:1] + layers[-1:])))
@@ -322,7 +322,7 @@ class Report:
         return "\n".join([headline, *(f"{what:<{width}}  {value}" for what, value in rows)])
 
     def to_dict(self) -> dict[str, Any]:
-        """All fields as JSON types; the schedule as text; graph, costs and gains are left out."""
+        """Return all fields as JSON types; the schedule as text; graph, costs and gains are left out."""
         values = {item.name: getattr(self, item.name) for item in fields(self) if item.name not in _LEFT_OUT}
         values["planned"] = None if self.planned is None else self.planned.to_text()
         copy: dict[str, Any] = json.loads(json.dumps(values, default=dict))

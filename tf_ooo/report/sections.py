@@ -19,7 +19,7 @@ class Section(Mapping[str, Any]):
     """A dataclass that reads as a mapping of JSON types, too; an optional field that is None is no key."""
 
     def to_dict(self) -> dict[str, Any]:
-        """The fields as JSON types."""
+        """Return the fields as JSON types."""
         given = {
             name: value
             for name, value in vars(self).items()
@@ -302,7 +302,7 @@ class LayerPipeSection(ModeSection):
 
 
 def _tasks_on(processor: int, layers: Sequence[LayerRow]) -> str:
-    """Layers all of whose tasks are there, neighbours together; of the others each task."""
+    """Return layers all of whose tasks are there, neighbours together; of the others each task."""
     parts: list[str] = []
     for whole, rows in itertools.groupby(layers, lambda row: set(_places(row).values()) == {processor}):
         names = [row.name for row in rows] if whole else []
@@ -317,7 +317,7 @@ def _tasks_on(processor: int, layers: Sequence[LayerRow]) -> str:
 
 
 def _places(row: LayerRow) -> dict[str, int]:
-    """The processor of each of its tasks."""
+    """Return the processor of each of its tasks."""
     high = row.dO_high_processor
     places = {
         "forward pass": row.F_processor,

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def summary_rows(report: Report) -> list[tuple[str, str]]:
-    """The summary as (what, value); what is not known is left out."""
+    """Return the summary as (what, value); what is not known is left out."""
     baselines, turns = report.baselines_s.items(), report.in_turns
     gains = [Gain(name, times_s, report.steps_s, None, turns) for name, times_s in baselines if times_s]
     software, _, device = report.environment.partition(ON)

@@ -9,7 +9,7 @@ from tf_ooo.errors import BackendError, MemoryLimitError, OOOError
 
 
 def in_one_line(error: BaseException) -> str:
-    """Its type, and its text if it has one."""
+    """Return its type, and its text if it has one."""
     return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
 
 

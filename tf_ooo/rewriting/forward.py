@@ -46,7 +46,7 @@ class PlacedForward:
 def request_to_place_forward(
     seen: Callable[[], Sequence[tuple[int, Shape]]], dump_dir: passes.Folder = None
 ) -> RewriteRequest[PlacedForward]:
-    """Functions that evaluate or predict run on the devices of their variables.
+    """Return functions that evaluate or predict run on the devices of their variables.
 
     ``seen``: dtypes and shapes of the batch that a function is traced for.  Raises BackendError as
     RewriteRequest.
@@ -96,7 +96,7 @@ def place_forward(graph_def: graph_pb2.GraphDef, bytes_of: Sizes) -> dict[str, s
 
 
 def _sizes(graph_def: graph_pb2.GraphDef, known: KnownShapes) -> dict[str, int]:
-    """Bytes of outputs, as far as they are known."""
+    """Return bytes of outputs, as far as they are known."""
     try:
         outputs = outputs_with_sizes(graph_def, known)
     except Exception as error:  # TensorFlow's shape functions raise whatever they like
@@ -140,7 +140,7 @@ def _is_handle(index: GraphIndex, nodes: _Nodes, i: int) -> bool:
 
 
 def _members(index: GraphIndex) -> list[list[int]]:
-    """The ops of each while loop, with those of the loops within."""
+    """Return the ops of each while loop, with those of the loops within."""
     if not index.frame_names:
         return []
     members: dict[str, list[int]] = {}

@@ -38,7 +38,7 @@ class Homes:
         return len(self.devices)
 
     def of_variables(self, layer: int) -> str:
-        """The device of a layer's variables."""
+        """Return the device of a layer's variables."""
         return self.devices[self.holder_of_layer[layer]][self.stage_of_layer[layer]]
 
     @cached_property
@@ -148,5 +148,5 @@ def _of_others(bits: Mapping[int, int], replica: int) -> int:
 
 
 def _fed(step: Step) -> list[int]:
-    """The arguments that are no variables: the batch."""
+    """Return the arguments that are no variables: the batch."""
     return [i for i, node in enumerate(step.graph_def.node) if node.op == "_Arg" and not is_resource(node)]

@@ -97,7 +97,7 @@ def check_known(
 
 
 def _other_write(writes: Writes, planned: Writes) -> str:
-    """The first variable that is not updated by the op that was planned."""
+    """Return the first variable that is not updated by the op that was planned."""
     differing = sorted(variable for _, variable in writes ^ planned)
     if not differing:
         return ""
@@ -109,7 +109,7 @@ def _other_write(writes: Writes, planned: Writes) -> str:
 
 
 def _lost_task(names: frozenset[str], others: int, known: Known) -> str:
-    """The first task most of whose ops have other names, of which there are so many."""
+    """Return the first task most of whose ops have other names, of which there are so many."""
     planned = Counter(known.where.values())
     lacking: dict[tuple[str, int], list[str]] = {}
     for name, at in known.where.items():

@@ -58,7 +58,7 @@ class Links(Protocol):
 
 
 def one_after_another(lane: Sequence[Task], ops: Mapping[Task, Sequence[int]], links: Links) -> LaneOrder:
-    """Edges that make the tasks run one after the other; those without ``ops`` are looked through.
+    """Return edges that make the tasks run one after the other; those without ``ops`` are looked through.
 
     What an earlier block needs gets no edge (the shape that a kernel's gradient and the next dO share).  It
     would not always be a cycle yet, but one once ops are merged: after all graph optimizers oneDNN makes one

@@ -32,13 +32,13 @@ class LoopTask:
 
 
 def forward_loops(graph: TrainingGraph, index: GraphIndex) -> list[list[str]]:
-    """The ops of each forward loop."""
+    """Return the ops of each forward loop."""
     loops = (nodes for nodes in _members(graph, index).values() if _is_forward(graph, index, nodes))
     return [[index.names[i] for i in nodes] for nodes in loops]
 
 
 def loop_tasks(graph: TrainingGraph, index: GraphIndex, layers: Mapping[str, int]) -> list[LoopTask]:
-    """The loops of a micro-batch's graph, each behind those whose results it reads.
+    """Return the loops of a micro-batch's graph, each behind those whose results it reads.
 
     ``layers``: of forward ops, where weights or readers tell.
     The gradient of a loop that runs with a part of its layer, behind its weights, is one that the part below
@@ -107,7 +107,7 @@ def _known(
 def _weights_read(
     graph: TrainingGraph, index: GraphIndex, members: Mapping[str, Sequence[int]]
 ) -> dict[str, set[int]]:
-    """The layers of the weights that come into each loop, cast or reshaped or as they are."""
+    """Return the layers of the weights that come into each loop, cast or reshaped or as they are."""
     own = {
         v.handle: layer.index for layer in graph.layers for v in graph.variables if v.name in layer.variables
     }

@@ -37,7 +37,7 @@ class TaskOps:
 
 
 def task_ops(graph: TrainingGraph) -> TaskOps:
-    """The tasks of :func:`backward_tasks`, as a schedule names them."""
+    """Return the tasks of :func:`backward_tasks`, as a schedule names them."""
     backward = backward_tasks(graph)
     ops = {Task(*task): names for task, names in backward.ops.items()}
     return TaskOps(ops, backward.layers, dependencies(graph))
@@ -147,7 +147,7 @@ def last_ops(names: Collection[str], producers: Callable[[str], Iterable[str]]) 
 
 
 def execution_order(schedule_tasks: Iterable[Task], graph: TrainingGraph, tasks: TaskOps) -> list[str]:
-    """One op after the other: forward, the tasks as scheduled, each update right after its dW."""
+    """Return one op after the other: forward, the tasks as scheduled, each update right after its dW."""
     rank_of = {task: rank for rank, task in enumerate(schedule_tasks)}
     rank = dict.fromkeys(graph.ops, 0)
     for task, names in tasks.ops.items():

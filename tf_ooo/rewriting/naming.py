@@ -31,7 +31,7 @@ def describe(model: keras.Model, variables: Callable[[], Sequence[keras.Variable
 
 
 def variable_layers(step: Step) -> dict[str, int]:
-    """The layer that each variable is used with; those that several layers' updates use are left out.
+    """Return the layer that each variable is used with; those that several layers' updates use are left out.
 
     A slot that of its weight; a state or a metric that of the forward ops on it, or computed from it.
     """

@@ -40,7 +40,7 @@ def ops_of_tasks(
 
 
 def too_late(step: Step) -> set[int]:
-    """Ops that wait for what comes after their task: copies of the logs, as a rule.
+    """Return ops that wait for what comes after their task: copies of the logs, as a rule.
 
     They wait for updates, or are forward ops and wait for the backward pass of their micro-batch: a lane
     would wait for that with them.
@@ -62,7 +62,7 @@ def too_late(step: Step) -> set[int]:
 
 
 def _updates(step: Step) -> list[int]:
-    """The ops that write weights, as bits, of each turn."""
+    """Return the ops that write weights, as bits, of each turn."""
     index, bits = step.index, [0] * (max(step.turns) + 1)
     for name, (kind, _, _) in step.where.items():
         i = index.index[name]
@@ -123,7 +123,7 @@ def order_lane(
     fused: bool = False,
     sizes: Mapping[str, int] | None = None,
 ) -> LaneOrder:
-    """Edges that make the tasks run one after the other, many of them through joins.
+    """Return edges that make the tasks run one after the other, many of them through joins.
 
     With ``fused`` a dO and the dW that follows are one task, whose result is sent at its end.  ``sizes``:
     bytes of results, where known: large gradients of one task are computed one after the other, each added to
@@ -154,7 +154,7 @@ class _Joins:
         return self._index.reach[op] | self.bit(op)
 
     def run_as_one(self, before: Task, after: Task) -> bool:
-        """A dO and the dW beside it, where they are fused."""
+        """Return a dO and the dW beside it, where they are fused."""
         return self._fused and after.kind == "dW" and before == Task("dO", after.stage, after.microbatch)
 
     def link(self, order: LaneOrder, rank: int, block: Bundle, following: Bundle, free: list[int]) -> None:
@@ -219,7 +219,7 @@ class _Joins:
 
 
 def lasts_of(index: GraphIndex, nodes: Sequence[int]) -> list[int]:
-    """The ops that no other op of the task depends on; those in loops and branches end with these."""
+    """Return the ops that no other op of the task depends on; those in loops and branches end with these."""
     contexts = index.contexts
     able = [i for i in nodes if contexts[i].output_frame == () and not contexts[i].output_branches]
     kept: list[int] = []
@@ -232,7 +232,7 @@ def lasts_of(index: GraphIndex, nodes: Sequence[int]) -> list[int]:
 
 
 def firsts_of(index: GraphIndex, nodes: Sequence[int]) -> list[int]:
-    """The ops that depend on no other op of the task."""
+    """Return the ops that depend on no other op of the task."""
     able = [i for i in nodes if index.contexts[i].frame == () and i not in index.back_preds]
     inside = sum(1 << index.position[i] for i in able)
     return [i for i in able if not index.reach[i] & inside]

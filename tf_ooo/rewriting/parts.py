@@ -51,7 +51,7 @@ def divided(
     loops: Sequence[LoopTask] = (),
     share: float = LEAST_SHARE,
 ) -> tuple[TrainingGraph, dict[str, int]]:
-    """The graph with a layer for each part, and the layer of each forward op.
+    """Return the graph with a layer for each part, and the layer of each forward op.
 
     ``graph`` is of one micro-batch, ``forward`` the layer of each of its forward ops.  Each part takes at
     least ``share`` of the forward pass.  Layers with ``loops``, which come in the order of
@@ -98,7 +98,7 @@ class _Ops:
         self._of_data = ops_of_data(graph)
 
     def divide(self, names: Sequence[str], layer: Layer, least_s: float) -> _Division | None:
-        """The parts of a layer with these forward ops, in topological order; None: it stays whole."""
+        """Return the parts of a layer with these forward ops, in topological order; None: it stays whole."""
         line = [name for name in names if name in self._of_data]
         if sum(self._seconds.get(name, 0.0) for name in line) < 2 * least_s:
             return None
@@ -115,7 +115,7 @@ class _Ops:
         return _Division(part_of, len(ends) + 1, home)
 
     def between_loops(self, names: Sequence[str], loops: Sequence[LoopTask], layer: int) -> _Division | None:
-        """A part for each forward loop of the layer; None: it has one, or they read other weights.
+        """Return a part for each forward loop of the layer; None: it has one, or they read other weights.
 
         The weights may be those of several layers (of cells on one another, a GRU's), of which this is the
         highest.  What depends on no loop is in the first part, which has the weights.
@@ -154,7 +154,7 @@ class _Ops:
             ends.append(best)
 
     def _crossing_bytes(self, line: Sequence[str]) -> list[float]:
-        """Bytes that ops behind each place read of ops up to it."""
+        """Return bytes that ops behind each place read of ops up to it."""
         place = {name: i for i, name in enumerate(line)}
         last = list(range(len(line)))
         for i, name in enumerate(line):
@@ -198,7 +198,7 @@ def is_part(name: str) -> bool:
 
 
 def layer_of_part(name: str) -> str | None:
-    """The layer that was divided, by the name of a part; None: it is none."""
+    """Return the layer that was divided, by the name of a part; None: it is none."""
     match = _NAME.fullmatch(name)
     return match[1] if match else None
 

@@ -51,12 +51,12 @@ def separating_only(original: graph_pb2.GraphDef) -> PassPipeline:
 def ordering(
     plan: RewritePlan, original: graph_pb2.GraphDef, separated: PassResult, dump_dir: Folder = None
 ) -> PassPipeline:
-    """One device: for a graph that was ``separated``."""
+    """Return one device: for a graph that was ``separated``."""
     return _verified([AnnotatePass(plan), OrderPass(plan)], original, separated, dump_dir)
 
 
 def ordering_one_step(plan: RewritePlan, dump_dir: Folder = None) -> PassPipeline:
-    """Data parallel: for the graph of one step."""
+    """Return data parallel: for the graph of one step."""
     return PassPipeline([AnnotatePass(plan), OrderPass(plan)], dump_dir)
 
 
@@ -66,7 +66,7 @@ def ordering_steps(
     separated: PassResult,
     dump_dir: Folder = None,
 ) -> PassPipeline:
-    """Data parallel: for the graph of all steps, with what the graph of each step has gained."""
+    """Return data parallel: for the graph of all steps, with what the graph of each step has gained."""
     return _verified([StepsPass(gained)], original, separated, dump_dir)
 
 

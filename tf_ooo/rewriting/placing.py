@@ -62,7 +62,7 @@ def with_rank(nodes: _Nodes, placed: Mapping[str, str]) -> dict[str, str]:
 
 
 def as_they_can(nodes: _Nodes, placed: Mapping[str, str]) -> dict[str, str]:
-    """The same devices, but for ops that call Python, and those that only CPUs have."""
+    """Return the same devices, but for ops that call Python, and those that only CPUs have."""
     python = {name: node.device for name, node in nodes.items() if node.op in _IN_PYTHON and node.device}
     return {name: _able(nodes[name].device, device) for name, device in {**placed, **python}.items()}
 

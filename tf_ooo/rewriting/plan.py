@@ -45,7 +45,7 @@ def plan(
     recompute: str = "none",
     **options: Any,
 ) -> Schedule:
-    """An order of all tasks of a training step; its ``assumptions`` say what the predictions hold for.
+    """Return an order of all tasks of a training step; its ``assumptions`` say what the predictions hold for.
 
     Args:
         training_graph: from :func:`tf_ooo.classify`; or None, and ``layers``.

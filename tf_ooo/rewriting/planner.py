@@ -89,7 +89,7 @@ def _plan(graph: TrainingGraph, tasks: TaskOps, name: str, limit_bytes: int | No
 
 
 def _schedule(graph: TrainingGraph, tasks: TaskOps, policy: str) -> Schedule:
-    """One lane for each device: replicas of one model in one graph must not wait for each other."""
+    """Return one lane for each device: replicas of one model in one graph must not wait for each other."""
     order = BACKWARD_ORDERS[policy](tasks.backward_layers, frozenset(tasks.ops))
     lanes: dict[str, list[Task]] = {}
     for task in order:

@@ -85,7 +85,7 @@ class StepSession:
         """One of the ways is kept: the report is to be that one's."""
 
     def why_stock(self, reason: str, left: Collection[str]) -> str:
-        """The reason for which stock is kept, with what is to be added, given the steps left."""
+        """Return the reason for which stock is kept, with what is to be added, given the steps left."""
         return reason
 
     def decided(self) -> None:

@@ -178,7 +178,7 @@ def _lanes(plan: StagedPlan, step: Step) -> Iterator[tuple[str, str, list[Task]]
 
 
 def lane_devices(schedule: Schedule, device_of_stage: Sequence[str]) -> dict[int, str]:
-    """The name of each numbered device of a schedule."""
+    """Return the name of each numbered device of a schedule."""
     return {
         device: device_of_stage[task.stage]
         for (device, _), tasks in schedule.lanes.items()
@@ -210,7 +210,7 @@ class LayerByLayer:
         self._device, self._share, self._check = device, share, check
 
     def rewrite(self, graph_def: graph_pb2.GraphDef) -> RewriteResult:
-        """The step in its serial order; raises GraphError where the graph is none."""
+        """Return the step in its serial order; raises GraphError where the graph is none."""
         known = None if self.step is None else self.step.known
         step = take_apart(graph_def, known, self._share)
         plan = serial_plan(step, self._device, available_devices())

@@ -20,7 +20,7 @@ Glued = tuple[tuple[int, int], ...]
 
 
 def forward_and_loops(graph: TrainingGraph, index: GraphIndex) -> tuple[dict[str, int], list[LoopTask]]:
-    """The layer of each forward op, and the loops.
+    """Return the layer of each forward op, and the loops.
 
     A forward op belongs to the highest layer whose weights its result depends on, all of a loop to one.
     """
@@ -47,7 +47,7 @@ class Assigned:
 
 
 def assign(graph: TrainingGraph, index: GraphIndex, parts: Mapping[str, int] | None = None) -> Assigned:
-    """Kind and layer of each op; ops that serve several layers' updates are left out.
+    """Return kind and layer of each op; ops that serve several layers' updates are left out.
 
     A dO op belongs to the layer whose forward op it is the gradient of (:func:`_output_grad_layers`).
     ``parts``: the layer of each forward op, where layers were divided.
@@ -88,7 +88,7 @@ def _joined(graph: TrainingGraph, where: Where) -> frozenset[str]:
 
 
 def _touching(graph: TrainingGraph, forward: Mapping[str, int]) -> dict[str, set[int]]:
-    """The layers that make or read each forward tensor.
+    """Return the layers that make or read each forward tensor.
 
     Constants that several layers read are no layer's: graph optimizers make one of all that are alike.
     """
@@ -107,7 +107,7 @@ def _touching(graph: TrainingGraph, forward: Mapping[str, int]) -> dict[str, set
 def _output_grad_layers(
     graph: TrainingGraph, touching: Mapping[str, set[int]], of_loops: Mapping[str, int]
 ) -> dict[str, int]:
-    """The layer of each dO op.
+    """Return the layer of each dO op.
 
     The forward tensors that it reads, each made by one layer and read by others, say whose gradient it is:
     backward goes down, so it is the highest of them that is not above the layers of the dO that the op reads.

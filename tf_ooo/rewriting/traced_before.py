@@ -31,7 +31,7 @@ class TracedBefore:
     def placed(
         self, plan: StagedPlan, moved: Mapping[int, Any], dump_dir: passes.Folder = None
     ) -> tuple[Callable[[Any], Any], RewriteResult]:
-        """A function of a batch that runs the step as planned, and what was rewritten.
+        """Return a function of a batch that runs the step as planned, and what was rewritten.
 
         ``moved``: variables in the place of others, by the ``id`` of those' handles.  Raises GraphError where
         only another trace can tell, BackendError as :func:`tf_ooo.compat.func_graphs.captures_of`, PassError.

@@ -97,7 +97,7 @@ def is_unrolled(graph_def: graph_pb2.GraphDef) -> bool:
 
 
 def general_names(names: Iterable[str], count: int) -> dict[str, str]:
-    """The name that each op has in common with those of the other micro-batches, and of other batches.
+    """Return the name that each op has in common with those of the other micro-batches, and of other batches.
 
     Of ops that differ in TensorFlow's numbers only, the first has the lowest.
     """

@@ -47,7 +47,7 @@ def _same_tensor(tensor: tf.Tensor, other: Any) -> bool:
 
 
 def _content_of(graph_def: graph_pb2.GraphDef) -> Hashable:
-    """Equal for graphs that differ in names alone."""
+    """Return equal for graphs that differ in names alone."""
     contents = _Contents(graph_def)
     return contents.of_nodes(graph_def.node, ())
 

@@ -93,7 +93,7 @@ class Origins:
         return self._known[id(tensor)] != before
 
     def _sources(self, tensor: tf.Tensor) -> Sequence[Any]:
-        """The tensors whose origins decide on this one's."""
+        """Return the tensors whose origins decide on this one's."""
         op = tensor.op
         if id(tensor) in self._inputs or op.type in _SIZES or _is_collective(op):
             return ()
@@ -107,7 +107,7 @@ class Origins:
         return op.inputs  # type: ignore[no-any-return]
 
     def _assigned_to(self, handle: tf.Tensor) -> list[Any]:
-        """The values that a variable was given so far, none of a weight."""
+        """Return the values that a variable was given so far, none of a weight."""
         graph, variable = handle.graph, self._outermost(handle)
         values: list[Any] = []
         while graph is not None and id(variable) not in self._handles:
@@ -182,7 +182,7 @@ class Origins:
 
 
 def _first(tensor: tf.Tensor, wanted: Callable[[Any], bool]) -> str:
-    """The nearest op that the tensor is a sum, a scaled or reshaped form of, and that is wanted."""
+    """Return the nearest op that the tensor is a sum, a scaled or reshaped form of, and that is wanted."""
     waiting, seen = [tensor], {id(tensor)}
     while waiting:
         here = waiting.pop()

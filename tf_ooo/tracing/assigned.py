@@ -36,7 +36,7 @@ class Assigned:
         self._left_out = known - weights.keys() - self.of_optimizers.keys()
 
     def written_by(self, op: tf.Operation) -> dict[int, str]:
-        """The names of those that an op, or a function that it calls, assigns."""
+        """Return the names of those that an op, or a function that it calls, assigns."""
         return {
             id(tensor): self._names.get(id(tensor), f"a variable of its own (op {op.name})")
             for tensor in func_graphs.written_by_op(op)

@@ -104,7 +104,7 @@ class Averaging:
             )
 
     def average(self, grads: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
-        """The gradients to apply; None stays None, what the user has averaged stays as it is.
+        """Return the gradients to apply; None stays None, what the user has averaged stays as it is.
 
         Raises BackendError where he has averaged a part of one.
         """
@@ -161,7 +161,7 @@ class Averaging:
 
 
 def _name(variable: keras.Variable, place: int) -> str:
-    """The same on all ranks.
+    """Return the same on all ranks.
 
     Not the path: Keras numbers layers within a process, and a rank would wait for ever for another's
     "dense_7".
@@ -171,5 +171,5 @@ def _name(variable: keras.Variable, place: int) -> str:
 
 
 def unnumbered(path: str) -> str:
-    """The last part of a variable's name, without the number that Keras counts within a process."""
+    """Return the last part of a variable's name, without the number that Keras counts within a process."""
     return re.sub(r"_\d+$", "", path.rsplit("/", 1)[-1])

@@ -195,7 +195,7 @@ def refuse_kept(taped: Taped, grads: Sequence[Any]) -> None:
 
 
 def refused_change(op: tf.Operation) -> StepRefused:
-    """The error for an op between tape and optimizer that parts of a batch do otherwise."""
+    """Return the error for an op between tape and optimizer that parts of a batch do otherwise."""
     did = "changes gradients between its tape and the optimizer"
     if op.type in _LINEAR_IN_ONE | _DIVISIONS:
         did += ", or multiplies gradients by a number of the batch"

@@ -211,7 +211,7 @@ class Collecting:
         self._applying = False
 
     def _totals(self, applied: _Applied) -> list[Any]:
-        """The sums of what was collected, each from its terms."""
+        """Return the sums of what was collected, each from its terms."""
         totals, place = [], 0
         for number, count in enumerate(applied.terms):
             terms = [self._total(applied, place + more, number) for more in range(count)]
@@ -220,7 +220,7 @@ class Collecting:
         return totals
 
     def _total(self, applied: _Applied, place: int, number: int) -> Any:
-        """The sum of a term of what was collected with this number."""
+        """Return the sum of a term of what was collected with this number."""
         parts = [part for _, part in sorted(applied.parts.items())]
         sums = [part.sums[place] for part in parts if place in part.sums]
         slices = [each for part in parts for each in part.slices.get(place, ())]
@@ -237,7 +237,7 @@ class Collecting:
 
 
 def added_up(sums: Sequence[Any], device: str) -> Any:
-    """The sums of all replicas, one after the other, on the variable's device."""
+    """Return the sums of all replicas, one after the other, on the variable's device."""
     total = sums[0]
     if len(sums) > 1:
         with tf.device(device), tf.name_scope("total"), op_marks.marked_sums():
@@ -270,7 +270,7 @@ def _comes_once(rows: Any) -> bool:
 
 
 def _with_own_rows(slices: Any) -> Any:
-    """Slices whose rows stay this micro-batch's: graph optimizers join constant ones with others'.
+    """Return slices whose rows stay this micro-batch's: graph optimizers join constant ones with others'.
 
     Nor do they know how many there are: of a fixed batch they would make constants as long as all
     micro-batches together, which do not fit one of them that is looked at alone.
@@ -304,7 +304,7 @@ def fixed_rows(indices: Any, open_rows: bool = False) -> np.ndarray | None:
 
 
 def _nodes_of(last: Any, open_rows: bool) -> list[Any] | None:
-    """All that an op is computed from, without places; None: not from constants and shapes alone."""
+    """Return all that an op is computed from, without places; None: not from constants and shapes alone."""
     nodes: dict[str, Any] = {}
     needs_rows, waiting = False, [last]
     while waiting:
@@ -343,7 +343,7 @@ def _is_open(op: tf.Operation) -> bool:
 
 
 def _constant_shape(op: tf.Operation) -> Any:
-    """A constant in the place of ``Shape``; None: the shape is not known."""
+    """Return a constant in the place of ``Shape``; None: the shape is not known."""
     shape = op.inputs[0].shape
     if not shape.is_fully_defined():
         return None

@@ -33,7 +33,7 @@ class FlatTrace:
         self.fetches = tuple(tensor.name for tensor in self.concrete.outputs)
 
     def graph_def(self) -> graph_pb2.GraphDef:
-        """The graph, whose placeholders say which variables they are."""
+        """Return the graph, whose placeholders say which variables they are."""
         graph_def: graph_pb2.GraphDef = traced_functions.graph_def_of(self.concrete)[0]
         return graph_def
 

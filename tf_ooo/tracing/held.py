@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def names_of_held(model: keras.Model) -> dict[int, str]:
-    """Names that differ, by the ``id`` of a variable's handle.
+    """Return names that differ, by the ``id`` of a variable's handle.
 
     An attribute is called ``layer.counter``, an item of one ``layer.counters[0]``, and what ``train_step`` or
     a ``call`` finds outside of itself as it is called there.

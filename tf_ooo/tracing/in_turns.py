@@ -57,7 +57,7 @@ class InTurns:
             raise _no_copies("Keras 2")
 
     def run(self, batch: object) -> list[Any]:
-        """The logs of each micro-batch."""
+        """Return the logs of each micro-batch."""
         shares = [self._split.share(number) for number in range(self._split.count)]
         self._parts = [[self._split.part(batch, number), share] for number, share in enumerate(shares)]
         self._collecting.on_given = self._end_turn

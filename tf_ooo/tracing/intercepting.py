@@ -94,12 +94,12 @@ def ops_so_far() -> int:
 
 
 def values_of(gradient: tf.Tensor | tf.IndexedSlices) -> Any:
-    """The numbers of a gradient: of an embedding's those of its rows; None stays None."""
+    """Return the numbers of a gradient: of an embedding's those of its rows; None stays None."""
     return gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
 
 
 def tensors_of(grad: tf.Tensor | tf.IndexedSlices) -> list[Any]:
-    """The tensors of a gradient: of IndexedSlices values and rows, of None none."""
+    """Return the tensors of a gradient: of IndexedSlices values and rows, of None none."""
     if grad is None:
         return []
     return [grad.values, grad.indices] if isinstance(grad, tf.IndexedSlices) else [grad]

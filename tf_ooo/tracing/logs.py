@@ -73,7 +73,7 @@ def _source(tensor: tf.Tensor) -> Any:
 
 
 def _reducing(values: Sequence[Any], split: Split) -> Any:
-    """The function that makes the batch's value of the micro-batches' values; None: none is known."""
+    """Return the function that makes the batch's value of the micro-batches' values; None: none is known."""
     sources = [_source(value) for value in values]
     if all(_counts_rows(source, split, number) for number, source in enumerate(sources)):
         return tf.reduce_sum

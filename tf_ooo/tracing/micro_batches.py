@@ -16,7 +16,7 @@ class StepRefused(BackendError):
 
 
 def split_rows(rows: int, microbatches: int) -> tuple[int, ...]:
-    """Rows of each micro-batch: as equal as can be, larger ones first, none empty.
+    """Return rows of each micro-batch: as equal as can be, larger ones first, none empty.
 
     A batch of fewer rows than micro-batches has one row in each.
     """
@@ -39,12 +39,12 @@ class Division:
     least: int = 1
 
     def split(self, rows: int) -> tuple[int, ...]:
-        """The rows of each micro-batch of a batch of so many ``rows``."""
+        """Return the rows of each micro-batch of a batch of so many ``rows``."""
         return split_rows(rows, min(self.most, max(self.least, rows // self.least_rows)))
 
 
 def rows_of(batch: object) -> int:
-    """The rows of a batch.  StepRefused where its tensors do not have the same number."""
+    """Return the rows of a batch.  StepRefused where its tensors do not have the same number."""
     rows = {
         int(tensor.shape[0])
         for tensor in tf.nest.flatten(batch, expand_composites=False)
@@ -59,12 +59,12 @@ def rows_of(batch: object) -> int:
 
 
 def parts_of(batch: object, rows: Sequence[int]) -> list[Any]:
-    """The batch's micro-batches; the batch itself where there is one."""
+    """Return the batch's micro-batches; the batch itself where there is one."""
     return [part_of(batch, rows, number) for number in range(len(rows))]
 
 
 def part_of(batch: object, rows: Sequence[int], number: int) -> Any:
-    """One micro-batch of the batch; the batch itself where there is one."""
+    """Return one micro-batch of the batch; the batch itself where there is one."""
     if len(rows) == 1:
         return batch
     begin = sum(rows[:number])

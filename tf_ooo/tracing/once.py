@@ -60,20 +60,20 @@ def _all_with(numbers: set[int], writes: dict[int, dict[int, str]]) -> set[int]:
 
 
 def changed_by_each(model: keras.Model, begin: int, once: Collection[int]) -> list[str]:
-    """Names of states that each micro-batch assigns by ops from this number on, but those ``once``."""
+    """Return names of states that each micro-batch assigns by ops from this number on, but those ``once``."""
     writes = _written(model, begin)
     names = (name for number, written in writes.items() if number not in once for name in written.values())
     return list(dict.fromkeys(names))
 
 
 def first_drawn() -> str:
-    """The name of the first op of the trace so far that draws random numbers; empty: there is none."""
+    """Return the name of the first op of the trace so far that draws random numbers; empty: there is none."""
     graph = tf.compat.v1.get_default_graph()
     return next((name for name, kind in func_graphs.ops_reached_from(graph) if DRAWN.search(kind)), "")
 
 
 def _written(model: keras.Model, begin: int) -> dict[int, dict[int, str]]:
-    """The states that ops assign, names by handle, by the ops' numbers from ``begin``."""
+    """Return the states that ops assign, names by handle, by the ops' numbers from ``begin``."""
     assigned, operations = Assigned(model), tf.compat.v1.get_default_graph().get_operations()
     written = ((number, assigned.written_by(op)) for number, op in enumerate(operations[begin:], begin))
     return {number: names for number, names in written if names}

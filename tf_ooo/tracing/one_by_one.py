@@ -48,7 +48,7 @@ class OneByOne:
         self.changed: list[str] = []
 
     def run(self, batch: object) -> list[Any]:
-        """The logs of each micro-batch.  TurnsNeeded: weights are read after their update."""
+        """Return the logs of each micro-batch.  TurnsNeeded: weights are read after their update."""
         logs = []
         for number in range(self._split.count):
             with op_marks.numbered_step(number, STEP_ATTR, self._scope):
@@ -67,7 +67,7 @@ class OneByOne:
             raise TurnsNeeded(again)
 
     def _run(self, number: int, part: object) -> Any:
-        """The logs of a micro-batch; its gradients and states are collected."""
+        """Return the logs of a micro-batch; its gradients and states are collected."""
         share = self._split.share(number)
         if self._kind(number) in self._traced:
             ops, results = self._traced[self._kind(number)]
@@ -93,7 +93,7 @@ class OneByOne:
         return logs
 
     def _once(self, ops: TracedPart) -> set[int]:
-        """The ops of the first micro-batch, by number, that it runs for all."""
+        """Return the ops of the first micro-batch, by number, that it runs for all."""
         refuse_rates(self._model, ops.part, ops.begin)
         once = changed_once(self._model, ops.part, ops.begin, self._states.each)
         if once and not self._all_copies and self._may_be_copies:
@@ -118,7 +118,7 @@ class OneByOne:
         return len(set(map(self._kind, range(self._split.count)))) == 1
 
     def _kind(self, number: int) -> tuple[Hashable, int]:
-        """The same for micro-batches that are copies of one another; with Keras 2 none is.
+        """Return the same for micro-batches that are copies of one another; with Keras 2 none is.
 
         Its last one counts the step, and TensorFlow's optimizers treat copies otherwise there: sums of
         gradients were taken to be another layer's (2.15).

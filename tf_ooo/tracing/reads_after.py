@@ -27,7 +27,7 @@ def refuse_reads_after(updates: Iterable[tuple[Sequence[Any], int]]) -> None:
 
 
 def read_after(updates: Iterable[tuple[Sequence[Any], int]]) -> str:
-    """A weight that is read or assigned after its update, in words; empty: there is none.
+    """Return a weight that is read or assigned after its update, in words; empty: there is none.
 
     ``updates``: the variables of each, and how many ops the graph that is traced had then.
     """

@@ -77,7 +77,7 @@ class Replay:
         return alone and bool(op.inputs) and not any(map(is_of_batch, others))
 
     def of_batch(self, totals: Sequence[Any]) -> list[Any]:
-        """The gradients of the batch, of the totals of what was :attr:`collected`."""
+        """Return the gradients of the batch, of the totals of what was :attr:`collected`."""
         count = len(self._grads)
         given = zip(self._sources, totals[count:], strict=True)
         known = {**self._outside, **{id(source): total for source, total in given}}

@@ -107,5 +107,5 @@ def is_of_half(tensor: tf.Tensor) -> bool:
 
 
 def through_half(total: Any) -> Any:
-    """The sum as one float16 number has it: infinite where that overflows."""
+    """Return the sum as one float16 number has it: infinite where that overflows."""
     return tf.cast(tf.cast(total, tf.float16), total.dtype)

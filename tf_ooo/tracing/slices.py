@@ -78,7 +78,7 @@ def _in_slices(name: str, gradient: tf.Tensor, count: int, reduce: Callable[[Nam
 
 
 def counts_for(schedule: Schedule, graph: TrainingGraph, sizes: Mapping[str, int]) -> dict[str, int]:
-    """Slices by the names of communications; of n parts of a layer, what is larger is cut into n."""
+    """Return slices by the names of communications; of n parts of a layer, what is larger is cut into n."""
     counts: dict[str, int] = {}
     for (kind, layer), shares in schedule.parts.items():
         if kind != "comm":

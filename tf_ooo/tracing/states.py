@@ -138,7 +138,7 @@ class States:
         return held.value if id(variable.handle) not in self._trained else self._as_if_read(variable, held)
 
     def _as_if_read(self, variable: tf.Variable, held: _Held) -> Any:
-        """The new value of a weight, whose gradient is that of the weight."""
+        """Return the new value of a weight, whose gradient is that of the weight."""
         key = id(variable.handle)
         del self._held[key]
         before = tf.convert_to_tensor(variable)
@@ -206,7 +206,7 @@ class States:
         return self._rows != 1 and any(n is not None and np.all(abs(n) == self._rows) for n in numbers)
 
     def _handle(self, variable: tf.Variable) -> Any:
-        """The variable's handle in the graph; None: it has not been used there."""
+        """Return the variable's handle in the graph; None: it has not been used there."""
         return {id(outer): inner for outer, inner in self._graph.captures}.get(id(variable.handle))
 
     def _mixed(self, begin: int) -> Iterator[int]:

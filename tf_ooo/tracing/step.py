@@ -115,7 +115,7 @@ class StepFunctions:
         return True
 
     def _opened(self, batch: object, signature: object) -> OpenBatch | None:
-        """The batch as one of any number of rows; None: it is to be traced with its own."""
+        """Return the batch as one of any number of rows; None: it is to be traced with its own."""
         copies = self._copies and len(set(self.division.split(rows_of(batch)))) > 1
         if not copies and (self.seen is None or self.seen.has_own_trace(signature)):
             return None
@@ -137,7 +137,7 @@ class StepFunctions:
         return True
 
     def concrete_of(self, signature: object) -> Any:
-        """The traced function for batches of this signature alone, if there is one."""
+        """Return the traced function for batches of this signature alone, if there is one."""
         return self._concrete.get(signature)
 
     @property
@@ -145,7 +145,7 @@ class StepFunctions:
         return len(self._functions)
 
     def concrete(self, batch: object) -> Any:
-        """The traced function for a batch; nothing runs."""
+        """Return the traced function for a batch; nothing runs."""
         with self._tracing(), traced_anew(self.model):
             return self._make(batch).get_concrete_function(batch)
 

@@ -74,7 +74,7 @@ def _common(shapes: Sequence[list[int | None] | None]) -> list[int | None] | Non
 
 
 def shared_variables(model: keras.Model, optimizers: Sequence[Any]) -> list[Any]:
-    """Weights and optimizer state, each once.  Random seeds stay each rank's own."""
+    """Return weights and optimizer state, each once.  Random seeds stay each rank's own."""
     states = [variable for optimizer in optimizers for variable in keras_optimizers.state_of(optimizer)]
     return nests.each_once([*model.weights, *states])
 
@@ -90,7 +90,7 @@ def broadcast_state(engine: Engine, variables: Sequence[Any]) -> None:
 
 
 def checksum(variables: Sequence[Any]) -> int:
-    """One number for the bits of all values."""
+    """Return one number for the bits of all values."""
     total = 0
     for variable in variables:
         total = zlib.crc32(variable.numpy().tobytes(), total)

@@ -69,7 +69,7 @@ class CopiedStep:
     def __call__(
         self, batch: object, scope: str, attributes: dict[str, int], edit: Callable[[Any], None] | None = None
     ) -> Any:
-        """A copy of the step in the function that is being traced; what the step returns.
+        """Return a copy of the step in the function that is being traced; what the step returns.
 
         ``scope`` is new in that function; all nodes get ``attributes``; ``edit`` changes the copy's GraphDef
         before.
@@ -114,7 +114,7 @@ class StepSource:
         self._copied: CopiedStep | None = None
 
     def trace(self) -> CopiedStep:
-        """The traced step; the same the second time."""
+        """Return the traced step; the same the second time."""
         if self._copied is None:
             self._copied = CopiedStep(self._step(), self.element_spec)
         return self._copied
@@ -125,7 +125,7 @@ class StepSource:
         return max(2, min(LARGEST, _NODES // self.trace().nodes))
 
     def function(self, count: int) -> Any:
-        """A ``tf.function`` of so many steps; not traced yet."""
+        """Return a ``tf.function`` of so many steps; not traced yet."""
         copied = self.trace()
         collective = any(name.startswith("Collective") for name in copied.called_op_types)
         may_copy = not collective and not any(map(op_types.keeps_random_state, copied.op_types))

@@ -28,7 +28,7 @@ _renewed: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def all_variables(model: keras.Model) -> list[Any]:
-    """Weights, states, metrics and optimizers' variables of a model, each once."""
+    """Return weights, states, metrics and optimizers' variables of a model, each once."""
     optimizers = optimizers_of(model)
     metrics = [variable for metric in model.metrics for variable in metric.variables]
     states = [variable for optimizer in optimizers for variable in keras_optimizers.state_of(optimizer)]
@@ -42,7 +42,7 @@ def key_of(variable: keras.Variable) -> int:
 
 
 def bytes_of(variables: Iterable[Any]) -> int:
-    """All values together; those without a size, such as strings, are left out."""
+    """Return all values together; those without a size, such as strings, are left out."""
     values = [value for value in map(keras_variables.value_of, variables) if value is not None]
     sizes = [(value.shape.num_elements(), value.dtype.size) for value in values]
     return sum(count * each for count, each in sizes if count is not None and each is not None)
@@ -170,7 +170,7 @@ def renew(model: keras.Model) -> None:
 
 
 def names_by_handle(variables: Iterable[Any]) -> dict[int, str]:
-    """Names of variables by the id of their handle in the graph that is being traced."""
+    """Return names of variables by the id of their handle in the graph that is being traced."""
     graph = tf.compat.v1.get_default_graph()
     inside = {id(external): placeholder for external, placeholder in graph.captures}
     names = {}

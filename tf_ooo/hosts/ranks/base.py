@@ -42,7 +42,7 @@ class Engine(ABC):
     def allreduce(
         self, gradients: Sequence[tuple[str, Gradient]], op: str, compression: str
     ) -> list[Gradient]:
-        """Gradients, by name, combined over all ranks, in the graph that is being traced (or eagerly).
+        """Return gradients, by name, combined over all ranks, in the graph that is being traced (or eagerly).
 
         Names and shapes are the same on all ranks; IndexedSlices get all ranks' rows, as in Horovod's tape.
         Raises BackendError where the engine cannot do it.
@@ -82,7 +82,7 @@ class Engine(ABC):
         """Gather what each rank gives, by rank; lengths may differ. Blocks."""
 
     def gather(self, value: object) -> list[Any]:
-        """A small value of JSON types from each rank, by rank.  Blocks."""
+        """Return a small value of JSON types from each rank, by rank.  Blocks."""
         if self.size == 1:
             return [value]
         packed = json.dumps(value, sort_keys=True).encode()
@@ -139,7 +139,7 @@ class Engine(ABC):
 
 
 def _groups(arrays: Sequence[np.ndarray], limit_bytes: int) -> list[list[np.ndarray]]:
-    """Neighbours together up to ``limit_bytes``; an array is never cut."""
+    """Return neighbours together up to ``limit_bytes``; an array is never cut."""
     groups: list[list[np.ndarray]] = []
     room = -1
     for array in arrays:

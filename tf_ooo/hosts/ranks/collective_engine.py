@@ -68,7 +68,7 @@ class CollectiveEngine(Engine):
         return restored(adasum([rows[rank] for rank in range(self.size)]), like)
 
     def _gather(self, part: tf.Tensor, name: str, number: tf.Tensor | None = None) -> tf.Tensor:
-        """The rows of all ranks, as many of each.
+        """Return the rows of all ranks, as many of each.
 
         No constant tells a rank: TensorFlow would merge it with an equal one that is there for another
         reason, on this rank only, and no other rank would have the same graph.
@@ -112,7 +112,7 @@ class CollectiveEngine(Engine):
         number: tf.Tensor | None = None,
         **attributes: str,
     ) -> tf.Tensor:
-        """The op, of several instances the one of that number."""
+        """Return the op, of several instances the one of that number."""
         import tensorflow as tf
 
         key = tf.constant(self._key(name, tensor))
@@ -127,7 +127,7 @@ class CollectiveEngine(Engine):
         )
 
     def _key(self, name: str, tensor: tf.Tensor) -> int:
-        """The same on all ranks for what is the same tensor, however often each rank traces.
+        """Return the same on all ranks for what is the same tensor, however often each rank traces.
 
         Within a graph a name is used once; two of the same name get the graph's numbering.
         """
@@ -138,7 +138,7 @@ class CollectiveEngine(Engine):
         return self._key_of(f"{name} {tensor.dtype.name} {tensor.shape}")
 
     def _key_of(self, text: str) -> int:
-        """The first of as many keys as there are powers."""
+        """Return the first of as many keys as there are powers."""
         block = zlib.crc32(text.encode()) % _BLOCKS
         while self._keys.setdefault(block, text) != text:
             block = (block + 1) % _BLOCKS

@@ -24,7 +24,7 @@ def compressed(tensor: tf.Tensor, compression: str) -> tf.Tensor:
 
 
 def restored(tensor: tf.Tensor, like: tf.Tensor) -> tf.Tensor:
-    """The tensor cast back to the type of ``like``."""
+    """Return the tensor cast back to the type of ``like``."""
     import tensorflow as tf
 
     return tensor if tensor.dtype == like.dtype else tf.cast(tensor, like.dtype)

@@ -10,7 +10,7 @@ _engines: dict[str, Engine] = {}
 
 
 def choose_engine(name: str = "auto") -> Engine:
-    """The engine of this process; the same object every time.
+    """Return the engine of this process; the same object every time.
 
     Args:
         name: ``"auto"``: Horovod if its launcher started this process, else TensorFlow's collectives

@@ -122,7 +122,7 @@ def launched_with_workers() -> bool:
 
 
 def resolved_name(name: str) -> str:
-    """The engine that ``"auto"`` is in this process."""
+    """Return the engine that ``"auto"`` is in this process."""
     if name != "auto":
         return name
     if launched_by_horovod():

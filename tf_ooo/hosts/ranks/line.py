@@ -91,7 +91,7 @@ class Attention:
         self._asked_s = time.monotonic()
 
     def silent(self) -> list[int]:
-        """The ranks that have said nothing for so long."""
+        """Return the ranks that have said nothing for so long."""
         now_s = time.monotonic()
         passed_s, self._asked_s = min(now_s - self._asked_s, self._LONGEST_PAUSE_S), now_s
         for rank, line in self._lines.items():

@@ -86,7 +86,7 @@ class Meeting:
         return Roll(self.rank, members, {0: line}, self.limit_s)
 
     def _asked(self, address: str) -> tuple[Line | None, dict[str, Any] | None]:
-        """A line to rank 0, and what it says when it has heard of all."""
+        """Return a line to rank 0, and what it says when it has heard of all."""
         if not address:
             return None, None
         try:
@@ -113,7 +113,7 @@ class Meeting:
 
 
 def meet_by_horovods_server(begun: bool = False) -> Roll | None:
-    """All ranks that Horovod's launcher has started, in touch; None where it started none.
+    """Return all ranks that Horovod's launcher has started, in touch; None where it started none.
 
     Rank 0 leaves its address at the launcher's rendezvous server.  ``begun``: the script has called
     ``hvd.init()``.  BackendError: as of :class:`Meeting`.
@@ -134,7 +134,7 @@ def meet_by_horovods_server(begun: bool = False) -> Roll | None:
 
 
 def meet_at(address: str, rank: int, size: int) -> Roll:
-    """All ranks, in touch: rank 0 listens at the address until they are.
+    """Return all ranks, in touch: rank 0 listens at the address until they are.
 
     BackendError: it cannot listen there, or as of :class:`Meeting`.
     """

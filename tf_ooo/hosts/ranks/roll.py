@@ -198,7 +198,7 @@ class Roll:
             thread.join()
 
     def lost_before_training(self) -> BackendError:
-        """The error to raise where a library says that another rank is gone."""
+        """Return the error to raise where a library says that another rank is gone."""
         return self._before_training(f"another worker ended{f': {who}' if (who := self.who_ended()) else ''}")
 
     def _lines_of_end(self) -> dict[int, tuple[str, str | None]]:
@@ -224,7 +224,7 @@ class Roll:
             return [rank for rank in self._ended if rank in self._gone | self._silent]
 
     def _named(self, lost: Sequence[int]) -> str:
-        """The first of them that is a cause."""
+        """Return the first of them that is a cause."""
         with self._changed:
             causes = self._causes()
             first = next((rank for rank in lost if rank in causes), lost[0])
@@ -321,7 +321,7 @@ def _main_thread_trains() -> bool:
 
 
 def _as_raised(error: BackendError) -> str:
-    """The last line that Python says of it."""
+    """Return the last line that Python says of it."""
     return f"{type(error).__module__}.{type(error).__name__}: {error}"
 
 

@@ -49,7 +49,7 @@ class Barrier:
 def activations_to_store(
     step: FlatStep, ops: Mapping[str, Op], calls: Sequence[Call], readers: str
 ) -> list[Barrier]:
-    """Each tensor that a call reads: behind a barrier it is computed once and kept.
+    """Return each tensor that a call reads: behind a barrier it is computed once and kept.
 
     XLA would rather compute it again where somebody else reads it, merged into a kernel that
     comes later, and the call would have to wait for that.
@@ -164,7 +164,7 @@ def is_worth_it(
 
 
 def cost_s(step: FlatStep, port: Port, readers: Iterable[str], on: DeviceModel) -> float:
-    """Seconds for reading the tensor once more in each reader, and for the kernel that writes it."""
+    """Return seconds for reading the tensor once more in each reader, and for the kernel that writes it."""
     maker = port[0]
     while step.nodes[maker].op in VIEWS and (made_of := step.data_inputs(maker)):
         maker = made_of[0][0]
@@ -182,7 +182,7 @@ def cost_s(step: FlatStep, port: Port, readers: Iterable[str], on: DeviceModel) 
 
 
 def gain_s(step: FlatStep, port: Port, calls: Sequence[Call], on: DeviceModel) -> float:
-    """Seconds of the dW that wait for the tensor: what may run beside the main stream."""
+    """Return seconds of the dW that wait for the tensor: what may run beside the main stream."""
     names = [name for call in calls if port in call.region.inputs for name in call.region.own]
     return sum(_seconds(step, name, on) for name in names if step.nodes[name].op in CONTRACTIONS)
 

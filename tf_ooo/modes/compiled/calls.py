@@ -139,7 +139,7 @@ class _Pins:
 
 
 def ends_of(step: FlatStep, graph: TrainingGraph, names: Sequence[str]) -> tuple[Port, ...]:
-    """The tensors that are there when these ops are done: those that others read."""
+    """Return the tensors that are there when these ops are done: those that others read."""
     inside = set(names)
     ends: list[Port] = []
     for name in names:

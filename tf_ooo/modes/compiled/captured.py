@@ -90,7 +90,7 @@ def read_thunks(text: str) -> CompiledModule:
 
 
 def read_dump(folder: Path) -> CompiledModule | None:
-    """The largest module that XLA wrote there; None where it wrote none."""
+    """Return the largest module that XLA wrote there; None where it wrote none."""
     modules = []
     for path in folder.glob(_BYTES):
         match = _TOTAL.search(path.read_text(errors="replace"))

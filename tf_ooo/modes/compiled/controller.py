@@ -124,7 +124,7 @@ def _why_not_concurrent() -> str | None:
 def _gains(
     options: OneDeviceOptions, session: StreamSession | None, delay: bool
 ) -> GainTable | MeasuredGains | None:
-    """The table of a file, or what measures one; None: gains are calculated."""
+    """Return the table of a file, or what measures one; None: gains are calculated."""
     if options.gains is not None:
         return GainTable.load(options.gains)
     usual_s = _MEASURE_S if xla_nodes.platform() == "CUDA" else 0.0
@@ -134,7 +134,7 @@ def _gains(
 
 
 def ways(options: OneDeviceOptions, steps: int = 1, session: StreamSession | None = None) -> list[Way]:
-    """The ways to compile a step that are compared; the first is REWRITTEN.
+    """Return the ways to compile a step that are compared; the first is REWRITTEN.
 
     ``steps`` of them go into one function for the way DELAYED, or for the one that is asked for.  The session
     is told of measured gains, and knows what XLA made of the stock step.

@@ -162,7 +162,7 @@ class _Measuring:
 
 
 def in_order(calculated_s: Mapping[Pair, float]) -> list[Pair]:
-    """The most promising pair of each dW, then the second of each, and so on; long gains first."""
+    """Return the most promising pair of each dW, then the second of each, and so on; long gains first."""
     long_first = sorted(calculated_s, key=lambda pair: (-calculated_s[pair], pair))
     seen: Counter[int] = Counter()
     rank = {}

@@ -87,7 +87,7 @@ class OutlinePass(Pass):
 def call_of(
     step: FlatStep, name: str, region: Region, inputs: Sequence[str], stream: int | None
 ) -> tuple[function_pb2.FunctionDef, node_def_pb2.NodeDef]:
-    """A region's function and the op that calls it; ``stream`` None: where the op stands."""
+    """Return a region's function and the op that calls it; ``stream`` None: where the op stands."""
     given, returned = ([step.known(port) for port in ports] for ports in (region.inputs, region.outputs))
     function = xla_nodes.unique_name(name)
     if stream is None:
@@ -122,7 +122,7 @@ def _function_of(step: FlatStep, region: Region, name: str) -> function_pb2.Func
 
 
 def module_text(given: Sequence[OutputInfo], returned: Sequence[OutputInfo]) -> str:
-    """The stablehlo module of an ``XlaCallModule`` that does nothing but call its first function."""
+    """Return the stablehlo module of an ``XlaCallModule`` that does nothing but call its first function."""
     ins, outs = (", ".join(map(_mlir_type, infos)) for infos in (given, returned))
     arguments = ", ".join(f"%arg{i}" for i in range(len(given)))
     declared = ", ".join(f"%arg{i}: {_mlir_type(info)}" for i, info in enumerate(given))

@@ -32,7 +32,7 @@ USUAL = POLICIES[schedules_of("single_device", streams=True)[0]]
 
 
 def every_layer(what: StepToPlan, *, policy: Policy = USUAL, streams: int = 1) -> Schedule:
-    """Each dW that can be moved starts as soon as its dO is there, on the side streams in turn.
+    """Return each dW that can be moved starts as soon as its dO is there, on the side streams in turn.
 
     The layer that backward reaches last stays on the main stream: nothing is left to run beside it.
     Needs no costs.
@@ -109,7 +109,7 @@ def layer_costs(what: StepToPlan, device_name: str) -> tuple[LayerCosts, ...]:
 
 
 def with_measured(layers: Sequence[LayerCosts], table: GainTable) -> tuple[LayerCosts, ...]:
-    """The layers with the seconds that the table has.
+    """Return the layers with the seconds that the table has.
 
     The others are calculated ones, times what measured tasks took over what was calculated for them.
     """
@@ -143,14 +143,14 @@ def only_of(schedule: Schedule, tasks: TaskOps) -> Schedule:
 
 
 def _before(missing: Task, task: Task, there: set[Task]) -> Task | None:
-    """The dO that is there and comes last before one that is not, down from dW's own layer."""
+    """Return the dO that is there and comes last before one that is not, down from dW's own layer."""
     stages = [other.stage for other in there if other.kind == "dO"]
     stages = [stage for stage in stages if missing.stage < stage <= task.stage]
     return Task("dO", min(stages)) if stages and missing.kind == "dO" else None
 
 
 def dealt_out(schedule: Schedule, streams: int) -> Schedule:
-    """The side lane's dW, each with its update, on so many streams in turn."""
+    """Return the side lane's dW, each with its update, on so many streams in turn."""
     lane = schedule.lanes.get(SUB)
     if lane is None or streams == 1:
         return schedule

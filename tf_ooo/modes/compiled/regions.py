@@ -72,7 +72,7 @@ class FlatStep:
         return GraphIndex(self.graph_def)
 
     def info(self, port: Port) -> OutputInfo | None:
-        """Dtype and shape of a tensor; None where TensorFlow cannot tell."""
+        """Return dtype and shape of a tensor; None where TensorFlow cannot tell."""
         infos = self.outputs.get(port[0], ())
         return infos[port[1]] if port[1] < len(infos) else None
 
@@ -99,18 +99,18 @@ class FlatStep:
         return [port for port in map(split_input, self.nodes[name].input) if port[1] >= 0]
 
     def readers_of(self, port: Port) -> list[str]:
-        """The ops that read a tensor, once for each of their inputs that does."""
+        """Return the ops that read a tensor, once for each of their inputs that does."""
         return [reader for reader, number in self.readers[port[0]] if number == port[1]]
 
     def touched(self, name: str) -> list[Port]:
         return [*self.data_inputs(name), *((name, port) for port in range(len(self.outputs.get(name, ()))))]
 
     def behind(self, names: Iterable[str]) -> set[str]:
-        """The ops that need one of these, themselves included."""
+        """Return the ops that need one of these, themselves included."""
         return reached(names, lambda name: [reader for reader, _ in self.readers[name]])
 
     def above(self, names: Iterable[str], inside: Container[str] | None = None) -> set[str]:
-        """The ops, ``inside`` of some, whose results these need, themselves included."""
+        """Return the ops, ``inside`` of some, whose results these need, themselves included."""
         return reached(
             names, lambda name: [n for n, _ in self.data_inputs(name) if inside is None or n in inside]
         )
@@ -182,7 +182,7 @@ def _needs(step: FlatStep, ops: Sequence[str]) -> dict[Port, set[str]]:
 
 
 def _results(step: FlatStep, own: Iterable[str], ops: Iterable[str]) -> list[Port]:
-    """The tensors of ``own`` that ops outside of ``ops`` read."""
+    """Return the tensors of ``own`` that ops outside of ``ops`` read."""
     own, inside = set(own), set(ops)
     used = {(n, p) for n in own for reader, p in step.readers[n] if p >= 0 and reader not in inside}
     return sorted(used | {fetch for fetch in step.fetches if fetch[0] in own})
@@ -230,7 +230,7 @@ def _is_convex(step: FlatStep, chosen: set[str]) -> bool:
 
 
 def region_of(step: FlatStep, ops: tuple[str, ...], own: tuple[str, ...]) -> Region:
-    """The region of these ops, with what enters and leaves them."""
+    """Return the region of these ops, with what enters and leaves them."""
     chosen = set(ops)
     inputs: dict[Port, None] = {}
     constants: dict[Port, np.ndarray[Any, Any]] = {}

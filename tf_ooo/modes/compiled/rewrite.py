@@ -59,7 +59,7 @@ class StepGraph:
 
 
 def unchanged(graph_def: GraphDef, fetches: Sequence[str], dump_dir: Path | None = None) -> StepGraph:
-    """The step as it was traced, flat."""
+    """Return the step as it was traced, flat."""
     functional, _ = flattening.flat_graphs(graph_def, _nodes_of(fetches))
     return StepGraph(graph_def=functional, fetches=tuple(fetches))
 
@@ -126,7 +126,7 @@ def _nodes_of(fetches: Sequence[str]) -> list[str]:
 def _prepared(
     graph_def: GraphDef, fetches: Sequence[str], side_updates: bool, dump_dir: Path | None
 ) -> tuple[FlatStep, GraphDef]:
-    """The step with loops as single ops, and the graph with loops lowered."""
+    """Return the step with loops as single ops, and the graph with loops lowered."""
     functional, lowered = flattening.flat_graphs(graph_def, _nodes_of(fetches))
     aside: list[Pass] = [DeadEndsPass(fetches), SingleAssignmentPass()] if side_updates else []
     functional = _checked(functional, [GatesPass(), *aside], dump_dir and dump_dir / "prepared")

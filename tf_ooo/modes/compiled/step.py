@@ -70,7 +70,7 @@ class StreamStep:
         return outputs
 
     def compiled(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> CompiledStep | None:
-        """The rewritten step for such inputs; None where there is none, and the session knows why.
+        """Return the rewritten step for such inputs; None where there is none, and the session knows why.
 
         Raises MemoryLimitError: neither this step nor the stock step stays within the limit.
         """
@@ -166,7 +166,7 @@ class CompiledStep:
         return self._trace.unpack(outputs)
 
     def hlo(self, stage: str = "hlo") -> str:
-        """The text of the step before (``hlo``) or after (``optimized_hlo``) XLA's passes."""
+        """Return the text of the step before (``hlo``) or after (``optimized_hlo``) XLA's passes."""
         return xla_functions.hlo_of(self._run, self.inputs.specs, stage)
 
     def needed_bytes(self, flags: tuple[str, ...] = ()) -> int:

@@ -54,7 +54,7 @@ class Piece:
 
 
 def piece_of(step: FlatStep, parts: Parts, task: Task) -> Piece | None:
-    """The piece of a task, or None where nothing of it can be timed; F is of the next step.
+    """Return the piece of a task, or None where nothing of it can be timed; F is of the next step.
 
     What has state (variables that are read, counters) is left out of a piece and stands before it.
     """
@@ -74,7 +74,7 @@ def _of_main(step: FlatStep, parts: Parts, task: Task) -> list[Region]:
 
 
 def kind_of(step: FlatStep, regions: Sequence[Region]) -> str:
-    """A digest of ops, attributes, shapes, constants and what reads what."""
+    """Return a digest of ops, attributes, shapes, constants and what reads what."""
     digest = hashlib.sha256()
     for region in regions:
         names: dict[Port, str] = {}
@@ -157,7 +157,7 @@ def piece_graph(step: FlatStep, main: Piece, aside: Piece | None) -> tuple[Any, 
 
 
 def _values(spec: Any) -> Any:
-    """Numbers of about one; small whole numbers, which may be indices."""
+    """Return numbers of about one; small whole numbers, which may be indices."""
     import tensorflow as tf
 
     if spec.dtype.is_bool:
@@ -184,7 +184,7 @@ def _sampled(run: Callable[..., Any], given: Sequence[Any]) -> Timing:
 
 @functools.cache
 def _empty_s(rounds: int) -> float:
-    """Seconds of a launch whose rounds do nothing."""
+    """Return seconds of a launch whose rounds do nothing."""
     import tensorflow as tf
 
     graph_def = tf.compat.v1.GraphDef()

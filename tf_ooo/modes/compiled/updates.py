@@ -87,7 +87,7 @@ def _split(graph_def: GraphDef, node: node_def_pb2.NodeDef) -> None:
 
 
 def with_updates(step: FlatStep, graph: TrainingGraph, region: Region) -> Region:
-    """The region with as much of the update as can ride along; itself where nothing can."""
+    """Return the region with as much of the update as can ride along; itself where nothing can."""
     if len(region.outputs) != 1:
         return region
     result, taken = region.outputs[0], set()
@@ -107,7 +107,7 @@ def with_updates(step: FlatStep, graph: TrainingGraph, region: Region) -> Region
 
 
 def _only_reader(step: FlatStep, graph: TrainingGraph, port: Port) -> str | None:
-    """The one elementwise op of the update that reads a tensor, of the same shape as the tensor."""
+    """Return the one elementwise op of the update that reads a tensor, of the same shape as the tensor."""
     readers = set(step.readers_of(port))
     if len(readers) != 1 or port in step.fetches:
         return None

@@ -16,7 +16,7 @@ StepSeconds = Callable[[int, int], float]
 
 
 def advice(ranks: int, alone_s: float, step_s: StepSeconds, gain: Gain) -> str:
-    """One line: how much slower, and how many ranks, or how large batches, to take.
+    """Return one line: how much slower, and how many ranks, or how large batches, to take.
 
     Args:
         ranks: that train now.

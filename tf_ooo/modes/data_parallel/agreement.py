@@ -85,7 +85,7 @@ def _layer(layer: keras.layers.Layer) -> dict[str, Any]:
 
 
 def _settings(part: Any) -> dict[str, Any]:
-    """The config of a layer or loss; nothing where it tells none."""
+    """Return the config of a layer or loss; nothing where it tells none."""
     with contextlib.suppress(NotImplementedError, TypeError, ValueError):
         return dict(json.loads(json.dumps(_nameless(part.get_config()), default=_plain)))
     return {}
@@ -171,7 +171,7 @@ def refuse_different(everyone: Sequence[Mapping[str, Any]]) -> None:
 
 
 def differences(who: str, theirs: object, ours: object, where: str = "") -> list[str]:
-    """Each place where two JSON values, the second rank 0's, differ, in words."""
+    """Return each place where two JSON values, the second rank 0's, differ, in words."""
     parts: list[tuple[Any, Any, str]] = []
     if isinstance(theirs, dict) and isinstance(ours, dict):
         keys = sorted(set(theirs) | set(ours))

@@ -50,7 +50,7 @@ class StepByStep:
             self._report.steps_s = []
 
     def __call__(self, iterator: object) -> Any:
-        """One execution.  Raises what ``run`` does."""
+        """Return one execution.  Raises what ``run`` does."""
         if self._done:
             return self._run(iterator)
         if len(self._report.steps_s) >= STEPS:
@@ -68,7 +68,7 @@ class StepByStep:
         return outputs
 
     def _beside_alone(self, iterator: object) -> Any:
-        """One execution, after steps of this rank alone with its first batch."""
+        """Return one execution, after steps of this rank alone with its first batch."""
         ranks, model = self._ranks, self._ranks.model
         together, left = train_function.steps_per_execution(model), ranks.lockstep.left
         batches = iterators.take(iterator, together if left is None else min(together, left))

@@ -62,7 +62,7 @@ class DataParallelMode:
         self._report = Report(mode="data_parallel")
 
     def join(self) -> Engine:
-        """The engine that was asked for, or that of the launcher."""
+        """Return the engine that was asked for, or that of the launcher."""
         return choose_engine(self.options.engine)
 
     def check(self, model: keras.Model, steps: int | None) -> None:
@@ -95,14 +95,14 @@ class DataParallelMode:
         return None if self.scheduled is None else self.scheduled.watched()
 
     def describe(self) -> Report:
-        """The steps fill it in."""
+        """Return the steps fill it in."""
         if self.ranks is not None:
             self._report.batch_rows = self.ranks.batch_rows or self._report.batch_rows
             self._report.ranks = self.ranks.engine.size
         return self._report
 
     def _run_batches(self, ranks: RanksInStep, batches: list[Any], iterator: object) -> Any:
-        """The steps of an execution in one function."""
+        """Return the steps of an execution in one function."""
         known = self.scheduled
         if known is not None and known.ranks is not ranks:
             known.begin_fit(ranks)

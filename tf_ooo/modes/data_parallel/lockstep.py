@@ -132,7 +132,7 @@ class Lockstep:
         return len({reply.weights for reply in replies}) <= 1
 
     def _exchange(self, mine: Kind) -> list[Kind]:
-        """The ranks' messages of this kind; none if some do something else, so that this is over."""
+        """Return the ranks' messages of this kind; none if some do something else, so that this is over."""
         while not self.others_ended:
             replies = mine.told(self.engine)
             if all(isinstance(reply, type(mine)) for reply in replies):

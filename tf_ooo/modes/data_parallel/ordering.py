@@ -153,7 +153,7 @@ def communication_edges(
     flight_bytes: float = FLIGHT_BYTES,
     parts: Mapping[str, int] | None = None,
 ) -> list[tuple[str, str]]:
-    """Edges that make layers communicate in the schedule's order, a certain amount at a time.
+    """Return edges that make layers communicate in the schedule's order, a certain amount at a time.
 
     Communication libraries take gradients as they come, and while one is under way they gather what
     comes into one large message, all of which arrives together.  So a layer is handed over when what
@@ -205,7 +205,7 @@ def _sent(graph: TrainingGraph, parts: Mapping[str, int]) -> _Sent:
 
 
 def _through(sizes: list[float], place: int, flight_bytes: float) -> int | None:
-    """The place of the latest that has to be through before that at ``place`` goes; None: none has."""
+    """Return the place of the latest that has to be through before that at ``place`` goes; None: none has."""
     flying_bytes = 0.0
     for before in range(place - 1, -1, -1):
         if before < place - 1 and flying_bytes >= flight_bytes:
@@ -215,7 +215,7 @@ def _through(sizes: list[float], place: int, flight_bytes: float) -> int | None:
 
 
 def digest(result: RewriteResult) -> str:
-    """A short text that is the same on ranks that run the same order of the same ops."""
+    """Return a short text that is the same on ranks that run the same order of the same ops."""
     graph = result.training_graph
     counts = [len(graph.of_kind(kind)) for kind in OpKind]
     shapes = {variable.name: variable.shape for variable in graph.variables}

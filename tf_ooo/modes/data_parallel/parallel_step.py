@@ -50,7 +50,7 @@ class ParallelStep:
         self._fit_expects_more = steps_known and keras_fits.ends_training_without_data(model)
 
     def __call__(self, iterator: object) -> Any:
-        """One execution: ``steps_per_execution`` steps, or as many as all ranks have data for."""
+        """Return one execution: ``steps_per_execution`` steps, or as many as all ranks have data for."""
         with naming_the_lost(self.engine, f"in execution {self.executions + 1}"):
             return self._run(iterator)
 

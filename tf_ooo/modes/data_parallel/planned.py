@@ -108,7 +108,7 @@ def _count(size: int) -> int:
 
 
 def _seconds_each(engine: Engine, size: int) -> float:
-    """Seconds of one of some allreduces, each of which begins when the last but one is through."""
+    """Return seconds of one of some allreduces, each of which begins when the last but one is through."""
     import tensorflow as tf
 
     def stream(tensor: tf.Tensor) -> Any:
@@ -171,7 +171,7 @@ def as_measured(
 
 
 def factor_for(seconds_of: Callable[[float], float], wanted_s: float, between: tuple[float, float]) -> float:
-    """The factor, between two, with which something that grows with it takes so many seconds."""
+    """Return the factor, between two, with which something that grows with it takes so many seconds."""
     low, high = between
     for _ in range(_HALVINGS):
         factor = math.sqrt(low * high)
@@ -188,7 +188,7 @@ def needs_costs(schedule: str, options: Iterable[str]) -> bool:
 
 
 def plain_schedule(layers: int, policy: str, workers: int, options: Mapping[str, Any]) -> Schedule:
-    """A schedule of so many layers for which no costs are needed; it is not simulated."""
+    """Return a schedule of so many layers for which no costs are needed; it is not simulated."""
     problem = _problem([LayerCosts(1.0, 1.0, 1.0, weight_bytes=1)] * layers, Link(), workers)
     asked = policy_named(policy, MODE)
     return as_asked(asked, _told(asked, problem, options)).trial.schedule
@@ -244,12 +244,12 @@ def make_plan(
 
 
 def predicted_gain(step_s: float, stock_s: float | None) -> float:
-    """The share of the stock order's step that a planned one is predicted to save; 0: not known."""
+    """Return the share of the stock order's step that a planned one is predicted to save; 0: not known."""
     return 1 - step_s / stock_s if stock_s else 0.0
 
 
 def stock_step_s(layers: Sequence[LayerCosts], link: Link, workers: int, steps: int) -> float:
-    """Predicted seconds of a step in the stock order; so many ``steps`` run together."""
+    """Return predicted seconds of a step in the stock order; so many ``steps`` run together."""
     problem = _told(STOCK_ORDER, _problem(layers, link, workers), {"barrier": steps == 1})
     return as_asked(STOCK_ORDER, problem, clock_of(steps)).step_s
 

@@ -155,7 +155,7 @@ class ScheduledSteps:
     # -- stock first -----------------------------------------------------------------------------
 
     def _run_first(self, batches: Sequence[Any]) -> Any:
-        """Several steps together in the stock order."""
+        """Return several steps together in the stock order."""
         first, report = self._first, self.report
         if first is None or first.known.why_not:
             return self.stock(batches)
@@ -199,7 +199,7 @@ class ScheduledSteps:
     def _rewritten(
         self, source: StepSource, steps: int, make_request: Callable[[], Request]
     ) -> tuple[Request | None, Unrolled]:
-        """Steps whose graphs come to a request, unless there can be none."""
+        """Return steps whose graphs come to a request, unless there can be none."""
         try:
             request = make_request()
         except OOOError as error:
@@ -217,7 +217,7 @@ class ScheduledSteps:
         return unrolled
 
     def _timed(self, steps: Unrolled, batches: Sequence[Any]) -> tuple[Any, float, bool]:
-        """The logs, seconds of each step, and whether something was traced meanwhile."""
+        """Return the logs, seconds of each step, and whether something was traced meanwhile."""
         before, started = steps.traced, time.perf_counter()
         outputs = steps(batches)
         nests.synchronize(outputs)
@@ -249,7 +249,7 @@ class ScheduledSteps:
         self._take(said[0])
 
     def _profile_s(self) -> float:
-        """Seconds of tracing the single step, and of the profiler."""
+        """Return seconds of tracing the single step, and of the profiler."""
         traced_s = 0.0 if self._single is None else self._single.first_s
         profile = self._profiler.profile
         return traced_s + (0.0 if profile is None else profile.overhead_s)
@@ -310,7 +310,7 @@ class ScheduledSteps:
         self.ordered, self._phase = ordered, functools.partial(self._compare, ordered)
 
     def _sliced_source(self, slices: Mapping[str, int]) -> StepSource:
-        """The step traced anew, with gradients that travel in slices."""
+        """Return the step traced anew, with gradients that travel in slices."""
         wrap, cut = self._averaging.wrap(self.model), self._averaging.slices.wrap
         return self._source_with(lambda train_step: cut(wrap(train_step), slices))
 
@@ -360,7 +360,7 @@ class ScheduledSteps:
             raise GraphError(failed)
 
     def _draws_from_own_state(self, count: int) -> bool:
-        """An op that keeps random numbers to itself forbids going to and fro between two functions."""
+        """Return an op that keeps random numbers to itself forbids going to and fro between two functions."""
         if not self.options.may_fall_back:
             return False
         steps = self.stock.function(self.steps if count >= self.steps else 1)

@@ -50,7 +50,7 @@ class RanksStockFirst:
         )
 
     def run(self, batches: Sequence[Any], timed: Timed) -> Any:
-        """One execution; the logs of its last step."""
+        """Return one execution; the logs of its last step."""
         known = self.known
         if not known.untimed or len(batches) < known.together:  # a short one tells nothing about the others
             outputs = self._stock(batches)

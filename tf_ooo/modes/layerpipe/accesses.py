@@ -35,7 +35,7 @@ def accesses(index: GraphIndex) -> list[Access]:
 def read_where_it_is(
     handle: tf.Tensor, dtype: tf.DType | str, shape: Iterable[int | None] | None
 ) -> tf.Tensor:
-    """The present value of a variable, read on its device."""
+    """Return the present value of a variable, read on its device."""
     with tf.device(handle.device):
         value = tf.raw_ops.ReadVariableOp(resource=handle, dtype=tf.as_dtype(dtype))
     value.set_shape(shape)
@@ -43,7 +43,7 @@ def read_where_it_is(
 
 
 def zeros_on(device: str, info: OutputInfo) -> tf.Variable:
-    """An untrained variable of zeros, of the shape and type of an op's output."""
+    """Return an untrained variable of zeros, of the shape and type of an op's output."""
     return keras_variables.zeros_on(device, tf.as_dtype(info.dtype), info.shape)
 
 

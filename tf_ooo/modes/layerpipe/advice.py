@@ -20,7 +20,7 @@ StepSeconds = Callable[[Sequence[LayerCosts], int], float]
 def advice(
     layers: Sequence[LayerCosts], devices: int, predicted_s: float, step_s: StepSeconds, gain: Gain
 ) -> str:
-    """One line: how much slower, and which devices and batches to take.
+    """Return one line: how much slower, and which devices and batches to take.
 
     Args:
         layers: costs of one batch.

@@ -42,7 +42,7 @@ class Sum:
 
 
 def with_sums(traced: Traced, weights: Mapping[str, int]) -> tuple[Traced, tuple[Sum, ...]]:
-    """The step, its gradients marked, whose updates use means of gradients.
+    """Return the step, its gradients marked, whose updates use means of gradients.
 
     Raises GraphError where a weight is updated from a gradient that no Keras optimizer was given.
     """
@@ -104,7 +104,7 @@ def _check_all_marked(traced: Traced, weights: Mapping[str, int]) -> None:
 
 
 def with_whole_reads(traced: Traced, weights: Mapping[str, int]) -> Traced:
-    """The step in which lookups in a trained table read the table first: so it can be another version.
+    """Return the step in which lookups in a trained table read the table first: so it can be another version.
 
     Raises:
         GraphError: a weight is read by an op for which there is no such way.

@@ -37,12 +37,12 @@ class Register:
     depth: int
 
     def name(self, delay: int) -> str:
-        """The placeholder for what was made so many rounds ago."""
+        """Return the placeholder for what was made so many rounds ago."""
         return late_name(self.number, delay)
 
 
 def late_name(register: int, delay: int) -> str:
-    """The placeholder for what a row of registers holds of so many rounds ago."""
+    """Return the placeholder for what a row of registers holds of so many rounds ago."""
     return f"{LATE}/{register}_{delay}"
 
 

@@ -40,7 +40,7 @@ class Delays:
 
 
 def delays_of(traced: Traced, rounds: Rounds) -> Delays:
-    """Cuts all edges between rounds.
+    """Return cuts all edges between rounds.
 
     Raises GraphError for a tensor that cannot be stored, such as a list, and is read in a later round.
     """
@@ -109,7 +109,7 @@ class _Cuts:
         return late_name(register, delay)
 
     def _on(self, device: str, name: str) -> str:
-        """A device's own copy of an op that depends on frozen weights alone."""
+        """Return a device's own copy of an op that depends on frozen weights alone."""
         if (name, device) in self.local:
             return self.local[name, device]
         node, copy = self.frozen[name], f"{name}/{LOCAL}_{len(self.local)}"

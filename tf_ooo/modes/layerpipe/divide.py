@@ -93,7 +93,7 @@ def _seconds(
 
 
 def _heaviest(traced: Traced, layer: int, op_seconds: Mapping[str, float]) -> str | None:
-    """The op of a layer's dO that is worth dividing, if any can be divided."""
+    """Return the op of a layer's dO that is worth dividing, if any can be divided."""
     own = (node for node in traced.graph_def.node if traced.where.get(node.name) == ("dO", layer))
     able = [node.name for node in own if _by_rows(traced, node)]
     return max(able, key=lambda name: (op_seconds.get(name, 0.0), _size(traced, name)), default=None)
@@ -138,7 +138,7 @@ def _divide(traced: Traced, name: str, layer: int, share: float) -> Traced:
 def in_two_parts(
     node: node_def_pb2.NodeDef, infos: Sequence[OutputInfo], gradient: int, sizes: int | None, share: float
 ) -> tuple[tuple[node_def_pb2.NodeDef, ...], str, dict[str, list[OutputInfo]]]:
-    """The nodes that compute an op on the first ``share`` of the rows and on the rest, and join them.
+    """Return the nodes that compute an op on the first ``share`` of the rows and on the rest, and join them.
 
     Each part has at least one row, of a single row the rest.  Gives the first part's name and the outputs of
     all nodes, too; the last one has the op's name.
@@ -221,7 +221,7 @@ def with_shared_grads(traced: Traced, stages: Stages) -> tuple[Traced, Stages]:
 
 
 def _before(index: GraphIndex, where: Where, name: str, layer: int) -> set[str]:
-    """The layer's backward ops that an op needs, and itself."""
+    """Return the layer's backward ops that an op needs, and itself."""
     own = {(kind, layer) for kind in ("dO", HIGH, "dW", "U")}
     needed, stack = {name}, [index.index[name]]
     while stack:

@@ -150,7 +150,7 @@ class LayerPipeSteps:
         self._unspread = 0  # steps before the plan
 
     def run(self, iterator: Iterator[Any]) -> Any:
-        """One execution."""
+        """Return one execution."""
         self._data_spec = getattr(iterator, "element_spec", None)
         outputs = None
         for _ in range(train_function.steps_per_execution(self._model)):

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def frozen_weights(model: keras.Model, traced: Traced) -> frozenset[str]:
-    """The placeholders of a model's weights that the step only reads; not of single numbers.
+    """Return the placeholders of a model's weights that the step only reads; not of single numbers.
 
     Callbacks set those, such as the share of a loss, between batches: they are read anew in each round.
     """
@@ -53,7 +53,7 @@ class Copies:
             copy.assign(read_where_it_is(self._captured[handle], copy.dtype, copy.shape))
 
     def given(self) -> dict[str, tf.Tensor]:
-        """The weights, by placeholder."""
+        """Return the weights, by placeholder."""
         weights = {}
         for name, (handle, device, info) in self._wanted.items():
             copy = self._copies.get((handle, device))

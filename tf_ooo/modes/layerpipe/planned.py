@@ -111,7 +111,7 @@ def _as_run(schedule: Schedule) -> Schedule:
 
 
 def _whole_or_divided(candidates: Sequence[Candidate]) -> Plan:
-    """The fastest that divides layers, unless the fastest that does not is nearly as fast."""
+    """Return the fastest that divides layers, unless the fastest that does not is nearly as fast."""
     trials = [candidate.trial for candidate in candidates if candidate.trial is not None]
     whole, divided = ([t for t in trials if t.schedule.fused_backward is fused] for fused in (True, False))
     if not trials:  # the one that divides layers can use the most devices, and says how many
@@ -167,12 +167,12 @@ def in_order_of(costs: Sequence[str], layers: Sequence[str]) -> list[int]:
 
 
 def _sorted_parts(names: Sequence[str]) -> list[str]:
-    """The names, each with the variables that it lists in sorted order."""
+    """Return the names, each with the variables that it lists in sorted order."""
     return [", ".join(sorted(name.split(", "))) for name in names]
 
 
 def _ranked(names: Sequence[str]) -> list[str]:
-    """The ranks of numbers in place of these: dense_7 and dense_9 are dense_0 and dense_1."""
+    """Return the ranks of numbers in place of these: dense_7 and dense_9 are dense_0 and dense_1."""
     parts = [[_split(part) for part in name.split("/")] for name in _sorted_parts(names)]
     numbers: dict[str, set[int]] = {}
     for kind, number in (pair for of_name in parts for pair in of_name):

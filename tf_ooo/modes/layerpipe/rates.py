@@ -25,7 +25,7 @@ RATE = "_ooo_rate"
 
 
 def factor_name(delay: int) -> str:
-    """The placeholder for what the learning rate of such layers is multiplied with."""
+    """Return the placeholder for what the learning rate of such layers is multiplied with."""
     return f"{RATE}/{delay}"
 
 
@@ -38,7 +38,7 @@ class Factors:
     count: tf.Variable | None = None
 
     def given(self) -> dict[str, tf.Tensor]:
-        """The factors in this round, by placeholder."""
+        """Return the factors in this round, by placeholder."""
         if self.count is None or not self.delays:
             return {}
         step = tf.cast(self.count.read_value(), tf.float32)
@@ -47,7 +47,7 @@ class Factors:
 
 
 def with_factors(traced: Traced, stages: Stages, rate_handle: str | None) -> tuple[Traced, frozenset[int]]:
-    """The step with learning rates that are multiplied by :class:`Factors`; for which delays.
+    """Return the step with learning rates that are multiplied by :class:`Factors`; for which delays.
 
     ``rate_handle``: the placeholder of the learning rate's variable.  Raises BackendError where that is no
     variable that updates read, but a schedule.

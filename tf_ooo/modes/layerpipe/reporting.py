@@ -89,7 +89,7 @@ def limits_of(plan: Plan, costs: CostTable) -> list[str]:
 
 
 def _step_s(plan: Plan, link: Link) -> float:
-    """Predicted seconds of the plan's step on another link."""
+    """Return predicted seconds of the plan's step on another link."""
     return float(simulate(plan.schedule, plan.problem.layers, link).steady_step_s)
 
 

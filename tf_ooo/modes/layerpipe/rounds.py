@@ -298,7 +298,7 @@ class Retiming:
         return placed
 
     def _in_order(self) -> list[tuple[str, str]]:
-        """Neighbours among the ops on each variable, one of which writes."""
+        """Return neighbours among the ops on each variable, one of which writes."""
         pairs: dict[tuple[str, str], None] = {}
         for users in self._users.values():
             reads: list[str] = []

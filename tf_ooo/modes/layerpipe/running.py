@@ -29,19 +29,19 @@ class Batches:
         self._waiting: list[Any] = []
 
     def look(self, iterator: Iterator[Any]) -> Any:
-        """The batch that comes next; None at the end of the data."""
+        """Return the batch that comes next; None at the end of the data."""
         self._waiting = self._waiting or iterators.take(iterator, 1)
         return self._waiting[0] if self._waiting else None
 
     def take(self, iterator: Iterator[Any]) -> Any:
-        """The next batch; None at the end of the data."""
+        """Return the next batch; None at the end of the data."""
         batch = self.look(iterator)
         self.taken += len(self._waiting)
         self._waiting = []
         return batch
 
     def take_of_epoch(self, iterator: Iterator[Any]) -> Any:
-        """The next batch; None at the end of the epoch."""
+        """Return the next batch; None at the end of the epoch."""
         ended = self._of_epoch is not None and self.taken >= self._of_epoch
         return None if ended else self.take(iterator)
 
@@ -76,7 +76,7 @@ class Epoch:
         return outputs
 
     def step(self) -> Any:
-        """The results of the next batch; None where the data have ended.
+        """Return the results of the next batch; None where the data have ended.
 
         After the last batch's all rounds have run: no gradient is on its way.
         """

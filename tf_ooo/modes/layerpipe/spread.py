@@ -132,7 +132,7 @@ def spread(
 
 
 def _trained(traced: Traced) -> dict[str, int]:
-    """The layer of each weight, by its handle."""
+    """Return the layer of each weight, by its handle."""
     handles = {variable.name: variable.handle for variable in traced.graph.variables}
     return {handles[name]: layer.index for layer in traced.graph.layers for name in layer.variables}
 
@@ -153,13 +153,13 @@ def _read_again(traced: Traced, trained: Collection[str]) -> list[str]:
 
 
 def _counts(traced: Traced, optimizer: set[str]) -> Iterable[str]:
-    """The ops that no layer's update has on the optimizers' variables: on the counts of steps."""
+    """Return the ops that no layer's update has on the optimizers' variables: on the counts of steps."""
     on_variables = (access for access in accesses(traced.index) if access.states & optimizer)
     return [access.name for access in on_variables if access.name not in traced.where]
 
 
 def _learning_rate(model: keras.Model, traced: Traced) -> str | None:
-    """The placeholder of its variable; None where it has none."""
+    """Return the placeholder of its variable; None where it has none."""
     if len(optimizers_of(model)) != 1:
         raise BackendError("rate_warmup_steps= needs a model with one optimizer")
     handle = keras_optimizers.learning_rate_handle(model.optimizer)

@@ -56,7 +56,7 @@ class Stages:
 
 
 def stages_of(schedule: Schedule, layers: int) -> Stages:
-    """The stages of a ``layerpipe`` or ``pipedream`` schedule."""
+    """Return the stages of a ``layerpipe`` or ``pipedream`` schedule."""
     of: dict[tuple[str, int], int] = {}
     parts: dict[int, list[tuple[int, int]]] = {}
     for (device, _), tasks in schedule.lanes.items():

@@ -155,7 +155,7 @@ def trace(
 
 
 def _flat_step(model: keras.Model, inputs: Packed, marked: bool) -> Callable[..., Any]:
-    """The step on the tensors of a batch, in which each optimizer may apply gradients once."""
+    """Return the step on the tensors of a batch, in which each optimizer may apply gradients once."""
     # Not within another function: what is read behind an update is looked for in this one.
     step = train_function.step_on_data(model, tf_functions.undecorated(model.train_step))
 
@@ -185,7 +185,7 @@ def _flat_step(model: keras.Model, inputs: Packed, marked: bool) -> Callable[...
 
 
 def _open_trace(flat: Callable[..., Any], inputs: Packed, data_spec: object) -> FlatTrace:
-    """The trace for any number of rows; for that of the data, where the step cannot do without.
+    """Return the trace for any number of rows; for that of the data, where the step cannot do without.
 
     Not always for the latter: graph optimizers then change last bits, and a fit may go on with other data.
     """
@@ -234,14 +234,14 @@ def _flat(
 def _checked(
     change: Pass, graph_def: graph_pb2.GraphDef, dump_dir: Folder, ran: int = 0
 ) -> graph_pb2.GraphDef:
-    """The graph after a pass that is verified; ``ran`` passes have run before."""
+    """Return the graph after a pass that is verified; ``ran`` passes have run before."""
     result = PassPipeline([change], dump_dir, ran)(graph_def)
     VerifyPass(graph_def, result.replaced, relaxed_by(change))(result.graph_def)
     return result.graph_def
 
 
 def renumbered(traced: Traced, layers: Sequence[Collection[str]]) -> Traced:
-    """The step with its layers in another order; raises GraphError where it has others."""
+    """Return the step with its layers in another order; raises GraphError where it has others."""
     graph = _numbered(traced.graph, layers)
     return replace(traced, graph=graph, where=assign(graph, traced.index).where)
 
@@ -249,14 +249,14 @@ def renumbered(traced: Traced, layers: Sequence[Collection[str]]) -> Traced:
 def placeholders_of(
     captured: Mapping[str, tf.Tensor], variables: Iterable[keras.Variable | tf.Variable]
 ) -> set[str]:
-    """The placeholders of those variables that a step uses."""
+    """Return the placeholders of those variables that a step uses."""
     values = map(keras_variables.value_of, variables)
     handles = {id(value.handle) for value in values if value is not None}
     return {name for name, outside in captured.items() if id(outside) in handles}
 
 
 def _branch_of_weights(index: GraphIndex, weights: Collection[str]) -> str | None:
-    """The first condition on what weights have computed: its gradient would be another one.
+    """Return the first condition on what weights have computed: its gradient would be another one.
 
     Those on labels and counts of steps, as losses and schedules of learning rates have them, are ops like
     others.
@@ -282,7 +282,7 @@ def _numbered(graph: TrainingGraph, layers: Sequence[Collection[str]] | None) ->
 
 
 def _loop_message(model: keras.Model, op: str, loops: bool) -> str:
-    """Names the layer whose loop or branch it is."""
+    """Return names the layer whose loop or branch it is."""
     layers = [part for part in keras_layers.parts_of(model) if part is not model]
     # TensorFlow numbers scopes of one name: lstm_1 is the second one of layer "lstm".
     scopes = [_NUMBER.sub("", scope) for scope in op.split("/")] + op.split("/")

@@ -46,7 +46,7 @@ class Turns:
     ends: Mapping[str, str] = field(default_factory=dict)
 
     def copy(self, number: int, given: Collection[str], folder: Path | None) -> graph_pb2.GraphDef:
-        """The graph for one of several rounds: behind one that gives these control inputs."""
+        """Return the graph for one of several rounds: behind one that gives these control inputs."""
         controls = {name: (control,) for name, control in self.before.items() if control in given}
         return verified(self.graph_def, folder, WaitsPass({}, {}, controls), ReseedPass(number))
 
@@ -92,7 +92,7 @@ def in_turns(
 def verified(
     graph_def: graph_pb2.GraphDef, folder: Path | None, *changes: Pass, ran: int = 0
 ) -> graph_pb2.GraphDef:
-    """A round after passes.  Raises VerifyError where these change more than they declare."""
+    """Return a round after passes.  Raises VerifyError where these change more than they declare."""
     result = PassPipeline(changes, folder, ran)(graph_def)
     if result.modified:
         allowed = relaxed_by(*changes) | {Relaxation.NEW_NODES}
@@ -142,7 +142,7 @@ class ReseedPass(Pass):
     relaxes = frozenset({Relaxation.REPLACED_NODES})
 
     def run(self, graph_def: graph_pb2.GraphDef, training_graph: TrainingGraph | None) -> PassResult:
-        """The graph itself where there is no such op."""
+        """Return the graph itself where there is no such op."""
         seeded = frozenset(node.name for node in graph_def.node if _is_seeded(node))
         if not seeded:
             return PassResult(graph_def, False)
@@ -159,7 +159,7 @@ def _is_seeded(node: node_def_pb2.NodeDef) -> bool:
 
 
 def _tasks(index: GraphIndex, where: Where, device_of: Mapping[str, str]) -> dict[str, dict[Task, list[int]]]:
-    """The ops of each device's tasks, of all layers together, in topological order."""
+    """Return the ops of each device's tasks, of all layers together, in topological order."""
     tasks: dict[str, dict[Task, list[int]]] = {}
     for i in index.order:
         name = index.names[i]
@@ -171,7 +171,7 @@ def _tasks(index: GraphIndex, where: Where, device_of: Mapping[str, str]) -> dic
 
 
 def with_given(graph_def: graph_pb2.GraphDef) -> graph_pb2.GraphDef:
-    """A round with placeholders for what it is given."""
+    """Return a round with placeholders for what it is given."""
     names = {node.name for node in graph_def.node}
     read = {split_input(text)[0] for node in graph_def.node for text in node.input}
     whole = copy_of(graph_def)

@@ -128,7 +128,7 @@ class TwoVersions:
         return tensors, lambda sums: self._store(sums, kept, low, phase)
 
     def added(self, low: int, high: int) -> list[Sum]:
-        """The sums that grow in a round."""
+        """Return the sums that grow in a round."""
         return [total for total, at in self._added.items() if low <= at <= high]
 
     def _store(

@@ -45,7 +45,7 @@ class Now:
 def with_later_weights(
     traced: Traced, weights: Mapping[str, int], stages: Stages
 ) -> tuple[Traced, tuple[Now, ...]]:
-    """The step with other inputs for the weights, ``{handle: layer}``, that dO and dW read."""
+    """Return the step with other inputs for the weights, ``{handle: layer}``, that dO and dW read."""
     later = _Later(traced, weights, stages)
     for node in traced.graph_def.node:
         later.take(node)
@@ -160,7 +160,7 @@ class _Later:
         return copied
 
     def _placeholder(self, name: str, handle: str, processor: int) -> str:
-        """The placeholder through which a processor reads later weights than ``name`` does."""
+        """Return the placeholder through which a processor reads later weights than ``name`` does."""
         placeholder = f"{NOW}/{handle}/{processor}"
         if placeholder not in self.now:
             at, behind = self._round(handle, processor), self._behind(name, processor)

@@ -14,7 +14,7 @@ _KINDS = ("F", "dO", "dW", "U")
 
 
 def watched_round(plan: SpreadPlan, over_rounds: Spread, planned: Schedule, together: int) -> Watched:
-    """The last of the rounds that are run as one, or one alone, as at the end of an epoch.
+    """Return the last of the rounds that are run as one, or one alone, as at the end of an epoch.
 
     Each task is another batch's.
     """
@@ -25,7 +25,7 @@ def watched_round(plan: SpreadPlan, over_rounds: Spread, planned: Schedule, toge
 
 
 def round_schedule(planned: Schedule, tasks: Collection[Task]) -> Schedule:
-    """Each of the tasks once, on its processor: F before dO before dW there, as rounds are ordered."""
+    """Return each of the tasks once, on its processor: F before dO before dW there, as rounds are ordered."""
     lanes = {
         lane: TaskList(sorted((t for t in tasks if t in set(planned_there)), key=_place))
         for lane, planned_there in planned.lanes.items()

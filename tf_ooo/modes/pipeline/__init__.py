@@ -11,7 +11,7 @@ __all__ = ["tasks_of"]
 
 
 def tasks_of(graph_def: Any, replicas: int = 1) -> dict[str, Task]:
-    """The task of each op of a graph that a pipeline runs (``report.rewritten_graph``).
+    """Return the task of each op of a graph that a pipeline runs (``report.rewritten_graph``).
 
     Sums of gradients belong to the dW that they add, what comes once to the U that it serves.  Of several
     replicas, ``replicas``, those of the first.  Micro-batches of a later turn have numbers behind all of the

@@ -22,7 +22,7 @@ _MOST_S = 5.0
 def advice(
     plan: Mesh, layers: Sequence[LayerCosts], units: Bounds, wanted: Wanted, alone: bool, gain: Gain
 ) -> str:
-    """One line: how much slower, and which devices and micro-batches to take.
+    """Return one line: how much slower, and which devices and micro-batches to take.
 
     Predictions are corrected by what the present plan's was wrong by.  ``alone``: one process trains, whose
     devices may be those of several replicas.

@@ -114,7 +114,7 @@ class Comparison:
         return list(self._of_both.variables)
 
     def pairs_of(self, batch: object) -> list[Any]:
-        """The first neighbours of a batch."""
+        """Return the first neighbours of a batch."""
         together, whole = 2 * self.rows, rows_of(batch)
         pairs = parts_of(batch, [together] * (whole // together) + [whole % together])
         return [pair for pair in pairs if rows_of(pair) == together][:_PAIRS]
@@ -158,7 +158,7 @@ class Comparison:
         return ""
 
     def differing_metrics(self, compared: Sequence[Compared]) -> tuple[str, ...]:
-        """Names of metrics that say something else of two micro-batches than of both in one."""
+        """Return names of metrics that say something else of two micro-batches than of both in one."""
         names = compared[0].metrics_off if compared and self.exact else ()
         least = {name: min(pair.metrics_off.get(name, 0.0) for pair in compared) for name in names}
         return tuple(name for name in names if least[name] > self._rounding)
@@ -254,7 +254,7 @@ class Comparison:
         return dataclasses.replace(compared, grads_off=grads_off)
 
     def _with_rounded_weights(self, pair: object, seed: int) -> Seen:
-        """The step with all that it reads moved by as much as rounding in a layer makes."""
+        """Return the step with all that it reads moved by as much as rounding in a layer makes."""
         numbers = np.random.default_rng(seed)
         read = {
             str(place): v for place, v in enumerate(self.variables) if v.dtype.is_floating and v.shape.rank
@@ -292,7 +292,7 @@ def _norm(values: np.ndarray) -> float:
 
 
 def off(a: np.ndarray, b: np.ndarray) -> float:
-    """The largest difference beside the largest number of ``a``; 0 where shapes differ."""
+    """Return the largest difference beside the largest number of ``a``; 0 where shapes differ."""
     if a.shape != b.shape:
         return 0.0  # it has no row for each of the batch
     size = float(np.abs(a).max(initial=0.0))
@@ -300,7 +300,7 @@ def off(a: np.ndarray, b: np.ndarray) -> float:
 
 
 def _reversed(batch: object) -> Any:
-    """The batch with its rows in reverse order; what is not dense stays as it is."""
+    """Return the batch with its rows in reverse order; what is not dense stays as it is."""
     parts = tf.nest.flatten(batch)
     if not all(isinstance(part, tf.Tensor) for part in parts):
         return batch

@@ -78,14 +78,14 @@ class StagedEvaluation:
         return evaluation.joined(outputs) if self._kind == "predict" else outputs[-1]
 
     def _cut(self, batch: object, spec: object) -> tuple[list[Any], Any]:
-        """A batch's pieces, or the batch alone, and the spec for which they are traced."""
+        """Return a batch's pieces, or the batch alone, and the spec for which they are traced."""
         rows = self._pieces.of(known_rows(batch)) if self._pieces.rows else ()
         if len(rows) < 2:
             return [batch], spec
         return parts_of(nests.as_tensors(batch), rows), None
 
     def _joined(self, batch: object, spec: object, parts: Sequence[Any], own: object) -> Any:
-        """The step on a batch; what is predicted of its pieces, one after the other, is joined."""
+        """Return the step on a batch; what is predicted of its pieces, one after the other, is joined."""
         if len(parts) == 1:
             return self._step(batch, spec)
         outputs: list[Any] = []

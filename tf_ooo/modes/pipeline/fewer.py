@@ -55,7 +55,7 @@ def on_best_devices(layers: Sequence[LayerCosts], units: Bounds, wanted: Wanted)
 
 
 def _on(numbers: tuple[int, ...], layers: Sequence[LayerCosts], units: Bounds, wanted: Wanted) -> Mesh:
-    """The fastest division of these devices."""
+    """Return the fastest division of these devices."""
     count = len(numbers)
     mesh = make_mesh(layers, units, wanted.among(numbers), counts_of(AUTO, count, wanted.microbatches))
     return dataclasses.replace(mesh, on=numbers)

@@ -109,7 +109,7 @@ class PipelineSteps:
         return StockFirst(_TRACES, -(-steps // together), together, self._mode.stock_trace_s)
 
     def run(self, iterator: object) -> Any:
-        """One execution."""
+        """Return one execution."""
         if self._stock is not None:
             return self._stock(iterator)
         if self._stock_first is not None and self._mode.distributed.stock is not None:
@@ -130,7 +130,7 @@ class PipelineSteps:
         return outputs
 
     def _run_stock(self, first: StockFirst, stock: Callable[[Any], Any], iterator: object) -> Any:
-        """One execution as Keras runs it; the last of them tells whether the fit is long enough."""
+        """Return one execution as Keras runs it; the last of them tells whether the fit is long enough."""
         outputs = run_stock_first(first, stock, lambda: stock(iterator))
         self._mode.stock_trace_s = first.trace_s
         if first.why_not:
@@ -151,7 +151,7 @@ class PipelineSteps:
             return self._stock(iterators.iterator_over(rest, iterator))
 
     def step(self, batch: object, iterator: object) -> Any:
-        """One step on one batch; its logs."""
+        """Return one step on one batch; its logs."""
         mode, pipeline = self._mode, self._mode.pipeline
         self._look_at_later(batch)
         if pipeline is None and mode.planned_from is not None:

@@ -22,7 +22,7 @@ _NO_LIMIT = 1 << 62
 
 
 def fastest_first(asked: Sequence[tuple[Policy, Problem]], clock: Clock) -> list[Candidate]:
-    """A candidate for each policy and problem with a limit, in their order.
+    """Return a candidate for each policy and problem with a limit, in their order.
 
     Each is planned without the limit first, which takes little time.  A limit makes no schedule faster, so
     the search within it (leaner schedules, layers that run again) goes from the fastest of these on, and ends
@@ -58,7 +58,7 @@ def _free(policy: Policy, problem: Problem, clock: Clock) -> Candidate:
 
 
 def _kept(unlimited: Candidate, problem: Problem) -> Candidate | None:
-    """The schedule without the limit, if it keeps it as it is."""
+    """Return the schedule without the limit, if it keeps it as it is."""
     trial = unlimited.trial
     if trial is None or problem.recompute == ALL or not problem.keeps_limit(trial.timeline.peak_bytes):
         return None

@@ -81,7 +81,7 @@ class Limit:
 
 
 def limit_of(asked_bytes: int | Sequence[int] | None, target: Target, engine: Engine) -> Limit:
-    """The limit for plans on these devices; of ranks each device has the least of all.  Blocks.
+    """Return the limit for plans on these devices; of ranks each device has the least of all.  Blocks.
 
     ``asked_bytes``: None: what devices report; 0: none; a number for each device.
     """

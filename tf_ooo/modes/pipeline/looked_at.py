@@ -176,7 +176,7 @@ def _paths_of(variables: Sequence[Any]) -> dict[int, str]:
 
 
 def _read_by(tensors: Sequence[Any], handles: Mapping[int, str]) -> set[str]:
-    """Names of the variables that tensors are computed from, or what is assigned to such variables."""
+    """Return names of the variables that tensors are computed from, or what is assigned to such variables."""
     seen, waiting, read = set[int](), list(tensors), set[str]()
     while waiting:
         tensor = waiting.pop()
@@ -252,7 +252,7 @@ def forward_tensors(model: keras.Model, batches: Sequence[Any]) -> list[dict[str
 
 
 def _key(tensor: tf.Tensor) -> str:
-    """The tensor's name, and the names of what it is computed from.
+    """Return the tensor's name, and the names of what it is computed from.
 
     Keras computes ``a + b`` of one row by another op than of several, so that a name alone is another sum's.
     """
@@ -271,7 +271,7 @@ def _value_of(grad: tf.Tensor | tf.IndexedSlices) -> np.ndarray | Slices:
 
 
 def dense(grads: Sequence[np.ndarray | Slices]) -> list[np.ndarray]:
-    """The gradients of one variable from several batches, as arrays of one shape.
+    """Return the gradients of one variable from several batches, as arrays of one shape.
 
     Rows that none of them has are left out.
     """

@@ -168,7 +168,7 @@ def _refuse_if_whole_runs(model: keras.Model, batch: object, microbatches: int, 
 
 
 def _first_place(model: keras.Model, batch: object, rows: int) -> str:
-    """Name the layer and the op at which rows first differ from those of each part; empty: nowhere."""
+    """Return name the layer and the op at which rows first differ from those of each part; empty: nowhere."""
     try:
         pair = parts_of(batch, [2 * rows, rows_of(batch) - 2 * rows])[0]
         (both,) = forward_tensors(model, [pair])
@@ -186,7 +186,7 @@ def _first_place(model: keras.Model, batch: object, rows: int) -> str:
 
 
 def _title(model: keras.Model, tensor: str) -> str:
-    """The layer in whose scope a tensor is, and its op."""
+    """Return the layer in whose scope a tensor is, and its op."""
     op = tensor.split(":")[0]
     titles = {
         layer.name: keras_layers.title_of(layer) for layer in keras_layers.parts_of(model, itself=False)

@@ -110,7 +110,7 @@ class Mesh:
         return dataclasses.replace(self, chosen=chosen, plan=plan)
 
     def compared_with(self, other: Mesh) -> Mesh:
-        """The same plan, with what another one was compared with."""
+        """Return the same plan, with what another one was compared with."""
         plan = dataclasses.replace(self.plan, candidates=other.plan.candidates)
         return dataclasses.replace(self, plan=plan, tried=other.tried)
 
@@ -139,7 +139,7 @@ def counts_of(replicas: int | str | None, devices: int, microbatches: int) -> tu
 
 
 def make_mesh(layers: Sequence[LayerCosts], units: Bounds, wanted: Wanted, counts: Sequence[int]) -> Mesh:
-    """The plan with the shortest step among these numbers of replicas; ``wanted`` is of all devices.
+    """Return the plan with the shortest step among these numbers of replicas; ``wanted`` is of all devices.
 
     Raises what :func:`make_plan` raises, where no number of replicas has a plan.
     """
@@ -158,7 +158,7 @@ def make_mesh(layers: Sequence[LayerCosts], units: Bounds, wanted: Wanted, count
 
 
 def _within_limit(layers: Sequence[LayerCosts], units: Bounds, wanted: Wanted, count: int) -> Replicas:
-    """The plan of so many replicas, made for less memory where one device holds more than its share.
+    """Return the plan of so many replicas, made for less memory where one device holds more than its share.
 
     MemoryLimitError: not even the plan that needs least keeps the limit.
     """

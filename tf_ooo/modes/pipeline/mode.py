@@ -150,7 +150,7 @@ class PipelineMode:
         return counts_of(asked, len(self.distributed.target.devices), self.division.most)
 
     def _counts_for(self, step: Step) -> tuple[int, ...]:
-        """Numbers of replicas to choose from, where each replica has a micro-batch of the step."""
+        """Return numbers of replicas to choose from, where each replica has a micro-batch of the step."""
         return tuple(count for count in self.counts if count <= step.count) or self.counts[:1]
 
     @property

@@ -21,7 +21,7 @@ _SLACK = (1.0, 1.02, 1.05, 1.1, 1.2, 1.35, 1.6)
 
 
 def units_of(layers: int, glued: Sequence[tuple[int, int]]) -> Bounds:
-    """The smallest ranges of layers that may be cut from each other."""
+    """Return the smallest ranges of layers that may be cut from each other."""
     units: list[tuple[int, int]] = []
     for layer in range(layers):
         joined = any(first < layer <= last for first, last in glued)
@@ -73,7 +73,7 @@ class Cutter:
         return self._stages(min((ends for ends in cuts if ends), key=step_s))
 
     def cut_by_bytes(self, rooms: Sequence[float]) -> tuple[Bounds, ...]:
-        """Cuts whose fullest stage holds as little as can be of the bytes that it has room for.
+        """Return cuts whose fullest stage holds as little as can be of the bytes that it has room for.
 
         The first counts weights, gradients and slots alone, the second and the third also the activations of
         one micro-batch and of all of them.
@@ -105,11 +105,11 @@ class Cutter:
 
 
 def held_bytes(kept: int, layer: LayerCosts) -> float:
-    """Weights, their gradients, slots, and the activations of so many micro-batches."""
+    """Return weights, their gradients, slots, and the activations of so many micro-batches."""
     return 2 * layer.weight_bytes + layer.slot_bytes + kept * layer.activation_bytes
 
 
 def crossing_bytes(layers: tuple[LayerCosts, ...], last: int) -> float:
-    """Bytes that layers behind ``last`` read of layers up to it."""
+    """Return bytes that layers behind ``last`` read of layers up to it."""
     read = {s for i in range(last + 1, len(layers)) for s in layer_inputs(layers, i) if s <= last}
     return float(sum(layers[source].output_bytes for source in read))

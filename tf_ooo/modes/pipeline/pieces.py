@@ -22,7 +22,7 @@ class Pieces:
     most_rows: float = math.inf
 
     def of(self, rows: int) -> tuple[int, ...]:
-        """Rows of each piece, none empty; one: the batch passes whole."""
+        """Return rows of each piece, none empty; one: the batch passes whole."""
         fit = max(self.rows, self.most_rows)
         if not self.rows or rows <= fit:
             return (rows,)

@@ -78,7 +78,7 @@ class Wanted:
         return tuple(math.ceil(less * predicted / measured) for less in self.less_bytes)
 
     def rooms_of(self, devices: Sequence[int]) -> tuple[float, ...]:
-        """Bytes for each of the stages on these devices, those on one share evenly; (): no limit."""
+        """Return bytes for each of the stages on these devices, those on one share evenly; (): no limit."""
         if self.memory_limit_bytes is None:
             return ()
         stages = Counter(devices)
@@ -185,7 +185,7 @@ def with_costs(plan: Plan, layers: Sequence[LayerCosts]) -> Plan:
 
 
 def step_s_of(schedule: Schedule, layers: Sequence[LayerCosts], link: Link) -> float:
-    """Predicted seconds of a step of a schedule."""
+    """Return predicted seconds of a step of a schedule."""
     problem = Problem(tuple(layers), len(schedule.lanes), schedule.microbatches, link, mode=MODE)
     return Trial(schedule, problem, _CLOCK).step_s
 
@@ -286,12 +286,12 @@ def own_cuts(
 
 
 def named_bounds(cutter: Cutter, stages: Stages) -> Bounds:
-    """The cut that is given by names.  OptionsError as of :func:`bounds_of`."""
+    """Return the cut that is given by names.  OptionsError as of :func:`bounds_of`."""
     return bounds_of([layer.name for layer in cutter.layers], stages, cutter.units, layer_of_part)
 
 
 def _by_hand(policy: Policy, cutter: Cutter, wanted: Wanted, stages: Stages) -> tuple[Bounds, dict[str, int]]:
-    """The cut that is given by names.  OptionsError: a number that the schedule does not take."""
+    """Return the cut that is given by names.  OptionsError: a number that the schedule does not take."""
     bounds, chunks, devices = named_bounds(cutter, stages), policy.needs.chunks, wanted.devices
     count, left = divmod(len(bounds), devices)
     asked = wanted.options.get(chunks.option)

@@ -53,7 +53,7 @@ def fill_report_of_graph(report: Report, result: RewriteResult) -> None:
 
 
 def section_of(mesh: Mesh, costs: CostTable, devices: Sequence[str]) -> PipelineSection:
-    """The plan's part of a report."""
+    """Return the plan's part of a report."""
     plan, chosen = mesh.plan, mesh.chosen
     count, timeline, link = mesh.microbatches, plan.timeline, costs.link
     again = recomputation(Candidate(plan.schedule.policy, plan.problem, plan.trial))

@@ -117,7 +117,7 @@ class RunningPipeline:
         return self._placed.replaced
 
     def step(self, batch: object) -> Any:
-        """One step; its logs."""
+        """Return one step; its logs."""
         if self._before is not None:
             with progress.said(f"placing the step on {self._devices} devices"):
                 if self._place_traced_before(batch):

@@ -49,7 +49,7 @@ class Assigned:
     in_turn: Callable[[str], np.ndarray]
 
     def of(self, name: str) -> list[np.ndarray]:
-        """One state before the step, after it on both, on the first, and on the second."""
+        """Return one state before the step, after it on both, on the first, and on the second."""
         return [np.asarray(states[name]) for states in (self.before, self.both, self.first, self.second)]
 
 
@@ -68,7 +68,7 @@ def state_kinds(assigned: Sequence[Assigned], used: Collection[str]) -> StateKin
 
 
 def _nearest(value: np.ndarray) -> str:
-    """One update a step where that can be: of an average of extremes, say."""
+    """Return one update a step where that can be: of an average of extremes, say."""
     return MEAN if value.dtype.kind == "f" else IN_TURN
 
 
@@ -108,7 +108,7 @@ def moved(states: States) -> States:
 
 
 def in_steps(steps: int, now: np.ndarray, once: np.ndarray, twice: np.ndarray) -> np.ndarray:
-    """A state so many steps later, told from two: each step's change is one share of that before it.
+    """Return a state so many steps later, told from two: each step's change is one share of that before it.
 
     So counts, ramps, decays and moving averages go on; what has two values stays as it is after two steps.
     """

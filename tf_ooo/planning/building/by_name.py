@@ -68,7 +68,7 @@ def _are_names(value: object) -> bool:
 
 
 def _starts(names: Sequence[str], stages: Sequence[object]) -> list[int]:
-    """The first layer of each stage, given by its name."""
+    """Return the first layer of each stage, given by its name."""
     starts = [_places(names, str(stage))[0] for stage in stages]
     if starts[0] != 0 or starts != sorted(set(starts)):
         raise OptionsError(
@@ -115,7 +115,7 @@ def _add_parts(
 
 
 def _places(names: Sequence[str], stage: str) -> list[int]:
-    """The layer of this name, or those below it."""
+    """Return the layer of this name, or those below it."""
     places = [place for place, name in enumerate(names) if f"/{stage}/" in f"/{name}/"]
     if not places:
         hint = did_you_mean(stage, names)

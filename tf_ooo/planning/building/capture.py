@@ -38,7 +38,7 @@ class Capture:
                 raise OptionsError(f"capture: {what} must be a finite number from 0, got {value!r}")
 
     def lost_s(self, layers: int, placement: Regions) -> float:
-        """Seconds that a placement costs a step; 0 where every dW stays on the main stream."""
+        """Return seconds that a placement costs a step; 0 where every dW stays on the main stream."""
         runs = CapturedRuns(self, layers)
         return sum(
             runs.take(runs.stream.place(region), layer)

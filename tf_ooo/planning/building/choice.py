@@ -17,7 +17,7 @@ _STEADY_STEPS = 4
 
 
 def makespan_s(timeline: Timeline) -> float:
-    """Seconds of a step that ends for all devices together."""
+    """Return seconds of a step that ends for all devices together."""
     return timeline.makespan_s
 
 
@@ -45,7 +45,7 @@ def quickest(
 def fastest(
     problem: Problem, candidates: Sequence[Schedule], cost: Callable[[Timeline], float] = makespan_s
 ) -> Schedule:
-    """The lowest cost within the memory limit, else the least memory; of equals the shortest span."""
+    """Return the lowest cost within the memory limit, else the least memory; of equals the shortest span."""
 
     def order(schedule: Schedule) -> tuple[bool, float, float]:
         timeline = on_paper(problem, schedule)
@@ -63,7 +63,7 @@ def rank(
 
 
 def steps_to_show(schedule: Schedule) -> int:
-    """One, or where steps overlap as many as show the steady state, in time and in memory."""
+    """Return one, or where steps overlap as many as show the steady state, in time and in memory."""
     overlap = schedule.mode in ("single_device", "data_parallel") and len(schedule.lanes) > 1
     return _STEADY_STEPS + schedule.steps_ahead if overlap else 1
 
@@ -79,7 +79,7 @@ def within_limit(problem: Problem, schedule: Schedule) -> bool:
 
 
 def first_within(problem: Problem, schedules: Iterable[Schedule]) -> Schedule:
-    """The first schedule that keeps the memory limit, else the last."""
+    """Return the first schedule that keeps the memory limit, else the last."""
     for schedule in schedules:
         if within_limit(problem, schedule):
             break
@@ -87,7 +87,7 @@ def first_within(problem: Problem, schedules: Iterable[Schedule]) -> Schedule:
 
 
 def first_or_leanest(problem: Problem, schedules: Iterable[Schedule]) -> Schedule:
-    """The first schedule that keeps the memory limit; where none does, the one that needs least."""
+    """Return the first schedule that keeps the memory limit; where none does, the one that needs least."""
     rows = []
     for schedule in schedules:
         if problem.memory_limit_bytes is None:

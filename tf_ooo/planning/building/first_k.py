@@ -10,13 +10,13 @@ _NEIGHBOURS = 8
 
 
 def order(layers: int, k: int) -> list[int]:
-    """The backward tasks: -1 - i is dO of layer i, i is its dW."""
+    """Return the backward tasks: -1 - i is dO of layer i, i is its dW."""
     upper = [task for layer in range(layers - 1, k - 1, -1) for task in (-1 - layer, layer)]
     return [*upper, *(-1 - layer for layer in range(k - 1, -1, -1)), *range(k)]
 
 
 def by_period(problem: Problem) -> list[int]:
-    """The k that were tried, the fastest first; of equally fast ones the smallest."""
+    """Return the k that were tried, the fastest first; of equally fast ones the smallest."""
     model = StepModel(problem)
     layers = model.layers
     periods_s: dict[int, float] = {}

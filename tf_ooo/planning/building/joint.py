@@ -118,7 +118,7 @@ class _Gains:
         return max(_LEAST_GAIN * self.layers[layer].weight_grad_s, 1e-12)
 
     def of(self, place: int, layer: int) -> float:
-        """Seconds; a long dW goes on into the regions that follow."""
+        """Return seconds; a long dW goes on into the regions that follow."""
         if self.free_s[place] <= 0:
             return 0.0
         delay = place - self.stream.allowed(layer).start

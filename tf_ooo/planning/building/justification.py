@@ -144,7 +144,7 @@ class StepTasks:
                         touched.append(there)
 
     def lanes(self, place: Sequence[int], order: Order) -> list[list[int]]:
-        """The tasks of each device, as numbers in :attr:`codes`."""
+        """Return the tasks of each device, as numbers in :attr:`codes`."""
         lanes: list[list[int]] = [[] for _ in range(self.devices)]
         for task in order.begun:
             lanes[place[self.stage[task]]].append(task)
@@ -157,7 +157,7 @@ def justified(tasks: StepTasks, place: Sequence[int], order: Order) -> Order:
 
 
 def shortest_justified(tasks: StepTasks, place: Sequence[int], rounds: int) -> Order:
-    """The shortest of so many rounds, from list scheduling on."""
+    """Return the shortest of so many rounds, from list scheduling on."""
     orders = [tasks.run(place, tasks.urgent)]
     for _ in range(rounds):
         orders.append(justified(tasks, place, orders[-1]))

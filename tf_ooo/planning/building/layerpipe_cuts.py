@@ -199,7 +199,7 @@ class _CutSearch:
         return cuts[::-1]
 
     def _extend(self, reach: Floats, start: Ints) -> tuple[Floats, Ints]:
-        """One piece more: the cheapest cut before each, in another layer or in the same one."""
+        """Return one piece more: the cheapest cut before each, in another layer or in the same one."""
         index = np.arange(len(reach))
         origin = _lowest(reach, start, np.minimum(self.first_inside, index))
         best = np.where(origin >= 0, reach[origin], np.inf)
@@ -249,7 +249,7 @@ def refined(line: TaskLine, cuts: Sequence[Cut]) -> tuple[Cut, ...]:
 
 
 def _shifted(cuts: Sequence[Cut], longest_s: float) -> list[float] | None:
-    """Each cut as far to the right as the piece before it allows; None if it does not get there."""
+    """Return each cut as far to the right as the piece before it allows; None if it does not get there."""
     places: list[float] = []
     for cut in cuts:
         width_s = cut.high_s - cut.low_s

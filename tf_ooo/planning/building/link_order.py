@@ -50,7 +50,7 @@ def _longest_tail_first(
 def serve(
     ready_s: Sequence[float], seconds: Sequence[float], urgency: Sequence[int]
 ) -> tuple[list[float], list[int]]:
-    """One machine that takes what is ready, the first of ``urgency`` first: ends, and the order."""
+    """Return one machine that takes what is ready, the first of ``urgency`` first: ends, and the order."""
     arrivals = sorted(range(len(ready_s)), key=ready_s.__getitem__)
     rank = [0] * len(arrivals)
     for place, job in enumerate(urgency):

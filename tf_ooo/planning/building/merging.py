@@ -15,7 +15,7 @@ _SUMMANDS = 2
 
 
 def stage_of_layer(bounds: Bounds) -> list[int]:
-    """The stage of each layer, given the first and last layer of each stage."""
+    """Return the stage of each layer, given the first and last layer of each stage."""
     return [stage for stage, (first, last) in enumerate(bounds) for _ in range(first, last + 1)]
 
 

@@ -47,7 +47,7 @@ class StagedLayers:
         return cls(problem, balanced(problem.layers, problem.link.speeds_of(devices)), place)
 
     def sums(self, attribute: str) -> Floats:
-        """A cost of each stage: seconds or bytes of one micro-batch, float64 (stages,)."""
+        """Return a cost of each stage: seconds or bytes of one micro-batch, float64 (stages,)."""
         values = [float(getattr(layer, attribute)) for layer in self.problem.layers]
         return np.array([sum(values[first : last + 1]) for first, last in self.bounds])
 
@@ -71,7 +71,7 @@ class StagedLayers:
         return np.arange(len(self.bounds)) % self.problem.devices
 
     def placed(self, place: Sequence[int]) -> StagedLayers:
-        """The same stages, each on its device."""
+        """Return the same stages, each on its device."""
         return replace(self, place=tuple(place))
 
     @property
@@ -180,7 +180,7 @@ def _fit(room_bytes: Floats, size_bytes: Floats) -> Floats:
 def paced(
     policy: str, stages: StagedLayers, pace: Pace, *, fused: bool = False, limited: bool = True
 ) -> Schedule:
-    """One stage on each device: ``ahead`` F, then dO, a delayed dW, F in turns, the last dW, U."""
+    """Return one stage on each device: ``ahead`` F, then dO, a delayed dW, F in turns, the last dW, U."""
     pace = pace.capped(stages) if limited else pace
     count = stages.problem.microbatches
     lanes: dict[Lane, TaskList] = {}
@@ -209,7 +209,7 @@ def lane_codes(stages: Sequence[ArrayLike], batch: Ints, order: Sequence[Ints]) 
 
 
 def lane_peak_bytes(codes: Ints, activation_bytes: Floats, kept_bytes: Floats) -> float:
-    """The most activations alive on a device with this one lane; sizes are of each stage."""
+    """Return the most activations alive on a device with this one lane; sizes are of each stage."""
     fields = Fields.of(codes)
     change = np.zeros(len(codes))
     full, kept = activation_bytes[fields.stage], kept_bytes[fields.stage]

@@ -64,7 +64,7 @@ def searched(tasks: StepTasks, busy_s: Floats, places: Iterable[Ints], effort: f
 
 
 def _rounds(busy_s: Floats, devices: int) -> list[list[int]]:
-    """The stages of each round, the shortest first."""
+    """Return the stages of each round, the shortest first."""
     order = np.argsort(busy_s, kind="stable").tolist()
     return [
         [stage for stage in order if first <= stage < first + devices]
@@ -73,7 +73,7 @@ def _rounds(busy_s: Floats, devices: int) -> list[list[int]]:
 
 
 def _changed(place: list[int], rounds: Sequence[Sequence[int]], draw: random.Random) -> list[int]:
-    """Two stages of a round that take about as long exchanged, or the same."""
+    """Return two stages of a round that take about as long exchanged, or the same."""
     changed = list(place)
     if draw.random() < _EXCHANGES:
         alike = draw.choice(rounds)

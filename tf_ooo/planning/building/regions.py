@@ -43,7 +43,7 @@ class MainStream:
 
 
 def schedule(policy: str, problem: Problem, placement: Regions) -> Schedule:
-    """The two streams; layers that have no region stay on the main one."""
+    """Return the two streams; layers that have no region stay on the main one."""
     layers = len(problem.layers)
     stream = MainStream(layers)
     main = [Task("F", layer) for layer in range(layers)]
@@ -97,12 +97,12 @@ def _region(kind: str, layer: int) -> Task:
 
 
 def own(layer: int) -> Task | None:
-    """The region right after the layer's dO."""
+    """Return the region right after the layer's dO."""
     return _region("BWD", layer) if layer else MAIN
 
 
 def write(placement: Regions) -> dict[int, str]:
-    """The map in words."""
+    """Return the map in words."""
 
     def word(region: Task | None) -> str:
         if region is None:

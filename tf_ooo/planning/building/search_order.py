@@ -56,7 +56,7 @@ class Effort:
         self._until_s = None if self.budget_s is None else time.monotonic() + self.budget_s
 
     def share(self, parts: int) -> Effort:
-        """An effort of a fraction of the evaluations, and of the seconds that are left."""
+        """Return an effort of a fraction of the evaluations, and of the seconds that are left."""
         left_s = None if self._until_s is None else max(0.0, self._until_s - time.monotonic()) / 2
         return Effort(self.evaluations // parts, left_s, self.progress)
 
@@ -90,7 +90,7 @@ class OrderSearch:
         self._fits: dict[tuple[int, ...], bool] = {}
 
     def run(self, starts: list[list[int]]) -> Solution | None:
-        """The best that comes from several orders of dW; None where none of them fits into memory."""
+        """Return the best that comes from several orders of dW; None where none of them fits into memory."""
         solutions = [self.look(start) for start in starts]
         fitting = sorted((each for each in solutions if self.fits(each)), key=lambda each: each.period_s)
         if not fitting:
@@ -118,7 +118,7 @@ class OrderSearch:
         return solution.period_s <= self.floor_s or self.effort.over
 
     def look(self, backward: list[int], best_s: float = float("inf")) -> Solution:
-        """The step with this order of dW; a good one's communications are ordered with more care."""
+        """Return the step with this order of dW; a good one's communications are ordered with more care."""
         self.effort.spend(best_s)
         key = tuple(backward)
         if key not in self._looked:
@@ -201,7 +201,7 @@ class OrderSearch:
 
 
 def _moved(backward: list[int], layer: int, place: int) -> list[int]:
-    """The order with one dW at another place, but not before the dO that it needs."""
+    """Return the order with one dW at another place, but not before the dO that it needs."""
     rest = [task for task in backward if task != layer]
     place = max(place, rest.index(-1 - layer) + 1)
     return [*rest[:place], layer, *rest[place:]]

@@ -10,7 +10,7 @@ from tf_ooo.planning.model.arrays import Floats
 
 
 def shortest_s(sums: Floats, speeds: Sequence[float]) -> float:
-    """The shortest possible slowest stage.
+    """Return the shortest possible slowest stage.
 
     Args:
         sums: seconds of the layers before each layer, and of all.

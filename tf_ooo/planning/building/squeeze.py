@@ -117,7 +117,7 @@ class _Squeezing:
             heapq.heappush(self.wake, (end_s + hop_s, self.times.device[reader]))
 
     def _choices(self, device: int) -> list[_Choice]:
-        """The first task left of each stage's F and dO, and the first dW."""
+        """Return the first task left of each stage's F and dO, and the first dW."""
         choices: dict[tuple[str, int], _Choice] = {}
         stored = highest = self.stored[device]
         for place, task in enumerate(self.left[device]):

@@ -77,7 +77,7 @@ class StepModel:
         return float(bound_s)
 
     def run(self, backward: Sequence[int], order: Sequence[int] | None = None) -> TimedStep:
-        """One step; ``order`` of communications None: whatever is ready, the most urgent first."""
+        """Return one step; ``order`` of communications None: whatever is ready, the most urgent first."""
         now_s = 0.0
         done_s = [0.0] * self.layers
         for task in backward:

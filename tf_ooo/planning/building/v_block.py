@@ -43,7 +43,7 @@ class Block:
 
 
 def device_of(stage: int, devices: int) -> int:
-    """The device of a stage in a V of ``2 * devices`` stages."""
+    """Return the device of a stage in a V of ``2 * devices`` stages."""
     return min(stage, 2 * devices - 1 - stage)
 
 
@@ -62,7 +62,7 @@ def block(steps: Steps, devices: int, period: int = FULL_PERIOD) -> Block:
 
 
 def sequential(devices: int) -> Block:
-    """One micro-batch after the other: the fewest activations."""
+    """Return one micro-batch after the other: the fewest activations."""
     ticks = _ticks(MIN, devices, (0, 0, 0))
     return Block(ticks, 4 * devices + 2, 2)
 
@@ -84,7 +84,7 @@ def _ticks(steps: Steps, devices: int, gaps: tuple[int, ...]) -> tuple[tuple[int
 
 
 def _peak(ticks: tuple[int, ...], period: int) -> int:
-    """Activations that the repeated block stores on one device: from F to dW."""
+    """Return activations that the repeated block stores on one device: from F to dW."""
     repeats = ticks[-1] // period + 3
     changes = [(tick + period * m, 1) for tick in ticks[:2] for m in range(repeats)]
     changes += [(tick + 1, -1) for tick, _, _ in _weight_grads(ticks, period, repeats)]
@@ -107,7 +107,7 @@ def _weight_grads(ticks: tuple[int, ...], period: int, microbatches: int) -> lis
 
 
 def lanes(of: Block, microbatches: int) -> list[list[Task]]:
-    """The order of tasks on each device."""
+    """Return the order of tasks on each device."""
     devices = len(of.ticks)
     orders = []
     for device, ticks in enumerate(of.ticks):

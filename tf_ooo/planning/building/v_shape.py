@@ -58,7 +58,7 @@ def _ranked(stages: StagedLayers, schedule: Schedule) -> tuple[tuple[bool, float
 
 
 def _styles(policy: str, stages: StagedLayers, of: v_block.Block) -> tuple[Style, ...]:
-    """All; with many tasks the one that is best for so few micro-batches as show the steady state."""
+    """Return all; with many tasks the one that is best for so few micro-batches as show the steady state."""
     count, some = stages.problem.microbatches, _PERIODS * stages.problem.devices
     if len(_KINDS) * len(stages.bounds) * count <= _TASKS_TO_COMPARE or count <= some:
         return STYLES
@@ -77,19 +77,19 @@ def v_stages(problem: Problem) -> StagedLayers:
 
 
 def v_places(devices: int) -> tuple[int, ...]:
-    """The device of each stage of a V."""
+    """Return the device of each stage of a V."""
     return tuple(v_block.device_of(stage, devices) for stage in range(2 * devices))
 
 
 def v_schedule(policy: str, stages: StagedLayers, order: Sequence[Sequence[Task]]) -> Schedule:
-    """The schedule of each device's order; both of its stages, of a V, are updated at the end."""
+    """Return the schedule of each device's order; both of its stages, of a V, are updated at the end."""
     last = len(stages.bounds) - 1
     updated = ([*tasks, Task("U", last - device), Task("U", device)] for device, tasks in enumerate(order))
     return stages.schedule(policy, {(device, 0): TaskList(tasks) for device, tasks in enumerate(updated)})
 
 
 def stage_times(stages: StagedLayers) -> StageTimes:
-    """Seconds of the stages of a V, and of the messages between them on an idle link."""
+    """Return seconds of the stages of a V, and of the messages between them on an idle link."""
     seconds = dict(zip(_KINDS, stages.seconds.tolist(), strict=True))
     sizes = (max((size for _, size in read), default=0.0) for read in stages.inputs[1:])
     return StageTimes(stages.devices.tolist(), seconds, [stages.problem.link.seconds(size) for size in sizes])

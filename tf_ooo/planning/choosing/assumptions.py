@@ -15,7 +15,7 @@ from tf_ooo.planning.pictures.style import bytes_text, time_text
 
 
 def stated(plan: Plan, table: CostTable | None = None) -> tuple[str, ...]:
-    """The assumptions of a plan, and what its memory limit costs."""
+    """Return the assumptions of a plan, and what its memory limit costs."""
     schedule = plan.trial.schedule
     candidate = Candidate(schedule.policy, plan.problem, plan.trial)
     said = [str(cost) for cost in (squeezed(candidate), recomputation(candidate)) if cost is not None]

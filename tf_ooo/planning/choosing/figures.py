@@ -29,7 +29,7 @@ def microbatches_per_s(trial: Trial) -> float:
 
 
 def one_device_s(schedule: Schedule, layers: Sequence[LayerCosts]) -> float:
-    """Seconds in which one device does the same work, one task after the other, with as many updates.
+    """Return seconds in which one device does the same work, one task after the other, with as many updates.
 
     What runs again to save memory is not counted.
     """

@@ -16,7 +16,7 @@ from tf_ooo.planning.policies import POLICIES, Policy
 
 
 def plan_problem(problem: Problem, schedule: str = "auto", mode: str | None = None) -> Plan:
-    """The plan of a named policy, or of the fastest of the mode; errors as of :func:`tf_ooo.plan`."""
+    """Return the plan of a named policy, or of the fastest of the mode; errors as of :func:`tf_ooo.plan`."""
     mode = mode_with_stages(problem, schedule, mode)
     if schedule == "auto":
         return choose(candidates(problem, mode))
@@ -124,12 +124,12 @@ def auto_candidates(
 
 
 def usual_mode(problem: Problem, mode: str | None) -> str:
-    """The mode that is asked for, or the usual one: pipeline if there are several devices."""
+    """Return the mode that is asked for, or the usual one: pipeline if there are several devices."""
     return mode or ("pipeline" if problem.devices > 1 else "single_device")
 
 
 def policies_of(mode: str) -> list[Policy]:
-    """The policies of a mode.  OptionsError names the modes there are."""
+    """Return the policies of a mode.  OptionsError names the modes there are."""
     policies = [policy for policy in POLICIES.values() if mode in policy.modes]
     if not policies:
         modes = sorted({mode for policy in POLICIES.values() for mode in policy.modes})

@@ -78,7 +78,7 @@ class Trial:
         return max(self.timeline.peak_bytes, default=0)
 
     def of(self, steps: int) -> Trial:
-        """The same with so many steps: this one if it has as many."""
+        """Return the same with so many steps: this one if it has as many."""
         if self.clock.steps_of(self.schedule) == steps:
             return self
         return dataclasses.replace(self, clock=dataclasses.replace(self.clock, steps=steps))
@@ -154,7 +154,7 @@ class Plan:
 
 
 def policy_named(name: str, mode: str | None = None) -> Policy:
-    """A row of the table.  OptionsError names the ones there are."""
+    """Return a row of the table.  OptionsError names the ones there are."""
     if not isinstance(name, str) or name not in POLICIES:
         raise OptionsError(f"schedule={name!r:.80} is not accepted; accepted: auto, {', '.join(POLICIES)}")
     policy = POLICIES[name]
@@ -164,7 +164,7 @@ def policy_named(name: str, mode: str | None = None) -> Policy:
 
 
 def as_asked(policy: Policy, problem: Problem, clock: Clock = STEADY, as_run: AsRun | None = None) -> Plan:
-    """The plan of one policy; ``as_run`` makes of its schedule what the mode runs.
+    """Return the plan of one policy; ``as_run`` makes of its schedule what the mode runs.
     OptionsError: an option or problem that it does not take; MemoryLimitError: it is above the limit."""
     return Plan(_within_limit(policy, problem, clock, as_run))
 

@@ -31,7 +31,7 @@ Make = Callable[[Problem], "Trial"]
 
 
 def recomputed(problem: Problem, chosen: Collection[int]) -> Problem:
-    """The same problem with these layers computed again."""
+    """Return the same problem with these layers computed again."""
     numbers = tuple(sorted(chosen))
     layers = with_recomputed(problem.own_layers, numbers)
     if problem.model:
@@ -113,7 +113,7 @@ def _enough(problem: Problem, trial: Trial, left: list[int]) -> set[int]:
 
 
 def _bounds(problem: Problem) -> Callable[[int], range]:
-    """The layers of each stage that ``layers`` stand for."""
+    """Return the layers of each stage that ``layers`` stand for."""
     return lambda stage: range(problem.bounds[stage][0], problem.bounds[stage][1] + 1)
 
 

@@ -89,7 +89,7 @@ class Held:
     replicas: int
 
     def exchange_s(self, link: Link) -> float:
-        """Seconds in which the device sends and receives gradients and weights.
+        """Return seconds in which the device sends and receives gradients and weights.
 
         Gradients go to who holds the weights, which come back (ZeRO, arXiv 1910.02054, section 7.1): where
         all hold the same, as much as a ring allreduce moves.  It sends as many bytes as it receives.

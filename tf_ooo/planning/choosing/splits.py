@@ -54,7 +54,7 @@ class Split:
 
 
 def splits(problem: Problem) -> list[Split]:
-    """Every division of the problem's devices, the fastest first; those that are impossible last."""
+    """Return every division of the problem's devices, the fastest first; those that are impossible last."""
     counts = [count for count in range(1, problem.devices + 1) if problem.devices % count == 0]
     return sorted(
         (_split(problem, count) for count in counts), key=lambda split: (split.step_s, split.replicas)
@@ -70,7 +70,7 @@ def refuse_beside_splits(problem: Problem, schedule: str, mode: str | None) -> N
 
 
 def best_split(problem: Problem, table: CostTable | None = None) -> Schedule:
-    """The schedule of one replica of the fastest division; its ``workers`` are the replicas.
+    """Return the schedule of one replica of the fastest division; its ``workers`` are the replicas.
 
     Its ``predicted_step_s`` includes the averaging, which no task of it is; its ``assumptions`` tell all
     divisions.  OptionsError where none is possible.
@@ -109,7 +109,7 @@ def _split(problem: Problem, replicas: int) -> Split:
 
 
 def weight_bytes(schedule: Schedule, problem: Problem) -> Counter[int]:
-    """Bytes of the weights that each device updates."""
+    """Return bytes of the weights that each device updates."""
     held: Counter[int] = Counter()
     for (device, _), tasks in schedule.lanes.items():
         stages = {task.stage for task in tasks if task.kind == "U"}

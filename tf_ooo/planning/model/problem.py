@@ -59,7 +59,7 @@ class Problem:
         return max(self.charged_bytes(peak_bytes), default=0)
 
     def charged_bytes(self, peak_bytes: Sequence[int]) -> list[int]:
-        """Peaks of devices, each with what its device has less than ``memory_limit_bytes``."""
+        """Return peaks of devices, each with what its device has less than ``memory_limit_bytes``."""
         less = self.less_bytes or (0,)
         if len(less) != len(peak_bytes):  # workers that all hold the same are simulated as one
             less = (max(less),) * len(peak_bytes)
@@ -82,14 +82,14 @@ class Problem:
         return limit is None or self.limit_of(peak_bytes) <= limit
 
     def flag(self, name: str, default: bool) -> bool:
-        """A yes-or-no option of the policy; OptionsError if it is none."""
+        """Return a yes-or-no option of the policy; OptionsError if it is none."""
         value = self.options.get(name, default)
         if not isinstance(value, bool):
             raise OptionsError(f"{name} must be True or False, got {value!r:.60}")
         return value
 
     def option(self, name: str, default: int, least: int = 0) -> int:
-        """A whole-number option of the policy; OptionsError if it is none or below ``least``."""
+        """Return a whole-number option of the policy; OptionsError if it is none or below ``least``."""
         value = self.options.get(name, default)
         if not isinstance(value, int) or isinstance(value, bool) or value < least:
             raise OptionsError(f"{name} must be a whole number of at least {least}, got {value!r}")
@@ -106,7 +106,7 @@ def check_limits(limits_bytes: Sequence[int], devices: int) -> None:
 
 
 def most_and_less(limits_bytes: Sequence[int]) -> tuple[int, tuple[int, ...]]:
-    """The largest limit, and how much less each device has; (): all have as much."""
+    """Return the largest limit, and how much less each device has; (): all have as much."""
     most = max(limits_bytes)
     less = tuple(most - limit for limit in limits_bytes)
     return most, less if any(less) else ()

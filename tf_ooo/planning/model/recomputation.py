@@ -22,7 +22,7 @@ def with_recomputed(layers: Sequence[LayerCosts], numbers: Collection[int]) -> t
 
 
 def input_bytes(layers: tuple[LayerCosts, ...], number: int) -> float:
-    """Bytes of what a layer reads of other layers; the data themselves are no layer's."""
+    """Return bytes of what a layer reads of other layers; the data themselves are no layer's."""
     return float(sum(layers[source].output_bytes for source in layer_inputs(layers, number)))
 
 

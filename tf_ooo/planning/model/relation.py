@@ -84,13 +84,13 @@ class Relation:
         return nodes[nodes >= 0]
 
     def nodes(self, kind: str, stage: int) -> Ints:
-        """Nodes of a kind and stage, shape (parts, micro-batches); -1 where there is none."""
+        """Return nodes of a kind and stage, shape (parts, micro-batches); -1 where there is none."""
         table = self._tables[kind]
         empty = np.full((1, self.schedule.microbatches), -1, np.int32)
         return empty if table is None else table[:, stage]
 
     def _table(self, kind: str) -> Ints | None:
-        """Node of (part, stage, micro-batch) of one kind; None where there are none."""
+        """Return node of (part, stage, micro-batch) of one kind; None where there are none."""
         chosen = np.flatnonzero(self.fields.kind == KIND_NUMBER[kind])
         if not len(chosen):
             return None
@@ -251,7 +251,7 @@ class Relation:
 
 
 def stage_sums(schedule: Schedule, layers: Sequence[LayerCosts], cost: str, stages: int) -> Floats:
-    """A cost of each stage's layers: seconds or bytes, of one micro-batch."""
+    """Return a cost of each stage's layers: seconds or bytes, of one micro-batch."""
     return np.array(
         [sum(getattr(layers[i], cost) for i in schedule.layers_of(stage)) for stage in range(stages)]
     )
@@ -276,7 +276,7 @@ def stage_inputs(
 
 
 def _merged(edges: list[Edges]) -> list[Edges]:
-    """Edges of one reason, size and step distance together: thousands of stages give a few arrays."""
+    """Return edges of one reason, size and step distance together: thousands of stages give a few arrays."""
     groups: dict[tuple[str, float | None, int], list[Edges]] = {}
     for edge in edges:
         groups.setdefault((edge.why, edge.message_bytes, edge.steps), []).append(edge)

@@ -145,7 +145,7 @@ class Schedule:
         return max((steps for _, _, steps in self.after), default=0)
 
     def layers_of(self, stage: int) -> range:
-        """The layers of a stage."""
+        """Return the layers of a stage."""
         if not self.stages:
             return range(stage, stage + 1)
         first, last = self.stages[stage]
@@ -165,7 +165,7 @@ class Schedule:
             raise ScheduleError(f"unknown op {_names(unknown)}: the training graph has no such task")
 
     def to_text(self) -> str:
-        """The schedule as text; :meth:`from_text` gives an equal schedule back."""
+        """Return the schedule as text; :meth:`from_text` gives an equal schedule back."""
         return write(self)
 
     @classmethod

@@ -29,7 +29,7 @@ class ScheduleFile:
         return ScheduleError(f"{self.path}: {f'line {number}: ' if number else ''}{message}")
 
     def located(self, error: ScheduleError) -> ScheduleError:
-        """The same error with the file, and the line of the lane or of the stage that it speaks of."""
+        """Return the same error with the file, and the line of the lane or of the stage that it speaks of."""
         return ScheduleError(f"{self.path}: {_with_line(self.text, str(error))}")
 
 
@@ -58,7 +58,7 @@ def _with_line(text: str, message: str) -> str:
 
 
 def _line_that_begins(text: str, begins: str) -> int:
-    """Number of the first line that begins with these words; 0: none."""
+    """Return number of the first line that begins with these words; 0: none."""
     words = begins.split()
     for number, line in enumerate(text.split("\n"), 1):
         if line.replace(":", " ").split()[: len(words)] == words:
@@ -67,7 +67,7 @@ def _line_that_begins(text: str, begins: str) -> int:
 
 
 def _line_with_stage(text: str, stage: str) -> int:
-    """Number of the first lane that has a task of this stage; 0: none."""
+    """Return number of the first lane that has a task of this stage; 0: none."""
     pattern = re.compile(rf"lane .*\b(?:F|dO|dW|comm|U):{stage}\b")
     for number, line in enumerate(text.split("\n"), 1):
         if pattern.match(line.split("#", 1)[0].strip()):

@@ -24,7 +24,7 @@ _AFTER = re.compile(r"after (\S+): (\S+)(?: steps ([1-9][0-9]{0,2}))?", re.ASCII
 
 
 def write(schedule: Schedule) -> str:
-    """The schedule as text; :func:`read` gives an equal one back."""
+    """Return the schedule as text; :func:`read` gives an equal one back."""
     return "".join(f"{line}\n" for line in _lines(schedule))
 
 
@@ -57,7 +57,7 @@ def _words(tasks: TaskList, several: bool) -> Iterator[str]:
 
 
 def read(text: str) -> dict[str, Any]:
-    """The fields of the schedule that :func:`write` wrote.  ScheduleError names the offending line."""
+    """Return the fields of the schedule that :func:`write` wrote.  ScheduleError names the offending line."""
     reader = _Reader()
     header = False
     for number, raw in enumerate(text.split("\n"), 1):

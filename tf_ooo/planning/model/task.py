@@ -50,7 +50,7 @@ class Task:
 
     @classmethod
     def parse(cls, text: str) -> Task:
-        """The task of a text like ``dO:3@5``; ScheduleError names a text that is none."""
+        """Return the task of a text like ``dO:3@5``; ScheduleError names a text that is none."""
         match = _TASK.fullmatch(text)
         if match is None:
             expected = (

@@ -48,14 +48,14 @@ class Bars:
         return len(self.start_s)
 
     def of_kind(self, number: int) -> Bars:
-        """The tasks of one kind, by its place in KINDS."""
+        """Return the tasks of one kind, by its place in KINDS."""
         f, rows = self.fields, self.fields.kind == number
         fields = Fields(f.kind[rows], f.stage[rows], f.microbatch[rows], f.part[rows])
         return Bars(self.lane[rows], self.start_s[rows], self.end_s[rows], self.step[rows], fields)
 
 
 def view_of(timeline: Timeline, most_tasks: int, most_lanes: int) -> View:
-    """All of the timeline if it fits; else evenly chosen devices, and of these the first seconds."""
+    """Return all of the timeline if it fits; else evenly chosen devices, and of these the first seconds."""
     lanes = list(timeline.schedule.lanes)
     notes = []
     if len(lanes) > most_lanes:
@@ -86,7 +86,7 @@ def _some_devices(lanes: Sequence[Lane], most_lanes: int) -> list[Lane]:
 
 
 def bars_of(timeline: Timeline, view: View) -> Bars:
-    """The tasks in a view, lane after lane."""
+    """Return the tasks in a view, lane after lane."""
     pieces = dict(timeline.lane_slices())
     columns = []
     for place, lane in enumerate(view.lanes):
@@ -113,7 +113,7 @@ class LinkBars:
 
 
 def links_of(timeline: Timeline, view: View) -> LinkBars:
-    """The messages between the devices of a view."""
+    """Return the messages between the devices of a view."""
     sent, devices = timeline.message_columns, view.devices
     shown = np.isin(sent.source, devices) & np.isin(sent.target, devices) & (sent.start_s < view.until_s)
     pairs = np.stack([sent.source[shown], sent.target[shown]], axis=1)

@@ -48,7 +48,7 @@ class Run:
 
 
 def figure(runs: Sequence[Run], limits_bytes: Sequence[float] = ()) -> go.Figure:
-    """Lanes above, links below them, memory at the bottom; the lanes of two runs are drawn in pairs.
+    """Return lanes above, links below them, memory at the bottom; the lanes of two runs are drawn in pairs.
 
     ``limits_bytes``: of each device's memory, or one for all; each gets a line.
     """
@@ -181,7 +181,7 @@ def _hover(kind: str, bars: Bars, unit: style.Unit, run: str, named: bool) -> st
 
 
 def _add_links(chart: go.Figure, run: Run, unit: style.Unit) -> list[str]:
-    """A thin row for each link; returns their names."""
+    """Return a thin row for each link; returns their names."""
     messages = links_of(run.timeline, run.view)
     if not (messages.end_s > messages.start_s).any():
         return []  # nothing is sent, or no link keeps it waiting
@@ -293,7 +293,7 @@ def _link_ticks(links: list[str]) -> dict[str, Any]:
 
 
 def _heights(rows: _Rows, links: list[str], shown: bool, has_memory: bool) -> dict[str, Any]:
-    """The height of the page and the share of each part."""
+    """Return the height of the page and the share of each part."""
     link_px = max(len(links) * _LINK_PX, 30) if shown and links else 0
     memory_px = _MEMORY_PX if has_memory else 0
     parts = [part for part in (rows.height_px, link_px, memory_px) if part]

@@ -54,12 +54,12 @@ def write_page(path: str | os.PathLike[str], html: str) -> Path:
 
 
 def render(timeline: Timeline, measured: Timeline | None = None) -> str:
-    """The HTML of a timeline's page."""
+    """Return the HTML of a timeline's page."""
     return page_html(Page(title(timeline), chart=chart_of(timeline, measured)))
 
 
 def page_html(page: Page) -> str:
-    """A page's HTML.  BackendError: jinja2 is not installed."""
+    """Return a page's HTML.  BackendError: jinja2 is not installed."""
     try:
         import jinja2
     except ImportError as error:
@@ -77,7 +77,7 @@ def chart_of(
     layers: Mapping[int, str] | None = None,
     limits_bytes: Sequence[float] = (),
 ) -> Chart:
-    """The chart of a timeline; with a ``measured`` step under it, of one planned step.
+    """Return the chart of a timeline; with a ``measured`` step under it, of one planned step.
 
     Args:
         timeline: as planned.

@@ -97,7 +97,7 @@ class Page:
 
 
 def bars_of(seconds: Mapping[str, float], ours: str) -> list[Bar]:
-    """One for each name, as percent of the longest."""
+    """Return one for each name, as percent of the longest."""
     longest_s = max(seconds.values(), default=0.0) or 1.0
     return [
         Bar(name, time_text(value_s), 100 * value_s / longest_s, name == ours)

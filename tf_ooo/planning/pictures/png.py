@@ -41,14 +41,14 @@ def save_png(timeline: Timeline, path: str | os.PathLike[str]) -> None:
 
 
 def image(timeline: Timeline) -> str:
-    """The picture as an HTML element."""
+    """Return the picture as an HTML element."""
     file = io.BytesIO()
     draw(timeline).savefig(file, format="png", dpi=80)
     return f'<img alt="Gantt chart" src="data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}">'
 
 
 def draw(timeline: Timeline) -> Figure:
-    """The picture as a matplotlib figure; BackendError without matplotlib."""
+    """Return the picture as a matplotlib figure; BackendError without matplotlib."""
     try:
         from matplotlib.figure import Figure
     except ImportError as error:

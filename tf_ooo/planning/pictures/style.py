@@ -50,12 +50,12 @@ _SIZES = (Unit("TB", 1e12), Unit("GB", 1e9), Unit("MB", 1e6), Unit("kB", 1e3), U
 
 
 def time_unit(seconds: float) -> Unit:
-    """The unit in which a time is easy to read."""
+    """Return the unit in which a time is easy to read."""
     return next((unit for unit in _TIMES if seconds >= unit.size), _TIMES[-1])
 
 
 def bytes_unit(count: float) -> Unit:
-    """The unit in which a number of bytes is easy to read."""
+    """Return the unit in which a number of bytes is easy to read."""
     return next((unit for unit in _SIZES if count >= unit.size), _SIZES[-1])
 
 
@@ -76,12 +76,12 @@ def bytes_text(count: float | None) -> str:
 
 
 def with_units(text: str) -> str:
-    """Numbers of bytes in a sentence as :func:`bytes_text` writes them."""
+    """Return numbers of bytes in a sentence as :func:`bytes_text` writes them."""
     return re.sub(r"\b(\d{4,}) bytes( \([\d.]+ [MG]B\))?", lambda match: bytes_text(int(match[1])), text)
 
 
 def steady_step_s(timeline: Timeline) -> float | None:
-    """Seconds of a repeated step; None where it would take a long simulation of several steps."""
+    """Return seconds of a repeated step; None where it would take a long simulation of several steps."""
     known = timeline.steps > 1 or timeline.schedule.asynchronous
     return timeline.steady_step_s if known or timeline.start_s.size <= _MOST_TO_REPEAT else None
 
@@ -99,7 +99,7 @@ def lane_label(schedule: Schedule, lane: Lane) -> str:
 
 
 def stream_names(schedule: Schedule, lanes: Sequence[Lane], measured: bool = False) -> dict[Lane, str]:
-    """A name for each stream of a device: what it is for; those for the same are numbered.
+    """Return a name for each stream of a device: what it is for; those for the same are numbered.
 
     Of ``measured`` lanes only communication and updates are streams: the others hold what ran side by side.
     """
@@ -132,7 +132,7 @@ def numbering(schedule: Schedule) -> str:
 
 
 def task_label(kind: str, stage: int, microbatch: int, which: str) -> str:
-    """A task in as few letters as tell it apart: ``F3``, or ``2F3`` for stage 2."""
+    """Return a task in as few letters as tell it apart: ``F3``, or ``2F3`` for stage 2."""
     if which == "stage":
         return f"{SHORT[kind]}{stage}"
     return f"{stage if which == 'both' else ''}{SHORT[kind]}{microbatch}"

@@ -11,7 +11,7 @@ from tf_ooo.planning.policies.policy import Chunks, Needs, Policy
 
 
 def make(problem: Problem) -> Schedule:
-    """Two stages on each of p devices, in a V; at most 2p + 1 stages' activations on a device.
+    """Return two stages on each of p devices, in a V; at most 2p + 1 stages' activations on a device.
 
     The authors run an F and a backward pass at the same time, so that one computes while the other
     communicates.  A device here runs one task at a time: such a pair is F, then dO, then dW, and what

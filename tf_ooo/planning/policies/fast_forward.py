@@ -29,14 +29,14 @@ def make_pipeline(problem: Problem) -> Schedule:
 
 
 def make_one_worker(problem: Problem) -> Schedule:
-    """All dO first; then dW, lowest layer first, because the next forward needs its weights first."""
+    """Return all dO first; then dW, lowest layer first, because the next forward needs its weights first."""
     layers = range(len(problem.layers))
     backward = [Task("dO", layer) for layer in reversed(layers)] + [Task("dW", layer) for layer in layers]
     return one_worker("fast_forward", problem, backward, [Task("comm", layer) for layer in layers])
 
 
 def backward_order(backward_layers: Sequence[int], tasks: frozenset[Task]) -> list[Task]:
-    """All dO first; then dW, lowest layer first, because the next forward needs its weights first."""
+    """Return all dO first; then dW, lowest layer first, because the next forward needs its weights first."""
     order = [Task("dO", layer) for layer in backward_layers]
     order += [Task("dW", layer) for layer in sorted(backward_layers)]
     return [task for task in order if task in tasks]

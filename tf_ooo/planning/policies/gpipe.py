@@ -11,7 +11,7 @@ from tf_ooo.planning.policies.policy import Policy
 
 
 def make(problem: Problem) -> Schedule:
-    """Step (m + p - 1)(F + dO + dW) with m micro-batches on p equal stages; m activations everywhere.
+    """Return step (m + p - 1)(F + dO + dW) with m micro-batches on p equal stages; m activations everywhere.
 
     Nothing can be tuned: above the memory limit there is no GPipe.
     """

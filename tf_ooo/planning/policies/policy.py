@@ -38,13 +38,13 @@ class Chunks:
     back: bool = False
 
     def devices_of(self, stages: int, devices: int) -> tuple[int, ...]:
-        """The device of each stage, where all are alike."""
+        """Return the device of each stage, where all are alike."""
         if self.back:
             return v_places(devices)
         return tuple(stage % devices for stage in range(stages))
 
     def tried_with(self, most: int) -> tuple[int, ...]:
-        """The numbers to compare, where there are layers for ``most`` stages on each device."""
+        """Return the numbers to compare, where there are layers for ``most`` stages on each device."""
         possible = [count for count in self.tried if count <= most]
         return (possible[-1],) if self.largest and possible else self.tried
 

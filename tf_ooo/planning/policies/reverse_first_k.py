@@ -18,7 +18,7 @@ _COMPARED = 5
 
 
 def make(problem: Problem) -> Schedule:
-    """The schedule for option ``k``; without it, the fastest k by simulation that fits into memory.
+    """Return the schedule for option ``k``; without it, the fastest k by simulation that fits into memory.
 
     All k are tried with up to 256 layers: the throughput need not rise and then fall with k.
     """

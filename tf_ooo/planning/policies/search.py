@@ -33,7 +33,7 @@ _WORTH = 1 - 1e-3
 
 
 def make(problem: Problem) -> Schedule:
-    """The fastest schedule found.
+    """Return the fastest schedule found.
 
     Options: ``evaluations``, how many schedules are tried (the same number always gives the same
     schedule); ``budget_s``, seconds after which it ends earlier; ``seed``; ``progress(done, of,
@@ -134,7 +134,7 @@ def _slicings(problem: Problem) -> Iterator[Shares]:
 
 
 def slices(problem: Problem, slice_bytes: float) -> Shares:
-    """Equal shares of each gradient that is larger than a slice, at most 64 of one gradient."""
+    """Return equal shares of each gradient that is larger than a slice, at most 64 of one gradient."""
     counts = (math.ceil(layer.weight_bytes / slice_bytes - 1e-9) for layer in problem.layers)
     several = {layer: min(count, _MOST_SLICES) for layer, count in enumerate(counts) if count > 1}
     return {layer: (1 / count,) * count for layer, count in several.items()}

@@ -10,7 +10,7 @@ from tf_ooo.planning.policies.policy import MANY_TASKS, V_SHAPED, Policy
 
 
 def make(problem: Problem) -> Schedule:
-    """Two stages on each of p devices, in a V.
+    """Return two stages on each of p devices, in a V.
 
     At most ``2 * ((p + 2) // 2)`` stages' activations are stored on a device (1F1B: as much as 2p).  If
     F, dO and dW take a tick each, the bubble is ``6 * ceil(p / 2) - 7`` ticks for p > 2 (1F1B: 6p - 6).

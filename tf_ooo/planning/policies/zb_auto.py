@@ -22,7 +22,7 @@ _PATIENCE = (0.0, 0.5, 1.0)
 
 
 def make(problem: Problem) -> Schedule:
-    """The quickest of the handcrafted paces and of list schedules, each within the memory limit.
+    """Return the quickest of the handcrafted paces and of list schedules, each within the memory limit.
 
     What counts is the time until all devices are done, then the time of the slowest device.  Never slower
     than zb_h1 or zb_h2 within the same limit.  Without one, at most 2p - 1 micro-batches are in flight on

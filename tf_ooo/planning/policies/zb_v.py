@@ -10,7 +10,7 @@ from tf_ooo.planning.policies.policy import MANY_TASKS, V_SHAPED, Policy
 
 
 def make(problem: Problem) -> Schedule:
-    """Two stages on each of p devices, in a V.
+    """Return two stages on each of p devices, in a V.
 
     At most 2p stages' activations are stored on a device, as much as 1F1B's p stages that are twice as
     large.  If F, dO and dW take equally long, no device waits between its first and its last task; each

@@ -74,7 +74,7 @@ def lane_kinds(relation: Relation) -> Ints:
 
 
 def deadlock(relation: Relation) -> ScheduleError:
-    """The error that shows one circle of tasks that wait for each other."""
+    """Return the error that shows one circle of tasks that wait for each other."""
     waits = _waits(relation, never_start(relation))
     if not waits:  # within one step all is well
         tasks = "; ".join(f"{a} waits for {b} of {n} steps later" for a, b, n in relation.schedule.after if n)

@@ -76,7 +76,7 @@ class _Waves:
         return ready_s
 
     def _next(self, moved: Ints) -> Ints:
-        """Lanes that moved, and lanes that wait for one that did."""
+        """Return lanes that moved, and lanes that wait for one that did."""
         self.moved[moved] = True
         again = self.moved[self.waits_for] | self.moved[:-1]
         self.moved[moved] = False

@@ -44,7 +44,7 @@ def one_after_another(schedule: Schedule, seconds: Mapping[Task, float]) -> Time
 
 
 def one_by_one(schedule: Schedule, seconds: Mapping[Task, float]) -> Timeline:
-    """A whole step of one device: all ops one after the other, dO and dW in the order of the schedule.
+    """Return a whole step of one device: all ops one after the other, dO and dW in the order of the schedule.
 
     F in front, layer after layer, and updates behind; what is not in ``seconds`` takes no time.  Streams of
     their own run beside the main one, from the end of F on.
@@ -143,7 +143,7 @@ def measured_timeline(schedule: Schedule, ran: Mapping[Task, Ran], busy_s: Seque
 
 
 def _side_by_side(tasks: Iterable[Task], ran: Mapping[Task, Ran]) -> list[list[Task]]:
-    """Streams in which no task begins before the one in front of it has ended."""
+    """Return streams in which no task begins before the one in front of it has ended."""
     streams: list[list[Task]] = []
     for task in tasks:
         free = [stream for stream in streams if ran[stream[-1]].end_s <= ran[task].begin_s]

@@ -70,7 +70,7 @@ def simulate(
 
 
 def task_seconds(relation: Relation, layers: Sequence[LayerCosts], link: Link) -> Floats:
-    """Seconds of each node of one step, float64."""
+    """Return seconds of each node of one step, float64."""
     schedule, fields = relation.schedule, relation.fields
     seconds = np.zeros(len(relation))
     for kind in KINDS:
@@ -95,7 +95,7 @@ def task_seconds(relation: Relation, layers: Sequence[LayerCosts], link: Link) -
 def stage_seconds(
     schedule: Schedule, layers: Sequence[LayerCosts], kind: str, link: Link, stages: int
 ) -> Floats:
-    """Seconds of one kind of task for each stage, float64 (stages,)."""
+    """Return seconds of one kind of task for each stage, float64 (stages,)."""
     if kind != "comm":
         return stage_sums(schedule, layers, SECONDS[kind], stages)
     sizes = stage_sums(schedule, layers, "weight_bytes", stages)
@@ -125,7 +125,7 @@ class _Repeated:
         return np.concatenate(blocks) if blocks else per_node
 
     def order(self, values: Floats) -> Floats:
-        """Values by (step, node), shape (steps, nodes)."""
+        """Return values by (step, node), shape (steps, nodes)."""
         if self.steps == 1:
             return values[None, : len(self.relation)]
         nodes = np.arange(len(self.relation))
@@ -203,7 +203,7 @@ def _new_weights_s(relation: Relation, layers: Sequence[LayerCosts], link: Link)
 
 
 def _edges(plan: _Repeated, device: Ints) -> tuple[list[Ints], list[Ints], list[tuple[Ints, Ints, Floats]]]:
-    """Edges without a message, sources and targets, and those with one: (source, target, bytes)."""
+    """Return edges without a message, sources and targets, and those with one: (source, target, bytes)."""
     sources, targets, sent = [], [], []
     for edges in plan.relation.edges:
         source, target = plan.pairs(edges)
@@ -312,6 +312,6 @@ def _fullest_s(work: LaneWork) -> float:
 
 
 def _machines(link: Link, devices: int) -> list[int]:
-    """A number for each device, the same where they share cores."""
+    """Return a number for each device, the same where they share cores."""
     own = max(link.machines, default=-1) + 1
     return [link.machines[n] if n < len(link.machines) else own + n for n in range(devices)]

@@ -201,7 +201,7 @@ class Timeline:
         return float(self.message_columns.size_bytes.sum())
 
     def one_step(self) -> Timeline:
-        """One of its steps from its first task on, of an asynchronous schedule a round."""
+        """Return one of its steps from its first task on, of an asynchronous schedule a round."""
         from tf_ooo.planning.simulation.one_step import one_step  # noqa: PLC0415
 
         return one_step(self)
@@ -238,7 +238,7 @@ class Timeline:
         )
 
     def _repr_html_(self) -> str:
-        """The Gantt chart, for notebooks."""
+        """Return the Gantt chart, for notebooks."""
         from tf_ooo.planning.pictures.png import image  # noqa: PLC0415 - needs matplotlib
 
         return f"<p>{html.escape(repr(self))}</p>{image(self)}"

@@ -8,6 +8,8 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 
 # Older TensorFlows, each in an environment of its own: docs/versions.md.
 OTHERS := 2.15 2.18
+# The one for JAX.
+GPU_PYTHON ?= python3.12
 # What runs on 2.15 in a few minutes: tensorflow-addons' parts, and every kind of thing once.
 SMOKE := tests/graph/test_addons.py tests/graph/test_versions.py tests/test_smoke.py \
 	$(wildcard tests/graph/test_compat_keras_*.py) tests/graph/test_moved_variables.py \
@@ -114,6 +116,17 @@ $(OTHERS:%=test-%): test-%: .venv-%/.installed .venv-%/.horovod
 # Any other version.
 test-%:
 	$(error $@: TensorFlow $* has no locked packages here; there are $(OTHERS:%=test-%))
+
+# The launch order on an H100, by the compiler inside JAX, without a GPU; not in CI: its packages have 4.5 GB.
+.PHONY: test-gpu-compiler
+test-gpu-compiler: venv .venv-gpu-compiler/.installed
+	TF_OOO_JAX_PYTHON=$(CURDIR)/.venv-gpu-compiler/bin/python $(BIN)/python $(PYTEST) tests/gpu
+
+.venv-gpu-compiler/.installed: requirements/gpu-jax.in
+	test -x .venv-gpu-compiler/bin/python || $(GPU_PYTHON) -m venv .venv-gpu-compiler
+	@echo "installing JAX and CUDA into .venv-gpu-compiler (4.5 GB, some minutes)"
+	.venv-gpu-compiler/bin/python -m pip --disable-pip-version-check install -q -r requirements/gpu-jax.in
+	touch $@
 
 smoke: .venv-2.15/.installed
 	.venv-2.15/bin/python $(PYTEST) $(SMOKE)

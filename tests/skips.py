@@ -11,7 +11,7 @@ import pytest
 # This machine, or the TensorFlow that is supported first, cannot have these.
 ALLOWED = (
     r"needs a GPU",
-    r"TF_OOO_GPUHLO is not set",
+    r"TF_OOO_JAX_PYTHON is not set",
     r"needs TensorFlow 2\.15",
     r"of TensorFlow before 2\.21",
     r"Keras 3 has no legacy optimizers",

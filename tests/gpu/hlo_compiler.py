@@ -1,7 +1,9 @@
-"""Compiles HLO for an H100 without one, where ``deviceless/build.sh`` has made the compiler."""
+"""Compiles HLO for an H100 without one, by the XLA of a Python that has JAX (``make test-gpu-compiler``)."""
 
 from __future__ import annotations
 
+import functools
+import json
 import os
 import subprocess
 import tempfile
@@ -9,52 +11,40 @@ from pathlib import Path
 
 from tf_ooo.modes.compiled.captured import CompiledModule, read_dump
 
-VARIABLE = "TF_OOO_GPUHLO"
+VARIABLE = "TF_OOO_JAX_PYTHON"
+SCRIPT = Path(__file__).with_name("compile_for_h100.py")
 
 
 def why_not() -> str | None:
     """Say why there is no compiler; None where there is one."""
-    folder = os.environ.get(VARIABLE)
-    if not folder:
-        return f"{VARIABLE} is not set: tests/gpu/deviceless/build.sh makes the compiler from the GPU wheel"
-    missing = [p for p in ("gpuhlo", "nv/nvidia/cuda_nvcc/bin/ptxas") if not (Path(folder) / p).exists()]
-    return (
-        f"{VARIABLE}={folder}: {missing[0]} is missing; see tests/gpu/deviceless/build.sh"
-        if missing
-        else None
+    python = os.environ.get(VARIABLE)
+    if not python:
+        return f"{VARIABLE} is not set: `make test-gpu-compiler` runs this with the compiler inside JAX"
+    return None if Path(python).exists() else f"{VARIABLE}={python}: there is no such file"
+
+
+@functools.cache
+def _compiler() -> subprocess.Popen[str]:
+    """Start the process for all modules of a test process; it ends with its input, when this process ends."""
+    # Modules of this environment would be in the way of the other one's.
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    command = [os.environ[VARIABLE], str(SCRIPT)]
+    return subprocess.Popen(
+        command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
     )
 
 
-def scheduled_hlo(hlo: str, *flags: str) -> str:
-    """The module that XLA:GPU would run, in launch order.  RuntimeError with XLA's message."""
-    return compiled(hlo, *flags)[0]
-
-
 def compiled(hlo: str, *flags: str) -> tuple[str, CompiledModule]:
-    """(the module in launch order, what is said of it).  RuntimeError with XLA's message."""
-    work = Path(os.environ[VARIABLE])
-    cuda = work / "nv/nvidia"
+    """Return (the module in launch order, what is said of it).  RuntimeError with XLA's message."""
+    process = _compiler()
     with tempfile.TemporaryDirectory() as folder:
-        source = Path(folder) / "in.hlo"
+        source, dump = Path(folder, "in.hlo"), Path(folder, "dump")
         source.write_text(hlo)
-        xla_flags = [
-            f"--xla_gpu_cuda_data_dir={cuda / 'cuda_nvcc'}", "--xla_gpu_autotune_level=0",
-            f"--xla_dump_to={folder}/dump", "--xla_dump_hlo_as_text", *flags,
-        ]  # fmt: skip
-        environment = {
-            **os.environ,
-            "LD_LIBRARY_PATH": str(cuda / "cuda_runtime/lib"),
-            "PATH": f"{cuda / 'cuda_nvcc/bin'}:{os.environ['PATH']}",
-            "XLA_FLAGS": " ".join(xla_flags),
-            "TF_CPP_MIN_LOG_LEVEL": "1",
-        }
-        command = [str(work / "gpuhlo"), str(source), "backend"]
-        done = subprocess.run(
-            command, env=environment, capture_output=True, text=True, timeout=500, check=False
-        )
-        if done.returncode:
-            raise RuntimeError(done.stderr[-2000:])
-        dump = Path(folder, "dump")
+        pairs = [flag.removeprefix("--").split("=", 1) for flag in flags]
+        process.stdin.write(json.dumps({"hlo": str(source), "dump": str(dump), "flags": pairs}) + "\n")
+        answer = process.stdout.readline()
+        if answer.strip() != "null":
+            raise RuntimeError(json.loads(answer) if answer else f"{SCRIPT.name} ended: {process.wait()}")
         found = read_dump(dump)
         assert found is not None
         return next(dump.glob("*gpu_after_optimizations.txt")).read_text(), found

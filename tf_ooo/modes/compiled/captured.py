@@ -15,12 +15,15 @@ from tf_ooo.planning.pictures.style import bytes_text
 
 # "  012: kKernel \t, kernel = ...": children of the thunk above are indented further.
 _THUNK = re.compile(r"^(\s*)\d+: (k\w+)")
-_GRAPH, _WAIT, _BODY = "kCommandBuffer", "kWaitForStreams", "kSequential"
 _INSIDE = re.compile(r"^\s*\d+: kSequential\s+\d+: (k\w+)")  # the first of a body shares its line
-_TOTAL = re.compile(r"^Total bytes used: (\d+)", re.MULTILINE)
+# A call on another stream has its kernels in the first with TensorFlow 2.21, in the second with newer XLA.
+_GRAPH, _CALLS = "kCommandBuffer", ("kSequential", "kAsyncStart")
+_TOTAL = re.compile(r"^Total bytes(?: used)?: (\d+)", re.MULTILINE)
 # They launch nothing themselves.
-_NO_LAUNCH = frozenset({_GRAPH, _WAIT, _BODY, "kConditional", "kWhile", "kAsyncStart", "kAsyncDone"})
-_THUNKS, _BYTES = "*thunk_sequence_after_thunk_passes.txt", "*memory-usage-report.txt"
+_NO_LAUNCH = frozenset({_GRAPH, *_CALLS, "kAsyncDone", "kWaitForStreams", "kConditional", "kWhile"})
+# Newer XLA writes the first only where a pass has changed something.
+_THUNKS = ("*thunk_sequence_after_thunk_passes.txt", "*thunk_sequence.txt")
+_BYTES = "*memory-usage-report.txt"
 
 
 @dataclass(frozen=True)
@@ -30,7 +33,7 @@ class CompiledModule:
     Attributes:
         launches: kernels, library calls and copies that a step launches; None where XLA does not say (CPU).
         in_graphs: how many of them are in CUDA graphs, ``graphs`` of which it makes.
-        on_side_streams: how many run on another stream than the main one; none of these can be in a graph.
+        on_side_streams: how many run on another stream than the main one; a call inside of a graph does not.
         total_bytes: of all buffers: inputs, variables, results and what is alive in between.
         flags: of XLA, besides those of the process.
     """
@@ -66,26 +69,20 @@ class CompiledModule:
 def read_thunks(text: str) -> CompiledModule:
     """Counts the launches in XLA:GPU's text of its thunks (``thunk_sequence_after_thunk_passes``)."""
     launches = in_graphs = graphs = beside = 0
-    within, deeper_than = "", 0
-    for line in text.splitlines():
-        match = _THUNK.match(line)
-        if match is None:
-            if not line.strip():
-                within = ""
-            continue
+    around: list[tuple[int, str]] = []  # indent and kind of this thunk, behind those that it is in
+    for match in filter(None, map(_THUNK.match, text.splitlines())):
         indent, kind = len(match[1]), match[2]
-        if indent <= deeper_than:
-            within = ""
-        first = _INSIDE.match(line)
-        if kind in (_GRAPH, _BODY) and not within:
-            within, deeper_than = kind, indent
-            graphs += kind == _GRAPH
-        kind = first[1] if first else kind
-        if kind in _NO_LAUNCH:
+        while around and around[-1][0] >= indent:
+            around.pop()
+        graphs += kind == _GRAPH and all(outer != _GRAPH for _, outer in around)
+        around.append((indent, kind))
+        first = _INSIDE.match(match.string)
+        if (first[1] if first else kind) in _NO_LAUNCH:
             continue
         launches += 1
-        in_graphs += within == _GRAPH
-        beside += within == _BODY
+        inside = [outer for _, outer in around if outer in (_GRAPH, *_CALLS)]
+        in_graphs += _GRAPH in inside
+        beside += bool(inside) and inside[0] != _GRAPH
     return CompiledModule(launches, in_graphs, graphs, beside)
 
 
@@ -93,12 +90,12 @@ def read_dump(folder: Path) -> CompiledModule | None:
     """Return the largest module that XLA wrote there; None where it wrote none."""
     modules = []
     for path in folder.glob(_BYTES):
-        match = _TOTAL.search(path.read_text(errors="replace"))
-        modules.append((int(match[1]) if match else 0, path.name.partition(".")[0]))
+        spaces = _TOTAL.findall(path.read_text(errors="replace"))
+        modules.append((sum(map(int, spaces)), path.name.partition(".")[0]))
     if not modules:
         return None
     total_bytes, module = max(modules)
-    thunks = next(folder.glob(f"{module}.{_THUNKS}"), None)
+    thunks = next((path for name in _THUNKS for path in folder.glob(f"{module}.{name}")), None)
     module_read = CompiledModule() if thunks is None else read_thunks(thunks.read_text(errors="replace"))
     return replace(module_read, total_bytes=total_bytes or None)
 

@@ -23,7 +23,7 @@ SMOKE := tests/graph/test_addons.py tests/graph/test_versions.py tests/test_smok
 JOBS ?= 3
 PYTEST := -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder --strict-skips
 
-.PHONY: venv demo bench docs wheel wheel-smoke test test-quick lint horovod test-matrix smoke
+.PHONY: gpu-hlo venv demo bench docs wheel wheel-smoke test test-quick lint horovod test-matrix smoke
 
 venv: $(VENV)/.installed
 
@@ -141,6 +141,11 @@ smoke: .venv-2.15/.installed
 .venv-%/.horovod: .venv-%/.installed requirements/horovod.sh requirements/horovod.txt
 	requirements/horovod.sh .venv-$*
 	touch $@
+
+# What benchmarks/gpu/day.sh measures on a machine with a GPU; ten minutes on two cores.
+GPU_NETWORKS = densenet121-k12 densenet121-k24 mobilenetv3l-a0.5 resnet50 encoder-6x512 lstm-2x512
+gpu-hlo: venv
+	$(foreach network,$(GPU_NETWORKS),$(BIN)/python -m benchmarks.gpu.export_hlo build/hlo $(network) &&) true
 
 # Random set-ups of a training, stock against rewritten; docs/testing.md.
 SEED ?= 1

@@ -49,23 +49,15 @@ class Row:
 
 def rows_of(suite: str, case: Case, measured: Measured, began: datetime.datetime) -> list[Row]:
     """Return one row for each way that ran."""
-    shared: dict[str, Any] = {
-        "run": f"{began:%Y-%m-%d %H:%M:%S} {case.name}",
-        "suite": suite,
-        "case": case.name,
-        "mode": case.mode,
-        "machine": machine(),
-        "cores": measured.cores,
-        "commit": commit(),
-        "command": shlex.join(["python", "-m", "benchmarks", *sys.argv[1:]]),
-        "parameters": dict(case.parameters),
-    }
-    rows = []
+    rows, stock, here, code = [], measured.stock_bits, machine(), commit()
     for order, way in enumerate(way for way in case.ways if way.name in measured.ways):
-        ran, stock = measured.ways[way.name], measured.stock_bits
+        ran = measured.ways[way.name]
         others = [name for name, of in measured.ways.items() if name != way.name and of.bits == ran.bits]
         row = Row(
-            **shared,
+            run=f"{began:%Y-%m-%d %H:%M:%S} {case.name}",
+            suite=suite,
+            case=case.name,
+            mode=case.mode,
             way=way.name,
             had_by=way.had_by,
             baseline=way.is_baseline,
@@ -75,7 +67,12 @@ def rows_of(suite: str, case: Case, measured: Measured, began: datetime.datetime
             bits=None if None in (ran.bits, stock) else SAME if ran.bits == stock else DIFFERS,
             largest_difference=ran.largest_difference,
             same_bits_as=[] if ran.bits is None else others,
+            machine=here,
+            cores=measured.cores,
+            commit=code,
+            command=shlex.join(["python", "-m", "benchmarks", *sys.argv[1:]]),
             options=dict(way.options),
+            parameters=dict(case.parameters),
             about={**measured.about, **ran.about},
         )
         rows.append(row)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.machine import memory_groups
+from benchmarks.machine import groups
 
-_WHY_NOT = memory_groups.why_not()
+_WHY_NOT = groups.why_no_limit()
 needs_memory_groups = pytest.mark.skipif(bool(_WHY_NOT), reason=_WHY_NOT or "-")

@@ -3,7 +3,6 @@
 import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import partial
 from os import environ
 from pathlib import Path
 from typing import Any
@@ -13,12 +12,12 @@ import numpy as np
 import tensorflow as tf
 
 from benchmarks import torch_orders
-from benchmarks.case import Case, Measured, WayRun
+from benchmarks.case import Case, Measured
 from benchmarks.emulated.costs import ROWS, WIDTH, costs_of
 from benchmarks.emulated.observed import Observed
-from benchmarks.models import SEED, Workload, compared, stock_weights, weights_of
+from benchmarks.models import SEED, Workload, compared, stock_weights
 from benchmarks.runners.emulated import LOG, Log, library, prefer
-from benchmarks.runners.steps import Fit
+from benchmarks.runners.steps import Fit, train_in_turns
 from benchmarks.turns import take_turns
 from tf_ooo import Link, Pipeline
 from tf_ooo.costs.table import CostTable
@@ -35,8 +34,7 @@ _WAIT = tf.load_op_library(str(library())).ooo_wait
 # Tasks of a step of which a picture can be drawn; of more the median turn is not kept.
 _MOST_DRAWN = 100
 _TORCH: Mapping[str, Callable[..., Schedule]] = {
-    "interleaved_zero_bubble": torch_orders.interleaved_zero_bubble,
-    "zbv": torch_orders.zbv,
+    order.__name__: order for order in (torch_orders.interleaved_zero_bubble, torch_orders.zbv)
 }
 
 
@@ -90,14 +88,13 @@ def schedule_of(options: Mapping[str, Any], table: CostTable, devices: int, micr
     units = tuple((layer, layer) for layer in range(len(table.layers)))
     basic = Wanted(options.get("schedule", "auto"), devices, microbatches, table.link)
     counts = range(2, len(units) // devices + 1)
-    asked = []
+    plans = []
     for chunks in [{"chunks": count} for count in counts] if "chunked" in options else [{}]:
         wanted = replace(basic, options=chunks)
         if "torch" in options:
             order = _TORCH[options["torch"]](devices, microbatches, **chunks)
             wanted = replace(basic, own=ScheduleFile(order.policy, order.to_text(), order))
-        asked.append(wanted)
-    plans = [make_plan(table.layers, units, each) for each in asked]
+        plans.append(make_plan(table.layers, units, wanted))
     if not plans:
         raise ValueError(f"{len(units)} layers are too few for two stages on each of {devices} devices")
     plan = min(plans, key=lambda plan: plan.trial.step_s)
@@ -111,6 +108,7 @@ class Run(Fit):
     def __init__(self, options: Pipeline, table: CostTable, known: tuple[Step, CostTable] | None) -> None:
         super().__init__(workload_of(table, options.microbatches or 1), options, known)
         self.start()
+        self._layers, self._is_ours = table.layers, options.schedule == "auto"
         self.observed = Observed(self.schedule, tasks_of(self.report.rewritten_graph))
 
     def observed_step_s(self, log: Log) -> float:
@@ -122,11 +120,14 @@ class Run(Fit):
 
     def about(self) -> dict[str, Any]:
         schedule, turn = self.schedule, self.observed.median_turn()
+        stages = merged(self._layers, schedule.stages, schedule.microbatches)
         return {
             "schedule": schedule.policy,
             "chunks": len(schedule.stages) // schedule.devices,
             "fused": schedule.fused_backward,
+            "simulated_s": step_s_of(replace(schedule, stages=()), stages, Link()),  # with no time in between
             **self.observed.to_dict(),
+            **({"order": schedule.to_text()} if self._is_ours else {}),
             **({"turn": turn} if len(turn) <= _MOST_DRAWN else {}),
         }
 
@@ -173,21 +174,8 @@ def measured(case: Case, cluster: str) -> Measured:
     preferred = prefer()
     log.wait(1)
     take_turns({name: run.step_s for name, run in runs.items()}, 1)
-    turns = take_turns({name: partial(run.observed_step_s, log) for name, run in runs.items()}, case.turns)
+    count, ways, trained = train_in_turns(runs, case.turns, lambda run: run.observed_step_s(log))
     log.wait(0)
-    count = max(run.steps for run in runs.values())
-    ways, trained = {}, {}
-    for name, run in runs.items():
-        while run.steps < count:
-            run.step_s()
-        run.finish()
-        trained[name] = weights_of(run.model)
-        stages = merged(table.layers, run.schedule.stages, run.schedule.microbatches)
-        # With no time in between.
-        simulated_s = step_s_of(replace(run.schedule, stages=()), stages, Link())
-        order = {"order": run.schedule.to_text()} if name == "auto" else {}
-        about = run.about() | {"simulated_s": simulated_s, **order}
-        ways[name] = WayRun(turns[name], run.predicted_s, about=about)
     stock = stock_weights(workload_of(table, parameters["microbatches"]), count)
     bits, ways = compared(ways, trained, stock)
     about = {"weights": sum(weight.size for weight in stock), "steps": count, "preferred": preferred}

@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from benchmarks.machine import control_groups
+from benchmarks.machine import groups
 from benchmarks.processes import BenchmarkError
 
 FREE = "free"
@@ -32,25 +32,19 @@ _FIRST_NEEDS = {
 
 
 class Shares:
-    """Groups of threads of a run, under a prefix: one for each worker, by rank, and :data:`FREE`.
+    """Groups of threads of a run, in a folder of this name: one for each worker, by rank, and :data:`FREE`.
 
     A process is put into one of them whole, and then single threads of it into others.  FREE has no quota and
     comes four times as often as the rest, and all come before others of this machine: what communicates must
     not wait for what computes.  OSError wherever the system refuses.
     """
 
-    def __init__(self, prefix: str, system: control_groups.System | None = None) -> None:
-        self._prefix, self.system = prefix, system or control_groups.system("cpu")
-        self._is_first = self.system.version == 1
+    def __init__(self, prefix: str, system: groups.System | None = None) -> None:
+        self.system = system or groups.system("cpu")
+        self._folder, self._is_first = self.system.folder / prefix, self.system.version == 1
         self._quota_file, self._threads_file, self._no_quota = (
             ("cpu.cfs_quota_us", "tasks", "-1") if self._is_first else ("cpu.max", "cgroup.threads", "max")
         )
-
-    def _of(self, name: int | str) -> Path:
-        """Return the folder of a group; those of version 2 are threaded ones below one of the prefix."""
-        if self._is_first:
-            return self.system.folder / f"{self._prefix}{name}"
-        return self.system.folder / self._prefix.rstrip("_") / str(name)
 
     @contextlib.contextmanager
     def made(self, workers: int, cores_each: float) -> Iterator[None]:
@@ -59,37 +53,36 @@ class Shares:
         Where a group has used up its quota, what takes no time waits too, such as handing a tensor over.  So
         with ``cores_each`` 1 there is no quota: the threads of a worker stay on a core of its own.
         """
-        names = [*map(str, range(workers)), FREE]
+        groups = [self._folder, *(self._folder / str(rank) for rank in range(workers)), self._folder / FREE]
         try:
-            self._make(names)
+            self._make(groups)
             for rank in range(workers):
                 self.set_share(rank, cores_each)
             yield
         finally:
-            # In version 2 the folder above says who is in a group.
-            self._remove([self._of(name) for name in (names if self._is_first else ["", *names])])
+            self._remove(groups)
 
-    def _make(self, names: Sequence[str]) -> None:
+    def _make(self, groups: Sequence[Path]) -> None:
+        """Make groups without quotas; those of version 2 are threaded ones below the first."""
         if not self._is_first:
             (self.system.folder / "cgroup.subtree_control").write_text("+cpu")
-            self._make_threaded(names)
-            (self._of("") / "cgroup.subtree_control").write_text("+cpu")
-            (self._of("") / "cpu.weight").write_text("10000")
-        for name in names:
+        self._make_empty(groups)
+        if not self._is_first:
+            (self._folder / "cgroup.subtree_control").write_text("+cpu")
+        for group in groups:
+            of_worker = group not in (self._folder, self._folder / FREE)
             if self._is_first:
-                self._of(name).mkdir()
-                (self._of(name) / "cpu.cfs_period_us").write_text(str(PERIOD_US))
-                (self._of(name) / "cpu.shares").write_text("262144" if name == FREE else "65536")
+                (group / "cpu.cfs_period_us").write_text(str(PERIOD_US))
+                (group / "cpu.shares").write_text("65536" if of_worker else "262144")
             else:
-                (self._of(name) / "cpu.weight").write_text("10000" if name == FREE else "2500")
-                (self._of(name) / "cpu.max").write_text(f"max {PERIOD_US}")
+                (group / "cpu.weight").write_text("2500" if of_worker else "10000")
+                (group / "cpu.max").write_text(f"max {PERIOD_US}")
 
-    def _make_threaded(self, names: Sequence[str]) -> None:
-        """Make groups of version 2 without shares of the CPU."""
-        self._of("").mkdir()
-        for name in names:
-            self._of(name).mkdir()
-            (self._of(name) / "cgroup.type").write_text("threaded")
+    def _make_empty(self, groups: Sequence[Path]) -> None:
+        for group in groups:
+            group.mkdir()
+            if not self._is_first and group != self._folder:
+                (group / "cgroup.type").write_text("threaded")
 
     def _remove(self, groups: Sequence[Path]) -> None:
         """Kill the processes in groups, but this one, and remove them: nobody is left behind."""
@@ -106,13 +99,13 @@ class Shares:
 
     def quota_us(self, name: int | str) -> int | None:
         """Return what a group has of each :data:`PERIOD_US`; None: no quota."""
-        quota = (self._of(name) / self._quota_file).read_text().split()[0]
+        quota = (self._folder / str(name) / self._quota_file).read_text().split()[0]
         return None if quota == self._no_quota else int(quota)
 
     def set_quota_us(self, name: int | str, quota_us: int | None) -> None:
         """Set what :meth:`quota_us` returns."""
         quota = self._no_quota if quota_us is None else str(quota_us)
-        (self._of(name) / self._quota_file).write_text(quota)
+        (self._folder / str(name) / self._quota_file).write_text(quota)
 
     def set_share(self, rank: int, cores: float) -> None:
         """Set what a worker may use of a core; BenchmarkError: that is less than Linux can keep to."""
@@ -133,11 +126,11 @@ class Shares:
 
     def put(self, name: int | str, process: int) -> None:
         """Put all threads of a process into a group."""
-        (self._of(name) / "cgroup.procs").write_text(str(process))
+        (self._folder / str(name) / "cgroup.procs").write_text(str(process))
 
     def _put_thread(self, rank: int, thread: int, core: int | None = None) -> None:
         with contextlib.suppress(ProcessLookupError):  # it has ended
-            (self._of(rank) / self._threads_file).write_text(str(thread))
+            (self._folder / str(rank) / self._threads_file).write_text(str(thread))
             if core is not None:
                 os.sched_setaffinity(thread, {core})
 
@@ -188,22 +181,22 @@ def why_not(with_link: bool = True) -> str:
 
     ``with_link``: for runs over a :func:`link`, in which threads that communicate run first.
     """
-    if reason := control_groups.why_not("cpu"):
+    if reason := groups.why_not("cpu"):
         return reason
     missing = [tool for tool in ("ip", "tc", "nsenter") if with_link and shutil.which(tool) is None]
     if missing:
         return f"needs {' and '.join(missing)} (packages iproute2 and util-linux)"
-    groups = Shares(prefix := f"benchmarks_{os.getpid()}_try_")
-    needs = f"the right to make cpu groups in {groups.system.folder}, as few containers"
+    shares = Shares(prefix := f"benchmarks_{os.getpid()}_try")
+    needs = f"the right to make cpu groups in {shares.system.folder}, as few containers"
     try:
         with contextlib.ExitStack() as stack:
-            stack.enter_context(groups.made(0, 1.0))
+            stack.enter_context(shares.made(0, 1.0))
             if with_link:
-                needs = f"the right to run threads first ({_FIRST_NEEDS[groups.system.version]})"
+                needs = f"the right to run threads first ({_FIRST_NEEDS[shares.system.version]})"
                 tried = stack.enter_context(subprocess.Popen(["sleep", str(_TRIED_S)]))
                 stack.callback(tried.kill)
-                groups.put(FREE, tried.pid)
-                groups.run_first({tried.pid})
+                shares.put(FREE, tried.pid)
+                shares.run_first({tried.pid})
                 needs = "network namespaces whose links can be slowed (tc, sch_tbf)"
                 slow(stack.enter_context(link(prefix)), 1e9)
     except OSError as error:

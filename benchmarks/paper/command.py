@@ -1,7 +1,5 @@
 """The commands ``python -m benchmarks paper``."""
 
-import json
-from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, replace
 from itertools import groupby
@@ -18,11 +16,9 @@ from benchmarks.paper.predicted import Prediction, not_counted, predictions, why
 from benchmarks.processes import BenchmarkError
 from tf_ooo.errors import OOOError
 
-ARCHIVE = Path(__file__).parents[1] / "archive" / "rows" / "paper"
 HEAD = ("Network", "Mode", "Published", "Predicted (authors' schedule, our auto)", "Measured here")
 _AUTHORS = tuple(Way(name, NOBODY, {"schedule": name}) for name in ("fast_forward", "modulo"))
 _TASKS = {"pretrain": "pre-training", "finetune": "fine-tuning"}
-_STOCK = ("gpipe", "horovod", "horovod_k", "local")
 
 
 class _OneLineErrors(click.Group):
@@ -78,7 +74,7 @@ def run_(
 @paper.command("all")
 @click.option("--measure", is_flag=True, help="Measure each network too.")
 def all_(measure: bool) -> None:
-    """Print the table of docs/paper.md: predictions made anew, and what archived rows measured."""
+    """Print the table of docs/paper.md: predictions made anew, and what was measured."""
     for line in table():
         click.echo(line)
     for network in NETWORKS.values() if measure else ():
@@ -113,13 +109,12 @@ def _measure(case: Case, turns: int | None = None, rows: Path = ROWS) -> None:
 
 def table(of: Iterable[PaperNetwork] = tuple(NETWORKS.values())) -> Iterator[str]:
     """Yield the lines of the page's table."""
-    kept = archived(json.loads(path.read_text())["rows"] for path in sorted(ARCHIVE.glob("*.json")))
     yield f"| {' | '.join(HEAD)} |"
     yield "|---" * len(HEAD) + "|"
     for network in of:
         mode, published = network.mode.name.replace("_", " "), _range(network.mode.published)
-        predicted, here = "; ".join(_predicted(network)), kept[network.name]
-        yield f"| {network.title} | {mode} | {published} | {predicted} | {here} |"
+        predicted = "; ".join(_predicted(network))
+        yield f"| {network.title} | {mode} | {published} | {predicted} | {network.measured} |"
 
 
 def _predicted(network: PaperNetwork) -> Iterator[str]:
@@ -133,24 +128,6 @@ def _predicted(network: PaperNetwork) -> Iterator[str]:
         runs, gains, autos = zip(*((of.run, of.authors, of.auto) for of in group), strict=True)
         assumed = " (assumed)" if all(run.assumed for run in runs) else ""
         yield f"{text}{_range(sum(gains, []))}, auto {_range(autos)}{assumed}"
-
-
-def archived(files: Iterable[list[dict[str, Any]]]) -> dict[str, str]:
-    """Return what the last run of each network and task at size tiny measured, over the best baseline."""
-    last: dict[tuple[str, str], dict[str, float]] = {}
-    for rows in files:
-        gains: dict[tuple[str, str], dict[str, float]] = defaultdict(dict)
-        for row in rows:
-            if row.get("size") == "tiny" and "speedup" in row:
-                task = _TASKS.get(row["settings"].get("task"), "")
-                gains[row["network"], task][row["schedule"]] = row["speedup"]
-        last |= gains
-    texts: dict[str, list[str]] = defaultdict(list)
-    for (name, task), of in last.items():
-        best = max((of[way] for way in _STOCK if way in of), default=1.0)
-        ours = ", ".join(f"{way} {gain / best:.2f}" for way, gain in of.items() if way not in _STOCK)
-        texts[name].append(f"{task}: {ours}" if task else ours)
-    return {name: "; ".join(of_tasks) for name, of_tasks in texts.items()}
 
 
 def _range(gains: Sequence[float]) -> str:

@@ -60,6 +60,7 @@ class PaperNetwork:
     script: str
     mode: Mode
     runs: Sequence[PaperRun]
+    measured: str  # what the last archived run came to; a test reads it there
     fixed: Mapping[str, Any] = field(default_factory=dict)  # settings that make the script this network
     tiny: Mapping[str, Any] = field(default_factory=dict)  # where tracing a deep network takes long
     depths: Sequence[int] = ()

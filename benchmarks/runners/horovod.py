@@ -60,10 +60,10 @@ def why_not(case: Case) -> str:
 
 def run(case: Case) -> Measured:
     """Run all ways in turns."""
-    asked, group = case.parameters, f"tf_ooo_benchmarks_{os.getpid()}_"
+    asked, group = case.parameters, f"tf_ooo_benchmarks_{os.getpid()}"
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        inside = stack.enter_context(confine.link(group + "net"))
+        inside = stack.enter_context(confine.link(group))
         stack.enter_context(confine.Shares(group).made(_WORKERS, asked["cores"]))
         jobs = stack.enter_context(_jobs(case, group, inside, folder))
         job_of = {way.name: job for job in jobs for way in job.ways}
@@ -121,7 +121,6 @@ class Job:
         self.ranks: dict[int, tuple[Connection, int]] = {}  # by rank, with the process
 
     def start(self, start: Sequence[str], environment: Mapping[str, str]) -> None:
-        """Start the launcher."""
         with self._log.open("wb") as log:
             self._launcher = subprocess.Popen(start, env=environment, stdout=log, stderr=log)
 
@@ -139,7 +138,6 @@ class Job:
         return answers[0]
 
     def end(self) -> None:
-        """End all processes at once."""
         for _, process in self.ranks.values():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(process, signal.SIGKILL)

@@ -29,7 +29,7 @@ _COMMUNICATING = ("collective_ops", "event_engine", "grpc")
 def main(case: Case, ways: list[Way], group: str, socket: str, job: int, cluster: list[str]) -> None:
     """Answer until the process is ended.
 
-    ``group``: the prefix of the CPU groups; ``socket``: where the benchmark listens; ``job``: what the rank
+    ``group``: the folder of the CPU groups; ``socket``: where the benchmark listens; ``job``: what the rank
     calls itself there; ``cluster``: addresses for TensorFlow's strategy.
     """
     kinds = {way.name: way.options["kind"] for way in ways}

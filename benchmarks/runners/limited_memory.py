@@ -11,7 +11,7 @@ import time
 import numpy as np
 
 from benchmarks.case import Case, Measured, Way, WayRun
-from benchmarks.machine import memory_groups
+from benchmarks.machine.groups import memory_group, why_no_limit
 from benchmarks.models import SEED, Network, compared, weights_of
 from benchmarks.processes import BenchmarkError, cluster_of, command, quiet, result_of, worker_line
 
@@ -28,7 +28,7 @@ _ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": "1000000", "MALLOC_ARENA_MAX": "4"}
 
 def why_not(case: Case) -> str:
     """Say why this machine cannot run the case; return an empty text where it can."""
-    return memory_groups.why_not()
+    return why_no_limit()
 
 
 def run(case: Case) -> Measured:
@@ -57,7 +57,7 @@ def _ran(case: Case, way: Way, limit_bytes: int, folder: str) -> WayRun:
     environment = quiet(threads=None) | (_ALLOCATOR if limited else {})
     names = [f"benchmarks_{os.getpid()}_{task}" for task in range(workers or int(limited))]
     with contextlib.ExitStack() as stack:
-        groups = [stack.enter_context(memory_groups.memory_group(name, limit_bytes)) for name in names]
+        groups = [stack.enter_context(memory_group(name, limit_bytes)) for name in names]
 
         def line(cluster: str, task: int) -> list[str]:
             return groups[task].command(worker_line(cluster, task))

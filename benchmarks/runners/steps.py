@@ -3,13 +3,15 @@
 import dataclasses
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
-import keras
 import tensorflow as tf
 
-from benchmarks.models import Workload
+from benchmarks.case import WayRun
+from benchmarks.models import Weights, Workload, weights_of
+from benchmarks.turns import take_turns
 from tf_ooo.costs.table import CostTable
 from tf_ooo.errors import BackendError
 from tf_ooo.fit.life import FitLife
@@ -25,20 +27,16 @@ class Steps:
 
     predicted_s: float | None = None  # a step's seconds by the plan before they ran
 
-    def __init__(
-        self, run: Callable[[], object], model: keras.Model | None = None, about: dict[str, Any] | None = None
-    ) -> None:
-        self._run, self.model, self._about, self.steps = run, model, about or {}, 0
+    def __init__(self, run: Callable[[], object], model: Any = None, about: Mapping[str, Any] = {}) -> None:
+        self._run, self.model, self._about, self.steps = run, model, dict(about), 0
 
     def step_s(self) -> float:
-        """Run one step, and return its seconds."""
         started_s = time.perf_counter()
         self._run()
         self.steps += 1
         return time.perf_counter() - started_s
 
     def about(self) -> dict[str, Any]:
-        """Return what ran."""
         return self._about
 
     def finish(self) -> None:
@@ -49,24 +47,20 @@ class Fit(Steps):
     """The steps of a callback's fit, run without ``model.fit``."""
 
     def __init__(
-        self,
-        workload: Workload,
-        options: Pipeline | LayerPipe,
-        measured: tuple[Step, CostTable] | None = None,
+        self, workload: Workload, options: Pipeline | LayerPipe, measured: tuple[Step, CostTable] | None
     ) -> None:
         """Begin the fit; a pipeline is planned from another one's step, taken apart, and its costs."""
+        super().__init__(self._step, workload.model)
         self._pipeline = PipelineMode(options) if isinstance(options, Pipeline) else None
         if self._pipeline is not None:
             self._pipeline.planned_from = measured
         self._fit = FitLife(self._pipeline or mode_for(options))
         self._batches = iter(tf.data.Dataset.from_tensors((workload.x, workload.y)).repeat())
-        self._model = workload.model
-        self._model.make_train_function()
-        self._fit.begin(self._model)
-        super().__init__(self._step, self._model)
+        self.model.make_train_function()
+        self._fit.begin(self.model)
 
     def _step(self) -> None:
-        logs = self._model.train_function(self._batches)
+        logs = self.model.train_function(self._batches)
         if self._pipeline is not None:  # LayerPipe's loss comes some steps later
             float(logs["loss"])
 
@@ -82,7 +76,6 @@ class Fit(Steps):
 
     @property
     def report(self) -> Report:
-        """The report of the fit."""
         return self._fit.report
 
     @property
@@ -120,7 +113,25 @@ class Fit(Steps):
         }
 
 
-def stock_steps(make: Callable[[], Workload], device: str) -> Steps:
+def train_in_turns(
+    ways: Mapping[str, Steps], turns: int, turn_s: Callable[[Any], float], evenly: bool = True
+) -> tuple[int, dict[str, WayRun], dict[str, Weights]]:
+    """Let ways take turns; return how many steps all have made, ``evenly``, their runs and weights."""
+    turns_s = take_turns({name: partial(turn_s, way) for name, way in ways.items()}, turns)
+    steps = max(way.steps for way in ways.values())
+    runs, trained = {}, {}
+    for name, way in ways.items():
+        while evenly and way.steps < steps:
+            way.step_s()
+        runs[name] = WayRun(turns_s[name], way.predicted_s, about=way.about())
+    for name, way in ways.items():
+        way.finish()
+        if way.model is not None:
+            trained[name] = weights_of(way.model)
+    return steps, runs, trained
+
+
+def stock_steps(make: Callable[[], Workload], device: str, about: dict[str, Any]) -> Steps:
     """Return Keras' own training steps on one device."""
     with tf.device(device):
         model, *data = make()
@@ -132,4 +143,4 @@ def stock_steps(make: Callable[[], Workload], device: str) -> Steps:
             return model.train_step(batch)["loss"]
 
     function = tf.function(step, autograph=False)
-    return Steps(lambda: function().numpy(), model)
+    return Steps(lambda: function().numpy(), model, about)

@@ -56,7 +56,6 @@ class Ranks:
         self.version = [self._answered(process) for process in self._processes][0]
 
     def step(self, schedule: str) -> None:
-        """Run one step, until the last rank has answered."""
         for process in self._processes:
             print(schedule, file=process.stdin, flush=True)
         for process in self._processes:
@@ -69,7 +68,6 @@ class Ranks:
         raise BenchmarkError(f"a rank of torch.distributed ended with {process.wait()}")
 
     def close(self) -> None:
-        """End them."""
         for process in self._processes:
             process.kill()
             process.wait()

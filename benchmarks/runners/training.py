@@ -18,13 +18,12 @@ from typing import Any
 import tensorflow as tf
 
 from benchmarks import models
-from benchmarks.case import Case, Measured, Way, WayRun
+from benchmarks.case import Case, Measured, Way
 from benchmarks.machine.confine import FREE, Shares
 from benchmarks.processes import BenchmarkError
-from benchmarks.runners.steps import Fit, Steps, stock_steps
+from benchmarks.runners.steps import Fit, Steps, stock_steps, train_in_turns
 from benchmarks.runners.torch import Ranks
 from benchmarks.runners.workers import Workers
-from benchmarks.turns import take_turns
 from tf_ooo.costs.layer_costs import Link
 from tf_ooo.costs.table import CostTable
 from tf_ooo.errors import OOOError
@@ -59,7 +58,6 @@ class Training:
         self._ways: dict[str, Steps] = {}
         self._measured: dict[int | None, tuple[Step, CostTable]] = {}
         self._late_costs: CostTable | None = None
-        self._about: dict[str, dict[str, Any]] = {}
 
     def run(self) -> Measured:
         """Make all ways, let them take turns, and compare what they have trained with stock ``fit``."""
@@ -69,21 +67,7 @@ class Training:
                 raise BenchmarkError("no worker has a thread that computes, by its name, to give it a share")
             for way in self._ways.values():
                 way.step_s()
-        turns = {name: partial(self._turn_s, way) for name, way in self._ways.items()}
-        turns_s = take_turns(turns, self._case.turns)
-        steps = 0 if self._late else max(way.steps for way in self._ways.values())
-        runs, trained = {}, {}
-        for name, way in self._ways.items():
-            while way.steps < steps:  # all have run equally many in the end
-                way.step_s()
-            # A plan as if all workers were alike does not say what its step takes on these.
-            alike = any("alike" in of.options for of in self._case.ways if of.name == name)
-            about = self._about[name] | way.about()
-            runs[name] = WayRun(turns_s[name], None if alike else way.predicted_s, about=about)
-        for name, way in self._ways.items():
-            way.finish()
-            if way.model is not None:
-                trained[name] = models.weights_of(way.model)
+        steps, runs, trained = train_in_turns(self._ways, self._case.turns, self._turn_s, not self._late)
         stock_bits = None
         if not self._late:
             stock_bits, runs = models.compared(runs, trained, models.stock_weights(self._make(), steps))
@@ -92,7 +76,7 @@ class Training:
         about = {
             "weights": next(way.model.count_params() for way in self._ways.values() if way.model is not None),
             "batch_rows": self._network.batch * self._microbatches,
-            "steps": steps or None,
+            "steps": None if self._late else steps,
             "link": asdict(self._cluster.link or Link()),  # measured
         }
         return Measured(runs, stock_bits, self._workers.cores, about, not_run)
@@ -103,7 +87,6 @@ class Training:
         workloads = {way.name: None if "stock" in way.options else self._make() for way in self._case.ways}
         not_run = {}
         for way in self._case.ways:
-            self._about[way.name] = {}
             try:
                 self._ways[way.name] = self._started(way, workloads[way.name])
             except OOOError as error:
@@ -117,7 +100,7 @@ class Training:
             # Weights are not compared: other initial ones, other kernels.
             return Steps(partial(self._ranks.step, name), about=about)
         if workload is None:
-            return self._stock()
+            return self._stock({})
         late = "layerpipe" in way.options
         fit = Fit(workload, *self._options(way))
         try:
@@ -127,12 +110,13 @@ class Training:
             raise
         if fit.report.fell_back:  # to a worker instead: this process has more of a core
             fit.finish()
-            self._about[way.name] = {"schedule": "stock", "why": fit.report.fallback_reason}
-            return self._stock()
+            return self._stock({"schedule": "stock", "why": fit.report.fallback_reason})
         if late:
             self._late_costs = fit.report.costs
         elif fit.measured is not None:
             self._measured.setdefault(way.options.get("microbatches"), fit.measured)
+        if "alike" in way.options:  # such a plan does not say what its step takes on these workers
+            fit.predicted_s = None
         return fit
 
     def _options(self, way: Way) -> tuple[Pipeline | LayerPipe, tuple[Step, CostTable] | None]:
@@ -172,8 +156,8 @@ class Training:
         schedules = [way.options["torch"] for way in self._case.ways if "torch" in way.options]
         return Ranks(self._workers.group, len(self._cluster.devices), self._microbatches, schedules)
 
-    def _stock(self) -> Steps:
-        stock = stock_steps(self._make, self._cluster.devices[0])
+    def _stock(self, about: dict[str, Any]) -> Steps:
+        stock = stock_steps(self._make, self._cluster.devices[0], about)
         for _ in range(2):
             stock.step_s()
         return stock

@@ -21,7 +21,7 @@ class Workers:
 
     cluster: str  # addresses, with commas
     processes: list[int]
-    group: str  # prefix of the CPU groups
+    group: str  # folder of the CPU groups
     cores: float  # what each worker has of a core
     folder: str  # for files of this run
 
@@ -33,7 +33,7 @@ def why_not(case: Case) -> str:
 
 def run(case: Case) -> Measured:
     """Run a case on ``devices`` workers; all ways are steps of one process, in turns."""
-    devices, group = case.parameters["devices"], f"benchmarks_{os.getpid()}_"
+    devices, group = case.parameters["devices"], f"benchmarks_{os.getpid()}"
     cores = min(1.0, round(_SHARE * confine.own_cores() / devices, 2))
     with (
         tempfile.TemporaryDirectory() as folder,

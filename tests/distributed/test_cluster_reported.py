@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import tf_ooo
-from benchmarks.machine import memory_groups
+from benchmarks.machine.groups import memory_group
 from grappler_passes.compat import runtime
 from tests.distributed.clusters import addresses, wait_until_ready
 from tests.memory_limited import needs_memory_groups
@@ -35,7 +35,7 @@ def cluster():
     text = addresses(2)
     with contextlib.ExitStack() as stack:
         groups = [
-            stack.enter_context(memory_groups.memory_group(f"tf_ooo_test_{os.getpid()}_{task}", limit))
+            stack.enter_context(memory_group(f"tf_ooo_test_{os.getpid()}_{task}", limit))
             for task, limit in enumerate(LIMITS)
         ]
         for task, group in enumerate(groups):

@@ -29,7 +29,7 @@ pytestmark = [
 @contextlib.contextmanager
 def slowed(process):
     """The process gets a fifth of a core; this one what it wants, whatever else the machine does."""
-    groups = confine.Shares(f"tf_ooo_speeds_{os.getpid()}_")
+    groups = confine.Shares(f"tf_ooo_speeds_{os.getpid()}")
     with groups.made(1, _SHARE):
         groups.put(0, process.pid)
         groups.put(FREE, os.getpid())

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from benchmarks.machine import memory_groups
+from benchmarks.machine import groups
 from tests.memory_limited import needs_memory_groups
 
 pytestmark = [
@@ -47,7 +47,7 @@ except tf_ooo.BackendError as error:
 
 def said_in_a_group(limit_bytes, *arguments):
     """The lines that the script prints."""
-    with memory_groups.memory_group(f"tf_ooo_test_{os.getpid()}", limit_bytes) as group:
+    with groups.memory_group(f"tf_ooo_test_{os.getpid()}", limit_bytes) as group:
         command = group.command([sys.executable, "-c", TRAINS, *arguments])
         ran = subprocess.run(command, capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stderr[-2000:]

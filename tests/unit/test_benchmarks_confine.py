@@ -10,18 +10,18 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.machine import confine, control_groups
+from benchmarks.machine import confine, groups
 from benchmarks.machine.confine import FREE, Shares
-from benchmarks.machine.control_groups import System
+from benchmarks.machine.groups import System
 from benchmarks.processes import BenchmarkError
 
 WHY_NOT = confine.why_not(with_link=False)
 confined = pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT or "-")
-PREFIX = f"tf_ooo_test_{os.getpid()}_"
+PREFIX = f"tf_ooo_test_{os.getpid()}"
 
 
 def test_a_machine_without_groups_says_where_they_would_be(monkeypatch, tmp_path):
-    monkeypatch.setattr(control_groups, "ROOT", tmp_path)
+    monkeypatch.setattr(groups, "ROOT", tmp_path)
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     assert confine.why_not(with_link=False) == (f"needs cpu groups, at {tmp_path}/cpu or {tmp_path}")
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
@@ -43,7 +43,7 @@ def test_version_2_without_the_cpus_controller_does_not_count(tmp_path):
 def test_groups_that_cannot_be_made_are_said_and_leave_nothing(monkeypatch, tmp_path):
     (tmp_path / "cgroup.controllers").write_text("cpu\n")
     (tmp_path / "cgroup.subtree_control").mkdir()  # cannot be written
-    monkeypatch.setattr(control_groups, "ROOT", tmp_path)
+    monkeypatch.setattr(groups, "ROOT", tmp_path)
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     said = confine.why_not(with_link=False)
     assert said == f"needs the right to make cpu groups in {tmp_path}, as few containers: Is a directory"
@@ -82,8 +82,8 @@ named(b"main")
 class ThreadsOnly(Shares):
     """Groups of version 2 also where version 1 has the CPU's controller: without shares of the CPU."""
 
-    def _make(self, names):
-        self._make_threaded(names)
+    def _make(self, groups):
+        self._make_empty(groups)
 
     def set_quota_us(self, name, quota_us):
         """There is none."""
@@ -92,7 +92,7 @@ class ThreadsOnly(Shares):
 # This machine has these.
 ALL_GROUPS = [
     Shares(PREFIX, place) if place.version == 1 else ThreadsOnly(PREFIX, place)
-    for place in control_groups.systems("cpu")
+    for place in groups.systems("cpu")
     if (place.is_there if place.version == 1 else (place.folder / "cgroup.controllers").exists())
 ]
 
@@ -112,11 +112,11 @@ def test_threads_that_compute_get_a_share_and_nobody_is_left_behind(groups):
         }
     assert process.wait(10) == -signal.SIGKILL
     process.stdout.close()
-    assert not list(groups.system.folder.glob(f"{PREFIX.rstrip('_')}*"))
+    assert not list(groups.system.folder.glob(f"{PREFIX}*"))
 
 
 def group_of(process, thread):
     """The last part of its group's name."""
     lines = Path(f"/proc/{process}/task/{thread}/cgroup").read_text().splitlines()
-    (path,) = {line.split(":", 2)[2] for line in lines if PREFIX.rstrip("_") in line}
-    return path.replace("_", "/").rpartition("/")[2]
+    (path,) = {line.split(":", 2)[2] for line in lines if PREFIX in line}
+    return path.rpartition("/")[2]

@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks.case import OURS
 from benchmarks.cases import cases_of
-from benchmarks.machine import memory_groups
+from benchmarks.machine import groups
 from benchmarks.runners import limited_memory
 
 
@@ -22,7 +22,7 @@ def test_ten_networks():
 
 
 def test_any_size_is_skipped_without_groups(monkeypatch):
-    monkeypatch.setattr(memory_groups.os, "geteuid", lambda: 1000)
+    monkeypatch.setattr(groups.os, "geteuid", lambda: 1000)
     (case,) = cases_of("any_size", True)
     assert limited_memory.why_not(case) == "needs root for memory groups"
 

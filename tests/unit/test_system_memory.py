@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from benchmarks.machine import memory_groups
+from benchmarks.machine import groups
 from tests.memory_limited import needs_memory_groups
 from tf_ooo.hosts.system_memory import available_bytes, memory_group, taken_bytes
 
@@ -26,10 +26,10 @@ TELLS = (
 def test_a_real_group_and_those_above_it():
     name = f"tf_ooo_test_{os.getpid()}"
     with (
-        memory_groups.memory_group(name, 300 * MIB),
-        memory_groups.memory_group(f"{name}/beside", 400 * MIB) as beside,
-        memory_groups.memory_group(f"{name}/within", 400 * MIB) as within,
-        memory_groups.memory_group(f"{name}/tight", 200 * MIB) as tight,
+        groups.memory_group(name, 300 * MIB),
+        groups.memory_group(f"{name}/beside", 400 * MIB) as beside,
+        groups.memory_group(f"{name}/within", 400 * MIB) as within,
+        groups.memory_group(f"{name}/tight", 200 * MIB) as tight,
     ):
         said = {}
         for group in (beside, within, tight):
@@ -58,7 +58,7 @@ def test_a_file_that_is_read_again_takes_nothing_away():
         f"    {TELLS.replace(chr(10), chr(10) + '    ')}"
     )
     used = {}
-    with memory_groups.memory_group(f"tf_ooo_test_{os.getpid()}", 300 * MIB) as group:
+    with groups.memory_group(f"tf_ooo_test_{os.getpid()}", 300 * MIB) as group:
         for what, script in (("nothing", TELLS), ("file", reads_twice)):
             command = group.command([sys.executable, "-c", script])
             ran = subprocess.run(command, capture_output=True, check=True)

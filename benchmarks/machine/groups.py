@@ -1,13 +1,13 @@
-"""Groups of processes with a limit of memory: control groups of Linux, versions 1 and 2."""
+"""Control groups of Linux, versions 1 and 2: where this machine has them, and limits of memory."""
 
 import contextlib
 import os
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from benchmarks.machine import control_groups
-
+ROOT = Path("/sys/fs/cgroup")
 _TRIED_BYTES = 10**9
 # By version, files of a group: the bytes that its processes may have together, the most that they have had at
 # any time, and one in which 0 keeps them out of the swap space.
@@ -15,6 +15,47 @@ FILES = {
     1: ("memory.limit_in_bytes", "memory.max_usage_in_bytes", "memory.swappiness"),
     2: ("memory.max", "memory.peak", "memory.swap.max"),
 }
+
+
+@dataclass(frozen=True)
+class System:
+    """Groups of a version, below a folder of the system."""
+
+    version: int
+    folder: Path
+    controller: str
+
+    @property
+    def is_there(self) -> bool:
+        """Return whether the controller is there: on a machine with both versions it is in one of them."""
+        if self.version == 1:
+            # A group of version 2 may be called as the controller, too: only version 1 has this file.
+            return (self.folder / "tasks").exists()
+        controllers = self.folder / "cgroup.controllers"
+        return controllers.exists() and self.controller in controllers.read_text().split()
+
+
+def systems(controller: str) -> tuple[System, ...]:
+    """Return where groups of a controller may be."""
+    return (
+        System(1, ROOT / controller, controller),
+        System(2, ROOT, controller),
+        System(2, ROOT / "unified", controller),
+    )
+
+
+def system(controller: str) -> System:
+    """Return the groups of this machine; where it has none, some that are not there."""
+    return next((place for place in systems(controller) if place.is_there), systems(controller)[0])
+
+
+def why_not(controller: str) -> str:
+    """Say why there can be no groups of a controller; return an empty text where there may be some."""
+    if os.geteuid() != 0:
+        return f"needs root for {controller} groups"
+    if system(controller).is_there:
+        return ""
+    return f"needs {controller} groups, at {' or '.join(str(of.folder) for of in systems(controller)[:2])}"
 
 
 class MemoryGroup(NamedTuple):
@@ -33,15 +74,15 @@ class MemoryGroup(NamedTuple):
         return int((self.folder / self.most).read_text())
 
 
-def why_not() -> str:
+def why_no_limit() -> str:
     """Say why processes cannot be given a limit of memory here; return an empty text where they can."""
-    if reason := control_groups.why_not("memory"):
+    if reason := why_not("memory"):
         return reason
     try:
         with memory_group(f"benchmarks_{os.getpid()}_try", _TRIED_BYTES) as group:
             counts = (group.folder / group.most).exists()
     except OSError as error:
-        folder = control_groups.system("memory").folder
+        folder = system("memory").folder
         return f"needs the right to make memory groups in {folder}, as few containers: {error.strerror}"
     return "" if counts else f"needs memory groups with {group.most}: Linux 5.19 or later"
 
@@ -52,9 +93,9 @@ def memory_group(name: str, limit_bytes: int) -> Iterator[MemoryGroup]:
 
     ``name`` may begin with that of a group above, and a slash.
     """
-    system = control_groups.system("memory")
-    folder, (limit, most, swap) = system.folder / name, FILES[system.version]
-    if system.version == 2:  # the group above, which has no processes itself, must pass its controller on
+    groups = system("memory")
+    folder, (limit, most, swap) = groups.folder / name, FILES[groups.version]
+    if groups.version == 2:  # the group above, which has no processes itself, must pass its controller on
         (folder.parent / "cgroup.subtree_control").write_text("+memory")
     folder.mkdir()
     try:

@@ -15,15 +15,7 @@ from benchmarks.__main__ import main
 from benchmarks.cases import cases_of
 from benchmarks.models import network_of
 from benchmarks.paper import command, predicted
-from benchmarks.paper.networks import (
-    EXAMPLES,
-    MODES,
-    NETWORKS,
-    SIZES,
-    ScriptNetwork,
-    loaded,
-    network_named,
-)
+from benchmarks.paper.networks import EXAMPLES, MODES, NETWORKS, SIZES, ScriptNetwork, loaded, network_named
 from benchmarks.paper.schedules import FASTFORWARD, GPIPE, IN_ORDER, MODULO, PUSH, RING, Pipeline
 from tf_ooo.costs.layer_costs import LayerCosts
 from tf_ooo.errors import OptionsError
@@ -219,8 +211,8 @@ def test_a_case_has_the_ways_of_its_modes_suite():
 
 
 def archived(files):
-    """What the last run of each network and task at size tiny measured, over the best baseline."""
-    last = {}
+    """Return what the last run of each network and task at size tiny measured, over the best baseline."""
+    last, texts = {}, defaultdict(list)
     for rows in files:
         gains = defaultdict(dict)
         for row in rows:
@@ -228,24 +220,11 @@ def archived(files):
                 task = command._TASKS.get(row["settings"].get("task"), "")
                 gains[row["network"], task][row["schedule"]] = row["speedup"]
         last |= gains
-    texts = defaultdict(list)
     for (name, task), of in last.items():
         best = max((of[way] for way in STOCK if way in of), default=1.0)
         ours = ", ".join(f"{way} {gain / best:.2f}" for way, gain in of.items() if way not in STOCK)
         texts[name].append(f"{task}: {ours}" if task else ours)
     return {name: "; ".join(of_tasks) for name, of_tasks in texts.items()}
-
-
-def test_what_archived_rows_measured():
-    def rows(step, **settings):
-        about = {"size": "tiny", "network": "bert12", "settings": settings}
-        return [
-            about | {"schedule": "gpipe", "speedup": 1.0},
-            about | {"schedule": "modulo", "speedup": step},
-        ]
-
-    files = [rows(1.5, task="pretrain"), rows(1.25, task="pretrain") + rows(0.5, task="finetune")]
-    assert archived(files) == {"bert12": "pre-training: modulo 1.25; fine-tuning: modulo 0.50"}
 
 
 def test_no_network_reached_the_published_range_in_its_last_kept_run():

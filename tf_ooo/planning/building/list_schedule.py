@@ -20,7 +20,7 @@ _KINDS = ("F", "dO", "dW")
 
 
 @dataclass(frozen=True)
-class Taste:
+class ListChoices:
     """Holds the choices that list scheduling leaves open.
 
     ``in_flight``: most micro-batches between their first F and last dW.  ``stage_first``: of ready F the
@@ -37,9 +37,9 @@ class Taste:
     by_room: bool = True
 
 
-def list_lanes(stages: StagedLayers, taste: Taste) -> dict[Lane, TaskList]:
+def list_lanes(stages: StagedLayers, choices: ListChoices) -> dict[Lane, TaskList]:
     """The lanes that list scheduling makes, with the updates at their ends."""
-    run = _ListScheduling(stages, taste)
+    run = _ListScheduling(stages, choices)
     run.run()
     count = stages.problem.devices
     updates = [encode("U", np.flatnonzero(stages.devices == device)) for device in range(count)]
@@ -50,9 +50,9 @@ def list_lanes(stages: StagedLayers, taste: Taste) -> dict[Lane, TaskList]:
 class _ListScheduling:
     """Tasks are (kind, stage, micro-batch); a device is busy until its task ends."""
 
-    def __init__(self, stages: StagedLayers, taste: Taste) -> None:
+    def __init__(self, stages: StagedLayers, choices: ListChoices) -> None:
         problem = stages.problem
-        self.taste, self.count = taste, problem.microbatches
+        self.choices, self.count = choices, problem.microbatches
         self.device: list[int] = stages.devices.tolist()
         self.seconds: list[list[float]] = stages.seconds.tolist()
         self.full: list[float] = stages.sums("stored_bytes").tolist()
@@ -113,7 +113,7 @@ class _ListScheduling:
     def _admit(self) -> set[int]:
         """Lets micro-batches in while there is room; says on which devices they begin."""
         touched: set[int] = set()
-        while self.entered < self.count and self.in_flight < self.taste.in_flight:
+        while self.entered < self.count and self.in_flight < self.choices.in_flight:
             for stage in self.roots:
                 heapq.heappush(self.forwards[self.device[stage]], self._rank(stage, self.entered))
                 touched.add(self.device[stage])
@@ -122,7 +122,7 @@ class _ListScheduling:
         return touched
 
     def _rank(self, stage: int, batch: int) -> tuple[int, int]:
-        return (stage, batch) if self.taste.stage_first else (batch, stage)
+        return (stage, batch) if self.choices.stage_first else (batch, stage)
 
     def _arrive(self, kind: int, stage: int, batch: int) -> None:
         left = self.needs[kind][stage]
@@ -178,11 +178,11 @@ class _ListScheduling:
         if not self.forwards[device]:
             return None
         first, second = self.forwards[device][0]
-        stage, batch = (first, second) if self.taste.stage_first else (second, first)
+        stage, batch = (first, second) if self.choices.stage_first else (second, first)
         size, used = self.full[stage], self.used[device]
-        if self.taste.by_room and used + size > self.room[device] and used > 1e-6 * size:
+        if self.choices.by_room and used + size > self.room[device] and used > 1e-6 * size:
             return None  # memory has no room for one more, and holds one already
-        if self.taste.ahead is not None and self.ahead[device] >= self.taste.ahead[device]:
+        if self.choices.ahead is not None and self.ahead[device] >= self.choices.ahead[device]:
             return None
         heapq.heappop(self.forwards[device])
         self.used[device] += size
@@ -197,4 +197,4 @@ class _ListScheduling:
         if not coming or self.forwards[device]:
             return False
         weight_grad_s = self.seconds[_DW][self.weight_grads[device][0][0]]
-        return coming[0] < now + self.taste.patience * weight_grad_s
+        return coming[0] < now + self.choices.patience * weight_grad_s

@@ -8,7 +8,7 @@ import numpy as np
 
 from tf_ooo.errors import OptionsError
 from tf_ooo.planning.building.choice import fastest
-from tf_ooo.planning.building.list_schedule import Taste, list_lanes
+from tf_ooo.planning.building.list_schedule import ListChoices, list_lanes
 from tf_ooo.planning.building.pipeline import StagedLayers
 from tf_ooo.planning.model.problem import Problem
 from tf_ooo.planning.model.schedule import Schedule
@@ -70,7 +70,7 @@ def _schedules(problem: Problem, bounds: tuple[tuple[int, int], ...]) -> Iterato
     room = np.floor(stages.room_bytes[each > 0] / each[each > 0] + 1e-9).min(initial=np.inf)
     in_flight = int(max(1, min(problem.devices, problem.microbatches, room)))
     for stage_first in (False, True):
-        yield stages.schedule(NAME, list_lanes(stages, Taste(in_flight, stage_first, by_room=False)))
+        yield stages.schedule(NAME, list_lanes(stages, ListChoices(in_flight, stage_first, by_room=False)))
 
 
 POLICY = Policy(

@@ -11,7 +11,7 @@ from tf_ooo.errors import OptionsError
 from tf_ooo.planning.building.choice import fastest
 from tf_ooo.planning.building.interleaved import interleaved
 from tf_ooo.planning.building.justification import Order, StepTasks, shortest_justified
-from tf_ooo.planning.building.list_schedule import Taste, list_lanes
+from tf_ooo.planning.building.list_schedule import ListChoices, list_lanes
 from tf_ooo.planning.building.pipeline import StagedLayers
 from tf_ooo.planning.building.placed_search import searched
 from tf_ooo.planning.building.placement import placements
@@ -99,7 +99,7 @@ def _listed(stages: StagedLayers) -> Iterator[Schedule]:
     room = np.floor(stages.room_bytes[each > 0] / each[each > 0] + 1e-9).min(initial=np.inf)
     for most in (2 * problem.devices, problem.devices):
         in_flight = int(max(1, min(most, problem.microbatches, room)))
-        yield stages.schedule(NAME, list_lanes(stages, Taste(in_flight, by_room=False)))
+        yield stages.schedule(NAME, list_lanes(stages, ListChoices(in_flight, by_room=False)))
 
 
 def _schedule(stages: StagedLayers, lanes: Sequence[np.ndarray]) -> Schedule:

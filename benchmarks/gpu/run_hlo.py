@@ -28,6 +28,7 @@ import numpy as np
 
 from benchmarks.case import NOBODY, STOCK, Case, Measured, Way, WayRun
 from benchmarks.gpu.hlo_text import fed_back, looped, parameters_of
+from benchmarks.gpu.xla import executable_of, h100
 from benchmarks.kept import ROWS, rows_of, write
 from benchmarks.models import largest_difference
 from benchmarks.turns import take_turns
@@ -49,20 +50,10 @@ FLAGS: dict[str, tuple[tuple[str, str], ...]] = {
 }
 # Kernels of CUDA graphs are profiled as they run, in the graph.
 _SHOWN = ("xla_enable_command_buffers_during_profiling", "True")
-_UNTUNED = ("xla_gpu_autotune_level", "0")
 _WAYS = ("xla", "xla@graph", "xla@concurrent", "xla@concurrent-graph", "early", "joint", "apart@graph")
 _TURN_S, _LEAST_TURNS, _MOST_TURNS = 0.2, 6, 15
 _LOOP = 10  # steps of one call
 _PATIENCE_S = 300.0  # for other processes
-# Without the versions XLA keeps cuBLAS and cuDNN out of graphs, as for drivers before 12.3.
-_H100 = """gpu_device_info { threads_per_block_limit: 1024 threads_per_warp: 32 shared_memory_per_block: 49152
- shared_memory_per_core: 233472 threads_per_core_limit: 2048 core_count: 132 fpus_per_core: 128
- block_dim_limit_x: 2147483647 block_dim_limit_y: 65535 block_dim_limit_z: 65535
- memory_bandwidth: 3352320000000 l2_cache_size: 52428800 clock_rate_ghz: 1.98 device_memory_size: 84942979072
- shared_memory_per_block_optin: 232448 cuda_compute_capability { major: 9 } registers_per_core_limit: 65536
- registers_per_block_limit: 65536 driver_version: "13.0.0" runtime_version: "13.0.0"
- compile_time_toolkit_version: "13.0.0" } platform_name: "CUDA"
- dnn_version_info { major: 9 minor: 10 patch: 0 } device_description_str: "NVIDIA H100 80GB HBM3" """
 
 
 def side_by_side(spans: Iterable[tuple[float, float]]) -> tuple[float, float]:
@@ -105,27 +96,15 @@ class Steps:
 
 
 def text_of(folder: Path, stem: str, way: str) -> str:
-    """Return the HLO of a way; StableHLO, which JAX is fed with, has no ``copy``: they become reshapes."""
-    packed = folder / f"{stem}_{way.partition('@')[0]}.hlo.gz"
-    return re.sub(r"(= \S+) copy\(", r"\1 reshape(", gzip.decompress(packed.read_bytes()).decode())
+    """Return the HLO of a way, as it was exported."""
+    return gzip.decompress((folder / f"{stem}_{way.partition('@')[0]}.hlo.gz").read_bytes()).decode()
 
 
 def compiled(hlo: str, way: str, device: Any, count: int = _LOOP, on_paper: bool = False) -> Steps:
     """Compile so many steps of a way with its flags; ``on_paper``: for a device that is not there."""
-    from jax._src.interpreters import mlir as jax_mlir
-    from jax._src.lib import xla_client
-    from jaxlib import _hlo, _jax
-    from jaxlib.mlir import ir
-
-    module = _hlo.hlo_module_from_text(looped(hlo, count) if count > 1 else hlo)
-    proto = _hlo.XlaComputation(module.as_serialized_hlo_module_proto()).as_serialized_hlo_module_proto()
-    program = ir.Module.parse(_jax.mlir.hlo_to_stablehlo(proto), jax_mlir.make_ir_context())
-    options = xla_client.CompileOptions()
-    options.num_replicas = options.num_partitions = 1
-    options.env_option_overrides = [*FLAGS[way.partition("@")[2]], _UNTUNED if on_paper else _SHOWN]
-    make = device.client.compile if on_paper else device.client.compile_and_load
     began_s = time.perf_counter()
-    executable = make(program, xla_client.DeviceList((device,)), options)
+    flags = [*FLAGS[way.partition("@")[2]], *([] if on_paper else [_SHOWN])]
+    executable = executable_of(looped(hlo, count) if count > 1 else hlo, device, flags, on_paper)
     optimized, memory = executable.hlo_modules()[0].to_string(), executable.get_compiled_memory_stats()
     about = {
         "compile_s": time.perf_counter() - began_s,
@@ -169,14 +148,10 @@ def overlap_of(steps: Steps, events_to: Path | None) -> dict[str, Any]:
 
 def on_paper(asked: argparse.Namespace) -> None:
     """Compile one step of all ways for an H100, and print a line of JSON for each."""
-    from jax.experimental import topologies
-
-    described = topologies.get_topology_desc(
-        platform="cuda", topology_name="h100", topology="1x1x1", target_config=_H100
-    )
+    device = h100()
     for way in asked.ways:
         hlo = text_of(asked.folder, asked.stem, way)
-        about = compiled(hlo, way, described.devices[0], count=1, on_paper=True).about
+        about = compiled(hlo, way, device, count=1, on_paper=True).about
         newest = max(asked.dump.glob("*thunk_sequence_after_thunk_passes.txt"), key=os.path.getmtime)
         kernels, captured, graphs = counts_of(newest.read_text())
         about |= {"kernels": kernels, "outside_of_graphs": kernels - captured, "graphs": graphs}

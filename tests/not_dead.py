@@ -51,7 +51,6 @@ own_dO
 sends
 predicted_bubble_fraction
 serial_step_s
-gradient_sum_bytes
 
 # For tests: how often Python was called, how much of a step was measured, whether an optimum is proved, and
 # all that may be wrong with a schedule (the simulator itself asks only for deadlocks and missing tasks).

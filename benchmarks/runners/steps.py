@@ -98,8 +98,8 @@ class Fit(Steps):
         report, pipeline = self.report, self.report.pipeline
         about: dict[str, Any] = {"schedule": report.schedule, "microbatches": pipeline.microbatches}
         if report.layerpipe:
-            kept = ("update_every", "weight_version_bytes", "gradient_sum_bytes")
-            about |= {key: report.layerpipe[key] for key in kept if key in report.layerpipe}
+            if "weight_version_bytes" in report.layerpipe:
+                about["weight_version_bytes"] = report.layerpipe["weight_version_bytes"]
             return about | {"most_steps_late": max((report.layerpipe.delay_steps or {}).values(), default=0)}
         seconds = [stage.seconds for stage in pipeline.stages]
         return about | {

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 import tf_ooo
 from tests.distributed.clusters import addresses, device_of, workers
-from tests.graph.layerpipe_by_hand import BATCHES, by_hand, coalesced_by_hand, data, perceptron
+from tests.graph.layerpipe_by_hand import BATCHES, by_hand, data, perceptron
 from tf_ooo.costs.layer_costs import Link
 from tf_ooo.costs.table import CostTable
 
@@ -53,14 +53,6 @@ def test_weights_of_two_updates_ago(cluster):
     assert distance(model, expected) < 1e-6
     in_order, _ = by_hand([0] * 4, "stash")
     assert distance(model, in_order) > 1e-3
-
-
-def test_two_versions_of_the_weights(cluster):
-    """Nine batches, groups of two."""
-    model, _ = train(cluster, EQUAL_SECONDS, schedule="pipedream_2bw")
-    expected, _ = coalesced_by_hand(2, BATCHES)
-    assert distance(model, expected) < 1e-6
-    assert int(model.optimizer.iterations) == 5
 
 
 @pytest.mark.parametrize("weights", ["stash", "ema", "latest"])

@@ -101,30 +101,6 @@ def by_hand(delays, weights, rate=RATE, warmup=None, all_weights=False, frozen=(
     return _flat(history[-1]), losses
 
 
-def coalesced_by_hand(every, count, rate=RATE):
-    """Every group of batches uses the weights of one update before; the mean of its gradients is the next."""
-    x, y = data(count)
-    versions = [_in_pairs(perceptron().get_weights())]
-    losses = []
-    for group in range(-(-count // every)):
-        seen = versions[max(0, group - 1)]
-        results = [
-            _gradients(x[n], y[n], seen, [[(1.0, kernel)] for kernel, _ in seen])
-            for n in range(group * every, min(count, (group + 1) * every))
-        ]
-        losses += [loss for _, loss in results]
-        versions.append(
-            [
-                tuple(
-                    w - rate * np.mean([gradients[layer][part] for gradients, _ in results], axis=0)
-                    for part, w in enumerate(weights)
-                )
-                for layer, weights in enumerate(versions[-1])
-            ]
-        )
-    return _flat(versions[-1]), losses
-
-
 def _in_pairs(weights):
     """Kernel and bias of each layer, in double precision."""
     exact = [w.astype(np.float64) for w in weights]

@@ -229,18 +229,6 @@ class ByHand:
             history.append(self._updated(optimizer, history[-1], self.gradients(*batch)))
         return history[-1]
 
-    def coalesced(self, every, epochs):
-        """Groups of batches at the weights of one update before; an epoch ends with a smaller group."""
-        variables, optimizer, newest = self.model.trainable_variables, self._built(), self.start
-        for _ in range(epochs):
-            before = newest
-            for start in range(0, len(batches(self.data)), every):
-                assign(variables, before)
-                group = [self.gradients(*batch) for batch in batches(self.data)[start : start + every]]
-                means = [_dense_mean(parts) for parts in zip(*group, strict=True)]
-                before, newest = newest, self._updated(optimizer, newest, means)
-        return newest
-
     def _built(self):
         if self.optimizer is None:
             return None

@@ -54,7 +54,7 @@ def _layer_in(path):
     return path.rpartition("/")[0].rpartition("/")[2]
 
 
-def spread_over(stages, weights, warmup=None, every=None, count=BATCHES, frozen=None):
+def spread_over(stages, weights, warmup=None, count=BATCHES, frozen=None):
     """Trains the perceptron for an epoch: its weights, the losses after each batch, and the Spread."""
     model = perceptron()
     if frozen is not None:
@@ -64,7 +64,7 @@ def spread_over(stages, weights, warmup=None, every=None, count=BATCHES, frozen=
     build(model, [model.optimizer], model.train_step, iter(tf.data.Dataset.from_tensors((x[0], y[0]))))
     moved = Moved(model)
     _move(moved, model, stages, frozen)
-    plan = SpreadPlan(stages, DEVICES[: stages.processors], every)
+    plan = SpreadPlan(stages, DEVICES[: stages.processors])
     retimed = spread(model, (x[0], y[0]), plan, LayerPipe(weights=weights, rate_warmup_steps=warmup))
     retimed.ticks.reset()
     feed = iter(zip(x, y, strict=True))
@@ -139,7 +139,7 @@ def _in_turn(made, key):
 def _index_of(made, key):
     """Index a function, or a single round, whose ops are in no scope, before other ops took their names."""
     if key[2] == 1:
-        return GraphIndex(with_given(made.ticks._parts[key[0], key[1], key[3]].turns.graph_def))
+        return GraphIndex(with_given(made.ticks._parts[key[:2]].turns.graph_def))
     return GraphIndex(made.ticks._functions[key].get_concrete_function().graph.as_graph_def())
 
 

@@ -77,15 +77,3 @@ def test_leave_sums():
         graph_def.node.add(name=op, op=op)
     op_marks.leave_sums(graph_def)
     assert [len(node.attr) for node in graph_def.node] == [1, 1, 0]
-
-
-def test_marked_gradients():
-    """On a dense gradient of known shape; None stays None."""
-
-    def step(gradient, values, indices):
-        slices = tf.IndexedSlices(values, indices, tf.constant([4, 2]))
-        return [2.0 * op_marks.marked_gradient(g, tf.zeros((4, 2))) for g in (gradient, slices)]
-
-    nodes = nodes_of(step, tf.TensorSpec([4, 2]), tf.TensorSpec([3, 2]), tf.TensorSpec([3], tf.int32))
-    assert sum(map(op_marks.is_marked_gradient, nodes)) == 2
-    assert op_marks.marked_gradient(None, tf.zeros(3)) is None

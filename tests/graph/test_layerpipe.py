@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.graph.layerpipe_by_hand import by_hand, coalesced_by_hand, distance, mean_losses, perceptron, same
+from tests.graph.layerpipe_by_hand import by_hand, distance, mean_losses, perceptron, same
 from tests.graph.layerpipe_spread import (
     STAGES,
     TOGETHER,
@@ -73,21 +73,6 @@ def assert_bytes(made, name, weights, weights_bytes):
         assert sizes["ema"] == 0
     if name != "one":
         assert (sizes["stash"] > 0) == (weights == "stash")
-
-
-@pytest.mark.parametrize(("name", "every", "count"), [("two", 2, 9), ("two", 5, 13), ("four", 6, 23)])
-def test_two_versions_of_weights(name, every, count):
-    """PipeDream-2BW: gradients of groups, one update late, as by hand; the last group has fewer batches."""
-    trained, losses, made = spread_over(STAGES[name], "stash", every=every, count=count)
-    expected, by_batch = coalesced_by_hand(every, count)
-    each_by_itself, _ = by_hand([0] * 4, "stash")
-    assert distance(trained, expected) < 1e-6
-    assert distance([mean_losses(by_batch)], [losses]) < 1e-6
-    assert distance(trained, each_by_itself) > 0.01
-    versions = made.ticks.weights
-    assert set(versions.delay_updates.values()) == {1}
-    assert len(versions.delay_updates) == 8
-    assert versions.bytes == versions.sum_bytes == sum(w.nbytes for w in trained)
 
 
 def test_frozen_weights_are_not_copied_in_every_round():

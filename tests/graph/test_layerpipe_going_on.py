@@ -238,7 +238,6 @@ RESUMED = {
     "stash": (3, {}),
     "ema": (2, {"weights": "ema"}),
     "latest": (2, {"weights": "latest"}),
-    "2bw": (2, {"schedule": "pipedream_2bw"}),
 }
 
 

@@ -120,37 +120,6 @@ def test_layers_on_two_devices_share_a_seed():
     assert distance(start, ours.get_weights()) > 0.01
 
 
-# -- PipeDream-2BW ---------------------------------------------------------------------------------
-
-
-def adamw():
-    """With state, and reading the weights."""
-    return keras.optimizers.AdamW(0.02, weight_decay=0.05, clipnorm=0.5)
-
-
-@pytest.mark.parametrize("name", ["tied", "embedded"])
-def test_two_versions_of_weights(name):
-    """With tables and AdamW, two epochs, each of which ends with a smaller group."""
-    make, data = CASES[name]
-    model = models.compiled(make, data, models.keras_loss(), adamw())
-    start = model.get_weights()
-    callback = models.in_small_functions(3, models.layers_of(model), schedule="pipedream_2bw")
-    models.spread_fit(model, callback, data, epochs=2)
-    expected = models.ByHand(make, data, models.crossentropy, adamw).coalesced(4, 2)
-    assert distance(trained_weights(model), expected) < 2e-6
-    assert distance(model.get_weights(), start) > 0.1
-    assert updates_of(model) == 2 * 4
-    report = callback.report
-    assert set(report.layerpipe["delay_updates"].values()) == {1}
-    assert report.layerpipe["update_every"] == 4
-    sizes = report.layerpipe["weight_version_bytes"]
-    weights_bytes = sum(w.nbytes for w in model.get_weights())
-    assert sizes["second"] == report.layerpipe["gradient_sum_bytes"] == weights_bytes
-    assert sizes["stash"] == 0
-    assert "of 4 batches are one update, one update late" in report.summary()
-    assert "not that of synchronous training" in report.notes[0]
-
-
 # -- training that ends early ----------------------------------------------------------------------
 
 

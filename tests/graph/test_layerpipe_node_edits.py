@@ -13,8 +13,7 @@ from grappler_passes.compat import shape_inference, traced_functions
 from grappler_passes.graph.variables import VARIABLE_ATTR
 from tests.graph.compat_models import run_with
 from tests.zoo import keras
-from tf_ooo.compat import keras_variables, op_marks, tf_functions
-from tf_ooo.modes.layerpipe.coalesce import Sum, SumsPass, WholeReadsPass
+from tf_ooo.compat import keras_variables, tf_functions
 from tf_ooo.modes.layerpipe.divide import _share_of_rows, in_two_parts, lower_shares
 from tf_ooo.modes.layerpipe.traced import name_variables
 from tf_ooo.modes.layerpipe.turns import ReseedPass
@@ -72,47 +71,6 @@ def test_an_op_in_two_parts(share):
     assert len(first) == min(round(11 * share), 10)
     np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-5)
     assert {node.name for node in nodes} == set(outputs)
-
-
-def test_gradients_are_marked_and_replaced_by_means():
-    """The mark is in the graph, on a dense gradient; a sum over batches takes the place of the op."""
-
-    def step(gradient, values, indices):
-        slices = tf.IndexedSlices(values, indices, tf.constant([4, 2]))
-        return [2.0 * op_marks.marked_gradient(one, tf.zeros((4, 2))) for one in (gradient, slices)]
-
-    specs = [tf.TensorSpec([4, 2]), tf.TensorSpec([3, 2]), tf.TensorSpec([3], tf.int32)]
-    graph_def, _ = traced_functions.graph_def_of(tf_functions.concrete_function(step, specs))
-    marked = [node for node in graph_def.node if op_marks.is_marked_gradient(node)]
-    assert len(marked) == 2
-    assert op_marks.marked_gradient(None, tf.zeros(3)) is None
-    assert [shape_inference.infer_outputs(graph_def)[node.name][0].shape for node in marked] == [(4, 2)] * 2
-    names = [node.name for node in marked]
-    parts = ("sum", "before", "share")
-    sums = {name: Sum(*(f"{part}_{number}" for part in parts)) for number, name in enumerate(names)}
-    graph_def = SumsPass(sums)(graph_def).graph_def
-    graph = tf.Graph()
-    with graph.as_default():
-        tf.import_graph_def(graph_def, name="")
-    feed = {"gradient:0": np.ones((4, 2)), "values:0": np.ones((3, 2)), "indices:0": [1, 3, 1]}
-    feed |= {"before_0:0": 3.0, "share_0:0": 0.5, "before_1:0": np.full((4, 2), 2.0), "share_1:0": 0.25}
-    with tf.compat.v1.Session(graph=graph) as session:
-        dense, slices = session.run([f"{name}:0" for name in names], feed)
-    np.testing.assert_array_equal(dense, np.full((4, 2), 2.0))
-    np.testing.assert_array_equal(slices[:, 0], [0.5, 1.0, 0.5, 0.75])
-
-
-def test_a_lookup_reads_the_whole_table():
-    table = tf.Variable(np.arange(12.0).reshape(4, 3).astype("float32"))
-    concrete = tf_functions.concrete_function(
-        lambda x: tf.gather(table, x), [tf.TensorSpec([None], tf.int32)]
-    )
-    graph_def, (name,) = traced_functions.graph_def_of(concrete)
-    node = next(node for node in graph_def.node if node.op == "ResourceGather")
-    graph_def = WholeReadsPass(frozenset({node.name}))(graph_def).graph_def
-    whole = np.arange(12.0).reshape(4, 3) * 2
-    given = run_with(graph_def, {"x:0": [2, 0], f"{node.name}/_ooo_read:0": whole}, name)
-    np.testing.assert_array_equal(given, [[12, 14, 16], [0, 2, 4]])
 
 
 def test_copies_of_a_step_draw_other_numbers():

@@ -250,13 +250,6 @@ def test_more_processors_than_tasks():
     assert_refused(model, text, lambda: fitted(model, callback))
 
 
-@pytest.mark.parametrize("text", ["accumulate_steps=3 is not accepted with 3 devices", "from 4 on"])
-def test_groups_that_are_too_small(text):
-    model = convnet()
-    callback = layerpipe(schedule="pipedream_2bw", accumulate_steps=3)
-    assert_refused(model, text, lambda: fitted(model, callback))
-
-
 def test_more_devices_than_there_are():
     model = convnet()
     callback = tf_ooo.OOOBackprop(mode="layerpipe", devices=9)

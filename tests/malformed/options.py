@@ -24,9 +24,6 @@ CONTRADICTIONS: tuple[tuple[str, Mapping[str, Any], Mapping[str, Any]], ...] = (
     ("pipeline", {"group": 2}, {"schedule": "zb_h1"}),
     ("pipeline", {"op": "Sum"}, {"replicas": 1}),
     ("pipeline", {"compression": "fp16"}, {"replicas": 1}),
-    ("layerpipe", {"weights": "ema"}, {"schedule": "pipedream_2bw"}),
-    ("layerpipe", {"rate_warmup_steps": 3}, {"schedule": "pipedream_2bw"}),
-    ("layerpipe", {"accumulate_steps": 3}, {"schedule": "pipedream"}),
     ("single_device", {"measure_gains_s": 2.0}, {"gains": "gains.json"}),
 )
 

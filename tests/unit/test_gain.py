@@ -289,7 +289,7 @@ def test_a_measured_bubble_is_there_in_every_mode(mode):
     assert report.scalars()["bubble_measured"] == pytest.approx(0.25)
 
 
-@pytest.mark.parametrize("policy", ["pipedream", "layerpipe", "pipedream_2bw"])
+@pytest.mark.parametrize("policy", ["pipedream", "layerpipe"])
 def test_the_planned_bubble_of_late_gradients_is_that_of_repeated_steps(policy):
     """The same in History, on the page and among what limits the step; filling and emptying are left out."""
     layers = [LayerCosts(1.0 + 0.3 * i, 2.0 - 0.2 * i, 3.0 - 0.4 * i, weight_bytes=1) for i in range(5)]

@@ -43,11 +43,6 @@ def test_the_summary_says_where_both_parts_of_an_output_gradient_are():
     assert "CPU:1: the rest of the output gradient of wide" in report.summary()
 
 
-def test_two_versions_are_one_way():
-    costs = CostTable([LayerCosts(1.0, 1.0, 1.0, weight_bytes=10), LayerCosts(1.0, 1.0, 1.0, weight_bytes=7)])
-    assert _ways_bytes(costs, Stages(2, OF, {}), every=2) == {"second": 17}
-
-
 def test_only_divided_output_gradients_are_on_two_processors():
     """Where a part is left out, or is just what a layer's own dW needs, there is no second processor."""
     report = Report(mode="layerpipe")

@@ -164,18 +164,3 @@ def test_without_updates_a_gradient_lasts_as_long_as_its_dw():
     assert curves(text, layers, head=WAVE) == [[(0, 100), (2, 200), (4, 200), (6, 100)]]
     backward = "microbatches 2\nlane 0 0: dW:0@0\nlane 0 1: dW:0@1 U:0@0 U:0@1\n"
     assert curves(backward, [LayerCosts(0, 0, 2, weight_bytes=100)], head=WAVE) == [[(0, 300), (2, 100)]]
-
-
-def test_one_update_for_several_microbatches_keeps_two_versions():
-    """One sum of gradients from the first dW on; a second version, also beside dO, from the first update."""
-    layers = [LayerCosts(1, 1, 2, update_s=4, weight_bytes=100)]
-    text = "update_every 2\nmicrobatches 4\nlane 0 0: F:0@0 F:0@1 F:0@2 F:0@3\n"
-    text += "lane 1 0: dW:0@0 dW:0@1 U:0@1 dW:0@2 dW:0@3 U:0@3\nlane 2 0: dO:0@0 dO:0@1 dO:0@2 dO:0@3\n"
-    found = curves(text, layers, head=WAVE)
-    assert found == [[(0, 100), (10, 200)], [(0, 100), (2, 200)], [(0, 100), (10, 200)]]
-    # The sum is where the first dW is.
-    apart = "update_every 2\nmicrobatches 2\nlane 0 0: F:0@0 F:0@1 dO:0@0 dO:0@1\n"
-    apart += "lane 1 0: dW:0@0\nlane 2 0: dW:0@1 U:0@1\n"
-    assert curves(apart, layers, head=WAVE) == [[(0, 100)], [(3, 100)], [(0, 100)]]
-    once = "update_every 2\nmicrobatches 2\nlane 0 0: F:0@0 F:0@1 dO:0@0 dO:0@1 dW:0@0 dW:0@1 U:0@1\n"
-    assert curves(once, layers, head=WAVE) == [[(0, 100), (4, 200)]]

@@ -36,17 +36,17 @@ def test_one_step_is_itself():
     assert timeline.one_step() is timeline
 
 
-@pytest.mark.parametrize("policy", ["pipedream", "pipedream_2bw"])
-def test_a_round_has_each_task_once_within_a_period(policy):
+def test_a_round_has_each_task_once_within_a_period():
     link = Link(0.01, 1000)
-    schedule = plan(layers=LAYERS, schedule=policy, devices=2, microbatches=12, link=link, mode="layerpipe")
+    schedule = plan(
+        layers=LAYERS, schedule="pipedream", devices=2, microbatches=12, link=link, mode="layerpipe"
+    )
     whole = simulate(schedule, LAYERS, link)
     step = whole.one_step()
     each = {(task.kind, task.stage, task.part) for task in schedule.tasks}
     assert len(step.schedule.tasks) == len(set(step.schedule.tasks)) == len(each)
     assert step.start_s.min() == 0
-    period_s = whole.steady_step_s * schedule.update_every
-    assert step.start_s.max() < period_s
+    assert step.start_s.max() < whole.steady_step_s
     assert len(step.memory) == len(whole.memory) == 2
     assert (step.message_columns.start_s >= 0).all()
 

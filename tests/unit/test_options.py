@@ -57,15 +57,9 @@ OPTIONS = {
     "weights": ("ema", {"layerpipe"}),
     "drain_steps": (5, {"layerpipe"}),
     "rate_warmup_steps": (5, {"layerpipe"}),
-    "accumulate_steps": (4, {"layerpipe"}),
 }
 # Only some policies read these.
-WITH = {
-    "k": "reverse_first_k",
-    "chunks": "interleaved_1f1b",
-    "group": "modulo",
-    "accumulate_steps": "pipedream_2bw",
-}
+WITH = {"k": "reverse_first_k", "chunks": "interleaved_1f1b", "group": "modulo"}
 
 
 @pytest.fixture(autouse=True)
@@ -226,11 +220,8 @@ def test_layerpipe():
         {"mode": "pipeline", "schedule": "pipedream"},
         {"schedule": "layerpipe"},
         {"mode": "layerpipe", "accumulate_steps": 4},
+        {"mode": "layerpipe", "schedule": "pipedream_2bw"},
         {"mode": "layerpipe", "microbatches": 4},
-        {"mode": "layerpipe", "schedule": "pipedream_2bw", "accumulate_steps": 0},
-        {"mode": "layerpipe", "schedule": "pipedream_2bw", "weights": "ema"},
-        {"mode": "layerpipe", "schedule": "pipedream_2bw", "rate_warmup_steps": 3},
-        {"mode": "pipeline", "schedule": "pipedream_2bw"},
     ):
         with pytest.raises(OptionsError):
             Options(**wrong)

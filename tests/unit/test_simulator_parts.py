@@ -198,18 +198,9 @@ def test_new_weights_take_time_from_each_device_that_reads_them():
     assert (at["U:0"], at["U:0@1"]) == ((9, 16), (16, 23))
 
 
-def test_new_weights_of_a_microbatch_without_an_update_are_not_sent():
-    """One update for two micro-batches: the second one's readers pay."""
-    text = (
-        "update_every 2\nmicrobatches 2\nlane 0 0: F:0@0 F:0@1 dO:0@0 dO:0@1\nlane 1 0: dW:0@0 dW:0@1 U:0@1\n"
-    )
-    at = times(run(text, NEW_WEIGHTS[:1], Link(overhead_s_per_byte=0.1), head=WAVE))
-    assert (at["F:0"], at["F:0@1"], at["dO:0"], at["dO:0@1"]) == ((0, 1), (1, 5), (5, 6), (6, 7))
-    assert (at["dW:0"], at["dW:0@1"], at["U:0@1"]) == ((6, 7), (7, 8), (8, 12))
-    both = text.replace("asynchronous yes\n", "")
-    # Synchronous steps send none.
-    lanes = both.replace("update_every 2\n", "").replace("U:0@1", "U:0@0")
-    assert times(run(lanes, NEW_WEIGHTS[:1], Link(overhead_s_per_byte=0.1)))["F:0"] == (0, 1)
+def test_synchronous_steps_send_no_new_weights():
+    text = "microbatches 2\nlane 0 0: F:0@0 F:0@1 dO:0@0 dO:0@1\nlane 1 0: dW:0@0 dW:0@1 U:0@0\n"
+    assert times(run(text, NEW_WEIGHTS[:1], Link(overhead_s_per_byte=0.1)))["F:0"] == (0, 1)
 
 
 SHARED = [

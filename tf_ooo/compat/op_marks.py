@@ -5,16 +5,14 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
-from typing import Any
 
 import tensorflow as tf
-from tensorflow.core.framework import attr_value_pb2, graph_pb2, node_def_pb2
+from tensorflow.core.framework import attr_value_pb2, graph_pb2
 
 from grappler_passes.analysis.steps import SUM_ATTR, TURN_ATTR
 
 # On the communications of a gradient that travels in slices: which of them.
 PART_ATTR = "_ooo_part"
-_GRADIENT = "_ooo_gradient"
 # Grappler's arithmetic optimizer writes this on sums that it has looked at: with it, a chain of sums stays a
 # chain. Else it becomes one AddN, which keeps the gradients of all micro-batches alive to the end.
 _LEAVE_SUMS = "_grappler_ArithmeticOptimizer_AddOpsRewriteStage"
@@ -61,18 +59,3 @@ def leave_sums(graph_def: graph_pb2.GraphDef) -> None:
     for node in graph_def.node:
         if node.op in ("Add", "AddV2", "AddN"):
             node.attr[_LEAVE_SUMS].b = True
-
-
-def marked_gradient(gradient: tf.Tensor | tf.IndexedSlices | None, variable: tf.Variable) -> Any:
-    """A variable's gradient, dense, behind an op that :func:`is_marked_gradient` knows; None stays None."""
-    if gradient is None:
-        return None
-    # The dense gradient of lookups says its shape only when it runs.
-    dense = tf.ensure_shape(tf.convert_to_tensor(gradient), variable.shape)
-    with _marked({_GRADIENT: True}):
-        return tf.identity(dense)
-
-
-def is_marked_gradient(node: node_def_pb2.NodeDef) -> bool:
-    """Return whether :func:`marked_gradient` made a node."""
-    return node.op == "Identity" and _GRADIENT in node.attr

@@ -56,7 +56,6 @@ class LayerRow(Section):
             ``dO_high_processor`` runs the rest of a dO that is divided.
         stages_after: layerpipe: processors that lie between the layer and the loss.
         delay_steps: layerpipe: how many steps late its gradients are applied.
-        delay_updates: layerpipe, several batches an update: how many updates late.
     """
 
     index: int = 0
@@ -73,7 +72,6 @@ class LayerRow(Section):
     dO_high_processor: int | None = None
     stages_after: int | None = None
     delay_steps: int | None = None
-    delay_updates: int | None = None
 
 
 @dataclass(eq=False)
@@ -252,14 +250,12 @@ class LayerPipeSection(ModeSection):
         devices: their names.
         predicted_step_s: seconds of one batch.
         serial_step_s: seconds of all tasks of a batch one after the other.
-        update_every: so many batches' gradients are one update.
         link: between devices.
         speeds: of the devices, where 1 is the one on which costs were measured; empty: all are as fast.
         divided: the lower processor's share of each dO that is on two processors, by layer.
         ways_bytes: about what earlier weights take, for each value of ``weights=``.
         step_s: measured seconds of rounds.
-        delay_steps, delay_updates: how late each variable's gradients are, counted on the graph that runs.
-        gradient_sum_bytes: of the sums of several batches' gradients.
+        delay_steps: how late each variable's gradients are, counted on the graph that runs.
         rounds: after how many a batch is through.
         registers: tensors that are kept from one round to the next.
         weight_version_bytes: of earlier weights, by the way in which they are kept or sent.
@@ -267,15 +263,12 @@ class LayerPipeSection(ModeSection):
 
     predicted_step_s: float = 0.0
     serial_step_s: float = 0.0
-    update_every: int = 1
     link: LinkRow | None = None
     speeds: Sequence[float] = ()
     divided: Mapping[int, float] = field(default_factory=dict)
     ways_bytes: Mapping[str, float] = field(default_factory=dict)
     step_s: Sequence[float] = ()
     delay_steps: Mapping[str, int] | None = None
-    delay_updates: Mapping[str, int] | None = None
-    gradient_sum_bytes: int | None = None
     rounds: int | None = None
     registers: int | None = None
     weight_version_bytes: Mapping[str, int] | None = None
@@ -285,17 +278,12 @@ class LayerPipeSection(ModeSection):
         if not self.devices:
             return []
         late = max((row.delay_steps or 0 for row in layers), default=0)
-        how = (
-            f"up to {late} steps late"
-            if self.update_every == 1
-            else f"of {self.update_every} batches are one update, one update late"
-        )
         speeds = self.speeds or (1.0,) * len(self.devices)
         named = map(_device_with_speed, self.devices, speeds)
         return [
             *((f"processor {n}", f"{device}: {_tasks_on(n, layers)}") for n, device in enumerate(named)),
             ("link between devices", "" if self.link is None else self.link.text()),
-            ("gradients", f"{how}: this changes the result of training"),
+            ("gradients", f"up to {late} steps late: this changes the result of training"),
             ("earlier weights", sizes_text(self.weight_version_bytes or {})),
             ("with weights=, about", sizes_text(self.ways_bytes)),
         ]

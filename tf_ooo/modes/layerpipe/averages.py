@@ -9,23 +9,19 @@ import numpy as np
 import tensorflow as tf
 
 from tf_ooo.modes.layerpipe.accesses import accesses, bytes_of, read_where_it_is, zeros_on
-from tf_ooo.modes.layerpipe.coalesce import Sum
 from tf_ooo.modes.layerpipe.rounds import Rounds
 from tf_ooo.modes.layerpipe.traced import Traced
 from tf_ooo.modes.layerpipe.versions import Now
 
-# A round gets values to read, and a function to call once the sums of its gradients are known.
-Given = tuple[dict[str, tf.Tensor], Callable[[dict[Sum, tf.Tensor]], None]]
+# A round gets values to read, and a function to call behind its ops.
+Given = tuple[dict[str, tf.Tensor], Callable[[], None]]
 
 
 class LaterWeights:
     """The latest weights; where ``averaged`` earlier ones, rebuilt from moving averages of updates.
 
-    A weight has one average of what updates take off it, however many processors read it.  The methods are
-    those of :class:`tf_ooo.modes.layerpipe.two_versions.TwoVersions`.
+    A weight has one average of what updates take off it, however many processors read it.
     """
-
-    every = 1
 
     def __init__(self, traced: Traced, rounds: Rounds, now: Sequence[Now], averaged: bool) -> None:
         self.now, self.names = now, {weight.name for weight in now}
@@ -54,22 +50,14 @@ class LaterWeights:
         for average in self._averages.values():
             average.assign(np.zeros(average.shape, average.dtype.as_numpy_dtype))
 
-    def left_out(self, low: int, phase: int) -> set[str]:
-        """All updates run in their rounds."""
-        return set()
-
-    def added(self, low: int, high: int) -> list[Sum]:
-        """Gradients are not added up."""
-        return []
-
-    def given(self, low: int, high: int, phase: int) -> Given:
-        """Return the weights that a round reads, and what to do once its sums are known."""
+    def given(self, low: int, high: int) -> Given:
+        """Return the weights that a round reads, and a function to call behind it."""
         newest: dict[str, tf.Tensor] = {}
         for weight in self.now:
             info, handle = self._traced.outputs[weight.name][0], self._traced.captured[weight.handle]
             newest[weight.handle] = read_where_it_is(handle, info.dtype, info.shape)
         rebuilt = {weight.name: self._rebuilt(weight, newest[weight.handle]) for weight in self.now}
-        return rebuilt, lambda sums: self._update(newest, low, high)
+        return rebuilt, lambda: self._update(newest, low, high)
 
     def _rebuilt(self, weight: Now, newest: tf.Tensor) -> tf.Tensor:
         """About the weights of ``weight.behind`` updates ago (LayerPipe2)."""

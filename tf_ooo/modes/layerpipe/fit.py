@@ -28,9 +28,7 @@ from tf_ooo.modes.layerpipe.running import Batches, Epoch, rounds_together, stru
 from tf_ooo.modes.layerpipe.spread import Spread, SpreadPlan, refuse_unspreadable, spread
 from tf_ooo.modes.layerpipe.ticks import Ticks
 from tf_ooo.modes.layerpipe.traced import Traced, renumbered, trace
-from tf_ooo.modes.layerpipe.two_versions import fewest_batches
 from tf_ooo.modes.layerpipe.watching import watched_round
-from tf_ooo.planning.policies import offers
 from tf_ooo.report.filling import fill_step_times
 from tf_ooo.report.report import Report
 from tf_ooo.rewriting.parts import WHOLE
@@ -54,7 +52,7 @@ _GOING_ON = (
     "training goes on, but without costs= (callback.report.costs of the fit before): the first steps train "
     "synchronously again, and the result is not that of a fit without a break"
 )
-_WITHOUT = ("accumulate_steps", "rate_warmup_steps", "drain_steps")
+_WITHOUT = ("rate_warmup_steps", "drain_steps")
 _AHEAD = (
     "the model was saved within an epoch: its weights have the updates of batches that came in ahead of the "
     "last one reported; a fit that goes on from its number (BackupAndRestore, ModelCheckpoint with "
@@ -81,19 +79,11 @@ class LayerPipeMode:
         """This process trains alone."""
         return SingleEngine()
 
-    @property
-    def group(self) -> int | None:
-        """Return how many batches are one update, where several are."""
-        if not offers(self.options.schedule, "accumulate_steps"):
-            return None
-        return self.options.accumulate_steps or fewest_batches(len(self.distributed.target.devices))
-
     def check(self, model: keras.Model, steps: int | None) -> None:
         """BackendError: no such devices, or cannot be spread; OptionsError: does not go with these."""
         check_model(model, self.options.mode)
         self.distributed.place(model, self.options.devices)
-        devices = len(self.distributed.target.devices)
-        if devices == 1:
+        if len(self.distributed.target.devices) == 1:
             return
         together, every = train_function.steps_per_execution(model), self.options.drain_steps
         if every is not None and every % together and together != steps:
@@ -103,12 +93,6 @@ class LayerPipeMode:
             )
         if any(getattr(optimizer, "global_clipnorm", None) for optimizer in optimizers_of(model)):
             raise BackendError(_GLOBAL_CLIPPING)
-        least = fewest_batches(devices)
-        if self.group is not None and self.group < least:
-            raise OptionsError(
-                f"accumulate_steps={self.group} is not accepted with {devices} devices: two "
-                f"versions of the weights do from {least} on"
-            )
 
     def prepare(self, model: keras.Model, steps: int | None) -> Training | None:
         """Prepare a fit, with the former plan if it was of this step on these devices; None on one device."""
@@ -188,8 +172,8 @@ class LayerPipeSteps:
         batch = self._batches.look(iterator)
         if batch is None:
             return None
-        traced = trace(model, batch, mode.group is not None, data_spec=self._data_spec)
-        refuse_unspreadable(model, traced, mode.options.rate_warmup_steps, mode.group)
+        traced = trace(model, batch, data_spec=self._data_spec)
+        refuse_unspreadable(model, traced, mode.options.rate_warmup_steps)
         return traced
 
     def _first_step(self, traced: Traced, iterator: Iterator[Any]) -> Any:
@@ -225,9 +209,7 @@ class LayerPipeSteps:
         check_costs(costs, [layer.name for layer in step.known.graph.layers])
         report.costs = costs = with_shared_link(costs, self._target)
         schedule, devices = mode.options.schedule, self._target.devices
-        mode.plan = plan = plan_spread(
-            step, costs, traced, devices, mode.group, schedule, report, mode.losing
-        )
+        mode.plan = plan = plan_spread(step, costs, traced, devices, schedule, report, mode.losing)
         if mode.options.weights == "ema":
             note_rebuilt_weights(report, self._model)
         self._traced = None
@@ -281,7 +263,7 @@ class LayerPipeSteps:
         self._over_rounds = over_rounds
         self._structure = structure_of(batch)
         ops = len(over_rounds.traced.index)
-        self._together = mode.options.unroll or rounds_together(ops, mode.group)
+        self._together = mode.options.unroll or rounds_together(ops)
         return over_rounds.ticks
 
     # -- between epochs, and at the end --------------------------------------------------------------
@@ -351,6 +333,5 @@ class LayerPipeSteps:
 
 def _one_device_text(options: LayerPipe) -> str:
     """Names what the user asked for and does not get."""
-    asked = [f"schedule={options.schedule!r}"] if offers(options.schedule, "accumulate_steps") else []
-    asked += [f"{name}={getattr(options, name)}" for name in _WITHOUT if getattr(options, name) is not None]
+    asked = [f"{name}={getattr(options, name)}" for name in _WITHOUT if getattr(options, name) is not None]
     return f"{_ONE_DEVICE}, without {', '.join(asked)}" if asked else _ONE_DEVICE

@@ -45,23 +45,18 @@ def plan_spread(
     costs: CostTable,
     traced: Traced,
     devices: Sequence[str],
-    group: int | None,
     schedule: str,
     report: Report,
     losing: Losing,
 ) -> SpreadPlan:
     """Plans, and says so in the report; ``losing`` is told what would be better where that is slow.
 
-    ``traced``: the ``step`` as it is before the plan, of which is known what can be divided.  ``group``: so
-    many batches are one update; None: one is.
+    ``traced``: the ``step`` as it is before the plan, of which is known what can be divided.
     """
     graph = step.known.graph
     layers = [set(layer.variables) for layer in graph.layers]
     options: dict[str, Any] = {"lower_shares": lower_shares(renumbered(traced, layers), costs.op_seconds)}
-    if group is not None:
-        options["accumulate_steps"] = group
-    batches = _BATCHES * (group or len(devices))
-    plan = make_plan(schedule, costs.layers, costs.link, len(devices), batches, options)
+    plan = make_plan(schedule, costs.layers, costs.link, len(devices), _BATCHES * len(devices), options)
     stages = stages_of(plan.schedule, len(costs.layers))
     trained = {name for variable in graph.variables for name in (variable.name, *variable.slots)}
     home = {
@@ -71,11 +66,12 @@ def plan_spread(
     fill_report(report, graph, plan, costs, stages, devices)
 
     def step_s(layers: Sequence[LayerCosts], count: int) -> float:
-        batches = _BATCHES * (group or count)
-        return make_plan(schedule, layers, costs.link, count, batches, options).timeline.steady_step_s
+        return make_plan(
+            schedule, layers, costs.link, count, _BATCHES * count, options
+        ).timeline.steady_step_s
 
     losing.advise = partial(advice, costs.layers, len(devices), plan.timeline.steady_step_s, step_s)
-    return SpreadPlan(stages, devices, group, layers, costs.op_seconds, home)
+    return SpreadPlan(stages, devices, layers, costs.op_seconds, home)
 
 
 def make_plan(
@@ -101,8 +97,7 @@ def make_plan(
     if schedule != "auto":
         policy = policy_named(schedule, MODE)
         return as_asked(policy, asked(policy), as_run=_as_run)
-    policies = [policy for policy in policies_of(MODE) if not policy.by_name]
-    return _whole_or_divided([tried(policy, asked(policy), as_run=_as_run) for policy in policies])
+    return _whole_or_divided([tried(policy, asked(policy), as_run=_as_run) for policy in policies_of(MODE)])
 
 
 def _as_run(schedule: Schedule) -> Schedule:

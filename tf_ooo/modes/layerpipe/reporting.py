@@ -12,7 +12,6 @@ from tf_ooo.costs.layer_costs import Link
 from tf_ooo.costs.table import CostTable
 from tf_ooo.modes.layerpipe.spread import Spread
 from tf_ooo.modes.layerpipe.stages import HIGH, Stages
-from tf_ooo.modes.layerpipe.two_versions import TwoVersions
 from tf_ooo.modes.layerpipe.versions import from_weights
 from tf_ooo.planning.choosing.plan import Plan
 from tf_ooo.planning.simulation.simulator import simulate
@@ -27,11 +26,6 @@ _ON_DIGITS = (
     "on digits (examples/05_layerpipe.py, gradients up to 4 steps late) test accuracy ended up to 0.4 "
     "points lower in the worst of three runs, with a falling learning rate and with a constant one"
 )
-_TWO_VERSIONS = (
-    "the gradients of {every} batches are one update, which is one update late: the result of training is "
-    "not that of synchronous training; on digits (docs/layerpipe.md) the test accuracy was 0.2 to 1.3 points "
-    "lower at the same learning rate"
-)
 _CHANGES = (
     "gradients are applied up to {delay} steps after their forward pass: the result of training is not that "
     f"of synchronous training; {_ON_DIGITS}"
@@ -44,29 +38,22 @@ def fill_report(
     """Copies the plan into the report."""
     fill_plan(report, graph, plan, costs)
     report.predicted_step_s = float(plan.timeline.steady_step_s)
-    every = plan.schedule.update_every
     _fill_rows(report, stages)
     for layer, row in enumerate(report.layers):
         row.stages_after = stages.stages_after(layer)
-        if every > 1:
-            row.delay_updates = 1
-        else:
-            row.delay_steps = stages.delay_steps(layer)
+        row.delay_steps = stages.delay_steps(layer)
     report.limits = limits_of(plan, costs)
     delay = max((row.delay_steps or 0 for row in report.layers), default=0)
-    if every > 1:
-        report.notes.append(_TWO_VERSIONS.format(every=every))
     if delay:
         report.notes.append(_CHANGES.format(delay=delay))
     report.layerpipe = LayerPipeSection(
         devices=list(devices),
         predicted_step_s=report.predicted_step_s,
         serial_step_s=sum(layer.busy_s + layer.update_s for layer in costs.layers),
-        update_every=every,
         link=LinkRow.of(costs.link),
         speeds=list(costs.link.speeds),
         divided={layer: share for layer, (share, _) in stages.shares.items()},
-        ways_bytes=_ways_bytes(costs, stages, every),
+        ways_bytes=_ways_bytes(costs, stages),
     )
 
 
@@ -101,13 +88,8 @@ def _fill_rows(report: Report, stages: Stages) -> None:
         row.dO_high_processor = of[HIGH, layer] if layer in stages.shares else None
 
 
-def _ways_bytes(costs: CostTable, stages: Stages, every: int = 1) -> dict[str, float]:
-    """About what earlier weights take with each ``weights=``: those that dO multiplies with.
-
-    With one update for ``every`` several batches there is one way: the version before the newest.
-    """
-    if every > 1:
-        return {"second": sum(layer.weight_bytes for layer in costs.layers)}
+def _ways_bytes(costs: CostTable, stages: Stages) -> dict[str, float]:
+    """About what earlier weights take with each ``weights=``: those that dO multiplies with."""
     layers = [(n, layer.weight_bytes) for n, layer in enumerate(costs.layers) if layer.output_grad_s > 0]
     copies = {n: _stashed(stages, n) for n, _ in layers}
     late = sum(size for n, size in layers if copies[n])
@@ -127,14 +109,9 @@ def fill_spread(report: Report, spread: Spread) -> None:
     traced, rounds, stages, section = spread.traced, spread.rounds, spread.stages, report.layerpipe
     _fill_rows(report, stages)
     if report.costs is not None:
-        section.ways_bytes = _ways_bytes(report.costs, stages, section.update_every)
+        section.ways_bytes = _ways_bytes(report.costs, stages)
     names = {variable.handle: variable.name for variable in traced.graph.variables}
-    weights = spread.ticks.weights
-    if isinstance(weights, TwoVersions):
-        section.delay_updates = {names[handle]: count for handle, count in weights.delay_updates.items()}
-        section.gradient_sum_bytes = weights.sum_bytes
-    else:
-        section.delay_steps = {names[handle]: steps for handle, steps in rounds.delay_steps.items()}
+    section.delay_steps = {names[handle]: steps for handle, steps in rounds.delay_steps.items()}
     section.divided = {layer: share for layer, (share, _) in stages.shares.items()}
     section.rounds = rounds.last + 1
     section.registers = sum(register.depth for register in spread.delays.registers)
@@ -142,7 +119,7 @@ def fill_spread(report: Report, spread: Spread) -> None:
 
 
 def version_bytes(spread: Spread) -> dict[str, int]:
-    """Bytes of earlier weights in registers, of averages, second versions, frozen copies; of weights sent."""
+    """Bytes of earlier weights in registers, of averages, frozen copies; of weights sent."""
     traced, weights = spread.traced, spread.ticks.weights
     stash = sent = 0
     of_weights = from_weights(traced, spread.rounds.delay_steps)
@@ -157,10 +134,9 @@ def version_bytes(spread: Spread) -> dict[str, int]:
         away = register.depth if producer in later else elsewhere
         each = info.element_bytes * math.prod(size or 0 for size in info.shape or ())
         stash, sent = stash + (register.depth - away) * each, sent + away * each
-    sizes = {"stash": stash, "ema": 0}
+    sizes = {"stash": stash, "ema": weights.bytes}
     if sent:
         sizes["sent"] = sent
-    sizes["second" if isinstance(weights, TwoVersions) else "ema"] = weights.bytes
     if spread.ticks.copies.bytes:
         sizes["frozen"] = spread.ticks.copies.bytes
     return sizes

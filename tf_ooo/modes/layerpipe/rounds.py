@@ -53,7 +53,6 @@ class Retiming:
         given: placeholders that come in with a batch, its own and others.
         unchanged: placeholders of weights that no step changes.
         wanted: rounds of ops that are not those of their task.
-        count_round: in which round of a batch the optimizers' counts of steps go on.
     """
 
     traced: Traced
@@ -63,7 +62,6 @@ class Retiming:
     given: Collection[str]
     unchanged: frozenset[str]
     wanted: Mapping[str, int]
-    count_round: int
 
     def rounds(self) -> Rounds:
         """Find when and where each op runs. GraphError: an update needs a gradient that is made later."""
@@ -191,7 +189,7 @@ class Retiming:
             placed = [name for name in names if name in self.traced.where]
             if placed and len(placed) < len(users):
                 forward = [targets[name] for name in placed if self._kind(name) == "F"]
-                moved.update(dict.fromkeys(names, min(forward, default=self.count_round)))
+                moved.update(dict.fromkeys(names, min(forward, default=0)))
         return moved
 
     def _with_the_last_write(self, at: Mapping[str, int]) -> dict[str, int]:

@@ -143,17 +143,9 @@ class Epoch:
         self.rounds += rounds
 
 
-def rounds_together(ops: int, group: int | None) -> int:
-    """Return how many rounds of so many ops may run as one function.
-
-    With groups of batches a multiple or a part of a group: else each function would begin in another phase
-    of the group, and each phase is a function of its own.
-    """
-    counts: Sequence[int] = _ROUNDS
-    if group is not None:
-        most = max(_ROUNDS[0], group)
-        counts = [count for count in range(most, 1, -1) if count % group == 0 or group % count == 0]
-    return next((count for count in counts if count * ops <= _OPS), 1)
+def rounds_together(ops: int) -> int:
+    """Return how many rounds of so many ops may run as one function."""
+    return next((count for count in _ROUNDS if count * ops <= _OPS), 1)
 
 
 def structure_of(batch: object) -> Any:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 from collections import deque
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -12,7 +11,6 @@ from tf_ooo.compat import keras_optimizers, keras_variables
 from tf_ooo.errors import BackendError
 from tf_ooo.modes.layerpipe.accesses import accesses
 from tf_ooo.modes.layerpipe.averages import LaterWeights
-from tf_ooo.modes.layerpipe.coalesce import Sum, with_sums, with_whole_reads
 from tf_ooo.modes.layerpipe.delays import Delays, delays_of
 from tf_ooo.modes.layerpipe.divide import divided, with_shared_grads
 from tf_ooo.modes.layerpipe.frozen import frozen_weights
@@ -21,8 +19,7 @@ from tf_ooo.modes.layerpipe.rates import Factors, rate_reads, with_factors
 from tf_ooo.modes.layerpipe.rounds import Retiming, Rounds
 from tf_ooo.modes.layerpipe.stages import Stages
 from tf_ooo.modes.layerpipe.ticks import Ticks
-from tf_ooo.modes.layerpipe.traced import Traced, placeholders_of, trace
-from tf_ooo.modes.layerpipe.two_versions import TwoVersions
+from tf_ooo.modes.layerpipe.traced import Traced, trace
 from tf_ooo.modes.layerpipe.versions import Now, with_later_weights
 from tf_ooo.tracing.optimizers import optimizers_of
 
@@ -39,7 +36,6 @@ class SpreadPlan:
     Attributes:
         stages: where the tasks of its layers run.
         devices: full names of the processors.
-        group: so many batches are one update; None: one is.
         layers: the variables of each, as the stages number them.
         op_seconds: of the step's ops, where measured: which op of a dO is worth dividing.
         home: the processor of each variable, by its name in graphs: of weights and their slots that of dW, of
@@ -49,7 +45,6 @@ class SpreadPlan:
 
     stages: Stages
     devices: Sequence[str]
-    group: int | None = None
     layers: Sequence[Collection[str]] | None = None
     op_seconds: Mapping[str, float] = field(default_factory=dict)
     home: Mapping[str, int] = field(default_factory=dict)
@@ -68,15 +63,10 @@ class Spread:
     notes: tuple[str, ...] = ()
 
 
-def refuse_unspreadable(
-    model: keras.Model, traced: Traced, rate_warmup_steps: int | None, group: int | None
-) -> None:
+def refuse_unspreadable(model: keras.Model, traced: Traced, rate_warmup_steps: int | None) -> None:
     """Raises what :func:`spread` would, as far as that needs no plan."""
     if rate_warmup_steps is not None:
         rate_reads(traced, _learning_rate(model, traced))
-    if group is not None:
-        trained = _trained(traced)
-        with_sums(with_whole_reads(traced, trained), trained)
 
 
 def spread(
@@ -88,8 +78,7 @@ def spread(
         GraphError: the step cannot be spread; says which op is in the way.
         PassError: a pass has made something else than it declares.
     """
-    group = plan.group
-    traced = trace(model, batch, group is not None, plan.layers, data_spec, options.dump_dir)
+    traced = trace(model, batch, plan.layers, data_spec, options.dump_dir)
     trained = _trained(traced)
     again = _read_again(traced, trained)
     traced, stages, notes = divided(traced, plan.stages, plan.op_seconds)
@@ -100,15 +89,8 @@ def spread(
         count = keras_variables.value_of(model.optimizer.iterations)
         factors = Factors(late, options.rate_warmup_steps, count)
     now: tuple[Now, ...] = ()
-    sums: tuple[Sum, ...] = ()
-    if group is not None:
-        traced, sums = with_sums(with_whole_reads(traced, trained), trained)
-    if options.weights != "stash" or group is not None:
+    if options.weights != "stash":
         traced, now = with_later_weights(traced, trained, stages)
-    states = itertools.chain.from_iterable(map(keras_optimizers.state_of, optimizers_of(model)))
-    optimizer = placeholders_of(traced.captured, states) if group is not None else set()
-    # With one update for several batches: where it is known whether a batch is the last of all.
-    count_round = stages.processors - 1 if group is not None else 0
     retiming = Retiming(
         traced,
         stages,
@@ -116,17 +98,11 @@ def spread(
         weights=trained,
         given={*traced.arguments, *(weight.name for weight in now)},
         unchanged=frozen_weights(model, traced) - trained.keys(),
-        wanted={weight.name: weight.round for weight in now}
-        | dict.fromkeys(_counts(traced, optimizer), count_round),
-        count_round=count_round,
+        wanted={weight.name: weight.round for weight in now},
     )
     rounds = retiming.rounds()
     delays = delays_of(traced, rounds)
-    weights: LaterWeights | TwoVersions
-    if group is None:
-        weights = LaterWeights(traced, rounds, now, options.weights == "ema")
-    else:
-        weights = TwoVersions(traced, rounds, now, sums, trained.keys(), optimizer, group)
+    weights = LaterWeights(traced, rounds, now, options.weights == "ema")
     ticks = Ticks(traced, rounds, delays, weights, factors)
     return Spread(traced, rounds, delays, ticks, stages, (*notes, *again))
 
@@ -150,12 +126,6 @@ def _read_again(traced: Traced, trained: Collection[str]) -> list[str]:
         "sees later ones than its forward pass, also with weights='stash'"
         for layer in sorted({layer for kind, layer in places if kind in ("dO", "dW")})
     ]
-
-
-def _counts(traced: Traced, optimizer: set[str]) -> Iterable[str]:
-    """Return the ops that no layer's update has on the optimizers' variables: on the counts of steps."""
-    on_variables = (access for access in accesses(traced.index) if access.states & optimizer)
-    return [access.name for access in on_variables if access.name not in traced.where]
 
 
 def _learning_rate(model: keras.Model, traced: Traced) -> str | None:

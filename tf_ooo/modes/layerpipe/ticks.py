@@ -24,7 +24,6 @@ from tf_ooo.modes.layerpipe.rates import Factors, factor_name
 from tf_ooo.modes.layerpipe.rounds import Rounds
 from tf_ooo.modes.layerpipe.traced import Traced
 from tf_ooo.modes.layerpipe.turns import Turns, in_turns
-from tf_ooo.modes.layerpipe.two_versions import TwoVersions
 
 Tensors = dict[str, tf.Tensor]
 
@@ -33,13 +32,12 @@ Tensors = dict[str, tf.Tensor]
 class PartOfRound:
     """The ops of a round in which only batches in their rounds ``low`` to ``high`` exist, in order.
 
-    ``phase``: the place of the round in a group of batches.  ``read``: names of what these ops and results
-    read.  ``logs``: the results, if a batch is in that round.  ``filled``: registers that take something.
+    ``read``: names of what these ops and results read.  ``logs``: the results, if a batch is in that round.
+    ``filled``: registers that take something.
     """
 
     low: int
     high: int
-    phase: int
     turns: Turns
     read: frozenset[str]
     logs: list[str]
@@ -60,15 +58,15 @@ class Ticks:
         traced: Traced,
         rounds: Rounds,
         delays: Delays,
-        weights: LaterWeights | TwoVersions,
+        weights: LaterWeights,
         factors: Factors,
     ) -> None:
         self.traced, self.rounds, self.delays, self.weights = traced, rounds, delays, weights
         self.copies, self._factors = Copies(traced, delays.copies), factors
         self.last, self.batch_round, self.results_round = rounds.last, rounds.batch, delays.logs_round
-        self._tick = self._copies_made = 0
-        self._parts: dict[tuple[int, int, int], PartOfRound] = {}
-        self._functions: dict[tuple[int, int, int, int], Any] = {}
+        self._copies_made = 0
+        self._parts: dict[tuple[int, int], PartOfRound] = {}
+        self._functions: dict[tuple[int, int, int], Any] = {}
         self._infos: dict[int, OutputInfo] = {}
         self._stores: dict[str, tf.Variable] = {}
         for row in delays.registers:
@@ -84,7 +82,6 @@ class Ticks:
 
     def reset(self) -> None:
         """Reset before the first round of an epoch."""
-        self._tick = 0
         self.copies.refresh()
         self.weights.reset()
 
@@ -95,28 +92,27 @@ class Ticks:
         A batch, or None, comes in in each round.  Gives the results of as many, or none.
         """
         tensors = [tensor for batch in batches for tensor in batch or ()]
-        key = (low, high, len(batches), self._tick % self.weights.every)
+        key = (low, high, len(batches))
         if key not in self._functions:
             with progress.said(_tracing_text(high - low + 1, len(batches), high == self.last)):
                 self._functions[key] = function = self._make(*key)
                 outputs = function(*tensors)  # traced as it is called
         else:
             outputs = self._functions[key](*tensors)
-        self._tick += len(batches)
         if not low <= self.results_round <= high:
             return []
         size = len(self.delays.logs)
         each = (outputs[number * size : (number + 1) * size] for number in range(len(batches)))
         return [self.traced.results.unpack(results) for results in each]
 
-    def _make(self, low: int, high: int, rounds: int, phase: int) -> Any:
-        parts = [self._part(low, high, (phase + number) % self.weights.every) for number in range(rounds)]
+    def _make(self, low: int, high: int, rounds: int) -> Any:
+        part = self._part(low, high)
         specs = self.traced.specs if low <= self.batch_round <= high else ()
 
         def body(*tensors: tf.Tensor) -> list[tf.Tensor]:
             late, logs = self._stored(low, high), []
             ends: Tensors = {}
-            for number, part in enumerate(parts):
+            for number in range(rounds):
                 batch = tensors[number * len(specs) : (number + 1) * len(specs)]
                 name = f"round_{number}" if rounds > 1 else ""
                 entering, results, ends = self._round(part, batch, late, name, ends)
@@ -133,15 +129,13 @@ class Ticks:
         """Return the folder into which the graphs of a round are dumped."""
         return None if self.traced.dump_dir is None else Path(self.traced.dump_dir) / name
 
-    def _part(self, low: int, high: int, phase: int) -> PartOfRound:
-        if (low, high, phase) in self._parts:
-            return self._parts[low, high, phase]
+    def _part(self, low: int, high: int) -> PartOfRound:
+        if (low, high) in self._parts:
+            return self._parts[low, high]
         traced, delays = self.traced, self.delays
         given = {*traced.arguments, *traced.captured, *map(factor_name, self._factors.delays)}
-        given |= self.weights.names | self.weights.left_out(low, phase)
-        folder = self._folder(
-            f"rounds_{low}_to_{high}" + (f"_phase_{phase}" if self.weights.every > 1 else "")
-        )
+        given |= self.weights.names
+        folder = self._folder(f"rounds_{low}_to_{high}")
         kept = RoundPass(self.rounds, low, high, frozenset(given))
         graph_def = PassPipeline([kept], folder)(delays.graph_def).graph_def
         logs = delays.logs if low <= self.results_round <= high else []
@@ -149,8 +143,8 @@ class Ticks:
         read = frozenset(split_input(text)[0] for text in texts)
         filled = [row for row in delays.registers if low <= row.made <= high]
         turns = in_turns(graph_def, traced.where, self.rounds.device_of, folder)
-        self._parts[low, high, phase] = PartOfRound(low, high, phase, turns, read, logs, filled)
-        return self._parts[low, high, phase]
+        self._parts[low, high] = PartOfRound(low, high, turns, read, logs, filled)
+        return self._parts[low, high]
 
     def _round(
         self, part: PartOfRound, batch: Sequence[tf.Tensor], late: Tensors, name: str, ends: Tensors
@@ -163,19 +157,18 @@ class Ticks:
         tensors = dict(zip(traced.arguments, batch, strict=True)) if batch else {}
         tensors |= traced.captured
         tensors |= self.copies.given()
-        weights, behind = self.weights.given(part.low, part.high, part.phase)
+        weights, behind = self.weights.given(part.low, part.high)
         tensors |= weights | self._factors.given()
         tensors |= {key: value for key, value in late.items() if key in part.read}
         self._copies_made += 1
         ends = {key: end for key, end in ends.items() if key in turns.before.values()}
         graph_def = turns.copy(self._copies_made, ends, self._folder(f"copy_{self._copies_made}"))
-        sums = self.weights.added(part.low, part.high)
-        wanted = [[row.source for row in part.filled], part.logs, [total.name for total in sums]]
+        wanted = [[row.source for row in part.filled], part.logs]
         replaced = {f"{key}:0": value for key, value in tensors.items() if key in part.read} | ends
         texts = [*itertools.chain.from_iterable(wanted), *turns.ends.values()]
         fetched = iter(_fetch(graph_def, tensors, replaced, texts, name))
-        entering, results, added = (list(itertools.islice(fetched, len(own))) for own in wanted)
-        behind(dict(zip(sums, added, strict=True)))
+        entering, results = (list(itertools.islice(fetched, len(own))) for own in wanted)
+        behind()
         numbers = [row.number for row in part.filled]
         return dict(zip(numbers, entering, strict=True)), results, dict(zip(turns.ends, fetched, strict=True))
 

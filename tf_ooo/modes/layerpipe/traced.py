@@ -109,7 +109,6 @@ class Traced:
 def trace(
     model: keras.Model,
     batch: object,
-    marked: bool = False,
     layers: Sequence[Collection[str]] | None = None,
     data_spec: object = None,
     dump_dir: Folder = None,
@@ -117,7 +116,6 @@ def trace(
     """Traces a model's step; the model and its optimizers are built.
 
     Args:
-        marked: gradients that optimizers are given are dense, and marked: see ``coalesce.py``.
         layers: the variables of each, in the order in which they are to be numbered.
         data_spec: the ``element_spec`` of the data, for a step that needs to know how many rows a batch has.
 
@@ -126,7 +124,7 @@ def trace(
         BackendError: it cannot be known before the call, or updates are none, twice, or followed by reads.
     """
     inputs = Packed(batch)
-    traced = _open_trace(_flat_step(model, inputs, marked), inputs, data_spec)
+    traced = _open_trace(_flat_step(model, inputs), inputs, data_spec)
     graph_def = traced.graph_def()
     name_variables(graph_def, traced.captured, keras_variables.named(all_variables(model)))
     names = [text.partition(":")[0] for text in traced.fetches]
@@ -154,7 +152,7 @@ def trace(
     )
 
 
-def _flat_step(model: keras.Model, inputs: Packed, marked: bool) -> Callable[..., Any]:
+def _flat_step(model: keras.Model, inputs: Packed) -> Callable[..., Any]:
     """Return the step on the tensors of a batch, in which each optimizer may apply gradients once."""
     # Not within another function: what is read behind an update is looked for in this one.
     step = train_function.step_on_data(model, tf_functions.undecorated(model.train_step))
@@ -166,12 +164,8 @@ def _flat_step(model: keras.Model, inputs: Packed, marked: bool) -> Callable[...
         def apply_once(update: Update) -> Any:
             refuse_twice(update.optimizer, applied, _APPLY_ONCE)
             applied.append(update.optimizer)
-            grads = update.grads
-            if marked:
-                pairs = zip(grads, update.variables, strict=True)
-                grads = [op_marks.marked_gradient(gradient, variable) for gradient, variable in pairs]
             try:
-                return update.proceed(grads)
+                return update.proceed(update.grads)
             finally:
                 updates.append((update.variables, ops_so_far()))
 

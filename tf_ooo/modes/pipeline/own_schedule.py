@@ -15,7 +15,7 @@ from tf_ooo.planning.model.schedule_file import ScheduleFile
 from tf_ooo.planning.simulation.validate import validate
 
 # A step of a fit does not have these: fields of a schedule, and words in its file.
-_NOT_RUN = ("asynchronous", "update_every", "parts", "after")
+_NOT_RUN = ("asynchronous", "parts", "after")
 _PLAIN = Schedule("pipeline", "plain")
 
 

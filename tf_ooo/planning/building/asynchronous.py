@@ -12,7 +12,7 @@ from tf_ooo.planning.model.problem import Problem
 from tf_ooo.planning.model.schedule import Schedule, Task, TaskList
 
 
-def whole_layers(name: str, problem: Problem, update_every: int) -> Schedule:
+def whole_layers(name: str, problem: Problem) -> Schedule:
     """1F1B over contiguous stages, within the memory limit if NOAM can be so low."""
     shape = Schedule(
         "layerpipe",
@@ -21,7 +21,6 @@ def whole_layers(name: str, problem: Problem, update_every: int) -> Schedule:
         stages=contiguous(problem),
         fused_backward=True,
         asynchronous=True,
-        update_every=update_every,
     )
     count = problem.devices
     noams = range(count, 0, -1) if problem.memory_limit_bytes != 0 else [1]
@@ -57,7 +56,7 @@ def _lane(schedule: Schedule, stage: int, in_flight: int) -> Iterator[Task]:
     for microbatch in range(ahead):
         yield Task("F", stage, microbatch)
     for microbatch in range(microbatches):
-        for kind in ("dO", "dW", "U") if schedule.updates_after(microbatch) else ("dO", "dW"):
+        for kind in ("dO", "dW", "U"):
             yield Task(kind, stage, microbatch)
         if microbatch + ahead < microbatches:
             yield Task("F", stage, microbatch + ahead)

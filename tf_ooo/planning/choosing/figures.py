@@ -33,7 +33,7 @@ def one_device_s(schedule: Schedule, layers: Sequence[LayerCosts]) -> float:
 
     What runs again to save memory is not counted.
     """
-    updates = -(-schedule.microbatches // schedule.update_every) if schedule.asynchronous else 1
+    updates = schedule.microbatches if schedule.asynchronous else 1
     batches_s = schedule.microbatches * sum(layer.busy_s - layer.recomputed_s for layer in layers)
     return schedule.workers * (batches_s + updates * sum(layer.update_s for layer in layers))
 

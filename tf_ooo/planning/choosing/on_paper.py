@@ -106,21 +106,17 @@ def auto_candidates(
 ) -> list[Candidate]:
     """Return the candidates that ``auto`` compares; those it leaves out have a reason.
 
-    That are policies that are asked for by name only, and, where another is possible, those that take long
-    to plan so many tasks.
+    It leaves out policies that take long to plan so many tasks, where another is possible.
     """
     tasks = 3 * problem.devices * problem.microbatches
-    usual = [policy for policy in policies if not policy.by_name]
-    slow = [policy for policy in usual if policy.auto_tasks is not None and tasks > policy.auto_tasks]
-    rows = list(rows_of([policy for policy in usual if policy not in slow]))
+    slow = [policy for policy in policies if policy.auto_tasks is not None and tasks > policy.auto_tasks]
+    rows = list(rows_of([policy for policy in policies if policy not in slow]))
     if any(row.trial is not None for row in rows):
         why = f"not tried: takes long for {tasks:,} tasks; ask for it by name"
         rows += [Candidate(policy.name, problem, reason=why) for policy in slow]
     else:
         rows += rows_of(slow)
-    return rows + [
-        Candidate(policy.name, problem, reason=policy.by_name) for policy in policies if policy.by_name
-    ]
+    return rows
 
 
 def usual_mode(problem: Problem, mode: str | None) -> str:

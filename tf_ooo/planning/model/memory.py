@@ -9,8 +9,7 @@ Per stage and device:
 - gradient: as large as the weights, from the start of the step's first dW to the end of its update;
 - parts of it that are not added up yet (``summand_bytes``): while a dW runs;
 - asynchronous: older versions of the weights, from the update that replaced them until the last
-  micro-batch whose forward read them is done; with one update for several micro-batches (PipeDream-2BW) a
-  second version from the first update on, and one sum of gradients.
+  micro-batch whose forward read them is done.
 
 What is freed at an instant is free for what starts at that instant.
 """
@@ -151,24 +150,11 @@ class MemoryUse:
         self._add(device, self.start_s[:, weight_grads].min(axis=1), float(size))
         self._add(device, self.end_s[:, done].max(axis=1), -float(size))
 
-    def _two_versions(self, stage: int, size: float) -> None:
-        """The sum of gradients, always; the version before the newest on all that read weights."""
-        grads, updates = self.relation.there("dW", stage), self.relation.there("U", stage)
-        self._add(self.relation.device[grads[0]], self.start_s[:, grads].min(axis=1), float(size))
-        if len(updates) < 2:
-            return
-        readers = np.concatenate([self.relation.there("F", stage), self.relation.there("dO", stage)])
-        for holder in np.unique(self.relation.device[readers]):
-            self._add(holder, self.end_s[:, updates].min(axis=1), float(size))
-
     def _stash(self, stage: int, size: float) -> None:
         """Asynchronous: one gradient for each micro-batch until its update, and the older weights."""
         grads, updates = self.relation.there("dW", stage), self.relation.there("U", stage)
         device = self.relation.device[grads[0]]
         forwards = self.relation.there("F", stage)
-        if self.relation.schedule.update_every > 1:
-            self._two_versions(stage, size)
-            return
         self._add(device, self.start_s[:, grads].ravel(), float(size))
         if len(updates) != len(grads) or len(forwards) != len(grads):
             self._add(device, self.end_s[:, grads].ravel(), -float(size))

@@ -32,8 +32,6 @@ class Schedule:
         fused_backward: a stage sends its dO only after its dW (PyTorch's backward, GPipe, 1F1B).
         asynchronous: every micro-batch is a step of its own with its own update, and no forward
             waits for an update (PipeDream, LayerPipe).
-        update_every: asynchronous: so many micro-batches' gradients are one update, after the last of them
-            (PipeDream-2BW); what is left at the end is one update too.
         barrier: no forward of a step starts before all updates of the step before are done, as in stock
             Horovod; else a layer's forward waits for its own update only.
         priority_lanes: lanes that run whatever is ready, most urgent (first listed) first; all
@@ -61,7 +59,6 @@ class Schedule:
     workers: int = 1
     fused_backward: bool = False
     asynchronous: bool = False
-    update_every: int = 1
     barrier: bool = False
     priority_lanes: frozenset[Lane] = frozenset()
     parts: Mapping[tuple[str, int], tuple[float, ...]] = field(default_factory=dict)
@@ -86,11 +83,9 @@ class Schedule:
         return _restored, (self.to_text(), self.assumptions)
 
     def _check_numbers(self) -> None:
-        for what in ("microbatches", "workers", "update_every"):
+        for what in ("microbatches", "workers"):
             if getattr(self, what) < 1:
                 raise ScheduleError(f"{what} must be at least 1, got {getattr(self, what)}")
-        if self.update_every > 1 and not self.asynchronous:
-            raise ScheduleError("update_every is for asynchronous schedules; others update once a step")
         for lane in self.priority_lanes - self.lanes.keys():
             raise ScheduleError(f"priority lane {lane[0]} {lane[1]} has no tasks")
         for (kind, stage), shares in self.parts.items():
@@ -150,10 +145,6 @@ class Schedule:
             return range(stage, stage + 1)
         first, last = self.stages[stage]
         return range(first, last + 1)
-
-    def updates_after(self, microbatch: int) -> bool:
-        """Return whether an asynchronous schedule's weights are updated after this micro-batch."""
-        return (microbatch + 1) % self.update_every == 0 or microbatch + 1 == self.microbatches
 
     def require(self, tasks: Iterable[Task]) -> None:
         """Raises ScheduleError unless exactly these dO and dW are scheduled; names what is wrong."""

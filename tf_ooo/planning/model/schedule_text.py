@@ -208,7 +208,6 @@ _ENTRIES: dict[str, tuple[Callable[[str, str], Any], Any]] = {
     "workers": (_whole, 1),
     "fused_backward": (_yes, False),
     "asynchronous": (_yes, False),
-    "update_every": (_whole, 1),
     "barrier": (_yes, False),
     "predicted_step_s": (_seconds, None),
     "predicted_peak_bytes": (_whole, None),

@@ -14,7 +14,6 @@ from tf_ooo.planning.policies import (
     multi_stream,
     one_f_one_b,
     pipedream,
-    pipedream_2bw,
     reverse_first_k,
     search,
     v_half,
@@ -35,7 +34,6 @@ __all__ = [
     "STOCK_ORDER",
     "Policy",
     "Problem",
-    "offers",
     "schedules_of",
 ]
 
@@ -58,15 +56,9 @@ _FILES = (
     reverse_first_k,
     search,
     pipedream,
-    pipedream_2bw,
     layerpipe,
 )
 POLICIES: dict[str, Policy] = {file.POLICY.name: file.POLICY for file in _FILES}
-
-
-def offers(schedule: str, option: str) -> bool:
-    """Return whether a schedule, which may be ``"auto"``, is a policy with such an option."""
-    return schedule in POLICIES and option in POLICIES[schedule].options
 
 
 def schedules_of(mode: str, streams: bool | None = None) -> tuple[str, ...]:

@@ -15,7 +15,7 @@ def make(problem: Problem) -> Schedule:
     gradient after its dW.  Stage s of p has at most p - s micro-batches in flight (NOAM = p) and keeps as
     many versions of its weights; stages are not replicated.  A memory limit lowers NOAM, down to 1.
     """
-    return whole_layers("pipedream", problem, update_every=1)
+    return whole_layers("pipedream", problem)
 
 
 POLICY = Policy("pipedream", ("layerpipe",), make)

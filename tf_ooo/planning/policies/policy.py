@@ -98,7 +98,6 @@ class Policy:
             policy cannot order that.
         auto_tasks: above so many F, dO and dW of one stage on each device, planning takes more than some
             seconds, and ``auto`` does without; None: never.
-        by_name: why ``auto`` never takes it; empty where it may.
         costs_only: of ``modes``, those that it plans from layers' costs and that cannot train by it.
     """
 
@@ -110,7 +109,6 @@ class Policy:
     needs: Needs = field(default_factory=Needs)
     backward_order: BackwardOrder | None = None
     auto_tasks: int | None = None
-    by_name: str = ""
     costs_only: tuple[str, ...] = ()
 
     @property

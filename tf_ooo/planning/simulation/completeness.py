@@ -49,8 +49,6 @@ def _check_all_there(relation: Relation, kind: str, stage: int) -> None:
     for part in range(parts):
         slot = f".{part}" if part else ""
         absent = np.flatnonzero(nodes[part] < 0) if part < len(nodes) else np.zeros(1, int)
-        if kind == "U" and relation.schedule.update_every > 1:
-            absent = np.array([m for m in absent if relation.schedule.updates_after(int(m))], int)
         if once and len(absent) == nodes.shape[1] - 1 and nodes[part, 0] >= 0:
             continue
         if len(absent):

@@ -36,7 +36,7 @@ def _round(timeline: Timeline) -> Timeline:
     schedule, events = timeline.schedule, list(timeline.iter_events())
     middle = [event.start_s for event in events if event.task.microbatch == schedule.microbatches // 2]
     first_s = min(middle, default=0.0)
-    until_s = first_s + timeline.steady_step_s * schedule.update_every
+    until_s = first_s + timeline.steady_step_s
     lanes: dict[Lane, list[Task]] = {lane: [] for lane in schedule.lanes}
     times: dict[Lane, list[tuple[float, float]]] = {lane: [] for lane in schedule.lanes}
     for event in events:
@@ -49,7 +49,6 @@ def _round(timeline: Timeline) -> Timeline:
         schedule,
         lanes={lane: TaskList(tasks) for lane, tasks in lanes.items()},
         microbatches=1,
-        update_every=1,
         asynchronous=False,
         priority_lanes=frozenset(lanes),  # a dW of an earlier micro-batch may stand in front of its dO
         parts={},

@@ -70,17 +70,13 @@ def turns_of(row: Row) -> list[float]:
     return [seconds / alone_s for seconds in row.turns_s]
 
 
-def gain_over(baselines: Iterable[Row], ours: Row | None) -> Compared | None:
-    """Compare ours with the fastest of some rows by the median of its turns; None: one is missing."""
+def gain_over(baselines: Iterable[Row], run: Iterable[Row]) -> Compared | None:
+    """Compare ours in a run with the fastest baseline by the median of its turns; None: one is missing."""
     fastest = min(baselines, key=lambda row: statistics.median(turns_of(row)), default=None)
+    ours = next((row for row in run if row.had_by == OURS), None)
     if ours is None or fastest is None:
         return None
     return Compared(ours, fastest, gain_of(turns_of(fastest), turns_of(ours)))
-
-
-def ours_of(rows: Iterable[Row]) -> Row | None:
-    """Return our way of a run."""
-    return next((row for row in rows if row.had_by == OURS), None)
 
 
 def runs_of(rows: Iterable[Row]) -> dict[str, list[Row]]:
@@ -93,5 +89,5 @@ def runs_of(rows: Iterable[Row]) -> dict[str, list[Row]]:
 
 def compared(rows: Iterable[Row]) -> list[Compared]:
     """Compare ours in each run with the strongest baseline there."""
-    beside = (gain_over((row for row in run if row.baseline), ours_of(run)) for run in runs_of(rows).values())
+    beside = (gain_over((row for row in run if row.baseline), run) for run in runs_of(rows).values())
     return [of for of in beside if of is not None]

@@ -1,7 +1,5 @@
 """Puts tables into pages, between ``<!-- table: NAME -->`` and ``<!-- end of table -->``."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -49,11 +47,7 @@ def markdown(table: pd.DataFrame) -> str:
 
 
 def with_tables(text: str, by_name: dict[str, str]) -> str:
-    """Return the page with its tables made anew.
-
-    Raises:
-        KeyError: the page asks for a table that there is none of.
-    """
+    """Return the page with its tables made anew; KeyError: it asks for a table that there is none of."""
     return _TABLE.sub(lambda match: f"{match[1]}\n{by_name[match[2]]}\n{match[3]}", text)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 import pandas as pd
 
 from benchmarks.case import NOBODY, PYTORCH, STOCK
-from benchmarks.gains import LOST, compared, gain_over, ours_of, runs_of
+from benchmarks.gains import LOST, compared, gain_over, runs_of
 from benchmarks.kept import SAME, Row
 
 # In the order of tables and pictures; a mode that is not here comes last.
@@ -94,13 +94,13 @@ def parts(rows: Iterable[Row]) -> pd.DataFrame:
     """
     lines = []
     for run in {run[0].case: run for run in runs_of(rows).values()}.values():  # the last one of each case
-        ours, shipped = ours_of(run), [row for row in run if row.had_by == PYTORCH]
-        fused = gain_over((row for row in shipped if row.about.get("fused")), ours)
-        nobodys = gain_over((row for row in run if row.had_by == NOBODY), ours)
-        best = gain_over(shipped, ours)
-        if ours is None or fused is None or nobodys is None or best is None:
+        shipped = [row for row in run if row.had_by == PYTORCH]
+        fused = gain_over((row for row in shipped if row.about.get("fused")), run)
+        nobodys = gain_over((row for row in run if row.had_by == NOBODY), run)
+        best = gain_over(shipped, run)
+        if fused is None or nobodys is None or best is None:
             continue
-        asked = ours.parameters
+        asked = run[0].parameters
         lines.append({
             "Model": asked["model"] + (", in processes" if asked.get("processes") else ""),
             "Devices": asked["devices"],

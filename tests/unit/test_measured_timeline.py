@@ -8,7 +8,7 @@ import pytest
 
 from tf_ooo.planning.model.schedule import Schedule, Task, TaskList
 from tf_ooo.planning.simulation.measured import (
-    Ran,
+    TaskTime,
     against_plan,
     begun_early,
     between_neighbours,
@@ -20,12 +20,12 @@ from tf_ooo.report.report import Report
 
 DO1, DO0, DW1, DW0, U1 = Task("dO", 1), Task("dO", 0), Task("dW", 1), Task("dW", 0), Task("U", 1)
 PLAN = Schedule("single_device", "made_up", {(0, 0): TaskList([DO1, DO0, DW1, DW0])})
-AS_PLANNED = {DO1: Ran(10.0, 11.0, 1.0), DO0: Ran(11.0, 13.0, 2.0), DW1: Ran(13.0, 16.0, 3.0)}
+AS_PLANNED = {DO1: TaskTime(10.0, 11.0, 1.0), DO0: TaskTime(11.0, 13.0, 2.0), DW1: TaskTime(13.0, 16.0, 3.0)}
 
 
 def test_tasks_are_counted_from_the_first_and_side_by_side_on_streams():
-    ran = {**AS_PLANNED, DW0: Ran(14.0, 15.5, 1.0), U1: Ran(16.0, 16.5, 0.5)}
-    timeline = measured_timeline(PLAN, ran, [5.0])
+    times = {**AS_PLANNED, DW0: TaskTime(14.0, 15.5, 1.0), U1: TaskTime(16.0, 16.5, 0.5)}
+    timeline = measured_timeline(PLAN, times, [5.0])
     times = {event.task: (event.start_s, event.end_s, event.stream) for event in timeline.events}
     assert times == {
         DO1: (0.0, 1.0, 0),
@@ -39,13 +39,13 @@ def test_tasks_are_counted_from_the_first_and_side_by_side_on_streams():
 
 
 def test_an_order_that_no_schedule_may_plan_is_drawn_as_it_ran():
-    timeline = measured_timeline(PLAN, {DW1: Ran(0.0, 1.0, 1.0), DO1: Ran(2.0, 3.0, 1.0)})
+    timeline = measured_timeline(PLAN, {DW1: TaskTime(0.0, 1.0, 1.0), DO1: TaskTime(2.0, 3.0, 1.0)})
     assert [event.task for event in timeline.events] == [DW1, DO1]
 
 
 def test_devices_are_those_of_the_plan():
     plan = Schedule("pipeline", "made_up", {(0, 0): TaskList([DO1]), (1, 0): TaskList([DO0])})
-    timeline = measured_timeline(plan, {DO1: Ran(0.0, 1.0, 1.0), DO0: Ran(0.0, 2.0, 2.0)})
+    timeline = measured_timeline(plan, {DO1: TaskTime(0.0, 1.0, 1.0), DO0: TaskTime(0.0, 2.0, 2.0)})
     assert {event.task: event.device for event in timeline.events} == {DO1: 0, DO0: 1}
 
 
@@ -67,9 +67,9 @@ def test_one_after_another():
 
 
 def test_communication_is_between_its_neighbours():
-    ran = {DW1: Ran(1.0, 3.0, 2.0), U1: Ran(7.0, 8.0, 1.0), DW0: Ran(3.0, 4.0, 1.0)}
+    times = {DW1: TaskTime(1.0, 3.0, 2.0), U1: TaskTime(7.0, 8.0, 1.0), DW0: TaskTime(3.0, 4.0, 1.0)}
     unseen = [Task("comm", 1), Task("comm", 0), DO0]
-    assert between_neighbours(ran, unseen) == {Task("comm", 1): Ran(3.0, 7.0, 4.0)}
+    assert between_neighbours(times, unseen) == {Task("comm", 1): TaskTime(3.0, 7.0, 4.0)}
 
 
 def test_begun_early_takes_out_as_few_as_possible():
@@ -79,8 +79,8 @@ def test_begun_early_takes_out_as_few_as_possible():
 
 
 def test_against_plan_names_the_first_and_says_seconds():
-    ran = {DO1: Ran(0.0, 1.0, 1.0), DW1: Ran(1.0, 2.0, 1.0), DO0: Ran(3.0, 4.0, 1.0)}
-    measured = measured_timeline(PLAN, ran)
+    times = {DO1: TaskTime(0.0, 1.0, 1.0), DW1: TaskTime(1.0, 2.0, 1.0), DO0: TaskTime(3.0, 4.0, 1.0)}
+    measured = measured_timeline(PLAN, times)
     planned = one_after_another(PLAN, dict.fromkeys(PLAN.tasks, 1.0))
     lines = against_plan(PLAN, measured, planned, str)
     assert lines == [

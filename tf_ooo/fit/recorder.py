@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tf_ooo.fit.ran import busy_seconds, last_execution, task_times
+from tf_ooo.fit.task_times import busy_seconds, last_execution, task_times
 from tf_ooo.fit.traced import Traced, run_traced
 from tf_ooo.planning.model.schedule import Schedule
 from tf_ooo.planning.model.task import Task

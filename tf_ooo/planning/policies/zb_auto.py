@@ -41,9 +41,7 @@ def make(problem: Problem) -> Schedule:
     device = np.arange(problem.devices)
     most, ahead = 2 * problem.devices - 1, problem.devices - device
     pairs = itertools.product((ahead, 2 * ahead - 1, np.full(problem.devices, most)), _PATIENCE)
-    lists = (
-        list_lanes(stages, ListChoices(most, patience=patience, ahead=ahead)) for ahead, patience in pairs
-    )
+    lists = (list_lanes(stages, ListChoices(most, patience=wait, ahead=ahead)) for ahead, wait in pairs)
     first = fastest(problem, [*candidates, *(stages.schedule(NAME, lanes) for lanes in lists)])
     if tasks > _TASKS_TO_MOVE:
         return first

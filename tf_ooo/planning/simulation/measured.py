@@ -19,9 +19,10 @@ from tf_ooo.planning.simulation.timeline import Timeline
 # More would be a picture of threads, not of tasks: the rest is drawn behind each other.
 _MOST_STREAMS = 8
 _ON_STREAMS_OF_THEIR_OWN = ("comm", "U")
+TaskTimes = Mapping[Task, "TaskTime"]
 
 
-class Ran(NamedTuple):
+class TaskTime(NamedTuple):
     """Says when a task ran, in seconds since a moment that all tasks share, and the sum of its ops' seconds.
 
     Where several of its ops ran at once, or it waited between two, these are not the seconds in between.
@@ -92,18 +93,18 @@ def repeated(schedule: Schedule, times: int) -> Schedule:
     return dataclasses.replace(schedule, lanes=lanes, microbatches=times * schedule.microbatches)
 
 
-def between_neighbours(ran: Mapping[Task, Ran], unseen: Iterable[Task]) -> dict[Task, Ran]:
+def between_neighbours(times: TaskTimes, unseen: Iterable[Task]) -> dict[Task, TaskTime]:
     """Communication that nobody has seen: from the end of its dW to the begin of its update, with waiting."""
     spans = {}
     for task in unseen:
-        before, after = (ran.get(Task(kind, task.stage)) for kind in ("dW", "U"))
+        before, after = (times.get(Task(kind, task.stage)) for kind in ("dW", "U"))
         if task.kind == "comm" and before is not None and after is not None:
             end_s = max(before.end_s, after.begin_s)
-            spans[task] = Ran(before.end_s, end_s, end_s - before.end_s)
+            spans[task] = TaskTime(before.end_s, end_s, end_s - before.end_s)
     return spans
 
 
-def measured_timeline(schedule: Schedule, ran: Mapping[Task, Ran], busy_s: Sequence[float] = ()) -> Timeline:
+def measured_timeline(schedule: Schedule, times: TaskTimes, busy_s: Sequence[float] = ()) -> Timeline:
     """Return what ran, on the devices of the schedule, from the first task's begin on.
 
     Tasks that ran side by side on a device have a stream each; communication and updates, which run beside
@@ -112,22 +113,22 @@ def measured_timeline(schedule: Schedule, ran: Mapping[Task, Ran], busy_s: Seque
 
     Args:
         schedule: as planned.
-        ran: when each task ran.
+        times: when each task ran.
         busy_s: of each device, seconds in which an op of a task ran; empty: whenever a task ran.
     """
     device_of = {task: device for (device, _), tasks in schedule.lanes.items() for task in tasks}
     first = min(schedule.lanes, default=(0, 0))[0]
-    first_s = min((each.begin_s for each in ran.values()), default=0.0)
+    first_s = min((each.begin_s for each in times.values()), default=0.0)
     by_device: dict[tuple[int, str], list[Task]] = {}
-    for task in sorted(ran, key=lambda task: (ran[task].begin_s, ran[task].end_s)):
+    for task in sorted(times, key=lambda task: (times[task].begin_s, times[task].end_s)):
         alone = task.kind if task.kind in _ON_STREAMS_OF_THEIR_OWN else ""
         by_device.setdefault((device_of.get(task, first), alone), []).append(task)
     lanes: dict[Lane, TaskList] = {}
     for (device, _), tasks in sorted(by_device.items()):
         taken = sum(lane[0] == device for lane in lanes)
-        for number, stream in enumerate(_side_by_side(tasks, ran)):
+        for number, stream in enumerate(_side_by_side(tasks, times)):
             lanes[device, taken + number] = TaskList(stream)
-    times = [ran[task] for tasks in lanes.values() for task in tasks]
+    placed = [times[task] for tasks in lanes.values() for task in tasks]
     measured = dataclasses.replace(
         schedule,
         lanes=lanes,
@@ -137,22 +138,22 @@ def measured_timeline(schedule: Schedule, ran: Mapping[Task, Ran], busy_s: Seque
         predicted_step_s=None,
         predicted_peak_bytes=None,
     )
-    start_s = np.array([[each.begin_s - first_s for each in times]])
-    end_s = np.array([[each.end_s - first_s for each in times]])
+    start_s = np.array([[each.begin_s - first_s for each in placed]])
+    end_s = np.array([[each.end_s - first_s for each in placed]])
     return Timeline(measured, start_s, end_s, measured_busy_s=tuple(busy_s))
 
 
-def _side_by_side(tasks: Iterable[Task], ran: Mapping[Task, Ran]) -> list[list[Task]]:
+def _side_by_side(tasks: Iterable[Task], times: TaskTimes) -> list[list[Task]]:
     """Return streams in which no task begins before the one in front of it has ended."""
     streams: list[list[Task]] = []
     for task in tasks:
-        free = [stream for stream in streams if ran[stream[-1]].end_s <= ran[task].begin_s]
+        free = [stream for stream in streams if times[stream[-1]].end_s <= times[task].begin_s]
         if free:
             free[0].append(task)
         elif len(streams) < _MOST_STREAMS:
             streams.append([task])
         else:
-            min(streams, key=lambda stream: ran[stream[-1]].end_s).append(task)
+            min(streams, key=lambda stream: times[stream[-1]].end_s).append(task)
     return streams
 
 

@@ -12,7 +12,7 @@ from tf_ooo.compat.tf_profiler import TracedEvent
 from tf_ooo.fit.spans import Span, busy_spans, length_s, span_of
 from tf_ooo.planning.model.schedule import Schedule
 from tf_ooo.planning.model.task import Task
-from tf_ooo.planning.simulation.measured import Ran
+from tf_ooo.planning.simulation.measured import TaskTime, TaskTimes
 
 _NEGLIGIBLE = 0.02
 _HANDING_ON = frozenset(
@@ -24,7 +24,7 @@ _UPDATES = re.compile(r":(Assign|Resource(Apply|Scatter))")
 
 def task_times(
     events: Iterable[TracedEvent], tasks: Mapping[str, Task], late_gradients: bool = False
-) -> dict[Task, Ran]:
+) -> dict[Task, TaskTime]:
     """Return when each task ran.
 
     Ops at a task's ends that take next to nothing do not count: what waits for no message runs early.  Nor do
@@ -39,13 +39,14 @@ def task_times(
         if task is not None:
             early = task.kind == "F" and event.label.rpartition(":")[2] in _HANDING_ON
             (handing_on if early else spans).setdefault(task, []).append(span_of(event))
-    ran = {task: _extent(sorted(each)) for task, each in {**handing_on, **spans}.items()}
-    return ran if late_gradients else dict(_after_forward(ran, spans))
+    times = {task: _extent(sorted(each)) for task, each in {**handing_on, **spans}.items()}
+    return times if late_gradients else dict(_after_forward(times, spans))
 
 
-def _after_forward(ran: Mapping[Task, Ran], spans: Mapping[Task, list[Span]]) -> Iterator[tuple[Task, Ran]]:
-    for task, extent in ran.items():
-        forward = ran.get(dataclasses.replace(task, kind="F", part=0)) if task.kind in ("dO", "dW") else None
+def _after_forward(times: TaskTimes, spans: Mapping[Task, list[Span]]) -> Iterator[tuple[Task, TaskTime]]:
+    for task, extent in times.items():
+        backward = task.kind in ("dO", "dW")
+        forward = times.get(dataclasses.replace(task, kind="F", part=0)) if backward else None
         if forward is None or extent.begin_s >= forward.begin_s:
             yield task, extent
             continue
@@ -54,7 +55,7 @@ def _after_forward(ran: Mapping[Task, Ran], spans: Mapping[Task, list[Span]]) ->
             yield task, _extent(sorted(after))
 
 
-def _extent(spans: Sequence[Span]) -> Ran:
+def _extent(spans: Sequence[Span]) -> TaskTime:
     """First begin and last end, less what is in front of and behind all but a small share of the time."""
     ops_s = length_s(spans)
 
@@ -63,7 +64,7 @@ def _extent(spans: Sequence[Span]) -> Ran:
         return sum(seconds < _NEGLIGIBLE * ops_s for seconds in before_s)
 
     by_end = sorted(spans, key=lambda span: -span[1])
-    return Ran(spans[small(spans)][0], by_end[small(by_end)][1], ops_s)
+    return TaskTime(spans[small(spans)][0], by_end[small(by_end)][1], ops_s)
 
 
 def _task_of(event: TracedEvent, tasks: Mapping[str, Task]) -> Task | None:

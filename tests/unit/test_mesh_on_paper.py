@@ -14,7 +14,7 @@ from tf_ooo.errors import MemoryLimitError
 from tf_ooo.modes.pipeline.mesh import counts_of, make_mesh
 from tf_ooo.modes.pipeline.partition import units_of
 from tf_ooo.modes.pipeline.planning import Wanted, make_plan
-from tf_ooo.planning.choosing.side_by_side import Held, held_evenly, side_by_side
+from tf_ooo.planning.choosing.side_by_side import StageShare, held_evenly, side_by_side
 from tf_ooo.planning.model.task import replica_of_part
 
 EVEN = tuple(LayerCosts(1.0, 1.0, 1.0, weight_bytes=100.0) for _ in range(4))
@@ -77,23 +77,23 @@ def test_a_slow_link_keeps_weights_where_they_are():
     assert replicated.step_s == pytest.approx(2 * 36 + replicated.chosen.exchange_s)
 
 
-def held(weight_bytes, stage_bytes, replicas, **more):
+def stage_share(weight_bytes, stage_bytes, replicas, **more):
     values = {"slot_bytes": 0.0, "update_s": 0.0, "largest_bytes": weight_bytes, "replicas": replicas}
-    return Held(weight_bytes, stage_bytes, **(values | more))
+    return StageShare(weight_bytes, stage_bytes, **(values | more))
 
 
 def test_where_all_hold_the_same_as_much_is_exchanged_as_in_a_ring():
     link = Link(0.0, 1e6)
-    assert held(2e6, 8e6, 4).exchange_s(link) == pytest.approx(link.allreduce_s(8e6, 4))
-    assert held(8e6, 8e6, 1).exchange_s(link) == 0
+    assert stage_share(2e6, 8e6, 4).exchange_s(link) == pytest.approx(link.allreduce_s(8e6, 4))
+    assert stage_share(8e6, 8e6, 1).exchange_s(link) == 0
     with_overhead = Link(0.0, 1e6, overhead_s_per_byte=1e-7)
-    assert held(4e6, 8e6, 2).exchange_s(with_overhead) == pytest.approx(8 + 2 * 8e6 * 1e-7)
+    assert stage_share(4e6, 8e6, 2).exchange_s(with_overhead) == pytest.approx(8 + 2 * 8e6 * 1e-7)
 
 
 def test_who_holds_all_of_a_stage_is_sent_the_gradients_of_all_others():
-    assert held(8e6, 8e6, 4).exchange_s(Link(0.0, 1e6)) == pytest.approx(3 * 8)
-    assert held(8e6, 8e6, 4, slot_bytes=16e6).bytes == 16e6 + 3 * 8e6
-    assert held(0.0, 8e6, 4).bytes == 0
+    assert stage_share(8e6, 8e6, 4).exchange_s(Link(0.0, 1e6)) == pytest.approx(3 * 8)
+    assert stage_share(8e6, 8e6, 4, slot_bytes=16e6).bytes == 16e6 + 3 * 8e6
+    assert stage_share(0.0, 8e6, 4).bytes == 0
 
 
 def test_one_large_layer_is_updated_and_held_by_one_device():

@@ -17,7 +17,7 @@ from tf_ooo.modes.pipeline.planning import PEAK_MARGIN, Wanted, make_plan, step_
 from tf_ooo.planning.building.by_name import Bounds
 from tf_ooo.planning.building.merging import stage_of_layer
 from tf_ooo.planning.choosing.plan import Plan
-from tf_ooo.planning.choosing.side_by_side import held_by, held_evenly, side_by_side
+from tf_ooo.planning.choosing.side_by_side import held_evenly, side_by_side, stage_shares
 from tf_ooo.planning.model.schedule import Schedule
 
 Value = TypeVar("Value")
@@ -209,18 +209,18 @@ def _beside(plan: Plan, layers: Sequence[LayerCosts], count: int, devices: int, 
         return Replicas(1, devices, plan, plan.step_s, 0.0, (0,) * len(layers), tuple(peaks), limit_bytes)
     sizes = [layer.weight_bytes + layer.slot_bytes for layer in layers]
     holders = held_evenly([numbers[stage] for stage in stage_of], sizes, count)
-    held = held_by(layers, stage_of, holders, count)
+    shares = stage_shares(layers, stage_of, holders, count)
     stages = [
         [
             dataclasses.replace(stage, update_s=own.update_s + own.exchange_s(link))
             for stage, own in zip(plan.problem.layers, of_replica, strict=True)
         ]
-        for of_replica in held
+        for of_replica in shares
     ]
     together, costs = side_by_side(plan.schedule, stages)
     shared = [stage.slot_bytes for stage in plan.problem.layers]
     exchange_s, most = 0.0, [0.0] * devices
-    for of_replica in held:
+    for of_replica in shares:
         more, seconds, sums = [0.0] * devices, [0.0] * devices, [0.0] * devices
         for own, device, counted_bytes in zip(of_replica, numbers, shared, strict=True):
             more[device] += own.bytes - counted_bytes

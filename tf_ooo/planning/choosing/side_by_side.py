@@ -71,7 +71,7 @@ def held_evenly(device_of_layer: Sequence[int], bytes_of_layer: Sequence[float],
 
 
 @dataclass(frozen=True)
-class Held:
+class StageShare:
     """Says what one replica's device holds of a stage, and what it does for that once a step.
 
     Attributes:
@@ -106,28 +106,28 @@ class Held:
         return self.slot_bytes + (self.replicas - 1) * self.weight_bytes
 
 
-def held_by(
+def stage_shares(
     layers: Sequence[LayerCosts], stage_of_layer: Sequence[int], holders: Sequence[int], replicas: int
-) -> list[list[Held]]:
+) -> list[list[StageShare]]:
     """Return for each replica what its device holds of each stage."""
     stages = range(max(stage_of_layer) + 1)
     return [
-        [_held(layers, stage_of_layer, holders, replicas, replica, stage) for stage in stages]
+        [_stage_share(layers, stage_of_layer, holders, replicas, replica, stage) for stage in stages]
         for replica in range(replicas)
     ]
 
 
-def _held(
+def _stage_share(
     layers: Sequence[LayerCosts],
     stage_of_layer: Sequence[int],
     holders: Sequence[int],
     replicas: int,
     replica: int,
     stage: int,
-) -> Held:
+) -> StageShare:
     of_stage = [number for number, at in enumerate(stage_of_layer) if at == stage]
     own = [layers[number] for number in of_stage if holders[number] == replica]
-    return Held(
+    return StageShare(
         sum(layer.weight_bytes for layer in own),
         sum(layers[number].weight_bytes for number in of_stage),
         sum(layer.slot_bytes for layer in own),

@@ -52,7 +52,7 @@ class NotHeld(Exception):
 
 
 @dataclass
-class _Held:
+class _AssignedState:
     """A state in the micro-batch that is traced: its new value, and of a sum what is added to it.
 
     ``at``: how many ops the graph had when it was assigned first.  ``read``: whether it was read afterwards.
@@ -103,7 +103,7 @@ class States:
         self._copies = len(kinds_of_parts) == 1 and not train_function.counts_steps(model)
         self._kinds: dict[int, str] = {}
         self._variables: dict[int, Any] = {}
-        self._held: dict[int, _Held] = {}
+        self._assigned: dict[int, _AssignedState] = {}
         self._sums: dict[int, dict[int, Any]] = {}  # of each replica
         self._graph: Any = None
         # The micro-batch that was traced last makes these of the states that are held back.
@@ -115,7 +115,7 @@ class States:
         if self._split.count == 1:
             yield
             return
-        self._graph, self._of_data, self._held = tf.compat.v1.get_default_graph(), OfData(part), {}
+        self._graph, self._of_data, self._assigned = tf.compat.v1.get_default_graph(), OfData(part), {}
         begin = ops_so_far()
         self._rows = rows_of_part(part)
         with tf_variables.intercepted(self._read, self._assign):
@@ -123,27 +123,27 @@ class States:
         again = [self._paths[key] for key in self._mixed(begin)]
         if again:
             raise NotHeld(again)
-        if self._held.keys() != self._kinds.keys():
-            differing = [self._paths[key] for key in self._held.keys() ^ self._kinds.keys()]
+        if self._assigned.keys() != self._kinds.keys():
+            differing = [self._paths[key] for key in self._assigned.keys() ^ self._kinds.keys()]
             raise StepRefused(
                 f"a later micro-batch assigns other states than the first one: {', '.join(sorted(differing))}"
             )
         self.values = self._results()
 
     def _read(self, variable: tf.Variable) -> Any:
-        held = self._held.get(id(variable.handle))
-        if held is None or tf.compat.v1.get_default_graph() is not self._graph:
+        state = self._assigned.get(id(variable.handle))
+        if state is None or tf.compat.v1.get_default_graph() is not self._graph:
             return None
-        held.read = True
-        return held.value if id(variable.handle) not in self._trained else self._as_if_read(variable, held)
+        state.read = True
+        return state.value if id(variable.handle) not in self._trained else self._as_if_read(variable, state)
 
-    def _as_if_read(self, variable: tf.Variable, held: _Held) -> Any:
+    def _as_if_read(self, variable: tf.Variable, state: _AssignedState) -> Any:
         """Return the new value of a weight, whose gradient is that of the weight."""
         key = id(variable.handle)
-        del self._held[key]
+        del self._assigned[key]
         before = tf.convert_to_tensor(variable)
-        self._held[key] = held
-        return _with_gradient_of(before, held.value)
+        self._assigned[key] = state
+        return _with_gradient_of(before, state.value)
 
     def _assign(self, variable: tf.Variable, value: Any, sign: int) -> bool:
         key = id(variable.handle)
@@ -153,14 +153,14 @@ class States:
         if not kind:
             return False
         change = -value if sign < 0 else value
-        held = self._held.get(key) or _Held()
+        state = self._assigned.get(key) or _AssignedState()
         if sign or kind == SUM:
-            now = tf.convert_to_tensor(variable) if held.value is None else held.value
+            now = tf.convert_to_tensor(variable) if state.value is None else state.value
             added = change if sign else value - now
-            held.added = added if held.added is None else held.added + added
+            state.added = added if state.added is None else state.added + added
             value = now + change if sign else value
-        held.value, held.at, held.times = value, held.at or ops_so_far(), held.times + 1
-        self._held[key], self._kinds[key], self._variables[key] = held, kind, variable
+        state.value, state.at, state.times = value, state.at or ops_so_far(), state.times + 1
+        self._assigned[key], self._kinds[key], self._variables[key] = state, kind, variable
         return True
 
     def _is_state(self, variable: tf.Variable) -> bool:
@@ -215,15 +215,15 @@ class States:
         # The sum so far is the batch's in turn, for logs; of a seed each micro-batch has its own.
         mixed = {
             key
-            for key, held in self._held.items()
-            if (held.read and self._kinds[key] == SUM)
-            or (held.value.dtype.is_integer and feeds_random_numbers(held.value))
+            for key, state in self._assigned.items()
+            if (state.read and self._kinds[key] == SUM)
+            or (state.value.dtype.is_integer and feeds_random_numbers(state.value))
         }
         for number, op in enumerate(self._graph.get_operations()[begin:], begin):
             for tensor in op.inputs if op.type != "ReadVariableOp" else ():
-                held = self._held.get(inner.get(id(tensor), 0))
-                if held is not None and (
-                    number >= held.at or any(tensor is written for written in func_graphs.written_by_op(op))
+                state = self._assigned.get(inner.get(id(tensor), 0))
+                if state is not None and (
+                    number >= state.at or any(tensor is written for written in func_graphs.written_by_op(op))
                 ):
                     mixed.add(inner[id(tensor)])
         yield from mixed
@@ -232,10 +232,10 @@ class States:
         """Return what the micro-batch makes of each state that is held back."""
         results = []
         for key, kind in self._kinds.items():
-            held = self._held[key]
-            square = self._square_of_mean(key, lambda key: self._held[key].value)
+            state = self._assigned[key]
+            square = self._square_of_mean(key, lambda key: self._assigned[key].value)
             results.append(
-                held.added if kind == SUM else held.value if square is None else held.value + square
+                state.added if kind == SUM else state.value if square is None else state.value + square
             )
         return results
 
@@ -248,7 +248,7 @@ class States:
         mean, new = self._mean_of.get(variance, (0, 1.0))
         if self._kinds.get(mean) != MEAN or self._kinds.get(variance) != MEAN:
             return None
-        if self._held[mean].times > 1 or self._held[variance].times > 1:
+        if self._assigned[mean].times > 1 or self._assigned[variance].times > 1:
             return None
         change = value_of(mean) - tf.convert_to_tensor(self._variables[mean])
         return change * change / new

@@ -26,7 +26,7 @@ QUICK = (
     "tests/graph/test_classify_rules.py",
     "tests/graph/test_xla.py::TestHlo",
     "tests/graph/test_pipeline.py::test_two_devices_and_uneven_batches",
-    "tests/graph/test_layerpipe.py::test_learning_rates_warm_up",
+    "tests/graph/test_layerpipe.py::test_frozen_weights_are_not_copied_in_every_round",
     "tests/distributed/test_cluster_lost.py::test_worker_lost_in_a_step_of_a_fit_is_named",
     "tests/distributed/test_data_parallel_stock.py::test_one_step_at_a_time[momentum]",
     "tests/distributed/test_data_parallel_schedules.py::test_reverse_first_k",

@@ -51,7 +51,7 @@ def mean_losses(losses):
     return np.cumsum(np.array(losses) * sizes) / np.cumsum(sizes)
 
 
-def by_hand(delays, weights, rate=RATE, warmup=None, all_weights=False, frozen=(), behind=None, divided=None):
+def by_hand(delays, weights, rate=RATE, all_weights=False, frozen=(), behind=None, divided=None):
     """The final weights, and the losses: layer l's forward pass is ``delays[l]`` updates behind.
 
     Args:
@@ -80,11 +80,7 @@ def by_hand(delays, weights, rate=RATE, warmup=None, all_weights=False, frozen=(
         losses.append(loss)
         after = [
             tuple(
-                w
-                - (rate(n) if callable(rate) else rate)
-                * (layer not in frozen)
-                * _factor(delays[layer], min(n + (max(delays) + delays[layer]) // 2, BATCHES), warmup)
-                * g
+                w - (rate(n) if callable(rate) else rate) * (layer not in frozen) * g
                 for w, g in zip(*pairs, strict=True)
             )
             for layer, pairs in enumerate(zip(history[n], gradients, strict=True))
@@ -109,10 +105,6 @@ def _in_pairs(weights):
 
 def _flat(pairs):
     return [w for pair in pairs for w in pair]
-
-
-def _factor(delay, rounds, warmup):
-    return 1.0 if not warmup or not delay else delay ** -(1 - min(rounds / warmup, 1))
 
 
 def _kernel(which, seen, latest, average, delay):

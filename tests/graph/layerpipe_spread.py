@@ -54,7 +54,7 @@ def _layer_in(path):
     return path.rpartition("/")[0].rpartition("/")[2]
 
 
-def spread_over(stages, weights, warmup=None, count=BATCHES, frozen=None):
+def spread_over(stages, weights, count=BATCHES, frozen=None):
     """Trains the perceptron for an epoch: its weights, the losses after each batch, and the Spread."""
     model = perceptron()
     if frozen is not None:
@@ -65,7 +65,7 @@ def spread_over(stages, weights, warmup=None, count=BATCHES, frozen=None):
     moved = Moved(model)
     _move(moved, model, stages, frozen)
     plan = SpreadPlan(stages, DEVICES[: stages.processors])
-    retimed = spread(model, (x[0], y[0]), plan, LayerPipe(weights=weights, rate_warmup_steps=warmup))
+    retimed = spread(model, (x[0], y[0]), plan, LayerPipe(weights=weights))
     retimed.ticks.reset()
     feed = iter(zip(x, y, strict=True))
 

@@ -142,16 +142,6 @@ def test_variables_to_apply():
     )
 
 
-def test_learning_rate_handle():
-    optimizer = keras.optimizers.SGD(0.5)
-    handle = keras_optimizers.learning_rate_handle(optimizer)
-    assert tf.raw_ops.ReadVariableOp(resource=handle, dtype=tf.float32) == 0.5, (
-        "Optimizer._learning_rate is no longer the variable: rate_warmup_steps has no effect"
-    )
-    falling = keras.optimizers.SGD(keras.optimizers.schedules.CosineDecay(0.1, 10))
-    assert keras_optimizers.learning_rate_handle(falling) is None
-
-
 def test_horovods_optimizer():
     """Horovod's wrapper is a class that it derives from the optimizer's."""
 

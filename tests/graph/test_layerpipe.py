@@ -88,12 +88,3 @@ def test_frozen_weights_are_not_copied_in_every_round():
     shapes = [made.traced.outputs[r.source.partition(":")[0]][0].shape for r in made.delays.registers]
     assert shapes
     assert not {kernel.shape, kernel.shape[::-1]} & set(shapes)
-
-
-def test_learning_rates_warm_up():
-    trained, _, _ = spread_over(STAGES["four"], "stash", warmup=10)
-    delays = delays_of(STAGES["four"])
-    expected, _ = by_hand(delays, "stash", warmup=10)
-    at_once, _ = by_hand(delays, "stash")
-    assert distance(trained, expected) < 1e-6
-    assert distance(trained, at_once) > 0.01

@@ -51,13 +51,6 @@ def test_clipping_by_global_norm(way):
     assert_refused(model, "clipping by global norm", lambda: fitted(model, way()))
 
 
-@pytest.mark.parametrize("way", [planned, profiled])
-def test_rates_of_a_schedule_cannot_warm_up(way):
-    model = convnet(keras.optimizers.SGD(keras.optimizers.schedules.CosineDecay(0.1, 100)))
-    text = "a LearningRateSchedule can warm up itself"
-    assert_refused(model, text, lambda: fitted(model, way(rate_warmup_steps=5)))
-
-
 # -- steps that cannot be spread -------------------------------------------------------------------
 
 

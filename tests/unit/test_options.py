@@ -56,7 +56,6 @@ OPTIONS = {
     "compare": (True, {"single_device", "pipeline", "layerpipe", "data_parallel"}),
     "weights": ("ema", {"layerpipe"}),
     "drain_steps": (5, {"layerpipe"}),
-    "rate_warmup_steps": (5, {"layerpipe"}),
 }
 # Only some policies read these.
 WITH = {"k": "reverse_first_k", "chunks": "interleaved_1f1b", "group": "modulo"}
@@ -214,8 +213,7 @@ def test_layerpipe():
         {"mode": "layerpipe", "drain_steps": 0},
         {"mode": "layerpipe", "memory_limit_bytes": 10**9},
         {"mode": "pipeline", "drain_steps": 3},
-        {"mode": "pipeline", "rate_warmup_steps": 3},
-        {"mode": "layerpipe", "rate_warmup_steps": 0},
+        {"mode": "layerpipe", "rate_warmup_steps": 3},
         {"mode": "pipeline", "weights": "latest"},
         {"mode": "pipeline", "schedule": "pipedream"},
         {"schedule": "layerpipe"},

@@ -154,11 +154,6 @@ def is_horovod_optimizer(optimizer: keras.optimizers.Optimizer) -> bool:
     return hasattr(optimizer, "_allreduce_grads") and hasattr(optimizer, "_agg_helper")
 
 
-def learning_rate_handle(optimizer: keras.optimizers.Optimizer) -> Any:
-    """Return the resource of the learning rate's variable; None where it is a schedule."""
-    return getattr(keras_values.variable_of_keras(_own_rate(optimizer)), "handle", None)
-
-
 def _own_rate(optimizer: keras.optimizers.Optimizer) -> Any:
     return getattr(optimizer, "_learning_rate", None)
 
@@ -171,4 +166,5 @@ def is_plain_sgd(optimizer: keras.optimizers.Optimizer) -> bool:
     more = ("momentum", "weight_decay", "clipnorm", "clipvalue")
     if not isinstance(optimizer, keras.optimizers.SGD) or any(getattr(optimizer, name) for name in more):
         return False
-    return learning_rate_handle(optimizer) is not None  # not a schedule's
+    # A schedule is no variable.
+    return hasattr(keras_values.variable_of_keras(_own_rate(optimizer)), "handle")

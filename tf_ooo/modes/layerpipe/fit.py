@@ -25,7 +25,7 @@ from tf_ooo.modes.layerpipe.options import LayerPipe
 from tf_ooo.modes.layerpipe.planned import in_order_of, note_rebuilt_weights, plan_spread
 from tf_ooo.modes.layerpipe.reporting import fill_spread
 from tf_ooo.modes.layerpipe.running import Batches, Epoch, rounds_together, structure_of
-from tf_ooo.modes.layerpipe.spread import Spread, SpreadPlan, refuse_unspreadable, spread
+from tf_ooo.modes.layerpipe.spread import Spread, SpreadPlan, spread
 from tf_ooo.modes.layerpipe.ticks import Ticks
 from tf_ooo.modes.layerpipe.traced import Traced, renumbered, trace
 from tf_ooo.modes.layerpipe.watching import watched_round
@@ -52,7 +52,6 @@ _GOING_ON = (
     "training goes on, but without costs= (callback.report.costs of the fit before): the first steps train "
     "synchronously again, and the result is not that of a fit without a break"
 )
-_WITHOUT = ("rate_warmup_steps", "drain_steps")
 _AHEAD = (
     "the model was saved within an epoch: its weights have the updates of batches that came in ahead of the "
     "last one reported; a fit that goes on from its number (BackupAndRestore, ModelCheckpoint with "
@@ -167,14 +166,12 @@ class LayerPipeSteps:
 
     def _look(self, iterator: Iterator[Any]) -> Traced | None:
         """Traces the step before the first one runs: what cannot be spread has trained nothing."""
-        model, mode = self._model, self._mode
+        model = self._model
         sync.build(model, optimizers_of(model), model.train_step, iterator)
         batch = self._batches.look(iterator)
         if batch is None:
             return None
-        traced = trace(model, batch, data_spec=self._data_spec)
-        refuse_unspreadable(model, traced, mode.options.rate_warmup_steps)
-        return traced
+        return trace(model, batch, data_spec=self._data_spec)
 
     def _first_step(self, traced: Traced, iterator: Iterator[Any]) -> Any:
         """The last of them makes the plan."""
@@ -333,5 +330,5 @@ class LayerPipeSteps:
 
 def _one_device_text(options: LayerPipe) -> str:
     """Names what the user asked for and does not get."""
-    asked = [f"{name}={getattr(options, name)}" for name in _WITHOUT if getattr(options, name) is not None]
-    return f"{_ONE_DEVICE}, without {', '.join(asked)}" if asked else _ONE_DEVICE
+    every = options.drain_steps
+    return _ONE_DEVICE if every is None else f"{_ONE_DEVICE}, without drain_steps={every}"

@@ -29,8 +29,6 @@ class LayerPipe(DeviceOptions):
             exact), ``"ema"`` (rebuilt from a moving average of the updates) or ``"latest"``.
         drain_steps: no batch comes in before all before it are done, every so many batches, so that a
             checkpoint taken then holds all their updates; None: at the ends of epochs only.
-        rate_warmup_steps: in the first so many steps learning rates are smaller, the more the later a layer's
-            gradients are (docs/layerpipe.md); None: not.
         dump_dir: folder for the graph after every pass, and for each range of rounds one in it; None writes
             nothing.
     """
@@ -44,5 +42,4 @@ class LayerPipe(DeviceOptions):
     unroll: int | None = option(None, whole_number(1, optional=True))
     weights: str = option("stash", choice(WEIGHTS))
     drain_steps: int | None = option(None, whole_number(1, optional=True))
-    rate_warmup_steps: int | None = option(None, whole_number(1, optional=True))
     dump_dir: str | os.PathLike[str] | None = option(None, folder)

@@ -7,21 +7,17 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from tf_ooo.compat import keras_optimizers, keras_variables
-from tf_ooo.errors import BackendError
 from tf_ooo.modes.layerpipe.accesses import accesses
 from tf_ooo.modes.layerpipe.averages import LaterWeights
 from tf_ooo.modes.layerpipe.delays import Delays, delays_of
 from tf_ooo.modes.layerpipe.divide import divided, with_shared_grads
 from tf_ooo.modes.layerpipe.frozen import frozen_weights
 from tf_ooo.modes.layerpipe.options import LayerPipe
-from tf_ooo.modes.layerpipe.rates import Factors, rate_reads, with_factors
 from tf_ooo.modes.layerpipe.rounds import Retiming, Rounds
 from tf_ooo.modes.layerpipe.stages import Stages
 from tf_ooo.modes.layerpipe.ticks import Ticks
 from tf_ooo.modes.layerpipe.traced import Traced, trace
 from tf_ooo.modes.layerpipe.versions import Now, with_later_weights
-from tf_ooo.tracing.optimizers import optimizers_of
 
 if TYPE_CHECKING:
     import keras
@@ -63,12 +59,6 @@ class Spread:
     notes: tuple[str, ...] = ()
 
 
-def refuse_unspreadable(model: keras.Model, traced: Traced, rate_warmup_steps: int | None) -> None:
-    """Raises what :func:`spread` would, as far as that needs no plan."""
-    if rate_warmup_steps is not None:
-        rate_reads(traced, _learning_rate(model, traced))
-
-
 def spread(
     model: keras.Model, batch: object, plan: SpreadPlan, options: LayerPipe, data_spec: object = None
 ) -> Spread:
@@ -83,11 +73,6 @@ def spread(
     again = _read_again(traced, trained)
     traced, stages, notes = divided(traced, plan.stages, plan.op_seconds)
     traced, stages = with_shared_grads(traced, stages)
-    factors = Factors()
-    if options.rate_warmup_steps is not None:
-        traced, late = with_factors(traced, stages, _learning_rate(model, traced))
-        count = keras_variables.value_of(model.optimizer.iterations)
-        factors = Factors(late, options.rate_warmup_steps, count)
     now: tuple[Now, ...] = ()
     if options.weights != "stash":
         traced, now = with_later_weights(traced, trained, stages)
@@ -103,7 +88,7 @@ def spread(
     rounds = retiming.rounds()
     delays = delays_of(traced, rounds)
     weights = LaterWeights(traced, rounds, now, options.weights == "ema")
-    ticks = Ticks(traced, rounds, delays, weights, factors)
+    ticks = Ticks(traced, rounds, delays, weights)
     return Spread(traced, rounds, delays, ticks, stages, (*notes, *again))
 
 
@@ -126,11 +111,3 @@ def _read_again(traced: Traced, trained: Collection[str]) -> list[str]:
         "sees later ones than its forward pass, also with weights='stash'"
         for layer in sorted({layer for kind, layer in places if kind in ("dO", "dW")})
     ]
-
-
-def _learning_rate(model: keras.Model, traced: Traced) -> str | None:
-    """Return the placeholder of its variable; None where it has none."""
-    if len(optimizers_of(model)) != 1:
-        raise BackendError("rate_warmup_steps= needs a model with one optimizer")
-    handle = keras_optimizers.learning_rate_handle(model.optimizer)
-    return next((name for name, outside in traced.captured.items() if outside is handle), None)

@@ -20,7 +20,6 @@ from tf_ooo.modes.layerpipe.averages import LaterWeights
 from tf_ooo.modes.layerpipe.cutting import Register, RoundPass
 from tf_ooo.modes.layerpipe.delays import Delays
 from tf_ooo.modes.layerpipe.frozen import Copies
-from tf_ooo.modes.layerpipe.rates import Factors, factor_name
 from tf_ooo.modes.layerpipe.rounds import Rounds
 from tf_ooo.modes.layerpipe.traced import Traced
 from tf_ooo.modes.layerpipe.turns import Turns, in_turns
@@ -59,10 +58,9 @@ class Ticks:
         rounds: Rounds,
         delays: Delays,
         weights: LaterWeights,
-        factors: Factors,
     ) -> None:
         self.traced, self.rounds, self.delays, self.weights = traced, rounds, delays, weights
-        self.copies, self._factors = Copies(traced, delays.copies), factors
+        self.copies = Copies(traced, delays.copies)
         self.last, self.batch_round, self.results_round = rounds.last, rounds.batch, delays.logs_round
         self._copies_made = 0
         self._parts: dict[tuple[int, int], PartOfRound] = {}
@@ -133,8 +131,7 @@ class Ticks:
         if (low, high) in self._parts:
             return self._parts[low, high]
         traced, delays = self.traced, self.delays
-        given = {*traced.arguments, *traced.captured, *map(factor_name, self._factors.delays)}
-        given |= self.weights.names
+        given = {*traced.arguments, *traced.captured, *self.weights.names}
         folder = self._folder(f"rounds_{low}_to_{high}")
         kept = RoundPass(self.rounds, low, high, frozenset(given))
         graph_def = PassPipeline([kept], folder)(delays.graph_def).graph_def
@@ -158,7 +155,7 @@ class Ticks:
         tensors |= traced.captured
         tensors |= self.copies.given()
         weights, behind = self.weights.given(part.low, part.high)
-        tensors |= weights | self._factors.given()
+        tensors |= weights
         tensors |= {key: value for key, value in late.items() if key in part.read}
         self._copies_made += 1
         ends = {key: end for key, end in ends.items() if key in turns.before.values()}

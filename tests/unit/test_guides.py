@@ -1,4 +1,4 @@
-"""Each mode's guide has all its options; the README is short and its links lead somewhere."""
+"""Each mode's guide has all its options; pages are short, and links of the README lead somewhere."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ GUIDES = {
     "layerpipe": "layerpipe",
 }  # fmt: skip
 README = (ROOT / "README.md").read_text()
+USER_PAGES = "README.md CONTRIBUTING.md docs/*.md docs/details/*.md docs/benchmarks/*.md"
 
 
 def test_every_mode_has_a_guide():
@@ -37,3 +38,10 @@ def test_links_of_the_readme():
     links = re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", README)
     assert links
     assert [link for link in links if not (ROOT / link).exists()] == []
+
+
+# Lower a number when pages become shorter; a commit that raises one says why.
+@pytest.mark.parametrize(("pages", "budget"), [(USER_PAGES, 27_500), ("docs/design/*.md", 10_000)])
+def test_pages_stay_within_their_budget_of_words(pages, budget):
+    words = {page: len(page.read_text().split()) for pattern in pages.split() for page in ROOT.glob(pattern)}
+    assert 0 < sum(words.values()) <= budget, sorted(words, key=words.__getitem__)[-3:]

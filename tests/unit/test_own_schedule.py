@@ -58,12 +58,12 @@ def test_fewer_micro_batches():
 
 def test_a_cut_that_the_model_does_not_have():
     wanted = Wanted("auto", 2, 4, own=file_of(planned("gpipe")))
-    for layers, glued, message in (
+    for layers, inseparable, message in (
         (COSTS[:7], [], "line 9: stages hold 8 layers, the model has 7"),
         (COSTS, [(3, 7)], "line 9: no cut is possible before layer"),
     ):
         with pytest.raises(ScheduleError, match=f"^mine.txt: {message}"):
-            make_plan(layers, units_of(len(layers), glued), wanted)
+            make_plan(layers, units_of(len(layers), inseparable), wanted)
     without = dataclasses.replace(planned("gpipe"), stages=())
     plan = make_plan(COSTS, units_of(8, [(0, 3)]), Wanted("auto", 2, 4, own=file_of(without)))
     assert plan.problem.bounds[0][0] == 0

@@ -44,9 +44,9 @@ def seconds_of(graph, times=None):
     }
 
 
-def loop_of(graph, first, last, glued=(0, 0)):
+def loop_of(graph, first, last, inseparable=(0, 0)):
     """A forward loop of some of the ops, by place."""
-    return LoopTask(tuple(graph.ops)[first : last + 1], "F", 0, glued)
+    return LoopTask(tuple(graph.ops)[first : last + 1], "F", 0, inseparable)
 
 
 def test_frozen_layers_before_the_weights_and_ops_behind_them():
@@ -114,7 +114,7 @@ def test_a_layer_of_several_loops_is_cut_between_them():
 def test_loops_that_read_other_weights_stay_whole():
     graph = chain(frozen=0, tail=12)
     graph = graph_of(graph.ops.values(), ("w", "v"))
-    loops = [loop_of(graph, 2, 4), loop_of(graph, 5, 7, glued=(0, 1))]
+    loops = [loop_of(graph, 2, 4), loop_of(graph, 5, 7, inseparable=(0, 1))]
     divided_graph, _ = divided(graph, dict.fromkeys(graph.ops, 0), seconds_of(graph), loops)
     assert divided_graph is graph
 

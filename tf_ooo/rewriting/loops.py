@@ -21,14 +21,14 @@ class LoopTask:
     """One while loop, with those inside it: its ops (Enters and Exits too), its kind (F, dO, dW, U), its
     layer.
 
-    ``glued``: (lowest, highest) layer whose weights it reads; no cut may part them.  A loop of tied weights
+    ``inseparable``: (lowest, highest) layer whose weights it reads; no cut may part them.  A loop of tied weights
     may run with a layer above these.
     """
 
     members: tuple[str, ...]
     kind: str
     layer: int
-    glued: tuple[int, int]
+    inseparable: tuple[int, int]
 
 
 def forward_loops(graph: TrainingGraph, index: GraphIndex) -> list[list[str]]:

@@ -57,7 +57,7 @@ def divided(
     least ``share`` of the forward pass.  Layers with ``loops``, which come in the order of
     :func:`tf_ooo.rewriting.loops.loop_tasks`, are cut between these only.
     """
-    whole = {layer for loop in loops for layer in (loop.layer, *loop.glued)}
+    whole = {layer for loop in loops for layer in (loop.layer, *loop.inseparable)}
     least_s = share * sum(
         seconds.get(name, 0.0) for name, op in graph.ops.items() if op.kind is OpKind.FORWARD
     )
@@ -120,8 +120,10 @@ class _Ops:
         The weights may be those of several layers (of cells on one another, a GRU's), of which this is the
         highest.  What depends on no loop is in the first part, which has the weights.
         """
-        own = [loop for loop in loops if loop.kind == "F" and loop.glued[0] <= layer <= loop.glued[1]]
-        if len(own) < 2 or any(loop.layer != layer or loop.glued != own[0].glued for loop in own):
+        own = [
+            loop for loop in loops if loop.kind == "F" and loop.inseparable[0] <= layer <= loop.inseparable[1]
+        ]
+        if len(own) < 2 or any(loop.layer != layer or loop.inseparable != own[0].inseparable for loop in own):
             return None
         loop_of = {name: number for number, loop in enumerate(own) for name in loop.members}
         part_of = {name: loop_of.get(name, 0) for name in names}

@@ -48,7 +48,7 @@ def to_repeat(step: Step, layers: Collection[int]) -> tuple[frozenset[str], froz
 def layers_that_cannot(step: Step) -> frozenset[int]:
     """Return layers of loops, and those whose backward reads results that cannot be computed again."""
     index, sizes = step.index, step.sizes
-    fixed = {layer for first, last in step.known.glued for layer in range(first, last + 1)}
+    fixed = {layer for first, last in step.known.inseparable for layer in range(first, last + 1)}
     for name, (kind, layer, number) in step.where.items():
         if index.contexts[index.index[name]].frame:  # of a later loop of a layer
             fixed.add(layer)

@@ -16,7 +16,7 @@ _KINDS = {OpKind.FORWARD: "F", OpKind.OUTPUT_GRAD: "dO", OpKind.WEIGHT_GRAD: "dW
 
 
 Where = Mapping[str, tuple[str, int]]
-Glued = tuple[tuple[int, int], ...]
+LayerRanges = tuple[tuple[int, int], ...]
 
 
 def forward_and_loops(graph: TrainingGraph, index: GraphIndex) -> tuple[dict[str, int], list[LoopTask]]:
@@ -36,13 +36,13 @@ def forward_and_loops(graph: TrainingGraph, index: GraphIndex) -> tuple[dict[str
 class Assigned:
     """Holds what :func:`assign` finds.
 
-    ``glued``: ranges of layers that run in one loop, so that no cut may part them.  ``joined``: dW ops that
+    ``inseparable``: ranges of layers that run in one loop, so that no cut may part them.  ``joined``: dW ops that
     read gradients from other layers, a tied weight's: they wait for stages above, which no schedule expects,
     and run when they can.
     """
 
     where: Where
-    glued: Glued
+    inseparable: LayerRanges
     joined: frozenset[str]
 
 
@@ -70,8 +70,8 @@ def assign(graph: TrainingGraph, index: GraphIndex, parts: Mapping[str, int] | N
     for loop in loops:
         where.update(dict.fromkeys(loop.members, (loop.kind, loop.layer)))
     where = {name: at for name, at in where.items() if graph.ops[name].type != "Const"}
-    glued = tuple(sorted({loop.glued for loop in loops}))
-    return Assigned(where, glued, _joined(graph, where))
+    inseparable = tuple(sorted({loop.inseparable for loop in loops}))
+    return Assigned(where, inseparable, _joined(graph, where))
 
 
 def _joined(graph: TrainingGraph, where: Where) -> frozenset[str]:

@@ -165,7 +165,7 @@ def _classified(alone: graph_pb2.GraphDef, general: Mapping[str, str], share: fl
         frozenset(general[name] for name in graph.ops),
         {general[name]: at for name, at in assigned.where.items()},
         {general[name]: op.output_bytes for name, op in graph.ops.items() if op.output_bytes},
-        assigned.glued,
+        assigned.inseparable,
         frozenset(general[name] for name in assigned.joined),
     )
 

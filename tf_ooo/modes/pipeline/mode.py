@@ -209,7 +209,7 @@ class PipelineMode:
         """OptionsError, ScheduleError: before the first step, for stages or layers that it does not have."""
         names = [layer.name for layer in step.known.graph.layers]
         layers = tuple(LayerCosts(1.0, 1.0, 1.0, name=name) for name in names)
-        cutter = Cutter(layers, units_of(len(names), step.known.glued), Link(), step.count)
+        cutter = Cutter(layers, units_of(len(names), step.known.inseparable), Link(), step.count)
         if self.own is not None:
             check_recomputed(
                 self.own, len(names), layers_that_cannot(step) if self.own.schedule.recompute else ()
@@ -359,7 +359,7 @@ class PipelineMode:
         )
 
     def _planned(self, step: Step, costs: CostTable) -> Mesh:
-        wanted, units = self._wanted(step, costs), units_of(len(costs.layers), step.known.glued)
+        wanted, units = self._wanted(step, costs), units_of(len(costs.layers), step.known.inseparable)
         if self._chooses_devices:
             make = functools.partial(on_best_devices, costs.layers, units)
         else:

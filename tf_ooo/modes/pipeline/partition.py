@@ -20,11 +20,11 @@ from tf_ooo.planning.building.shortest_cut import cheapest, shortest_s
 _SLACK = (1.0, 1.02, 1.05, 1.1, 1.2, 1.35, 1.6)
 
 
-def units_of(layers: int, glued: Sequence[tuple[int, int]]) -> Bounds:
+def units_of(layers: int, inseparable: Sequence[tuple[int, int]]) -> Bounds:
     """Return the smallest ranges of layers that may be cut from each other."""
     units: list[tuple[int, int]] = []
     for layer in range(layers):
-        joined = any(first < layer <= last for first, last in glued)
+        joined = any(first < layer <= last for first, last in inseparable)
         if units and joined:
             units[-1] = (units[-1][0], layer)
         else:

@@ -15,8 +15,8 @@ from tf_ooo.errors import BackendError
 from tf_ooo.fit.paying import pays
 from tf_ooo.report.report import Report
 from tf_ooo.rewriting.failures import in_one_line
+from tf_ooo.tracing.restoring import RestoringFunction
 from tf_ooo.tracing.traces import random_state_in
-from tf_ooo.tracing.undone import Undone
 
 if TYPE_CHECKING:
     import keras
@@ -112,11 +112,11 @@ def undone_steps_s(concrete: Any, batch: Any) -> list[float]:
     sends = [name for name, kind in func_graphs.ops_reached_from(concrete.graph) if kind.startswith(_SENDS)]
     if sends:
         raise BackendError(f"{sends[0]} communicates, and others may not answer")
-    undone, seconds = Undone(concrete), list[float]()
-    with undone:
-        nests.synchronize(undone(batch))  # TensorFlow optimizes the graph
+    restoring, seconds = RestoringFunction(concrete), list[float]()
+    with restoring:
+        nests.synchronize(restoring(batch))  # TensorFlow optimizes the graph
         while len(seconds) < STEPS or (sum(seconds) < _SPAN_S and len(seconds) < _MOST_STEPS):
             started = time.perf_counter()
-            nests.synchronize(undone(batch))
+            nests.synchronize(restoring(batch))
             seconds.append(time.perf_counter() - started)
     return seconds

@@ -24,7 +24,7 @@ from tf_ooo.tracing.held import names_of_held
 from tf_ooo.tracing.intercepting import Update, intercepted
 from tf_ooo.tracing.optimizers import optimizers_of
 from tf_ooo.tracing.replayed import Replay
-from tf_ooo.tracing.undone import Undone
+from tf_ooo.tracing.restoring import RestoringFunction
 from tf_ooo.tracing.variables import all_variables, key_of
 
 if TYPE_CHECKING:
@@ -72,19 +72,19 @@ class LookedAt:
 
     def __init__(self, model: keras.Model, batch: Any, gradients: bool = True) -> None:
         self._model, self._gradients = model, gradients
-        self._undone = Undone(tf_functions.concrete_function(self._step, [batch]))
-        called = func_graphs.ops_called_from(self._undone.concrete.graph)
+        self._restoring = RestoringFunction(tf_functions.concrete_function(self._step, [batch]))
+        called = func_graphs.ops_called_from(self._restoring.concrete.graph)
         self.random = any("Random" in kind for _, kind in called)
-        self.states = _states(model, self._undone.changed)
+        self.states = _states(model, self._restoring.changed)
 
     def __call__(self, batch: object, after: Seen | None = None) -> Seen:
         """``after``: metrics go on where they were then."""
-        with self._undone:
+        with self._restoring:
             variables = _metric_variables(self._model)
             if after is not None:
                 for variable, value in zip(variables, after.metrics, strict=True):
                     variable.assign(value)
-            loss, grads, outputs = self._undone(batch)
+            loss, grads, outputs = self._restoring(batch)
             states, metrics = self.values, tuple(variable.numpy() for variable in variables)
             results = _results(self._model)
         grads, outputs = tuple(map(_value_of, grads)), tuple(out.numpy() for out in outputs)
@@ -93,12 +93,12 @@ class LookedAt:
     @property
     def variables(self) -> list[Any]:
         """All that the trace reads or changes."""
-        return list(self._undone.concrete.graph.variables)
+        return list(self._restoring.concrete.graph.variables)
 
     @property
     def closed_gates(self) -> dict[str, Any]:
         """Scalar variables of value zero that the step only reads, as a factor of a term does."""
-        changed = {id(variable.handle) for variable in self._undone.changed}
+        changed = {id(variable.handle) for variable in self._restoring.changed}
         read = [variable for variable in self.variables if id(variable.handle) not in changed]
         gates = [v for v in read if v.dtype.is_floating and v.shape.rank == 0 and float(v) == 0.0]
         return {keras_variables.unique_name_of(gate): gate for gate in gates}
@@ -129,7 +129,7 @@ class LookedAt:
         return self._read_of(self.states)
 
     def _read_of(self, variables: Mapping[str, Any]) -> set[str]:
-        concrete = self._undone.concrete
+        concrete = self._restoring.concrete
         inside = {id(outer): inner for outer, inner in concrete.graph.captures}
         handles = {id(inside[id(variable.handle)]): name for name, variable in variables.items()}
         return _read_by(concrete.outputs, handles)
@@ -244,10 +244,10 @@ def forward_tensors(model: keras.Model, batches: Sequence[Any]) -> list[dict[str
         outputs = [tensor for op in ops for tensor in op.outputs]
         return {tensor.name: tensor for tensor in outputs if _is_of_rows(tensor)}
 
-    undone = Undone(tf_functions.concrete_function(step, [batches[0]]))
-    tensors = [tensor for op in undone.concrete.graph.get_operations() for tensor in op.outputs]
-    with undone:
-        values = [undone(batch) for batch in batches]
+    restoring = RestoringFunction(tf_functions.concrete_function(step, [batches[0]]))
+    tensors = [tensor for op in restoring.concrete.graph.get_operations() for tensor in op.outputs]
+    with restoring:
+        values = [restoring(batch) for batch in batches]
     return [{_key(t): each[t.name].numpy() for t in tensors if t.name in each} for each in values]
 
 

@@ -9,7 +9,7 @@ import tensorflow as tf
 from tf_ooo.tracing.reads_after import READS
 
 
-class Undone:
+class RestoringFunction:
     """A traced function; after its calls all variables are as they were.
 
     Values of those that it changes (``changed``) wait in the memory of this process' host meanwhile.
@@ -25,7 +25,7 @@ class Undone:
         ]
         self._before: list[Any] = []
 
-    def __enter__(self) -> Undone:
+    def __enter__(self) -> RestoringFunction:
         """Begin several calls, after which all is put back once."""
         self._before = [variable.numpy() for variable in self.changed]
         return self

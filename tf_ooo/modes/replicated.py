@@ -13,9 +13,9 @@ from tf_ooo.hosts.ranks.engine import choose_engine
 from tf_ooo.hosts.ranks.launch import resolved_name
 from tf_ooo.modes.data_parallel.fit import averaging_of, check_model
 from tf_ooo.modes.data_parallel.ranks import RanksInStep
-from tf_ooo.modes.pipeline.company import Company
 from tf_ooo.modes.pipeline.mode import PipelineMode
 from tf_ooo.modes.pipeline.options import Pipeline
+from tf_ooo.modes.pipeline.pipeline_ranks import PipelineRanks
 from tf_ooo.report.report import Report
 
 if TYPE_CHECKING:
@@ -62,19 +62,19 @@ class ReplicatedPipelineMode:
             stock = train_function.train_function_of(model)
             if self._stock is not stock:
                 self._stock = stock
-                self.pipeline.company = Company(engine, averaging_of(engine, self.options))
+                self.pipeline.ranks = PipelineRanks(engine, averaging_of(engine, self.options))
         self.pipeline.check(model, steps)
 
     def prepare(self, model: keras.Model, steps: int | None) -> Training:
         """Return the pipeline's steps, as many as all ranks run; one rank alone is a pipeline."""
-        pipeline, company = self.pipeline.steps_of(model, steps), self.pipeline.company
-        if company.averaging is None:
+        pipeline, pipelines = self.pipeline.steps_of(model, steps), self.pipeline.ranks
+        if pipelines.averaging is None:
             return pipeline.training()
         agreed, file = self._agreed, self.pipeline.own
         if file is not None:  # whatever each rank's is called
             order = dataclasses.replace(file.schedule, predicted_step_s=None, predicted_peak_bytes=None)
             agreed = {**agreed, "schedule": order.to_text()}
-        ranks = RanksInStep(model, company.engine, company.averaging, self.options, agreed, steps)
+        ranks = RanksInStep(model, pipelines.engine, pipelines.averaging, self.options, agreed, steps)
 
         def run_batches(batches: list[Any], iterator: object) -> Any:
             return [pipeline.step(batch, iterator) for batch in batches][-1]

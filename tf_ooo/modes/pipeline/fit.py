@@ -198,7 +198,7 @@ class PipelineSteps:
         self._say_what_changes(rows)
         if not self._never_whole or on_host:
             return
-        if options.first_steps == "auto" and self._mode.company.engine.size == 1:  # so it is too large
+        if options.first_steps == "auto" and self._mode.ranks.engine.size == 1:  # so it is too large
             size, limit_bytes = bytes_of(all_variables(model)), self._mode.limit.least_bytes
             self._warn(_ALSO_WHOLE.format(size, home_device(), limit_bytes))
         if options.check_loss and keras_losses.own_loss_code(model):
@@ -301,7 +301,7 @@ class PipelineSteps:
     def _begun(self, batch: object, division: Division, replicas: int) -> FirstSteps:
         mode, model = self._mode, self._model
         layers = LayerByLayer(home_device(), self._share(batch), self._check_step)
-        applying = mode.company.applying(model)
+        applying = mode.ranks.applying(model)
         self._first = FirstSteps(
             model,
             layers,
@@ -330,7 +330,7 @@ class PipelineSteps:
         asked, limit_bytes = self._mode.options.first_steps, self._mode.limit.least_bytes
         if asked != "auto":
             return asked == "cut"
-        engine = self._mode.company.engine
+        engine = self._mode.ranks.engine
         if engine.size > 1:  # limits may differ among them
             return any(engine.gather(in_host_memory(self._model)))
         too_large = limit_bytes is not None and bytes_of(all_variables(self._model)) > limit_bytes
@@ -344,7 +344,7 @@ class PipelineSteps:
         count = len(mode.division.split(rows_of(batch)))
         self._make_plan(dataclasses.replace(step, count=count), costs, first)
         mode.describe().no_baseline, mode.describe().batch_rows = _NEVER_WHOLE, rows_of(batch)
-        alone = mode.company.engine.size == 1  # ranks would have to be asked for the same step
+        alone = mode.ranks.engine.size == 1  # ranks would have to be asked for the same step
         if mode.options.costs is None and mode.options.profile_steps and alone:
             self._measured_batches = nests.signature(batch)
             self._in_place = InPlace(step, count, self._target, mode.options.profile_steps)
@@ -357,7 +357,7 @@ class PipelineSteps:
         A schedule of the user's own that was planned with ``costs`` of whole layers counts those.
         """
         mode = self._mode
-        given, engine = mode.options.costs, mode.company.engine
+        given, engine = mode.options.costs, mode.ranks.engine
         whole = given is not None and not any(is_part(layer.name) for layer in given.layers)
         if mode.own is not None and whole:
             return WHOLE
@@ -369,9 +369,9 @@ class PipelineSteps:
         mode, started = self._mode, time.perf_counter()
         mode.rows = first.rows
         with progress.said("planning, where to cut the model and in which order its tasks run"):
-            mode.plan_from(step, mode.company.shared(with_shared_link(costs, self._target)), self._model)
+            mode.plan_from(step, mode.ranks.shared(with_shared_link(costs, self._target)), self._model)
         mode.describe().plan_seconds = time.perf_counter() - started
-        if mode.company.engine.size == 1 and not isinstance(self._target, Cluster):
+        if mode.ranks.engine.size == 1 and not isinstance(self._target, Cluster):
             self._before = first.traced_before()
         first.close()
         self._first = None
@@ -442,7 +442,7 @@ class PipelineSteps:
         if self._running is not None:
             return self._running
         mode, model = self._mode, self._model
-        applying = mode.company.applying(model)
+        applying = mode.ranks.applying(model)
         before, self._before = self._before, None
         alike = before is not None and pipeline.mesh.replicas == 1 == mode.replicas_at_first
         pieces = pieces_of(pipeline.mesh, mode.rows, mode.limit.planned_bytes)
@@ -459,7 +459,7 @@ class PipelineSteps:
             taken,
             loops=mode.loops_of(model),
         )
-        running.may_plan_anew = mode.company.engine.size == 1 and not self._planned_anew
+        running.may_plan_anew = mode.ranks.engine.size == 1 and not self._planned_anew
         running.leave_rows_open(self._seen)
         running.states_follow(mode.states.kinds)
         self._running, self._uncut = running, 0

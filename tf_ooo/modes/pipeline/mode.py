@@ -25,7 +25,6 @@ from tf_ooo.hosts.cluster import Cluster
 from tf_ooo.hosts.memory import evaluate_in_host_memory, in_host_memory
 from tf_ooo.hosts.ranks.base import Engine
 from tf_ooo.modes.pipeline.advice import advice
-from tf_ooo.modes.pipeline.company import Company
 from tf_ooo.modes.pipeline.dividing import division_of
 from tf_ooo.modes.pipeline.fewer import on_best_devices
 from tf_ooo.modes.pipeline.fit import PipelineSteps
@@ -37,6 +36,7 @@ from tf_ooo.modes.pipeline.mesh import AUTO, Mesh, counts_of, make_mesh
 from tf_ooo.modes.pipeline.options import Pipeline
 from tf_ooo.modes.pipeline.own_schedule import check_own, check_recomputed, layers_named
 from tf_ooo.modes.pipeline.partition import Cutter, units_of
+from tf_ooo.modes.pipeline.pipeline_ranks import PipelineRanks
 from tf_ooo.modes.pipeline.planning import (
     SCHEDULES,
     Wanted,
@@ -90,7 +90,7 @@ class PipelineMode:
 
     def __init__(self, options: Pipeline) -> None:
         self.options = options
-        self.company = Company()
+        self.ranks = PipelineRanks()
         self.division = Division(1)
         self.planned_from: tuple[Step, CostTable] | None = None
         self.pipeline: PlannedPipeline | None = None
@@ -108,7 +108,7 @@ class PipelineMode:
 
     def join(self) -> Engine:
         """This process trains alone."""
-        return self.company.engine
+        return self.ranks.engine
 
     def check(self, model: keras.Model, steps: int | None) -> None:
         """Check all before anything has changed.
@@ -124,7 +124,7 @@ class PipelineMode:
                 raise
             self.refused = str(error)
         check_host_memory(model, self.options)
-        self.distributed.place(model, self.options.devices, self.company.engine.local_rank)
+        self.distributed.place(model, self.options.devices, self.ranks.engine.local_rank)
         if isinstance(self.options.memory_limit_bytes, Sequence):
             check_limits(self.options.memory_limit_bytes, len(self.distributed.target.devices))
         self.division = division_of(model, self.options)
@@ -144,7 +144,7 @@ class PipelineMode:
     def _counts(self) -> tuple[int, ...]:
         """Return how many replicas may share this process' devices. OptionsError: they cannot."""
         options, own = self.options, self.own
-        if self.company.engine.size > 1:  # each process is one
+        if self.ranks.engine.size > 1:  # each process is one
             return (1,)
         asked = own.schedule.workers if own is not None and options.replicas == AUTO else options.replicas
         return counts_of(asked, len(self.distributed.target.devices), self.division.most)
@@ -172,7 +172,7 @@ class PipelineMode:
 
         Asked for once the limit is known.  Keras 2 counts in the last micro-batch, and ranks trace alike.
         """
-        alone = self.company.engine.size == 1
+        alone = self.ranks.engine.size == 1
         return alone and self.limit.bytes is None and not train_function.counts_steps(model)
 
     def _read_own(self, path: str | os.PathLike[str]) -> None:
@@ -197,7 +197,7 @@ class PipelineMode:
 
     def _share_of(self, own: ScheduleFile) -> tuple[int, int, int]:
         """Devices and micro-batches of a replica with the user's own schedule, and how many there are."""
-        options, processes = self.options, self.company.engine.size
+        options, processes = self.options, self.ranks.engine.size
         devices, microbatches = len(self.distributed.target.devices), self.division.most
         if processes > 1:
             return devices, microbatches, processes
@@ -254,7 +254,7 @@ class PipelineMode:
 
     def may_fall_back(self) -> bool:
         """Return whether one device may train instead; ranks would have to agree on it."""
-        return self.options.fall_back and self.company.engine.size == 1
+        return self.options.fall_back and self.ranks.engine.size == 1
 
     def may_stay_stock(self, model: keras.Model) -> bool:
         """Say whether stock steps begin the fit, to see if it is long enough for several devices."""
@@ -302,7 +302,7 @@ class PipelineMode:
 
     def find_limit(self) -> None:
         """Find the limit before a plan is made; ranks agree on it. Blocks."""
-        options, engine = self.options, self.company.engine
+        options, engine = self.options, self.ranks.engine
         self.limit = limit_of(options.memory_limit_bytes, self.distributed.target, engine)
 
     def _refuse_unknown(self, error: MemoryLimitError) -> None:
@@ -365,7 +365,7 @@ class PipelineMode:
         else:
             make = functools.partial(make_mesh, costs.layers, units, counts=self._counts_for(step))
         planned = mesh_within(make, wanted, self.limit)
-        alone = self.company.engine.size == 1
+        alone = self.ranks.engine.size == 1
         self.losing.advise = functools.partial(advice, planned, costs.layers, units, planned.wanted, alone)
         return planned
 
@@ -391,12 +391,12 @@ class PipelineMode:
 
     def _fill(self, mesh: Mesh, step: Step, costs: CostTable) -> None:
         devices = mesh.of(self.distributed.target.devices)
-        fill_report(self.distributed.report, mesh, step, costs, devices, self.company.engine.size)
+        fill_report(self.distributed.report, mesh, step, costs, devices, self.ranks.engine.size)
 
     def exceeds_limit(self, step: Step) -> bool:
         """Return whether one device that ran the step would need more than its limit."""
         asked, limit_bytes = self.options.first_steps, self.limit.least_bytes
-        if asked != "auto" or limit_bytes is None or self.company.engine.size > 1 or unknown_sizes(step):
+        if asked != "auto" or limit_bytes is None or self.ranks.engine.size > 1 or unknown_sizes(step):
             return False
         costs = measured_costs(step, None)
         return not fits_whole(costs.layers, step.count, peak_within(limit_bytes))

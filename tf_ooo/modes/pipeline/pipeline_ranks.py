@@ -22,7 +22,7 @@ _SCOPE = "tf_ooo_average/"
 
 
 @dataclass(frozen=True)
-class Company:
+class PipelineRanks:
     """The ranks, each with a pipeline, and the averaging of their gradients; by default one alone."""
 
     engine: Engine = field(default_factory=SingleEngine)

@@ -29,9 +29,9 @@ class Known:
     """Holds what is known from one classified micro-batch and holds for all of them, in any batch.
 
     ``alone`` is its GraphDef, ``graph`` what it was classified to; ops elsewhere have their
-    :func:`tf_ooo.rewriting.unrolled_tasks.general_names`.  ``inseparable``: ranges of layers that no cut may part;
-    ``joined``: ops that add up gradients from several layers; ``writes``: ops that update weights, with the
-    variable's name; ``alone_in_step``: whether it was the only micro-batch of its step.
+    :func:`tf_ooo.rewriting.unrolled_tasks.general_names`.  ``inseparable``: ranges of layers that no cut may
+    part; ``joined``: ops that add up gradients from several layers; ``writes``: ops that update weights, with
+    the variable's name; ``alone_in_step``: whether it was the only micro-batch of its step.
     """
 
     graph: TrainingGraph

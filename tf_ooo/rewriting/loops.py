@@ -21,8 +21,8 @@ class LoopTask:
     """One while loop, with those inside it: its ops (Enters and Exits too), its kind (F, dO, dW, U), its
     layer.
 
-    ``inseparable``: (lowest, highest) layer whose weights it reads; no cut may part them.  A loop of tied weights
-    may run with a layer above these.
+    ``inseparable``: (lowest, highest) layer whose weights it reads; no cut may part them.  A loop of tied
+    weights may run with a layer above these.
     """
 
     members: tuple[str, ...]

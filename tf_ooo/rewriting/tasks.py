@@ -36,9 +36,9 @@ def forward_and_loops(graph: TrainingGraph, index: GraphIndex) -> tuple[dict[str
 class Assigned:
     """Holds what :func:`assign` finds.
 
-    ``inseparable``: ranges of layers that run in one loop, so that no cut may part them.  ``joined``: dW ops that
-    read gradients from other layers, a tied weight's: they wait for stages above, which no schedule expects,
-    and run when they can.
+    ``inseparable``: ranges of layers that run in one loop, so that no cut may part them.  ``joined``: dW ops
+    that read gradients from other layers, a tied weight's: they wait for stages above, which no schedule
+    expects, and run when they can.
     """
 
     where: Where

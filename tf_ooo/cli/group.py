@@ -39,9 +39,8 @@ class _OneLineErrors(click.Group):
 
 @click.group(cls=_OneLineErrors)
 @click.version_option(__version__, prog_name="tf-ooo")
-@click.option("-v", "--verbose", is_flag=True, help="Show the library's log.")
-def main(verbose: bool) -> None:
+def main() -> None:
     """Out-of-order backprop for unmodified TensorFlow and Keras."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     logging.basicConfig(format="%(name)s: %(message)s", stream=sys.stderr)
-    logging.getLogger("tf_ooo").setLevel(logging.INFO if verbose else logging.WARNING)
+    logging.getLogger("tf_ooo").setLevel(logging.WARNING)

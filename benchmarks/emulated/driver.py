@@ -24,7 +24,7 @@ from tf_ooo.costs.table import CostTable
 from tf_ooo.errors import OOOError
 from tf_ooo.hosts.worker import serve
 from tf_ooo.modes.pipeline import tasks_of
-from tf_ooo.modes.pipeline.planning import Wanted, make_plan, step_s_of
+from tf_ooo.modes.pipeline.planning import PlanRequest, make_plan, step_s_of
 from tf_ooo.planning.building.merging import merged
 from tf_ooo.planning.model.schedule import Schedule
 from tf_ooo.planning.model.schedule_file import ScheduleFile
@@ -86,7 +86,7 @@ def schedule_of(options: Mapping[str, Any], table: CostTable, devices: int, micr
     if options.get("least_microbatches", 0) * devices > microbatches:
         raise ValueError(f"torch takes no fewer micro-batches than stages, got {microbatches}")
     units = tuple((layer, layer) for layer in range(len(table.layers)))
-    basic = Wanted(options.get("schedule", "auto"), devices, microbatches, table.link)
+    basic = PlanRequest(options.get("schedule", "auto"), devices, microbatches, table.link)
     counts = range(2, len(units) // devices + 1)
     plans = []
     for chunks in [{"chunks": count} for count in counts] if "chunked" in options else [{}]:

@@ -12,7 +12,7 @@ from grappler_passes.graph.training_graph import Layer, Op, OpKind, TrainingGrap
 from tf_ooo.costs.layer_costs import LayerCosts, Link
 from tf_ooo.errors import OptionsError
 from tf_ooo.modes.pipeline.partition import units_of
-from tf_ooo.modes.pipeline.planning import Wanted, make_plan
+from tf_ooo.modes.pipeline.planning import PlanRequest, make_plan
 from tf_ooo.rewriting.parts import divided, least_share
 
 # F, dO and dW of a layer are drawn by themselves: 1 to 4 ms, all magnitudes alike.
@@ -100,7 +100,7 @@ def _share(layer: LayerCosts, forward_s: float, with_weights: bool, name: str) -
 
 def efficiency(layers, devices, microbatches, link):
     """Seconds of one device over those of all devices together."""
-    planned = make_plan(layers, units_of(len(layers), ()), Wanted("auto", devices, microbatches, link))
+    planned = make_plan(layers, units_of(len(layers), ()), PlanRequest("auto", devices, microbatches, link))
     serial_s = microbatches * sum(layer.busy_s for layer in layers) + sum(layer.update_s for layer in layers)
     return serial_s / devices / planned.trial.step_s
 

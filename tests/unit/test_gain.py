@@ -17,7 +17,7 @@ from tf_ooo.modes.layerpipe.planned import make_plan as layerpipe_plan
 from tf_ooo.modes.layerpipe.reporting import limits_of
 from tf_ooo.modes.pipeline.advice import advice
 from tf_ooo.modes.pipeline.partition import units_of
-from tf_ooo.modes.pipeline.planning import Wanted, make_plan
+from tf_ooo.modes.pipeline.planning import PlanRequest, make_plan
 from tf_ooo.planning.model.schedule import Schedule, Task
 from tf_ooo.planning.pictures.page import chart_of
 from tf_ooo.planning.simulation.simulator import simulate
@@ -228,7 +228,7 @@ def plan_of(wanted):
 
 
 def test_reports_are_pickled_with_plan_and_timeline():
-    plan, _ = plan_of(Wanted("zb_h1", 2, 4))
+    plan, _ = plan_of(PlanRequest("zb_h1", 2, 4))
     report = Report(planned=plan.schedule, timeline=plan.timeline)
     for again in (pickle.loads(pickle.dumps(report)), copy.deepcopy(report)):
         assert again.planned == plan.schedule
@@ -240,7 +240,7 @@ def test_advice_names_fewer_devices_or_one():
     """A link that takes long: fewer devices; one that takes for ever: one device."""
     cases = ((12e-3, "by simulation devices=2, microbatches="), (10.0, "one device (mode='single_"))
     for latency_s, text in cases:
-        wanted = Wanted("gpipe", 4, 4, Link(latency_s=latency_s))
+        wanted = PlanRequest("gpipe", 4, 4, Link(latency_s=latency_s))
         plan, layers = plan_of(wanted)
         gain = Gain("one device", [0.11] * 5, [plan.step_s] * 5)
         assert gain.slower

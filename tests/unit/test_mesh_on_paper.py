@@ -13,7 +13,7 @@ from tf_ooo import LayerCosts, Link, OptionsError, simulate
 from tf_ooo.errors import MemoryLimitError
 from tf_ooo.modes.pipeline.mesh import counts_of, make_mesh
 from tf_ooo.modes.pipeline.partition import units_of
-from tf_ooo.modes.pipeline.planning import Wanted, make_plan
+from tf_ooo.modes.pipeline.planning import PlanRequest, make_plan
 from tf_ooo.planning.choosing.side_by_side import StageShare, held_evenly, side_by_side
 from tf_ooo.planning.model.task import replica_of_part
 
@@ -22,7 +22,7 @@ ONE_LARGE = (LayerCosts(9.0, 9.0, 9.0, weight_bytes=1e6), *EVEN[:3])
 
 
 def mesh_of(layers, devices, microbatches, replicas, **more):
-    wanted = Wanted("auto", devices, microbatches, **more)
+    wanted = PlanRequest("auto", devices, microbatches, **more)
     return make_mesh(layers, units_of(len(layers), []), wanted, counts_of(replicas, devices, microbatches))
 
 
@@ -113,13 +113,13 @@ def test_one_large_layer_is_updated_and_held_by_one_device():
 def test_the_stages_of_one_device_are_held_by_all_replicas():
     """With groups of one layer each of which is a stage, not all of them by the first."""
     layers = [LayerCosts(1.0, 1.0, 1.0, weight_bytes=1e6, slot_bytes=2e6) for _ in range(8)]
-    wanted = Wanted("modulo", 4, 8, options={"group": 1})
+    wanted = PlanRequest("modulo", 4, 8, options={"group": 1})
     assert sorted(make_mesh(layers, units_of(8, []), wanted, (4,)).chosen.holders) == [0, 0, 1, 1, 2, 2, 3, 3]
 
 
 def test_side_by_side_each_replica_takes_as_long_as_alone():
     layers = tuple(LayerCosts(1.0 + n, 2.0, 0.5 * n + 0.5, update_s=0.25) for n in range(4))
-    plan = make_plan(layers, units_of(4, []), Wanted("1f1b", 2, 4))
+    plan = make_plan(layers, units_of(4, []), PlanRequest("1f1b", 2, 4))
     schedule, costs = side_by_side(plan.schedule, [plan.problem.layers] * 3)
     alone = simulate(plan.schedule, list(plan.problem.layers), Link())
     timeline = simulate(schedule, list(costs), Link())

@@ -14,7 +14,7 @@ from tf_ooo.errors import OptionsError, ScheduleError
 from tf_ooo.modes.by_name import Options
 from tf_ooo.modes.pipeline.own_schedule import as_run, check_own
 from tf_ooo.modes.pipeline.partition import units_of
-from tf_ooo.modes.pipeline.planning import SCHEDULES, Wanted, make_plan
+from tf_ooo.modes.pipeline.planning import SCHEDULES, PlanRequest, make_plan
 from tf_ooo.modes.table import MODES
 from tf_ooo.planning.model.schedule import Schedule, Task
 from tf_ooo.planning.model.schedule_file import ScheduleFile, read_schedule
@@ -40,7 +40,7 @@ def test_every_named_schedule_may_be_a_file(name):
     schedule = planned(name)
     file = file_of(schedule)
     check_own(file, devices=2, microbatches=4, replicas=1)
-    wanted = Wanted("auto", 2, 4, own=file)
+    wanted = PlanRequest("auto", 2, 4, own=file)
     plan = make_plan(COSTS, units_of(len(COSTS), []), wanted)
     assert plan.schedule.lanes == schedule.lanes
     assert plan.problem.bounds == schedule.stages
@@ -57,7 +57,7 @@ def test_fewer_micro_batches():
 
 
 def test_a_cut_that_the_model_does_not_have():
-    wanted = Wanted("auto", 2, 4, own=file_of(planned("gpipe")))
+    wanted = PlanRequest("auto", 2, 4, own=file_of(planned("gpipe")))
     for layers, inseparable, message in (
         (COSTS[:7], [], "line 9: stages hold 8 layers, the model has 7"),
         (COSTS, [(3, 7)], "line 9: no cut is possible before layer"),
@@ -65,11 +65,11 @@ def test_a_cut_that_the_model_does_not_have():
         with pytest.raises(ScheduleError, match=f"^mine.txt: {message}"):
             make_plan(layers, units_of(len(layers), inseparable), wanted)
     without = dataclasses.replace(planned("gpipe"), stages=())
-    plan = make_plan(COSTS, units_of(8, [(0, 3)]), Wanted("auto", 2, 4, own=file_of(without)))
+    plan = make_plan(COSTS, units_of(8, [(0, 3)]), PlanRequest("auto", 2, 4, own=file_of(without)))
     assert plan.problem.bounds[0][0] == 0
     assert plan.problem.bounds[1][0] > 3
     with pytest.raises(OptionsError, match="2 stages are more than the 1 layers"):
-        make_plan(COSTS, units_of(8, [(0, 7)]), Wanted("auto", 2, 4, own=file_of(without)))
+        make_plan(COSTS, units_of(8, [(0, 7)]), PlanRequest("auto", 2, 4, own=file_of(without)))
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from tf_ooo import LayerCosts
 from tf_ooo.modes.pipeline.mesh import make_mesh
 from tf_ooo.modes.pipeline.partition import units_of
 from tf_ooo.modes.pipeline.pieces import Pieces, pieces_of
-from tf_ooo.modes.pipeline.planning import Wanted
+from tf_ooo.modes.pipeline.planning import PlanRequest
 
 # Layers are for four rows: 60 and 100 bytes of a row at once.
 SMALL = LayerCosts(1.0, 1.0, 1.0, activation_bytes=200, weight_bytes=1000, output_bytes=40, slot_bytes=500)
@@ -39,7 +39,7 @@ def test_pieces_of_a_batch(pieces, rows, sizes):
 
 def mesh(devices, replicas=1):
     units = units_of(len(LAYERS), [])
-    return make_mesh(LAYERS, units, Wanted("1f1b", devices, 4, stages=None), (replicas,))
+    return make_mesh(LAYERS, units, PlanRequest("1f1b", devices, 4, stages=None), (replicas,))
 
 
 def test_each_device_holds_its_weights_and_one_layer_of_a_batch():

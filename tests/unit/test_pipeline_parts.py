@@ -14,7 +14,7 @@ from tf_ooo.errors import MemoryLimitError, OptionsError
 from tf_ooo.modes.by_name import Options
 from tf_ooo.modes.pipeline.mesh import make_mesh
 from tf_ooo.modes.pipeline.partition import Cutter, crossing_bytes, units_of
-from tf_ooo.modes.pipeline.planning import SCHEDULES, Wanted, make_plan
+from tf_ooo.modes.pipeline.planning import SCHEDULES, PlanRequest, make_plan
 from tf_ooo.modes.pipeline.reporting import _why, limits_of, section_of
 from tf_ooo.planning.building.merging import merged
 from tf_ooo.tracing.micro_batches import Division, relative_weights, split_rows
@@ -110,7 +110,7 @@ def test_a_skip_crosses_every_cut_that_it_spans():
 
 def test_the_report_says_what_a_cut_shares_and_sends():
     layers = (layer(1.0, 2000), layer(1.0, 3000), layer(4.0, 100))
-    planned = make_plan(layers, units_of(3, []), Wanted("gpipe", 2, 4))
+    planned = make_plan(layers, units_of(3, []), PlanRequest("gpipe", 2, 4))
     assert planned.problem.bounds == ((0, 1), (2, 2))
     first, last = (_why(planned, stage, CostTable(layers)) for stage in range(2))
     assert first.startswith(
@@ -123,7 +123,7 @@ def test_the_report_has_the_plans_seconds():
     """GPipe by hand: stage 1's forwards end at 9, its backward passes, 5 each, at 29; stage 0's at 34."""
     layers = (LayerCosts(1.0, 2.0, 3.0, update_s=0.5), LayerCosts(2.0, 1.0, 4.0, update_s=0.25))
     costs = CostTable(layers, link=Link(0.0, 1e9))
-    planned = make_mesh(layers, units_of(2, []), Wanted("gpipe", 2, 4), (1,))
+    planned = make_mesh(layers, units_of(2, []), PlanRequest("gpipe", 2, 4), (1,))
     rows = section_of(planned, costs, ["CPU:0", "CPU:1"])
     assert rows["predicted_step_s"] == 34.5
     assert rows["serial_step_s"] == 4 * (6.0 + 7.0) + 0.75
@@ -139,16 +139,16 @@ def test_the_report_has_the_plans_seconds():
 
 def test_more_stages_than_layers_say_so():
     with pytest.raises(OptionsError, match="3 stages are more than the 2 layers"):
-        make_plan([layer(1.0), layer(2.0)], units_of(2, []), Wanted("gpipe", 3, 4))
+        make_plan([layer(1.0), layer(2.0)], units_of(2, []), PlanRequest("gpipe", 3, 4))
     with pytest.raises(OptionsError, match="a loop stays whole"):
-        make_plan([layer(1.0), layer(2.0)], units_of(2, [(0, 1)]), Wanted("gpipe", 2, 4))
+        make_plan([layer(1.0), layer(2.0)], units_of(2, [(0, 1)]), PlanRequest("gpipe", 2, 4))
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_every_schedule_has_one_task_of_each_kind(schedule):
     rng = np.random.default_rng(3)
     layers = [layer(float(s), 10) for s in rng.uniform(0.5, 3.0, size=11)]
-    planned = make_plan(layers, units_of(11, [(4, 5)]), Wanted(schedule, 3, 4, Link(1e-3, 1e6)))
+    planned = make_plan(layers, units_of(11, [(4, 5)]), PlanRequest(schedule, 3, 4, Link(1e-3, 1e6)))
     bounds = planned.problem.bounds
     assert bounds[-1][1] == 10
     assert not any(first == 5 for first, _ in bounds)
@@ -162,8 +162,8 @@ def test_every_schedule_has_one_task_of_each_kind(schedule):
 def test_auto_takes_the_shortest_step_of_all():
     layers = [layer(s, 10, activation_bytes=5) for s in (1.0, 2.0, 1.5, 0.5, 1.0, 1.2, 0.7)]
     units, link = units_of(7, []), Link(1e-2, 1e4)
-    auto = make_plan(layers, units, Wanted("auto", 2, 4, link))
-    each = [make_plan(layers, units, Wanted(name, 2, 4, link)).step_s for name in SCHEDULES]
+    auto = make_plan(layers, units, PlanRequest("auto", 2, 4, link))
+    each = [make_plan(layers, units, PlanRequest(name, 2, 4, link)).step_s for name in SCHEDULES]
     assert auto.step_s == pytest.approx(min(each))
     assert auto.timeline.makespan_s == auto.step_s == auto.schedule.predicted_step_s
     assert {candidate.name for candidate in auto.candidates} >= {"gpipe", "zb_v", "modulo"}
@@ -173,10 +173,10 @@ def test_cuts_for_a_memory_limit():
     """The slow layer holds little: shared by time, the others do not fit one device."""
     layers = [layer(s, 0, weight_bytes=b) for s, b in ((1.0, 50), (1.0, 50), (1.0, 50), (3.0, 1))]
     units = units_of(4, [])
-    free = make_plan(layers, units, Wanted("gpipe", 2, 4))
+    free = make_plan(layers, units, PlanRequest("gpipe", 2, 4))
     assert free.problem.bounds == ((0, 2), (3, 3))
     assert max(free.timeline.peak_bytes) > 300
-    tight = make_plan(layers, units, Wanted("gpipe", 2, 4, memory_limit_bytes=340))
+    tight = make_plan(layers, units, PlanRequest("gpipe", 2, 4, memory_limit_bytes=340))
     assert tight.problem.bounds == ((0, 1), (2, 3))
     assert max(tight.timeline.peak_bytes) <= 300
 
@@ -202,13 +202,13 @@ def test_no_cut_has_a_less_full_stage(sizes, stages):
 def test_the_memory_limit_is_kept_or_named():
     layers = [layer(s, 10, activation_bytes=100, weight_bytes=7) for s in (1.0, 2.0, 1.5, 0.5)]
     units = units_of(4, [])
-    free = make_plan(layers, units, Wanted("gpipe", 2, 8))
+    free = make_plan(layers, units, PlanRequest("gpipe", 2, 8))
     assert max(free.timeline.peak_bytes) > 1000
-    tight = make_plan(layers, units, Wanted("auto", 2, 8, memory_limit_bytes=720))
+    tight = make_plan(layers, units, PlanRequest("auto", 2, 8, memory_limit_bytes=720))
     assert max(tight.timeline.peak_bytes) <= 720
     with pytest.raises(MemoryLimitError) as error:
-        make_plan(layers, units, Wanted("auto", 2, 8, memory_limit_bytes=50))
-    least = make_plan(layers, units, Wanted("auto", 2, 8, memory_limit_bytes=error.value.smallest_bytes))
+        make_plan(layers, units, PlanRequest("auto", 2, 8, memory_limit_bytes=50))
+    least = make_plan(layers, units, PlanRequest("auto", 2, 8, memory_limit_bytes=error.value.smallest_bytes))
     # Measured peaks are up to an eighth above predicted ones.
     assert 1.125 * max(least.timeline.peak_bytes) <= error.value.smallest_bytes
 
@@ -260,7 +260,7 @@ def test_a_stage_keeps_as_many_cores_busy_as_its_layers_on_average():
 def test_the_report_says_what_sharing_cores_costs():
     layers = tuple(LayerCosts(1, 1, 2, name=name, occupancy=(1, 1, 1)) for name in "ab")
     link = Link(1e-5, machines=(0, 0), cores=2)
-    plan = make_mesh(layers, units_of(2, ()), Wanted("gpipe", 2, 4, link), (1,))
+    plan = make_mesh(layers, units_of(2, ()), PlanRequest("gpipe", 2, 4, link), (1,))
     costs = CostTable(layers, link)
     # 2 devices with all of the machine each: 4 * (1 + 1 + 2) s of both together, and no bubble is left.
     assert plan.step_s == pytest.approx(2 * 4 * 4, rel=1e-3)
@@ -268,7 +268,7 @@ def test_the_report_says_what_sharing_cores_costs():
     row = section_of(plan, costs, ["CPU:0", "CPU:1"]).link
     assert row.text() == "no limit, 0.01 ms each message; devices share the 2 cores of a machine"
     apart = dataclasses.replace(link, machines=())
-    plan = make_mesh(layers, units_of(2, ()), Wanted("gpipe", 2, 4, apart), (1,))
+    plan = make_mesh(layers, units_of(2, ()), PlanRequest("gpipe", 2, 4, apart), (1,))
     costs = CostTable(layers, apart)
     assert not any("share" in text for text in limits_of(plan, costs))
     assert section_of(plan, costs, ["CPU:0", "CPU:1"])["link"].get("cores") is None

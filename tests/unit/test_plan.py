@@ -55,7 +55,7 @@ def plan_layers(layers, schedule, limit=None, *, devices=1, microbatches=1, link
 
 
 def of_pipeline():
-    return pipeline.make_plan(LAYERS, units_of(6, []), pipeline.Wanted("auto", 2, 4, LINK))
+    return pipeline.make_plan(LAYERS, units_of(6, []), pipeline.PlanRequest("auto", 2, 4, LINK))
 
 
 def of_data_parallel():
@@ -172,7 +172,7 @@ def test_a_pipeline_hands_on_all_options_of_a_policy(monkeypatch):
 
     chunks = Needs(chunks=Chunks((1,), group_option="group"))
     monkeypatch.setitem(POLICIES, "own", Policy("own", ("pipeline",), make, ("depth", "group"), needs=chunks))
-    wanted = pipeline.Wanted("own", 2, 4, LINK, options={"depth": 3, "group": 3})
+    wanted = pipeline.PlanRequest("own", 2, 4, LINK, options={"depth": 3, "group": 3})
     assert pipeline.make_plan(LAYERS, units_of(6, []), wanted).problem.bounds == ((0, 2), (3, 5))
     assert asked == [{"depth": 3, "group": 1}]
 
@@ -235,7 +235,7 @@ def test_a_new_policy_needs_its_row_only(monkeypatch, tmp_path):
         return POLICIES["interleaved_1f1b"].make(Problem(problem.layers, 2, 4, options={"chunks": 3}))
 
     monkeypatch.setitem(POLICIES, "triple", Policy(**{**vars(triple), "make": make}))
-    wanted = pipeline.Wanted("triple", 2, 4, LINK)
+    wanted = pipeline.PlanRequest("triple", 2, 4, LINK)
     chosen = pipeline.make_plan(LAYERS, units_of(6, []), wanted)
     assert seen == [(6, {"depth": 3})]
     assert len(chosen.problem.bounds) == 6
@@ -258,7 +258,7 @@ def test_nobody_else_knows_a_policy_by_name():
 
 
 def test_sections_read_as_fields_and_as_json():
-    chosen = make_mesh(LAYERS, units_of(6, []), pipeline.Wanted("auto", 2, 4, LINK), (1,))
+    chosen = make_mesh(LAYERS, units_of(6, []), pipeline.PlanRequest("auto", 2, 4, LINK), (1,))
     section = section_of(chosen, CostTable(LAYERS, LINK), ["a", "b"])
     assert section["devices"] == section.devices == ["a", "b"]
     assert section["stages"][0]["layers"] == section.stages[0].layers

@@ -16,7 +16,7 @@ from tf_ooo.modes.pipeline.fewer import on_best_devices
 from tf_ooo.modes.pipeline.limits import Limit, limit_of, mesh_within
 from tf_ooo.modes.pipeline.mesh import make_mesh
 from tf_ooo.modes.pipeline.partition import units_of
-from tf_ooo.modes.pipeline.planning import Wanted
+from tf_ooo.modes.pipeline.planning import PlanRequest
 
 ADDRESSES = ("a:1", "b:2", "c:3", "d:4")
 
@@ -120,7 +120,7 @@ LAYERS = tuple(
     for i in range(4)
 )
 UNITS = units_of(len(LAYERS), [])
-WANTED = Wanted("auto", 2, 8)
+WANTED = PlanRequest("auto", 2, 8)
 
 
 def mesh_of(limit, layers=LAYERS):

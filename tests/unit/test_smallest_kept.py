@@ -11,7 +11,7 @@ from tf_ooo import LayerCosts, Link
 from tf_ooo.errors import MemoryLimitError
 from tf_ooo.modes.pipeline.mesh import make_mesh
 from tf_ooo.modes.pipeline.partition import units_of
-from tf_ooo.modes.pipeline.planning import Wanted
+from tf_ooo.modes.pipeline.planning import PlanRequest
 
 # Dense layers with Adam: a replica's device holds more beside its plan than in it.
 WEIGHT_BYTES, ROWS_BYTES = 4_198_400.0, 196_608.0
@@ -47,7 +47,7 @@ def layers(seed):
 @pytest.mark.parametrize("replicas", [1, 2])
 def test_what_a_refusal_names_is_enough_for_other_costs(replicas):
     def planned(seed, limit_bytes):
-        wanted = Wanted("auto", 2, 8, Link(0.005, 1e9), memory_limit_bytes=limit_bytes)
+        wanted = PlanRequest("auto", 2, 8, Link(0.005, 1e9), memory_limit_bytes=limit_bytes)
         return make_mesh(layers(seed), units_of(9, []), wanted, (replicas,))
 
     with pytest.raises(MemoryLimitError) as refused:

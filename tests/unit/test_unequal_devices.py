@@ -16,7 +16,7 @@ from tf_ooo.hosts.speeds import levels
 from tf_ooo.modes.pipeline.fewer import on_best_devices
 from tf_ooo.modes.pipeline.mesh import make_mesh
 from tf_ooo.modes.pipeline.partition import units_of
-from tf_ooo.modes.pipeline.planning import SCHEDULES, Wanted, make_plan
+from tf_ooo.modes.pipeline.planning import SCHEDULES, PlanRequest, make_plan
 from tf_ooo.planning.building.pipeline import balanced
 from tf_ooo.planning.choosing.plan import policy_named
 
@@ -26,7 +26,7 @@ LAYERS = [
 
 
 def wanted(devices, microbatches, *speeds, schedule="auto"):
-    return Wanted(schedule, devices, microbatches, Link(speeds=speeds))
+    return PlanRequest(schedule, devices, microbatches, Link(speeds=speeds))
 
 
 def planned(speeds, schedule="auto", microbatches=8, devices=3):

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from tf_ooo.costs.layer_costs import LayerCosts
 from tf_ooo.errors import OOOError
 from tf_ooo.modes.pipeline.mesh import AUTO, Mesh, counts_of, make_mesh
-from tf_ooo.modes.pipeline.planning import Wanted
+from tf_ooo.modes.pipeline.planning import PlanRequest
 from tf_ooo.planning.building.by_name import Bounds
 from tf_ooo.report.gain import Gain
 from tf_ooo.report.texts import seconds_text
@@ -20,7 +20,7 @@ _MOST_S = 5.0
 
 
 def advice(
-    plan: Mesh, layers: Sequence[LayerCosts], units: Bounds, wanted: Wanted, alone: bool, gain: Gain
+    plan: Mesh, layers: Sequence[LayerCosts], units: Bounds, wanted: PlanRequest, alone: bool, gain: Gain
 ) -> str:
     """Return one line: how much slower, and which devices and micro-batches to take.
 
@@ -29,7 +29,7 @@ def advice(
     """
     began_s = time.perf_counter()
     corrected = gain.ours_median_s / plan.step_s
-    predicted: list[tuple[float, Wanted, int]] = []
+    predicted: list[tuple[float, PlanRequest, int]] = []
     for other in _others(wanted):
         if predicted and time.perf_counter() - began_s > _MOST_S:
             break
@@ -50,7 +50,7 @@ def advice(
     return f"{gain.text}; {better}"
 
 
-def _others(wanted: Wanted) -> Iterator[Wanted]:
+def _others(wanted: PlanRequest) -> Iterator[PlanRequest]:
     for devices in range(2, wanted.devices + 1):
         for microbatches in {max(1, wanted.microbatches // 2), wanted.microbatches, 2 * wanted.microbatches}:
             if (devices, microbatches) != (wanted.devices, wanted.microbatches):

@@ -11,14 +11,14 @@ from collections.abc import Sequence
 from tf_ooo.costs.layer_costs import LayerCosts
 from tf_ooo.errors import MemoryLimitError, OOOError
 from tf_ooo.modes.pipeline.mesh import AUTO, Mesh, counts_of, make_mesh
-from tf_ooo.modes.pipeline.planning import Wanted
+from tf_ooo.modes.pipeline.planning import PlanRequest
 from tf_ooo.planning.building.by_name import Bounds
 
 # Predictions that differ by less are alike: then all devices are used.
 _LEAST_GAIN = 0.02
 
 
-def on_best_devices(layers: Sequence[LayerCosts], units: Bounds, wanted: Wanted) -> Mesh:
+def on_best_devices(layers: Sequence[LayerCosts], units: Bounds, wanted: PlanRequest) -> Mesh:
     """Plan on all devices, or without the slowest ones, one after the other as long as that is faster.
 
     Where no plan fits, without those that have the least memory: each replica holds all of a stage.
@@ -54,14 +54,14 @@ def on_best_devices(layers: Sequence[LayerCosts], units: Bounds, wanted: Wanted)
     return best
 
 
-def _on(numbers: tuple[int, ...], layers: Sequence[LayerCosts], units: Bounds, wanted: Wanted) -> Mesh:
+def _on(numbers: tuple[int, ...], layers: Sequence[LayerCosts], units: Bounds, wanted: PlanRequest) -> Mesh:
     """Return the fastest division of these devices."""
     count = len(numbers)
     mesh = make_mesh(layers, units, wanted.among(numbers), counts_of(AUTO, count, wanted.microbatches))
     return dataclasses.replace(mesh, on=numbers)
 
 
-def _without_slowest(numbers: tuple[int, ...], wanted: Wanted) -> tuple[int, ...]:
+def _without_slowest(numbers: tuple[int, ...], wanted: PlanRequest) -> tuple[int, ...]:
     """Leave the slowest device out; of equally slow ones, the one that has the least memory."""
     of_each = zip(wanted.link.speeds_of(numbers), wanted.less_of(numbers), strict=True)
     known = dict(zip(numbers, of_each, strict=True))

@@ -12,7 +12,7 @@ from tf_ooo.hosts.memory_limits import ReportedLimit
 from tf_ooo.hosts.ranks.base import Engine
 from tf_ooo.hosts.target import Target
 from tf_ooo.modes.pipeline.mesh import Mesh
-from tf_ooo.modes.pipeline.planning import Wanted, peak_within
+from tf_ooo.modes.pipeline.planning import PlanRequest, peak_within
 from tf_ooo.planning.model.problem import lacking_text, most_and_less
 
 _ASKED = "as asked"
@@ -104,7 +104,7 @@ def limit_of(asked_bytes: int | Sequence[int] | None, target: Target, engine: En
     return Limit.of_devices(sizes, min(known)[1], reported=True)
 
 
-def mesh_within(make: Callable[[Wanted], Mesh], wanted: Wanted, limit: Limit) -> Mesh:
+def mesh_within(make: Callable[[PlanRequest], Mesh], wanted: PlanRequest, limit: Limit) -> Mesh:
     """Plan with ``make``; under a reported limit, keep the unlimited plan if it fits.
 
     MemoryLimitError: no plan does.

@@ -13,7 +13,7 @@ from typing import TypeVar
 
 from tf_ooo.costs.layer_costs import LayerCosts, Link
 from tf_ooo.errors import MemoryLimitError, OOOError, OptionsError
-from tf_ooo.modes.pipeline.planning import PEAK_MARGIN, Wanted, make_plan, step_s_of, with_costs
+from tf_ooo.modes.pipeline.planning import PEAK_MARGIN, PlanRequest, make_plan, step_s_of, with_costs
 from tf_ooo.planning.building.by_name import Bounds
 from tf_ooo.planning.building.merging import stage_of_layer
 from tf_ooo.planning.choosing.plan import Plan
@@ -61,7 +61,7 @@ class Mesh:
     chosen: Replicas
     plan: Plan
     tried: tuple[Replicas, ...]
-    wanted: Wanted
+    wanted: PlanRequest
     on: tuple[int, ...] = ()
 
     def of(self, devices: Sequence[Value]) -> tuple[Value, ...]:
@@ -138,7 +138,9 @@ def counts_of(replicas: int | str | None, devices: int, microbatches: int) -> tu
     return (count,)
 
 
-def make_mesh(layers: Sequence[LayerCosts], units: Bounds, wanted: Wanted, counts: Sequence[int]) -> Mesh:
+def make_mesh(
+    layers: Sequence[LayerCosts], units: Bounds, wanted: PlanRequest, counts: Sequence[int]
+) -> Mesh:
     """Return the plan with the shortest step among these numbers of replicas; ``wanted`` is of all devices.
 
     Raises what :func:`make_plan` raises, where no number of replicas has a plan.
@@ -157,7 +159,7 @@ def make_mesh(layers: Sequence[LayerCosts], units: Bounds, wanted: Wanted, count
     return Mesh(chosen, chosen.plan, tuple(tried), wanted)
 
 
-def _within_limit(layers: Sequence[LayerCosts], units: Bounds, wanted: Wanted, count: int) -> Replicas:
+def _within_limit(layers: Sequence[LayerCosts], units: Bounds, wanted: PlanRequest, count: int) -> Replicas:
     """Return the plan of so many replicas, made for less memory where one device holds more than its share.
 
     MemoryLimitError: not even the plan that needs least keeps the limit.
@@ -165,7 +167,7 @@ def _within_limit(layers: Sequence[LayerCosts], units: Bounds, wanted: Wanted, c
     asked, limit_bytes = wanted.of_replica(count), wanted.planned_limit_bytes
     measured, predicted = PEAK_MARGIN
 
-    def planned(limited: Wanted) -> tuple[Replicas, list[tuple[int, int]]]:
+    def planned(limited: PlanRequest) -> tuple[Replicas, list[tuple[int, int]]]:
         """And what counts to the limit of each device, beside the others and by itself."""
         plan = make_plan(_shared(layers, count), units, limited)
         beside = _beside(plan, layers, count, wanted.devices // count, wanted.link)

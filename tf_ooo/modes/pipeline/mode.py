@@ -39,7 +39,7 @@ from tf_ooo.modes.pipeline.partition import Cutter, units_of
 from tf_ooo.modes.pipeline.pipeline_ranks import PipelineRanks
 from tf_ooo.modes.pipeline.planning import (
     SCHEDULES,
-    Wanted,
+    PlanRequest,
     fits_whole,
     named_bounds,
     own_cuts,
@@ -343,8 +343,8 @@ class PipelineMode:
         report.notes.append(f"{said} a step, {compared}")
         return better
 
-    def _wanted(self, step: Step, costs: CostTable) -> Wanted:
-        return Wanted(
+    def _wanted(self, step: Step, costs: CostTable) -> PlanRequest:
+        return PlanRequest(
             schedule=self.options.schedule,
             devices=len(self.distributed.target.devices),
             microbatches=step.count,

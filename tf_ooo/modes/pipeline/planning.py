@@ -44,7 +44,7 @@ _CLOCK = Clock(lambda timeline: timeline.makespan_s)
 
 
 @dataclass(frozen=True)
-class Wanted:
+class PlanRequest:
     """Holds what is asked for; ``options`` are the policy's: without those for the stages, several are tried.
 
     ``stages`` are names of layers at which they begin, or of the layers of each; None: cuts are tried.
@@ -90,13 +90,13 @@ class Wanted:
         """Return the :attr:`less_bytes` of these devices; 0 each if there are none."""
         return tuple(self.less_bytes[number] if self.less_bytes else 0 for number in numbers)
 
-    def among(self, numbers: Sequence[int]) -> Wanted:
+    def among(self, numbers: Sequence[int]) -> PlanRequest:
         """Return the same wishes for these devices alone."""
         less = self.less_of(numbers) if self.less_bytes else ()
         link = self.link.among(numbers)
         return dataclasses.replace(self, devices=len(numbers), link=link, less_bytes=less)
 
-    def of_replica(self, count: int) -> Wanted:
+    def of_replica(self, count: int) -> PlanRequest:
         """Return the wishes for one of so many replicas: each place counts as its slowest and its smallest
         device.
 
@@ -118,7 +118,7 @@ def peak_within(limit_bytes: int) -> int:
     return max(1, limit_bytes * predicted // measured)
 
 
-def make_plan(layers: Sequence[LayerCosts], units: Bounds, wanted: Wanted) -> Plan:
+def make_plan(layers: Sequence[LayerCosts], units: Bounds, wanted: PlanRequest) -> Plan:
     """The schedule asked for with the best cuts, or for auto the one with the shortest step.
 
     One of the user's own is taken as it is, with the cut that it names, or the best.
@@ -207,7 +207,7 @@ def _rank(candidate: Candidate) -> tuple[float, ...]:
 
 
 def _cuts(
-    policy: Policy, cutter: Cutter, wanted: Wanted, errors: list[OOOError]
+    policy: Policy, cutter: Cutter, wanted: PlanRequest, errors: list[OOOError]
 ) -> Iterator[tuple[Bounds, dict[str, int]]]:
     """Cuts to try for a policy, with the options that make it take one stage for each."""
     chunks = policy.needs.chunks
@@ -237,7 +237,7 @@ def _cuts(
 
 
 def _as_written(
-    own: ScheduleFile, cutter: Cutter, uncut: Problem, wanted: Wanted, errors: list[OOOError]
+    own: ScheduleFile, cutter: Cutter, uncut: Problem, wanted: PlanRequest, errors: list[OOOError]
 ) -> Iterator[Candidate]:
     """The user's own schedule with each cut that may be tried; nothing of it is changed to keep a limit."""
     schedule, limit = as_run(own.schedule, wanted.microbatches), wanted.planned_limit_bytes
@@ -290,7 +290,9 @@ def named_bounds(cutter: Cutter, stages: Stages) -> Bounds:
     return bounds_of([layer.name for layer in cutter.layers], stages, cutter.units, layer_of_part)
 
 
-def _by_hand(policy: Policy, cutter: Cutter, wanted: Wanted, stages: Stages) -> tuple[Bounds, dict[str, int]]:
+def _by_hand(
+    policy: Policy, cutter: Cutter, wanted: PlanRequest, stages: Stages
+) -> tuple[Bounds, dict[str, int]]:
     """Return the cut that is given by names.  OptionsError: a number that the schedule does not take."""
     bounds, chunks, devices = named_bounds(cutter, stages), policy.needs.chunks, wanted.devices
     count, left = divmod(len(bounds), devices)
@@ -306,7 +308,7 @@ def _by_hand(policy: Policy, cutter: Cutter, wanted: Wanted, stages: Stages) -> 
     return bounds, chunks.options(count)
 
 
-def _groups(units: Bounds, option: str, wanted: Wanted) -> Bounds:
+def _groups(units: Bounds, option: str, wanted: PlanRequest) -> Bounds:
     """As many units in each stage, the last may have fewer.  OptionsError: too few stages."""
     size = wanted.options[option]
     starts = range(0, len(units), size)
@@ -318,7 +320,7 @@ def _groups(units: Bounds, option: str, wanted: Wanted) -> Bounds:
     return tuple((units[i][0], units[min(i + size, len(units)) - 1][1]) for i in starts)
 
 
-def _none_left(errors: Sequence[OOOError], wanted: Wanted, cutter: Cutter) -> OOOError:
+def _none_left(errors: Sequence[OOOError], wanted: PlanRequest, cutter: Cutter) -> OOOError:
     limits = [e.smallest_bytes for e in errors if isinstance(e, MemoryLimitError) and e.smallest_bytes]
     if limits and wanted.memory_limit_bytes is not None:
         measured, predicted = PEAK_MARGIN

@@ -105,7 +105,9 @@ def test_one_warning_where_one_device_is_faster(caplog, mode):
     callback, _ = fit(network(), mode, compare=True)
     trained, report = callback._life.mode, callback.report
     report.notes.clear()
-    trained.losing.advise = trained.losing.advise or (lambda gain: f"{gain.text}; there is something better")
+    trained.slower_warning.advise = trained.slower_warning.advise or (
+        lambda gain: f"{gain.text}; there is something better"
+    )
     report.baselines_s[ONE_DEVICE] = [1e-9] * STEPS
     caplog.clear()
     caplog.set_level(logging.WARNING, "tf_ooo")
@@ -131,7 +133,7 @@ def test_the_first_steps_stand_in_where_nothing_is_compared(caplog, mode):
     caplog.clear()
     caplog.set_level(logging.WARNING, "tf_ooo")
     trained = callback._life.mode
-    trained.losing.advise = lambda gain: gain.text  # the fit itself may have said it
+    trained.slower_warning.advise = lambda gain: gain.text  # the fit itself may have said it
     trained.say_if_slower()
     assert caplog.records[0].message.startswith(f"slower than one device{same}: ")
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from tf_ooo.compat import iterators, nests, train_function
 from tf_ooo.errors import OOOError
 from tf_ooo.fit.baseline import STEPS, Baseline, stock_steps_s
-from tf_ooo.fit.losing import Losing
+from tf_ooo.fit.slower_warning import SlowerWarning
 from tf_ooo.modes.data_parallel.advice import advice, from_costs, from_times
 from tf_ooo.report.gain import Gain
 from tf_ooo.report.report import Report
@@ -92,9 +92,9 @@ def note_alone(report: Report, alone_s: list[float], ranks: RanksInStep, steps: 
     report.alone_s, report.ranks = alone_s, ranks.engine.size
     if ranks.engine.rank or not alone_s:
         return
-    losing = Losing()
-    losing.advise = functools.partial(_advice, report, steps)
-    losing.look(report, report.ranks_gain)
+    slower_warning = SlowerWarning()
+    slower_warning.advise = functools.partial(_advice, report, steps)
+    slower_warning.look(report, report.ranks_gain)
 
 
 def _advice(report: Report, steps: int, gain: Gain) -> str:

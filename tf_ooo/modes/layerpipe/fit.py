@@ -15,10 +15,10 @@ from tf_ooo.costs.table import CostTable
 from tf_ooo.errors import BackendError, OptionsError
 from tf_ooo.fit import progress
 from tf_ooo.fit.distributed import Distributed, FirstSteps, Placed, check_model
-from tf_ooo.fit.losing import ENOUGH, Losing
 from tf_ooo.fit.measured import check_costs, with_shared_link
 from tf_ooo.fit.mode import Training
 from tf_ooo.fit.recorder import Watched
+from tf_ooo.fit.slower_warning import ENOUGH, SlowerWarning
 from tf_ooo.hosts.devices import home_device
 from tf_ooo.hosts.ranks.base import Engine, SingleEngine
 from tf_ooo.modes.layerpipe.options import LayerPipe
@@ -72,7 +72,7 @@ class LayerPipeMode:
         self.options = options
         self.plan: SpreadPlan | None = None
         self.distributed = Distributed(options.mode)
-        self.losing = Losing()
+        self.slower_warning = SlowerWarning()
 
     def join(self) -> Engine:
         """This process trains alone."""
@@ -112,7 +112,7 @@ class LayerPipeMode:
     def say_if_slower(self) -> None:
         """Once: that one device is faster, and what would be better; until more steps deny it."""
         report = self.describe()
-        self.losing.look(report, report.gain or report.gain_over_first)
+        self.slower_warning.look(report, report.gain or report.gain_over_first)
 
 
 class LayerPipeSteps:
@@ -206,7 +206,7 @@ class LayerPipeSteps:
         check_costs(costs, [layer.name for layer in step.known.graph.layers])
         report.costs = costs = with_shared_link(costs, self._target)
         schedule, devices = mode.options.schedule, self._target.devices
-        mode.plan = plan = plan_spread(step, costs, traced, devices, schedule, report, mode.losing)
+        mode.plan = plan = plan_spread(step, costs, traced, devices, schedule, report, mode.slower_warning)
         if mode.options.weights == "ema":
             note_rebuilt_weights(report, self._model)
         self._traced = None

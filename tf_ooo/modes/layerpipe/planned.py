@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from tf_ooo.compat import keras_layers, keras_optimizers
 from tf_ooo.costs.layer_costs import LayerCosts, Link
 from tf_ooo.costs.table import CostTable
-from tf_ooo.fit.losing import Losing
+from tf_ooo.fit.slower_warning import SlowerWarning
 from tf_ooo.modes.layerpipe.advice import advice
 from tf_ooo.modes.layerpipe.divide import lower_shares
 from tf_ooo.modes.layerpipe.reporting import fill_report
@@ -47,9 +47,9 @@ def plan_spread(
     devices: Sequence[str],
     schedule: str,
     report: Report,
-    losing: Losing,
+    slower_warning: SlowerWarning,
 ) -> SpreadPlan:
-    """Plans, and says so in the report; ``losing`` is told what would be better where that is slow.
+    """Plans, and says so in the report; ``slower_warning`` is told what would be better where that is slow.
 
     ``traced``: the ``step`` as it is before the plan, of which is known what can be divided.
     """
@@ -70,7 +70,7 @@ def plan_spread(
             schedule, layers, costs.link, count, _BATCHES * count, options
         ).timeline.steady_step_s
 
-    losing.advise = partial(advice, costs.layers, len(devices), plan.timeline.steady_step_s, step_s)
+    slower_warning.advise = partial(advice, costs.layers, len(devices), plan.timeline.steady_step_s, step_s)
     return SpreadPlan(stages, devices, layers, costs.op_seconds, home)
 
 

@@ -17,11 +17,11 @@ from tf_ooo.errors import BackendError, OOOError
 from tf_ooo.fit import progress
 from tf_ooo.fit.distributed import FirstSteps
 from tf_ooo.fit.in_place import InPlace
-from tf_ooo.fit.losing import ENOUGH
 from tf_ooo.fit.measured import with_shared_link
 from tf_ooo.fit.mode import Function, Training
 from tf_ooo.fit.paying import StockFirst
 from tf_ooo.fit.recorder import Watched
+from tf_ooo.fit.slower_warning import ENOUGH
 from tf_ooo.fit.stock_first import forget_steps, note_steps, run_stock_first
 from tf_ooo.hosts.cluster import Cluster
 from tf_ooo.hosts.devices import home_device

@@ -17,10 +17,10 @@ from tf_ooo.errors import BackendError, MemoryLimitError, ScheduleError
 from tf_ooo.fit.baseline import ONE_DEVICE
 from tf_ooo.fit.distributed import Distributed, check_model
 from tf_ooo.fit.given_costs import costs_of_parts
-from tf_ooo.fit.losing import Losing
 from tf_ooo.fit.measured import layers_of, measured_costs, unknown_sizes, with_shared_link
 from tf_ooo.fit.mode import Training
 from tf_ooo.fit.reporting import fall_back
+from tf_ooo.fit.slower_warning import SlowerWarning
 from tf_ooo.hosts.cluster import Cluster
 from tf_ooo.hosts.memory import evaluate_in_host_memory, in_host_memory
 from tf_ooo.hosts.ranks.base import Engine
@@ -102,7 +102,7 @@ class PipelineMode:
         self.checked: Any = None
         self.states = StateKinds()
         self.later: LaterBatches | None = None
-        self.losing = Losing()
+        self.slower_warning = SlowerWarning()
         self.stock_trace_s = 0.0
         self.distributed = Distributed(options.mode)
 
@@ -268,7 +268,7 @@ class PipelineMode:
 
     def train_on_one_device(self, reason: str) -> None:
         """Train on one device from now on; in a later fit too, if one device was measured."""
-        self.one_device, self.losing.advise = reason, None
+        self.one_device, self.slower_warning.advise = reason, None
         report = self.describe()
         fall_back(report, reason, expected=True)
         report.kept_because, report.how_to_record = "", "mode='pipeline', which splits in any case"
@@ -279,7 +279,7 @@ class PipelineMode:
     def say_if_slower(self) -> None:
         """Once: that one device is faster, and what would be better; until more steps deny it."""
         report = self.describe()
-        self.losing.look(report, report.gain or report.gain_over_first)
+        self.slower_warning.look(report, report.gain or report.gain_over_first)
 
     def plan_from(self, step: Step, costs: CostTable, model: keras.Model) -> PlannedPipeline:
         """Plans for a step with given costs.  Raises OptionsError where they are another model's."""
@@ -366,7 +366,9 @@ class PipelineMode:
             make = functools.partial(make_mesh, costs.layers, units, counts=self._counts_for(step))
         planned = mesh_within(make, wanted, self.limit)
         alone = self.ranks.engine.size == 1
-        self.losing.advise = functools.partial(advice, planned, costs.layers, units, planned.wanted, alone)
+        self.slower_warning.advise = functools.partial(
+            advice, planned, costs.layers, units, planned.wanted, alone
+        )
         return planned
 
     @property

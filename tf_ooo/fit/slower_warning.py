@@ -13,7 +13,7 @@ _LOG = logging.getLogger("tf_ooo")
 ENOUGH = 10
 
 
-class Losing:
+class SlowerWarning:
     """Says once that less is faster, and what would be better; takes it back when more steps deny it.
 
     Attributes:

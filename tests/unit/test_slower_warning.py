@@ -11,7 +11,7 @@ import pytest
 from tf_ooo.costs.layer_costs import LayerCosts, Link
 from tf_ooo.costs.table import CostTable
 from tf_ooo.errors import OptionsError
-from tf_ooo.fit.losing import Losing
+from tf_ooo.fit.slower_warning import SlowerWarning
 from tf_ooo.modes.data_parallel import advice as of_ranks
 from tf_ooo.modes.data_parallel.alone import note_alone
 from tf_ooo.modes.layerpipe.advice import advice as of_layerpipe
@@ -36,18 +36,18 @@ def layers(count=6, **more):
 
 def test_it_is_said_once_and_taken_back(caplog):
     caplog.set_level(logging.WARNING, "tf_ooo")
-    report, losing = Report(), Losing()
-    losing.advise = lambda gain: f"{gain.text}; take one"
-    losing.look(report, None)
-    losing.look(report, gain(0.5, 1.0))
+    report, slower_warning = Report(), SlowerWarning()
+    slower_warning.advise = lambda gain: f"{gain.text}; take one"
+    slower_warning.look(report, None)
+    slower_warning.look(report, gain(0.5, 1.0))
     assert not report.notes
     for _ in range(2):
-        losing.look(report, gain(2.0, 1.0))
+        slower_warning.look(report, gain(2.0, 1.0))
     (warning,) = [record.message for record in caplog.records]
     assert warning.startswith("slower than one device: 2.00 s a step instead of 1.00 s")
     assert warning.endswith("; take one")
     assert report.notes == ["slower than one device; take one"]  # the first line has the times of now
-    losing.look(report, gain(1.0, 1.0))
+    slower_warning.look(report, gain(1.0, 1.0))
     assert not report.notes
 
 

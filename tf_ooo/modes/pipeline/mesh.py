@@ -138,10 +138,8 @@ def counts_of(replicas: int | str | None, devices: int, microbatches: int) -> tu
     return (count,)
 
 
-def make_mesh(
-    layers: Sequence[LayerCosts], units: Bounds, wanted: PlanRequest, counts: Sequence[int]
-) -> Mesh:
-    """Return the plan with the shortest step among these numbers of replicas; ``wanted`` is of all devices.
+def make_mesh(layers: Sequence[LayerCosts], units: Bounds, asked: PlanRequest, counts: Sequence[int]) -> Mesh:
+    """Return the plan with the shortest step among these numbers of replicas; ``asked`` is of all devices.
 
     Raises what :func:`make_plan` raises, where no number of replicas has a plan.
     """
@@ -149,14 +147,14 @@ def make_mesh(
     errors: list[OOOError] = []
     for count in counts:
         try:
-            tried.append(_within_limit(layers, units, wanted, count))
+            tried.append(_within_limit(layers, units, asked, count))
         except OOOError as error:
             errors.append(error)
-            tried.append(Replicas(count, wanted.devices // count, reason=str(error)))
+            tried.append(Replicas(count, asked.devices // count, reason=str(error)))
     chosen = min(tried, key=lambda replicas: (float(f"{replicas.step_s:.6g}"), replicas.count))
     if chosen.plan is None:
         raise errors[0]
-    return Mesh(chosen, chosen.plan, tuple(tried), wanted)
+    return Mesh(chosen, chosen.plan, tuple(tried), asked)
 
 
 def _within_limit(layers: Sequence[LayerCosts], units: Bounds, wanted: PlanRequest, count: int) -> Replicas:

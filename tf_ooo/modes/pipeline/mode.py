@@ -366,9 +366,8 @@ class PipelineMode:
             make = functools.partial(make_mesh, costs.layers, units, counts=self._counts_for(step))
         planned = mesh_within(make, wanted, self.limit)
         alone = self.ranks.engine.size == 1
-        self.slower_warning.advise = functools.partial(
-            advice, planned, costs.layers, units, planned.wanted, alone
-        )
+        advise = functools.partial(advice, planned, costs.layers, units, planned.wanted, alone)
+        self.slower_warning.advise = advise
         return planned
 
     @property

@@ -79,7 +79,7 @@ def test_casts_of_later_weights_are_not_kept():
         )  # fmt: skip
     (made,) = spreads
     assert_spread(made, 2)
-    assert made.ticks.weights.now
+    assert made.ticks.weights.placeholders
     shapes = {
         r.source: made.traced.outputs[r.source.partition(":")[0]][0].shape for r in made.delays.registers
     }

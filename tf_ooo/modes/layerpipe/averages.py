@@ -11,7 +11,7 @@ import tensorflow as tf
 from tf_ooo.modes.layerpipe.accesses import accesses, bytes_of, read_where_it_is, zeros_on
 from tf_ooo.modes.layerpipe.rounds import Rounds
 from tf_ooo.modes.layerpipe.traced import Traced
-from tf_ooo.modes.layerpipe.versions import Now
+from tf_ooo.modes.layerpipe.versions import LaterWeight
 
 # A round gets values to read, and a function to call behind its ops.
 Given = tuple[dict[str, tf.Tensor], Callable[[], None]]
@@ -23,11 +23,13 @@ class LaterWeights:
     A weight has one average of what updates take off it, however many processors read it.
     """
 
-    def __init__(self, traced: Traced, rounds: Rounds, now: Sequence[Now], averaged: bool) -> None:
-        self.now, self.names = now, {weight.name for weight in now}
+    def __init__(
+        self, traced: Traced, rounds: Rounds, placeholders: Sequence[LaterWeight], averaged: bool
+    ) -> None:
+        self.placeholders, self.names = placeholders, {weight.name for weight in placeholders}
         self._traced = traced
         self._span: dict[str, int] = {}
-        for weight in now:
+        for weight in placeholders:
             self._span[weight.handle] = max(self._span.get(weight.handle, 0), weight.behind)
         writes = [access for access in accesses(traced.index) if access.writes]
         self._updated = {
@@ -36,7 +38,7 @@ class LaterWeights:
         }
         self._averages = {
             weight.handle: zeros_on(traced.captured[weight.handle].device, traced.outputs[weight.name][0])
-            for weight in now
+            for weight in placeholders
             if averaged
         }
 
@@ -53,13 +55,13 @@ class LaterWeights:
     def given(self, low: int, high: int) -> Given:
         """Return the weights that a round reads, and a function to call behind it."""
         newest: dict[str, tf.Tensor] = {}
-        for weight in self.now:
+        for weight in self.placeholders:
             info, handle = self._traced.outputs[weight.name][0], self._traced.captured[weight.handle]
             newest[weight.handle] = read_where_it_is(handle, info.dtype, info.shape)
-        rebuilt = {weight.name: self._rebuilt(weight, newest[weight.handle]) for weight in self.now}
+        rebuilt = {weight.name: self._rebuilt(weight, newest[weight.handle]) for weight in self.placeholders}
         return rebuilt, lambda: self._update(newest, low, high)
 
-    def _rebuilt(self, weight: Now, newest: tf.Tensor) -> tf.Tensor:
+    def _rebuilt(self, weight: LaterWeight, newest: tf.Tensor) -> tf.Tensor:
         """About the weights of ``weight.behind`` updates ago (LayerPipe2)."""
         average = self._averages.get(weight.handle)
         if average is None:

@@ -123,7 +123,7 @@ def version_bytes(spread: Spread) -> dict[str, int]:
     traced, weights = spread.traced, spread.ticks.weights
     stash = sent = 0
     of_weights = from_weights(traced, spread.rounds.delay_steps)
-    later = {weight.name for weight in weights.now}
+    later = {weight.name for weight in weights.placeholders}
     for register in spread.delays.registers:
         producer, port = split_input(register.source)
         read = producer in of_weights and traced.index.ops[traced.index.index[producer]] in _VERSIONS

@@ -17,7 +17,7 @@ from tf_ooo.modes.layerpipe.rounds import Retiming, Rounds
 from tf_ooo.modes.layerpipe.stages import Stages
 from tf_ooo.modes.layerpipe.ticks import Ticks
 from tf_ooo.modes.layerpipe.traced import Traced, trace
-from tf_ooo.modes.layerpipe.versions import Now, with_later_weights
+from tf_ooo.modes.layerpipe.versions import LaterWeight, with_later_weights
 
 if TYPE_CHECKING:
     import keras
@@ -73,21 +73,21 @@ def spread(
     again = _read_again(traced, trained)
     traced, stages, notes = divided(traced, plan.stages, plan.op_seconds)
     traced, stages = with_shared_grads(traced, stages)
-    now: tuple[Now, ...] = ()
+    placeholders: tuple[LaterWeight, ...] = ()
     if options.weights != "stash":
-        traced, now = with_later_weights(traced, trained, stages)
+        traced, placeholders = with_later_weights(traced, trained, stages)
     retiming = Retiming(
         traced,
         stages,
         plan.devices,
         weights=trained,
-        given={*traced.arguments, *(weight.name for weight in now)},
+        given={*traced.arguments, *(weight.name for weight in placeholders)},
         unchanged=frozen_weights(model, traced) - trained.keys(),
-        wanted={weight.name: weight.round for weight in now},
+        wanted={weight.name: weight.round for weight in placeholders},
     )
     rounds = retiming.rounds()
     delays = delays_of(traced, rounds)
-    weights = LaterWeights(traced, rounds, now, options.weights == "ema")
+    weights = LaterWeights(traced, rounds, placeholders, options.weights == "ema")
     ticks = Ticks(traced, rounds, delays, weights)
     return Spread(traced, rounds, delays, ticks, stages, (*notes, *again))
 

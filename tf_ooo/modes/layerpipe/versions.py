@@ -30,7 +30,7 @@ NOW = "_ooo_now"
 
 
 @dataclass(frozen=True)
-class Now:
+class LaterWeight:
     """A placeholder for weights that a processor's backward passes read in place of the forward pass's.
 
     ``handle``: of the variable.  They read in ``round``, ``behind`` updates later than that.
@@ -44,15 +44,15 @@ class Now:
 
 def with_later_weights(
     traced: Traced, weights: Mapping[str, int], stages: Stages
-) -> tuple[Traced, tuple[Now, ...]]:
+) -> tuple[Traced, tuple[LaterWeight, ...]]:
     """Return the step with other inputs for the weights, ``{handle: layer}``, that dO and dW read."""
     later = _Later(traced, weights, stages)
     for node in traced.graph_def.node:
         later.take(node)
-    if not later.now:
+    if not later.placeholders:
         return traced, ()
     change = LaterWeightsPass(tuple(later.added), later.inputs)
-    return traced.rewritten(change, later.where, later.outputs), tuple(later.now.values())
+    return traced.rewritten(change, later.where, later.outputs), tuple(later.placeholders.values())
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ class _Later:
         self.traced, self.weights, self.stages = traced, weights, stages
         self.nodes = {node.name: node for node in traced.graph_def.node}
         self.sources = from_weights(traced, weights)
-        self.now: dict[str, Now] = {}
+        self.placeholders: dict[str, LaterWeight] = {}
         self.where: dict[str, tuple[str, int]] = {}
         self.copies: dict[tuple[str, int], str] = {}
         self.outputs: dict[str, Sequence[OutputInfo]] = {}
@@ -162,9 +162,9 @@ class _Later:
     def _placeholder(self, name: str, handle: str, processor: int) -> str:
         """Return the placeholder through which a processor reads later weights than ``name`` does."""
         placeholder = f"{NOW}/{handle}/{processor}"
-        if placeholder not in self.now:
+        if placeholder not in self.placeholders:
             at, behind = self._round(handle, processor), self._behind(name, processor)
-            self.now[placeholder] = Now(placeholder, handle, at, behind)
+            self.placeholders[placeholder] = LaterWeight(placeholder, handle, at, behind)
             node = node_def_pb2.NodeDef(name=placeholder, op="Placeholder")
             node.attr["dtype"].CopyFrom(self.nodes[name].attr["dtype"])
             self.added.append(node)

@@ -13,7 +13,10 @@ from pathlib import Path
 
 import pytest
 
+from tests import forked, launches
+from tests.distributed.clusters import addresses, workers
 from tf_ooo.errors import OptionsError
+from tf_ooo.hosts.addresses import CLUSTER_VARIABLE
 from tf_ooo.hosts.supervising import Job, supervise
 
 pytestmark = [pytest.mark.timeout(280), pytest.mark.takes(60)]
@@ -56,16 +59,8 @@ def running(tmp_path, *arguments, mode, **options):
     script = tmp_path / "train.py"
     script.write_text(textwrap.dedent(TRAIN))
     (tmp_path / "run").mkdir(exist_ok=True)
-    command = [
-        sys.executable,
-        "-m",
-        "tf_ooo",
-        "run",
-        *map(str, arguments),
-        str(script),
-        mode,
-        str(tmp_path / "run"),
-    ]
+    command = [sys.executable, "-m", "tf_ooo", "run", *map(str, arguments)]
+    command += [str(script), mode, str(tmp_path / "run")]
     paths = {"PATH": f"{os.path.dirname(sys.executable)}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
     environment = {**os.environ, **paths}
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
@@ -86,13 +81,17 @@ def weights_of(tmp_path):
     return (tmp_path / "run" / "weights").read_bytes()
 
 
-def undisturbed(tmp_path, *arguments, mode):
-    tmp_path.mkdir()
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "told").touch()
-    said = running(tmp_path, *arguments, mode=mode).communicate(timeout=200)[0]
-    assert "starting again" not in said, said
-    return weights_of(tmp_path)
+def undisturbed(tmp_path, mode, environments):
+    """The weights of a training that loses nothing: a forked process for each rank, and no supervisor."""
+    folder = tmp_path / "never"
+    folder.mkdir()
+    (folder / "told").touch()
+    arguments = (tmp_path / "train.py", folder, mode, str(folder))
+    scripts = [forked.start(forked.run_script, *arguments, environment=own) for own in environments]
+    for script in scripts:
+        said, _ = script.communicate(timeout=200)
+        assert script.returncode == 0, said
+    return (folder / "weights").read_bytes()
 
 
 def test_a_lost_worker_is_started_again(tmp_path):
@@ -110,7 +109,10 @@ def test_a_lost_worker_is_started_again(tmp_path):
         rest,
     )
     assert "ended epoch 3" in rest
-    assert weights_of(tmp_path) == undisturbed(tmp_path / "never", "--workers", 2, mode="pipeline")
+    assert rest.count("starting again") == 1
+    cluster = addresses(2)
+    with workers(cluster, [1]):
+        assert weights_of(tmp_path) == undisturbed(tmp_path, "pipeline", [{CLUSTER_VARIABLE: cluster}])
 
 
 @pytest.mark.skipif(
@@ -124,8 +126,9 @@ def test_a_lost_rank_is_started_again(tmp_path):
     (tmp_path / "run" / "told").touch()
     rest = process.communicate(timeout=200)[0]
     assert process.returncode == 0, rest
-    assert "starting again" in rest
-    assert weights_of(tmp_path) == undisturbed(tmp_path / "never", "--ranks", 2, mode="data_parallel")
+    assert rest.count("starting again") == 1
+    with launches.environments("horovod", 2) as ranks:
+        assert weights_of(tmp_path) == undisturbed(tmp_path, "data_parallel", ranks)
 
 
 def test_a_script_that_always_fails_is_given_up(tmp_path):

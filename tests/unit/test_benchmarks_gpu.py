@@ -26,10 +26,22 @@ def test_parameters_of_the_step_and_what_is_fed_back():
     assert run_hlo.fed_back(HLO) == [(1, 2), (2, 0)]
 
 
-def test_copies_become_reshapes(tmp_path):
+def test_a_way_with_flags_has_the_same_text(tmp_path):
     (tmp_path / "net_b4_xla.hlo.gz").write_bytes(gzip.compress(HLO.encode()))
-    text = run_hlo.text_of(tmp_path, "net_b4", "xla@some_flag=1")
-    assert text == HLO.replace(" copy(", " reshape(")
+    assert run_hlo.text_of(tmp_path, "net_b4", "xla@graph") == HLO
+
+
+def test_launches_in_graphs_and_beside_them():
+    text = """000: kCommandBuffer [a]
+    001: kCustomKernel [b]
+    002: kAsyncStart [c]
+        003: kConvolution [d]
+    004: kAsyncDone [e]
+005: kConvolution [f]
+000: kCommandBuffer [g]
+    006: kCopy [h]
+"""
+    assert run_hlo.counts_of(text) == (4, 3, 2)
 
 
 def test_streams_side_by_side():

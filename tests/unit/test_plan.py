@@ -185,7 +185,6 @@ def raising(problem):
     ("more", "why"),
     [
         ({}, "not for these"),
-        ({"by_name": "too odd"}, "too odd"),
         ({"auto_tasks": 5}, "not tried: takes long for 6 tasks"),
     ],
 )

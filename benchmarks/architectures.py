@@ -117,10 +117,10 @@ def rnn(x: KerasTensor, classes: int, depth: int, width: int) -> KerasTensor:
     return Dense(classes)(x)
 
 
-def application(x: KerasTensor, classes: int, name: str) -> KerasTensor:
+def application(x: KerasTensor, classes: int, name: str, **settings: float) -> KerasTensor:
     """Return those of a network of keras.applications, its weights random."""
     build = getattr(keras.applications, name)
-    return build(weights=None, input_tensor=x, classes=classes, classifier_activation=None).output
+    return build(weights=None, input_tensor=x, classes=classes, classifier_activation=None, **settings).output
 
 
 KINDS: dict[str, Callable[..., KerasTensor]] = {

@@ -52,7 +52,7 @@ def rows_of(suite: str, case: Case, measured: Measured, began: datetime.datetime
     rows, stock, here, code = [], measured.stock_bits, machine(), commit()
     for order, way in enumerate(way for way in case.ways if way.name in measured.ways):
         ran = measured.ways[way.name]
-        others = [name for name, of in measured.ways.items() if name != way.name and of.bits == ran.bits]
+        alike = [name for name, of in measured.ways.items() if name != way.name and of.bits == ran.bits]
         row = Row(
             run=f"{began:%Y-%m-%d %H:%M:%S} {case.name}",
             suite=suite,
@@ -66,11 +66,11 @@ def rows_of(suite: str, case: Case, measured: Measured, began: datetime.datetime
             predicted_s=ran.predicted_s,
             bits=None if None in (ran.bits, stock) else SAME if ran.bits == stock else DIFFERS,
             largest_difference=ran.largest_difference,
-            same_bits_as=[] if ran.bits is None else others,
+            same_bits_as=[] if ran.bits is None else alike,
             machine=here,
             cores=measured.cores,
             commit=code,
-            command=shlex.join(["python", "-m", "benchmarks", *sys.argv[1:]]),
+            command=shlex.join(["python", *sys.orig_argv[1:]]),
             options=dict(way.options),
             parameters=dict(case.parameters),
             about={**measured.about, **ran.about},
@@ -103,8 +103,8 @@ def machine() -> str:
         if distribution.name in _PACKAGES:
             versions.append(f"{distribution.name} {distribution.version}")
     cpuinfo = Path("/proc/cpuinfo")
-    found = re.search(r"model name\s*: (.*)", cpuinfo.read_text()) if cpuinfo.exists() else None
-    processor = found[1] if found else platform.machine()
+    model_line = re.search(r"model name\s*: (.*)", cpuinfo.read_text()) if cpuinfo.exists() else None
+    processor = model_line[1] if model_line else platform.machine()
     return f"{processor}, {os.cpu_count()} cores, {memory_gb:.0f} GB; {', '.join(versions)}"
 
 

@@ -6,7 +6,6 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from statistics import median
 
 import click
 
@@ -81,13 +80,15 @@ def run_case(suite: str, case: Case, turns: int | None, folder: Path) -> None:
 @click.option("--pictures", type=_PATH, help="Draw the pictures into this folder.")
 def report(folder: Path, pages: tuple[Path, ...], pictures: Path | None) -> None:
     """Say what kept rows come to: tables here or in pages, and pictures."""
-    from benchmarks.report.page import tables_of, write_pages  # pandas takes a second to import
+    from benchmarks.report.page import tables_of, with_tables  # pandas takes a second to import
 
     rows = read(folder)
     if not rows:
         raise click.ClickException(f"no rows are kept in {folder}: run a suite first")
-    write_pages(pages, rows)
-    for name, table in {} if pages else tables_of(rows).items():
+    tables = tables_of(rows)
+    for page in pages:
+        page.write_text(with_tables(page.read_text(), tables))
+    for name, table in {} if pages else tables.items():
         click.echo(f"## {name}\n\n{table}")
     if pictures:
         from benchmarks.report.pictures import draw
@@ -97,14 +98,13 @@ def report(folder: Path, pages: tuple[Path, ...], pictures: Path | None) -> None
 
 def lines_of(rows: list[Row]) -> Iterator[str]:
     """Say what each way came to, and ours beside the strongest baseline."""
-    for row in sorted(rows, key=lambda row: median(row.turns_s)):
-        middle, low, high = (1e3 * of(row.turns_s) for of in (median, min, max))
+    for row in sorted(rows, key=lambda row: row.median_s):
+        middle, low, high = (1e3 * of for of in (row.median_s, min(row.turns_s), max(row.turns_s)))
         predicted = f", predicted {row.predicted_s * 1e3:.1f}" if row.predicted_s else ""
         bits = f", bits: {row.bits}" if row.bits else ""
         yield f"{row.way:<28} {middle:9.1f} ms ({low:.1f} to {high:.1f}){predicted}{bits}; {row.had_by}"
     for ours, baseline, gain in compared(rows):
-        between = "" if gain.low is None else f" ({gain.low:.3f} to {gain.high:.3f})"
-        yield f"{ours.way} is {gain.ratio:.3f}{between} times as fast as {baseline.way}: {gain.verdict}"
+        yield f"{ours.way} is {gain.text(3)} times as fast as {baseline.way}: {gain.verdict}"
 
 
 main.add_command(paper)

@@ -1,11 +1,16 @@
-"""Networks with the shapes of known ones: each function takes an input of a model and returns its logits."""
+"""Networks with the shapes of known ones: each function takes an input of a model and returns its logits.
+
+Blocks that the paper's networks have, too, are those of their scripts in examples/paper.
+"""
 
 from collections.abc import Callable, Sequence
+from types import SimpleNamespace
 
 import keras
-import numpy as np
 from keras import KerasTensor, layers
-from keras.layers import Dense, LayerNormalization, MultiHeadAttention
+from keras.layers import Dense, LayerNormalization
+
+from benchmarks.models import loaded
 
 
 def mlp(x: KerasTensor, classes: int, widths: Sequence[int]) -> KerasTensor:
@@ -32,26 +37,12 @@ def resnet(x: KerasTensor, classes: int, blocks: Sequence[int], width: int, bott
     ``width``: channels of the first stage; ``bottleneck``: blocks have three convolutions, the last one to
     four times the channels; else two.
     """
-    x = _conv(x, width, 3)
+    x = loaded("resnet").convolved(x, width, 3, -1)
     for stage, count in enumerate(blocks):
         for number in range(count):
-            x = _residual(x, width * 2**stage, 2 if number == 0 and stage else 1, bottleneck)
+            strides = 2 if number == 0 and stage else 1
+            x = loaded("resnet").block(x, width * 2**stage, strides, -1, bottleneck)
     return Dense(classes)(layers.GlobalAveragePooling2D()(x))
-
-
-def _residual(x: KerasTensor, channels: int, strides: int, bottleneck: bool) -> KerasTensor:
-    outputs = 4 * channels if bottleneck else channels
-    short = x
-    if strides != 1 or x.shape[-1] != outputs:
-        short = _conv(x, outputs, 1, strides, active=False)
-    x = _conv(_conv(x, channels, 1), channels, 3, strides) if bottleneck else _conv(x, channels, 3, strides)
-    return layers.ReLU()(_conv(x, outputs, 1 if bottleneck else 3, active=False) + short)
-
-
-def _conv(x: KerasTensor, channels: int, kernel: int, strides: int = 1, active: bool = True) -> KerasTensor:
-    x = layers.Conv2D(channels, kernel, strides, padding="same", use_bias=False)(x)
-    x = layers.BatchNormalization()(x)
-    return layers.ReLU()(x) if active else x
 
 
 def unet(x: KerasTensor, classes: int, width: int, depth: int) -> KerasTensor:
@@ -76,44 +67,30 @@ def text(x: KerasTensor, classes: int, vocabulary: int, width: int) -> KerasTens
     return mlp(layers.GlobalMaxPooling1D()(x), classes, [5 * width])
 
 
-def encoder(
-    x: KerasTensor, classes: int, layers: int, width: int, heads: int, vocabulary: int
-) -> KerasTensor:
+def encoder(x: KerasTensor, classes: int, **settings: int) -> KerasTensor:
     """Return those of BERT's pooled first token (Devlin et al. 2019), after post-norm blocks."""
-    x = LayerNormalization()(_embedded(x, vocabulary, width))
-    for _ in range(layers):
-        attended = MultiHeadAttention(heads, width // heads)(x, x)
-        x = LayerNormalization()(x + attended)
-        inner = Dense(4 * width, "gelu")(x)
-        x = LayerNormalization()(x + Dense(width)(inner))
-    pooled = Dense(width, "tanh")(x[:, 0])
+    of = SimpleNamespace(**settings)
+    x = loaded("bert").blocks(LayerNormalization()(loaded("gpt3").embedded(x, of)), of)
+    pooled = Dense(of.width, "tanh")(x[:, 0])
     return Dense(classes)(pooled)
 
 
-def gpt2(x: KerasTensor, classes: int, layers: int, width: int, heads: int, vocabulary: int) -> KerasTensor:
+def encoder_of_vectors(x: KerasTensor, classes: int, **settings: int) -> KerasTensor:
+    """Return those of the first vector behind BERT's blocks, which are given vectors."""
+    x = loaded("bert").blocks(x, SimpleNamespace(**settings))
+    return Dense(classes)(x[:, 0])
+
+
+def gpt2(x: KerasTensor, classes: int, **settings: int) -> KerasTensor:
     """Return those of GPT-2's next tokens (Radford et al. 2019), after pre-norm causal blocks."""
-    x = _embedded(x, vocabulary, width)
-    for _ in range(layers):
-        attention = MultiHeadAttention(heads, width // heads)
-        y = LayerNormalization()(x)
-        x = x + attention(y, y, use_causal_mask=True)
-        y = Dense(4 * width, "gelu")(LayerNormalization()(x))
-        x = x + Dense(width)(y)
-    return Dense(classes)(LayerNormalization()(x))
+    x = loaded("gpt3").states(x, SimpleNamespace(**settings))
+    return Dense(classes)(x)
 
 
-def _embedded(tokens: KerasTensor, vocabulary: int, width: int) -> KerasTensor:
-    """Return tokens (rows, length) as vectors: what each word and each place has learned, added."""
-    # Places follow from the tokens: an embedding of a constant would be computed at once, outside the model.
-    places = 0 * tokens + np.arange(tokens.shape[1], dtype="int32")
-    words = layers.Embedding(vocabulary, width)(tokens)
-    return words + layers.Embedding(tokens.shape[1], width)(places)
-
-
-def rnn(x: KerasTensor, classes: int, depth: int, width: int) -> KerasTensor:
+def rnn(x: KerasTensor, classes: int, depth: int, width: int, cell: str = "SimpleRNN") -> KerasTensor:
     """Return those of recurrent layers, unrolled: a layer's steps are ops, as dW cannot leave a loop."""
     for left in reversed(range(depth)):
-        x = layers.SimpleRNN(width, return_sequences=left > 0, unroll=True)(x)
+        x = getattr(layers, cell)(width, return_sequences=left > 0, unroll=True)(x)
     return Dense(classes)(x)
 
 
@@ -124,5 +101,6 @@ def application(x: KerasTensor, classes: int, name: str, **settings: float) -> K
 
 
 KINDS: dict[str, Callable[..., KerasTensor]] = {
-    kind.__name__: kind for kind in (mlp, convolutions, resnet, unet, text, encoder, gpt2, rnn, application)
+    kind.__name__: kind
+    for kind in (mlp, convolutions, resnet, unet, text, encoder, encoder_of_vectors, gpt2, rnn, application)
 }

@@ -10,10 +10,7 @@ STOCK, PYTORCH, OURS, NOBODY = "stock", "pytorch", "tf_ooo", "nobody"
 
 @dataclass(frozen=True)
 class Way:
-    """One way to train what a case names, under the name that stands in rows, such as ``1f1b``.
-
-    ``auto`` alone is ours; what nobody can have shows a part of a gain and is no baseline.
-    """
+    """One way to train what a case names; what nobody can have shows a part of a gain and is no baseline."""
 
     name: str
     had_by: str
@@ -67,13 +64,3 @@ class Runner(Protocol):
 
     def run(self, case: Case) -> Measured:
         """Run all ways in turns, in processes of their own."""
-
-
-def check(case: Case) -> Case:
-    """Return the case; ValueError where two ways share a name or ours is missing."""
-    names = [way.name for way in case.ways]
-    if len(set(names)) < len(names):
-        raise ValueError(f"{case.name}: two ways have one name among {', '.join(names)}")
-    if not any(way.had_by == OURS for way in case.ways):
-        raise ValueError(f"{case.name}: no way is ours")
-    return case

@@ -6,7 +6,7 @@ from typing import Any
 
 import tomllib
 
-from benchmarks.case import Case, Way, check
+from benchmarks.case import Case, Way
 
 SUITES: dict[str, Any] = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())
 
@@ -28,6 +28,5 @@ def _case(told: dict[str, Any], run: dict[str, Any], given: dict[str, Any]) -> C
         for name, (had_by, options) in told["ways"].items()
         if name not in run.get("without", ())
     )
-    task_ms = 1e3 * given.get("task_s", 0)
-    name = given.pop("name", told["name"]).format(**given, task_ms=task_ms)
-    return check(Case(name, told["mode"], told["runner"], ways, given, run["turns"]))
+    name = given.pop("name", told["name"]).format(**given, task_ms=1e3 * given.get("task_s", 0))
+    return Case(name, told["mode"], told["runner"], ways, given, run["turns"])

@@ -1,7 +1,8 @@
 """A gain is the median of paired turns, with its 95% interval."""
 
-import statistics
 from collections.abc import Iterable, Sequence
+from itertools import groupby
+from math import isnan, nan
 from typing import NamedTuple
 
 import numpy as np
@@ -20,17 +21,19 @@ class Gain(NamedTuple):
     """How many times as fast as a baseline a way is."""
 
     ratio: float  # the median over turns of the baseline's seconds through the way's, of the same turn
-    # The 95% interval of that median by the percentile bootstrap (Efron 1979); None: too few pairs.
-    low: float | None
-    high: float | None
-    pairs: int
+    # The 95% interval of that median by the percentile bootstrap (Efron 1979); nan: too few pairs.
+    low: float = nan
+    high: float = nan
 
     @property
     def verdict(self) -> str:
         """``won`` and ``lost`` only where the whole interval lies on that side of 1."""
-        if self.low is None or self.high is None or self.low <= 1 <= self.high:
-            return NO_DIFFERENCE
-        return WON if self.low > 1 else LOST
+        return WON if self.low > 1 else LOST if self.high < 1 else NO_DIFFERENCE
+
+    def text(self, digits: int = 2) -> str:
+        """Write ``1.12 (1.10 to 1.15)``."""
+        ratio, low, high = (f"{value:.{digits}f}" for value in self)
+        return ratio if isnan(self.low) else f"{ratio} ({low} to {high})"
 
 
 def gain_of(baseline_s: Sequence[float], ours_s: Sequence[float]) -> Gain:
@@ -40,10 +43,10 @@ def gain_of(baseline_s: Sequence[float], ours_s: Sequence[float]) -> Gain:
     ratios = np.asarray(baseline_s) / np.asarray(ours_s)
     middle = float(np.median(ratios))
     if len(ratios) < LEAST_PAIRS:
-        return Gain(middle, None, None, len(ratios))
+        return Gain(middle)
     how = {"n_resamples": _RESAMPLES, "method": "percentile", "rng": np.random.default_rng(_SEED)}
     low, high = bootstrap((ratios,), np.median, confidence_level=0.95, **how).confidence_interval
-    return Gain(middle, float(low), float(high), len(ratios))
+    return Gain(middle, float(low), float(high))
 
 
 class Compared(NamedTuple):
@@ -61,33 +64,29 @@ class Compared(NamedTuple):
         return self.baseline.predicted_s / self.ours.predicted_s
 
 
-def turns_of(row: Row) -> list[float]:
+def turns_of(row: Row) -> np.ndarray:
     """Return what turns of a run are compared by: seconds of a step.
 
     Beside torch they are parts of the same framework's step on one worker, so that kernels do not count.
     """
-    alone_s = row.about["serial_s"] if row.mode == "torch" else 1.0
-    return [seconds / alone_s for seconds in row.turns_s]
+    return np.array(row.turns_s) / (row.about["serial_s"] if row.mode == "torch" else 1.0)
 
 
 def gain_over(baselines: Iterable[Row], run: Iterable[Row]) -> Compared | None:
     """Compare ours in a run with the fastest baseline by the median of its turns; None: one is missing."""
-    fastest = min(baselines, key=lambda row: statistics.median(turns_of(row)), default=None)
+    fastest = min(baselines, key=lambda row: np.median(turns_of(row)), default=None)
     ours = next((row for row in run if row.had_by == OURS), None)
     if ours is None or fastest is None:
         return None
     return Compared(ours, fastest, gain_of(turns_of(fastest), turns_of(ours)))
 
 
-def runs_of(rows: Iterable[Row]) -> dict[str, list[Row]]:
+def runs_of(rows: Iterable[Row]) -> list[list[Row]]:
     """Group rows by the run whose ways took turns with each other."""
-    runs: dict[str, list[Row]] = {}
-    for row in rows:
-        runs.setdefault(row.run, []).append(row)
-    return runs
+    return [list(run) for _, run in groupby(rows, lambda row: row.run)]
 
 
 def compared(rows: Iterable[Row]) -> list[Compared]:
     """Compare ours in each run with the strongest baseline there."""
-    beside = (gain_over((row for row in run if row.baseline), run) for run in runs_of(rows).values())
+    beside = (gain_over((row for row in run if row.baseline), run) for run in runs_of(rows))
     return [of for of in beside if of is not None]

@@ -1,6 +1,5 @@
 """Rows that stay: one file for each run of a case, one row for each of its ways."""
 
-import contextlib
 import datetime
 import importlib.metadata
 import json
@@ -8,6 +7,8 @@ import os
 import platform
 import re
 import shlex
+import shutil
+import statistics
 import subprocess
 import sys
 from dataclasses import asdict, dataclass, field
@@ -46,14 +47,18 @@ class Row:
     parameters: dict[str, Any]
     about: dict[str, Any] = field(default_factory=dict)
 
+    @property
+    def median_s(self) -> float:
+        """Seconds of a step in the median turn."""
+        return statistics.median(self.turns_s)
+
 
 def rows_of(suite: str, case: Case, measured: Measured, began: datetime.datetime) -> list[Row]:
     """Return one row for each way that ran."""
-    rows, stock, here, code = [], measured.stock_bits, machine(), commit()
-    for order, way in enumerate(way for way in case.ways if way.name in measured.ways):
-        ran = measured.ways[way.name]
-        alike = [name for name, of in measured.ways.items() if name != way.name and of.bits == ran.bits]
-        row = Row(
+    stock, here, code = measured.stock_bits, machine(), commit()
+    ways = [(way, measured.ways[way.name]) for way in case.ways if way.name in measured.ways]
+    return [
+        Row(
             run=f"{began:%Y-%m-%d %H:%M:%S} {case.name}",
             suite=suite,
             case=case.name,
@@ -66,7 +71,9 @@ def rows_of(suite: str, case: Case, measured: Measured, began: datetime.datetime
             predicted_s=ran.predicted_s,
             bits=None if None in (ran.bits, stock) else SAME if ran.bits == stock else DIFFERS,
             largest_difference=ran.largest_difference,
-            same_bits_as=[] if ran.bits is None else alike,
+            same_bits_as=[
+                of.name for of, other in ways if of is not way and other.bits == ran.bits is not None
+            ],
             machine=here,
             cores=measured.cores,
             commit=code,
@@ -75,8 +82,8 @@ def rows_of(suite: str, case: Case, measured: Measured, began: datetime.datetime
             parameters=dict(case.parameters),
             about={**measured.about, **ran.about},
         )
-        rows.append(row)
-    return rows
+        for order, (way, ran) in enumerate(ways)
+    ]
 
 
 def write(rows: list[Row], folder: Path, began: datetime.datetime) -> Path:
@@ -98,10 +105,8 @@ def read(folder: Path = ROWS) -> list[Row]:
 def machine() -> str:
     """Describe processor, cores, memory and versions in one line; import nothing large."""
     memory_gb = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9
-    versions = [f"Python {platform.python_version()}"]
-    for distribution in importlib.metadata.distributions():
-        if distribution.name in _PACKAGES:
-            versions.append(f"{distribution.name} {distribution.version}")
+    installed = ((of.name, of.version) for of in importlib.metadata.distributions() if of.name in _PACKAGES)
+    versions = [f"Python {platform.python_version()}", *map(" ".join, installed)]
     cpuinfo = Path("/proc/cpuinfo")
     model_line = re.search(r"model name\s*: (.*)", cpuinfo.read_text()) if cpuinfo.exists() else None
     processor = model_line[1] if model_line else platform.machine()
@@ -110,8 +115,8 @@ def machine() -> str:
 
 def commit() -> str:
     """Name the code's commit, with ``+`` if files were changed since; ``unknown`` without a repository."""
+    if not shutil.which("git"):
+        return "unknown"
     describe = ("describe", "--always", "--abbrev=10", "--exclude=*", "--dirty=+")
-    with contextlib.suppress(OSError):  # there is no git
-        done = subprocess.run(["git", "-C", ROWS.parent, *describe], capture_output=True, text=True)
-        return done.stdout.strip() or "unknown"
-    return "unknown"
+    done = subprocess.run(["git", "-C", ROWS.parent, *describe], capture_output=True, text=True)
+    return done.stdout.strip() or "unknown"

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import importlib
 import json
+import sys
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from benchmarks.case import WayRun
+from tf_ooo.errors import OptionsError
 
 if TYPE_CHECKING:
     import keras
 
-    from benchmarks.paper.networks import ScriptNetwork
-
+EXAMPLES = Path(__file__).parents[1] / "examples" / "paper"
 Weights = Sequence[np.ndarray]
 SEED = 1
 
@@ -58,6 +61,52 @@ class Network:
         return keras.optimizers.SGD(0.01, momentum)
 
 
+@dataclass(frozen=True)
+class ScriptNetwork:
+    """The network of a script of examples/paper at one of its sizes, with some settings changed."""
+
+    script: str
+    size: str
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    source: str = "auto"  # or real data, which are downloaded, shipped with a package, or generated
+
+    @property
+    def batch(self) -> int:
+        return int(self.given().batch)
+
+    def given(self) -> SimpleNamespace:
+        """Return what the script's functions are given; OptionsError where it refuses a setting."""
+        module = loaded(self.script)
+        try:
+            settings = loaded("paper_options").changed(module.SIZES, self.size, self.settings)
+            of = SimpleNamespace(**settings, data=self.source)
+            getattr(module, "check", lambda _: None)(of)
+        except ValueError as error:
+            raise OptionsError(f"{self.script}: {error}") from None
+        return of
+
+    def build(self, rows: int | None = None) -> Any:
+        return loaded(self.script).build(self.given(), rows)
+
+    def data(self, rows: int, seed: int = 1) -> tuple[Any, Any]:
+        """Return the script's inputs and labels, made on the CPU that is no device of the benchmark."""
+        import tensorflow as tf
+
+        with tf.device("CPU:0"):
+            x, y = loaded(self.script).data(self.given(), rows, seed)
+        return x, y
+
+    def optimizer(self, momentum: float = 0.0) -> Any:
+        return loaded(self.script).optimizer(self.given())
+
+
+def loaded(script: str) -> ModuleType:
+    """Return the module of a script, whose neighbours it imports."""
+    if str(EXAMPLES) not in sys.path:
+        sys.path.append(str(EXAMPLES))
+    return importlib.import_module(script)
+
+
 # Tasks of PIPELINE must take many periods of the CPU quota: a device that has waited runs at full speed
 # until its quota of that period is used up, and up to a tick of the clock (4 ms) longer, so that tasks of 40
 # ms take a sixth less than they should.  Of a message of 1 MiB its ends compute 1 to 2 ms less.  Adding a
@@ -73,8 +122,6 @@ NETWORKS = {
 def network_of(parameters: Mapping[str, Any]) -> Network | ScriptNetwork:
     """Return the network that a case names in a table, or that of its ``script`` of examples/paper."""
     if "script" in parameters:
-        from benchmarks.paper.networks import ScriptNetwork
-
         return ScriptNetwork(**parameters["script"])
     return NETWORKS[parameters["networks"]][parameters["model"]]
 
@@ -117,14 +164,13 @@ def compared(
     runs: Mapping[str, WayRun], trained: Mapping[str, Weights], stock: Weights
 ) -> tuple[int, dict[str, WayRun]]:
     """Return stock's bits, and runs with what they have trained beside it: bits, the largest difference."""
-    return check_sum(stock), {
+    beside = {
         name: replace(
-            run, bits=check_sum(trained[name]), largest_difference=largest_difference(trained[name], stock)
+            runs[name], bits=check_sum(weights), largest_difference=largest_difference(weights, stock)
         )
-        if name in trained
-        else run
-        for name, run in runs.items()
+        for name, weights in trained.items()
     }
+    return check_sum(stock), {**runs, **beside}
 
 
 def check_sum(weights: Weights) -> int:

@@ -5,16 +5,19 @@ import os
 import pickle
 import pkgutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from multiprocessing.connection import Client, Connection
 from pathlib import Path
 from typing import Any
 
 from tf_ooo.hosts.addresses import held_ports
 
 _OUT, _TAIL = "BENCHMARKS_OUT", 3000
+_START_S, _ANSWER_S, _END_S = 180.0, 900.0, 20.0
 
 
 class BenchmarkError(Exception):
@@ -75,6 +78,87 @@ def cluster_of(
 def worker_line(cluster: str, task: int, *options: str) -> list[str]:
     """Return what starts a worker of this package."""
     return [sys.executable, "-m", "tf_ooo", "worker", "--cluster", cluster, "--task", str(task), *options]
+
+
+class Job:
+    """Ranks that connect to an address and :func:`answer` what all of them are asked.
+
+    Where they may be stopped, they are while they are not asked anything.
+    """
+
+    def __init__(
+        self,
+        starts: Iterable[Sequence[str]],
+        environment: Mapping[str, str],
+        address: Path,
+        ranks: int,
+        stops: bool = False,
+    ) -> None:
+        self._log, self._count, self._stops = address.with_suffix(".log"), ranks, stops
+        self.ranks: dict[int, tuple[Connection, int]] = {}  # by rank, with the process
+        self._listener = socket.socket(socket.AF_UNIX)
+        self._listener.bind(str(address))
+        self._listener.listen()
+        self._listener.settimeout(_START_S)
+        with self._log.open("wb") as log:
+            self.launchers = [subprocess.Popen(of, env=environment, stdout=log, stderr=log) for of in starts]
+
+    def connect(self) -> None:
+        """Wait until each rank has said who it is."""
+        while len(self.ranks) < self._count:
+            try:
+                connection = Connection(self._listener.accept()[0].detach())
+            except TimeoutError:
+                said = last_of(self._log)
+                raise BenchmarkError(f"not all ranks have started in {_START_S:g} s:\n{said}") from None
+            rank, process = connection.recv()
+            self.ranks[rank] = connection, process
+        self.signal(signal.SIGSTOP)
+
+    def ask(self, *message: str) -> Any:
+        """Tell all ranks; return the first one's answer.  BenchmarkError: a rank does not answer."""
+        self.signal(signal.SIGCONT)
+        try:
+            for connection, _ in self.ranks.values():
+                connection.send(message)
+            answers = {rank: self._answer(connection) for rank, (connection, _) in self.ranks.items()}
+        except (EOFError, OSError) as error:
+            printed = last_of(self._log)
+            raise BenchmarkError(f"a rank failed with {' '.join(message)}:\n{printed}") from error
+        self.signal(signal.SIGSTOP)
+        return answers[0]
+
+    def _answer(self, connection: Connection) -> Any:
+        if not connection.poll(_ANSWER_S):
+            raise EOFError
+        return connection.recv()
+
+    def signal(self, number: int) -> None:
+        """Stop the ranks (SIGSTOP), or let them go on."""
+        for _, process in self.ranks.values() if self._stops else ():
+            os.kill(process, number)
+
+    def end(self) -> None:
+        """End all processes."""
+        self._listener.close()
+        for _, process in self.ranks.values():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process, signal.SIGKILL)
+        for launcher in self.launchers:
+            launcher.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                launcher.wait(_END_S)
+            launcher.kill()
+            launcher.wait()
+
+
+def answer(address: str, rank: int, tasks: Mapping[str, Callable[..., Any]]) -> None:
+    """Be a rank of a :class:`Job` until it ends; a message is the name of a task, and what this takes."""
+    with Client(address, "AF_UNIX") as job:
+        job.send((rank, os.getpid()))
+        while True:
+            task, *given = job.recv()
+            job.send(tasks[task](*given))
 
 
 def end_cleanly() -> None:

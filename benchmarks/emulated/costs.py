@@ -19,28 +19,24 @@ _HIDDEN, _HEADS, _SEQUENCE, _MICROBATCH = 1024, 16, 512, 16
 _TRANSFORMERS = {"bert_large": (30_522, 0.15), "gpt2": (50_257, 1.0)}
 
 
-def shares_of(model: str, layers: int) -> list[tuple[float, float, float]]:
-    """Return F, dO and dW of layers beside each other.
+def _rows(model: str, layers: int) -> list[tuple[float, float, float]]:
+    """Return F, dO and dW of layers: seconds of a transformer on an A100, from its FLOP and bytes, or shares.
 
-    ``equal``: all alike.  ``gpt``: an embedding, which takes next to nothing, blocks, and a head of two and a
-    half blocks.  ``unet``: they fall to a third towards the middle.
+    ``bert_large`` (arXiv 1810.04805) and ``gpt2`` medium (Radford et al. 2019): the last layer is the output
+    matrix; the embedding's look-up is left out.  ``equal``: all alike.  ``gpt``: an embedding, which takes
+    next to nothing, blocks, and a head of two and a half blocks.  ``unet``: they fall to a third towards the
+    middle.
     """
+    if model in _TRANSFORMERS:
+        words, share = _TRANSFORMERS[model]
+        blocks = [transformer_layer(_HIDDEN, _HEADS, _SEQUENCE, _MICROBATCH)] * (layers - 1)
+        head = dense_layer(round(_SEQUENCE * _MICROBATCH * share), _HIDDEN, words, element_bytes=2)
+        costs = [work.costs(_A100) for work in (*blocks, head)]
+        return [(of.forward_s, of.output_grad_s, of.weight_grad_s) for of in costs]
     if model == "gpt":
         return [(0.25, 0.0, 0.25), *[(1.0, 1.05, 0.95)] * (layers - 2), (2.5, 2.5, 2.5)]
     far = np.abs(np.linspace(-1, 1, layers)) if model == "unet" else np.full(layers, 0.5)
     return [(0.5 + x, 0.5 + x, 0.5 + x) for x in far.tolist()]
-
-
-def seconds_of(model: str, layers: int) -> list[tuple[float, float, float]]:
-    """Return seconds of BERT-large (arXiv 1810.04805) or GPT-2 medium (Radford et al. 2019) on an A100.
-
-    From their FLOP and bytes.  The last layer is the output matrix; the embedding's look-up is left out.
-    """
-    words, share = _TRANSFORMERS[model]
-    blocks = [transformer_layer(_HIDDEN, _HEADS, _SEQUENCE, _MICROBATCH)] * (layers - 1)
-    head = dense_layer(round(_SEQUENCE * _MICROBATCH * share), _HIDDEN, words, element_bytes=2)
-    costs = [work.costs(_A100) for work in (*blocks, head)]
-    return [(of.forward_s, of.output_grad_s, of.weight_grad_s) for of in costs]
 
 
 def costs_of(model: str, layers: int, devices: int, task_s: float | None, latency_s: float) -> CostTable:
@@ -48,20 +44,12 @@ def costs_of(model: str, layers: int, devices: int, task_s: float | None, latenc
 
     No step computes the first layer's dO.
     """
-    rows = seconds_of(model, layers) if task_s is None else shares_of(model, layers)
+    rows, size = _rows(model, layers), 4.0 * WIDTH
     unit_s = 1.0 if task_s is None else task_s * devices / sum(forward for forward, _, _ in rows)
-    size = 4.0 * WIDTH
+    sizes = {"activation_bytes": ROWS * size, "weight_bytes": size, "output_bytes": ROWS * size}
     costs = [
-        LayerCosts(
-            forward * unit_s,
-            output_grad * unit_s,
-            weight_grad * unit_s,
-            activation_bytes=ROWS * size,
-            weight_bytes=size,
-            output_bytes=ROWS * size,
-            name=f"layer_{number:03d}",
-        )
-        for number, (forward, output_grad, weight_grad) in enumerate(rows)
+        LayerCosts(*(unit_s * share for share in shares), name=f"layer_{number:03d}", **sizes)
+        for number, shares in enumerate(rows)
     ]
     costs[0] = replace(costs[0], output_grad_s=0.0)
     return CostTable(tuple(costs), Link(latency_s), rows=ROWS)

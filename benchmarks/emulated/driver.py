@@ -12,16 +12,15 @@ import numpy as np
 import tensorflow as tf
 
 from benchmarks import torch_orders
-from benchmarks.case import Case, Measured
+from benchmarks.case import Case, Measured, Way
 from benchmarks.emulated.costs import ROWS, WIDTH, costs_of
 from benchmarks.emulated.observed import Observed
-from benchmarks.models import SEED, Workload, compared, stock_weights
+from benchmarks.models import SEED, Workload
 from benchmarks.runners.emulated import LOG, Log, library, prefer
-from benchmarks.runners.steps import Fit, train_in_turns
+from benchmarks.runners.steps import Fit, started, train_in_turns
 from benchmarks.turns import take_turns
 from tf_ooo import Link, Pipeline
 from tf_ooo.costs.table import CostTable
-from tf_ooo.errors import OOOError
 from tf_ooo.hosts.worker import serve
 from tf_ooo.modes.pipeline import tasks_of
 from tf_ooo.modes.pipeline.planning import PlanRequest, make_plan, step_s_of
@@ -132,32 +131,6 @@ class Run(Fit):
         }
 
 
-def runs_of(case: Case, table: CostTable, cluster: str) -> tuple[dict[str, Run], dict[str, str]]:
-    """Start each way, and say why others do not run.
-
-    The first way's schedule is a file: costs of whole layers are then taken as they are, and no layer is
-    divided, in the ways behind it neither.
-    """
-    runs: dict[str, Run] = {}
-    not_run: dict[str, str] = {}
-    devices, microbatches = case.parameters["devices"], case.parameters["microbatches"]
-    common = {"devices": cluster or devices, "microbatches": microbatches, "profile_steps": 0}
-    with tempfile.TemporaryDirectory() as folder:
-        for way in case.ways:
-            schedule = "auto"
-            try:
-                if "auto" not in way.options:
-                    schedule = f"{folder}/{way.name}.txt"
-                    text = schedule_of(way.options, table, devices, microbatches).to_text()
-                    Path(schedule).write_text(text)
-                options = Pipeline(schedule=schedule, costs=table, compare=False, check_loss=False, **common)
-                known = next((run.measured for run in runs.values()), None)
-                runs[way.name] = Run(options, table, known)
-            except (ValueError, OOOError) as error:
-                not_run[way.name] = str(error)
-    return runs, not_run
-
-
 def measured(case: Case, cluster: str) -> Measured:
     """Run all ways in turns, and train with stock Keras as often; with workers nothing is computed here."""
     devices = case.parameters["devices"]
@@ -170,13 +143,32 @@ def measured(case: Case, cluster: str) -> Measured:
     names = ("model", "layers", "devices", "task_s", "latency_s")
     table = costs_of(*(parameters[name] for name in names))
     log.wait(0)
-    runs, not_run = runs_of(case, table, cluster)
+    microbatches = parameters["microbatches"]
+    settings = {"costs": table, "devices": cluster or devices, "microbatches": microbatches,
+                "profile_steps": 0, "compare": False, "check_loss": False}  # fmt: skip
+    known: list[tuple[Step, CostTable] | None] = []
+
+    def start(way: Way) -> Run:
+        # The first way's schedule is a file: costs of whole layers are then taken as they are, and no layer
+        # is divided, in the ways behind it neither.
+        schedule = "auto"
+        if "auto" not in way.options:
+            schedule = f"{folder}/{way.name}.txt"
+            text = schedule_of(way.options, table, devices, microbatches).to_text()
+            Path(schedule).write_text(text)
+        run = Run(Pipeline(schedule=schedule, **settings), table, known[0] if known else None)
+        known.append(run.measured)
+        return run
+
+    def stock() -> Workload:
+        log.wait(0)
+        return workload_of(table, microbatches)
+
+    with tempfile.TemporaryDirectory() as folder:
+        runs, not_run = started(case, start)
     preferred = prefer()
     log.wait(1)
     take_turns({name: run.step_s for name, run in runs.items()}, 1)
-    count, ways, trained = train_in_turns(runs, case.turns, lambda run: run.observed_step_s(log))
-    log.wait(0)
-    stock = stock_weights(workload_of(table, parameters["microbatches"]), count)
-    bits, ways = compared(ways, trained, stock)
-    about = {"weights": sum(weight.size for weight in stock), "steps": count, "preferred": preferred}
+    count, ways, bits = train_in_turns(runs, case.turns, lambda run: run.observed_step_s(log), stock)
+    about = {"weights": WIDTH * len(table.layers), "steps": count, "preferred": preferred}
     return Measured(ways, bits, about=about, not_run=not_run)

@@ -4,81 +4,26 @@ from __future__ import annotations
 
 import functools
 import gzip
-from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
+import tomllib
 
+from benchmarks import models
+from benchmarks.gpu import xla
 from benchmarks.gpu.hlo_text import apart
-from benchmarks.models import SEED, Network
-
-if TYPE_CHECKING:
-    import keras
 
 _CLASSES = 10
-
-
-def densenet(blocks: Sequence[int], growth: int, pixels: int, rows: int) -> keras.Model:
-    """Build DenseNet-BC (Huang et al. 2017) with any growth rate; that of Keras has 32 only."""
-    from keras import Input, Model, layers
-
-    def convolution(x: keras.KerasTensor, filters: int, kernel: int) -> keras.KerasTensor:
-        x = layers.ReLU()(layers.BatchNormalization(epsilon=1.001e-5)(x))
-        return layers.Conv2D(filters, kernel, padding="same", use_bias=False)(x)
-
-    inputs = Input((pixels, pixels, 3), batch_size=rows)
-    x = layers.Conv2D(2 * growth, 3, padding="same", use_bias=False)(inputs)
-    for number, count in enumerate(blocks):
-        for _ in range(count):
-            x = layers.Concatenate()([x, convolution(convolution(x, 4 * growth, 1), growth, 3)])
-        if number < len(blocks) - 1:
-            x = layers.AveragePooling2D(2)(convolution(x, x.shape[-1] // 2, 1))
-    x = layers.ReLU()(layers.BatchNormalization(epsilon=1.001e-5)(x))
-    return Model(inputs, layers.Dense(_CLASSES)(layers.GlobalAveragePooling2D()(x)))
-
-
-def encoder(depth: int, width: int, length: int, rows: int) -> keras.Model:
-    """Build the encoder of BERT over vectors (Devlin et al. 2019), with heads of 64."""
-    from keras import Input, Model, layers
-
-    x = inputs = Input((length, width), batch_size=rows)
-    for _ in range(depth):
-        x = layers.LayerNormalization()(x + layers.MultiHeadAttention(width // 64, 64)(x, x))
-        inner = layers.Dense(4 * width, "gelu")(x)
-        x = layers.LayerNormalization()(x + layers.Dense(width)(inner))
-    return Model(inputs, layers.Dense(_CLASSES)(x[:, 0]))
-
-
-def lstm(depth: int, width: int, length: int, rows: int) -> keras.Model:
-    """Build LSTM layers, unrolled: dW cannot leave a loop."""
-    from keras import Input, Sequential, layers
-
-    body = [layers.LSTM(width, return_sequences=n < depth - 1, unroll=True) for n in range(depth)]
-    return Sequential([Input((length, width), batch_size=rows), *body, layers.Dense(_CLASSES)])
-
-
-_121, _IMAGES = (6, 12, 24, 16), (224, 224, 3)
-_MOBILE = {"name": "MobileNetV3Large", "alpha": 0.5}
-NETWORKS: dict[str, Callable[..., keras.Model]] = {
-    **{f"densenet121-k{growth}": functools.partial(densenet, _121, growth, 32) for growth in (12, 24)},
-    "mobilenetv3l-a0.5": Network("application", 32, _IMAGES, _MOBILE).build,
-    "resnet50": Network("application", 32, _IMAGES, {"name": "ResNet50"}).build,
-    "encoder-6x512": functools.partial(encoder, 6, 512, 128),
-    "lstm-2x512": functools.partial(lstm, 2, 512, 16),
-    "densenet-small": functools.partial(densenet, (2, 2), 8, 16),
-    "rnn-small": functools.partial(lstm, 2, 32, 4),
+NETWORKS = models.NETWORKS["GPU"] | {
+    f"densenet121-k{growth}": models.ScriptNetwork(
+        "densenet", "tiny", {"growth": growth, "classes": _CLASSES}
+    )
+    for growth in (12, 24)
 }
 
 STOCK, APART = "xla", "apart"
-# How dW are moved to side streams: arguments of the plan (None: the joint schedule), and of the rewrite.
-OURS: dict[str, tuple[dict[str, Any] | None, dict[str, Any]]] = {
-    "early": ({}, {}),
-    "joint": (None, {}),
-    "early_no_barriers": ({}, {"store": "none"}),
-    "updates_aside": ({}, {"side_updates": True}),
-    "two_streams": ({"streams": 2}, {}),
-}
+OURS: dict[str, dict[str, Any]] = tomllib.loads(xla.WAYS.read_text())["ours"]
 WAYS = (STOCK, *OURS, APART)
 
 
@@ -98,13 +43,13 @@ def main(folder: Path, network: str, batch: int, ways: tuple[str, ...]) -> None:
         click.echo(f"{path}: {len(text) / 1e6:.1f} MB before it was packed")
 
 
-def _compiled(network: str, batch: int) -> tuple[Any, tuple[Any, Any]]:
+def _compiled(name: str, batch: int) -> tuple[Any, tuple[Any, Any]]:
     """Return a model whose variables are all there, and a batch on the device."""
     import keras
     import tensorflow as tf
 
-    keras.utils.set_random_seed(SEED)
-    model = NETWORKS[network](rows=batch)
+    keras.utils.set_random_seed(models.SEED)
+    model = NETWORKS[name].build(batch)
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile(keras.optimizers.SGD(0.01, momentum=0.9), loss)
     model.optimizer.build(model.trainable_variables)
@@ -124,11 +69,11 @@ def hlo_of_step(model: Any, data: tuple[Any, Any], name: str) -> str:
 
     way = STOCK_WAY
     if name != STOCK:
-        planned, rewritten = OURS[name]
+        ours = OURS[name]
         plan = functools.partial(plans.joint, capture=lambda what: plans.capture_of(what, None))
-        if planned is not None:
-            plan = functools.partial(plans.every_layer, **planned)
-        way = Way(functools.partial(rewrite_step, plan=plan, **{"store": "cost", **rewritten}))
+        if "plan" in ours:
+            plan = functools.partial(plans.every_layer, **ours["plan"])
+        way = Way(functools.partial(rewrite_step, plan=plan, **{"store": "cost", **ours.get("rewrite", {})}))
     session = StreamSession(SingleDevice(schedule="multi_stream", any_platform=True))
     step = CompiledStep(StreamStep(model.train_step, model.train_step, session, way), (data,), {})
     return step.hlo()

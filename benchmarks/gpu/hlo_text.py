@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Mapping
+from pathlib import Path
 
 _KINDS = {
     "f32": "float32", "f16": "float16", "f64": "float64", "pred": "bool", "u8": "uint8", "s8": "int8",
@@ -12,20 +13,7 @@ _KINDS = {
 _TYPE = r"\w+\[[\d,]*\](?:\{[\d,]*\})?"
 # A Fourier transform of two numbers: XLA captures none in a graph, and so not the call that has one in it.
 # Its result is never below zero, so what is taken away from the gradient is +0, which changes no bit.
-_TRANSFORM = """\
-  %apart_two = f32[{ones}2] slice({given}), slice={{{first}[0:2]}}
-  %apart_flat = f32[2] reshape(%apart_two)
-  %apart_pair = c64[2] complex(%apart_flat, %apart_flat)
-  %apart_fft = c64[2] fft(%apart_pair), fft_type=FFT, fft_length={{2}}
-  %apart_real = f32[2] real(%apart_fft)
-  %apart_abs = f32[2] abs(%apart_real)
-  %apart_0 = f32[] constant(0)
-  %apart_zeros = f32[2] broadcast(%apart_0), dimensions={{}}
-  %apart_none = f32[2] minimum(%apart_abs, %apart_zeros)
-  %apart_one = f32[1] slice(%apart_none), slice={{[0:1]}}
-  %apart_scalar = f32[] reshape(%apart_one)
-  %apart_all = {kind} broadcast(%apart_scalar), dimensions={{}}
-  ROOT %apart_dW = {kind} subtract({root}, %apart_all)"""
+_TRANSFORM, _LOOP = (Path(__file__).with_name(f"{name}.hlo").read_text() for name in ("apart", "loop"))
 
 
 def parameters_of(hlo: str) -> list[tuple[str, tuple[int, ...]]]:
@@ -51,45 +39,33 @@ def looped(hlo: str, steps: int) -> str:
     """
     head, _, body = hlo.partition("\n")
     before, _, step = body.rpartition("ENTRY ")
-    given = {int(number): kind for kind, number in re.findall(r"= (\S+) parameter\((\d+)\)", step)}
-    results = re.findall(_TYPE, _found(r"ROOT \S+ = \((.*?)\) tuple\(", step))
+    given = dict(sorted((int(n), kind) for kind, n in re.findall(r"= (\S+) parameter\((\d+)\)", step)))
+    results = dict(enumerate(re.findall(_TYPE, _found(r"ROOT \S+ = \((.*?)\) tuple\(", step))))
     new_of = {parameter: result for result, parameter in fed_back(hlo)}
-    other = [number for number in range(len(results)) if number not in new_of.values()]
-    kinds = ["s32[]", *(given[number] for number in sorted(given)), *(results[number] for number in other)]
-    carried = [f"%new_{new_of[n]}" if n in new_of else f"%old_{n + 1}" for n in sorted(given)]
-    place = {result: parameter + 1 for parameter, result in new_of.items()}
-    place |= {number: len(given) + 1 + nth for nth, number in enumerate(other)}
-    name = _found(r"(%\S+)", step)
-    state, returned = f"({', '.join(kinds)})", f"({', '.join(results)})"
-    lines = [
-        f"%next_state (state: {state}) -> {state} {{",
-        f"  %state = {state} parameter(0)",
-        *_elements("old", kinds, "%state"),
-        f"  %done = {returned} call({_named('old', range(1, len(given) + 1))}), to_apply={name}",
-        *_elements("new", results, "%done"),
-        "  %one = s32[] constant(1)",
-        "  %following = s32[] add(%old_0, %one)",
-        f"  ROOT %next = {state} tuple({', '.join(['%following', *carried, *(f'%new_{n}' for n in other)])})",
-        "}",
-        f"%goes_on (at: {state}) -> pred[] {{",
-        f"  %at = {state} parameter(0)",
-        "  %count = s32[] get-tuple-element(%at), index=0",
-        f"  %last = s32[] constant({steps})",
-        "  ROOT %less = pred[] compare(%count, %last), direction=LT",
-        "}",
-        f"ENTRY %loop ({', '.join(f'p{n}: {given[n]}' for n in sorted(given))}) -> {returned} {{",
-        *(f"  %p_{n} = {given[n]} parameter({n})" for n in sorted(given)),
-        "  %zero = s32[] constant(0)",
-        *(f"  %nothing_{n} = {results[n].partition('[')[0]}[] constant(0)" for n in other),
-        *(f"  %empty_{n} = {results[n]} broadcast(%nothing_{n}), dimensions={{}}" for n in other),
-        f"  %begin = {state} tuple(%zero, {_named('p', sorted(given))}, {_named('empty', other)})",
-        f"  %end = {state} while(%begin), condition=%goes_on, body=%next_state",
-        *(f"  %result_{n} = {results[n]} get-tuple-element(%end), index={at}" for n, at in place.items()),
-        f"  ROOT %results = {returned} tuple({_named('result', range(len(results)))})",
-        "}",
-    ]  # fmt: skip
-    head = re.sub(r", entry_computation_layout=.*", "", head)
-    return "\n".join([head, before + step, *lines, ""])
+    other = {n: kind for n, kind in results.items() if n not in new_of.values()}
+    kinds = dict(enumerate(["s32[]", *given.values(), *other.values()]))
+    carried = [f"%new_{new_of[n]}" if n in new_of else f"%old_{n + 1}" for n in given]
+    place = {new_of[n]: n + 1 for n in new_of} | {n: len(given) + 1 + nth for nth, n in enumerate(other)}
+    loop = _LOOP.format(
+        state=f"({', '.join(kinds.values())})",
+        returned=f"({', '.join(results.values())})",
+        steps=steps,
+        step=_found(r"(%\S+)", step),
+        old=_each("  %old_{n} = {kind} get-tuple-element(%state), index={n}\n", kinds),
+        new=_each("  %new_{n} = {kind} get-tuple-element(%done), index={n}\n", results),
+        stepped=", ".join(f"%old_{n + 1}" for n in given),
+        following=", ".join(["%following", *carried, *(f"%new_{n}" for n in other)]),
+        takes=_each("p{n}: {kind}", given, ", "),
+        given=_each("  %p_{n} = {kind} parameter({n})\n", given),
+        zeros=_each("  %nothing_{n} = {kind}[] constant(0)\n", {n: other[n].split("[")[0] for n in other}),
+        empty=_each("  %empty_{n} = {kind} broadcast(%nothing_{n}), dimensions={{}}\n", other),
+        begin=", ".join(["%zero", *(f"%p_{n}" for n in given), *(f"%empty_{n}" for n in other)]),
+        ended="".join(
+            f"  %result_{n} = {results[n]} get-tuple-element(%end), index={at}\n" for n, at in place.items()
+        ),
+        results=_each("%result_{n}", results, ", "),
+    )
+    return "\n".join([re.sub(", entry_computation_layout=.*", "", head), before + step, loop])
 
 
 def _found(pattern: str, text: str) -> str:
@@ -98,13 +74,8 @@ def _found(pattern: str, text: str) -> str:
     return match[1]
 
 
-def _elements(what: str, kinds: list[str], of: str) -> Iterable[str]:
-    for number, kind in enumerate(kinds):
-        yield f"  %{what}_{number} = {kind} get-tuple-element({of}), index={number}"
-
-
-def _named(what: str, numbers: Iterable[int]) -> str:
-    return ", ".join(f"%{what}_{number}" for number in numbers)
+def _each(text: str, kinds: Mapping[int, str], separator: str = "") -> str:
+    return separator.join(text.format(n=n, kind=kind) for n, kind in kinds.items())
 
 
 def apart(hlo: str) -> str:
@@ -125,11 +96,6 @@ def _not_captured(function: str) -> str:
     if root is None or not wide:
         return function
     name, sizes = wide[-1]
-    added = _TRANSFORM.format(
-        ones="1," * (len(sizes) - 1),
-        given=name,
-        first="[0:1]," * (len(sizes) - 1),
-        kind=root[2],
-        root=root[1],
-    )
-    return function.replace(root[0], f"{root[0].removeprefix('ROOT ')}\n{added}")
+    ones, first = ("1," * (len(sizes) - 1), "[0:1]," * (len(sizes) - 1))
+    added = _TRANSFORM.format(ones=ones, given=name, first=first, kind=root[2], root=root[1])
+    return function.replace(root[0], f"{root[0].removeprefix('ROOT ')}\n{added.rstrip()}")

@@ -7,7 +7,6 @@ It needs JAX (requirements/gpu-jax.in) and what :mod:`benchmarks.gpu.export_hlo`
 from __future__ import annotations
 
 import argparse
-import concurrent.futures
 import contextlib
 import datetime
 import fcntl
@@ -19,35 +18,23 @@ import os
 import re
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import tomllib
 
 from benchmarks.case import NOBODY, STOCK, Case, Measured, Way, WayRun
 from benchmarks.gpu.hlo_text import fed_back, looped, parameters_of
-from benchmarks.gpu.xla import executable_of, h100
+from benchmarks.gpu.xla import WAYS, executable_of, h100
 from benchmarks.kept import ROWS, rows_of, write
 from benchmarks.models import largest_difference
 from benchmarks.turns import take_turns
 
-# XLA keeps convolutions out of CUDA graphs unless it is told otherwise.
-_ALL_IN_GRAPHS = (
-    "xla_gpu_enable_command_buffer",
-    "FUSION,CUBLAS,CUBLASLT,CUSTOM_CALL,CUDNN,DYNAMIC_SLICE_FUSION,CONVOLUTION",
-)
-_SIDE_BY_SIDE = (
-    ("xla_gpu_command_buffer_scheduling_mode", "CONCURRENT"),
-    ("xla_gpu_graph_min_graph_size", "1"),
-)
-FLAGS: dict[str, tuple[tuple[str, str], ...]] = {
-    "": (),
-    "graph": (_ALL_IN_GRAPHS,),
-    "concurrent": _SIDE_BY_SIDE,
-    "concurrent-graph": (_ALL_IN_GRAPHS, *_SIDE_BY_SIDE),
-}
+FLAGS: dict[str, dict[str, str]] = {"": {}, **tomllib.loads(WAYS.read_text())["flags"]}
 # Kernels of CUDA graphs are profiled as they run, in the graph.
 _SHOWN = ("xla_enable_command_buffers_during_profiling", "True")
 _WAYS = ("xla", "xla@graph", "xla@concurrent", "xla@concurrent-graph", "early", "joint", "apart@graph")
@@ -59,13 +46,9 @@ _PATIENCE_S = 300.0  # for other processes
 def side_by_side(spans: Iterable[tuple[float, float]]) -> tuple[float, float]:
     """Return how long any of the spans lasts, and how long two or more last at once."""
     edges = sorted(edge for begin, end in spans for edge in ((begin, 1), (end, -1)))
-    any_ns = several_ns = last = 0.0
-    running = 0
-    for moment, change in edges:
-        any_ns += (moment - last) * (running > 0)
-        several_ns += (moment - last) * (running > 1)
-        running, last = running + change, moment
-    return any_ns, several_ns
+    moments, changes = np.reshape(edges, (-1, 2)).T
+    running, long = np.cumsum(changes)[:-1], np.diff(moments)
+    return float(long[running > 0].sum()), float(long[running > 1].sum())
 
 
 @dataclass
@@ -94,6 +77,11 @@ class Steps:
         jax.block_until_ready(self.state)
         return (time.perf_counter() - began_s) / calls / self.count
 
+    def weights(self) -> list[np.ndarray]:
+        """Return the floats of the state, weights and slots among them."""
+        arrays = map(np.asarray, self.state)
+        return [array for array in arrays if array.dtype.kind == "f" and array.size]
+
 
 def text_of(folder: Path, stem: str, way: str) -> str:
     """Return the HLO of a way, as it was exported."""
@@ -103,7 +91,7 @@ def text_of(folder: Path, stem: str, way: str) -> str:
 def compiled(hlo: str, way: str, device: Any, count: int = _LOOP, on_paper: bool = False) -> Steps:
     """Compile so many steps of a way with its flags; ``on_paper``: for a device that is not there."""
     began_s = time.perf_counter()
-    flags = [*FLAGS[way.partition("@")[2]], *([] if on_paper else [_SHOWN])]
+    flags = [*FLAGS[way.partition("@")[2]].items(), *([] if on_paper else [_SHOWN])]
     executable = executable_of(looped(hlo, count) if count > 1 else hlo, device, flags, on_paper)
     optimized, memory = executable.hlo_modules()[0].to_string(), executable.get_compiled_memory_stats()
     about = {
@@ -123,14 +111,10 @@ def overlap_of(steps: Steps, events_to: Path | None) -> dict[str, Any]:
         with jax.profiler.trace(folder):
             steps.run(1)
         (path,) = glob.glob(f"{folder}/**/*.xplane.pb", recursive=True)
-        planes = list(jax.profiler.ProfileData.from_file(path).planes)
+        planes = [of for of in jax.profiler.ProfileData.from_file(path).planes if "GPU" in of.name]
+    streams = [line for plane in planes for line in plane.lines if line.name.startswith("Stream")]
     events = [
-        (line.name, event.name, event.start_ns, event.duration_ns)
-        for plane in planes
-        if "GPU" in plane.name
-        for line in plane.lines
-        if line.name.startswith("Stream")
-        for event in line.events
+        (of.name, event.name, event.start_ns, event.duration_ns) for of in streams for event in of.events
     ]
     if events_to is not None:
         last = sorted(events, key=lambda event: event[2])[-len(events) // 3 :]
@@ -142,17 +126,17 @@ def overlap_of(steps: Steps, events_to: Path | None) -> dict[str, Any]:
         "overlapped_s": several_ns * part_s,
         "kernels_s": sum(long for *_, long in events) * part_s,
         "kernels": len(events) / steps.count,
-        "streams": len({line for line, *_ in events}),
+        "streams": len({stream for stream, *_ in events}),
     }
 
 
-def on_paper(asked: argparse.Namespace) -> None:
+def on_paper(asked: argparse.Namespace, dump: Path) -> None:
     """Compile one step of all ways for an H100, and print a line of JSON for each."""
     device = h100()
     for way in asked.ways:
         hlo = text_of(asked.folder, asked.stem, way)
         about = compiled(hlo, way, device, count=1, on_paper=True).about
-        newest = max(asked.dump.glob("*thunk_sequence_after_thunk_passes.txt"), key=os.path.getmtime)
+        newest = max(dump.glob("*thunk_sequence_after_thunk_passes.txt"), key=os.path.getmtime)
         kernels, captured, graphs = counts_of(newest.read_text())
         about |= {"kernels": kernels, "outside_of_graphs": kernels - captured, "graphs": graphs}
         print(json.dumps({"network": asked.stem, "way": way, **about}), flush=True)
@@ -172,25 +156,6 @@ def counts_of(thunks: str) -> tuple[int, int, int]:
     return kernels, captured, graphs
 
 
-def measured(asked: argparse.Namespace) -> None:
-    """Compile all ways side by side, run them in turns, and keep the rows."""
-    import jax
-
-    began, began_s = datetime.datetime.now(datetime.UTC), time.monotonic()
-    device = jax.devices()[0]
-    texts = {way: text_of(asked.folder, asked.stem, way) for way in asked.ways}
-    jobs: dict[str, concurrent.futures.Future[Steps]] = {}
-    with concurrent.futures.ThreadPoolExecutor(max(2, (os.cpu_count() or 4) // 2)) as pool:
-        for way, hlo in texts.items():
-            jobs[way] = pool.submit(compiled, hlo, way, device)
-            if len(jobs) == 1:  # what it has tuned by itself, on an idle card, the others take
-                concurrent.futures.wait(jobs.values())
-    about = {"device": device.device_kind, "all compiled after s": time.monotonic() - began_s}
-    with alone(asked.together, asked.processes):
-        steps, not_run = _ready(jobs, texts)
-        _take_turns(asked, steps, not_run, about, began)
-
-
 @contextlib.contextmanager
 def alone(folder: Path | None, processes: int) -> Iterator[None]:
     """Wait until so many processes that were given this folder have compiled, and none of them measures."""
@@ -207,82 +172,81 @@ def alone(folder: Path | None, processes: int) -> Iterator[None]:
         yield
 
 
-def _ready(
-    jobs: Mapping[str, concurrent.futures.Future[Steps]], texts: Mapping[str, str]
-) -> tuple[dict[str, Steps], dict[str, str]]:
-    """Return what has made its first call from the same state, and why others have not."""
+def measure(asked: argparse.Namespace) -> None:
+    """Compile all ways side by side, run them in turns, and keep the rows."""
     import jax
 
-    given = parameters_of(next(iter(texts.values())))
-    ready, not_run = {}, {}
-    for way, job in jobs.items():
-        try:
-            if parameters_of(texts[way]) != given:
-                raise ValueError("it takes other parameters than the first way")
-            steps = job.result()
-            steps.state = [jax.device_put(value) for value in _drawn(given)]
-            steps.run(1)
-            ready[way] = steps
-        except Exception as error:  # others can run
-            not_run[way] = str(error)[:300]
-    if not ready:
-        raise SystemExit(f"no way ran: {not_run}")
-    return ready, not_run
+    began, began_s = datetime.datetime.now(datetime.UTC), time.monotonic()
+    device = jax.devices()[0]
+    texts = {way: text_of(asked.folder, asked.stem, way) for way in asked.ways}
+    jobs: dict[str, Future[Steps]] = {}
+    with ThreadPoolExecutor(max(2, (os.cpu_count() or 4) // 2)) as pool:
+        for way, hlo in texts.items():
+            jobs[way] = pool.submit(compiled, hlo, way, device)
+            if len(jobs) == 1:  # what it has tuned by itself, on an idle card, the others take
+                wait(jobs.values())
+    about = {"device": device.device_kind, "all compiled after s": time.monotonic() - began_s}
+    given, ready, not_run = parameters_of(next(iter(texts.values()))), dict[str, Steps](), dict[str, str]()
+    with alone(asked.together, asked.processes):
+        for way, job in jobs.items():
+            try:
+                if parameters_of(texts[way]) != given:
+                    raise ValueError("it takes other parameters than the first way")
+                steps = job.result()
+                steps.state = [jax.device_put(value) for value in _drawn(given)]
+                steps.run(1)
+                ready[way] = steps
+            except Exception as error:  # others can run
+                not_run[way] = str(error)[:300]
+        if not ready:
+            raise SystemExit(f"no way ran: {not_run}")
+        runs = _in_turns(asked, ready)
+    ways = tuple(Way(way, STOCK if way.startswith("xla") else NOBODY) for way in asked.ways)
+    keep(asked, asked.stem, ways, Measured(runs, about=about, not_run=not_run), began)
 
 
-def _take_turns(
-    asked: argparse.Namespace,
-    ready: Mapping[str, Steps],
-    not_run: dict[str, str],
-    shared: Mapping[str, Any],
-    began: datetime.datetime,
-) -> None:
-    """Run the ways in turns, then profile them, and keep a row of each."""
+def _in_turns(asked: argparse.Namespace, ready: dict[str, Steps]) -> dict[str, WayRun]:
+    """Compare what one call has trained, run the ways in turns, then profile them."""
     import jaxlib
 
-    weights = {
-        way: [array for value in steps.state if (array := np.asarray(value)).dtype.kind == "f" and array.size]
-        for way, steps in ready.items()
-    }
-    first = next(iter(ready))
+    first, *others = (steps.weights() for steps in ready.values())
+    apart = [None, *(largest_difference(weights, first) for weights in others)]
     call_s = max(steps.run(2) for steps in ready.values()) * _LOOP
     calls = max(1, min(50, round(_TURN_S / call_s)))
     turns = int(asked.seconds / (1.2 * calls * call_s * len(ready)))
     turns = max(_LEAST_TURNS, min(_MOST_TURNS, turns))
-    runs: dict[str, Callable[[], float]] = {
-        way: functools.partial(steps.run, calls) for way, steps in ready.items()
-    }
-    turns_s = take_turns(runs, turns)
-    of_way = {}
-    for way, steps in ready.items():
-        apart = None if way == first else largest_difference(weights[way], weights[first])
-        about = dict(steps.about)
+    turns_s = take_turns({way: functools.partial(of.run, calls) for way, of in ready.items()}, turns)
+    shared = {"jaxlib": jaxlib.__version__, "steps in a turn": calls * _LOOP}
+    runs = {}
+    for (way, steps), difference in zip(ready.items(), apart, strict=True):
+        about = {**shared, "weights compared after steps": _LOOP, **steps.about}
         try:
             about |= overlap_of(steps, asked.events and asked.events / f"{asked.stem}_{way}.json.gz")
         except Exception as error:  # times stand without a profile
             about["not_profiled"] = str(error)[:300]
-        of_way[way] = WayRun(turns_s[way], largest_difference=apart, about=about)
-    ways = tuple(Way(way, STOCK if way.startswith("xla") else NOBODY) for way in asked.ways)
-    about = {**shared, "jaxlib": jaxlib.__version__, "steps in a turn": calls * _LOOP,
-             "weights compared after steps": _LOOP}  # fmt: skip
-    case = Case(asked.stem, "one_gpu", "run_hlo", ways, {}, turns)
-    rows = rows_of("gpu", case, Measured(of_way, None, None, about, not_run), began)
+        runs[way] = WayRun(turns_s[way], largest_difference=difference, about=about)
+    return runs
+
+
+def _drawn(parameters: Sequence[tuple[str, tuple[int, ...]]]) -> Iterator[np.ndarray]:
+    """Yield the same values every time: small floats, and whole numbers below ten."""
+    random = np.random.default_rng(0)
+    for kind, shape in parameters:
+        floats = "float" in kind
+        yield np.asarray(random.normal(size=shape) * 0.05 if floats else random.integers(0, 10, shape), kind)
+
+
+def keep(
+    asked: argparse.Namespace, name: str, ways: tuple[Way, ...], measured: Measured, began: datetime.datetime
+) -> None:
+    """Keep a row of each way, and print them."""
+    turns = max(len(run.turns_s) for run in measured.ways.values())
+    rows = rows_of("gpu", Case(name, "one_gpu", "gpu", ways, {}, turns), measured, began)
     for row in rows:
-        print(f"{row.way} {np.median(row.turns_s) * 1e3:.3f} ms", row.largest_difference, row.about)
-    for way, why in not_run.items():
+        print(f"{row.way} {row.median_s * 1e3:.3f} ms", row.largest_difference, row.about)
+    for way, why in measured.not_run.items():
         print(f"{way} did not run: {why}")
     print(write(rows, asked.rows, began), flush=True)
-
-
-def _drawn(parameters: Sequence[tuple[str, tuple[int, ...]]]) -> list[np.ndarray]:
-    """Return the same values every time: small floats, and whole numbers below ten."""
-    random = np.random.default_rng(0)
-    return [
-        np.asarray(
-            random.normal(size=shape) * 0.05 if "float" in kind else random.integers(0, 10, shape)
-        ).astype(kind)
-        for kind, shape in parameters
-    ]
 
 
 def shared_options(parser: argparse.ArgumentParser) -> None:
@@ -308,13 +272,12 @@ def main() -> None:
         parser.error(f"no flags are called {', '.join(sorted(unknown))}; there are {', '.join(FLAGS)}")
     with tempfile.TemporaryDirectory() as dump:
         if asked.compile_only:
-            asked.dump = Path(dump)
             os.environ["JAX_PLATFORMS"] = "cpu"
             os.environ["XLA_FLAGS"] = f"--xla_dump_to={dump} --xla_dump_hlo_as_text"
         import jax
 
         jax.config.update("jax_enable_x64", True)
-        (on_paper if asked.compile_only else measured)(asked)
+        on_paper(asked, Path(dump)) if asked.compile_only else measure(asked)
 
 
 if __name__ == "__main__":

@@ -7,50 +7,24 @@ import datetime
 import functools
 import time
 from collections.abc import Callable
-from typing import Any
 
 import torch
+import torchvision
 from torch import nn
 
-from benchmarks.case import PYTORCH, Case, Measured, Way, WayRun
-from benchmarks.gpu.run_hlo import alone, shared_options
-from benchmarks.kept import rows_of, write
+from benchmarks.case import PYTORCH, Measured, Way, WayRun
+from benchmarks.gpu.run_hlo import alone, keep, shared_options
 
 _CLASSES, _TURNS, _STEPS, _WARM = 10, 15, 30, 5
 _MODE = "reduce-overhead"
 
 
-def densenet(blocks: tuple[int, ...], growth: int) -> nn.Module:
-    """Build DenseNet-BC as :func:`benchmarks.gpu.export_hlo.densenet` does."""
-
-    def convolution(channels: int, filters: int, kernel: int) -> list[nn.Module]:
-        return [
-            nn.BatchNorm2d(channels),
-            nn.ReLU(),
-            nn.Conv2d(channels, filters, kernel, 1, kernel // 2, bias=False),
-        ]
-
-    class Dense(nn.Module):  # type: ignore[misc]
-        def __init__(self, channels: int) -> None:
-            super().__init__()
-            self.body = nn.Sequential(
-                *convolution(channels, 4 * growth, 1), *convolution(4 * growth, growth, 3)
-            )
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return torch.cat([x, self.body(x)], 1)
-
-    channels = 2 * growth
-    parts: list[nn.Module] = [nn.Conv2d(3, channels, 3, padding=1, bias=False)]
-    for number, count in enumerate(blocks):
-        for _ in range(count):
-            parts.append(Dense(channels))
-            channels += growth
-        if number < len(blocks) - 1:
-            parts += [*convolution(channels, channels // 2, 1), nn.AvgPool2d(2)]
-            channels //= 2
-    head = [nn.BatchNorm2d(channels), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten()]
-    return nn.Sequential(*parts, *head, nn.Linear(channels, _CLASSES))
+def densenet(growth: int) -> nn.Module:
+    """Build DenseNet-121 for images of 32 x 32, as examples/paper/densenet.py does."""
+    model = torchvision.models.DenseNet(growth, num_init_features=2 * growth, num_classes=_CLASSES)
+    model.features.conv0 = nn.Conv2d(3, 2 * growth, 3, padding=1, bias=False)
+    model.features.norm0 = model.features.relu0 = model.features.pool0 = nn.Identity()
+    return model
 
 
 class Lstm(nn.Module):  # type: ignore[misc]
@@ -64,22 +38,12 @@ class Lstm(nn.Module):  # type: ignore[misc]
         return self.head(self.body(x)[0][:, -1])
 
 
-def application(name: str, **settings: Any) -> nn.Module:
-    """Build one of torchvision's networks."""
-    import torchvision
-
-    return getattr(torchvision.models, name)(num_classes=_CLASSES, **settings)
-
-
-_121 = (6, 12, 24, 16)
+_MOBILE = functools.partial(torchvision.models.mobilenet_v3_large, width_mult=0.5)
 NETWORKS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
-    "densenet121-k12": (functools.partial(densenet, _121, 12), (3, 32, 32)),
-    "densenet121-k24": (functools.partial(densenet, _121, 24), (3, 32, 32)),
-    "mobilenetv3l-a0.5": (
-        functools.partial(application, "mobilenet_v3_large", width_mult=0.5),
-        (3, 224, 224),
-    ),
-    "resnet50": (functools.partial(application, "resnet50"), (3, 224, 224)),
+    "densenet121-k12": (functools.partial(densenet, 12), (3, 32, 32)),
+    "densenet121-k24": (functools.partial(densenet, 24), (3, 32, 32)),
+    "mobilenetv3l-a0.5": (functools.partial(_MOBILE, num_classes=_CLASSES), (3, 224, 224)),
+    "resnet50": (functools.partial(torchvision.models.resnet50, num_classes=_CLASSES), (3, 224, 224)),
     "lstm-2x512": (functools.partial(Lstm, 2, 512), (16, 512)),
 }
 
@@ -132,13 +96,8 @@ def main() -> None:
         "device": torch.cuda.get_device_name(),
         "peak_bytes": torch.cuda.max_memory_allocated(),
     }
-    case = Case(
-        f"{asked.network}_b{asked.batch}_torch", "one_gpu", "torch_step", (Way(way, PYTORCH),), {}, _TURNS
-    )
-    rows = rows_of("gpu", case, Measured({way: WayRun(turns_s)}, None, None, about, {}), began)
-    print(
-        way, f"{sorted(turns_s)[_TURNS // 2] * 1e3:.3f} ms", about, write(rows, asked.rows, began), flush=True
-    )
+    runs = {way: WayRun(turns_s, about=about)}
+    keep(asked, f"{asked.network}_b{asked.batch}_torch", (Way(way, PYTORCH),), Measured(runs), began)
 
 
 if __name__ == "__main__":

@@ -31,6 +31,16 @@ _FIRST_NEEDS = {
 }
 
 
+# These are by version: the period and its file, the file of quotas, its word for none, the weights
+# of FREE and of the others, and the file of threads.
+_FILES = {
+    1: (("cpu.cfs_period_us", PERIOD_US), "cpu.cfs_quota_us", "-1",
+        ("cpu.shares", 262144), ("cpu.shares", 65536), "tasks"),
+    2: (("cpu.max", f"max {PERIOD_US}"), "cpu.max", "max",
+        ("cpu.weight", 10000), ("cpu.weight", 2500), "cgroup.threads"),
+}  # fmt: skip
+
+
 class Shares:
     """Groups of threads of a run, in a folder of this name: one for each worker, by rank, and :data:`FREE`.
 
@@ -41,10 +51,9 @@ class Shares:
 
     def __init__(self, prefix: str, system: groups.System | None = None) -> None:
         self.system = system or groups.system("cpu")
-        self._folder, self._is_first = self.system.folder / prefix, self.system.version == 1
-        self._quota_file, self._threads_file, self._no_quota = (
-            ("cpu.cfs_quota_us", "tasks", "-1") if self._is_first else ("cpu.max", "cgroup.threads", "max")
-        )
+        self._folder = self.system.folder / prefix
+        period, self._quota, self._none, free, other, self._threads = _FILES[self.system.version]
+        self._free, self._other = dict([period, free]), dict([period, other])
 
     @contextlib.contextmanager
     def made(self, workers: int, cores_each: float) -> Iterator[None]:
@@ -53,76 +62,35 @@ class Shares:
         Where a group has used up its quota, what takes no time waits too, such as handing a tensor over.  So
         with ``cores_each`` 1 there is no quota: the threads of a worker stay on a core of its own.
         """
-        groups = [self._folder, *(self._folder / str(rank) for rank in range(workers)), self._folder / FREE]
-        try:
-            self._make(groups)
+        with contextlib.ExitStack() as stack:
+            folders = [stack.enter_context(self.system.made(self._folder.name, self._free))]
+            for name in (*range(workers), FREE):
+                files = self._free if name == FREE else self._other
+                own = self.system.made(f"{self._folder.name}/{name}", files, threaded=True)
+                folders.append(stack.enter_context(own))
+            stack.callback(_end_processes, folders)
             for rank in range(workers):
                 self.set_share(rank, cores_each)
             yield
-        finally:
-            self._remove(groups)
-
-    def _make(self, groups: Sequence[Path]) -> None:
-        """Make groups without quotas; those of version 2 are threaded ones below the first."""
-        if not self._is_first:
-            (self.system.folder / "cgroup.subtree_control").write_text("+cpu")
-        self._make_empty(groups)
-        if not self._is_first:
-            (self._folder / "cgroup.subtree_control").write_text("+cpu")
-        for group in groups:
-            of_worker = group not in (self._folder, self._folder / FREE)
-            if self._is_first:
-                (group / "cpu.cfs_period_us").write_text(str(PERIOD_US))
-                (group / "cpu.shares").write_text("65536" if of_worker else "262144")
-            else:
-                (group / "cpu.weight").write_text("2500" if of_worker else "10000")
-                (group / "cpu.max").write_text(f"max {PERIOD_US}")
-
-    def _make_empty(self, groups: Sequence[Path]) -> None:
-        for group in groups:
-            group.mkdir()
-            if not self._is_first and group != self._folder:
-                (group / "cgroup.type").write_text("threaded")
-
-    def _remove(self, groups: Sequence[Path]) -> None:
-        """Kill the processes in groups, but this one, and remove them: nobody is left behind."""
-        until_s = time.monotonic() + _END_S
-        for group in groups:
-            while time.monotonic() < until_s and (processes := _processes(group) - {os.getpid()}):
-                for process in processes:
-                    with contextlib.suppress(ProcessLookupError):
-                        os.kill(process, signal.SIGKILL)
-                time.sleep(0.05)
-        for group in reversed(groups):
-            with contextlib.suppress(OSError):  # its processes cannot be ended, or it was never made
-                group.rmdir()
-
-    def quota_us(self, name: int | str) -> int | None:
-        """Return what a group has of each :data:`PERIOD_US`; None: no quota."""
-        quota = (self._folder / str(name) / self._quota_file).read_text().split()[0]
-        return None if quota == self._no_quota else int(quota)
-
-    def set_quota_us(self, name: int | str, quota_us: int | None) -> None:
-        """Set what :meth:`quota_us` returns."""
-        quota = self._no_quota if quota_us is None else str(quota_us)
-        (self._folder / str(name) / self._quota_file).write_text(quota)
 
     def set_share(self, rank: int, cores: float) -> None:
         """Set what a worker may use of a core; BenchmarkError: that is less than Linux can keep to."""
         if PERIOD_US * cores < _LEAST_QUOTA_US:
             least = _LEAST_QUOTA_US / PERIOD_US
             raise BenchmarkError(f"{cores:.2g} of a core: the least share of a worker is {least:.2g}")
-        self.set_quota_us(rank, None if cores == 1 else round(PERIOD_US * cores))
+        quota = self._none if cores == 1 else round(PERIOD_US * cores)
+        self.system.write(self._folder / str(rank), {self._quota: quota})
 
     @contextlib.contextmanager
     def lifted(self, rank: int) -> Iterator[None]:
         """Let a worker have no quota inside the block: what is not measured need not take long."""
-        kept_us = self.quota_us(rank)
-        self.set_quota_us(rank, None)
+        quota = self._folder / str(rank) / self._quota
+        kept = quota.read_text()
+        quota.write_text(self._none)
         try:
             yield
         finally:
-            self.set_quota_us(rank, kept_us)
+            quota.write_text(kept)
 
     def put(self, name: int | str, process: int) -> None:
         """Put all threads of a process into a group."""
@@ -130,13 +98,14 @@ class Shares:
 
     def _put_thread(self, rank: int, thread: int, core: int | None = None) -> None:
         with contextlib.suppress(ProcessLookupError):  # it has ended
-            (self._folder / str(rank) / self._threads_file).write_text(str(thread))
+            (self._folder / str(rank) / self._threads).write_text(str(thread))
             if core is not None:
                 os.sched_setaffinity(thread, {core})
 
     def enter(self, rank: int, free: set[int]) -> None:
         """Put this process into the group of ``rank``, its ``free`` threads into that without a quota."""
-        core = sorted(os.sched_getaffinity(0))[rank] if self.quota_us(rank) is None else None
+        whole = (self._folder / str(rank) / self._quota).read_text().startswith(self._none)
+        core = sorted(os.sched_getaffinity(0))[rank] if whole else None
         self.put(FREE, os.getpid())
         for thread in threads() - free:
             self._put_thread(rank, thread, core)
@@ -162,18 +131,25 @@ class Shares:
         """
         for thread in threads:
             with contextlib.suppress(ProcessLookupError):  # it has ended
-                if self._is_first:
+                if self.system.version == 1:
                     # In no group: a new one has no time for such threads, and Linux gives it some only when
                     # it has forgotten the groups of the run before.
                     (self.system.folder / "tasks").write_text(str(thread))
                 os.sched_setscheduler(thread, os.SCHED_RR, os.sched_param(1))
 
 
-def _processes(folder: Path) -> set[int]:
-    try:
-        return {int(line) for line in (folder / "cgroup.procs").read_text().split()}
-    except OSError:  # there is no such group, or it is a threaded one
-        return set()
+def _end_processes(folders: Sequence[Path]) -> None:
+    """Kill all processes in groups, but this one: nobody is left behind."""
+    until_s = time.monotonic() + _END_S
+    for procs in (folder / "cgroup.procs" for folder in folders):
+        with contextlib.suppress(OSError):  # it is a threaded group, whose processes are in the one above
+            while (
+                others := {*map(int, procs.read_text().split())} - {os.getpid()}
+            ) and time.monotonic() < until_s:
+                for process in others:
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(process, signal.SIGKILL)
+                time.sleep(0.05)
 
 
 def why_not(with_link: bool = True) -> str:

@@ -2,7 +2,7 @@
 
 import contextlib
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -34,14 +34,35 @@ class System:
         controllers = self.folder / "cgroup.controllers"
         return controllers.exists() and self.controller in controllers.read_text().split()
 
+    @contextlib.contextmanager
+    def made(self, name: str, files: Mapping[str, object], threaded: bool = False) -> Iterator[Path]:
+        """Make a group, in whose files this stands; its processes must have ended with the block.
+
+        ``name`` may begin with that of a group above, and a slash; ``threaded``: it is given single threads.
+        """
+        folder = self.folder / name
+        if self.version == 2:  # the group above, which has no processes itself, must pass its controller on
+            self.write(folder.parent, {"cgroup.subtree_control": f"+{self.controller}"})
+        folder.mkdir()
+        try:
+            if threaded and self.version == 2:
+                (folder / "cgroup.type").write_text("threaded")
+            self.write(folder, files)
+            yield folder
+        finally:
+            with contextlib.suppress(OSError):  # its processes cannot be ended
+                folder.rmdir()
+
+    def write(self, folder: Path, files: Mapping[str, object]) -> None:
+        """Write into files of a group."""
+        for file, value in files.items():
+            (folder / file).write_text(str(value))
+
 
 def systems(controller: str) -> tuple[System, ...]:
     """Return where groups of a controller may be."""
-    return (
-        System(1, ROOT / controller, controller),
-        System(2, ROOT, controller),
-        System(2, ROOT / "unified", controller),
-    )
+    places = (1, ROOT / controller), (2, ROOT), (2, ROOT / "unified")
+    return tuple(System(version, folder, controller) for version, folder in places)
 
 
 def system(controller: str) -> System:
@@ -89,19 +110,10 @@ def why_no_limit() -> str:
 
 @contextlib.contextmanager
 def memory_group(name: str, limit_bytes: int) -> Iterator[MemoryGroup]:
-    """Make a group that is not swapped out; its processes must have ended with the block.
-
-    ``name`` may begin with that of a group above, and a slash.
-    """
+    """Make a group that is not swapped out (:meth:`System.made`)."""
     groups = system("memory")
-    folder, (limit, most, swap) = groups.folder / name, FILES[groups.version]
-    if groups.version == 2:  # the group above, which has no processes itself, must pass its controller on
-        (folder.parent / "cgroup.subtree_control").write_text("+memory")
-    folder.mkdir()
-    try:
-        (folder / limit).write_text(str(limit_bytes))
+    limit, most, swap = FILES[groups.version]
+    with groups.made(name, {limit: limit_bytes}) as folder:
         if (folder / swap).exists():  # a Linux without swap space has none of version 2
-            (folder / swap).write_text("0")
+            groups.write(folder, {swap: 0})
         yield MemoryGroup(folder, most)
-    finally:
-        folder.rmdir()

@@ -11,7 +11,8 @@ import click
 from benchmarks.case import NOBODY, Case, Way
 from benchmarks.cases import cases_of
 from benchmarks.kept import ROWS
-from benchmarks.paper.networks import NETWORKS, SIZES, PaperNetwork, loaded, network_named
+from benchmarks.models import loaded
+from benchmarks.paper.networks import NETWORKS, SIZES, PaperNetwork, network_named
 from benchmarks.paper.predicted import Prediction, not_counted, predictions, why
 from benchmarks.processes import BenchmarkError
 from tf_ooo.errors import OOOError

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import importlib
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
 from typing import Any, NamedTuple
 
 import tomllib
 
+from benchmarks.models import ScriptNetwork
 from tf_ooo.errors import OptionsError
 
-EXAMPLES = Path(__file__).parents[2] / "examples" / "paper"
 SIZES = ("tiny", "small", "full")
 
 
@@ -101,49 +98,3 @@ def network_named(name: str) -> PaperNetwork:
     if name not in known:
         raise OptionsError(f"{name!r:.80} is none of the paper's networks; they are {', '.join(known)}")
     return known[name]
-
-
-@dataclass(frozen=True)
-class ScriptNetwork:
-    """The network of a script of examples/paper at one of its sizes, with some settings changed."""
-
-    script: str
-    size: str
-    settings: Mapping[str, Any] = field(default_factory=dict)
-    source: str = "auto"  # or real data, which are downloaded, shipped with a package, or generated
-
-    @property
-    def batch(self) -> int:
-        return int(self.given().batch)
-
-    def given(self) -> SimpleNamespace:
-        """Return what the script's functions are given; OptionsError where it refuses a setting."""
-        module = loaded(self.script)
-        try:
-            settings = loaded("paper_options").changed(module.SIZES, self.size, self.settings)
-            of = SimpleNamespace(**settings, data=self.source)
-            getattr(module, "check", lambda _: None)(of)
-        except ValueError as error:
-            raise OptionsError(f"{self.script}: {error}") from None
-        return of
-
-    def build(self, rows: int | None = None) -> Any:
-        return loaded(self.script).build(self.given(), rows)
-
-    def data(self, rows: int, seed: int = 1) -> tuple[Any, Any]:
-        """Return the script's inputs and labels, made on the CPU that is no device of the benchmark."""
-        import tensorflow as tf
-
-        with tf.device("CPU:0"):
-            x, y = loaded(self.script).data(self.given(), rows, seed)
-        return x, y
-
-    def optimizer(self, momentum: float = 0.0) -> Any:
-        return loaded(self.script).optimizer(self.given())
-
-
-def loaded(script: str) -> ModuleType:
-    """Return the module of a script, whose neighbours it imports."""
-    if str(EXAMPLES) not in sys.path:
-        sys.path.append(str(EXAMPLES))
-    return importlib.import_module(script)

@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Sequence
-from pathlib import Path
 
 import pandas as pd
 
@@ -10,9 +9,8 @@ from benchmarks.gpu import tables as gpu
 from benchmarks.kept import Row
 from benchmarks.report import tables
 
-_END = "<!-- end of table -->"
-_TABLE = re.compile(r"(<!-- table: ([\w-]+) -->\n).*?(" + re.escape(_END) + ")", re.DOTALL)
-_README = ("Mode", "Middle setting", "Baseline", "Gain (95%)", "All settings", "Lost")
+_TABLE = re.compile(r"(<!-- table: ([\w-]+) -->\n).*?(<!-- end of table -->)", re.DOTALL)
+_README = ["Mode", "Middle setting", "Baseline", "Gain (95%)", "All settings", "Lost"]
 _MEASURED = ("pipeline", "mesh", "unequal", "data_parallel", "layerpipe", "one_cpu")
 
 
@@ -26,7 +24,7 @@ def tables_of(rows: Sequence[Row]) -> dict[str, str]:
     by_name = {
         "result": measured,
         "emulated": emulated,
-        "readme": pd.concat([measured, emulated])[list(_README)],
+        "readme": pd.concat([measured, emulated])[_README],
         "emulated-settings": tables.parts([row for row in rows if row.mode == "emulated"]),
         "losses": tables.losses(frame),
         "predictions": tables.prediction_table(rows),
@@ -41,18 +39,10 @@ def markdown(table: pd.DataFrame) -> str:
     """Write a table as Markdown."""
     if table.empty:
         return "No run of this is kept yet.\n"
-    cells = [list(map(str, table.columns)), ["---"] * len(table.columns)]
-    cells += [["" if pd.isna(cell) else str(cell) for cell in line] for line in table.itertuples(index=False)]
-    return "".join(f"| {' | '.join(line)} |\n" for line in cells)
+    lines = [list(table), ["---"] * len(table.columns), *table.fillna("").to_numpy().tolist()]
+    return "".join(f"| {' | '.join(map(str, line))} |\n" for line in lines)
 
 
 def with_tables(text: str, by_name: dict[str, str]) -> str:
     """Return the page with its tables made anew; KeyError: it asks for a table that there is none of."""
     return _TABLE.sub(lambda match: f"{match[1]}\n{by_name[match[2]]}\n{match[3]}", text)
-
-
-def write_pages(paths: Sequence[Path], rows: Sequence[Row]) -> None:
-    """Make the tables of pages anew."""
-    by_name = tables_of(rows)
-    for path in paths:
-        path.write_text(with_tables(path.read_text(), by_name))

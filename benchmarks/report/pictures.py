@@ -1,6 +1,5 @@
 """Pictures of the page, from kept rows, by matplotlib."""
 
-import statistics
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -9,7 +8,7 @@ import pandas as pd
 
 from benchmarks.gains import LOST, WON
 from benchmarks.kept import Row
-from benchmarks.report.tables import TITLES, frame_of, predictions
+from benchmarks.report.tables import frame_of, predictions
 
 _COLORS = {WON: "tab:green", LOST: "tab:red"}
 _KINDS = {"F": "tab:blue", "dO": "tab:orange", "dW": "tab:green", "U": "tab:gray"}
@@ -33,17 +32,17 @@ def forest(frame: pd.DataFrame, path: Path) -> None:
     figure, axes = plt.subplots(figsize=(9, 1.2 + 0.2 * len(frame)))
     labels: dict[int, str] = {}
     place = 0
-    for mode, of_mode in frame.groupby("mode", sort=False):
+    for mode, of_mode in frame.groupby("Mode", sort=False):
         place += 1
-        axes.text(0.005, place, TITLES.get(str(mode), str(mode)), transform=axes.get_yaxis_transform(),
-                  weight="bold", va="center", fontsize=8)  # fmt: skip
+        left = axes.get_yaxis_transform()
+        axes.text(0.005, place, mode, transform=left, weight="bold", va="center", fontsize=8)
         for line in of_mode.itertuples():
             place += 1
             color = _COLORS.get(line.verdict, "tab:gray")
             ends = [line.ratio if pd.isna(end) else end for end in (line.low, line.high)]
             axes.plot(ends, [place, place], color=color, lw=2)
             axes.plot(line.ratio, place, "o", color=color, ms=4)
-            labels[place] = f"{line.case}, over {line.baseline}"
+            labels[place] = f"{line.Setting}, over {line.way}"
     axes.axvline(1, color="black", lw=0.8)
     axes.set_yticks([*labels], [*labels.values()], fontsize=7)
     axes.set_ylim(place + 1, 0)
@@ -58,9 +57,8 @@ def forest(frame: pd.DataFrame, path: Path) -> None:
 def scatter(rows: Iterable[Row], path: Path) -> None:
     """Draw predicted over measured seconds of a step, by mode, beside lines of 5% and 20% error."""
     figure, axes = plt.subplots(figsize=(7, 4.5))
-    for mode, of_mode in predictions(rows).groupby("mode", sort=False):
-        x, y, title = of_mode["measured_s"], 100 * of_mode["error"], TITLES.get(str(mode), str(mode))
-        axes.plot(x, y, "o", ms=4, alpha=0.7, label=title)
+    for mode, of_mode in predictions(rows).groupby("Mode", sort=False):
+        axes.plot(of_mode["measured_s"], 100 * of_mode["error"], "o", ms=4, alpha=0.7, label=mode)
     axes.axhspan(-5, 5, color="tab:green", alpha=0.12, lw=0)
     axes.axhline(0, color="black", lw=0.8)
     axes.set_xscale("log")
@@ -76,9 +74,8 @@ def strips(rows: Sequence[Row], path: Path) -> None:
     Rows need ``about["turn"]``: lists of device, kind, stage, micro-batch, start and end in seconds.
     """
     end_ms = max(1e3 * event[5] for row in rows for event in row.about["turn"])
-    figure, all_axes = plt.subplots(
-        len(rows), 1, figsize=(9, 1.1 + 1.5 * len(rows)), sharex=True, squeeze=False
-    )
+    size = 9, 1.1 + 1.5 * len(rows)
+    figure, all_axes = plt.subplots(len(rows), 1, figsize=size, sharex=True, squeeze=False)
     for axes, row in zip(all_axes[:, 0], rows, strict=True):
         for device, kind, _stage, microbatch, *times_s in row.about["turn"]:
             start, end = (1e3 * time for time in times_s)
@@ -87,8 +84,7 @@ def strips(rows: Sequence[Row], path: Path) -> None:
                 middle = (start + end) / 2
                 axes.text(middle, device, str(microbatch + 1), fontsize=5, ha="center", va="center")
         axes.axvline(max(1e3 * event[5] for event in row.about["turn"]), color="black", lw=0.8)
-        step_ms = 1e3 * statistics.median(row.turns_s)
-        axes.set_title(f"{row.way}: {step_ms:.0f} ms a step", fontsize=9, loc="left")
+        axes.set_title(f"{row.way}: {1e3 * row.median_s:.0f} ms a step", fontsize=9, loc="left")
         devices = sorted({event[0] for event in row.about["turn"]})
         axes.set_yticks(devices, [f"device {device + 1}" for device in devices], fontsize=7)
         axes.invert_yaxis()

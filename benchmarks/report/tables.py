@@ -1,6 +1,5 @@
 """Tables of the page, from kept rows."""
 
-import statistics
 from collections.abc import Iterable, Sequence
 
 import pandas as pd
@@ -9,7 +8,7 @@ from benchmarks.case import NOBODY, PYTORCH, STOCK
 from benchmarks.gains import LOST, compared, gain_over, runs_of
 from benchmarks.kept import SAME, Row
 
-# In the order of tables and pictures; a mode that is not here comes last.
+# In the order of tables and pictures.
 TITLES = {
     "pipeline": "Pipelines on workers",
     "mesh": "Replicas and pipelines",
@@ -24,27 +23,21 @@ TITLES = {
 
 
 def frame_of(rows: Iterable[Row]) -> pd.DataFrame:
-    """Return one line for each run: ours beside the strongest baseline that a user can have.
-
-    Columns: mode, case, run, suite, baseline, ratio, low, high, pairs, verdict, and predicted (the gain by
-    both plans, or nan).
-    """
-    lines = [
-        {"mode": of.ours.mode, "case": of.ours.case, "run": of.ours.run, "suite": of.ours.suite}
-        | {"baseline": of.baseline.way, **of.gain._asdict()}
-        | {"verdict": of.gain.verdict, "predicted": of.predicted}
-        for of in compared(rows)
-    ]
-    frame, places = pd.DataFrame(lines), {mode: place for place, mode in enumerate(TITLES)}
-    if frame.empty:
-        return frame
-    frame["place"] = frame["mode"].map(lambda mode: places.get(mode, len(places)))
-    return frame.sort_values(["place", "case", "run"], ignore_index=True)
+    """Return one line for each run: ours beside the strongest baseline that a user can have."""
+    places = list(TITLES)
+    by_mode = sorted(compared(rows), key=lambda of: (places.index(of.ours.mode), of.ours.case, of.ours.run))
+    return pd.DataFrame([
+        {"mode": of.ours.mode, "suite": of.ours.suite, "way": of.baseline.way}
+        | {"Mode": TITLES[of.ours.mode], "Setting": of.ours.case, "Baseline": f"`{of.baseline.way}`"}
+        | {"Gain (95%)": of.gain.text(), **of.gain._asdict(), "verdict": of.gain.verdict}
+        | {"predicted": of.predicted}
+        for of in by_mode
+    ])  # fmt: skip
 
 
 def newest(frame: pd.DataFrame) -> pd.DataFrame:
     """Keep the last run of each case."""
-    return frame.groupby(["mode", "case"], sort=False).tail(1)
+    return frame.groupby(["mode", "Setting"], sort=False).tail(1)
 
 
 def result(frame: pd.DataFrame) -> pd.DataFrame:
@@ -53,14 +46,14 @@ def result(frame: pd.DataFrame) -> pd.DataFrame:
     Of an even number of settings it is the lower of the two in the middle.
     """
     lines = []
-    for mode, of_mode in newest(frame).groupby("mode", sort=False):
+    for _, of_mode in newest(frame).groupby("mode", sort=False):
         by_gain = of_mode.sort_values("ratio", ignore_index=True)
         middle = by_gain.iloc[(len(by_gain) - 1) // 2]
         lines.append({
-            "Mode": TITLES.get(str(mode), str(mode)),
-            "Middle setting": middle["case"],
-            "Baseline": f"`{middle['baseline']}`",
-            "Gain (95%)": gain_text(middle["ratio"], middle["low"], middle["high"]),
+            "Mode": middle["Mode"],
+            "Middle setting": middle["Setting"],
+            "Baseline": middle["Baseline"],
+            "Gain (95%)": middle["Gain (95%)"],
             "All settings": f"{by_gain['ratio'].min():.2f} to {by_gain['ratio'].max():.2f}",
             "Lost": f"{(by_gain['verdict'] == LOST).sum()} of {len(by_gain)}",
             "Predicted": "" if pd.isna(middle["predicted"]) else f"{middle['predicted']:.2f}",
@@ -69,21 +62,10 @@ def result(frame: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(lines)
 
 
-def gain_text(ratio: float, low: float | None, high: float | None) -> str:
-    """Write ``1.12 (1.10 to 1.15)``."""
-    return f"{ratio:.2f}" if low is None or pd.isna(low) else f"{ratio:.2f} ({low:.2f} to {high:.2f})"
-
-
 def losses(frame: pd.DataFrame) -> pd.DataFrame:
     """Return the settings in whose last run ours was slower, by the whole interval."""
-    lost = newest(frame)
-    lost = lost[lost["verdict"] == LOST]
-    return pd.DataFrame({
-        "Mode": lost["mode"].map(lambda mode: TITLES.get(mode, mode)),
-        "Setting": lost["case"],
-        "Baseline": lost["baseline"].map("`{}`".format),
-        "Gain (95%)": [gain_text(*line) for line in lost[["ratio", "low", "high"]].itertuples(index=False)],
-    })  # fmt: skip
+    last = newest(frame)
+    return last[last["verdict"] == LOST][["Mode", "Setting", "Baseline", "Gain (95%)"]]
 
 
 def parts(rows: Iterable[Row]) -> pd.DataFrame:
@@ -93,21 +75,19 @@ def parts(rows: Iterable[Row]) -> pd.DataFrame:
     the last does not come from sending dO before dW has run.
     """
     lines = []
-    for run in {run[0].case: run for run in runs_of(rows).values()}.values():  # the last one of each case
+    for run in {run[0].case: run for run in runs_of(rows)}.values():  # the last one of each case
         shipped = [row for row in run if row.had_by == PYTORCH]
-        fused = gain_over((row for row in shipped if row.about.get("fused")), run)
-        nobodys = gain_over((row for row in run if row.had_by == NOBODY), run)
-        best = gain_over(shipped, run)
-        if fused is None or nobodys is None or best is None:
-            continue
-        asked = run[0].parameters
-        lines.append({
-            "Model": asked["model"] + (", in processes" if asked.get("processes") else ""),
-            "Devices": asked["devices"],
-            "Over the best fused": fused.gain.ratio,
-            "Over the best of PyTorch": best.gain.ratio,
-            "Over the best unfused": nobodys.gain.ratio,
-        })  # fmt: skip
+        kinds = {
+            "Over the best fused": [row for row in shipped if row.about.get("fused")],
+            "Over the best of PyTorch": shipped,
+            "Over the best unfused": [row for row in run if row.had_by == NOBODY],
+        }
+        gains = {kind: gain_over(baselines, run) for kind, baselines in kinds.items()}
+        if None not in gains.values():
+            asked = run[0].parameters
+            model = asked["model"] + (", in processes" if asked.get("processes") else "")
+            ratios = {kind: of.gain.ratio for kind, of in gains.items() if of}
+            lines.append({"Model": model, "Devices": asked["devices"], **ratios})
     if not lines:
         return pd.DataFrame()
     by_model = pd.DataFrame(lines).groupby("Model", sort=False)
@@ -123,36 +103,36 @@ def _range(values: pd.Series) -> str:
 
 def predictions(rows: Iterable[Row]) -> pd.DataFrame:
     """Return mode, measured seconds and error (above 0: too slow) of each way that a plan was made for."""
-    lines = [(row.mode, row.predicted_s, statistics.median(row.turns_s)) for row in rows if row.predicted_s]
-    frame = pd.DataFrame(lines, columns=["mode", "predicted_s", "measured_s"])
+    lines = [(TITLES[row.mode], row.predicted_s, row.median_s) for row in rows if row.predicted_s]
+    frame = pd.DataFrame(lines, columns=["Mode", "predicted_s", "measured_s"])
     return frame.assign(error=frame["predicted_s"] / frame["measured_s"] - 1)
 
 
 def prediction_table(rows: Iterable[Row]) -> pd.DataFrame:
     """Return the errors of predictions by mode: least, middle, greatest, and how many are within 5%."""
     lines = []
-    for mode, errors in predictions(rows).groupby("mode", sort=False)["error"]:
+    for mode, errors in predictions(rows).groupby("Mode", sort=False)["error"]:
         low, middle, high = errors.min(), errors.median(), errors.max()
         lines.append({
-            "Mode": TITLES.get(str(mode), str(mode)),
+            "Mode": mode,
             "Runs": len(errors),
             "Error, least / middle / greatest": f"{low:+.0%} / {middle:+.0%} / {high:+.0%}",
-            "Within 2%": int((errors.abs() <= 0.02).sum()),
-            "Within 5%": int((errors.abs() <= 0.05).sum()),
+            "Within 2%": (errors.abs() <= 0.02).sum(),
+            "Within 5%": (errors.abs() <= 0.05).sum(),
         })  # fmt: skip
     return pd.DataFrame(lines)
 
 
-def machines(rows: Iterable[Row]) -> pd.DataFrame:
+def machines(rows: Sequence[Row]) -> pd.DataFrame:
     """Return what ran: by mode the runs, their turns, the share of a core, seconds of our step."""
-    rows, lines = list(rows), []
+    lines = []
     for mode in dict.fromkeys(row.mode for row in rows):
         of_mode = [row for row in rows if row.mode == mode]
-        ours_s = [statistics.median(row.turns_s) for row in of_mode if row.had_by not in (STOCK, PYTORCH)]
+        ours_s = [row.median_s for row in of_mode if row.had_by not in (STOCK, PYTORCH)]
         cores = sorted({row.cores for row in of_mode if row.cores is not None})
         turns = [len(row.turns_s) for row in of_mode]
         lines.append({
-            "Mode": TITLES.get(mode, mode),
+            "Mode": TITLES[mode],
             "Runs": len({row.run for row in of_mode}),
             "Turns of a way": f"{min(turns)} to {max(turns)}",
             "Share of a core": ", ".join(f"{share:g}" for share in cores) or "all",

@@ -7,7 +7,6 @@ import json
 import os
 import time
 from collections.abc import Callable
-from multiprocessing.connection import Client
 from typing import Any
 
 import keras
@@ -15,10 +14,11 @@ import numpy as np
 import tensorflow as tf
 
 import tf_ooo
-from benchmarks.case import Case, Way
+from benchmarks.case import Case, Way, WayRun
 from benchmarks.machine.confine import Shares, keep_memory, threads
-from benchmarks.models import SEED, network_of, weights_of
-from benchmarks.runners.horovod import APPLY, CALLBACK, LOCAL, STRATEGY, TAPE, End
+from benchmarks.models import SEED, Weights, network_of, weights_of
+from benchmarks.processes import answer
+from benchmarks.runners.horovod import APPLY, CALLBACK, LOCAL, STRATEGY, TAPE
 from tf_ooo.costs.communication import as_allreduce_bytes
 from tf_ooo.tracing import unrolled
 
@@ -26,14 +26,12 @@ from tf_ooo.tracing import unrolled
 _COMMUNICATING = ("collective_ops", "event_engine", "grpc")
 
 
-def main(case: Case, ways: list[Way], group: str, socket: str, job: int, cluster: list[str]) -> None:
+def main(case: Case, ways: list[Way], group: str, address: str, cluster: list[str]) -> None:
     """Answer until the process is ended.
 
-    ``group``: the folder of the CPU groups; ``socket``: where the benchmark listens; ``job``: what the rank
-    calls itself there; ``cluster``: addresses for TensorFlow's strategy.
+    ``group``: the folder of the CPU groups; ``cluster``: addresses for TensorFlow's strategy.
     """
-    kinds = {way.name: way.options["kind"] for way in ways}
-    rank, strategy = int(os.environ["HOROVOD_RANK"]), STRATEGY in kinds.values()
+    rank, strategy = int(os.environ["HOROVOD_RANK"]), ways[0].options["kind"] == STRATEGY
     shares, trainers = Shares(group), dict[str, Trainer]()
     hvd = _confined(shares, rank, cluster if strategy else None)
 
@@ -46,22 +44,14 @@ def main(case: Case, ways: list[Way], group: str, socket: str, job: int, cluster
         if trainer.callback is not None:  # ours is planned from the times of its first steps
             trainer.warm_up()
         shares.run_first(threads(_COMMUNICATING) if strategy else set())
-        return trainer.facts(hvd) if kinds[name] == LOCAL else {}
+        return trainer.facts(hvd) if way.options["kind"] == LOCAL else {}
 
     def turn(name: str) -> float:
         if hvd is not None:
             hvd.allreduce(tf.zeros([1]), name="turn")
         return trainers[name].turn_s()
 
-    def end(name: str) -> End | None:
-        return trainers[name].end() if rank == 0 else None
-
-    tasks: dict[str, Callable[[str], Any]] = {"make": make, "turn": turn, "end": end}
-    benchmark = Client(socket, "AF_UNIX")  # is closed when the process has said why it ended
-    benchmark.send((job, rank, os.getpid()))
-    while True:
-        task, name = benchmark.recv()
-        benchmark.send(tasks[task](name))
+    answer(address, rank, {"make": make, "turn": turn, "end": lambda name: trainers[name].end()})
 
 
 def _confined(shares: Shares, rank: int, cluster: list[str] | None) -> Any:
@@ -143,23 +133,22 @@ class Trainer:
 
     def facts(self, hvd: Any) -> dict[str, Any]:
         """Return what all ways share: the sizes of a step."""
-        floats = 0.0
-        for gradient in _gradients(self.model, *self._batch)[
-            1
-        ]:  # of a table, the rows of a batch are gathered
+        floats, (_, gradients) = 0.0, _gradients(self.model, *self._batch)
+        for gradient in gradients:  # of a table, the rows of a batch are gathered
             of_rows = isinstance(gradient, tf.IndexedSlices)
             size = int(tf.size(gradient.values if of_rows else gradient))
             floats += as_allreduce_bytes(size, hvd.size()) if of_rows else size
         sizes = {"gradient_bytes": round(4 * floats), "weights": self.model.count_params()}
         return {**sizes, "batch_rows": len(self._batch[0])}
 
-    def end(self) -> End:
+    def end(self) -> tuple[Weights, WayRun]:
         """Return the weights and what was planned."""
-        if self.callback is None:
-            return End(weights_of(self.model))
-        report = self.callback.report
-        about = {"schedule": report.schedule, "reason": report.fallback_reason}
-        return End(weights_of(self.model), report.predicted_step_s, about)
+        run = WayRun([])
+        if self.callback is not None:
+            report = self.callback.report
+            about = {"schedule": report.schedule, "reason": report.fallback_reason}
+            run = WayRun([], report.predicted_step_s, about=about)
+        return weights_of(self.model), run
 
 
 _Data = tuple[np.ndarray, np.ndarray]

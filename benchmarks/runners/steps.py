@@ -5,21 +5,23 @@ import statistics
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import tensorflow as tf
 
-from benchmarks.case import WayRun
-from benchmarks.models import Weights, Workload, weights_of
+from benchmarks.case import Case, Way, WayRun
+from benchmarks.models import Workload, compared, stock_weights, weights_of
 from benchmarks.turns import take_turns
 from tf_ooo.costs.table import CostTable
-from tf_ooo.errors import BackendError
+from tf_ooo.errors import BackendError, OOOError
 from tf_ooo.fit.life import FitLife
 from tf_ooo.modes.pipeline.mode import PipelineMode
 from tf_ooo.modes.table import LayerPipe, Pipeline, mode_for
 from tf_ooo.planning.model.schedule import Schedule
 from tf_ooo.report.report import Report
 from tf_ooo.rewriting.unrolled_tasks import Step
+
+_Started = TypeVar("_Started", bound="Steps")
 
 
 class Steps:
@@ -66,13 +68,16 @@ class Fit(Steps):
 
     def start(self, more: int = 0) -> None:
         """Run until the model is distributed, or stays on one device, and ``more`` steps."""
-        while not (
-            self.report.layerpipe.get("rounds") or self.report.rewritten_graph or self.report.fell_back
-        ):
+        report = self.report
+        try:
+            while not (report.layerpipe.get("rounds") or report.rewritten_graph or report.fell_back):
+                self.step_s()
+        except OOOError:
+            self.finish()
+            raise
+        for _ in range(0 if report.fell_back else more):
             self.step_s()
-        for _ in range(0 if self.report.fell_back else more):
-            self.step_s()
-        self.predicted_s = self.report.predicted_step_s
+        self.predicted_s = report.predicted_step_s
 
     @property
     def report(self) -> Report:
@@ -113,22 +118,41 @@ class Fit(Steps):
         }
 
 
+def started(case: Case, start: Callable[[Way], _Started]) -> tuple[dict[str, _Started], dict[str, str]]:
+    """Start each way, and say why others do not run."""
+    ways: dict[str, _Started] = {}
+    not_run: dict[str, str] = {}
+    for way in case.ways:
+        try:
+            ways[way.name] = start(way)
+        except (ValueError, OOOError) as error:
+            not_run[way.name] = str(error)
+    return ways, not_run
+
+
 def train_in_turns(
-    ways: Mapping[str, Steps], turns: int, turn_s: Callable[[Any], float], evenly: bool = True
-) -> tuple[int, dict[str, WayRun], dict[str, Weights]]:
-    """Let ways take turns; return how many steps all have made, ``evenly``, their runs and weights."""
+    ways: Mapping[str, Steps],
+    turns: int,
+    turn_s: Callable[[Any], float],
+    make: Callable[[], Workload] | None,
+) -> tuple[int, dict[str, WayRun], int | None]:
+    """Let ways take turns; return how many steps all have made, their runs, and the bits of stock ``fit``.
+
+    ``make``: what stock trains as often; None: it is not compared with.
+    """
     turns_s = take_turns({name: partial(turn_s, way) for name, way in ways.items()}, turns)
-    steps = max(way.steps for way in ways.values())
-    runs, trained = {}, {}
+    steps, runs = max(way.steps for way in ways.values()), {}
     for name, way in ways.items():
-        while evenly and way.steps < steps:
+        while make and way.steps < steps:
             way.step_s()
         runs[name] = WayRun(turns_s[name], way.predicted_s, about=way.about())
-    for name, way in ways.items():
+    for way in ways.values():
         way.finish()
-        if way.model is not None:
-            trained[name] = weights_of(way.model)
-    return steps, runs, trained
+    if make is None:
+        return steps, runs, None
+    trained = {name: weights_of(way.model) for name, way in ways.items() if way.model is not None}
+    bits, runs = compared(runs, trained, stock_weights(make(), steps))
+    return steps, runs, bits
 
 
 def stock_steps(make: Callable[[], Workload], device: str, about: dict[str, Any]) -> Steps:

@@ -4,17 +4,16 @@ Both are compared by efficiency: frameworks compute one model at different speed
 """
 
 import importlib.util
-import os
 import statistics
-import subprocess
 from dataclasses import replace
+from pathlib import Path
 
 from benchmarks.case import Case, Measured
-from benchmarks.processes import BenchmarkError, command
+from benchmarks.processes import Job, command, quiet
 from benchmarks.runners import workers
 from tf_ooo.hosts.addresses import free_port
 
-ANSWER, SERIAL = "answer", "serial"
+SERIAL = "serial"
 
 
 def why_not(case: Case) -> str:
@@ -43,31 +42,13 @@ def cut(layers: int, stages: int, stage: int) -> range:
     return range(first, layers if stage == stages - 1 else after)
 
 
-class Ranks:
-    """The processes, one for each device."""
-
-    def __init__(self, group: str, devices: int, microbatches: int, schedules: list[str]) -> None:
-        environment = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-        told, pipe, main = (devices, free_port(), microbatches, schedules), subprocess.PIPE, "torch_rank:main"
-        lines = [command(f"benchmarks.runners.{main}", group, rank, *told) for rank in range(devices)]
-        self._processes = [
-            subprocess.Popen(line, env=environment, stdin=pipe, stdout=pipe, text=True) for line in lines
-        ]
-        self.version = [self._answered(process) for process in self._processes][0]
-
-    def step(self, schedule: str) -> None:
-        for process in self._processes:
-            print(schedule, file=process.stdin, flush=True)
-        for process in self._processes:
-            self._answered(process)
-
-    def _answered(self, process: subprocess.Popen[str]) -> str:
-        for line in process.stdout or ():
-            if line.startswith(ANSWER):
-                return line.removeprefix(ANSWER).strip()
-        raise BenchmarkError(f"a rank of torch.distributed ended with {process.wait()}")
-
-    def close(self) -> None:
-        for process in self._processes:
-            process.kill()
-            process.wait()
+def ranks(group: str, folder: str, devices: int, microbatches: int, schedules: list[str]) -> Job:
+    """Start the processes, one for each device, which train by all these schedules."""
+    address, port = Path(folder) / "torch", free_port()
+    lines = [
+        command(f"{__name__}_rank:main", group, str(address), rank, devices, port, microbatches, schedules)
+        for rank in range(devices)
+    ]
+    job = Job(lines, quiet() | {"GLOO_SOCKET_IFNAME": "lo"}, address, devices)
+    job.connect()
+    return job

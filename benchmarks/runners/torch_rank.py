@@ -1,4 +1,4 @@
-"""One rank of ``torch.distributed.pipelining``: trains the feed-forward network, a step for each line.
+"""One rank of ``torch.distributed.pipelining``: trains the feed-forward network, a step when it is told to.
 
 The thread that computes has its share of the CPU; those that communicate are left free, as in TensorFlow's
 workers.
@@ -6,7 +6,6 @@ workers.
 
 from __future__ import annotations
 
-import sys
 import threading
 from collections.abc import Callable
 
@@ -17,7 +16,8 @@ from torch.distributed import pipelining
 
 from benchmarks.machine import confine
 from benchmarks.models import NETWORKS, SEED
-from benchmarks.runners.torch import ANSWER, SERIAL, cut
+from benchmarks.processes import answer
+from benchmarks.runners.torch import SERIAL, cut
 
 _NETWORK = NETWORKS["PIPELINE"]["feed_forward"]
 # The class, the stages of each rank, and whether the second one is on the way back of a V.
@@ -30,8 +30,10 @@ _SCHEDULES = {
 }
 
 
-def main(group: str, rank: int, devices: int, port: int, microbatches: int, schedules: list[str]) -> None:
-    """Serve steps until the input ends."""
+def main(
+    group: str, address: str, rank: int, devices: int, port: int, microbatches: int, schedules: list[str]
+) -> None:
+    """Answer until the process is ended."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo", f"tcp://127.0.0.1:{port}", world_size=devices, rank=rank)
     x, y = map(torch.from_numpy, _NETWORK.data(_NETWORK.batch * microbatches))
@@ -41,10 +43,7 @@ def main(group: str, rank: int, devices: int, port: int, microbatches: int, sche
     }
     # This thread computes, also backward; all others, which communicate, get no quota.
     confine.Shares(group).enter(rank, confine.threads() - {threading.get_native_id()})
-    print(ANSWER, torch.__version__, flush=True)
-    for line in sys.stdin:
-        steps[line.strip()]()
-        print(ANSWER, flush=True)
+    answer(address, rank, {**steps, "version": lambda: str(torch.__version__)})
 
 
 def _layers() -> list[nn.Module]:

@@ -4,7 +4,7 @@ python examples/paper/bert.py --layers 12 --task pretrain --size tiny
 """
 
 import keras
-import numpy as np
+from gpt3 import embedded
 from keras import layers, ops
 from paper_data import MASK, SEP, hidden_words, pairs
 from paper_options import adam_w, asked_for
@@ -46,15 +46,7 @@ def build(of, rows=None):
     # The second sentence begins behind the first [SEP].
     is_end = ops.cast(ops.equal(words, SEP), "int32")
     second = ops.minimum(ops.cumsum(is_end, axis=1) - is_end, 1)
-    # Places are computed from the words: an embedding of a constant would be no layer of the model.
-    places = 0 * words + np.arange(of.length, dtype="int32")
-    x = layers.Embedding(of.vocabulary, of.width)(words) + layers.Embedding(of.length, of.width)(places)
-    x = layers.LayerNormalization()(x + layers.Embedding(2, of.width)(second))
-    for _ in range(of.layers):
-        attended = layers.MultiHeadAttention(of.heads, of.width // of.heads)(x, x)
-        x = layers.LayerNormalization()(x + attended)
-        inner = layers.Dense(4 * of.width, activation="gelu")(x)
-        x = layers.LayerNormalization()(x + layers.Dense(of.width)(inner))
+    x = blocks(layers.LayerNormalization()(embedded(words, of) + layers.Embedding(2, of.width)(second)), of)
     if of.task == "finetune":
         pooled = layers.Dense(of.width, activation="tanh")(x[:, 0])
         return keras.Model(words, layers.Dense(2)(pooled))
@@ -63,6 +55,16 @@ def build(of, rows=None):
     x = ops.matmul(ops.one_hot(hidden, of.length), x)
     x = layers.LayerNormalization()(layers.Dense(of.width, activation="gelu")(x))
     return keras.Model(words, layers.Dense(of.vocabulary)(x))
+
+
+def blocks(x, of):
+    """The encoder's layers, each of which normalizes what it has added."""
+    for _ in range(of.layers):
+        attended = layers.MultiHeadAttention(of.heads, of.width // of.heads)(x, x)
+        x = layers.LayerNormalization()(x + attended)
+        inner = layers.Dense(4 * of.width, activation="gelu")(x)
+        x = layers.LayerNormalization()(x + layers.Dense(of.width)(inner))
+    return x
 
 
 def data(of, count, seed=0):

@@ -27,16 +27,29 @@ def check(of):
 def build(of, rows=None):
     """Logits of each next word.  GPT-3 has GPT-2's layers; every second one's attention is sparse there."""
     words = keras.Input((of.length,), dtype="int32", batch_size=rows)
-    # Places are computed from the words: an embedding of a constant would be no layer of the model.
-    places = 0 * words + np.arange(of.length, dtype="int32")
-    x = layers.Embedding(of.vocabulary, of.width)(words) + layers.Embedding(of.length, of.width)(places)
+    x = states(words, of)
+    return keras.Model(words, layers.Dense(of.vocabulary)(x))
+
+
+def states(words, of):
+    """The normalized state behind all layers for each word."""
+    x = embedded(words, of)
     for _ in range(of.layers):
         attention = layers.MultiHeadAttention(of.heads, of.width // of.heads)
         y = layers.LayerNormalization()(x)
         x = x + attention(y, y, use_causal_mask=True)
         y = layers.Dense(4 * of.width, activation="gelu")(layers.LayerNormalization()(x))
         x = x + layers.Dense(of.width)(y)
-    return keras.Model(words, layers.Dense(of.vocabulary)(layers.LayerNormalization()(x)))
+    return layers.LayerNormalization()(x)
+
+
+def embedded(words, of):
+    """What each word and each place has learned, added."""
+    # Places are computed from the words: an embedding of a constant would be no layer of the model.
+    places = 0 * words + np.arange(words.shape[1], dtype="int32")
+    return layers.Embedding(of.vocabulary, of.width)(words) + layers.Embedding(words.shape[1], of.width)(
+        places
+    )
 
 
 def data(of, count, seed=0):

@@ -9,8 +9,9 @@ from unittest import mock
 import pytest
 import tensorflow as tf
 
+from benchmarks.models import ScriptNetwork, loaded
 from benchmarks.paper.command import case_of
-from benchmarks.paper.networks import NETWORKS, ScriptNetwork, loaded
+from benchmarks.paper.networks import NETWORKS
 from benchmarks.runners import one_process
 from tf_ooo.modes import data_parallel
 

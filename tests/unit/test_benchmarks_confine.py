@@ -53,16 +53,21 @@ def test_groups_that_cannot_be_made_are_said_and_leave_nothing(monkeypatch, tmp_
 @confined
 def test_shares_are_set_and_lifted():
     groups = Shares(PREFIX)
+    file, none = ("cpu.cfs_quota_us", "-1") if groups.system.version == 1 else ("cpu.max", "max")
+
+    def quota(name):
+        return (groups.system.folder / PREFIX / name / file).read_text().split()[0]
+
     with groups.made(2, 0.4):
-        assert [groups.quota_us(name) for name in ("0", "1", FREE)] == [2000, 2000, None]
+        assert [quota(name) for name in ("0", "1", FREE)] == ["2000", "2000", none]
         groups.set_share(1, 0.2)
         with groups.lifted(1):
-            assert groups.quota_us("1") is None
-        assert groups.quota_us("1") == 1000
+            assert quota("1") == none
+        assert quota("1") == "1000"
         with pytest.raises(BenchmarkError, match=r"0\.1 of a core: the least share of a worker is 0\.2"):
             groups.set_share(1, 0.1)
     with pytest.raises(FileNotFoundError):
-        groups.quota_us("0")
+        quota("0")
 
 
 # A thread that computes, as TensorFlow calls it, one that communicates, and the main one; says their ids.
@@ -79,26 +84,23 @@ named(b"main")
 """
 
 
-class ThreadsOnly(Shares):
+class ThreadsOnly(System):
     """Groups of version 2 also where version 1 has the CPU's controller: without shares of the CPU."""
 
-    def _make(self, groups):
-        self._make_empty(groups)
-
-    def set_quota_us(self, name, quota_us):
-        """There is none."""
+    def write(self, folder, files):
+        """There are no such files."""
 
 
 # This machine has these.
 ALL_GROUPS = [
-    Shares(PREFIX, place) if place.version == 1 else ThreadsOnly(PREFIX, place)
+    Shares(PREFIX, place if place.version == 1 else ThreadsOnly(2, place.folder, "cpu"))
     for place in groups.systems("cpu")
     if (place.is_there if place.version == 1 else (place.folder / "cgroup.controllers").exists())
 ]
 
 
 @confined
-@pytest.mark.parametrize("groups", ALL_GROUPS, ids=lambda groups: type(groups).__name__)
+@pytest.mark.parametrize("groups", ALL_GROUPS, ids=lambda groups: type(groups.system).__name__)
 def test_threads_that_compute_get_a_share_and_nobody_is_left_behind(groups):
     with groups.made(1, 0.5):
         process = subprocess.Popen([sys.executable, "-c", _PROCESS], stdout=subprocess.PIPE, text=True)

@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import json
-import signal
-import socket
 import sys
 import time
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Client
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from benchmarks.case import NOBODY, OURS
+from benchmarks.case import NOBODY, OURS, WayRun
 from benchmarks.cases import cases_of
 from benchmarks.models import check_sum
-from benchmarks.processes import BenchmarkError
+from benchmarks.processes import BenchmarkError, Job
 from benchmarks.runners import horovod
-from benchmarks.runners.horovod import End
 
 
 @pytest.mark.parametrize("quick", [True, False])
@@ -48,7 +45,8 @@ def test_the_link_on_which_communicating_takes_as_long_as_computing():
 def test_weights_are_compared_with_those_of_stock_horovod():
     case = cases_of("data_parallel", True)[0]
     names = [way.name for way in case.ways]
-    ends = {name: End([np.ones(2)], None, {}) for name in names} | {"auto": End([np.full(2, 2.0)], 0.5, {})}
+    ends = {name: ([np.ones(2)], WayRun([])) for name in names}
+    ends["auto"] = [np.full(2, 2.0)], WayRun([], 0.5)
     measured = horovod.measured(case, dict.fromkeys(names, [1.0]), ends, {})
     assert measured.stock_bits == check_sum([np.ones(2)])
     assert (measured.ways["horovod"].bits, measured.ways["local"].bits) == (None, None)
@@ -68,18 +66,17 @@ def _state(process: int) -> str:
 def job(tmp_path):
     """A job of one rank, a Python that sleeps and whose answers this test writes."""
     sleeps = [sys.executable, "-c", "import time; print('it printed this', flush=True); time.sleep(100)"]
-    sleeping = horovod.Job([], tmp_path / "log.txt", stops=True)
-    sleeping.start(sleeps, {})
-    ours, theirs = socket.socketpair()
-    sleeping.ranks[0] = Connection(ours.detach()), sleeping._launcher.pid
-    yield sleeping, Connection(theirs.detach())
+    sleeping = Job([sleeps], {}, tmp_path / "job", ranks=1, stops=True)
+    with Client(str(tmp_path / "job"), "AF_UNIX") as rank:
+        rank.send((0, sleeping.launchers[0].pid))
+        sleeping.connect()
+        yield sleeping, rank
     sleeping.end()
-    assert sleeping._launcher.poll() is not None
+    assert sleeping.launchers[0].poll() is not None
 
 
 def test_a_rank_is_stopped_while_it_is_not_asked_anything(job):
     asked, rank = job
-    asked.signal(signal.SIGSTOP)
     rank.send(0.25)
     assert asked.ask("turn", "auto") == 0.25
     assert rank.recv() == ("turn", "auto")
@@ -91,7 +88,7 @@ def test_a_rank_is_stopped_while_it_is_not_asked_anything(job):
 
 def test_what_a_rank_printed_is_said_where_it_fails(job, tmp_path):
     asked, rank = job
-    while not (tmp_path / "log.txt").read_text():
+    while not (tmp_path / "job.log").read_text():
         time.sleep(0.01)
     rank.close()
     with pytest.raises(BenchmarkError, match=r"a rank failed with turn auto:\nit printed this"):

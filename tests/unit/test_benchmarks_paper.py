@@ -13,9 +13,9 @@ from click.testing import CliRunner
 
 from benchmarks.__main__ import main
 from benchmarks.cases import cases_of
-from benchmarks.models import network_of
+from benchmarks.models import EXAMPLES, ScriptNetwork, loaded, network_of
 from benchmarks.paper import command, predicted
-from benchmarks.paper.networks import EXAMPLES, MODES, NETWORKS, SIZES, ScriptNetwork, loaded, network_named
+from benchmarks.paper.networks import MODES, NETWORKS, SIZES, network_named
 from benchmarks.paper.schedules import FASTFORWARD, GPIPE, IN_ORDER, MODULO, PUSH, RING, Pipeline
 from tf_ooo.costs.layer_costs import LayerCosts
 from tf_ooo.errors import OptionsError

@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from benchmarks.__main__ import lines_of, main
-from benchmarks.case import NOBODY, OURS, PYTORCH, STOCK, Case, Measured, Way, WayRun, check
+from benchmarks.case import NOBODY, OURS, PYTORCH, STOCK, Case, Measured, Way, WayRun
 from benchmarks.gains import LOST, NO_DIFFERENCE, WON, compared, gain_of
 from benchmarks.kept import read, rows_of, write
 from benchmarks.processes import BenchmarkError, command, result_of
@@ -65,7 +65,7 @@ def test_a_gain_is_the_median_of_pairs():
 def test_few_pairs_have_no_verdict():
     gain = gain_of([2.0] * 5, [1.0] * 5)
     assert gain.ratio == 2
-    assert gain.low is None
+    assert np.isnan(gain.low)
     assert gain.verdict == NO_DIFFERENCE
     with pytest.raises(ValueError, match="2 turns of the baseline and 1 of ours"):
         gain_of([1, 2], [1])
@@ -124,13 +124,6 @@ def test_a_process_that_fails_says_what_it_printed():
         result_of(command("builtins:float", "no number"), os.environ)
     with pytest.raises(BenchmarkError, match="took more than 0.1 s"):
         result_of(command("time:sleep", 60), os.environ, timeout_s=0.1)
-
-
-def test_cases_that_say_nothing_are_refused():
-    with pytest.raises(ValueError, match="two ways have one name among auto, auto"):
-        check(Case("x", "m", "r", (Way("auto", OURS), Way("auto", OURS))))
-    with pytest.raises(ValueError, match="no way is ours"):
-        check(Case("x", "m", "r", (Way("gpipe", PYTORCH),)))
 
 
 def test_the_tables_count_losses(rows):

@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks import models
 from benchmarks.case import OURS
-from benchmarks.cases import cases_of
+from benchmarks.cases import SUITES, cases_of
 from benchmarks.runners.torch import cut
 from tf_ooo.modes.table import LayerPipe, Pipeline
 
@@ -52,3 +52,12 @@ def test_torchs_stages_hold_all_layers():
     for stages in (1, 2, 3, 4, 8):
         parts = [cut(17, stages, stage) for stage in range(stages)]
         assert [layer for part in parts for layer in part] == list(range(17))
+
+
+@pytest.mark.parametrize("suite", SUITES)
+def test_one_way_is_ours_and_each_has_a_name_of_its_own(suite):
+    for quick in (False, True):
+        for case in cases_of(suite, quick):
+            names = [way.name for way in case.ways]
+            assert len(set(names)) == len(names)
+            assert sum(way.had_by == OURS for way in case.ways) == 1

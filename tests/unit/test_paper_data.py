@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from benchmarks.paper.networks import loaded
+from benchmarks.models import loaded
 
 data = loaded("paper_data")
 needs_datasets = pytest.mark.skipif(

@@ -118,11 +118,10 @@ def tables() -> dict[str, str]:
     means, most = gains.mean(), gains.loc[7:9].max()
     gains.loc["mean; published: 1.25"], gains.loc["7 to 9, most; published: 1.80"] = means, most
     frames = {"zero-bubble": zb_h2, "v-shapes": v_shapes, "layerpipe": gains.reset_index()}
-
-    def text(cell: object) -> object:
-        return f"{cell:.2f}" if isinstance(cell, float) else cell
-
-    return {name: markdown(pd.DataFrame(of).map(text)) for name, of in frames.items()}
+    return {
+        name: markdown(pd.DataFrame(of).map(lambda cell: f"{cell:.2f}" if isinstance(cell, float) else cell))
+        for name, of in frames.items()
+    }
 
 
 @click.command()

@@ -6,11 +6,9 @@ import importlib
 import json
 import os
 import time
-from collections.abc import Callable
 from typing import Any
 
 import keras
-import numpy as np
 import tensorflow as tf
 
 import tf_ooo
@@ -97,21 +95,15 @@ class Trainer:
             self.model, optimizer = network.build(), network.optimizer(momentum=0.9)
             optimizer.build(self.model.trainable_variables)
         if kind == TAPE:
-            self.model = _taped(hvd)(self.model.inputs, self.model.outputs)
+            self.model.train_step = functools.partial(_taped_step, self.model, hvd)
         if kind == APPLY:
             _average_in_apply(optimizer, hvd)
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
         self.model.compile(optimizer, loss, jit_compile=False, steps_per_execution=together)
         options = {"mode": "data_parallel", "unroll": self._steps, **way.options.get("callback", {})}
         self.callback = tf_ooo.OOOBackprop(**options) if kind == CALLBACK else None
-        data = network.data(2 * self._steps * rows, SEED + rank)
-        self._batch = tuple(part[:rows] for part in data)
-        # Each trains once on all data, and tells when each execution ended.
-        self._train: Callable[[], list[float]] = (
-            functools.partial(_with_strategy, self.model, _execution(self.model, together), data, rows)
-            if kind == STRATEGY
-            else functools.partial(_fit, self.model, data, rows, [self.callback] if self.callback else [])
-        )
+        self._rows, self._data = rows, network.data(2 * self._steps * rows, SEED + rank)
+        self._execution = _execution(self.model, together) if kind == STRATEGY else None
         self._variables = [*self.model.variables, *optimizer.variables]
         self._first = [variable.numpy() for variable in self._variables]
 
@@ -119,27 +111,45 @@ class Trainer:
         """Train until everything is traced, planned and decided; then begin again."""
         # Profiled steps come before planned ones are traced: short fits have too few of both.
         for _ in range(1 if self.callback is None else 5):
-            self._train()
+            self.train()
         # All ranks count the same steps, and decide after the same one.
         while self.callback is not None and self.callback.report.undecided:
-            self._train()
+            self.train()
         for variable, value in zip(self._variables, self._first, strict=True):
             variable.assign(value)
 
+    def train(self) -> list[float]:
+        """Train once on all data, and tell when each execution ended."""
+        marks: list[float] = []
+        if self._execution is None:
+            note = keras.callbacks.LambdaCallback(
+                on_train_batch_end=lambda batch, logs: marks.append(time.perf_counter())
+            )
+            callbacks = [self.callback, note] if self.callback else [note]
+            given = {"batch_size": self._rows, "shuffle": False, "verbose": 0, "callbacks": callbacks}
+            self.model.fit(*self._data, **given)
+            return marks
+        batches = iter(tf.data.Dataset.from_tensor_slices(self._data).batch(self._rows))
+        for _ in range(len(self._data[0]) // self._rows // self.model.steps_per_execution):
+            self._execution(batches).numpy()
+            marks.append(time.perf_counter())
+        return marks
+
     def turn_s(self) -> float:
         """Return the seconds of a step, over the second half of some."""
-        marks = self._train()
+        marks = self.train()
         return (marks[-1] - marks[len(marks) // 2 - 1]) / self._steps
 
     def facts(self, hvd: Any) -> dict[str, Any]:
         """Return what all ways share: the sizes of a step."""
-        floats, (_, gradients) = 0.0, _gradients(self.model, *self._batch)
+        batch = [part[: self._rows] for part in self._data]
+        floats, (_, gradients) = 0.0, _gradients(self.model, *batch)
         for gradient in gradients:  # of a table, the rows of a batch are gathered
             of_rows = isinstance(gradient, tf.IndexedSlices)
             size = int(tf.size(gradient.values if of_rows else gradient))
             floats += as_allreduce_bytes(size, hvd.size()) if of_rows else size
         sizes = {"gradient_bytes": round(4 * floats), "weights": self.model.count_params()}
-        return {**sizes, "batch_rows": len(self._batch[0])}
+        return {**sizes, "batch_rows": self._rows}
 
     def end(self) -> tuple[Weights, WayRun]:
         """Return the weights and what was planned."""
@@ -149,26 +159,6 @@ class Trainer:
             about = {"schedule": report.schedule, "reason": report.fallback_reason}
             run = WayRun([], report.predicted_step_s, about=about)
         return weights_of(self.model), run
-
-
-_Data = tuple[np.ndarray, np.ndarray]
-
-
-def _fit(model: keras.Model, data: _Data, rows: int, callbacks: list[Any]) -> list[float]:
-    marks: list[float] = []
-    note = keras.callbacks.LambdaCallback(
-        on_train_batch_end=lambda batch, logs: marks.append(time.perf_counter())
-    )
-    model.fit(*data, batch_size=rows, shuffle=False, verbose=0, callbacks=[*callbacks, note])
-    return marks
-
-
-def _with_strategy(model: keras.Model, execution: Any, data: _Data, rows: int) -> list[float]:
-    batches, marks = iter(tf.data.Dataset.from_tensor_slices(data).batch(rows)), []
-    for _ in range(len(data[0]) // rows // model.steps_per_execution):
-        execution(batches).numpy()
-        marks.append(time.perf_counter())
-    return marks
 
 
 def _execution(model: keras.Model, together: int) -> Any:
@@ -196,16 +186,11 @@ def _gradients(model: keras.Model, x: Any, y: Any, kind: Any = lambda tape: tape
     return loss, kind(tape).gradient(loss, [variable.value for variable in model.trainable_variables])
 
 
-def _taped(hvd: Any) -> type[keras.Model]:
-    """Return stock Horovod with a train step of one's own: it averages where the tape computes gradients."""
-
-    class Taped(keras.Model):  # type: ignore[misc]
-        def train_step(self, data: tuple[tf.Tensor, tf.Tensor]) -> dict[str, tf.Tensor]:
-            loss, gradients = _gradients(self, *data, hvd.DistributedGradientTape)
-            self.optimizer.apply_gradients(zip(gradients, self.trainable_variables, strict=True))
-            return {"loss": loss}
-
-    return Taped
+def _taped_step(model: keras.Model, hvd: Any, data: tuple[tf.Tensor, tf.Tensor]) -> dict[str, tf.Tensor]:
+    """Make it stock Horovod with a train step of one's own: it averages where the tape computes gradients."""
+    loss, gradients = _gradients(model, *data, hvd.DistributedGradientTape)
+    model.optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
+    return {"loss": loss}
 
 
 def _average_in_apply(optimizer: keras.Optimizer, hvd: Any) -> None:

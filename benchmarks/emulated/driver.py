@@ -12,13 +12,12 @@ import numpy as np
 import tensorflow as tf
 
 from benchmarks import torch_orders
-from benchmarks.case import Case, Measured, Way
+from benchmarks.case import Case, Measured, Way, take_turns
 from benchmarks.emulated.costs import ROWS, WIDTH, costs_of
 from benchmarks.emulated.observed import Observed
 from benchmarks.models import SEED, Workload
 from benchmarks.runners.emulated import LOG, Log, library, prefer
 from benchmarks.runners.steps import Fit, started, train_in_turns
-from benchmarks.turns import take_turns
 from tf_ooo import Link, Pipeline
 from tf_ooo.costs.table import CostTable
 from tf_ooo.hosts.worker import serve

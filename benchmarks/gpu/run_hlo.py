@@ -27,12 +27,11 @@ from typing import Any
 import numpy as np
 import tomllib
 
-from benchmarks.case import NOBODY, STOCK, Case, Measured, Way, WayRun
+from benchmarks.case import NOBODY, STOCK, Case, Measured, Way, WayRun, take_turns
 from benchmarks.gpu.hlo_text import fed_back, looped, parameters_of
 from benchmarks.gpu.xla import WAYS, executable_of, h100
 from benchmarks.kept import ROWS, rows_of, write
 from benchmarks.models import largest_difference
-from benchmarks.turns import take_turns
 
 FLAGS: dict[str, dict[str, str]] = {"": {}, **tomllib.loads(WAYS.read_text())["flags"]}
 # Kernels of CUDA graphs are profiled as they run, in the graph.

@@ -18,11 +18,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.case import Case, Measured, Way, WayRun
+from benchmarks.case import Case, Measured, Way, WayRun, take_turns
 from benchmarks.machine import confine
 from benchmarks.models import Weights, compared
 from benchmarks.processes import Job, command, quiet
-from benchmarks.turns import take_turns
 from tf_ooo.hosts.addresses import held_ports
 
 _LAUNCHER = Path(sys.executable).with_name("horovodrun")

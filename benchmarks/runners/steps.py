@@ -9,9 +9,8 @@ from typing import Any, TypeVar
 
 import tensorflow as tf
 
-from benchmarks.case import Case, Way, WayRun
+from benchmarks.case import Case, Way, WayRun, take_turns
 from benchmarks.models import Workload, compared, stock_weights, weights_of
-from benchmarks.turns import take_turns
 from tf_ooo.costs.table import CostTable
 from tf_ooo.errors import BackendError, OOOError
 from tf_ooo.fit.life import FitLife

@@ -8,13 +8,12 @@ import pytest
 from click.testing import CliRunner
 
 from benchmarks.__main__ import lines_of, main
-from benchmarks.case import NOBODY, OURS, PYTORCH, STOCK, Case, Measured, Way, WayRun
+from benchmarks.case import NOBODY, OURS, PYTORCH, STOCK, Case, Measured, Way, WayRun, take_turns
 from benchmarks.gains import LOST, NO_DIFFERENCE, WON, compared, gain_of
 from benchmarks.kept import read, rows_of, write
 from benchmarks.processes import BenchmarkError, command, result_of
 from benchmarks.report import page, tables
 from benchmarks.report.pictures import draw
-from benchmarks.turns import take_turns
 
 WAYS = (Way("gpipe", PYTORCH), Way("one device", STOCK), Way("auto", OURS), Way("unfused", NOBODY))
 BEGAN = datetime.datetime(2026, 1, 2, 3, 4, 5, tzinfo=datetime.UTC)

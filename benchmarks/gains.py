@@ -1,11 +1,12 @@
 """A gain is the median of paired turns, with its 95% interval."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from itertools import groupby
 from math import isnan, nan
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import ArrayLike
 from scipy.stats import bootstrap
 
 from benchmarks.case import OURS
@@ -36,11 +37,12 @@ class Gain(NamedTuple):
         return ratio if isnan(self.low) else f"{ratio} ({low} to {high})"
 
 
-def gain_of(baseline_s: Sequence[float], ours_s: Sequence[float]) -> Gain:
+def gain_of(baseline_s: ArrayLike, ours_s: ArrayLike) -> Gain:
     """Compare two ways turn by turn; ValueError: there are no turns, or not equally many of both."""
-    if not len(ours_s) or len(baseline_s) != len(ours_s):
-        raise ValueError(f"{len(baseline_s)} turns of the baseline and {len(ours_s)} of ours are no pairs")
-    ratios = np.asarray(baseline_s) / np.asarray(ours_s)
+    baseline, ours = np.asarray(baseline_s), np.asarray(ours_s)
+    if not ours.size or baseline.size != ours.size:
+        raise ValueError(f"{baseline.size} turns of the baseline and {ours.size} of ours are no pairs")
+    ratios = baseline / ours
     middle = float(np.median(ratios))
     if len(ratios) < LEAST_PAIRS:
         return Gain(middle)

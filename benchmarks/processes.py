@@ -154,11 +154,11 @@ class Job:
 
 def answer(address: str, rank: int, tasks: Mapping[str, Callable[..., Any]]) -> None:
     """Be a rank of a :class:`Job` until it ends; a message is the name of a task, and what this takes."""
-    with Client(address, "AF_UNIX") as job:
-        job.send((rank, os.getpid()))
+    with Client(address, "AF_UNIX") as benchmark:
+        benchmark.send((rank, os.getpid()))
         while True:
-            task, *given = job.recv()
-            job.send(tasks[task](*given))
+            task, *given = benchmark.recv()
+            benchmark.send(tasks[task](*given))
 
 
 def end_cleanly() -> None:

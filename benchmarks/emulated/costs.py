@@ -44,12 +44,15 @@ def costs_of(model: str, layers: int, devices: int, task_s: float | None, latenc
 
     No step computes the first layer's dO.
     """
-    rows, size = _rows(model, layers), 4.0 * WIDTH
+    rows, output = _rows(model, layers), 4.0 * ROWS * WIDTH
     unit_s = 1.0 if task_s is None else task_s * devices / sum(forward for forward, _, _ in rows)
-    sizes = {"activation_bytes": ROWS * size, "weight_bytes": size, "output_bytes": ROWS * size}
+    like = LayerCosts(
+        0.0, 0.0, 0.0, activation_bytes=ROWS * size, weight_bytes=size, output_bytes=ROWS * size
+    )
     costs = [
-        LayerCosts(*(unit_s * share for share in shares), name=f"layer_{number:03d}", **sizes)
-        for number, shares in enumerate(rows)
-    ]
+        replace(like, forward_s=f * unit_s, output_grad_s=do * unit_s, weight_grad_s=dw * unit_s,
+                name=f"layer_{number:03d}")
+        for number, (f, do, dw) in enumerate(rows)
+    ]  # fmt: skip
     costs[0] = replace(costs[0], output_grad_s=0.0)
     return CostTable(tuple(costs), Link(latency_s), rows=ROWS)

@@ -22,8 +22,8 @@ _MODE = "reduce-overhead"
 def densenet(growth: int) -> nn.Module:
     """Build DenseNet-121 for images of 32 x 32, as examples/paper/densenet.py does."""
     model = torchvision.models.DenseNet(growth, num_init_features=2 * growth, num_classes=_CLASSES)
-    model.features.conv0 = nn.Conv2d(3, 2 * growth, 3, padding=1, bias=False)
-    model.features.norm0 = model.features.relu0 = model.features.pool0 = nn.Identity()
+    first, blocks = nn.Conv2d(3, 2 * growth, 3, padding=1, bias=False), list(model.features)[4:]
+    model.features = nn.Sequential(first, *blocks)  # no pooling yet
     return model
 
 

@@ -44,7 +44,7 @@ def states(words, of):
 
 
 def embedded(words, of):
-    """What each word and each place has learned, added."""
+    """Vectors of words: the sum of one for each word and one for each place."""
     # Places are computed from the words: an embedding of a constant would be no layer of the model.
     places = 0 * words + np.arange(words.shape[1], dtype="int32")
     return layers.Embedding(of.vocabulary, of.width)(words) + layers.Embedding(words.shape[1], of.width)(

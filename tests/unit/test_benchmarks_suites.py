@@ -58,6 +58,5 @@ def test_torchs_stages_hold_all_layers():
 def test_one_way_is_ours_and_each_has_a_name_of_its_own(suite):
     for quick in (False, True):
         for case in cases_of(suite, quick):
-            names = [way.name for way in case.ways]
-            assert len(set(names)) == len(names)
+            assert len({way.name for way in case.ways}) == len(case.ways)
             assert sum(way.had_by == OURS for way in case.ways) == 1

@@ -44,26 +44,10 @@ def costs_of(model: str, layers: int, devices: int, task_s: float | None, latenc
 
     No step computes the first layer's dO.
     """
-    rows, output = _rows(model, layers), 4.0 * ROWS * WIDTH
-    unit_s = 1.0 if task_s is None else task_s * devices / sum(forward for forward, _, _ in rows)
-    like = LayerCosts(0, 0, 0, activation_bytes=output, weight_bytes=4.0 * WIDTH, output_bytes=output)
-    costs = [work.costs(_A100) for work in (*blocks, head)]
-        return [(of.forward_s, of.output_grad_s, of.weight_grad_s) for of in costs]
-    if model == "gpt":
-        return [(0.25, 0.0, 0.25), *[(1.0, 1.05, 0.95)] * (layers - 2), (2.5, 2.5, 2.5)]
-    far = np.abs(np.linspace(-1, 1, layers)) if model == "unet" else np.full(layers, 0.5)
-    return [(0.5 + x, 0.5 + x, 0.5 + x) for x in far.tolist()]
-
-
-def costs_of(model: str, layers: int, devices: int, task_s: float | None, latency_s: float) -> CostTable:
-    """Return the layers' seconds; ``task_s``: of all F of a device on average, None: the model says it.
-
-    No step computes the first layer's dO.
-    """
-    rows, output = _rows(model, layers), 4.0 * ROWS * WIDTH
+    rows, output_bytes = _rows(model, layers), 4.0 * ROWS * WIDTH
     unit_s = 1.0 if task_s is None else task_s * devices / sum(forward for forward, _, _ in rows)
     like = LayerCosts(
-        0.0, 0.0, 0.0, activation_bytes=ROWS * size, weight_bytes=size, output_bytes=ROWS * size
+        0.0, 0.0, 0.0, activation_bytes=output_bytes, weight_bytes=4.0 * WIDTH, output_bytes=output_bytes
     )
     costs = [
         replace(like, forward_s=f * unit_s, output_grad_s=do * unit_s, weight_grad_s=dw * unit_s,

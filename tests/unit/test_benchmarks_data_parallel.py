@@ -67,6 +67,8 @@ def job(tmp_path):
     """A job of one rank, a Python that sleeps and whose answers this test writes."""
     sleeps = [sys.executable, "-c", "import time; print('it printed this', flush=True); time.sleep(100)"]
     sleeping = Job([sleeps], {}, tmp_path / "job", ranks=1, stops=True)
+    while not (tmp_path / "job.log").read_text():
+        time.sleep(0.01)
     with Client(str(tmp_path / "job"), "AF_UNIX") as rank:
         rank.send((0, sleeping.launchers[0].pid))
         sleeping.connect()
@@ -86,10 +88,8 @@ def test_a_rank_is_stopped_while_it_is_not_asked_anything(job):
     assert _state(asked.ranks[0][1]) == "T"
 
 
-def test_what_a_rank_printed_is_said_where_it_fails(job, tmp_path):
+def test_what_a_rank_printed_is_said_where_it_fails(job):
     asked, rank = job
-    while not (tmp_path / "job.log").read_text():
-        time.sleep(0.01)
     rank.close()
     with pytest.raises(BenchmarkError, match=r"a rank failed with turn auto:\nit printed this"):
         asked.ask("turn", "auto")

@@ -88,7 +88,8 @@ class OOOFunction:
 
     def _make_step(self) -> Callable[..., Any]:
         stock: Callable[..., Any] = self.stock
-        self.report.model, self.report.environment = _name_of(self.python_function), environment()
+        model = _name_of(self.python_function)
+        self.report.change(model=model, environment=environment())
         compiled = bool(self.jit_compile) or tf_functions.compiles_with_xla(self._given)
         try:
             if train_function.functions_run_eagerly():

@@ -14,6 +14,7 @@ from tf_ooo.modes.by_name import Options, options_for_steps
 from tf_ooo.modes.table import SingleDevice
 from tf_ooo.options import ModeOptions
 from tf_ooo.report.environment import environment
+from tf_ooo.report.parts import Outcome
 from tf_ooo.report.report import Report
 from tf_ooo.rewriting.reporting import fill_plan
 from tf_ooo.rewriting.session import RewriteSession
@@ -61,7 +62,7 @@ def _enabled(options: SingleDevice) -> Iterator[Report]:
             raise
         if releases.is_news(str(error)):
             _LOG.warning("nothing is rewritten: %s", error)
-        report.fell_back, report.fallback_reason = True, str(error)
+        report.put(Outcome(True, str(error)))
         yield report
         return
     note_unused(report, options)
@@ -75,9 +76,9 @@ def _enabled(options: SingleDevice) -> Iterator[Report]:
         session.close()
     fill_plan(report, session.result)
     if session.failures.first is not None:
-        report.fell_back, report.fallback_reason = True, session.failure() or ""
+        report.put(Outcome(True, session.failure() or ""))
     elif session.result is not None and not options.may_fall_back:
-        report.kept_because = AS_ASKED
+        report.put(Outcome(kept_because=AS_ASKED))
     if options.timeline is not None:
         save_timeline(report, options.timeline)
     session.failures.raise_first(options.strict)

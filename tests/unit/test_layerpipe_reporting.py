@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from grappler_passes.graph.training_graph import Layer, TrainingGraph
 from tf_ooo.costs.layer_costs import LayerCosts, Link
 from tf_ooo.costs.table import CostTable
 from tf_ooo.modes.layerpipe.planned import make_plan
-from tf_ooo.modes.layerpipe.reporting import _fill_rows, _ways_bytes, fill_report
+from tf_ooo.modes.layerpipe.reporting import _ways_bytes, fill_report, placed_rows
 from tf_ooo.modes.layerpipe.stages import HIGH, Stages, stages_of
 from tf_ooo.report.report import Report
 from tf_ooo.report.sections import LayerPipeSection, LayerRow
@@ -34,8 +36,8 @@ def test_weights_without_an_output_gradient_are_not_kept():
 def test_the_summary_says_where_both_parts_of_an_output_gradient_are():
     report = Report(mode="layerpipe")
     on = {"F_processor": 0, "dO_processor": 0, "dW_processor": 0}
-    report.layers = [LayerRow(name="wide", **on, dO_high_processor=1, delay_steps=2)]
-    report.layerpipe = LayerPipeSection(devices=["CPU:0", "CPU:1"])
+    report = replace(report, layers=[LayerRow(name="wide", **on, dO_high_processor=1, delay_steps=2)])
+    report = replace(report, layerpipe=LayerPipeSection(devices=["CPU:0", "CPU:1"]))
     assert (
         "CPU:0: forward pass and a part of the output gradient and weight gradient of wide"
         in report.summary()
@@ -45,12 +47,11 @@ def test_the_summary_says_where_both_parts_of_an_output_gradient_are():
 
 def test_only_divided_output_gradients_are_on_two_processors():
     """Where a part is left out, or is just what a layer's own dW needs, there is no second processor."""
-    report = Report(mode="layerpipe")
-    report.layers = [LayerRow(name="wide", dO_high_processor=1), LayerRow(name="last")]
-    _fill_rows(report, Stages(2, OF, {}))
-    assert [row.get("dO_high_processor") for row in report.layers] == [None, None]
-    _fill_rows(report, Stages(2, OF, {0: (0.4, 1)}))
-    assert [row.get("dO_high_processor") for row in report.layers] == [1, None]
+    rows = [LayerRow(name="wide", dO_high_processor=1), LayerRow(name="last")]
+    rows = placed_rows(rows, Stages(2, OF, {}))
+    assert [row.get("dO_high_processor") for row in rows] == [None, None]
+    rows = placed_rows(rows, Stages(2, OF, {0: (0.4, 1)}))
+    assert [row.get("dO_high_processor") for row in rows] == [1, None]
 
 
 def test_the_report_has_the_plans_seconds():

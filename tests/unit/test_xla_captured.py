@@ -24,7 +24,7 @@ def test_streams_leave_the_graphs():
     found = read_dump(GOLDEN / "streams")
     assert found == CompiledModule(39, 20, 2, 8, 17057904)
     assert found.share_in_graphs == pytest.approx(20 / 39)
-    assert found.text() == "20 of 39 kernels (51%) in 2 CUDA graphs, 8 on side streams; 17.06 MB"
+    assert found.text == "20 of 39 kernels (51%) in 2 CUDA graphs, 8 on side streams; 17.06 MB"
 
 
 def test_what_follows_a_body_is_on_the_main_stream():
@@ -87,7 +87,7 @@ def test_newer_xla_writes_no_passes_that_change_nothing_and_bytes_by_space(tmp_p
 def test_nothing_was_written(tmp_path):
     assert read_dump(tmp_path) is None
     assert CompiledModule().share_in_graphs is None
-    assert CompiledModule(total_bytes=2_000_000).text() == "2 MB"
+    assert CompiledModule(total_bytes=2_000_000).text == "2 MB"
 
 
 def test_the_users_own_dump_goes_where_they_said(monkeypatch, tmp_path):

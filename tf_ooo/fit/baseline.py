@@ -66,18 +66,19 @@ class Baseline:
         call_s = together * step_s
         steps = min(max(STEPS, math.ceil(_SPAN_S / max(call_s, 1e-9))), _MOST_STEPS)
         cost_s = trace_s + (1 + steps) * call_s
-        self._report.no_baseline = self._why_not(step_s if ours_s is None else ours_s, cost_s)
-        if self._report.no_baseline:
-            return []
-        started, seconds = time.perf_counter(), []
-        try:
-            seconds = run()
-        except tf.errors.ResourceExhaustedError:
-            self._report.no_baseline = f"the model does not fit on {self.name}"
-        except Exception as error:  # of steps that train nothing
-            _LOG.debug("no baseline", exc_info=True)
-            self._report.no_baseline = in_one_line(error)
-        self._report.profiling_overhead_s += time.perf_counter() - started
+        seconds: list[float] = []
+        why_not = self._why_not(step_s if ours_s is None else ours_s, cost_s)
+        if not why_not:
+            started = time.perf_counter()
+            try:
+                seconds = run()
+            except tf.errors.ResourceExhaustedError:
+                why_not = f"the model does not fit on {self.name}"
+            except Exception as error:  # of steps that train nothing
+                _LOG.debug("no baseline", exc_info=True)
+                why_not = in_one_line(error)
+            self._report.took(time.perf_counter() - started)
+        self._report.change(no_baseline=why_not)
         return seconds
 
     def _why_not(self, step_s: float, cost_s: float) -> str:

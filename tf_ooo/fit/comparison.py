@@ -12,6 +12,7 @@ from tf_ooo.fit.reporting import fall_back
 from tf_ooo.fit.sequential import MOST_STEPS, Look, look_at
 from tf_ooo.hosts.ranks.base import Engine, SingleEngine
 from tf_ooo.options import ModeOptions
+from tf_ooo.report.parts import Baselines, Outcome, Timed
 from tf_ooo.report.report import Report
 
 STOCK, REWRITTEN = "stock", "rewritten"
@@ -285,7 +286,7 @@ class StepComparison:
 
         ``beside``: seconds of other steps, which come with the verdict and are not compared.
         """
-        options, report, times = self.options, self.report, self.times
+        options, times = self.options, self.times
         if not times.done:
             self._not_yet(times)
             return None
@@ -297,8 +298,6 @@ class StepComparison:
         slowest_beside = {which: slowest(theirs[which] for theirs in everyone) for which in everyone[0]}
         seconds = times.seconds | slowest_beside
         compared = self._fill(times)
-        if times.several:
-            report.compared = times.shown()
         why_not = compared.why_not
         if times.until_sure:
             why_not = compared.why_not_after(times.look, times.steps)
@@ -309,34 +308,36 @@ class StepComparison:
     def _not_yet(self, times: StepTimes) -> None:
         """Report what is known so far: the fit may end before more is."""
         if self.options.may_fall_back:
-            self.report.undecided = times.progress
+            self.report.put(Outcome(undecided=times.progress))
         else:
-            self.report.kept_because = AS_ASKED
+            self.report.put(Outcome(kept_because=AS_ASKED))
         if times.until_sure and not times.several and all(times.seconds.values()):
             self._fill(times)
 
     def _fill(self, times: StepTimes) -> Comparison:
         """Return the report's times."""
-        report, seconds = self.report, times.seconds
-        compared = Comparison.of(seconds)
-        report.stock_step_s, report.measured_step_s = compared.stock_s, compared.rewritten_s
-        report.step_noise_s = compared.noise_s
-        report.baselines_s = {self._stock_name: list(seconds[STOCK])}
-        report.steps_s, report.in_turns = list(seconds[compared.best]), True
-        if times.until_sure:
-            report.decided_interval, report.compared_steps = times.look.interval, times.steps
+        compared = Comparison.of(times.seconds)
+        timed = Timed(
+            list(times.seconds[compared.best]),
+            compared.stock_s,
+            compared.rewritten_s,
+            compared.noise_s,
+            in_turns=True,
+            decided_interval=times.look.interval if times.until_sure else None,
+            compared_steps=times.steps if times.until_sure else 0,
+            compared=times.shown() if times.several else "",
+        )
+        self.report.put(timed, Baselines({self._stock_name: list(times.seconds[STOCK])}))
         return compared
 
     def keep_rewritten(self, because: str = "") -> None:
         """Says so; ``because`` of something else than its speed."""
-        report = self.report
-        report.fell_back, report.fallback_reason, report.undecided = False, "", ""
-        report.kept_because = because or ("" if self.options.may_fall_back else AS_ASKED)
+        because = because or ("" if self.options.may_fall_back else AS_ASKED)
+        self.report.put(Outcome(kept_because=because))
 
     def keep_stock(self, reason: str, logged: bool = False) -> None:
         """Says so; ``logged``: the log has the reason already."""
         fall_back(self.report, reason, logged)
-        self.report.undecided = ""
 
 
 def slowest(times: Iterable[Sequence[float]]) -> list[float]:

@@ -22,6 +22,7 @@ from tf_ooo.hosts.speeds import measured_model
 from tf_ooo.hosts.target import Devices, Target, target_of
 from tf_ooo.options import DeviceOptions
 from tf_ooo.report.environment import environment
+from tf_ooo.report.parts import Baselines
 from tf_ooo.report.report import Report
 from tf_ooo.rewriting.request import RewriteRequest
 from tf_ooo.rewriting.result import RewriteResult
@@ -82,8 +83,7 @@ class Distributed:
             mode, self.known = self.report.mode, known
             self.report = Report(mode=mode, model=str(model.name), environment=environment(model))
         # These notes are of the fit before, and not true of this one.
-        notes = self.report.notes
-        self.report.notes = [note for note in notes if note != _REPLACED and not note.startswith(_ENDED)]
+        self.report.forget(_REPLACED, *(note for note in self.report.notes if note.startswith(_ENDED)))
         return other
 
     def compare(
@@ -106,8 +106,9 @@ class Distributed:
         ours_s = min(serial_s, self.report.predicted_step_s or serial_s)
         seconds = baseline.measured(run, serial_s, first.first_s, ours_s=ours_s)
         if seconds:
-            self.report.baselines_s[ONE_DEVICE] = seconds
-        self.report.first_steps_s = [] if seconds else list(first.timed_s)
+            self.report.put(Baselines({ONE_DEVICE: seconds}))
+        else:
+            self.report.change(first_steps_s=list(first.timed_s))
         return baseline.too_short
 
     def note_too_short(self, steps: int) -> None:
@@ -123,8 +124,7 @@ class Distributed:
         self._say(_REPLACED)
 
     def _say(self, text: str) -> None:
-        self.report.notes.append(text)
-        _LOG.warning("%s", text)
+        self.report.note(text, log=logging.WARNING)
 
 
 def check_model(model: keras.Model, mode: str) -> None:
@@ -206,9 +206,7 @@ class FirstSteps:
             )
 
     def _warn(self, text: str) -> None:
-        if text not in self._report.notes:
-            self._report.notes.append(text)
-            _LOG.warning("%s", text)
+        self._report.note(text, log=logging.WARNING)
 
     def leave_rows_open(self, seen: BatchesSeen | None) -> None:
         """Set the shapes that were seen, as :class:`StepFunctions` does."""
@@ -223,7 +221,7 @@ class FirstSteps:
         functions = self._functions
         if self._layers.step is None:  # costs are of the first batch's parts
             self._whole_rows, self._first_batch = rows_of(batch), nests.signature(batch)
-            self._report.batch_rows = self._whole_rows
+            self._report.change(batch_rows=self._whole_rows)
             rows = functions.division.split(self._whole_rows)
             self.rows = max(rows)
             parts = f" in {len(rows)} micro-batches" if len(rows) > 1 else ""
@@ -260,7 +258,7 @@ class FirstSteps:
         return outputs
 
     def _not_measured(self, error: OOOError) -> None:
-        self._report.notes.append(f"costs are calculated from shapes, not measured: {error}")
+        self._report.note(f"costs are calculated from shapes, not measured: {error}")
 
     @property
     def done(self) -> bool:

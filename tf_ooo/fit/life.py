@@ -23,6 +23,7 @@ from tf_ooo.fit.recorder import Recorder
 from tf_ooo.fit.reporting import fall_back, save_timeline
 from tf_ooo.hosts.target import gone, lost_text
 from tf_ooo.report.environment import environment
+from tf_ooo.report.parts import Recorded
 from tf_ooo.report.report import Report
 from tf_ooo.rewriting.failures import in_one_line
 
@@ -63,8 +64,8 @@ class Uncompiled:
             self._model, self._optimizer = model, model.optimizer
 
     def note_in(self, report: Report) -> None:
-        if self._model is not None and NOTE not in report.notes:
-            report.notes.append(NOTE)
+        if self._model is not None:
+            report.note(NOTE)
 
     def put_back(self) -> None:
         """Set ``jit_compile`` back, unless the model has been compiled anew."""
@@ -132,9 +133,9 @@ class FitLife:
 
     def _keep_stock(self, model: keras.Model, reason: str) -> None:
         report = self.mode.describe()
-        report.model, report.environment = str(model.name), environment(model)
+        report.change(model=str(model.name), environment=environment(model))
         if self.mode.options.timeline is not None:
-            report.not_measured = "the stock step runs, there is no plan"
+            report.put(Recorded(not_measured="the stock step runs, there is no plan"))
         fall_back(report, reason)
 
     def _install(self, model: keras.Model, training: Training, stock: Callable[..., Any]) -> None:
@@ -213,7 +214,7 @@ class FitLife:
         report = self.mode.describe()
         undecided = report.gain is None and bool(self._written)
         if undecided:
-            report.notes.append(f"an earlier fit with this callback: {self._written}")
+            report.note(f"an earlier fit with this callback: {self._written}")
         if self.mode.options.timeline is not None and self._rank == 0:
             prefix = f"fit_{self._fits}_" if undecided else ""
             save_timeline(report, self.mode.options.timeline, prefix)
@@ -246,7 +247,7 @@ class FitLife:
         explained = training.explain(error) if isinstance(error, Exception) else error
         self.mode.join().say_ended(explained)
         self.end()
-        self.mode.describe().notes.append(f"this fit ended early: {in_one_line(explained)}")
+        self.mode.describe().note(f"this fit ended early: {in_one_line(explained)}")
         self._save_timeline()
         return explained
 

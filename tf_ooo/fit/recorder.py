@@ -21,6 +21,7 @@ from tf_ooo.planning.simulation.measured import (
     measured_timeline,
     one_by_one,
 )
+from tf_ooo.report.parts import Recorded
 from tf_ooo.report.report import Report
 
 _LOG = logging.getLogger("tf_ooo")
@@ -107,7 +108,7 @@ class Recorder:
 
     def _give_up(self, reason: str) -> None:
         self._ended = True
-        self._report().not_measured = reason
+        self._say(reason)
         _LOG.warning("no timeline is measured: %s", reason)
 
     def close(self) -> None:
@@ -118,27 +119,31 @@ class Recorder:
         if self._last is None or not self._records:
             report = self._report()
             if report.measured_timeline is None and not report.not_measured:
-                report.not_measured = report.fallback_reason or "training ended before the plan ran"
+                self._say(report.fallback_reason or "training ended before the plan ran")
             return
         records, self._records = sorted(self._records, key=lambda record: record.seconds), []
         try:
             self._fill(self._last, records)
         except Exception as error:  # a picture must not end a training
             _LOG.debug("no measured timeline", exc_info=True)
-            self._report().not_measured = f"the profile could not be read: {type(error).__name__}: {error}"
+            self._say(f"the profile could not be read: {type(error).__name__}: {error}")
+
+    def _say(self, why_not: str) -> None:
+        report = self._report()
+        report.change(not_measured=why_not)
 
     def _fill(self, watched: Watched, records: Sequence[Traced]) -> None:
         """Fill the report from the execution of median seconds, among those in which tasks ran."""
         report = self._report()
         self._write(records[len(records) // 2].files)
-        report.not_measured = watched.why_not
         if watched.why_not:
+            self._say(watched.why_not)
             return
         tasks = watched.tasks()
         seen = [list(itertools.chain.from_iterable(record.events.values())) for record in records]
         with_tasks = [events for events in (last_execution(each, tasks) for each in seen) if events]
         if not with_tasks:
-            report.not_measured = "the profile has no op of the plan in it"
+            self._say("the profile has no op of the plan in it")
             return
         events = with_tasks[len(with_tasks) // 2]
         ran = task_times(events, tasks, watched.late_gradients)
@@ -146,16 +151,15 @@ class Recorder:
         deduced = between_neighbours(ran, set(tasks.values()) - ran.keys())
         ran |= deduced
         busy_s = busy_seconds(events, tasks, watched.schedule)
-        report.measured_timeline = measured = measured_timeline(watched.schedule, ran, busy_s)
+        measured = measured_timeline(watched.schedule, ran, busy_s)
         if watched.one_by_one and report.timeline is None:
             seconds = {task: each.ops_s for task, each in ran.items()}
-            report.timeline = one_by_one(watched.schedule, seconds)
+            report.change(timeline=one_by_one(watched.schedule, seconds))
         planned = None if watched.one_by_one else report.timeline
-        report.measured_against_plan = against_plan(
+        differs = against_plan(
             watched.schedule, measured, planned, report.task_name, watched.why, set(tasks.values()) - constant
         )
-        if deduced:
-            report.measured_against_plan.append(_DEDUCED)
+        report.put(Recorded(measured, [*differs, _DEDUCED] if deduced else differs))
 
     def _write(self, files: Mapping[str, bytes]) -> None:
         """Write the profile where TensorBoard looks for it; a folder that cannot be written is logged."""

@@ -8,18 +8,21 @@ from typing import Any
 
 from grappler_passes.compat import releases
 from tf_ooo.options import OneDeviceOptions
+from tf_ooo.report.parts import Outcome
 from tf_ooo.report.report import Report
 
 _LOG = logging.getLogger("tf_ooo")
 
 
-def fall_back(report: Report, reason: str, logged: bool = False, expected: bool = False) -> None:
+def fall_back(
+    report: Report, reason: str, logged: bool = False, expected: bool = False, how_to_record: str = ""
+) -> None:
     """Notes, and logs in one line, that the stock step runs.
 
     ``expected``: no reason to warn.  Not logged again where it is ``logged`` already, as an unsupported
     TensorFlow is once in a process.
     """
-    report.fell_back, report.fallback_reason, report.schedule = True, reason, "stock"
+    report.put(Outcome(True, reason, how_to_record=how_to_record))
     level = logging.INFO if expected or reason.startswith("measured") else logging.WARNING
     if not logged and releases.is_news(reason):
         _LOG.log(level, "keeping the stock step: %s", reason)
@@ -29,8 +32,7 @@ def note_unused(report: Report, options: OneDeviceOptions) -> None:
     """Notes, and logs in one line, which options are not looked at, as XLA does not compile the step."""
     if options.given_for_xla:
         note = f"{', '.join(options.given_for_xla)}: no effect without jit_compile=True"
-        report.notes.append(note)
-        _LOG.warning("%s", note)
+        report.note(note, log=logging.WARNING)
 
 
 def save_timeline(report: Report, folder: Any, prefix: str = "") -> tuple[Path, Path] | None:

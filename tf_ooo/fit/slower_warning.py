@@ -28,8 +28,8 @@ class SlowerWarning:
         """Look at what is known now."""
         if gain is None:
             return
-        if not gain.slower and self._said in report.notes:  # of a few steps
-            report.notes.remove(self._said)
+        if not gain.slower:  # what was said is of a few steps
+            report.forget(self._said)
         if not gain.slower or self.advise is None:
             return
         advise, self.advise = self.advise, None
@@ -37,4 +37,4 @@ class SlowerWarning:
         _LOG.warning("%s", said)
         # The times are those of now; the first line of the report has later ones.
         self._said = f"slower than {gain.baseline}; {said.removeprefix(f'{gain.text}; ')}"
-        report.notes.append(self._said)
+        report.note(self._said)

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from tf_ooo.report.parts import ModeParts, StepOps
 from tf_ooo.report.report import Report
 from tf_ooo.report.sections import LayerRow
 
 if TYPE_CHECKING:
     from grappler_passes.graph.training_graph import TrainingGraph
-    from tf_ooo.costs.table import CostTable
-    from tf_ooo.planning.choosing.plan import Plan
 
 
 def layer_rows_of(graph: TrainingGraph) -> list[LayerRow]:
@@ -24,22 +24,19 @@ def layer_rows_of(graph: TrainingGraph) -> list[LayerRow]:
     return rows
 
 
-def fill_plan(report: Report, graph: TrainingGraph, plan: Plan, costs: CostTable) -> None:
-    """The graph's tasks, the schedule, its seconds and bytes."""
-    report.ops, report.unclassified = graph.counts(), dict(graph.unclassified)
-    report.mixed = dict(graph.mixed)
-    report.planned, report.schedule, report.timeline = plan.schedule, plan.schedule.policy, plan.timeline
-    report.predicted_peak_bytes = plan.trial.peak_bytes
-    report.notes += [note for note in (plan.why, *costs.notes) if note and note not in report.notes]
-    report.layers = layer_rows_of(graph)
-    report.kept_because = "distributed as asked"
+def step_ops(graph: TrainingGraph, layers: Sequence[LayerRow], mixed: Mapping[str, str]) -> StepOps:
+    """Say what a step consists of."""
+    return StepOps(graph.counts(), dict(graph.unclassified), dict(mixed), layers)
 
 
-def fill_step_times(report: Report, step_s: Iterable[float]) -> None:
-    """The measured steps."""
-    times = list(step_s)
-    if not times:
+def fill_step_times(report: Report, step_s: Sequence[float]) -> None:
+    """Fill in the measured steps of several devices."""
+    if not step_s:
         return
-    report.measured_step_s, report.steps_s = statistics.median(times), times
-    report.step_noise_s = statistics.median(abs(t - report.measured_step_s) for t in times)
-    (report.layerpipe or report.pipeline).step_s = times
+    median_s = statistics.median(step_s)
+    noise_s = statistics.median(abs(each_s - median_s) for each_s in step_s)
+    report.change(steps_s=list(step_s), measured_step_s=median_s, step_noise_s=noise_s)
+    if report.layerpipe:
+        report.put(ModeParts(layerpipe=replace(report.layerpipe, step_s=list(step_s))))
+    else:
+        report.put(ModeParts(replace(report.pipeline, step_s=list(step_s))))

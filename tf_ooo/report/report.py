@@ -3,37 +3,28 @@
 from __future__ import annotations
 
 import json
+import logging
 import math
 import os
 import statistics
-import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tf_ooo.costs.places import KIND_WORDS
 from tf_ooo.planning.model.schedule import Schedule
+from tf_ooo.report import parts
 from tf_ooo.report.gain import Gain
-from tf_ooo.report.sections import CompiledRow, LayerPipeSection, LayerRow, PipelineSection
 from tf_ooo.report.summary_rows import summary_rows
 from tf_ooo.report.texts import seconds_text
 
 if TYPE_CHECKING:
-    from tf_ooo.costs.gains import GainTable
-    from tf_ooo.costs.table import CostTable
     from tf_ooo.planning.model.task import Task
-    from tf_ooo.planning.simulation.timeline import Timeline
 
-_LEFT_OUT = (
-    "rewritten_graph",
-    "planned",
-    "costs",
-    "gains",
-    "timeline",
-    "measured_timeline",
-    "plan_notes",
-)
+_LOG = logging.getLogger("tf_ooo")
+
+_LEFT_OUT = {"rewritten_graph", "planned", "costs", "gains", "timeline", "measured_timeline", "plan_notes"}
 # In the summary.
 _MOST_NOTES = 6
 _NOT_PREDICTED = "the step's time is not predicted: "
@@ -44,125 +35,67 @@ def not_predicted(reason: str) -> str:
     return _NOT_PREDICTED + reason
 
 
-@dataclass(repr=False)
-class Report:
-    """Filled in while training runs; plain values, None where something is not known.
+@dataclass(repr=False, frozen=True)
+class Report(
+    parts.ModeParts,
+    parts.Ways,
+    parts.Recorded,
+    parts.MemoryLimits,
+    parts.Peaks,
+    parts.Baselines,
+    parts.Timed,
+    parts.Predicted,
+    parts.PlannedOrder,
+    parts.Rewritten,
+    parts.StepOps,
+    parts.Outcome,
+    parts.Trained,
+):
+    """All that is known of a training: the attributes of its parts, None where something is not known.
 
-    Its repr is the summary; notebooks show a table.
+    Whoever knows a part puts it in while training runs.  Its repr is the summary; notebooks show a table.
 
     Attributes:
-        mode: single_device.
-        schedule: the policy whose order runs, ``"stock"`` where the stock order runs.
-        fell_back: whether the stock step was kept; ``fallback_reason`` says why.
-        kept_because: why the rewritten step was kept, other than for its speed.
-        undecided: while both are timed, how far that is; ``""`` once it is decided.
-        model, environment, date: what was trained, with what and on what, when.
-        batch_rows: of one step (data_parallel: of this rank's); None: not known.
-        ops: number of ops per kind: F, dO, dW, U, comm, other.
-        moved_ops: ops of the tasks that wait for an added edge; ``added_edges`` counts the edges.
-        unclassified: ``{op of the backward pass: why it has no kind}``.
-        mixed: ``{op that computes dO and dW together: why it was not separated}``.
-        predicted_step_s: seconds if all ops ran one after the other, as measured in one step; None until
-            then.  Where TensorFlow runs ops side by side the step takes less.
-        costs: seconds of each op and costs of each layer, to save and plan with; None until measured.
-        gains: jit_compile=True: the :class:`tf_ooo.costs.gains.GainTable` that was measured, to save and
-            edit.
-        stock_step_s, measured_step_s: median seconds of the timed stock and rewritten steps.
-        baselines_s: seconds of single steps of what the steps that run are compared with, by name: ``"stock
-            Keras"``, ``"one device"``; the first is what the headline says.
-        steps_s: seconds of single steps as they run; of the first stock steps, where stock is kept without a
-            comparison.
-        decided_interval: where stock's seconds over the rewritten step's are, by the test that decided, in
-            95% of cases; None where there was none.
-        in_turns: whether steps of the baseline and those that run took turns.
-        compared_steps: of the test, those that warmed up included; all of them trained.
-        alone_s: data_parallel: seconds of single steps of this rank without the others, ``ranks`` in all.
-        no_baseline: why there is nothing to compare with.
-        first_steps_s: of several devices: seconds of steps at the start, on one of them and in the same
-            micro-batches, where there is nothing else to compare with; whole batches take less, mostly.
-        limits: what keeps the step from being shorter, each in words, by the plan.
-        step_noise_s: distance of timed steps from their median that three of four keep, the larger of the two
-            orders'.
-        memory_limit_bytes: pipeline: of each device, the least; None: no limit.  ``memory_limits_bytes``: of
-            each device that is used, in their order.  ``memory_limit_from``: who asked for it, or reports it.
-        stock_predicted_peak_bytes: the same for the order that TensorFlow would choose; with a limit only.
-        predicted_peak_bytes: most bytes alive at once if ops run one at a time, on the device where that
-            is most; None where ``unknown_size_ops`` tensors have no known size.  Where a graph leaves open
-            how many rows a batch has, of batches of ``peak_rows``, as they were in training.
-        plan_seconds: from the graph's arrival to the rewritten one.
         profiling_overhead_s: seconds of the first rewritten step, which traces and plans, and of starting
             and reading the profiler; data_parallel: also of measuring the link and planning, and of the trace
             of a single step; of steps of a baseline that are undone.
-        layers: one row per layer: index, name, number of ops of each kind, and what the mode adds.
-        notes: what was not done as planned, and why; ``plan_notes`` those of them that are of the plan.
-        way, compared: jit_compile=True: which of several ways to compile the step is kept, and the medians of
-            all, of the best and stock also when they were timed again.
-        compiled: jit_compile=True: what XLA made of each way to compile the step.
-        pipeline, layerpipe: what the mode adds; empty in other modes.
-        timeline: the planned schedule, simulated with the costs, to draw; on one device its tasks one after
-            the other, in seconds that were measured; None where no seconds are known.
-        measured_timeline: with ``timeline=``: when the tasks of one step really ran, by TensorFlow's
-            profiler; else None, and ``not_measured`` says why.  ``how_to_record``: the option with which
-            there is something to record, where stock was kept before there was a plan.
-        measured_against_plan: how that differs from the plan, a few lines.
-        planned: the schedule that was planned; ``rewritten_graph``: the GraphDef handed to TensorFlow.
+        notes: what was not done as planned, and why.
     """
 
-    mode: str = "single_device"
-    schedule: str = "stock"
-    fell_back: bool = False
-    fallback_reason: str = ""
-    kept_because: str = ""
-    undecided: str = ""
-    model: str = ""
-    environment: str = ""
-    batch_rows: int | None = None
-    date: str = field(default_factory=lambda: time.strftime("%Y-%m-%d %H:%M"))
-    ops: dict[str, int] = field(default_factory=dict)
-    moved_ops: int = 0
-    added_edges: int = 0
-    unclassified: dict[str, str] = field(default_factory=dict)
-    mixed: dict[str, str] = field(default_factory=dict)
-    predicted_step_s: float | None = None
-    costs: CostTable | None = None
-    gains: GainTable | None = None
-    stock_step_s: float | None = None
-    measured_step_s: float | None = None
-    baselines_s: dict[str, list[float]] = field(default_factory=dict)
-    steps_s: list[float] = field(default_factory=list)
-    decided_interval: tuple[float, float] | None = None
-    in_turns: bool = False
-    compared_steps: int = 0
-    alone_s: list[float] = field(default_factory=list)
-    ranks: int = 1
-    no_baseline: str = ""
-    first_steps_s: list[float] = field(default_factory=list)
-    limits: list[str] = field(default_factory=list)
-    step_noise_s: float | None = None
-    predicted_peak_bytes: int | None = None
-    peak_rows: int | None = None
-    stock_predicted_peak_bytes: int | None = None
-    memory_limit_bytes: int | None = None
-    memory_limit_from: str = ""
-    memory_limits_bytes: tuple[int, ...] = ()
-    unknown_size_ops: int = 0
-    plan_seconds: float | None = None
     profiling_overhead_s: float = 0.0
-    layers: list[LayerRow] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-    plan_notes: list[str] = field(default_factory=list)
-    way: str = ""
-    compared: str = ""
-    compiled: dict[str, CompiledRow] = field(default_factory=dict)
-    pipeline: PipelineSection = field(default_factory=PipelineSection)
-    layerpipe: LayerPipeSection = field(default_factory=LayerPipeSection)
-    timeline: Timeline | None = None
-    measured_timeline: Timeline | None = None
-    measured_against_plan: list[str] = field(default_factory=list)
-    not_measured: str = ""
-    how_to_record: str = ""
-    planned: Schedule | None = None
-    rewritten_graph: Any = None
+
+    def put(self, *known: parts.Part) -> None:
+        """Each part takes the place of what was known of its kind."""
+        for part in known:
+            vars(self).update(vars(part))
+
+    def change(self, **values: Any) -> None:
+        """Change single values, by attribute; the others of their parts stay."""
+        vars(self).update(vars(replace(self, **values)))
+
+    def took(self, seconds: float) -> None:
+        """Add seconds that training would not have taken."""
+        self.change(profiling_overhead_s=self.profiling_overhead_s + seconds)
+
+    def note(self, *texts: str, log: int | None = None) -> None:
+        """Add notes, each once; new ones are logged at the level ``log``."""
+        for text in texts:
+            if text not in self.notes:
+                self.notes.append(text)
+                if log is not None:
+                    _LOG.log(log, "%s", text)
+
+    def forget(self, *texts: str) -> None:
+        """Take back notes that are true no more."""
+        self.notes[:] = [note for note in self.notes if note not in texts]
+
+    @property
+    def schedule(self) -> str:
+        """The policy whose order runs, ``"stock"`` where the stock order runs."""
+        if self.fell_back:
+            return "stock"
+        return self.way or "stock" if self.planned is None else self.planned.policy
 
     @property
     def slower(self) -> bool:
@@ -324,6 +257,7 @@ class Report:
     def to_dict(self) -> dict[str, Any]:
         """Return all fields as JSON types; the schedule as text; graph, costs and gains are left out."""
         values = {item.name: getattr(self, item.name) for item in fields(self) if item.name not in _LEFT_OUT}
+        values["schedule"] = self.schedule
         values["planned"] = None if self.planned is None else self.planned.to_text()
         copy: dict[str, Any] = json.loads(json.dumps(values, default=dict))
         return copy

@@ -43,7 +43,7 @@ def _json(value: object) -> Any:
     return [_json(item) for item in value] if isinstance(value, (list, tuple)) else value
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, frozen=True)
 class LayerRow(Section):
     """One layer of the training graph.
 
@@ -74,7 +74,7 @@ class LayerRow(Section):
     delay_steps: int | None = None
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, frozen=True)
 class StageRow(Section):
     """One stage of a pipeline, for one micro-batch.
 
@@ -111,7 +111,7 @@ def _device_with_speed(device: str, speed: float) -> str:
     return named if speed == 1 else f"{named} ({speed:.2g} times as fast as where costs were measured)"
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, frozen=True)
 class CandidateRow(Section):
     """A schedule and the number of stages that were tried: seconds of a step and bytes, or why not."""
 
@@ -122,7 +122,7 @@ class CandidateRow(Section):
     reason: str | None = None
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, frozen=True)
 class ReplicasRow(Section):
     """So many replicas of a pipeline on so many devices each, that were compared; or why they cannot be.
 
@@ -153,7 +153,7 @@ class ReplicasRow(Section):
         )
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, frozen=True)
 class LinkRow(Section):
     """The link between devices; ``bytes_per_s`` is None where it has no limit.
 
@@ -177,29 +177,40 @@ class LinkRow(Section):
         return f"{speed}, {seconds_text(self.latency_s)} each message{shared}"
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, frozen=True)
 class ModeSection(Section):
-    """Holds what one mode adds; it is empty in other modes, which have no devices here."""
+    """What a mode over several devices adds; it is empty in other modes, which have no devices here.
+
+    Attributes:
+        devices: their names.
+        predicted_step_s: seconds of one step.
+        serial_step_s: seconds of all tasks of a step one after the other.
+        link: between devices.
+        step_s: measured seconds of steps.
+    """
 
     devices: Sequence[str] = ()
+    predicted_step_s: float = 0.0
+    serial_step_s: float = 0.0
+    link: LinkRow | None = None
+    step_s: Sequence[float] = ()
+
+    @property
+    def link_row(self) -> tuple[str, str]:
+        return "link between devices", "" if self.link is None else self.link.text()
 
     def to_dict(self) -> dict[str, Any]:
         return super().to_dict() if self.devices else {}
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, frozen=True)
 class PipelineSection(ModeSection):
     """Holds what ``report.pipeline`` says.
 
     Attributes:
-        devices: their names.
         stages, candidates: a row each.
-        predicted_step_s: seconds of one step.
         predicted_bubble_fraction: the share of all devices' time in which nothing runs.
         predicted_peak_bytes: of each device.
-        serial_step_s: seconds of all tasks of a step one after the other.
-        link: between devices.
-        step_s: measured seconds of steps.
         microbatches: of one step.
         recomputed: which layers run their forward again, what it takes and saves; empty: none.
         replicas: pipelines that share the micro-batches; rows and peaks of stages are those of the first.
@@ -210,12 +221,8 @@ class PipelineSection(ModeSection):
 
     stages: Sequence[StageRow] = ()
     candidates: Sequence[CandidateRow] = ()
-    predicted_step_s: float = 0.0
     predicted_bubble_fraction: float = 0.0
     predicted_peak_bytes: Sequence[int] = ()
-    serial_step_s: float = 0.0
-    link: LinkRow | None = None
-    step_s: Sequence[float] = ()
     microbatches: int = 1
     recomputed: str = ""
     replicas: int = 1
@@ -238,36 +245,27 @@ class PipelineSection(ModeSection):
             *((f"stage {row.stage}", row.text()) for row in self.stages),
             ("runs again", self.recomputed),
             ("micro-batches", str(self.microbatches)),
-            ("link between devices", "" if self.link is None else self.link.text()),
+            self.link_row,
         ]
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, frozen=True)
 class LayerPipeSection(ModeSection):
     """Holds what ``report.layerpipe`` says.
 
     Attributes:
-        devices: their names.
-        predicted_step_s: seconds of one batch.
-        serial_step_s: seconds of all tasks of a batch one after the other.
-        link: between devices.
         speeds: of the devices, where 1 is the one on which costs were measured; empty: all are as fast.
         divided: the lower processor's share of each dO that is on two processors, by layer.
         ways_bytes: about what earlier weights take, for each value of ``weights=``.
-        step_s: measured seconds of rounds.
         delay_steps: how late each variable's gradients are, counted on the graph that runs.
         rounds: after how many a batch is through.
         registers: tensors that are kept from one round to the next.
         weight_version_bytes: of earlier weights, by the way in which they are kept or sent.
     """
 
-    predicted_step_s: float = 0.0
-    serial_step_s: float = 0.0
-    link: LinkRow | None = None
     speeds: Sequence[float] = ()
     divided: Mapping[int, float] = field(default_factory=dict)
     ways_bytes: Mapping[str, float] = field(default_factory=dict)
-    step_s: Sequence[float] = ()
     delay_steps: Mapping[str, int] | None = None
     rounds: int | None = None
     registers: int | None = None
@@ -282,7 +280,7 @@ class LayerPipeSection(ModeSection):
         named = map(_device_with_speed, self.devices, speeds)
         return [
             *((f"processor {n}", f"{device}: {_tasks_on(n, layers)}") for n, device in enumerate(named)),
-            ("link between devices", "" if self.link is None else self.link.text()),
+            self.link_row,
             ("gradients", f"up to {late} steps late: this changes the result of training"),
             ("earlier weights", sizes_text(self.weight_version_bytes or {})),
             ("with weights=, about", sizes_text(self.ways_bytes)),
@@ -314,27 +312,3 @@ def _places(row: LayerRow) -> dict[str, int]:
         "weight gradient": row.dW_processor,
     }
     return {task: at for task, at in places.items() if at is not None}
-
-
-@dataclass(eq=False)
-class CompiledRow(Section):
-    """Describes what XLA made of one way to compile a step.
-
-    Attributes:
-        launches: kernels, library calls and copies that a step launches; None where XLA does not say (CPU).
-        in_graphs: how many of them are in CUDA graphs, ``graphs`` of which it makes.
-        on_side_streams: how many run on another stream than the main one.
-        total_bytes: of all buffers: inputs, variables, results and what is alive in between.
-        flags: of XLA, besides those of the process.
-        share_in_graphs: 0 to 1; None where nothing is known.
-        text: all of it in one line.
-    """
-
-    launches: int | None
-    in_graphs: int
-    graphs: int
-    on_side_streams: int
-    total_bytes: int | None
-    flags: Sequence[str]
-    share_in_graphs: float | None
-    text: str

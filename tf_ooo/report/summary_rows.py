@@ -46,7 +46,7 @@ def summary_rows(report: Report) -> list[tuple[str, str]]:
         ("predicted peak, stock", bytes_text(report.stock_predicted_peak_bytes)),
         *(("measured timeline", line) for line in report.measured_against_plan),
         ("measured timeline", _not_measured_text(report)),
-        *((f"XLA, {step}", compiled.text) for step, compiled in report.compiled.items()),
+        *((f"XLA, {step}", compiled["text"]) for step, compiled in report.compiled.items()),
         ("costs", report.why_no_costs and f"not known: {report.why_no_costs}"),
         ("planning", seconds_text(report.plan_seconds)),
         ("device", device),

@@ -12,7 +12,8 @@ from grappler_passes.passes.base import Note
 from grappler_passes.passes.order import CLOSES_A_CYCLE
 from tf_ooo.costs.places import Places
 from tf_ooo.planning.model.schedule import Task
-from tf_ooo.report.filling import layer_rows_of
+from tf_ooo.report.filling import layer_rows_of, step_ops
+from tf_ooo.report.parts import Peaks, PlannedOrder, Rewritten
 from tf_ooo.report.report import Report
 from tf_ooo.report.sections import LayerRow
 from tf_ooo.rewriting.result import RewriteResult
@@ -28,19 +29,15 @@ def fill_plan(report: Report, result: RewriteResult | None) -> None:
     if result is None or report.rewritten_graph is result.graph_def:
         return
     clear_plan(report)
-    graph = result.training_graph
-    report.ops, report.unclassified = graph.counts(), dict(graph.unclassified)
-    report.plan_notes = list(result.notes)
-    report.notes = [*result.notes, *(note for note in report.notes if note not in result.notes)]
-    report.mixed, report.layers = dict(result.mixed), layer_rows(graph, result)
-    report.moved_ops, report.added_edges = result.moved_ops, result.added_edges
-    report.planned, report.schedule = result.schedule, result.schedule.policy
-    report.unknown_size_ops = len(unknown_sizes(graph))
-    report.peak_rows = None
-    report.predicted_peak_bytes = None if report.unknown_size_ops else result.schedule.predicted_peak_bytes
-    report.plan_seconds, report.rewritten_graph = result.plan_seconds, result.graph_def
-    if report.fell_back:
-        report.schedule = "stock"
+    graph, schedule, notes = result.training_graph, result.schedule, result.notes
+    report.notes[:] = [*notes, *(note for note in report.notes if note not in notes)]
+    unknown = len(unknown_sizes(graph))
+    report.put(
+        step_ops(graph, layer_rows(graph, result), result.mixed),
+        Rewritten(result.moved_ops, result.added_edges, result.graph_def, notes),
+        PlannedOrder(schedule, plan_seconds=result.plan_seconds),
+        Peaks(None if unknown else schedule.predicted_peak_bytes, unknown_size_ops=unknown),
+    )
 
 
 def told(whose: Callable[[], Places], notes: Iterable[Note], texts: Iterable[str] = ()) -> tuple[str, ...]:
@@ -71,10 +68,8 @@ def _why_unordered(note: Note) -> str:
 
 def clear_plan(report: Report) -> None:
     """Nothing is moved any more; what was found in the step stays, and so do the notes of others."""
-    report.notes = [note for note in report.notes if note not in report.plan_notes]
-    report.plan_notes = []
-    report.planned = report.rewritten_graph = report.timeline = None
-    report.moved_ops = report.added_edges = 0
+    report.forget(*report.plan_notes)
+    report.put(Rewritten(), PlannedOrder(plan_seconds=report.plan_seconds))
 
 
 def layer_rows(graph: TrainingGraph, result: RewriteResult) -> list[LayerRow]:

@@ -12,6 +12,7 @@ from typing import Any
 
 from tf_ooo.compat import xla_flags
 from tf_ooo.planning.pictures.style import bytes_text
+from tf_ooo.report.sections import Section
 
 # "  012: kKernel \t, kernel = ...": children of the thunk above are indented further.
 _THUNK = re.compile(r"^(\s*)\d+: (k\w+)")
@@ -27,7 +28,7 @@ _BYTES = "*memory-usage-report.txt"
 
 
 @dataclass(frozen=True)
-class CompiledModule:
+class CompiledModule(Section):
     """One compiled step.
 
     Attributes:
@@ -50,7 +51,9 @@ class CompiledModule:
         """0 to 1; None where nothing is known."""
         return self.in_graphs / self.launches if self.launches else None
 
+    @property
     def text(self) -> str:
+        """All of it in one line."""
         parts = []
         if self.launches is not None:
             graphs = "graph" if self.graphs == 1 else "graphs"
@@ -63,7 +66,12 @@ class CompiledModule:
         return "; ".join(parts)
 
     def to_dict(self) -> dict[str, Any]:
-        return {**asdict(self), "flags": list(self.flags), "share_in_graphs": self.share_in_graphs}
+        return {
+            **asdict(self),
+            "flags": list(self.flags),
+            "share_in_graphs": self.share_in_graphs,
+            "text": self.text,
+        }
 
 
 def read_thunks(text: str) -> CompiledModule:

@@ -13,8 +13,8 @@ from tf_ooo.errors import BackendError, OOOError
 from tf_ooo.fit.comparison import REWRITTEN, STOCK
 from tf_ooo.modes.compiled.captured import CompiledModule, watched
 from tf_ooo.options import OneDeviceOptions
+from tf_ooo.report.parts import Peaks, Ways
 from tf_ooo.report.report import Report
-from tf_ooo.report.sections import CompiledRow
 from tf_ooo.rewriting.failures import Failures
 from tf_ooo.rewriting.reporting import clear_plan, fill_plan
 from tf_ooo.rewriting.result import RewriteResult
@@ -124,17 +124,13 @@ class StreamSession(StepSession):
 
     def ran(self, choice: str | None) -> None:
         report, modules = self._report, self.modules
-        report.compiled = {
-            name: CompiledRow(**module.to_dict(), text=module.text()) for name, module in modules.items()
-        }
-        report.gains = self.gains
-        said = [*self.said, *(f"{way}: left out: {why}" for way, why in self._left_out.items())]
-        report.notes += [note for note in said if note not in report.notes]
         ours = modules.get(choice or REWRITTEN) or modules.get(REWRITTEN)
-        report.predicted_peak_bytes = ours.total_bytes if ours is not None else None
-        report.unknown_size_ops = 0
+        report.put(
+            Ways(report.way, dict(modules), self.gains), Peaks(ours.total_bytes if ours is not None else None)
+        )
+        report.note(*self.said, *(f"{way}: left out: {why}" for way, why in self._left_out.items()))
         if STOCK in modules:
-            report.stock_predicted_peak_bytes = modules[STOCK].total_bytes
+            report.change(stock_predicted_peak_bytes=modules[STOCK].total_bytes)
 
     def failed(self) -> Iterator[tuple[str, BaseException]]:
         """The ways that could not be rewritten or compiled, as long as others are compared."""
@@ -152,16 +148,15 @@ class StreamSession(StepSession):
     def keeps(self, which: str) -> None:
         """The report is that of the way that is kept."""
         self._kept = which
-        self._report.way = which if self.several else ""
+        self._take_way(which if self.several else "")
         if which == CONCURRENT:
             clear_plan(self._report)
-            self._report.schedule = CONCURRENT
         else:
             fill_plan(self._report, self.result)
 
     def why_stock(self, reason: str, left: Collection[str]) -> str:
         """The reason, with the first error if no way is left, and the share of kernels in CUDA graphs."""
-        self._report.way = ""
+        self._take_way("")
         none_left = self._left_out and not set(left) - {STOCK, CONCURRENT}
         if none_left and self.failures.first is None:
             reason = f"{next(iter(self._left_out.values()))}; {CONCURRENT}: {reason}"
@@ -172,6 +167,9 @@ class StreamSession(StepSession):
                 f"; of its kernels {shares[1]:.0%} are in CUDA graphs, of the stock step's {shares[0]:.0%}"
             )
         return reason
+
+    def _take_way(self, way: str) -> None:
+        self._report.change(way=way)
 
     def decided(self) -> None:
         """From now on there is one way left, and the stock step where that fails."""

@@ -15,6 +15,7 @@ from tf_ooo.fit.baseline import STEPS, Baseline, stock_steps_s
 from tf_ooo.fit.slower_warning import SlowerWarning
 from tf_ooo.modes.data_parallel.advice import advice, from_costs, from_times
 from tf_ooo.report.gain import Gain
+from tf_ooo.report.parts import Timed
 from tf_ooo.report.report import Report
 from tf_ooo.tracing import traces
 
@@ -46,14 +47,15 @@ class StepByStep:
         """Begin a fit: ``run`` is one execution of all ``ranks``."""
         self._run, self._ranks = run, ranks
         self._seen, self._done = 0, bool(self._report.alone_s)
+        self._steps_s: list[float] = []
         if not self._done:
-            self._report.steps_s = []
+            self._report.put(Timed())
 
     def __call__(self, iterator: object) -> Any:
         """Return one execution.  Raises what ``run`` does."""
         if self._done:
             return self._run(iterator)
-        if len(self._report.steps_s) >= STEPS:
+        if len(self._steps_s) >= STEPS:
             self._done = True
             return self._beside_alone(iterator)
         before, started = traces.trace_count(self._function), time.perf_counter()
@@ -64,7 +66,8 @@ class StepByStep:
         if traces.trace_count(self._function) > before:
             self._trace_s = max(self._trace_s, taken_s)
         elif self._seen > 1:  # the first one also builds and compares the ranks' models
-            self._report.steps_s.append(taken_s / train_function.steps_per_execution(self._ranks.model))
+            self._steps_s.append(taken_s / train_function.steps_per_execution(self._ranks.model))
+            self._report.put(Timed(list(self._steps_s)))
         return outputs
 
     def _beside_alone(self, iterator: object) -> Any:
@@ -74,7 +77,7 @@ class StepByStep:
         batches = iterators.take(iterator, together if left is None else min(together, left))
         if not batches:
             return self._run(iterator)
-        step_s = statistics.median(self._report.steps_s)
+        step_s = statistics.median(self._steps_s)
         baseline = Baseline(ALONE, self._report, self._compare, ranks.steps_of_fit())
         try:
             alone_s = baseline.measured(lambda: stock_steps_s(model, batches[0]), step_s, self._trace_s)
@@ -89,7 +92,7 @@ def note_alone(report: Report, alone_s: list[float], ranks: RanksInStep, steps: 
 
     ``steps`` go into one function.
     """
-    report.alone_s, report.ranks = alone_s, ranks.engine.size
+    report.change(alone_s=alone_s)
     if ranks.engine.rank or not alone_s:
         return
     slower_warning = SlowerWarning()

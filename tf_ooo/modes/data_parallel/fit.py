@@ -20,6 +20,7 @@ from tf_ooo.modes.data_parallel.ranks import RanksInStep
 from tf_ooo.modes.data_parallel.scheduled import ScheduledSteps
 from tf_ooo.options import RankOptions
 from tf_ooo.report.environment import environment
+from tf_ooo.report.parts import Baselines, Outcome
 from tf_ooo.report.report import Report
 from tf_ooo.tracing.averaging import Averaging
 from tf_ooo.tracing.unrolled import LARGEST
@@ -74,13 +75,13 @@ class DataParallelMode:
         """All ranks begin; one alone trains in stock order.  OptionsError: a named schedule, run eagerly."""
         engine, averaged = self.join(), self.averaged
         if engine.size == 1:
-            self._report = self._new_report(model)
+            self._report = self._new_report(model, engine)
             _LOG.info("%s", _ONE_PROCESS)
-            self._report.fell_back, self._report.fallback_reason = True, _ONE_PROCESS
+            self._report.put(Outcome(True, _ONE_PROCESS))
             return None
         if averaged is None or averaged.stock is not train_function.train_function_of(model):
             self.averaged = averaged = Averaged.of(model, engine, self.options)
-            self.scheduled, self._report = None, self._new_report(model)
+            self.scheduled, self._report = None, self._new_report(model, engine)
             self.step_by_step = StepByStep(averaged.function, self.options.compare, self._report)
         ranks = RanksInStep(model, engine, averaged.averaging, self.options, self.options.shared(), steps)
         together = functools.partial(self._run_batches, ranks) if self._together(model) else None
@@ -97,8 +98,7 @@ class DataParallelMode:
     def describe(self) -> Report:
         """Return the steps fill it in."""
         if self.ranks is not None:
-            self._report.batch_rows = self.ranks.batch_rows or self._report.batch_rows
-            self._report.ranks = self.ranks.engine.size
+            self._report.change(batch_rows=self.ranks.batch_rows or self._report.batch_rows)
         return self._report
 
     def _run_batches(self, ranks: RanksInStep, batches: list[Any], iterator: object) -> Any:
@@ -119,8 +119,8 @@ class DataParallelMode:
         ranks.forget_traces()
         return []
 
-    def _new_report(self, model: keras.Model) -> Report:
-        return Report(mode="data_parallel", model=str(model.name), environment=environment(model))
+    def _new_report(self, model: keras.Model, engine: Engine) -> Report:
+        return Report("data_parallel", str(model.name), environment(model), ranks=engine.size)
 
     def _together(self, model: keras.Model) -> bool:
         """Return whether steps go into one function of ours; notes why not."""
@@ -131,16 +131,18 @@ class DataParallelMode:
                     "there is no graph to order; compile it with run_eagerly=False (and without "
                     "tf.config.run_functions_eagerly), or leave schedule at 'auto'"
                 )
-            self._report.fallback_reason = "run eagerly: there is no graph whose order could be changed"
-            self._report.no_baseline = "a step that runs eagerly has no graph that could run beside the fit"
+            self._report.put(
+                Outcome(fallback_reason="run eagerly: there is no graph whose order could be changed"),
+                Baselines(no_baseline="a step that runs eagerly has no graph that could run beside the fit"),
+            )
             return False
         most = min(train_function.steps_per_execution(model), self.options.unroll or LARGEST)
         if most > 1 or not self.options.may_fall_back:
             return True
-        self._report.fallback_reason = (
+        why_not = (
             "each execution is one step, so that steps cannot overlap; compile with steps_per_execution=8"
         )
-        self._report.how_to_record = "schedule='search'"
+        self._report.put(Outcome(fallback_reason=why_not, how_to_record="schedule='search'"))
         return False
 
 

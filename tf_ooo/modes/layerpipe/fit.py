@@ -30,6 +30,7 @@ from tf_ooo.modes.layerpipe.ticks import Ticks
 from tf_ooo.modes.layerpipe.traced import Traced, renumbered, trace
 from tf_ooo.modes.layerpipe.watching import watched_round
 from tf_ooo.report.filling import fill_step_times
+from tf_ooo.report.parts import Outcome
 from tf_ooo.report.report import Report
 from tf_ooo.rewriting.parts import WHOLE
 from tf_ooo.rewriting.staged import LayerByLayer
@@ -99,7 +100,7 @@ class LayerPipeMode:
             self.plan = None
         report = self.distributed.report
         if len(self.distributed.target.devices) == 1:
-            report.fell_back, report.fallback_reason = True, _one_device_text(self.options)
+            report.put(Outcome(True, _one_device_text(self.options)))
             return None
         return LayerPipeSteps(self, model, steps).training()
 
@@ -198,19 +199,19 @@ class LayerPipeSteps:
         """Training that goes on, without the costs of the fit before."""
         report = self._mode.describe()
         counts = (keras_variables.value_of(optimizer.iterations) for optimizer in optimizers_of(self._model))
-        if max(int(count.numpy()) for count in counts) and _GOING_ON not in report.notes:
-            report.notes.append(_GOING_ON)
+        if max(int(count.numpy()) for count in counts):
+            report.note(_GOING_ON)
 
     def _planned(self, step: Step, costs: CostTable, traced: Traced, started: float) -> SpreadPlan:
         mode, report = self._mode, self._mode.describe()
         check_costs(costs, [layer.name for layer in step.known.graph.layers])
-        report.costs = costs = with_shared_link(costs, self._target)
+        costs = with_shared_link(costs, self._target)
         schedule, devices = mode.options.schedule, self._target.devices
         mode.plan = plan = plan_spread(step, costs, traced, devices, schedule, report, mode.slower_warning)
         if mode.options.weights == "ema":
             note_rebuilt_weights(report, self._model)
         self._traced = None
-        report.plan_seconds = time.perf_counter() - started
+        report.change(plan_seconds=time.perf_counter() - started)
         return plan
 
     # -- with a plan -------------------------------------------------------------------------------
@@ -255,7 +256,7 @@ class LayerPipeSteps:
         self._placed.move({name: plan.devices[processor] for name, processor in plan.home.items()})
         over_rounds = spread(self._model, batch, plan, mode.options, self._data_spec)
         self._placed.check_captures(over_rounds.traced.captured.values())
-        report.notes += [note for note in over_rounds.notes if note not in report.notes]
+        report.note(*over_rounds.notes)
         fill_spread(report, over_rounds)
         self._over_rounds = over_rounds
         self._structure = structure_of(batch)
@@ -293,9 +294,8 @@ class LayerPipeSteps:
         if self._epoch is None:
             return
         report = self._mode.describe()
-        if saving and self._epoch.ahead and _AHEAD not in report.notes:
-            _LOG.warning("%s", _AHEAD)
-            report.notes.append(_AHEAD)
+        if saving and self._epoch.ahead:
+            report.note(_AHEAD, log=logging.WARNING)
         self._epoch.drain()
 
     def epoch_begin(self, epoch: int) -> None:

@@ -139,9 +139,7 @@ def note_rebuilt_weights(report: Report, model: keras.Model) -> None:
             f"weights='ema': {len(names)} BatchNormalization layers, {names[0]} first, use the "
             "statistics of their forward pass with rebuilt weights"
         )
-    for note in notes:
-        _LOG.warning("%s", note)
-    report.notes += [note for note in notes if note not in report.notes]
+    report.note(*notes, log=logging.WARNING)
 
 
 def in_order_of(costs: Sequence[str], layers: Sequence[str]) -> list[int]:

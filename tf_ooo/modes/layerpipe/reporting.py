@@ -15,9 +15,10 @@ from tf_ooo.modes.layerpipe.stages import HIGH, Stages
 from tf_ooo.modes.layerpipe.versions import from_weights
 from tf_ooo.planning.choosing.plan import Plan
 from tf_ooo.planning.simulation.simulator import simulate
-from tf_ooo.report.filling import fill_plan
+from tf_ooo.report.filling import layer_rows_of, step_ops
+from tf_ooo.report.parts import ModeParts, Outcome, Peaks, PlannedOrder, Predicted
 from tf_ooo.report.report import Report
-from tf_ooo.report.sections import LayerPipeSection, LinkRow
+from tf_ooo.report.sections import LayerPipeSection, LayerRow, LinkRow
 
 # A backward pass gets the weights of its forward pass like this: as they were read, or cast.
 _VERSIONS = ("ReadVariableOp", "Cast")
@@ -36,25 +37,34 @@ def fill_report(
     report: Report, graph: TrainingGraph, plan: Plan, costs: CostTable, stages: Stages, devices: Sequence[str]
 ) -> None:
     """Copies the plan into the report."""
-    fill_plan(report, graph, plan, costs)
-    report.predicted_step_s = float(plan.timeline.steady_step_s)
-    _fill_rows(report, stages)
-    for layer, row in enumerate(report.layers):
-        row.stages_after = stages.stages_after(layer)
-        row.delay_steps = stages.delay_steps(layer)
-    report.limits = limits_of(plan, costs)
-    delay = max((row.delay_steps or 0 for row in report.layers), default=0)
-    if delay:
-        report.notes.append(_CHANGES.format(delay=delay))
-    report.layerpipe = LayerPipeSection(
+    layers = [
+        dataclasses.replace(
+            row, stages_after=stages.stages_after(layer), delay_steps=stages.delay_steps(layer)
+        )
+        for layer, row in enumerate(placed_rows(layer_rows_of(graph), stages))
+    ]
+    step_s = float(plan.timeline.steady_step_s)
+    section = LayerPipeSection(
         devices=list(devices),
-        predicted_step_s=report.predicted_step_s,
+        predicted_step_s=step_s,
         serial_step_s=sum(layer.busy_s + layer.update_s for layer in costs.layers),
         link=LinkRow.of(costs.link),
         speeds=list(costs.link.speeds),
         divided={layer: share for layer, (share, _) in stages.shares.items()},
         ways_bytes=_ways_bytes(costs, stages),
     )
+    report.put(
+        Outcome(kept_because="distributed as asked"),
+        step_ops(graph, layers, graph.mixed),
+        PlannedOrder(plan.schedule, plan.timeline),
+        Predicted(step_s, costs, limits_of(plan, costs)),
+        Peaks(plan.trial.peak_bytes),
+        ModeParts(layerpipe=section),
+    )
+    report.note(*filter(None, (plan.why, *costs.notes)))
+    delay = max((row.delay_steps or 0 for row in layers), default=0)
+    if delay:
+        report.note(_CHANGES.format(delay=delay))
 
 
 def limits_of(plan: Plan, costs: CostTable) -> list[str]:
@@ -80,12 +90,19 @@ def _step_s(plan: Plan, link: Link) -> float:
     return float(simulate(plan.schedule, plan.problem.layers, link).steady_step_s)
 
 
-def _fill_rows(report: Report, stages: Stages) -> None:
-    """Fill in on which processors the tasks of each layer are."""
+def placed_rows(rows: Sequence[LayerRow], stages: Stages) -> list[LayerRow]:
+    """Return the rows with the processors on which the tasks of each layer are."""
     of = stages.of
-    for layer, row in enumerate(report.layers):
-        row.F_processor, row.dO_processor, row.dW_processor = (of[kind, layer] for kind in ("F", "dO", "dW"))
-        row.dO_high_processor = of[HIGH, layer] if layer in stages.shares else None
+    return [
+        dataclasses.replace(
+            row,
+            F_processor=of["F", layer],
+            dO_processor=of["dO", layer],
+            dW_processor=of["dW", layer],
+            dO_high_processor=of[HIGH, layer] if layer in stages.shares else None,
+        )
+        for layer, row in enumerate(rows)
+    ]
 
 
 def _ways_bytes(costs: CostTable, stages: Stages) -> dict[str, float]:
@@ -107,15 +124,17 @@ def _stashed(stages: Stages, layer: int) -> int:
 def fill_spread(report: Report, spread: Spread) -> None:
     """Report what was made of the step: measured on its graph, not planned."""
     traced, rounds, stages, section = spread.traced, spread.rounds, spread.stages, report.layerpipe
-    _fill_rows(report, stages)
-    if report.costs is not None:
-        section.ways_bytes = _ways_bytes(report.costs, stages)
     names = {variable.handle: variable.name for variable in traced.graph.variables}
-    section.delay_steps = {names[handle]: steps for handle, steps in rounds.delay_steps.items()}
-    section.divided = {layer: share for layer, (share, _) in stages.shares.items()}
-    section.rounds = rounds.last + 1
-    section.registers = sum(register.depth for register in spread.delays.registers)
-    section.weight_version_bytes = version_bytes(spread)
+    section = dataclasses.replace(
+        section,
+        ways_bytes=section.ways_bytes if report.costs is None else _ways_bytes(report.costs, stages),
+        delay_steps={names[handle]: steps for handle, steps in rounds.delay_steps.items()},
+        divided={layer: share for layer, (share, _) in stages.shares.items()},
+        rounds=rounds.last + 1,
+        registers=sum(register.depth for register in spread.delays.registers),
+        weight_version_bytes=version_bytes(spread),
+    )
+    report.change(layers=placed_rows(report.layers, stages), layerpipe=section)
 
 
 def version_bytes(spread: Spread) -> dict[str, int]:

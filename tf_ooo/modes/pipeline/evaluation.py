@@ -120,10 +120,7 @@ class StagedEvaluation:
             return
         self._told = True
         note = f"{self._called} runs on one device, to which all weights are sent: {reason}"
-        if note in self._report.notes:  # of a plan before
-            return
-        self._report.notes.append(note)
-        _LOG.warning("%s", note)
+        self._report.note(note, log=logging.WARNING)  # a plan before may have said it
 
     def _say_whole(self) -> None:
         self._pieces = WHOLE
@@ -136,9 +133,7 @@ class StagedEvaluation:
 def say_whole(report: Report, called: str, reason: str) -> None:
     """Once, where batches would not fit."""
     note = f"{called} takes batches whole: {reason}"
-    if note not in report.notes:
-        report.notes.append(note)
-        _LOG.warning("%s", note)
+    report.note(note, log=logging.WARNING)
 
 
 def known_rows(batch: object) -> int:

@@ -53,6 +53,7 @@ from tf_ooo.planning.choosing.recompute import NONE
 from tf_ooo.planning.model.problem import check_limits
 from tf_ooo.planning.model.schedule_file import ScheduleFile, read_schedule
 from tf_ooo.report.filling import fill_step_times
+from tf_ooo.report.parts import MemoryLimits, ModeParts, Outcome, Predicted
 from tf_ooo.report.report import Report
 from tf_ooo.report.texts import seconds_text
 from tf_ooo.rewriting.repeating import layers_that_cannot
@@ -243,8 +244,8 @@ class PipelineMode:
 
     def _look_again(self) -> None:
         """Look at several devices again: the fit before was too short to."""
-        self.one_device, report = "", self.distributed.report
-        report.fell_back, report.fallback_reason = False, ""
+        self.one_device = ""
+        self.distributed.report.put(Outcome())
 
     def describe(self) -> Report:
         """Return the report with the seconds of the steps so far."""
@@ -270,10 +271,9 @@ class PipelineMode:
         """Train on one device from now on; in a later fit too, if one device was measured."""
         self.one_device, self.slower_warning.advise = reason, None
         report = self.describe()
-        fall_back(report, reason, expected=True)
-        report.kept_because, report.how_to_record = "", "mode='pipeline', which splits in any case"
-        for row in report.pipeline.compared_replicas:
-            row.taken = False
+        fall_back(report, reason, expected=True, how_to_record="mode='pipeline', which splits in any case")
+        rows = [dataclasses.replace(row, taken=False) for row in report.pipeline.compared_replicas]
+        report.put(ModeParts(dataclasses.replace(report.pipeline, compared_replicas=rows)))
         self.pipeline = self.planned_from = None
 
     def say_if_slower(self) -> None:
@@ -285,7 +285,7 @@ class PipelineMode:
         """Plans for a step with given costs.  Raises OptionsError where they are another model's."""
         costs = with_shared_link(costs_of_parts(costs, step), self.distributed.target)
         self.planned_from = (step, costs)
-        self.distributed.report.costs = costs
+        self.distributed.report.put(Predicted(costs=costs))
         return self.plan_with(step, costs, model)
 
     def plan_with(self, step: Step, costs: CostTable, model: keras.Model) -> PlannedPipeline:
@@ -310,8 +310,7 @@ class PipelineMode:
         if not self.limit.reported:
             raise error
         note = f"planned without the limit that devices report ({self.limit.said}): {error}"
-        self.distributed.report.notes += [note]
-        _LOG.warning("%s", note)
+        self.distributed.report.note(note, log=logging.WARNING)
         self.limit = Limit()
 
     def plan_again(self, costs: CostTable) -> bool:
@@ -331,8 +330,7 @@ class PipelineMode:
         better = planned.step_s < kept.step_s * (1 - _LEAST_GAIN)
         self.planned_from = (step, costs)
         report = self.distributed.report
-        report.costs = costs
-        report.notes = [note for note in report.notes if note not in before.notes]
+        report.forget(*before.notes)
         if better:
             self._take(planned, step, costs)
         else:
@@ -340,7 +338,7 @@ class PipelineMode:
             self._fill(kept, step, costs)
         said = f"planned again with costs that were measured while it ran: {seconds_text(planned.step_s)}"
         compared = f"instead of {seconds_text(kept.step_s)}" if better else "no better, so the plan stays"
-        report.notes.append(f"{said} a step, {compared}")
+        report.note(f"{said} a step, {compared}")
         return better
 
     def _wanted(self, step: Step, costs: CostTable) -> PlanRequest:
@@ -380,14 +378,16 @@ class PipelineMode:
     def _take(self, planned: Mesh, step: Step, costs: CostTable) -> PlannedPipeline:
         report, given = self.distributed.report, self.distributed.target.devices
         devices = planned.of(given)
-        report.memory_limit_bytes, report.memory_limit_from = self.limit.least_bytes, self.limit.said
         limits = self.limit.of_each(len(given))
-        report.memory_limits_bytes = planned.of(limits) if limits else ()
+        of_used = planned.of(limits) if limits else ()
+        report.put(MemoryLimits(self.limit.least_bytes, of_used, self.limit.said))
         self.pipeline = PlannedPipeline(planned, step, devices)
         self._fill(planned, step, costs)
+        because = "distributed as asked"
         if self.options.fall_back:
             fewer = f", on {len(devices)} of {len(given)} devices" if len(devices) < len(given) else ""
-            report.kept_because = f"the fastest that was compared{fewer}"
+            because = f"the fastest that was compared{fewer}"
+        report.put(Outcome(kept_because=because))
         return self.pipeline
 
     def _fill(self, mesh: Mesh, step: Step, costs: CostTable) -> None:

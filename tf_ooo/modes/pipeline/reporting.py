@@ -16,7 +16,8 @@ from tf_ooo.planning.choosing.plan import Candidate, Plan
 from tf_ooo.planning.model.relation import stage_inputs
 from tf_ooo.planning.pictures.style import bytes_text, with_units
 from tf_ooo.planning.simulation.simulator import simulate
-from tf_ooo.report.filling import fill_plan
+from tf_ooo.report.filling import layer_rows_of, step_ops
+from tf_ooo.report.parts import ModeParts, Peaks, PlannedOrder, Predicted, Rewritten
 from tf_ooo.report.report import Report
 from tf_ooo.report.sections import CandidateRow, LinkRow, PipelineSection, ReplicasRow, StageRow
 from tf_ooo.report.texts import seconds_text
@@ -24,32 +25,34 @@ from tf_ooo.rewriting.parts import loops_of_layers
 from tf_ooo.rewriting.result import RewriteResult
 from tf_ooo.rewriting.unrolled_tasks import Step
 
-_LOG = logging.getLogger("tf_ooo")
-
 
 def fill_report(
     report: Report, mesh: Mesh, step: Step, costs: CostTable, devices: Sequence[str], processes: int = 1
 ) -> None:
     """Copies the plan into the report; so many ``processes`` have a pipeline like it each."""
-    plan = mesh.plan
-    fill_plan(report, step.known.graph, plan, costs)
+    plan, graph, section = mesh.plan, step.known.graph, section_of(mesh, costs, devices)
+    layers = [
+        dataclasses.replace(row, stage=stage, device=section.stages[stage].device)
+        for row, stage in zip(layer_rows_of(graph), stage_of_layer(plan.problem.bounds), strict=True)
+    ]
     # So it can be simulated with the report's costs, and run again.
-    report.planned = dataclasses.replace(
+    planned = dataclasses.replace(
         mesh.schedule, recompute=plan.problem.recomputed, workers=mesh.replicas * processes
     )
-    report.timeline = dataclasses.replace(plan.timeline, schedule=mesh.schedule)
-    report.predicted_step_s, report.predicted_peak_bytes = mesh.step_s, max(mesh.chosen.peak_bytes)
-    report.pipeline = section_of(mesh, costs, devices)
-    report.limits = limits_of(mesh, costs)
-    for row, stage in zip(report.layers, stage_of_layer(plan.problem.bounds), strict=True):
-        row.stage, row.device = stage, report.pipeline.stages[stage].device
+    report.put(
+        step_ops(graph, layers, graph.mixed),
+        PlannedOrder(planned, dataclasses.replace(plan.timeline, schedule=mesh.schedule)),
+        Predicted(mesh.step_s, costs, limits_of(mesh, costs)),
+        Peaks(max(mesh.chosen.peak_bytes)),
+        ModeParts(section),
+    )
+    report.note(*filter(None, (plan.why, *costs.notes)))
 
 
 def fill_report_of_graph(report: Report, result: RewriteResult) -> None:
     """Report what was done to the graph that runs."""
-    report.rewritten_graph = result.graph_def
-    report.moved_ops, report.added_edges = result.moved_ops, result.added_edges
-    report.notes += [note for note in result.notes if note not in report.notes]
+    report.put(Rewritten(result.moved_ops, result.added_edges, result.graph_def))
+    report.note(*result.notes)
 
 
 def section_of(mesh: Mesh, costs: CostTable, devices: Sequence[str]) -> PipelineSection:
@@ -156,7 +159,8 @@ def note_loops(report: Report, step: Step) -> None:
     counts = loops_of_layers(layer.name for layer in step.known.graph.layers)
     said = ", ".join(f"{name} run in {count} loops" for name, count in counts.items())
     if counts:
-        _note(report, [f"time steps of {said}: their weights' gradients are added up in that order"])
+        text = f"time steps of {said}: their weights' gradients are added up in that order"
+        report.note(text, log=logging.INFO)
 
 
 def note_turns(report: Report, step: Step) -> None:
@@ -167,11 +171,4 @@ def note_turns(report: Report, step: Step) -> None:
             f"train_step updates weights in {turns} turns, each by what the one before has left: all "
             "micro-batches take a turn before the next; plans count the turns together"
         )
-        _note(report, [text])
-
-
-def _note(report: Report, texts: Sequence[str]) -> None:
-    for text in texts:
-        if text not in report.notes:
-            report.notes.append(text)
-            _LOG.info("%s", text)
+        report.note(text, log=logging.INFO)

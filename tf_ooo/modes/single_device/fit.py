@@ -21,6 +21,7 @@ from tf_ooo.modes.single_device.options import SingleDevice
 from tf_ooo.planning.model.schedule import Schedule
 from tf_ooo.planning.policies import schedules_of
 from tf_ooo.report.environment import environment
+from tf_ooo.report.parts import Peaks
 from tf_ooo.report.report import Report
 from tf_ooo.rewriting.op_tasks import tasks_of_ops
 from tf_ooo.rewriting.planner import peak_with
@@ -95,16 +96,15 @@ class SingleDeviceMode:
 def _fill_peak(report: Report, controller: StepController) -> None:
     """Fill the peak for batches as large as those that trained: graphs of Keras leave their rows open."""
     result, rows = controller.session.result, controller.rows
-    report.batch_rows = rows or report.batch_rows
+    report.change(batch_rows=rows or report.batch_rows)
     if result is None or rows in (None, report.peak_rows) or not report.unknown_size_ops:
         return
-    report.peak_rows, report.predicted_peak_bytes = rows, peak_with(result, KnownShapes(rows))
+    report.put(Peaks(peak_with(result, KnownShapes(rows)), rows, report.unknown_size_ops))
 
 
 def _note_replaced(controller: StepController) -> None:
     """Notes that the stock step has taken over, which trains to the same bits."""
-    if REPLACED not in controller.report.notes:
-        controller.report.notes.append(REPLACED)
+    controller.report.note(REPLACED)
 
 
 def _say_undecided(controller: StepController) -> None:

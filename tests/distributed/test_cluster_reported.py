@@ -18,7 +18,7 @@ from grappler_passes.compat import runtime
 from tests.distributed.clusters import addresses, wait_until_ready
 from tests.memory_limited import needs_memory_groups
 from tf_ooo.errors import MemoryLimitError
-from tf_ooo.planning.pictures.style import bytes_text
+from tf_ooo.units import bytes_text
 
 pytestmark = [
     pytest.mark.takes(90),

@@ -18,7 +18,7 @@ from tests.graph.pipeline_fits import Training, assert_equal_bits, assert_same_b
 from tests.graph.pipeline_graphs import assert_in_order
 from tests.graph.pipeline_models import EVEN, X, Y, adam, mlp, momentum
 from tests.zoo import keras, needs_keras_3
-from tf_ooo.planning.pictures.style import bytes_text
+from tf_ooo.units import bytes_text
 
 pytestmark = [pytest.mark.devices(2), pytest.mark.takes(20)]
 

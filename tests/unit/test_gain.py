@@ -25,8 +25,7 @@ from tf_ooo.planning.simulation.simulator import simulate
 from tf_ooo.planning.simulation.timeline import Timeline
 from tf_ooo.report.gain import Gain
 from tf_ooo.report.report import Report, not_predicted
-from tf_ooo.report.sections import LayerPipeSection, PipelineSection
-from tf_ooo.report.texts import device_text
+from tf_ooo.report.sections import LayerPipeSection, PipelineSection, device_text
 
 SECONDS = st.lists(st.floats(1e-4, 10.0), min_size=1, max_size=9)
 

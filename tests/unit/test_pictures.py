@@ -19,10 +19,11 @@ from tf_ooo.planning.pictures.bars import bars_of, curve_points, links_of, view_
 from tf_ooo.planning.pictures.figure import Run, figure
 from tf_ooo.planning.pictures.page import render
 from tf_ooo.planning.pictures.png import draw
-from tf_ooo.planning.pictures.style import COLOURS, bytes_text, lane_label, time_text
+from tf_ooo.planning.pictures.style import COLOURS, lane_label
 from tf_ooo.planning.simulation.simulator import simulate
 from tf_ooo.planning.simulation.timeline import Timeline
 from tf_ooo.rewriting.plan import plan
+from tf_ooo.units import bytes_text, time_text
 
 SECOND_BY_SECOND = """tf_ooo schedule v1
 mode pipeline

@@ -5,12 +5,11 @@ import re
 from dataclasses import replace
 
 from tf_ooo.planning.model.schedule import Schedule, Task
-from tf_ooo.planning.pictures.style import bytes_text
 from tf_ooo.planning.simulation.measured import one_by_one
 from tf_ooo.report.page import lane_pictures
 from tf_ooo.report.report import Report
 from tf_ooo.report.sections import CandidateRow, LayerRow, PipelineSection, StageRow
-from tf_ooo.report.texts import seconds_text
+from tf_ooo.units import bytes_text, seconds_text
 
 
 def make():

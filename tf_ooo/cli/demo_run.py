@@ -16,7 +16,7 @@ from tf_ooo.cli.digits import digits
 from tf_ooo.errors import BackendError
 from tf_ooo.fit.reporting import save_timeline
 from tf_ooo.report.report import Report
-from tf_ooo.report.texts import seconds_text
+from tf_ooo.units import seconds_text
 
 BATCH, SEED = 64, 7
 

@@ -15,8 +15,9 @@ from rich.table import Table
 
 from tf_ooo.planning.choosing.plan import step_s
 from tf_ooo.planning.pictures.parts import Page
-from tf_ooo.planning.pictures.style import bytes_text, steady_step_s, time_text
+from tf_ooo.planning.pictures.style import steady_step_s
 from tf_ooo.planning.simulation.timeline import Timeline
+from tf_ooo.units import bytes_text, time_text
 
 FILE = click.Path(path_type=Path, dir_okay=False)
 EXISTING = click.Path(path_type=Path, dir_okay=False, exists=True)

@@ -39,11 +39,11 @@ from tf_ooo.planning.choosing.plan import Candidate, Plan, as_asked, choose, pol
 from tf_ooo.planning.choosing.recompute import CHOICES
 from tf_ooo.planning.choosing.splits import refuse_beside_splits
 from tf_ooo.planning.choosing.splits import splits as divided
-from tf_ooo.planning.pictures.style import time_text
 from tf_ooo.planning.policies import POLICIES, Problem
 from tf_ooo.planning.simulation.timeline import Timeline
 from tf_ooo.report.later import if_it_takes
 from tf_ooo.rewriting.plan import plan as planned
+from tf_ooo.units import time_text
 
 # The defaults are those of the function, so that both have the same.
 _DEFAULTS = {name: parameter.default for name, parameter in signature(planned).parameters.items()}

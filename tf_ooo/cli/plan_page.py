@@ -11,8 +11,8 @@ from tf_ooo.planning.choosing.plan import Plan, Trial
 from tf_ooo.planning.model.schedule import Schedule
 from tf_ooo.planning.pictures.page import chart_of, title
 from tf_ooo.planning.pictures.parts import Listed, Page, Table, bars_of, layer_table
-from tf_ooo.planning.pictures.style import time_text
 from tf_ooo.planning.simulation.timeline import Timeline
+from tf_ooo.units import time_text
 
 _ONE_DEVICE = "one device, the same work"
 

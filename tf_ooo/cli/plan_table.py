@@ -25,7 +25,7 @@ from tf_ooo.planning.choosing.figures import (
 )
 from tf_ooo.planning.choosing.plan import Candidate
 from tf_ooo.planning.choosing.splits import AVERAGED, Split
-from tf_ooo.planning.pictures.style import bytes_text, time_text, with_units
+from tf_ooo.units import bytes_text, time_text, with_units
 
 _LEFT_OUT = "-"
 _FULL_WIDTH = 120

@@ -14,6 +14,7 @@ from tf_ooo.hosts.ranks.base import Engine, SingleEngine
 from tf_ooo.options import ModeOptions
 from tf_ooo.report.parts import Baselines, Outcome, Timed
 from tf_ooo.report.report import Report
+from tf_ooo.units import seconds_text
 
 STOCK, REWRITTEN = "stock", "rewritten"
 # Steps of more kinds than these are of one kind, or inputs that are never alike would never be compared.
@@ -210,7 +211,7 @@ class Comparison:
         """Say why the rewritten step is not worth keeping; empty: it is faster by more than the noise."""
         if self.rewritten_s < self.stock_s - self.noise_s:
             return ""
-        return f"{self._text}, noise {self.noise_s * 1e3:.2f} ms"
+        return f"{self._text}, noise {seconds_text(self.noise_s)}"
 
     def why_not_after(self, look: Look, steps: int) -> str:
         """Return the same by a test on pairs, which so many steps were for."""
@@ -222,8 +223,8 @@ class Comparison:
 
     @property
     def _text(self) -> str:
-        ours_ms, stock_ms = self.rewritten_s * 1e3, self.stock_s * 1e3
-        return f"measured {ours_ms:.2f} ms a step against {stock_ms:.2f} ms in stock order"
+        ours, stock = seconds_text(self.rewritten_s), seconds_text(self.stock_s)
+        return f"measured {ours} a step against {stock} in stock order"
 
 
 def _spread_s(times_s: Sequence[float]) -> float:
@@ -234,7 +235,7 @@ def _spread_s(times_s: Sequence[float]) -> float:
 
 def _medians_text(seconds: Mapping[str, Sequence[float]]) -> str:
     middle_s = {which: statistics.median(times_s) for which, times_s in seconds.items() if times_s}
-    return ", ".join(f"{which} {time_s * 1e3:.2f} ms" for which, time_s in middle_s.items())
+    return ", ".join(f"{which} {seconds_text(time_s)}" for which, time_s in middle_s.items())
 
 
 @dataclass(frozen=True)

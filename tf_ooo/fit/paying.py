@@ -5,6 +5,8 @@ from __future__ import annotations
 import statistics
 from dataclasses import dataclass, field
 
+from tf_ooo.units import about_text
+
 # A measurement may take this share of the rest of the fit.
 MOST = 0.05
 # On one CPU device TensorFlow runs whatever is ready on all cores.  `python -m benchmarks run one_cpu`, ten
@@ -78,7 +80,7 @@ class StockFirst:
             return "stock steps run first"
         needed = round(self.cost_s / (MOST * self.execution_s)) * self.together
         return (
-            f"nobody knows how many steps come: a comparison of about {_about(self.cost_s)} begins after "
+            f"nobody knows how many steps come: a comparison of about {about_text(self.cost_s)} begins after "
             f"{needed}; compare=True begins at once"
         )
 
@@ -103,12 +105,5 @@ class StockFirst:
         steps = f"{count} steps"
         if not self._times_s:
             return f"{steps} are too few to pay for a comparison; compare=True compares"
-        each, cost = _about(self.execution_s / self.together), _about(self.cost_s)
+        each, cost = about_text(self.execution_s / self.together), about_text(self.cost_s)
         return f"{steps} of {each} are too few to pay for a comparison of about {cost}; compare=True compares"
-
-
-def _about(seconds: float) -> str:
-    """Write seconds with two digits or so: ``25 s``, ``0.9 s``, ``1.1 ms``."""
-    if seconds < 0.1:
-        return f"{seconds * 1e3:.2g} ms" if seconds < 0.01 else f"{seconds * 1e3:.0f} ms"
-    return f"{seconds:.2g} s" if seconds < 10 else f"{seconds:.0f} s"

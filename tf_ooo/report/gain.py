@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tf_ooo.report.texts import seconds_text
+from tf_ooo.units import seconds_text
 
 # This belongs to the standard normal distribution: an interval holds the ratio in 95 of 100 cases.
 _TWO_SIDED_95 = 1.96

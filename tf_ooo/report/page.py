@@ -11,9 +11,8 @@ from tf_ooo.errors import BackendError
 from tf_ooo.planning.model.schedule import Schedule
 from tf_ooo.planning.pictures.page import chart_of, page_html
 from tf_ooo.planning.pictures.parts import Chart, Listed, Page, Table, bars_of, layer_table
-from tf_ooo.planning.pictures.style import bytes_text
-from tf_ooo.report.sections import CandidateRow
-from tf_ooo.report.texts import device_text, seconds_text
+from tf_ooo.report.sections import CandidateRow, device_text
+from tf_ooo.units import bytes_text, seconds_text
 
 if TYPE_CHECKING:
     from tf_ooo.report.report import Report

@@ -17,7 +17,7 @@ from tf_ooo.planning.model.schedule import Schedule
 from tf_ooo.report import parts
 from tf_ooo.report.gain import Gain
 from tf_ooo.report.summary_rows import summary_rows
-from tf_ooo.report.texts import seconds_text
+from tf_ooo.units import seconds_text
 
 if TYPE_CHECKING:
     from tf_ooo.planning.model.task import Task

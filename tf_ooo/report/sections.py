@@ -9,10 +9,18 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tf_ooo.costs.layer_costs import Link
-from tf_ooo.planning.pictures.style import bytes_text
-from tf_ooo.report.texts import device_text, seconds_text, sizes_text
+from tf_ooo.units import bytes_text, seconds_text, sizes_text
 
 Rows = list[tuple[str, str]]
+
+
+def device_text(name: str) -> str:
+    """``CPU:0`` of a device of this process; of others ``worker 1, GPU:0``; other names stay."""
+    parts = dict(part.partition(":")[::2] for part in name.strip("/").split("/"))
+    if "device" not in parts:
+        return name
+    there = "" if parts.get("job", "localhost") == "localhost" else f"{parts['job']} {parts.get('task', 0)}, "
+    return there + parts["device"]
 
 
 class Section(Mapping[str, Any]):

@@ -6,10 +6,9 @@ import statistics
 from typing import TYPE_CHECKING
 
 from tf_ooo.costs.places import KIND_WORDS
-from tf_ooo.planning.pictures.style import bytes_text
 from tf_ooo.report.environment import ON
 from tf_ooo.report.gain import Gain
-from tf_ooo.report.texts import seconds_text
+from tf_ooo.units import bytes_text, seconds_text
 
 if TYPE_CHECKING:
     from tf_ooo.report.report import Report

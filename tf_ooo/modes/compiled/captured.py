@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from tf_ooo.compat import xla_flags
-from tf_ooo.planning.pictures.style import bytes_text
 from tf_ooo.report.sections import Section
+from tf_ooo.units import bytes_text
 
 # "  012: kKernel \t, kernel = ...": children of the thunk above are indented further.
 _THUNK = re.compile(r"^(\s*)\d+: (k\w+)")

@@ -44,6 +44,7 @@ from tf_ooo.rewriting.result import RewriteResult
 from tf_ooo.tracing import traces
 from tf_ooo.tracing.slices import counts_for
 from tf_ooo.tracing.unrolled import StepSource, Unrolled, Wrapper, steps_together
+from tf_ooo.units import seconds_text
 
 if TYPE_CHECKING:
     from tf_ooo.modes.data_parallel.ranks import RanksInStep
@@ -396,11 +397,10 @@ class ScheduledSteps:
         single = self._single
         if single is None or not single_s or not together_s:
             return
-        single_ms, together_ms = max(single_s) * 1e3, min(together_s) * 1e3
-        if single_ms < _CLEARLY * together_ms:
-            self._keep_stock(
-                f"one step at a time took {single_ms:.2f} ms, several together {together_ms:.2f} ms"
-            )
+        slowest_s, fastest_s = max(single_s), min(together_s)
+        if slowest_s < _CLEARLY * fastest_s:
+            took, together = seconds_text(slowest_s), seconds_text(fastest_s)
+            self._keep_stock(f"one step at a time took {took}, several together {together}")
             self._phase = single
 
     def _compare_with_alone(self, batches: list[Any]) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from tf_ooo.costs.layer_costs import LayerCosts
 from tf_ooo.errors import OOOError
 from tf_ooo.report.gain import Gain
-from tf_ooo.report.texts import seconds_text
+from tf_ooo.units import seconds_text
 
 # Batches of so many times the rows.
 _ROWS = (1, 2, 4)

@@ -13,7 +13,7 @@ from tf_ooo.modes.pipeline.mesh import AUTO, Mesh, counts_of, make_mesh
 from tf_ooo.modes.pipeline.planning import PlanRequest
 from tf_ooo.planning.building.by_name import Bounds
 from tf_ooo.report.gain import Gain
-from tf_ooo.report.texts import seconds_text
+from tf_ooo.units import seconds_text
 
 # Training waits for what would be better.
 _MOST_S = 5.0

@@ -13,7 +13,7 @@ from tf_ooo.planning.choosing.plan import Candidate, Clock, tried
 from tf_ooo.planning.choosing.recompute import ALL, NONE
 from tf_ooo.planning.model.problem import Problem
 from tf_ooo.planning.policies import Policy
-from tf_ooo.report.texts import seconds_text
+from tf_ooo.units import seconds_text
 
 # Predictions are wrong by more.
 _LEAST_GAIN = 0.005

@@ -55,10 +55,10 @@ from tf_ooo.planning.model.schedule_file import ScheduleFile, read_schedule
 from tf_ooo.report.filling import fill_step_times
 from tf_ooo.report.parts import MemoryLimits, ModeParts, Outcome, Predicted
 from tf_ooo.report.report import Report
-from tf_ooo.report.texts import seconds_text
 from tf_ooo.rewriting.repeating import layers_that_cannot
 from tf_ooo.rewriting.unrolled_tasks import Step
 from tf_ooo.tracing.micro_batches import Division
+from tf_ooo.units import seconds_text
 
 if TYPE_CHECKING:
     import keras

@@ -6,7 +6,7 @@ import statistics
 
 from tf_ooo.fit.baseline import ONE_DEVICE
 from tf_ooo.report.report import Report
-from tf_ooo.report.texts import seconds_text
+from tf_ooo.units import seconds_text
 
 
 def why_uncut(report: Report, devices: int, too_short: bool) -> str:

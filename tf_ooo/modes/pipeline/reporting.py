@@ -14,16 +14,15 @@ from tf_ooo.planning.building.merging import stage_of_layer
 from tf_ooo.planning.choosing.figures import recomputation
 from tf_ooo.planning.choosing.plan import Candidate, Plan
 from tf_ooo.planning.model.relation import stage_inputs
-from tf_ooo.planning.pictures.style import bytes_text, with_units
 from tf_ooo.planning.simulation.simulator import simulate
 from tf_ooo.report.filling import layer_rows_of, step_ops
 from tf_ooo.report.parts import ModeParts, Peaks, PlannedOrder, Predicted, Rewritten
 from tf_ooo.report.report import Report
 from tf_ooo.report.sections import CandidateRow, LinkRow, PipelineSection, ReplicasRow, StageRow
-from tf_ooo.report.texts import seconds_text
 from tf_ooo.rewriting.parts import loops_of_layers
 from tf_ooo.rewriting.result import RewriteResult
 from tf_ooo.rewriting.unrolled_tasks import Step
+from tf_ooo.units import bytes_text, seconds_text, with_units
 
 
 def fill_report(

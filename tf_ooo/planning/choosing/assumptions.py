@@ -11,7 +11,7 @@ from tf_ooo.costs.table import CostTable
 from tf_ooo.planning.choosing.figures import recomputation, squeezed
 from tf_ooo.planning.choosing.plan import Candidate, Plan
 from tf_ooo.planning.model.problem import Problem
-from tf_ooo.planning.pictures.style import bytes_text, time_text
+from tf_ooo.units import bytes_text, time_text
 
 
 def stated(plan: Plan, table: CostTable | None = None) -> tuple[str, ...]:

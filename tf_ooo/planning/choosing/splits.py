@@ -14,7 +14,7 @@ from tf_ooo.planning.choosing.on_paper import candidates
 from tf_ooo.planning.choosing.plan import Plan, choose
 from tf_ooo.planning.model.problem import Problem, less_of_places
 from tf_ooo.planning.model.schedule import Schedule
-from tf_ooo.planning.pictures.style import time_text
+from tf_ooo.units import time_text
 
 _MODE = "pipeline"
 # Every split assumes this.

@@ -11,6 +11,7 @@ import numpy as np
 import plotly.graph_objects as go
 from plotly.colors import sample_colorscale
 
+from tf_ooo import units
 from tf_ooo.planning.model.arrays import Floats
 from tf_ooo.planning.model.schedule import Lane, Schedule
 from tf_ooo.planning.model.task import KIND_NUMBER, KINDS
@@ -53,7 +54,7 @@ def figure(runs: Sequence[Run], limits_bytes: Sequence[float] = ()) -> go.Figure
     ``limits_bytes``: of each device's memory, or one for all; each gets a line.
     """
     end_s = max(min(run.timeline.makespan_s, run.view.until_s) for run in runs)
-    unit = style.time_unit(end_s)
+    unit = units.time_unit(end_s)
     rows = _Rows(runs)
     chart = go.Figure()
     links = _add_links(chart, runs[0], unit)
@@ -95,7 +96,7 @@ def _row_label(run: Run, lane: Lane) -> str:
     return f"{label} {run.name}".rstrip()
 
 
-def _add_tasks(chart: go.Figure, run: Run, rows: _Rows, place: int, unit: style.Unit) -> None:
+def _add_tasks(chart: go.Figure, run: Run, rows: _Rows, place: int, unit: units.Unit) -> None:
     """One trace for each kind, however many tasks: plotly is quick with few traces."""
     bars = bars_of(run.timeline, run.view)
     row_of_lane = np.array([rows.place[lane, place] for lane in run.view.lanes])
@@ -130,7 +131,7 @@ def _add_tasks(chart: go.Figure, run: Run, rows: _Rows, place: int, unit: style.
         )
 
 
-def _bar_columns(start_s: Floats, end_s: Floats, unit: style.Unit) -> dict[str, Any]:
+def _bar_columns(start_s: Floats, end_s: Floats, unit: units.Unit) -> dict[str, Any]:
     return {"orientation": "h", "base": start_s / unit.size, "x": (end_s - start_s) / unit.size}
 
 
@@ -144,7 +145,7 @@ def _labels(bars: Bars, schedule: Schedule) -> list[str]:
     ]
 
 
-def _hover_columns(bars: Bars, schedule: Schedule, unit: style.Unit) -> Floats:
+def _hover_columns(bars: Bars, schedule: Schedule, unit: units.Unit) -> Floats:
     """stage, first and last layer, micro-batch, part, step, start, end, length: numbers take little room."""
     f = bars.fields
     stages = int(f.stage.max()) + 1
@@ -169,7 +170,7 @@ def _names_of(schedule: Schedule, stage: int, layers: Mapping[int, str]) -> str:
     return f"{style.what_a_stage_is(schedule)} {stage}: {names}"
 
 
-def _hover(kind: str, bars: Bars, unit: style.Unit, run: str, named: bool) -> str:
+def _hover(kind: str, bars: Bars, unit: units.Unit, run: str, named: bool) -> str:
     part, time = ".%{customdata[4]}" if bars.fields.part.any() else "", unit.name
     lines = [
         f"<b>{kind}:%{{customdata[0]}}{part}@%{{customdata[3]}}</b> {run}".rstrip(),
@@ -180,12 +181,12 @@ def _hover(kind: str, bars: Bars, unit: style.Unit, run: str, named: bool) -> st
     return "<br>".join(lines) + "<extra></extra>"
 
 
-def _add_links(chart: go.Figure, run: Run, unit: style.Unit) -> list[str]:
+def _add_links(chart: go.Figure, run: Run, unit: units.Unit) -> list[str]:
     """Return a thin row for each link; returns their names."""
     messages = links_of(run.timeline, run.view)
     if not (messages.end_s > messages.start_s).any():
         return []  # nothing is sent, or no link keeps it waiting
-    size = style.bytes_unit(float(messages.size_bytes.max()))
+    size = units.bytes_unit(float(messages.size_bytes.max()))
     names = [f"{source} → {target}" for source, target in messages.links]
     ends = np.array(messages.links)[messages.link]
     columns = (ends[:, 0], ends[:, 1], messages.size_bytes / size.size)
@@ -206,10 +207,10 @@ def _add_links(chart: go.Figure, run: Run, unit: style.Unit) -> list[str]:
     return names
 
 
-def _add_memory(chart: go.Figure, run: Run, place: int, unit: style.Unit, end_s: float) -> None:
+def _add_memory(chart: go.Figure, run: Run, place: int, unit: units.Unit, end_s: float) -> None:
     """A line for each device: dark to light, or one colour each where they are few."""
     memory = run.timeline.memory
-    size = style.bytes_unit(max(run.timeline.peak_bytes, default=0))
+    size = units.bytes_unit(max(run.timeline.peak_bytes, default=0))
     devices = [device for device in run.view.devices if device < len(memory)]
     shades = sample_colorscale("viridis", [0.8 * i / max(len(devices) - 1, 1) for i in range(len(devices))])
     for device, colour in zip(devices, shades, strict=True):
@@ -241,7 +242,7 @@ def _devices_text(numbers: Sequence[int]) -> str:
 def _add_limit(chart: go.Figure, run: Run, limit_bytes: float, whose: str) -> None:
     """A line; only its value where it would lie so far above that the curves could not be read."""
     peak_bytes = max(run.timeline.peak_bytes, default=0)
-    size, text = style.bytes_unit(peak_bytes), f"limit{whose} {style.bytes_text(limit_bytes)}"
+    size, text = units.bytes_unit(peak_bytes), f"limit{whose} {units.bytes_text(limit_bytes)}"
     if run.timeline.memory and limit_bytes > _FAR_ABOVE * peak_bytes:
         corner = {"x": 1, "xref": "paper", "xanchor": "right", "y": 1, "yref": "y3 domain", "yanchor": "top"}
         chart.add_annotation(
@@ -256,7 +257,7 @@ def _add_limit(chart: go.Figure, run: Run, limit_bytes: float, whose: str) -> No
         )
 
 
-def _lay_out(chart: go.Figure, rows: _Rows, links: list[str], unit: style.Unit, end: float) -> None:
+def _lay_out(chart: go.Figure, rows: _Rows, links: list[str], unit: units.Unit, end: float) -> None:
     shown = len(links) <= _MOST_LINKS_OPEN
     has_memory = any(trace.yaxis == _MEMORY for trace in chart.data)
     axis = {"fixedrange": True, "zeroline": False, "showgrid": False}

@@ -10,15 +10,8 @@ from typing import TYPE_CHECKING
 from tf_ooo.errors import BackendError
 from tf_ooo.planning.pictures.bars import view_of
 from tf_ooo.planning.pictures.parts import Chart, Page
-from tf_ooo.planning.pictures.style import (
-    COLOURS,
-    NAMES,
-    TEXT_COLOURS,
-    bytes_text,
-    numbers_text,
-    steady_step_s,
-    time_text,
-)
+from tf_ooo.planning.pictures.style import COLOURS, NAMES, TEXT_COLOURS, numbers_text, steady_step_s
+from tf_ooo.units import bytes_text, time_text
 
 if TYPE_CHECKING:
     from tf_ooo.planning.simulation.timeline import Timeline

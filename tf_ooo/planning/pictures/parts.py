@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tf_ooo.costs.layer_costs import LayerCosts
-from tf_ooo.planning.pictures.style import bytes_text, time_text
+from tf_ooo.units import bytes_text, time_text
 
 _MOST_ROWS = 60
 

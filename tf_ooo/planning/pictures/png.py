@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from tf_ooo import units
 from tf_ooo.errors import BackendError
 from tf_ooo.planning.model.task import KIND_NUMBER, KINDS
 from tf_ooo.planning.pictures import style
@@ -59,16 +60,16 @@ def draw(timeline: Timeline) -> Figure:
     picture = Figure(figsize=(_WIDTH_IN, rows_in + memory_in + 1.4), layout="constrained")
     above, below = picture.subplots(2, 1, sharex=True, height_ratios=[max(rows_in, 0.4), memory_in])
     end_s = min(timeline.makespan_s, view.until_s)
-    unit = style.time_unit(end_s)
+    unit = units.time_unit(end_s)
     _draw_tasks(above, timeline, view, unit, end_s)
     _draw_memory(below, timeline, view, unit, end_s)
-    facts = f"makespan {style.time_text(timeline.makespan_s)}, bubble {timeline.bubble_fraction:.1%}"
+    facts = f"makespan {units.time_text(timeline.makespan_s)}, bubble {timeline.bubble_fraction:.1%}"
     heading = f"{title(timeline)}: {facts}\n{view.note}".rstrip()
     picture.suptitle(heading, fontsize=10, x=0.01, ha="left")
     return picture
 
 
-def _draw_tasks(axes: Axes, timeline: Timeline, view: View, unit: style.Unit, end_s: float) -> None:
+def _draw_tasks(axes: Axes, timeline: Timeline, view: View, unit: units.Unit, end_s: float) -> None:
     from matplotlib.collections import PolyCollection
 
     bars = bars_of(timeline, view)
@@ -90,14 +91,14 @@ def _draw_tasks(axes: Axes, timeline: Timeline, view: View, unit: style.Unit, en
     axes.legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=len(KINDS), fontsize=8, frameon=False)
 
 
-def _boxes(bars: Bars, unit: style.Unit) -> Any:
+def _boxes(bars: Bars, unit: units.Unit) -> Any:
     left, right = bars.start_s / unit.size, bars.end_s / unit.size
     top, bottom = bars.lane - _BAR / 2, bars.lane + _BAR / 2
     across = np.stack([left, right, right, left], axis=1)
     return np.stack([across, np.stack([top, top, bottom, bottom], axis=1)], axis=2)
 
 
-def _write_labels(axes: Axes, bars: Bars, timeline: Timeline, unit: style.Unit, end_s: float) -> None:
+def _write_labels(axes: Axes, bars: Bars, timeline: Timeline, unit: units.Unit, end_s: float) -> None:
     """Names of the tasks whose bars have room for them."""
     which = style.numbering(timeline.schedule)
     f = bars.fields
@@ -111,10 +112,10 @@ def _write_labels(axes: Axes, bars: Bars, timeline: Timeline, unit: style.Unit, 
                       color=style.TEXT_COLOURS[kind], clip_on=True)  # fmt: skip
 
 
-def _draw_memory(axes: Axes, timeline: Timeline, view: View, unit: style.Unit, end_s: float) -> None:
+def _draw_memory(axes: Axes, timeline: Timeline, view: View, unit: units.Unit, end_s: float) -> None:
     from matplotlib import colormaps
 
-    size = style.bytes_unit(max(timeline.peak_bytes, default=0))
+    size = units.bytes_unit(max(timeline.peak_bytes, default=0))
     devices = [device for device in view.devices if device < len(timeline.memory)]
     for place, device in enumerate(devices):
         colour = colormaps["viridis"](0.8 * place / max(len(devices) - 1, 1))

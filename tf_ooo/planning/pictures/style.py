@@ -1,11 +1,9 @@
-"""Defines what all pictures share: colours, names, units."""
+"""Defines what all pictures share: colours, names."""
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -34,50 +32,6 @@ _STREAMS = {0: "main", 1: "sub"}
 _ROLES = {"comm": "gradient exchange", "update": "updates"}
 # The help of a chart explains these, as far as the chart has them.
 _EXAMPLE_STAGE, _EXAMPLE_BATCH = 2, 3
-
-
-@dataclass(frozen=True)
-class Unit:
-    """A unit that numbers are shown in: ``value / size`` and its name."""
-
-    name: str
-    size: float
-
-
-_TIMES = (Unit("s", 1.0), Unit("ms", 1e-3), Unit("µs", 1e-6))
-# Decimal, as links and data sheets count.
-_SIZES = (Unit("TB", 1e12), Unit("GB", 1e9), Unit("MB", 1e6), Unit("kB", 1e3), Unit("bytes", 1.0))
-
-
-def time_unit(seconds: float) -> Unit:
-    """Return the unit in which a time is easy to read."""
-    return next((unit for unit in _TIMES if seconds >= unit.size), _TIMES[-1])
-
-
-def bytes_unit(count: float) -> Unit:
-    """Return the unit in which a number of bytes is easy to read."""
-    return next((unit for unit in _SIZES if count >= unit.size), _SIZES[-1])
-
-
-def time_text(seconds: float | None) -> str:
-    """``12.3 ms``; a dash for None."""
-    if seconds is None:
-        return "-"
-    unit = time_unit(seconds)
-    return f"{seconds / unit.size:.4g} {unit.name}"
-
-
-def bytes_text(count: float | None) -> str:
-    """``1.23 GB``; a dash for None."""
-    if count is None:
-        return "-"
-    unit = bytes_unit(count)
-    return f"{count / unit.size:.4g} {unit.name}" if unit.size > 1 else f"{count:.0f} bytes"
-
-
-def with_units(text: str) -> str:
-    """Return numbers of bytes in a sentence as :func:`bytes_text` writes them."""
-    return re.sub(r"\b(\d{4,}) bytes( \([\d.]+ [MG]B\))?", lambda match: bytes_text(int(match[1])), text)
 
 
 def steady_step_s(timeline: Timeline) -> float | None:

@@ -15,6 +15,7 @@ import numpy as np
 from tf_ooo.planning.model.schedule import Lane, Schedule, TaskList
 from tf_ooo.planning.model.task import Task
 from tf_ooo.planning.simulation.timeline import Timeline
+from tf_ooo.units import seconds_text
 
 # More would be a picture of threads, not of tasks: the rest is drawn behind each other.
 _MOST_STREAMS = 8
@@ -182,16 +183,14 @@ def against_plan(
     if seen < total:
         lines.append(f"{total - seen} of {total} planned tasks were not seen by the profiler")
     lines.append(_order_text(schedule, times_s, name_of, why))
+    took = f"measured {seconds_text(measured.makespan_s)} (with the profiler)"
     if planned is not None:
         step_s, busy_s = _of_a_step(planned)
-        lines.append(
-            f"a step planned {step_s * 1e3:.2f} ms, measured {measured.makespan_s * 1e3:.2f} ms "
-            "(with the profiler)"
-        )
+        lines.append(f"a step planned {seconds_text(step_s)}, {took}")
         busy = f"busy, planned {_shares(busy_s, step_s)}; measured "
         lines.append(busy + _shares(measured.busy_s, measured.makespan_s))
     else:
-        lines.append(f"measured {measured.makespan_s * 1e3:.2f} ms (with the profiler)")
+        lines.append(took)
         lines.append(f"busy, measured {_shares(measured.busy_s, measured.makespan_s)}")
     return lines
 

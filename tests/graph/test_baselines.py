@@ -14,7 +14,6 @@ from tests.graph.pipeline_fits import assert_equal_bits
 from tests.zoo import keras
 from tf_ooo.fit import progress
 from tf_ooo.fit.baseline import ONE_DEVICE, STEPS
-from tf_ooo.report.parts import Baselines
 
 pytestmark = pytest.mark.devices(2)
 
@@ -109,7 +108,7 @@ def test_one_warning_where_one_device_is_faster(caplog, mode):
     trained.slower_warning.advise = trained.slower_warning.advise or (
         lambda gain: f"{gain.text}; there is something better"
     )
-    report.put(Baselines({ONE_DEVICE: [1e-9] * STEPS}))
+    report.change(baselines_s={ONE_DEVICE: [1e-9] * STEPS})
     caplog.clear()
     caplog.set_level(logging.WARNING, "tf_ooo")
     trained.say_if_slower()
@@ -130,7 +129,7 @@ def test_the_first_steps_stand_in_where_nothing_is_compared(caplog, mode):
     rows = dict(report.rows())
     same = " with the same micro-batches" if mode == "pipeline" else ""
     assert re.fullmatch(rf"[\d.]+ m?s a step{same} \(2 at the start\)", rows["one device"])
-    report.put(Baselines(first_steps_s=[1e-9] * STEPS))
+    report.change(first_steps_s=[1e-9] * STEPS)
     caplog.clear()
     caplog.set_level(logging.WARNING, "tf_ooo")
     trained = callback._life.mode

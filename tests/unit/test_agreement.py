@@ -19,7 +19,6 @@ from tf_ooo.modes.data_parallel import agreement
 from tf_ooo.modes.data_parallel.ordering import digest
 from tf_ooo.modes.data_parallel.scheduled import Ordered, Planned, ScheduledSteps
 from tf_ooo.planning.model.schedule import Schedule, Task, TaskList
-from tf_ooo.report.parts import PlannedOrder
 from tf_ooo.report.report import Report
 from tf_ooo.rewriting.result import RewriteResult
 
@@ -278,8 +277,7 @@ def said(result, failed=""):
 
 def test_ranks_with_the_same_digest_run_the_planned_order():
     steps = steps_of(Told(said(result_of()), said(result_of())), result_of())
-    planned = object()
-    steps.report.put(PlannedOrder(timeline=planned))
+    steps.report.timeline = planned = object()
     assert steps._agree()
     assert steps.report.timeline is planned  # the page and the trace draw it
     assert not steps.report.fell_back

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import itertools
 import pickle
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -124,7 +123,7 @@ def test_headlines(baseline_s, ours_s, begins):
 
 def test_headlines_without_a_gain():
     kept = Report(fell_back=True, fallback_reason="measured", baselines_s={"stock Keras": [2.0] * 4})
-    kept = replace(kept, steps_s=[1.9, 2.0, 2.0, 2.1], in_turns=True)
+    kept.change(steps_s=[1.9, 2.0, 2.0, 2.1], in_turns=True)
     assert kept.headline == "no gain: stock kept (0.95-1.05x)"
     assert Report(fell_back=True, fallback_reason="it runs eagerly").headline == (
         "no gain: the stock step runs: it runs eagerly"
@@ -136,10 +135,10 @@ def test_headlines_without_a_gain():
 
 def test_a_report_that_loses_is_not_green(tmp_path):
     report = Report(mode="pipeline", planned=Schedule("pipeline", "gpipe", {(0, 0): (Task("F", 0),)}))
-    report = replace(report, baselines_s={"one device": [1.0] * 5}, steps_s=[2.0] * 5)
+    report.change(baselines_s={"one device": [1.0] * 5}, steps_s=[2.0] * 5)
     assert report.mood == "back"
     assert 'class="state back"' in report.save_html(tmp_path / "report.html").read_text()
-    report = replace(report, steps_s=[0.5] * 5)
+    report.change(steps_s=[0.5] * 5)
     assert report.mood == "good"
 
 
@@ -175,26 +174,26 @@ def test_ranks_beside_one_alone():
     report = Report(mode="data_parallel", steps_s=[0.014] * 3, alone_s=[0.012] * 5, ranks=2)
     text = "1.71x the throughput of one: 14.00 ms for 2 batches instead of 12.00 ms for one; "
     assert dict(report.rows())["2 ranks"] == text + "communication and waiting 14%"
-    report = replace(report, fell_back=True, baselines_s={"the stock order": [0.013] * 3})
+    report.change(fell_back=True, baselines_s={"the stock order": [0.013] * 3})
     assert dict(report.rows())["2 ranks"].startswith("1.85x the throughput of one: 13.00 ms")
 
 
 def test_ranks_that_are_compared_with_nothing_else_say_so_first():
     """One step an execution: there is no order to compare, but one rank alone."""
     report = Report(mode="data_parallel", steps_s=[0.014] * 5, alone_s=[0.012] * 6, ranks=2)
-    report = replace(report, fallback_reason="each execution is one step")
+    report.change(fallback_reason="each execution is one step")
     assert report.headline == (
         "about 1.71x faster than one rank with all 2 batches: 14.00 ms a step instead of 24.00 ms "
         "(6 + 5 steps, not in turns, 95% interval 1.56-1.89)"
     )
     assert (report.mood, report.state) == ("good", "the stock order runs: each execution is one step")
     assert report.scalars()["speed_up"] == pytest.approx(24 / 14)
-    report = replace(report, alone_s=[0.005] * 6)
+    report.change(alone_s=[0.005] * 6)
     assert report.headline.startswith(
         "slower than one rank with all 2 batches: 14.00 ms a step instead of 10"
     )
     assert report.mood == "back"
-    report = replace(report, fell_back=True, baselines_s={"the stock order": [0.013] * 5})
+    report.change(fell_back=True, baselines_s={"the stock order": [0.013] * 5})
     assert report.headline.endswith("; no gain: stock kept (0.84-1.02x)")
 
 
@@ -275,7 +274,7 @@ def test_a_bubble_is_planned_or_measured():
     bubbles = [report.scalars()[f"bubble_{which}"] for which in ("planned", "measured")]
     assert bubbles[0] == 0.0
     assert np.isnan(bubbles[1])
-    report = replace(report, timeline=None, measured_timeline=timeline)
+    report.change(timeline=None, measured_timeline=timeline)
     bubbles = [report.scalars()[f"bubble_{which}"] for which in ("planned", "measured")]
     assert np.isnan(bubbles[0])
     assert bubbles[1] == 0.0
@@ -306,7 +305,7 @@ def test_the_planned_bubble_of_late_gradients_is_that_of_repeated_steps(policy):
 
 def test_neither_green_nor_amber(tmp_path):
     report = Report(mode="pipeline", planned=Schedule("pipeline", "gpipe", {(0, 0): (Task("F", 0),)}))
-    report = replace(report, steps_s=[0.5] * 5, no_baseline="compare=False")
+    report.change(steps_s=[0.5] * 5, no_baseline="compare=False")
     assert report.mood == "plain"
     assert 'class="state plain"' in report.save_html(tmp_path / "report.html").read_text()
 
@@ -314,7 +313,7 @@ def test_neither_green_nor_amber(tmp_path):
 def test_a_plan_that_does_not_run_is_compared_with_nothing():
     section = PipelineSection(devices=["CPU:0"])
     report = Report(fell_back=True, predicted_step_s=0.0105, limits=["bubbles 12%"], pipeline=section)
-    report = replace(report, baselines_s={"one device": [0.01] * 5})
+    report.change(baselines_s={"one device": [0.01] * 5})
     rows = dict(report.rows())
     assert rows["predicted"].endswith("by the plan that does not run")
     assert "limited by" not in rows

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from grappler_passes.graph.training_graph import Layer, TrainingGraph
@@ -34,10 +32,9 @@ def test_weights_without_an_output_gradient_are_not_kept():
 
 
 def test_the_summary_says_where_both_parts_of_an_output_gradient_are():
-    report = Report(mode="layerpipe")
     on = {"F_processor": 0, "dO_processor": 0, "dW_processor": 0}
-    report = replace(report, layers=[LayerRow(name="wide", **on, dO_high_processor=1, delay_steps=2)])
-    report = replace(report, layerpipe=LayerPipeSection(devices=["CPU:0", "CPU:1"]))
+    layers = [LayerRow(name="wide", **on, dO_high_processor=1, delay_steps=2)]
+    report = Report("layerpipe", layers=layers, layerpipe=LayerPipeSection(["CPU:0", "CPU:1"]))
     assert (
         "CPU:0: forward pass and a part of the output gradient and weight gradient of wide"
         in report.summary()

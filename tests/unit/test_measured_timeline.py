@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 
 import pytest
 
@@ -101,7 +100,7 @@ def test_an_order_as_planned():
 
 def test_trace_has_both_in_processes_of_their_own(tmp_path):
     report = Report(planned=PLAN, timeline=one_after_another(PLAN, {DO1: 1.0, DO0: 2.0}))
-    report = replace(report, measured_timeline=measured_timeline(PLAN, AS_PLANNED))
+    report.change(measured_timeline=measured_timeline(PLAN, AS_PLANNED))
     trace = json.loads(report.save_trace(tmp_path / "trace.json").read_text())
     names = {e["pid"]: e["args"]["name"] for e in trace["traceEvents"] if e["name"] == "process_name"}
     assert sorted(names.values()) == ["measured: device 0", "planned: device 0"]

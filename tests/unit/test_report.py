@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import replace
 
 from tf_ooo.planning.model.schedule import Schedule, Task
 from tf_ooo.planning.simulation.measured import one_by_one
@@ -33,10 +32,10 @@ def test_page_stands_alone_and_escapes(tmp_path):
 
 def test_the_page_says_on_what_and_how_it_was_trained(tmp_path):
     report = make()
-    report = replace(report, batch_rows=64, environment="tf_ooo 0.1.0, Python 3.11; on CPU x86_64, 2 cores")
+    report.change(batch_rows=64, environment="tf_ooo 0.1.0, Python 3.11; on CPU x86_64, 2 cores")
     rows = dict(report.rows())
     assert (rows["batch"], rows["device"]) == ("64 rows a step", "CPU x86_64, 2 cores")
-    report = replace(report, ranks=2)
+    report.change(ranks=2)
     assert dict(report.rows())["batch"] == "64 rows a step, on each of 2 ranks"
     assert "CPU x86_64, 2 cores" in report.save_html(tmp_path / "report.html").read_text()
 
@@ -44,7 +43,7 @@ def test_the_page_says_on_what_and_how_it_was_trained(tmp_path):
 def test_of_each_schedule_only_the_best_cut_is_compared(tmp_path):
     report = make()
     rows = [CandidateRow("gpipe", 2, reason="needs 3 MB"), CandidateRow("gpipe", 2, 0.013, 10**6)]
-    report = replace(report, pipeline=PipelineSection(["CPU:0"], candidates=rows))
+    report.change(pipeline=PipelineSection(["CPU:0"], candidates=rows))
     page = report.save_html(tmp_path / "report.html").read_text()
     assert "needs 3 MB" not in page
     assert "13.00 ms" in page
@@ -54,29 +53,20 @@ def test_a_plan_that_stays_is_marked_and_not_a_later_one_of_its_name(tmp_path):
     """Planned again with costs of the run, ``modulo`` is predicted otherwise, and is not what runs."""
     report, stages = make(), [StageRow(0, "CPU:0", ["a"], {}, 0, 0, 0, {}, "")]
     rows = [CandidateRow("modulo", 1, 0.0085, 6 * 10**6), CandidateRow("gpipe", 1, 0.0090, 4 * 10**6)]
-    report = replace(report, planned=Schedule("pipeline", "modulo"))
-    report = replace(
-        report,
-        pipeline=PipelineSection(
-            ["CPU:0"], 0.0088, stages=stages, candidates=rows, predicted_peak_bytes=[5 * 10**6]
-        ),
-    )
+    section = PipelineSection(["CPU:0"], 0.0088, stages=stages, candidates=rows, predicted_peak_bytes=[5e6])
+    report.change(planned=Schedule("pipeline", "modulo"), pipeline=section)
     page = report.save_html(tmp_path / "report.html").read_text()
     marked = page.split('class="marked"')[1].split("</tr>")[0]
     assert re.findall("<td.*?>(.*?)</td>", marked) == ["modulo, the plan that runs", "1", "8.80 ms", "5 MB"]
-    rows[0] = replace(rows[0], predicted_step_s=0.0088)
+    rows[0] = CandidateRow("modulo", 1, 0.0088, 6 * 10**6)
     page = report.save_html(tmp_path / "report.html").read_text()
     assert "the plan that runs" not in page
 
 
 def test_the_page_of_a_stock_step_says_that_the_plan_does_not_run(tmp_path):
     report = make()
-    report = replace(
-        report,
-        timeline=one_by_one(report.planned, {Task("dO", 1): 1.0}),
-        measured_timeline=one_by_one(report.planned, {Task("dO", 1): 1.0}),
-    )
-    report = replace(report, fell_back=True, fallback_reason="measured")
+    timeline = one_by_one(report.planned, {Task("dO", 1): 1.0})
+    report.change(timeline=timeline, measured_timeline=timeline, fell_back=True, fallback_reason="measured")
     page = report.save_html(tmp_path / "report.html").read_text()
     assert "One step: planned, which does not run, and the stock order as measured" in page
 
@@ -100,21 +90,20 @@ def test_units():
 
 def test_a_named_schedule_that_is_slower_is_not_praised(tmp_path):
     report = make()
-    report = replace(report, kept_because="applied as asked", stock_step_s=1.0, measured_step_s=2.0)
-    report = replace(report, moved_ops=3)
+    report.change(kept_because="applied as asked", stock_step_s=1.0, measured_step_s=2.0, moved_ops=3)
     assert report.state.endswith("applied as asked; measured slower than the stock step")
     assert 'class="state back"' in report.save_html(tmp_path / "report.html").read_text()
-    report = replace(report, measured_step_s=0.5)
+    report.change(measured_step_s=0.5)
     assert report.state.endswith("(in_order): applied as asked")
     assert 'class="state plain"' in report.save_html(tmp_path / "report.html").read_text()
 
 
 def test_an_undecided_report_says_so(tmp_path):
     report = make()
-    report = replace(report, undecided="3 of 6 steps timed")
+    report.change(undecided="3 of 6 steps timed")
     assert report.state == "not decided, 3 of 6 steps timed"
     assert 'class="state back"' in report.save_html(tmp_path / "report.html").read_text()
-    report = replace(report, baselines_s={"stock Keras": [0.2, 0.2]}, steps_s=[0.1, 0.1])
+    report.change(baselines_s={"stock Keras": [0.2, 0.2]}, steps_s=[0.1, 0.1])
     assert "100.00 ms a step instead of 200.00 ms" in report.headline
     assert report.headline.endswith("; not decided, 3 of 6 steps timed")
 
@@ -122,7 +111,7 @@ def test_an_undecided_report_says_so(tmp_path):
 def test_a_peak_of_unknown_sizes_is_no_number():
     report = Report(unknown_size_ops=1240)
     assert "not known: 1240 tensors" in dict(report.rows())["predicted peak"]
-    report = replace(report, predicted_peak_bytes=2_500_000, peak_rows=32)
+    report.change(predicted_peak_bytes=2_500_000, peak_rows=32)
     assert dict(report.rows())["predicted peak"] == "2.5 MB, batches of 32 rows"
     assert bytes_text(1_500) == "1.5 kB"
 
@@ -146,7 +135,7 @@ def test_long_labels_fit_their_boxes():
 
 def test_many_notes_are_cut(tmp_path):
     report = make()
-    report = replace(report, notes=[f"note {i}" for i in range(30)])
+    report.change(notes=[f"note {i}" for i in range(30)])
     page = report.save_html(tmp_path / "report.html").read_text()
     assert "note 19" in page
     assert "note 20" not in page

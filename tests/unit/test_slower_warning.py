@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import logging
 import types
-from dataclasses import replace
 
 import pytest
 
@@ -55,7 +54,7 @@ def test_it_is_said_once_and_taken_back(caplog):
 def test_the_first_steps_tell_a_loss_where_nothing_was_compared():
     """Not a gain: they were micro-batches on one device, and whole batches may be faster."""
     report = Report(mode="pipeline", no_baseline="too short", planned=Schedule("pipeline", "gpipe"))
-    report = replace(report, first_steps_s=[0.02, 0.021], steps_s=[0.05] * 40)
+    report.change(first_steps_s=[0.02, 0.021], steps_s=[0.05] * 40)
     assert report.gain is None
     assert report.gain_over_first.slower
     said = "slower than one device: 50.00 ms a step instead of 20.50 ms (2 + 40 steps, not in turns, 95% "
@@ -63,12 +62,12 @@ def test_the_first_steps_tell_a_loss_where_nothing_was_compared():
     assert report.headline.endswith("); not compared with what Keras takes: too short")
     assert report.mood == "back"
     assert why_back(report).startswith("measured: slower than one device: 50.00 ms")
-    report = replace(report, steps_s=[0.01] * 40)
+    report.change(steps_s=[0.01] * 40)
     assert report.headline == "10.00 ms a step (40 steps); not compared: too short"
     assert ("one device", "20.50 ms a step (2 at the start)") in report.rows()
     assert report.mood == "plain"
     assert not why_back(report)
-    report = replace(report, baselines_s={"one device": [0.02] * 6})
+    report.change(baselines_s={"one device": [0.02] * 6})
     assert report.gain_over_first is None
 
 

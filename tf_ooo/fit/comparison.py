@@ -12,7 +12,7 @@ from tf_ooo.fit.reporting import fall_back
 from tf_ooo.fit.sequential import MOST_STEPS, Look, look_at
 from tf_ooo.hosts.ranks.base import Engine, SingleEngine
 from tf_ooo.options import ModeOptions
-from tf_ooo.report.parts import Baselines, Outcome, Timed
+from tf_ooo.report.parts import Outcome, Timed
 from tf_ooo.report.report import Report
 from tf_ooo.units import seconds_text
 
@@ -320,15 +320,17 @@ class StepComparison:
         compared = Comparison.of(times.seconds)
         timed = Timed(
             list(times.seconds[compared.best]),
-            compared.stock_s,
-            compared.rewritten_s,
-            compared.noise_s,
+            {self._stock_name: list(times.seconds[STOCK])},
+            stock_step_s=compared.stock_s,
+            measured_step_s=compared.rewritten_s,
+            step_noise_s=compared.noise_s,
             in_turns=True,
             decided_interval=times.look.interval if times.until_sure else None,
             compared_steps=times.steps if times.until_sure else 0,
             compared=times.shown() if times.several else "",
+            alone_s=self.report.alone_s,
         )
-        self.report.put(timed, Baselines({self._stock_name: list(times.seconds[STOCK])}))
+        self.report.put(timed)
         return compared
 
     def keep_rewritten(self, because: str = "") -> None:

@@ -27,7 +27,6 @@ from tf_ooo.options import OneDeviceOptions
 from tf_ooo.planning.model.task import Task
 from tf_ooo.planning.simulation.measured import one_by_one
 from tf_ooo.planning.simulation.timeline import Timeline
-from tf_ooo.report.parts import Outcome, Predicted
 from tf_ooo.report.report import Report, not_predicted
 from tf_ooo.rewriting.op_tasks import tasks_of_ops
 from tf_ooo.rewriting.reporting import fill_plan
@@ -103,7 +102,7 @@ class StepController:
             return
         ways, trace_s = self._first.ways, self._first.trace_s
         self._first = StockFirst(ways, executions, together, trace_s, why_not=self._never_pays)
-        self.report.put(Outcome())
+        self.report.fell_back, self.report.fallback_reason = False, ""
 
     @property
     def profiling(self) -> bool:
@@ -198,16 +197,17 @@ class StepController:
         outputs = run_stock_first(first, self.stock, lambda: self._run(STOCK, args, kwargs))
         if timed:
             note_steps(self.report, first)
-        if not first.why_not:
-            self.report.put(Outcome(undecided=first.waits))
-            self._first = None if first.begins else first
-        elif not self.report.fell_back:
+        self.report.undecided = "" if first.why_not else first.waits
+        if first.why_not and not self.report.fell_back:
             self._keep_stock_unplanned(first.why_not)
+        elif first.begins:
+            self._first = None
         return outputs
 
     def _keep_stock_unplanned(self, reason: str) -> None:
         """Keep stock in this fit."""
-        fall_back(self.report, reason, expected=True, how_to_record="compare=True")
+        fall_back(self.report, reason, expected=True)
+        self.report.how_to_record = "compare=True"
 
     def _profile(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self._first is not None:
@@ -231,7 +231,7 @@ class StepController:
         kind = (nests.shapes_of((args, kwargs)), samples)
         counts = self.comparison.add(which, elapsed_s, traces.trace_count(step) > before, kind)
         if which != STOCK and not counts:
-            self.report.took(elapsed_s)
+            self.report.profiling_overhead_s += elapsed_s
         if self.choice is None:
             self._decide_if_ready()
         return outputs
@@ -268,7 +268,7 @@ class StepController:
         started = time.perf_counter()
         with self.session.tracing():
             traces.trace(self.rewritten, args, kwargs)
-        self.report.took(time.perf_counter() - started)
+        self.report.profiling_overhead_s += time.perf_counter() - started
         return traces.random_state(self.rewritten)
 
     def _check(self, which: str) -> None:
@@ -290,8 +290,7 @@ class StepController:
             if self.options.strict:
                 raise GraphError(reason)
         elif limit_bytes is not None:
-            peak = self.session.stock_peak_bytes
-            self.report.change(stock_predicted_peak_bytes=peak)
+            self.report.stock_predicted_peak_bytes = peak = self.session.stock_peak_bytes
             if peak > limit_bytes and self.choice in (None, STOCK):
                 above = f"{peak} bytes, is above the limit, {limit_bytes} bytes"
                 ours = which if which in self.steps else self._ours
@@ -311,6 +310,8 @@ class StepController:
         self.session.keeps(which)
         self.choice = which
         self.comparison.keep_rewritten(because)
+        if self.report.planned is not None:
+            self.report.schedule = self.report.planned.policy
         _LOG.info("keeping the rewritten step: %s", self.report.one_line())
         self._decided()
 
@@ -338,22 +339,21 @@ def run_predicting(step: Callable[[], Any], report: Report, result: RewriteResul
     def not_known(error: OOOError) -> None:
         _LOG.debug("no prediction: %s", error)
         kind = "" if isinstance(error, BackendError) else "costs are not known: "
-        report.note(not_predicted(f"{kind}{error}"))
+        report.notes.append(not_predicted(f"{kind}{error}"))
 
     profiler = StepProfiler(1)
     outputs = profiler.run_anyway(step, not_known)
     if profiler.profile is None or result is None:
         return outputs
-    report.took(profiler.profile.overhead_s)
+    report.profiling_overhead_s += profiler.profile.overhead_s
     try:
-        costs = step_costs(result.graph_def, result.training_graph, profiler.profile)
+        report.costs = step_costs(result.graph_def, result.training_graph, profiler.profile)
     except OOOError as error:
         not_known(error)
         return outputs
-    timeline = _in_order(result, costs.op_seconds)
-    report.put(Predicted(sum(costs.op_seconds.values()), costs))
-    report.change(timeline=timeline)
-    report.note(*costs.notes)
+    report.predicted_step_s = sum(report.costs.op_seconds.values())
+    report.timeline = _in_order(result, report.costs.op_seconds)
+    report.notes += report.costs.notes
     return outputs
 
 

@@ -22,7 +22,6 @@ from tf_ooo.hosts.speeds import measured_model
 from tf_ooo.hosts.target import Devices, Target, target_of
 from tf_ooo.options import DeviceOptions
 from tf_ooo.report.environment import environment
-from tf_ooo.report.parts import Baselines
 from tf_ooo.report.report import Report
 from tf_ooo.rewriting.request import RewriteRequest
 from tf_ooo.rewriting.result import RewriteResult
@@ -105,10 +104,10 @@ class Distributed:
 
         ours_s = min(serial_s, self.report.predicted_step_s or serial_s)
         seconds = baseline.measured(run, serial_s, first.first_s, ours_s=ours_s)
-        if seconds:
-            self.report.put(Baselines({ONE_DEVICE: seconds}))
-        else:
-            self.report.change(first_steps_s=list(first.timed_s))
+        self.report.change(
+            baselines_s={ONE_DEVICE: seconds} if seconds else {},
+            first_steps_s=[] if seconds else list(first.timed_s),
+        )
         return baseline.too_short
 
     def note_too_short(self, steps: int) -> None:

@@ -9,7 +9,6 @@ from typing import Any
 
 from tf_ooo.compat import nests
 from tf_ooo.fit.paying import StockFirst
-from tf_ooo.report.parts import Timed
 from tf_ooo.report.report import Report
 from tf_ooo.tracing import traces
 
@@ -33,11 +32,11 @@ def note_steps(report: Report, first: StockFirst) -> None:
     Where an earlier fit has measured a baseline that stays: these steps are no verdict on it.
     """
     if first.steps_s and not report.baselines_s:
-        report.put(Timed(first.steps_s, stock_step_s=statistics.median(first.steps_s)))
-        report.change(first_steps_s=())
+        report.steps_s, report.stock_step_s = first.steps_s, statistics.median(first.steps_s)
+        report.first_steps_s = []
 
 
 def forget_steps(report: Report) -> None:
     """Takes back what :func:`note_steps` noted in an earlier fit: another step may run in this one."""
     if report.stock_step_s is not None and not report.baselines_s:
-        report.put(Timed())
+        report.steps_s, report.stock_step_s = [], None

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from tf_ooo.report.parts import ModeParts, StepOps
+from tf_ooo.report.parts import StepOps
 from tf_ooo.report.report import Report
 from tf_ooo.report.sections import LayerRow
 
@@ -37,6 +37,6 @@ def fill_step_times(report: Report, step_s: Sequence[float]) -> None:
     noise_s = statistics.median(abs(each_s - median_s) for each_s in step_s)
     report.change(steps_s=list(step_s), measured_step_s=median_s, step_noise_s=noise_s)
     if report.layerpipe:
-        report.put(ModeParts(layerpipe=replace(report.layerpipe, step_s=list(step_s))))
+        report.change(layerpipe=replace(report.layerpipe, step_s=list(step_s)))
     else:
-        report.put(ModeParts(replace(report.pipeline, step_s=list(step_s))))
+        report.change(pipeline=replace(report.pipeline, step_s=list(step_s)))

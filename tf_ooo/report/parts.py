@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from tf_ooo.report.sections import LayerPipeSection, LayerRow, PipelineSection, Section
+from tf_ooo.report.sections import LayerRow, Section
 
 if TYPE_CHECKING:
     from tf_ooo.costs.gains import GainTable
@@ -16,14 +16,14 @@ if TYPE_CHECKING:
     from tf_ooo.planning.simulation.timeline import Timeline
 
 
-@dataclass(frozen=True)
+@dataclass
 class Part:
-    """What whoever makes it knows of a training."""
+    """A part is made by whoever knows all of it."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class Trained(Part):
-    """What is trained, with what and on what, and since when.
+    """Says what is trained, with what and on what, and since when.
 
     Attributes:
         mode: its name.
@@ -40,9 +40,9 @@ class Trained(Part):
     batch_rows: int | None = None
 
 
-@dataclass(frozen=True)
+@dataclass
 class Outcome(Part):
-    """Which step runs, and why.
+    """Says which step runs, and why.
 
     Attributes:
         fell_back: whether the stock step was kept; ``fallback_reason`` says why.
@@ -59,9 +59,9 @@ class Outcome(Part):
     how_to_record: str = ""
 
 
-@dataclass(frozen=True)
+@dataclass
 class StepOps(Part):
-    """What the step consists of.
+    """Counts the ops of the step and names its layers.
 
     Attributes:
         ops: number of ops per kind: F, dO, dW, U, comm, other.
@@ -76,14 +76,14 @@ class StepOps(Part):
     layers: Sequence[LayerRow] = ()
 
 
-@dataclass(frozen=True)
+@dataclass
 class Rewritten(Part):
-    """What was done to the graph.
+    """Says how the graph was changed.
 
     Attributes:
         moved_ops: ops of the tasks that wait for an added edge; ``added_edges`` counts the edges.
         rewritten_graph: the GraphDef handed to TensorFlow.
-        plan_notes: those of the notes that are true as long as this graph runs.
+        plan_notes: notes that are true as long as this graph runs.
     """
 
     moved_ops: int = 0
@@ -92,45 +92,37 @@ class Rewritten(Part):
     plan_notes: Sequence[str] = ()
 
 
-@dataclass(frozen=True)
-class PlannedOrder(Part):
-    """The plan, to draw.
+@dataclass
+class PlannedStep(Part):
+    """Holds the plan, and the costs that it was made with.
 
     Attributes:
-        planned: the schedule.
-        timeline: the schedule, simulated with the costs; on one device its tasks one after the other, in
-            seconds that were measured; None where no seconds are known.
-        plan_seconds: from the graph's arrival to the rewritten one.
+        planned: the schedule; ``plan_seconds``: from the graph's arrival to the rewritten one.
+        timeline: the schedule, simulated with the costs, to draw; on one device its tasks one after the
+            other, in seconds that were measured; None where no seconds are known.
+        costs: seconds of each op and costs of each layer, to save and plan with; None until measured.
+        predicted_step_s: seconds if all ops ran one after the other, as measured in one step; None until
+            then.  Where TensorFlow runs ops side by side the step takes less.
+        limits: what keeps the step from being shorter, each in words.
     """
 
     planned: Schedule | None = None
     timeline: Timeline | None = None
+    costs: CostTable | None = None
+    predicted_step_s: float | None = None
+    limits: Sequence[str] = ()
     plan_seconds: float | None = None
 
 
-@dataclass(frozen=True)
-class Predicted(Part):
-    """What a step costs.
-
-    Attributes:
-        predicted_step_s: seconds if all ops ran one after the other, as measured in one step; None until
-            then.  Where TensorFlow runs ops side by side the step takes less.
-        costs: seconds of each op and costs of each layer, to save and plan with; None until measured.
-        limits: what keeps the step from being shorter, each in words, by the plan.
-    """
-
-    predicted_step_s: float | None = None
-    costs: CostTable | None = None
-    limits: Sequence[str] = ()
-
-
-@dataclass(frozen=True)
+@dataclass
 class Timed(Part):
-    """Steps that were timed.
+    """Holds the times of steps, and of those that they are compared with.
 
     Attributes:
         steps_s: seconds of single steps as they run; of the first stock steps, where stock is kept without a
             comparison.
+        baselines_s: seconds of single steps of what these are compared with, by name: ``"stock Keras"``,
+            ``"one device"``; the first is what the headline says.  ``no_baseline``: why there are none.
         stock_step_s, measured_step_s: median seconds of the timed stock and rewritten steps.
         step_noise_s: distance of timed steps from their median that three of four keep, the larger of the two
             orders'.
@@ -140,9 +132,14 @@ class Timed(Part):
         compared_steps: of the test, those that warmed up included; all of them trained.
         compared: jit_compile=True: the medians of all ways to compile the step, of the best and stock also
             when they were timed again.
+        first_steps_s: of several devices: seconds of steps at the start, on one of them and in the same
+            micro-batches, where there is nothing else to compare with; whole batches take less, mostly.
+        alone_s: data_parallel: seconds of single steps of this rank without the others.
     """
 
     steps_s: Sequence[float] = ()
+    baselines_s: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    no_baseline: str = ""
     stock_step_s: float | None = None
     measured_step_s: float | None = None
     step_noise_s: float | None = None
@@ -150,66 +147,39 @@ class Timed(Part):
     decided_interval: tuple[float, float] | None = None
     compared_steps: int = 0
     compared: str = ""
-
-
-@dataclass(frozen=True)
-class Baselines(Part):
-    """What the steps that run are compared with.
-
-    Attributes:
-        baselines_s: seconds of single steps by name: ``"stock Keras"``, ``"one device"``; the first is what
-            the headline says.
-        first_steps_s: of several devices: seconds of steps at the start, on one of them and in the same
-            micro-batches, where there is nothing else to compare with; whole batches take less, mostly.
-        alone_s: data_parallel: seconds of single steps of this rank without the others.
-        no_baseline: why there is nothing to compare with.
-    """
-
-    baselines_s: Mapping[str, Sequence[float]] = field(default_factory=dict)
     first_steps_s: Sequence[float] = ()
     alone_s: Sequence[float] = ()
-    no_baseline: str = ""
 
 
-@dataclass(frozen=True)
-class Peaks(Part):
-    """How many bytes a step needs.
+@dataclass
+class Memory(Part):
+    """Says how many bytes a step needs and may need.
 
     Attributes:
         predicted_peak_bytes: most bytes alive at once if ops run one at a time, on the device where that
             is most; None where ``unknown_size_ops`` tensors have no known size.  Where a graph leaves open
             how many rows a batch has, of batches of ``peak_rows``, as they were in training.
         stock_predicted_peak_bytes: the same for the order that TensorFlow would choose; with a limit only.
+        memory_limit_bytes: pipeline: of each device, the least; None: no limit.  ``memory_limits_bytes``: of
+            each device that is used, in their order.  ``memory_limit_from``: who asked for it, or reports it.
     """
 
     predicted_peak_bytes: int | None = None
     peak_rows: int | None = None
     unknown_size_ops: int = 0
     stock_predicted_peak_bytes: int | None = None
-
-
-@dataclass(frozen=True)
-class MemoryLimits(Part):
-    """How many bytes a step may need.
-
-    Attributes:
-        memory_limit_bytes: pipeline: of each device, the least; None: no limit.  ``memory_limits_bytes``: of
-            each device that is used, in their order.  ``memory_limit_from``: who asked for it, or reports it.
-    """
-
     memory_limit_bytes: int | None = None
     memory_limits_bytes: Sequence[int] = ()
     memory_limit_from: str = ""
 
 
-@dataclass(frozen=True)
+@dataclass
 class Recorded(Part):
-    """When the tasks of one step really ran.
+    """Says when the tasks of one step really ran.
 
     Attributes:
         measured_timeline: with ``timeline=``: by TensorFlow's profiler; else None, and ``not_measured`` says
-            why.
-        measured_against_plan: how that differs from the plan, a few lines.
+            why.  ``measured_against_plan``: how it differs from the plan, a few lines.
     """
 
     measured_timeline: Timeline | None = None
@@ -217,9 +187,9 @@ class Recorded(Part):
     not_measured: str = ""
 
 
-@dataclass(frozen=True)
+@dataclass
 class Ways(Part):
-    """Ways to compile the step, with jit_compile=True.
+    """Compares ways to compile the step, with jit_compile=True.
 
     Attributes:
         way: which of several is kept.
@@ -230,11 +200,3 @@ class Ways(Part):
     way: str = ""
     compiled: Mapping[str, Section] = field(default_factory=dict)
     gains: GainTable | None = None
-
-
-@dataclass(frozen=True)
-class ModeParts(Part):
-    """What the mode adds; empty in other modes."""
-
-    pipeline: PipelineSection = field(default_factory=PipelineSection)
-    layerpipe: LayerPipeSection = field(default_factory=LayerPipeSection)

@@ -16,6 +16,7 @@ from tf_ooo.costs.places import KIND_WORDS
 from tf_ooo.planning.model.schedule import Schedule
 from tf_ooo.report import parts
 from tf_ooo.report.gain import Gain
+from tf_ooo.report.sections import LayerPipeSection, PipelineSection
 from tf_ooo.report.summary_rows import summary_rows
 from tf_ooo.units import seconds_text
 
@@ -35,17 +36,13 @@ def not_predicted(reason: str) -> str:
     return _NOT_PREDICTED + reason
 
 
-@dataclass(repr=False, frozen=True)
+@dataclass(repr=False)
 class Report(
-    parts.ModeParts,
     parts.Ways,
     parts.Recorded,
-    parts.MemoryLimits,
-    parts.Peaks,
-    parts.Baselines,
+    parts.Memory,
     parts.Timed,
-    parts.Predicted,
-    parts.PlannedOrder,
+    parts.PlannedStep,
     parts.Rewritten,
     parts.StepOps,
     parts.Outcome,
@@ -60,10 +57,13 @@ class Report(
             and reading the profiler; data_parallel: also of measuring the link and planning, and of the trace
             of a single step; of steps of a baseline that are undone.
         notes: what was not done as planned, and why.
+        pipeline, layerpipe: what the mode adds; empty in other modes.
     """
 
     profiling_overhead_s: float = 0.0
     notes: list[str] = field(default_factory=list)
+    pipeline: PipelineSection = field(default_factory=PipelineSection)
+    layerpipe: LayerPipeSection = field(default_factory=LayerPipeSection)
 
     def put(self, *known: parts.Part) -> None:
         """Each part takes the place of what was known of its kind."""
@@ -81,7 +81,7 @@ class Report(
     def note(self, *texts: str, log: int | None = None) -> None:
         """Add notes, each once; new ones are logged at the level ``log``."""
         for text in texts:
-            if text not in self.notes:
+            if text and text not in self.notes:
                 self.notes.append(text)
                 if log is not None:
                     _LOG.log(log, "%s", text)
@@ -96,6 +96,10 @@ class Report(
         if self.fell_back:
             return "stock"
         return self.way or "stock" if self.planned is None else self.planned.policy
+
+    @schedule.setter
+    def schedule(self, name: str) -> None:
+        """Until nobody writes it any more."""
 
     @property
     def slower(self) -> bool:
@@ -230,8 +234,7 @@ class Report(
 
     def task_name(self, task: Task) -> str:
         """Return a task in words: ``weight gradient of conv2d_4, micro-batch 2``."""
-        layers = [] if self.planned is None else list(self.planned.layers_of(task.stage))
-        names = {row.index: row.name for row in self.layers}
+        layers, names = [] if self.planned is None else self.planned.layers_of(task.stage), self.layer_names
         ends = list(dict.fromkeys(names.get(layer, f"layer {layer}") for layer in (layers[:1] + layers[-1:])))
         of = " .. ".join(ends) or f"layer {task.stage}"
         several = self.planned is not None and self.planned.microbatches > 1 and task.kind != "U"

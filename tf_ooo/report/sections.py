@@ -187,7 +187,7 @@ class LinkRow(Section):
 
 @dataclass(eq=False, frozen=True)
 class ModeSection(Section):
-    """What a mode over several devices adds; it is empty in other modes, which have no devices here.
+    """Holds what a mode over several devices adds; it is empty in other modes, which have no devices here.
 
     Attributes:
         devices: their names.

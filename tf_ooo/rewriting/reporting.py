@@ -13,7 +13,7 @@ from grappler_passes.passes.order import CLOSES_A_CYCLE
 from tf_ooo.costs.places import Places
 from tf_ooo.planning.model.schedule import Task
 from tf_ooo.report.filling import layer_rows_of, step_ops
-from tf_ooo.report.parts import Peaks, PlannedOrder, Rewritten
+from tf_ooo.report.parts import Rewritten
 from tf_ooo.report.report import Report
 from tf_ooo.report.sections import LayerRow
 from tf_ooo.rewriting.result import RewriteResult
@@ -32,11 +32,14 @@ def fill_plan(report: Report, result: RewriteResult | None) -> None:
     graph, schedule, notes = result.training_graph, result.schedule, result.notes
     report.notes[:] = [*notes, *(note for note in report.notes if note not in notes)]
     unknown = len(unknown_sizes(graph))
-    report.put(
-        step_ops(graph, layer_rows(graph, result), result.mixed),
-        Rewritten(result.moved_ops, result.added_edges, result.graph_def, notes),
-        PlannedOrder(schedule, plan_seconds=result.plan_seconds),
-        Peaks(None if unknown else schedule.predicted_peak_bytes, unknown_size_ops=unknown),
+    report.put(step_ops(graph, layer_rows(graph, result), result.mixed))
+    report.put(Rewritten(result.moved_ops, result.added_edges, result.graph_def, notes))
+    report.change(
+        planned=schedule,
+        plan_seconds=result.plan_seconds,
+        predicted_peak_bytes=None if unknown else schedule.predicted_peak_bytes,
+        peak_rows=None,
+        unknown_size_ops=unknown,
     )
 
 
@@ -69,7 +72,8 @@ def _why_unordered(note: Note) -> str:
 def clear_plan(report: Report) -> None:
     """Nothing is moved any more; what was found in the step stays, and so do the notes of others."""
     report.forget(*report.plan_notes)
-    report.put(Rewritten(), PlannedOrder(plan_seconds=report.plan_seconds))
+    report.put(Rewritten())
+    report.change(planned=None, timeline=None)
 
 
 def layer_rows(graph: TrainingGraph, result: RewriteResult) -> list[LayerRow]:

@@ -13,7 +13,7 @@ from tf_ooo.errors import BackendError, OOOError
 from tf_ooo.fit.comparison import REWRITTEN, STOCK
 from tf_ooo.modes.compiled.captured import CompiledModule, watched
 from tf_ooo.options import OneDeviceOptions
-from tf_ooo.report.parts import Peaks, Ways
+from tf_ooo.report.parts import Ways
 from tf_ooo.report.report import Report
 from tf_ooo.rewriting.failures import Failures
 from tf_ooo.rewriting.reporting import clear_plan, fill_plan
@@ -125,9 +125,8 @@ class StreamSession(StepSession):
     def ran(self, choice: str | None) -> None:
         report, modules = self._report, self.modules
         ours = modules.get(choice or REWRITTEN) or modules.get(REWRITTEN)
-        report.put(
-            Ways(report.way, dict(modules), self.gains), Peaks(ours.total_bytes if ours is not None else None)
-        )
+        report.put(Ways(report.way, dict(modules), self.gains))
+        report.change(predicted_peak_bytes=None if ours is None else ours.total_bytes, unknown_size_ops=0)
         report.note(*self.said, *(f"{way}: left out: {why}" for way, why in self._left_out.items()))
         if STOCK in modules:
             report.change(stock_predicted_peak_bytes=modules[STOCK].total_bytes)

@@ -15,7 +15,6 @@ from tf_ooo.fit.baseline import STEPS, Baseline, stock_steps_s
 from tf_ooo.fit.slower_warning import SlowerWarning
 from tf_ooo.modes.data_parallel.advice import advice, from_costs, from_times
 from tf_ooo.report.gain import Gain
-from tf_ooo.report.parts import Timed
 from tf_ooo.report.report import Report
 from tf_ooo.tracing import traces
 
@@ -49,7 +48,7 @@ class StepByStep:
         self._seen, self._done = 0, bool(self._report.alone_s)
         self._steps_s: list[float] = []
         if not self._done:
-            self._report.put(Timed())
+            self._report.change(steps_s=[])
 
     def __call__(self, iterator: object) -> Any:
         """Return one execution.  Raises what ``run`` does."""
@@ -67,7 +66,7 @@ class StepByStep:
             self._trace_s = max(self._trace_s, taken_s)
         elif self._seen > 1:  # the first one also builds and compares the ranks' models
             self._steps_s.append(taken_s / train_function.steps_per_execution(self._ranks.model))
-            self._report.put(Timed(list(self._steps_s)))
+            self._report.change(steps_s=list(self._steps_s))
         return outputs
 
     def _beside_alone(self, iterator: object) -> Any:

@@ -20,7 +20,7 @@ from tf_ooo.modes.data_parallel.ranks import RanksInStep
 from tf_ooo.modes.data_parallel.scheduled import ScheduledSteps
 from tf_ooo.options import RankOptions
 from tf_ooo.report.environment import environment
-from tf_ooo.report.parts import Baselines, Outcome
+from tf_ooo.report.parts import Outcome
 from tf_ooo.report.report import Report
 from tf_ooo.tracing.averaging import Averaging
 from tf_ooo.tracing.unrolled import LARGEST
@@ -131,10 +131,10 @@ class DataParallelMode:
                     "there is no graph to order; compile it with run_eagerly=False (and without "
                     "tf.config.run_functions_eagerly), or leave schedule at 'auto'"
                 )
-            self._report.put(
-                Outcome(fallback_reason="run eagerly: there is no graph whose order could be changed"),
-                Baselines(no_baseline="a step that runs eagerly has no graph that could run beside the fit"),
-            )
+            why_not = "run eagerly: there is no graph whose order could be changed"
+            self._report.put(Outcome(fallback_reason=why_not))
+            no_baseline = "a step that runs eagerly has no graph that could run beside the fit"
+            self._report.change(no_baseline=no_baseline)
             return False
         most = min(train_function.steps_per_execution(model), self.options.unroll or LARGEST)
         if most > 1 or not self.options.may_fall_back:

@@ -35,7 +35,6 @@ from tf_ooo.modes.data_parallel.ordering import (
 )
 from tf_ooo.modes.data_parallel.stock_first import RanksStockFirst, may_wait
 from tf_ooo.planning.model.schedule import Schedule
-from tf_ooo.report.parts import Outcome, PlannedOrder, Predicted
 from tf_ooo.report.report import Report
 from tf_ooo.rewriting.op_tasks import tasks_of_ops
 from tf_ooo.rewriting.reporting import fill_plan
@@ -44,7 +43,6 @@ from tf_ooo.rewriting.result import RewriteResult
 from tf_ooo.tracing import traces
 from tf_ooo.tracing.slices import counts_for
 from tf_ooo.tracing.unrolled import StepSource, Unrolled, Wrapper, steps_together
-from tf_ooo.units import seconds_text
 
 if TYPE_CHECKING:
     from tf_ooo.modes.data_parallel.ranks import RanksInStep
@@ -122,7 +120,7 @@ class ScheduledSteps:
             return
         self._first = RanksStockFirst(ranks, self.stock, self._first.known.trace_s)
         self._phase = self._run_first
-        self.report.put(Outcome())
+        self.report.fell_back, self.report.fallback_reason = False, ""
 
     def steps_of(self, of_epoch: int | None) -> int:
         """Return how many steps go into one function where an epoch has so many."""
@@ -163,13 +161,12 @@ class ScheduledSteps:
             return self.stock(batches)
         outputs, known = first.run(batches, self._timed), first.known
         note_steps(report, known)
+        report.undecided = "" if known.why_not else known.waits
         if known.why_not:
-            fall_back(report, known.why_not, expected=True, how_to_record="compare=True")
-            self._settled = bool(known.steps_s)
-            return outputs
-        report.put(Outcome(undecided=known.waits))
-        if known.begins:
-            self._first, self._phase = None, self._profile
+            fall_back(report, known.why_not, expected=True)
+            report.how_to_record, self._settled = "compare=True", bool(known.steps_s)
+        elif known.begins:
+            self._first, self._phase, report.how_to_record = None, self._profile, ""
             self._draws_from_own_state(len(batches))
         return outputs
 
@@ -243,9 +240,8 @@ class ScheduledSteps:
         said: list[Planned] = plan.told(self.engine)
         if self._probe is not None:
             self._probe.close()
-        plan_seconds = time.perf_counter() - started
-        self.report.change(plan_seconds=plan_seconds)
-        self.report.took(plan_seconds + self._profile_s())
+        self.report.plan_seconds = time.perf_counter() - started
+        self.report.profiling_overhead_s += self.report.plan_seconds + self._profile_s()
         failed = _first_failure(said)
         if failed:
             self._cannot_order(f"no plan: {failed}")
@@ -272,17 +268,12 @@ class ScheduledSteps:
         costs = step_costs(step, graph, self._profiler.profile)
         single_s = statistics.median(self._single_s)
         layers, table = planned.as_measured(costs, graph, link.link, workers, single_s)
+        self.report.costs, between = table, table.link
         gain = planned.make_plan(
-            layers,
-            table.link,
-            workers,
-            options.schedule,
-            self.steps,
-            link.flight_bytes,
-            options.policy_options,
+            layers, between, workers, options.schedule, self.steps, link.flight_bytes, options.policy_options
         )
         plan = gain.plan
-        self.report.put(Predicted(costs=table), PlannedOrder(timeline=plan.timeline))
+        self.report.timeline = plan.timeline
         return Planned(
             schedule=plan.schedule.to_text(),
             layers=keys,
@@ -297,17 +288,15 @@ class ScheduledSteps:
 
     def _take(self, plan: Planned) -> None:
         """Take turns with the stock order from now on; where none are taken, only if a gain is predicted."""
-        self._stock_predicted_s = plan.stock_s
-        self._predict(plan.step_s)
-        self.report.note(*plan.notes)
+        self.report.predicted_step_s, self._stock_predicted_s = plan.step_s, plan.stock_s
+        self.report.notes += [note for note in plan.notes if note not in self.report.notes]
         schedule = Schedule.from_text(plan.schedule)
         if plan.step_s is not None:
             gain = planned.predicted_gain(plan.step_s, plan.stock_s)
             _LOG.info("planned %s, predicted gain %.1f%%", schedule.policy, 100 * gain)
             if self.options.may_fall_back and not self.options.profile_steps and gain < planned.TRIED:
                 self._keep_stock(f"no gain is predicted ({gain:.1%})", quiet=True)
-                how_to_record = f"schedule={schedule.policy!r}"
-                self.report.change(how_to_record=how_to_record)
+                self.report.how_to_record = f"schedule={schedule.policy!r}"
                 return
         source = self._sliced_source(plan.slices) if plan.slices else self._source
         dump_dir = self.options.dump_dir if self.engine.rank == 0 else None  # ranks may share the folder
@@ -335,7 +324,7 @@ class ScheduledSteps:
         steps = self.stock if which == STOCK else ordered
         outputs, each_s, traced = self._timed(steps, batches)
         if traced and steps is ordered:
-            self.report.took(each_s * len(batches))
+            self.report.profiling_overhead_s += each_s * len(batches)
         if traced and steps is ordered and not self._agree():
             return outputs
         if traced and which == STOCK and self._draws_from_own_state(len(batches)):
@@ -356,9 +345,11 @@ class ScheduledSteps:
             failed = (
                 f"rank {different[0]} has another graph than rank 0 ({len(different)} of {len(said)} have)"
             )
-        timeline, plan_seconds = self.report.timeline, self.report.plan_seconds or 0.0
+        predicted_s, plan_seconds = self.report.predicted_step_s, self.report.plan_seconds
+        timeline = self.report.timeline
         fill_plan(self.report, None if request is None else request.result)
-        self.report.change(timeline=timeline, plan_seconds=plan_seconds + (self.report.plan_seconds or 0.0))
+        self.report.predicted_step_s, self.report.timeline = predicted_s, timeline
+        self.report.plan_seconds = (plan_seconds or 0.0) + (self.report.plan_seconds or 0.0)
         if failed:
             self._cannot_order(failed)
         return not failed
@@ -397,10 +388,11 @@ class ScheduledSteps:
         single = self._single
         if single is None or not single_s or not together_s:
             return
-        slowest_s, fastest_s = max(single_s), min(together_s)
-        if slowest_s < _CLEARLY * fastest_s:
-            took, together = seconds_text(slowest_s), seconds_text(fastest_s)
-            self._keep_stock(f"one step at a time took {took}, several together {together}")
+        single_ms, together_ms = max(single_s) * 1e3, min(together_s) * 1e3
+        if single_ms < _CLEARLY * together_ms:
+            self._keep_stock(
+                f"one step at a time took {single_ms:.2f} ms, several together {together_ms:.2f} ms"
+            )
             self._phase = single
 
     def _compare_with_alone(self, batches: list[Any]) -> None:
@@ -430,14 +422,11 @@ class ScheduledSteps:
 
     def _keep_stock(self, reason: str, quiet: bool = False) -> None:
         self._comparison.keep_stock(reason, logged=quiet)
-        self._predict(self._stock_predicted_s or self.report.predicted_step_s)
+        self.report.predicted_step_s = self._stock_predicted_s or self.report.predicted_step_s
         if self.request is not None:
             self.request.close()
         self.ordered = None
         self._phase = self.stock
-
-    def _predict(self, step_s: float | None) -> None:
-        self.report.change(predicted_step_s=step_s)
 
 
 def _first_failure(said: Sequence[Planned] | Sequence[Ordered]) -> str:

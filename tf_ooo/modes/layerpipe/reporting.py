@@ -8,7 +8,6 @@ from collections.abc import Sequence
 
 from grappler_passes.graph.node_input import split_input
 from grappler_passes.graph.training_graph import TrainingGraph
-from tf_ooo.costs.layer_costs import Link
 from tf_ooo.costs.table import CostTable
 from tf_ooo.modes.layerpipe.spread import Spread
 from tf_ooo.modes.layerpipe.stages import HIGH, Stages
@@ -16,7 +15,7 @@ from tf_ooo.modes.layerpipe.versions import from_weights
 from tf_ooo.planning.choosing.plan import Plan
 from tf_ooo.planning.simulation.simulator import simulate
 from tf_ooo.report.filling import layer_rows_of, step_ops
-from tf_ooo.report.parts import ModeParts, Outcome, Peaks, PlannedOrder, Predicted
+from tf_ooo.report.parts import Outcome, PlannedStep
 from tf_ooo.report.report import Report
 from tf_ooo.report.sections import LayerPipeSection, LayerRow, LinkRow
 
@@ -37,12 +36,7 @@ def fill_report(
     report: Report, graph: TrainingGraph, plan: Plan, costs: CostTable, stages: Stages, devices: Sequence[str]
 ) -> None:
     """Copies the plan into the report."""
-    layers = [
-        dataclasses.replace(
-            row, stages_after=stages.stages_after(layer), delay_steps=stages.delay_steps(layer)
-        )
-        for layer, row in enumerate(placed_rows(layer_rows_of(graph), stages))
-    ]
+    layers = placed_rows(layer_rows_of(graph), stages)
     step_s = float(plan.timeline.steady_step_s)
     section = LayerPipeSection(
         devices=list(devices),
@@ -56,12 +50,10 @@ def fill_report(
     report.put(
         Outcome(kept_because="distributed as asked"),
         step_ops(graph, layers, graph.mixed),
-        PlannedOrder(plan.schedule, plan.timeline),
-        Predicted(step_s, costs, limits_of(plan, costs)),
-        Peaks(plan.trial.peak_bytes),
-        ModeParts(layerpipe=section),
+        PlannedStep(plan.schedule, plan.timeline, costs, step_s, limits_of(plan, costs)),
     )
-    report.note(*filter(None, (plan.why, *costs.notes)))
+    report.change(layerpipe=section, predicted_peak_bytes=plan.trial.peak_bytes)
+    report.note(plan.why, *costs.notes)
     delay = max((row.delay_steps or 0 for row in layers), default=0)
     if delay:
         report.note(_CHANGES.format(delay=delay))
@@ -73,8 +65,10 @@ def limits_of(plan: Plan, costs: CostTable) -> list[str]:
     if not step_s:
         return []
     link = problem.link
-    unlinked_s = _step_s(plan, link.free)
-    apart_s = _step_s(plan, dataclasses.replace(link, machines=()))
+    unlinked_s, apart_s = (
+        simulate(plan.schedule, problem.layers, other).steady_step_s
+        for other in (link.free, dataclasses.replace(link, machines=()))
+    )
     largest_s, largest = max((layer.busy_s, layer.name) for layer in costs.layers)
     return [
         # On devices that share cores each task takes longer, which is no waiting.
@@ -85,21 +79,16 @@ def limits_of(plan: Plan, costs: CostTable) -> list[str]:
     ]
 
 
-def _step_s(plan: Plan, link: Link) -> float:
-    """Return predicted seconds of the plan's step on another link."""
-    return float(simulate(plan.schedule, plan.problem.layers, link).steady_step_s)
-
-
 def placed_rows(rows: Sequence[LayerRow], stages: Stages) -> list[LayerRow]:
-    """Return the rows with the processors on which the tasks of each layer are."""
+    """Return the rows with the processors on which the tasks of each layer are, and how late it is."""
     of = stages.of
     return [
         dataclasses.replace(
             row,
-            F_processor=of["F", layer],
-            dO_processor=of["dO", layer],
-            dW_processor=of["dW", layer],
+            **{f"{kind}_processor": of[kind, layer] for kind in ("F", "dO", "dW")},
             dO_high_processor=of[HIGH, layer] if layer in stages.shares else None,
+            stages_after=stages.stages_after(layer),
+            delay_steps=stages.delay_steps(layer),
         )
         for layer, row in enumerate(rows)
     ]
@@ -153,9 +142,5 @@ def version_bytes(spread: Spread) -> dict[str, int]:
         away = register.depth if producer in later else elsewhere
         each = info.element_bytes * math.prod(size or 0 for size in info.shape or ())
         stash, sent = stash + (register.depth - away) * each, sent + away * each
-    sizes = {"stash": stash, "ema": weights.bytes}
-    if sent:
-        sizes["sent"] = sent
-    if spread.ticks.copies.bytes:
-        sizes["frozen"] = spread.ticks.copies.bytes
-    return sizes
+    others = {"sent": sent, "frozen": spread.ticks.copies.bytes}
+    return {"stash": stash, "ema": weights.bytes} | {what: size for what, size in others.items() if size}

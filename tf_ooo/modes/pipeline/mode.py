@@ -53,7 +53,7 @@ from tf_ooo.planning.choosing.recompute import NONE
 from tf_ooo.planning.model.problem import check_limits
 from tf_ooo.planning.model.schedule_file import ScheduleFile, read_schedule
 from tf_ooo.report.filling import fill_step_times
-from tf_ooo.report.parts import MemoryLimits, ModeParts, Outcome, Predicted
+from tf_ooo.report.parts import Outcome
 from tf_ooo.report.report import Report
 from tf_ooo.rewriting.repeating import layers_that_cannot
 from tf_ooo.rewriting.unrolled_tasks import Step
@@ -273,7 +273,7 @@ class PipelineMode:
         report = self.describe()
         fall_back(report, reason, expected=True, how_to_record="mode='pipeline', which splits in any case")
         rows = [dataclasses.replace(row, taken=False) for row in report.pipeline.compared_replicas]
-        report.put(ModeParts(dataclasses.replace(report.pipeline, compared_replicas=rows)))
+        report.change(pipeline=dataclasses.replace(report.pipeline, compared_replicas=rows))
         self.pipeline = self.planned_from = None
 
     def say_if_slower(self) -> None:
@@ -285,7 +285,7 @@ class PipelineMode:
         """Plans for a step with given costs.  Raises OptionsError where they are another model's."""
         costs = with_shared_link(costs_of_parts(costs, step), self.distributed.target)
         self.planned_from = (step, costs)
-        self.distributed.report.put(Predicted(costs=costs))
+        self.distributed.report.change(costs=costs)
         return self.plan_with(step, costs, model)
 
     def plan_with(self, step: Step, costs: CostTable, model: keras.Model) -> PlannedPipeline:
@@ -379,8 +379,11 @@ class PipelineMode:
         report, given = self.distributed.report, self.distributed.target.devices
         devices = planned.of(given)
         limits = self.limit.of_each(len(given))
-        of_used = planned.of(limits) if limits else ()
-        report.put(MemoryLimits(self.limit.least_bytes, of_used, self.limit.said))
+        report.change(
+            memory_limit_bytes=self.limit.least_bytes,
+            memory_limits_bytes=planned.of(limits) if limits else (),
+            memory_limit_from=self.limit.said,
+        )
         self.pipeline = PlannedPipeline(planned, step, devices)
         self._fill(planned, step, costs)
         because = "distributed as asked"

@@ -16,7 +16,7 @@ from tf_ooo.planning.choosing.plan import Candidate, Plan
 from tf_ooo.planning.model.relation import stage_inputs
 from tf_ooo.planning.simulation.simulator import simulate
 from tf_ooo.report.filling import layer_rows_of, step_ops
-from tf_ooo.report.parts import ModeParts, Peaks, PlannedOrder, Predicted, Rewritten
+from tf_ooo.report.parts import PlannedStep, Rewritten
 from tf_ooo.report.report import Report
 from tf_ooo.report.sections import CandidateRow, LinkRow, PipelineSection, ReplicasRow, StageRow
 from tf_ooo.rewriting.parts import loops_of_layers
@@ -38,14 +38,13 @@ def fill_report(
     planned = dataclasses.replace(
         mesh.schedule, recompute=plan.problem.recomputed, workers=mesh.replicas * processes
     )
+    timeline = dataclasses.replace(plan.timeline, schedule=mesh.schedule)
     report.put(
         step_ops(graph, layers, graph.mixed),
-        PlannedOrder(planned, dataclasses.replace(plan.timeline, schedule=mesh.schedule)),
-        Predicted(mesh.step_s, costs, limits_of(mesh, costs)),
-        Peaks(max(mesh.chosen.peak_bytes)),
-        ModeParts(section),
+        PlannedStep(planned, timeline, costs, mesh.step_s, limits_of(mesh, costs)),
     )
-    report.note(*filter(None, (plan.why, *costs.notes)))
+    report.change(pipeline=section, predicted_peak_bytes=max(mesh.chosen.peak_bytes))
+    report.note(plan.why, *costs.notes)
 
 
 def fill_report_of_graph(report: Report, result: RewriteResult) -> None:

@@ -21,7 +21,6 @@ from tf_ooo.modes.single_device.options import SingleDevice
 from tf_ooo.planning.model.schedule import Schedule
 from tf_ooo.planning.policies import schedules_of
 from tf_ooo.report.environment import environment
-from tf_ooo.report.parts import Peaks
 from tf_ooo.report.report import Report
 from tf_ooo.rewriting.op_tasks import tasks_of_ops
 from tf_ooo.rewriting.planner import peak_with
@@ -99,7 +98,7 @@ def _fill_peak(report: Report, controller: StepController) -> None:
     report.change(batch_rows=rows or report.batch_rows)
     if result is None or rows in (None, report.peak_rows) or not report.unknown_size_ops:
         return
-    report.put(Peaks(peak_with(result, KnownShapes(rows)), rows, report.unknown_size_ops))
+    report.change(predicted_peak_bytes=peak_with(result, KnownShapes(rows)), peak_rows=rows)
 
 
 def _note_replaced(controller: StepController) -> None:

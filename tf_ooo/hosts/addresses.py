@@ -128,11 +128,8 @@ def free_port() -> int:
 
 def free_ports(count: int) -> list[int]:
     """Different TCP ports that nobody listens at now."""
-    with contextlib.ExitStack() as stack:
-        listeners = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for listener in listeners:
-            listener.bind(("", 0))
-        return [listener.getsockname()[1] for listener in listeners]
+    with held_ports(count, "0.0.0.0") as ports:
+        return ports
 
 
 def has_devices(value: object) -> bool:

@@ -56,20 +56,21 @@ def memory_group(proc: Path = _PROC) -> MemoryGroup | None:
     if located is None:
         return None
     version, mount, path = located
-    machine_bytes = _machine_bytes("MemTotal", proc)
+    machine_bytes = _kilobytes(proc / "meminfo", "MemTotal")
     groups = [
         (limit_bytes, folder)
-        for folder in _folders(mount, path)
+        for folder in (path, *path.parents)  # limits of all that can be seen hold
+        if folder.is_relative_to(mount)
         for limit_bytes in [_number(folder / _LIMIT[version])]
         if limit_bytes is not None and (machine_bytes is None or limit_bytes < machine_bytes)
     ]
     if not groups:
         return None
     limit_bytes, folder = min(groups, key=lambda group: group[0])
-    within = folder.relative_to(mount).as_posix()
-    return MemoryGroup(
-        limit_bytes, _used_bytes(folder, version), _name(folder, proc), "/" if within == "." else f"/{within}"
-    )
+    # A folder's number is the same wherever it is mounted, also in containers.
+    name = f"{''.join(_lines(proc / 'sys/kernel/random/boot_id'))}/{os.stat(folder).st_ino}"
+    within = f"/{folder.relative_to(mount).as_posix()}".removesuffix("/.") or "/"
+    return MemoryGroup(limit_bytes, _used_bytes(folder, version), name, within)
 
 
 def taken_bytes(proc: Path = _PROC) -> int:
@@ -82,9 +83,9 @@ def available_bytes(proc: Path = _PROC) -> Available | None:
 
     None where the system does not say.  What it may move to its swap space counts.
     """
-    free, swap = _machine_bytes("MemAvailable", proc), _machine_bytes("SwapFree", proc) or 0
+    free, swap = (_kilobytes(proc / "meminfo", what) for what in ("MemAvailable", "SwapFree"))
     group = memory_group(proc)
-    rows = [] if free is None else [Available(free + swap, "free on this machine")]
+    rows = [] if free is None else [Available(free + (swap or 0), "free on this machine")]
     if group is not None:
         left = max(0, group.limit_bytes - group.used_bytes)
         said = f"left of the {group.limit_bytes} of this process' control group {group.path}"
@@ -96,24 +97,17 @@ def _located(proc: Path) -> tuple[int, Path, Path] | None:
     """Version, mount point and folder of this process' memory group; None: there is none."""
     lines = [line.split(":", 2) for line in _lines(proc / "self/cgroup")]
     mounts = list(_mounts(_lines(proc / "self/mountinfo")))
-    for version, kind in ((1, "cgroup"), (2, "cgroup2")):
-        path = next((path for _, names, path in lines if _is_of_memory(names, version)), None)
-        mount = next(((root, point) for root, point, *of in mounts if _serves(of, kind)), None)
-        if path is None or mount is None:
-            continue
-        root, point = mount
-        return version, point, point / _within(path, root)
+    for version, kind, controller in ((1, "cgroup", "memory"), (2, "cgroup2", "")):
+        paths = [path for _, names, path in lines if controller in names.split(",")]
+        served = [
+            (root, point)
+            for root, point, file_system, options in mounts
+            if file_system == kind and (not controller or controller in options.split(","))
+        ]
+        if paths and served:
+            root, point = served[0]
+            return version, point, point / _within(paths[0], root)
     return None
-
-
-def _is_of_memory(names: str, version: int) -> bool:
-    return "memory" in names.split(",") if version == 1 else names == ""
-
-
-def _serves(mount: Sequence[str], kind: str) -> bool:
-    """``mount``: type of the file system, and its options."""
-    own, options = mount
-    return own == kind and (kind == "cgroup2" or "memory" in options.split(","))
 
 
 def _mounts(lines: Sequence[str]) -> Iterator[tuple[str, Path, str, str]]:
@@ -139,31 +133,12 @@ def _within(path: str, root: str) -> str:
     return path.removeprefix(root if root != "/" else "").lstrip("/")
 
 
-def _folders(mount: Path, folder: Path) -> Iterator[Path]:
-    """Yield a group and all above it that can be seen: limits of all of them hold."""
-    while True:
-        yield folder
-        if folder == mount:
-            return
-        folder = folder.parent
-
-
 def _used_bytes(folder: Path, version: int) -> int:
     """Return the used bytes that cannot be dropped: active pages of files are dropped too, unless mapped."""
     used = _number(folder / _USED[version]) or 0
     counts = dict(line.split(" ", 1) for line in _lines(folder / "memory.stat") if " " in line)
     inactive, active, mapped = (int(counts.get(name, 0)) for name in _FILE_PAGES[version])
     return max(0, used - max(inactive, inactive + active - mapped))
-
-
-def _name(folder: Path, proc: Path) -> str:
-    """A folder's number is the same wherever it is mounted, also in containers."""
-    boot = "".join(_lines(proc / "sys/kernel/random/boot_id"))
-    return f"{boot}/{os.stat(folder).st_ino}"
-
-
-def _machine_bytes(what: str, proc: Path) -> int | None:
-    return _kilobytes(proc / "meminfo", what)
 
 
 def _kilobytes(file: Path, what: str) -> int | None:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import functools
+
 from tf_ooo.errors import OptionsError
 from tf_ooo.hosts.ranks.base import Engine, SingleEngine
 from tf_ooo.hosts.ranks.launch import ENGINES, resolved_name
-
-_engines: dict[str, Engine] = {}
 
 
 def choose_engine(name: str = "auto") -> Engine:
@@ -20,12 +20,10 @@ def choose_engine(name: str = "auto") -> Engine:
     Raises:
         BackendError: the engine is not installed, or was not launched.
     """
-    name = resolved_name(name)
-    if name not in _engines:
-        _engines[name] = _make(name)
-    return _engines[name]
+    return _make(resolved_name(name))
 
 
+@functools.cache
 def _make(name: str) -> Engine:
     if name == "horovod":
         from tf_ooo.hosts.ranks.horovod_engine import HorovodEngine

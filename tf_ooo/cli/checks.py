@@ -171,12 +171,7 @@ def task(address: str) -> Finding:
     return Finding("broken", f"does not answer ({why_silent})", advice)
 
 
-_ALWAYS = {
-    "tf_ooo": package,
-    "Python": python,
-    "host libraries": host_libraries,
-    "ports": local_ports,
-}
+_ALWAYS = {"tf_ooo": package, "Python": python, "host libraries": host_libraries, "ports": local_ports}
 _WITH_TENSORFLOW = {"Keras": keras, "plug-in": plug_in, "GPUs": gpus, "XLA": xla, "Horovod": horovod}
 
 

@@ -44,9 +44,8 @@ def table(findings: Sequence[tuple[str, Finding]]) -> Table:
     from rich.table import Table
     from rich.text import Text
 
-    rows = Table(box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False)
-    for column in ("what", "state", "found here", "what to do"):
-        rows.add_column(column)
+    columns = ("what", "state", "found here", "what to do")
+    rows = Table(*columns, box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False)
     for what, finding in findings:
         state = Text(finding.state, style=_STYLES[finding.state])
         rows.add_row(Text(what), state, Text(finding.fact), Text(finding.advice))

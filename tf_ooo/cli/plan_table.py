@@ -149,19 +149,10 @@ def show_splits(splits: Sequence[Split], assumed: Sequence[str], rows: int | Non
     if as_json:
         click.echo(json.dumps({"assumptions": list(assumed), "splits": facts}, indent=1, allow_nan=False))
         return
-    table = Table(title="Predicted, the fastest first", title_justify="left", box=box.SIMPLE_HEAD)
     rate = "rows/s" if rows else "micro-batches/s"
-    for column in (
-        "replicas",
-        "stages' devices",
-        "schedule",
-        "step",
-        rate,
-        "peak memory",
-        "over one device",
-        "",
-    ):
-        table.add_column(column)
+    columns = ("replicas", "stages' devices", "schedule", "step", rate, "peak memory", "over one device", "")
+    title = "Predicted, the fastest first"
+    table = Table(*columns, title=title, title_justify="left", box=box.SIMPLE_HEAD)
     for place, (split, fact) in enumerate(zip(splits, facts, strict=True)):
         names = [str(split.replicas), str(split.devices)]
         if split.plan is None:

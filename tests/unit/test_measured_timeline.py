@@ -87,7 +87,7 @@ def test_against_plan_names_the_first_and_says_seconds():
         "1 of 4 planned tasks were not seen by the profiler",
         "measured order differs from the plan in 1 of 3 tasks: dW:1 began before dO:0; no edge orders them, "
         "and their inputs were there early",
-        "a step planned 4000.00 ms, measured 4000.00 ms (with the profiler)",
+        "a step planned 4.00 s, measured 4.00 s (with the profiler)",
         "busy, planned device 0 100%; measured device 0 75%",
     ]
     assert "; because" in against_plan(PLAN, measured, planned, str, "because")[1]

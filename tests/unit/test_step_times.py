@@ -100,8 +100,8 @@ class TestConfirmed:
         ran = fit(times, itertools.repeat("W"), self.lucky(0.9, 1.1))
         assert [which for which, _ in ran[9:]] == [STOCK, "lucky"] * 6
         why_not = Comparison.of(times.seconds).why_not_after(times.look, times.steps)
-        assert "1100.00 ms a step against 1000.00 ms" in why_not
-        assert "; again: stock 1000.00 ms, lucky 1100.00 ms" in times.shown()
+        assert "1.10 s a step against 1.00 s" in why_not
+        assert "; again: stock 1.00 s, lucky 1.10 s" in times.shown()
 
     def test_one_that_is_faster_stays(self):
         times = StepTimes(PROFILED, True, ["even", "lucky"], until_sure=True)

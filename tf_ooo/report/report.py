@@ -234,7 +234,8 @@ class Report(
 
     def task_name(self, task: Task) -> str:
         """Return a task in words: ``weight gradient of conv2d_4, micro-batch 2``."""
-        layers, names = [] if self.planned is None else self.planned.layers_of(task.stage), self.layer_names
+        layers = [] if self.planned is None else list(self.planned.layers_of(task.stage))
+        names = self.layer_names
         ends = list(dict.fromkeys(names.get(layer, f"layer {layer}") for layer in (layers[:1] + layers[-1:])))
         of = " .. ".join(ends) or f"layer {task.stage}"
         several = self.planned is not None and self.planned.microbatches > 1 and task.kind != "U"

@@ -85,7 +85,9 @@ def placed_rows(rows: Sequence[LayerRow], stages: Stages) -> list[LayerRow]:
     return [
         dataclasses.replace(
             row,
-            **{f"{kind}_processor": of[kind, layer] for kind in ("F", "dO", "dW")},
+            F_processor=of["F", layer],
+            dO_processor=of["dO", layer],
+            dW_processor=of["dW", layer],
             dO_high_processor=of[HIGH, layer] if layer in stages.shares else None,
             stages_after=stages.stages_after(layer),
             delay_steps=stages.delay_steps(layer),

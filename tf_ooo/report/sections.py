@@ -51,7 +51,7 @@ def _json(value: object) -> Any:
     return [_json(item) for item in value] if isinstance(value, (list, tuple)) else value
 
 
-@dataclass(eq=False, frozen=True)
+@dataclass(eq=False)
 class LayerRow(Section):
     """One layer of the training graph.
 
@@ -82,7 +82,7 @@ class LayerRow(Section):
     delay_steps: int | None = None
 
 
-@dataclass(eq=False, frozen=True)
+@dataclass(eq=False)
 class StageRow(Section):
     """One stage of a pipeline, for one micro-batch.
 
@@ -119,7 +119,7 @@ def _device_with_speed(device: str, speed: float) -> str:
     return named if speed == 1 else f"{named} ({speed:.2g} times as fast as where costs were measured)"
 
 
-@dataclass(eq=False, frozen=True)
+@dataclass(eq=False)
 class CandidateRow(Section):
     """A schedule and the number of stages that were tried: seconds of a step and bytes, or why not."""
 
@@ -130,7 +130,7 @@ class CandidateRow(Section):
     reason: str | None = None
 
 
-@dataclass(eq=False, frozen=True)
+@dataclass(eq=False)
 class ReplicasRow(Section):
     """So many replicas of a pipeline on so many devices each, that were compared; or why they cannot be.
 
@@ -161,7 +161,7 @@ class ReplicasRow(Section):
         )
 
 
-@dataclass(eq=False, frozen=True)
+@dataclass(eq=False)
 class LinkRow(Section):
     """The link between devices; ``bytes_per_s`` is None where it has no limit.
 
@@ -185,7 +185,7 @@ class LinkRow(Section):
         return f"{speed}, {seconds_text(self.latency_s)} each message{shared}"
 
 
-@dataclass(eq=False, frozen=True)
+@dataclass(eq=False)
 class ModeSection(Section):
     """Holds what a mode over several devices adds; it is empty in other modes, which have no devices here.
 
@@ -211,7 +211,7 @@ class ModeSection(Section):
         return super().to_dict() if self.devices else {}
 
 
-@dataclass(eq=False, frozen=True)
+@dataclass(eq=False)
 class PipelineSection(ModeSection):
     """Holds what ``report.pipeline`` says.
 
@@ -257,7 +257,7 @@ class PipelineSection(ModeSection):
         ]
 
 
-@dataclass(eq=False, frozen=True)
+@dataclass(eq=False)
 class LayerPipeSection(ModeSection):
     """Holds what ``report.layerpipe`` says.
 

@@ -186,7 +186,7 @@ faults: venv horovod
 .PHONY: mutants
 mutants: N ?= 200
 mutants: $(VENV)/.mutants
-	PYTHONHASHSEED=0 $(BIN)/python tests/mutation/run.py -n $(N) --seed $(SEED)
+	PYTHONHASHSEED=0 $(BIN)/python -m tests.mutation -n $(N) --seed $(SEED) --keep-going
 
 # Adds to what `make venv` installs, and changes nothing of it.
 $(VENV)/.mutants: $(VENV)/.installed requirements/mutants.txt

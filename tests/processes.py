@@ -17,23 +17,19 @@ need more are skipped then.
 from __future__ import annotations
 
 import contextlib
-import faulthandler
+import functools
 import gc
-import os
-import signal
 import time
-from dataclasses import dataclass, field
-from multiprocessing import Pipe
-from multiprocessing.connection import Connection
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
 from _pytest.runner import runtestprotocol
 
-from tests import forked, launches
+from tests import launches
+from tests.answering import Answering, NoAnswer
 
-# The other ranks may wait for one that has failed.
-GRACE_S = 15.0
 MARKS = {
     "devices": "devices(n): runs in a process with so many logical CPU devices",
     "ranks": "ranks(n, engine): runs on so many ranks that train together",
@@ -78,77 +74,6 @@ def timeout_of(item: pytest.Item) -> float:
     return float(mark.args[0] if mark else item.config.getini("timeout"))
 
 
-@dataclass
-class Group:
-    """The processes that run tests of one kind: one, or one for each rank."""
-
-    kind: Kind
-    pids: list[int] = field(default_factory=list)
-    connections: list[Connection] = field(default_factory=list)
-    stack: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
-
-    def run(self, index: int, next_index: int | None, timeout_s: float) -> tuple[list[Any], int]:
-        """Each rank's reports of a test, or why there are none; the rank that failed first, else 0."""
-        for connection in self.connections:
-            with contextlib.suppress(BrokenPipeError):
-                connection.send((index, next_index))
-        end, answers = time.monotonic() + timeout_s, ["" for _ in self.pids]
-        failed: list[int] = []
-        while (waiting := [rank for rank, answer in enumerate(answers) if not answer]) and (
-            time.monotonic() < end
-        ):
-            for rank in waiting:
-                answers[rank] = self._answer(rank)
-                if answers[rank] and not is_good(answers[rank]):
-                    failed.append(rank)
-                    end = min(end, time.monotonic() + GRACE_S)
-        for rank in (rank for rank, answer in enumerate(answers) if not answer):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(self.pids[rank], signal.SIGUSR1)  # where it is, from faulthandler
-            time.sleep(0.5)
-            answers[rank] = f"no end after {timeout_s:g} s, or {GRACE_S:g} s after another rank had failed"
-            failed.append(rank)
-        return answers, failed[0] if failed else 0
-
-    def _answer(self, rank: int) -> Any:
-        """Return what has come of the test on a rank; nothing as long as it runs."""
-        connection = self.connections[rank]
-        if connection.poll(0.02 if len(self.pids) > 1 else 1.0):
-            with contextlib.suppress(EOFError, ConnectionResetError):
-                return connection.recv()
-            return self._why_ended(rank, 0)
-        # Its own children may hold the connection open.
-        return self._why_ended(rank, os.WNOHANG)
-
-    def _why_ended(self, rank: int, how: int) -> str:
-        """Say how the process of a rank ended; nothing if it has not."""
-        pid, status = os.waitpid(self.pids[rank], how)
-        if not pid:
-            return ""
-        self._kill_children(pid)
-        self.pids[rank] = 0
-        code = os.waitstatus_to_exitcode(status)
-        return f"its process ended with {signal.Signals(-code).name if code < 0 else code}"
-
-    def _kill_children(self, pid: int) -> None:
-        """All of its process group, of which a rank's process is the first."""
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(pid, signal.SIGKILL)
-
-    def end(self) -> None:
-        """Ends the processes and what they have started; what passed has torn down what it set up."""
-        running = [pid for pid in self.pids if pid]
-        for pid in running:  # all before one of them notices that another is gone, and says so
-            os.kill(pid, signal.SIGKILL)
-            self._kill_children(pid)
-        for pid in running:
-            os.waitpid(pid, 0)
-        for connection in self.connections:
-            connection.close()
-        self.pids, self.connections = [], []
-        self.stack.close()
-
-
 def is_good(answer: Any) -> bool:
     return isinstance(answer, list) and all(report["outcome"] != "failed" for report in answer)
 
@@ -158,7 +83,8 @@ class Forking:
 
     def __init__(self, config: pytest.Config) -> None:
         self.config = config
-        self.group: Group | None = None
+        self.group: Answering | None = None
+        self.kind: Kind | None = None
         self.index: dict[str, int] = {}
 
     @pytest.hookimpl(trylast=True)
@@ -187,38 +113,29 @@ class Forking:
 
     def _reports(self, item: pytest.Item, nextitem: pytest.Item | None) -> list[pytest.TestReport]:
         kind, started = kind_of(item), time.time()
-        if self.group is None or self.group.kind != kind:
+        if self.group is None or self.kind != kind:
             self._end()
             try:
-                self.group = self._start(kind, item.session)
+                self.kind, self.group = kind, self._start(kind, item.session)
             except Exception as error:
                 return [self._broken(item, f"could not be started: {error}", 0, started)]
         goes_on = nextitem is not None and kind_of(nextitem) == kind
         next_index = self.index[nextitem.nodeid] if nextitem is not None and goes_on else None
-        answers, rank = self.group.run(self.index[item.nodeid], next_index, timeout_of(item))
-        if not goes_on or not all(is_good(answer) for answer in answers):
+        self.group.ask((self.index[item.nodeid], next_index), timeout_of(item))
+        while (answers := self.group.answers(0.02 if kind.ranks else 1.0)) is None:
+            pass
+        failed = [rank for rank, answer in answers.items() if not is_good(answer)]
+        if not goes_on or failed:
             self._end()
-        return self._merged(item, answers, rank, started)
+        return self._merged(item, answers, failed[0] if failed else 0, started)
 
-    def _start(self, kind: Kind, session: pytest.Session) -> Group:
-        forked.refuse_with_runtime()
-        group = Group(kind)
-        count = kind.ranks or 1
-        environments = [dict(kind.environment) for _ in range(count)]
+    def _start(self, kind: Kind, session: pytest.Session) -> Answering:
+        stack, own = contextlib.ExitStack(), dict(kind.environment)
+        environments = [own]
         if kind.ranks:
-            launched = group.stack.enter_context(launches.environments(kind.engine, kind.ranks))
-            environments = [own | dict(kind.environment) for own in launched]
-        for rank in range(count):
-            ours, theirs = Pipe()
-            pid = os.fork()
-            if not pid:
-                for connection in (ours, *group.connections):
-                    connection.close()
-                serve(session, kind, theirs, rank, environments[rank])
-            theirs.close()
-            group.pids.append(pid)
-            group.connections.append(ours)
-        return group
+            launched = stack.enter_context(launches.environments(kind.engine, kind.ranks))
+            environments = [variables | own for variables in launched]
+        return Answering(functools.partial(_prepare, session, kind), environments, is_good, stack)
 
     def pytest_unconfigure(self) -> None:
         """Also after Ctrl-C."""
@@ -230,15 +147,14 @@ class Forking:
             self.group = None
 
     def _merged(
-        self, item: pytest.Item, answers: list[Any], rank: int, started: float
+        self, item: pytest.Item, answers: dict[int, Any], rank: int, started: float
     ) -> list[pytest.TestReport]:
         """Return what that rank reports."""
-        if isinstance(answers[rank], str):
-            return [self._broken(item, answers[rank], rank, started)]
+        if isinstance(answers[rank], NoAnswer):
+            return [self._broken(item, answers[rank].text, rank, started)]
         load = self.config.hook.pytest_report_from_serializable
-        outcomes = [
-            [report["outcome"] for report in answer] for answer in answers if isinstance(answer, list)
-        ]
+        lists = [answers[each] for each in sorted(answers) if isinstance(answers[each], list)]
+        outcomes = [[report["outcome"] for report in reports] for reports in lists]
         if any(outcome != outcomes[0] for outcome in outcomes) and is_good(answers[rank]):
             return [self._broken(item, f"ranks end differently: {outcomes}", rank, started)]
         reports = [load(config=self.config, data=data) for data in answers[rank]]
@@ -258,31 +174,21 @@ class Forking:
         )  # fmt: skip
 
 
-def serve(
-    session: pytest.Session, kind: Kind, connection: Connection, rank: int, environment: dict[str, Any]
-) -> None:
-    """In the child: runs the tests it is told to, until it is ended."""
-    status = 1
-    try:
-        os.setpgid(0, 0)
-        faulthandler.register(signal.SIGUSR1, all_threads=True)
-        forked.apply_environment(environment)
-        capture = session.config.pluginmanager.getplugin("capturemanager")
-        if rank and capture is not None and capture.is_globally_capturing():
-            capture.stop_global_capturing()  # the first rank writes there
-            capture.start_global_capturing()
-        make_devices(kind.devices)
-        dump = session.config.hook.pytest_report_to_serializable
-        while True:
-            index, next_index = connection.recv()
-            item = session.items[index]
-            following = None if next_index is None else session.items[next_index]
-            reports = runtestprotocol(item, log=False, nextitem=following)
-            connection.send([dump(config=session.config, report=report) for report in reports])
-    except (EOFError, OSError):
-        status = 0
-    finally:
-        os._exit(status)
+def _prepare(session: pytest.Session, kind: Kind, rank: int) -> Callable[[Any], Any]:
+    """In the child: what runs the tests that it is told to."""
+    capture = session.config.pluginmanager.getplugin("capturemanager")
+    if rank and capture is not None and capture.is_globally_capturing():
+        capture.stop_global_capturing()  # the first rank writes there
+        capture.start_global_capturing()
+    make_devices(kind.devices)
+    dump = session.config.hook.pytest_report_to_serializable
+
+    def reports_of(places: tuple[int, int | None]) -> list[Any]:
+        item, following = (None if place is None else session.items[place] for place in places)
+        reports = runtestprotocol(item, log=False, nextitem=following)
+        return [dump(config=session.config, report=report) for report in reports]
+
+    return reports_of
 
 
 def make_devices(count: int) -> None:

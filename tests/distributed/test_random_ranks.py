@@ -7,13 +7,12 @@ import signal
 
 import pytest
 
-from tests.fuzz import worker
-from tests.fuzz.changes import minimal
-from tests.fuzz.drawing import drawn
+from tests.fuzz.drawing import cases, drawn
 from tests.fuzz.program import program
-from tests.fuzz.running import GOOD, Outcome, run
+from tests.fuzz.running import GOOD, run
 from tests.fuzz.setups import Branch, Output, Part, Ranks, Setup
-from tests.fuzz.worker import Worker
+from tests.fuzz.several import setting_of
+from tests.harness.children import Children, Outcome
 from tests.zoo import needs_keras_3
 
 pytest.importorskip("horovod", reason="Horovod is not installed; run: make horovod")
@@ -65,13 +64,11 @@ def test_minimal_keeps_the_option_that_matters():
     def has_fault(setup):
         return 'compression="fp16"' in program(setup) and "clipnorm" in program(setup)
 
-    numbers = range(10**6)
-    smallest = minimal(
-        next(s for s in (drawn(n, "data_parallel") for n in numbers) if has_fault(s)), has_fault
-    )
-    assert smallest.ranks == Ranks(compression="fp16")
+    number = next(n for n in range(10**6) if has_fault(drawn(n, "data_parallel")))
+    smallest = cases("data_parallel").minimal(number, has_fault)
+    assert smallest.ranks == Ranks(smallest.ranks.launch, compression="fp16")
     assert smallest.steps_per_execution == 1
-    assert program(smallest).startswith(f'"""Set-up {smallest.number} of tests/fuzz: horovodrun -np 2 ')
+    assert "horovodrun -np 2 " in program(smallest).splitlines()[0]
 
 
 def dies_or_hangs(setup):
@@ -83,19 +80,20 @@ def dies_or_hangs(setup):
     return Outcome(GOOD)
 
 
-def test_a_rank_that_dies_or_hangs_is_a_failure_and_the_next_set_up_runs(monkeypatch):
-    monkeypatch.setattr(worker, "run", dies_or_hangs)
-    runner, outcomes = Worker(), []
-    for number in range(4):
-        monkeypatch.setattr(worker, "TIMEOUT_S", 1.0 if number == 2 else 200.0)
-        outcomes.append(runner.run(drawn(number, "data_parallel")))
-    runner.close()
+def test_a_rank_that_dies_or_hangs_is_a_failure_and_the_next_set_up_runs():
+    children = Children(
+        dies_or_hangs,
+        lambda setup: setting_of(setup.ranks, 0),
+        limit_s=lambda setup: 1.0 if setup.number == 2 else 200.0,
+    )
+    outcomes = [children.run(drawn(number, "data_parallel")) for number in range(4)]
+    children.close()
     assert [outcome.kind for outcome in outcomes] == [GOOD, "dies", "hangs", GOOD]
     assert "SIGKILL" in outcomes[1].text
 
 
 @pytest.mark.ranks(2)
-@pytest.mark.parametrize("number", [3, 65, 1000066])  # the last one's train_step is a tf.function, under auto
+@pytest.mark.parametrize("number", [3, 65, 423])  # the last one's train_step is a tf.function, under auto
 def test_what_users_write_themselves_has_the_bits_of_stock_horovod(number):
     from tests.fuzz.kinds.drawing import drawn
     from tests.fuzz.kinds.judging import run

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import random
+import functools
 
 from tests.faults.setups import (
     ALL,
@@ -20,6 +20,7 @@ from tests.faults.setups import (
     Setup,
     Training,
 )
+from tests.harness.drawing import Cases, Draw
 
 # A mode comes so often: those that compile, or that are made of others, less.
 WEIGHTS = {
@@ -42,23 +43,30 @@ LARGEST_BYTES = 60_000
 LONGEST_S = 6.0
 
 
-def drawn(number: int, mode: str | None = None) -> Setup:
-    """The set-up of that number, of that mode."""
-    draw = random.Random(number)
-    of_chance = draw.choices(tuple(WEIGHTS), tuple(WEIGHTS.values()))[0]
-    name = mode or of_chance
-    training = Training(name, draw.randrange(len(VARIANTS)), draw.choice(SAVINGS))
-    return Setup(number, training, _fault(draw, training), draw.random() < 0.5)
+@functools.cache
+def cases(mode: str) -> Cases[Setup]:
+    """Those of a mode; of all modes without a name."""
+    return Cases(lambda draw: _setup_of(draw, mode))
 
 
-def _fault(draw: random.Random, training: Training) -> Fault:
+def drawn(number: int, mode: str = "") -> Setup:
+    return cases(mode).drawn(number)
+
+
+def _setup_of(draw: Draw, mode: str) -> Setup:
+    of_chance = draw.choice([name for name, weight in WEIGHTS.items() for _ in range(weight)])
+    training = Training(mode or of_chance, draw.below(len(VARIANTS)), draw.choice(SAVINGS))
+    return Setup(draw.number, training, _fault(draw, training), draw.chance(0.5))
+
+
+def _fault(draw: Draw, training: Training) -> Fault:
     mode = MODES[training.mode]
     kind = draw.choice(KINDS)
     target = draw.choice(_targets(kind, mode))
     if kind == "stop" and not (mode.ranks > 1 or mode.workers):
         kind = "pause"  # one process alone that is stopped for ever is what its user wanted
     seconds = draw.uniform(0.5, LONGEST_S) if kind in ("pause", "slow") else 0.0
-    space = draw.randrange(LARGEST_BYTES) if kind in ("full_disk", "file_limit") else 0
+    space = draw.below(LARGEST_BYTES) if kind in ("full_disk", "file_limit") else 0
     return Fault(kind, target, _when(draw, kind, target, training), seconds, space)
 
 
@@ -74,8 +82,8 @@ def _targets(kind: str, mode: Mode) -> tuple[str, ...]:
     return (*ranks, *workers, ALL) if kind == "interrupt" and mode.ranks > 1 else (*ranks, *workers)
 
 
-def _when(draw: random.Random, kind: str, target: str, training: Training) -> Point | float:
-    timed = draw.random() < 0.5
+def _when(draw: Draw, kind: str, target: str, training: Training) -> Point | float:
+    timed = draw.chance(0.5)
     if target == ALL or (timed and kind not in ("exception", "slow", "file_limit")):
         return draw.uniform(0.02, 0.98)
     saves = target != SECOND
@@ -88,4 +96,4 @@ def _when(draw: random.Random, kind: str, target: str, training: Training) -> Po
         )
     )
     calls = {"train_end": 1, "epoch_begin": EPOCHS, "epoch_end": EPOCHS, "saving": EPOCHS}
-    return Point(where, draw.randint(1, calls.get(where, EPOCHS * STEPS)))
+    return Point(where, 1 + draw.below(calls.get(where, EPOCHS * STEPS)))

@@ -23,6 +23,7 @@ from tests.distributed.clusters import addresses, start_worker, wait_until_ready
 from tests.faults import training as process
 from tests.faults.setups import ALL, FIRST, MODES, SECOND, WORKER, Fault, Point, Setup, Training
 from tests.faults.training import DISK, SIGNALS, STRUCK, Ended, Order
+from tests.harness.children import Outcome
 
 # After a fault everything that it did not stop for ever has to end, or to be done, within so many seconds.
 LIMIT_S = 60.0
@@ -30,7 +31,6 @@ LIMIT_S = 60.0
 PLAIN_LIMIT_S = 240.0
 WORKER_ENDS_S = 10.0
 DISK_BYTES = 1_000_000
-GOOD = "good"
 GOES_ON = ("pause", "slow")
 # HDF5 ends with a segmentation fault, after all else, where it could not write a file to its end: with stock
 # Keras, too (h5py 3.14).
@@ -38,30 +38,12 @@ NO_SPACE = ("full_disk", "file_limit")
 _PR_SET_CHILD_SUBREAPER = 36
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """Says what came of a set-up.
-
-    Attributes:
-        kind: ``"good"``, or what failed: ``"hangs"``, ``"crashes"``, ``"left behind"``, ``"unreadable"``,
-            ``"does not go on"``, ``"other bits"``, ``"no reference"``, ``"broken"`` (the run itself).
-        struck: whether the training was still there to be struck.
-        went_on: it trained to its end in spite of the fault; else ``ended_s`` after the fault it had ended.
-    """
-
-    kind: str
-    text: str = ""
-    struck: bool = True
-    went_on: bool = False
-    ended_s: float = 0.0
-
-    @property
-    def failed(self) -> bool:
-        return self.kind != GOOD
-
-
 class Failed(Exception):
-    """``args``: a kind of outcome, and what there is to say."""
+    """``args`` are those of an :class:`Outcome`.
+
+    Its kind is ``"hangs"``, ``"crashes"``, ``"left behind"``, ``"unreadable"``, ``"does not go on"``,
+    ``"other bits"``, ``"no reference"``, or ``"no small disk"``.
+    """
 
 
 @dataclass
@@ -231,7 +213,7 @@ class _Run:
         try:
             self.processes.start_workers()
             outcome = self._struck()
-            if not outcome.went_on:
+            if self.processes.ended() is None:
                 self._resume()
             self.processes.end_workers()
         finally:
@@ -257,12 +239,12 @@ class _Run:
             kept = (self.fault.target,) if self.fault.kind == "stop" and struck else ()
             awaited = {name: rank for name, rank in ranks.items() if name not in kept}
             _wait_for(awaited, limit, self.processes)
-            ended_s = time.time() - (struck or time.time())
+            text = f"ended {time.time() - (struck or time.time()):.1f} s after the fault"
             self._refuse_crashes(awaited)
-        ended = self.processes.ended()
-        if ended is not None:
+        if (ended := self.processes.ended()) is not None:
             self._compare(ended)
-        return Outcome(GOOD, self.processes.said(), struck is not None, ended is not None, ended_s)
+        kind = "not struck" if struck is None else "good" if ended is None else "went on"
+        return Outcome(kind, f"{text}\n{self.processes.said()}")
 
     def _struck_at(self) -> float | None:
         file = self.folder / STRUCK

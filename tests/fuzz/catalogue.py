@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-# Among an argument's values: it is left out, as its default is taken.
+# Among an argument's values: it is left out, as its default is taken. The first value is the simplest.
 LEFT_OUT = ...
 
 # An input has these dimensions beside that of the rows, in the tensor that the first layer takes.
@@ -207,12 +207,12 @@ RATE_SCHEDULES = {
 
 # Each loss has such targets.
 LOSSES = {
+    "MeanSquaredError": "values",
     "SparseCategoricalCrossentropy": "classes",
     "CategoricalCrossentropy": "one_hot",
     "CategoricalFocalCrossentropy": "one_hot",
     "BinaryCrossentropy": "binary",
     "BinaryFocalCrossentropy": "binary",
-    "MeanSquaredError": "values",
     "MeanAbsoluteError": "values",
     "Huber": "values",
     "LogCosh": "values",
@@ -234,5 +234,5 @@ METRICS = {
 }
 POLICIES = ("float32", "float32", "mixed_float16", "float32", "mixed_bfloat16", "float64")
 SCHEDULES = ("fast_forward", "fast_forward", "in_order")
-JOINS = ("Add", "Concatenate", "Multiply", "Average", "Maximum", "Subtract", "Minimum")
-REDUCTIONS = ("GlobalAveragePooling", "GlobalMaxPooling", "Flatten")
+JOINS = ("Concatenate", "Add", "Multiply", "Average", "Maximum", "Subtract", "Minimum")
+REDUCTIONS = ("Flatten", "GlobalAveragePooling", "GlobalMaxPooling")

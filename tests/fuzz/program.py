@@ -3,61 +3,62 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import fields
 from typing import Any
 
-from tests.fuzz.catalogue import BATCH_SIZE, LAYERS, LOSSES, RANKS, WORDS
-from tests.fuzz.comparisons import LOGS, comparison, launching, ranks_of
-from tests.fuzz.setups import Branch, Output, Part, Setup, Shared, Skip, Step, rank_after
+from tests.fuzz.catalogue import LAYERS, LOSSES, RANKS, WORDS
+from tests.fuzz.setups import Branch, Output, Part, Pipeline, Ranks, Setup, Shared, Skip, Step, rank_after
+from tests.fuzz.several import LAUNCHES
 
 IMPORTS = """\
 import keras
 import numpy as np
 from keras import layers
 
-import tf_ooo
+from tests.fuzz.compared import Fits
 """
-
-DEVICES = """\
+DEVICES = """
 import tensorflow as tf
 
 cpu = tf.config.list_physical_devices("CPU")[0]
 tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * {devices})
 """
+CLUSTER = """\
+import json
+import os
 
-COMPARE = """\
-{build}model.optimizer.build(model.trainable_variables)
-beginning = [(v, np.array(v)) for v in (*model.variables, *model.optimizer.variables)]
+workers = ["127.0.0.1:23451", "127.0.0.1:23452"]
+task = {"type": "worker", "index": int(os.environ["HOROVOD_RANK"])}
+os.environ["TF_CONFIG"] = json.dumps({"cluster": {"worker": workers}, "task": task})
 
+"""
+# Stock Horovod is what both engines are compared with.
+CONNECT = """\
+import horovod.tensorflow as hvd
+from tf_ooo import data_parallel
 
-def fit(*callbacks):
-    for variable, value in beginning:
-        variable.assign(value)
-    history = model.fit({data}, callbacks=list(callbacks)).history
-{logs}    variables = (*model.variables, *model.optimizer.variables, *model.metrics_variables)
-    return [*history.items(), *((v.path, np.array(v)) for v in variables)]
-
-
-def different(a, b):
-    assert [name for name, _ in a] == [name for name, _ in b]
-    pairs = zip(a, b, strict=True)
-    return [name for (name, x), (_, y) in pairs if np.asarray(x).tobytes() != np.asarray(y).tobytes()]
-
+ranks = data_parallel.connect("{engine}")
+hvd.init()
 """
 
 
 def program(setup: Setup) -> str:
     """A script that ends with an AssertionError where stock and rewritten steps differ."""
+    how, before = "", ""
+    if setup.ranks:
+        variables = "".join(f"{name}={value} " for name, value in LAUNCHES[setup.ranks.launch].items())
+        how = f": {variables}horovodrun -np 2 python FILE"
+        before = CLUSTER if setup.ranks.engine == "collectives" else ""
     most = max((pipeline.devices for pipeline in setup.pipelines), default=0)
-    before = f"\n{DEVICES.format(devices=most)}" if most else ""
-    start, command = launching(setup)
-    return f'"""Set-up {setup.number} of tests/fuzz{command}."""\n\n{start}{IMPORTS}{before}\n{body(setup)}'
+    after = DEVICES.format(devices=most) if most else ""
+    return f'"""Set-up {setup.number} of tests/fuzz{how}."""\n\n{before}{IMPORTS}{after}\n{body(setup)}'
 
 
 def body(setup: Setup) -> str:
     """The script without its imports: those of TensorFlow's devices would come too late in a process."""
     return "\n".join(
         [
-            *ranks_of(setup),
+            *([CONNECT.format(engine=setup.ranks.engine)] if setup.ranks else []),
             f"keras.utils.set_random_seed({setup.number % 2**31})",
             *([f'keras.config.set_dtype_policy("{setup.policy}")'] if setup.policy != "float32" else []),
             "",
@@ -66,12 +67,34 @@ def body(setup: Setup) -> str:
             *_compile(setup),
             "",
             *_data(setup),
-            "",
-            COMPARE.format(data=_fit_arguments(setup), build=_build(setup), logs=LOGS if setup.ranks else ""),
-            *comparison(setup),
+            *_build(setup),
+            f"fits = Fits(model, x, y{_fit_arguments(setup)})",
+            _comparison(setup),
             "",
         ]
     )
+
+
+def _comparison(setup: Setup) -> str:
+    if setup.pipelines:
+        first, second = (
+            {**_options(pipeline), "microbatches": setup.microbatches} for pipeline in setup.pipelines
+        )
+        return f"fits.pipelines(\n    {first},\n    {second},\n)"
+    options: dict[str, Any] = {"profile_steps": setup.profile_steps}
+    if setup.ranks:
+        options |= {**_options(setup.ranks), "engine": setup.ranks.engine}
+        del options["launch"]
+    else:
+        options["schedule"] = setup.schedule
+    kind = "data_parallel" if setup.ranks else "single"
+    given = ", ".join(f"{name}={value!r}" for name, value in options.items())
+    return f"fits.{kind}(moves={setup.has_chain()}, {given})"
+
+
+def _options(value: Pipeline | Ranks) -> dict[str, Any]:
+    options = {field.name: getattr(value, field.name) for field in fields(value)}
+    return {name: option for name, option in options.items() if option is not None}
 
 
 def text(value: Any) -> str:
@@ -190,14 +213,14 @@ def _target(output: Output, rows: int) -> str:
     return f'random.normal(size={shape}).astype("float32")'
 
 
-def _build(setup: Setup) -> str:
+def _build(setup: Setup) -> Iterator[str]:
     """Makes the variables of metrics, one for each of several losses, too: a step in whose trace they are
     made is traced twice."""
-    if len(setup.outputs) == 1 and not setup.outputs[0].metrics:
-        return ""
-    return "model._symbolic_build(data_batch=(x, y))\n"
+    if len(setup.outputs) > 1 or setup.outputs[0].metrics:
+        yield "model._symbolic_build(data_batch=(x, y))"
 
 
 def _fit_arguments(setup: Setup) -> str:
+    ranks = ", ranks=ranks" if setup.ranks else ""
     weights = ", sample_weight=weights" if setup.sample_weights else ""
-    return f"x, y{weights}, batch_size={BATCH_SIZE}, epochs={setup.epochs}, shuffle=False, verbose=0"
+    return f"{ranks}{weights}, epochs={setup.epochs}"

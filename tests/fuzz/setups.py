@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+import functools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from typing import Any
 
-from tests.fuzz.catalogue import LAYERS, RANKS
+from tests.fuzz.catalogue import LAYERS, LEFT_OUT
 from tf_ooo.planning.policies import POLICIES
 
 
@@ -144,32 +145,34 @@ class Setup:
             return "data_parallel"
         return "pipeline" if self.pipelines else "single"
 
+    @property
+    def below(self) -> tuple[Step, ...]:
+        """All that stands below the outputs, embeddings, too."""
+        embeddings = tuple(branch.embedding for branch in self.branches if branch.embedding)
+        return (*embeddings, *(step for branch in self.branches for step in branch.steps), *self.trunk)
+
+    @property
+    def joins(self) -> bool:
+        """Say whether branches are joined by an op that needs a dense layer before it."""
+        return len(self.branches) > 1 and self.join != "Concatenate"
+
     def trained_layers(self) -> int:
         """Return how many there are at least."""
-        joins = len(self.branches) if len(self.branches) > 1 and self.join != "Concatenate" else 0
-        steps = [step for branch in self.branches for step in (branch.embedding, *branch.steps) if step]
-        return joins + sum(map(trained_layers_of, (*steps, *self.trunk))) + len(self.outputs)
+        joins = len(self.branches) if self.joins else 0
+        return joins + sum(map(trained_layers_of, self.below)) + len(self.outputs)
 
     def has_chain(self) -> bool:
         """Return whether anything is trained below the outputs: there is nothing to move otherwise.
 
         Several cells are layers of one loop, past which nothing may be moved.
         """
-        if len(self.branches) > 1 and self.join != "Concatenate":
-            return True  # a dense layer before the join
-        steps = [step for branch in self.branches for step in (branch.embedding, *branch.steps) if step]
-        below = (*steps, *self.trunk)
-        return any(map(trains, below)) and not any(map(_has_cells, below))
+        return self.joins or (any(map(trains, self.below)) and not any(map(_has_cells, self.below)))
 
     def parts(self) -> Iterator[Part]:
         """All calls of classes."""
-        steps = [step for branch in self.branches for step in (branch.embedding, *branch.steps)]
-        for step in (*steps, *self.trunk):
-            for part in parts_of(step) if step else ():
-                yield from part.parts()
-        yield from self.optimizer.parts()
-        for output in self.outputs:
-            yield from output.loss.parts()
+        layers = [part for step in self.below for part in parts_of(step)]
+        for part in (*layers, self.optimizer, *(output.loss for output in self.outputs)):
+            yield from part.parts()
 
 
 def trains(step: Step) -> bool:
@@ -230,20 +233,35 @@ def keeps_shape(part: Part) -> bool:
     return kind.keeps_shape and part.get("strides") in (None, 1) and part.get("padding") in (None, "same")
 
 
-def is_valid(setup: Setup) -> bool:
-    """Return whether each layer takes what comes before it, and something is left of the set-up."""
-    if not setup.branches or not setup.outputs:
-        return False
-    if any((branch.kind == "tokens") != (branch.embedding is not None) for branch in setup.branches):
-        return False
-    if any(_rank(branch.steps, RANKS[branch.kind]) is None for branch in setup.branches):
-        return False
-    if len({pipeline.replicas for pipeline in setup.pipelines}) > 1:  # which have other bits
-        return False
-    return _rank(setup.trunk, 1) == 1
+def with_arguments(part: Part, **changes: Callable[[Any], Any]) -> Part:
+    """Arguments of these names changed, in the part and those inside; LEFT_OUT takes one away."""
+
+    def changed(name: str, value: Any) -> Any:
+        if isinstance(value, Part):
+            value = with_arguments(value, **changes)
+        elif isinstance(value, tuple):
+            value = tuple(with_arguments(v, **changes) if isinstance(v, Part) else v for v in value)
+        return changes[name](value) if name in changes else value
+
+    arguments = ((name, changed(name, value)) for name, value in part.arguments)
+    return Part(part.kind, tuple((name, value) for name, value in arguments if value is not LEFT_OUT))
 
 
-def _rank(steps: tuple[Step, ...], rank: int | None) -> int | None:
-    for step in steps:
-        rank = None if rank is None else rank_after(step, rank)
-    return rank
+def with_parts(setup: Setup, change: Callable[[Part], Part]) -> Setup:
+    """The same change to all layers."""
+    of_step = functools.partial(_of_step, change)
+    branches = tuple(
+        replace(
+            branch,
+            steps=tuple(map(of_step, branch.steps)),
+            embedding=branch.embedding and change(branch.embedding),
+        )
+        for branch in setup.branches
+    )
+    return replace(setup, branches=branches, trunk=tuple(map(of_step, setup.trunk)))
+
+
+def _of_step(change: Callable[[Part], Part], step: Step) -> Step:
+    if isinstance(step, Skip):
+        return replace(step, steps=tuple(map(change, step.steps)))
+    return replace(step, layer=change(step.layer)) if isinstance(step, Shared) else change(step)

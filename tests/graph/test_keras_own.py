@@ -29,10 +29,14 @@ LEFT_OUT = ("torch", "eager", "grain", "jax", "evaluate", "predict")
 @pytest.mark.skipif(not TRAINER_TEST.exists(), reason="the installed Keras comes without its tests")
 def test_trainer(tmp_path):
     chosen = f"({' or '.join(CHOSEN)}) and not ({' or '.join(LEFT_OUT)})"
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "tests.keras_own.rewritten",
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "tests.keras_own.plugin",
                "-p", "no:cacheprovider", f"--rootdir={tmp_path}", "-W", "ignore", "-k", chosen,
                str(TRAINER_TEST)]  # fmt: skip
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "2"}
+    environment = os.environ | {
+        "PYTHONPATH": str(ROOT),
+        "TF_CPP_MIN_LOG_LEVEL": "2",
+        "TF_OOO_KERAS_OWN": "rewritten",
+    }
     run = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environment, timeout=540)
     assert run.returncode == 0, run.stdout[-6000:] + run.stderr[-2000:]
     found = re.search(r"rewritten in (\d+) tests", run.stdout)

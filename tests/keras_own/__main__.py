@@ -23,23 +23,17 @@ MISSING = ["missing", True, False, "the test did not end"]
 KINDS = ("as stock", "refused", "differs")
 
 
-def outcomes_of(folder: Path, stock: bool) -> dict[str, list]:
+def outcomes_of(folder: Path, way: str) -> dict[str, list]:
     """Runs the tests of a folder in a process of their own."""
     with tempfile.TemporaryDirectory() as temporary:
         results = Path(temporary) / "results.json"
-        environment = os.environ | {"PYTHONPATH": str(ROOT), "TF_OOO_KERAS_OWN": str(results)}
-        environment |= {"TF_OOO_KERAS_OWN_STOCK": "1"} if stock else {}
-        options = [
-            "-q",
-            "--continue-on-collection-errors",
-            "-p",
-            "tests.keras_own.pipelined",
-            "-p",
-            "no:cacheprovider",
-            f"--rootdir={temporary}",
-        ]
-        command = [sys.executable, "-m", "pytest", *options, "-W", "ignore", "--tb=short", *files_of(folder)]
-        run = subprocess.run(command, cwd=temporary, env=environment, capture_output=True, text=True)
+        environment = os.environ | {"PYTHONPATH": str(ROOT), "TF_OOO_KERAS_OWN": way}
+        environment |= {"TF_OOO_KERAS_OWN_RESULTS": str(results)}
+        options = "-q --continue-on-collection-errors -p tests.keras_own.plugin -p no:cacheprovider -W ignore"
+        command = [sys.executable, "-m", "pytest", *options.split(), "--tb=short", f"--rootdir={temporary}"]
+        run = subprocess.run(
+            [*command, *files_of(folder)], cwd=temporary, env=environment, capture_output=True, text=True
+        )
         if not results.exists():
             raise SystemExit(f"no results of {folder}: {run.stdout[-2000:]}{run.stderr[-2000:]}")
         return json.loads(results.read_text())
@@ -66,15 +60,14 @@ def main() -> None:
     reasons: dict[str, list[str]] = defaultdict(list)
     print(f"| Folder | Tests that train | {' | '.join(KINDS)} |\n|{'---|' * 5}")
     for name in sys.argv[1:] or FOLDERS:
-        stock, ours = (outcomes_of(source / FOLDERS[name], is_stock) for is_stock in (True, False))
+        stock, ours = (outcomes_of(source / FOLDERS[name], way) for way in ("stock", "pipeline"))
         train = [test for test, (passed, fits, *_) in stock.items() if passed == "passed" and fits]
-        counts = Counter(kind_of(ours.get(test, MISSING)) for test in train)
+        kinds = {test: kind_of(ours.get(test, MISSING)) for test in train}
+        counts = Counter(kinds.values())
         print(f"| {name} | {len(train)} | {' | '.join(str(counts[kind]) for kind in KINDS)} |", flush=True)
-        for test in train:
-            if kind_of(ours.get(test, MISSING)) != "as stock":
-                reasons[f"{kind_of(ours.get(test, MISSING))}: {ours.get(test, MISSING)[3]}"].append(
-                    test.rpartition("/")[2]
-                )
+        for test, kind in kinds.items():
+            if kind != "as stock":
+                reasons[f"{kind}: {ours.get(test, MISSING)[3]}"].append(test.rpartition("/")[2])
     for reason, tests in sorted(reasons.items(), key=lambda each: -len(each[1])):
         print(f"\n{reason}\n  {', '.join(tests)}")
 

@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Any
 
-import numpy as np
-
-Value = TypeVar("Value")
+Named = Sequence[Sequence[str]]
 
 
 @dataclass(frozen=True)
@@ -25,8 +23,26 @@ class Case:
 
     area: str
     text: str
-    named: Sequence[Sequence[str]]
+    named: Named
     attempt: Callable[[Path], object]
+
+
+def written(
+    area: str,
+    python: str,
+    named: Named,
+    use: Callable[[Any, Path], object] = lambda value, folder: None,
+    **names: Any,
+) -> Case:
+    """A line of Python in which the names have these values; it is run, and its value is used."""
+
+    def attempt(folder: Path) -> object:
+        import tf_ooo
+
+        return use(eval(python, {"tf_ooo": tf_ooo, **names}), folder)
+
+    shown = ", ".join(f"{name}={value!r:.80}" for name, value in names.items() if name in python)
+    return Case(area, f"{python} where {shown}" if shown else python, named, attempt)
 
 
 class Lost(Exception):
@@ -43,31 +59,3 @@ class CommandFailed(Exception):
     def __init__(self, printed: str, status: int) -> None:
         super().__init__(printed)
         self.printed, self.status = printed, status
-
-
-class Draw:
-    """Chooses from a number: the same number, the same choices."""
-
-    def __init__(self, number: int) -> None:
-        self._random = np.random.default_rng(number)
-
-    def below(self, count: int) -> int:
-        return int(self._random.integers(count))
-
-    def choice(self, values: Sequence[Value]) -> Value:
-        return values[self.below(len(values))]
-
-    def chance(self, probability: float) -> bool:
-        return bool(self._random.random() < probability)
-
-    def bytes(self, count: int) -> bytes:
-        return self._random.bytes(count)
-
-    def misspelt(self, word: str) -> str:
-        """With one letter twice, left out, exchanged, or of another."""
-        if len(word) == 1:
-            return word * 2
-        place = self.below(len(word) - 1)
-        before, letters, after = word[:place], word[place : place + 2], word[place + 2 :]
-        changed = self.choice((letters[0] * 2 + letters[1], letters[1], letters[::-1], letters[0] + "x"))
-        return before + changed + after if changed != letters else word + "s"

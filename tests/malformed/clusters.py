@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import os
-import socket
+import socketserver
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
-from tests.malformed.case import Case, Draw
+from tests.harness.drawing import Draw
+from tests.malformed.case import Case, Named
 from tests.malformed.fits import data, perceptron, refused_or_trains
 
-Answer = Callable[[socket.socket], None]
 # A worker may still be starting: the usual minute is for machines.
 WAIT_S = 1.5
 
@@ -24,24 +25,16 @@ def drawn_clusters(draw: Draw) -> Case:
 
 
 TEXTS = (
-    *("", " ", "localhost", "localhost:", ":2222", "localhost:0", "localhost:0,localhost:1", "a:99999,b:2"),
-    *("a:1,a:1", "a b:1,c:2", "a:1;b:2", "http://localhost:2222", "grpc://localhost:2222", "[::1:2222"),
-    *(
-        "::1:2222",
-        "a:-1",
-        "a:x",
-        "a:1,",
-        ",",
-        "a:222222",
-        "CPU:0",
-        "CPU:0,CPU:1",
-        "GPU:0, GPU:1",
-        "cpu",
-        "gpu",
-    ),
-    *("/job:worker/task:0", "all", "2", "{'worker': ['a:1']}", "a:1\nb:2", "ü:1", "a:1,b:2,a:1", "auto"),
-    *("host1:2222 host2:2222", "CPU:0;CPU:1", "XPU:0"),
-)
+    "", " ", "localhost", "localhost:", ":2222", "localhost:0", "localhost:0,localhost:1", "a:99999,b:2",
+    "a:1,a:1", "a b:1,c:2", "a:1;b:2", "http://localhost:2222", "grpc://localhost:2222", "[::1:2222",
+    "::1:2222", "a:-1", "a:x", "a:1,", ",", "a:222222", "CPU:0", "CPU:0,CPU:1", "GPU:0, GPU:1", "cpu", "gpu",
+    "/job:worker/task:0", "all", "2", "{'worker': ['a:1']}", "a:1\nb:2", "ü:1", "a:1,b:2,a:1", "auto",
+    "host1:2222 host2:2222", "CPU:0;CPU:1", "XPU:0",
+)  # fmt: skip
+NAMES = (
+    "CPU:0", "CPU:1", "GPU:0", "cpu:0", "CPU", "CPU:-1", "CPU:x", "/device:CPU:7", "", "a:1", "XPU:0", 3,
+    None,
+)  # fmt: skip
 
 
 def _two(task: str, workers: str = '["a:1", "b:2"]') -> str:
@@ -51,174 +44,100 @@ def _two(task: str, workers: str = '["a:1", "b:2"]') -> str:
 
 FIRST = '{"type": "worker", "index": 0}'
 CONFIGS = (
-    *(
-        '{"cluster"',
-        "[]",
-        "3",
-        "null",
-        '"worker"',
-        "\x01",
-        "{}",
-        "worker=a:1",
-        '{"cluster": []}',
-        '{"cluster": 3}',
-    ),
-    *(
-        '{"cluster": {"worker": 3}}',
-        '{"cluster": {"worker": "a:1,b:2"}}',
-        '{"cluster": {"worker": ["a:1", "b:2"]}}',
-    ),
-    *(_two("3"), _two('{"type": "worker"}'), _two('{"type": "worker", "index": 7}'), _two("null")),
-    *(_two('{"type": "worker", "index": "x"}'), _two('{"type": "boss", "index": 0}'), _two('{"index": 0}')),
-    *(_two(FIRST, '["a:1", "a:1"]'), _two(FIRST, '["a", "b:2"]'), _two(FIRST, '["a:99999", "b:2"]')),
-    *(
-        _two(FIRST, "[1, 2]"),
-        _two(FIRST, '{"0": "a:1", "1": "b:2"}'),
-        _two('{"type": ["worker"], "index": 0}'),
-    ),
-)
+    '{"cluster"', "[]", "3", "null", '"worker"', "\x01", "{}", "worker=a:1", '{"cluster": []}',
+    '{"cluster": 3}', '{"cluster": {"worker": 3}}', '{"cluster": {"worker": "a:1,b:2"}}',
+    '{"cluster": {"worker": ["a:1", "b:2"]}}',
+    *map(_two, ("3", '{"type": "worker"}', '{"type": "worker", "index": 7}', "null", '{"index": 0}')),
+    _two('{"type": "worker", "index": "x"}'), _two('{"type": "boss", "index": 0}'),
+    _two(FIRST, '["a:1", "a:1"]'), _two(FIRST, '["a", "b:2"]'), _two(FIRST, '["a:99999", "b:2"]'),
+    _two(FIRST, "[1, 2]"), _two(FIRST, '{"0": "a:1", "1": "b:2"}'), _two('{"type": ["worker"], "index": 0}'),
+)  # fmt: skip
 
 
-def _fit(make: Callable[[], Any], **variables: str) -> Callable[[Path], None]:
+def _case(named: Named, variables: dict[str, str], **options: Any) -> Case:
+    """A fit with these variables and a callback of these options."""
+
     def attempt(folder: Path) -> None:
-        with environment(**variables):
-            refused_or_trains(perceptron, data(), make())
+        import tf_ooo
 
-    return attempt
+        with mock.patch.dict(os.environ, variables):
+            refused_or_trains(perceptron, data(), tf_ooo.OOOBackprop(**options))
+
+    return Case("clusters", f"OOOBackprop(**{options}) with {variables}", named, attempt)
 
 
 def _devices(draw: Draw) -> Case:
-    import tf_ooo
-
     mode = draw.choice(("pipeline", "layerpipe"))
-    names = (
-        "CPU:0",
-        "CPU:1",
-        "GPU:0",
-        "cpu:0",
-        "CPU",
-        "CPU:-1",
-        "CPU:x",
-        "/device:CPU:7",
-        "",
-        "a:1",
-        "XPU:0",
-        3,
-        None,
-    )
-    value = draw.choice(TEXTS) if draw.chance(0.6) else [draw.choice(names) for _ in range(1 + draw.below(3))]
-    shown = (
-        [str(value).strip() or "''"]
-        if isinstance(value, str)
-        else [str(name) for name in value if name] + ["''"]
-    )
-    parts = [part.strip() for part in shown[0].split(",") if part.strip()]
-    return Case(
-        "clusters",
-        f"OOOBackprop(mode={mode!r}, devices={value!r})",
-        [["devices"], [*shown, *parts, "devices="]],
-        _fit(lambda: tf_ooo.OOOBackprop(mode=mode, devices=value, profile_steps=1)),
-    )
+    value = draw.choice(TEXTS) if draw.chance(0.6) else [draw.choice(NAMES) for _ in range(1 + draw.below(3))]
+    if isinstance(value, str):
+        shown = [value.strip() or "''", *(part.strip() for part in value.split(",") if part.strip())]
+    else:
+        shown = [*(str(name) for name in value if name), "''"]
+    return _case([["devices"], [*shown, "devices="]], {}, mode=mode, devices=value, profile_steps=1)
 
 
 def _variable(draw: Draw) -> Case:
-    import tf_ooo
-
-    value = draw.choice([text for text in TEXTS if text])
-    return Case(
-        "clusters",
-        f"TF_OOO_CLUSTER={value!r}",
-        [["TF_OOO_CLUSTER"]],
-        _fit(lambda: tf_ooo.OOOBackprop(mode="pipeline"), TF_OOO_CLUSTER=value),
-    )
+    return _case([["TF_OOO_CLUSTER"]], {"TF_OOO_CLUSTER": draw.choice(TEXTS[1:])}, mode="pipeline")
 
 
 def _config(draw: Draw) -> Case:
-    import tf_ooo
-
-    value = draw.choice(CONFIGS)
     mode = draw.choice(("data_parallel", "data_parallel", "pipeline", "layerpipe"))
     options = {"engine": "collectives"} if mode == "data_parallel" and draw.chance(0.6) else {}
-    return Case(
-        "clusters",
-        f"TF_CONFIG={value!r}, OOOBackprop(mode={mode!r}, {options})",
-        [["TF_CONFIG", "launcher", "several were launched", "devices"]],
-        _fit(lambda: tf_ooo.OOOBackprop(mode=mode, **options), TF_CONFIG=value),
-    )
+    named = [["TF_CONFIG", "launcher", "several were launched", "devices"]]
+    return _case(named, {"TF_CONFIG": draw.choice(CONFIGS)}, mode=mode, **options)
 
 
 def _somebody(draw: Draw) -> Case:
     """The second address is of nobody, or of somebody who is no worker."""
-    answers: dict[str, Answer | None] = {
-        "nobody": None,
-        "an HTTP server": lambda peer: _say(peer, b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n"),
-        "one who hangs up": lambda peer: None,
-        "one who says nothing": lambda peer: peer.settimeout(30) or _until_closed(peer),
-        "one who says random bytes": lambda peer: _say(peer, draw.bytes(5000)),
-        "one who answers with zeros": lambda peer: _say(peer, bytes(100_000)),
-        "an SSH server": lambda peer: _say(peer, b"SSH-2.0-OpenSSH_9.6\r\n"),
-        "an empty HTTP/2 frame": lambda peer: _say(peer, b"\0\0\0\4\0\0\0\0\0" * 3),
-        "a server of gRPC that is no TensorFlow": None,
-        "a name that is none": None,
+    says: dict[str, bytes | None] = {
+        "an HTTP server": b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n",
+        "one who hangs up": None,
+        "one who says nothing": b"",
+        "one who says random bytes": draw.bytes(5000),
+        "one who answers with zeros": bytes(100_000),
+        "an SSH server": b"SSH-2.0-OpenSSH_9.6\r\n",
+        "an empty HTTP/2 frame": b"\0\0\0\4\0\0\0\0\0" * 3,
     }
-    who = draw.choice(list(answers))
+    who = draw.choice(("nobody", *says, "a server of gRPC that is no TensorFlow", "a name that is none"))
 
     def attempt(folder: Path) -> None:
         from tf_ooo.hosts.addresses import free_port
         from tf_ooo.hosts.cluster import connect
 
-        own = f"127.0.0.1:{free_port()}"
-        if who == "a name that is none":
-            connect(f"{own},no.such.host.invalid:2222", wait_s=WAIT_S)
-        elif who == "nobody":
-            connect(f"{own},127.0.0.1:{free_port()}", wait_s=WAIT_S)
-        elif answers[who] is None:
-            with _grpc_server() as port:
-                connect(f"{own},127.0.0.1:{port}", wait_s=WAIT_S)
-        else:
-            with _server(answers[who]) as port:
-                connect(f"{own},127.0.0.1:{port}", wait_s=WAIT_S)
+        with contextlib.ExitStack() as stack:
+            other = "no.such.host.invalid:2222"
+            if who == "nobody":
+                other = f"127.0.0.1:{free_port()}"
+            elif who in says:
+                other = stack.enter_context(_server(says[who]))
+            elif "gRPC" in who:
+                other = stack.enter_context(_grpc_server())
+            connect(f"127.0.0.1:{free_port()},{other}", wait_s=WAIT_S)
 
-    return Case(
-        "clusters",
-        f"a cluster whose task 1 is {who}",
-        [["(task 1)"], ["is not there"], ["tf-ooo worker --cluster"]],
-        attempt,
-    )
-
-
-def _say(peer: socket.socket, said: bytes) -> None:
-    peer.recv(10_000)
-    peer.sendall(said)
-    _until_closed(peer)
-
-
-def _until_closed(peer: socket.socket) -> None:
-    while peer.recv(10_000):
-        pass
+    named = [["(task 1)"], ["is not there"], ["tf-ooo worker --cluster"]]
+    return Case("clusters", f"a cluster whose task 1 is {who}", named, attempt)
 
 
 @contextlib.contextmanager
-def _server(answer: Answer) -> Iterator[int]:
-    """Answers so whoever connects; its port."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
+def _server(said: bytes | None) -> Iterator[str]:
+    """Says this to whoever connects, or hangs up; its address."""
 
-        def serve_one(peer: socket.socket) -> None:
-            with peer, contextlib.suppress(OSError):
-                answer(peer)
-
-        def serve() -> None:
+    class Handler(socketserver.BaseRequestHandler):
+        def handle(self) -> None:
+            self.request.settimeout(30)
             with contextlib.suppress(OSError):
-                while True:
-                    threading.Thread(target=serve_one, args=(listener.accept()[0],), daemon=True).start()
+                while said is not None and self.request.recv(10_000):
+                    self.request.sendall(said)
 
-        threading.Thread(target=serve, daemon=True).start()
-        yield listener.getsockname()[1]
-        listener.shutdown(socket.SHUT_RDWR)
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Handler) as server:
+        server.daemon_threads = True
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"127.0.0.1:{server.server_address[1]}"
+        server.shutdown()
 
 
 @contextlib.contextmanager
-def _grpc_server() -> Iterator[int]:
+def _grpc_server() -> Iterator[str]:
     """One of TensorFlow's own that knows no workers: a dispatcher of its data service."""
     import tensorflow as tf
 
@@ -226,21 +145,6 @@ def _grpc_server() -> Iterator[int]:
         tf.data.experimental.service.DispatcherConfig(port=0, protocol="grpc")
     )
     try:
-        yield int(dispatcher.target.rpartition(":")[2])
+        yield f"127.0.0.1:{dispatcher.target.rpartition(':')[2]}"
     finally:
         dispatcher._stop()
-
-
-@contextlib.contextmanager
-def environment(**variables: str) -> Iterator[None]:
-    """These variables in the block."""
-    before = {name: os.environ.get(name) for name in variables}
-    os.environ.update(variables)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value

@@ -8,26 +8,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.malformed.case import Case, Draw, Lost
+from tests.harness.drawing import Draw
+from tests.malformed.case import Case, Lost, written
 
 WRONG: tuple[Any, ...] = (
-    *(
-        None,
-        True,
-        -1.0,
-        -1e-300,
-        math.nan,
-        math.inf,
-        -math.inf,
-        10**400,
-        "3",
-        "",
-        [],
-        [1.0],
-        {},
-        {"s": 1},
-        "ü" * 99,
-    ),
+    *(None, True, -1.0, -1e-300, math.nan, math.inf, -math.inf, 10**400),
+    *("3", "", [], [1.0], {}, {"s": 1}, "ü" * 99),
 )
 _Path = tuple[str | int, ...]
 
@@ -180,50 +166,49 @@ def _spoiled(draw: Draw) -> Case:
 
 def _values(draw: Draw) -> Case:
     """Costs of a layer, of a link or of a table, made in Python."""
-    import tf_ooo
     from tf_ooo.costs import Link
     from tf_ooo.costs.gains import GainTable
     from tf_ooo.costs.table import CostTable
 
-    layer_field = draw.choice(
-        ("forward_s", "output_grad_s", "weight_grad_s", "update_s", "activation_bytes", "weight_bytes",
-         "output_bytes", "weight_grad_bytes", "inputs", "occupancy", "name", "slot_bytes", "summand_bytes")
-    )  # fmt: skip
-    link_field = draw.choice(("latency_s", "bytes_per_s", "overhead_s_per_byte"))
-    table_field = draw.choice(("layers", "link", "source", "device", "assumptions", "notes", "op_seconds"))
-    gain_field = draw.choice(("saved_s", "alone_s", "launch_s"))
-    value = draw.choice(WRONG)
-    layer = {"forward_s": 1.0, "output_grad_s": 1.0, "weight_grad_s": 1.0, layer_field: value}
-    link, table = (
-        {"latency_s": 0.0, "bytes_per_s": 1e9, link_field: value},
-        {"layers": layers(), table_field: value},
-    )
-    ways: tuple[tuple[str, str, Callable[[], Any]], ...] = (
+    seconds = dict.fromkeys(("forward_s", "output_grad_s", "weight_grad_s"), 1.0)
+    python, usual, fields = draw.choice(
         (
-            f"LayerCosts({layer_field}",
-            layer_field,
-            lambda: tf_ooo.plan(layers=[tf_ooo.LayerCosts(**layer)] * 2),
-        ),
-        (
-            f"Link({link_field}",
-            link_field,
-            lambda: tf_ooo.plan(layers=layers(), link=Link(**link), devices=2),
-        ),
-        (f"CostTable({table_field}", table_field, lambda: CostTable(**table).to_json()),
-        (f"GainTable({gain_field}", "gains", lambda: GainTable(**({"saved_s": {}} | {gain_field: value}))),
+            ("tf_ooo.plan(layers=[tf_ooo.LayerCosts(**given)] * 2)", seconds, _LAYER_FIELDS),
+            (
+                "tf_ooo.plan(layers=layers, link=Link(**given), devices=2)",
+                {"latency_s": 0.0, "bytes_per_s": 1e9},
+                "latency_s bytes_per_s overhead_s_per_byte",
+            ),
+            (
+                "CostTable(**given).to_json()",
+                {"layers": layers()},
+                "layers link source device assumptions notes op_seconds",
+            ),
+            ("GainTable(**given)", {"saved_s": {}}, "saved_s alone_s launch_s"),
+        )
     )
-    text, name, make = draw.choice(ways)
-    return Case("costs", f"{text}={value!r:.40})", [[name, name.rstrip("s")]], lambda folder: make())
+    name = draw.choice(fields.split())
+    given = {**usual, name: draw.choice(WRONG)}
+    named = "gains" if "GainTable" in python else name
+    classes = {"Link": Link, "GainTable": GainTable, "CostTable": CostTable, "layers": layers()}
+    return written("costs", python, [[named, named.rstrip("s")]], given=given, **classes)
+
+
+_LAYER_FIELDS = (
+    "forward_s output_grad_s weight_grad_s update_s activation_bytes weight_bytes output_bytes "
+    "weight_grad_bytes inputs occupancy name slot_bytes summand_bytes"
+)
+_OWNERS = {"group": "modulo", "chunks": "interleaved_1f1b", "k": "reverse_first_k"}
+_ALSO_NAMED = {"devices": ["stages", "layers"], "layers": ["layer"], "k": ["reverse_first_k"]}
 
 
 def _plan(draw: Draw) -> Case:
     """``tf_ooo.plan`` with an argument that is none."""
-    import tf_ooo
     from tf_ooo.planning.policies import POLICIES
 
     policy = draw.choice(list(POLICIES))
     wrong: dict[str, tuple[Any, ...]] = {
-        "layers": (None, [], [1.0], "costs.json", {}, 3, [None], layers()[:1] * 1),
+        "layers": (None, [], [1.0], "costs.json", {}, 3, [None], layers()[:1]),
         "devices": (0, -1, 1.5, "2", None, 7, 10**9, True, math.nan),
         "microbatches": (0, -3, 2.5, "4", None, True, math.inf),
         "schedule": (draw.misspelt(policy), "", None, 3, policy.upper(), [policy], {policy}),
@@ -236,23 +221,18 @@ def _plan(draw: Draw) -> Case:
         "k": (-1, 1.5, 100, "3"),
     }
     name = draw.choice(list(wrong))
-    value = draw.choice(wrong[name])
-    arguments: dict[str, Any] = {"layers": layers(), "devices": 2, "microbatches": 4, "schedule": "1f1b"}
-    owners = {"group": "modulo", "chunks": "interleaved_1f1b", "k": "reverse_first_k"}
-    arguments["schedule"] = owners.get(name, "1f1b")
-    if name in ("memory_limit_bytes", "devices") and draw.chance(0.5):
-        arguments["schedule"] = policy
-    arguments |= {name: value}
-    named = [
-        name,
-        *({"devices": ["stages", "layers"], "layers": ["layer"], "k": ["reverse_first_k"]}.get(name, [])),
-    ]
-    text = f"tf_ooo.plan({name}={value!r:.40}, schedule={arguments['schedule']!r:.40})"
+    any_schedule = name in ("memory_limit_bytes", "devices") and draw.chance(0.5)
+    schedule = policy if any_schedule else _OWNERS.get(name, "1f1b")
+    named = [[name, *_ALSO_NAMED.get(name, [])]]
+    given = {"schedule": schedule, name: draw.choice(wrong[name])}
+    return written("costs", "plan(**given)", named, plan=_plan_and_another, given=given)
 
-    def attempt(folder: Path) -> None:
-        try:
-            tf_ooo.plan(**arguments)
-        finally:
-            tf_ooo.plan(layers=layers(), devices=2, microbatches=4, schedule="1f1b")
 
-    return Case("costs", text, [named], attempt)
+def _plan_and_another(**given: Any) -> None:
+    import tf_ooo
+
+    usual: dict[str, Any] = {"layers": layers(), "devices": 2, "microbatches": 4, "schedule": "1f1b"}
+    try:
+        tf_ooo.plan(**{**usual, **given})
+    finally:
+        tf_ooo.plan(**usual)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from tests.malformed.case import Case, Draw
+from tests.harness.drawing import Cases, Draw
+from tests.malformed.case import Case
 from tests.malformed.clusters import drawn_clusters
 from tests.malformed.commands import drawn_commands
 from tests.malformed.costs import drawn_costs
@@ -34,6 +35,5 @@ def area_of(number: int) -> str:
     return TURNS[number % len(TURNS)]
 
 
-def drawn(number: int) -> Case:
-    """The same number, the same input."""
-    return AREAS[area_of(number)](Draw(number))
+CASES = Cases(lambda draw: AREAS[area_of(draw.number)](draw))
+drawn = CASES.drawn

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -66,13 +65,6 @@ def train(model: Any, x: Any, y: Any, *callbacks: Any, **settings: Any) -> Any:
     return model.fit(
         x, y, callbacks=list(callbacks), **({"batch_size": BATCH, "shuffle": False, "verbose": 0} | settings)
     )
-
-
-def fit_if_made(make: Callable[[], Any], folder: Path) -> None:
-    """Makes options, or a callback; one that is accepted trains."""
-    callback = make()
-    if hasattr(callback, "on_train_begin"):
-        refused_or_trains(perceptron, data(), callback)
 
 
 def refused_or_trains(

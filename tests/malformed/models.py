@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from tests.malformed.case import Case, Draw
+from tests.harness.drawing import Draw
+from tests.malformed.case import Case
 from tests.malformed.fits import WIDTH, data, perceptron, refused_or_trains
 
 Model = Callable[[], Any]
@@ -44,13 +45,20 @@ def _models() -> Mapping[str, Model]:
             return self.last(self.first(x))
 
     class OwnStep(Own):
+        clips = False
+
         def train_step(self, batch: Any) -> Any:
             x, y = batch
             with tf.GradientTape() as tape:
                 loss = tf.reduce_mean((self(x, training=True) - y) ** 2)
             gradients = tape.gradient(loss, self.trainable_variables)
+            if self.clips:
+                gradients, _ = tf.clip_by_global_norm(gradients, 0.1)
             self.optimizer.apply_gradients(zip(gradients, self.trainable_variables, strict=True))
             return {"loss": loss}
+
+    class Clipped(OwnStep):
+        clips = True
 
     class Failing(Own):
         def train_step(self, batch: Any) -> Any:
@@ -65,15 +73,6 @@ def _models() -> Mapping[str, Model]:
         def train_step(self, batch: Any) -> Any:
             logs = super().train_step(batch)
             return {name: float(value) for name, value in logs.items()}
-
-    class Clipped(Own):
-        def train_step(self, batch: Any) -> Any:
-            x, y = batch
-            with tf.GradientTape() as tape:
-                loss = tf.reduce_mean((self(x, training=True) - y) ** 2)
-            gradients, _ = tf.clip_by_global_norm(tape.gradient(loss, self.trainable_variables), 0.1)
-            self.optimizer.apply_gradients(zip(gradients, self.trainable_variables, strict=True))
-            return {"loss": loss}
 
     def not_compiled() -> Any:
         return keras.Sequential([keras.Input((WIDTH,)), layers.Dense(2)])
@@ -108,7 +107,14 @@ def _models() -> Mapping[str, Model]:
     def other_rows(truth: Any, output: Any) -> Any:
         return tf.reduce_mean((truth - tf.reverse(output, [0])) ** 2)
 
+    def two(between: Model | None = None, **settings: Any) -> Model:
+        """Two layers, and what stands between them."""
+        return lambda: _layers(
+            layers.Dense(4), *([between()] if between else []), layers.Dense(2), **settings
+        )
+
     return {
+        "usual": perceptron,
         "not compiled": not_compiled,
         "without an optimizer": no_optimizer,
         "without a loss": lambda: _layers(layers.Dense(2), loss=None),
@@ -116,20 +122,14 @@ def _models() -> Mapping[str, Model]:
         "without weights": lambda: _layers(layers.Flatten(), loss="mse"),
         "of one layer": lambda: _layers(layers.Dense(2)),
         "of another output": lambda: _layers(layers.Dense(3)),
-        "with a loss that sums": lambda: _layers(
-            layers.Dense(4), layers.Dense(2), loss=keras.losses.MeanSquaredError(reduction="sum")
-        ),
-        "with a loss that compares rows": lambda: _layers(layers.Dense(4), layers.Dense(2), loss=other_rows),
-        "with batch normalization": lambda: _layers(
-            layers.Dense(4), layers.BatchNormalization(), layers.Dense(2)
-        ),
-        "with dropout": lambda: _layers(layers.Dense(4), layers.Dropout(0.5), layers.Dense(2)),
-        "with a loss of itself": lambda: _layers(layers.Dense(4, activity_regularizer="l2"), layers.Dense(2)),
-        "that runs eagerly": lambda: _layers(layers.Dense(4), layers.Dense(2), run_eagerly=True),
-        "with XLA": lambda: _layers(layers.Dense(4), layers.Dense(2), jit_compile=True),
-        "with steps_per_execution=3": lambda: _layers(
-            layers.Dense(4), layers.Dense(2), steps_per_execution=3
-        ),
+        "with a loss that sums": two(loss=keras.losses.MeanSquaredError(reduction="sum")),
+        "with a loss that compares rows": two(loss=other_rows),
+        "with batch normalization": two(layers.BatchNormalization),
+        "with dropout": two(lambda: layers.Dropout(0.5)),
+        "with a loss of itself": two(lambda: layers.Dense(4, activity_regularizer="l2")),
+        "that runs eagerly": two(run_eagerly=True),
+        "with XLA": two(jit_compile=True),
+        "with steps_per_execution=3": two(steps_per_execution=3),
         "nested": nested,
         "of several outputs": outputs,
         "with a shared layer": shared,
@@ -140,7 +140,6 @@ def _models() -> Mapping[str, Model]:
         "whose train_step updates nothing": of(NoUpdate),
         "whose train_step makes floats": of(Eager),
         "whose train_step clips": of(Clipped),
-        "usual": perceptron,
     }
 
 
@@ -171,70 +170,60 @@ def _wrong_costs() -> Any:
     return CostTable(tuple(dataclasses.replace(layer, inputs=None) for layer in layers()), Link(1e-5, 1e9))
 
 
-def _callbacks() -> Mapping[str, tuple[Callable[[Path], Any], tuple[str, ...]]]:
-    """By how they are written; what is named where they are refused."""
-    import tf_ooo
-
-    def ours(
-        text: str, *named: str, **options: Any
-    ) -> tuple[str, tuple[Callable[[Path], Any], tuple[str, ...]]]:
-        return text, (lambda folder: tf_ooo.OOOBackprop(**options), named)
-
+def _callbacks() -> list[tuple[dict[str, Any], tuple[str, ...]]]:
+    """Options of callbacks; what is named where they are refused."""
     single, pipeline = {"mode": "single_device", "strict": True}, {"mode": "pipeline", "devices": 2}
-    layerpipe = {"mode": "layerpipe", "devices": 2}
-    return dict(
-        (
-            ours("strict", **single),
-            ours("not strict", mode="single_device"),
-            ours("in_order, strict", schedule="in_order", **single),
-            ours("with a limit of one byte", "memory_limit_bytes", memory_limit_bytes=1, **single),
-            ours("with a folder that cannot be", timeline="/proc/no/such", **single),
-            ours("dumped into a file", dump_dir="/dev/null/x", **single),
-            ours("with gains that are not there", "no/gains.json", gains="no/gains.json", **single),
-            ours("for XLA, without it", streams=2, **single),
-            ours("as a pipeline", **pipeline),
-            ours("as a pipeline, zb_v", schedule="zb_v", **pipeline),
-            ours("as a pipeline of 3 micro-batches", "microbatches", "rows", microbatches=3, **pipeline),
-            ours(
-                "as a pipeline of 1000 micro-batches", "microbatches", "rows", microbatches=1000, **pipeline
-            ),
-            ours("as a pipeline on 7 devices", "devices=7", mode="pipeline", devices=7),
-            ours("as a pipeline on one device", mode="pipeline", devices=1),
-            ours("as a pipeline on GPUs", "GPU:0", mode="pipeline", devices=["GPU:0", "GPU:1"]),
-            ours("as a pipeline on the same device", "twice", mode="pipeline", devices=["CPU:0", "CPU:0"]),
-            ours("as a pipeline on CPU:9", "CPU:9", mode="pipeline", devices=["CPU:0", "CPU:9"]),
-            ours(
-                "as a pipeline of one byte", "memory_limit_bytes", "bytes", memory_limit_bytes=1, **pipeline
-            ),
-            ours("as a pipeline with other costs", "costs", "layers", costs=_wrong_costs(), **pipeline),
-            ours("as a pipeline of 9 chunks", "chunks", schedule="interleaved_1f1b", chunks=9, **pipeline),
-            ours("as a pipeline of 9 layers a group", "group", schedule="modulo", group=9, **pipeline),
-            ours("as two replicas", "replicas=2", mode="pipeline", devices=2, replicas=2),
-            ours("as a layerpipe", **layerpipe),
-            ours("as a layerpipe, ema", weights="ema", **layerpipe),
-            ours("as a layerpipe on 9 devices", "devices=9", mode="layerpipe", devices=9),
-            ours("as a layerpipe with other costs", "costs", "layers", costs=_wrong_costs(), **layerpipe),
-            ours("data parallel", mode="data_parallel"),
-            ours("data parallel by Horovod", "horovod", mode="data_parallel", engine="horovod"),
-            ours("data parallel by collectives", "TF_CONFIG", mode="data_parallel", engine="collectives"),
-        )
-    )
+    layerpipe, data_parallel = {"mode": "layerpipe", "devices": 2}, {"mode": "data_parallel"}
+    wrong_costs = {"costs": _wrong_costs()}
+    return [
+        (single, ()),
+        ({"mode": "single_device"}, ()),
+        ({**single, "schedule": "in_order"}, ()),
+        ({**single, "memory_limit_bytes": 1}, ("memory_limit_bytes",)),
+        ({**single, "timeline": "/proc/no/such"}, ()),
+        ({**single, "dump_dir": "/dev/null/x"}, ()),
+        ({**single, "gains": "no/gains.json"}, ("no/gains.json",)),
+        ({**single, "streams": 2}, ()),  # without XLA
+        (pipeline, ()),
+        ({**pipeline, "schedule": "zb_v"}, ()),
+        ({**pipeline, "microbatches": 3}, ("microbatches", "rows")),
+        ({**pipeline, "microbatches": 1000}, ("microbatches", "rows")),
+        ({**pipeline, "devices": 7}, ("devices=7",)),
+        ({**pipeline, "devices": 1}, ()),
+        ({**pipeline, "devices": ["GPU:0", "GPU:1"]}, ("GPU:0",)),
+        ({**pipeline, "devices": ["CPU:0", "CPU:0"]}, ("twice",)),
+        ({**pipeline, "devices": ["CPU:0", "CPU:9"]}, ("CPU:9",)),
+        ({**pipeline, "memory_limit_bytes": 1}, ("memory_limit_bytes", "bytes")),
+        ({**pipeline, **wrong_costs}, ("costs", "layers")),
+        ({**pipeline, "schedule": "interleaved_1f1b", "chunks": 9}, ("chunks",)),
+        ({**pipeline, "schedule": "modulo", "group": 9}, ("group",)),
+        ({**pipeline, "replicas": 2}, ("replicas=2",)),
+        (layerpipe, ()),
+        ({**layerpipe, "weights": "ema"}, ()),
+        ({**layerpipe, "devices": 9}, ("devices=9",)),
+        ({**layerpipe, **wrong_costs}, ("costs", "layers")),
+        (data_parallel, ()),
+        ({**data_parallel, "engine": "horovod"}, ("horovod",)),
+        ({**data_parallel, "engine": "collectives"}, ("TF_CONFIG",)),
+    ]
 
 
 def drawn_models(draw: Draw) -> Case:
     """A model, its data and a callback; at most two of the three are odd."""
-    models, inputs, callbacks = _models(), _inputs(), _callbacks()
-    model, given, callback = draw.choice(list(models)), "usual", draw.choice(list(callbacks))
+    models, inputs = _models(), _inputs()
+    model, given, (options, named) = draw.choice(list(models)), "usual", draw.choice(_callbacks())
     if draw.chance(0.3):
         given, model = draw.choice(list(inputs)), draw.choice(("usual", "with a train_step of its own"))
-    make, named = callbacks[callback]
-    text = f"a model {model}, data: {given}, {callback}"
+    shown = ", ".join(f"{name}={value!r:.60}" for name, value in options.items())
     odd = model != "usual" or given != "usual"
 
     def attempt(folder: Path) -> None:
+        import tf_ooo
+
         batch = inputs[given]()
         if model == "of several outputs":
             batch = (batch[0], [batch[1], batch[1][:, :1]])
-        refused_or_trains(models[model], batch, make(folder), epochs=2)
+        refused_or_trains(models[model], batch, tf_ooo.OOOBackprop(**options), epochs=2)
 
+    text = f"a model {model}, data: {given}, OOOBackprop({shown})"
     return Case("models", text, [] if odd or not named else [list(named)], attempt)

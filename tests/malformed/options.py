@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
-from tests.malformed.case import Case, Draw
-from tests.malformed.fits import fit_if_made
+from tests.harness.drawing import Draw
+from tests.malformed.case import Case, Named, written
+from tests.malformed.fits import data, perceptron, refused_or_trains
 
 MODES = ("single_device", "data_parallel", "pipeline", "layerpipe")
 VALUES: tuple[Any, ...] = (
@@ -26,6 +28,21 @@ CONTRADICTIONS: tuple[tuple[str, Mapping[str, Any], Mapping[str, Any]], ...] = (
     ("pipeline", {"compression": "fp16"}, {"replicas": 1}),
     ("single_device", {"measure_gains_s": 2.0}, {"gains": "gains.json"}),
 )
+WAYS = (
+    "tf_ooo.OOOBackprop(mode=mode, **given)",
+    "tf_ooo.OOOBackprop(typed(**given))",
+    "tf_ooo.OOOBackprop(tf_ooo.Options(mode=mode, **given))",
+)
+WAYS_OF_ONE_DEVICE = (
+    "tf_ooo.function(abs, mode=mode, **given)",
+    "tf_ooo.enabled(tf_ooo.Options(**given))",
+)
+WAYS_OF_A_MODE = (
+    "tf_ooo.OOOBackprop(mode=mode)",
+    "tf_ooo.Options(mode=mode)",
+    "tf_ooo.function(abs, mode=mode)",
+    "tf_ooo.enabled(mode)",
+)
 
 
 def drawn_options(draw: Draw) -> Case:
@@ -41,44 +58,26 @@ def _types() -> dict[str, Any]:
     return dict(zip(MODES, modes, strict=True))
 
 
-def _case(text: str, named: Any, make: Callable[[], Any]) -> Case:
-    return Case("options", text, named, lambda folder: fit_if_made(make, folder))
+def _fit(made: Any, folder: Path) -> None:
+    """A callback that is accepted trains."""
+    if hasattr(made, "on_train_begin"):
+        refused_or_trains(perceptron, data(), made)
 
 
-def _way(draw: Draw, mode: str, **given: Any) -> tuple[str, Callable[[], Any]]:
-    """One of the ways in which options are given: as text, and what makes them."""
-    import tf_ooo
+def _written(python: str, named: Named, **names: Any) -> Case:
+    return written("options", python, named, _fit, **names)
 
-    arguments = ", ".join(f"{name}={value!r:.60}" for name, value in given.items())
-    typed = _types()[mode]
-    ways: list[tuple[str, Callable[[], Any]]] = [
-        (f"OOOBackprop(mode={mode!r}, {arguments})", lambda: tf_ooo.OOOBackprop(mode=mode, **given)),
-        (f"OOOBackprop({typed.__name__}({arguments}))", lambda: tf_ooo.OOOBackprop(typed(**given))),
-        (
-            f"OOOBackprop(Options(mode={mode!r}, {arguments}))",
-            lambda: tf_ooo.OOOBackprop(tf_ooo.Options(mode=mode, **given)),
-        ),
-    ]
-    if mode == "single_device":
-        ways += [
-            (
-                f"tf_ooo.function(mode={mode!r}, {arguments})",
-                lambda: tf_ooo.function(abs, mode=mode, **given),
-            ),
-            (
-                f"tf_ooo.enabled(Options({arguments}))",
-                lambda: tf_ooo.enabled(tf_ooo.Options(**given)),
-            ),
-        ]
-    return draw.choice(ways)
+
+def _given(draw: Draw, mode: str, named: Named, **given: Any) -> Case:
+    """In one of the ways in which options are given."""
+    ways = WAYS + WAYS_OF_ONE_DEVICE if mode == "single_device" else WAYS
+    return _written(draw.choice(ways), named, mode=mode, typed=_types()[mode], given=given)
 
 
 def _value(draw: Draw) -> Case:
     mode = draw.choice(MODES)
     name = draw.choice([name for name in _types()[mode].defaults() if name != "schedule"])
-    value = draw.choice(VALUES)
-    text, make = _way(draw, mode, **{name: value})
-    return _case(text, [[name]], make)
+    return _given(draw, mode, [[name]], **{name: draw.choice(VALUES)})
 
 
 def _misspelt(draw: Draw) -> Case:
@@ -86,38 +85,25 @@ def _misspelt(draw: Draw) -> Case:
     options = _types()[mode].defaults()
     name = draw.choice(list(options))
     wrong = draw.misspelt(name)
-    text, make = _way(draw, mode, **{wrong: options[name]})
-    return _case(text, [[wrong], [name]], make)
+    return _given(draw, mode, [[wrong], [name]], **{wrong: options[name]})
 
 
 def _foreign(draw: Draw) -> Case:
     mode, other = draw.choice(MODES), draw.choice(MODES)
     own = _types()[mode].defaults()
-    foreign = [name for name in _types()[other].defaults() if name not in own] or ["depth"]
-    name = draw.choice(foreign)
-    text, make = _way(draw, mode, **{name: draw.choice((2, "fp16", True))})
-    return _case(text, [[name]], make)
+    name = draw.choice([name for name in _types()[other].defaults() if name not in own] or ["depth"])
+    return _given(draw, mode, [[name]], **{name: draw.choice((2, "fp16", True))})
 
 
 def _contradiction(draw: Draw) -> Case:
     mode, options, against = draw.choice(CONTRADICTIONS)
-    text, make = _way(draw, mode, **options, **against)
-    return _case(text, [list(options)], make)
+    return _given(draw, mode, [list(options)], **options, **against)
 
 
 def _mode(draw: Draw) -> Case:
-    import tf_ooo
-
-    mode = draw.choice((*VALUES[1:], draw.misspelt(draw.choice(MODES)), tf_ooo.Pipeline, "Pipeline", "auto "))
-    where, make = draw.choice(
-        (
-            ("OOOBackprop(mode=", lambda: tf_ooo.OOOBackprop(mode=mode)),
-            ("Options(mode=", lambda: tf_ooo.Options(mode=mode)),
-            ("tf_ooo.function(mode=", lambda: tf_ooo.function(abs, mode=mode)),
-            ("tf_ooo.enabled(", lambda: tf_ooo.enabled(mode)),
-        )
-    )
-    return _case(f"{where}{mode!r:.60})", [["mode", "enabled"]], make)
+    misspelt = draw.misspelt(draw.choice(MODES))
+    mode = draw.choice((*VALUES[1:], misspelt, _types()["pipeline"], "Pipeline", "auto "))
+    return _written(draw.choice(WAYS_OF_A_MODE), [["mode", "enabled"]], mode=mode)
 
 
 def _schedule(draw: Draw) -> Case:
@@ -125,53 +111,35 @@ def _schedule(draw: Draw) -> Case:
 
     mode, name = draw.choice(MODES), draw.choice(list(POLICIES))
     value = draw.choice((name, draw.misspelt(name), name.upper(), draw.choice(VALUES), [name]))
-    text, make = _way(draw, mode, schedule=value)
-    return _case(text, [["schedule"]], make)
+    return _given(draw, mode, [["schedule"]], schedule=value)
 
 
 def _place(draw: Draw) -> Case:
     """By position, twice, or beside typed options."""
-    import tf_ooo
-
     typed = draw.choice(list(_types().values()))
-    ways: tuple[tuple[str, Any, Callable[[], Any]], ...] = (
-        (f"{typed.__name__}(4)", [[typed.__name__]], lambda: typed(4)),
-        (f"{typed.__name__}('auto', 3)", [[typed.__name__]], lambda: typed("auto", 3)),
+    own = typed.__name__
+    python, name = draw.choice(
         (
-            f"OOOBackprop({typed.__name__}(), profile_steps=0)",
-            [["profile_steps"]],
-            lambda: tf_ooo.OOOBackprop(typed(), profile_steps=0),
-        ),
-        (
-            f"OOOBackprop({typed.__name__}(), streams=2)",
-            [["streams"]],
-            lambda: tf_ooo.OOOBackprop(typed(), streams=2),
-        ),
-        (f"OOOBackprop({typed.__name__})", [[typed.__name__]], lambda: tf_ooo.OOOBackprop(typed)),
-        ("OOOBackprop(tf_ooo.Report)", [["mode"]], lambda: tf_ooo.OOOBackprop(tf_ooo.OOOBackprop)),
+            ("typed(4)", own),
+            ("typed('auto', 3)", own),
+            ("tf_ooo.OOOBackprop(typed(), profile_steps=0)", "profile_steps"),
+            ("tf_ooo.OOOBackprop(typed(), streams=2)", "streams"),
+            ("tf_ooo.OOOBackprop(typed)", own),
+            ("tf_ooo.OOOBackprop(tf_ooo.OOOBackprop)", "mode"),
+        )
     )
-    text, named, make = draw.choice(ways)
-    return _case(text, named, make)
+    return _written(python, [[name]], typed=typed)
 
 
 def _function(draw: Draw) -> Case:
-    import tf_ooo
-
-    value = draw.choice((3, "pipeline", "in_order", b"x", [], {}, 1.5, True, tf_ooo.SingleDevice()))
-    typed = draw.choice([kind for kind in _types().values() if kind is not tf_ooo.SingleDevice])
-    ways: tuple[tuple[str, Any, Callable[[], Any]], ...] = (
-        (f"tf_ooo.function({value!r:.60})", [["tf_ooo.function"]], lambda: tf_ooo.function(value)),
+    typed = draw.choice([kind for mode, kind in _types().items() if mode != "single_device"])
+    value = draw.choice((3, "pipeline", "in_order", b"x", [], {}, 1.5, True, _types()["single_device"]()))
+    python, name = draw.choice(
         (
-            f"@tf_ooo.function(mode={typed.mode!r})",
-            [[typed.mode]],
-            lambda: tf_ooo.function(abs, mode=typed.mode),
-        ),
-        (f"tf_ooo.enabled({typed.__name__}())", [[typed.mode]], lambda: tf_ooo.enabled(typed())),
-        (
-            "tf_ooo.enabled(SingleDevice(profile_steps=7))",
-            [["profile_steps"]],
-            lambda: tf_ooo.enabled(tf_ooo.SingleDevice(profile_steps=7)),
-        ),
+            ("tf_ooo.function(value)", "tf_ooo.function"),
+            ("tf_ooo.function(abs, mode=typed.mode)", typed.mode),
+            ("tf_ooo.enabled(typed())", typed.mode),
+            ("tf_ooo.enabled(tf_ooo.SingleDevice(profile_steps=7))", "profile_steps"),
+        )
     )
-    text, named, make = draw.choice(ways)
-    return _case(text, named, make)
+    return _written(python, [[name]], typed=typed, value=value)

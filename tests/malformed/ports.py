@@ -5,39 +5,34 @@ from __future__ import annotations
 import contextlib
 import functools
 import socket
+import struct
 import threading
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from tests import forked, launches
-from tests.malformed.case import Case, Draw, Lost
+from tests.harness.drawing import Draw
+from tests.malformed.case import Case, Lost
 from tests.malformed.fits import data, differences, perceptron, state_of, train
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 SETTINGS = b"\0\0\0\4\0\0\0\0\0"
+HEADERS = PREFACE + SETTINGS + b"\0\0\1\1\0\0\0\0\1\x82"
 EPOCHS = 6
 TASKS = 2
 
 
 def drawn_ports(draw: Draw) -> Case:
     """Something is sent to one of the ports, before a training or while it runs."""
-    tls = b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + draw.bytes(500)
     cut = draw.below(30)
     sent: dict[str, bytes] = {
         "HTTP/1.1": b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n",
-        "a TLS hello": tls,
+        "a TLS hello": b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + draw.bytes(500),
         f"{cut} bytes of gRPC's preface": (PREFACE + SETTINGS)[:cut],
         "half a gRPC frame": PREFACE + SETTINGS + b"\0\1\0\0\0\0\0\0\1" + b"\x82",
         "a frame of 16 MB that does not come": PREFACE + SETTINGS + b"\xff\xff\xff\0\0\0\0\0\1",
         "frames of no known kind": PREFACE + SETTINGS + b"\0\0\4\xfa\0\0\0\0\1abcd" * 1000,
-        "headers that never end": PREFACE
-        + SETTINGS
-        + b"\0\0\1\1\0\0\0\0\1\x82"
-        + b"\0\0\1\x09\0\0\0\0\1\x82" * 5000,
+        "headers that never end": HEADERS + b"\0\0\1\x09\0\0\0\0\1\x82" * 5000,
         "random bytes": draw.bytes(20_000),
         "random bytes behind the preface": PREFACE + SETTINGS + draw.bytes(20_000),
         "10 MB of zeros": bytes(10_000_000),
@@ -57,14 +52,20 @@ def drawn_ports(draw: Draw) -> Case:
     text = f"{what}, {times} times to task {task}, then {end}, {when}"
 
     def attempt(folder: Path) -> None:
-        cluster = joined()
-        sending = functools.partial(_send, cluster.split(",")[task], sent[what], times, end)
-        held = _send_before(sending) if not during else []
+        cluster, model = joined(), perceptron()
+        sender = _Sender(cluster.split(",")[task], sent[what], times, end, again=during)
+        sender.start()
+        if not during:
+            sender.join()
         try:
-            _train_and_compare(cluster, sending if during else None)
+            _train(model, cluster)
         finally:
-            for connection in held:
-                connection.close()
+            sender.close()
+        if not sender.opened:
+            raise Lost("nothing could be sent")
+        changed = differences(_undisturbed(cluster), state_of(model))
+        if changed:
+            raise Lost(f"{changed[0]} has other bits than in a training that nobody disturbed")
 
     return Case("ports", text, [], attempt)
 
@@ -109,25 +110,6 @@ def joined() -> str:
 _keep: list[forked.Forked] = []
 
 
-def _train_and_compare(cluster: str, sending: Callable[[], list[socket.socket]] | None) -> None:
-    model, already = perceptron(), len(_opened)
-    stop, thread = threading.Event(), None
-    if sending is not None:
-        thread = threading.Thread(target=_keep_sending, args=(sending, stop), daemon=True)
-        thread.start()
-    try:
-        _train(model, cluster)
-    finally:
-        stop.set()
-        if thread is not None:
-            thread.join(30)
-    if sending is not None and len(_opened) == already:
-        raise Lost("nothing could be sent while it trained")
-    changed = differences(_undisturbed(cluster), state_of(model))
-    if changed:
-        raise Lost(f"{changed[0]} has other bits than in a training that nobody disturbed")
-
-
 def _train(model: Any, cluster: str) -> None:
     import tf_ooo
     from tf_ooo.costs import LayerCosts, Link
@@ -140,54 +122,47 @@ def _train(model: Any, cluster: str) -> None:
     train(model, *data(), callback, epochs=EPOCHS)
 
 
-# The address of each connection that was opened to send something.
-_opened: list[str] = []
-_reference: dict[str, dict[str, Any]] = {}
-
-
+@functools.cache
 def _undisturbed(cluster: str) -> dict[str, Any]:
     """Return what the same training ends with where nobody sends anything."""
-    if cluster not in _reference:
-        model = perceptron()
-        _train(model, cluster)
-        _reference[cluster] = state_of(model)
-    return _reference[cluster]
+    model = perceptron()
+    _train(model, cluster)
+    return state_of(model)
 
 
-def _send_before(sending: Callable[[], list[socket.socket]]) -> list[socket.socket]:
-    connections = sending()
-    time.sleep(0.3)
-    return connections
+class _Sender(threading.Thread):
+    """Sends the same some times, or so often again and again until it is closed."""
 
+    def __init__(self, address: str, said: bytes, times: int, end: str, again: bool) -> None:
+        super().__init__(daemon=True)
+        self._host, _, self._port = address.rpartition(":")
+        self._said, self._times, self._end, self._again = said, times, end, again
+        self._closed, self._connections = threading.Event(), list[socket.socket]()
+        self.opened = 0
 
-def _keep_sending(sending: Callable[[], list[socket.socket]], stop: threading.Event) -> None:
-    """Until the training has ended."""
-    connections: list[socket.socket] = []
-    while not stop.wait(0.05):
-        connections += sending()
-    for connection in connections:
-        connection.close()
+    def run(self) -> None:
+        while not self._closed.wait(0.05):
+            for _ in range(self._times):
+                with contextlib.suppress(OSError):
+                    self._send()
+            if not self._again:
+                return
 
+    def close(self) -> None:
+        self._closed.set()
+        self.join(30)
+        for connection in self._connections:
+            connection.close()
 
-def _send(address: str, said: bytes, times: int, end: str) -> list[socket.socket]:
-    """Connections that are still open."""
-    host, _, port = address.rpartition(":")
-    opened: list[socket.socket] = []
-    for _ in range(times):
-        with contextlib.suppress(OSError):
-            connection = socket.create_connection((host, int(port)), timeout=5.0)
-            opened.append(connection)
-            _opened.append(address)
-            connection.sendall(said)
-            _end(connection, end)
-    return [connection for connection in opened if connection.fileno() >= 0][:200]
-
-
-def _end(connection: socket.socket, how: str) -> None:
-    if how == "reads the answer":
-        connection.settimeout(0.2)
-        connection.recv(10_000)
-    elif how == "resets":
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, np.array([1, 0], "i4").tobytes())
-    if how != "hangs":
-        connection.close()
+    def _send(self) -> None:
+        connection = socket.create_connection((self._host, int(self._port)), timeout=5.0)
+        self.opened += 1
+        self._connections.append(connection)
+        connection.sendall(self._said)
+        if self._end == "reads the answer":
+            connection.settimeout(0.2)
+            connection.recv(10_000)
+        elif self._end == "resets":
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        if self._end != "hangs":
+            connection.close()

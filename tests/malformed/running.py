@@ -4,23 +4,25 @@ from __future__ import annotations
 
 import contextlib
 import io
+import logging
 import os
 import tempfile
 import traceback
 from pathlib import Path
 
-from tests.fuzz.running import Outcome
+from tests.harness.children import Outcome
 from tests.malformed.case import Case, CommandFailed, Lost, StockRefuses
 from tests.malformed.drawing import drawn
 from tests.malformed.judging import fault_of, shown
 
-REFUSED, ACCEPTED, STOCK = "refused", "accepted", "stock refuses it"
-GOOD = (REFUSED, ACCEPTED, STOCK)
-
 
 def run(number: int) -> Outcome:
     """Return what comes of the input of this number."""
-    return outcome_of(drawn(number))
+    logging.disable(logging.ERROR)
+    try:
+        return outcome_of(drawn(number))
+    finally:
+        logging.disable(logging.NOTSET)
 
 
 def outcome_of(case: Case) -> Outcome:
@@ -31,23 +33,21 @@ def outcome_of(case: Case) -> Outcome:
         try:
             case.attempt(Path(folder))
         except Exception as error:
-            outcome = _judged(case, error)
-        else:
-            outcome = Outcome(ACCEPTED)
+            return _judged(case, error)
         finally:
             os.chdir(before)
-    return outcome
+    return Outcome("accepted")
 
 
 def _judged(case: Case, error: Exception) -> Outcome:
     if isinstance(error, StockRefuses):
-        return Outcome(STOCK, str(error))
+        return Outcome("stock refuses it", str(error))
     if isinstance(error, Lost):
         return Outcome("lost", f"{error}\n{_trace(error)}")
     fault = fault_of(error, case.named)
     if fault:
         return Outcome(fault, f"{type(error).__name__}: {shown(error)}\n{_trace(error)}")
-    return Outcome(REFUSED, shown(error))
+    return Outcome("refused", shown(error))
 
 
 def _trace(error: Exception) -> str:

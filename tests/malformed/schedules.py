@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.malformed.case import Case, Draw, Lost
+from tests.harness.drawing import Draw
+from tests.malformed.case import Case, Lost
 from tests.malformed.costs import good_text, layers
 
 POLICIES = ("1f1b", "gpipe", "zb_h1", "fast_forward", "layerpipe", "in_order", "search")

@@ -68,8 +68,8 @@ def test_the_matrix_goes_on_after_a_version_that_fails():
         (["fuzz"], "tests.fuzz.kinds -n 100 --seed 1"),
         (["fuzz-kinds"], "tests.fuzz.kinds -n 40 --seed 1 --mode $mode"),
         (["faults"], "tests.faults -n 100 --seed 1 --keep-going"),
-        (["mutants"], "run.py -n 200 --seed 1"),
-        (["mutants", "N=7", "SEED=3"], "run.py -n 7 --seed 3"),
+        (["mutants"], "tests.mutation -n 200 --seed 1 --keep-going"),
+        (["mutants", "N=7", "SEED=3"], "tests.mutation -n 7 --seed 3 --keep-going"),
     ],
 )
 def test_how_many_and_which(arguments, said):

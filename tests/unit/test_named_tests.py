@@ -3,34 +3,19 @@
 from __future__ import annotations
 
 import ast
-import importlib.util
 import os
 import re
 import shlex
 import shutil
 import subprocess
-import sys
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
 from tests.conftest import QUICK
+from tests.mutation.targets import TESTS
 
 ROOT = Path(__file__).parents[2]
-
-
-def _of_mutation(name: str) -> ModuleType:
-    """A module of tests/mutation, which is a script's folder and no package."""
-    spec = importlib.util.spec_from_file_location(name, ROOT / f"tests/mutation/{name}.py")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module
-
-
-def _targets() -> dict[str, list[str]]:
-    return _of_mutation("targets").TESTS
 
 
 def _smoke() -> list[str]:
@@ -63,11 +48,11 @@ def _exists(nodeid: str) -> bool:
     return not parameter or bool(re.search(rf'"{parameter}":|def {parameter}\(', sources))
 
 
-@pytest.mark.parametrize("module", _targets())
+@pytest.mark.parametrize("module", TESTS)
 def test_mutated_modules_and_their_tests_exist(module):
-    missing = [path for path in (module, *_targets()[module]) if not (ROOT / path).is_file()]
+    missing = [path for path in (module, *TESTS[module]) if not (ROOT / path).is_file()]
     assert not missing
-    assert _targets()[module]
+    assert TESTS[module]
 
 
 @pytest.mark.parametrize("nodeid", QUICK)
@@ -93,13 +78,3 @@ def test_smoke_tests_exist():
 )
 def test_what_is_not_there_is_noticed(nodeid):
     assert not _exists(nodeid)
-
-
-def test_copies_for_mutants_hold_all_of_the_packages(tmp_path):
-    """Beside the packages there is what is not copied; within them folders may have the same names."""
-    for folder in ("tf_ooo/plan/shared", "tf_ooo/out", "shared", "out", ".git", ".venv-2.15"):
-        (tmp_path / "tree" / folder).mkdir(parents=True)
-        (tmp_path / "tree" / folder / "a.py").write_text("")
-    _of_mutation("forks").copy_tree(tmp_path / "tree", tmp_path / "copy")
-    copied = sorted(path.relative_to(tmp_path / "copy").parent for path in (tmp_path / "copy").rglob("a.py"))
-    assert copied == [Path("tf_ooo/out"), Path("tf_ooo/plan/shared")]

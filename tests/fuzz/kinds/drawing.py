@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass, replace
 from typing import Any
 
-from tests.fuzz.drawing import Drawing
 from tests.fuzz.setups import Ranks
-from tests.fuzz.several import LAUNCHES, MEASURED, ORDERS
+from tests.fuzz.several import MEASURED, ORDERS, epochs_after, launch_of
+from tests.harness.drawing import Cases, Draw
 
 BATCH_SIZE = 8
 ROW_OPS = ("mean", "deviation", "largest", "sum", "cumulative", "sorted", "softmax", "rolled", "gram")
@@ -54,7 +55,14 @@ PIPELINES = ("gpipe", "1f1b", "zb_h1", "zb_h2", "auto", "zb_v", "interleaved_1f1
 
 @dataclass(frozen=True)
 class OwnSetup:
-    """One training; ``options`` are those of the callback, ``dtype`` is of all that computes."""
+    """One training.
+
+    Attributes:
+        share: how large the term is in which rows meet.
+        seed: of a layer that draws random numbers.
+        options: those of the callback.
+        dtype: of all that computes.
+    """
 
     number: int
     mode: str
@@ -66,6 +74,9 @@ class OwnSetup:
     optimizer: tuple[str, dict[str, Any]]
     loss: str
     rows: int
+    metrics: tuple[str, ...]
+    share: float
+    seed: int
     as_dataset: bool
     steps_per_execution: int
     options: dict[str, Any]
@@ -82,17 +93,26 @@ class OwnSetup:
         return f"{self.kind} ({self.variant})" if self.variant else self.kind
 
 
+@functools.cache
+def cases(mode: str) -> Cases[OwnSetup]:
+    """The model of a number is the same in all modes."""
+    options_of = {"single": _single, "pipeline": _pipeline, "data_parallel": _ranks}[mode]
+    return Cases(lambda draw: options_of(_setup_of(draw, mode), draw))
+
+
+@functools.cache
 def drawn(number: int, mode: str = "single") -> OwnSetup:
-    """The set-up of that number; the model of one is the same in all modes."""
-    draw = Drawing(number)
+    return cases(mode).drawn(number)
+
+
+def _setup_of(draw: Draw, mode: str) -> OwnSetup:
     kind = draw.in_turn(tuple(KINDS))
-    # Each variant once in as many turns of its kind.
-    variant = Drawing(number // len(KINDS)).in_turn(KINDS[kind])
-    setup = OwnSetup(
-        number,
+    return OwnSetup(
+        draw.number,
         mode,
         kind,
-        variant,
+        # Each once in as many turns of its kind.
+        draw.in_turn(KINDS[kind], draw.number // len(KINDS)),
         "dense" if kind in NARROW else draw.choice(BODIES),
         (draw.choice((4, 5, 8)), draw.choice((3, 6, 8))),
         draw.choice(("relu", "tanh", "gelu", "sigmoid")),
@@ -100,24 +120,26 @@ def drawn(number: int, mode: str = "single") -> OwnSetup:
         draw.choice(OPTIMIZERS[:-1] if kind == "frozen after compile" else OPTIMIZERS),
         draw.choice(("mse", "mse", "huber", "mae", "binary_crossentropy")),
         draw.choice((16, 16, 20, 17, 24)),
-        kind == "sparse input" or draw.chance(0.5),
+        draw.choice(((), (), ("mae",), ("mse", "mae"))),
+        draw.choice((1.0, 1e-3, 0.1)),
+        draw.choice((1, 2, 3)),
+        draw.chance(0.5) or kind == "sparse input",
         draw.choice((1, 1, 1, 2)),
         {"profile_steps": draw.choice((0, 0, 0, 1, 2))},
     )
-    return {"single": _single, "pipeline": _pipeline, "data_parallel": _ranks}[mode](setup, draw)
 
 
-def _single(setup: OwnSetup, draw: Drawing) -> OwnSetup:
+def _single(setup: OwnSetup, draw: Draw) -> OwnSetup:
     schedule = draw.choice(("fast_forward", "fast_forward", "in_order", "auto"))
     return replace(setup, options={**setup.options, "mode": "single_device", "schedule": schedule})
 
 
-def _pipeline(setup: OwnSetup, draw: Drawing) -> OwnSetup:
+def _pipeline(setup: OwnSetup, draw: Draw) -> OwnSetup:
     options = {
         **setup.options,
         "mode": "pipeline",
         "devices": 2,
-        "microbatches": draw.choice((1, 2, 2, 4, 4, 8)),
+        "microbatches": draw.choice((2, 2, 1, 4, 4, 8)),
         "schedule": draw.choice(PIPELINES),
         "recompute": draw.choice(("none", "none", "none", "all")),
     }
@@ -126,11 +148,8 @@ def _pipeline(setup: OwnSetup, draw: Drawing) -> OwnSetup:
     return replace(setup, options=options)
 
 
-def _ranks(setup: OwnSetup, draw: Drawing) -> OwnSetup:
-    launch = tuple(LAUNCHES)[setup.number // 10 % len(LAUNCHES)]
-    ranks = Ranks(launch, draw.choice(ORDERS))
+def _ranks(setup: OwnSetup, draw: Draw) -> OwnSetup:
+    ranks = Ranks(launch_of(setup.number), draw.choice(ORDERS))
     options = {**setup.options, "mode": "data_parallel", "schedule": ranks.schedule, "engine": ranks.engine}
-    # Executions are left after those that are measured before a plan.
-    of_epoch = -(-setup.rows // (BATCH_SIZE * setup.steps_per_execution))
-    epochs = -(-(MEASURED // setup.steps_per_execution + 4) // of_epoch)
+    epochs = epochs_after(MEASURED, setup.rows, BATCH_SIZE, setup.steps_per_execution)
     return replace(setup, options=options, ranks=ranks, epochs=epochs)

@@ -5,14 +5,14 @@ from __future__ import annotations
 import re
 import traceback
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
 from tests.fuzz.kinds.drawing import OwnSetup
 from tests.fuzz.kinds.training import Trained, train
-from tests.fuzz.running import GOOD, REFUSED, SAID, Outcome
+from tests.harness.children import Outcome
 
+GOOD, REFUSED, SAID = "good", "refused", "said"
 # float32 beside float64: what is rounding in the one is nothing in the other.
 ROUNDING, OF_DOUBLES, OF_HALF = 2e-6, 1e-9, 2e-2
 # A pipeline of several micro-batches may refuse these, and the refusal must name this.
@@ -142,8 +142,3 @@ def _said(setup: OwnSetup, far: dict[str, float], ours: Trained) -> str:
 def _listed(off: dict[str, float]) -> str:
     worst = sorted(off.items(), key=lambda each: -each[1])
     return ", ".join(f"{name} {value:.1e}" for name, value in worst[:6]) + f" ({len(off)} in all)"
-
-
-def described(setup: OwnSetup) -> dict[str, Any]:
-    """For a line of results."""
-    return {"number": setup.number, "mode": setup.mode, "kind": setup.kind, "variant": setup.variant}

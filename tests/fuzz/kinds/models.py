@@ -9,7 +9,6 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tests.fuzz.drawing import Drawing
 from tests.fuzz.kinds.drawing import OwnSetup
 from tests.fuzz.kinds.layers import OVER_ROWS, Assigning, InTurns, Looping, Mixing, Stepping, loss_over_rows
 
@@ -55,7 +54,6 @@ def optimizer_of(setup: OwnSetup) -> Any:
 
 
 def _functional(setup: OwnSetup) -> Any:
-    draw = Drawing(setup.number + 1)
     tokens = setup.body == "tokens"
     i = keras.Input(
         SHAPES[setup.body],
@@ -72,7 +70,7 @@ def _functional(setup: OwnSetup) -> Any:
         model = Mixing(keras.Model(i, h), OVER_ROWS[setup.variant], keras.Sequential(head))
         model(np.zeros((2, *SHAPES[setup.body]), "int32" if tokens else setup.dtype))
         return model
-    for layer in (_of_kind(setup, draw, h), *head):
+    for layer in (_of_kind(setup, h), *head):
         h = layer(h) if layer else h
     step = _step_of(setup)
     model = step(i, h)
@@ -109,7 +107,7 @@ def _body(setup: OwnSetup, i: Any) -> Any:
     return layers.Flatten()(h) if len(h.shape) > 2 else h
 
 
-def _of_kind(setup: OwnSetup, draw: Drawing, h: Any) -> Callable[[Any], Any] | None:
+def _of_kind(setup: OwnSetup, h: Any) -> Callable[[Any], Any] | None:
     """Return what stands between the body and the head."""
     dense, variant = layers.Dense(setup.widths[1], "tanh"), setup.variant
     if setup.kind == "ops over rows":
@@ -129,7 +127,7 @@ def _of_kind(setup: OwnSetup, draw: Drawing, h: Any) -> Callable[[Any], Any] | N
         "BatchNormalization": lambda: layers.BatchNormalization(
             momentum=0.5 if variant == "momentum" else 0.99, trainable=variant != "not trainable"
         ),
-        "Dropout": lambda: getattr(layers, variant)(0.3, seed=draw.choice((1, 2, 3))),
+        "Dropout": lambda: getattr(layers, variant)(0.3, seed=setup.seed),
     }
     return makers[setup.kind]() if setup.kind in makers else None
 
@@ -154,19 +152,15 @@ def _remat(variant: str, dense: Any, h: Any) -> Any:
 
 
 def compiled(model: Any, setup: OwnSetup) -> None:
-    draw = Drawing(setup.number + 2)
     loss = setup.loss
     if loss == "binary_crossentropy":
         loss = keras.losses.BinaryCrossentropy(from_logits=True)
     if setup.kind == "loss over rows":
-        loss = loss_over_rows(setup.variant, draw.choice((1e-3, 0.1, 1.0)))
-    metrics = draw.choice((None, None, ["mae"], ["mse", "mae"]))
-    if isinstance(model, Stepping):
-        metrics = None
+        loss = loss_over_rows(setup.variant, setup.share)
     model.compile(
         optimizer_of(setup),
         loss,
-        metrics=metrics,
+        metrics=[] if isinstance(model, Stepping) else list(setup.metrics),
         jit_compile=False,
         steps_per_execution=setup.steps_per_execution,
     )

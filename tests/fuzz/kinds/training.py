@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import math
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -15,6 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 import tf_ooo
+from tests.fuzz.compared import average_by_horovod, of_all_ranks
 from tests.fuzz.kinds.drawing import BATCH_SIZE, OwnSetup
 from tests.fuzz.kinds.models import OUTPUTS, compiled, data_of, model_of
 
@@ -102,7 +102,7 @@ def _train(setup: OwnSetup, ours: bool, ranks: Any) -> Trained:
         trained.report = callback.report
         trained.said += callback.report.notes if callback.report else []
     if ranks and not ours:
-        history = _of_all_ranks(history, setup.rows, ranks)
+        history = of_all_ranks(history, setup.rows, ranks)
     trained.logs = tuple(history)
     trained.values = [*((name, np.array(of)) for name, of in sorted(history.items())), *_values(model)]
     return trained
@@ -120,11 +120,18 @@ class Fitting:
 
     def fit(self, model: Any, epochs: int, callbacks: Any = ()) -> Any:
         if self.ranks and not self.ours:
-            _as_horovod(model)
+            self._average_by_horovod(model)
         options = {"epochs": epochs, "verbose": 0, "callbacks": list(callbacks)}
         if self.setup.as_dataset:
             return model.fit(tf.data.Dataset.from_tensor_slices(self.data).batch(BATCH_SIZE), **options)
         return model.fit(*self.data, batch_size=BATCH_SIZE, shuffle=False, **options)
+
+    def _average_by_horovod(self, model: Any) -> None:
+        import horovod.tensorflow as hvd
+
+        for optimizer in optimizers_of(model):
+            if "apply" not in vars(optimizer):
+                average_by_horovod(optimizer, op=hvd.Average)
 
     def before(self, model: Any) -> None:
         """Do what the process does before the ``fit`` that is compared."""
@@ -169,31 +176,3 @@ def _values(model: Any) -> list[tuple[str, np.ndarray]]:
         variables += optimizer.variables
     # Slots of the optimizer in a loss-scaling one, whichever of both has made them.
     return [(v.path.removeprefix("loss_scale_optimizer/"), np.array(v)) for v in variables]
-
-
-# -- data parallel ---------------------------------------------------------------------------------
-
-
-def _as_horovod(model: Any) -> None:
-    """Gradients are averaged by stock Horovod where an optimizer applies them."""
-    import horovod.tensorflow as hvd
-
-    for optimizer in optimizers_of(model):
-        if "apply" not in vars(optimizer):
-            object.__setattr__(optimizer, "apply", _averaging(optimizer.apply, hvd))
-
-
-def _averaging(apply: Any, hvd: Any) -> Any:
-    def averaging(gradients: list[Any], variables: Any = None) -> Any:
-        return apply([None if g is None else hvd.allreduce(g, op=hvd.Average) for g in gradients], variables)
-
-    return averaging
-
-
-def _of_all_ranks(history: dict[str, list[Any]], rows: int, ranks: Any) -> dict[str, list[float]]:
-    """Means over the ranks, as our callback makes of logs."""
-    of_ranks, means = ranks.gather(history), {}
-    for name in history:
-        epochs = zip(*(history[name] for history in of_ranks), strict=True)
-        means[name] = [math.fsum(rows * v for v in values) / (rows * ranks.size) for values in epochs]
-    return means

@@ -1,8 +1,8 @@
-"""A pytest plugin: ``Model.fit`` in Keras' own tests is a pipeline of two logical CPU devices.
+"""A pytest plugin for Keras' own tests, which train as ``TF_OOO_KERAS_OWN`` says.
 
-Writes ``{test: [outcome, whether it trained, refusal]}`` as JSON to the file in ``TF_OOO_KERAS_OWN``.  With
-``TF_OOO_KERAS_OWN_STOCK`` set the callback is left out, and all else is the same.  There are two
-micro-batches, or as many as ``TF_OOO_KERAS_OWN_MICROBATCHES`` says.
+``rewritten``: the strict ``tf_ooo.enabled()`` is around each test.  ``pipeline``: each ``Model.fit`` is one
+of two logical CPU devices and two micro-batches.  ``stock``: it has no callback, all else is the same.  The file in
+``TF_OOO_KERAS_OWN_RESULTS`` gets ``{test: [outcome, whether it trained, whether refused, text]}``.
 """
 
 from __future__ import annotations
@@ -17,42 +17,36 @@ from unittest import mock
 
 import keras
 import pytest
-import tensorflow as tf
 
 import tf_ooo
+from tests.processes import make_devices
 
 if importlib.util.find_spec("jax") is None:
     sys.modules["jax"] = mock.MagicMock()  # Keras' tests import it, those of TensorFlow do not use it
 
-STOCK = "TF_OOO_KERAS_OWN_STOCK" in os.environ
-MICROBATCHES = int(os.environ.get("TF_OOO_KERAS_OWN_MICROBATCHES", "2"))
-PIPELINE = {
-    "mode": "pipeline",
-    "devices": 2,
-    "microbatches": MICROBATCHES,
-    "schedule": "gpipe",
-    "profile_steps": 0,
-}
+WAY, RESULTS = os.environ["TF_OOO_KERAS_OWN"], os.environ.get("TF_OOO_KERAS_OWN_RESULTS")
+PIPELINE = {"mode": "pipeline", "devices": 2, "microbatches": 2, "schedule": "gpipe", "profile_steps": 0}
 outcomes: dict[str, list] = {}
 fits: list[bool] = []
 refusals: list[str] = []
+rewritten: list[str] = []
 
 
 def pytest_configure(config):
     for marker in ("requires_trainable_backend", "multi_device"):
         config.addinivalue_line("markers", f"{marker}: Keras' own")
-    cpu = tf.config.list_physical_devices("CPU")[0]
-    tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
-    # ExampleModel of trainer_test.py is no keras.Model: only the trainer below is common to all.
-    trainer = next(base for base in keras.Model.__mro__ if "fit" in vars(base))
-    trainer.fit = _piped(trainer.fit)
+    if WAY != "rewritten":
+        make_devices(2)
+        # ExampleModel of trainer_test.py is no keras.Model: only the trainer below is common to all.
+        trainer = next(base for base in keras.Model.__mro__ if "fit" in vars(base))
+        trainer.fit = _piped(trainer.fit)
 
 
 def _piped(fit):
     @functools.wraps(fit)
     def piped(model, *arguments, callbacks=None, **named):
         fits.append(True)
-        if STOCK:
+        if WAY == "stock":
             return fit(model, *arguments, callbacks=callbacks, **named)
         callback = tf_ooo.OOOBackprop(**PIPELINE, fall_back=False)
         if isinstance(callbacks, keras.callbacks.CallbackList):
@@ -70,10 +64,17 @@ def _piped(fit):
 
 
 @pytest.fixture(autouse=True)
-def start():
+def start(request):
     keras.utils.set_random_seed(1337)
     fits.clear()
     refusals.clear()
+    if WAY != "rewritten":
+        yield
+        return
+    with tf_ooo.enabled(tf_ooo.Options(strict=True)) as report:
+        yield
+    if report.rewritten_graph is not None:
+        rewritten.append(request.node.nodeid)
 
 
 @pytest.hookimpl(hookwrapper=True)
@@ -81,13 +82,14 @@ def pytest_runtest_makereport(item, call):
     report = (yield).get_result()
     if call.when == "call":
         said = refusals[0] if refusals else report.longreprtext[-600:]
-        outcomes[f"{item.path.name}{item.nodeid[item.nodeid.index('::') :]}"] = [
-            report.outcome,
-            bool(fits),
-            bool(refusals),
-            said,
-        ]
+        name = f"{item.path.name}{item.nodeid[item.nodeid.index('::') :]}"
+        outcomes[name] = [report.outcome, bool(fits), bool(refusals), said]
+
+
+def pytest_terminal_summary(terminalreporter):
+    terminalreporter.write_line(f"rewritten in {len(rewritten)} tests")
 
 
 def pytest_sessionfinish():
-    Path(os.environ["TF_OOO_KERAS_OWN"]).write_text(json.dumps(outcomes))
+    if RESULTS:
+        Path(RESULTS).write_text(json.dumps(outcomes))

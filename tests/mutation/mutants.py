@@ -1,16 +1,16 @@
-"""All mutants that cosmic-ray makes of some modules, and some of them by a seed."""
+"""All mutants that cosmic-ray makes of some modules."""
 
 from __future__ import annotations
 
 import ast
 import difflib
-import random
 from dataclasses import dataclass
-from pathlib import Path
 
 from cosmic_ray.ast import ast_nodes, get_ast_from_path
 from cosmic_ray.mutating import mutate_code
 from cosmic_ray.plugins import get_operator, operator_names
+
+from tests.forked import ROOT
 
 Position = tuple[int, int]
 
@@ -30,15 +30,16 @@ class Mutant:
             raise LookupError(f"{self} changes nothing")
         return changed
 
-    def diff(self, source: str) -> str:
+    def diff(self) -> str:
+        source = (ROOT / self.module).read_text()
         before, after = source.splitlines(), self.code(source).splitlines()
         lines = difflib.unified_diff(before, after, self.module, self.module, n=0, lineterm="")
         return "\n".join(lines)
 
 
-def mutants_of(root: Path, module: str) -> list[Mutant]:
+def mutants_of(module: str) -> list[Mutant]:
     """All mutants of a module, in the order of its text."""
-    path = root / module
+    path = ROOT / module
     tree = get_ast_from_path(path)
     annotations = _annotations(path.read_text())
     mutants = []
@@ -66,8 +67,3 @@ def _annotations(source: str) -> list[tuple[Position, Position]]:
         for node in nodes
         if node is not None
     ]
-
-
-def sample(mutants: list[Mutant], count: int, seed: int) -> list[Mutant]:
-    """So many of them, each as likely as any other; in the order of the text."""
-    return sorted(random.Random(seed).sample(mutants, min(count, len(mutants))))

@@ -148,14 +148,14 @@ def _serve(
     status = 1
     try:
         os.setpgid(0, 0)
-        faulthandler.register(signal.SIGUSR1, all_threads=True)
+        faulthandler.register(signal.SIGUSR1, file=2, all_threads=True)
         forked.apply_environment(environment)
         answer = prepare()
-        while True:
-            connection.send(answer(connection.recv()))
-    except (EOFError, OSError, KeyboardInterrupt):
+        with contextlib.suppress(EOFError, ConnectionError, KeyboardInterrupt):
+            while True:
+                connection.send(answer(connection.recv()))
         status = 0
-    except Exception:
+    except BaseException:
         traceback.print_exc()
     finally:
         os._exit(status)

@@ -10,7 +10,7 @@ import pytest
 from tests.fuzz.drawing import cases, drawn
 from tests.fuzz.program import program
 from tests.fuzz.running import GOOD, run
-from tests.fuzz.setups import Branch, Output, Part, Ranks, Setup
+from tests.fuzz.setups import Output, Ranks, Setup
 from tests.fuzz.several import setting_of
 from tests.harness.children import Children, Outcome
 from tests.zoo import needs_keras_3
@@ -35,10 +35,11 @@ def test_the_bits_of_stock_horovod(number):
 
 
 def small(ranks):
-    steps = (Part("layers.Dense", (("units", 5), ("activation", "tanh"))),)
-    output = Output(3, Part("keras.losses.MeanSquaredError"))
-    sgd = Part("keras.optimizers.SGD", (("learning_rate", 0.02),))
-    return Setup(5, (Branch("features", (7,), steps),), "Concatenate", (), (output,), sgd, ranks=ranks)
+    lines = ("input_0 = h = keras.Input((7,))", 'h = layers.Dense(units=5, activation="tanh")(h)')
+    values = 'random.normal(size=(rows, {})).astype("float32")'
+    output = Output("keras.losses.MeanSquaredError()", values.format(3))
+    sgd = "keras.optimizers.SGD(learning_rate=0.02)"
+    return Setup(5, lines, (values.format(7),), (output,), sgd, ranks=ranks)
 
 
 @pytest.fixture

@@ -35,6 +35,7 @@ class Kind:
         recurrent: gives the last of a sequence's results, or with return_sequences all.
         takes: what it is called with: ``h``, ``h, h`` or ``[h, h]``.
         trains: has weights.
+        not_in: stock TensorFlow or Keras fails at it under these policies.
         wraps: the argument that is a layer of one of these kinds; cells: a tuple of them.
     """
 
@@ -45,6 +46,7 @@ class Kind:
     recurrent: bool = False
     takes: str = "h"
     trains: bool = True
+    not_in: tuple[str, ...] = ()
     wraps: tuple[str, ...] = ()
     cells: tuple[str, ...] = ()
 
@@ -53,6 +55,11 @@ class Kind:
 
 
 ANY = (1, 2, 3, 4)
+# Losses are float32: a penalty of another type cannot be added to them.
+OTHER_TYPES = ("mixed_float16", "mixed_bfloat16", "float64")
+PENALTIES = frozenset(
+    f"{name}_regularizer" for name in ("kernel", "bias", "activity", "recurrent", "depthwise", "alpha")
+)
 WEIGHTS = {
     "activation": ACTIVATIONS,
     "use_bias": (LEFT_OUT, LEFT_OUT, False),
@@ -110,7 +117,7 @@ LAYERS = {
     "PReLU": Kind(ANY, {"alpha_regularizer": REGULARIZERS}),
     "LeakyReLU": Kind(ANY, {"negative_slope": (LEFT_OUT, 0.1)}, trains=False),
     "Softmax": Kind(ANY, trains=False),
-    "ActivityRegularization": Kind(ANY, {"l2": (0.01, 0.1)}, trains=False),
+    "ActivityRegularization": Kind(ANY, {"l2": (0.01, 0.1)}, trains=False, not_in=OTHER_TYPES),
     "Rescaling": Kind(ANY, {"scale": (0.5, -1.5)}, trains=False),
     "RepeatVector": Kind((1,), {"n": (2, 3)}, to=2, keeps_shape=False, trains=False),
     "SpectralNormalization": Kind((1, 2), wraps=("Dense",)),
@@ -166,7 +173,8 @@ LAYERS = {
     "SpatialDropout2D": Kind((3,), {"rate": RATES, "seed": SEEDS}, trains=False),
     # of volumes
     "Conv3D": Kind((4,), {"filters": UNITS, **WINDOWS, **WEIGHTS}),
-    "MaxPooling3D": Kind((4,), POOLING, keeps_shape=False, trains=False),
+    # On a CPU the largest of a volume has kernels for float32 and bfloat16.
+    "MaxPooling3D": Kind((4,), POOLING, keeps_shape=False, trains=False, not_in=("mixed_float16", "float64")),
 }
 # Drawn more often than others: those that are common, and soon traced.
 OFTEN = ("Dense", "Conv1D", "Conv2D", "Conv3D", "Dropout")

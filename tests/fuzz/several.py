@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from tests.fuzz.catalogue import BATCH_SIZE
-from tests.fuzz.setups import Part, Pipeline, Ranks, Setup
+from tests.fuzz.setups import Pipeline, Ranks, Setup
 from tests.harness.children import Setting
 from tests.harness.drawing import Draw
 from tf_ooo.planning.policies import schedules_of
@@ -43,9 +43,9 @@ def as_pipelines(setup: Setup, draw: Draw) -> Setup:
         )
         microbatches = max(2, microbatches)
     setup = replace(setup, pipelines=pipelines, microbatches=microbatches)
-    missing = max(pipeline.layers for pipeline in pipelines) - setup.trained_layers()
-    dense = Part("layers.Dense", (("units", 5), ("activation", "tanh")))
-    return replace(setup, trunk=(*setup.trunk, *[dense] * missing))
+    missing = max(pipeline.layers for pipeline in pipelines) - setup.trained_layers - len(setup.outputs)
+    dense = 'h = layers.Dense(units=5, activation="tanh")(h)'
+    return replace(setup, model=(*setup.model, *[dense] * missing))
 
 
 def _pipeline(schedule: str, draw: Draw) -> Pipeline:

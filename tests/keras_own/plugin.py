@@ -1,8 +1,8 @@
 """A pytest plugin for Keras' own tests, which train as ``TF_OOO_KERAS_OWN`` says.
 
 ``rewritten``: the strict ``tf_ooo.enabled()`` is around each test.  ``pipeline``: each ``Model.fit`` is one
-of two logical CPU devices and two micro-batches.  ``stock``: it has no callback, all else is the same.  The file in
-``TF_OOO_KERAS_OWN_RESULTS`` gets ``{test: [outcome, whether it trained, whether refused, text]}``.
+of two logical CPU devices and two micro-batches.  ``stock``: it has no callback, all else is the same.  The
+file in ``TF_OOO_KERAS_OWN_RESULTS`` gets ``{test: [outcome, whether it trained, whether refused, text]}``.
 """
 
 from __future__ import annotations

@@ -100,14 +100,17 @@ class Body:
         self._branch(self._draw.choice(LAYERS[wanted].ranks), wanted)
         if self._draw.chance(0.2):
             self.lines.append("branch = h")
-            self._branch(self._draw.choice((1, 2, 3)))
+            self._draw.part(lambda: self._branch(self._draw.choice((1, 2, 3))))
             ends = "branch, h"
             if join != "Concatenate":
                 ends, self._joined = "layers.Dense(units=6)(branch), layers.Dense(units=6)(h)", True
                 self.trained += 2
             self.lines.append(f"h = layers.{join}()([{ends}])")
         for _ in range(self._draw.choice((0, 1, 1, 1, 1, 2, 2))):
-            self._step(1, self._draw.choice(("Dense", "Dense", "BatchNormalization", "Dropout")))
+            self._draw.part(self._trunk)
+
+    def _trunk(self) -> None:
+        self._step(1, self._draw.choice(("Dense", "Dense", "BatchNormalization", "Dropout")))
 
     def _branch(self, rank: int, wanted: str = "") -> None:
         kind = self._draw.choice(INPUT_KINDS[rank])

@@ -33,6 +33,11 @@ class Draw:
         value: int = self._draw(_below(count))
         return value
 
+    def part(self, function: Callable[[], Value]) -> Value:
+        """What the function draws, which hypothesis takes away as a whole."""
+        value: Value = self._draw(st.builds(function))
+        return value
+
     def choice(self, values: Sequence[Value]) -> Value:
         return values[self.below(len(values))]
 

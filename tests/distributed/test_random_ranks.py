@@ -63,7 +63,7 @@ def test_a_planted_fault_is_found_on_both_ranks(averages_are_wrong):
 
 def test_minimal_keeps_the_option_that_matters():
     def has_fault(setup):
-        return 'compression="fp16"' in program(setup) and "clipnorm" in program(setup)
+        return "compression='fp16'" in program(setup) and "clipnorm" in program(setup)
 
     number = next(n for n in range(10**6) if has_fault(drawn(n, "data_parallel")))
     smallest = cases("data_parallel").minimal(number, has_fault)

@@ -45,7 +45,7 @@ LONGEST_S = 6.0
 
 @functools.cache
 def cases(mode: str) -> Cases[Setup]:
-    """Those of a mode; of all modes without a name."""
+    """Cases have the mode of that name, or any mode where the name is empty."""
     return Cases(lambda draw: _setup_of(draw, mode))
 
 

@@ -69,7 +69,7 @@ def setup_of(draw: Draw) -> Setup:
 
 
 def _fails_in(policy: str, layer: str, optimizer: str) -> bool:
-    """What stock TensorFlow 2.21 or Keras 3.15 fails at."""
+    """Return whether stock TensorFlow 2.21 or Keras 3.15 fails at it."""
     if optimizer == "Nadam" and policy == "mixed_float16":
         return True  # its product of decays is no variable behind a scaled loss: it is not set back
     if optimizer == "Muon" and policy == "float64":

@@ -21,7 +21,7 @@ MEASURED = 6
 
 
 def setting_of(ranks: Ranks | None, devices: int) -> Setting:
-    """What the process of a set-up must be like, of two ranks if it has any."""
+    """Says what process a set-up needs, or that it needs two ranks."""
     if not ranks:
         return Setting(devices)
     return Setting(engine=ranks.engine, variables=tuple(LAUNCHES[ranks.launch].items()))

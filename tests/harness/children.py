@@ -32,7 +32,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Setting:
-    """What a process must be like to run a case.
+    """Says what process a case needs.
 
     Attributes:
         devices: its logical CPUs; 0: as TensorFlow has them.
@@ -48,7 +48,7 @@ class Setting:
 
 
 class Child:
-    """What runs the cases of one setting, one after another."""
+    """Runs the cases of one setting, one after another."""
 
     def __init__(self, function: Callable[[Any], Outcome], setting: Setting) -> None:
         self.setting, self.runs, self.key = setting, 0, None

@@ -34,7 +34,7 @@ class Draw:
         return value
 
     def part(self, function: Callable[[], Value]) -> Value:
-        """What the function draws, which hypothesis takes away as a whole."""
+        """Calls the function; hypothesis may take away all that it draws at once."""
         value: Value = self._draw(st.builds(function))
         return value
 

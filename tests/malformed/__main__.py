@@ -9,7 +9,7 @@ from tests.malformed.running import run
 
 
 def _setting_of(number: int) -> Setting:
-    """What needs a cluster has a process of its own, which starts it before TensorFlow runs."""
+    """A cluster has to be started before TensorFlow runs: such cases have a process of their own."""
     return Setting(devices=2, name="ports" if area_of(number) == "ports" else "")
 
 

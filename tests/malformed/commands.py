@@ -178,7 +178,7 @@ def _run(draw: Draw) -> _Line:
 
 
 PLAN, SIMULATE = "plan costs.json --devices 2 {}", "simulate schedule.txt costs.json {}"
-# What an option may not be.
+# No option may have these values.
 RARER = (
     (SIMULATE, "--steps", ("0", "-1", "many", "1.5", "")),
     (SIMULATE, "--link", ("fast", "25", "-1Gbit", "nanGbit", "10Gbit,x")),

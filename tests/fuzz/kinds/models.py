@@ -160,7 +160,7 @@ def compiled(model: Any, setup: OwnSetup) -> None:
     model.compile(
         optimizer_of(setup),
         loss,
-        metrics=[] if isinstance(model, Stepping) else list(setup.metrics),
+        metrics=None if isinstance(model, Stepping) else list(setup.metrics) or None,
         jit_compile=False,
         steps_per_execution=setup.steps_per_execution,
     )

@@ -12,7 +12,7 @@ from tf_ooo.compat.callbacks import Callback
 from tf_ooo.errors import OptionsError
 from tf_ooo.hosts.ranks.engine import choose_engine
 from tf_ooo.tracing import sync
-from tf_ooo.tracing.optimizers import optimizers_of
+from tf_ooo.tracing.variables import optimizers_of
 
 _LOG = logging.getLogger("tf_ooo")
 

@@ -26,7 +26,7 @@ from tf_ooo.modes.pipeline.planning import PlanRequest, make_plan, step_s_of
 from tf_ooo.planning.building.merging import merged
 from tf_ooo.planning.model.schedule import Schedule
 from tf_ooo.planning.model.schedule_file import ScheduleFile
-from tf_ooo.rewriting.unrolled_tasks import Step
+from tf_ooo.rewriting.step_graph import StepGraph
 
 _WAIT = tf.load_op_library(str(library())).ooo_wait
 # Tasks of a step of which a picture can be drawn; of more the median turn is not kept.
@@ -103,7 +103,9 @@ def schedule_of(options: Mapping[str, Any], table: CostTable, devices: int, micr
 class Run(Fit):
     """The steps of one way; the first of them makes the plan."""
 
-    def __init__(self, options: Pipeline, table: CostTable, known: tuple[Step, CostTable] | None) -> None:
+    def __init__(
+        self, options: Pipeline, table: CostTable, known: tuple[StepGraph, CostTable] | None
+    ) -> None:
         super().__init__(workload_of(table, options.microbatches or 1), options, known)
         self.start()
         self._layers, self._is_ours = table.layers, options.schedule == "auto"

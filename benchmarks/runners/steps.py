@@ -18,7 +18,7 @@ from tf_ooo.modes.pipeline.mode import PipelineMode
 from tf_ooo.modes.table import LayerPipe, Pipeline, mode_for
 from tf_ooo.planning.model.schedule import Schedule
 from tf_ooo.report.report import Report
-from tf_ooo.rewriting.unrolled_tasks import Step
+from tf_ooo.rewriting.step_graph import StepGraph
 
 _Started = TypeVar("_Started", bound="Steps")
 
@@ -48,7 +48,7 @@ class Fit(Steps):
     """The steps of a callback's fit, run without ``model.fit``."""
 
     def __init__(
-        self, workload: Workload, options: Pipeline | LayerPipe, measured: tuple[Step, CostTable] | None
+        self, workload: Workload, options: Pipeline | LayerPipe, measured: tuple[StepGraph, CostTable] | None
     ) -> None:
         """Begin the fit; a pipeline is planned from another one's step, taken apart, and its costs."""
         super().__init__(self._step, workload.model)
@@ -90,7 +90,7 @@ class Fit(Steps):
         return self.report.planned
 
     @property
-    def measured(self) -> tuple[Step, CostTable] | None:
+    def measured(self) -> tuple[StepGraph, CostTable] | None:
         """The step of a pipeline taken apart, and its costs; None before."""
         return None if self._pipeline is None else self._pipeline.planned_from
 

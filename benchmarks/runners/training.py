@@ -29,7 +29,7 @@ from tf_ooo.costs.table import CostTable
 from tf_ooo.errors import OOOError
 from tf_ooo.hosts.cluster import Cluster, connect
 from tf_ooo.modes.table import LayerPipe, Pipeline
-from tf_ooo.rewriting.unrolled_tasks import Step
+from tf_ooo.rewriting.step_graph import StepGraph
 
 
 def run(workers: Workers, case: Case) -> Measured:
@@ -62,7 +62,7 @@ class Training:
         self._network = models.network_of(case.parameters)
         self._make = partial(models.make, self._network, self.microbatches)
         self._orders: dict[str, Fit] = {}
-        self._measured: dict[int | None, tuple[Step, CostTable] | None] = {}
+        self._measured: dict[int | None, tuple[StepGraph, CostTable] | None] = {}
         self._late_costs: CostTable | None = None
 
     def run(self, shares: Shares, ranks: Job | None) -> Measured:
@@ -110,7 +110,7 @@ class Training:
         self._orders[way.name] = fit
         return fit
 
-    def _options(self, way: Way) -> tuple[Pipeline | LayerPipe, tuple[Step, CostTable] | None]:
+    def _options(self, way: Way) -> tuple[Pipeline | LayerPipe, tuple[StepGraph, CostTable] | None]:
         """Return what a way runs with, and the costs of the first one of as many micro-batches."""
         own, devices = dict(way.options), self._workers.cluster
         if own.pop("layerpipe", False):

@@ -143,7 +143,7 @@ def test_sizes_that_differ(case, monkeypatch):
     shared = fits.fit(pipelined("1f1b", devices=2, check_loss=False))
     # Parts of 48 rows, of 36, of 45 in 12 and 11, of all others, and of 3 rows: five kinds of graphs.
     assert fits.traced == 1 + 1 + 2 + 1 + 1
-    monkeypatch.setattr("tf_ooo.tracing.splitting.OWN_TRACES", 99)
+    monkeypatch.setattr("tf_ooo.tracing.micro_batches.OWN_TRACES", 99)
     each = fits.fit(pipelined("1f1b", devices=2, check_loss=False))
     assert fits.traced > 8
     assert distance(fits.training.untrained, each.weights) > 1e-3

@@ -16,7 +16,7 @@ from tests.graph.pipeline_fits import (
 from tests.graph.pipeline_graphs import assert_in_order
 from tests.graph.pipeline_models import EVEN, UNEVEN, X_UNEVEN, Y_UNEVEN, adam, mlp, nested
 from tests.zoo import keras, needs_keras_3
-from tf_ooo.tracing.optimizers import optimizers_of
+from tf_ooo.tracing.variables import optimizers_of
 
 pytestmark = [pytest.mark.devices(2), pytest.mark.takes(40)]
 

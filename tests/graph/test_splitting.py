@@ -6,8 +6,16 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tf_ooo.tracing.micro_batches import Division, parts_of, split_rows
-from tf_ooo.tracing.splitting import OWN_TRACES, BatchesSeen, FixedRows, OpenRows, open_batch
+from tf_ooo.tracing.micro_batches import (
+    OWN_TRACES,
+    BatchesSeen,
+    Division,
+    FixedRows,
+    OpenRows,
+    open_batch,
+    parts_of,
+    split_rows,
+)
 
 
 @pytest.mark.parametrize("count", [2, 3, 4])

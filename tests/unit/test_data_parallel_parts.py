@@ -31,7 +31,7 @@ from tf_ooo.modes.data_parallel.parallel_step import ParallelStep
 from tf_ooo.modes.replicated import ReplicatedPipelineMode
 from tf_ooo.tracing import sync
 from tf_ooo.tracing.averaging import Averaging
-from tf_ooo.tracing.optimizers import optimizers_of
+from tf_ooo.tracing.variables import optimizers_of
 
 
 class Threads:

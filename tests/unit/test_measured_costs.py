@@ -9,8 +9,7 @@ from grappler_passes.graph.dependencies import GraphIndex
 from grappler_passes.graph.training_graph import Layer, Op, OpKind, TrainingGraph, Variable
 from tf_ooo.costs.profile import OpProfile
 from tf_ooo.fit.measured import measured_costs
-from tf_ooo.rewriting.known import Known
-from tf_ooo.rewriting.unrolled_tasks import Step
+from tf_ooo.rewriting.step_graph import Known, StepGraph
 
 KINDS = {"F": OpKind.FORWARD, "dO": OpKind.OUTPUT_GRAD, "dW": OpKind.WEIGHT_GRAD}
 # Two layers: the task of each op, and what it reads.
@@ -39,7 +38,7 @@ def step():
     where = {name: (kind, layer) for name, (kind, layer, _) in WHERE.items()}
     known = Known(TrainingGraph(ops, layers, variables), graph_def, frozenset(ops), where, {})
     none = [0] * len(ops)
-    return Step(graph_def, GraphIndex(graph_def), none, none, 1, known, {}, frozenset())
+    return StepGraph(graph_def, GraphIndex(graph_def), none, none, 1, known, {name: name for name in ops})
 
 
 def costs_s(step_s):

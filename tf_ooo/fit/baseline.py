@@ -15,8 +15,7 @@ from tf_ooo.errors import BackendError
 from tf_ooo.fit.paying import pays
 from tf_ooo.report.report import Report
 from tf_ooo.rewriting.failures import in_one_line
-from tf_ooo.tracing.restoring import RestoringFunction
-from tf_ooo.tracing.traces import random_state_in
+from tf_ooo.tracing.traces import RestoringFunction, random_state_in
 
 if TYPE_CHECKING:
     import keras

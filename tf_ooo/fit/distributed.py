@@ -25,11 +25,9 @@ from tf_ooo.report.environment import environment
 from tf_ooo.report.report import Report
 from tf_ooo.rewriting.request import RewriteRequest
 from tf_ooo.rewriting.result import RewriteResult
-from tf_ooo.rewriting.staged import LayerByLayer, request_to_measure
-from tf_ooo.rewriting.traced_before import TracedBefore
-from tf_ooo.rewriting.unrolled_tasks import Step
-from tf_ooo.tracing.micro_batches import Division, rows_of
-from tf_ooo.tracing.splitting import BatchesSeen
+from tf_ooo.rewriting.staged import LayerByLayer, TracedBefore, request_to_measure
+from tf_ooo.rewriting.step_graph import StepGraph
+from tf_ooo.tracing.micro_batches import BatchesSeen, Division, rows_of
 from tf_ooo.tracing.step import StepFunctions
 from tf_ooo.tracing.variables import Moved, all_variables, renew
 
@@ -268,7 +266,7 @@ class FirstSteps:
         """Return whether the first step was taken apart, and nothing of it has run."""
         return self._layers.rested
 
-    def measured(self, target: Target) -> tuple[Step, CostTable]:
+    def measured(self, target: Target) -> tuple[StepGraph, CostTable]:
         """The step, taken apart, and what its layers cost there.  BackendError: no step was handed over."""
         step = self._layers.step
         if step is None:

@@ -10,10 +10,10 @@ from tf_ooo.costs.table import CostTable
 from tf_ooo.errors import OptionsError
 from tf_ooo.fit.measured import measured_costs
 from tf_ooo.rewriting.parts import layer_of_part
-from tf_ooo.rewriting.unrolled_tasks import Step
+from tf_ooo.rewriting.step_graph import StepGraph
 
 
-def costs_of_parts(costs: CostTable, step: Step) -> CostTable:
+def costs_of_parts(costs: CostTable, step: StepGraph) -> CostTable:
     """The table as it is where it has the step's layers; else the seconds of each layer shared by its parts.
 
     The shares are those of calculated seconds.  The table may have whole layers, or parts of other sizes,
@@ -21,7 +21,7 @@ def costs_of_parts(costs: CostTable, step: Step) -> CostTable:
 
     OptionsError: they are of another model.
     """
-    names = [layer.name for layer in step.known.graph.layers]
+    names = [layer.name for layer in step.graph.layers]
     given, own = _groups([layer.name for layer in costs.layers]), _groups(names)
     if len(given) != len(own):
         raise OptionsError(

@@ -15,7 +15,7 @@ from tf_ooo.fit.measured import measured_costs
 from tf_ooo.fit.traced import run_traced
 from tf_ooo.hosts.cluster import Cluster
 from tf_ooo.hosts.target import Target
-from tf_ooo.rewriting.unrolled_tasks import Step, general_names
+from tf_ooo.rewriting.step_graph import StepGraph, general_names
 
 
 class InPlace:
@@ -29,7 +29,7 @@ class InPlace:
         why_not: why there are no costs.
     """
 
-    def __init__(self, step: Step, count: int, target: Target, steps: int) -> None:
+    def __init__(self, step: StepGraph, count: int, target: Target, steps: int) -> None:
         self.why_not = ""
         self._step, self._count, self._target = step, count, target
         self._addresses = target.addresses if isinstance(target, Cluster) else ()

@@ -15,8 +15,8 @@ from tf_ooo.errors import OptionsError
 from tf_ooo.hosts.link import sharing_cores
 from tf_ooo.hosts.target import Target
 from tf_ooo.rewriting.parts import is_part
+from tf_ooo.rewriting.step_graph import StepGraph
 from tf_ooo.rewriting.tasks import tasks_for_costs
-from tf_ooo.rewriting.unrolled_tasks import Step
 from tf_ooo.rewriting.weight_uses import ops_of_data
 
 # A step of very small ops takes many times as long as they do: most of that is the call of the function.
@@ -24,7 +24,7 @@ _MOST_BETWEEN = 4.0
 
 
 def measured_costs(
-    step: Step,
+    step: StepGraph,
     profile: OpProfile | None,
     timed_s: Sequence[float] = (),
     general: Mapping[str, str] | None = None,
@@ -36,17 +36,17 @@ def measured_costs(
     equal steps without the profiler.  ``general``: the general name of each op of the
     profiled step, where it is another trace.
     """
-    known = step.known
+    graph = step.graph
     mean, factor = profile, 1.0
     if profile is not None:
         mean = dataclasses.replace(profile, seconds=step.averaged(profile.seconds, general))
         factor = _between_ops(step, profile, timed_s)
     tasks = _tasks(step)
-    costs = step_costs(known.alone, known.graph, mean, *tasks, factor, on)
+    costs = step_costs(step.known.alone, graph, mean, *tasks, factor, on)
     layers = tuple(map(_with_tied, costs.layers, *tied_bytes(step)))
     if profile is not None and profile.core_s:
         core_s = _core_seconds(costs.op_seconds, step.averaged(profile.core_s, general), factor)
-        layers = with_cores(layers, known.graph, costs.op_seconds, core_s, usable_cores(), *tasks)
+        layers = with_cores(layers, graph, costs.op_seconds, core_s, usable_cores(), *tasks)
     return dataclasses.replace(costs, layers=layers)
 
 
@@ -58,7 +58,7 @@ def _core_seconds(
     return {name: core_s[name] * kept + seconds[name] * added for name in core_s if name in seconds}
 
 
-def tied_bytes(step: Step) -> tuple[list[float], list[float], list[float]]:
+def tied_bytes(step: StepGraph) -> tuple[list[float], list[float], list[float]]:
     """Return bytes that weights which several layers share add to each layer, for one micro-batch.
 
     Returns:
@@ -66,14 +66,14 @@ def tied_bytes(step: Step) -> tuple[list[float], list[float], list[float]]:
         stay until dO; gradients of the layer's own weights that other layers have computed, which wait for
         its dW; and the gradients of other layers' weights that its own dW computes, there while it runs.
     """
-    known, graph = step.known, step.known.graph
+    graph = step.graph
     copies, gradients, made_here = ([0.0] * len(graph.layers) for _ in range(3))
     of_data = ops_of_data(graph)
-    at = {name: known.where.get(step.general[name], ("", 0)) for name in graph.ops}
+    at = {name: step.classified.get(name, ("", 0)) for name in graph.ops}
     sent: set[tuple[str, int]] = set()
     for name, op in graph.ops.items():
         kind, layer = at[name]
-        joins = step.general[name] in known.joined
+        joins = name in step.joined
         for producer in {producer for producer, _ in op.inputs if producer in at}:
             kind_there, other = at[producer]
             if kind_there != kind or other == layer or (producer, layer) in sent:
@@ -101,25 +101,21 @@ def _with_tied(
     )
 
 
-def unknown_sizes(step: Step) -> tuple[str, ...]:
+def unknown_sizes(step: StepGraph) -> tuple[str, ...]:
     """Tensors that the backward pass needs, and whose bytes nobody knows before the step runs."""
-    return unknown_activations(step.known.graph, *_tasks(step))
+    return unknown_activations(step.graph, *_tasks(step))
 
 
-def layers_of(step: Step, names: Sequence[str]) -> tuple[str, ...]:
+def layers_of(step: StepGraph, names: Sequence[str]) -> tuple[str, ...]:
     """Return the names of the layers that ops of a micro-batch belong to."""
-    known = step.known
-    tasks = (known.where.get(step.general[name]) for name in names)
-    numbers = sorted({task[1] for task in tasks if task is not None})
-    return tuple(known.graph.layers[number].name for number in numbers)
+    numbers = sorted({step.classified[name][1] for name in names if name in step.classified})
+    return tuple(step.graph.layers[number].name for number in numbers)
 
 
-def _tasks(step: Step) -> tuple[Tasks, dict[str, int]]:
+def _tasks(step: StepGraph) -> tuple[Tasks, dict[str, int]]:
     """Return the tasks of the classified micro-batch, and the layers of its forward ops."""
-    known = step.known
-    where = {name: known.where.get(step.general[name]) for name in known.graph.ops}
-    placed = {name: at for name, at in where.items() if at is not None}
-    return tasks_for_costs(placed), {name: at[1] for name, at in placed.items() if at[0] == "F"}
+    forward = {name: layer for name, (kind, layer) in step.classified.items() if kind == "F"}
+    return tasks_for_costs(step.classified), forward
 
 
 def check_costs(costs: CostTable, names: Sequence[str]) -> None:
@@ -137,7 +133,7 @@ def check_costs(costs: CostTable, names: Sequence[str]) -> None:
             )
 
 
-def _between_ops(step: Step, profile: OpProfile, timed_s: Sequence[float]) -> float:
+def _between_ops(step: StepGraph, profile: OpProfile, timed_s: Sequence[float]) -> float:
     """Return how many times as long a step took as its ops together: the rest is time between them.
 
     The step ran its layers one after the other.  If some of its ops still ran side by side, the ratio may be

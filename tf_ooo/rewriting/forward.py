@@ -5,19 +5,20 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 from tensorflow.core.framework import graph_pb2, node_def_pb2
 
 from grappler_passes.graph.contexts import ENTERS, EXITS
 from grappler_passes.graph.dependencies import GraphIndex
 from grappler_passes.graph.sizes import KnownShapes, output_bytes, outputs_with_sizes
+from grappler_passes.passes.base import PassResult
 from grappler_passes.passes.rewrite_plan import RewritePlan
 from tf_ooo.errors import GraphError
 from tf_ooo.hosts.devices import available_devices
 from tf_ooo.rewriting import passes
 from tf_ooo.rewriting.homes import is_resource
+from tf_ooo.rewriting.loops import members_of_loops
 from tf_ooo.rewriting.placing import as_they_can, follow, on_variables, slices_at_home
 from tf_ooo.rewriting.request import RewriteRequest
 
@@ -35,17 +36,9 @@ Sizes = Mapping[str, int]
 _Nodes = Mapping[str, node_def_pb2.NodeDef]
 
 
-@dataclass(frozen=True)
-class PlacedForward:
-    """A graph whose ops are on the devices of their weights."""
-
-    graph_def: graph_pb2.GraphDef
-    modified: ClassVar[bool] = True
-
-
 def request_to_place_forward(
     seen: Callable[[], Sequence[tuple[int, Shape]]], dump_dir: passes.Folder = None
-) -> RewriteRequest[PlacedForward]:
+) -> RewriteRequest[PassResult]:
     """Return functions that evaluate or predict run on the devices of their variables.
 
     ``seen``: dtypes and shapes of the batch that a function is traced for.  Raises BackendError as
@@ -62,13 +55,11 @@ def request_to_place_forward(
 
 def rewrite_forward(
     graph_def: graph_pb2.GraphDef, known: KnownShapes, dump_dir: passes.Folder = None
-) -> PlacedForward:
+) -> PassResult:
     """Places all ops.  Raises GraphError where the graph cannot be read, PassError where a pass fails."""
     devices = place_forward(graph_def, _sizes(graph_def, known))
     plan = RewritePlan(devices=devices)
-    return PlacedForward(
-        passes.placing_forward(plan, available_devices(), graph_def, dump_dir)(graph_def).graph_def
-    )
+    return passes.placing_forward(plan, available_devices(), graph_def, dump_dir)(graph_def)
 
 
 def place_forward(graph_def: graph_pb2.GraphDef, bytes_of: Sizes) -> dict[str, str]:
@@ -85,7 +76,7 @@ def place_forward(graph_def: graph_pb2.GraphDef, bytes_of: Sizes) -> dict[str, s
     bytes_of = {**bytes_of, **dict.fromkeys(_staying(index, bytes_of), _STAYS)}
     slices_at_home(index, nodes, placed)
     weights = _with_weights(index, nodes, placed, bytes_of)
-    loops = [_Loop(index, members, bound) for members in _members(index)]
+    loops = [_Loop(index, members, bound) for members in members_of_loops(index).values()]
     for loop in loops:
         loop.place_with(loop.weights(weights), placed, bytes_of)
     follow(index, nodes, placed, bytes_of)
@@ -137,18 +128,6 @@ def _with_weights(
 
 def _is_handle(index: GraphIndex, nodes: _Nodes, i: int) -> bool:
     return index.ops[i] == "VarHandleOp" or is_resource(nodes[index.names[i]])
-
-
-def _members(index: GraphIndex) -> list[list[int]]:
-    """Return the ops of each while loop, with those of the loops within."""
-    if not index.frame_names:
-        return []
-    members: dict[str, list[int]] = {}
-    for i in range(len(index)):
-        frame = index.arrival_frame(i) or index.contexts[i].frame
-        if frame:
-            members.setdefault(frame[0], []).append(i)
-    return list(members.values())
 
 
 class _Loop:

@@ -13,7 +13,7 @@ from tensorflow.core.framework import types_pb2
 
 from grappler_passes.graph.effects import has_side_effects, only_reads, states_of
 from tf_ooo.planning.model.task import replica_of_part
-from tf_ooo.rewriting.unrolled_tasks import Step
+from tf_ooo.rewriting.step_graph import StepGraph
 
 if TYPE_CHECKING:
     from tensorflow.core.framework import node_def_pb2
@@ -38,12 +38,10 @@ class Homes:
         return len(self.devices)
 
     def of_variables(self, layer: int) -> str:
-        """Return the device of a layer's variables."""
         return self.devices[self.holder_of_layer[layer]][self.stage_of_layer[layer]]
 
     @cached_property
     def by_layer(self) -> list[str]:
-        """:meth:`of_variables` of all layers."""
         return [self.of_variables(layer) for layer in range(len(self.stage_of_layer))]
 
     def device_of(self, layer: int, replica: int | None) -> str:
@@ -52,7 +50,7 @@ class Homes:
             return self.of_variables(layer)
         return self.devices[replica][self.stage_of_layer[layer]]
 
-    def replica_of_node(self, step: Step) -> list[int | None]:
+    def replica_of_node(self, step: StepGraph) -> list[int | None]:
         """Return for each node the replica that its micro-batch passes through; None: it comes once."""
         of_part = replica_of_part(step.count, self.replicas)
         return [None if number is None or number >= step.count else of_part[number] for number in step.steps]
@@ -63,7 +61,7 @@ def one_pipeline(stage_of_layer: Sequence[int], device_of_stage: Sequence[str]) 
     return Homes(stage_of_layer, (tuple(device_of_stage),), [0] * len(stage_of_layer))
 
 
-def read_once(step: Step, replica_of_node: Sequence[int | None]) -> dict[str, str]:
+def read_once(step: StepGraph, replica_of_node: Sequence[int | None]) -> dict[str, str]:
     """Reads of variables that stand for others: ``{read: the first of the same replica}``.
 
     Of what is written once, at the end of the step or of a turn, all micro-batches read the same: a replica
@@ -92,7 +90,7 @@ def read_once(step: Step, replica_of_node: Sequence[int | None]) -> dict[str, st
     return stands_for
 
 
-def reads_elsewhere(step: Step, homes: Homes) -> bool:
+def reads_elsewhere(step: StepGraph, homes: Homes) -> bool:
     """Say whether a stage reads a variable on another device: a tied weight, or a layer cut between loops."""
     index, layer_of = step.index, {name: layer for name, (_, layer, _) in step.where.items()}
     for i in index.order:
@@ -110,11 +108,11 @@ def is_resource(node: node_def_pb2.NodeDef) -> bool:
     return "T" in node.attr and bool(node.attr["T"].type == types_pb2.DT_RESOURCE)
 
 
-def _dtype(step: Step, i: int) -> int:
+def _dtype(step: StepGraph, i: int) -> int:
     return int(step.graph_def.node[i].attr["dtype"].type)
 
 
-def crossing(step: Step, replica_of_node: Sequence[int | None]) -> set[int]:
+def crossing(step: StepGraph, replica_of_node: Sequence[int | None]) -> set[int]:
     """Ops that no lane orders, as they lead from one replica's micro-batches to another's, in their turn.
 
     States that every micro-batch changes (seeds, moving averages, metrics) change in the order of
@@ -147,6 +145,6 @@ def _of_others(bits: Mapping[int, int], replica: int) -> int:
     return functools.reduce(operator.or_, (ops for each, ops in bits.items() if each != replica), 0)
 
 
-def _fed(step: Step) -> list[int]:
+def _fed(step: StepGraph) -> list[int]:
     """Return the arguments that are no variables: the batch."""
     return [i for i, node in enumerate(step.graph_def.node) if node.op == "_Arg" and not is_resource(node)]

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from grappler_passes.graph.contexts import EXITS
-from grappler_passes.graph.dependencies import GraphIndex
+from grappler_passes.graph.dependencies import GraphIndex, reached
 from grappler_passes.graph.training_graph import OpKind, TrainingGraph
 
 _HELD = (OpKind.FORWARD, OpKind.OUTPUT_GRAD, OpKind.WEIGHT_GRAD, OpKind.UPDATE)
@@ -31,10 +31,20 @@ class LoopTask:
     inseparable: tuple[int, int]
 
 
+def members_of_loops(index: GraphIndex) -> dict[str, list[int]]:
+    """Return the ops of each while loop by its frame, with those of the loops within."""
+    members: dict[str, list[int]] = {}
+    for i in range(len(index)) if index.frame_names else ():
+        frame = index.contexts[i].frame or index.arrival_frame(i)
+        if frame:
+            members.setdefault(frame[0], []).append(i)
+    return members
+
+
 def forward_loops(graph: TrainingGraph, index: GraphIndex) -> list[list[str]]:
     """Return the ops of each forward loop."""
-    loops = (nodes for nodes in _members(graph, index).values() if _is_forward(graph, index, nodes))
-    return [[index.names[i] for i in nodes] for nodes in loops]
+    loops = _Loops(graph, index)
+    return [[index.names[i] for i in loops.members[frame]] for frame in loops.forward]
 
 
 def loop_tasks(graph: TrainingGraph, index: GraphIndex, layers: Mapping[str, int]) -> list[LoopTask]:
@@ -44,107 +54,103 @@ def loop_tasks(graph: TrainingGraph, index: GraphIndex, layers: Mapping[str, int
     The gradient of a loop that runs with a part of its layer, behind its weights, is one that the part below
     waits for: dO, though only weights' gradients need it.
     """
-    members = _members(graph, index)
-    if not members:
-        return []
-    read = _weights_read(graph, index, members)
-    forward = {frame for frame, nodes in members.items() if _is_forward(graph, index, nodes)}
+    loops = _Loops(graph, index)
+    read = loops.weights_read() if loops.members else {}
     last = len(graph.layers) - 1
-    known = {frame: _known(graph, index, nodes, layers) for frame, nodes in members.items()}
-    layer_of = {frame: max(known[frame], default=last) for frame in forward}
-    for frame in members.keys() - forward:
-        above = _of_forward_loops(graph, index, members, frame, {f: layer_of[f] for f in forward})
+    known = {frame: loops.known(frame, layers) for frame in loops.members}
+    layer_of = {frame: max(known[frame], default=last) for frame in loops.forward}
+    for frame in loops.members.keys() - layer_of.keys():
+        above = [layer_of[each] for each in loops.forward_read_by(frame)]
         layer_of[frame] = max(above or read[frame] or known[frame], default=last)
     return [
         LoopTask(
-            tuple(index.names[i] for i in nodes),
-            "F" if frame in forward else _backward_kind(graph, index, nodes, layer_of[frame]),
+            tuple(index.names[i] for i in loops.members[frame]),
+            "F" if frame in loops.forward else loops.backward_kind(frame, layer_of[frame]),
             layer_of[frame],
             (min(read[frame]), max(read[frame])) if read[frame] else (layer_of[frame], layer_of[frame]),
         )
-        for frame, nodes in sorted(members.items(), key=lambda item: _first_result(index, item[1]))
+        for frame in sorted(loops.members, key=loops.first_result)
     ]
 
 
-def _first_result(index: GraphIndex, nodes: Sequence[int]) -> int:
-    """The place of the first Exit: behind all that goes into the loop, and before all that reads it."""
-    exits = (i for i in nodes if index.ops[i] in EXITS and index.contexts[i].output_frame == ())
-    return min((index.position[i] for i in exits), default=0)
+class _Loops:
+    """The loops of a graph by their frames: ``members`` of all, the ``forward`` ones.
 
+    Most ops of a forward loop are forward ops: some only store, and some of a gradient's loop only count.
+    """
 
-def _members(graph: TrainingGraph, index: GraphIndex) -> dict[str, list[int]]:
-    members: dict[str, list[int]] = {}
-    for i, name in enumerate(index.names):
-        frame = index.contexts[i].frame or index.arrival_frame(i)
-        if frame and graph.ops[name].kind in _HELD:
-            members.setdefault(frame[0], []).append(i)
-    return members
+    def __init__(self, graph: TrainingGraph, index: GraphIndex) -> None:
+        self._graph, self._index = graph, index
+        held = {
+            frame: [i for i in nodes if self._kind(i) in _HELD]
+            for frame, nodes in members_of_loops(index).items()
+        }
+        self.members = {frame: nodes for frame, nodes in held.items() if nodes}
+        self.forward = [
+            frame
+            for frame, nodes in self.members.items()
+            if 2 * sum(self._kind(i) is OpKind.FORWARD for i in nodes) > len(nodes)
+        ]
 
+    def _kind(self, i: int) -> OpKind:
+        return self._graph.ops[self._index.names[i]].kind
 
-def _is_forward(graph: TrainingGraph, index: GraphIndex, nodes: Sequence[int]) -> bool:
-    """Most of its ops are: gradient loops have some that only count, forward loops some that only store."""
-    forward = sum(graph.ops[index.names[i]].kind is OpKind.FORWARD for i in nodes)
-    return 2 * forward > len(nodes)
+    def first_result(self, frame: str) -> int:
+        """The place of the first Exit: behind all that goes into the loop, and before all that reads it."""
+        index = self._index
+        exits = (i for i in self.members[frame] if index.ops[i] in EXITS)
+        places = (index.position[i] for i in exits if index.contexts[i].output_frame == ())
+        return min(places, default=0)
 
+    def backward_kind(self, frame: str, layer: int) -> str:
+        kinds = set(map(self._kind, self.members[frame]))
+        if OpKind.WEIGHT_GRAD in kinds and not self._graph.layers[layer].variables:
+            return "dO"
+        if OpKind.OUTPUT_GRAD in kinds or OpKind.FORWARD in kinds and OpKind.WEIGHT_GRAD not in kinds:
+            return "dO"
+        return "dW" if OpKind.WEIGHT_GRAD in kinds else "U"
 
-def _backward_kind(graph: TrainingGraph, index: GraphIndex, nodes: Sequence[int], layer: int) -> str:
-    kinds = {graph.ops[index.names[i]].kind for i in nodes}
-    if OpKind.WEIGHT_GRAD in kinds and not graph.layers[layer].variables:
-        return "dO"
-    if OpKind.OUTPUT_GRAD in kinds or OpKind.FORWARD in kinds and OpKind.WEIGHT_GRAD not in kinds:
-        return "dO"
-    return "dW" if OpKind.WEIGHT_GRAD in kinds else "U"
+    def known(self, frame: str, layers: Mapping[str, int]) -> list[int]:
+        """Return the layers of the loop's forward ops; of all its ops where those tell none."""
+        named = {i: self._index.names[i] for i in self.members[frame]}
+        forward = [layers[n] for i, n in named.items() if n in layers and self._kind(i) is OpKind.FORWARD]
+        return forward or [layers[name] for name in named.values() if name in layers]
 
+    def weights_read(self) -> dict[str, set[int]]:
+        """Return the layers of the weights that come into each loop, cast or reshaped or as they are."""
+        graph, index = self._graph, self._index
+        own = {
+            v.handle: layer.index
+            for layer in graph.layers
+            for v in graph.variables
+            if v.name in layer.variables
+        }
+        only: dict[int, frozenset[int]] = {}  # what depends on weights alone: whose
+        for i in index.order:
+            sources = [p for p, _ in index.data_preds[i]]
+            if index.names[i] in own:
+                only[i] = frozenset({own[index.names[i]]})
+            elif sources and all(p in only for p in sources):
+                only[i] = frozenset().union(*(only[p] for p in sources))
+            elif index.ops[i] == "Const":
+                only[i] = frozenset()
+        return {
+            frame: {layer for i in nodes for layer in only.get(i, ())}
+            for frame, nodes in self.members.items()
+        }
 
-def _known(
-    graph: TrainingGraph, index: GraphIndex, nodes: Sequence[int], layers: Mapping[str, int]
-) -> list[int]:
-    names = [index.names[i] for i in nodes]
-    forward = [layers[n] for n in names if n in layers and graph.ops[n].kind is OpKind.FORWARD]
-    return forward or [layers[n] for n in names if n in layers]
+    def forward_read_by(self, frame: str) -> set[str]:
+        """Return the forward loops whose results the loop reads, through forward ops."""
+        preds = self._index.data_preds
+        loop_of = {i: name for name, nodes in self.members.items() for i in nodes}
 
+        def following(i: int) -> list[int]:
+            outside = i not in loop_of and self._kind(i) is OpKind.FORWARD
+            return [p for p, _ in preds[i]] if outside else []
 
-def _weights_read(
-    graph: TrainingGraph, index: GraphIndex, members: Mapping[str, Sequence[int]]
-) -> dict[str, set[int]]:
-    """Return the layers of the weights that come into each loop, cast or reshaped or as they are."""
-    own = {
-        v.handle: layer.index for layer in graph.layers for v in graph.variables if v.name in layer.variables
-    }
-    only: dict[int, frozenset[int]] = {}  # what depends on weights alone: whose
-    for i in index.order:
-        sources = [p for p, _ in index.data_preds[i]]
-        if index.names[i] in own:
-            only[i] = frozenset({own[index.names[i]]})
-        elif sources and all(p in only for p in sources):
-            only[i] = frozenset().union(*(only[p] for p in sources))
-        elif index.ops[i] == "Const":
-            only[i] = frozenset()
-    return {frame: {layer for i in nodes for layer in only.get(i, ())} for frame, nodes in members.items()}
-
-
-def _of_forward_loops(
-    graph: TrainingGraph,
-    index: GraphIndex,
-    members: Mapping[str, Sequence[int]],
-    frame: str,
-    layer_of: Mapping[str, int],
-) -> list[int]:
-    """The layers of the forward loops, of those in ``layer_of``, whose results the loop ``frame`` reads."""
-    loop_of = {i: name for name, nodes in members.items() for i in nodes}
-    layers: list[int] = []
-    seen: set[int] = set()
-    stack = [p for i in members[frame] for p, _ in index.data_preds[i] if loop_of.get(p) != frame]
-    while stack:
-        i = stack.pop()
-        if i in seen:
-            continue
-        seen.add(i)
-        if loop_of.get(i) in layer_of:
-            layers.append(layer_of[loop_of[i]])
-        elif i not in loop_of and graph.ops[index.names[i]].kind is OpKind.FORWARD:
-            stack += [p for p, _ in index.data_preds[i]]
-    return layers
+        read = {p for i in self.members[frame] for p, _ in preds[i] if loop_of.get(p) != frame}
+        ends = {loop_of[i] for i in reached(read, following) if i in loop_of}
+        return ends.intersection(self.forward)
 
 
 def fed_to_loops(

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from grappler_passes import plugin
-from grappler_passes.graph.variables import VARIABLE_ATTR
 from tf_ooo.compat import keras_trainable, keras_variables
-from tf_ooo.rewriting.unrolled_tasks import Step
+from tf_ooo.rewriting.step_graph import StepGraph
 
 if TYPE_CHECKING:
     import keras
@@ -30,18 +28,21 @@ def describe(model: keras.Model, variables: Callable[[], Sequence[keras.Variable
     return plugin.described_by_handle(infos)
 
 
-def variable_layers(step: Step) -> dict[str, int]:
+def variable_layers(step: StepGraph) -> dict[str, int]:
     """Return the layer that each variable is used with; those that several layers' updates use are left out.
 
     A slot that of its weight; a state or a metric that of the forward ops on it, or computed from it.
     """
     layers: dict[str, int] = {}
-    by_name = {variable.name: variable for variable in step.known.graph.variables}
-    for layer in step.known.graph.layers:
+    by_name = {variable.name: variable for variable in step.graph.variables}
+    for layer in step.graph.layers:
         for name in layer.variables:
             layers[name] = layer.index
             layers.update(dict.fromkeys(by_name[name].slots, layer.index))
-    for name, arguments in _arguments(step).items():
+    arguments_of: dict[str, list[int]] = {}
+    for argument, name in step.variables.items():
+        arguments_of.setdefault(name, []).append(step.index.index[argument])
+    for name, arguments in arguments_of.items():
         if name not in layers:
             used_with = _used_with(step, arguments)
             if used_with is not None:
@@ -49,16 +50,7 @@ def variable_layers(step: Step) -> dict[str, int]:
     return layers
 
 
-def _arguments(step: Step) -> dict[str, list[int]]:
-    arguments: dict[str, list[int]] = {}
-    for i, node in enumerate(step.graph_def.node):
-        if VARIABLE_ATTR in node.attr:
-            name = json.loads(node.attr[VARIABLE_ATTR].s)["name"]
-            arguments.setdefault(name, []).append(i)
-    return arguments
-
-
-def _used_with(step: Step, arguments: Sequence[int]) -> int | None:
+def _used_with(step: StepGraph, arguments: Sequence[int]) -> int | None:
     index = step.index
     users = [s for i in arguments for s in index.succs[i]]
     near = [

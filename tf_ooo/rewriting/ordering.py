@@ -11,7 +11,7 @@ from grappler_passes.graph.dependencies import GraphIndex
 from grappler_passes.graph.effects import has_side_effects, only_reads
 from tf_ooo.planning.model.schedule import Schedule, Task
 from tf_ooo.rewriting.lanes import Bundle, LaneOrder, one_after_another
-from tf_ooo.rewriting.unrolled_tasks import Step
+from tf_ooo.rewriting.step_graph import StepGraph
 
 _ORDERED = ("F", "dO", "dW")
 # Up to so many edges lead from task to task without a join between.
@@ -21,7 +21,7 @@ _LARGE_BYTES = 1024**2
 
 
 def ops_of_tasks(
-    step: Step, stage_of_layer: Sequence[int], left_out: Collection[int] = ()
+    step: StepGraph, stage_of_layer: Sequence[int], left_out: Collection[int] = ()
 ) -> dict[Task, list[int]]:
     """Nodes of each task in topological order, without the sums of gradients of all micro-batches, or layers.
 
@@ -39,7 +39,7 @@ def ops_of_tasks(
     return ops
 
 
-def too_late(step: Step) -> set[int]:
+def too_late(step: StepGraph) -> set[int]:
     """Return ops that wait for what comes after their task: copies of the logs, as a rule.
 
     They wait for updates, or are forward ops and wait for the backward pass of their micro-batch: a lane
@@ -61,7 +61,7 @@ def too_late(step: Step) -> set[int]:
     return late
 
 
-def _updates(step: Step) -> list[int]:
+def _updates(step: StepGraph) -> list[int]:
     """Return the ops that write weights, as bits, of each turn."""
     index, bits = step.index, [0] * (max(step.turns) + 1)
     for name, (kind, _, _) in step.where.items():
@@ -78,7 +78,7 @@ def lane_tasks(schedule: Schedule, count: int) -> Iterator[tuple[int, list[Task]
 
 
 def order_updates(
-    step: Step, device_of_layer: Sequence[str], prefix: str, sizes: Mapping[str, int]
+    step: StepGraph, device_of_layer: Sequence[str], prefix: str, sizes: Mapping[str, int]
 ) -> dict[str, LaneOrder]:
     """Edges, by device, that have layers with large weights updated one after the other, the highest first.
 

@@ -33,7 +33,7 @@ from grappler_passes.passes.separate import SeparatePass
 from grappler_passes.passes.steps import Additions, StepsPass
 from grappler_passes.passes.verify import VerifyPass
 from tf_ooo.rewriting.repeating import to_repeat
-from tf_ooo.rewriting.unrolled_tasks import Step
+from tf_ooo.rewriting.step_graph import StepGraph
 
 Folder = str | os.PathLike[str] | None
 
@@ -75,24 +75,30 @@ def adding_up(dump_dir: Folder = None) -> PassPipeline:
     return PassPipeline([PlainSumsPass()], dump_dir)
 
 
-def reading_once(stands_for: Mapping[str, str], dump_dir: Folder = None) -> PassPipeline:
-    """Pipelines side by side: each replica reads a weight once, and is sent it once."""
-    return PassPipeline([ReadOncePass(stands_for)], dump_dir)
+def changing(
+    step: StepGraph, repeated: Collection[int], stands_for: Mapping[str, str], dump_dir: Folder = None
+) -> PassPipeline:
+    """Pipeline: these layers run their forward again for their dO, and one read stands for others.
 
-
-def repeating(step: Step, layers: Collection[int], dump_dir: Folder = None) -> PassPipeline:
-    """Pipeline: these layers run their forward again for their backward pass."""
-    return PassPipeline([RepeatPass(*to_repeat(step, layers))], dump_dir)
+    Without any there is no pass.
+    """
+    passes: list[Pass] = [RepeatPass(*to_repeat(step, repeated))] if repeated else []
+    passes += [ReadOncePass(stands_for)] if stands_for else []
+    return PassPipeline(passes, dump_dir, ran=1)
 
 
 def placing(
-    plan: RewritePlan, available: Sequence[str], original: graph_pb2.GraphDef, dump_dir: Folder = None
+    plan: RewritePlan,
+    available: Sequence[str],
+    original: graph_pb2.GraphDef,
+    dump_dir: Folder = None,
+    before: PassPipeline | None = None,
 ) -> PassPipeline:
-    """Pipeline: for a graph whose sums are ops; ``available`` are the full names of all devices."""
+    """Pipeline: for a graph whose sums are ops, behind the passes ``before``; ``available``: all devices."""
     placement = PlacementPass(plan, tuple(available))
     passes = [placement, LocalConstantsPass(), JoinsPass(plan), OrderPass(plan), AnnotatePass(plan)]
     check = VerifyPass(original, frozenset(), relaxed_by(*passes))
-    return PassPipeline([*passes, check], dump_dir, ran=1)
+    return PassPipeline([*passes, check], dump_dir, ran=1 + (len(before.passes) if before else 0))
 
 
 def placing_forward(

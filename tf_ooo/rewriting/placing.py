@@ -10,7 +10,7 @@ from grappler_passes.graph.contexts import SWITCHES
 from grappler_passes.graph.dependencies import GraphIndex
 from tf_ooo.hosts.devices import host_device
 from tf_ooo.rewriting.homes import Homes, is_resource
-from tf_ooo.rewriting.unrolled_tasks import Step
+from tf_ooo.rewriting.step_graph import StepGraph
 
 _Nodes = Mapping[str, node_def_pb2.NodeDef]
 
@@ -24,7 +24,7 @@ _OF_RANK = "Horovod"
 
 
 def place(
-    step: Step,
+    step: StepGraph,
     homes: Homes,
     bytes_of: Mapping[str, int],
     replica_of_node: Sequence[int | None] | None = None,

@@ -87,33 +87,24 @@ def plan(
     """
     _refuse_unknown(options)
     of_model = {"device": device, "precision": precision, "measure": measure, "input_shape": input_shape}
-    if model is not None:
-        if training_graph is not None or layers is not None:
-            raise OptionsError("plan(): give a model, or a training graph, or layers; not two of them")
-        layers = costs_for_model(model, batch=batch, **of_model)
-    else:
+    if model is None:
         refuse_of_models("what is given", **of_model)
+    elif training_graph is not None or layers is not None:
+        raise OptionsError("plan(): give a model, or a training graph, or layers; not two of them")
+    else:
+        layers = costs_for_model(model, batch=batch, **of_model)
     if training_graph is not None and (stages is not None or splits or recompute != "none"):
         raise OptionsError(
             "stages=, splits= and recompute= are for a model or layers; a training graph is of one device"
         )
     if training_graph is not None and costs is None:
         return _order_of(training_graph, schedule, memory_limit_bytes)
-    given = layers if training_graph is None else costs
-    if isinstance(given, CostTable):
-        given = with_rows(given, batch)
-    if training_graph is not None:
-        own_costs: Sequence[LayerCosts] = layers_of_graph(training_graph, costs)
-    elif layers is not None:
-        own_costs = layers.layers if isinstance(layers, CostTable) else layers
-    else:
-        raise OptionsError("plan() needs a model, a training graph, or layers=[LayerCosts, ...]")
-    if link is None and isinstance(given, CostTable):
-        link = given.link
+    own_costs, table = _costs_of(training_graph, costs, layers, batch)
+    if link is None and table is not None:
+        link = table.link
     problem = problem_of(
         own_costs, devices, microbatches, link, memory_limit_bytes, options, stages, recompute
     )
-    table = given if isinstance(given, CostTable) else None
     if splits:
         refuse_beside_splits(problem, schedule, mode)
         return best_split(problem, table)
@@ -122,6 +113,22 @@ def plan(
     if training_graph is None or planned.stages:  # a pipeline's stages are made of whole layers
         return planned
     return only_tasks(planned, {Task(*task) for task in backward_tasks(training_graph).ops})
+
+
+def _costs_of(
+    training_graph: TrainingGraph | None,
+    costs: CostTable | GraphCosts | Mapping[str, float] | None,
+    layers: Sequence[LayerCosts] | CostTable | None,
+    batch: int | None,
+) -> tuple[Sequence[LayerCosts], CostTable | None]:
+    """Return the costs of all layers, and the table that they stand in, for micro-batches of so many rows."""
+    given = layers if training_graph is None else costs
+    table = with_rows(given, batch) if isinstance(given, CostTable) else None
+    if training_graph is not None:
+        return _layers_of(training_graph, costs), table
+    if layers is None:
+        raise OptionsError("plan() needs a model, a training graph, or layers=[LayerCosts, ...]")
+    return layers.layers if isinstance(layers, CostTable) else layers, table
 
 
 def _order_of(
@@ -146,7 +153,7 @@ def _refuse_unknown(options: Mapping[str, Any]) -> None:
             raise OptionsError(f"plan(): unknown option {name}={value!r:.80}{hint}")
 
 
-def layers_of_graph(
+def _layers_of(
     training_graph: TrainingGraph, costs: CostTable | GraphCosts | Mapping[str, float] | None
 ) -> tuple[LayerCosts, ...]:
     """The costs of a graph's layers; CostError names an op without seconds."""

@@ -112,18 +112,6 @@ def _peak(schedule: Schedule) -> int:
     return schedule.predicted_peak_bytes or 0
 
 
-def rewrite_graph(
-    graph_def: graph_pb2.GraphDef, options: OneDeviceOptions, known: KnownShapes | None = None
-) -> RewriteResult:
-    """Separates, classifies, plans, orders and verifies; the argument is not changed.
-
-    ``known`` are shapes of the step's inputs that the graph leaves open.
-    Raises GraphError where it is no training step, PassError where a pass fails, MemoryLimitError.
-    """
-    with _garbage_collector_paused():
-        return _rewrite_graph(graph_def, options, known or KnownShapes(options.batch_size))
-
-
 @contextlib.contextmanager
 def _garbage_collector_paused() -> Iterator[None]:
     """Looking for cycles among millions of new objects takes 2.7 of 6.3 s on DenseNet121."""
@@ -136,9 +124,16 @@ def _garbage_collector_paused() -> Iterator[None]:
             gc.enable()
 
 
-def _rewrite_graph(
-    graph_def: graph_pb2.GraphDef, options: OneDeviceOptions, known: KnownShapes
+@_garbage_collector_paused()
+def rewrite_graph(
+    graph_def: graph_pb2.GraphDef, options: OneDeviceOptions, known: KnownShapes | None = None
 ) -> RewriteResult:
+    """Separates, classifies, plans, orders and verifies; the argument is not changed.
+
+    ``known`` are shapes of the step's inputs that the graph leaves open.
+    Raises GraphError where it is no training step, PassError where a pass fails, MemoryLimitError.
+    """
+    known = known or KnownShapes(options.batch_size)
     started, limit_bytes = time.perf_counter(), options.memory_limit_bytes
     original = classify_graph_def(graph_def)
     separated = passes.separating(options.dump_dir)(graph_def, original)

@@ -6,7 +6,7 @@ from collections.abc import Collection
 
 from grappler_passes.graph.contexts import SWITCHES
 from grappler_passes.graph.effects import has_side_effects
-from tf_ooo.rewriting.unrolled_tasks import Step
+from tf_ooo.rewriting.step_graph import StepGraph
 
 _NEVER = frozenset(
     {"Const", "_Arg", "_Retval", "VarHandleOp", "Merge", "Enter", "Exit", "NextIteration", *SWITCHES}
@@ -15,7 +15,7 @@ _NEVER = frozenset(
 _LEAST_BYTES = 1024
 
 
-def to_repeat(step: Step, layers: Collection[int]) -> tuple[frozenset[str], frozenset[str]]:
+def to_repeat(step: StepGraph, layers: Collection[int]) -> tuple[frozenset[str], frozenset[str]]:
     """(ops that run again, ops that read these), for the layers' dO and dW of each micro-batch.
 
     What a layer reads of others, its weights, and what has state (random numbers) is read as it was.
@@ -45,7 +45,7 @@ def to_repeat(step: Step, layers: Collection[int]) -> tuple[frozenset[str], froz
     return frozenset(names[i] for i in again), frozenset(names[i] for i in readers)
 
 
-def layers_that_cannot(step: Step) -> frozenset[int]:
+def layers_that_cannot(step: StepGraph) -> frozenset[int]:
     """Return layers of loops, and those whose backward reads results that cannot be computed again."""
     index, sizes = step.index, step.sizes
     fixed = {layer for first, last in step.known.inseparable for layer in range(first, last + 1)}
@@ -64,13 +64,13 @@ def layers_that_cannot(step: Step) -> frozenset[int]:
     return frozenset(fixed)
 
 
-def _may_repeat(step: Step, name: str) -> bool:
+def _may_repeat(step: StepGraph, name: str) -> bool:
     i = step.index.index[name]
     op = step.index.ops[i]
     return op not in _NEVER and not has_side_effects(op) and _is_plain(step, i)
 
 
-def _is_plain(step: Step, i: int) -> bool:
+def _is_plain(step: StepGraph, i: int) -> bool:
     """Return whether an op is in no loop and no branch."""
     context = step.index.contexts[i]
     return context.frame == () == context.output_frame and not context.branches

@@ -6,22 +6,25 @@ import dataclasses
 import itertools
 import logging
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tensorflow.core.framework import graph_pb2
 
+from grappler_passes.compat import graph_protos
+from grappler_passes.passes.repeat import repeats
 from grappler_passes.passes.rewrite_plan import RewritePlan
 from grappler_passes.plugin import resting
+from tf_ooo.compat import func_graphs, nests
+from tf_ooo.compat.graph_functions import OptimizedGraph
 from tf_ooo.costs.places import Places
-from tf_ooo.errors import OptionsError, ScheduleError
+from tf_ooo.errors import GraphError, OptionsError, ScheduleError
 from tf_ooo.hosts.devices import available_devices
 from tf_ooo.planning.model.schedule import Schedule, Task, TaskList
 from tf_ooo.planning.model.task import replica_of_part
 from tf_ooo.rewriting import passes
 from tf_ooo.rewriting.homes import Homes, crossing, one_pipeline, read_once, reads_elsewhere
-from tf_ooo.rewriting.known import Known
 from tf_ooo.rewriting.naming import describe
 from tf_ooo.rewriting.ordering import lane_tasks, ops_of_tasks, order_lane, order_updates, too_late
 from tf_ooo.rewriting.parts import LEAST_SHARE
@@ -29,7 +32,7 @@ from tf_ooo.rewriting.placing import place
 from tf_ooo.rewriting.reporting import told
 from tf_ooo.rewriting.request import RewriteRequest
 from tf_ooo.rewriting.result import RewriteResult
-from tf_ooo.rewriting.unrolled_tasks import Step, is_unrolled, take_apart
+from tf_ooo.rewriting.step_graph import Known, StepGraph, is_unrolled, take_apart
 from tf_ooo.tracing.variables import all_variables
 
 if TYPE_CHECKING:
@@ -62,9 +65,9 @@ class StagedPlan:
     recompute: tuple[int, ...] = ()
 
 
-def serial_plan(step: Step, device: str, available: tuple[str, ...]) -> StagedPlan:
+def serial_plan(step: StepGraph, device: str, available: tuple[str, ...]) -> StagedPlan:
     """One layer after the other on one device, micro-batch by micro-batch: to measure them undisturbed."""
-    layers = range(len(step.known.graph.layers))
+    layers = range(len(step.graph.layers))
     tasks: list[Task] = []
     for number in range(step.count):
         tasks += [Task("F", layer, number) for layer in layers]
@@ -74,8 +77,8 @@ def serial_plan(step: Step, device: str, available: tuple[str, ...]) -> StagedPl
     return StagedPlan(schedule, step.known, one_pipeline(layers, [device] * len(layers)), available)
 
 
-def _places(step: Step) -> Places:
-    layers = step.known.graph.layers
+def _places(step: StepGraph) -> Places:
+    layers = step.graph.layers
     return Places({name: f"{kind} of {layers[layer].name}" for name, (kind, layer, _) in step.where.items()})
 
 
@@ -89,33 +92,34 @@ def rewrite_step(
     return rewrite_taken(take_apart(graph_def, plan.known), plan, dump_dir)
 
 
-def rewrite_taken(step: Step, plan: StagedPlan, dump_dir: passes.Folder = None) -> RewriteResult:
+def rewrite_taken(step: StepGraph, plan: StagedPlan, dump_dir: passes.Folder = None) -> RewriteResult:
     """:func:`rewrite_step` of a step that was taken apart with what the plan knows; PassError as there."""
-    started, graph_def = time.perf_counter(), step.graph_def
-    if plan.recompute:
-        graph_def = passes.repeating(step, plan.recompute)(graph_def).graph_def
-        step = take_apart(graph_def, plan.known)
-    if plan.homes.replicas > 1 or (step.count > 1 and reads_elsewhere(step, plan.homes)):
-        graph_def = passes.reading_once(read_once(step, plan.homes.replica_of_node(step)), dump_dir)(
-            graph_def
-        ).graph_def
-        step = take_apart(graph_def, plan.known)
-    left_out = crossing(step, plan.homes.replica_of_node(step)) if plan.homes.replicas > 1 else ()
+    started, homes = time.perf_counter(), plan.homes
+    replica_of_node = homes.replica_of_node(step)
+    merges = homes.replicas > 1 or (step.count > 1 and reads_elsewhere(step, homes))
+    stands_for = read_once(step, replica_of_node) if merges else {}
+    changes = passes.changing(step, plan.recompute, stands_for, dump_dir)
+    if changes.passes:
+        graph_def = changes(step.graph_def).graph_def
+        step = step.after(graph_def, repeats(graph_def))
+    left_out = crossing(step, homes.replica_of_node(step)) if homes.replicas > 1 else ()
     rewrite, moved = _rewrite_plan(step, plan, left_out)
-    done = passes.placing(rewrite, plan.available, graph_def, dump_dir)(graph_def)
+    done = passes.placing(rewrite, plan.available, step.graph_def, dump_dir, changes)(step.graph_def)
     return RewriteResult(
         training_graph=plan.known.graph,
         schedule=plan.schedule,
         graph_def=done.graph_def,
         moved_ops=moved,
-        added_edges=_controls(done.graph_def) - _controls(graph_def),
+        added_edges=_controls(done.graph_def) - _controls(step.graph_def),
         plan_seconds=time.perf_counter() - started,
         mixed=dict(plan.known.graph.mixed),
         notes=(*told(lambda: _places(step), done.notes), *_unordered_notes(step, left_out)),
     )
 
 
-def _rewrite_plan(step: Step, plan: StagedPlan, left_out: Collection[int] = ()) -> tuple[RewritePlan, int]:
+def _rewrite_plan(
+    step: StepGraph, plan: StagedPlan, left_out: Collection[int] = ()
+) -> tuple[RewritePlan, int]:
     homes, sizes = plan.homes, step.sizes
     stages, replica_of_node = homes.stage_of_layer, homes.replica_of_node(step)
     devices = place(step, homes, sizes, replica_of_node)
@@ -146,21 +150,21 @@ def _rewrite_plan(step: Step, plan: StagedPlan, left_out: Collection[int] = ()) 
     return rewrite, len(ranks)
 
 
-def _unordered_notes(step: Step, left_out: Collection[int]) -> list[str]:
+def _unordered_notes(step: StepGraph, left_out: Collection[int]) -> list[str]:
     """Note that backward passes read what another replica's micro-batches have computed."""
     names = [step.index.names[i] for i in left_out]
     tasks = [step.where[name][:2] for name in names if name in step.where]
     layers = sorted({layer for kind, layer in tasks if kind in ("dO", "dW")})
     if not layers:
         return []
-    first = step.known.graph.layers[layers[0]].name
+    first = step.graph.layers[layers[0]].name
     return [
         f"replicas wait for each other: {len(layers)} layers, first {first}, read a state that every "
         "micro-batch changes, and their tasks are in no order"
     ]
 
 
-def _lanes(plan: StagedPlan, step: Step) -> Iterator[tuple[str, str, list[Task]]]:
+def _lanes(plan: StagedPlan, step: StepGraph) -> Iterator[tuple[str, str, list[Task]]]:
     """Yield for each lane of each replica its device, a name, and its tasks, turn after turn."""
     of_part = replica_of_part(step.count, plan.homes.replicas)
     turns = [turn * step.count for turn in range(max(step.turns) + 1)]
@@ -203,9 +207,9 @@ class LayerByLayer:
         self,
         device: str,
         share: float = LEAST_SHARE,
-        check: Callable[[Step], bool] = lambda step: True,
+        check: Callable[[StepGraph], bool] = lambda step: True,
     ) -> None:
-        self.step: Step | None = None
+        self.step: StepGraph | None = None
         self.rested = False
         self._device, self._share, self._check = device, share, check
 
@@ -218,7 +222,7 @@ class LayerByLayer:
             self.rested = not self._check(step)
             self.step = step
         if self.rested:
-            return RewriteResult(step.known.graph, plan.schedule, _at_rest(graph_def), 0, 0, 0.0)
+            return RewriteResult(step.graph, plan.schedule, _at_rest(graph_def), 0, 0, 0.0)
         return rewrite_taken(step, plan)
 
 
@@ -272,3 +276,39 @@ def _request(
         refuse_on,
         failed="the step could not be cut",
     )
+
+
+@dataclass(frozen=True)
+class TracedBefore:
+    """A step as TensorFlow's optimizers left it on one device, and the function that was traced for it.
+
+    ``signature``: of the batches that it takes.
+    """
+
+    step: StepGraph
+    concrete: Any
+    signature: Any
+
+    def placed(
+        self, plan: StagedPlan, moved: Mapping[int, Any], dump_dir: passes.Folder = None
+    ) -> tuple[Callable[[Any], Any], RewriteResult]:
+        """Return a function of a batch that runs the step as planned, and what was rewritten.
+
+        ``moved``: variables in the place of others, by the ``id`` of those' handles.  Raises GraphError where
+        only another trace can tell, BackendError as :func:`tf_ooo.compat.func_graphs.captures_of`, PassError.
+        """
+        outside = [tensor for tensor, _ in func_graphs.captures_of(self.concrete)]
+        captured = [moved[id(tensor)].handle if id(tensor) in moved else tensor for tensor in outside]
+        devices = dict(enumerate(captured, len(self.concrete.graph.inputs) - len(captured)))
+        graph_def = graph_protos.copy_of(self.step.graph_def)
+        for node in graph_def.node:
+            handle = devices.get(node.attr["index"].i) if node.op == "_Arg" else None
+            if handle is not None and handle.dtype == "resource":
+                node.device = handle.device
+        result = rewrite_taken(dataclasses.replace(self.step, graph_def=graph_def), plan, dump_dir)
+        try:
+            function = OptimizedGraph(result.graph_def, self.concrete, captured)
+        except ValueError as error:
+            raise GraphError(f"the optimized graph is no whole function: {error}") from error
+        results, batches = nests.Packed(self.concrete.graph.structured_outputs), nests.Packed
+        return lambda batch: results.unpack(function(*batches(batch).tensors)), result

@@ -14,7 +14,6 @@ from tf_ooo.rewriting.weight_uses import layers_using, ops_of_data
 
 _KINDS = {OpKind.FORWARD: "F", OpKind.OUTPUT_GRAD: "dO", OpKind.WEIGHT_GRAD: "dW", OpKind.UPDATE: "U"}
 
-
 Where = Mapping[str, tuple[str, int]]
 LayerRanges = tuple[tuple[int, int], ...]
 

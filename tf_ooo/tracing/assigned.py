@@ -1,21 +1,79 @@
-"""The variables that a step assigns by ops of its graph, beside its updates."""
+"""Finds the variables that a train step uses by ops of its graph, beside its updates, and their names.
+
+States that follow weights and no data change once a step, not with each micro-batch.  Spectral normalization
+assigns a kernel and the vector of its power iteration in the forward pass (Miyato et al. 2018, algorithm 1);
+a layer may count its calls, and ``train_step`` let its learning rate fall.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import inspect
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
-from tf_ooo.compat import func_graphs, keras_optimizers
-from tf_ooo.tracing.adding import feeds_random_numbers
-from tf_ooo.tracing.held import names_of_held
+from tf_ooo.compat import func_graphs, keras_attributes, keras_layers, keras_optimizers, keras_variables
+from tf_ooo.errors import BackendError
 from tf_ooo.tracing.micro_batches import StepRefused
-from tf_ooo.tracing.of_data import OfData
-from tf_ooo.tracing.optimizers import optimizers_of
-from tf_ooo.tracing.variables import all_variables, names_by_handle
+from tf_ooo.tracing.of_data import DRAWN, OfData, behind, rows_of_part
+from tf_ooo.tracing.variables import all_variables, names_by_handle, optimizers_of
 
 if TYPE_CHECKING:
     import keras
+
+# These hand on what they are given.
+_PASSES_ON = ("Cast", "Identity", "Reshape")
+_ADDS = ("Add", "AddV2", "Sub")
+# These leave a variable as it is; those call a function that may read it.
+READS = ("ReadVariableOp", "ResourceGather", "ResourceGatherNd")
+_CALLS = ("Case", "If", "PartitionedCall", "StatefulPartitionedCall", "While")
+
+
+def names_of_held(model: keras.Model) -> dict[int, str]:
+    """Return names that differ, by the ``id`` of a variable's handle.
+
+    An attribute is called ``layer.counter``, an item of one ``layer.counters[0]``, and what ``train_step`` or
+    a ``call`` finds outside of itself as it is called there.
+    """
+    names: dict[int, str] = {}
+    for name, variable in _held_in(model):
+        handle = keras_variables.handle_of(variable)
+        taken = sum(name == other.partition("#")[0] for other in names.values())
+        names.setdefault(id(handle), f"{name}#{taken}" if taken else name)
+    return names
+
+
+def _held_in(model: keras.Model) -> Iterator[tuple[str, Any]]:
+    parts = keras_layers.parts_of(model)
+    for part in parts:
+        for name, value in keras_attributes.named_attributes_of(part).items():
+            yield from _variables_in(f"{part.name}.{name}", value)
+    for function in (model.train_step, *(part.call for part in parts)):
+        for name, value in _found_outside(function).items():
+            yield from _variables_in(name, value)
+
+
+def _found_outside(function: Any) -> Mapping[str, Any]:
+    """Return what the function finds in its module, and in functions around it, by name."""
+    function = getattr(function, "python_function", function)  # of a tf.function
+    try:
+        found = inspect.getclosurevars(inspect.unwrap(function))
+    except (TypeError, ValueError):  # it is none of Python's, or not filled yet
+        return {}
+    return {**found.globals, **found.nonlocals}
+
+
+def _variables_in(name: str, value: object) -> Iterator[tuple[str, Any]]:
+    """The variable itself, or those in a list, a tuple or a dictionary."""
+    if isinstance(value, tf.Variable):
+        yield name, value
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            yield from _variables_in(f"{name}[{key!r}]", item)
+    elif isinstance(value, (list, tuple)):
+        for number, item in enumerate(value):
+            yield from _variables_in(f"{name}[{number}]", item)
 
 
 class Assigned:
@@ -60,3 +118,129 @@ def refuse_rates(model: keras.Model, part: object, begin: int) -> None:
                 f"{op.name}); each micro-batch would assign another value, by its own rows: do so in a "
                 "callback's on_train_batch_end, whose logs are the whole batch's, or use microbatches=1"
             )
+
+
+def ranges_of(numbers: Iterable[int]) -> list[tuple[int, int]]:
+    """Return ranges from each op's number up to the next."""
+    return [(number, number + 1) for number in sorted(numbers)]
+
+
+def changed_once(model: keras.Model, part: object, begin: int, each: Collection[str] = ()) -> set[int]:
+    """The ops that assign states and depend on no data, and what was computed from these before, by number.
+
+    The first micro-batch runs them for all.  ``part``: its rows; ``begin``: its first op.  Left out are the
+    states that ``each`` micro-batch is known to change.
+    """
+    operations = tf.compat.v1.get_default_graph().get_operations()
+    of_data, writes, rows = OfData(part), _written(model, begin), rows_of_part(part)
+    weights = names_by_handle(model.weights).keys()
+    by_each = {n for n in writes if operations[n] in of_data or not set(writes[n].values()).isdisjoint(each)}
+    # Additions to weights are known already.
+    added = {n for n in writes if writes[n].keys().isdisjoint(weights) and _may_add_rows(operations[n], rows)}
+    mixed = _all_with(by_each | added, writes)
+    last = {handle: number for number in writes if number not in mixed for handle in writes[number]}
+    shared = set(writes) - mixed
+    inside = {id(operations[number]) for number in shared}
+    for number, op in enumerate(operations[begin:], begin):
+        reads = op.type == "ReadVariableOp" and number < last.get(id(op.inputs[0]), -1)
+        if reads or (op not in of_data and any(id(tensor.op) in inside for tensor in op.inputs)):
+            inside.add(id(op))
+            shared.add(number)
+    return shared
+
+
+def _all_with(numbers: set[int], writes: dict[int, dict[int, str]]) -> set[int]:
+    """These ops, and all that assign a variable which one of them assigns."""
+    while True:
+        handles = {handle for number in numbers for handle in writes[number]}
+        more = {number for number, written in writes.items() if handles & written.keys()}
+        if more == numbers:
+            return numbers
+        numbers = more
+
+
+def changed_by_each(model: keras.Model, begin: int, once: Collection[int]) -> list[str]:
+    """Return names of states that each micro-batch assigns by ops from this number on, but those ``once``."""
+    writes = _written(model, begin)
+    names = (name for number, written in writes.items() if number not in once for name in written.values())
+    return list(dict.fromkeys(names))
+
+
+def first_drawn() -> str:
+    """Return the name of the first op of the trace so far that draws random numbers; empty: there is none."""
+    graph = tf.compat.v1.get_default_graph()
+    return next((name for name, kind in func_graphs.ops_reached_from(graph) if DRAWN.search(kind)), "")
+
+
+def _written(model: keras.Model, begin: int) -> dict[int, dict[int, str]]:
+    """Return the states that ops assign, names by handle, by the ops' numbers from ``begin``."""
+    assigned, operations = Assigned(model), tf.compat.v1.get_default_graph().get_operations()
+    written = ((number, assigned.written_by(op)) for number, op in enumerate(operations[begin:], begin))
+    return {number: names for number, names in written if names}
+
+
+def _may_add_rows(op: tf.Operation, rows: int | None) -> bool:
+    """Return whether it adds a constant that a trace with known rows may have made of their number."""
+    if op.type not in ("AssignAddVariableOp", "AssignSubVariableOp"):
+        return False
+    value = tf.get_static_value(op.inputs[1])
+    return value is not None and rows not in (None, 1) and bool((abs(value) == rows).any())
+
+
+def what_is_added(value: Any, sign: int, handle: tf.Tensor) -> list[Any]:
+    """Return what is added to a variable, or subtracted; [] where its value is computed otherwise.
+
+    ``value``, ``sign``: as an assignment that is intercepted gives them; ``handle``: the variable's.
+    """
+    if sign:
+        return [value]
+    if value.op.type not in _ADDS:
+        return []
+    first, second = (behind(tensor, _PASSES_ON) for tensor in value.op.inputs)
+    pairs = [(first, second)] if value.op.type == "Sub" else [(first, second), (second, first)]
+    return [added for before, added in pairs if _is_read(before, handle)]
+
+
+def _is_read(tensor: tf.Tensor, handle: tf.Tensor) -> bool:
+    return tensor.op.type == "ReadVariableOp" and tensor.op.inputs[0] is handle
+
+
+def feeds_random_numbers(state: Any) -> bool:
+    """Return whether random numbers are drawn by whole numbers computed from a tensor, or a handle."""
+    seen, waiting = set[int](), [] if state is None else [state]
+    while waiting:
+        for op in waiting.pop().consumers():
+            if DRAWN.search(op.type):
+                return True
+            if id(op) not in seen:
+                seen.add(id(op))
+                waiting.extend(output for output in op.outputs if output.dtype.is_integer)
+    return False
+
+
+def refuse_reads_after(updates: Iterable[tuple[Sequence[Any], int]]) -> None:
+    """BackendError for what :func:`read_after` finds."""
+    again = read_after(updates)
+    if again:
+        raise BackendError(
+            f"train_step {again}; over several devices updates come later than in one step, and "
+            "so would this one: train such a model on one device"
+        )
+
+
+def read_after(updates: Iterable[tuple[Sequence[Any], int]]) -> str:
+    """Return a weight that is read or assigned after its update, in words; empty: there is none.
+
+    ``updates``: the variables of each, and how many ops the graph that is traced had then.
+    """
+    operations = tf.compat.v1.get_default_graph().get_operations()
+    for variables, begin in updates:
+        handles = names_by_handle(variables)
+        for op in operations[begin:]:
+            given = op.inputs[:1] if op.type in READS else op.inputs if op.type in _CALLS else ()
+            uses = {"reads": given, "assigns": list(func_graphs.written_by_op(op))}
+            for use, tensors in uses.items():
+                names = [handles[id(tensor)] for tensor in tensors if id(tensor) in handles]
+                if names:
+                    return f"{use} {names[0]} again after it has applied its gradient (op {op.name})"
+    return ""

@@ -21,8 +21,8 @@ from tf_ooo.errors import BackendError
 from tf_ooo.hosts.ranks.base import Engine
 from tf_ooo.tracing.already import OWN, REDUCED, Origins
 from tf_ooo.tracing.intercepting import Update, intercepted, tensors_of, times
-from tf_ooo.tracing.optimizers import optimizers_of
 from tf_ooo.tracing.slices import GradientSlices
+from tf_ooo.tracing.variables import optimizers_of
 
 if TYPE_CHECKING:
     import keras
@@ -48,7 +48,6 @@ class Averaging:
         self._seen_eagerly = False
 
     def wrap(self, model: keras.Model) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-        """Return a wrapper that makes the model's ``train_step`` average."""
 
         def wrapper(train_step: Callable[..., Any]) -> Callable[..., Any]:
             # A tf.function would go on averaging, or not averaging, as it was first traced.

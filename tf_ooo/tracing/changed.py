@@ -1,10 +1,14 @@
-"""Checks what a ``train_step`` does with gradients between its tape and the optimizer, and whose they are."""
+"""Checks what a ``train_step`` does with gradients between its tape and the optimizer, and whose they are.
+
+Clipping, signs, or a guard against numbers that are not finite, are not the same for parts of a batch:
+micro-batches add up what the tape has given, and :class:`Replay` makes the ops behind it again, of the sum.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -12,6 +16,7 @@ import tensorflow as tf
 from tf_ooo.compat import func_graphs
 from tf_ooo.tracing.intercepting import ops_so_far, tensors_of, values_of
 from tf_ooo.tracing.micro_batches import StepRefused
+from tf_ooo.tracing.of_data import upstream
 
 # These make of the micro-batches' mean gradient the mean of what they make of each.
 _LINEAR = {
@@ -27,6 +32,7 @@ _DIVISIONS = {"DivNoNan", "RealDiv"}
 _SIZES = {"Rank", "Shape", "ShapeN", "Size"}
 _WRITES = ("AssignAddVariableOp", "AssignSubVariableOp", "AssignVariableOp")
 _RANDOM = ("Random", "StatelessRandom", "Multinomial", "StatelessTruncated", "TruncatedNormal")
+_CHECKS = "CheckNumerics"  # is stateful only so that it runs
 
 
 class Taped:
@@ -83,15 +89,8 @@ class Taped:
 
     def losses_of(self, grads: Sequence[Any]) -> list[Any]:
         """The targets of the calls that these gradients come from, none twice."""
-        calls, seen = set(), set()
-        waiting = [tensor for tensor in map(values_of, grads) if tensor is not None]
-        while waiting:
-            tensor = waiting.pop()
-            if id(tensor) in self._given:
-                calls.add(self._given[id(tensor)][1])
-            elif id(tensor) not in seen:
-                seen.add(id(tensor))
-                waiting.extend(tensor.op.inputs)
+        tensors = [tensor for tensor in map(values_of, grads) if tensor is not None]
+        calls = {self._given[id(each)][1] for each in upstream(tensors, self.gave) if self.gave(each)}
         targets = tf.nest.flatten([self._targets[call] for call in sorted(calls)])
         return [target for target in targets if tf.is_tensor(target)]
 
@@ -101,56 +100,35 @@ class Taped:
         Gradients that no tape seems to have given tell nothing.
         """
         reached: dict[int, bool] = {}
-        for grad in map(values_of, grads):
-            if grad is not None and hasattr(grad, "op"):
-                op = self._first_of(grad, reached)
-                if op is not None:
-                    return op
-        return None
+
+        def ends(tensor: tf.Tensor) -> bool:
+            return self.gave(tensor) or not self.reaches(tensor, reached)
+
+        tensors = [grad for grad in map(values_of, grads) if hasattr(grad, "op")]
+        between = (tensor.op for tensor in upstream(reversed(tensors), ends) if not ends(tensor))
+        return next((op for op in between if not self._passes(op, reached)), None)
 
     def kept_in(self, grads: Sequence[Any]) -> str:
         """The name of the variable that adds up gradients of this tape and gives these; or ""."""
-        reached: dict[int, bool] = {}
-        seen, waiting = set(), [grad for grad in map(values_of, grads) if hasattr(grad, "op")]
-        while waiting:
-            tensor = waiting.pop()
-            if id(tensor) in seen or id(tensor) in self._given:
-                continue
-            seen.add(id(tensor))
-            waiting.extend(tensor.op.inputs)
-            if tensor.dtype == tf.resource and any(
-                op.type in _WRITES and self.reaches(op.inputs[1], reached) for op in tensor.consumers()
-            ):
-                outside = func_graphs.captured_by(tensor.graph).get(id(tensor))
-                return self._names.get(id(outside)) or str(tensor.op.name)
+        for handle, _ in self._written(grads, self.gave):
+            outside = func_graphs.captured_by(handle.graph).get(id(handle))
+            return self._names.get(id(outside)) or str(handle.op.name)
         return ""
 
     def moved_by(self, grads: Sequence[Any]) -> str:
         """The op that changes, by a gradient, a variable that these gradients are computed from; or ""."""
-        reached: dict[int, bool] = {}
-        seen, waiting = set(), [grad for grad in map(values_of, grads) if hasattr(grad, "op")]
-        while waiting:
-            tensor = waiting.pop()
-            if id(tensor) in seen:
-                continue
-            seen.add(id(tensor))
-            waiting.extend(tensor.op.inputs)
-            for op in tensor.consumers() if tensor.dtype == tf.resource else ():
-                if op.type in _WRITES and self.reaches(op.inputs[1], reached):
-                    return str(op.name)
-        return ""
+        return next((str(op.name) for _, op in self._written(grads, lambda tensor: False)), "")
 
-    def _first_of(self, grad: tf.Tensor | tf.IndexedSlices, reached: dict[int, bool]) -> Any:
-        seen, waiting = set(), [grad]
-        while waiting:
-            tensor = waiting.pop()
-            if id(tensor) in seen or not self.reaches(tensor, reached) or id(tensor) in self._given:
-                continue
-            seen.add(id(tensor))
-            if not self._passes(tensor.op, reached):
-                return tensor.op
-            waiting.extend(tensor.op.inputs)
-        return None
+    def _written(
+        self, grads: Sequence[Any], ends: Callable[[Any], bool]
+    ) -> Iterator[tuple[tf.Tensor, tf.Operation]]:
+        """Yield handles that gradients are computed from, each with an op that writes a gradient there."""
+        reached: dict[int, bool] = {}
+        tensors = (grad for grad in map(values_of, grads) if hasattr(grad, "op"))
+        for handle in (tensor for tensor in upstream(tensors, ends) if tensor.dtype == tf.resource):
+            for op in handle.consumers():
+                if op.type in _WRITES and self.reaches(op.inputs[1], reached):
+                    yield handle, op
 
     def _passes(self, op: tf.Operation, reached: dict[int, bool]) -> bool:
         """Return whether the op makes of gradients' mean the mean of what it makes of each."""
@@ -242,13 +220,95 @@ def refuse_settings(optimizer: Any, grads: Sequence[Any], begin: int) -> None:
 def is_of_batch(tensor: tf.Tensor) -> bool:
     """Return whether it is computed from a batch, or drawn at random: each micro-batch has another."""
     captured = func_graphs.captured_by(tensor.graph)
-    seen, waiting = set(), [tensor.op]
+
+    def is_fed(op: tf.Operation) -> bool:
+        return op.type == "Placeholder" and id(op.outputs[0]) not in captured
+
+    ops = (each.op for each in upstream([tensor], lambda each: each.op.type in _SIZES))
+    return any(is_fed(op) or op.type.startswith(_RANDOM) for op in ops)
+
+
+class Replay:
+    """The gradients that an optimizer was given, as ops of those that the tape has given.
+
+    StepRefused where ops read more of the batch than its gradients, draw random numbers, or change a state.
+
+    Attributes:
+        collected: what each micro-batch adds up: the gradients that are the same for parts of a batch, None
+            in the place of others, and behind them the sources of these.
+        places: of each of these a gradient's place: its own, or that of one which it is a source of.
+    """
+
+    def __init__(self, taped: Taped, grads: Sequence[Any]) -> None:
+        refuse_kept(taped, grads)
+        self._taped, self._reached = taped, dict[int, bool]()
+        self._grads, self._outside = list(grads), dict[int, Any]()
+        self._changed = {place: taped.changed_by([grad]) for place, grad in enumerate(grads)}
+        self._changed = {place: op for place, op in self._changed.items() if op is not None}
+        sources: dict[int, tuple[Any, int]] = {}
+        for place, op in self._changed.items():
+            if isinstance(grads[place], tf.IndexedSlices):
+                raise refused_change(op)
+            for source in self._sources_of(grads[place]):
+                sources.setdefault(id(source), (source, place))
+        self._sources = [source for source, _ in sources.values()]
+        kept = [None if place in self._changed else grad for place, grad in enumerate(grads)]
+        self.collected = [*kept, *self._sources]
+        self.places = [*range(len(grads)), *(place for _, place in sources.values())]
+
+    def _sources_of(self, grad: tf.Tensor | tf.IndexedSlices) -> list[Any]:
+        """Return the tape's results from which the gradient is computed; notes what else is."""
+        sources, seen, waiting = [], set[int](), [grad]
+        while waiting:
+            tensor = waiting.pop()
+            if id(tensor) in seen:
+                continue
+            seen.add(id(tensor))
+            if not self._taped.reaches(tensor, self._reached):
+                self._outside[id(tensor)] = tensor
+            elif self._is_source(tensor):
+                sources.append(tensor)
+            elif self._may_be_made_again(tensor.op):
+                waiting.extend(reversed(tensor.op.inputs))
+            else:
+                raise refused_change(tensor.op)
+        return sources
+
+    def _is_source(self, tensor: tf.Tensor) -> bool:
+        """Return whether the tape has given it: for an embedding, the sum of all its rows' numbers."""
+        op = tensor.op
+        if op.type == "UnsortedSegmentSum" and self._taped.gave_rows(op.inputs[0]):
+            return not self._taped.reaches(op.inputs[1], self._reached)
+        return self._taped.gave_whole(tensor)
+
+    def _may_be_made_again(self, op: tf.Operation) -> bool:
+        others = [tensor for tensor in op.inputs if not self._taped.reaches(tensor, self._reached)]
+        keeps_nothing = not op.op_def.is_stateful or op.type == _CHECKS
+        alone = keeps_nothing and not op.control_inputs and not any(map(self._taped.gave, op.outputs))
+        return alone and bool(op.inputs) and not any(map(is_of_batch, others))
+
+    def of_batch(self, totals: Sequence[Any]) -> list[Any]:
+        """Return the gradients of the batch, of the totals of what was :attr:`collected`."""
+        count = len(self._grads)
+        given = zip(self._sources, totals[count:], strict=True)
+        known = {**self._outside, **{id(source): total for source, total in given}}
+        return [
+            _made_again(self._grads[place], known) if place in self._changed else total
+            for place, total in enumerate(totals[:count])
+        ]
+
+
+def _made_again(tensor: tf.Tensor, known: dict[int, Any]) -> Any:
+    """The tensor, made of what is ``known`` in the place of others, by their ``id``; notes what it makes."""
+    waiting = [tensor]
     while waiting:
-        op = waiting.pop()
-        fed = op.type == "Placeholder" and id(op.outputs[0]) not in captured
-        if fed or op.type.startswith(_RANDOM):
-            return True
-        if id(op) not in seen and op.type not in _SIZES:
-            seen.add(id(op))
-            waiting.extend(before.op for before in op.inputs)
-    return False
+        here = waiting[-1]
+        unknown = [given for given in here.op.inputs if id(given) not in known]
+        if id(here) in known:
+            waiting.pop()
+        elif unknown:
+            waiting.extend(unknown)
+        else:
+            made = func_graphs.made_again(here.op, [known[id(given)] for given in here.op.inputs])
+            known.update((id(old), new) for old, new in zip(here.op.outputs, made, strict=True))
+    return known[id(tensor)]

@@ -6,19 +6,19 @@ Loss scaling, clipping, weight decay and accumulation are inside the optimizers:
 from __future__ import annotations
 
 import contextlib
-import copy
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
+from tensorflow.core.framework import node_def_pb2
 
 from tf_ooo.compat import keras_optimizers, keras_variables, op_marks, tf_variables
-from tf_ooo.tracing.changed import Taped, refuse_settings
+from tf_ooo.tracing.changed import Replay, Taped, refuse_settings
 from tf_ooo.tracing.intercepting import TurnsNeeded, Update, intercepted, ops_so_far, times
 from tf_ooo.tracing.micro_batches import StepRefused
-from tf_ooo.tracing.replayed import Replay
+from tf_ooo.tracing.of_data import behind, upstream
 from tf_ooo.tracing.scaled import Scaled, by_hand, is_of_half, terms_of, through_half
 
 _IN_A_GRAPH_OF_ITS_OWN = (
@@ -140,7 +140,6 @@ class Collecting:
         return self.on_given()
 
     def _collect_traced(self, update: Update) -> list[Any]:
-        """Collect what the gradients of a traced micro-batch add up."""
         call, self._calls = self._calls, self._calls + 1
         counted = self._scaled.counts(update.grads)
         replay = Replay(self._taped, update.grads) if len(self.weights) > 1 else None
@@ -211,7 +210,6 @@ class Collecting:
         self._applying = False
 
     def _totals(self, applied: _Applied) -> list[Any]:
-        """Return the sums of what was collected, each from its terms."""
         totals, place = [], 0
         for number, count in enumerate(applied.terms):
             terms = [self._total(applied, place + more, number) for more in range(count)]
@@ -263,10 +261,7 @@ def _comes_once(rows: Any) -> bool:
 
     Keras' optimizers square and clip slice by slice, where a sum over the rows' occurrences is meant.
     """
-    op = rows.op
-    while op.type in _SAME_ROWS:
-        op = op.inputs[0].op
-    return op.type in _ROWS_ONCE
+    return behind(rows, _SAME_ROWS).op.type in _ROWS_ONCE
 
 
 def _with_own_rows(slices: Any) -> Any:
@@ -289,65 +284,47 @@ def fixed_rows(indices: Any, open_rows: bool = False) -> np.ndarray | None:
     Keras 3's Adam squares each slice of a sparse gradient by itself: a row that is in every micro-batch must
     come once with a sum, as in an unsplit step.  RowsNeeded: the batch's rows are open, and might tell.
     """
-    nodes = _nodes_of(indices.op, open_rows)
-    if nodes is None:
+    ops, name = dict[str, Any](), indices.op.name
+    for tensor in upstream([indices], lambda tensor: tensor.op.type == "Shape"):
+        ops[tensor.op.name] = tensor.op
+        if tensor.op.control_inputs or _is_open(tensor.op):
+            return None
+        if len(ops) > _MOST_OPS:
+            _need_rows(open_rows, f"{name} is computed by more ops than there may be with known rows")
+            return None
+    if not all(op.type != "Shape" or op.inputs[0].shape.is_fully_defined() for op in ops.values()):
+        _need_rows(open_rows, f"which rows {name} reads may depend on how many a batch has")
         return None
     with tf.Graph().as_default() as graph:
         graph_def = graph.as_graph_def()
-        graph_def.node.extend(nodes)
+        graph_def.node.extend(map(_evaluable, ops.values()))
         (inside,) = tf.import_graph_def(graph_def, return_elements=[indices.name], name="")
-        with tf.compat.v1.Session(
-            graph=graph, config=tf.compat.v1.ConfigProto(device_count={"GPU": 0})
-        ) as session:
+        config = tf.compat.v1.ConfigProto(device_count={"GPU": 0})
+        with tf.compat.v1.Session(graph=graph, config=config) as session:
             rows = session.run(inside)
     return rows if len(np.unique(rows)) == rows.size else None
 
 
-def _nodes_of(last: Any, open_rows: bool) -> list[Any] | None:
-    """Return all that an op is computed from, without places; None: not from constants and shapes alone."""
-    nodes: dict[str, Any] = {}
-    needs_rows, waiting = False, [last]
-    while waiting:
-        op = waiting.pop()
-        if op.name in nodes:
-            continue
-        if op.control_inputs or _is_open(op):
-            return None
-        if len(nodes) == _MOST_OPS and open_rows:
-            raise RowsNeeded(f"{last.name} is computed by more ops than there may be with known rows")
-        if len(nodes) == _MOST_OPS:
-            return None
-        if op.type == "Shape":
-            node = _constant_shape(op)
-            if node is None and not open_rows:
-                return None
-            if node is None:
-                needs_rows = True
-                continue
-        else:
-            node = copy.deepcopy(op.node_def)
-            waiting.extend(tensor.op for tensor in op.inputs)
-        node.device = ""
-        if "_class" in node.attr:  # stands beside an op that is not here
-            del node.attr["_class"]
-        nodes[op.name] = node
-    if needs_rows:
-        raise RowsNeeded(f"which rows {last.name} reads may depend on how many a batch has")
-    return list(nodes.values())
+def _need_rows(open_rows: bool, why: str) -> None:
+    if open_rows:
+        raise RowsNeeded(why)
+
+
+def _evaluable(op: tf.Operation) -> node_def_pb2.NodeDef:
+    """The op without its place; a known shape is a constant."""
+    node = node_def_pb2.NodeDef()
+    node.CopyFrom(op.node_def)
+    if op.type == "Shape":
+        dtype, shape = op.outputs[0].dtype, op.inputs[0].shape.as_list()
+        node = node_def_pb2.NodeDef(name=op.name, op="Const")
+        node.attr["dtype"].type = dtype.as_datatype_enum
+        node.attr["value"].tensor.CopyFrom(tf.make_tensor_proto(shape, dtype))
+    node.device = ""
+    node.attr.pop("_class", None)  # stands beside an op that is not here
+    return node
 
 
 def _is_open(op: tf.Operation) -> bool:
     """Return whether it has a state, calls a function, or is fed."""
     functions = any(value.HasField("func") or value.list.func for value in op.node_def.attr.values())
     return op.op_def.is_stateful or functions or op.type.startswith("Placeholder")
-
-
-def _constant_shape(op: tf.Operation) -> Any:
-    """Return a constant in the place of ``Shape``; None: the shape is not known."""
-    shape = op.inputs[0].shape
-    if not shape.is_fully_defined():
-        return None
-    with tf.Graph().as_default():
-        node = tf.constant(shape.as_list(), op.outputs[0].dtype).op.node_def
-    node.name = op.name
-    return node

@@ -31,7 +31,6 @@ class EvaluationFunctions:
         self._functions: dict[Any, Any] = {}
 
     def __call__(self, batch: object, spec: object) -> Any:
-        """The step on a batch of data that :meth:`make` was called for."""
         with self._tracing():
             return self._functions[_key(spec)](batch)
 
@@ -51,7 +50,6 @@ class EvaluationFunctions:
 
     @property
     def traced(self) -> int:
-        """Count the traces."""
         return sum(function.experimental_get_tracing_count() for function in self._functions.values())
 
 

@@ -49,7 +49,6 @@ class FlatTrace:
 
     @property
     def arguments(self) -> tuple[str, ...]:
-        """The placeholders of the arguments' tensors, in order."""
         inside = {id(placeholder) for _, placeholder in self.captures}
         return tuple(tensor.op.name for tensor in self.concrete.inputs if id(tensor) not in inside)
 

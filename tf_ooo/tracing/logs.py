@@ -8,7 +8,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from tf_ooo.tracing.splitting import Split
+from tf_ooo.tracing.micro_batches import Split
+from tf_ooo.tracing.of_data import behind, upstream
 
 _PASSES_ON = {"Cast", "Identity", "Reshape", "Squeeze"}
 _REDUCES = {
@@ -52,7 +53,7 @@ def whole_logs(
         if last.shape.rank != 0 or not last.dtype.is_floating:
             note(f"the log {name or last.op.name} is the last micro-batch's, not the batch's own; {_WAY_OUT}")
             return last
-        if _source(last).op.type not in (*_MEANS, "Placeholder"):
+        if behind(last, _PASSES_ON).op.type not in (*_MEANS, "Placeholder"):
             note(
                 f"the log {name or last.op.name} is the mean of its micro-batches' values, not the batch's "
                 f"own; {_WAY_OUT}"
@@ -66,15 +67,9 @@ def whole_logs(
     return {name: tf.nest.map_structure(functools.partial(of_batch, name), *each) for name, each in named}
 
 
-def _source(tensor: tf.Tensor) -> Any:
-    while tensor.op.type in _PASSES_ON:
-        tensor = tensor.op.inputs[0]
-    return tensor
-
-
 def _reducing(values: Sequence[Any], split: Split) -> Any:
     """Return the function that makes the batch's value of the micro-batches' values; None: none is known."""
-    sources = [_source(value) for value in values]
+    sources = [behind(value, _PASSES_ON) for value in values]
     if all(_counts_rows(source, split, number) for number, source in enumerate(sources)):
         return tf.reduce_sum
     first = sources[0].op
@@ -88,15 +83,7 @@ def _reducing(values: Sequence[Any], split: Split) -> Any:
 
 def _reads_data(tensor: tf.Tensor) -> bool:
     """Return whether it is computed from what the step is given, not from variables alone."""
-    seen, waiting = set(), [tensor]
-    while waiting:
-        current = waiting.pop()
-        if current.op.type == "Placeholder" and current.dtype != tf.resource:
-            return True
-        if id(current.op) not in seen:
-            seen.add(id(current.op))
-            waiting.extend(current.op.inputs)
-    return False
+    return any(each.op.type == "Placeholder" and each.dtype != tf.resource for each in upstream([tensor]))
 
 
 def _may_count_rows(tensor: tf.Tensor, rows: object) -> bool:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Iterable, Iterator
+from typing import Any
 
 import tensorflow as tf
 
@@ -13,17 +14,31 @@ from tf_ooo.compat import nests
 DRAWN = re.compile("Random|Multinomial|TruncatedNormal|StandardNormal|StatefulUniform")
 
 
+def upstream(
+    tensors: Iterable[Any], ends: Callable[[Any], bool] = lambda tensor: False
+) -> Iterator[tf.Tensor]:
+    """Yield tensors and all that they are computed from, each once; no inputs of one that ``ends``."""
+    seen, waiting = set[int](), list(tensors)
+    while waiting:
+        tensor = waiting.pop()
+        if id(tensor) in seen:
+            continue
+        seen.add(id(tensor))
+        yield tensor
+        if not ends(tensor):
+            waiting.extend(tensor.op.inputs)
+
+
+def behind(tensor: tf.Tensor, types: Collection[str]) -> Any:
+    """Return what ops of these types hand on as this tensor."""
+    while tensor.op.type in types:
+        tensor = tensor.op.inputs[0]
+    return tensor
+
+
 def computed_from(tensor: tf.Tensor, sources: Collection[int]) -> bool:
     """Return whether a tensor is one of these, given by ``id``, or follows from one through its ops."""
-    seen, waiting = set[int](), [tensor]
-    while waiting:
-        here = waiting.pop()
-        if id(here) in sources:
-            return True
-        if id(here.op) not in seen:
-            seen.add(id(here.op))
-            waiting.extend(here.op.inputs)
-    return False
+    return any(id(each) in sources for each in upstream([tensor]))
 
 
 def rows_of_part(part: object) -> int | None:
@@ -40,12 +55,10 @@ class OfData:
         self._known = 0
 
     def reads_data(self, op: tf.Operation) -> bool:
-        """Return whether the op depends on the rows."""
         self._look()
         return id(op) in self._data
 
     def is_drawn(self, op: tf.Operation) -> bool:
-        """Return whether the op depends on random numbers."""
         self._look()
         return id(op) in self._drawn
 

@@ -24,13 +24,11 @@ from tf_ooo.compat import (
     tf_variables,
     train_function,
 )
-from tf_ooo.tracing.adding import feeds_random_numbers, what_is_added
+from tf_ooo.tracing.assigned import feeds_random_numbers, names_of_held, what_is_added
 from tf_ooo.tracing.collecting import added_up
-from tf_ooo.tracing.held import names_of_held
 from tf_ooo.tracing.intercepting import ops_so_far, times
-from tf_ooo.tracing.micro_batches import StepRefused
+from tf_ooo.tracing.micro_batches import Split, StepRefused
 from tf_ooo.tracing.of_data import OfData, computed_from, rows_of_part
-from tf_ooo.tracing.splitting import Split
 from tf_ooo.tracing.variables import all_variables, key_of
 
 if TYPE_CHECKING:
@@ -229,7 +227,6 @@ class States:
         yield from mixed
 
     def _results(self) -> list[Any]:
-        """Return what the micro-batch makes of each state that is held back."""
         results = []
         for key, kind in self._kinds.items():
             state = self._assigned[key]
@@ -268,7 +265,6 @@ class States:
                 sums[replica] = sums[replica] + weighted
 
     def assign(self) -> None:
-        """Gives the states what the micro-batches have made of them."""
         totals = {}
         for key, sums in self._sums.items():
             parts = [part for _, part in sorted(sums.items())]

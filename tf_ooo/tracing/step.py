@@ -10,19 +10,27 @@ from typing import TYPE_CHECKING, Any
 from grappler_passes.analysis.steps import STEP_ATTR, STEP_SCOPE
 from tf_ooo.compat import keras_loops, nests, op_marks, tf_functions
 from tf_ooo.planning.model.task import replica_of_part
+from tf_ooo.tracing.assigned import first_drawn
 from tf_ooo.tracing.collecting import Collecting
 from tf_ooo.tracing.in_turns import InTurns
 from tf_ooo.tracing.intercepting import CopiesNeeded, TurnsNeeded
 from tf_ooo.tracing.logs import whole_logs
-from tf_ooo.tracing.micro_batches import Division, StepRefused, rows_of
+from tf_ooo.tracing.micro_batches import (
+    BatchesSeen,
+    Division,
+    FixedRows,
+    OpenBatch,
+    OpenRows,
+    Split,
+    StepRefused,
+    open_batch,
+    rows_of,
+)
 from tf_ooo.tracing.of_data import computed_from
-from tf_ooo.tracing.once import first_drawn
-from tf_ooo.tracing.one_by_one import OneByOne
-from tf_ooo.tracing.optimizers import optimizers_of
-from tf_ooo.tracing.splitting import BatchesSeen, FixedRows, OpenBatch, OpenRows, Split, open_batch
+from tf_ooo.tracing.one_by_one import MicroBatches, OneByOne
 from tf_ooo.tracing.states import IN_TURN, SUM, NotHeld, States
 from tf_ooo.tracing.traces import traced_anew
-from tf_ooo.tracing.variables import names_by_handle
+from tf_ooo.tracing.variables import names_by_handle, optimizers_of
 
 if TYPE_CHECKING:
     import keras
@@ -145,7 +153,6 @@ class StepFunctions:
         return len(self._functions)
 
     def concrete(self, batch: object) -> Any:
-        """Return the traced function for a batch; nothing runs."""
         with self._tracing(), traced_anew(self.model):
             return self._make(batch).get_concrete_function(batch)
 
@@ -163,13 +170,13 @@ class StepFunctions:
                 optimizers_of(model), split.weights, split.scale, replicas, specs is not None, in_turns
             )
             states = States(model, split, replicas, self.kinds, self._each)
-            if in_turns:
-                parts: InTurns | OneByOne = InTurns(
-                    model, split, collecting, states, scope, lambda: self._applying(batch)
-                )
-            else:
-                may_be_copies = specs is None and self.seen is not None and not self._copies
-                parts = OneByOne(model, split, collecting, states, scope, may_be_copies)
+            micro_batches = MicroBatches(model, split, collecting, states, scope)
+            may_be_copies = specs is None and self.seen is not None and not self._copies
+            parts = (
+                InTurns(micro_batches, lambda: self._applying(batch))
+                if in_turns
+                else OneByOne(micro_batches, may_be_copies)
+            )
             logs = parts.run(batch)
             for text in collecting.notes:
                 self.note(text)

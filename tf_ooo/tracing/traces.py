@@ -6,8 +6,11 @@ import contextlib
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
+import tensorflow as tf
+
 from grappler_passes.compat import op_types
 from tf_ooo.compat import func_graphs, keras_layers, tf_functions
+from tf_ooo.tracing.assigned import READS
 
 if TYPE_CHECKING:
     import keras
@@ -81,3 +84,34 @@ def _ops_of(step: Callable[..., Any]) -> Iterator[tuple[str, str]]:
 def _random_state_of(ops: Iterable[tuple[str, str]]) -> str:
     name = next((name for name, op_type in ops if op_types.keeps_random_state(op_type)), None)
     return "" if name is None else f"{name} draws random numbers from a state of its own"
+
+
+class RestoringFunction:
+    """A traced function; after its calls all variables are as they were.
+
+    Values of those that it changes (``changed``) wait in the memory of this process' host meanwhile.
+    """
+
+    def __init__(self, concrete: Any) -> None:
+        self.concrete, graph = concrete, concrete.graph
+        inside = {id(outer): inner for outer, inner in graph.captures}
+        self.changed = [
+            variable
+            for variable in graph.variables
+            if any(op.type not in READS for op in inside[id(variable.handle)].consumers())
+        ]
+        self._before: list[Any] = []
+
+    def __enter__(self) -> RestoringFunction:
+        """Begin several calls, after which all is put back once."""
+        self._before = [variable.numpy() for variable in self.changed]
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for variable, value in zip(self.changed, self._before, strict=True):
+            variable.assign(value)
+        self._before = []
+
+    def __call__(self, batch: Any) -> Any:
+        tensors = tf.nest.flatten(batch, expand_composites=True)
+        return self.concrete(*(tensor for tensor in tensors if tensor is not None))

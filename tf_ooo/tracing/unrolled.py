@@ -114,7 +114,6 @@ class StepSource:
         self._copied: CopiedStep | None = None
 
     def trace(self) -> CopiedStep:
-        """Return the traced step; the same the second time."""
         if self._copied is None:
             self._copied = CopiedStep(self._step(), self.element_spec)
         return self._copied

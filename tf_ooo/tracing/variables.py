@@ -1,4 +1,4 @@
-"""Variables on the devices of their stages, and back."""
+"""The variables of a model and its optimizers; they move to the devices of their stages, and back."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 
 from tf_ooo.compat import (
+    keras_attributes,
     keras_layers,
     keras_optimizers,
     keras_variables,
@@ -18,13 +19,38 @@ from tf_ooo.compat import (
     train_function,
 )
 from tf_ooo.errors import BackendError
-from tf_ooo.tracing.optimizers import optimizers_of
 
 if TYPE_CHECKING:
     import keras
 
 _LOG = logging.getLogger("tf_ooo")
 _renewed: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
+def optimizers_of(model: keras.Model) -> list[Any]:
+    """Every Keras optimizer that the model, a part of it or a loss-scaling optimizer holds, each once."""
+    held: dict[int, Any] = {}
+    seen: set[int] = set()
+    for part in keras_layers.parts_of(model):
+        _collect(part, held, seen)
+    return list(held.values())
+
+
+def _collect(value: object, held: dict[int, Any], seen: set[int]) -> None:
+    if id(value) in seen:
+        return
+    if keras_optimizers.is_optimizer(value):
+        held.setdefault(id(value), value)
+        within = keras_optimizers.inner_optimizers(value)
+    elif keras_layers.is_layer(value):
+        within = keras_attributes.attributes_of(value)
+    elif isinstance(value, (list, tuple, dict)):
+        within = list(value.values()) if isinstance(value, dict) else list(value)
+    else:
+        return
+    seen.add(id(value))
+    for item in within:
+        _collect(item, held, seen)
 
 
 def all_variables(model: keras.Model) -> list[Any]:

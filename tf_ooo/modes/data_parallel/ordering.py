@@ -29,7 +29,7 @@ from tf_ooo.rewriting.lowering import TaskOps, first_ops, last_ops, lower, only_
 from tf_ooo.rewriting.reporting import told
 from tf_ooo.rewriting.request import ResultT, RewriteRequest
 from tf_ooo.rewriting.result import RewriteResult
-from tf_ooo.rewriting.unrolled_tasks import is_unrolled
+from tf_ooo.rewriting.step_graph import is_unrolled
 from tf_ooo.tracing.slices import parts_of
 
 if TYPE_CHECKING:

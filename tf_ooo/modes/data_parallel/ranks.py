@@ -30,8 +30,8 @@ from tf_ooo.options import RankOptions
 from tf_ooo.tracing import sync
 from tf_ooo.tracing.averaging import Averaging
 from tf_ooo.tracing.micro_batches import rows_of
-from tf_ooo.tracing.optimizers import optimizers_of
 from tf_ooo.tracing.traces import forget_traces
+from tf_ooo.tracing.variables import optimizers_of
 
 if TYPE_CHECKING:
     import keras

@@ -34,10 +34,10 @@ from tf_ooo.report.parts import Outcome
 from tf_ooo.report.report import Report
 from tf_ooo.rewriting.parts import WHOLE
 from tf_ooo.rewriting.staged import LayerByLayer
-from tf_ooo.rewriting.unrolled_tasks import Step
+from tf_ooo.rewriting.step_graph import StepGraph
 from tf_ooo.tracing import sync
 from tf_ooo.tracing.micro_batches import Division
-from tf_ooo.tracing.optimizers import optimizers_of
+from tf_ooo.tracing.variables import optimizers_of
 
 if TYPE_CHECKING:
     import keras
@@ -202,9 +202,9 @@ class LayerPipeSteps:
         if max(int(count.numpy()) for count in counts):
             report.note(_GOING_ON)
 
-    def _planned(self, step: Step, costs: CostTable, traced: Traced, started: float) -> SpreadPlan:
+    def _planned(self, step: StepGraph, costs: CostTable, traced: Traced, started: float) -> SpreadPlan:
         mode, report = self._mode, self._mode.describe()
-        check_costs(costs, [layer.name for layer in step.known.graph.layers])
+        check_costs(costs, [layer.name for layer in step.graph.layers])
         costs = with_shared_link(costs, self._target)
         schedule, devices = mode.options.schedule, self._target.devices
         mode.plan = plan = plan_spread(step, costs, traced, devices, schedule, report, mode.slower_warning)

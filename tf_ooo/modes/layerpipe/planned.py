@@ -26,8 +26,8 @@ from tf_ooo.planning.model.schedule import Schedule
 from tf_ooo.planning.policies import Policy
 from tf_ooo.report.report import Report
 from tf_ooo.rewriting.naming import variable_layers
-from tf_ooo.rewriting.unrolled_tasks import Step
-from tf_ooo.tracing.optimizers import optimizers_of
+from tf_ooo.rewriting.step_graph import StepGraph
+from tf_ooo.tracing.variables import optimizers_of
 
 if TYPE_CHECKING:
     import keras
@@ -41,7 +41,7 @@ LEAST_GAIN = 1.1
 
 
 def plan_spread(
-    step: Step,
+    step: StepGraph,
     costs: CostTable,
     traced: Traced,
     devices: Sequence[str],
@@ -53,7 +53,7 @@ def plan_spread(
 
     ``traced``: the ``step`` as it is before the plan, of which is known what can be divided.
     """
-    graph = step.known.graph
+    graph = step.graph
     layers = [set(layer.variables) for layer in graph.layers]
     options: dict[str, Any] = {"lower_shares": lower_shares(renumbered(traced, layers), costs.op_seconds)}
     plan = make_plan(schedule, costs.layers, costs.link, len(devices), _BATCHES * len(devices), options)

@@ -31,16 +31,14 @@ from tf_ooo.compat import (
 )
 from tf_ooo.compat.nests import Packed
 from tf_ooo.errors import GraphError, OOOError
-from tf_ooo.rewriting.known import Known
 from tf_ooo.rewriting.passes import Folder
+from tf_ooo.rewriting.step_graph import Known, StepGraph
 from tf_ooo.rewriting.tasks import assign
-from tf_ooo.rewriting.unrolled_tasks import Step
+from tf_ooo.tracing.assigned import refuse_reads_after
 from tf_ooo.tracing.flat import FlatTrace
 from tf_ooo.tracing.intercepting import Update, intercepted, ops_so_far, refuse_twice
-from tf_ooo.tracing.optimizers import optimizers_of
-from tf_ooo.tracing.reads_after import refuse_reads_after
 from tf_ooo.tracing.step import refuse_no_gradient
-from tf_ooo.tracing.variables import all_variables
+from tf_ooo.tracing.variables import all_variables, optimizers_of
 
 if TYPE_CHECKING:
     import keras
@@ -98,12 +96,11 @@ class Traced:
             ran=self.ran + 1,
         )
 
-    def as_step(self) -> Step:
+    def as_step(self) -> StepGraph:
         """Return the step as the pipeline's code takes one, of one micro-batch."""
         known = Known(self.graph, self.graph_def, frozenset(self.where), self.where, {})
-        where = {name: (kind, layer, 0) for name, (kind, layer) in self.where.items()}
-        none = [0] * len(self.index)
-        return Step(self.graph_def, self.index, none, none, 1, known, where, frozenset())
+        none, own_names = [0] * len(self.index), {name: name for name in self.index.names}
+        return StepGraph(self.graph_def, self.index, none, none, 1, known, own_names)
 
 
 def trace(

@@ -8,7 +8,7 @@ from tf_ooo.fit.recorder import Watched
 from tf_ooo.modes.layerpipe.spread import Spread, SpreadPlan
 from tf_ooo.modes.layerpipe.stages import HIGH
 from tf_ooo.planning.model.schedule import Schedule, Task, TaskList
-from tf_ooo.rewriting.timed_ops import timed_ops
+from tf_ooo.rewriting.op_tasks import timed_ops
 
 _KINDS = ("F", "dO", "dW", "U")
 

@@ -35,17 +35,14 @@ from tf_ooo.modes.pipeline.pieces import pieces_of
 from tf_ooo.modes.pipeline.running import PlannedPipeline, RunningPipeline
 from tf_ooo.modes.pipeline.state_kinds import StateKinds
 from tf_ooo.planning.simulation.measured import repeated
+from tf_ooo.rewriting.op_tasks import timed_ops
 from tf_ooo.rewriting.parts import WHOLE, is_part, least_share
-from tf_ooo.rewriting.staged import LayerByLayer
-from tf_ooo.rewriting.timed_ops import timed_ops
-from tf_ooo.rewriting.traced_before import TracedBefore
-from tf_ooo.rewriting.unrolled_tasks import Step
+from tf_ooo.rewriting.staged import LayerByLayer, TracedBefore
+from tf_ooo.rewriting.step_graph import StepGraph
 from tf_ooo.tracing import sync
-from tf_ooo.tracing.micro_batches import Division, StepRefused, parts_of, rows_of
-from tf_ooo.tracing.optimizers import optimizers_of
-from tf_ooo.tracing.splitting import BatchesSeen
+from tf_ooo.tracing.micro_batches import BatchesSeen, Division, StepRefused, parts_of, rows_of
 from tf_ooo.tracing.traces import traced_anew
-from tf_ooo.tracing.variables import all_variables, bytes_of
+from tf_ooo.tracing.variables import all_variables, bytes_of, optimizers_of
 
 if TYPE_CHECKING:
     import keras
@@ -316,7 +313,7 @@ class PipelineSteps:
         self._first.states_follow(mode.states.kinds)
         return self._first
 
-    def _check_step(self, step: Step) -> bool:
+    def _check_step(self, step: StepGraph) -> bool:
         """Check the step; return whether one device is to run it."""
         self._mode.check_step(step)
         return not (self._never_whole or self._mode.exceeds_limit(step))
@@ -365,7 +362,7 @@ class PipelineSteps:
             return WHOLE
         return least_share(len(mode.distributed.target.devices))
 
-    def _make_plan(self, step: Step, costs: CostTable, first: FirstSteps) -> None:
+    def _make_plan(self, step: StepGraph, costs: CostTable, first: FirstSteps) -> None:
         mode, started = self._mode, time.perf_counter()
         mode.rows = first.rows
         with progress.said("planning, where to cut the model and in which order its tasks run"):

@@ -19,13 +19,11 @@ from tf_ooo.compat import (
     tf_functions,
     train_function,
 )
-from tf_ooo.tracing.changed import Taped, refuse_moved
-from tf_ooo.tracing.held import names_of_held
+from tf_ooo.tracing.assigned import names_of_held
+from tf_ooo.tracing.changed import Replay, Taped, refuse_moved
 from tf_ooo.tracing.intercepting import Update, intercepted
-from tf_ooo.tracing.optimizers import optimizers_of
-from tf_ooo.tracing.replayed import Replay
-from tf_ooo.tracing.restoring import RestoringFunction
-from tf_ooo.tracing.variables import all_variables, key_of
+from tf_ooo.tracing.traces import RestoringFunction
+from tf_ooo.tracing.variables import all_variables, key_of, optimizers_of
 
 if TYPE_CHECKING:
     import keras

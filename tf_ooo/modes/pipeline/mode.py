@@ -56,7 +56,7 @@ from tf_ooo.report.filling import fill_step_times
 from tf_ooo.report.parts import Outcome
 from tf_ooo.report.report import Report
 from tf_ooo.rewriting.repeating import layers_that_cannot
-from tf_ooo.rewriting.unrolled_tasks import Step
+from tf_ooo.rewriting.step_graph import StepGraph
 from tf_ooo.tracing.micro_batches import Division
 from tf_ooo.units import seconds_text
 
@@ -93,7 +93,7 @@ class PipelineMode:
         self.options = options
         self.ranks = PipelineRanks()
         self.division = Division(1)
-        self.planned_from: tuple[Step, CostTable] | None = None
+        self.planned_from: tuple[StepGraph, CostTable] | None = None
         self.pipeline: PlannedPipeline | None = None
         self.rows = 0
         self.limit = Limit()
@@ -150,7 +150,7 @@ class PipelineMode:
         asked = own.schedule.workers if own is not None and options.replicas == AUTO else options.replicas
         return counts_of(asked, len(self.distributed.target.devices), self.division.most)
 
-    def _counts_for(self, step: Step) -> tuple[int, ...]:
+    def _counts_for(self, step: StepGraph) -> tuple[int, ...]:
         """Return numbers of replicas to choose from, where each replica has a micro-batch of the step."""
         return tuple(count for count in self.counts if count <= step.count) or self.counts[:1]
 
@@ -206,9 +206,9 @@ class PipelineMode:
         (count,) = counts_of(asked, devices, microbatches)
         return devices // count, -(-microbatches // count), count
 
-    def check_step(self, step: Step) -> None:
+    def check_step(self, step: StepGraph) -> None:
         """OptionsError, ScheduleError: before the first step, for stages or layers that it does not have."""
-        names = [layer.name for layer in step.known.graph.layers]
+        names = [layer.name for layer in step.graph.layers]
         layers = tuple(LayerCosts(1.0, 1.0, 1.0, name=name) for name in names)
         cutter = Cutter(layers, units_of(len(names), step.known.inseparable), Link(), step.count)
         if self.own is not None:
@@ -281,14 +281,14 @@ class PipelineMode:
         report = self.describe()
         self.slower_warning.look(report, report.gain or report.gain_over_first)
 
-    def plan_from(self, step: Step, costs: CostTable, model: keras.Model) -> PlannedPipeline:
+    def plan_from(self, step: StepGraph, costs: CostTable, model: keras.Model) -> PlannedPipeline:
         """Plans for a step with given costs.  Raises OptionsError where they are another model's."""
         costs = with_shared_link(costs_of_parts(costs, step), self.distributed.target)
         self.planned_from = (step, costs)
         self.distributed.report.change(costs=costs)
         return self.plan_with(step, costs, model)
 
-    def plan_with(self, step: Step, costs: CostTable, model: keras.Model) -> PlannedPipeline:
+    def plan_with(self, step: StepGraph, costs: CostTable, model: keras.Model) -> PlannedPipeline:
         """Plans, and says so in the report."""
         limit_bytes = self.limit.bytes
         unknown = unknown_sizes(step) if limit_bytes is not None else ()
@@ -341,7 +341,7 @@ class PipelineMode:
         report.note(f"{said} a step, {compared}")
         return better
 
-    def _wanted(self, step: Step, costs: CostTable) -> PlanRequest:
+    def _wanted(self, step: StepGraph, costs: CostTable) -> PlanRequest:
         return PlanRequest(
             schedule=self.options.schedule,
             devices=len(self.distributed.target.devices),
@@ -356,7 +356,7 @@ class PipelineMode:
             fixed=layers_that_cannot(step) if self.options.recompute != NONE else frozenset(),
         )
 
-    def _planned(self, step: Step, costs: CostTable) -> Mesh:
+    def _planned(self, step: StepGraph, costs: CostTable) -> Mesh:
         wanted, units = self._wanted(step, costs), units_of(len(costs.layers), step.known.inseparable)
         if self._chooses_devices:
             make = functools.partial(on_best_devices, costs.layers, units)
@@ -375,7 +375,7 @@ class PipelineMode:
         by_hand = options.stages is not None or self.own is not None
         return self.may_fall_back() and options.replicas == AUTO and not by_hand
 
-    def _take(self, planned: Mesh, step: Step, costs: CostTable) -> PlannedPipeline:
+    def _take(self, planned: Mesh, step: StepGraph, costs: CostTable) -> PlannedPipeline:
         report, given = self.distributed.report, self.distributed.target.devices
         devices = planned.of(given)
         limits = self.limit.of_each(len(given))
@@ -393,11 +393,11 @@ class PipelineMode:
         report.put(Outcome(kept_because=because))
         return self.pipeline
 
-    def _fill(self, mesh: Mesh, step: Step, costs: CostTable) -> None:
+    def _fill(self, mesh: Mesh, step: StepGraph, costs: CostTable) -> None:
         devices = mesh.of(self.distributed.target.devices)
         fill_report(self.distributed.report, mesh, step, costs, devices, self.ranks.engine.size)
 
-    def exceeds_limit(self, step: Step) -> bool:
+    def exceeds_limit(self, step: StepGraph) -> bool:
         """Return whether one device that ran the step would need more than its limit."""
         asked, limit_bytes = self.options.first_steps, self.limit.least_bytes
         if asked != "auto" or limit_bytes is None or self.ranks.engine.size > 1 or unknown_sizes(step):

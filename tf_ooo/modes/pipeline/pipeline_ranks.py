@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from tf_ooo.costs.table import CostTable
 from tf_ooo.hosts.ranks.base import Engine, SingleEngine
 from tf_ooo.tracing.averaging import Averaging
-from tf_ooo.tracing.optimizers import optimizers_of
+from tf_ooo.tracing.variables import optimizers_of
 
 if TYPE_CHECKING:
     import keras

@@ -21,15 +21,15 @@ from tf_ooo.report.report import Report
 from tf_ooo.report.sections import CandidateRow, LinkRow, PipelineSection, ReplicasRow, StageRow
 from tf_ooo.rewriting.parts import loops_of_layers
 from tf_ooo.rewriting.result import RewriteResult
-from tf_ooo.rewriting.unrolled_tasks import Step
+from tf_ooo.rewriting.step_graph import StepGraph
 from tf_ooo.units import bytes_text, seconds_text, with_units
 
 
 def fill_report(
-    report: Report, mesh: Mesh, step: Step, costs: CostTable, devices: Sequence[str], processes: int = 1
+    report: Report, mesh: Mesh, step: StepGraph, costs: CostTable, devices: Sequence[str], processes: int = 1
 ) -> None:
     """Copies the plan into the report; so many ``processes`` have a pipeline like it each."""
-    plan, graph, section = mesh.plan, step.known.graph, section_of(mesh, costs, devices)
+    plan, graph, section = mesh.plan, step.graph, section_of(mesh, costs, devices)
     layers = [
         dataclasses.replace(row, stage=stage, device=section.stages[stage].device)
         for row, stage in zip(layer_rows_of(graph), stage_of_layer(plan.problem.bounds), strict=True)
@@ -152,16 +152,16 @@ def _why(plan: Plan, stage: int, costs: CostTable) -> str:
     return text
 
 
-def note_loops(report: Report, step: Step) -> None:
+def note_loops(report: Report, step: StepGraph) -> None:
     """Note once which recurrent layers run in several loops, and what that changes in the result."""
-    counts = loops_of_layers(layer.name for layer in step.known.graph.layers)
+    counts = loops_of_layers(layer.name for layer in step.graph.layers)
     said = ", ".join(f"{name} run in {count} loops" for name, count in counts.items())
     if counts:
         text = f"time steps of {said}: their weights' gradients are added up in that order"
         report.note(text, log=logging.INFO)
 
 
-def note_turns(report: Report, step: Step) -> None:
+def note_turns(report: Report, step: StepGraph) -> None:
     """Note once that updates come in turns."""
     turns = step.turns_with_updates
     if turns > 1:

@@ -29,11 +29,9 @@ from tf_ooo.report.report import Report
 from tf_ooo.rewriting.homes import Homes
 from tf_ooo.rewriting.naming import variable_layers
 from tf_ooo.rewriting.result import RewriteResult
-from tf_ooo.rewriting.staged import StagedPlan, request_to_place
-from tf_ooo.rewriting.traced_before import TracedBefore
-from tf_ooo.rewriting.unrolled_tasks import Step
-from tf_ooo.tracing.micro_batches import Division
-from tf_ooo.tracing.splitting import BatchesSeen
+from tf_ooo.rewriting.staged import StagedPlan, TracedBefore, request_to_place
+from tf_ooo.rewriting.step_graph import StepGraph
+from tf_ooo.tracing.micro_batches import BatchesSeen, Division
 from tf_ooo.tracing.step import StepFunctions
 
 if TYPE_CHECKING:
@@ -46,7 +44,7 @@ _TIMED = 100
 class PlannedPipeline:
     """Holds what was planned, on devices with names; stays for the fits of one model."""
 
-    def __init__(self, mesh: Mesh, step: Step, devices: tuple[str, ...]) -> None:
+    def __init__(self, mesh: Mesh, step: StepGraph, devices: tuple[str, ...]) -> None:
         self.mesh, planned = mesh, mesh.plan
         self.step_s, self.turns = deque[float](maxlen=_TIMED), step.turns_with_updates
         homes = homes_of(mesh, devices)

@@ -1,0 +1,321 @@
+"""A traced step, taken apart: what each op is for, in which micro-batch, with which layer.
+
+What one trace tells holds for all traces of a step; :func:`check_known` tells whether another graph is one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from tensorflow.core.framework import graph_pb2
+
+from grappler_passes.analysis.classify import classify_graph_def
+from grappler_passes.analysis.steps import (
+    STEP_ATTR,
+    STEP_SCOPE,
+    is_sum,
+    microbatch_graph,
+    steps_of,
+    turns_of,
+)
+from grappler_passes.graph.dependencies import GraphIndex
+from grappler_passes.graph.effects import has_side_effects, only_reads, states_of
+from grappler_passes.graph.list_sizes import with_list_sizes
+from grappler_passes.graph.sizes import KnownShapes, with_sizes
+from grappler_passes.graph.training_graph import TrainingGraph
+from grappler_passes.graph.variables import VARIABLE_ATTR
+from tf_ooo.costs.devices import device
+from tf_ooo.costs.op_seconds import op_seconds
+from tf_ooo.errors import GraphError
+from tf_ooo.rewriting.parts import LEAST_SHARE, WHOLE, divided
+from tf_ooo.rewriting.tasks import assign, forward_and_loops
+
+_STEP = re.compile(rf"{STEP_SCOPE}(\d+)(?=/|$)")
+# TensorFlow numbers these when it lowers loops and branches, for each micro-batch otherwise.
+_NUMBER = re.compile(r"/_(\d+)(?=/|$)")
+_ONCE, _EACH = f"{STEP_SCOPE}once", f"{STEP_SCOPE}each"
+_IN_NO_TASK = ("Const", "_Arg", "_Retval")
+# The share of computing ops of a step that is not classified itself which may have other names.
+_OTHERS = 0.2
+# Graph optimizers may leave out fewer ops of a task than these in batches of another size.
+_FEW = 4
+_COUNTED = ("Const", "NoOp", "Identity", "_Arg", "_Retval")
+# Pairs of an op and the variable that it writes.
+Writes = frozenset[tuple[str, str]]
+
+
+@dataclass(frozen=True)
+class Known:
+    """Holds what is known from one classified micro-batch and holds for all of them, in any batch.
+
+    ``alone`` is its GraphDef, ``graph`` what it was classified to; ops elsewhere have their
+    :func:`tf_ooo.rewriting.step_graph.general_names`.  ``inseparable``: ranges of layers that no cut may
+    part; ``joined``: ops that add up gradients from several layers; ``writes``: ops that update weights, with
+    the variable's name; ``alone_in_step``: whether it was the only micro-batch of its step.
+    """
+
+    graph: TrainingGraph
+    alone: graph_pb2.GraphDef
+    names: frozenset[str]
+    where: Mapping[str, tuple[str, int]]
+    sizes: Mapping[str, int]
+    inseparable: tuple[tuple[int, int], ...] = ()
+    joined: frozenset[str] = frozenset()
+    writes: Writes = frozenset()
+    alone_in_step: bool = False
+
+
+def writes_of(step: StepGraph) -> Writes:
+    """Return which ops update the trained variables of a step, and their slots."""
+    index, named = step.index, step.variables
+    trained = {name for variable in step.graph.variables for name in (variable.name, *variable.slots)}
+    return frozenset(
+        (step.general[index.names[i]], named[state])
+        for i, op in enumerate(index.ops)
+        if step.steps[i] == step.count and has_side_effects(op) and not only_reads(op)
+        for state in states_of(index, i)
+        if named.get(state) in trained
+    )
+
+
+def check_known(step: StepGraph) -> None:
+    """Raise GraphError, naming an op, where the graph is not another trace of the step that is known.
+
+    An op with another name would be in no task and in no order.  So each update has to be the one that was
+    planned, and each task has to have most of its ops, unless one of both has a single micro-batch: there is
+    nothing to weigh and to add up then.
+    """
+    known, general = step.known, step.general
+    there = known.names | known.where.keys()
+    computing = (n for n, op in zip(step.index.names, step.index.ops, strict=True) if op not in _COUNTED)
+    names = [general[name] for name in computing]
+    others, present = [name for name in names if name not in there], frozenset(general.values())
+    why = ""
+    # A step whose rows are open computes shapes besides all that was planned.
+    lacking = known.names - present
+    if len(others) > _OTHERS * len(names) and len(lacking) > _OTHERS * len(known.names):
+        why = f"{len(others)} of its {len(names)} ops are others, {others[0]!r} first"
+    why = why or _other_write(writes_of(step), known.writes)
+    if not why and (step.count == 1) == known.alone_in_step:
+        why = _lost_task(present, len(others), known)
+    if why:
+        raise GraphError(
+            f"it is not the step that was planned: {why} (train_step has to compute the same each time it is "
+            "traced)"
+        )
+
+
+def _other_write(writes: Writes, planned: Writes) -> str:
+    """Return the first variable that is not updated by the op that was planned."""
+    differing = sorted(variable for _, variable in writes ^ planned)
+    if not differing:
+        return ""
+    now, then = (
+        " and ".join(repr(name) for name, variable in sorted(of) if variable == differing[0]) or "no op"
+        for of in (writes, planned)
+    )
+    return f"{differing[0]} is updated by {now}, and was by {then}"
+
+
+def _lost_task(names: frozenset[str], others: int, known: Known) -> str:
+    """Return the first task most of whose ops have other names, of which there are so many."""
+    planned = Counter(known.where.values())
+    lacking: dict[tuple[str, int], list[str]] = {}
+    for name, at in known.where.items():
+        if name not in names:
+            lacking.setdefault(at, []).append(name)
+    for (kind, layer), ops in lacking.items():
+        count = planned[kind, layer]
+        if _FEW <= len(ops) <= others and len(ops) > count / 2:
+            task = f"{kind} of {known.graph.layers[layer].name}"
+            return f"{len(ops)} of the {count} ops of {task} are not there, {ops[0]!r} first"
+    return ""
+
+
+@dataclass(frozen=True)
+class StepGraph:
+    """A graph of unrolled micro-batches, taken apart once; :meth:`after` is the step after a pass.
+
+    ``steps``: the micro-batch of each node, ``count`` for what comes once; ``turns``: its turn.  ``general``:
+    the :func:`general_names`.
+    """
+
+    graph_def: graph_pb2.GraphDef
+    index: GraphIndex
+    steps: Sequence[int | None]
+    turns: Sequence[int]
+    count: int
+    known: Known
+    general: Mapping[str, str]
+    repeated: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+    @cached_property
+    def where(self) -> dict[str, tuple[str, int, int]]:
+        """Return (kind, layer, micro-batch) of ops; a later turn's numbers are behind all of the turn before.
+
+        An op that runs again for the backward pass is dO.
+        """
+        where, known = {}, self.known.where
+        for i, name in enumerate(self.index.names):
+            at, step = known.get(self.general[name]), self.steps[i]
+            if at is None or self.index.ops[i] in _IN_NO_TASK:
+                continue
+            number = self.turns[i] * self.count + (0 if step is None else min(step, self.count - 1))
+            where[name] = "dO" if name in self.repeated else at[0], at[1], number
+        return where
+
+    @property
+    def graph(self) -> TrainingGraph:
+        """The classified micro-batch, with the layers of all."""
+        return self.known.graph
+
+    @cached_property
+    def classified(self) -> dict[str, tuple[str, int]]:
+        """Return (kind, layer) of the ops of :attr:`graph`, without those of no task."""
+        where = ((name, self.known.where.get(self.general[name])) for name in self.graph.ops)
+        return {name: at for name, at in where if at is not None}
+
+    @cached_property
+    def sums(self) -> frozenset[str]:
+        return frozenset(node.name for node in self.graph_def.node if is_sum(node))
+
+    @cached_property
+    def joined(self) -> frozenset[str]:
+        return frozenset(name for name, key in self.general.items() if key in self.known.joined)
+
+    @cached_property
+    def sizes(self) -> dict[str, int]:
+        sizes = self.known.sizes
+        return {name: sizes[key] for name, key in self.general.items() if key in sizes}
+
+    @cached_property
+    def variables(self) -> dict[str, str]:
+        """Return the names of variables by the arguments that stand for them."""
+        nodes = (node for node in self.graph_def.node if VARIABLE_ATTR in node.attr)
+        return {node.name: json.loads(node.attr[VARIABLE_ATTR].s)["name"] for node in nodes}
+
+    @property
+    def turns_with_updates(self) -> int:
+        """Count updates that follow each other, each with what the one before has left; one as a rule."""
+        updates = (name for name, (kind, _, _) in self.where.items() if kind == "U")
+        return 1 + max((self.turns[self.index.index[name]] for name in updates), default=0)
+
+    def after(self, graph_def: graph_pb2.GraphDef, repeated: Mapping[str, str]) -> StepGraph:
+        """The step after a pass that took no op away; ``repeated``: new ops, each with the one it repeats."""
+        index = GraphIndex(graph_def)
+        originals = [repeated.get(name, name) for name in index.names]
+        rows = [self.index.index[name] for name in originals]
+        return dataclasses.replace(
+            self,
+            graph_def=graph_def,
+            index=index,
+            steps=[self.steps[row] for row in rows],
+            turns=[self.turns[row] for row in rows],
+            general={name: self.general[op] for name, op in zip(index.names, originals, strict=True)},
+            repeated=repeated,
+        )
+
+    def averaged(
+        self, seconds: Mapping[str, float], general: Mapping[str, str] | None = None
+    ) -> dict[str, float]:
+        """Seconds of the classified micro-batch's ops: the mean over all micro-batches that were measured.
+
+        The first micro-batch has no sums; the mean of theirs counts it all the same.  Holds for the step in
+        which it was classified, or for another trace, whose ops have these ``general`` names.
+        """
+        measured: dict[str, list[float]] = {}
+        general = self.general if general is None else general
+        for name, value in seconds.items():
+            measured.setdefault(general.get(name, name), []).append(value)
+        names = ((name, measured.get(self.general[name])) for name in self.graph.ops)
+        without = {name: len(values) + (name in self.sums) for name, values in names if values}
+        return {name: sum(measured[self.general[name]]) / count for name, count in without.items()}
+
+
+def is_unrolled(graph_def: graph_pb2.GraphDef) -> bool:
+    """Return whether a graph holds the micro-batches of a step."""
+    return any(STEP_ATTR in node.attr for node in graph_def.node)
+
+
+def general_names(names: Iterable[str], count: int) -> dict[str, str]:
+    """Return the name that each op has in common with those of the other micro-batches, and of other batches.
+
+    Of ops that differ in TensorFlow's numbers only, the first has the lowest.
+    """
+    alike: dict[str, list[str]] = {}
+    for name in names:
+        alike.setdefault(_NUMBER.sub("/_", name), []).append(name)
+    general_of = {}
+    for bare, numbered in alike.items():
+        general = _STEP.sub(lambda match: _ONCE if int(match[1]) == count else _EACH, bare)
+        if len(numbered) > 1:
+            numbered.sort(key=lambda name: [int(number) for number in _NUMBER.findall(name)])
+        for place, name in enumerate(numbered):
+            general_of[name] = f"{general}#{place}" if place else general
+    return general_of
+
+
+def take_apart(
+    graph_def: graph_pb2.GraphDef, known: Known | None = None, share: float = LEAST_SHARE
+) -> StepGraph:
+    """The ops of a step; without ``known``, from another trace of it, the last micro-batch is classified.
+
+    ``share``: of the forward pass, what each part of a layer that is divided takes at least.  Raises
+    GraphError: it is no training step, or not the one that is known.
+    """
+    index = GraphIndex(graph_def)
+    steps = steps_of(graph_def, index)
+    count = max((step for step in steps if step is not None), default=0)
+    if not count:
+        raise GraphError("the graph holds no micro-batch and updates")
+    turns = turns_of(graph_def, index, steps, count)
+    general = general_names(index.names, count)
+    if known is not None:
+        step = StepGraph(graph_def, index, steps, turns, count, known, general)
+        check_known(step)
+        return step
+    alone = microbatch_graph(graph_def, index, steps, count - 1, count)
+    known = _classified(without_turns(alone, dict(zip(index.names, turns, strict=True))), general, share)
+    step = StepGraph(graph_def, index, steps, turns, count, known, general)
+    known = dataclasses.replace(known, writes=writes_of(step), alone_in_step=count == 1)
+    return dataclasses.replace(step, known=known)
+
+
+def _classified(alone: graph_pb2.GraphDef, general: Mapping[str, str], share: float) -> Known:
+    """Ops that graph optimizers have merged for several micro-batches are in ``alone``, the last one."""
+    graph, index, parts = classify_graph_def(alone), GraphIndex(alone), None
+    if index.frame_names:
+        graph = with_list_sizes(with_sizes(graph, alone, KnownShapes(), only_open=True), alone)
+    if share != WHOLE:
+        forward, loops = forward_and_loops(graph, index)
+        work = dataclasses.replace(device("cpu-core"), launch_s=0.0)  # of what an op does, not of its call
+        seconds = op_seconds(alone, work).seconds
+        graph, parts = divided(graph, forward, seconds, loops, share)
+    assigned = assign(graph, index, parts)
+    return Known(
+        graph,
+        alone,
+        frozenset(general[name] for name in graph.ops),
+        {general[name]: at for name, at in assigned.where.items()},
+        {general[name]: op.output_bytes for name, op in graph.ops.items() if op.output_bytes},
+        assigned.inseparable,
+        frozenset(general[name] for name in assigned.joined),
+    )
+
+
+def without_turns(graph_def: graph_pb2.GraphDef, turns: Mapping[str, int]) -> graph_pb2.GraphDef:
+    """Reads of a later turn as if nothing had been updated before: all layers are known from one pass.
+
+    The graph itself, changed: control edges from one turn to the next go.
+    """
+    for node in graph_def.node if any(turns.values()) else ():
+        turn = turns.get(node.name, 0)
+        kept = [text for text in node.input if text[0] != "^" or turns.get(text[1:], 0) >= turn]
+        node.input[:] = kept
+    return graph_def

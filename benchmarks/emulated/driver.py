@@ -147,7 +147,7 @@ def measured(case: Case, cluster: str) -> Measured:
     microbatches = parameters["microbatches"]
     settings = {"costs": table, "devices": cluster or devices, "microbatches": microbatches,
                 "profile_steps": 0, "compare": False, "check_loss": False}  # fmt: skip
-    known: list[tuple[Step, CostTable] | None] = []
+    known: list[tuple[StepGraph, CostTable] | None] = []
 
     def start(way: Way) -> Run:
         # The first way's schedule is a file: costs of whole layers are then taken as they are, and no layer

@@ -17,7 +17,7 @@ from typing import Any
 from tf_ooo.hosts.addresses import held_ports
 
 _OUT, _TAIL = "BENCHMARKS_OUT", 3000
-_START_S, _ANSWER_S, _END_S = 180.0, 900.0, 20.0
+_START_S, _ANSWER_S, _END_S = 300.0, 900.0, 20.0
 
 
 class BenchmarkError(Exception):

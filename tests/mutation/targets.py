@@ -12,7 +12,7 @@ def _tests(folder: str, names: str) -> list[str]:
 # Tests stop at the first failure: those that notice most come first.
 _SCHEDULES = _tests(UNIT, "relation_edges simulator frozen_values")
 _CLASSIFY = _tests(GRAPH, "classify_parts classify_steps classify_rules")
-_ENGINE = _tests(UNIT, "engine simulator_parts simulator")
+_CLOCK = _tests(UNIT, "clock simulator_parts simulator")
 _PEAKS = _tests(UNIT, "peaks liveness")
 TESTS: dict[str, list[str]] = {
     "tf_ooo/planning/model/relation.py": _SCHEDULES,
@@ -42,9 +42,8 @@ TESTS: dict[str, list[str]] = {
         *_tests(GRAPH, "verify_rules verify"),
         *_tests(UNIT, "frozen_values"),
     ],
-    "tf_ooo/planning/simulation/engine.py": _ENGINE,
-    "tf_ooo/planning/simulation/engine_events.py": _ENGINE,
-    "tf_ooo/planning/simulation/engine_waves.py": _ENGINE,
+    "tf_ooo/planning/simulation/clock.py": _CLOCK,
+    "tf_ooo/planning/simulation/work.py": _CLOCK,
     "tf_ooo/rewriting/peaks.py": _PEAKS,
     "grappler_passes/graph/liveness.py": _PEAKS,
     "grappler_passes/analysis/classify.py": _CLASSIFY,

@@ -8,10 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tf_ooo.costs.layer_costs import LayerCosts, Link
-from tf_ooo.planning.building.justification import StepTasks, justified, shortest_justified
+from tf_ooo.planning.building.justification import justified, shortest_justified
 from tf_ooo.planning.building.pipeline import StagedLayers
 from tf_ooo.planning.building.placed_search import searched
 from tf_ooo.planning.building.placement import placements
+from tf_ooo.planning.building.step_tasks import StepTasks
 from tf_ooo.planning.model.problem import Problem
 from tf_ooo.planning.policies import zb_interleaved
 from tf_ooo.planning.simulation.simulator import simulate
@@ -34,18 +35,17 @@ def staged(draw, most_chunks=3):
     return StagedLayers(problem, tuple((i, i) for i in range(len(layers))))
 
 
-def assert_runs(stages, tasks, place, order, in_flight):
+def assert_runs(stages, tasks, place, times, in_flight):
     """Every task once, after what it needs, one at a time on each device."""
-    assert sorted(order.begun) == list(range(len(tasks.seconds)))
-    assert order.makespan_s == max(order.end_s)
+    assert sorted(times.begun) == list(range(len(tasks.stage)))
+    assert times.makespan_s == max(times.end_s)
     count, size = tasks.count, tasks.stages * tasks.count
-    start_s = [end_s - seconds for end_s, seconds in zip(order.end_s, tasks.seconds, strict=True)]
 
     def after(earlier, later, sent_s=0.0):
         for batch in range(count):
             first, then = (kind * size + stage * count + batch for kind, stage in (earlier, later))
             lag_s = sent_s if place[earlier[1]] != place[later[1]] else 0.0
-            assert start_s[then] >= order.end_s[first] + lag_s - 1e-9
+            assert times.start_s[then] >= times.end_s[first] + lag_s - 1e-9
 
     for stage in range(tasks.stages):
         after((0, stage), (1, stage))
@@ -55,10 +55,11 @@ def assert_runs(stages, tasks, place, order, in_flight):
             after((1, stage), (1, source), stages.problem.link.seconds(size_bytes))
         for batch in range(in_flight, count):
             dw, forward = 2 * size + stage * count + batch - in_flight, stage * count + batch
-            assert start_s[forward] >= order.end_s[dw] - 1e-9
-    for lane in tasks.lanes(place, order):
+            assert times.start_s[forward] >= times.end_s[dw] - 1e-9
+    for device in range(tasks.devices):
+        lane = [task for task in times.begun if place[tasks.stage[task]] == device]
         for earlier, later in zip(lane, lane[1:], strict=False):
-            assert start_s[later] >= order.end_s[earlier] - 1e-9
+            assert times.start_s[later] >= times.end_s[earlier] - 1e-9
 
 
 @settings(max_examples=60, deadline=None)
@@ -84,7 +85,7 @@ def test_a_stage_of_each_round_on_each_device(stages):
         for first in range(0, len(place), devices):
             assert sorted(place[first : first + devices]) == list(range(devices))
     in_turn = shortest_justified(tasks, places[0].tolist(), 1)
-    assert best.order.makespan_s <= in_turn.makespan_s + 1e-9
+    assert best.times.makespan_s <= in_turn.makespan_s + 1e-9
 
 
 @settings(max_examples=30, deadline=None)

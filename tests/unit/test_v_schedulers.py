@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from tf_ooo.costs.layer_costs import LayerCosts, Link
 from tf_ooo.errors import MemoryLimitError, OptionsError
-from tf_ooo.planning.building.squeeze import Style, squeeze
+from tf_ooo.planning.building.squeeze import Style, squeezed
 from tf_ooo.planning.building.v_block import HALF, MIN, ZB, block, lanes
-from tf_ooo.planning.building.v_shape import stage_times, v_schedule, v_stages
+from tf_ooo.planning.building.v_shape import v_stages
 from tf_ooo.planning.model.problem import Problem
 from tf_ooo.planning.model.schedule import Schedule, Task
 from tf_ooo.planning.policies import POLICIES
@@ -136,13 +136,8 @@ def test_valid_complete_and_within_the_stated_memory(problem, name):
 def test_squeezing_keeps_the_limit_whatever_the_style(problem, yielding, fill, patience):
     stages = v_stages(problem)
     of = block(HALF, problem.devices)
-    order = squeeze(
-        lanes(of, problem.microbatches),
-        stage_times(stages),
-        of.limit,
-        Style(yielding, fill, patience),
-    )
-    validate(v_schedule("v", stages, order), problem.layers)
+    style = Style(yielding, fill, patience)
+    validate(squeezed("v", stages, lanes(of, problem.microbatches), of.limit, style), problem.layers)
 
 
 @settings(max_examples=25, deadline=None)

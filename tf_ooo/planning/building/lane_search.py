@@ -4,24 +4,25 @@ it, can shorten the path (job shops, Nowicki and Smutnicki 1996).
 
 from __future__ import annotations
 
+import itertools
+import math
+import operator
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
-import rustworkx as rx
 
 from tf_ooo.planning.building.pipeline import StagedLayers, lane_peak_bytes
+from tf_ooo.planning.building.walk import walk
 from tf_ooo.planning.model.relation import Relation
 from tf_ooo.planning.model.schedule import Schedule, TaskList
 from tf_ooo.planning.model.task import KIND_NUMBER
+from tf_ooo.planning.simulation.clock import Tasks, Times, run
 from tf_ooo.planning.simulation.simulator import task_seconds
 
 _TABU, _MOVES, _MOVES_WITHOUT_GAIN = 6, 200, 60
 Lanes = list[list[int]]
-# Start and end of each node, seconds.
-Times = tuple[list[float], list[float]]
 
 
 @dataclass(frozen=True)
@@ -32,9 +33,12 @@ class _Order:
     times: Times
     moved: int = -1
 
-    @cached_property
+    @property
     def makespan_s(self) -> float:
-        return max(self.times[1])
+        return self.times.makespan_s
+
+
+_makespan_s = operator.attrgetter("makespan_s")
 
 
 def improved(stages: StagedLayers, schedule: Schedule) -> Schedule:
@@ -43,7 +47,16 @@ def improved(stages: StagedLayers, schedule: Schedule) -> Schedule:
     times = search.times(search.first)
     if times is None:  # it waits for itself
         return schedule
-    best = search.run(_Order(search.first, times))
+    search.shortest_s = times.makespan_s
+    best = walk(
+        _Order(search.first, times),
+        search.moved,
+        _makespan_s,
+        itertools.repeat(1.0, _MOVES),
+        bound_s=search.bound_s * (1 + 1e-12),
+        tolerance=math.inf,
+        patience=_MOVES_WITHOUT_GAIN,
+    )
     orders = zip(schedule.lanes, best.lanes, strict=True)
     lanes = {key: TaskList(search.relation.codes[np.array(lane, np.int64)]) for key, lane in orders}
     return stages.schedule(schedule.policy, lanes, schedule.fused_backward)
@@ -59,64 +72,46 @@ class _LaneSearch:
         self.seconds: list[float] = task_seconds(relation, problem.layers, problem.link).tolist()
         self.is_weight_grad = (relation.fields.kind == KIND_NUMBER["dW"]).tolist()
         self.fixed = (relation.fields.kind == KIND_NUMBER["U"]).tolist()
+        source, target, lag_s = relation.within_step(problem.link)
+        lag_s = np.where(relation.device[source] == relation.device[target], 0.0, lag_s)
+        seconds = np.array(self.seconds)
+        self.tasks, self.turned = Tasks(seconds, source, target, lag_s), Tasks(seconds, target, source, lag_s)
         self.before: list[list[tuple[int, float]]] = [[] for _ in self.seconds]
-        self.after: list[list[tuple[int, float]]] = [[] for _ in self.seconds]
-        for edges in relation.edges:
-            if edges.steps:
-                continue
-            for a, b in edges.pairs():
-                away = edges.message_bytes is not None and relation.device[a] != relation.device[b]
-                lag = problem.link.seconds(edges.message_bytes or 0.0) if away else 0.0
-                self.before[b].append((a, lag))
-                self.after[a].append((b, lag))
-        self.graph = rx.PyDiGraph()
-        self.graph.add_nodes_from(self.seconds)
-        pairs = [(source, node) for node, needed in enumerate(self.before) for source, _ in needed]
-        self.graph.add_edges_from_no_data(pairs)
+        for a, b, lag in zip(source.tolist(), target.tolist(), lag_s.tolist(), strict=True):
+            self.before[b].append((a, lag))
         bounds = relation.bases.tolist()
         self.first: Lanes = [list(range(a, b)) for a, b in zip(bounds, bounds[1:], strict=False)]
         self.sizes = stages.sums("stored_bytes"), stages.sums("kept_bytes")
         self.bound_s = self._bound_s()
+        self.turn, self.tabu, self.shortest_s = 0, dict[int, int](), math.inf
 
     def _bound_s(self) -> float:
         """No order is faster: a lane's work, after what must be before it and before what must be after."""
-        free = self.times([])
-        if free is None:
-            return 0.0
-        tail_s = [0.0] * len(self.seconds)
-        for node in sorted(range(len(tail_s)), key=free[1].__getitem__, reverse=True):
-            later = (lag + self.seconds[b] + tail_s[b] for b, lag in self.after[node])
-            tail_s[node] = max(later, default=0.0)
+        alone = [[node] for node in range(len(self.seconds))]
+        before_s, after_s = (run(tasks, alone).start_s for tasks in (self.tasks, self.turned))
         lanes = [[node for node in lane if self.seconds[node]] for lane in self.first]
         bounds = (
-            min(free[0][n] for n in lane) + sum(self.seconds[n] for n in lane) + min(tail_s[n] for n in lane)
+            min(before_s[node] for node in lane)
+            + sum(self.seconds[node] for node in lane)
+            + min(after_s[node] for node in lane)
             for lane in lanes
             if lane
         )
         return max(bounds, default=0.0)
 
-    def run(self, start: _Order) -> _Order:
-        best = here = start
-        tabu: dict[int, int] = {}
-        since = 0
-        for iteration in range(_MOVES):
-            if best.makespan_s <= self.bound_s * (1 + 1e-12):
-                break
-            # A forbidden move counts if it is faster than all so far.
-            neighbours = (
-                order
-                for order in self._neighbours(here)
-                if tabu.get(order.moved, -1) <= iteration or order.makespan_s < best.makespan_s
-            )
-            neighbour = min(neighbours, key=lambda order: order.makespan_s, default=None)
-            if neighbour is None or since > _MOVES_WITHOUT_GAIN:
-                break
-            here = neighbour
-            tabu[here.moved] = iteration + _TABU + self.random.randrange(_TABU)
-            since += 1
-            if here.makespan_s < best.makespan_s * (1 - 1e-12):
-                best, since = here, 0
-        return best
+    def moved(self, here: _Order) -> _Order | None:
+        """Return the fastest neighbour; a task that was moved lately stays, unless that is the best yet."""
+        self.turn += 1
+        neighbours = (
+            order
+            for order in self._neighbours(here)
+            if self.tabu.get(order.moved, 0) <= self.turn or order.makespan_s < self.shortest_s
+        )
+        neighbour = min(neighbours, key=_makespan_s, default=None)
+        if neighbour is not None:
+            self.tabu[neighbour.moved] = self.turn + _TABU + self.random.randrange(_TABU)
+            self.shortest_s = min(self.shortest_s, neighbour.makespan_s)
+        return neighbour
 
     def _neighbours(self, here: _Order) -> Iterator[_Order]:
         """Orders one move away that fit into memory and in which nothing waits for itself."""
@@ -144,7 +139,7 @@ class _LaneSearch:
 
     def _blocks(self, here: _Order) -> Iterator[tuple[int, int, int]]:
         """Stretches of one critical path on one lane: (lane, first place, last place)."""
-        lanes, (start, end) = here.lanes, here.times
+        lanes, start, end = here.lanes, here.times.start_s, here.times.end_s
         place = {node: (number, i) for number, lane in enumerate(lanes) for i, node in enumerate(lane)}
         node = max(range(len(end)), key=end.__getitem__)
         number, last = place[node]
@@ -169,21 +164,6 @@ class _LaneSearch:
         return bool(lane_peak_bytes(codes, *self.sizes) <= room * (1 + 1e-12))
 
     def times(self, lanes: Lanes) -> Times | None:
-        """Start and end of each node; None where they wait for each other."""
-        graph = self.graph.copy()
-        in_front: dict[int, int] = {}
-        for lane in lanes:
-            pairs = list(zip(lane, lane[1:], strict=False))
-            graph.add_edges_from_no_data(pairs)
-            in_front |= {b: a for a, b in pairs}
-        try:
-            order = rx.topological_sort(graph)
-        except rx.DAGHasCycle:
-            return None
-        start, end = [0.0] * len(self.seconds), [0.0] * len(self.seconds)
-        for node in order:
-            ready_s = end[in_front[node]] if node in in_front else 0.0
-            for source, lag in self.before[node]:
-                ready_s = max(ready_s, end[source] + lag)
-            start[node], end[node] = ready_s, ready_s + self.seconds[node]
-        return start, end
+        """Return when each node runs; None where they wait for each other."""
+        times = run(self.tasks, lanes)
+        return None if any(math.isnan(end_s) for end_s in times.end_s) else times

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -15,7 +15,7 @@ from tf_ooo.planning.building.shortest_cut import cheapest, shortest_s
 from tf_ooo.planning.model.arrays import Floats, Ints
 from tf_ooo.planning.model.problem import Problem
 from tf_ooo.planning.model.relation import stage_inputs
-from tf_ooo.planning.model.schedule import Lane, Schedule, TaskList
+from tf_ooo.planning.model.schedule import Lane, Schedule, Task, TaskList
 from tf_ooo.planning.model.task import KIND_NUMBER, Fields, encode
 
 MODE = "pipeline"
@@ -99,9 +99,26 @@ class StagedLayers:
         room: Floats = self.problem.memory_limit_bytes - used - again
         return room - np.array(self.problem.less_bytes) if self.problem.less_bytes else room
 
+    def most_in_flight(self, most: int) -> int:
+        """Return how many micro-batches may be in flight, at most ``most``: memory has room for as many."""
+        each = np.bincount(self.devices, weights=self.sums("stored_bytes"), minlength=self.problem.devices)
+        room = np.floor(self.room_bytes[each > 0] / each[each > 0] + 1e-9).min(initial=np.inf)
+        return int(max(1, min(most, self.problem.microbatches, room)))
+
     def schedule(self, policy: str, lanes: dict[Lane, TaskList], fused: bool = False) -> Schedule:
         count = self.problem.microbatches
         return Schedule(MODE, policy, lanes, microbatches=count, stages=self.bounds, fused_backward=fused)
+
+    def with_updates(
+        self, policy: str, orders: Iterable[Iterable[Task] | Ints], back: bool = False
+    ) -> Schedule:
+        """Return the schedule of each device's order, then updates; ``back``: the last stage's first."""
+        lanes: dict[Lane, TaskList] = {}
+        for device, order in enumerate(orders):
+            stages = np.flatnonzero(self.devices == device)
+            updates = encode("U", stages[::-1] if back else stages)
+            lanes[device, 0] = TaskList(np.concatenate([TaskList(order).codes, updates]))
+        return self.schedule(policy, lanes)
 
 
 def balanced(layers: Sequence[LayerCosts], speeds: Sequence[float]) -> tuple[tuple[int, int], ...]:

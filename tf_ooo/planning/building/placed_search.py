@@ -10,8 +10,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tf_ooo.planning.building.justification import Order, StepTasks, justified, shortest_justified
+from tf_ooo.planning.building.justification import justified, shortest_justified
+from tf_ooo.planning.building.step_tasks import StepTasks
+from tf_ooo.planning.building.walk import walk
 from tf_ooo.planning.model.arrays import Floats, Ints
+from tf_ooo.planning.simulation.clock import Times
 
 # Acceptance threshold: the search goes on with an order that is so much longer; it decays to nothing.
 _TOLERANCE = 0.004
@@ -32,7 +35,7 @@ class Placed:
     """Says where each stage runs, and in which order."""
 
     place: list[int]
-    order: Order
+    times: Times
 
 
 def searched(tasks: StepTasks, busy_s: Floats, places: Iterable[Ints], effort: float = 1.0) -> Placed:
@@ -40,27 +43,27 @@ def searched(tasks: StepTasks, busy_s: Floats, places: Iterable[Ints], effort: f
 
     ``busy_s``: seconds of one micro-batch of each stage; ``effort``: of the changes so many are tried.
     """
-    lists, most = [place.tolist() for place in places], _MOST_TASKS // (2 * len(tasks.seconds))
+    lists, most = [place.tolist() for place in places], _MOST_TASKS // (2 * len(tasks.stage))
     rounds_each = max(1, min(_ROUNDS, int(_STARTING * most) // len(lists)))
     starts = (Placed(place, shortest_justified(tasks, place, rounds_each)) for place in lists)
-    here = best = min(starts, key=lambda placed: placed.order.makespan_s)
+    start = min(starts, key=_makespan_s)
     changes = int(effort * min(_CHANGES_PER_DEVICE * tasks.devices, most))
     draw, rounds = random.Random(0), _rounds(busy_s, tasks.devices)
-    bound_s = busy_s.sum() * tasks.count / tasks.devices
-    for number in range(changes):
-        if best.order.makespan_s <= bound_s * (1 + 1e-9):
-            break
+
+    def changed(here: Placed) -> Placed | None:
         place = _changed(here.place, rounds, draw)
         longest_s = np.bincount(place, busy_s, tasks.devices).max() * tasks.count
-        if longest_s >= best.order.makespan_s:
-            continue
-        changed = Placed(place, justified(tasks, place, here.order))
-        left = _TOLERANCE * (1 - number / changes)
-        limit_s = min(here.order.makespan_s * (1 + left), best.order.makespan_s * (1 + 2 * _TOLERANCE))
-        if changed.order.makespan_s <= limit_s:
-            here = changed
-        best = min(best, here, key=lambda placed: placed.order.makespan_s)
-    return best
+        if longest_s >= here.times.makespan_s:
+            return None
+        return Placed(place, justified(tasks, place, here.times))
+
+    turns = (1 - number / changes for number in range(changes))
+    bound_s = busy_s.sum() * tasks.count / tasks.devices * (1 + 1e-9)
+    return walk(start, changed, _makespan_s, turns, bound_s=bound_s, tolerance=_TOLERANCE)
+
+
+def _makespan_s(placed: Placed) -> float:
+    return placed.times.makespan_s
 
 
 def _rounds(busy_s: Floats, devices: int) -> list[list[int]]:

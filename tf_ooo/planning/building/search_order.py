@@ -8,6 +8,7 @@ of communications without a gap, the forward that waited for it.
 from __future__ import annotations
 
 import itertools
+import operator
 import random
 import time
 from collections.abc import Callable, Iterator
@@ -17,6 +18,7 @@ from tf_ooo.planning.building.choice import within_limit
 from tf_ooo.planning.building.first_k import by_period, order
 from tf_ooo.planning.building.link_order import best_order, critical_block
 from tf_ooo.planning.building.step_model import StepModel, TimedStep
+from tf_ooo.planning.building.walk import walk
 from tf_ooo.planning.model.problem import Problem
 from tf_ooo.planning.model.schedule import Schedule
 
@@ -28,6 +30,8 @@ _CLOSE, _CLOSE_OF_MANY = 1.1, 1.01
 _LINK_WORK = 600
 _GAP = 1 + 2e-4
 _MOVES_OF_A_BLOCK = 12
+# Random moves may make a step slower by this share.
+_SLOWER = 0.01
 
 
 @dataclass(frozen=True)
@@ -65,6 +69,11 @@ class Effort:
         if self.progress is not None and self.done % 50 == 0:
             self.progress(min(self.done, self.evaluations), self.evaluations, best_s)
 
+    def turns(self) -> Iterator[float]:
+        """Yield 1 until the effort is over."""
+        while not self.over:
+            yield 1.0
+
     @property
     def over(self) -> bool:
         """Return whether to stop; what has been found so far is a schedule."""
@@ -100,7 +109,10 @@ class OrderSearch:
             best = min(best, self._descend(start, best.period_s), key=lambda each: each.period_s)
             if self._enough(best):
                 return best
-        return self._shake(best)
+        period_s = operator.attrgetter("period_s")
+        return walk(
+            best, self._shaken, period_s, self.effort.turns(), bound_s=self.floor_s, tolerance=_SLOWER
+        )
 
     def fits(self, solution: Solution) -> bool:
         """Return whether a solution keeps the memory limit; simulated, as it decides."""
@@ -148,24 +160,14 @@ class OrderSearch:
                     break
         return here
 
-    def _shake(self, best: Solution) -> Solution:
-        """Random moves, then downhill again, for as long as there is budget."""
-        here, dw = best, [task for task in best.backward if task >= 0]
-        while not self._enough(best):
-            backward = here.backward
-            for _ in range(self.random.randint(1, 3)):
-                layer = self.random.choice(dw)
-                places = len(backward) - 1
-                backward = _moved(backward, layer, self.random.randint(0, places))
-            there = self.look(backward, best.period_s)
-            if not self.fits(there):
-                continue
-            there = self._descend(there, best.period_s)
-            if there.period_s <= here.period_s * 1.01:
-                here = there
-            if there.period_s < best.period_s:
-                best = there
-        return best
+    def _shaken(self, here: Solution) -> Solution | None:
+        """Make random moves, then go downhill."""
+        backward, dw = here.backward, [task for task in here.backward if task >= 0]
+        for _ in range(self.random.randint(1, 3)):
+            layer = self.random.choice(dw)
+            backward = _moved(backward, layer, self.random.randint(0, len(backward) - 1))
+        there = self.look(backward, here.period_s)
+        return self._descend(there, here.period_s) if self.fits(there) else None
 
     def _moves(self, solution: Solution) -> Iterator[list[int]]:
         """Neighbours that may be faster; with few layers all that differ in the place of one dW."""

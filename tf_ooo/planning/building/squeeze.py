@@ -8,24 +8,16 @@ left of the given order heads its device's list, and what it needs is done.
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tf_ooo.planning.model.schedule import Task
+from tf_ooo.planning.building.pipeline import StagedLayers
+from tf_ooo.planning.building.step_tasks import KINDS, StepTasks
+from tf_ooo.planning.model.schedule import Schedule, Task
 
 _STORES = {"F": 1, "dO": 0, "dW": -1}
 _NEVER = float("inf")
 _CLASSES = 5
-
-
-@dataclass(frozen=True)
-class StageTimes:
-    """Each stage's device, seconds of its tasks, and of a message to the next stage on another device."""
-
-    device: Sequence[int]
-    seconds: dict[str, Sequence[float]]
-    hop_s: Sequence[float]
 
 
 @dataclass(frozen=True)
@@ -44,123 +36,84 @@ class Style:
 @dataclass(frozen=True)
 class _Choice:
     place: int
-    task: Task
-    ready_s: float | None
+    task: int
+    is_weight_grad: bool
     allowed: bool
 
 
-def squeeze(lanes: Sequence[Sequence[Task]], times: StageTimes, limit: int, style: Style) -> list[list[Task]]:
-    """A new order of each device's tasks; ``limit``: most activations there, a stage's counting one."""
-    run = _Squeezing(lanes, times, limit, style)
-    run.run()
-    return run.order
+def squeezed(
+    policy: str, stages: StagedLayers, lanes: Sequence[Sequence[Task]], limit: int, style: Style
+) -> Schedule:
+    """The schedule with a new order of each device's tasks.
+
+    ``limit``: most activations on a device, where a stage's count one.
+    """
+    tasks, place = StepTasks(stages), stages.devices.tolist()
+    times = tasks.chosen(place, _Squeezing(tasks, lanes, limit, style))
+    return stages.with_updates(policy, tasks.orders(place, times), back=True)
 
 
 class _Squeezing:
-    def __init__(self, lanes: Sequence[Sequence[Task]], times: StageTimes, limit: int, style: Style) -> None:
-        self.left = [list(lane) for lane in lanes]
-        self.times, self.limit, self.style = times, limit, style
-        self.order: list[list[Task]] = [[] for _ in lanes]
+    def __init__(self, tasks: StepTasks, lanes: Sequence[Sequence[Task]], limit: int, style: Style) -> None:
+        self.tasks, self.limit, self.style = tasks, limit, style
+        self.seconds = tasks.tasks.seconds
+        number = {kind: tasks.numbers[place].tolist() for place, kind in enumerate(KINDS)}
+        self.left: list[list[int]] = [
+            [number[task.kind][task.stage][task.microbatch] for task in lane] for lane in lanes
+        ]
         self.stored = [0] * len(lanes)
-        self.free_s = [0.0] * len(lanes)
-        count = 1 + max((task.microbatch for lane in lanes for task in lane), default=-1)
-        # By kind, stage and micro-batch; None until the task has begun.
-        self.end_s: dict[str, list[list[float | None]]] = {
-            kind: [[None] * count for _ in times.device] for kind in _STORES
-        }
-        self.wake = [(0.0, device) for device in range(len(lanes))]
+        self.ready_s: dict[int, float] = {}
 
-    def run(self) -> None:
-        waiting: set[int] = set()
-        while self.wake:
-            now = self.wake[0][0]
-            while self.wake and self.wake[0][0] <= now:
-                waiting.add(heapq.heappop(self.wake)[1])
-            for device in sorted(waiting):
-                waiting.discard(device)
-                if self.left[device] and self.free_s[device] <= now:
-                    self._step(device, now)
+    def known(self, task: int, ready_s: float) -> None:
+        self.ready_s[task] = ready_s
 
-    def _step(self, device: int, now: float) -> None:
-        place = self._place(device, now)
+    def take(self, lane: int, now: float) -> int:
+        place = self._place(lane, now) if self.left[lane] else None
         if place is None:
-            return
-        task = self.left[device].pop(place)
-        end_s = now + self.times.seconds[task.kind][task.stage]
-        self.free_s[device] = self.end_s[task.kind][task.stage][task.microbatch] = end_s
-        self.stored[device] += _STORES[task.kind]
-        self.order[device].append(task)
-        heapq.heappush(self.wake, (end_s, device))
-        self._wake_readers(task, device, end_s)
+            return -1
+        task = self.left[lane].pop(place)
+        self.stored[lane] += _STORES[self.tasks.kind_of(task)]
+        return task
 
-    def _place(self, device: int, now: float) -> int | None:
-        """Choose the task left that runs now; None: none does, and the device is woken when one may."""
-        head = self.left[device][0]
-        if head.kind != "dW":
-            ready_s = self._ready_s(head)
-            if ready_s is not None and ready_s <= now:
-                return 0
-        choices = self._choices(device)
-        chosen = self._choose(choices, now)
-        if chosen is not None:
-            return chosen.place
-        later = [c.ready_s for c in choices if c.ready_s is not None and c.ready_s > now]
-        if later:
-            heapq.heappush(self.wake, (min(later), device))
-        return None
+    def _place(self, lane: int, now: float) -> int | None:
+        """Return the place of the task that runs now; None: none does."""
+        head = self.left[lane][0]
+        if self.tasks.kind_of(head) != "dW" and self._ready_s(head) <= now:
+            return 0
+        choice = self._choose(self._choices(lane), now)
+        return None if choice is None else choice.place
 
-    def _wake_readers(self, task: Task, device: int, end_s: float) -> None:
-        step = {"F": 1, "dO": -1, "dW": 0}[task.kind]
-        reader = task.stage + step
-        if step and 0 <= reader < len(self.times.device) and self.times.device[reader] != device:
-            hop_s = self.times.hop_s[min(task.stage, reader)]
-            heapq.heappush(self.wake, (end_s + hop_s, self.times.device[reader]))
+    def _ready_s(self, task: int) -> float:
+        return self.ready_s.get(task, _NEVER)
 
-    def _choices(self, device: int) -> list[_Choice]:
+    def _choices(self, lane: int) -> list[_Choice]:
         """Return the first task left of each stage's F and dO, and the first dW."""
         choices: dict[tuple[str, int], _Choice] = {}
-        stored = highest = self.stored[device]
-        for place, task in enumerate(self.left[device]):
-            key = ("dW", -1) if task.kind == "dW" else (task.kind, task.stage)
-            adds = _STORES[task.kind]
+        stored = highest = self.stored[lane]
+        for place, task in enumerate(self.left[lane]):
+            kind = self.tasks.kind_of(task)
+            key = (kind, -1 if kind == "dW" else self.tasks.stage[task])
+            adds = _STORES[kind]
             if key not in choices:
-                allowed = adds <= 0 or highest + adds <= self.limit
-                choices[key] = _Choice(place, task, self._ready_s(task), allowed)
+                choices[key] = _Choice(place, task, kind == "dW", adds <= 0 or highest + adds <= self.limit)
                 if len(choices) == _CLASSES:
                     break
             stored += adds
             highest = max(highest, stored)
         return list(choices.values())
 
-    def _ready_s(self, task: Task) -> float | None:
-        """Return when all that a task needs is there; None while that is not known."""
-        kind, stage, batch = task.kind, task.stage, task.microbatch
-        if kind == "dW":
-            return self.end_s["dO"][stage][batch]
-        other = stage - 1 if kind == "F" else stage + 1
-        ready_s = 0.0
-        if 0 <= other < len(self.times.device):
-            there_s = self.end_s[kind][other][batch]
-            if there_s is None:
-                return None
-            device = self.times.device
-            crosses = device[other] != device[stage]
-            ready_s = there_s + (self.times.hop_s[min(other, stage)] if crosses else 0.0)
-        own_s = ready_s if kind == "F" else self.end_s["F"][stage][batch]
-        return None if own_s is None else max(ready_s, own_s)
-
     def _choose(self, choices: list[_Choice], now: float) -> _Choice | None:
-        ready = [c for c in choices if c.allowed and c.ready_s is not None and c.ready_s <= now]
-        chain = [c for c in choices if c.task.kind != "dW"]
+        ready = [c for c in choices if c.allowed and self._ready_s(c.task) <= now]
+        chain = [c for c in choices if not c.is_weight_grad]
         head = choices[0]
-        yields = self.style.yielding and head.task.kind == "dW"
+        yields = self.style.yielding and head.is_weight_grad
         if head in ready and not yields:
             return head
         if chain and chain[0] in ready and (self.style.yielding or chain[0] is head):
             return chain[0]
-        soon_s = min((c.ready_s for c in chain if c.ready_s is not None and c.ready_s > now), default=_NEVER)
-        seconds, patience = self.times.seconds, self.style.patience
-        ends_s = {c.place: now + patience * seconds[c.task.kind][c.task.stage] for c in ready}
+        later_s = (self._ready_s(c.task) for c in chain)
+        soon_s = min((ready_s for ready_s in later_s if ready_s > now), default=_NEVER)
+        ends_s = {c.place: now + self.style.patience * self.seconds[c.task] for c in ready}
         fitting = [c for c in ready if c is head or ends_s[c.place] <= soon_s * (1 + 1e-12)]
-        wanted = [c for c in fitting if (c.task.kind == "dW") == (self.style.fill == "dW")]
+        wanted = [c for c in fitting if c.is_weight_grad == (self.style.fill == "dW")]
         return next(iter(wanted or fitting), None)

@@ -10,11 +10,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tf_ooo.planning.building.common import one_worker
-from tf_ooo.planning.building.link_order import serve
+import numpy as np
+
+from tf_ooo.planning.building.common import COMPUTE, one_worker
+from tf_ooo.planning.model.arrays import Floats, Ints
 from tf_ooo.planning.model.problem import Problem
 from tf_ooo.planning.model.relation import Relation
 from tf_ooo.planning.model.schedule import Schedule, Task
+from tf_ooo.planning.simulation.clock import LaneKind, Tasks, run
 from tf_ooo.planning.simulation.simulator import task_seconds
 
 Shares = dict[int, tuple[float, ...]]
@@ -31,27 +34,23 @@ class TimedStep:
 
 
 class StepModel:
-    """Runs orders on paper; communications are numbered by urgency: layer by layer, slice by slice."""
+    """Runs orders on the clock; communications are numbered by urgency: layer by layer, slice by slice."""
 
     def __init__(self, problem: Problem, shares: Shares | None = None) -> None:
         self.problem, self.shares = problem, shares or {}
         self.layers = len(problem.layers)
         reference = self._reference()
         relation = Relation(reference, problem.layers)
-        seconds = task_seconds(relation, problem.layers, problem.link).tolist()
         self.comms = [task for task in reference.tasks if task.kind == "comm"]
         node = {relation.task(place): place for place in range(len(relation))}
-        needs, needs_before = _sources(relation)
         numbers = range(self.layers)
-        of = {kind: [node[Task(kind, layer)] for layer in numbers] for kind in ("F", "dO", "dW", "U")}
-        of["comm"] = [node[task] for task in self.comms]
+        self.nodes = {kind: [node[Task(kind, n)] for n in numbers] for kind in ("F", "dO", "dW", "U")}
+        self.nodes["comm"] = [node[task] for task in self.comms]
+        seconds = task_seconds(relation, problem.layers, problem.link)
         self.forward_s, self.output_grad_s, self.weight_grad_s, self.update_s, self.comm_s = (
-            [seconds[place] for place in of[kind]] for kind in ("F", "dO", "dW", "U", "comm")
+            seconds[self.nodes[kind]].tolist() for kind in ("F", "dO", "dW", "U", "comm")
         )
-        self.comm_needs = _restricted(of["comm"], needs, of["dW"])
-        self.update_needs = _restricted(of["U"], needs, of["comm"])
-        self.update_needs_grad = _restricted(of["U"], needs, of["dW"])  # where nothing is communicated
-        self.forward_needs = _restricted(of["F"], needs_before, of["U"])
+        self.tasks = Tasks(seconds, *_after_forward(relation))
         self.compute_s = sum(self.forward_s) + sum(self.output_grad_s) + sum(self.weight_grad_s)
         self.lower_bound_s = self._lower_bound_s()
 
@@ -78,27 +77,19 @@ class StepModel:
 
     def run(self, backward: Sequence[int], order: Sequence[int] | None = None) -> TimedStep:
         """Return one step; ``order`` of communications None: whatever is ready, the most urgent first."""
-        now_s = 0.0
-        done_s = [0.0] * self.layers
-        for task in backward:
-            if task >= 0:
-                now_s += self.weight_grad_s[task]
-                done_s[task] = now_s
-            else:
-                now_s += self.output_grad_s[-1 - task]
-        ready_s = [max(map(done_s.__getitem__, needs), default=0.0) for needs in self.comm_needs]
-        if order is None:
-            comm_end_s, sent = serve(ready_s, self.comm_s, range(len(ready_s)))
-        else:
-            comm_end_s, sent = _in_order(ready_s, self.comm_s, order), list(order)
-        updated_s = [
-            max((*map(comm_end_s.__getitem__, sent_first), *map(done_s.__getitem__, grads)), default=0.0)
-            for sent_first, grads in zip(self.update_needs, self.update_needs_grad, strict=True)
-        ]
-        updated_s, _ = serve(updated_s, self.update_s, range(self.layers))
-        for layer, needs in enumerate(self.forward_needs):
-            now_s = max(now_s, max(map(updated_s.__getitem__, needs), default=0.0)) + self.forward_s[layer]
-        return TimedStep(now_s, ready_s, comm_end_s, sent)
+        output_grads, weight_grads, comms = (self.nodes[kind] for kind in ("dO", "dW", "comm"))
+        computes = [weight_grads[task] if task >= 0 else output_grads[-1 - task] for task in backward]
+        places = range(len(comms)) if order is None else order
+        lanes = [computes + self.nodes["F"], [comms[place] for place in places], self.nodes["U"]]
+        sends = LaneKind.PRIORITY if order is None else LaneKind.ORDERED
+        times = run(self.tasks, lanes, (LaneKind.ORDERED, sends, LaneKind.PRIORITY))
+        place = {node: place for place, node in enumerate(comms)}
+        return TimedStep(
+            period_s=times.end_s[self.nodes["F"][-1]],
+            weight_grad_end_s=[times.end_s[weight_grads[task.stage]] for task in self.comms],
+            comm_end_s=[times.end_s[node] for node in comms],
+            sent=[place[node] for node in times.begun if node in place] if order is None else list(order),
+        )
 
     def schedule(self, policy: str, backward: Sequence[int], order: Sequence[int] | None = None) -> Schedule:
         """The schedule whose period :meth:`run` tells."""
@@ -113,26 +104,13 @@ def tasks_of(backward: Sequence[int]) -> list[Task]:
     return [Task("dW", task) if task >= 0 else Task("dO", -1 - task) for task in backward]
 
 
-def _in_order(ready_s: Sequence[float], seconds: Sequence[float], order: Sequence[int]) -> list[float]:
-    end_s, now_s = [0.0] * len(ready_s), 0.0
-    for number in order:
-        now_s = max(now_s, ready_s[number]) + seconds[number]
-        end_s[number] = now_s
-    return end_s
+def _after_forward(relation: Relation) -> tuple[Ints, Ints, Floats]:
+    """Return edges of a step that begins when all forwards have ended, and ends with those of the next step.
 
-
-def _sources(relation: Relation) -> tuple[dict[int, list[int]], dict[int, list[int]]]:
-    """Return for each node what it needs in the same step, and in the step before."""
-    same: dict[int, list[int]] = {}
-    before: dict[int, list[int]] = {}
-    for edges in relation.edges:
-        needs = before if edges.steps else same
-        for source, target in edges.pairs():
-            needs.setdefault(target, []).append(source)
-    return same, before
-
-
-def _restricted(nodes: list[int], needs: dict[int, list[int]], wanted: list[int]) -> list[list[int]]:
-    """Return for each node the places in ``wanted`` of what it needs."""
-    place = {node: number for number, node in enumerate(wanted)}
-    return [[place[source] for source in needs.get(node, ()) if source in place] for node in nodes]
+    What computes keeps its order anyway.
+    """
+    computes = relation.lane == relation.lanes.index(COMPUTE)
+    pairs = [(edge.source, edge.target) for edge in relation.edges]
+    source, target = (np.concatenate(column) for column in zip(*pairs, strict=True))
+    between = ~(computes[source] & computes[target])
+    return source[between], target[between], np.zeros(int(between.sum()))

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from tf_ooo.planning.building import v_block
 from tf_ooo.planning.building.choice import on_paper, rank, within_limit
 from tf_ooo.planning.building.pipeline import StagedLayers
-from tf_ooo.planning.building.squeeze import StageTimes, Style, squeeze
+from tf_ooo.planning.building.squeeze import Style, squeezed
 from tf_ooo.planning.model.problem import Problem
-from tf_ooo.planning.model.schedule import Schedule, Task, TaskList
+from tf_ooo.planning.model.schedule import Schedule
 
 # From the most memory to the least.
 _FAMILY = (v_block.ZB, v_block.HALF, v_block.MIN)
@@ -19,7 +19,6 @@ STYLES = (Style(), Style(patience=0.0), Style(fill="F"), Style(yielding=False))
 _TASKS_TO_COMPARE = 4_000
 # Micro-batches for each device that show the steady state.
 _PERIODS = 4
-_KINDS = ("F", "dO", "dW")
 
 
 def make(policy: str, steps: v_block.Steps, problem: Problem) -> Schedule:
@@ -27,7 +26,9 @@ def make(policy: str, steps: v_block.Steps, problem: Problem) -> Schedule:
     stages = v_stages(problem)
     for leaner in _blocks(steps, problem.devices) if problem.memory_limit_bytes != 0 else ():
         # Squeezed orders store as many micro-batches as the block's own.
-        if within_limit(problem, v_schedule(policy, stages, v_block.lanes(leaner, problem.microbatches))):
+        if within_limit(
+            problem, stages.with_updates(policy, v_block.lanes(leaner, problem.microbatches), back=True)
+        ):
             over, schedule = _fastest(policy, stages, leaner)
             if not over:
                 return schedule
@@ -46,9 +47,9 @@ def _blocks(steps: v_block.Steps, devices: int) -> Iterator[v_block.Block]:
 
 def _fastest(policy: str, stages: StagedLayers, of: v_block.Block) -> tuple[bool, Schedule]:
     """The best of the block's own order and of what each style makes of it; whether it is over the limit."""
-    order, times = v_block.lanes(of, stages.problem.microbatches), stage_times(stages)
-    squeezed = [squeeze(order, times, of.limit, style) for style in _styles(policy, stages, of)]
-    rows = [_ranked(stages, v_schedule(policy, stages, lane)) for lane in (*squeezed, order)]
+    order = v_block.lanes(of, stages.problem.microbatches)
+    schedules = [squeezed(policy, stages, order, of.limit, style) for style in _styles(policy, stages, of)]
+    rows = [_ranked(stages, each) for each in (*schedules, stages.with_updates(policy, order, back=True))]
     (over, _), schedule = min(rows, key=lambda row: row[0])
     return over, schedule
 
@@ -60,13 +61,13 @@ def _ranked(stages: StagedLayers, schedule: Schedule) -> tuple[tuple[bool, float
 def _styles(policy: str, stages: StagedLayers, of: v_block.Block) -> tuple[Style, ...]:
     """Return all; with many tasks the one that is best for so few micro-batches as show the steady state."""
     count, some = stages.problem.microbatches, _PERIODS * stages.problem.devices
-    if len(_KINDS) * len(stages.bounds) * count <= _TASKS_TO_COMPARE or count <= some:
+    if 3 * len(stages.bounds) * count <= _TASKS_TO_COMPARE or count <= some:
         return STYLES
     few = dataclasses.replace(stages, problem=dataclasses.replace(stages.problem, microbatches=some))
-    order, times = v_block.lanes(of, some), stage_times(few)
+    order = v_block.lanes(of, some)
 
     def seconds(style: Style) -> tuple[bool, float]:
-        return _ranked(few, v_schedule(policy, few, squeeze(order, times, of.limit, style)))[0]
+        return _ranked(few, squeezed(policy, few, order, of.limit, style))[0]
 
     return (min(STYLES, key=seconds),)
 
@@ -79,17 +80,3 @@ def v_stages(problem: Problem) -> StagedLayers:
 def v_places(devices: int) -> tuple[int, ...]:
     """Return the device of each stage of a V."""
     return tuple(v_block.device_of(stage, devices) for stage in range(2 * devices))
-
-
-def v_schedule(policy: str, stages: StagedLayers, order: Sequence[Sequence[Task]]) -> Schedule:
-    """Return the schedule of each device's order; both of its stages, of a V, are updated at the end."""
-    last = len(stages.bounds) - 1
-    updated = ([*tasks, Task("U", last - device), Task("U", device)] for device, tasks in enumerate(order))
-    return stages.schedule(policy, {(device, 0): TaskList(tasks) for device, tasks in enumerate(updated)})
-
-
-def stage_times(stages: StagedLayers) -> StageTimes:
-    """Return seconds of the stages of a V, and of the messages between them on an idle link."""
-    seconds = dict(zip(_KINDS, stages.seconds.tolist(), strict=True))
-    sizes = (max((size for _, size in read), default=0.0) for read in stages.inputs[1:])
-    return StageTimes(stages.devices.tolist(), seconds, [stages.problem.link.seconds(size) for size in sizes])

@@ -22,7 +22,7 @@ from functools import cached_property
 
 import numpy as np
 
-from tf_ooo.costs.layer_costs import LayerCosts, layer_inputs
+from tf_ooo.costs.layer_costs import LayerCosts, Link, layer_inputs
 from tf_ooo.errors import ScheduleError
 from tf_ooo.planning.model.arrays import Floats, Ints
 from tf_ooo.planning.model.schedule import Schedule
@@ -116,6 +116,16 @@ class Relation:
             edges += self._barrier()
         edges += self._after()
         return _merged(edges)
+
+    def within_step(self, link: Link) -> tuple[Ints, Ints, Floats]:
+        """Return sources and targets of one step's edges, and seconds of a message between two devices."""
+        edges = [edge for edge in self.edges if not edge.steps]
+        sent_s = [0.0 if e.message_bytes is None else link.seconds(e.message_bytes) for e in edges]
+        lags = [np.full(len(edge.source), lag_s) for edge, lag_s in zip(edges, sent_s, strict=True)]
+        nodes = [np.zeros(0, np.int64)]
+        source = np.concatenate([*nodes, *(edge.source for edge in edges)])
+        target = np.concatenate([*nodes, *(edge.target for edge in edges)])
+        return source, target, np.concatenate([np.zeros(0), *lags])
 
     def _forward(self, stage: int) -> Iterator[Edges]:
         if not self.has("F", stage):

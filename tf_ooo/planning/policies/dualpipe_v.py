@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tf_ooo.planning.building.v_shape import v_schedule, v_stages
+from tf_ooo.planning.building.v_shape import v_stages
 from tf_ooo.planning.model.problem import Problem
 from tf_ooo.planning.model.schedule import Schedule, Task
 from tf_ooo.planning.policies.policy import Chunks, Needs, Policy
@@ -27,7 +27,7 @@ def make(problem: Problem) -> Schedule:
         ]
         for device in range(problem.devices)
     ]
-    return v_schedule("dualpipe_v", v_stages(problem), order)
+    return v_stages(problem).with_updates("dualpipe_v", order, back=True)
 
 
 class _DeviceOrder:

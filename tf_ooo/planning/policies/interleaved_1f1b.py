@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from tf_ooo.errors import OptionsError
 from tf_ooo.planning.building.interleaved import interleaved
 from tf_ooo.planning.building.pipeline import StagedLayers, lane_peak_bytes
@@ -33,9 +31,7 @@ def make(problem: Problem) -> Schedule:
     lanes = schedule.lanes.items()
     if all(lane_peak_bytes(t.codes, full, kept) <= stages.room_bytes[device] for (device, _), t in lanes):
         return schedule
-    each = np.bincount(stages.devices, weights=full, minlength=problem.devices)
-    room = (stages.room_bytes[each > 0] // each[each > 0]).min(initial=problem.microbatches)
-    return _rounds(stages, chunks, int(max(room, 1)))
+    return _rounds(stages, chunks, stages.most_in_flight(problem.microbatches))
 
 
 def _rounds(stages: StagedLayers, chunks: int, size: int) -> Schedule:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+
+import numpy as np
 
 from tf_ooo.costs.layer_costs import LayerCosts
 from tf_ooo.errors import OptionsError
@@ -13,6 +16,7 @@ from tf_ooo.planning.model.problem import Problem
 from tf_ooo.planning.model.relation import Relation
 from tf_ooo.planning.model.schedule import Schedule, Task, TaskList
 from tf_ooo.planning.policies.policy import BY_COSTS, Policy
+from tf_ooo.planning.simulation.clock import Tasks, run
 
 # The slowest processor may be so much slower than the best, if that sends less; simulated one by one.
 _SLACKS = (0, 2, 5, 10, 20, 50)
@@ -134,20 +138,14 @@ def _depths(problem: Problem, placement: Placement) -> dict[Task, int]:
     relation = Relation(
         _schedule(problem, placement, dict.fromkeys(placement.processor, 0), 1, 1), problem.layers
     )
-    period_s = max(placement.busy_s)
-    needs: dict[int, list[tuple[int, int]]] = {}
-    for edges in relation.edges:
-        travel_s = problem.link.seconds(edges.message_bytes or 0.0)
-        away = 1 + (-int(-travel_s // period_s) if period_s else 0)
-        for source, target in edges.pairs():
-            same = relation.device[source] == relation.device[target]
-            needs.setdefault(target, []).append((source, 0 if same else away))
-    depths: dict[Task, int] = {}
-    node_of = {relation.task(node): node for node in range(len(relation))}
-    for task in _in_order(placement):
-        before = [depths[relation.task(node)] + rounds for node, rounds in needs.get(node_of[task], [])]
-        depths[task] = max(before, default=0)
-    return depths
+    period_s = max(placement.busy_s) or math.inf
+    source, target, travel_s = relation.within_step(problem.link)
+    away = relation.device[source] != relation.device[target]
+    rounds = np.where(away, 1 + np.ceil(travel_s / period_s), 0.0)
+    nodes = range(len(relation))
+    # Rounds are the seconds of tasks that take none.
+    depths = run(Tasks(np.zeros(len(nodes)), source, target, rounds), [[node] for node in nodes]).start_s
+    return {relation.task(node): int(depths[node]) for node in nodes}
 
 
 def _in_order(placement: Placement) -> Iterator[Task]:

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import numpy as np
-
 from tf_ooo.errors import OptionsError
 from tf_ooo.planning.building.choice import fastest
-from tf_ooo.planning.building.list_schedule import ListChoices, list_lanes
+from tf_ooo.planning.building.list_schedule import ListChoices, listed
 from tf_ooo.planning.building.pipeline import StagedLayers
 from tf_ooo.planning.model.problem import Problem
 from tf_ooo.planning.model.schedule import Schedule
@@ -65,12 +63,9 @@ def _groups(count: int, group: int) -> tuple[tuple[int, int], ...]:
 
 def _schedules(problem: Problem, bounds: tuple[tuple[int, int], ...]) -> Iterator[Schedule]:
     stages = StagedLayers(problem, bounds)
-    activation = stages.sums("stored_bytes")
-    each = np.bincount(stages.devices, weights=activation, minlength=problem.devices)
-    room = np.floor(stages.room_bytes[each > 0] / each[each > 0] + 1e-9).min(initial=np.inf)
-    in_flight = int(max(1, min(problem.devices, problem.microbatches, room)))
+    in_flight = stages.most_in_flight(problem.devices)
     for stage_first in (False, True):
-        yield stages.schedule(NAME, list_lanes(stages, ListChoices(in_flight, stage_first, by_room=False)))
+        yield listed(NAME, stages, ListChoices(in_flight, stage_first, by_room=False))
 
 
 POLICY = Policy(

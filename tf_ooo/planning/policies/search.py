@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import operator
 import random
 from collections.abc import Iterator
 from typing import Any
@@ -18,6 +19,7 @@ from tf_ooo.planning.building.choice import first_or_leanest, on_paper, within_l
 from tf_ooo.planning.building.regions import MainStream, Regions, own, schedule
 from tf_ooo.planning.building.search_order import Effort, OrderSearch, Solution, starts
 from tf_ooo.planning.building.step_model import Shares, StepModel
+from tf_ooo.planning.building.walk import walk
 from tf_ooo.planning.model.problem import Problem
 from tf_ooo.planning.model.schedule import Schedule
 from tf_ooo.planning.model.task import Task
@@ -64,15 +66,21 @@ def _seconds(problem: Problem) -> float | None:
 def _one_device(problem: Problem, effort: Effort, draw: random.Random) -> Schedule:
     """Moves a few dW at a time to other regions and keeps what is faster and fits into memory."""
     joint.check(problem, NAME)
-    best = joint.best_placement(problem)
-    best_s = joint.step_s(problem, best)
+    first = joint.best_placement(problem)
+    if len(problem.layers) == 1:
+        return schedule(NAME, problem, first)
+
+    def changed(here: tuple[float, Regions]) -> tuple[float, Regions] | None:
+        effort.spend(here[0])
+        placement = _changed(here[1], draw)
+        step_s = joint.step_s(problem, placement)
+        if step_s >= here[0] * (1 - 1e-9) or not within_limit(problem, schedule(NAME, problem, placement)):
+            return None
+        return step_s, placement
+
     bound_s = sum(layer.forward_s + layer.output_grad_s for layer in problem.layers)
-    while len(problem.layers) > 1 and not effort.over and best_s > bound_s:
-        effort.spend(best_s)
-        trial = _changed(best, draw)
-        step_s = joint.step_s(problem, trial)
-        if step_s < best_s * (1 - 1e-9) and within_limit(problem, schedule(NAME, problem, trial)):
-            best, best_s = trial, step_s
+    start = joint.step_s(problem, first), first
+    _, best = walk(start, changed, operator.itemgetter(0), effort.turns(), bound_s=bound_s)
     return schedule(NAME, problem, best)
 
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from tf_ooo.planning.building.choice import TASKS_TO_SIMULATE, fastest
 from tf_ooo.planning.building.lane_search import improved
-from tf_ooo.planning.building.list_schedule import ListChoices, list_lanes
+from tf_ooo.planning.building.list_schedule import ListChoices, listed
 from tf_ooo.planning.building.pipeline import StagedLayers, paced
 from tf_ooo.planning.model.problem import Problem
 from tf_ooo.planning.model.schedule import Schedule
@@ -41,8 +41,8 @@ def make(problem: Problem) -> Schedule:
     device = np.arange(problem.devices)
     most, ahead = 2 * problem.devices - 1, problem.devices - device
     pairs = itertools.product((ahead, 2 * ahead - 1, np.full(problem.devices, most)), _PATIENCE)
-    lists = (list_lanes(stages, ListChoices(most, patience=wait, ahead=ahead)) for ahead, wait in pairs)
-    first = fastest(problem, [*candidates, *(stages.schedule(NAME, lanes) for lanes in lists)])
+    lists = (listed(NAME, stages, ListChoices(most, patience=wait, ahead=ahead)) for ahead, wait in pairs)
+    first = fastest(problem, [*candidates, *lists])
     if tasks > _TASKS_TO_MOVE:
         return first
     return fastest(problem, [first, *(improved(stages, start) for start in (first, *candidates))])

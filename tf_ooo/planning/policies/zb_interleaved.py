@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
-
-import numpy as np
 
 from tf_ooo.errors import OptionsError
 from tf_ooo.planning.building.choice import fastest
 from tf_ooo.planning.building.interleaved import interleaved
-from tf_ooo.planning.building.justification import Order, StepTasks, shortest_justified
-from tf_ooo.planning.building.list_schedule import ListChoices, list_lanes
+from tf_ooo.planning.building.justification import shortest_justified
+from tf_ooo.planning.building.list_schedule import ListChoices, listed
 from tf_ooo.planning.building.pipeline import StagedLayers
 from tf_ooo.planning.building.placed_search import searched
 from tf_ooo.planning.building.placement import placements
+from tf_ooo.planning.building.step_tasks import StepTasks
 from tf_ooo.planning.model.problem import Problem
-from tf_ooo.planning.model.schedule import Schedule, TaskList
-from tf_ooo.planning.model.task import encode
+from tf_ooo.planning.model.schedule import Schedule
 from tf_ooo.planning.policies.policy import Chunks, Needs, Policy
 
 NAME = "zb_interleaved"
@@ -43,13 +41,10 @@ def make(problem: Problem) -> Schedule:
     chunks = problem.option("chunks", _most_chunks(problem), least=1)
     stages = StagedLayers.of(problem, chunks)
     in_turn = interleaved(stages, chunks, problem.microbatches, 1, delayed=True)
-    listed = [*_listed(stages), stages.schedule(NAME, in_turn)]
-    place, tasks, order = _searched(stages)
-    lanes = [tasks.codes[np.array(lane, np.int64)] for lane in tasks.lanes(place, order)]
-    return fastest(problem, [_schedule(stages.placed(place), lanes), *listed])
+    return fastest(problem, [_searched(stages), *_listed(stages), stages.schedule(NAME, in_turn)])
 
 
-def _searched(stages: StagedLayers) -> tuple[list[int], StepTasks, Order]:
+def _searched(stages: StagedLayers) -> Schedule:
     """Search places for the stages and an order of all tasks; placed for as few micro-batches as show it."""
     problem = stages.problem
     in_flight, some = 2 * problem.devices, _PERIODS * problem.devices
@@ -62,9 +57,8 @@ def _searched(stages: StagedLayers) -> tuple[list[int], StepTasks, Order]:
     places = [stages.devices] if unequal else placements(stages.seconds, problem.devices)
     effort = 0.0 if unequal else _effort(problem)
     best = searched(few, stages.seconds.sum(axis=0), places, effort)
-    if few is tasks:
-        return best.place, tasks, best.order
-    return best.place, tasks, shortest_justified(tasks, best.place, _ROUNDS)
+    times = best.times if few is tasks else shortest_justified(tasks, best.place, _ROUNDS)
+    return stages.placed(best.place).with_updates(NAME, tasks.orders(best.place, times))
 
 
 def _effort(problem: Problem) -> float:
@@ -94,20 +88,8 @@ def _most_chunks(problem: Problem) -> int:
 
 def _listed(stages: StagedLayers) -> Iterator[Schedule]:
     """List schedules of stages in turn, with as many micro-batches in flight as memory has room for."""
-    problem = stages.problem
-    each = np.bincount(stages.devices, weights=stages.sums("stored_bytes"), minlength=problem.devices)
-    room = np.floor(stages.room_bytes[each > 0] / each[each > 0] + 1e-9).min(initial=np.inf)
-    for most in (2 * problem.devices, problem.devices):
-        in_flight = int(max(1, min(most, problem.microbatches, room)))
-        yield stages.schedule(NAME, list_lanes(stages, ListChoices(in_flight, by_room=False)))
-
-
-def _schedule(stages: StagedLayers, lanes: Sequence[np.ndarray]) -> Schedule:
-    updates = [encode("U", np.flatnonzero(stages.devices == device)) for device in range(len(lanes))]
-    ordered = enumerate(zip(lanes, updates, strict=True))
-    return stages.schedule(
-        NAME, {(device, 0): TaskList(np.concatenate([codes, last])) for device, (codes, last) in ordered}
-    )
+    for most in (2 * stages.problem.devices, stages.problem.devices):
+        yield listed(NAME, stages, ListChoices(stages.most_in_flight(most), by_room=False))
 
 
 POLICY = Policy(

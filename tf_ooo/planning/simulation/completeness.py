@@ -6,12 +6,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tf_ooo.costs.layer_costs import SECONDS, LayerCosts
+from tf_ooo.costs.layer_costs import SECONDS, LayerCosts, Link
 from tf_ooo.errors import CostError, ScheduleError
 from tf_ooo.planning.model.arrays import Bools, Ints
 from tf_ooo.planning.model.relation import Relation
-from tf_ooo.planning.simulation.engine import run
-from tf_ooo.planning.simulation.work import LaneKind, LaneWork
+from tf_ooo.planning.simulation.clock import LaneKind
+from tf_ooo.planning.simulation.work import LaneWork
 
 _SHOWN = 12
 
@@ -57,11 +57,9 @@ def _check_all_there(relation: Relation, kind: str, stage: int) -> None:
 
 def never_start(relation: Relation) -> Bools:
     """Return which tasks wait for themselves: they never start even if no task takes any time."""
-    edges = [e for e in relation.edges if not e.steps]
-    sources = np.concatenate([np.zeros(0, np.int64), *(e.source for e in edges)])
-    targets = np.concatenate([np.zeros(0, np.int64), *(e.target for e in edges)])
-    no_time, no_lag = np.zeros(len(relation)), np.zeros(len(sources))
-    start, _ = run(LaneWork(no_time, relation.bases, lane_kinds(relation), sources, targets, no_lag))
+    source, target, no_lag = relation.within_step(Link())
+    no_time = np.zeros(len(relation))
+    start, _ = LaneWork(no_time, relation.bases, lane_kinds(relation), source, target, no_lag).times()
     return np.isnan(start)
 
 

@@ -16,10 +16,10 @@ from tf_ooo.planning.model.recomputation import with_recomputed
 from tf_ooo.planning.model.relation import Edges, Relation, stage_sums
 from tf_ooo.planning.model.schedule import Schedule
 from tf_ooo.planning.model.task import KIND_NUMBER, KINDS
+from tf_ooo.planning.simulation.clock import LaneKind
 from tf_ooo.planning.simulation.completeness import check_complete, deadlock, lane_kinds
-from tf_ooo.planning.simulation.engine import run
 from tf_ooo.planning.simulation.timeline import MessageColumns, Timeline
-from tf_ooo.planning.simulation.work import LaneKind, LaneWork
+from tf_ooo.planning.simulation.work import LaneWork
 
 if TYPE_CHECKING:
     from tf_ooo.costs.table import CostTable
@@ -56,12 +56,12 @@ def simulate(
     relation = Relation(schedule, layers)
     check_complete(relation, layers)
     seconds = task_seconds(relation, layers, between)
-    plan = _Repeated(relation, steps)
-    work, links = _work(plan, layers, between, seconds + _new_weights_s(relation, layers, between))
-    start, end = run(work)
+    repeated = _Repeated(relation, steps)
+    work, links = _work(repeated, layers, between, seconds + _new_weights_s(relation, layers, between))
+    start, end = work.times()
     if np.isnan(start).any():
         raise deadlock(relation)
-    start_s, end_s = plan.order(start), plan.order(end)
+    start_s, end_s = repeated.order(start), repeated.order(end)
     memory = MemoryUse(relation, layers, start_s, end_s).curves()
     # A timeline with a function of this module can be pickled.
     repeat = functools.partial(simulate, schedule, layers, between)
@@ -143,11 +143,11 @@ class _Repeated:
 
 
 def _work(
-    plan: _Repeated, layers: Sequence[LayerCosts], link: Link, seconds: Floats
+    repeated: _Repeated, layers: Sequence[LayerCosts], link: Link, seconds: Floats
 ) -> tuple[LaneWork, _Links]:
-    device = plan.tile(plan.relation.device)
-    sources, targets, sent = _edges(plan, device)
-    links = _Links(plan, device, sent, link)
+    device = repeated.tile(repeated.relation.device)
+    sources, targets, sent = _edges(repeated, device)
+    links = _Links(repeated, device, sent, link)
     transfer_s, lane_starts, link_kinds = links.transfer_s, links.starts[1:] + len(device), links.kinds
     lags = [np.zeros(sum(map(len, sources))), np.full(len(links.consumer), link.latency_s)]
     sources.append(links.nodes[links.message_of])
@@ -158,11 +158,13 @@ def _work(
         sources.append(links.producer)
         targets.append(links.nodes)
         lags.append(np.zeros(len(links.nodes)))
-    occupancy, lane_device = _occupancy(plan, layers, link, links)
+    occupancy, lane_device = _occupancy(repeated, layers, link, links)
     work = LaneWork(
-        duration_s=np.concatenate([plan.tile(seconds) + _overheads_s(links, link, len(device)), transfer_s]),
-        lane_starts=np.concatenate([plan.starts, lane_starts]),
-        lane_kinds=np.concatenate([lane_kinds(plan.relation), link_kinds]),
+        duration_s=np.concatenate(
+            [repeated.tile(seconds) + _overheads_s(links, link, len(device)), transfer_s]
+        ),
+        lane_starts=np.concatenate([repeated.starts, lane_starts]),
+        lane_kinds=np.concatenate([lane_kinds(repeated.relation), link_kinds]),
         source=np.concatenate(sources),
         target=np.concatenate(targets),
         lag_s=np.concatenate(lags),
@@ -202,11 +204,13 @@ def _new_weights_s(relation: Relation, layers: Sequence[LayerCosts], link: Link)
     return taken_s
 
 
-def _edges(plan: _Repeated, device: Ints) -> tuple[list[Ints], list[Ints], list[tuple[Ints, Ints, Floats]]]:
+def _edges(
+    repeated: _Repeated, device: Ints
+) -> tuple[list[Ints], list[Ints], list[tuple[Ints, Ints, Floats]]]:
     """Return edges without a message, sources and targets, and those with one: (source, target, bytes)."""
     sources, targets, sent = [], [], []
-    for edges in plan.relation.edges:
-        source, target = plan.pairs(edges)
+    for edges in repeated.relation.edges:
+        source, target = repeated.pairs(edges)
         if edges.message_bytes is not None:
             crossing = device[source] != device[target]
             if crossing.any():
@@ -225,7 +229,7 @@ class _Links:
     """
 
     def __init__(
-        self, plan: _Repeated, device: Ints, sent: list[tuple[Ints, Ints, Floats]], link: Link
+        self, repeated: _Repeated, device: Ints, sent: list[tuple[Ints, Ints, Floats]], link: Link
     ) -> None:
         empty = np.zeros(0, np.int64)
         source = np.concatenate([empty, *(s for s, _, _ in sent)])
@@ -242,7 +246,7 @@ class _Links:
         used, link_starts = np.unique(pair[first], return_index=True)
         self.starts = np.concatenate([link_starts, [len(unique)]]).astype(np.int64)
         self.source_device, self.target_device = np.divmod(pair[first], devices)
-        self.kinds = self._kinds(plan, len(used))
+        self.kinds = self._kinds(repeated, len(used))
         self.transfer_s = self.size_bytes / link.bytes_per_s
         # Transfers that take no time need no nodes: what is sent is there at once, or a latency later.
         self.instant = not self.transfer_s.any()
@@ -253,9 +257,9 @@ class _Links:
         begin_s, end_s = (end if self.instant else start)[self.nodes], end[self.nodes]
         return MessageColumns(self.source_device, self.target_device, self.size_bytes, begin_s, end_s)
 
-    def _kinds(self, plan: _Repeated, links: int) -> Ints:
-        lanes = plan.lane[self.producer]
-        ordered = lane_kinds(plan.relation)[lanes] == LaneKind.ORDERED
+    def _kinds(self, repeated: _Repeated, links: int) -> Ints:
+        lanes = repeated.lane[self.producer]
+        ordered = lane_kinds(repeated.relation)[lanes] == LaneKind.ORDERED
         kinds = np.full(links, LaneKind.FIFO, np.int8)
         for i in range(links):
             part = slice(self.starts[i], self.starts[i + 1])
@@ -265,10 +269,10 @@ class _Links:
 
 
 def _occupancy(
-    plan: _Repeated, layers: Sequence[LayerCosts], link: Link, links: _Links
+    repeated: _Repeated, layers: Sequence[LayerCosts], link: Link, links: _Links
 ) -> tuple[Floats, Ints] | tuple[None, None]:
     """Shares of a device with several streams, where costs tell them; of devices of one machine, of that."""
-    relation = plan.relation
+    relation = repeated.relation
     devices = [device for device, _ in relation.lanes]
     machines = _machines(link, max(devices, default=0) + 1)
     places = [machines[device] for device in devices]
@@ -291,14 +295,14 @@ def _occupancy(
         # All cores of a machine are alike: a device of it that is slow computes with fewer of them.
         share *= np.minimum(1.0, link.speeds_of(devices))[relation.lane]
     if links.instant:
-        return plan.tile(share), np.array(places, np.int32)
+        return repeated.tile(share), np.array(places, np.int32)
     first = links.starts[:-1]
     pairs = zip(links.source_device[first].tolist(), links.target_device[first].tolist(), strict=True)
     within = [machines[a] if link.machines and machines[a] == machines[b] else -1 for a, b in pairs]
     # A message between processes of one machine is copied by both of them.
     sending = min(1.0, 2 / link.cores) if link.machines else 0.0
     sent = np.full(len(links.nodes), sending)
-    return np.concatenate([plan.tile(share), sent]), np.array([*places, *within], np.int32)
+    return np.concatenate([repeated.tile(share), sent]), np.array([*places, *within], np.int32)
 
 
 def _fullest_s(work: LaneWork) -> float:

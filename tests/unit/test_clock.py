@@ -1,17 +1,16 @@
-"""Start times against a simulator written another way: it looks at the clock, not at a heap."""
+"""Start times against a clock written another way, which looks at everything at each instant."""
 
 from __future__ import annotations
+
+import dataclasses
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tf_ooo.planning.simulation import engine as engines
-from tf_ooo.planning.simulation.engine import run, run_paths
-from tf_ooo.planning.simulation.engine_events import run_events
-from tf_ooo.planning.simulation.engine_waves import run_waves
-from tf_ooo.planning.simulation.work import LaneKind, LaneWork
+from tf_ooo.planning.simulation.clock import LaneKind
+from tf_ooo.planning.simulation.work import LaneWork
 
 
 def clock(work):
@@ -21,7 +20,11 @@ def clock(work):
     start, end, now = [None] * count, [None] * count, 0.0
 
     def arrival(node):
-        times = [end[s] + lag if end[s] is not None else np.inf for s, t, lag in edges if t == node]
+        times = [
+            np.inf if end[s] is None else end[s] + (lag if work.lane_of[s] != work.lane_of[t] else 0.0)
+            for s, t, lag in edges
+            if t == node
+        ]
         return max(times, default=0.0)
 
     while True:
@@ -72,42 +75,23 @@ def works(draw, kinds=(LaneKind.ORDERED, LaneKind.PRIORITY, LaneKind.FIFO)):
     )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=600, deadline=None)
 @given(works())
-def test_events_as_the_clock_says(work):
-    start, end = run_events(work)
+def test_as_the_other_clock_says(work):
+    start, end = work.times()
     np.testing.assert_allclose(start, clock(work), rtol=1e-12)
     np.testing.assert_allclose(end - start, np.where(np.isnan(start), np.nan, work.duration_s))
 
 
 @settings(max_examples=300, deadline=None)
-@given(works(kinds=(LaneKind.ORDERED,)))
-def test_waves_and_paths_are_the_same_floats(work):
-    for waves, paths, events in zip(run_waves(work), run_paths(work), run_events(work), strict=True):
-        np.testing.assert_array_equal(waves, events)
-        np.testing.assert_array_equal(paths, events)
-
-
-@pytest.mark.parametrize(
-    ("lanes", "nodes", "kind", "engine"),
-    [
-        (24, 4096, LaneKind.ORDERED, "run_waves"),
-        (25, 5000, LaneKind.ORDERED, "run_waves"),
-        (23, 4096, LaneKind.ORDERED, "run_paths"),
-        (24, 4095, LaneKind.ORDERED, "run_paths"),
-        (1, 3, LaneKind.ORDERED, "run_paths"),
-        (24, 4096, LaneKind.FIFO, "run_events"),
-        (1, 3, LaneKind.PRIORITY, "run_events"),
-    ],
-)
-def test_the_engine_that_is_fastest(monkeypatch, lanes, nodes, kind, engine):
-    """Waves where many lanes run side by side; events where lanes choose what is next."""
-    for name in ("run_events", "run_paths", "run_waves"):
-        monkeypatch.setattr(engines, name, lambda work, name=name: name)
-    starts = np.concatenate([np.arange(lanes), [nodes]])
-    none = np.zeros(0, np.int64)
-    work = LaneWork(np.ones(nodes), starts, np.full(lanes, kind, np.int8), none, none, np.zeros(0))
-    assert engines.run(work) == engine
+@given(works())
+def test_devices_with_room_for_all_change_no_float(work):
+    """Lanes that share a device wait for the clock, where others run ahead of it."""
+    count = len(work.duration_s)
+    lanes = np.zeros(len(work.lane_starts) - 1, np.int32)
+    shared = dataclasses.replace(work, occupancy=np.full(count, 1e-3), lane_device=lanes)
+    for alone, together in zip(work.times(), shared.times(), strict=True):
+        np.testing.assert_allclose(together, alone, rtol=1e-12)
 
 
 def _pair(occupancy, devices=(0, 0)):
@@ -138,8 +122,8 @@ def _pair(occupancy, devices=(0, 0)):
     ],
 )
 def test_streams_share_a_device(occupancy, ends):
-    np.testing.assert_allclose(run(_pair(occupancy))[1], ends)
+    np.testing.assert_allclose(_pair(occupancy).times()[1], ends)
 
 
 def test_other_devices_are_not_shared():
-    np.testing.assert_allclose(run(_pair((1.0, 1.0, 1.0), devices=(0, 1)))[1], (4, 2, 5))
+    np.testing.assert_allclose(_pair((1.0, 1.0, 1.0), devices=(0, 1)).times()[1], (4, 2, 5))

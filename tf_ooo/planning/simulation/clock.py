@@ -160,7 +160,7 @@ class _Clock:
         self.begun: list[int] = []
         # Tasks that have ended, or begun where the end is known, and are not handed on yet.
         self.ended: list[int] = []
-        # Where an ordered lane is: the place of its next task, when it is free, the task that it waits for.
+        # An ordered lane has the place of its next task, a time from which it is free, a task it waits for.
         self.place, self.free_s, self.blocked = [0] * len(lanes), [0.0] * len(lanes), [-1] * len(lanes)
         self.woken: list[int] = []
         # Lanes that choose: their tasks by rank, ranks of what is ready, lanes with something new.

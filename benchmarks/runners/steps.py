@@ -54,7 +54,7 @@ class Fit(Steps):
         super().__init__(self._step, workload.model)
         self._pipeline = PipelineMode(options) if isinstance(options, Pipeline) else None
         if self._pipeline is not None:
-            self._pipeline.planned_from = measured
+            self._pipeline.plans.planned_from = measured
         self._fit = FitLife(self._pipeline or mode_for(options))
         self._batches = iter(tf.data.Dataset.from_tensors((workload.x, workload.y)).repeat())
         self.model.make_train_function()
@@ -92,7 +92,7 @@ class Fit(Steps):
     @property
     def measured(self) -> tuple[StepGraph, CostTable] | None:
         """The step of a pipeline taken apart, and its costs; None before."""
-        return None if self._pipeline is None else self._pipeline.planned_from
+        return None if self._pipeline is None else self._pipeline.plans.planned_from
 
     def finish(self) -> None:
         self._fit.finish()

@@ -15,11 +15,10 @@ from grappler_passes.passes.separate import SeparatePass
 from grappler_passes.passes.steps import StepsPass
 from tests.distributed import training as t
 from tests.zoo import needs_keras_3
-from tf_ooo.compat import nests
 from tf_ooo.errors import GraphError
-from tf_ooo.fit import sequential
+from tf_ooo.fit import sequential, timing
 from tf_ooo.fit.comparison import STOCK
-from tf_ooo.modes.data_parallel import ordering, planned, scheduled
+from tf_ooo.modes.data_parallel import ordering, planned, profiling, scheduled
 from tf_ooo.planning.building.common import COMPUTE
 
 pytest.importorskip("horovod", reason="Horovod is not installed; run: make horovod")
@@ -225,7 +224,8 @@ def test_another_plan_of_a_later_trace_is_noticed(engine, monkeypatch, traced_la
     together = scheduled.ScheduledSteps.__call__
 
     def calls(self: Any, batches: Any) -> Any:
-        if len(batches) == traced_later and self.ordered is not None and self.ordered.traced:
+        ordered = t.ordered_steps(self)
+        if len(batches) == traced_later and ordered is not None and ordered.steps.traced:
             later.append(len(batches))
         return together(self, batches)
 
@@ -250,8 +250,8 @@ class Noisy(keras.layers.Layer):
 
 def test_a_step_that_draws_from_a_state_of_its_own_takes_no_turns(engine, quick_plans, monkeypatch, takes):
     """Though the planned order is faster: its ops would begin their random numbers anew."""
-    takes("_profile_one", 9.0, 9.0)
-    takes("_compare", (3.0, 1.0), (3.0, 1.0))
+    takes.one_at_a_time(9.0, 9.0)
+    takes.in_turns((3.0, 1.0), (3.0, 1.0))
     monkeypatch.setattr(planned, "make_plan", t.certain_plan)
     noisy = keras.Sequential([keras.Input((12,)), Noisy(), *_model().layers])
     model = t.compiled(noisy, keras.optimizers.Adam(0.01), steps_per_execution=TOGETHER)
@@ -281,10 +281,8 @@ class Device:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now_s = self.step_s = 0.0
-        replaced = SimpleNamespace(**{name: getattr(nests, name) for name in dir(nests)})
-        replaced.synchronize = self.wait_for
-        monkeypatch.setattr(scheduled, "nests", replaced)
-        monkeypatch.setattr(scheduled, "time", SimpleNamespace(perf_counter=lambda: self.now_s))
+        monkeypatch.setattr(timing, "nests", SimpleNamespace(synchronize=self.wait_for))
+        monkeypatch.setattr(timing, "time", SimpleNamespace(perf_counter=lambda: self.now_s))
 
     def wait_for(self, outputs: Any) -> None:
         assert outputs is not None
@@ -293,23 +291,29 @@ class Device:
 
 @pytest.fixture
 def takes(engine, monkeypatch):
-    """Makes the steps of a method of ScheduledSteps take so many seconds: of rank 0, of rank 1."""
+    """Makes steps of a phase take so many seconds: of rank 0, of rank 1."""
     device = Device(monkeypatch)
 
-    def install(name: str, *by_rank: tuple[float, ...] | float) -> None:
-        method = getattr(scheduled.ScheduledSteps, name)
-        seconds = by_rank[engine.rank]
+    def one_at_a_time(*by_rank: float) -> None:
+        profile_one = profiling.Profiling._profile_one
 
-        def timed(self: Any, *arguments: Any) -> Any:
-            # A pair: in the stock order and in the planned one.
-            pair = isinstance(seconds, tuple)
-            step_s = seconds[self._comparison.times.next != STOCK] if pair else seconds
-            device.step_s = step_s * (1 if name == "_profile_one" else len(arguments[-1]))
-            return method(self, *arguments)
+        def timed(self: Any, batch: Any) -> Any:
+            device.step_s = by_rank[engine.rank]
+            return profile_one(self, batch)
 
-        monkeypatch.setattr(scheduled.ScheduledSteps, name, timed)
+        monkeypatch.setattr(profiling.Profiling, "_profile_one", timed)
 
-    return install
+    def in_turns(*by_rank: tuple[float, float]) -> None:
+        """A pair for each rank: in the stock order and in the planned one."""
+        take_turn = scheduled.InTurns._take_turn
+
+        def timed(self: Any, which: str, batches: Any) -> Any:
+            device.step_s = by_rank[engine.rank][which != STOCK] * len(batches)
+            return take_turn(self, which, batches)
+
+        monkeypatch.setattr(scheduled.InTurns, "_take_turn", timed)
+
+    return SimpleNamespace(one_at_a_time=one_at_a_time, in_turns=in_turns)
 
 
 # Seconds of a step by rank, in the stock order and in the planned one; those of the slowest rank; whether the
@@ -327,8 +331,8 @@ def test_the_slowest_rank_counts(engine, quick_plans, monkeypatch, takes, name):
     monkeypatch.setattr(sequential, "FASTER_LEVEL", 0.5)
     monkeypatch.setattr(sequential, "NO_GAIN_LEVEL", 0.5)
     seconds, slowest, kept = TIMES[name]
-    takes("_profile_one", 9.0, 9.0)
-    takes("_compare", *seconds)
+    takes.one_at_a_time(9.0, 9.0)
+    takes.in_turns(*seconds)
     monkeypatch.setattr(planned, "make_plan", t.certain_plan)
     report = _trained(engine, compare=True)
     assert report.compared_steps == 4
@@ -361,8 +365,8 @@ def test_the_slowest_rank_counts_where_no_order_is_predicted_to_gain(
     monkeypatch.setattr(sequential, "FASTER_LEVEL", 0.5)
     monkeypatch.setattr(sequential, "NO_GAIN_LEVEL", 0.5)
     *seconds, said = ALONE_OR_TOGETHER[name]
-    takes("_profile_one", 1.0, 3.0)
-    takes("_compare", *seconds)
+    takes.one_at_a_time(1.0, 3.0)
+    takes.in_turns(*seconds)
     monkeypatch.setattr(planned, "TRIED", 10.0)  # no plan is worth it
     report = _trained(engine, compare=True)
     assert report.fell_back

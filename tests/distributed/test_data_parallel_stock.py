@@ -171,10 +171,7 @@ def test_several_steps_per_execution_by_auto(engine, quick_plans, monkeypatch):
     callback = t.ours(several, t.data(engine.rank), options={"compare": True})
     t.assert_reordered(callback.report, t.TOGETHER)
     scheduled = callback._life.mode.scheduled
-    of_several = [
-        t.communications(steps.function(t.TOGETHER))
-        for steps in (scheduled.ordered, scheduled.stock)
-        if steps
-    ]
+    compared = scheduled.stock, t.ordered_steps(scheduled).steps
+    of_several = [t.communications(steps.function(t.TOGETHER)) for steps in compared]
     assert max(of_several) >= t.TOGETHER * len(several.trainable_weights)
     assert t.bits(one) == t.bits(several)

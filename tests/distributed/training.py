@@ -16,6 +16,8 @@ import tensorflow as tf
 import tf_ooo
 from tf_ooo.compat import func_graphs, keras_optimizers, tf_functions
 from tf_ooo.modes.data_parallel import planned
+from tf_ooo.modes.data_parallel.functions import OrderedSteps
+from tf_ooo.modes.data_parallel.scheduled import InTurns, KeptSteps, ScheduledSteps
 from tf_ooo.planning.choosing.plan import as_asked, policy_named
 from tf_ooo.planning.model.problem import Problem
 from tf_ooo.tracing.sync import checksum
@@ -167,6 +169,12 @@ def communications(step: Any) -> int:
             types = [op_type for _, op_type in func_graphs.ops_reached_from(concrete.graph)]
             counts.append(sum(name.startswith(("Horovod", "Collective")) for name in types))
     return max(counts)
+
+
+def ordered_steps(scheduled: ScheduledSteps) -> OrderedSteps | None:
+    """Return the steps in a planned order that run, or are compared; None: there are none."""
+    phase = scheduled.experiment.phase
+    return phase.ordered if isinstance(phase, InTurns | KeptSteps) else None
 
 
 def communicates(callback: tf_ooo.OOOBackprop, model: keras.Model) -> bool:

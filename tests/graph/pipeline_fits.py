@@ -99,14 +99,14 @@ class Training:
         """
         callback = self.prepared(callback) if measured_before else callback
         history = self.fit(callback, *callbacks, **settings)
-        self._measured = callback._life.mode.planned_from
+        self._measured = callback._life.mode.plans.planned_from
         return self.left(history, callback.report)
 
     def prepared(self, callback):
         """A callback whose first step is in the pipeline, where the model was taken apart before."""
         if self._measured is not None:
             step, costs = self._measured
-            callback._life.mode.planned_from = (step, callback._life.mode.options.costs or costs)
+            callback._life.mode.plans.planned_from = (step, callback._life.mode.options.costs or costs)
         return callback
 
     def on(self, data) -> Training:

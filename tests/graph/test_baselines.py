@@ -103,7 +103,7 @@ def test_a_long_fit_is_compared_by_itself():
 @pytest.mark.parametrize("mode", MODES)
 def test_one_warning_where_one_device_is_faster(caplog, mode):
     callback, _ = fit(network(), mode, compare=True)
-    trained, report = callback._life.mode, callback.report
+    trained, report = callback._life.mode.distributed, callback.report
     report.notes.clear()
     trained.slower_warning.advise = trained.slower_warning.advise or (
         lambda gain: f"{gain.text}; there is something better"
@@ -132,7 +132,7 @@ def test_the_first_steps_stand_in_where_nothing_is_compared(caplog, mode):
     report.change(first_steps_s=[1e-9] * STEPS)
     caplog.clear()
     caplog.set_level(logging.WARNING, "tf_ooo")
-    trained = callback._life.mode
+    trained = callback._life.mode.distributed
     trained.slower_warning.advise = lambda gain: gain.text  # the fit itself may have said it
     trained.say_if_slower()
     assert caplog.records[0].message.startswith(f"slower than one device{same}: ")

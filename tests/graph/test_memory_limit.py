@@ -239,13 +239,13 @@ def test_the_stock_order_is_neither_measured_nor_kept_above_the_limit(monkeypatc
     planned, wanted = callback.report.predicted_peak_bytes, callback.report.stock_predicted_peak_bytes
     assert planned < wanted
     runs = []
-    original = controller.StepController._run
+    original = controller.StepController.run
 
-    def run(self, which, args, kwargs):
+    def run(self, which, call):
         runs.append(which)
-        return original(self, which, args, kwargs)
+        return original(self, which, call)
 
-    monkeypatch.setattr(controller.StepController, "_run", run)
+    monkeypatch.setattr(controller.StepController, "run", run)
     callback = tf_ooo.OOOBackprop(memory_limit_bytes=wanted - 1, profile_steps=1)
     ours = fit(gated_model(), callback)
     assert set(runs) == {"rewritten"}
@@ -260,7 +260,8 @@ def test_a_stock_step_that_was_kept_is_left_when_larger_inputs_come():
     step = step_over(weights, profile_steps=1)
     step(X[:8])
     inner, ran = step._step, []
-    inner.choice, inner.report.measured_step_s = "stock", 1.0  # as if measured
+    inner.experiment.enter(controller.KeptStep(inner, "stock"))
+    inner.report.measured_step_s = 1.0  # as if measured
     inner.stock = lambda x: ran.append(len(x))
     step(X[:8])
     before = inner.session.stock_peak_bytes

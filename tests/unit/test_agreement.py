@@ -14,10 +14,14 @@ from tests import zoo
 from tf_ooo.compat import keras_optimizers
 from tf_ooo.errors import GraphError, OptionsError
 from tf_ooo.fit.comparison import REWRITTEN, STOCK, StepComparison, slowest
+from tf_ooo.fit.experiment import Experiment
+from tf_ooo.fit.mode import Training
 from tf_ooo.modes.by_name import Options
-from tf_ooo.modes.data_parallel import agreement
+from tf_ooo.modes.data_parallel import agreement, profiling
+from tf_ooo.modes.data_parallel.functions import Ordered, OrderedSteps
 from tf_ooo.modes.data_parallel.ordering import digest
-from tf_ooo.modes.data_parallel.scheduled import Ordered, Planned, ScheduledSteps
+from tf_ooo.modes.data_parallel.profiling import Planned, Profiling, Single
+from tf_ooo.modes.data_parallel.scheduled import ScheduledSteps
 from tf_ooo.planning.model.schedule import Schedule, Task, TaskList
 from tf_ooo.report.report import Report
 from tf_ooo.rewriting.result import RewriteResult
@@ -257,18 +261,20 @@ def test_another_plan_has_another_digest(other):
     assert len(mine) == len(theirs) == 8
 
 
-def steps_of(engine, result, strict=False, failed="", **options):
-    """Scheduled steps that have just been traced; nothing is compiled."""
-    steps = object.__new__(ScheduledSteps)
-    steps.engine, steps.report = engine, Report(mode="data_parallel")
-    steps.options = Options(mode="data_parallel", strict=strict, **options)
-    steps.request = SimpleNamespace(failure=lambda: failed, result=result, latest=result, close=lambda: None)
-    steps._comparison = StepComparison(steps.options, steps.report, ranks=engine)
-    steps._plan_failed, steps._stock_predicted_s = "", None
-    steps.ordered = steps.stock = SimpleNamespace(traced=0)
-    steps._phase = steps._single = None
-    steps._profiler = SimpleNamespace(profile=None)
-    return steps
+class Requested:
+    """Steps whose graphs a request has just rewritten; nothing is compiled."""
+
+    def __init__(self, result, failure=""):
+        self.result = self.latest = result
+        self.failure, self.failed, self.closed = failure, "", False
+        self.steps = SimpleNamespace(traced=0, first_s=0.0)
+
+    def close(self):
+        self.closed = True
+
+
+def ordered_of(engine, result, failure=""):
+    return OrderedSteps(Requested(result, failure), engine, Report(mode="data_parallel"))
 
 
 def said(result, failed=""):
@@ -276,55 +282,65 @@ def said(result, failed=""):
 
 
 def test_ranks_with_the_same_digest_run_the_planned_order():
-    steps = steps_of(Told(said(result_of()), said(result_of())), result_of())
-    steps.report.timeline = planned = object()
-    assert steps._agree()
-    assert steps.report.timeline is planned  # the page and the trace draw it
-    assert not steps.report.fell_back
-    assert steps.report.added_edges == 4
+    ordered = ordered_of(Told(said(result_of()), said(result_of())), result_of())
+    ordered._report.timeline = planned = object()
+    assert not ordered.why_apart()
+    assert ordered._report.timeline is planned  # the page and the trace draw it
+    assert ordered._report.added_edges == 4
 
 
-def test_a_rank_with_another_digest_has_all_go_back():
-    """Rank 2 of 4 and rank 3: the first is named."""
+def test_a_rank_with_another_digest_is_named():
+    """Rank 2 of 4 and rank 3: the first."""
     other = said(result_of(stages=(0, 1)))
-    steps = steps_of(Told(said(result_of()), other, other), result_of())
-    assert not steps._agree()
+    ordered = ordered_of(Told(said(result_of()), other, other), result_of())
+    assert ordered.why_apart() == "rank 2 has another graph than rank 0 (2 of 4 have)"
+
+
+def test_a_rank_that_failed_is_heard():
+    assert ordered_of(Told(said(result_of(), "no plan here")), result_of()).why_apart() == "no plan here"
+    assert ordered_of(Told(said(result_of())), result_of(), "it broke").why_apart() == "it broke"
+
+
+def steps_of(engine, strict=False, **options):
+    """Scheduled steps that have been profiled; nothing is compiled."""
+    steps = object.__new__(ScheduledSteps)
+    steps.functions, steps.report = SimpleNamespace(engine=engine), Report(mode="data_parallel")
+    steps.options = Options(mode="data_parallel", strict=strict, **options)
+    steps.comparison = StepComparison(steps.options, steps.report, ranks=engine)
+    steps._stock_predicted_s = None
+    steps.stock, steps.steps = SimpleNamespace(traced=0), 2
+    steps.experiment = Experiment(Training())
+    return steps
+
+
+def test_ranks_that_run_other_graphs_go_back():
+    steps, ordered = steps_of(Told()), ordered_of(Told(), result_of())
+    steps.cannot_order("they differ", ordered)
     assert steps.report.fell_back
-    assert steps.report.fallback_reason == "rank 2 has another graph than rank 0 (2 of 4 have)"
-    assert steps.ordered is None
-    assert steps._phase is steps.stock
-    with pytest.raises(GraphError, match="rank 1 has another graph than rank 0"):
-        steps_of(Told(other), result_of(), strict=True)._agree()
-
-
-def test_a_rank_that_failed_has_all_go_back():
-    steps = steps_of(Told(said(result_of(), "no plan here")), result_of())
-    assert not steps._agree()
-    assert steps.report.fallback_reason == "no plan here"
-    mine = steps_of(Told(said(result_of())), result_of(), failed="it broke")
-    assert not mine._agree()
-    assert mine.report.fallback_reason == "it broke"
+    assert steps.report.fallback_reason == "they differ"
+    assert ordered.rewritten.closed
+    assert steps.experiment.phase.step is steps.stock
+    with pytest.raises(GraphError, match="they differ"):
+        steps_of(Told(), strict=True).cannot_order("they differ", ordered)
 
 
 def test_what_auto_did_without_is_noted():
     """On all ranks, by rank 0's word; nothing is predicted to be gained here."""
-    steps = steps_of(Told(), result_of(), schedule="auto", profile_steps=0)
+    steps = steps_of(Told(), schedule="auto", profile_steps=0)
     plan = result_of().schedule.to_text()
-    steps._take(
-        Planned(schedule=plan, step_s=2.0, stock_s=2.0, notes=["schedule x was not compared: too odd"])
-    )
+    notes = ["schedule x was not compared: too odd"]
+    steps.take(Planned(schedule=plan, step_s=2.0, stock_s=2.0, notes=notes), Single(steps.stock))
     assert steps.report.notes == ["schedule x was not compared: too odd"]
     assert steps.report.fallback_reason == "no gain is predicted (0.0%)"
 
 
 def test_a_small_predicted_gain_is_tried():
-    steps = steps_of(Told(), result_of(), schedule="auto", profile_steps=0)
-    steps._source, rewritten = None, object()
-    steps._rewritten = lambda source, count, request: (None, rewritten)
-    steps.steps = 2
-    steps._take(Planned(schedule=result_of().schedule.to_text(), step_s=1.98, stock_s=2.0))
+    steps, ordered = steps_of(Told(), schedule="auto", profile_steps=0), ordered_of(Told(), result_of())
+    steps._ordered_steps = lambda plan, schedule: ordered
+    plan = Planned(schedule=result_of().schedule.to_text(), step_s=1.98, stock_s=2.0)
+    steps.take(plan, Single(steps.stock))
     assert not steps.report.fell_back
-    assert steps.ordered is rewritten
+    assert steps.experiment.phase.ordered is ordered
 
 
 @pytest.mark.parametrize("strict", [False, True])
@@ -332,23 +348,30 @@ def test_a_small_predicted_gain_is_tried():
     ("mine", "theirs", "said"),
     [
         ("", "no graph there", "no graph there"),
-        ("", "", "GraphError: the step was not profiled"),
+        ("", "", "GraphError: the step was not profiled: nobody ran it"),
         ("here", "", "here"),
     ],
 )
-def test_where_a_rank_has_no_plan_all_keep_the_stock_order(strict, mine, theirs, said):
+def test_where_a_rank_has_no_plan_all_keep_the_stock_order(monkeypatch, strict, mine, theirs, said):
     """Rank 0 has no profile, unless it has failed before; strict: all raise."""
-    steps = steps_of(Told(Planned(failed=theirs).encoded()), result_of(), strict=strict)
-    steps._needs_costs, steps._probe, steps._plan_failed = False, None, mine
-    steps._plan_on_rank_0 = (lambda link: Planned()) if theirs else steps._plan_on_rank_0
+    steps = steps_of(Told(Planned(failed=theirs).encoded()), strict=strict, schedule="fast_forward")
+    probe = Requested(None, "nobody ran it")
+    probe.failed, probe.steps = mine, lambda batches: "logs"
+    probe.steps.first_s = 0.0
+    monkeypatch.setattr(profiling, "RewrittenSteps", lambda *arguments: probe)
+    steps.functions.model = steps.functions.source = None
+    profile = Profiling(steps.functions, steps.options, steps.report, 2, steps.take)
+    if theirs:
+        profile._plan_on_rank_0 = lambda link: Planned()
     if strict:
         with pytest.raises(GraphError, match=f"^no plan: {said}$"):
-            steps._make_plan()
+            profile.run(["batch"])
     else:
-        steps._make_plan()
+        assert profile.run(["batch"]) == "logs"
+    assert probe.closed
     assert steps.report.fell_back
     assert steps.report.fallback_reason == f"no plan: {said}"
-    assert steps._phase is steps.stock
+    assert steps.experiment.phase.step is steps.stock
 
 
 def test_the_slowest_rank_counts():
@@ -364,15 +387,15 @@ PAIRS = 10
 
 def decided(mine, *others):
     """(whether the planned order is kept, the report) of each rank's seconds, ``{which: seconds}``."""
-    engine = Told(*others)
-    steps = steps_of(engine, result_of(), schedule="auto")
+    engine, ordered = Told(*others), ordered_of(Told(), result_of())
+    steps = steps_of(engine, schedule="auto")
+    single = Single(steps.stock, [mine["single"]])
     for pair in range(1 + PAIRS):  # the first one warms up
         for which in (STOCK, REWRITTEN):
             engine.others = [(theirs[which] if pair else 99.0, False) for theirs in others]
-            steps._comparison.add(which, mine[which], traced=False)
+            steps.comparison.add(which, mine[which], traced=False)
     engine.others = [{"single": [theirs["single"]]} for theirs in others]
-    steps._single_s, steps._single = [mine["single"]], steps.stock
-    steps._decide(steps.ordered)
+    steps.decide(steps.comparison.verdict({"single": single.seconds}), ordered, single)
     return not steps.report.fell_back, steps.report
 
 

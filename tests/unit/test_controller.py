@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import logging
 from types import SimpleNamespace
 
@@ -12,9 +11,8 @@ from tf_ooo.compat import nests
 from tf_ooo.costs.layer_costs import LayerCosts
 from tf_ooo.costs.profile import OpProfile
 from tf_ooo.costs.table import CostTable
-from tf_ooo.fit import controller
-from tf_ooo.fit import stock_first as timing
-from tf_ooo.fit.comparison import REWRITTEN, STOCK, Comparison, StepTimes
+from tf_ooo.fit import controller, timing
+from tf_ooo.fit.comparison import REWRITTEN, Comparison, StepTimes
 from tf_ooo.fit.controller import StepController
 from tf_ooo.fit.reporting import fall_back
 from tf_ooo.modes.by_name import Options
@@ -29,20 +27,45 @@ class Session(StepSession):
     failures = Failures()
 
 
-def decide(stock_s, rewritten_s, schedule="auto", compare=True):
-    """Return what is kept where steps take so long, the last ones again and again until it is known."""
-    report = Report()
-    options = Options(schedule=schedule, profile_steps=len(stock_s), compare=compare)
-    step = StepController(lambda: None, lambda: None, Session(), options, report)
-    pairs = itertools.chain([(0.0, 0.0)], zip(stock_s, rewritten_s, strict=True))  # the first ones warm up
-    for both in itertools.chain(pairs, itertools.repeat((stock_s[-1], rewritten_s[-1]))):
-        for which, taken_s in zip((STOCK, REWRITTEN), both, strict=True):
-            if step.choice is None:
-                step.comparison.times.add(which, taken_s, traced=False)
-                step._decide_if_ready()
-        if step.choice is not None:
-            return step.choice, report
-    raise AssertionError
+class Device:
+    """Has done at once what it is asked for, and is done with it when somebody has waited; tells the time."""
+
+    def __init__(self, monkeypatch):
+        self.now_s, self.busy_s, self.ran = 0.0, {}, []
+        clock = SimpleNamespace(perf_counter=lambda: self.now_s)
+        for module in (controller, timing):
+            monkeypatch.setattr(module, "time", clock)
+        monkeypatch.setattr(nests, "synchronize", self.wait_for)
+
+    def step(self, name, *seconds):
+        """A step whose calls take so long, the last of them also all further ones."""
+        left = list(seconds)
+
+        def step():
+            self.ran.append(name)
+            outputs = f"{name} {len(self.ran)}"
+            self.busy_s[outputs] = left.pop(0) if len(left) > 1 else left[0]
+            return outputs
+
+        return step
+
+    def wait_for(self, outputs):
+        self.now_s += self.busy_s.pop(outputs)
+
+
+@pytest.fixture(name="decide")
+def _decide(monkeypatch):
+    def decide(stock_s, rewritten_s, schedule="auto", compare=True):
+        """Return what is kept where steps take so long, the last ones again and again until it is known."""
+        device, report = Device(monkeypatch), Report()
+        options = Options(schedule=schedule, profile_steps=len(stock_s), compare=compare)
+        steps = device.step("stock", 0.0, *stock_s), device.step("ours", 0.0, *rewritten_s)  # they warm up
+        step = StepController(*steps, Session(), options, report)
+        while step.profiling:
+            step()
+        return step.choice, report
+
+    return decide
 
 
 @pytest.mark.parametrize(
@@ -63,7 +86,7 @@ def decide(stock_s, rewritten_s, schedule="auto", compare=True):
         ((10.0, 10.1, 10.2, 10.3), (9.0, 9.1, 70.0, 9.2), "rewritten", 2 + 2 * 14),
     ],
 )
-def test_kept_only_if_it_is_sure_to_be_faster(stock_s, rewritten_s, kept, steps):
+def test_kept_only_if_it_is_sure_to_be_faster(decide, stock_s, rewritten_s, kept, steps):
     choice, report = decide(stock_s, rewritten_s)
     assert choice == kept
     assert report.fell_back == (kept == "stock")
@@ -71,7 +94,7 @@ def test_kept_only_if_it_is_sure_to_be_faster(stock_s, rewritten_s, kept, steps)
     assert ("not sure to be faster after 40 steps" in report.fallback_reason) == (steps == 40)
 
 
-def test_a_named_order_that_is_to_be_compared_is_compared_until_it_is_known():
+def test_a_named_order_that_is_to_be_compared_is_compared_until_it_is_known(decide):
     """It stays whatever comes of it; without being asked ``profile_steps`` of each are timed."""
     choice, report = decide((10.0,), (12.0,), "fast_forward")
     assert (choice, report.fell_back, report.compared_steps) == ("rewritten", False, 2 + 2 * 6)
@@ -81,19 +104,18 @@ def test_a_named_order_that_is_to_be_compared_is_compared_until_it_is_known():
     assert "(3 + 3 steps, 1.11x, too few for an interval)" in report.headline
 
 
-def test_a_named_order_is_compared_by_what_there_was_where_the_fit_ends_before():
-    report = Report()
+def test_a_named_order_is_compared_by_what_there_was_where_the_fit_ends_before(monkeypatch):
+    device, report = Device(monkeypatch), Report()
     options = Options(schedule="fast_forward", compare=True)
-    step = StepController(lambda: None, lambda: None, Session(), options, report)
-    for which in (STOCK, REWRITTEN) * 5:
-        step.comparison.times.add(which, 1.0 if which == STOCK else 0.5, traced=False)
-        step._decide_if_ready()
+    step = StepController(device.step("stock", 1.0), device.step("ours", 0.5), Session(), options, report)
+    for _ in range(10):
+        step()
     assert step.choice is None
     assert report.headline.startswith("2.00x faster than the stock step")
     assert "(4 + 4 steps, 95% interval 2.00-2.00)" in report.headline
 
 
-def test_the_headline_has_the_interval_that_decided():
+def test_the_headline_has_the_interval_that_decided(decide):
     """Steps in turns on a machine that slows down: each pair says 10%, single steps of both overlap."""
     stock_s = [1.0 + number for number in range(8)]
     report = decide(stock_s, [seconds / 1.1 for seconds in stock_s])[1]
@@ -102,17 +124,17 @@ def test_the_headline_has_the_interval_that_decided():
     assert report.gain.faster
 
 
-def test_what_the_comparison_took_is_in_the_summary():
+def test_what_the_comparison_took_is_in_the_summary(decide):
     report = decide((10.0,), (9.0,))[1]
     assert "18 steps in turns, which all trained" in report.summary()
 
 
-def test_noise_is_that_of_the_noisier():
+def test_noise_is_that_of_the_noisier(decide):
     report = decide((10.0, 12.0, 8.0), (1.0, 1.5, 9.0), schedule="in_order", compare=None)[1]
     assert report.step_noise_s == 2.0
 
 
-def test_a_named_schedule_is_kept_however_slow():
+def test_a_named_schedule_is_kept_however_slow(decide):
     assert decide((1.0,), (9.0,), schedule="in_order")[0] == "rewritten"
 
 
@@ -145,32 +167,6 @@ def test_a_step_that_traced_is_no_sample():
     found = Comparison.of(times.seconds)
     assert (found.stock_s, found.rewritten_s) == (1.0, 2.0)
     assert times.progress == "2 of 2 steps timed"
-
-
-class Device:
-    """Has done at once what it is asked for, and is done with it when somebody has waited; tells the time."""
-
-    def __init__(self, monkeypatch):
-        self.now_s, self.busy_s, self.ran = 0.0, {}, []
-        clock = SimpleNamespace(perf_counter=lambda: self.now_s)
-        for module in (controller, timing):
-            monkeypatch.setattr(module, "time", clock)
-        monkeypatch.setattr(nests, "synchronize", self.wait_for)
-
-    def step(self, name, *seconds):
-        """A step whose calls take so long, the last of them also all further ones."""
-        left = list(seconds)
-
-        def step():
-            self.ran.append(name)
-            outputs = f"{name} {len(self.ran)}"
-            self.busy_s[outputs] = left.pop(0) if len(left) > 1 else left[0]
-            return outputs
-
-        return step
-
-    def wait_for(self, outputs):
-        self.now_s += self.busy_s.pop(outputs)
 
 
 def test_the_clock_is_read_when_the_outputs_are_there(monkeypatch):

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from tf_ooo.compat import nests
+from tf_ooo.fit import timing
 from tf_ooo.modes.layerpipe import running as layerpipe
 from tf_ooo.modes.pipeline import running as pipeline
 
@@ -20,7 +21,7 @@ def takes_s(monkeypatch):
         clock.now_s += outputs
 
     monkeypatch.setattr(nests, "synchronize", wait)
-    for module in (layerpipe, pipeline):
+    for module in (layerpipe, timing):
         monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=lambda: clock.now_s))
 
 

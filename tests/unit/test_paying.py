@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tf_ooo.fit.baseline import STEPS, Baseline
-from tf_ooo.fit.paying import MOST, StockFirst
+from tf_ooo.fit.paying import MOST, Budget
 from tf_ooo.report.report import Report
 
 
@@ -21,7 +21,7 @@ def after(first, trace_s, step_s, most=100_000):
 
 
 def test_a_short_fit_says_why_stock_is_kept():
-    first = StockFirst(executions=20)
+    first = Budget(executions=20)
     assert after(first, trace_s=19.0, step_s=0.9) == 4
     assert first.why_not == (
         "20 steps of 0.9 s are too few to pay for a comparison of about 25 s; compare=True compares"
@@ -30,31 +30,31 @@ def test_a_short_fit_says_why_stock_is_kept():
 
 def test_a_long_fit_begins_after_four_steps():
     """25.3 s are 5% of 562 steps of 0.9 s."""
-    first = StockFirst(executions=4 + 563)
+    first = Budget(executions=4 + 563)
     assert after(first, trace_s=19.0, step_s=0.9) == 4
     assert first.begins
-    first = StockFirst(executions=4 + 562)
+    first = Budget(executions=4 + 562)
     after(first, trace_s=19.0, step_s=0.9)
     assert not first.begins
 
 
 def test_several_ways_are_traced_each():
-    first = StockFirst(ways=4, executions=4 + 563)
+    first = Budget(ways=4, executions=4 + 563)
     after(first, trace_s=19.0, step_s=0.9)
     assert "about 82 s" in first.why_not
 
 
 def test_what_a_comparison_takes_beside_steps_counts():
-    first = StockFirst(executions=4 + 563, beside_s=0.1)
+    first = Budget(executions=4 + 563, beside_s=0.1)
     after(first, trace_s=19.0, step_s=0.9)
     assert not first.begins
-    first = StockFirst(executions=4 + 566, beside_s=0.1)
+    first = Budget(executions=4 + 566, beside_s=0.1)
     after(first, trace_s=19.0, step_s=0.9)
     assert first.begins
 
 
 def test_steps_are_timed_also_where_nothing_ever_pays():
-    first = StockFirst(executions=10**6, together=4, why_not="never")
+    first = Budget(executions=10**6, together=4, why_not="never")
     for seconds in (9.0, 0.8, 0.4, 0.4):
         assert first.untimed
         first.add(seconds, traced=seconds > 1)
@@ -64,33 +64,33 @@ def test_steps_are_timed_also_where_nothing_ever_pays():
 
 
 def test_where_nobody_knows_the_steps_that_ran_must_pay():
-    first = StockFirst()
+    first = Budget()
     assert first.waits == "stock steps run first"
     assert after(first, trace_s=1.0, step_s=0.1) == 340  # 1.7 s are 5% of 34 s
     assert first.begins
 
 
 def test_what_is_waited_for_is_said():
-    first = StockFirst(together=2)
+    first = Budget(together=2)
     for seconds in (1.1, 0.1, 0.1, 0.1):
         first.add(seconds, traced=seconds > 1)
     assert "about 1.7 s begins after 680" in first.waits
 
 
 def test_a_fit_that_ends_before_anything_is_timed():
-    first = StockFirst(executions=1, together=3)
+    first = Budget(executions=1, together=3)
     first.add(2.0, traced=True)
     assert first.why_not == "3 steps are too few to pay for a comparison; compare=True compares"
 
 
 def test_executions_of_several_steps_are_told_as_steps():
-    first = StockFirst(executions=5, together=4)
+    first = Budget(executions=5, together=4)
     after(first, trace_s=1.0, step_s=0.8)
     assert first.why_not.startswith("20 steps of 0.2 s are too few")
 
 
 def test_a_fit_whose_step_was_traced_before_knows_what_that_took():
-    first = StockFirst(executions=30, trace_s=8.0)
+    first = Budget(executions=30, trace_s=8.0)
     for _ in range(3):
         first.add(0.1, traced=False)
     assert "about 8.6 s" in first.why_not
@@ -120,7 +120,7 @@ def test_the_fit_that_pays_is_as_long_as_its_own_steps_take():
 @given(st.integers(1, 5), st.integers(1, 3000) | st.none(), st.floats(0.0, 50.0), st.floats(1e-3, 2.0))
 def test_no_fit_is_made_longer_by_more_than_5_percent(ways, executions, trace_s, step_s):
     """By what it expects: a comparison costs at most that share of the fit, or of what ran before it."""
-    first = StockFirst(ways, executions)
+    first = Budget(ways, executions)
     ran = after(first, trace_s, step_s)
     if first.begins:
         whole_s = trace_s + step_s * (ran if executions is None else executions)

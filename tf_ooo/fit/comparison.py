@@ -206,15 +206,8 @@ class Comparison:
         noise_s = max(_spread_s(seconds[STOCK]), _spread_s(seconds[best]))
         return cls(middle_s[STOCK], middle_s[best], noise_s, best)
 
-    @property
-    def why_not(self) -> str:
-        """Say why the rewritten step is not worth keeping; empty: it is faster by more than the noise."""
-        if self.rewritten_s < self.stock_s - self.noise_s:
-            return ""
-        return f"{self._text}, noise {seconds_text(self.noise_s)}"
-
     def why_not_after(self, look: Look, steps: int) -> str:
-        """Return the same by a test on pairs, which so many steps were for."""
+        """Say why stock is kept, by a test on pairs of so many steps; empty: it is not."""
         if look.faster:
             return ""
         within = "" if look.interval is None else ", {:.2f}x to {:.2f}x as fast".format(*look.interval)
@@ -299,12 +292,8 @@ class StepComparison:
         slowest_beside = {which: slowest(theirs[which] for theirs in everyone) for which in everyone[0]}
         seconds = times.seconds | slowest_beside
         compared = self._fill(times)
-        why_not = compared.why_not
-        if times.until_sure:
-            why_not = compared.why_not_after(times.look, times.steps)
-        if options.may_fall_back and why_not:
-            return Verdict(STOCK, why_not, seconds)
-        return Verdict(compared.best, seconds=seconds)
+        why_not = compared.why_not_after(times.look, times.steps) if options.may_fall_back else ""
+        return Verdict(STOCK if why_not else compared.best, why_not, seconds)
 
     def _not_yet(self, times: StepTimes) -> None:
         """Report what is known so far: the fit may end before more is."""

@@ -19,14 +19,17 @@ from tf_ooo.compat import nests
 from tf_ooo.costs.op_seconds import step_costs
 from tf_ooo.costs.profile import StepProfiler
 from tf_ooo.errors import BackendError, GraphError, MemoryLimitError, OOOError
-from tf_ooo.fit.comparison import REWRITTEN, STOCK, StepComparison
-from tf_ooo.fit.paying import StockFirst
+from tf_ooo.fit.comparison import REWRITTEN, STOCK, StepComparison, Verdict
+from tf_ooo.fit.experiment import Comparing, Experiment, StockFirst, Turn
+from tf_ooo.fit.mode import Training
+from tf_ooo.fit.paying import Budget
 from tf_ooo.fit.reporting import fall_back
-from tf_ooo.fit.stock_first import note_steps, run_stock_first
+from tf_ooo.fit.timing import timed_run
 from tf_ooo.options import OneDeviceOptions
 from tf_ooo.planning.model.task import Task
 from tf_ooo.planning.simulation.measured import one_by_one
 from tf_ooo.planning.simulation.timeline import Timeline
+from tf_ooo.report.parts import Outcome
 from tf_ooo.report.report import Report, not_predicted
 from tf_ooo.rewriting.op_tasks import tasks_of_ops
 from tf_ooo.rewriting.reporting import fill_plan
@@ -36,6 +39,7 @@ from tf_ooo.tracing import alike, traces
 from tf_ooo.tracing.inputs import Inputs
 
 _LOG = logging.getLogger("tf_ooo")
+Call = tuple[tuple[Any, ...], dict[str, Any]]  # what a step is called with
 _CHANGED = "traced again, the step is another than it was: something that it reads in Python has changed"
 
 
@@ -50,6 +54,10 @@ class StepController:
         more_steps: more rewritten ones by name; of all the fastest is kept.
         never_pays: why ``"auto"`` compares nothing unless it is asked to.
         samples_seen: tells how many samples the steps so far have seen, where arguments do not show it.
+
+    Attributes:
+        experiment: stock steps first, then turns, then the one that is kept.
+        predicted: whether ops have been measured, for a prediction, or will never be.
 
     Raises (from a call): whatever the step raises; MemoryLimitError, before the step has changed
     anything; with ``strict`` also why a rewrite failed, after the first step has run.
@@ -72,20 +80,19 @@ class StepController:
         self.steps = {STOCK: stock, REWRITTEN: rewritten, **(more_steps or {})}
         self.options, self.report = options, report
         self.inputs = inputs or Inputs()
-        self.choice: str | None = None
         self.rows: int | None = None  # of the largest batch that was seen, if that is known
         self._together = 1
         rewrites = [name for name in self.steps if name != STOCK]
         limited = options.memory_limit_bytes is not None
         asked = options.compare is True
         self.comparison = StepComparison(options, report, rewrites, limited=limited, asked=asked)
-        self._started = False
-        self._first = StockFirst(len(rewrites), why_not=never_pays) if self._may_wait else None
         self._never_pays = never_pays
+        self.predicted = not session.shows_ops
         self._lock = threading.RLock()
         self._on_decided = on_decided
         self._samples_seen = samples_seen or (lambda: 0.0)
-        self._predicted = not session.shows_ops
+        budget = Budget(len(rewrites), why_not=never_pays)
+        self.experiment = Experiment(self._stock_first(budget) if self._may_wait else _Beginning(self))
 
     @property
     def _may_wait(self) -> bool:
@@ -95,14 +102,30 @@ class StepController:
         at_once = options.strict or not self.comparison.stock_may_stay
         return options.compare is None and options.profile_steps > 0 and not at_once
 
+    def _stock_first(self, budget: Budget) -> StockFirst:
+        return StockFirst(
+            budget,
+            self.report,
+            functools.partial(self.run, STOCK),
+            lambda: traces.trace_count(self.stock),
+            self._keep_stock_unplanned,
+            lambda _: self.experiment.enter(_Beginning(self)),
+        )
+
     def begin_fit(self, executions: int | None, together: int) -> None:
         """Take note of the executions that a ``fit`` has, and of the steps in each; None: nobody knows."""
-        self._together = together
-        if self._first is None:
-            return
-        ways, trace_s = self._first.ways, self._first.trace_s
-        self._first = StockFirst(ways, executions, together, trace_s, why_not=self._never_pays)
-        self.report.fell_back, self.report.fallback_reason = False, ""
+        self._together, phase = together, self.experiment.phase
+        if isinstance(phase, StockFirst):
+            ways, trace_s = phase.budget.ways, phase.budget.trace_s
+            budget = Budget(ways, executions, together, trace_s, why_not=self._never_pays)
+            self.experiment.enter(self._stock_first(budget))
+            self.report.put(Outcome())
+
+    @property
+    def choice(self) -> str | None:
+        """The step that is kept; None as long as that is open."""
+        phase = self.experiment.phase
+        return phase.which if isinstance(phase, KeptStep) else None
 
     @property
     def profiling(self) -> bool:
@@ -111,68 +134,64 @@ class StepController:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if self.options.memory_limit_bytes is not None:
             with self._lock:  # two steps at once would keep the sum of their peaks alive
-                return self._with_limit(args, kwargs)
+                return self._with_limit((args, kwargs))
         if self.choice is not None:
-            return self._predicting(args, kwargs)
+            return self.experiment.run((args, kwargs))
         if not self._lock.acquire(blocking=False):
             # Another thread is timing a step.  Waiting for it could be a deadlock: steps may communicate.
-            return self._run(STOCK if self.comparison.stock_may_stay else self._ours, args, kwargs)
+            return self.run(STOCK if self.comparison.stock_may_stay else self._ours, (args, kwargs))
         try:
-            return self._profile(args, kwargs)
+            return self.experiment.run((args, kwargs))
         finally:
             self._lock.release()
 
     @property
     def settled(self) -> bool:
         """Return whether one order is kept, and its ops have been measured if they are going to be."""
-        failed = self.session.failures.first is not None
-        return self.choice is not None and (failed or self._predicted or self.report.measured_step_s is None)
+        phase = self.experiment.phase
+        return isinstance(phase, KeptStep) and phase.settled
 
-    def _predicting(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Return the first step after both were timed shows what each op takes."""
-        step = functools.partial(self._run, self.choice, args, kwargs)
-        if self.settled:
-            return step()
-        self._predicted = True
-        return run_predicting(step, self.report, self.session.result)
-
-    def _with_limit(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _with_limit(self, call: Call) -> Any:
         """Run a step with a limit: peaks are known once planned, so new inputs go to the rewritten step."""
-        args, seen = self.inputs.look(args, kwargs)
+        phase = self.experiment.phase
+        args, seen = self.inputs.look(*call)
+        call = args, call[1]
         if seen is not None:
             self.session.prepare(seen)
-        if self.choice is None and (seen is None or not self._started):
-            return self._profile(args, kwargs)
+        if isinstance(phase, _Beginning) or (seen is None and self.choice is None):
+            return self.experiment.run(call)
         mixing = self.choice is None or self.report.measured_step_s is not None
         plan_first = seen is not None and mixing and self.session.failures.first is None
-        return self._run(self._ours if plan_first else self.choice, args, kwargs)
+        return self.run(self._ours if plan_first else self.choice, call)
 
     @property
     def _ours(self) -> str:
         """The rewritten step that is kept; until one is, the first."""
         return self.comparison.times.first_rewrite if self.choice in (None, STOCK) else str(self.choice)
 
-    def _run(self, which: str | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def run(self, which: str | None, call: Call) -> Any:
+        """Run one of the steps; None: the rewritten one."""
+        args, kwargs = call
         if which == STOCK:
             return self.session.run_stock(functools.partial(self.stock, *args, **kwargs), self.choice)
         which = which or self._ours
         try:
-            outputs = self._run_rewritten(which, args, kwargs)
+            outputs = self._run_rewritten(which, call)
         except MemoryLimitError as error:
             following = self._leave_out(which, error)
             if following is None:
                 raise
             if self.choice == which:
                 self._keep_rewritten(f"{which} needs more than memory_limit_bytes", following)
-            return self._run(following, args, kwargs)
+            return self.run(following, call)
         self.session.ran(self.choice)
         return outputs
 
-    def _run_rewritten(self, which: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _run_rewritten(self, which: str, call: Call) -> Any:
         # Every call, not only the first: another input shape makes TensorFlow trace again.
         try:
             with self.session.tracing():
-                outputs = self.steps[which](*args, **kwargs)
+                outputs = self.steps[which](*call[0], **call[1])
         except Exception:
             self.session.failures.raise_refused()
             raise
@@ -189,59 +208,28 @@ class StepController:
         self.session.left_out(which, error)
         return left[0]
 
-    def _run_stock_first(self, first: StockFirst, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run stock steps until the rest of the fit is known to pay for a comparison, or not to."""
-        if first.why_not and not self.report.fell_back:
-            self._keep_stock_unplanned(first.why_not)
-        timed = first.untimed
-        outputs = run_stock_first(first, self.stock, lambda: self._run(STOCK, args, kwargs))
-        if timed:
-            note_steps(self.report, first)
-        self.report.undecided = "" if first.why_not else first.waits
-        if first.why_not and not self.report.fell_back:
-            self._keep_stock_unplanned(first.why_not)
-        elif first.begins:
-            self._first = None
-        return outputs
-
-    def _keep_stock_unplanned(self, reason: str) -> None:
+    def _keep_stock_unplanned(self, budget: Budget) -> None:
         """Keep stock in this fit."""
-        fall_back(self.report, reason, expected=True)
-        self.report.how_to_record = "compare=True"
+        fall_back(self.report, budget.why_not, expected=True, how_to_record="compare=True")
 
-    def _profile(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if self._first is not None:
-            return self._run_stock_first(self._first, args, kwargs)
-        if not self._started:
-            self._started = True
-            self._begin(args, kwargs)
-        if self.choice is not None:
-            return self._run(self.choice, args, kwargs)
-        which = self.comparison.times.next
+    def begin(self, call: Call) -> None:
+        """Begin to compare, unless it is known already which step is kept."""
+        never = self.options.may_fall_back and self.options.compare is False
+        self.experiment.enter(Comparing(self.experiment, self.comparison, self._take_turn, self._decide))
+        if never and self.comparison.stock_may_stay:
+            self._keep_stock("compare=False")
+        else:
+            self._trace(*call)
+
+    def _take_turn(self, which: str, call: Call) -> Turn:
         step, seen = self.steps[which], self._samples_seen()
-        before, started = traces.trace_count(step), time.perf_counter()
-        outputs = self._run(which, args, kwargs)
-        if self.options.profile_steps:
-            nests.synchronize(outputs)
-        elapsed_s = time.perf_counter() - started
+        run, wait = functools.partial(self.run, which, call), bool(self.options.profile_steps)
+        outputs, seconds, traced = timed_run(run, lambda: traces.trace_count(step), wait)
         samples = self._samples_seen() - seen
         rows = round(samples / self._together)
         if rows > 1:  # a train_step that updates the loss' metric with a mean counts one for each step
             self.rows = max(self.rows or 0, rows)
-        kind = (nests.shapes_of((args, kwargs)), samples)
-        counts = self.comparison.add(which, elapsed_s, traces.trace_count(step) > before, kind)
-        if which != STOCK and not counts:
-            self.report.profiling_overhead_s += elapsed_s
-        if self.choice is None:
-            self._decide_if_ready()
-        return outputs
-
-    def _begin(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        never = self.options.may_fall_back and self.options.compare is False
-        if never and self.comparison.stock_may_stay:
-            self._keep_stock("compare=False")
-        else:
-            self._trace(args, kwargs)
+        return Turn(outputs, seconds, traced, kind=(nests.shapes_of(call), samples))
 
     def _trace(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Both now: what a callback changes in Python after the first step is in neither, as in stock order.
@@ -268,7 +256,7 @@ class StepController:
         started = time.perf_counter()
         with self.session.tracing():
             traces.trace(self.rewritten, args, kwargs)
-        self.report.profiling_overhead_s += time.perf_counter() - started
+        self.report.took(time.perf_counter() - started)
         return traces.random_state(self.rewritten)
 
     def _check(self, which: str) -> None:
@@ -290,16 +278,14 @@ class StepController:
             if self.options.strict:
                 raise GraphError(reason)
         elif limit_bytes is not None:
-            self.report.stock_predicted_peak_bytes = peak = self.session.stock_peak_bytes
+            peak = self.session.stock_peak_bytes
+            self.report.change(stock_predicted_peak_bytes=peak)
             if peak > limit_bytes and self.choice in (None, STOCK):
                 above = f"{peak} bytes, is above the limit, {limit_bytes} bytes"
                 ours = which if which in self.steps else self._ours
                 self._keep_rewritten(f"the stock order's predicted peak, {above}", ours)
 
-    def _decide_if_ready(self) -> None:
-        verdict = self.comparison.verdict()
-        if verdict is None:
-            return
+    def _decide(self, verdict: Verdict) -> None:
         if verdict.why_not:
             self._keep_stock(verdict.why_not)
         else:
@@ -308,16 +294,14 @@ class StepController:
     def _keep_rewritten(self, because: str = "", which: str | None = None) -> None:
         which = which or self._ours
         self.session.keeps(which)
-        self.choice = which
+        self.experiment.enter(KeptStep(self, which))
         self.comparison.keep_rewritten(because)
-        if self.report.planned is not None:
-            self.report.schedule = self.report.planned.policy
         _LOG.info("keeping the rewritten step: %s", self.report.one_line())
         self._decided()
 
     def _keep_stock(self, reason: str) -> None:
         reason = self.session.why_stock(reason, self.steps.keys())
-        self.choice = STOCK
+        self.experiment.enter(KeptStep(self, STOCK))
         # The plug-in has logged its first error already.
         self.comparison.keep_stock(reason, logged=self.session.failures.first is not None)
         self._decided()
@@ -327,6 +311,39 @@ class StepController:
         self.session.ran(self.choice)
         if self._on_decided is not None:
             self._on_decided()
+
+
+class _Beginning(Training):
+    """The first execution of a comparison; functions are traced."""
+
+    def __init__(self, controller: StepController) -> None:
+        self._controller = controller
+
+    def run(self, given: Call) -> Any:
+        self._controller.begin(given)
+        return self._controller.experiment.run(given)
+
+
+class KeptStep(Training):
+    """One of the steps is kept; the first execution after a comparison shows what each op takes."""
+
+    def __init__(self, controller: StepController, which: str) -> None:
+        self.which, self._controller = which, controller
+
+    @property
+    def settled(self) -> bool:
+        """Return whether ops have been measured, if they are going to be."""
+        controller = self._controller
+        failed = controller.session.failures.first is not None
+        return failed or controller.predicted or controller.report.measured_step_s is None
+
+    def run(self, given: Call) -> Any:
+        controller = self._controller
+        step = functools.partial(controller.run, self.which, given)
+        if self.settled:
+            return step()
+        controller.predicted = True
+        return run_predicting(step, controller.report, controller.session.result)
 
 
 def run_predicting(step: Callable[[], Any], report: Report, result: RewriteResult | None) -> Any:
@@ -339,21 +356,21 @@ def run_predicting(step: Callable[[], Any], report: Report, result: RewriteResul
     def not_known(error: OOOError) -> None:
         _LOG.debug("no prediction: %s", error)
         kind = "" if isinstance(error, BackendError) else "costs are not known: "
-        report.notes.append(not_predicted(f"{kind}{error}"))
+        report.note(not_predicted(f"{kind}{error}"))
 
     profiler = StepProfiler(1)
     outputs = profiler.run_anyway(step, not_known)
     if profiler.profile is None or result is None:
         return outputs
-    report.profiling_overhead_s += profiler.profile.overhead_s
+    report.took(profiler.profile.overhead_s)
     try:
-        report.costs = step_costs(result.graph_def, result.training_graph, profiler.profile)
+        costs = step_costs(result.graph_def, result.training_graph, profiler.profile)
     except OOOError as error:
         not_known(error)
         return outputs
-    report.predicted_step_s = sum(report.costs.op_seconds.values())
-    report.timeline = _in_order(result, report.costs.op_seconds)
-    report.notes += report.costs.notes
+    timeline, predicted_s = _in_order(result, costs.op_seconds), sum(costs.op_seconds.values())
+    report.change(costs=costs, timeline=timeline, predicted_step_s=predicted_s)
+    report.note(*costs.notes)
     return outputs
 
 

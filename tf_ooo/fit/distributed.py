@@ -6,7 +6,7 @@ import functools
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 from tf_ooo.compat import keras_fits, keras_layers, keras_variables, nests, train_function
@@ -16,18 +16,21 @@ from tf_ooo.errors import BackendError, OOOError
 from tf_ooo.fit import progress
 from tf_ooo.fit.baseline import ONE_DEVICE, Baseline, stock_steps_s
 from tf_ooo.fit.measured import measured_costs
+from tf_ooo.fit.slower_warning import SlowerWarning
+from tf_ooo.fit.timing import timed_run
 from tf_ooo.hosts.cluster import Cluster
 from tf_ooo.hosts.devices import home_device
 from tf_ooo.hosts.speeds import measured_model
 from tf_ooo.hosts.target import Devices, Target, target_of
 from tf_ooo.options import DeviceOptions
 from tf_ooo.report.environment import environment
+from tf_ooo.report.filling import fill_step_times
 from tf_ooo.report.report import Report
 from tf_ooo.rewriting.request import RewriteRequest
 from tf_ooo.rewriting.result import RewriteResult
 from tf_ooo.rewriting.staged import LayerByLayer, TracedBefore, request_to_measure
 from tf_ooo.rewriting.step_graph import StepGraph
-from tf_ooo.tracing.micro_batches import BatchesSeen, Division, rows_of
+from tf_ooo.tracing.micro_batches import rows_of
 from tf_ooo.tracing.step import StepFunctions
 from tf_ooo.tracing.variables import Moved, all_variables, renew
 
@@ -35,6 +38,7 @@ if TYPE_CHECKING:
     import keras
 
 _LOG = logging.getLogger("tf_ooo")
+Tracing = Callable[[], AbstractContextManager[Any]]
 _COMPILED = "jit_compile=True: XLA compiles the step for one device; compile the model with jit_compile=False"
 _REPLACED = (
     "train_on_batch, or make_train_function, was called in this fit: from then on it trained in stock order, "
@@ -47,7 +51,8 @@ class Distributed:
     """Knows the model that a mode over several devices trains, from fit to fit.
 
     ``known``: of which train function, on which devices, the report is; None before the first fit.
-    ``steps``: of the present fit, None: nobody knows.
+    ``steps``: of the present fit, None: nobody knows.  ``step_s``: seconds of the latest steps of the plan
+    that runs.
     """
 
     def __init__(self, mode: str) -> None:
@@ -55,6 +60,18 @@ class Distributed:
         self.target: Target = Devices(())
         self.known: tuple[Any, Sequence[str]] | None = None
         self.steps: int | None = None
+        self.step_s: Sequence[float] = ()
+        self.slower_warning = SlowerWarning()
+
+    def describe(self) -> Report:
+        """Return the report with the seconds of the steps so far."""
+        fill_step_times(self.report, self.step_s)
+        return self.report
+
+    def say_if_slower(self) -> None:
+        """Say once that one device is faster, and what would be better; until more steps deny it."""
+        report = self.describe()
+        self.slower_warning.look(report, report.gain or report.gain_over_first)
 
     @property
     def stock(self) -> Callable[[Any], Any] | None:
@@ -152,25 +169,22 @@ class FirstSteps:
     rows than the first, as the end of an epoch may have, the next one is profiled in its place.
 
     With ``options.costs`` one step does.  ``rows`` are those of the largest micro-batch of the step that was
-    taken apart; for ``division`` and what follows ``applying`` see :class:`StepFunctions`.
+    taken apart.  ``make_functions`` makes the step, given what is entered around its traces.
     """
 
     def __init__(
         self,
         model: keras.Model,
         layers: LayerByLayer,
-        division: Division,
+        make_functions: Callable[[Tracing], StepFunctions],
         options: DeviceOptions,
         report: Report,
-        applying: Callable[[Any], AbstractContextManager[Any]] = nullcontext,
-        replicas: int = 1,
-        loops: int = 1,
     ) -> None:
         self.seen = self.rows = 0
         self.first_s = 0.0  # the first step, which traces
         self._layers, self._report, self._given = layers, report, options.costs
         self._request = request_to_measure(model, layers)
-        self._functions = StepFunctions(model, division, self._request.tracing, applying, replicas, loops)
+        self._functions = make_functions(self._request.tracing)
         self._functions.note_changed = self._note_changed
         self._functions.note_drawn = self._note_drawn
         self._says_random = bool(keras_layers.random_layers(model))  # before the first step
@@ -204,14 +218,6 @@ class FirstSteps:
 
     def _warn(self, text: str) -> None:
         self._report.note(text, log=logging.WARNING)
-
-    def leave_rows_open(self, seen: BatchesSeen | None) -> None:
-        """Set the shapes that were seen, as :class:`StepFunctions` does."""
-        self._functions.seen = seen
-
-    def states_follow(self, kinds: Mapping[str, str]) -> None:
-        """Set the ``kinds`` of :class:`StepFunctions`."""
-        self._functions.kinds = kinds
 
     def run(self, batch: object) -> Any:
         """One step; its logs.  Raises why the step could not be taken apart, or was refused before it ran."""
@@ -247,11 +253,9 @@ class FirstSteps:
             self._steps, self._waited = self._steps + 1, True
         if self.seen == self._steps:
             return self._profiler.run_anyway(lambda: functions(batch), self._not_measured)
-        traced, started = functions.traced, time.perf_counter()
-        outputs = functions(batch)
-        nests.synchronize(outputs)
-        if alike and functions.traced == traced:
-            self.timed_s.append(time.perf_counter() - started)
+        outputs, seconds, traced = timed_run(lambda: functions(batch), lambda: functions.traced)
+        if alike and not traced:
+            self.timed_s.append(seconds)
         return outputs
 
     def _not_measured(self, error: OOOError) -> None:

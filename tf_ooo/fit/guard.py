@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import keras
 
     from tf_ooo.compat.evaluation import Kind
-    from tf_ooo.fit.mode import Function
+    from tf_ooo.fit.mode import Function, Training
 
 _CALLS = tuple(
     f"on_{what}_{when}"
@@ -47,14 +47,12 @@ class Guard:
     """Wraps what ``fit`` calls, from its ``on_train_begin`` on.
 
     Args:
+        training: settles before anybody sees the weights between batches: before the first callback at the
+            end of an epoch, and before an evaluation, a prediction, saving, loading, ``train_on_batch`` or
+            taking the weights from the model, also where a callback asks for it.
         failed: is told an error; returns the one to raise.
-        seen: is called before anybody sees the weights between batches: before the first callback at the end
-            of an epoch, and before an evaluation, a prediction, saving, loading, ``train_on_batch`` or taking
-            the weights from the model, also where a callback asks for it.
-        saving: is called before saving instead; None: ``seen``.
         epoch_logs: is given an epoch and its logs before the first callback; False: none is to hear of it.
         epoch_end: is given an epoch after the last callback.
-        evaluating: what runs in the place of Keras' test or predict function, asked at each call.
 
     Attributes:
         sees_epochs: ``epoch_logs`` and ``epoch_end`` are called; the callbacks are not called by hand.
@@ -63,16 +61,12 @@ class Guard:
     def __init__(
         self,
         model: keras.Model,
+        training: Training,
         failed: Callable[[BaseException], BaseException],
-        seen: Callable[[], None] = lambda: None,
-        saving: Callable[[], None] | None = None,
-        epoch_logs: Callable[[int, dict[str, Any]], bool] = lambda epoch, logs: True,
-        epoch_end: Callable[[int], None] = lambda epoch: None,
-        evaluating: Callable[[Kind, Function], Function] = lambda kind, function: function,
+        epoch_logs: Callable[[int, dict[str, Any]], bool],
+        epoch_end: Callable[[int], None],
     ) -> None:
-        self._evaluating = evaluating
-        self._model, self._failed, self._seen = model, failed, seen
-        self._saving = saving or seen
+        self._model, self._training, self._failed = model, training, failed
         self._raised: BaseException | None = None
         self._kept: list[tuple[Any, str, Any]] = []
         callbacks = keras_fits.running_callback_list()
@@ -80,7 +74,7 @@ class Guard:
         for name in _CALLS if callbacks is not None else ():
             function = getattr(callbacks, name)
             if name == "on_epoch_end":
-                function = _around_epoch_end(seen, epoch_logs, function, epoch_end)
+                function = _around_epoch_end(self._seen, epoch_logs, function, epoch_end)
             self._put(callbacks, name, self.guarded(function))
         for callback in getattr(callbacks, "callbacks", ()):
             backup = saving_backups_whole(callback)
@@ -91,6 +85,12 @@ class Guard:
             self._put(model.optimizer, _FINAL, self.guarded(getattr(model.optimizer, _FINAL)))
         for name, method in self._wrapped(model).items():
             self._put(model, name, method)
+
+    def _seen(self) -> None:
+        self._training.settle(False)
+
+    def _saving(self) -> None:
+        self._training.settle(True)
 
     def _put(self, owner: object, name: str, method: Callable[..., Any]) -> None:
         self._kept.append((owner, name, vars(owner).get(name)))
@@ -184,7 +184,7 @@ class Guard:
         import tensorflow as tf
 
         def call(given: Any) -> Any:
-            return self._evaluating(kind, function)(given)
+            return self._training.evaluating(kind, function)(given)
 
         guarded = self.guarded(call, StopIteration, tf.errors.OutOfRangeError) if kind == "test" else call
         guarded.guarded = function  # type: ignore[attr-defined]

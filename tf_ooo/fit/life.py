@@ -141,15 +141,8 @@ class FitLife:
     def _install(self, model: keras.Model, training: Training, stock: Callable[..., Any]) -> None:
         import tensorflow as tf
 
-        guard = Guard(
-            model,
-            functools.partial(self._failed, training),
-            functools.partial(training.settle, False),
-            functools.partial(training.settle, True),
-            self._epoch_logs,
-            self._epoch_end,
-            training.evaluating,
-        )
+        failed = functools.partial(self._failed, training)
+        guard = Guard(model, training, failed, self._epoch_logs, self._epoch_end)
         recorder, step = None, training.run
         if self.mode.options.timeline is not None and self._rank == 0:
             recorder = Recorder(step, training.watched, self.mode.describe, self.mode.options.timeline)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from tf_ooo.compat.evaluation import Kind
@@ -19,45 +18,59 @@ if TYPE_CHECKING:
 Function = Callable[[Any], Any]
 
 
-def _nothing(*_: object) -> None:
-    """Do nothing where a mode has nothing to do."""
-
-
-@dataclass(frozen=True)
 class Training:
-    """One fit of one model in a mode: what is called from its begin until ``restore``.
+    """One fit of one model in a mode, or a phase of it: what is asked of it from its begin until ``restore``.
 
-    Attributes:
-        run: one execution, given Keras' iterator: ``steps_per_execution`` steps, or as many as there are data
-            for; its last logs.  StopIteration where there are no data.
-        restore: puts the model back as it was, with its new values; names the variables that are lost,
-            because their device is gone.  May be called again.
-        settle: finishes all that is under way: somebody is about to see the weights, or (True) to save them.
-        explain: what an error that ends the fit is to be raised as.
-        replaced: somebody else has put another train function in: says what that means, or raises.
-        epoch_begin: given its number.
-        test_begin: before validation, which resets the metrics.
-        epoch_logs: given an epoch's number and its logs, which may be changed, before any callback sees them;
-            False: no step ran in it, and nobody is to hear of it.
-        epoch_end: given its number, when all callbacks have heard of it.
-        ended: all epochs are through.
-        evaluating: given ``"test"`` or ``"predict"`` and Keras' function, what runs now in the place of that.
-        watched: what a profile of the next execution would show; None as long as the plan does not run, or
-            steps are still compared.
+    Whatever is not said here is what a stock step needs: nothing.
     """
 
-    run: Callable[[Any], Any]
-    restore: Callable[[], Sequence[str]] = tuple
-    settle: Callable[[bool], None] = _nothing
-    explain: Callable[[Exception], Exception] = lambda error: error
-    replaced: Callable[[], None] = _nothing
-    epoch_begin: Callable[[int], None] = _nothing
-    test_begin: Callable[[], None] = _nothing
-    epoch_logs: Callable[[int, dict[str, Any]], bool] = lambda epoch, logs: True
-    epoch_end: Callable[[int], None] = _nothing
-    ended: Callable[[], None] = _nothing
-    evaluating: Callable[[Kind, Function], Function] = lambda kind, function: function
-    watched: Callable[[], Watched | None] = _nothing
+    def run(self, given: Any) -> Any:
+        """Run one execution, given Keras' iterator, and return its last logs.
+
+        It has ``steps_per_execution`` steps, or as many as there are data for.  StopIteration: no data.
+        """
+        raise NotImplementedError
+
+    def restore(self) -> Sequence[str]:
+        """Put the model back as it was, with its new values; may be called again.
+
+        Returns the names of variables that are lost, because their device is gone.
+        """
+        return ()
+
+    def settle(self, saving: bool) -> None:
+        """Finish all that is under way: somebody is about to see the weights, or (True) to save them."""
+
+    def explain(self, error: Exception) -> Exception:
+        """Return what an error that ends the fit is to be raised as."""
+        return error
+
+    def replaced(self) -> None:
+        """Somebody else has put another train function in: say what that means, or raise."""
+
+    def epoch_begin(self, epoch: int) -> None:
+        """An epoch begins."""
+
+    def test_begin(self) -> None:
+        """Validation begins, which resets the metrics."""
+
+    def epoch_logs(self, epoch: int, logs: dict[str, Any]) -> bool:
+        """Change an epoch's logs before callbacks see them; False: no step ran, nobody is to hear of it."""
+        return True
+
+    def epoch_end(self, epoch: int) -> None:
+        """All callbacks have heard of an epoch."""
+
+    def ended(self) -> None:
+        """All epochs are through."""
+
+    def evaluating(self, kind: Kind, function: Function) -> Function:
+        """Return what runs now in the place of Keras' function for ``"test"`` or ``"predict"``."""
+        return function
+
+    def watched(self) -> Watched | None:
+        """Return what a profile of the next execution would show; None as long as the plan does not run."""
+        return None
 
 
 class Mode(Protocol):

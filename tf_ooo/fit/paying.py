@@ -26,8 +26,8 @@ def pays(cost_s: float, step_s: float, steps: float) -> bool:
 
 
 @dataclass
-class StockFirst:
-    """Stock steps of a fit, up to where a comparison begins or is not worth its cost.
+class Budget:
+    """Counts the stock steps of a fit, up to where a comparison begins or is not worth its cost.
 
     Attributes:
         ways: rewritten steps that are compared: each is traced.

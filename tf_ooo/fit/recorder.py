@@ -80,13 +80,13 @@ class Recorder:
         self._last: Watched | None = None
         self._ended = False
 
-    def run(self, iterator: object) -> Any:
+    def run(self, given: Any) -> Any:
         """Return one execution, recorded if it is one of the first of the plan."""
         watched = None if self._ended else self._watched()
         if watched is None:
-            return self._run(iterator)
+            return self._run(given)
         self._last = watched
-        outputs = self._recorded(iterator, watched)
+        outputs = self._recorded(given, watched)
         # Workers are asked for a second each time.
         if len(self._records) >= (1 if watched.addresses else STEPS):
             self.close()

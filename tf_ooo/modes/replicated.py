@@ -62,37 +62,26 @@ class ReplicatedPipelineMode:
             stock = train_function.train_function_of(model)
             if self._stock is not stock:
                 self._stock = stock
-                self.pipeline.ranks = PipelineRanks(engine, averaging_of(engine, self.options))
+                self.pipeline.plans.ranks = PipelineRanks(engine, averaging_of(engine, self.options))
         self.pipeline.check(model, steps)
 
     def prepare(self, model: keras.Model, steps: int | None) -> Training:
         """Return the pipeline's steps, as many as all ranks run; one rank alone is a pipeline."""
-        pipeline, pipelines = self.pipeline.steps_of(model, steps), self.pipeline.ranks
-        if pipelines.averaging is None:
-            return pipeline.training()
-        agreed, file = self._agreed, self.pipeline.own
-        if file is not None:  # whatever each rank's is called
-            order = dataclasses.replace(file.schedule, predicted_step_s=None, predicted_peak_bytes=None)
+        fit, plans = self.pipeline.fit_of(model, steps), self.pipeline.plans
+        if plans.ranks.averaging is None:
+            return fit
+        agreed = self._agreed
+        if plans.own is not None:  # whatever each rank's file is called
+            order = dataclasses.replace(plans.own.schedule, predicted_step_s=None, predicted_peak_bytes=None)
             agreed = {**agreed, "schedule": order.to_text()}
-        ranks = RanksInStep(model, pipelines.engine, pipelines.averaging, self.options, agreed, steps)
+        engine, averaging = plans.ranks.engine, plans.ranks.averaging
+        ranks = RanksInStep(fit, model, engine, averaging, self.options, agreed, steps)
 
         def run_batches(batches: list[Any], iterator: object) -> Any:
-            return [pipeline.step(batch, iterator) for batch in batches][-1]
+            return [fit.steps.run(batch, iterator) for batch in batches][-1]
 
-        def ended() -> None:
-            pipeline.ended()
-            ranks.ended()
-
-        def restore() -> list[str]:
-            lost = pipeline.restore()
-            ranks.forget_traces()
-            return lost
-
-        training = ranks.begin(pipeline.run, run_batches, restore)
-        own = pipeline.training()
-        return dataclasses.replace(
-            training, explain=own.explain, ended=ended, watched=own.watched, evaluating=own.evaluating
-        )
+        ranks.begin(fit.run, run_batches)
+        return ranks
 
     def describe(self) -> Report:
         """This rank's pipeline."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tf_ooo.compat import keras_layers, keras_trainable, nests, train_function
@@ -83,17 +83,15 @@ class DataParallelMode:
             self.averaged = averaged = Averaged.of(model, engine, self.options)
             self.scheduled, self._report = None, self._new_report(model, engine)
             self.step_by_step = StepByStep(averaged.function, self.options.compare, self._report)
-        ranks = RanksInStep(model, engine, averaged.averaging, self.options, self.options.shared(), steps)
+        shared = self.options.shared()
+        ranks = RanksInStep(OwnSteps(self), model, engine, averaged.averaging, self.options, shared, steps)
         together = functools.partial(self._run_batches, ranks) if self._together(model) else None
-        training = ranks.begin(averaged.function, together, functools.partial(self._restore, ranks))
+        ranks.begin(averaged.function, together)
         self.ranks = ranks
         if together is None and not _runs_eagerly(model):
-            self.step_by_step.begin(training.run, ranks)
-            training = replace(training, run=self.step_by_step.__call__)
-        return replace(training, watched=self._watched)
-
-    def _watched(self) -> Watched | None:
-        return None if self.scheduled is None else self.scheduled.watched()
+            self.step_by_step.begin(ranks.execute, ranks)
+            ranks.execute = self.step_by_step
+        return ranks
 
     def describe(self) -> Report:
         """Return the steps fill it in."""
@@ -108,16 +106,9 @@ class DataParallelMode:
             known.begin_fit(ranks)
         if known is not None and known.steps_of(ranks.lockstep.of_epoch) > known.steps:
             known = None  # it was made for shorter epochs
-        if known is None or not nests.same_spec(known.element_spec, ranks.element_spec):
+        if known is None or not nests.same_spec(known.functions.element_spec, ranks.element_spec):
             self.scheduled = known = ScheduledSteps(ranks, self.options, self._report)
         return known(batches)
-
-    def _restore(self, ranks: RanksInStep) -> list[str]:
-        """Ends a profile under way, and forgets traces that average."""
-        if self.scheduled is not None:
-            self.scheduled.close()
-        ranks.forget_traces()
-        return []
 
     def _new_report(self, model: keras.Model, engine: Engine) -> Report:
         return Report("data_parallel", str(model.name), environment(model), ranks=engine.size)
@@ -144,6 +135,22 @@ class DataParallelMode:
         )
         self._report.put(Outcome(fallback_reason=why_not, how_to_record="schedule='search'"))
         return False
+
+
+class OwnSteps(Training):
+    """Sees to what one rank has by itself in a fit."""
+
+    def __init__(self, mode: DataParallelMode) -> None:
+        self._mode = mode
+
+    def restore(self) -> Sequence[str]:
+        """End a profile under way."""
+        if self._mode.scheduled is not None:
+            self._mode.scheduled.close()
+        return ()
+
+    def watched(self) -> Watched | None:
+        return None if self._mode.scheduled is None else self._mode.scheduled.watched()
 
 
 def _runs_eagerly(model: keras.Model) -> bool:

@@ -14,9 +14,11 @@ from tf_ooo.compat import (
     keras_variables,
     train_function,
 )
+from tf_ooo.compat.evaluation import Kind
 from tf_ooo.errors import BackendError
 from tf_ooo.fit.evaluation import numbers_of
-from tf_ooo.fit.mode import Training
+from tf_ooo.fit.mode import Function, Training
+from tf_ooo.fit.recorder import Watched
 from tf_ooo.hosts.ranks.base import Engine
 from tf_ooo.hosts.ranks.lost import naming_the_lost
 from tf_ooo.modes.data_parallel import agreement
@@ -46,24 +48,28 @@ _REPLACED = (
 )
 
 
-class RanksInStep:
+class RanksInStep(Training):
     """This rank among those that train one model; its methods are called on all ranks.
 
     Args:
+        own: the training of this rank by itself.
         options: ``lockstep``, ``stop_timeout_s``, ``weighting``.
         agreed: what all ranks' options must have in common.
         steps: of an epoch of this rank, if known.
 
     Attributes:
         step: in the place of the train function, from :meth:`begin` on.
+        execute: runs the step; whoever times executions takes its place.
         element_spec: of the batches of all ranks, from the first batch on.
         batch_rows: of this rank's first batch.
     """
 
     step: ParallelStep
+    execute: Callable[[Any], Any]
 
     def __init__(
         self,
+        own: Training,
         model: keras.Model,
         engine: Engine,
         averaging: Averaging,
@@ -71,6 +77,7 @@ class RanksInStep:
         agreed: Mapping[str, Any],
         steps: int | None,
     ) -> None:
+        self._own = own
         self.model, self.engine, self.averaging, self.options = model, engine, averaging, options
         counts = options.lockstep == "execution"
         may_stop = options.lockstep == "auto" and keras_fits.may_stop_within_epochs()
@@ -103,13 +110,13 @@ class RanksInStep:
         self,
         function: Callable[[Any], Any],
         on_batches: Callable[[list[Any], Any], Any] | None,
-        restore: Callable[[], Sequence[str]],
-    ) -> Training:
+    ) -> None:
         """Agrees on the first epoch; ``function`` and ``on_batches`` are as of :class:`ParallelStep`."""
         known = self._steps is not None
         self.step = ParallelStep(
             function, self.engine, self.lockstep, self.model, self._share, self._verify, on_batches, known
         )
+        self.execute = self.step
         self.engine.wait_for_all()
         try:
             with naming_the_lost(self.engine, "before training"):
@@ -122,20 +129,24 @@ class RanksInStep:
         self._first_epoch = starts[0] or keras_fits.argument_of_fit("initial_epoch") or 0
         self.lockstep.asks = any(asks)
 
-        def leave() -> Sequence[str]:
-            self.engine.leave()
-            return restore()
+    def run(self, given: Any) -> Any:
+        return self.execute(given)
 
-        return Training(
-            self.step.__call__,
-            leave,
-            replaced=self.replaced,
-            epoch_begin=self.epoch_begin,
-            test_begin=self.test_begin,
-            epoch_logs=self.epoch_logs,
-            epoch_end=self.epoch_end,
-            ended=self.ended,
-        )
+    def restore(self) -> Sequence[str]:
+        """Leave the other ranks; traces that average are forgotten."""
+        self.engine.leave()
+        lost = self._own.restore()
+        self.forget_traces()
+        return lost
+
+    def explain(self, error: Exception) -> Exception:
+        return self._own.explain(error)
+
+    def evaluating(self, kind: Kind, function: Function) -> Function:
+        return self._own.evaluating(kind, function)
+
+    def watched(self) -> Watched | None:
+        return self._own.watched()
 
     def _share(self, batch: Any, iterator: Any) -> None:
         """Prepare the first step of a ``fit``: build, compare, broadcast."""
@@ -268,6 +279,7 @@ class RanksInStep:
 
     def ended(self) -> None:
         """Tells the other ranks; callbacks may have put weights back, each rank's its own."""
+        self._own.ended()
         try:
             weights = sync.checksum(self.model.trainable_weights)
             alike = self.lockstep.end(weights, trained=self.step.prepared)

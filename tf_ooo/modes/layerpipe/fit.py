@@ -15,10 +15,11 @@ from tf_ooo.costs.table import CostTable
 from tf_ooo.errors import BackendError, OptionsError
 from tf_ooo.fit import progress
 from tf_ooo.fit.distributed import Distributed, FirstSteps, Placed, check_model
+from tf_ooo.fit.experiment import Experiment
 from tf_ooo.fit.measured import check_costs, with_shared_link
 from tf_ooo.fit.mode import Training
 from tf_ooo.fit.recorder import Watched
-from tf_ooo.fit.slower_warning import ENOUGH, SlowerWarning
+from tf_ooo.fit.slower_warning import ENOUGH
 from tf_ooo.hosts.devices import home_device
 from tf_ooo.hosts.ranks.base import Engine, SingleEngine
 from tf_ooo.modes.layerpipe.options import LayerPipe
@@ -26,10 +27,8 @@ from tf_ooo.modes.layerpipe.planned import in_order_of, note_rebuilt_weights, pl
 from tf_ooo.modes.layerpipe.reporting import fill_spread
 from tf_ooo.modes.layerpipe.running import Batches, Epoch, rounds_together, structure_of
 from tf_ooo.modes.layerpipe.spread import Spread, SpreadPlan, spread
-from tf_ooo.modes.layerpipe.ticks import Ticks
 from tf_ooo.modes.layerpipe.traced import Traced, renumbered, trace
 from tf_ooo.modes.layerpipe.watching import watched_round
-from tf_ooo.report.filling import fill_step_times
 from tf_ooo.report.parts import Outcome
 from tf_ooo.report.report import Report
 from tf_ooo.rewriting.parts import WHOLE
@@ -37,12 +36,12 @@ from tf_ooo.rewriting.staged import LayerByLayer
 from tf_ooo.rewriting.step_graph import StepGraph
 from tf_ooo.tracing import sync
 from tf_ooo.tracing.micro_batches import Division
+from tf_ooo.tracing.step import StepFunctions
 from tf_ooo.tracing.variables import optimizers_of
 
 if TYPE_CHECKING:
     import keras
 
-_LOG = logging.getLogger("tf_ooo")
 _GLOBAL_CLIPPING = (
     "global_clipnorm= has each update wait for all layers' gradients, which come at different times in "
     "mode='layerpipe': train without clipping by global norm (clipnorm= and clipvalue= are fine), or with "
@@ -63,7 +62,7 @@ _AHEAD = (
 class LayerPipeMode:
     """Profile, plan, spread, run in rounds, drain at the ends of epochs.
 
-    ``plan``: of the model trained last, and ``distributed``: what is known of it.
+    ``plan``: of the model trained last; None: it has not been planned.  ``distributed``: what is known of it.
     """
 
     keeps_stock = False
@@ -73,7 +72,6 @@ class LayerPipeMode:
         self.options = options
         self.plan: SpreadPlan | None = None
         self.distributed = Distributed(options.mode)
-        self.slower_warning = SlowerWarning()
 
     def join(self) -> Engine:
         """This process trains alone."""
@@ -96,50 +94,34 @@ class LayerPipeMode:
 
     def prepare(self, model: keras.Model, steps: int | None) -> Training | None:
         """Prepare a fit, with the former plan if it was of this step on these devices; None on one device."""
-        if self.distributed.begin(model, steps):
-            self.plan = None
-        report = self.distributed.report
-        if len(self.distributed.target.devices) == 1:
+        distributed = self.distributed
+        if distributed.begin(model, steps):
+            self.plan, distributed.step_s = None, ()
+        report = distributed.report
+        if len(distributed.target.devices) == 1:
             report.put(Outcome(True, _one_device_text(self.options)))
             return None
-        return LayerPipeSteps(self, model, steps).training()
+        return LayerPipeFit(self, model, steps)
 
     def describe(self) -> Report:
-        """Return the report with the seconds of the steps so far."""
-        if self.plan is not None:
-            fill_step_times(self.distributed.report, self.plan.step_s)
-        return self.distributed.report
-
-    def say_if_slower(self) -> None:
-        """Once: that one device is faster, and what would be better; until more steps deny it."""
-        report = self.describe()
-        self.slower_warning.look(report, report.gain or report.gain_over_first)
+        return self.distributed.describe()
 
 
-class LayerPipeSteps:
+class LayerPipeFit(Experiment):
     """A fit: steps on one device until there is a plan, then rounds."""
 
     def __init__(self, mode: LayerPipeMode, model: keras.Model, steps: int | None) -> None:
-        self._mode, self._model, self._target = mode, model, mode.distributed.target
-        self._batches = Batches(steps)
-        self._data_spec: Any = None
-        self._traced: Traced | None = None  # the step as it is before the plan
-        self._first: FirstSteps | None = None
-        self._placed: Placed | None = None
-        self._ticks: Ticks | None = None
-        self._over_rounds: Spread | None = None
-        self._together = 1  # rounds in one function
-        self._structure: Any = None  # of the first batch: all have its parts
-        self._epoch: Epoch | None = None
-        self._unspread = 0  # steps before the plan
+        self.mode, self.model, self.distributed = mode, model, mode.distributed
+        self.target, self.batches = mode.distributed.target, Batches(steps)
+        self.data_spec: Any = None
+        super().__init__(Beginning(self) if mode.plan is None else Planned(self, mode.plan))
 
-    def run(self, iterator: Iterator[Any]) -> Any:
-        """Return one execution."""
-        self._data_spec = getattr(iterator, "element_spec", None)
+    def run(self, given: Any) -> Any:
+        """Run one execution, step by step: phases return None at the end of the data."""
+        self.data_spec = getattr(given, "element_spec", None)
         outputs = None
-        for _ in range(train_function.steps_per_execution(self._model)):
-            plan = self._mode.plan
-            results = self._synchronous(iterator) if plan is None else self._in_rounds(plan, iterator)
+        for _ in range(train_function.steps_per_execution(self.model)):
+            results = self.phase.run(given)
             if results is None:
                 break
             outputs = results
@@ -147,185 +129,212 @@ class LayerPipeSteps:
             raise StopIteration
         return outputs
 
-    # -- before the plan ---------------------------------------------------------------------------
+    def explain(self, error: Exception) -> Exception:
+        return self.target.explain(error)
 
-    def _synchronous(self, iterator: Iterator[Any]) -> Any:
-        """A step on one device, before the plan; with costs there is none.  None at the end of the data."""
-        started, costs = time.perf_counter(), self._mode.options.costs
-        if self._traced is None:
-            with progress.said("tracing the step, to take it apart"):
-                self._traced = self._look(iterator)
-        if self._traced is None:
-            return None
-        if costs is not None:
-            # The first batch is delayed as all others are.
-            layers = self._traced.graph.layers
-            order = in_order_of([layer.name for layer in costs.layers], [layer.name for layer in layers])
-            traced = renumbered(self._traced, [layers[number].variables for number in order])
-            return self._in_rounds(self._planned(traced.as_step(), costs, self._traced, started), iterator)
-        return self._first_step(self._traced, iterator)
+    def replaced(self) -> None:
+        self.distributed.note_replaced()
 
-    def _look(self, iterator: Iterator[Any]) -> Traced | None:
-        """Traces the step before the first one runs: what cannot be spread has trained nothing."""
-        model = self._model
-        sync.build(model, optimizers_of(model), model.train_step, iterator)
-        batch = self._batches.look(iterator)
-        if batch is None:
-            return None
-        return trace(model, batch, data_spec=self._data_spec)
+    def epoch_begin(self, epoch: int) -> None:
+        self.batches.taken = 0
 
-    def _first_step(self, traced: Traced, iterator: Iterator[Any]) -> Any:
-        """The last of them makes the plan."""
-        if self._first is None:
-            self._note_going_on()
-            layers, mode = LayerByLayer(home_device(), WHOLE), self._mode
-            self._first = FirstSteps(self._model, layers, Division(1), mode.options, mode.describe())
-        first, batch = self._first, self._batches.take(iterator)
-        if batch is None:
-            return None
-        outputs = first.run(batch)
-        self._unspread = first.seen
-        if first.done:
-            started = time.perf_counter()
-            with progress.said("planning, on which devices F, dO and dW run"):
-                self._planned(*first.measured(self._target), traced, started)
-            first.close()
-            self._first, options = None, self._mode.options
-            serial_s = self._mode.describe().layerpipe.serial_step_s
-            self._mode.distributed.compare(self._model, batch, first, options.compare, serial_s)
-        return outputs
+    def ended(self) -> None:
+        super().ended()
+        self.distributed.say_if_slower()
 
-    def _note_going_on(self) -> None:
-        """Training that goes on, without the costs of the fit before."""
-        report = self._mode.describe()
-        counts = (keras_variables.value_of(optimizer.iterations) for optimizer in optimizers_of(self._model))
-        if max(int(count.numpy()) for count in counts):
-            report.note(_GOING_ON)
-
-    def _planned(self, step: StepGraph, costs: CostTable, traced: Traced, started: float) -> SpreadPlan:
-        mode, report = self._mode, self._mode.describe()
+    def plan(self, step: StepGraph, costs: CostTable, traced: Traced, started: float) -> SpreadPlan:
+        """Plan for a step with these costs; ``traced``: the step as it is before the plan."""
+        mode, report, target = self.mode, self.distributed.describe(), self.target
         check_costs(costs, [layer.name for layer in step.graph.layers])
-        costs = with_shared_link(costs, self._target)
-        schedule, devices = mode.options.schedule, self._target.devices
-        mode.plan = plan = plan_spread(step, costs, traced, devices, schedule, report, mode.slower_warning)
+        costs = with_shared_link(costs, target)
+        plan, advise = plan_spread(step, costs, traced, target.devices, mode.options.schedule, report)
+        mode.plan, self.distributed.step_s = plan, plan.step_s
+        self.distributed.slower_warning.advise = advise
         if mode.options.weights == "ema":
-            note_rebuilt_weights(report, self._model)
-        self._traced = None
+            note_rebuilt_weights(report, self.model)
         report.change(plan_seconds=time.perf_counter() - started)
         return plan
 
-    # -- with a plan -------------------------------------------------------------------------------
 
-    def _in_rounds(self, plan: SpreadPlan, iterator: Iterator[Any]) -> Any:
-        """Run the rounds that the next batch's results take; None at the end of the data."""
-        timed = len(plan.step_s)
-        outputs = None if self._epoch is None else self._epoch.timed_step(plan.step_s)
-        if timed < ENOUGH <= len(plan.step_s):
-            self._mode.say_if_slower()
-        if outputs is not None:
-            return outputs
-        batch = self._batches.take_of_epoch(iterator)  # the first one, or nothing is on its way
+class Beginning(Training):
+    """The step is traced before the first one runs: what cannot be spread has trained nothing."""
+
+    def __init__(self, fit: LayerPipeFit) -> None:
+        self._fit = fit
+
+    def run(self, given: Any) -> Any:
+        """Run the first step, in the phase that is entered; None at the end of the data."""
+        fit, started, costs = self._fit, time.perf_counter(), self._fit.mode.options.costs
+        with progress.said("tracing the step, to take it apart"):
+            traced = self._look(given)
+        if traced is None:
+            return None
+        if costs is None:
+            self._note_going_on()
+            fit.enter(Measuring(fit, traced))
+        else:  # the first batch is delayed as all others are
+            layers = traced.graph.layers
+            order = in_order_of([layer.name for layer in costs.layers], [layer.name for layer in layers])
+            as_given = renumbered(traced, [layers[number].variables for number in order])
+            fit.enter(Planned(fit, fit.plan(as_given.as_step(), costs, traced, started)))
+        return fit.phase.run(given)
+
+    def _look(self, iterator: Iterator[Any]) -> Traced | None:
+        model = self._fit.model
+        sync.build(model, optimizers_of(model), model.train_step, iterator)
+        batch = self._fit.batches.look(iterator)
+        return None if batch is None else trace(model, batch, data_spec=self._fit.data_spec)
+
+    def _note_going_on(self) -> None:
+        """Training that goes on, without the costs of the fit before."""
+        report = self._fit.distributed.describe()
+        optimizers = optimizers_of(self._fit.model)
+        counts = (keras_variables.value_of(optimizer.iterations) for optimizer in optimizers)
+        if max(int(count.numpy()) for count in counts):
+            report.note(_GOING_ON)
+
+
+class Measuring(Training):
+    """Steps on one device; the last of them makes the plan."""
+
+    def __init__(self, fit: LayerPipeFit, traced: Traced) -> None:
+        self._fit, self._traced = fit, traced
+        layers, functions = LayerByLayer(home_device(), WHOLE), partial(StepFunctions, fit.model, Division(1))
+        self._first = FirstSteps(fit.model, layers, functions, fit.mode.options, fit.distributed.describe())
+
+    def run(self, given: Any) -> Any:
+        """Run one step; None at the end of the data."""
+        fit, first = self._fit, self._first
+        batch = fit.batches.take(given)
         if batch is None:
             return None
-        if self._ticks is None:
-            with progress.said(f"spreading the step over {len(plan.devices)} devices"):
-                self._ticks = self._spread(plan, batch)
-        self._ticks.reset()
-        self._epoch = Epoch(
-            self._ticks, partial(next, self._following(batch, iterator), None), self._together
-        )
-        return self._epoch.timed_step(plan.step_s)
+        outputs = first.run(batch)
+        if first.done:
+            started = time.perf_counter()
+            with progress.said("planning, on which devices F, dO and dW run"):
+                plan = fit.plan(*first.measured(fit.target), self._traced, started)
+            first.close()
+            fit.enter(Planned(fit, plan, first.seen))
+            serial_s = fit.distributed.report.layerpipe.serial_step_s
+            fit.distributed.compare(fit.model, batch, first, fit.mode.options.compare, serial_s)
+        return outputs
+
+    def ended(self) -> None:
+        self._fit.distributed.note_too_short(self._first.seen)
+
+    def restore(self) -> Sequence[str]:
+        self._first.close()
+        return ()
+
+
+class Planned(Training):
+    """There is a plan; the next batch is the first one in rounds.
+
+    ``unspread``: steps of this fit before there was a plan.
+    """
+
+    def __init__(self, fit: LayerPipeFit, plan: SpreadPlan, unspread: int = 0) -> None:
+        self._fit, self._plan, self._unspread = fit, plan, unspread
+        self._placed = Placed(fit.model, fit.target)
+
+    def run(self, given: Any) -> Any:
+        """Spread the step, and run the first batch's rounds; None at the end of the data."""
+        batch = self._fit.batches.take_of_epoch(given)
+        if batch is None:
+            return None
+        with progress.said(f"spreading the step over {len(self._plan.devices)} devices"):
+            rounds = Rounds(self._fit, self._plan, self._placed, self._spread(batch), structure_of(batch))
+        self._fit.enter(rounds)
+        return rounds.begin(batch, given)
+
+    def _spread(self, batch: object) -> Spread:
+        """Move the variables, trace the step where they are, and spread it."""
+        fit, plan, report = self._fit, self._plan, self._fit.distributed.describe()
+        self._unspread = 0
+        self._placed.move({name: plan.devices[processor] for name, processor in plan.home.items()})
+        over_rounds = spread(fit.model, batch, plan, fit.mode.options, fit.data_spec)
+        self._placed.check_captures(over_rounds.traced.captured.values())
+        report.note(*over_rounds.notes)
+        fill_spread(report, over_rounds)
+        return over_rounds
+
+    def ended(self) -> None:
+        self._fit.distributed.note_too_short(self._unspread)
+
+    def restore(self) -> Sequence[str]:
+        return self._placed.restore()
+
+
+class Rounds(Training):
+    """The step is spread; each epoch runs in rounds."""
+
+    def __init__(
+        self, fit: LayerPipeFit, plan: SpreadPlan, placed: Placed, over_rounds: Spread, structure: object
+    ) -> None:
+        self._fit, self._plan, self._placed, self._over_rounds = fit, plan, placed, over_rounds
+        self._structure = structure  # of the first batch: all have its parts
+        self._together = fit.mode.options.unroll or rounds_together(len(over_rounds.traced.index))
+        self._epoch: Epoch | None = None  # None between epochs
+
+    def run(self, given: Any) -> Any:
+        """Run the rounds that the next batch's results take; None at the end of the data."""
+        fit, step_s = self._fit, self._plan.step_s
+        timed = len(step_s)
+        outputs = None if self._epoch is None else self._epoch.timed_step(step_s)
+        if timed < ENOUGH <= len(step_s):
+            fit.distributed.say_if_slower()
+        if outputs is not None:
+            return outputs
+        batch = fit.batches.take_of_epoch(given)  # the first one, or nothing is on its way
+        return None if batch is None else self.begin(batch, given)
+
+    def begin(self, batch: object, iterator: Iterator[Any]) -> Any:
+        """Begin an epoch with this batch, and return its results."""
+        ticks = self._over_rounds.ticks
+        ticks.reset()
+        self._epoch = Epoch(ticks, partial(next, self._following(batch, iterator), None), self._together)
+        return self._epoch.timed_step(self._plan.step_s)
 
     def _following(self, batch: object, iterator: Iterator[Any]) -> Iterator[Sequence[tf.Tensor]]:
         """Yield batches to the end of the epoch, or until ``drain_steps`` batches have come in."""
-        every = self._mode.options.drain_steps
+        every, batches = self._fit.mode.options.drain_steps, self._fit.batches
         while batch is not None:
             if structure_of(batch) != self._structure:
                 raise BackendError(
                     "a batch has other parts than the first: this mode needs batches of one kind"
                 )
             yield nests.Packed(batch).tensors
-            if every is not None and self._batches.taken % every == 0:
+            if every is not None and batches.taken % every == 0:
                 return
-            batch = self._batches.take_of_epoch(iterator)
-
-    def _spread(self, plan: SpreadPlan, batch: object) -> Ticks:
-        """Moves the variables, traces the step where they are, and spreads it."""
-        mode, report = self._mode, self._mode.describe()
-        self._placed, self._unspread = Placed(self._model, self._target), 0
-        self._placed.move({name: plan.devices[processor] for name, processor in plan.home.items()})
-        over_rounds = spread(self._model, batch, plan, mode.options, self._data_spec)
-        self._placed.check_captures(over_rounds.traced.captured.values())
-        report.note(*over_rounds.notes)
-        fill_spread(report, over_rounds)
-        self._over_rounds = over_rounds
-        self._structure = structure_of(batch)
-        ops = len(over_rounds.traced.index)
-        self._together = mode.options.unroll or rounds_together(ops)
-        return over_rounds.ticks
-
-    # -- between epochs, and at the end --------------------------------------------------------------
-
-    def training(self) -> Training:
-        """Return the hooks of these steps."""
-        return Training(
-            self.run,
-            self.restore,
-            self.settle,
-            self._target.explain,
-            replaced=self._mode.distributed.note_replaced,
-            epoch_begin=self.epoch_begin,
-            epoch_end=self.epoch_end,
-            ended=self.ended,
-            watched=self.watched,
-        )
+            batch = batches.take_of_epoch(iterator)
 
     def watched(self) -> Watched | None:
         """Return what to watch if the next step runs full rounds and traces nothing."""
-        plan, epoch, planned = self._mode.plan, self._epoch, self._mode.describe().planned
-        if plan is None or epoch is None or planned is None or self._over_rounds is None:
+        planned = self._fit.distributed.report.planned
+        full = self._epoch is not None and self._plan.step_s and self._epoch.is_full()
+        if planned is None or not full:
             return None
-        if not (plan.step_s and epoch.is_full()):
-            return None
-        return watched_round(plan, self._over_rounds, planned, self._together)
+        return watched_round(self._plan, self._over_rounds, planned, self._together)
 
     def settle(self, saving: bool) -> None:
         """All updates are in the weights; says what a fit that goes on from a saved batch would do."""
         if self._epoch is None:
             return
-        report = self._mode.describe()
+        report = self._fit.distributed.describe()
         if saving and self._epoch.ahead:
             report.note(_AHEAD, log=logging.WARNING)
         self._epoch.drain()
 
-    def epoch_begin(self, epoch: int) -> None:
-        """Nothing is on its way."""
-        self._batches.taken = 0
-        self._epoch = None
-
     def epoch_end(self, epoch: int) -> None:
-        """Finishes what an epoch that was stopped early has left on its way."""
+        """Finish what an epoch that was stopped early has left on its way."""
         self.settle(saving=False)
         self._epoch = None
 
-    def ended(self) -> None:
-        """Says so where no step has been spread, and where one device is faster."""
-        self._mode.distributed.note_too_short(self._unspread)
-        self._mode.say_if_slower()
-
-    def restore(self) -> list[str]:
-        """Variables back to where they were; names those that are lost."""
+    def restore(self) -> Sequence[str]:
         # Asked first: what is given up on a worker that has just died might wait for ever.
-        self._target.lost()
-        self._ticks = self._epoch = self._over_rounds = None
-        if self._first is not None:
-            self._first.close()
-            self._first = None
-        if self._placed is None:
-            return []
-        lost = self._placed.restore()
-        self._placed = None
-        return lost
+        self._fit.target.lost()
+        self._epoch = None
+        return self._placed.restore()
 
 
 def _one_device_text(options: LayerPipe) -> str:

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 from tf_ooo.compat import keras_layers, keras_optimizers
 from tf_ooo.costs.layer_costs import LayerCosts, Link
 from tf_ooo.costs.table import CostTable
-from tf_ooo.fit.slower_warning import SlowerWarning
 from tf_ooo.modes.layerpipe.advice import advice
 from tf_ooo.modes.layerpipe.divide import lower_shares
 from tf_ooo.modes.layerpipe.reporting import fill_report
@@ -24,6 +23,7 @@ from tf_ooo.planning.choosing.plan import Candidate, Plan, as_asked, choose, pol
 from tf_ooo.planning.model.problem import Problem
 from tf_ooo.planning.model.schedule import Schedule
 from tf_ooo.planning.policies import Policy
+from tf_ooo.report.gain import Gain
 from tf_ooo.report.report import Report
 from tf_ooo.rewriting.naming import variable_layers
 from tf_ooo.rewriting.step_graph import StepGraph
@@ -47,9 +47,8 @@ def plan_spread(
     devices: Sequence[str],
     schedule: str,
     report: Report,
-    slower_warning: SlowerWarning,
-) -> SpreadPlan:
-    """Plans, and says so in the report; ``slower_warning`` is told what would be better where that is slow.
+) -> tuple[SpreadPlan, Callable[[Gain], str]]:
+    """Plan, and say so in the report; also return what says what would be better, where the plan is slow.
 
     ``traced``: the ``step`` as it is before the plan, of which is known what can be divided.
     """
@@ -70,8 +69,8 @@ def plan_spread(
             schedule, layers, costs.link, count, _BATCHES * count, options
         ).timeline.steady_step_s
 
-    slower_warning.advise = partial(advice, costs.layers, len(devices), plan.timeline.steady_step_s, step_s)
-    return SpreadPlan(stages, devices, layers, costs.op_seconds, home)
+    advise = partial(advice, costs.layers, len(devices), plan.timeline.steady_step_s, step_s)
+    return SpreadPlan(stages, devices, layers, costs.op_seconds, home), advise
 
 
 def make_plan(

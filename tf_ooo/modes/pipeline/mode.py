@@ -1,115 +1,55 @@
-"""The mode: what a pipeline refuses, what it knows from fit to fit, and its plans."""
+"""The mode: what a pipeline refuses before a fit begins."""
 
 from __future__ import annotations
 
-import dataclasses
-import functools
-import logging
 import os
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from tf_ooo.compat import keras_loops, keras_losses, train_function
-from tf_ooo.costs.layer_costs import LayerCosts, Link
-from tf_ooo.costs.places import first_of
-from tf_ooo.costs.table import CostTable
-from tf_ooo.errors import BackendError, MemoryLimitError, ScheduleError
-from tf_ooo.fit.baseline import ONE_DEVICE
-from tf_ooo.fit.distributed import Distributed, check_model
-from tf_ooo.fit.given_costs import costs_of_parts
-from tf_ooo.fit.measured import layers_of, measured_costs, unknown_sizes, with_shared_link
+from tf_ooo.compat import keras_losses
+from tf_ooo.errors import BackendError, ScheduleError
+from tf_ooo.fit.distributed import check_model
 from tf_ooo.fit.mode import Training
-from tf_ooo.fit.reporting import fall_back
-from tf_ooo.fit.slower_warning import SlowerWarning
-from tf_ooo.hosts.cluster import Cluster
 from tf_ooo.hosts.memory import evaluate_in_host_memory, in_host_memory
 from tf_ooo.hosts.ranks.base import Engine
-from tf_ooo.modes.pipeline.advice import advice
 from tf_ooo.modes.pipeline.dividing import division_of
-from tf_ooo.modes.pipeline.fewer import on_best_devices
-from tf_ooo.modes.pipeline.fit import PipelineSteps
+from tf_ooo.modes.pipeline.first_batch import FirstBatch
+from tf_ooo.modes.pipeline.fit import PipelineFit
 from tf_ooo.modes.pipeline.host_check import check_host_memory
-from tf_ooo.modes.pipeline.limits import Limit, limit_of, mesh_within
-from tf_ooo.modes.pipeline.loop_parts import loop_parts
-from tf_ooo.modes.pipeline.losses import LaterBatches
-from tf_ooo.modes.pipeline.mesh import AUTO, Mesh, counts_of, make_mesh
+from tf_ooo.modes.pipeline.mesh import AUTO, counts_of
 from tf_ooo.modes.pipeline.options import Pipeline
-from tf_ooo.modes.pipeline.own_schedule import check_own, check_recomputed, layers_named
-from tf_ooo.modes.pipeline.partition import Cutter, units_of
-from tf_ooo.modes.pipeline.pipeline_ranks import PipelineRanks
-from tf_ooo.modes.pipeline.planning import (
-    SCHEDULES,
-    PlanRequest,
-    fits_whole,
-    named_bounds,
-    own_cuts,
-    peak_within,
-)
-from tf_ooo.modes.pipeline.reporting import fill_report, note_loops, note_turns
-from tf_ooo.modes.pipeline.running import PlannedPipeline
-from tf_ooo.modes.pipeline.state_kinds import StateKinds
+from tf_ooo.modes.pipeline.own_schedule import check_own, layers_named
+from tf_ooo.modes.pipeline.planning import SCHEDULES
+from tf_ooo.modes.pipeline.plans import PipelinePlans
 from tf_ooo.options.base import is_file
 from tf_ooo.planning.choosing.recompute import NONE
 from tf_ooo.planning.model.problem import check_limits
 from tf_ooo.planning.model.schedule_file import ScheduleFile, read_schedule
-from tf_ooo.report.filling import fill_step_times
-from tf_ooo.report.parts import Outcome
 from tf_ooo.report.report import Report
-from tf_ooo.rewriting.repeating import layers_that_cannot
-from tf_ooo.rewriting.step_graph import StepGraph
-from tf_ooo.tracing.micro_batches import Division
-from tf_ooo.units import seconds_text
 
 if TYPE_CHECKING:
     import keras
-
-_LOG = logging.getLogger("tf_ooo")
-# A plan for costs of another measurement has to be better by so much.
-_LEAST_GAIN = 0.05
 
 
 class PipelineMode:
     """Nothing falls back here unless ``fall_back`` is asked for: the model is distributed by request.
 
     Attributes:
-        planned_from: a step that was taken apart, and its costs.  Set before the first step from another fit
-            of a model with the same names, it spares measuring.
-        division: of batches into micro-batches; of the model that was checked last.
-        rows: of the largest micro-batch that is planned for; 0: unknown.
-        limit: of each device's memory.
-        own: a schedule of the user's own, read again before each fit.
-        counts: how many replicas may share the devices.
-        one_device: why the stock step trains on one device; empty: it does not.
-        checked: the train function and the batches whose loss was looked at.
-        states: how those of the model follow from micro-batches, as was seen then.
-        later: compares later batches with their micro-batches; None: they are not compared.
-        stock_trace_s: what the execution took in which the stock step was traced; 0: not known.
+        plans: what is known of the model trained last.
+        first_batch: what was looked at before that was cut.
     """
 
     keeps_stock = False
     compiles = False
 
     def __init__(self, options: Pipeline) -> None:
-        self.options = options
-        self.ranks = PipelineRanks()
-        self.division = Division(1)
-        self.planned_from: tuple[StepGraph, CostTable] | None = None
-        self.pipeline: PlannedPipeline | None = None
-        self.rows = 0
-        self.limit = Limit()
-        self.own: ScheduleFile | None = None
-        self.counts: tuple[int, ...] = (1,)
-        self.one_device = self.refused = ""
-        self.checked: Any = None
-        self.states = StateKinds()
-        self.later: LaterBatches | None = None
-        self.slower_warning = SlowerWarning()
-        self.stock_trace_s = 0.0
-        self.distributed = Distributed(options.mode)
+        self.options, self.plans = options, PipelinePlans(options)
+        self.distributed, self.first_batch = self.plans.distributed, FirstBatch(self.plans)
+        self._refused = ""
 
     def join(self) -> Engine:
         """This process trains alone."""
-        return self.ranks.engine
+        return self.plans.ranks.engine
 
     def check(self, model: keras.Model, steps: int | None) -> None:
         """Check all before anything has changed.
@@ -117,21 +57,21 @@ class PipelineMode:
         BackendError: no such devices, a model that cannot be cut, or too little memory in this process.
         ScheduleError: a schedule's file.
         """
-        self.refused = ""
+        self._refused = ""
         try:
             self._check_model(model)
         except BackendError as error:
-            if not self.may_fall_back():
+            if not self.plans.may_fall_back():
                 raise
-            self.refused = str(error)
+            self._refused = str(error)
         check_host_memory(model, self.options)
-        self.distributed.place(model, self.options.devices, self.ranks.engine.local_rank)
+        self.distributed.place(model, self.options.devices, self.join().local_rank)
         if isinstance(self.options.memory_limit_bytes, Sequence):
             check_limits(self.options.memory_limit_bytes, len(self.distributed.target.devices))
-        self.division = division_of(model, self.options)
+        self.plans.division = division_of(model, self.options)
         if is_file(self.options.schedule):
             self._read_own(self.options.schedule)
-        self.counts = self._counts()
+        self.plans.counts = self._counts()
 
     def _check_model(self, model: keras.Model) -> None:
         check_model(model, self.options.mode)
@@ -144,41 +84,15 @@ class PipelineMode:
 
     def _counts(self) -> tuple[int, ...]:
         """Return how many replicas may share this process' devices. OptionsError: they cannot."""
-        options, own = self.options, self.own
-        if self.ranks.engine.size > 1:  # each process is one
+        options, own, plans = self.options, self.plans.own, self.plans
+        if plans.ranks.engine.size > 1:  # each process is one
             return (1,)
         asked = own.schedule.workers if own is not None and options.replicas == AUTO else options.replicas
-        return counts_of(asked, len(self.distributed.target.devices), self.division.most)
-
-    def _counts_for(self, step: StepGraph) -> tuple[int, ...]:
-        """Return numbers of replicas to choose from, where each replica has a micro-batch of the step."""
-        return tuple(count for count in self.counts if count <= step.count) or self.counts[:1]
-
-    @property
-    def replicas_at_first(self) -> int:
-        """Return the first steps' replicas; 1 where a plan is to choose: sums of several have other bits."""
-        return self.counts[0] if len(self.counts) == 1 else 1
-
-    def loops_of(self, model: keras.Model) -> int:
-        """Return in how many loops recurrent layers run their time steps; 1 where none can run in several."""
-        options, target, recurrent = self.options, self.distributed.target, len(keras_loops.loops(model))
-        if not recurrent:
-            return 1
-        # Between hosts a layer's weights, and their gradients, would be sent for each micro-batch.
-        most = 1 if isinstance(target, Cluster) else len(target.devices) // min(self.counts)
-        return loop_parts(options.loop_parts, recurrent, most, self.division.most)
-
-    def may_leave_rows_open(self, model: keras.Model) -> bool:
-        """Return whether batches may share a trace: nothing has to be known of their sizes.
-
-        Asked for once the limit is known.  Keras 2 counts in the last micro-batch, and ranks trace alike.
-        """
-        alone = self.ranks.engine.size == 1
-        return alone and self.limit.bytes is None and not train_function.counts_steps(model)
+        return counts_of(asked, len(self.distributed.target.devices), plans.division.most)
 
     def _read_own(self, path: str | os.PathLike[str]) -> None:
         """The user's own schedule; where it is another than before, it is planned with anew."""
-        before, options = self.own, self.options
+        before, options = self.plans.own, self.options
         if not os.path.exists(path):
             raise ScheduleError(
                 f"schedule={os.fspath(path)!r}: there is no such file; Schedule.to_text() and tf-ooo plan "
@@ -193,214 +107,32 @@ class PipelineMode:
         if options.stages is not None and layers_named(own):
             raise own.error("the file has 'stage' lines, and stages= is given: leave one out", "stage")
         if before is not None and before.schedule != own.schedule:
-            self.pipeline = None
-        self.own = own
+            self.plans.forget()
+        self.plans.own = own
 
     def _share_of(self, own: ScheduleFile) -> tuple[int, int, int]:
         """Devices and micro-batches of a replica with the user's own schedule, and how many there are."""
-        options, processes = self.options, self.ranks.engine.size
-        devices, microbatches = len(self.distributed.target.devices), self.division.most
+        options, processes = self.options, self.join().size
+        devices, microbatches = len(self.distributed.target.devices), self.plans.division.most
         if processes > 1:
             return devices, microbatches, processes
         asked = own.schedule.workers if options.replicas == AUTO else options.replicas
         (count,) = counts_of(asked, devices, microbatches)
         return devices // count, -(-microbatches // count), count
 
-    def check_step(self, step: StepGraph) -> None:
-        """OptionsError, ScheduleError: before the first step, for stages or layers that it does not have."""
-        names = [layer.name for layer in step.graph.layers]
-        layers = tuple(LayerCosts(1.0, 1.0, 1.0, name=name) for name in names)
-        cutter = Cutter(layers, units_of(len(names), step.known.inseparable), Link(), step.count)
-        if self.own is not None:
-            check_recomputed(
-                self.own, len(names), layers_that_cannot(step) if self.own.schedule.recompute else ()
-            )
-            own_cuts(self.own, cutter, self.options.stages)
-        elif self.options.stages is not None:
-            named_bounds(cutter, self.options.stages)
-        elif not self.may_fall_back():
-            cutter.cut(tuple(range(len(self.distributed.target.devices) // max(self.counts))))
-
     def prepare(self, model: keras.Model, steps: int | None) -> Training | None:
-        """The training of the model's :class:`PipelineSteps`; None: one device trains, as it is faster or the
-        model is refused."""
-        own_steps = self.steps_of(model, steps)
-        if self.refused:
-            self.train_on_one_device(self.refused)
-        return None if self.one_device else own_steps.training()
+        """Prepare a fit; None: one device trains, as it is faster or the model is refused."""
+        fit = self.fit_of(model, steps)
+        if self._refused:
+            self.plans.train_on_one_device(self._refused)
+        return None if self.plans.one_device else fit
 
-    def steps_of(self, model: keras.Model, steps: int | None) -> PipelineSteps:
-        """Make the steps, with the former plan if that was of the same step on the same devices."""
+    def fit_of(self, model: keras.Model, steps: int | None) -> PipelineFit:
+        """Make a fit, with the former plan if that was of the same step on the same devices."""
         if in_host_memory(model):
             evaluate_in_host_memory(model)
-        trained_before = self.distributed.known is not None
-        if self.distributed.begin(model, steps):
-            self.pipeline = None
-            self.planned_from = None if trained_before else self.planned_from
-            self.one_device = ""
-        if self.one_device and ONE_DEVICE not in self.distributed.report.baselines_s:
-            self._look_again()
-        return PipelineSteps(self, model)
-
-    def _look_again(self) -> None:
-        """Look at several devices again: the fit before was too short to."""
-        self.one_device = ""
-        self.distributed.report.put(Outcome())
+        self.plans.begin(model, steps)
+        return PipelineFit(self.plans, self.first_batch, model)
 
     def describe(self) -> Report:
-        """Return the report with the seconds of the steps so far."""
-        if self.pipeline is not None:
-            fill_step_times(self.distributed.report, self.pipeline.step_s)
-        return self.distributed.report
-
-    def may_fall_back(self) -> bool:
-        """Return whether one device may train instead; ranks would have to agree on it."""
-        return self.options.fall_back and self.ranks.engine.size == 1
-
-    def may_stay_stock(self, model: keras.Model) -> bool:
-        """Say whether stock steps begin the fit, to see if it is long enough for several devices."""
-        options, known = self.options, self.pipeline is not None or self.planned_from is not None
-        asked = options.compare is not None or options.costs is not None or options.first_steps != "auto"
-        if not self.may_fall_back() or known or asked:
-            return False
-        # Where there is a limit, a stock step may be above it.
-        limited = options.memory_limit_bytes is not None or bool(self.distributed.target.memory_limits())
-        return not (limited or in_host_memory(model))
-
-    def train_on_one_device(self, reason: str) -> None:
-        """Train on one device from now on; in a later fit too, if one device was measured."""
-        self.one_device, self.slower_warning.advise = reason, None
-        report = self.describe()
-        fall_back(report, reason, expected=True, how_to_record="mode='pipeline', which splits in any case")
-        rows = [dataclasses.replace(row, taken=False) for row in report.pipeline.compared_replicas]
-        report.change(pipeline=dataclasses.replace(report.pipeline, compared_replicas=rows))
-        self.pipeline = self.planned_from = None
-
-    def say_if_slower(self) -> None:
-        """Once: that one device is faster, and what would be better; until more steps deny it."""
-        report = self.describe()
-        self.slower_warning.look(report, report.gain or report.gain_over_first)
-
-    def plan_from(self, step: StepGraph, costs: CostTable, model: keras.Model) -> PlannedPipeline:
-        """Plans for a step with given costs.  Raises OptionsError where they are another model's."""
-        costs = with_shared_link(costs_of_parts(costs, step), self.distributed.target)
-        self.planned_from = (step, costs)
-        self.distributed.report.change(costs=costs)
-        return self.plan_with(step, costs, model)
-
-    def plan_with(self, step: StepGraph, costs: CostTable, model: keras.Model) -> PlannedPipeline:
-        """Plans, and says so in the report."""
-        limit_bytes = self.limit.bytes
-        unknown = unknown_sizes(step) if limit_bytes is not None else ()
-        if limit_bytes is not None and unknown:
-            layers = layers_of(step, unknown)
-            because = f"they are of {first_of(layers, 3)}; memory_limit_bytes=0 plans without a limit"
-            self._refuse_unknown(MemoryLimitError(limit_bytes, None, unknown, because if layers else ""))
-        note_loops(self.distributed.report, step)
-        note_turns(self.distributed.report, step)
-        return self._take(self._planned(step, costs), step, costs)
-
-    def find_limit(self) -> None:
-        """Find the limit before a plan is made; ranks agree on it. Blocks."""
-        options, engine = self.options, self.ranks.engine
-        self.limit = limit_of(options.memory_limit_bytes, self.distributed.target, engine)
-
-    def _refuse_unknown(self, error: MemoryLimitError) -> None:
-        """Raises it, unless the limit was not asked for: then there is none."""
-        if not self.limit.reported:
-            raise error
-        note = f"planned without the limit that devices report ({self.limit.said}): {error}"
-        self.distributed.report.note(note, log=logging.WARNING)
-        self.limit = Limit()
-
-    def plan_again(self, costs: CostTable) -> bool:
-        """Plans for costs that were measured while a plan ran; whether another one is to run from now on.
-
-        It has to be faster by more than costs are wrong by from one measurement to the next.  OOOError: no
-        plan can be made; the one that runs stays.
-        """
-        if self.pipeline is None or self.planned_from is None:
-            return False
-        step, before = self.planned_from
-        on_devices = zip(costs.layers, self.pipeline.mesh.slower_by(), strict=True)
-        layers = tuple(layer.slowed(1 / slower) for layer, slower in on_devices)
-        costs = dataclasses.replace(costs, layers=layers, link=before.link)
-        planned = self._planned(step, costs)
-        kept = self.pipeline.mesh.with_costs(costs.layers)
-        better = planned.step_s < kept.step_s * (1 - _LEAST_GAIN)
-        self.planned_from = (step, costs)
-        report = self.distributed.report
-        report.forget(*before.notes)
-        if better:
-            self._take(planned, step, costs)
-        else:
-            kept = kept.compared_with(planned)
-            self._fill(kept, step, costs)
-        said = f"planned again with costs that were measured while it ran: {seconds_text(planned.step_s)}"
-        compared = f"instead of {seconds_text(kept.step_s)}" if better else "no better, so the plan stays"
-        report.note(f"{said} a step, {compared}")
-        return better
-
-    def _wanted(self, step: StepGraph, costs: CostTable) -> PlanRequest:
-        return PlanRequest(
-            schedule=self.options.schedule,
-            devices=len(self.distributed.target.devices),
-            microbatches=step.count,
-            link=costs.link,
-            memory_limit_bytes=self.limit.bytes,
-            less_bytes=self.limit.less_bytes,
-            options=self.options.policy_options,
-            stages=self.options.stages,
-            own=self.own,
-            recompute=self.options.recompute,
-            fixed=layers_that_cannot(step) if self.options.recompute != NONE else frozenset(),
-        )
-
-    def _planned(self, step: StepGraph, costs: CostTable) -> Mesh:
-        wanted, units = self._wanted(step, costs), units_of(len(costs.layers), step.known.inseparable)
-        if self._chooses_devices:
-            make = functools.partial(on_best_devices, costs.layers, units)
-        else:
-            make = functools.partial(make_mesh, costs.layers, units, counts=self._counts_for(step))
-        planned = mesh_within(make, wanted, self.limit)
-        alone = self.ranks.engine.size == 1
-        advise = functools.partial(advice, planned, costs.layers, units, planned.wanted, alone)
-        self.slower_warning.advise = advise
-        return planned
-
-    @property
-    def _chooses_devices(self) -> bool:
-        """Return whether fewer devices than are given may train."""
-        options = self.options
-        by_hand = options.stages is not None or self.own is not None
-        return self.may_fall_back() and options.replicas == AUTO and not by_hand
-
-    def _take(self, planned: Mesh, step: StepGraph, costs: CostTable) -> PlannedPipeline:
-        report, given = self.distributed.report, self.distributed.target.devices
-        devices = planned.of(given)
-        limits = self.limit.of_each(len(given))
-        report.change(
-            memory_limit_bytes=self.limit.least_bytes,
-            memory_limits_bytes=planned.of(limits) if limits else (),
-            memory_limit_from=self.limit.said,
-        )
-        self.pipeline = PlannedPipeline(planned, step, devices)
-        self._fill(planned, step, costs)
-        because = "distributed as asked"
-        if self.options.fall_back:
-            fewer = f", on {len(devices)} of {len(given)} devices" if len(devices) < len(given) else ""
-            because = f"the fastest that was compared{fewer}"
-        report.put(Outcome(kept_because=because))
-        return self.pipeline
-
-    def _fill(self, mesh: Mesh, step: StepGraph, costs: CostTable) -> None:
-        devices = mesh.of(self.distributed.target.devices)
-        fill_report(self.distributed.report, mesh, step, costs, devices, self.ranks.engine.size)
-
-    def exceeds_limit(self, step: StepGraph) -> bool:
-        """Return whether one device that ran the step would need more than its limit."""
-        asked, limit_bytes = self.options.first_steps, self.limit.least_bytes
-        if asked != "auto" or limit_bytes is None or self.ranks.engine.size > 1 or unknown_sizes(step):
-            return False
-        costs = measured_costs(step, None)
-        return not fits_whole(costs.layers, step.count, peak_within(limit_bytes))
+        return self.distributed.describe()

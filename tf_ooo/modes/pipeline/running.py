@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -14,13 +12,13 @@ from tf_ooo.compat import nests
 from tf_ooo.compat.evaluation import Kind, makes_its_own
 from tf_ooo.errors import OOOError
 from tf_ooo.fit import progress
-from tf_ooo.fit.distributed import Placed, not_cut
+from tf_ooo.fit.distributed import Placed, Tracing, not_cut
 from tf_ooo.fit.mode import Function
+from tf_ooo.fit.timing import timed_run
 from tf_ooo.hosts.devices import available_devices
 from tf_ooo.hosts.target import Target
-from tf_ooo.modes.pipeline.evaluation import WHOLE, StagedEvaluation
+from tf_ooo.modes.pipeline.evaluation import StagedEvaluation
 from tf_ooo.modes.pipeline.mesh import Mesh
-from tf_ooo.modes.pipeline.options import Pipeline
 from tf_ooo.modes.pipeline.outputs_first import OutputsFirst
 from tf_ooo.modes.pipeline.pieces import Pieces
 from tf_ooo.modes.pipeline.reporting import fill_report_of_graph
@@ -28,10 +26,10 @@ from tf_ooo.planning.building.merging import stage_of_layer
 from tf_ooo.report.report import Report
 from tf_ooo.rewriting.homes import Homes
 from tf_ooo.rewriting.naming import variable_layers
+from tf_ooo.rewriting.passes import Folder
 from tf_ooo.rewriting.result import RewriteResult
 from tf_ooo.rewriting.staged import StagedPlan, TracedBefore, request_to_place
 from tf_ooo.rewriting.step_graph import StepGraph
-from tf_ooo.tracing.micro_batches import BatchesSeen, Division
 from tf_ooo.tracing.step import StepFunctions
 
 if TYPE_CHECKING:
@@ -74,36 +72,24 @@ class RunningPipeline:
         model: keras.Model,
         target: Target,
         pipeline: PlannedPipeline,
-        applying: Callable[[Any], AbstractContextManager[Any]],
-        options: Pipeline,
-        division: Division,
+        make_functions: Callable[[Tracing], StepFunctions],
         report: Report,
-        pieces: Pieces = WHOLE,
-        before: TracedBefore | None = None,
-        loops: int = 1,
+        dump_dir: Folder,
+        pieces: Pieces,
+        before: TracedBefore | None,
     ) -> None:
         self._pipeline, self._report = pipeline, report
         self.may_plan_anew, self.not_planned = False, ""
         self._model, self._placed = model, Placed(model, target)
-        self._request = request_to_place(model, pipeline.plan, options.dump_dir)
-        self._functions = StepFunctions(
-            model, division, self._request.tracing, applying, pipeline.mesh.replicas, loops
-        )
+        self._request = request_to_place(model, pipeline.plan, dump_dir)
+        self._functions = make_functions(self._request.tracing)
         self._functions.check_captures = self._placed.check_captures
         self._before = before
         self._said_in_report: RewriteResult | None = None  # the first batch's
         self._evaluations: dict[Kind, StagedEvaluation | OutputsFirst] = {}
-        self._dump_dir, self._pieces = options.dump_dir, pieces
+        self._dump_dir, self._pieces = dump_dir, pieces
         self._devices = len({name for names in pipeline.plan.homes.devices for name in names})
         self._functions.around_traces = partial(progress.said, f"tracing the step on {self._devices} devices")
-
-    def leave_rows_open(self, seen: BatchesSeen | None) -> None:
-        """Set the shapes that were seen, as :class:`StepFunctions` does."""
-        self._functions.seen = seen
-
-    def states_follow(self, kinds: Mapping[str, str]) -> None:
-        """Set the ``kinds`` of :class:`StepFunctions`."""
-        self._functions.kinds = kinds
 
     def begin(self) -> None:
         """Moves the variables."""
@@ -123,11 +109,9 @@ class RunningPipeline:
                     nests.synchronize(outputs)
                     return outputs
         functions, request = self._functions, self._request
-        traced, started = functions.traced, time.perf_counter()
-        outputs = functions(batch)
-        nests.synchronize(outputs)
-        if functions.traced == traced:
-            self._pipeline.step_s.append(time.perf_counter() - started)
+        outputs, seconds, traced = timed_run(lambda: functions(batch), lambda: functions.traced)
+        if not traced:
+            self._pipeline.step_s.append(seconds)
             return outputs
         request.failures.raise_first()
         if request.result is None or request.count < functions.traced:

@@ -77,9 +77,7 @@ class SingleDeviceMode:
         self.controller = controller
         together = train_function.steps_per_execution(model)
         controller.begin_fit(executions_of_fit(steps, together), together)
-        replaced, ended = (functools.partial(say, controller) for say in (_note_replaced, _say_undecided))
-        watched = functools.partial(_watched, controller)
-        return Training(controller.__call__, replaced=replaced, ended=ended, watched=watched)
+        return SingleDeviceFit(controller)
 
     def describe(self) -> Report:
         if self.controller is not None:
@@ -92,6 +90,39 @@ class SingleDeviceMode:
         return known if usable else None
 
 
+class SingleDeviceFit(Training):
+    """The fit of a model whose steps a controller runs."""
+
+    def __init__(self, controller: StepController) -> None:
+        self._controller = controller
+
+    def run(self, given: Any) -> Any:
+        return self._controller(given)
+
+    def replaced(self) -> None:
+        """Notes that the stock step has taken over, which trains to the same bits."""
+        self._controller.report.note(REPLACED)
+
+    def ended(self) -> None:
+        controller = self._controller
+        if controller.profiling and not controller.report.fell_back:
+            _LOG.info("training ended before it was decided: %s", controller.report.undecided)
+
+    def watched(self) -> Watched | None:
+        """Return what to watch, from the time on at which one order is kept."""
+        controller, session = self._controller, self._controller.session
+        if not controller.settled:
+            return None
+        if not session.shows_ops:
+            return Watched(Schedule("single_device", "compiled"), dict, why_not=_COMPILED)
+        result = session.result
+        if result is None:
+            return None
+        why = "the stock order was kept" if controller.report.fell_back else ""
+        tasks = functools.partial(tasks_of_ops, result.training_graph)
+        return Watched(result.schedule, tasks, why=why, one_by_one=True)
+
+
 def _fill_peak(report: Report, controller: StepController) -> None:
     """Fill the peak for batches as large as those that trained: graphs of Keras leave their rows open."""
     result, rows = controller.session.result, controller.rows
@@ -101,16 +132,6 @@ def _fill_peak(report: Report, controller: StepController) -> None:
     report.change(predicted_peak_bytes=peak_with(result, KnownShapes(rows)), peak_rows=rows)
 
 
-def _note_replaced(controller: StepController) -> None:
-    """Notes that the stock step has taken over, which trains to the same bits."""
-    controller.report.note(REPLACED)
-
-
-def _say_undecided(controller: StepController) -> None:
-    if controller.profiling and not controller.report.fell_back:
-        _LOG.info("training ended before it was decided: %s", controller.report.undecided)
-
-
 def executions_of_fit(steps: int | None, together: int) -> int | None:
     """Return the executions of the fit that begins, with so many steps in an epoch; None: nobody knows."""
     epochs = keras_fits.epochs_of_fit()
@@ -118,21 +139,6 @@ def executions_of_fit(steps: int | None, together: int) -> int | None:
         return None
     first = keras_fits.argument_of_fit("initial_epoch") or 0
     return -(-steps // together) * max(0, epochs - first)
-
-
-def _watched(controller: StepController) -> Watched | None:
-    """Return what to watch, from the time on at which one order is kept."""
-    session, report = controller.session, controller.report
-    result = session.result
-    if not controller.settled:
-        return None
-    if not session.shows_ops:
-        return Watched(Schedule("single_device", "compiled"), dict, why_not=_COMPILED)
-    if result is None:
-        return None
-    why = "the stock order was kept" if report.fell_back else ""
-    tasks = functools.partial(tasks_of_ops, result.training_graph)
-    return Watched(result.schedule, tasks, why=why, one_by_one=True)
 
 
 def controller_of_model(

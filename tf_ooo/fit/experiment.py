@@ -1,0 +1,195 @@
+"""The one experiment that a fit is in every mode, and the phases that several modes have.
+
+Stock steps run first, until the rest of the fit is known to pay for more; then steps are profiled and a plan
+is made; stock and planned steps are compared; one of them is kept.  Which of these phases a mode has, and
+what follows each, is the mode's business.  Every step of every phase trains.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tf_ooo.compat.evaluation import Kind
+from tf_ooo.fit.comparison import STOCK, StepComparison, Verdict
+from tf_ooo.fit.mode import Function, Training
+from tf_ooo.fit.paying import Budget
+from tf_ooo.fit.recorder import Watched
+from tf_ooo.fit.timing import timed_run
+from tf_ooo.report.report import Report
+
+
+class Experiment(Training):
+    """Runs one phase at a time; a phase runs until it enters another, and holds what nobody needs later.
+
+    Attributes:
+        phase: what runs next.
+    """
+
+    def __init__(self, first: Training) -> None:
+        self.phase = first
+
+    def enter(self, phase: Training) -> None:
+        """Go on with another phase, from the next execution on."""
+        self.phase = phase
+
+    def run(self, given: Any) -> Any:
+        return self.phase.run(given)
+
+    def restore(self) -> Sequence[str]:
+        """End the present phase; an interrupted end goes on with the next call."""
+        lost = self.phase.restore()
+        self.phase = Training()
+        return lost
+
+    def settle(self, saving: bool) -> None:
+        self.phase.settle(saving)
+
+    def epoch_end(self, epoch: int) -> None:
+        self.phase.epoch_end(epoch)
+
+    def ended(self) -> None:
+        self.phase.ended()
+
+    def evaluating(self, kind: Kind, function: Function) -> Function:
+        return self.phase.evaluating(kind, function)
+
+    def watched(self) -> Watched | None:
+        return self.phase.watched()
+
+
+class Kept(Training):
+    """It is decided what runs from now on."""
+
+    def __init__(self, step: Callable[[Any], Any]) -> None:
+        self.step = step
+
+    def run(self, given: Any) -> Any:
+        return self.step(given)
+
+
+class StockFirst(Training):
+    """Runs stock steps, until the rest of the fit is known to pay for an experiment, or not to.
+
+    Args:
+        budget: what the fit pays for.
+        report: gets the seconds of the steps.
+        stock: one execution.
+        traces: how often stock was traced.
+        keep: is told what is known, where stock stays in this fit.
+        begin: enters the next phase, where it does not.
+        comparable: whether an execution is as long as most are; only such are timed.
+        slowest: given seconds and whether something was traced here, the same for the slowest rank.
+    """
+
+    def __init__(
+        self,
+        budget: Budget,
+        report: Report,
+        stock: Callable[[Any], Any],
+        traces: Callable[[], int],
+        keep: Callable[[Budget], None],
+        begin: Callable[[Budget], None],
+        comparable: Callable[[Any], bool] = lambda given: True,
+        slowest: Callable[[float, bool], tuple[float, bool]] = lambda seconds, traced: (seconds, traced),
+    ) -> None:
+        self.budget, self._report, self._stock, self._traces = budget, report, stock, traces
+        self._keep, self._begin, self._comparable, self._slowest = keep, begin, comparable, slowest
+        self._told = False
+
+    def run(self, given: Any) -> Any:
+        """Return one execution of stock; afterwards it may be known how the fit goes on."""
+        budget = self.budget
+        self._keep_if_known()
+        if budget.untimed and self._comparable(given):
+            outputs, seconds, traced = timed_run(lambda: self._stock(given), self._traces)
+            budget.add(*self._slowest(seconds, traced))
+            _note_steps(self._report, budget)
+        else:
+            outputs = self._stock(given)
+            budget.add(None, False)
+        self._report.change(undecided="" if budget.why_not else budget.waits)
+        self._keep_if_known()
+        if budget.begins:
+            self._begin(budget)
+        return outputs
+
+    def _keep_if_known(self) -> None:
+        if self.budget.why_not and not self._told:
+            self._told = True
+            self._keep(self.budget)
+
+
+@dataclass(frozen=True)
+class Turn:
+    """One step, or several of equal length, of those that take turns.
+
+    Attributes:
+        outputs: of the last step.
+        seconds: of one step.
+        traced: whether it did more than a step does.
+        kind: equal for steps that do equal work.
+        steps: how many ran.
+        comparable: whether the times of such turns tell something.
+    """
+
+    outputs: Any
+    seconds: float
+    traced: bool
+    kind: Hashable
+    steps: int = 1
+    comparable: bool = True
+
+
+class Comparing(Training):
+    """Has stock and rewritten steps take turns, until it is known which is faster.
+
+    Args:
+        experiment: enters another phase where a turn shows that there is nothing to compare.
+        comparison: the times.
+        take: runs one of the steps, given its name.
+        decide: enters the next phase.
+        beside: seconds of other steps, which come with the verdict.
+    """
+
+    def __init__(
+        self,
+        experiment: Experiment,
+        comparison: StepComparison,
+        take: Callable[[str, Any], Turn],
+        decide: Callable[[Verdict], None],
+        beside: Mapping[str, Sequence[float]] | None = None,
+    ) -> None:
+        self._experiment, self._comparison = experiment, comparison
+        self._take, self._decide, self._beside = take, decide, beside
+
+    def run(self, given: Any) -> Any:
+        """Return the outputs of the next one's turn."""
+        comparison = self._comparison
+        which = comparison.times.next
+        turn = self._take(which, given)
+        counts = comparison.add(which, turn.seconds, turn.traced or not turn.comparable, turn.kind)
+        if which != STOCK and turn.comparable and not counts:
+            comparison.report.took(turn.steps * turn.seconds)
+        verdict = comparison.verdict(self._beside) if self._experiment.phase is self else None
+        if verdict is not None:
+            self._decide(verdict)
+        return turn.outputs
+
+
+def _note_steps(report: Report, budget: Budget) -> None:
+    """Note the seconds of the stock steps that run, for the report; they are compared with nothing.
+
+    Where an earlier fit has measured a baseline that stays: these steps are no verdict on it.
+    """
+    if budget.steps_s and not report.baselines_s:
+        median_s = statistics.median(budget.steps_s)
+        report.change(steps_s=budget.steps_s, stock_step_s=median_s, first_steps_s=[])
+
+
+def forget_steps(report: Report) -> None:
+    """Takes back what :class:`StockFirst` noted in an earlier fit: another step may run in this one."""
+    if report.stock_step_s is not None and not report.baselines_s:
+        report.change(steps_s=[], stock_step_s=None)

@@ -1,0 +1,169 @@
+"""Profiles single steps on all ranks; then rank 0 plans, and all take its plan."""
+
+from __future__ import annotations
+
+import functools
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from grappler_passes.passes.base import PassResult
+from tf_ooo.costs.op_seconds import step_costs
+from tf_ooo.costs.profile import MOST_STEPS, StepProfiler
+from tf_ooo.errors import GraphError, OOOError
+from tf_ooo.fit.mode import Training
+from tf_ooo.fit.timing import timed_run
+from tf_ooo.hosts.ranks.messages import Message
+from tf_ooo.modes.data_parallel import planned
+from tf_ooo.modes.data_parallel.functions import RankFunctions, RewrittenSteps
+from tf_ooo.modes.data_parallel.options import DataParallel
+from tf_ooo.modes.data_parallel.ordering import FLIGHT_BYTES, LayerKey, request_to_look
+from tf_ooo.report.report import Report
+from tf_ooo.tracing.slices import counts_for
+from tf_ooo.tracing.unrolled import Unrolled
+
+# Steps that are only timed, after those that are profiled.
+_TIMED_STEPS = 2
+
+
+@dataclass(frozen=True)
+class Planned(Message):
+    """Tells what rank 0 has planned, or why a rank cannot go on; ``schedule`` as text, for ``layers``."""
+
+    failed: str = ""
+    schedule: str = ""
+    layers: Sequence[LayerKey] = ()
+    step_s: float | None = None
+    stock_s: float | None = None
+    flight_bytes: float = FLIGHT_BYTES
+    slices: Mapping[str, int] = field(default_factory=dict)
+    notes: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class Single:
+    """Steps that run one at a time, and the seconds of those that were timed."""
+
+    steps: Unrolled
+    seconds: list[float] = field(default_factory=list)
+
+
+class Profiling(Training):
+    """One step at a time: the first traces; for costs rank 0 profiles some, and some are timed.
+
+    Args:
+        together: steps of the functions that are planned.
+        take: is told of the plan, or why there is none, on all ranks.
+    """
+
+    def __init__(
+        self,
+        functions: RankFunctions,
+        options: DataParallel,
+        report: Report,
+        together: int,
+        take: Callable[[Planned, Single], None],
+    ) -> None:
+        self._functions, self._engine, self._options = functions, functions.engine, options
+        self._report, self._together, self._take = report, together, take
+        self._needs_costs = planned.needs_costs(options.schedule, options.policy_options)
+        model = functions.model
+        self._probe: RewrittenSteps[PassResult] = RewrittenSteps(
+            functions, functions.source, 1, lambda: request_to_look(model)
+        )
+        self._failed = self._probe.failed
+        self.single = Single(self._probe.steps)
+        self._profiler, self._profiled = StepProfiler(MOST_STEPS), 0
+
+    def run(self, given: Sequence[Any]) -> Any:
+        outputs = None
+        for batch in given:
+            outputs = self._profile_one(batch)
+        if self._profiled >= (1 + MOST_STEPS + _TIMED_STEPS if self._needs_costs else 1):
+            self._plan()
+        return outputs
+
+    def restore(self) -> Sequence[str]:
+        """End a profile under way; the next fit profiles anew."""
+        self._profiler.close()
+        if self._profiled <= 1 + MOST_STEPS:
+            self._profiled = min(self._profiled, 1)
+        return ()
+
+    def _profile_one(self, batch: object) -> Any:
+        steps = self.single.steps
+        self._profiled += 1
+        if self._profiled > 1 + MOST_STEPS and self._needs_costs:
+            outputs, seconds, _ = timed_run(lambda: steps([batch]), lambda: steps.traced)
+            self.single.seconds.append(seconds)
+            return outputs
+        if self._engine.rank != 0 or self._profiled == 1 or not self._needs_costs or self._failed:
+            return steps([batch])
+        return self._profiler.run_anyway(functools.partial(steps, [batch]), self._cannot_plan)
+
+    def _cannot_plan(self, error: OOOError) -> None:
+        self._failed = str(error)
+
+    def _plan(self) -> None:
+        """Rank 0 plans; all ranks take what it says."""
+        started, link, plan = time.perf_counter(), None, Planned()
+        try:
+            link = planned.measure_allreduce(self._engine) if self._needs_costs else None  # by all ranks
+        except OOOError as error:
+            self._cannot_plan(error)
+        try:
+            if self._engine.rank == 0 and not self._failed:
+                plan = self._plan_on_rank_0(link)
+        except Exception as error:  # the other ranks wait to be told
+            self._failed = f"{type(error).__name__}: {error}"
+        if self._failed:
+            plan = Planned(failed=self._failed)
+        told: list[Planned] = plan.told(self._engine)
+        self._probe.close()
+        planned_s = time.perf_counter() - started
+        self._report.change(plan_seconds=planned_s)
+        self._report.took(planned_s + self._profile_s())
+        self._take(next((reply for reply in told if reply.failed), told[0]), self.single)
+
+    def _profile_s(self) -> float:
+        """Return seconds of tracing the single step, and of the profiler."""
+        profile = self._profiler.profile
+        return self.single.steps.first_s + (0.0 if profile is None else profile.overhead_s)
+
+    def _plan_on_rank_0(self, link: planned.MeasuredLink | None) -> Planned:
+        probe, options, workers = self._probe, self._options, self._engine.size
+        if probe.result is None:
+            raise GraphError(f"the step was not profiled: {probe.failure}")
+        keys, step, graph = planned.one_step(probe.result.graph_def)
+        if link is None:
+            schedule = planned.plain_schedule(len(keys), options.schedule, workers, options.policy_options)
+            return Planned(schedule=schedule.to_text(), layers=keys)
+        if self._profiler.profile is None:
+            raise GraphError("the step was not profiled")
+        costs = step_costs(step, graph, self._profiler.profile)
+        single_s = statistics.median(self.single.seconds)
+        layers, table = planned.as_measured(costs, graph, link.link, workers, single_s)
+        gain = planned.make_plan(
+            layers,
+            table.link,
+            workers,
+            options.schedule,
+            self._together,
+            link.flight_bytes,
+            options.policy_options,
+        )
+        plan = gain.plan
+        self._report.change(costs=table, timeline=plan.timeline)
+        return Planned(
+            schedule=plan.schedule.to_text(),
+            layers=keys,
+            step_s=plan.step_s,
+            stock_s=gain.stock_s,
+            flight_bytes=link.flight_bytes,
+            slices=counts_for(plan.schedule, graph, self._functions.averaging.slices.sizes),
+            notes=[
+                f"schedule {row.name} was not compared: {row.reason}" for row in plan.candidates if row.reason
+            ],
+        )

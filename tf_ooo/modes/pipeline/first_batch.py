@@ -1,0 +1,117 @@
+"""Looks at batches before a model is cut: what micro-batches change in the result of training."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from tf_ooo.compat import keras_losses, nests
+from tf_ooo.hosts.devices import home_device
+from tf_ooo.hosts.memory import host_memory, in_host_memory
+from tf_ooo.modes.pipeline.dividing import micro_batch_notes, one_micro_batch_note
+from tf_ooo.modes.pipeline.losses import LaterBatches, check_loss
+from tf_ooo.modes.pipeline.plans import PipelinePlans
+from tf_ooo.modes.pipeline.state_kinds import StateKinds
+from tf_ooo.tracing import sync
+from tf_ooo.tracing.micro_batches import rows_of
+from tf_ooo.tracing.traces import traced_anew
+from tf_ooo.tracing.variables import all_variables, bytes_of, optimizers_of
+
+if TYPE_CHECKING:
+    import keras
+
+NEVER_WHOLE = "no device is to hold the whole model"
+_ALSO_WHOLE = (
+    "the model was not built in tf_ooo.host_memory(): its weights and slots, {} bytes, also stand on {}, "
+    "above the limit of {} bytes"
+)
+_LOSS_UNCHECKED = (
+    f"the loss of a batch is not compared with its micro-batches' (check_loss): {NEVER_WHOLE}; one that "
+    "adds up rows, or compares them with one another, trains with the micro-batches' mean"
+)
+_METRIC = (
+    "the log {} is that of micro-batches, not the batch's own: its metric says something else of two "
+    "micro-batches than of both in one, as the largest number of a batch does; use microbatches=1 where it "
+    "matters"
+)
+_FIRST_ONLY = f"whether rows of a batch look at each other was seen in the first batch only: {NEVER_WHOLE}"
+_UNLIKE = (
+    "{}: what the forward pass assigns for a batch does not follow from what it assigns for micro-batches; "
+    "nothing that is trained depends on it, and it becomes another than in stock training; microbatches=1 "
+    "keeps stock's"
+)
+
+
+class FirstBatch:
+    """Builds a model with its first batch, and compares that with its micro-batches; stays from fit to fit.
+
+    Attributes:
+        states: how those of the model follow from micro-batches, as was seen then.
+    """
+
+    def __init__(self, plans: PipelinePlans) -> None:
+        self.states = StateKinds()
+        self._plans = plans
+        self._later: LaterBatches | None = None  # compares later batches; None: nobody does
+        self._checked: Any = None  # the train function and the batches whose loss was looked at
+
+    def build(
+        self, model: keras.Model, batch: object, iterator: object, is_never_whole: Callable[[], bool]
+    ) -> None:
+        """Make all variables; then, unless that was switched off, look at the loss of the batch.
+
+        ``is_never_whole``: asked once the variables are there.
+        """
+        plans, options = self._plans, self._plans.options
+        plans.find_limit()
+        on_host, rows = in_host_memory(model), plans.division.split(rows_of(batch))
+        with host_memory() if on_host else contextlib.nullcontext():
+            sync.build(model, optimizers_of(model), model.train_step, iterator)
+            never_whole = is_never_whole()
+            if options.check_loss and (on_host or not never_whole):  # of a few rows; nothing is kept
+                self._check_loss(model, batch, len(rows), on_host)
+                if never_whole:
+                    self.compare_no_later()
+            else:
+                self.states, self._later = StateKinds(), None
+        self._say_what_changes(model, rows)
+        if not never_whole or on_host:
+            return
+        if options.first_steps == "auto" and plans.ranks.engine.size == 1:  # so it is too large
+            size, limit_bytes = bytes_of(all_variables(model)), plans.limit.least_bytes
+            self._warn(_ALSO_WHOLE.format(size, home_device(), limit_bytes))
+        if options.check_loss and keras_losses.own_loss_code(model):
+            self._warn(_LOSS_UNCHECKED)
+
+    def _check_loss(self, model: keras.Model, batch: object, microbatches: int, on_host: bool) -> None:
+        """Once for such batches, until the model is compiled again."""
+        key = self._plans.distributed.stock, nests.signature(batch), microbatches
+        if key[0] is None or self._checked != key:
+            with traced_anew(model):
+                checked = check_loss(model, batch, microbatches, gradients=not on_host)
+            self.states, self._later, self._checked = checked.states, checked.later, key
+        if self.states.unlike:
+            self._warn(_UNLIKE.format(", ".join(self.states.unlike)))
+        for name in self.states.metrics:
+            self._warn(_METRIC.format(name))
+
+    def look_at_later(self, batch: object, moved: Callable[[], Mapping[int, Any]]) -> None:
+        """StepRefused where rows meet in this batch that did not in the first one."""
+        self._plans.distributed.report.note(self._later.check(batch, moved) if self._later else "")
+
+    def compare_no_later(self) -> None:
+        """There is no device on which the whole model may run beside the pipeline."""
+        if self._later is not None:
+            self._later = None
+            self._plans.distributed.report.note(_FIRST_ONLY)
+
+    def _say_what_changes(self, model: keras.Model, rows: Sequence[int]) -> None:
+        """Warns of what micro-batches of so many rows change in the result, before the first step."""
+        self._plans.distributed.report.note(one_micro_batch_note(model, self._plans.options))
+        for text in micro_batch_notes(model, rows) if len(rows) > 1 else ():
+            self._warn(text)
+
+    def _warn(self, note: str) -> None:
+        self._plans.distributed.report.note(note, log=logging.WARNING)

@@ -1,0 +1,170 @@
+"""First steps of a pipeline's fit: measured on one device, or taken apart only, to make the plan."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from tf_ooo.compat import nests
+from tf_ooo.costs.table import CostTable
+from tf_ooo.errors import BackendError
+from tf_ooo.fit import progress
+from tf_ooo.fit.distributed import FirstSteps
+from tf_ooo.fit.in_place import InPlace
+from tf_ooo.fit.measured import with_shared_link
+from tf_ooo.fit.mode import Training
+from tf_ooo.hosts.cluster import Cluster
+from tf_ooo.hosts.devices import home_device
+from tf_ooo.modes.pipeline.first_batch import NEVER_WHOLE
+from tf_ooo.modes.pipeline.one_device import why_uncut
+from tf_ooo.modes.pipeline.running import PlannedPipeline
+from tf_ooo.modes.pipeline.steps import Given, PipelineSteps, Planned, ToMeasure
+from tf_ooo.rewriting.parts import WHOLE, is_part, least_share
+from tf_ooo.rewriting.staged import LayerByLayer, TracedBefore
+from tf_ooo.rewriting.step_graph import StepGraph
+from tf_ooo.tracing.micro_batches import BatchesSeen, Division, parts_of, rows_of
+
+# Micro-batches of the step that is taken apart where it does not run: gradients are added up from the second.
+_TAKEN_APART = 2
+
+
+class Beginning(Training):
+    """There is no plan yet, or no plan any more."""
+
+    def __init__(self, steps: PipelineSteps) -> None:
+        self._steps = steps
+
+    def run(self, given: Given) -> Any:
+        """Run the first step, in the phase that is entered."""
+        steps, plans, batch = self._steps, self._steps.plans, given[0]
+        steps.first_batch.build(steps.model, *given, lambda: steps.never_whole)
+        rows = plans.division.split(rows_of(batch))
+        if plans.planned_from is not None:
+            steps.experiment.enter(Planned(steps, plans.plan_from(*plans.planned_from)))
+        elif steps.never_whole and len(rows) > _TAKEN_APART:
+            # Enough to know all from; the whole step takes many times as long to trace.  In one replica,
+            # so that there is a sum.
+            measuring = Measuring(steps, batch, Division(_TAKEN_APART), 1)
+            steps.experiment.enter(measuring)
+            parts = parts_of(batch, (sum(rows[:_TAKEN_APART]), sum(rows[_TAKEN_APART:])))
+            return measuring.take_apart(parts[0], given)
+        else:
+            measuring = Measuring(steps, batch, plans.division, plans.replicas_at_first, steps.seen)
+            steps.experiment.enter(measuring)
+        return steps.experiment.run(given)
+
+
+class Measuring(Training):
+    """Steps on one device; the last of them makes the plan.
+
+    ``seen``: as of :class:`StepFunctions`.
+    """
+
+    def __init__(
+        self,
+        steps: PipelineSteps,
+        batch: object,
+        division: Division,
+        replicas: int,
+        seen: BatchesSeen | None = None,
+    ) -> None:
+        self._steps = steps
+        layers = LayerByLayer(home_device(), self._share(batch), self._is_whole)
+        functions = functools.partial(steps.functions, division, replicas, seen)
+        report = steps.plans.distributed.describe()
+        self._first = FirstSteps(steps.model, layers, functions, steps.options, report)
+
+    def _share(self, batch: object) -> float:
+        """Return the least share of the forward pass for a part of a layer.
+
+        Ranks divide layers alike, or not at all.
+        A schedule of the user's own that was planned with ``costs`` of whole layers counts those.
+        """
+        plans, given = self._steps.plans, self._steps.options.costs
+        engine = plans.ranks.engine
+        whole = given is not None and not any(is_part(layer.name) for layer in given.layers)
+        if plans.own is not None and whole:
+            return WHOLE
+        if engine.size > 1 and len(set(engine.gather(repr(nests.signature(batch))))) > 1:
+            return WHOLE
+        return least_share(len(self._steps.target.devices))
+
+    def _is_whole(self, step: StepGraph) -> bool:
+        """Check the step; return whether one device is to run it."""
+        self._steps.plans.check_step(step)
+        return not (self._steps.never_whole or self._steps.plans.exceeds_limit(step))
+
+    def run(self, given: Given) -> Any:
+        steps, plans, first = self._steps, self._steps.plans, self._first
+        outputs = first.run(given[0])
+        if first.rested:
+            return self._cut_first(given)
+        if not first.done:
+            return outputs
+        try:
+            step, costs = first.measured(steps.target)
+        except BackendError as error:  # there is no graph; all steps so far have trained
+            if not plans.may_fall_back():
+                raise
+            plans.train_on_one_device(str(error))
+            return outputs
+        steps.experiment.enter(Planned(steps, *self._plan(step, costs), uncut=first.seen))
+        self._compare(given[0], steps.report.pipeline.serial_step_s)
+        return outputs
+
+    def take_apart(self, some: object, given: Given) -> Any:
+        """Take a step on some rows apart, which does not run; the first step is cut."""
+        self._first.run(some)
+        return self._cut_first(given)
+
+    def _cut_first(self, given: Given) -> Any:
+        """The step was taken apart, and has not run."""
+        steps, plans, batch = self._steps, self._steps.plans, given[0]
+        options, report = steps.options, steps.report
+        steps.first_batch.compare_no_later()
+        step, costs = self._first.measured(steps.target)
+        count = len(plans.division.split(rows_of(batch)))
+        pipeline, before = self._plan(dataclasses.replace(step, count=count), costs)
+        report.change(no_baseline=NEVER_WHOLE, batch_rows=rows_of(batch))
+        to_measure = None
+        alone = plans.ranks.engine.size == 1  # ranks would have to be asked for the same step
+        if options.costs is None and options.profile_steps and alone:
+            in_place = InPlace(step, count, steps.target, options.profile_steps)
+            to_measure = ToMeasure(in_place, nests.signature(batch))
+        steps.experiment.enter(Planned(steps, pipeline, before, to_measure))
+        return steps.experiment.run(given)
+
+    def _plan(self, step: StepGraph, costs: CostTable) -> tuple[PlannedPipeline, TracedBefore | None]:
+        """Return the plan, and the step as it was traced for one device, if it may be placed as it is."""
+        steps, plans, first = self._steps, self._steps.plans, self._first
+        started = time.perf_counter()
+        plans.rows = first.rows
+        with progress.said("planning, where to cut the model and in which order its tasks run"):
+            shared = plans.ranks.shared(with_shared_link(costs, steps.target))
+            pipeline = plans.plan_from(step, shared)
+        steps.report.change(plan_seconds=time.perf_counter() - started)
+        alone = plans.ranks.engine.size == 1 and not isinstance(steps.target, Cluster)
+        before = first.traced_before() if alone else None
+        first.close()
+        return pipeline, before
+
+    def _compare(self, batch: object, serial_s: float) -> None:
+        """Compare with one device; where that may train instead, also in a fit of unknown length."""
+        steps, plans, distributed = self._steps, self._steps.plans, self._steps.plans.distributed
+        may_fall_back, compare = plans.may_fall_back(), steps.options.compare
+        if compare is None and distributed.steps is None and may_fall_back:
+            compare = True
+        too_short = distributed.compare(steps.model, batch, self._first, compare, serial_s)
+        why = why_uncut(distributed.describe(), len(steps.target.devices), too_short) if may_fall_back else ""
+        if why:
+            plans.train_on_one_device(why)
+
+    def ended(self) -> None:
+        self._steps.plans.distributed.note_too_short(self._first.seen)
+
+    def restore(self) -> Sequence[str]:
+        self._first.close()
+        return ()

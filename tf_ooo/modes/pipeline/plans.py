@@ -1,0 +1,302 @@
+"""Plans for the model that is trained: within its limit, for its costs, and again as more is known."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import logging
+from typing import TYPE_CHECKING
+
+from tf_ooo.compat import keras_loops, train_function
+from tf_ooo.costs.layer_costs import LayerCosts, Link
+from tf_ooo.costs.places import first_of
+from tf_ooo.costs.table import CostTable
+from tf_ooo.errors import MemoryLimitError
+from tf_ooo.fit.baseline import ONE_DEVICE
+from tf_ooo.fit.distributed import Distributed
+from tf_ooo.fit.given_costs import costs_of_parts
+from tf_ooo.fit.measured import layers_of, measured_costs, unknown_sizes, with_shared_link
+from tf_ooo.fit.reporting import fall_back
+from tf_ooo.hosts.cluster import Cluster
+from tf_ooo.hosts.memory import in_host_memory
+from tf_ooo.modes.pipeline.advice import advice
+from tf_ooo.modes.pipeline.fewer import on_best_devices
+from tf_ooo.modes.pipeline.limits import Limit, limit_of, mesh_within
+from tf_ooo.modes.pipeline.loop_parts import loop_parts
+from tf_ooo.modes.pipeline.mesh import AUTO, Mesh, make_mesh
+from tf_ooo.modes.pipeline.options import Pipeline
+from tf_ooo.modes.pipeline.own_schedule import check_recomputed
+from tf_ooo.modes.pipeline.partition import Cutter, units_of
+from tf_ooo.modes.pipeline.pipeline_ranks import PipelineRanks
+from tf_ooo.modes.pipeline.planning import PlanRequest, fits_whole, named_bounds, own_cuts, peak_within
+from tf_ooo.modes.pipeline.reporting import fill_report, note_loops, note_turns
+from tf_ooo.modes.pipeline.running import PlannedPipeline
+from tf_ooo.planning.choosing.recompute import NONE
+from tf_ooo.planning.model.schedule_file import ScheduleFile
+from tf_ooo.report.parts import Outcome
+from tf_ooo.rewriting.repeating import layers_that_cannot
+from tf_ooo.rewriting.step_graph import StepGraph
+from tf_ooo.tracing.micro_batches import Division, rows_of
+from tf_ooo.units import seconds_text
+
+if TYPE_CHECKING:
+    import keras
+
+# A plan for costs of another measurement has to be better by so much.
+_LEAST_GAIN = 0.05
+
+
+class PipelinePlans:
+    """Keeps, from fit to fit, what the model trained last is planned from, and its plan.
+
+    Attributes:
+        planned_from: a step that was taken apart, and its costs; None: it is to be measured.  Set before the
+            first step from another fit of a model with the same names, it spares that.
+        pipeline: the plan; None: there is none (any more).
+        division: of batches into micro-batches.
+        rows: of the largest micro-batch that is planned for; 0: unknown.
+        limit: of each device's memory.
+        own: a schedule of the user's own; None: a policy's is planned.
+        counts: how many replicas may share the devices.
+        one_device: why the stock step trains on one device; empty: it does not.
+        stock_trace_s: what the execution took in which the stock step was traced; 0: not known.
+    """
+
+    def __init__(self, options: Pipeline) -> None:
+        self.options, self.ranks = options, PipelineRanks()
+        self.distributed = Distributed(options.mode)
+        self.planned_from: tuple[StepGraph, CostTable] | None = None
+        self.pipeline: PlannedPipeline | None = None
+        self.own: ScheduleFile | None = None
+        self.division, self.limit, self.rows = Division(1), Limit(), 0
+        self.counts: tuple[int, ...] = (1,)
+        self.one_device = ""
+        self.stock_trace_s = 0.0
+
+    def begin(self, model: keras.Model, steps: int | None) -> None:
+        """Begin a fit; what is known is kept if it is of the same step on the same devices."""
+        trained_before = self.distributed.known is not None
+        if self.distributed.begin(model, steps):
+            self.forget()
+            self.planned_from = None if trained_before else self.planned_from
+            self.one_device = ""
+        if self.one_device and ONE_DEVICE not in self.distributed.report.baselines_s:
+            # The fit before was too short to look at several devices.
+            self.one_device = ""
+            self.distributed.report.put(Outcome())
+
+    def forget(self) -> None:
+        """Forget the plan, though not what it was made from."""
+        self.pipeline, self.distributed.step_s = None, ()
+
+    def may_fall_back(self) -> bool:
+        """Return whether one device may train instead; ranks would have to agree on it."""
+        return self.options.fall_back and self.ranks.engine.size == 1
+
+    def may_stay_stock(self, model: keras.Model) -> bool:
+        """Say whether stock steps begin the fit, to see if it is long enough for several devices."""
+        options, known = self.options, self.pipeline is not None or self.planned_from is not None
+        asked = options.compare is not None or options.costs is not None or options.first_steps != "auto"
+        if not self.may_fall_back() or known or asked:
+            return False
+        # Where there is a limit, a stock step may be above it.
+        limited = options.memory_limit_bytes is not None or bool(self.distributed.target.memory_limits())
+        return not (limited or in_host_memory(model))
+
+    def train_on_one_device(self, reason: str) -> None:
+        """Train on one device from now on; in a later fit too, if one device was measured."""
+        self.one_device, self.distributed.slower_warning.advise = reason, None
+        report = self.distributed.describe()
+        fall_back(report, reason, expected=True, how_to_record="mode='pipeline', which splits in any case")
+        rows = [dataclasses.replace(row, taken=False) for row in report.pipeline.compared_replicas]
+        report.change(pipeline=dataclasses.replace(report.pipeline, compared_replicas=rows))
+        self.forget()
+        self.planned_from = None
+
+    def _counts_for(self, step: StepGraph) -> tuple[int, ...]:
+        """Return numbers of replicas to choose from, where each replica has a micro-batch of the step."""
+        return tuple(count for count in self.counts if count <= step.count) or self.counts[:1]
+
+    @property
+    def replicas_at_first(self) -> int:
+        """Return the first steps' replicas; 1 where a plan is to choose: sums of several have other bits."""
+        return self.counts[0] if len(self.counts) == 1 else 1
+
+    def loops_of(self, model: keras.Model) -> int:
+        """Return in how many loops recurrent layers run their time steps; 1 where none can run in several."""
+        options, target, recurrent = self.options, self.distributed.target, len(keras_loops.loops(model))
+        if not recurrent:
+            return 1
+        # Between hosts a layer's weights, and their gradients, would be sent for each micro-batch.
+        most = 1 if isinstance(target, Cluster) else len(target.devices) // min(self.counts)
+        return loop_parts(options.loop_parts, recurrent, most, self.division.most)
+
+    def may_leave_rows_open(self, model: keras.Model) -> bool:
+        """Return whether batches may share a trace: nothing has to be known of their sizes.
+
+        Asked for once the limit is known.  Keras 2 counts in the last micro-batch, and ranks trace alike.
+        """
+        alone = self.ranks.engine.size == 1
+        return alone and self.limit.bytes is None and not train_function.counts_steps(model)
+
+    def check_step(self, step: StepGraph) -> None:
+        """OptionsError, ScheduleError: before the first step, for stages or layers that it does not have."""
+        names = [layer.name for layer in step.graph.layers]
+        layers = tuple(LayerCosts(1.0, 1.0, 1.0, name=name) for name in names)
+        cutter = Cutter(layers, units_of(len(names), step.known.inseparable), Link(), step.count)
+        if self.own is not None:
+            check_recomputed(
+                self.own, len(names), layers_that_cannot(step) if self.own.schedule.recompute else ()
+            )
+            own_cuts(self.own, cutter, self.options.stages)
+        elif self.options.stages is not None:
+            named_bounds(cutter, self.options.stages)
+        elif not self.may_fall_back():
+            cutter.cut(tuple(range(len(self.distributed.target.devices) // max(self.counts))))
+
+    def plan_from(self, step: StepGraph, costs: CostTable) -> PlannedPipeline:
+        """Plans for a step with given costs.  Raises OptionsError where they are another model's."""
+        costs = with_shared_link(costs_of_parts(costs, step), self.distributed.target)
+        self.planned_from = (step, costs)
+        self.distributed.report.change(costs=costs)
+        return self.plan_with(step, costs)
+
+    def plan_with(self, step: StepGraph, costs: CostTable) -> PlannedPipeline:
+        """Plans, and says so in the report."""
+        limit_bytes = self.limit.bytes
+        unknown = unknown_sizes(step) if limit_bytes is not None else ()
+        if limit_bytes is not None and unknown:
+            layers = layers_of(step, unknown)
+            because = f"they are of {first_of(layers, 3)}; memory_limit_bytes=0 plans without a limit"
+            self._refuse_unknown(MemoryLimitError(limit_bytes, None, unknown, because if layers else ""))
+        note_loops(self.distributed.report, step)
+        note_turns(self.distributed.report, step)
+        return self._take(self._planned(step, costs), step, costs)
+
+    def find_limit(self) -> None:
+        """Find the limit before a plan is made; ranks agree on it. Blocks."""
+        options, engine = self.options, self.ranks.engine
+        self.limit = limit_of(options.memory_limit_bytes, self.distributed.target, engine)
+
+    def _refuse_unknown(self, error: MemoryLimitError) -> None:
+        """Raises it, unless the limit was not asked for: then there is none."""
+        if not self.limit.reported:
+            raise error
+        note = f"planned without the limit that devices report ({self.limit.said}): {error}"
+        self.distributed.report.note(note, log=logging.WARNING)
+        self.limit = Limit()
+
+    def plan_again(self, costs: CostTable) -> PlannedPipeline | None:
+        """Plan for costs that were measured while a plan ran; None: that one stays.
+
+        It has to be faster by more than costs are wrong by from one measurement to the next.  OOOError: no
+        plan can be made; the one that runs stays.
+        """
+        if self.pipeline is None or self.planned_from is None:
+            return None
+        step, before = self.planned_from
+        on_devices = zip(costs.layers, self.pipeline.mesh.slower_by(), strict=True)
+        layers = tuple(layer.slowed(1 / slower) for layer, slower in on_devices)
+        costs = dataclasses.replace(costs, layers=layers, link=before.link)
+        planned = self._planned(step, costs)
+        kept = self.pipeline.mesh.with_costs(costs.layers)
+        better = planned.step_s < kept.step_s * (1 - _LEAST_GAIN)
+        self.planned_from = (step, costs)
+        report = self.distributed.report
+        report.forget(*before.notes)
+        other = self._take(planned, step, costs) if better else None
+        if not better:
+            kept = kept.compared_with(planned)
+            self._fill(kept, step, costs)
+        said = f"planned again with costs that were measured while it ran: {seconds_text(planned.step_s)}"
+        compared = f"instead of {seconds_text(kept.step_s)}" if better else "no better, so the plan stays"
+        report.note(f"{said} a step, {compared}")
+        return other
+
+    def _wanted(self, step: StepGraph, costs: CostTable) -> PlanRequest:
+        return PlanRequest(
+            schedule=self.options.schedule,
+            devices=len(self.distributed.target.devices),
+            microbatches=step.count,
+            link=costs.link,
+            memory_limit_bytes=self.limit.bytes,
+            less_bytes=self.limit.less_bytes,
+            options=self.options.policy_options,
+            stages=self.options.stages,
+            own=self.own,
+            recompute=self.options.recompute,
+            fixed=layers_that_cannot(step) if self.options.recompute != NONE else frozenset(),
+        )
+
+    def _planned(self, step: StepGraph, costs: CostTable) -> Mesh:
+        wanted, units = self._wanted(step, costs), units_of(len(costs.layers), step.known.inseparable)
+        if self._chooses_devices:
+            make = functools.partial(on_best_devices, costs.layers, units)
+        else:
+            make = functools.partial(make_mesh, costs.layers, units, counts=self._counts_for(step))
+        planned = mesh_within(make, wanted, self.limit)
+        alone = self.ranks.engine.size == 1
+        advise = functools.partial(advice, planned, costs.layers, units, planned.wanted, alone)
+        self.distributed.slower_warning.advise = advise
+        return planned
+
+    @property
+    def _chooses_devices(self) -> bool:
+        """Return whether fewer devices than are given may train."""
+        options = self.options
+        by_hand = options.stages is not None or self.own is not None
+        return self.may_fall_back() and options.replicas == AUTO and not by_hand
+
+    def _take(self, planned: Mesh, step: StepGraph, costs: CostTable) -> PlannedPipeline:
+        report, given = self.distributed.report, self.distributed.target.devices
+        devices = planned.of(given)
+        limits = self.limit.of_each(len(given))
+        report.change(
+            memory_limit_bytes=self.limit.least_bytes,
+            memory_limits_bytes=planned.of(limits) if limits else (),
+            memory_limit_from=self.limit.said,
+        )
+        self.pipeline = pipeline = PlannedPipeline(planned, step, devices)
+        self.distributed.step_s = pipeline.step_s
+        self._fill(planned, step, costs)
+        because = "distributed as asked"
+        if self.options.fall_back:
+            fewer = f", on {len(devices)} of {len(given)} devices" if len(devices) < len(given) else ""
+            because = f"the fastest that was compared{fewer}"
+        report.put(Outcome(kept_because=because))
+        return pipeline
+
+    def _fill(self, mesh: Mesh, step: StepGraph, costs: CostTable) -> None:
+        devices = mesh.of(self.distributed.target.devices)
+        fill_report(self.distributed.report, mesh, step, costs, devices, self.ranks.engine.size)
+
+    def exceeds_limit(self, step: StepGraph) -> bool:
+        """Return whether one device that ran the step would need more than its limit."""
+        asked, limit_bytes = self.options.first_steps, self.limit.least_bytes
+        if asked != "auto" or limit_bytes is None or self.ranks.engine.size > 1 or unknown_sizes(step):
+            return False
+        costs = measured_costs(step, None)
+        return not fits_whole(costs.layers, step.count, peak_within(limit_bytes))
+
+    def grown_for(self, batch: object) -> PlannedPipeline | None:
+        """Plan anew for a batch of more micro-batches, with a limit of memory also for larger ones.
+
+        None: the present plan does.
+        """
+        rows, known = self.division.split(rows_of(batch)), self.rows
+        if self.pipeline is None or self.planned_from is None:
+            return None
+        mesh, (step, costs) = self.pipeline.mesh, self.planned_from
+        larger = self.limit.bytes is not None and 0 < known < max(rows)
+        if larger:
+            more_bytes = mesh.peak_bytes * (max(rows) / known - 1)
+            larger = not self.limit.is_far_from(mesh.kept_limit_bytes + more_bytes)
+        if len(rows) <= mesh.plan.schedule.microbatches * mesh.replicas and not larger:
+            return None
+        if larger:
+            layers = tuple(layer.scaled(max(rows) / known) for layer in costs.layers)
+            costs = dataclasses.replace(costs, layers=layers)
+        pipeline = self.plan_with(dataclasses.replace(step, count=len(rows)), costs)
+        if larger:
+            self.rows, self.planned_from = max(rows), (step, costs)
+        return pipeline

@@ -1,0 +1,283 @@
+"""The steps of a fit, batch by batch; with a plan the variables are moved, and steps are cut."""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from tf_ooo.compat import nests
+from tf_ooo.compat.evaluation import Kind
+from tf_ooo.errors import BackendError, OOOError
+from tf_ooo.fit import progress
+from tf_ooo.fit.distributed import Tracing
+from tf_ooo.fit.experiment import Experiment
+from tf_ooo.fit.in_place import InPlace
+from tf_ooo.fit.mode import Function, Training
+from tf_ooo.fit.recorder import Watched
+from tf_ooo.fit.slower_warning import ENOUGH
+from tf_ooo.hosts.cluster import Cluster
+from tf_ooo.hosts.memory import in_host_memory
+from tf_ooo.hosts.target import gone
+from tf_ooo.modes.pipeline import tasks_of
+from tf_ooo.modes.pipeline.first_batch import FirstBatch
+from tf_ooo.modes.pipeline.one_device import why_back
+from tf_ooo.modes.pipeline.pieces import pieces_of
+from tf_ooo.modes.pipeline.plans import PipelinePlans
+from tf_ooo.modes.pipeline.running import PlannedPipeline, RunningPipeline
+from tf_ooo.planning.simulation.measured import repeated
+from tf_ooo.rewriting.op_tasks import timed_ops
+from tf_ooo.rewriting.staged import TracedBefore
+from tf_ooo.tracing.micro_batches import BatchesSeen, Division
+from tf_ooo.tracing.step import StepFunctions
+from tf_ooo.tracing.variables import all_variables, bytes_of
+
+if TYPE_CHECKING:
+    import keras
+
+_CALCULATED = "costs are calculated from shapes, not measured"
+_LARGER = f"{_CALCULATED}: a larger batch came first"
+Given = tuple[Any, Any]  # a batch, and the iterator that it came from
+
+
+class PipelineSteps:
+    """The steps of one fit, until one device goes on alone; see :attr:`PipelinePlans.one_device`.
+
+    Args:
+        beginning: makes the phase in which there is no plan.
+
+    Attributes:
+        may_plan_anew: where a step is not the one that was planned; once in a fit.
+    """
+
+    def __init__(
+        self,
+        plans: PipelinePlans,
+        first_batch: FirstBatch,
+        model: keras.Model,
+        beginning: Callable[[PipelineSteps], Training],
+    ) -> None:
+        self.plans, self.first_batch, self.model = plans, first_batch, model
+        self.target, self.options = plans.distributed.target, plans.options
+        self.report = plans.distributed.report
+        self.may_plan_anew = plans.ranks.engine.size == 1
+        self.beginning = beginning(self)
+        self.experiment = Experiment(self.beginning)
+        if plans.pipeline is not None:
+            self.experiment.enter(Planned(self, plans.pipeline))
+
+    @functools.cached_property
+    def seen(self) -> BatchesSeen | None:
+        """The kinds of batches; None: each is traced by itself."""
+        return BatchesSeen() if self.plans.may_leave_rows_open(self.model) else None
+
+    @functools.cached_property
+    def never_whole(self) -> bool:
+        """Return whether it is known before the step is traced that no device is to run all of it.
+
+        Asked for when all variables are there; ranks decide alike.
+        """
+        asked, limit_bytes = self.options.first_steps, self.plans.limit.least_bytes
+        if asked != "auto":
+            return asked == "cut"
+        engine = self.plans.ranks.engine
+        if engine.size > 1:  # limits may differ among them
+            return any(engine.gather(in_host_memory(self.model)))
+        too_large = limit_bytes is not None and bytes_of(all_variables(self.model)) > limit_bytes
+        return too_large or in_host_memory(self.model)
+
+    def run(self, batch: object, iterator: object) -> Any:
+        """Return one step on one batch; its logs."""
+        if self.experiment.phase is not self.beginning:
+            self.first_batch.look_at_later(batch, self._moved)
+        return self.experiment.run((batch, iterator))
+
+    def functions(
+        self, division: Division, replicas: int, seen: BatchesSeen | None, tracing: Tracing
+    ) -> StepFunctions:
+        """Make the functions of steps, which are traced inside of ``tracing``."""
+        plans, model = self.plans, self.model
+        applying, loops = plans.ranks.applying(model), plans.loops_of(model)
+        functions = StepFunctions(model, division, tracing, applying, replicas, loops)
+        functions.seen, functions.kinds = seen, self.first_batch.states.kinds
+        return functions
+
+    def _moved(self) -> Mapping[int, Any]:
+        """The present variables by the ``id`` of their old handles.  BackendError: a worker is gone."""
+        phase = self.experiment.phase
+        if not isinstance(phase, Cut):
+            return {}
+        if self.target.lost():  # a read from it would wait for ever
+            raise BackendError("a worker is gone")
+        return phase.running.replaced
+
+    def bring_back(self) -> None:
+        """Bring the variables back.  BackendError: a variable's worker is gone."""
+        lost = self.experiment.restore()
+        if lost:
+            raise gone(lost, self.target.explain)
+
+
+@dataclass(frozen=True)
+class ToMeasure:
+    """Measures a few steps of a plan with calculated costs, on batches with this signature."""
+
+    in_place: InPlace
+    batches: Any
+
+
+class Planned(Training):
+    """There is a plan; the variables are moved for the next step.
+
+    Args:
+        before: the step as it was traced for one device, if it may be placed without another trace.
+        to_measure: None: costs are measured already, or are not to be.
+        uncut: steps of this fit before there was a plan.
+    """
+
+    def __init__(
+        self,
+        steps: PipelineSteps,
+        pipeline: PlannedPipeline,
+        before: TracedBefore | None = None,
+        to_measure: ToMeasure | None = None,
+        uncut: int = 0,
+    ) -> None:
+        self._steps, self._pipeline, self._before = steps, pipeline, before
+        self._to_measure, self._uncut = to_measure, uncut
+
+    def run(self, given: Given) -> Any:
+        """Run the first cut step."""
+        steps, to_measure = self._steps, self._to_measure
+        grown = steps.plans.grown_for(given[0])
+        if grown is not None and to_measure is not None:
+            to_measure = None
+            steps.report.note(_LARGER)
+        cut = Cut(steps, grown or self._pipeline, self._before, to_measure)
+        steps.experiment.enter(cut)
+        cut.running.begin()
+        return cut.step(given[0])
+
+    def ended(self) -> None:
+        self._steps.plans.distributed.note_too_short(self._uncut)
+
+
+class Cut(Training):
+    """The variables are where the plan has them, and each step is cut."""
+
+    def __init__(
+        self,
+        steps: PipelineSteps,
+        pipeline: PlannedPipeline,
+        before: TracedBefore | None,
+        to_measure: ToMeasure | None,
+    ) -> None:
+        self._steps, self._pipeline, self._to_measure = steps, pipeline, to_measure
+        plans, replicas = steps.plans, pipeline.mesh.replicas
+        self.running = RunningPipeline(
+            steps.model,
+            steps.target,
+            pipeline,
+            functools.partial(steps.functions, plans.division, replicas, steps.seen),
+            plans.distributed.describe(),
+            steps.options.dump_dir,
+            pieces_of(pipeline.mesh, plans.rows, plans.limit.planned_bytes),
+            before if replicas == 1 == plans.replicas_at_first else None,
+        )
+        self.running.may_plan_anew = steps.may_plan_anew
+
+    def run(self, given: Given) -> Any:
+        """Run a step; a batch that is larger than planned for is planned for first."""
+        steps = self._steps
+        grown = steps.plans.grown_for(given[0])
+        if grown is None:
+            return self.step(given[0])
+        if self._to_measure is not None:
+            steps.report.note(_LARGER)
+        steps.bring_back()
+        steps.experiment.enter(Planned(steps, grown))
+        return steps.experiment.run(given)
+
+    def step(self, batch: object) -> Any:
+        """Run a step that the plan is large enough for; afterwards it may be known what else is to run."""
+        outputs = self._measured_step(batch)
+        if self.running.not_planned:
+            self._forget_plan(self.running.not_planned)
+        elif len(self._pipeline.step_s) == ENOUGH:
+            self._look_at_gain()
+        return outputs
+
+    def _measured_step(self, batch: object) -> Any:
+        """Run a step; where it was planned with calculated costs, up to three of the first are measured."""
+        to_measure, timed = self._to_measure, self._pipeline.step_s
+        if to_measure is None or not timed or nests.signature(batch) != to_measure.batches:
+            return self.running.step(batch)
+        before, in_place = len(timed), to_measure.in_place
+        outputs = in_place.run(lambda: self.running.step(batch), max(timed))
+        if len(timed) > before:
+            timed.pop()  # the profiler's
+        if in_place.done:
+            self._to_measure = None
+            self._plan_again(in_place)
+        return outputs
+
+    def _plan_again(self, in_place: InPlace) -> None:
+        steps, plans = self._steps, self._steps.plans
+        costs = in_place.costs([node.name for node in steps.report.rewritten_graph.node])
+        if costs is None:
+            steps.report.note(f"{_CALCULATED}: {in_place.why_not}")
+            return
+        try:
+            with progress.said("planning again, with measured costs"):
+                other = plans.plan_again(costs)
+        except OOOError as error:
+            steps.report.note(f"the plan with calculated costs stays: {error}")
+            return
+        if other is not None:
+            steps.bring_back()
+            steps.experiment.enter(Planned(steps, other))
+
+    def _forget_plan(self, why: str) -> None:
+        """The next step is taken apart and planned, as if there had been no plan."""
+        steps, plans = self._steps, self._steps.plans
+        note = f"a step ran in stock order, and the next ones are planned anew: {why}"
+        steps.report.note(note, log=logging.WARNING)
+        steps.may_plan_anew = False
+        plans.forget()
+        plans.planned_from = None
+        steps.bring_back()
+        steps.experiment.enter(steps.beginning)
+
+    def _look_at_gain(self) -> None:
+        """Says that several devices are slower than one, or leaves them."""
+        plans, distributed = self._steps.plans, self._steps.plans.distributed
+        why = why_back(distributed.describe()) if plans.may_fall_back() else ""
+        if why:
+            plans.train_on_one_device(why)
+        else:
+            distributed.say_if_slower()
+
+    def evaluating(self, kind: Kind, function: Function) -> Function:
+        return self.running.evaluating(kind, function)
+
+    def watched(self) -> Watched | None:
+        """Once a step of the plan has run that traced nothing."""
+        pipeline, graph = self._pipeline, self._steps.report.rewritten_graph
+        if self._to_measure is not None or not pipeline.step_s:
+            return None
+        target, replicas = self._steps.target, pipeline.mesh.replicas
+        return Watched(
+            repeated(pipeline.mesh.schedule, pipeline.turns),
+            lambda: timed_ops(graph, tasks_of(graph, replicas)),
+            pipeline.step_s,
+            addresses=target.addresses if isinstance(target, Cluster) else (),
+        )
+
+    def ended(self) -> None:
+        if self._to_measure is not None:
+            self._steps.report.note(f"{_CALCULATED}: the fit had too few steps")
+
+    def restore(self) -> Sequence[str]:
+        return self.running.restore()

@@ -11,7 +11,7 @@ def _tests(folder: str, names: str) -> list[str]:
 
 # Tests stop at the first failure: those that notice most come first.
 _SCHEDULES = _tests(UNIT, "relation_edges simulator frozen_values")
-_CLASSIFY = _tests(GRAPH, "classify_parts classify_steps classify_rules")
+_CLASSIFY = _tests(GRAPH, "classify_steps classify_rules")
 _CLOCK = _tests(UNIT, "clock simulator_parts simulator")
 _PEAKS = _tests(UNIT, "peaks liveness")
 TESTS: dict[str, list[str]] = {
@@ -26,14 +26,14 @@ TESTS: dict[str, list[str]] = {
     ],
     "tf_ooo/rewriting/lanes.py": _tests(UNIT, "lane_edges lowering_edges frozen_values"),
     "tf_ooo/modes/data_parallel/ordering.py": _tests(
-        UNIT, "data_parallel_order unrolled_parts frozen_values"
+        UNIT, "data_parallel_order data_parallel_planned frozen_values"
     ),
     "tf_ooo/modes/data_parallel/agreement.py": _tests(UNIT, "agreement data_parallel_parts"),
     "tf_ooo/rewriting/ordering.py": [
         *_tests(UNIT, "lane_edges sent_after_its_dw frozen_values"),
         *_tests(GRAPH, "pipeline_order"),
     ],
-    "tf_ooo/tracing/micro_batches.py": _tests(UNIT, "micro_batch_weights pipeline_parts"),
+    "tf_ooo/tracing/micro_batches.py": _tests(UNIT, "micro_batch_weights pipeline_cuts"),
     "tf_ooo/tracing/collecting.py": _tests(UNIT, "micro_batch_weights"),
     "tf_ooo/modes/layerpipe/delays.py": _tests(UNIT, "layerpipe_registers frozen_values"),
     "tf_ooo/modes/layerpipe/cutting.py": _tests(UNIT, "layerpipe_registers frozen_values"),
@@ -48,8 +48,8 @@ TESTS: dict[str, list[str]] = {
     "grappler_passes/graph/liveness.py": _PEAKS,
     "grappler_passes/analysis/classify.py": _CLASSIFY,
     "grappler_passes/analysis/kinds.py": _CLASSIFY,
-    "grappler_passes/analysis/backward.py": [*_tests(GRAPH, "backward_parts"), *_CLASSIFY],
-    "grappler_passes/analysis/gradients.py": [*_tests(GRAPH, "gradients_parts"), *_CLASSIFY],
-    "grappler_passes/analysis/layers.py": [*_tests(GRAPH, "layers_parts"), *_CLASSIFY],
-    "grappler_passes/analysis/weights.py": [*_tests(GRAPH, "weights_parts"), *_CLASSIFY],
+    "grappler_passes/analysis/backward.py": _CLASSIFY,
+    "grappler_passes/analysis/gradients.py": _CLASSIFY,
+    "grappler_passes/analysis/layers.py": _CLASSIFY,
+    "grappler_passes/analysis/weights.py": _CLASSIFY,
 }

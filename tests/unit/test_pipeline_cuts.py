@@ -17,7 +17,7 @@ from tf_ooo.modes.pipeline.partition import Cutter, crossing_bytes, units_of
 from tf_ooo.modes.pipeline.planning import SCHEDULES, PlanRequest, make_plan
 from tf_ooo.modes.pipeline.reporting import _why, limits_of, section_of
 from tf_ooo.planning.building.merging import merged
-from tf_ooo.tracing.micro_batches import Division, relative_weights, split_rows
+from tf_ooo.tracing.micro_batches import Division
 
 
 def layer(seconds, output_bytes=0, inputs=None, **more):
@@ -30,14 +30,6 @@ def layer(seconds, output_bytes=0, inputs=None, **more):
         name=f"l{seconds}",
         **more,
     )
-
-
-@pytest.mark.parametrize(
-    ("rows", "parts", "expected"),
-    [(8, 4, (2, 2, 2, 2)), (10, 4, (3, 3, 2, 2)), (3, 8, (1, 1, 1)), (7, 1, (7,)), (1, 5, (1,))],
-)
-def test_rows_of_micro_batches(rows, parts, expected):
-    assert split_rows(rows, parts) == expected
 
 
 @pytest.mark.parametrize(
@@ -55,16 +47,6 @@ def test_rows_of_micro_batches(rows, parts, expected):
 )
 def test_rows_that_a_micro_batch_has_at_least(rows, least, expected):
     assert Division(8, 8, least).split(rows) == expected
-
-
-@pytest.mark.parametrize("rows", [(2, 2, 2), (3, 3, 2, 2), (1,)])
-def test_weights_make_the_mean_of_the_batch(rows):
-    values = np.random.default_rng(1).normal(size=sum(rows))
-    parts = np.split(values, np.cumsum(rows)[:-1])
-    weights, scale = relative_weights(rows)
-    assert weights[0] == 1.0
-    total = sum(part.mean() * weight for part, weight in zip(parts, weights, strict=True)) * scale
-    assert total == pytest.approx(values.mean(), rel=1e-12)
 
 
 def test_units_stay_whole():
@@ -221,7 +203,6 @@ def test_the_memory_limit_is_kept_or_named():
         ({"devices": ["CPU:0", "disk"]}, "'disk' is no device name"),
         ({"devices": []}, "accepted: an int"),
         ({"microbatches": 0}, "microbatches=0"),
-        ({"schedule": "in_order"}, "none of mode='pipeline'"),
         ({"chunks": 2}, "interleaved_1f1b"),
         ({"group": 2, "schedule": "gpipe"}, "modulo"),
     ],
@@ -229,12 +210,6 @@ def test_the_memory_limit_is_kept_or_named():
 def test_options_that_are_refused(options, said):
     with pytest.raises(OptionsError, match=said):
         Options(mode="pipeline", **options)
-
-
-@pytest.mark.parametrize("options", [{"schedule": "zb_h1"}, {"microbatches": 2}])
-def test_pipeline_options_need_the_mode(options):
-    with pytest.raises(OptionsError, match="mode='pipeline'"):
-        Options(**options)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The examples run as they stand; the code of pages: test_pages.py."""
+"""The examples run as they stand, two of them on forked workers; the code of pages: test_pages.py."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests import forked
+from tests.distributed.clusters import addresses, workers
 
 pytest.importorskip("sklearn", reason="scikit-learn is not installed")
 
@@ -52,9 +53,17 @@ def test_pipeline_example(tmp_path):
     assert float(re.search(r"1000 other pairs: .* accuracy ([\d.]+)", said)[1]) > 0.95
 
 
+@pytest.fixture
+def cluster():
+    """Four workers that run already; those of 04_pipeline.py start as a user's do."""
+    cluster = addresses(4)
+    with workers(cluster, range(4)):
+        yield cluster
+
+
 @pytest.mark.timeout(600)
-def test_an_example_that_is_larger_than_a_device(tmp_path):
-    said = said_by("08_larger_than_a_device.py", tmp_path, 500)
+def test_an_example_that_is_larger_than_a_device(tmp_path, cluster):
+    said = said_by("08_larger_than_a_device.py", tmp_path, 500, "--cluster", cluster)
     assert "not compared: no device is to hold the whole model" in said
     limit = float(re.search(r"a worker: ([\d.]+) MB", said)[1])
     peaks = [float(peak) for peak in re.findall(r"at most ([\d.]+) MB by plan", said)]
@@ -67,9 +76,9 @@ def test_an_example_that_is_larger_than_a_device(tmp_path):
 
 
 @pytest.mark.timeout(600)
-def test_an_example_of_a_mesh(tmp_path):
+def test_an_example_of_a_mesh(tmp_path, cluster):
     """The replicas are asked for; what is compared depends on the machine."""
-    said = said_by("09_mesh.py", tmp_path, 500, "--replicas", "2", "--steps", "12")
+    said = said_by("09_mesh.py", tmp_path, 500, "--replicas", "2", "--steps", "12", "--cluster", cluster)
     assert re.findall(r"replica (\d): .*task:(\d).*task:(\d)", said) == [("0", "0", "1"), ("1", "2", "3")]
     assert "the rewritten step runs" in said
 

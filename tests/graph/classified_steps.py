@@ -394,3 +394,62 @@ def regularized_and_gated() -> Any:
         return loss
 
     return train
+
+
+@step(X)
+def output_gradients_with_slots() -> Any:
+    """What comes down is the gradient of a weight of that shape: its average and its square are updates."""
+    weights = weights_of((3, 4), (5, 4), (4, 2), (5, 2))
+    slots = [
+        [tf.Variable(tf.zeros_like(w), name=f"{w.name[0]}{n}", trainable=False) for n in "mv"]
+        for w in weights
+    ]
+
+    def train(x: Any) -> Any:
+        def loss_of() -> Any:
+            hidden = tf.tanh(x @ weights[0] + weights[1])
+            return tf.reduce_sum(tf.tanh(hidden @ weights[2] + weights[3]) ** 2)
+
+        loss, gradients = gradients_of(loss_of, weights)
+        for weight, (mean, square), gradient in zip(weights, slots, gradients, strict=True):
+            mean.assign(0.9 * mean + gradient)
+            square.assign(0.9 * square + gradient**2)
+            weight.assign_sub(0.1 * mean / (tf.sqrt(square) + 1e-7))
+        return loss
+
+    return train
+
+
+@step(X)
+def carried_state() -> Any:
+    """A memory of activations that the next batch reads is no weight, and shares no gradient with others."""
+    weights = weights_of((3, 4), (4, 4), (4, 2))
+    memory = tf.Variable(tf.zeros((5, 4)), name="memory")
+
+    def train(x: Any) -> Any:
+        def loss_of() -> Any:
+            hidden = tf.tanh(x @ weights[0] + memory @ weights[1])
+            memory.assign(hidden)
+            return tf.reduce_sum((hidden @ weights[2]) ** 2)
+
+        loss, gradients = gradients_of(loss_of, weights)
+        descend(weights, gradients)
+        return loss
+
+    return train
+
+
+@step(X)
+def recomputed() -> Any:
+    """The second layer runs again within the backward pass: no gradients come from what is computed there."""
+    weights = weights_of((3, 4), (4, 4), (4,), (4, 2))
+
+    def train(x: Any) -> Any:
+        second = tf.recompute_grad(lambda hidden: tf.tanh(dense(hidden, *weights[1:3])))
+        loss, gradients = gradients_of(
+            lambda: tf.reduce_sum((second(tf.tanh(x @ weights[0])) @ weights[3]) ** 2), weights
+        )
+        descend(weights, gradients)
+        return loss
+
+    return train

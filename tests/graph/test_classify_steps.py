@@ -61,8 +61,8 @@ def test_each_op_is_what_was_written_down(classified, name):
 
 
 # Nothing tells the last product of a loss that is not returned from dO: it depends on all weights, and
-# changes the gradients of all.
-@pytest.mark.parametrize("name", [name for name in STEPS if name != "nothing_returned"])
+# changes the gradients of all.  The memory is trainable and has no gradient; a product is computed again.
+@pytest.mark.parametrize("name", sorted(STEPS.keys() - {"nothing_returned", "carried_state", "recomputed"}))
 def test_definitions_hold(classified, name):
     graph = classified(name)
     check(graph, len(graph.variables))

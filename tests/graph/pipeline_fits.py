@@ -51,6 +51,7 @@ class Training:
         self.make, self.optimizer, self.data = make, optimizer, data
         self.epochs, self.batch_size, self.compiled = epochs, batch_size, compiled
         self._measured = None
+        self._looked_at = None  # how its loss follows from micro-batches, and for which batches
 
     @cached_property
     def model(self):
@@ -94,19 +95,21 @@ class Training:
     def piped(self, callback, *callbacks, measured_before=True, **settings) -> Fitted:
         """A fit with a callback.
 
-        With ``measured_before`` the step that an earlier fit took apart is taken instead of another profile:
-        then the first step is in the pipeline already.
+        With ``measured_before`` what an earlier fit found out is taken: the step that it took apart, so that
+        the first step is in the pipeline already, and that its loss is one of micro-batches.
         """
         callback = self.prepared(callback) if measured_before else callback
         history = self.fit(callback, *callbacks, **settings)
-        self._measured = callback._life.mode.plans.planned_from
+        plans, first = callback._life.mode.plans, callback._life.mode.first_batch
+        self._measured, self._looked_at = plans.planned_from, (first.states, first._later, first._checked)
         return self.left(history, callback.report)
 
     def prepared(self, callback):
         """A callback whose first step is in the pipeline, where the model was taken apart before."""
         if self._measured is not None:
-            step, costs = self._measured
-            callback._life.mode.plans.planned_from = (step, callback._life.mode.options.costs or costs)
+            mode, (step, costs) = callback._life.mode, self._measured
+            mode.plans.planned_from, first = (step, mode.options.costs or costs), mode.first_batch
+            first.states, first._later, first._checked = self._looked_at
         return callback
 
     def on(self, data) -> Training:

@@ -11,6 +11,7 @@ from typing import Any
 from unittest import mock
 
 import numpy as np
+import tensorflow as tf
 
 import tf_ooo
 from tests import zoo
@@ -19,8 +20,8 @@ from tf_ooo.report.report import Report
 from tf_ooo.rewriting import planner
 from tf_ooo.rewriting.result import RewriteResult
 
-# Two steps an epoch of the six examples of tests/zoo.py.
-BATCH_SIZE, EPOCHS = 3, 10
+# Two steps are the six examples of tests/zoo.py; an epoch has them several times.
+BATCH_SIZE, EPOCHS, TIMES = 3, 2, 5
 # One trace and no step timed: what is asked is only whether the bits are the same.
 PLAIN = {"schedule": "fast_forward", "profile_steps": 0, "strict": True}
 # Nothing can be put before anything in these, for this reason.
@@ -99,7 +100,8 @@ class Training:
         **fit_options: Any,
     ) -> None:
         self.name, self._make, self._fresh = name, make, fresh or not KERAS_3
-        self._fit_options = {"batch_size": BATCH_SIZE, "epochs": epochs, "verbose": 0, **fit_options}
+        self._fit_options = {"batch_size": BATCH_SIZE, "epochs": epochs, "verbose": 0}
+        self._fit_options |= {name: _several_times(value) for name, value in fit_options.items()}
         self.model, self.x, self.y = make()
         if not self._fresh:
             zoo.make_variables(self.model, self.x, self.y)
@@ -127,8 +129,14 @@ class Training:
 
     def _fit(self, callbacks: list[Any]) -> Trained:
         keras.utils.set_random_seed(11)  # fit shuffles
-        history = self.model.fit(self.x, self.y, callbacks=callbacks, **self._fit_options)
+        data = _several_times(self.x), _several_times(self.y)
+        history = self.model.fit(*data, callbacks=callbacks, **self._fit_options)
         return Trained(values_of(self.model), history.history)
+
+
+def _several_times(data: Any) -> Any:
+    """An epoch of a few steps takes longer to begin than to run."""
+    return tf.nest.map_structure(lambda rows: None if rows is None else np.concatenate([rows] * TIMES), data)
 
 
 def same(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> bool:

@@ -15,7 +15,7 @@ from tf_ooo.compat import tf_functions
 pytestmark = pytest.mark.takes(150)
 TRANSFORMERS = ("BertBackbone", "GPT2Backbone")
 # 20 steps; VGG16 has 33 million weights, of which each step writes all three times.
-EPOCHS = {"MobileNetV3Small": 10, "VGG16": 4}
+EPOCHS = {"MobileNetV3Small": 2, "VGG16": 1}
 
 
 @pytest.fixture(scope="module")
@@ -23,7 +23,7 @@ def training(request):
     """The model of that name, trained in stock order."""
     name = request.param
     build = zoo.backbone if name in TRANSFORMERS else zoo.application
-    return Training(lambda: zoo.compiled(lambda: build(name)), name, epochs=EPOCHS.get(name, 10))
+    return Training(lambda: zoo.compiled(lambda: build(name)), name, epochs=EPOCHS.get(name, 2))
 
 
 needs_keras_hub = pytest.mark.skipif(

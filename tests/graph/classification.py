@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from grappler_passes.analysis.classify import classify_graph_def
 from grappler_passes.graph.sizes import KnownShapes, outputs_with_sizes
 from grappler_passes.graph.training_graph import OpKind, TrainingGraph
@@ -129,3 +131,21 @@ def leaf_names(graph: TrainingGraph) -> list[list[str]]:
     """Names of each layer's variables without their path, embeddings left out."""
     names = [sorted(v.rpartition("/")[2] for v in layer.variables) for layer in graph.layers]
     return sorted(group for group in names if group != ["embeddings"])
+
+
+def counted(graph: TrainingGraph) -> str:
+    """The variables of each layer, and of each kind in it how many ops there are of which type."""
+    lines = [f"layer {layer.index}: {' '.join(map(_leaf, layer.variables))}" for layer in graph.layers]
+    lines += [f"slots of {_leaf(v.name)}: {len(v.slots)}" for v in graph.variables]
+    ops = [op for op in graph.ops.values() if op.type not in ("Const", "NoOp", "Placeholder", "Identity")]
+    for kind, layer in sorted({(op.kind.value, -1 if op.layer is None else op.layer) for op in ops}):
+        own = [op for op in ops if (op.kind.value, -1 if op.layer is None else op.layer) == (kind, layer)]
+        types = sorted(Counter(op.type for op in own).items())
+        title = kind if layer < 0 else f"{kind} {layer}"
+        lines.append(f"{title}: {', '.join(f'{count} {type_}' for type_, count in types)}")
+    mixed = sorted(graph.ops[name].type for name in graph.mixed)
+    return "\n".join([*lines, f"mixed: {' '.join(mixed)}"]) + "\n"
+
+
+def _leaf(name: str) -> str:
+    return name.rpartition("/")[2]

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
 import keras
 import numpy as np
 import pytest
@@ -11,6 +14,7 @@ from classification import (
     check_no_weight_gradient_needs_another,
     check_shared_ops_are_output_gradients,
     classified_share,
+    counted,
 )
 
 from grappler_passes.analysis.classify import classify_graph_def, flatten
@@ -21,6 +25,7 @@ from grappler_passes.graph.training_graph import TrainingGraph
 from tests import zoo
 
 pytestmark = pytest.mark.takes(20)
+GOLDEN = Path(__file__).parents[1] / "golden" / "classified" / "models"
 
 
 def classify(function, hints: bool = True) -> TrainingGraph:
@@ -35,10 +40,10 @@ def classify(function, hints: bool = True) -> TrainingGraph:
 def traced(request):
     """(trace of the step of the model of that name, its number of trainable weights); batch size unknown.
 
-    And the model, which must stay: a trace asks it for the names of its variables.
+    And the model, which must stay, as a trace asks it for the names of its variables, and its name.
     """
     model, x, y = zoo.compiled(zoo.SMALL[request.param])
-    return zoo.traced_step(model, x, y), len(model.trainable_variables), model
+    return zoo.traced_step(model, x, y), len(model.trainable_variables), model, request.param
 
 
 def of_models(*names):
@@ -50,6 +55,18 @@ def of_models(*names):
 def test_small_models(traced, hints):
     # Structure alone cannot know that a frozen layer is frozen, but it is not written either.
     check(classify(traced[0], hints), traced[1])
+
+
+@pytest.mark.skipif(
+    not tf.__version__.startswith("2.21."), reason="names of ops are not those of TensorFlow before 2.21"
+)
+@of_models(*zoo.SMALL)
+def test_kinds_and_layers_of_small_models_are_what_was_written_down(traced):
+    text, file = counted(classify(traced[0])), GOLDEN / f"{traced[3]}.txt"
+    if os.environ.get("TF_OOO_WRITE_GOLDEN"):
+        file.parent.mkdir(exist_ok=True)
+        file.write_text(text)
+    assert text.splitlines() == file.read_text().splitlines()
 
 
 @of_models(*zoo.SMALL)

@@ -16,7 +16,7 @@ from tests.zoo import needs_keras_3
 from tf_ooo.modes import data_parallel
 
 pytest.importorskip("horovod", reason="Horovod is not installed; run: make horovod")
-pytestmark = [pytest.mark.takes(110), needs_keras_3]
+pytestmark = [pytest.mark.takes(50), needs_keras_3]
 Gradients = list[Any]
 on_each_engine = pytest.mark.parametrize("engine", [t.BY_HAND, t.COLLECTIVES], indirect=True)
 

@@ -19,7 +19,7 @@ from tf_ooo.errors import OptionsError
 from tf_ooo.hosts.addresses import CLUSTER_VARIABLE
 from tf_ooo.hosts.supervising import Job, supervise
 
-pytestmark = [pytest.mark.timeout(280), pytest.mark.takes(60)]
+pytestmark = [pytest.mark.timeout(280), pytest.mark.takes(150)]
 
 ROOT = Path(__file__).parents[2]
 TRAIN = """

@@ -13,7 +13,7 @@ from tests import zoo, zoo_more
 from tests.same_bits import NOTHING_MOVES, Training, assert_trains_alike
 from tests.zoo import KERAS_3, needs_keras_3
 
-pytestmark = pytest.mark.takes(110)
+pytestmark = pytest.mark.takes(80)
 
 MODELS = {**zoo.SMALL, **zoo_more.MORE}
 

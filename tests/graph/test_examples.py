@@ -14,7 +14,7 @@ from tests.distributed.clusters import addresses, workers
 
 pytest.importorskip("sklearn", reason="scikit-learn is not installed")
 
-pytestmark = pytest.mark.takes(80)
+pytestmark = pytest.mark.takes(130)
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 

@@ -13,7 +13,7 @@ from tests.graph.pipeline_models import EVEN, TiedTransformer, deep, deep_unet, 
 from tests.zoo import keras
 from tf_ooo.modes.pipeline.planning import SCHEDULES
 
-pytestmark = [pytest.mark.devices(8), pytest.mark.takes(90)]
+pytestmark = [pytest.mark.devices(8), pytest.mark.takes(70)]
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ def _tests(folder: str, names: str) -> list[str]:
 
 # Tests stop at the first failure: those that notice most come first.
 _SCHEDULES = _tests(UNIT, "relation_edges simulator frozen_values")
-_CLASSIFY = _tests(GRAPH, "classify_steps classify_rules")
+_CLASSIFY = _tests(GRAPH, "classify_steps classify_rules classify")
 _CLOCK = _tests(UNIT, "clock simulator_parts simulator")
 _PEAKS = _tests(UNIT, "peaks liveness")
 TESTS: dict[str, list[str]] = {

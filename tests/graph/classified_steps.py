@@ -398,7 +398,7 @@ def regularized_and_gated() -> Any:
 
 @step(X)
 def output_gradients_with_slots() -> Any:
-    """What comes down is the gradient of a weight of that shape: its average and its square are updates."""
+    """The dO is the gradient of a weight of its shape: its average and its square are updates."""
     weights = weights_of((3, 4), (5, 4), (4, 2), (5, 2))
     slots = [
         [tf.Variable(tf.zeros_like(w), name=f"{w.name[0]}{n}", trainable=False) for n in "mv"]

@@ -1,4 +1,4 @@
-"""The examples run as they stand, two of them on forked workers; the code of pages: test_pages.py."""
+"""The examples run as they stand, one of them on forked workers; the code of pages: test_pages.py."""
 
 from __future__ import annotations
 
@@ -55,15 +55,15 @@ def test_pipeline_example(tmp_path):
 
 @pytest.fixture
 def cluster():
-    """Four workers that run already; those of 04_pipeline.py start as a user's do."""
+    """Four workers that run already; those of the other examples start as a user's do."""
     cluster = addresses(4)
     with workers(cluster, range(4)):
         yield cluster
 
 
 @pytest.mark.timeout(600)
-def test_an_example_that_is_larger_than_a_device(tmp_path, cluster):
-    said = said_by("08_larger_than_a_device.py", tmp_path, 500, "--cluster", cluster)
+def test_an_example_that_is_larger_than_a_device(tmp_path):
+    said = said_by("08_larger_than_a_device.py", tmp_path, 500)
     assert "not compared: no device is to hold the whole model" in said
     limit = float(re.search(r"a worker: ([\d.]+) MB", said)[1])
     peaks = [float(peak) for peak in re.findall(r"at most ([\d.]+) MB by plan", said)]

@@ -1,4 +1,4 @@
-"""The report as a page, and as a table for notebooks."""
+"""The report as a page."""
 
 from __future__ import annotations
 
@@ -156,19 +156,6 @@ def _layers(report: Report) -> Table:
 
 def _place(row: LayerRow) -> str:
     return "" if row.stage is None else f"{row.stage}, {device_text(row.device or '')}"
-
-
-def table(report: Report) -> str:
-    """Return what a notebook shows: what was gained, and the rows of the summary."""
-    import html
-
-    (_, headline), *rows = report.rows()
-    cells = "".join(
-        f"<tr><th style='text-align:left'>{html.escape(what)}</th>"
-        f"<td style='text-align:left'>{html.escape(value)}</td></tr>"
-        for what, value in rows
-    )
-    return f"<p><b>{html.escape(headline)}</b></p><table>{cells}</table>"
 
 
 def _step_medians(report: Report) -> dict[str, float]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 import logging
 import math
@@ -245,9 +246,10 @@ class Report(
         return self.summary()
 
     def _repr_html_(self) -> str:
-        from tf_ooo.report.page import table
-
-        return table(self)
+        head, data = "<th style='text-align:left'>", "<td style='text-align:left'>"
+        (_, headline), *rows = ((html.escape(what), html.escape(value)) for what, value in self.rows())
+        cells = "".join(f"<tr>{head}{what}</th>{data}{value}</td></tr>" for what, value in rows)
+        return f"<p><b>{headline}</b></p><table>{cells}</table>"
 
     def summary(self) -> str:
         """Return what was gained, a short table, and the first notes."""

@@ -261,7 +261,7 @@ def test_a_stock_step_that_was_kept_is_left_when_larger_inputs_come():
     step(X[:8])
     inner, ran = step._step, []
     inner.experiment.enter(controller.KeptStep(inner, "stock"))
-    inner.report.measured_step_s = 1.0  # as if measured
+    inner.report.change(measured_step_s=1.0)  # as if measured
     inner.stock = lambda x: ran.append(len(x))
     step(X[:8])
     before = inner.session.stock_peak_bytes

@@ -283,7 +283,8 @@ def said(result, failed=""):
 
 def test_ranks_with_the_same_digest_run_the_planned_order():
     ordered = ordered_of(Told(said(result_of()), said(result_of())), result_of())
-    ordered._report.timeline = planned = object()
+    planned = object()
+    ordered._report.change(timeline=planned)
     assert not ordered.why_apart()
     assert ordered._report.timeline is planned  # the page and the trace draw it
     assert ordered._report.added_edges == 4

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import functools
 import logging
+import statistics
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from tf_ooo.compat import keras_fits, keras_layers, keras_variables, nests, train_function
@@ -24,7 +26,6 @@ from tf_ooo.hosts.speeds import measured_model
 from tf_ooo.hosts.target import Devices, Target, target_of
 from tf_ooo.options import DeviceOptions
 from tf_ooo.report.environment import environment
-from tf_ooo.report.filling import fill_step_times
 from tf_ooo.report.report import Report
 from tf_ooo.rewriting.request import RewriteRequest
 from tf_ooo.rewriting.result import RewriteResult
@@ -65,7 +66,13 @@ class Distributed:
 
     def describe(self) -> Report:
         """Return the report with the seconds of the steps so far."""
-        fill_step_times(self.report, self.step_s)
+        if self.step_s:
+            report, steps_s = self.report, list(self.step_s)
+            median_s = statistics.median(steps_s)
+            noise_s = statistics.median(abs(step_s - median_s) for step_s in steps_s)
+            section = replace(report.layerpipe or report.pipeline, step_s=steps_s)
+            timed = {"steps_s": steps_s, "measured_step_s": median_s, "step_noise_s": noise_s}
+            report.change(**timed, **{report.mode: section})
         return self.report
 
     def say_if_slower(self) -> None:

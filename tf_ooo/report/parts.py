@@ -10,18 +10,19 @@ from typing import TYPE_CHECKING, Any
 from tf_ooo.report.sections import LayerRow, Section
 
 if TYPE_CHECKING:
+    from grappler_passes.graph.training_graph import TrainingGraph
     from tf_ooo.costs.gains import GainTable
     from tf_ooo.costs.table import CostTable
     from tf_ooo.planning.model.schedule import Schedule
     from tf_ooo.planning.simulation.timeline import Timeline
 
 
-@dataclass
+@dataclass(frozen=True)
 class Part:
     """A part is made by whoever knows all of it."""
 
 
-@dataclass
+@dataclass(frozen=True)
 class Trained(Part):
     """Says what is trained, with what and on what, and since when.
 
@@ -40,7 +41,7 @@ class Trained(Part):
     batch_rows: int | None = None
 
 
-@dataclass
+@dataclass(frozen=True)
 class Outcome(Part):
     """Says which step runs, and why.
 
@@ -59,7 +60,7 @@ class Outcome(Part):
     how_to_record: str = ""
 
 
-@dataclass
+@dataclass(frozen=True)
 class StepOps(Part):
     """Counts the ops of the step and names its layers.
 
@@ -75,8 +76,13 @@ class StepOps(Part):
     mixed: Mapping[str, str] = field(default_factory=dict)
     layers: Sequence[LayerRow] = ()
 
+    @classmethod
+    def of(cls, graph: TrainingGraph, layers: Sequence[LayerRow]) -> StepOps:
+        """Describe a graph, whose layers are told by the mode."""
+        return cls(graph.counts(), dict(graph.unclassified), dict(graph.mixed), layers)
 
-@dataclass
+
+@dataclass(frozen=True)
 class Rewritten(Part):
     """Says how the graph was changed.
 
@@ -92,7 +98,7 @@ class Rewritten(Part):
     plan_notes: Sequence[str] = ()
 
 
-@dataclass
+@dataclass(frozen=True)
 class PlannedStep(Part):
     """Holds the plan, and the costs that it was made with.
 
@@ -114,7 +120,7 @@ class PlannedStep(Part):
     plan_seconds: float | None = None
 
 
-@dataclass
+@dataclass(frozen=True)
 class Timed(Part):
     """Holds the times of steps, and of those that they are compared with.
 
@@ -151,7 +157,7 @@ class Timed(Part):
     alone_s: Sequence[float] = ()
 
 
-@dataclass
+@dataclass(frozen=True)
 class Memory(Part):
     """Says how many bytes a step needs and may need.
 
@@ -173,7 +179,7 @@ class Memory(Part):
     memory_limit_from: str = ""
 
 
-@dataclass
+@dataclass(frozen=True)
 class Recorded(Part):
     """Says when the tasks of one step really ran.
 
@@ -187,7 +193,7 @@ class Recorded(Part):
     not_measured: str = ""
 
 
-@dataclass
+@dataclass(frozen=True)
 class Ways(Part):
     """Compares ways to compile the step, with jit_compile=True.
 

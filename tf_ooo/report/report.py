@@ -37,7 +37,7 @@ def not_predicted(reason: str) -> str:
     return _NOT_PREDICTED + reason
 
 
-@dataclass(repr=False)
+@dataclass(repr=False, frozen=True)
 class Report(
     parts.Ways,
     parts.Recorded,
@@ -97,10 +97,6 @@ class Report(
         if self.fell_back:
             return "stock"
         return self.way or "stock" if self.planned is None else self.planned.policy
-
-    @schedule.setter
-    def schedule(self, name: str) -> None:
-        """Until nobody writes it any more."""
 
     @property
     def slower(self) -> bool:

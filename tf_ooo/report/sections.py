@@ -6,10 +6,13 @@ import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tf_ooo.costs.layer_costs import Link
 from tf_ooo.units import bytes_text, seconds_text, sizes_text
+
+if TYPE_CHECKING:
+    from grappler_passes.graph.training_graph import Layer
 
 Rows = list[tuple[str, str]]
 
@@ -51,7 +54,7 @@ def _json(value: object) -> Any:
     return [_json(item) for item in value] if isinstance(value, (list, tuple)) else value
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, frozen=True)
 class LayerRow(Section):
     """One layer of the training graph.
 
@@ -81,8 +84,14 @@ class LayerRow(Section):
     stages_after: int | None = None
     delay_steps: int | None = None
 
+    @classmethod
+    def of(cls, layer: Layer) -> LayerRow:
+        """Name a layer, and count its ops of dW, U and communication."""
+        counts = len(layer.weight_grad_ops), len(layer.update_ops), len(layer.communication_ops)
+        return cls(layer.index, layer.name, *counts)
 
-@dataclass(eq=False)
+
+@dataclass(eq=False, frozen=True)
 class StageRow(Section):
     """One stage of a pipeline, for one micro-batch.
 
@@ -119,7 +128,7 @@ def _device_with_speed(device: str, speed: float) -> str:
     return named if speed == 1 else f"{named} ({speed:.2g} times as fast as where costs were measured)"
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, frozen=True)
 class CandidateRow(Section):
     """A schedule and the number of stages that were tried: seconds of a step and bytes, or why not."""
 
@@ -130,7 +139,7 @@ class CandidateRow(Section):
     reason: str | None = None
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, frozen=True)
 class ReplicasRow(Section):
     """So many replicas of a pipeline on so many devices each, that were compared; or why they cannot be.
 
@@ -161,7 +170,7 @@ class ReplicasRow(Section):
         )
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, frozen=True)
 class LinkRow(Section):
     """The link between devices; ``bytes_per_s`` is None where it has no limit.
 
@@ -185,7 +194,7 @@ class LinkRow(Section):
         return f"{speed}, {seconds_text(self.latency_s)} each message{shared}"
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, frozen=True)
 class ModeSection(Section):
     """Holds what a mode over several devices adds; it is empty in other modes, which have no devices here.
 
@@ -211,7 +220,7 @@ class ModeSection(Section):
         return super().to_dict() if self.devices else {}
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, frozen=True)
 class PipelineSection(ModeSection):
     """Holds what ``report.pipeline`` says.
 
@@ -257,7 +266,7 @@ class PipelineSection(ModeSection):
         ]
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, frozen=True)
 class LayerPipeSection(ModeSection):
     """Holds what ``report.layerpipe`` says.
 

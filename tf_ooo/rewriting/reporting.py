@@ -7,13 +7,11 @@ from dataclasses import replace
 
 from grappler_passes.graph.dependencies import WOULD_CLOSE_A_CYCLE
 from grappler_passes.graph.liveness import unknown_sizes
-from grappler_passes.graph.training_graph import TrainingGraph
 from grappler_passes.passes.base import Note
 from grappler_passes.passes.order import CLOSES_A_CYCLE
 from tf_ooo.costs.places import Places
 from tf_ooo.planning.model.schedule import Task
-from tf_ooo.report.filling import layer_rows_of, step_ops
-from tf_ooo.report.parts import Rewritten
+from tf_ooo.report.parts import Rewritten, StepOps
 from tf_ooo.report.report import Report
 from tf_ooo.report.sections import LayerRow
 from tf_ooo.rewriting.result import RewriteResult
@@ -32,7 +30,11 @@ def fill_plan(report: Report, result: RewriteResult | None) -> None:
     graph, schedule, notes = result.training_graph, result.schedule, result.notes
     report.notes[:] = [*notes, *(note for note in report.notes if note not in notes)]
     unknown = len(unknown_sizes(graph))
-    report.put(step_ops(graph, layer_rows(graph, result), result.mixed))
+    scheduled = set(schedule.tasks)
+    layers = [
+        replace(LayerRow.of(layer), own_dO=Task("dO", layer.index) in scheduled) for layer in graph.layers
+    ]
+    report.put(replace(StepOps.of(graph, layers), mixed=dict(result.mixed)))
     report.put(Rewritten(result.moved_ops, result.added_edges, result.graph_def, notes))
     report.change(
         planned=schedule,
@@ -74,9 +76,3 @@ def clear_plan(report: Report) -> None:
     report.forget(*report.plan_notes)
     report.put(Rewritten())
     report.change(planned=None, timeline=None)
-
-
-def layer_rows(graph: TrainingGraph, result: RewriteResult) -> list[LayerRow]:
-    """Return :func:`layer_rows_of`, with whether the schedule has a dO of the layer's own."""
-    scheduled = set(result.schedule.tasks)
-    return [replace(row, own_dO=Task("dO", row.index) in scheduled) for row in layer_rows_of(graph)]

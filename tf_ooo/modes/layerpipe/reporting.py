@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from grappler_passes.graph.node_input import split_input
 from grappler_passes.graph.training_graph import TrainingGraph
@@ -14,8 +14,7 @@ from tf_ooo.modes.layerpipe.stages import HIGH, Stages
 from tf_ooo.modes.layerpipe.versions import from_weights
 from tf_ooo.planning.choosing.plan import Plan
 from tf_ooo.planning.simulation.simulator import simulate
-from tf_ooo.report.filling import layer_rows_of, step_ops
-from tf_ooo.report.parts import Outcome, PlannedStep
+from tf_ooo.report.parts import Outcome, PlannedStep, StepOps
 from tf_ooo.report.report import Report
 from tf_ooo.report.sections import LayerPipeSection, LayerRow, LinkRow
 
@@ -36,7 +35,7 @@ def fill_report(
     report: Report, graph: TrainingGraph, plan: Plan, costs: CostTable, stages: Stages, devices: Sequence[str]
 ) -> None:
     """Copies the plan into the report."""
-    layers = placed_rows(layer_rows_of(graph), stages)
+    layers = placed_rows(map(LayerRow.of, graph.layers), stages)
     step_s = float(plan.timeline.steady_step_s)
     section = LayerPipeSection(
         devices=list(devices),
@@ -49,7 +48,7 @@ def fill_report(
     )
     report.put(
         Outcome(kept_because="distributed as asked"),
-        step_ops(graph, layers, graph.mixed),
+        StepOps.of(graph, layers),
         PlannedStep(plan.schedule, plan.timeline, costs, step_s, limits_of(plan, costs)),
     )
     report.change(layerpipe=section, predicted_peak_bytes=plan.trial.peak_bytes)
@@ -79,7 +78,7 @@ def limits_of(plan: Plan, costs: CostTable) -> list[str]:
     ]
 
 
-def placed_rows(rows: Sequence[LayerRow], stages: Stages) -> list[LayerRow]:
+def placed_rows(rows: Iterable[LayerRow], stages: Stages) -> list[LayerRow]:
     """Return the rows with the processors on which the tasks of each layer are, and how late it is."""
     of = stages.of
     return [

@@ -15,10 +15,9 @@ from tf_ooo.planning.choosing.figures import recomputation
 from tf_ooo.planning.choosing.plan import Candidate, Plan
 from tf_ooo.planning.model.relation import stage_inputs
 from tf_ooo.planning.simulation.simulator import simulate
-from tf_ooo.report.filling import layer_rows_of, step_ops
-from tf_ooo.report.parts import PlannedStep, Rewritten
+from tf_ooo.report.parts import PlannedStep, Rewritten, StepOps
 from tf_ooo.report.report import Report
-from tf_ooo.report.sections import CandidateRow, LinkRow, PipelineSection, ReplicasRow, StageRow
+from tf_ooo.report.sections import CandidateRow, LayerRow, LinkRow, PipelineSection, ReplicasRow, StageRow
 from tf_ooo.rewriting.parts import loops_of_layers
 from tf_ooo.rewriting.result import RewriteResult
 from tf_ooo.rewriting.step_graph import StepGraph
@@ -31,8 +30,8 @@ def fill_report(
     """Copies the plan into the report; so many ``processes`` have a pipeline like it each."""
     plan, graph, section = mesh.plan, step.graph, section_of(mesh, costs, devices)
     layers = [
-        dataclasses.replace(row, stage=stage, device=section.stages[stage].device)
-        for row, stage in zip(layer_rows_of(graph), stage_of_layer(plan.problem.bounds), strict=True)
+        dataclasses.replace(LayerRow.of(layer), stage=stage, device=section.stages[stage].device)
+        for layer, stage in zip(graph.layers, stage_of_layer(plan.problem.bounds), strict=True)
     ]
     # So it can be simulated with the report's costs, and run again.
     planned = dataclasses.replace(
@@ -40,7 +39,7 @@ def fill_report(
     )
     timeline = dataclasses.replace(plan.timeline, schedule=mesh.schedule)
     report.put(
-        step_ops(graph, layers, graph.mixed),
+        StepOps.of(graph, layers),
         PlannedStep(planned, timeline, costs, mesh.step_s, limits_of(mesh, costs)),
     )
     report.change(pipeline=section, predicted_peak_bytes=max(mesh.chosen.peak_bytes))

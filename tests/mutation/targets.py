@@ -11,7 +11,7 @@ def _tests(folder: str, names: str) -> list[str]:
 
 # Tests stop at the first failure: those that notice most come first.
 _SCHEDULES = _tests(UNIT, "relation_edges simulator frozen_values")
-_CLASSIFY = _tests(GRAPH, "classify_steps classify_rules classify")
+_CLASSIFY = _tests(GRAPH, "classify_parts classify_steps classify_rules classify")
 _CLOCK = _tests(UNIT, "clock simulator_parts simulator")
 _PEAKS = _tests(UNIT, "peaks liveness")
 TESTS: dict[str, list[str]] = {
@@ -48,8 +48,8 @@ TESTS: dict[str, list[str]] = {
     "grappler_passes/graph/liveness.py": _PEAKS,
     "grappler_passes/analysis/classify.py": _CLASSIFY,
     "grappler_passes/analysis/kinds.py": _CLASSIFY,
-    "grappler_passes/analysis/backward.py": _CLASSIFY,
-    "grappler_passes/analysis/gradients.py": _CLASSIFY,
-    "grappler_passes/analysis/layers.py": _CLASSIFY,
-    "grappler_passes/analysis/weights.py": _CLASSIFY,
+    "grappler_passes/analysis/backward.py": [*_tests(GRAPH, "backward_parts"), *_CLASSIFY],
+    "grappler_passes/analysis/gradients.py": [*_tests(GRAPH, "gradients_parts"), *_CLASSIFY],
+    "grappler_passes/analysis/layers.py": [*_tests(GRAPH, "layers_parts"), *_CLASSIFY],
+    "grappler_passes/analysis/weights.py": [*_tests(GRAPH, "weights_parts"), *_CLASSIFY],
 }

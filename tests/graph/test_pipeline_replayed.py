@@ -53,8 +53,10 @@ class Changing(keras.Model):
 
 
 def dense(change, optimizer=keras.optimizers.SGD):
-    inputs = keras.Input((7,))
-    hidden = keras.layers.Dense(8, "tanh")(keras.layers.Dense(9, "tanh")(inputs))
+    # Four layers, as many as zb_v has stages: how much of a layer is its own part depends on the CPU's kernels.
+    inputs = hidden = keras.Input((7,))
+    for units in (9, 8, 6):
+        hidden = keras.layers.Dense(units, "tanh")(hidden)
     return compiled(Changing(inputs, keras.layers.Dense(1)(hidden)), change, optimizer(0.5)), X
 
 

@@ -234,7 +234,7 @@ class _Clock:
                     if sharing is None or not sharing.begin(task, seconds[task], now):
                         end_s[task] = now + seconds[task]
                         heappush(events, (end_s[task], -1 - task))
-            touched.clear()
+            del touched[:]
             if sharing is not None:
                 self._end_shared(sharing)
             if not events:

@@ -1,4 +1,4 @@
-"""Which files of ours a fit goes through, and the table of them in docs/design/house.md."""
+"""Finds the files of ours that a fit goes through, and keeps the table of them in docs/design/house.md."""
 
 from __future__ import annotations
 

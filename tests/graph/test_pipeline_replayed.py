@@ -53,7 +53,7 @@ class Changing(keras.Model):
 
 
 def dense(change, optimizer=keras.optimizers.SGD):
-    # Four layers, as many as zb_v has stages: how much of a layer is its own part depends on the CPU's kernels.
+    # As many layers as zb_v has stages: which ops of a layer make a part depends on the CPU's kernels.
     inputs = hidden = keras.Input((7,))
     for units in (9, 8, 6):
         hidden = keras.layers.Dense(units, "tanh")(hidden)

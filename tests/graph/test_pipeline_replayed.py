@@ -53,7 +53,7 @@ class Changing(keras.Model):
 
 
 def dense(change, optimizer=keras.optimizers.SGD):
-    # As many layers as zb_v has stages: which ops of a layer make a part depends on the CPU's kernels.
+    # There are as many layers as zb_v has stages: which ops make a part depends on the CPU's kernels.
     inputs = hidden = keras.Input((7,))
     for units in (9, 8, 6):
         hidden = keras.layers.Dense(units, "tanh")(hidden)

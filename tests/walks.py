@@ -40,9 +40,11 @@ def files_of(fit: Callable[[], object]) -> list[str]:
 
 def table(page: Path = PAGE) -> dict[str, list[str]]:
     """Return for each mode its files in order, as the page lists them."""
-    found = TABLE.search(page.read_text())
+    listing = TABLE.search(page.read_text())
     rows = (
-        [line.strip("| ").split(" | ") for line in found.group().splitlines() if "`" in line] if found else []
+        [line.strip("| ").split(" | ") for line in listing.group().splitlines() if "`" in line]
+        if listing
+        else []
     )
     places = {mode: {row[0].strip("`"): row[1 + i].strip() for row in rows} for i, mode in enumerate(MODES)}
     return {
@@ -57,11 +59,7 @@ def write(mode: str, files: Sequence[str], page: Path = PAGE) -> None:
     names = dict.fromkeys(name for mode in MODES for name in walks[mode])
     lines = [f"| File | {' | '.join(MODES)} |", "| --- | ---: | ---: | ---: |"]
     for name in names:
-        places = [
-            str(walk.index(name) + 1) if name in walk else "-"
-            for walk in map(walks.get, MODES)
-            if walk is not None
-        ]
+        places = [str(walks[of].index(name) + 1) if name in walks[of] else "-" for of in MODES]
         lines.append(f"| `{name}` | {' | '.join(places)} |")
     text = "\n" + "\n".join(lines) + "\n\n"
     page.write_text(TABLE.sub(lambda found: found.group(1) + text, page.read_text()))

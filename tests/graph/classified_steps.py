@@ -46,6 +46,13 @@ def descend(weights: list[tf.Variable], gradients: list[Any]) -> None:
         weight.assign_sub(0.1 * gradient)
 
 
+def descended(loss_of: Callable[[], Any], weights: list[tf.Variable]) -> Any:
+    """Return the loss, whose gradients have changed the weights."""
+    loss, gradients = gradients_of(loss_of, weights)
+    descend(weights, gradients)
+    return loss
+
+
 def dense(x: Any, kernel: Any, bias: Any) -> Any:
     return tf.nn.bias_add(x @ kernel, bias)
 
@@ -126,9 +133,7 @@ def normalized_by_batch() -> Any:
             y = (y - mean) * tf.math.rsqrt(variance + 1e-3) * weights[1] + weights[2]
             return tf.reduce_mean((tf.nn.relu(y) @ weights[3]) ** 2)
 
-        loss, gradients = gradients_of(loss_of, weights)
-        descend(weights, gradients)
-        return loss
+        return descended(loss_of, weights)
 
     return train
 
@@ -144,9 +149,7 @@ def convolutions() -> Any:
             y = tf.nn.relu(tf.compat.v1.nn.fused_batch_norm(y, weights[1], weights[2])[0])
             return tf.reduce_mean(tf.nn.conv2d(y, weights[3], 1, "VALID") ** 2)
 
-        loss, gradients = gradients_of(loss_of, weights)
-        descend(weights, gradients)
-        return loss
+        return descended(loss_of, weights)
 
     return train
 
@@ -199,9 +202,7 @@ def recurrent() -> Any:
             state = tf.while_loop(lambda number, _: number < 6, body, (0, tf.zeros((5, 4))))[1]
             return tf.reduce_sum((state @ weights[3]) ** 2)
 
-        loss, gradients = gradients_of(loss_of, weights)
-        descend(weights, gradients)
-        return loss
+        return descended(loss_of, weights)
 
     return train
 
@@ -241,9 +242,7 @@ def normalized_weights() -> Any:
             hidden = tf.tanh(tf.tanh(x @ weights[0]) @ (tf.nn.l2_normalize(weights[1], 0) * weights[2]))
             return tf.reduce_sum((hidden @ (weights[3] @ weights[4])) ** 2)
 
-        loss, gradients = gradients_of(loss_of, weights)
-        descend(weights, gradients)
-        return loss
+        return descended(loss_of, weights)
 
     return train
 
@@ -371,9 +370,7 @@ def gradients_that_are_the_output_gradient() -> Any:
             hidden = tf.tanh(x @ weights[0] + weights[1])
             return tf.reduce_sum(tf.tanh(hidden @ weights[2] + weights[3]) ** 2)
 
-        loss, gradients = gradients_of(loss_of, weights)
-        descend(weights, gradients)
-        return loss
+        return descended(loss_of, weights)
 
     return train
 
@@ -432,9 +429,7 @@ def carried_state() -> Any:
             memory.assign(hidden)
             return tf.reduce_sum((hidden @ weights[2]) ** 2)
 
-        loss, gradients = gradients_of(loss_of, weights)
-        descend(weights, gradients)
-        return loss
+        return descended(loss_of, weights)
 
     return train
 

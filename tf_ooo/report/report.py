@@ -9,7 +9,7 @@ import math
 import os
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -73,7 +73,10 @@ class Report(
 
     def change(self, **values: Any) -> None:
         """Change single values, by attribute; the others of their parts stay."""
-        vars(self).update(vars(replace(self, **values)))
+        unknown = values.keys() - vars(self).keys()
+        if unknown:
+            raise TypeError(f"a report has no {', '.join(sorted(unknown))}")
+        vars(self).update(values)
 
     def took(self, seconds: float) -> None:
         """Add seconds that training would not have taken."""

@@ -95,15 +95,15 @@ def check_known(step: StepGraph) -> None:
     there = known.names | known.where.keys()
     computing = (n for n, op in zip(step.index.names, step.index.ops, strict=True) if op not in _COUNTED)
     names = [general[name] for name in computing]
-    others, present = [name for name in names if name not in there], frozenset(general.values())
+    unplanned, present = [name for name in names if name not in there], frozenset(general.values())
     why = ""
     # A step whose rows are open computes shapes besides all that was planned.
     lacking = known.names - present
-    if len(others) > _OTHERS * len(names) and len(lacking) > _OTHERS * len(known.names):
-        why = f"{len(others)} of its {len(names)} ops are others, {others[0]!r} first"
+    if len(unplanned) > _OTHERS * len(names) and len(lacking) > _OTHERS * len(known.names):
+        why = f"{len(unplanned)} of its {len(names)} ops are others, {unplanned[0]!r} first"
     why = why or _other_write(writes_of(step), known.writes)
     if not why and (step.count == 1) == known.alone_in_step:
-        why = _lost_task(present, len(others), known)
+        why = _lost_task(present, len(unplanned), known)
     if why:
         raise GraphError(
             f"it is not the step that was planned: {why} (train_step has to compute the same each time it is "
@@ -123,7 +123,7 @@ def _other_write(writes: Writes, planned: Writes) -> str:
     return f"{differing[0]} is updated by {now}, and was by {then}"
 
 
-def _lost_task(names: frozenset[str], others: int, known: Known) -> str:
+def _lost_task(names: frozenset[str], unplanned: int, known: Known) -> str:
     """Return the first task most of whose ops have other names, of which there are so many."""
     planned = Counter(known.where.values())
     lacking: dict[tuple[str, int], list[str]] = {}
@@ -132,7 +132,7 @@ def _lost_task(names: frozenset[str], others: int, known: Known) -> str:
             lacking.setdefault(at, []).append(name)
     for (kind, layer), ops in lacking.items():
         count = planned[kind, layer]
-        if _FEW <= len(ops) <= others and len(ops) > count / 2:
+        if _FEW <= len(ops) <= unplanned and len(ops) > count / 2:
             task = f"{kind} of {known.graph.layers[layer].name}"
             return f"{len(ops)} of the {count} ops of {task} are not there, {ops[0]!r} first"
     return ""

@@ -58,10 +58,10 @@ def _found_outside(function: Any) -> Mapping[str, Any]:
     """Return what the function finds in its module, and in functions around it, by name."""
     function = getattr(function, "python_function", function)  # of a tf.function
     try:
-        found = inspect.getclosurevars(inspect.unwrap(function))
+        names = inspect.getclosurevars(inspect.unwrap(function))
     except (TypeError, ValueError):  # it is none of Python's, or not filled yet
         return {}
-    return {**found.globals, **found.nonlocals}
+    return {**names.globals, **names.nonlocals}
 
 
 def _variables_in(name: str, value: object) -> Iterator[tuple[str, Any]]:

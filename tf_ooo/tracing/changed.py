@@ -282,10 +282,10 @@ class Replay:
         return self._taped.gave_whole(tensor)
 
     def _may_be_made_again(self, op: tf.Operation) -> bool:
-        others = [tensor for tensor in op.inputs if not self._taped.reaches(tensor, self._reached)]
+        unreached = [tensor for tensor in op.inputs if not self._taped.reaches(tensor, self._reached)]
         keeps_nothing = not op.op_def.is_stateful or op.type == _CHECKS
         alone = keeps_nothing and not op.control_inputs and not any(map(self._taped.gave, op.outputs))
-        return alone and bool(op.inputs) and not any(map(is_of_batch, others))
+        return alone and bool(op.inputs) and not any(map(is_of_batch, unreached))
 
     def of_batch(self, totals: Sequence[Any]) -> list[Any]:
         """Return the gradients of the batch, of the totals of what was :attr:`collected`."""
@@ -309,6 +309,6 @@ def _made_again(tensor: tf.Tensor, known: dict[int, Any]) -> Any:
         elif unknown:
             waiting.extend(unknown)
         else:
-            made = func_graphs.made_again(here.op, [known[id(given)] for given in here.op.inputs])
-            known.update((id(old), new) for old, new in zip(here.op.outputs, made, strict=True))
+            outputs = func_graphs.made_again(here.op, [known[id(given)] for given in here.op.inputs])
+            known.update((id(old), new) for old, new in zip(here.op.outputs, outputs, strict=True))
     return known[id(tensor)]

@@ -143,5 +143,5 @@ def version_bytes(spread: Spread) -> dict[str, int]:
         away = register.depth if producer in later else elsewhere
         each = info.element_bytes * math.prod(size or 0 for size in info.shape or ())
         stash, sent = stash + (register.depth - away) * each, sent + away * each
-    others = {"sent": sent, "frozen": spread.ticks.copies.bytes}
-    return {"stash": stash, "ema": weights.bytes} | {what: size for what, size in others.items() if size}
+    optional = {"sent": sent, "frozen": spread.ticks.copies.bytes}
+    return {"stash": stash, "ema": weights.bytes} | {what: size for what, size in optional.items() if size}

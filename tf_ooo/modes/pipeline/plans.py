@@ -99,7 +99,7 @@ class PipelinePlans:
         asked = options.compare is not None or options.costs is not None or options.first_steps != "auto"
         if not self.may_fall_back() or known or asked:
             return False
-        # Where there is a limit, a stock step may be above it.
+        # A stock step may need more than a limit allows.
         limited = options.memory_limit_bytes is not None or bool(self.distributed.target.memory_limits())
         return not (limited or in_host_memory(model))
 

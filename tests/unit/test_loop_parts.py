@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 import tf_ooo
-from tf_ooo.modes.pipeline.loop_parts import AUTO, loop_parts
+from tf_ooo.modes.pipeline.mesh import loop_parts
+from tf_ooo.modes.pipeline.options import AUTO
 
 
 @pytest.mark.parametrize(

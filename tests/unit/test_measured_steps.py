@@ -9,7 +9,7 @@ import pytest
 from tf_ooo.compat import nests
 from tf_ooo.fit import timing
 from tf_ooo.modes.layerpipe import running as layerpipe
-from tf_ooo.modes.pipeline import running as pipeline
+from tf_ooo.modes.pipeline import steps as pipeline
 
 
 @pytest.fixture
@@ -39,14 +39,14 @@ class Functions:
 def test_steps_of_a_pipeline(takes_s, monkeypatch):
     """One in which a function was traced is no sample."""
     monkeypatch.setattr(pipeline, "fill_report_of_graph", lambda *given: None)
-    running = pipeline.RunningPipeline.__new__(pipeline.RunningPipeline)
+    running = pipeline.Cut.__new__(pipeline.Cut)
     running._functions, running._report = Functions(), None
     running._before = running._said_in_report = None
     running._request = SimpleNamespace(
         failures=SimpleNamespace(raise_first=lambda: None), result=object(), count=1
     )
     running._pipeline = SimpleNamespace(step_s=[])
-    assert [running.step(batch) for batch in ((9.0, True), (2.0, False), (3.0, False))] == [9.0, 2.0, 3.0]
+    assert [running.cut_step(batch) for batch in ((9.0, True), (2.0, False), (3.0, False))] == [9.0, 2.0, 3.0]
     assert running._pipeline.step_s == [2.0, 3.0]
 
 

@@ -12,9 +12,8 @@ from tf_ooo.hosts.facts import Facts
 from tf_ooo.hosts.memory_limits import ReportedLimit, limits_of_workers
 from tf_ooo.hosts.ranks.base import SingleEngine
 from tf_ooo.hosts.target import Devices
-from tf_ooo.modes.pipeline.fewer import on_best_devices
 from tf_ooo.modes.pipeline.limits import Limit, limit_of, mesh_within
-from tf_ooo.modes.pipeline.mesh import make_mesh
+from tf_ooo.modes.pipeline.mesh import make_mesh, on_best_devices
 from tf_ooo.modes.pipeline.partition import units_of
 from tf_ooo.modes.pipeline.planning import PlanRequest
 

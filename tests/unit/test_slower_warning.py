@@ -14,10 +14,10 @@ from tf_ooo.errors import OptionsError
 from tf_ooo.fit.slower_warning import SlowerWarning
 from tf_ooo.modes.data_parallel import advice as of_ranks
 from tf_ooo.modes.data_parallel.alone import note_alone
-from tf_ooo.modes.layerpipe.advice import advice as of_layerpipe
+from tf_ooo.modes.layerpipe.planned import advice as of_layerpipe
 from tf_ooo.modes.layerpipe.planned import make_plan
 from tf_ooo.modes.layerpipe.reporting import limits_of
-from tf_ooo.modes.pipeline.one_device import why_back
+from tf_ooo.modes.pipeline.advice import why_back
 from tf_ooo.planning.model.schedule import Schedule
 from tf_ooo.report.gain import Gain
 from tf_ooo.report.report import Report

@@ -13,8 +13,7 @@ from tf_ooo import LayerCosts, Link, OptionsError
 from tf_ooo.costs.table import CostTable
 from tf_ooo.errors import CostError
 from tf_ooo.hosts.speeds import levels
-from tf_ooo.modes.pipeline.fewer import on_best_devices
-from tf_ooo.modes.pipeline.mesh import make_mesh
+from tf_ooo.modes.pipeline.mesh import make_mesh, on_best_devices
 from tf_ooo.modes.pipeline.partition import units_of
 from tf_ooo.modes.pipeline.planning import SCHEDULES, PlanRequest, make_plan
 from tf_ooo.planning.building.pipeline import balanced

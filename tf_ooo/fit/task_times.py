@@ -9,11 +9,11 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from tf_ooo.compat.tf_profiler import TracedEvent
-from tf_ooo.fit.spans import Span, busy_spans, length_s, span_of
 from tf_ooo.planning.model.schedule import Schedule
 from tf_ooo.planning.model.task import Task
 from tf_ooo.planning.simulation.measured import TaskTime, TaskTimes
 
+Span = tuple[float, float]  # (begin, end) in seconds
 _NEGLIGIBLE = 0.02
 _HANDING_ON = frozenset(
     ("Cast", "ExpandDims", "Identity", "IteratorGetNext", "Pack", "ReadVariableOp", "Reshape", "Shape")
@@ -108,3 +108,24 @@ def last_execution(events: Sequence[TracedEvent], tasks: Mapping[str, Task]) -> 
         ran.sort(key=lambda event: event.begin_s)
         last += ran[-(len(ran) // runs) :]
     return last
+
+
+def span_of(event: TracedEvent) -> Span:
+    """Return begin and end of an event of TensorFlow's profiler."""
+    return event.begin_s, event.begin_s + event.duration_s
+
+
+def busy_spans(spans: Iterable[Span]) -> list[Span]:
+    """Return when at least one of them ran, in order and apart from each other."""
+    busy: list[Span] = []
+    for begin_s, end_s in sorted(spans):
+        if busy and begin_s <= busy[-1][1]:
+            busy[-1] = (busy[-1][0], max(end_s, busy[-1][1]))
+        else:
+            busy.append((begin_s, end_s))
+    return busy
+
+
+def length_s(spans: Iterable[Span]) -> float:
+    """Return seconds of all together."""
+    return sum(end_s - begin_s for begin_s, end_s in spans)

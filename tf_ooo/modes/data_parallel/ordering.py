@@ -7,21 +7,22 @@ import dataclasses
 import logging
 import time
 import zlib
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from grappler_passes import plugin
 from grappler_passes.analysis.step_classes import classify_steps
 from grappler_passes.analysis.steps import split_steps
-from grappler_passes.graph.training_graph import OpKind, TrainingGraph
+from grappler_passes.graph.training_graph import Op, OpKind, TrainingGraph
 from grappler_passes.passes.base import PassResult
 from grappler_passes.passes.steps import Additions, additions
 from tf_ooo.compat import keras_trainable
-from tf_ooo.costs.from_graph import places
+from tf_ooo.costs.communication import as_allreduce_bytes
+from tf_ooo.costs.from_graph import places, variable_bytes
+from tf_ooo.costs.layer_costs import LayerCosts
 from tf_ooo.errors import ScheduleError
-from tf_ooo.modes.data_parallel.sent import sent_bytes
 from tf_ooo.planning.building.common import COMMUNICATION, COMPUTE
 from tf_ooo.planning.model.schedule import Schedule, Task, TaskList
 from tf_ooo.rewriting import passes
@@ -39,6 +40,8 @@ if TYPE_CHECKING:
 _LOG = logging.getLogger("tf_ooo")
 # So much is handed over and not through where nothing was measured.
 FLIGHT_BYTES = 2 * 2**20
+_REDUCES = ("HorovodAllreduce", "CollectiveReduceV2")
+_GATHERS = ("HorovodAllgather", "CollectiveGatherV2")
 
 LayerKey = tuple[int, ...]
 ScheduleFor = Callable[[TrainingGraph], Schedule]
@@ -273,3 +276,35 @@ def _request(
         lambda request: "TensorFlow handed no graph over to be ordered",
         plugin.describe_keras(model, keras_trainable.trained_variables),
     )
+
+
+def sent_bytes(graph: TrainingGraph, workers: int) -> list[float]:
+    """Return for each layer the bytes of an allreduce that sends as much; if not known, its weights'."""
+    weights = [weight_bytes for weight_bytes, _ in variable_bytes(graph, [])]
+    return [
+        _sent_by(graph, layer.communication_ops, workers) or weight_bytes
+        for layer, weight_bytes in zip(graph.layers, weights, strict=True)
+    ]
+
+
+def with_weight_bytes(layers: Iterable[LayerCosts], sizes: Iterable[float]) -> tuple[LayerCosts, ...]:
+    """Plans count what is sent as weights; reports have weights."""
+    return tuple(replace(layer, weight_bytes=size) for layer, size in zip(layers, sizes, strict=True))
+
+
+def _sent_by(graph: TrainingGraph, names: Sequence[str], workers: int) -> float:
+    """0: something is sent of which no size, or in a way of which no cost, is known."""
+    total = 0.0
+    for op in (graph.ops[name] for name in names):
+        if op.type in _REDUCES or op.type in _GATHERS:
+            size = _input_bytes(graph, op)
+            if size is None:
+                return 0.0
+            total += as_allreduce_bytes(size, workers) if op.type in _GATHERS else size
+    return total
+
+
+def _input_bytes(graph: TrainingGraph, op: Op) -> int | None:
+    """Return the bytes of the tensor that an op is given."""
+    producer = graph.ops.get(op.inputs[0][0]) if op.inputs else None
+    return None if producer is None else producer.output_bytes

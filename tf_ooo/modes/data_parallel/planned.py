@@ -18,8 +18,7 @@ from tf_ooo.costs.communication import link_of_ring
 from tf_ooo.costs.layer_costs import LayerCosts, Link
 from tf_ooo.costs.table import CostTable
 from tf_ooo.hosts.ranks.base import Engine
-from tf_ooo.modes.data_parallel.ordering import LayerKey, layer_keys
-from tf_ooo.modes.data_parallel.sent import sent_bytes, with_weight_bytes
+from tf_ooo.modes.data_parallel.ordering import LayerKey, layer_keys, sent_bytes, with_weight_bytes
 from tf_ooo.planning.choosing.on_paper import auto_candidates, policies_of
 from tf_ooo.planning.choosing.plan import Candidate, Clock, Plan, as_asked, choose, policy_named, tried
 from tf_ooo.planning.model.problem import Problem

@@ -24,11 +24,10 @@ from tf_ooo.hosts.devices import home_device
 from tf_ooo.hosts.ranks.base import Engine, SingleEngine
 from tf_ooo.modes.layerpipe.options import LayerPipe
 from tf_ooo.modes.layerpipe.planned import in_order_of, note_rebuilt_weights, plan_spread
-from tf_ooo.modes.layerpipe.reporting import fill_spread
+from tf_ooo.modes.layerpipe.reporting import fill_spread, watched_round
 from tf_ooo.modes.layerpipe.running import Batches, Epoch, rounds_together, structure_of
 from tf_ooo.modes.layerpipe.spread import Spread, SpreadPlan, spread
 from tf_ooo.modes.layerpipe.traced import Traced, renumbered, trace
-from tf_ooo.modes.layerpipe.watching import watched_round
 from tf_ooo.report.parts import Outcome
 from tf_ooo.report.report import Report
 from tf_ooo.rewriting.parts import WHOLE

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from tf_ooo.compat import keras_layers, keras_optimizers
 from tf_ooo.costs.layer_costs import LayerCosts, Link
 from tf_ooo.costs.table import CostTable
-from tf_ooo.modes.layerpipe.advice import advice
+from tf_ooo.errors import OOOError
 from tf_ooo.modes.layerpipe.divide import lower_shares
 from tf_ooo.modes.layerpipe.reporting import fill_report
 from tf_ooo.modes.layerpipe.spread import SpreadPlan
@@ -28,6 +29,7 @@ from tf_ooo.report.report import Report
 from tf_ooo.rewriting.naming import variable_layers
 from tf_ooo.rewriting.step_graph import StepGraph
 from tf_ooo.tracing.variables import optimizers_of
+from tf_ooo.units import seconds_text
 
 if TYPE_CHECKING:
     import keras
@@ -38,6 +40,11 @@ _BATCHES = 4
 MODE = "layerpipe"
 # Predictions may be off by so much: a division of layers that saves less may just as well lose.
 LEAST_GAIN = 1.1
+# Batches of so many times the rows.
+_ROWS = (1, 2, 4)
+# Training waits for what would be better.
+_MOST_S = 5.0
+StepSeconds = Callable[[Sequence[LayerCosts], int], float]
 
 
 def plan_spread(
@@ -176,3 +183,35 @@ def _ranked(names: Sequence[str]) -> list[str]:
 def _split(part: str) -> tuple[str, int]:
     kind, _, number = part.rpartition("_")
     return (kind, int(number)) if number != part and number.isdecimal() else (part, 0)
+
+
+def advice(
+    layers: Sequence[LayerCosts], devices: int, predicted_s: float, step_s: StepSeconds, gain: Gain
+) -> str:
+    """Return one line: how much slower, and which devices and batches to take.
+
+    Args:
+        layers: costs of one batch.
+        devices: of the present plan.
+        predicted_s: seconds of its step; predictions are corrected by what this one was wrong by.
+        step_s: plans for layers on so many devices, and predicts the seconds of a step.
+        gain: as measured.
+    """
+    began_s = time.perf_counter()
+    corrected = gain.ours_median_s / predicted_s
+    best_s, best_rows, best_devices = gain.baseline_median_s, 0, 1
+    for count in range(2, devices + 1):
+        for rows in _ROWS:
+            if (count, rows) == (devices, 1) or time.perf_counter() - began_s > _MOST_S:
+                continue
+            try:
+                each_s = step_s([layer.scaled(rows) for layer in layers], count) * corrected / rows
+            except OOOError:  # too few layers
+                continue
+            if each_s < best_s:
+                best_s, best_rows, best_devices = each_s, rows, count
+    if not best_rows:
+        return f"{gain.text}; one device (mode='single_device') is faster than all that was simulated"
+    larger = f", batches of {best_rows} times as many rows" if best_rows > 1 else ""
+    for_each = " for each batch of today's rows" if best_rows > 1 else ""
+    return f"{gain.text}; by simulation devices={best_devices}{larger} takes {seconds_text(best_s)}{for_each}"

@@ -18,9 +18,9 @@ from tf_ooo.fit.measured import with_shared_link
 from tf_ooo.fit.mode import Training
 from tf_ooo.hosts.cluster import Cluster
 from tf_ooo.hosts.devices import home_device
+from tf_ooo.modes.pipeline.advice import why_uncut
 from tf_ooo.modes.pipeline.first_batch import NEVER_WHOLE
-from tf_ooo.modes.pipeline.one_device import why_uncut
-from tf_ooo.modes.pipeline.running import PlannedPipeline
+from tf_ooo.modes.pipeline.plans import PlannedPipeline
 from tf_ooo.modes.pipeline.steps import Given, PipelineSteps, Planned, ToMeasure
 from tf_ooo.rewriting.parts import WHOLE, is_part, least_share
 from tf_ooo.rewriting.staged import LayerByLayer, TracedBefore

@@ -16,8 +16,8 @@ from tf_ooo.modes.pipeline.dividing import division_of
 from tf_ooo.modes.pipeline.first_batch import FirstBatch
 from tf_ooo.modes.pipeline.fit import PipelineFit
 from tf_ooo.modes.pipeline.host_check import check_host_memory
-from tf_ooo.modes.pipeline.mesh import AUTO, counts_of
-from tf_ooo.modes.pipeline.options import Pipeline
+from tf_ooo.modes.pipeline.mesh import counts_of
+from tf_ooo.modes.pipeline.options import AUTO, Pipeline
 from tf_ooo.modes.pipeline.own_schedule import check_own, layers_named
 from tf_ooo.modes.pipeline.planning import SCHEDULES
 from tf_ooo.modes.pipeline.plans import PipelinePlans

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from tf_ooo.modes.pipeline.loop_parts import AUTO
 from tf_ooo.options import DeviceOptions, RankOptions
 from tf_ooo.options.base import is_file
 from tf_ooo.options.checks import (
@@ -23,6 +22,7 @@ from tf_ooo.options.checks import (
 from tf_ooo.planning.building.by_name import Stages, check_stages, is_nested
 from tf_ooo.planning.choosing.recompute import CHOICES, NONE
 
+AUTO = "auto"
 MICRO_BATCH, WHOLE_BATCH = BATCH_NORMS = ("micro_batch", "whole_batch")
 FIRST_STEPS = ("auto", "whole", "cut")
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import functools
 import logging
+from collections import deque
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from tf_ooo.compat import keras_loops, train_function
@@ -14,27 +16,28 @@ from tf_ooo.costs.table import CostTable
 from tf_ooo.errors import MemoryLimitError
 from tf_ooo.fit.baseline import ONE_DEVICE
 from tf_ooo.fit.distributed import Distributed
-from tf_ooo.fit.given_costs import costs_of_parts
-from tf_ooo.fit.measured import layers_of, measured_costs, unknown_sizes, with_shared_link
+from tf_ooo.fit.measured import costs_of_parts, layers_of, measured_costs, unknown_sizes, with_shared_link
 from tf_ooo.fit.reporting import fall_back
 from tf_ooo.hosts.cluster import Cluster
+from tf_ooo.hosts.devices import available_devices
 from tf_ooo.hosts.memory import in_host_memory
 from tf_ooo.modes.pipeline.advice import advice
-from tf_ooo.modes.pipeline.fewer import on_best_devices
 from tf_ooo.modes.pipeline.limits import Limit, limit_of, mesh_within
-from tf_ooo.modes.pipeline.loop_parts import loop_parts
-from tf_ooo.modes.pipeline.mesh import AUTO, Mesh, make_mesh
-from tf_ooo.modes.pipeline.options import Pipeline
+from tf_ooo.modes.pipeline.mesh import Mesh, loop_parts, make_mesh, on_best_devices
+from tf_ooo.modes.pipeline.options import AUTO, Pipeline
 from tf_ooo.modes.pipeline.own_schedule import check_recomputed
 from tf_ooo.modes.pipeline.partition import Cutter, units_of
 from tf_ooo.modes.pipeline.pipeline_ranks import PipelineRanks
 from tf_ooo.modes.pipeline.planning import PlanRequest, fits_whole, named_bounds, own_cuts, peak_within
 from tf_ooo.modes.pipeline.reporting import fill_report, note_loops, note_turns
-from tf_ooo.modes.pipeline.running import PlannedPipeline
+from tf_ooo.planning.building.merging import stage_of_layer
 from tf_ooo.planning.choosing.recompute import NONE
 from tf_ooo.planning.model.schedule_file import ScheduleFile
 from tf_ooo.report.parts import Outcome
+from tf_ooo.rewriting.homes import Homes
+from tf_ooo.rewriting.naming import variable_layers
 from tf_ooo.rewriting.repeating import layers_that_cannot
+from tf_ooo.rewriting.staged import StagedPlan
 from tf_ooo.rewriting.step_graph import StepGraph
 from tf_ooo.tracing.micro_batches import Division, rows_of
 from tf_ooo.units import seconds_text
@@ -44,6 +47,27 @@ if TYPE_CHECKING:
 
 # A plan for costs of another measurement has to be better by so much.
 _LEAST_GAIN = 0.05
+_TIMED = 100
+
+
+class PlannedPipeline:
+    """Holds what was planned, on devices with names; stays for the fits of one model."""
+
+    def __init__(self, mesh: Mesh, step: StepGraph, devices: tuple[str, ...]) -> None:
+        self.mesh, planned = mesh, mesh.plan
+        self.step_s, self.turns = deque[float](maxlen=_TIMED), step.turns_with_updates
+        homes = homes_of(mesh, devices)
+        again = planned.problem.recomputed
+        self.plan = StagedPlan(planned.schedule, step.known, homes, available_devices(), again)
+        self.devices = {name: homes.of_variables(layer) for name, layer in variable_layers(step).items()}
+
+
+def homes_of(mesh: Mesh, devices: Sequence[str]) -> Homes:
+    """Each replica has neighbouring devices, and holds a part of each stage's variables."""
+    planned, each = mesh.plan, mesh.chosen.devices
+    numbers = planned.schedule.device_of_stage
+    on = [[devices[replica * each + number] for number in numbers] for replica in range(mesh.replicas)]
+    return Homes(stage_of_layer(planned.problem.bounds), on, mesh.chosen.holders)
 
 
 class PipelinePlans:

@@ -9,27 +9,30 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tf_ooo.compat import nests
-from tf_ooo.compat.evaluation import Kind
+from tf_ooo.compat.evaluation import Kind, makes_its_own
 from tf_ooo.errors import BackendError, OOOError
 from tf_ooo.fit import progress
-from tf_ooo.fit.distributed import Tracing
+from tf_ooo.fit.distributed import Placed, Tracing, not_cut
 from tf_ooo.fit.experiment import Experiment
 from tf_ooo.fit.in_place import InPlace
 from tf_ooo.fit.mode import Function, Training
 from tf_ooo.fit.recorder import Watched
 from tf_ooo.fit.slower_warning import ENOUGH
+from tf_ooo.fit.timing import timed_run
 from tf_ooo.hosts.cluster import Cluster
 from tf_ooo.hosts.memory import in_host_memory
 from tf_ooo.hosts.target import gone
 from tf_ooo.modes.pipeline import tasks_of
+from tf_ooo.modes.pipeline.advice import why_back
+from tf_ooo.modes.pipeline.evaluation import OutputsFirst, StagedEvaluation
 from tf_ooo.modes.pipeline.first_batch import FirstBatch
-from tf_ooo.modes.pipeline.one_device import why_back
 from tf_ooo.modes.pipeline.pieces import pieces_of
-from tf_ooo.modes.pipeline.plans import PipelinePlans
-from tf_ooo.modes.pipeline.running import PlannedPipeline, RunningPipeline
+from tf_ooo.modes.pipeline.plans import PipelinePlans, PlannedPipeline
+from tf_ooo.modes.pipeline.reporting import fill_report_of_graph
 from tf_ooo.planning.simulation.measured import repeated
 from tf_ooo.rewriting.op_tasks import timed_ops
-from tf_ooo.rewriting.staged import TracedBefore
+from tf_ooo.rewriting.result import RewriteResult
+from tf_ooo.rewriting.staged import TracedBefore, request_to_place
 from tf_ooo.tracing.micro_batches import BatchesSeen, Division
 from tf_ooo.tracing.step import StepFunctions
 from tf_ooo.tracing.variables import all_variables, bytes_of
@@ -37,6 +40,7 @@ from tf_ooo.tracing.variables import all_variables, bytes_of
 if TYPE_CHECKING:
     import keras
 
+_LOG = logging.getLogger("tf_ooo")
 _CALCULATED = "costs are calculated from shapes, not measured"
 _LARGER = f"{_CALCULATED}: a larger batch came first"
 Given = tuple[Any, Any]  # a batch, and the iterator that it came from
@@ -111,7 +115,7 @@ class PipelineSteps:
             return {}
         if self.target.lost():  # a read from it would wait for ever
             raise BackendError("a worker is gone")
-        return phase.running.replaced
+        return phase.moved
 
     def bring_back(self) -> None:
         """Bring the variables back.  BackendError: a variable's worker is gone."""
@@ -157,7 +161,7 @@ class Planned(Training):
             steps.report.note(_LARGER)
         cut = Cut(steps, grown or self._pipeline, self._before, to_measure)
         steps.experiment.enter(cut)
-        cut.running.begin()
+        cut.begin()
         return cut.step(given[0])
 
     def ended(self) -> None:
@@ -165,7 +169,7 @@ class Planned(Training):
 
 
 class Cut(Training):
-    """The variables are where the plan has them, and each step is cut."""
+    """The variables are on their stages' devices, and each step is cut."""
 
     def __init__(
         self,
@@ -175,18 +179,29 @@ class Cut(Training):
         to_measure: ToMeasure | None,
     ) -> None:
         self._steps, self._pipeline, self._to_measure = steps, pipeline, to_measure
-        plans, replicas = steps.plans, pipeline.mesh.replicas
-        self.running = RunningPipeline(
-            steps.model,
-            steps.target,
-            pipeline,
-            functools.partial(steps.functions, plans.division, replicas, steps.seen),
-            plans.distributed.describe(),
-            steps.options.dump_dir,
-            pieces_of(pipeline.mesh, plans.rows, plans.limit.planned_bytes),
-            before if replicas == 1 == plans.replicas_at_first else None,
-        )
-        self.running.may_plan_anew = steps.may_plan_anew
+        plans, replicas, model = steps.plans, pipeline.mesh.replicas, steps.model
+        self._report, self._dump_dir = plans.distributed.describe(), steps.options.dump_dir
+        self._placed = Placed(model, steps.target)
+        self._request = request_to_place(model, pipeline.plan, self._dump_dir)
+        self._functions = steps.functions(plans.division, replicas, steps.seen, self._request.tracing)
+        self._functions.check_captures = self._placed.check_captures
+        self._before = before if replicas == 1 == plans.replicas_at_first else None
+        self._said_in_report: RewriteResult | None = None  # the first batch's
+        self._not_planned = ""  # why the latest step is not the one that was planned; it ran in stock order
+        self._evaluations: dict[Kind, StagedEvaluation | OutputsFirst] = {}
+        self._pieces = pieces_of(pipeline.mesh, plans.rows, plans.limit.planned_bytes)
+        self._devices = len({name for names in pipeline.plan.homes.devices for name in names})
+        tracing = functools.partial(progress.said, f"tracing the step on {self._devices} devices")
+        self._functions.around_traces = tracing
+
+    def begin(self) -> None:
+        """Moves the variables."""
+        self._placed.move(self._pipeline.devices)
+
+    @property
+    def moved(self) -> Mapping[int, Any]:
+        """Return the ``replaced`` of :class:`Moved`."""
+        return self._placed.replaced
 
     def run(self, given: Given) -> Any:
         """Run a step; a batch that is larger than planned for is planned for first."""
@@ -203,8 +218,8 @@ class Cut(Training):
     def step(self, batch: object) -> Any:
         """Run a step that the plan is large enough for; afterwards it may be known what else is to run."""
         outputs = self._measured_step(batch)
-        if self.running.not_planned:
-            self._forget_plan(self.running.not_planned)
+        if self._not_planned:
+            self._forget_plan(self._not_planned)
         elif len(self._pipeline.step_s) == ENOUGH:
             self._look_at_gain()
         return outputs
@@ -213,15 +228,60 @@ class Cut(Training):
         """Run a step; where it was planned with calculated costs, up to three of the first are measured."""
         to_measure, timed = self._to_measure, self._pipeline.step_s
         if to_measure is None or not timed or nests.signature(batch) != to_measure.batches:
-            return self.running.step(batch)
+            return self.cut_step(batch)
         before, in_place = len(timed), to_measure.in_place
-        outputs = in_place.run(lambda: self.running.step(batch), max(timed))
+        outputs = in_place.run(lambda: self.cut_step(batch), max(timed))
         if len(timed) > before:
             timed.pop()  # the profiler's
         if in_place.done:
             self._to_measure = None
             self._plan_again(in_place)
         return outputs
+
+    def cut_step(self, batch: object) -> Any:
+        """Return one step; its logs."""
+        if self._before is not None:
+            with progress.said(f"placing the step on {self._devices} devices"):
+                if self._place_traced_before(batch):
+                    outputs = self._functions(batch)
+                    nests.synchronize(outputs)
+                    return outputs
+        functions, request = self._functions, self._request
+        outputs, seconds, traced = timed_run(lambda: functions(batch), lambda: functions.traced)
+        if not traced:
+            self._pipeline.step_s.append(seconds)
+            return outputs
+        request.failures.raise_first()
+        if request.result is None or request.count < functions.traced:
+            if functions.forget_open():  # this step ran on one device, its batch's size gets its own trace
+                _LOG.debug("a step of any number of rows cannot be cut: %s", request.skipped)
+                return outputs
+            if not self._steps.may_plan_anew:
+                raise not_cut(request)
+            self._not_planned = request.skipped
+            return outputs
+        self._said_in_report = self._said_in_report or request.result
+        fill_report_of_graph(self._report, self._said_in_report)
+        return outputs
+
+    def _place_traced_before(self, batch: object) -> bool:
+        """Return whether the step that was traced before is placed now, for its first run; it is tried once.
+
+        Batches of other sizes may come before.
+        """
+        before = self._before
+        if before is None or nests.signature(batch) != before.signature:
+            return False
+        self._before = None
+        try:
+            function, result = before.placed(self._pipeline.plan, self._placed.replaced, self._dump_dir)
+        except OOOError as error:
+            _LOG.debug("the step is traced again", exc_info=error)
+            return False
+        self._functions.untraced[before.signature] = function
+        self._said_in_report = result
+        fill_report_of_graph(self._report, result)
+        return True
 
     def _plan_again(self, in_place: InPlace) -> None:
         steps, plans = self._steps, self._steps.plans
@@ -260,7 +320,17 @@ class Cut(Training):
             distributed.say_if_slower()
 
     def evaluating(self, kind: Kind, function: Function) -> Function:
-        return self.running.evaluating(kind, function)
+        """Return what evaluates or predicts on the stages' devices; a class's own function stays."""
+        if makes_its_own(self._steps.model, kind):
+            return function
+        model, report, folder = self._steps.model, self._report, self._dump_dir
+        if kind not in self._evaluations:
+            self._evaluations[kind] = (
+                OutputsFirst(model, report, folder, self._pieces)
+                if kind == "test"
+                else StagedEvaluation(model, kind, report, folder, self._pieces)
+            )
+        return functools.partial(self._evaluations[kind], function)
 
     def watched(self) -> Watched | None:
         """Once a step of the plan has run that traced nothing."""
@@ -280,4 +350,8 @@ class Cut(Training):
             self._steps.report.note(f"{_CALCULATED}: the fit had too few steps")
 
     def restore(self) -> Sequence[str]:
-        return self.running.restore()
+        """Puts the variables back; names those that are lost."""
+        for evaluation in self._evaluations.values():
+            evaluation.close()
+        self._request.close()
+        return self._placed.restore()

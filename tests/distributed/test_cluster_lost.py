@@ -37,7 +37,7 @@ from tf_ooo.costs.profile import StepProfiler
 from tf_ooo.hosts import cluster as cluster_module
 from tf_ooo.hosts import link as runtime_link
 from tf_ooo.hosts.cluster import connect
-from tf_ooo.modes.pipeline import mode as pipeline_mode
+from tf_ooo.modes.pipeline import plans as pipeline_plans
 from tf_ooo.modes.pipeline.losses import LaterBatches
 from tf_ooo.rewriting import staged as rewriting
 from tf_ooo.tracing.variables import Moved
@@ -184,7 +184,7 @@ def test_worker_lost_before_an_epochs_metrics_are_read_is_named(how, method):
 EVENTS = {
     "profiling": (StepProfiler, "run_anyway", 1),
     "measuring the link": (runtime_link, "measure_overhead_s_per_byte", 1),
-    "planning": (pipeline_mode, "make_mesh", 1),
+    "planning": (pipeline_plans, "make_mesh", 1),
     "moving": (keras_variables, "copy_on", 3),
     "moved": (Moved, "check_captures", 1),
     "tracing": (rewriting, "rewrite_step", 1),

@@ -14,7 +14,6 @@ from tests.unit.test_data_parallel_parts import Threads
 from tf_ooo.fit import experiment
 from tf_ooo.fit.experiment import StockFirst
 from tf_ooo.fit.mode import Training
-from tf_ooo.fit.timing import TimedRun
 from tf_ooo.hosts.ranks.base import SingleEngine
 from tf_ooo.modes.data_parallel import planned, scheduled
 from tf_ooo.modes.data_parallel.options import DataParallel
@@ -50,9 +49,9 @@ class Functions:
         return self._stock
 
 
-def timed(run: Callable[[], Any], traces: Callable[[], int]) -> TimedRun:
+def timed(run: Callable[[], Any], traces: Callable[[], int]) -> tuple[float, float, bool]:
     before, seconds = traces(), run()
-    return TimedRun(seconds, seconds, traces() > before)
+    return seconds, seconds, traces() > before
 
 
 @pytest.fixture(autouse=True)

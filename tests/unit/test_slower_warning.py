@@ -12,7 +12,7 @@ from tf_ooo.costs.layer_costs import LayerCosts, Link
 from tf_ooo.costs.table import CostTable
 from tf_ooo.errors import OptionsError
 from tf_ooo.fit.slower_warning import SlowerWarning
-from tf_ooo.modes.data_parallel import advice as of_ranks
+from tf_ooo.modes.data_parallel import alone as of_ranks
 from tf_ooo.modes.data_parallel.alone import note_alone
 from tf_ooo.modes.layerpipe.planned import advice as of_layerpipe
 from tf_ooo.modes.layerpipe.planned import make_plan

@@ -4,7 +4,7 @@ Modules here import neither TensorFlow nor Keras before a command needs them.
 """
 
 from tf_ooo.cli.about import demo, info
-from tf_ooo.cli.doctor import doctor
+from tf_ooo.cli.checks import doctor
 from tf_ooo.cli.group import main
 from tf_ooo.cli.plan import plan
 from tf_ooo.cli.run import run

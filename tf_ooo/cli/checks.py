@@ -1,12 +1,18 @@
-"""Checks for ``tf-ooo doctor``: each function looks at one thing, says how it is and what to do."""
+"""``tf-ooo doctor``: each function looks at one thing that is installed, says how it is and what to do."""
 
 from __future__ import annotations
 
 import shutil
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
+
+import click
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
 from tf_ooo.errors import BackendError, OOOError
 from tf_ooo.hosts import addresses
@@ -16,6 +22,7 @@ PYTHONS = (10, 13)
 """The first and the last minor version of Python 3 that is supported."""
 
 State = Literal["ok", "absent", "broken"]
+_STYLES = {"ok": "green", "absent": "yellow", "broken": "bold red"}
 
 
 @dataclass(frozen=True)
@@ -210,3 +217,31 @@ def _named(error: Exception) -> str:
     """``RuntimeError: its first line``, for errors of others, whose text alone may say little."""
     text = str(error).strip().partition("\n")[0]
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+@click.command()
+@click.option("--cluster", metavar="HOST:PORT,...", help="Also ask these addresses, of a pipeline's tasks. "
+              "[default: what TF_OOO_CLUSTER says]")  # fmt: skip
+@click.pass_context
+def doctor(context: click.Context, cluster: str | None) -> None:
+    """Look at versions, plug-in, GPUs, XLA, Horovod and ports, and say what to do about each.
+
+    Ends with 1 if something that training needs is broken.  What is only absent, such as a GPU, is not.
+    """
+    found = list(findings(cluster))
+    console = Console(soft_wrap=True)
+    console.print(_table(found))
+    broken = [what for what, finding in found if finding.state == "broken"]
+    if broken:
+        console.print(f"To be mended: {', '.join(broken)}")
+        context.exit(1)
+    console.print("Ready to train.")
+
+
+def _table(found: Sequence[tuple[str, Finding]]) -> Table:
+    columns = ("what", "state", "found here", "what to do")
+    rows = Table(*columns, box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False)
+    for what, finding in found:
+        state = Text(finding.state, style=_STYLES[finding.state])
+        rows.add_row(Text(what), state, Text(finding.fact), Text(finding.advice))
+    return rows

@@ -143,20 +143,16 @@ def plan(
         if not wanted.as_json and (chosen or problem.memory_limit_bytes is not None):
             print_table(assumed, rows.table(chosen))
     notes = [*map(str, rows.squeezed.values()), *map(str, rows.recomputed.values()), *table.notes]
-    timeline = _timeline(plan)
+    timeline, comments = _timeline(plan), "".join(f"# assumed: {line}\n" for line in assumed)
     wanted.show(
         timeline,
         page=lambda: page_of_plan(plan, timeline, rows, problem.layers, assumed, notes),
         layers=names_of(problem.layers),
-        texts=[(out, lambda: _with_comments(assumed) + plan.schedule.to_text()), (costs_out, table.to_json)],
+        texts=[(out, lambda: comments + plan.schedule.to_text()), (costs_out, table.to_json)],
         notes=notes,
         assumptions=list(assumed),
         candidates=[rows.facts(candidate) for candidate in plan.candidates],
     )
-
-
-def _with_comments(assumed: Sequence[str]) -> str:
-    return "".join(f"# assumed: {line}\n" for line in assumed)
 
 
 def _mode_of(problem: Problem, schedule: str, mode: str | None) -> str:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from grappler_passes.compat import shape_inference
@@ -17,7 +17,6 @@ from grappler_passes.compat.shape_inference import OutputInfo
 from grappler_passes.graph.contexts import SWITCHES
 from grappler_passes.graph.dependencies import split_input
 from tf_ooo.costs.devices import ELEMENTS_A_PIECE, SPLIT_SUM, TILE, DeviceModel, Work, gemm_pieces
-from tf_ooo.costs.open_sizes import is_closed, with_largest_sizes
 from tf_ooo.errors import CostError
 
 if TYPE_CHECKING:
@@ -52,6 +51,11 @@ _REDUCTIONS = ("Sum", "Mean", "Max", "Min", "Prod", "All", "Any")
 # They touch only as much of their first input as they put out.
 _PARTIAL_READS = ("Gather", "ResourceGather", "Slice", "StridedSlice", "Split", "Unpack", "DynamicSlice")
 
+# At most as many rows come out as go in.
+_NEVER_MORE_ROWS = frozenset({"Unique", "UniqueV2", "UnsortedSegmentSum"})
+_RESERVED_PORT = 5
+
+_Outputs = Mapping[str, Sequence[OutputInfo]]
 _MKL = re.compile(r"^_Mkl(Native)?")
 _FUSED = re.compile(r"^_?Fused(?=Conv|MatMul|BatchMatMul|Depthwise)")
 _SUFFIX = re.compile(r"(WithBias|V\d+|Ex)+$")
@@ -240,3 +244,61 @@ _RULES: dict[str, _Rule] = {
     "DepthwiseConv2dNativeBackpropInput": _depthwise("dO"),
     "DepthwiseConv2dNativeBackpropFilter": _depthwise("dW"),
 }
+
+
+def with_largest_sizes(graph_def: graph_pb2.GraphDef, outputs: _Outputs) -> dict[str, tuple[OutputInfo, ...]]:
+    """Open sizes as large as they can be; what depends on an open input (a batch size) stays open.
+
+    Only a run knows them: rows that a batch looks up (``Unique``), all that an optimizer computes from them,
+    and cuDNN's notes of a batch normalization.
+    """
+    largest = {name: tuple(infos) for name, infos in outputs.items()}
+    open_nodes = [node for node in graph_def.node if not all(map(is_closed, largest.get(node.name, ())))]
+    bounded: set[tuple[str, int]] = set()
+    changed = True
+    while changed:  # nodes come in any order, and there may be loops
+        changed = False
+        for node in open_nodes:
+            for port, info in list(_closed_now(node, largest, bounded)):
+                infos = largest[node.name]
+                largest[node.name] = (*infos[:port], info, *infos[port + 1 :])
+                bounded.add((node.name, port))
+                changed = True
+    return largest
+
+
+def _closed_now(
+    node: node_def_pb2.NodeDef, outputs: _Outputs, bounded: set[tuple[str, int]]
+) -> Iterator[tuple[int, OutputInfo]]:
+    """Outputs of the node whose sizes are open, and can be told by now."""
+    sources = [split_input(text) for text in node.input]
+    for port, info in enumerate(outputs[node.name]):
+        if is_closed(info):
+            continue
+        if node.op == "FusedBatchNormV3" and port == _RESERVED_PORT:
+            yield port, replace(info, shape=(0,))
+            continue
+        usable = sources[:1] if node.op in _NEVER_MORE_ROWS else [s for s in sources if s in bounded]
+        for name, source_port in usable:
+            infos = outputs.get(name, ())
+            filled = _filled(info, infos[source_port]) if 0 <= source_port < len(infos) else None
+            if filled is not None:
+                yield port, filled
+                break
+
+
+def _filled(info: OutputInfo, source: OutputInfo) -> OutputInfo | None:
+    """``info`` with the sizes of ``source`` where it has none; None: open too, or of another rank."""
+    if source.shape is None or None in source.shape:
+        return None
+    if info.shape is None:
+        return replace(info, shape=source.shape)
+    if len(info.shape) != len(source.shape):
+        return None
+    sizes = zip(info.shape, source.shape, strict=True)
+    return replace(info, shape=tuple(theirs if own is None else own for own, theirs in sizes))
+
+
+def is_closed(info: OutputInfo) -> bool:
+    """Return whether all sizes are known."""
+    return info.shape is not None and None not in info.shape

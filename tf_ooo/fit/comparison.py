@@ -8,7 +8,6 @@ from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from tf_ooo.fit.reporting import fall_back
 from tf_ooo.fit.sequential import MOST_STEPS, Look, look_at
 from tf_ooo.hosts.ranks.base import Engine, SingleEngine
 from tf_ooo.options import ModeOptions
@@ -326,10 +325,6 @@ class StepComparison:
         """Says so; ``because`` of something else than its speed."""
         because = because or ("" if self.options.may_fall_back else AS_ASKED)
         self.report.put(Outcome(kept_because=because))
-
-    def keep_stock(self, reason: str, logged: bool = False) -> None:
-        """Says so; ``logged``: the log has the reason already."""
-        fall_back(self.report, reason, logged)
 
 
 def slowest(times: Iterable[Sequence[float]]) -> list[float]:

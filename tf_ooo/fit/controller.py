@@ -108,7 +108,9 @@ class StepController:
             self.report,
             functools.partial(self.run, STOCK),
             lambda: traces.trace_count(self.stock),
-            self._keep_stock_unplanned,
+            lambda budget: fall_back(
+                self.report, budget.why_not, expected=True, how_to_record="compare=True"
+            ),
             lambda _: self.experiment.enter(_Beginning(self)),
         )
 
@@ -208,10 +210,6 @@ class StepController:
         self.session.left_out(which, error)
         return left[0]
 
-    def _keep_stock_unplanned(self, budget: Budget) -> None:
-        """Keep stock in this fit."""
-        fall_back(self.report, budget.why_not, expected=True, how_to_record="compare=True")
-
     def begin(self, call: Call) -> None:
         """Begin to compare, unless it is known already which step is kept."""
         never = self.options.may_fall_back and self.options.compare is False
@@ -303,7 +301,7 @@ class StepController:
         reason = self.session.why_stock(reason, self.steps.keys())
         self.experiment.enter(KeptStep(self, STOCK))
         # The plug-in has logged its first error already.
-        self.comparison.keep_stock(reason, logged=self.session.failures.first is not None)
+        fall_back(self.report, reason, logged=self.session.failures.first is not None)
         self._decided()
 
     def _decided(self) -> None:

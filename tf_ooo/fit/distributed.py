@@ -6,7 +6,7 @@ import functools
 import logging
 import statistics
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -315,23 +315,15 @@ class Placed:
     """
 
     def __init__(self, model: keras.Model, target: Target) -> None:
-        self._model, self._target, self._moved = model, target, Moved(model)
+        self._model, self._target, self.moved = model, target, Moved(model)
 
     def move(self, devices: Mapping[str, str]) -> None:
         """Each to the device that stands by its name in graphs; those that have none stay."""
         variables = keras_variables.named(all_variables(self._model))
         by_id = {id(variable): devices[name] for name, variable in variables.items() if name in devices}
-        self._moved.move(by_id, variables.values())
-
-    def check_captures(self, captures: Iterable[Any]) -> None:
-        self._moved.check_captures(captures)
-
-    @property
-    def replaced(self) -> dict[int, Any]:
-        """Return the ``replaced`` of :class:`Moved`."""
-        return self._moved.replaced
+        self.moved.move(by_id, variables.values())
 
     def restore(self) -> list[str]:
         """Back with their present values; names those whose device is gone."""
         self._target.lost()  # a read from a worker that has just died would wait for ever
-        return self._moved.restore(self._target.reachable)
+        return self.moved.restore(self._target.reachable)

@@ -147,7 +147,7 @@ class StreamSession(StepSession):
     def keeps(self, which: str) -> None:
         """The report is that of the way that is kept."""
         self._kept = which
-        self._take_way(which if self.several else "")
+        self._report.change(way=which if self.several else "")
         if which == CONCURRENT:
             clear_plan(self._report)
         else:
@@ -155,7 +155,7 @@ class StreamSession(StepSession):
 
     def why_stock(self, reason: str, left: Collection[str]) -> str:
         """The reason, with the first error if no way is left, and the share of kernels in CUDA graphs."""
-        self._take_way("")
+        self._report.change(way="")
         none_left = self._left_out and not set(left) - {STOCK, CONCURRENT}
         if none_left and self.failures.first is None:
             reason = f"{next(iter(self._left_out.values()))}; {CONCURRENT}: {reason}"
@@ -166,9 +166,6 @@ class StreamSession(StepSession):
                 f"; of its kernels {shares[1]:.0%} are in CUDA graphs, of the stock step's {shares[0]:.0%}"
             )
         return reason
-
-    def _take_way(self, way: str) -> None:
-        self._report.change(way=way)
 
     def decided(self) -> None:
         """From now on there is one way left, and the stock step where that fails."""

@@ -224,7 +224,7 @@ class ScheduledSteps:
         steps: Callable[[Batches], Any] | None = None,
         quiet: bool = False,
     ) -> None:
-        self.comparison.keep_stock(reason, logged=quiet)
+        fall_back(self.report, reason, logged=quiet)
         self.report.change(predicted_step_s=self._stock_predicted_s or self.report.predicted_step_s)
         if ordered is not None:
             ordered.rewritten.close()

@@ -252,7 +252,7 @@ class Planned(Training):
         self._unspread = 0
         self._placed.move({name: plan.devices[processor] for name, processor in plan.home.items()})
         over_rounds = spread(fit.model, batch, plan, fit.mode.options, fit.data_spec)
-        self._placed.check_captures(over_rounds.traced.captured.values())
+        self._placed.moved.check_captures(over_rounds.traced.captured.values())
         report.note(*over_rounds.notes)
         fill_spread(report, over_rounds)
         return over_rounds

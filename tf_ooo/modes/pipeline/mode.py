@@ -1,34 +1,53 @@
-"""The mode: what a pipeline refuses before a fit begins."""
+"""A pipeline's fits: what is refused before one begins, stock steps where they may be all, then cut steps."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
-from tf_ooo.compat import keras_losses
+from tf_ooo.compat import iterators, keras_losses, keras_optimizers, keras_variables, train_function
 from tf_ooo.errors import BackendError, ScheduleError
 from tf_ooo.fit.distributed import check_model
+from tf_ooo.fit.experiment import Experiment, Kept, StockFirst, forget_steps
 from tf_ooo.fit.mode import Training
+from tf_ooo.fit.paying import Budget
+from tf_ooo.hosts.addresses import over_hosts
+from tf_ooo.hosts.devices import home_device
 from tf_ooo.hosts.memory import evaluate_in_host_memory, in_host_memory
 from tf_ooo.hosts.ranks.base import Engine
+from tf_ooo.hosts.system_memory import available_bytes
 from tf_ooo.modes.pipeline.dividing import division_of
 from tf_ooo.modes.pipeline.first_batch import FirstBatch
-from tf_ooo.modes.pipeline.fit import PipelineFit
-from tf_ooo.modes.pipeline.host_check import check_host_memory
+from tf_ooo.modes.pipeline.measuring import Beginning
 from tf_ooo.modes.pipeline.mesh import counts_of
 from tf_ooo.modes.pipeline.options import AUTO, Pipeline
 from tf_ooo.modes.pipeline.own_schedule import check_own, layers_named
 from tf_ooo.modes.pipeline.planning import SCHEDULES
 from tf_ooo.modes.pipeline.plans import PipelinePlans
+from tf_ooo.modes.pipeline.steps import PipelineSteps
 from tf_ooo.options.base import is_file
 from tf_ooo.planning.choosing.recompute import NONE
 from tf_ooo.planning.model.problem import check_limits
 from tf_ooo.planning.model.schedule_file import ScheduleFile, read_schedule
 from tf_ooo.report.report import Report
+from tf_ooo.tracing.micro_batches import StepRefused
+from tf_ooo.tracing.traces import trace_count
+from tf_ooo.tracing.variables import bytes_of
 
 if TYPE_CHECKING:
     import keras
+
+
+# Finding out whether several devices are faster takes so many times as long as tracing a stock step, at most.
+_TRACES = 4
+# No optimizer has as many slots for a weight: with more than that nothing has to be counted.
+_ENOUGH = 8
+# Tracing and TensorFlow's graphs with their optimizers take so much: for 10 to 20 dense layers 280 to 310 MB.
+_GRAPH_BYTES = 280_000_000
+# These shares of the bytes of weights were measured there: what is on its way to workers in the same moment;
+# gradients, which stages that run here also hold as sums.
+_SENT, _WHOLE, _COMPUTED_HERE = 0.5, 1.0, 1.4
 
 
 class PipelineMode:
@@ -136,3 +155,150 @@ class PipelineMode:
 
     def describe(self) -> Report:
         return self.distributed.describe()
+
+
+class PipelineFit(Experiment):
+    """A fit of a model, in executions as Keras asks for them."""
+
+    def __init__(self, plans: PipelinePlans, first_batch: FirstBatch, model: keras.Model) -> None:
+        self._plans, self._model = plans, model
+        self.steps = PipelineSteps(plans, first_batch, model, Beginning)
+        super().__init__(ByBatches(self))
+        steps, stock = plans.distributed.steps, plans.distributed.stock
+        if steps is not None and stock is not None and plans.may_stay_stock(model):
+            self.enter(self._stock_first(steps, stock))
+        forget_steps(plans.distributed.report)
+
+    def _stock_first(self, steps: int, stock: Callable[[Any], Any]) -> StockFirst:
+        """Return what finds out from stock steps whether a pipeline pays."""
+        plans, together = self._plans, train_function.steps_per_execution(self._model)
+
+        def keep(budget: Budget) -> None:
+            plans.stock_trace_s = budget.trace_s
+            plans.train_on_one_device(budget.why_not)
+            self.enter(Kept(stock))
+
+        def begin(budget: Budget) -> None:
+            plans.stock_trace_s, report = budget.trace_s, plans.distributed.report
+            forget_steps(report)
+            report.change(undecided="")
+            self.enter(ByBatches(self))
+
+        budget = Budget(_TRACES, -(-steps // together), together, plans.stock_trace_s)
+        return StockFirst(budget, plans.distributed.report, stock, lambda: trace_count(stock), keep, begin)
+
+    def explain(self, error: Exception) -> Exception:
+        return self._plans.distributed.target.explain(error)
+
+    def replaced(self) -> None:
+        self._plans.distributed.note_replaced()
+
+    def ended(self) -> None:
+        super().ended()
+        if not self._plans.one_device:
+            self._plans.distributed.say_if_slower()
+
+    def by_batches(self, batches: list[Any], iterator: object) -> Any:
+        """Return one execution, batch by batch, as long as one device is not known to do better."""
+        outputs, plans = None, self._plans
+        for number, batch in enumerate(batches, 1):
+            try:
+                outputs = self.steps.run(batch, iterator)
+            except StepRefused as error:
+                if not plans.may_fall_back():
+                    raise
+                plans.train_on_one_device(str(error))
+                return self._go_on_with_stock(batches[number - 1 :], iterator)
+            if plans.one_device:
+                return self._go_on_with_stock(batches[number:], iterator) or outputs
+        return outputs
+
+    def _go_on_with_stock(self, rest: list[Any], iterator: object) -> Any:
+        """Go on with stock, first with the rest of this execution, whose logs it returns; None: no rest."""
+        self.steps.bring_back()
+        stock = self._plans.distributed.stock
+        if stock is None:
+            return None
+        self.enter(Kept(stock))
+        if not rest:
+            return None
+        with train_function.steps_per_execution_set_to(self._model, len(rest)):
+            return stock(iterators.iterator_over(rest, iterator))
+
+
+class ByBatches(Experiment):
+    """Executions are run batch by batch; what else is to be done is up to the phase of the steps."""
+
+    def __init__(self, fit: PipelineFit) -> None:
+        super().__init__(fit.steps.experiment)
+        self._fit = fit
+
+    def run(self, given: Any) -> Any:
+        batches = iterators.take(given, train_function.steps_per_execution(self._fit.steps.model))
+        if not batches:
+            raise StopIteration
+        return self._fit.by_batches(batches, given)
+
+
+def check_host_memory(model: keras.Model, options: Pipeline) -> None:
+    """BackendError: what is made before the first step would not fit beside the weights; nothing is made yet.
+
+    The slots of the model's optimizer stay in this process while stages train with copies.  Beside them come
+    graphs, what is on its way to workers, and gradients where stages, or the whole first steps, run on this
+    host's CPU.  A model without weights is not looked at, nor is one on a GPU, nor an optimizer that cannot
+    be made again from its settings.
+    """
+    weights = model.trainable_weights if model.built else []
+    if not weights or not all(map(_in_this_process, weights)):
+        return
+    weight_bytes, available = bytes_of(weights), available_bytes()
+    if available is None or available.bytes > _ENOUGH * weight_bytes:
+        return
+    slots = _slots(model, weights)
+    whole = _runs_whole_here(model, options)
+    working_bytes = _GRAPH_BYTES + round(_per_weight(options, whole) * weight_bytes)
+    needed_bytes = bytes_of(slots) + working_bytes
+    if needed_bytes <= available.bytes:
+        return
+    of_slots = (
+        f"{bytes_of(slots)} bytes for the slots of {type(model.optimizer).__name__} and " if slots else ""
+    )
+    raise BackendError(
+        f"this process has {weight_bytes} bytes of trainable weights and needs {of_slots}about "
+        f"{working_bytes} bytes for gradients, messages and graphs beside them, but {available.bytes} are "
+        f"{available.said}: about {needed_bytes - available.bytes} more would do; "
+        f"{_ways_out(bool(slots), whole)}"
+    )
+
+
+def _per_weight(options: Pipeline, whole: bool) -> float:
+    if over_hosts(options.devices):
+        return _WHOLE if whole else _SENT
+    return _COMPUTED_HERE if ":CPU:" in home_device() else 0.0
+
+
+def _ways_out(slots: bool, whole: bool) -> str:
+    ways = ["train on a machine, or in a group, with more memory"]
+    ways += ["take an optimizer with fewer slots"] if slots else []
+    ways += ["build the model in tf_ooo.host_memory(), so that no step runs whole here"] if whole else []
+    return ", or ".join(ways)
+
+
+def _slots(model: keras.Model, weights: Sequence[Any]) -> Sequence[Any]:
+    """Return the slots that the model's optimizer will have; empty: it has them, or nobody knows."""
+    optimizer = getattr(model, "optimizer", None)
+    if not keras_optimizers.is_optimizer(optimizer):
+        return ()
+    return keras_optimizers.to_be_built(optimizer, weights) or ()
+
+
+def _runs_whole_here(model: keras.Model, options: Pipeline) -> bool:
+    """Return whether the first steps run whole, on this host's CPU."""
+    if options.first_steps == "cut" or ":CPU:" not in home_device():
+        return False
+    return options.first_steps == "whole" or not in_host_memory(model)
+
+
+def _in_this_process(variable: keras.Variable) -> bool:
+    value = keras_variables.value_of(variable)
+    return value is not None and ":CPU:" in value.device and "/job:worker/" not in value.device

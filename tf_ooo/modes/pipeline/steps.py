@@ -184,7 +184,7 @@ class Cut(Training):
         self._placed = Placed(model, steps.target)
         self._request = request_to_place(model, pipeline.plan, self._dump_dir)
         self._functions = steps.functions(plans.division, replicas, steps.seen, self._request.tracing)
-        self._functions.check_captures = self._placed.check_captures
+        self._functions.check_captures = self._placed.moved.check_captures
         self._before = before if replicas == 1 == plans.replicas_at_first else None
         self._said_in_report: RewriteResult | None = None  # the first batch's
         self._not_planned = ""  # why the latest step is not the one that was planned; it ran in stock order
@@ -201,7 +201,7 @@ class Cut(Training):
     @property
     def moved(self) -> Mapping[int, Any]:
         """Return the ``replaced`` of :class:`Moved`."""
-        return self._placed.replaced
+        return self._placed.moved.replaced
 
     def run(self, given: Given) -> Any:
         """Run a step; a batch that is larger than planned for is planned for first."""
@@ -274,7 +274,7 @@ class Cut(Training):
             return False
         self._before = None
         try:
-            function, result = before.placed(self._pipeline.plan, self._placed.replaced, self._dump_dir)
+            function, result = before.placed(self._pipeline.plan, self.moved, self._dump_dir)
         except OOOError as error:
             _LOG.debug("the step is traced again", exc_info=error)
             return False

@@ -7,9 +7,8 @@ from tf_ooo.cli.about import demo, info
 from tf_ooo.cli.checks import doctor
 from tf_ooo.cli.group import main
 from tf_ooo.cli.plan import plan
-from tf_ooo.cli.run import run
 from tf_ooo.cli.simulate import simulate
-from tf_ooo.cli.worker import worker
+from tf_ooo.cli.worker import run, worker
 
 __all__ = ["main"]
 

@@ -62,16 +62,6 @@ STAGES = _Amount("stages", _stages)
 BYTES = _Amount("bytes", _limits)
 
 
-def is_model(path: Path) -> bool:
-    """Return whether a file is a saved Keras model, by its ending."""
-    return path.suffix.lower() in MODEL_SUFFIXES
-
-
-def load_table(path: Path, link: Link | None, speeds: tuple[float, ...] | None = None) -> CostTable:
-    """The cost table of a JSON file, with another link or other speeds of the devices if these are given."""
-    return with_devices(CostTable.load(path), link, speeds)
-
-
 def with_devices(table: CostTable, link: Link | None, speeds: tuple[float, ...] | None) -> CostTable:
     """Return the table with what is given."""
     between = table.link if link is None else link

@@ -8,10 +8,11 @@ from typing import Any
 
 import click
 
-from tf_ooo.cli.inputs import LINK, SPEEDS, load_schedule, load_table
+from tf_ooo.cli.inputs import LINK, SPEEDS, load_schedule, with_devices
 from tf_ooo.cli.outputs import EXISTING, Outputs, picture_options, timeline_table
 from tf_ooo.cli.plan_page import names_of, page_of_simulation
 from tf_ooo.costs.layer_costs import Link
+from tf_ooo.costs.table import CostTable
 from tf_ooo.errors import ScheduleError
 
 
@@ -32,7 +33,7 @@ def simulate(
     """Run the SCHEDULE (text) on paper, with the COSTS (JSON) of its layers."""
     from tf_ooo.planning.simulation.simulator import simulate as run
 
-    table, loaded = load_table(costs, link, speeds), load_schedule(schedule)
+    table, loaded = with_devices(CostTable.load(costs), link, speeds), load_schedule(schedule)
     try:
         timeline = run(loaded, table, steps=steps)
     except ScheduleError as error:

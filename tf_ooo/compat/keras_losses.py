@@ -48,7 +48,9 @@ def own_loss_code(model: keras.Model) -> list[str]:
     """Name what is not Keras' own and may decide how a loss depends on the rows of a batch, each in words."""
     said = [] if not _has_own_loss_code(model, versions.keras_of(model)) else [type(model).__name__]
     losses = [loss for loss in tf.nest.flatten(getattr(model, "loss", None)) if callable(loss)]
-    said += [_name_of(loss) for loss in losses if not _is_known(loss)]
+    for loss in (loss for loss in losses if not _is_known(loss)):
+        name = getattr(loss, "name", None) or getattr(loss, "__name__", None) or type(loss).__name__
+        said.append(f"loss {name}")
     for layer in keras_layers.parts_of(model, itself=False):
         if getattr(layer, "activity_regularizer", None) is not None:
             said.append(f"activity_regularizer of {keras_layers.title_of(layer)}")
@@ -59,19 +61,11 @@ def own_loss_code(model: keras.Model) -> list[str]:
 
 def _is_known(loss: object) -> bool:
     """Return whether a loss is one of Keras' own functions, wrapped or not."""
-    function = getattr(loss, "fn", loss)
+    function, kinds = getattr(loss, "fn", loss), tuple(k.losses.Loss for k in versions.loaded_keras())
     return all(
         str(getattr(part, "__module__", "")).split(".")[0] in keras_layers.OWN_MODULES
-        for part in (type(loss) if isinstance(loss, _loss_kinds()) else loss, function)
+        for part in (type(loss) if isinstance(loss, kinds) else loss, function)
     )
-
-
-def _loss_kinds() -> tuple[type, ...]:
-    return tuple(keras.losses.Loss for keras in versions.loaded_keras())
-
-
-def _name_of(loss: object) -> str:
-    return f"loss {getattr(loss, 'name', None) or getattr(loss, '__name__', None) or type(loss).__name__}"
 
 
 def loss_weights(model: keras.Model) -> Any:

@@ -211,12 +211,8 @@ class Comparison:
             return ""
         within = "" if look.interval is None else ", {:.2f}x to {:.2f}x as fast".format(*look.interval)
         unsure = "" if look.sure else f"; it is not sure to be faster after {steps} steps"
-        return f"{self._text}{within}{unsure}"
-
-    @property
-    def _text(self) -> str:
         ours, stock = seconds_text(self.rewritten_s), seconds_text(self.stock_s)
-        return f"measured {ours} a step against {stock} in stock order"
+        return f"measured {ours} a step against {stock} in stock order{within}{unsure}"
 
 
 def _spread_s(times_s: Sequence[float]) -> float:

@@ -106,7 +106,10 @@ class StockFirst(Training):
         if budget.untimed and self._comparable(given):
             outputs, seconds, traced = timed_run(lambda: self._stock(given), self._traces)
             budget.add(*self._slowest(seconds, traced))
-            _note_steps(self._report, budget)
+            # A baseline that an earlier fit has measured stays: these steps are no verdict on it.
+            if budget.steps_s and not self._report.baselines_s:
+                median_s = statistics.median(budget.steps_s)
+                self._report.change(steps_s=budget.steps_s, stock_step_s=median_s, first_steps_s=[])
         else:
             outputs = self._stock(given)
             budget.add(None, False)
@@ -177,16 +180,6 @@ class Comparing(Training):
         if verdict is not None:
             self._decide(verdict)
         return turn.outputs
-
-
-def _note_steps(report: Report, budget: Budget) -> None:
-    """Note the seconds of the stock steps that run, for the report; they are compared with nothing.
-
-    Where an earlier fit has measured a baseline that stays: these steps are no verdict on it.
-    """
-    if budget.steps_s and not report.baselines_s:
-        median_s = statistics.median(budget.steps_s)
-        report.change(steps_s=budget.steps_s, stock_step_s=median_s, first_steps_s=[])
 
 
 def forget_steps(report: Report) -> None:

@@ -24,13 +24,14 @@ class InPlace:
     Args:
         step: as it was taken apart.
         count: micro-batches of those that run.
+        signature: of the batches on which steps are measured.
 
     Attributes:
         why_not: why there are no costs.
     """
 
-    def __init__(self, step: StepGraph, count: int, target: Target, steps: int) -> None:
-        self.why_not = ""
+    def __init__(self, step: StepGraph, count: int, target: Target, steps: int, signature: object) -> None:
+        self.why_not, self.signature = "", signature
         self._step, self._count, self._target = step, count, target
         self._addresses = target.addresses if isinstance(target, Cluster) else ()
         self._left = min(steps, 1 if self._addresses else MOST_STEPS)

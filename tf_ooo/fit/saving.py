@@ -28,19 +28,16 @@ def replacing(save: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(save)
     def call(*args: Any, **kwargs: Any) -> Any:
-        path = _own_path(args[0] if args else kwargs.get("filepath"), folder=save.__name__ == "export")
-        asks = path is not None and path.exists() and not _overwrites(save, args, kwargs)
+        exports = save.__name__ == "export"  # which never asks
+        path = _own_path(args[0] if args else kwargs.get("filepath"), folder=exports)
+        overwrites = exports or kwargs.get("overwrite", args[1] if len(args) > 1 else True)
+        asks = path is not None and path.exists() and not overwrites
         if path is None or asks or "save_format" in kwargs:
             return save(*args, **kwargs)
         with written_beside(path) as beside:
             return save(str(beside), *args[1:], **{k: v for k, v in kwargs.items() if k != "filepath"})
 
     return call
-
-
-def _overwrites(save: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """``export`` never asks."""
-    return save.__name__ == "export" or bool(kwargs.get("overwrite", args[1] if len(args) > 1 else True))
 
 
 def _own_path(filepath: object, folder: bool) -> Path | None:

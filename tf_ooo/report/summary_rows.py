@@ -19,6 +19,7 @@ def summary_rows(report: Report) -> list[tuple[str, str]]:
     baselines, turns = report.baselines_s.items(), report.in_turns
     gains = [Gain(name, times_s, report.steps_s, None, turns) for name, times_s in baselines if times_s]
     software, _, device = report.environment.partition(ON)
+    limits = "" if report.fell_back else ", ".join(report.limits)  # each is a share by itself
     where = "on one device" if report.fell_back and report.mode == "pipeline" else report.mode
     rows = [
         ("gain", report.headline),
@@ -26,7 +27,7 @@ def summary_rows(report: Report) -> list[tuple[str, str]]:
         (f"{report.ranks} ranks", _ranks_text(report)),
         ("one device", _first_text(report)),
         ("predicted", _predicted_text(report)),
-        ("limited by", "" if report.fell_back else _limits_text(report)),
+        ("limited by", limits and f"{limits} (of the plan; these overlap)"),
         ("state", "" if report.state in report.headline else report.state),
         ("mode, schedule", f"{where}, {report.schedule}"),
         ("kept of several ways", report.way),
@@ -90,11 +91,6 @@ def _predicted_text(report: Report) -> str:
     error = report.predicted_step_s / measured_s - 1
     off = f"{abs(error):.0%} too {'high' if error > 0 else 'low'}"
     return f"{predicted}; measured {seconds_text(measured_s)}: the prediction is {off}"
-
-
-def _limits_text(report: Report) -> str:
-    """Each is a share of the planned step by itself: they overlap."""
-    return f"{', '.join(report.limits)} (of the plan; these overlap)" if report.limits else ""
 
 
 def _comparison_text(report: Report) -> str:

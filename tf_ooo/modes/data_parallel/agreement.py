@@ -50,7 +50,8 @@ def description_of(
     """Describe a built model, and what else its ranks have to agree on."""
     import tensorflow as tf
 
-    used = versions.keras_of(model)
+    used, weights = versions.keras_of(model), keras_fits.argument_of_fit("class_weight")
+    of_classes = isinstance(weights, dict)  # keys of JSON are texts
     return Description(
         versions={
             "python": ".".join(platform.python_version_tuple()[:2]),
@@ -66,7 +67,7 @@ def description_of(
         layers=[_layer(part) for part in keras_layers.parts_of(model)],
         loss=_loss(getattr(model, "loss", None)),
         loss_weights=keras_losses.loss_weights(model),
-        class_weight=_by_text(keras_fits.argument_of_fit("class_weight")),
+        class_weight={str(key): float(value) for key, value in weights.items()} if of_classes else None,
         optimizers=[_optimizer(optimizer) for optimizer in optimizers],
         steps_per_execution=train_function.steps_per_execution(model),
         run_eagerly=bool(model.run_eagerly),
@@ -100,11 +101,6 @@ def _nameless(config: Any) -> Any:
     if isinstance(config, (list, tuple)):
         return [_nameless(value) for value in config]
     return "nan" if isinstance(config, float) and math.isnan(config) else config
-
-
-def _by_text(weights: object) -> Any:
-    """Keys of JSON are texts."""
-    return {str(key): float(value) for key, value in weights.items()} if isinstance(weights, dict) else None
 
 
 def _loss(loss: object) -> Any:
@@ -176,17 +172,17 @@ def differences(who: str, theirs: object, ours: object, where: str = "") -> list
     if isinstance(theirs, dict) and isinstance(ours, dict):
         keys = sorted(set(theirs) | set(ours))
         parts = [(theirs.get(key), ours.get(key), f"{where}.{key}".lstrip(".")) for key in keys]
-    elif isinstance(theirs, list) and isinstance(ours, list) and _nested(ours):
+    elif (
+        isinstance(theirs, list)
+        and isinstance(ours, list)
+        and any(isinstance(item, (list, dict)) for item in ours)
+    ):
         if len(theirs) != len(ours):
             return [f"{who} has {len(theirs)} {where}, rank 0 has {len(ours)}"]
         parts = [(*pair, f"{where}[{place}]") for place, pair in enumerate(zip(theirs, ours, strict=True))]
     elif theirs != ours:
         return [f"{who} has {where} {_text(theirs)}, rank 0 has {_text(ours)}"]
     return [line for part in parts for line in differences(who, *part)]
-
-
-def _nested(value: list[Any]) -> bool:
-    return any(isinstance(item, (list, dict)) for item in value)
 
 
 def _text(value: object) -> str:

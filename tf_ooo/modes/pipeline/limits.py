@@ -75,7 +75,7 @@ class Limit:
     def is_far_from(self, kept_bytes: float) -> bool:
         """Return whether a plan keeps a reported limit, so that nothing has to be planned for it.
 
-        ``kept_bytes``: the lowest limit that it keeps, as :attr:`Mesh.kept_limit_bytes`.
+        ``kept_bytes``: the lowest limit that it keeps, as :attr:`Replicas.limit_bytes`.
         """
         return self.reported and self.planned_bytes is not None and kept_bytes <= self.planned_bytes
 
@@ -111,7 +111,7 @@ def mesh_within(make: Callable[[PlanRequest], Mesh], wanted: PlanRequest, limit:
     """
     if limit.reported:
         free = make(dataclasses.replace(wanted, memory_limit_bytes=None))
-        if limit.is_far_from(free.kept_limit_bytes):
+        if limit.is_far_from(free.chosen.limit_bytes):
             return free
     try:
         return make(wanted)

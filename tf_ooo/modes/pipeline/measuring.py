@@ -21,7 +21,7 @@ from tf_ooo.hosts.devices import home_device
 from tf_ooo.modes.pipeline.advice import why_uncut
 from tf_ooo.modes.pipeline.first_batch import NEVER_WHOLE
 from tf_ooo.modes.pipeline.plans import PlannedPipeline
-from tf_ooo.modes.pipeline.steps import Given, PipelineSteps, Planned, ToMeasure
+from tf_ooo.modes.pipeline.steps import Given, PipelineSteps, Planned
 from tf_ooo.rewriting.parts import WHOLE, is_part, least_share
 from tf_ooo.rewriting.staged import LayerByLayer, TracedBefore
 from tf_ooo.rewriting.step_graph import StepGraph
@@ -132,8 +132,8 @@ class Measuring(Training):
         to_measure = None
         alone = plans.ranks.engine.size == 1  # ranks would have to be asked for the same step
         if options.costs is None and options.profile_steps and alone:
-            in_place = InPlace(step, count, steps.target, options.profile_steps)
-            to_measure = ToMeasure(in_place, nests.signature(batch))
+            signature = nests.signature(batch)
+            to_measure = InPlace(step, count, steps.target, options.profile_steps, signature)
         steps.experiment.enter(Planned(steps, pipeline, before, to_measure))
         return steps.experiment.run(given)
 

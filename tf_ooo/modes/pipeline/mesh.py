@@ -91,11 +91,6 @@ class Mesh:
         return max(self.chosen.peak_bytes)
 
     @property
-    def kept_limit_bytes(self) -> int:
-        """Return the :attr:`Replicas.limit_bytes` of the chosen."""
-        return self.chosen.limit_bytes
-
-    @property
     def microbatches(self) -> int:
         """Return the micro-batches of one step."""
         return self.wanted.microbatches

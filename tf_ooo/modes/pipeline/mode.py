@@ -22,7 +22,7 @@ from tf_ooo.modes.pipeline.first_batch import FirstBatch
 from tf_ooo.modes.pipeline.measuring import Beginning
 from tf_ooo.modes.pipeline.mesh import counts_of
 from tf_ooo.modes.pipeline.options import AUTO, Pipeline
-from tf_ooo.modes.pipeline.own_schedule import check_own, layers_named
+from tf_ooo.modes.pipeline.own_schedule import check_own
 from tf_ooo.modes.pipeline.planning import SCHEDULES
 from tf_ooo.modes.pipeline.plans import PipelinePlans
 from tf_ooo.modes.pipeline.steps import PipelineSteps
@@ -123,7 +123,7 @@ class PipelineMode:
             raise own.error(
                 f"recompute={options.recompute!r}: the file's 'recompute' line says which layers do"
             )
-        if options.stages is not None and layers_named(own):
+        if options.stages is not None and own.schedule.stages:
             raise own.error("the file has 'stage' lines, and stages= is given: leave one out", "stage")
         if before is not None and before.schedule != own.schedule:
             self.plans.forget()

@@ -6,7 +6,8 @@ No TensorFlow here.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Iterator
+import itertools
+from collections.abc import Collection
 
 from tf_ooo.costs.layer_costs import LayerCosts
 from tf_ooo.errors import ScheduleError
@@ -38,11 +39,6 @@ def check_own(file: ScheduleFile, devices: int, microbatches: int, replicas: int
 def stages_of(schedule: Schedule) -> int:
     """Count the stages."""
     return len(schedule.stages) or 1 + max((task.stage for task in schedule.tasks), default=0)
-
-
-def layers_named(file: ScheduleFile) -> bool:
-    """Return whether the file says which layers its stages hold."""
-    return bool(file.schedule.stages)
 
 
 def check_layers(file: ScheduleFile, layers: int) -> None:
@@ -142,10 +138,11 @@ def _check_lanes(file: ScheduleFile) -> None:
 
 def _check_tasks(file: ScheduleFile) -> None:
     """Every task is there, and none waits for itself."""
-    number = stages_of(file.schedule)
-    there = set(file.schedule.tasks)
-    for task in _needed(number, file.schedule.microbatches):
-        if task not in there:
+    number, there = stages_of(file.schedule), set(file.schedule.tasks)
+    for stage in range(number):
+        batches = itertools.product(range(file.schedule.microbatches), ("F", "dO", "dW"))
+        needed = [*(Task(kind, stage, batch) for batch, kind in batches), Task("U", stage)]
+        for task in (task for task in needed if task not in there):
             raise file.located(
                 ScheduleError(f"missing: {task}; a fit needs F, dO and dW of each micro-batch, and U")
             )
@@ -155,9 +152,3 @@ def _check_tasks(file: ScheduleFile) -> None:
         validate(each_one_layer, [LayerCosts(1.0, 1.0, 1.0, 1.0)] * number)
     except ScheduleError as error:
         raise file.located(error) from error
-
-
-def _needed(stages: int, microbatches: int) -> Iterator[Task]:
-    for stage in range(stages):
-        yield from (Task(kind, stage, m) for m in range(microbatches) for kind in ("F", "dO", "dW"))
-        yield Task("U", stage)

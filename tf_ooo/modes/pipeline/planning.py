@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from tf_ooo.costs.layer_costs import LayerCosts, Link
 from tf_ooo.errors import MemoryLimitError, OOOError, OptionsError
-from tf_ooo.modes.pipeline.own_schedule import as_run, check_layers, layers_named, stages_of
+from tf_ooo.modes.pipeline.own_schedule import as_run, check_layers, stages_of
 from tf_ooo.modes.pipeline.partition import Cutter, held_bytes
 from tf_ooo.planning.building.by_name import Bounds, Stages, bounds_of
 from tf_ooo.planning.building.merging import merged
@@ -270,7 +270,7 @@ def own_cuts(
     OptionsError, ScheduleError: too many stages, or other layers.
     """
     number = stages_of(own.schedule)
-    if layers_named(own):
+    if own.schedule.stages:
         check_layers(own, len(cutter.layers))
         bounds = own.schedule.stages
         for stage, (first, _) in enumerate(bounds):

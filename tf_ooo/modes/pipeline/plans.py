@@ -314,7 +314,7 @@ class PipelinePlans:
         larger = self.limit.bytes is not None and 0 < known < max(rows)
         if larger:
             more_bytes = mesh.peak_bytes * (max(rows) / known - 1)
-            larger = not self.limit.is_far_from(mesh.kept_limit_bytes + more_bytes)
+            larger = not self.limit.is_far_from(mesh.chosen.limit_bytes + more_bytes)
         if len(rows) <= mesh.plan.schedule.microbatches * mesh.replicas and not larger:
             return None
         if larger:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tf_ooo.compat import nests
@@ -124,14 +123,6 @@ class PipelineSteps:
             raise gone(lost, self.target.explain)
 
 
-@dataclass(frozen=True)
-class ToMeasure:
-    """Measures a few steps of a plan with calculated costs, on batches with this signature."""
-
-    in_place: InPlace
-    batches: Any
-
-
 class Planned(Training):
     """There is a plan; the variables are moved for the next step.
 
@@ -146,7 +137,7 @@ class Planned(Training):
         steps: PipelineSteps,
         pipeline: PlannedPipeline,
         before: TracedBefore | None = None,
-        to_measure: ToMeasure | None = None,
+        to_measure: InPlace | None = None,
         uncut: int = 0,
     ) -> None:
         self._steps, self._pipeline, self._before = steps, pipeline, before
@@ -176,7 +167,7 @@ class Cut(Training):
         steps: PipelineSteps,
         pipeline: PlannedPipeline,
         before: TracedBefore | None,
-        to_measure: ToMeasure | None,
+        to_measure: InPlace | None,
     ) -> None:
         self._steps, self._pipeline, self._to_measure = steps, pipeline, to_measure
         plans, replicas, model = steps.plans, pipeline.mesh.replicas, steps.model
@@ -227,15 +218,15 @@ class Cut(Training):
     def _measured_step(self, batch: object) -> Any:
         """Run a step; where it was planned with calculated costs, up to three of the first are measured."""
         to_measure, timed = self._to_measure, self._pipeline.step_s
-        if to_measure is None or not timed or nests.signature(batch) != to_measure.batches:
+        if to_measure is None or not timed or nests.signature(batch) != to_measure.signature:
             return self.cut_step(batch)
-        before, in_place = len(timed), to_measure.in_place
-        outputs = in_place.run(lambda: self.cut_step(batch), max(timed))
+        before = len(timed)
+        outputs = to_measure.run(lambda: self.cut_step(batch), max(timed))
         if len(timed) > before:
             timed.pop()  # the profiler's
-        if in_place.done:
+        if to_measure.done:
             self._to_measure = None
-            self._plan_again(in_place)
+            self._plan_again(to_measure)
         return outputs
 
     def cut_step(self, batch: object) -> Any:

@@ -62,10 +62,7 @@ def for_function(
     on_decided: Callable[[], None] | None = None,
 ) -> StepController:
     """The controller of a ``tf.function(jit_compile=True)``.  Raises OOOError: why it cannot be rewritten."""
-
-    def make(session: StreamSession, way: Way) -> Callable[..., Any]:
-        return StreamStep(function, stock, session, way)
-
+    make = functools.partial(StreamStep, function, stock)
     return _controller(stock, make, options, report, 1, on_decided)
 
 

@@ -236,7 +236,6 @@ def request_to_look(model: keras.Model) -> RewriteRequest[PassResult]:
     Its ops are separated as those of ordered steps will be, so that what is measured is what will run.
     ``model`` names its variables.  Raises BackendError: unsupported TensorFlow, or no plug-in.
     """
-
     return _request(
         model,
         lambda graph_def: passes.separating_only(graph_def)(graph_def),

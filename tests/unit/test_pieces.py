@@ -7,9 +7,8 @@ import math
 import pytest
 
 from tf_ooo import LayerCosts
-from tf_ooo.modes.pipeline.mesh import make_mesh
+from tf_ooo.modes.pipeline.mesh import Pieces, make_mesh, pieces_of
 from tf_ooo.modes.pipeline.partition import units_of
-from tf_ooo.modes.pipeline.pieces import Pieces, pieces_of
 from tf_ooo.modes.pipeline.planning import PlanRequest
 
 # Layers are for four rows: 60 and 100 bytes of a row at once.

@@ -15,7 +15,7 @@ from tf_ooo.modes.data_parallel.fit import averaging_of, check_model
 from tf_ooo.modes.data_parallel.ranks import RanksInStep
 from tf_ooo.modes.pipeline.mode import PipelineMode
 from tf_ooo.modes.pipeline.options import Pipeline
-from tf_ooo.modes.pipeline.pipeline_ranks import PipelineRanks
+from tf_ooo.modes.pipeline.plans import PipelineRanks
 from tf_ooo.report.report import Report
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from tf_ooo.compat import evaluation, nests, tf_functions
 from tf_ooo.errors import BackendError, OOOError
 from tf_ooo.fit.mode import Function
 from tf_ooo.hosts.devices import host_device
-from tf_ooo.modes.pipeline.pieces import Pieces
+from tf_ooo.modes.pipeline.mesh import Pieces
 from tf_ooo.report.report import Report
 from tf_ooo.rewriting.failures import in_one_line
 from tf_ooo.rewriting.forward import request_to_place_forward

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import logging
 from collections import deque
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 from tf_ooo.compat import keras_loops, train_function
 from tf_ooo.costs.layer_costs import LayerCosts, Link
@@ -21,13 +24,13 @@ from tf_ooo.fit.reporting import fall_back
 from tf_ooo.hosts.cluster import Cluster
 from tf_ooo.hosts.devices import available_devices
 from tf_ooo.hosts.memory import in_host_memory
+from tf_ooo.hosts.ranks.base import Engine, SingleEngine
 from tf_ooo.modes.pipeline.advice import advice
 from tf_ooo.modes.pipeline.limits import Limit, limit_of, mesh_within
 from tf_ooo.modes.pipeline.mesh import Mesh, loop_parts, make_mesh, on_best_devices
 from tf_ooo.modes.pipeline.options import AUTO, Pipeline
 from tf_ooo.modes.pipeline.own_schedule import check_recomputed
 from tf_ooo.modes.pipeline.partition import Cutter, units_of
-from tf_ooo.modes.pipeline.pipeline_ranks import PipelineRanks
 from tf_ooo.modes.pipeline.planning import PlanRequest, fits_whole, named_bounds, own_cuts, peak_within
 from tf_ooo.modes.pipeline.reporting import fill_report, note_loops, note_turns
 from tf_ooo.planning.building.merging import stage_of_layer
@@ -39,7 +42,9 @@ from tf_ooo.rewriting.naming import variable_layers
 from tf_ooo.rewriting.repeating import layers_that_cannot
 from tf_ooo.rewriting.staged import StagedPlan
 from tf_ooo.rewriting.step_graph import StepGraph
+from tf_ooo.tracing.averaging import Averaging
 from tf_ooo.tracing.micro_batches import Division, rows_of
+from tf_ooo.tracing.variables import optimizers_of
 from tf_ooo.units import seconds_text
 
 if TYPE_CHECKING:
@@ -48,6 +53,42 @@ if TYPE_CHECKING:
 # A plan for costs of another measurement has to be better by so much.
 _LEAST_GAIN = 0.05
 _TIMED = 100
+# From the root, not within the numbered step: the engine knows a gradient by its op's name, and the last
+# batches of two ranks may have different numbers of micro-batches.
+_SCOPE = "tf_ooo_average/"
+
+
+@dataclass(frozen=True)
+class PipelineRanks:
+    """The ranks, each with a pipeline, and the averaging of their gradients; by default one alone."""
+
+    engine: Engine = field(default_factory=SingleEngine)
+    averaging: Averaging | None = None
+
+    def applying(self, model: keras.Model) -> Callable[[Any], AbstractContextManager[Any]]:
+        """Given a batch, what is entered around the updates: averages the gradients that are applied."""
+        averaging = self.averaging
+        if averaging is None:
+            return contextlib.nullcontext
+
+        @contextlib.contextmanager
+        def averaged(batch: object) -> Iterator[None]:
+            import tensorflow as tf
+
+            with (
+                tf.name_scope(_SCOPE),
+                averaging.active(optimizers_of(model), batch, model.trainable_weights),
+            ):
+                yield
+
+        return averaged
+
+    def shared(self, table: CostTable) -> CostTable:
+        """Rank 0's: all pipelines are cut at the same layers and run the same schedule.  Blocks."""
+        if self.engine.size == 1:
+            return table
+        mine = table.to_json() if self.engine.rank == 0 else None
+        return CostTable.from_json(self.engine.gather(mine)[0])
 
 
 class PlannedPipeline:

@@ -25,7 +25,7 @@ from tf_ooo.modes.pipeline import tasks_of
 from tf_ooo.modes.pipeline.advice import why_back
 from tf_ooo.modes.pipeline.evaluation import OutputsFirst, StagedEvaluation
 from tf_ooo.modes.pipeline.first_batch import FirstBatch
-from tf_ooo.modes.pipeline.pieces import pieces_of
+from tf_ooo.modes.pipeline.mesh import pieces_of
 from tf_ooo.modes.pipeline.plans import PipelinePlans, PlannedPipeline
 from tf_ooo.modes.pipeline.reporting import fill_report_of_graph
 from tf_ooo.planning.simulation.measured import repeated

@@ -83,7 +83,7 @@ def collective_variables(workers: int) -> list[dict[str, str | None]]:
 def script_environment() -> dict[str, str]:
     """For a new Python that no launcher started, which finds this checkout and its environment's programs."""
     kept = {name: value for name, value in os.environ.items() if name not in without_launcher()}
-    own = {"PATH": f"{BIN}{os.pathsep}{kept['PATH']}", "PYTHONPATH": str(Path(__file__).parents[1])}
+    own = {"PATH": f"{BIN}{os.pathsep}{kept['PATH']}", "PYTHONPATH": forked.NEW_PYTHONS_PATH}
     return kept | {"TF_CPP_MIN_LOG_LEVEL": "3"} | own
 
 

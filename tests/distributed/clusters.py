@@ -54,7 +54,8 @@ def start_worker(cluster, task):
 def start_worker_program(cluster, task):
     """Start a worker as :func:`start_worker`, in a new Python as a user does."""
     command = [sys.executable, "-m", "tf_ooo", "worker", "--cluster", cluster, "--task", str(task)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    return subprocess.Popen(command, env=launches.script_environment(), **pipes)
 
 
 def wait_until_ready(process):

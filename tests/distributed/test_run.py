@@ -8,20 +8,18 @@ import re
 import signal
 import subprocess
 import sys
-import textwrap
-from pathlib import Path
 
 import pytest
 
 from tests import forked, launches
+from tests.distributed import forked_scripts
 from tests.distributed.clusters import addresses, workers
 from tf_ooo.errors import OptionsError
 from tf_ooo.hosts.addresses import CLUSTER_VARIABLE
 from tf_ooo.hosts.supervising import Job, supervise
 
-pytestmark = [pytest.mark.timeout(280), pytest.mark.takes(150)]
+pytestmark = [pytest.mark.timeout(280), pytest.mark.takes(70)]
 
-ROOT = Path(__file__).parents[2]
 TRAIN = """
 import os, sys
 import keras
@@ -32,7 +30,7 @@ mode, folder = sys.argv[1:3]
 keras.utils.set_random_seed(7)
 hidden = [keras.layers.Dense(width, activation="tanh") for width in (33, 21, 17)]
 model = keras.Sequential([keras.Input((7,)), *hidden, keras.layers.Dense(3)])
-model.compile(keras.optimizers.Adam(0.01), "mse", jit_compile=False)
+model.compile(keras.optimizers.SGD(0.1, momentum=0.9), "mse", jit_compile=False)
 rank = int(os.environ.get("HOROVOD_RANK", 0))
 rng = np.random.default_rng(rank)
 x, y = rng.normal(size=(64, 7)).astype("float32"), rng.normal(size=(64, 3)).astype("float32")
@@ -55,16 +53,22 @@ if rank == 0:
 """
 
 
-def running(tmp_path, *arguments, mode, **options):
+@pytest.fixture
+def forks(monkeypatch):
+    """Scripts that are started with ``AS_FORK`` import nothing."""
+    with forked_scripts.serving() as name:
+        monkeypatch.setenv(forked_scripts.VARIABLE, name)
+        yield
+
+
+def running(tmp_path, *arguments, mode):
     script = tmp_path / "train.py"
-    script.write_text(textwrap.dedent(TRAIN))
+    script.write_text(TRAIN)
     (tmp_path / "run").mkdir(exist_ok=True)
     command = [sys.executable, "-m", "tf_ooo", "run", *map(str, arguments)]
-    command += [str(script), mode, str(tmp_path / "run")]
-    paths = {"PATH": f"{os.path.dirname(sys.executable)}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
-    environment = {**os.environ, **paths}
+    command += [forked_scripts.AS_FORK, str(script), mode, str(tmp_path / "run")]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-    return subprocess.Popen(command, text=True, env=environment, **pipes, **options)
+    return subprocess.Popen(command, text=True, env=launches.script_environment(), **pipes)
 
 
 def read_until(process, pattern, said):
@@ -94,7 +98,7 @@ def undisturbed(tmp_path, mode, environments):
     return (folder / "weights").read_bytes()
 
 
-def test_a_lost_worker_is_started_again(tmp_path):
+def test_a_lost_worker_is_started_again(tmp_path, forks):
     process, said = running(tmp_path, "--workers", 2, mode="pipeline"), []
     worker = int(read_until(process, r"is ready.*process (\d+)", said)[1])
     read_until(process, "ended epoch 1", said)
@@ -118,7 +122,7 @@ def test_a_lost_worker_is_started_again(tmp_path):
 @pytest.mark.skipif(
     importlib.util.find_spec("horovod") is None, reason="Horovod is not installed; run: make horovod"
 )
-def test_a_lost_rank_is_started_again(tmp_path):
+def test_a_lost_rank_is_started_again(tmp_path, forks):
     (tmp_path / "run").mkdir()
     process, said = running(tmp_path, "--ranks", 2, mode="data_parallel"), []
     rank_1 = int(read_until(process, r"rank 1 process (\d+) ended epoch 0", said)[1])
@@ -158,11 +162,26 @@ def test_what_is_told_to_end_is_not_started_again(tmp_path):
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     inner = int(read_until(process, r"process (\d+)", [])[1])
     process.terminate()
-    rest = process.communicate(timeout=60)[0]
+    rest = process.communicate(timeout=200)[0]
     assert process.returncode == 128 + signal.SIGTERM
     assert "ended by SIGTERM" in rest
     with pytest.raises(ProcessLookupError):
         os.kill(inner, 0)
+
+
+def test_a_signal_while_the_script_is_being_started_leaves_nobody(tmp_path, monkeypatch):
+    script = tmp_path / "waits.py"
+    script.write_text("import time; time.sleep(600)")
+    started, popen = [], subprocess.Popen
+
+    def told_meanwhile(*arguments, **options):
+        started.append(popen(*arguments, **options))
+        os.kill(os.getpid(), signal.SIGTERM)
+        return started[0]
+
+    monkeypatch.setattr(subprocess, "Popen", told_meanwhile)
+    assert supervise(Job([str(script)]), 2, print) == 128 + signal.SIGTERM
+    assert [process.returncode for process in started] == [-signal.SIGTERM]
 
 
 @pytest.mark.parametrize(

@@ -84,10 +84,12 @@ class _Attempt:
             f"{name} ended with {p.returncode}" for name, p in self.workers.items() if p.poll() is not None
         ]
 
-    def wait(self) -> int:
-        """The script's exit status; once a worker is lost, the script has a minute to end by itself."""
+    def wait(self, told: Sequence[str]) -> int:
+        """The script's exit status, or _Stopped when a signal is ``told``; a lost worker leaves a minute."""
         deadline_s = float("inf")
         while self.script.poll() is None:
+            if told:
+                raise _Stopped(told[0])
             if self.lost():
                 deadline_s = min(deadline_s, time.monotonic() + _PATIENCE_S)
             if time.monotonic() > deadline_s:
@@ -108,18 +110,19 @@ def supervise(job: Job, max_restarts: int, say: Callable[[str], None]) -> int:
     its last checkpoint by itself (``keras.callbacks.BackupAndRestore``).  Not after Ctrl-C or SIGTERM.
     """
     _check_script(job.script)
-    for left in range(max_restarts, -1, -1):
-        try:
-            with _stopping(), _started(job) as attempt:
-                status = attempt.wait()
-                lost = attempt.lost()
-        except _Stopped as stopped:
-            say(f"ended by {stopped}")
-            return 128 + signal.Signals[str(stopped)].value
-        if status == 0 or left == 0:
-            break
-        why = "; ".join([f"the script ended with {status}", *lost])
-        say(f"{why}: starting again ({left} restart{'s' if left > 1 else ''} left)")
+    with _signals() as told:
+        for left in range(max_restarts, -1, -1):
+            try:
+                with _started(job) as attempt:
+                    status = attempt.wait(told)
+                    lost = attempt.lost()
+            except _Stopped as stopped:
+                say(f"ended by {stopped}")
+                return 128 + signal.Signals[str(stopped)].value
+            if status == 0 or left == 0:
+                break
+            why = "; ".join([f"the script ended with {status}", *lost])
+            say(f"{why}: starting again ({left} restart{'s' if left > 1 else ''} left)")
     return status if status >= 0 else 128 - status
 
 
@@ -168,15 +171,18 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 @contextlib.contextmanager
-def _stopping() -> Iterator[None]:
-    """Ctrl-C and SIGTERM end all processes of the attempt, and are no reason to start again."""
+def _signals() -> Iterator[list[str]]:
+    """Yield the names of the Ctrl-C and SIGTERM that come.
 
-    def stop(number: int, frame: object) -> None:
-        raise _Stopped(signal.Signals(number).name)
-
-    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+    Nothing is raised where they come: a process that is just being started would be known to nobody.
+    """
+    told: list[str] = []
+    before = {
+        number: signal.signal(number, lambda number, frame: told.append(signal.Signals(number).name))
+        for number in (signal.SIGINT, signal.SIGTERM)
+    }
     try:
-        yield
+        yield told
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

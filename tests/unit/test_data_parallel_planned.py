@@ -9,7 +9,7 @@ import pytest
 from grappler_passes.graph.training_graph import Layer, Op, OpKind, TrainingGraph, Variable
 from tf_ooo.costs.layer_costs import LayerCosts, Link
 from tf_ooo.modes.data_parallel.ordering import communication_edges, sent_bytes
-from tf_ooo.modes.data_parallel.planned import TRIED, calibrated, clock_of, link_from, make_plan
+from tf_ooo.modes.data_parallel.planned import TRIED, calibrated, link_from, make_plan, step_time_of
 from tf_ooo.planning.choosing.plan import Trial
 from tf_ooo.planning.model.problem import Problem
 from tf_ooo.planning.model.schedule import Schedule, Task, TaskList
@@ -139,7 +139,7 @@ LAYERS = [LayerCosts(1.0, 1.0, 1.0, 0.1, weight_bytes=w) for w in (4, 3, 2, 1, 4
 
 
 def step_seconds(schedule, layers, link, steps):
-    return Trial(schedule, Problem(tuple(layers), link=link), clock_of(steps)).step_s
+    return Trial(schedule, Problem(tuple(layers), link=link), step_time_of(steps)).step_s
 
 
 def test_the_plan_is_never_predicted_slower_than_the_stock_order():

@@ -75,7 +75,7 @@ PLANS = {
 @pytest.mark.parametrize("name", PLANS)
 def test_every_schedule_is_simulated_once(name, simulated):
     chosen = PLANS[name]()
-    assert chosen.schedule.predicted_step_s == chosen.step_s == chosen.trial.clock.step_s(chosen.timeline)
+    assert chosen.schedule.predicted_step_s == chosen.step_s == chosen.trial.step_time.step_s(chosen.timeline)
     assert chosen.schedule.predicted_peak_bytes == max(chosen.timeline.peak_bytes)
     possible = [candidate for candidate in chosen.candidates if candidate.trial is not None]
     stock_too = name == "data parallel"

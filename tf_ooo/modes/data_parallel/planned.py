@@ -20,7 +20,7 @@ from tf_ooo.costs.table import CostTable
 from tf_ooo.hosts.ranks.base import Engine
 from tf_ooo.modes.data_parallel.ordering import LayerKey, layer_keys, sent_bytes, with_weight_bytes
 from tf_ooo.planning.choosing.on_paper import auto_candidates, policies_of
-from tf_ooo.planning.choosing.plan import Candidate, Clock, Plan, as_asked, choose, policy_named, tried
+from tf_ooo.planning.choosing.plan import Candidate, Plan, StepTime, as_asked, choose, policy_named, tried
 from tf_ooo.planning.model.problem import Problem
 from tf_ooo.planning.model.schedule import Schedule
 from tf_ooo.planning.policies import POLICIES, STOCK_ORDER, Policy
@@ -214,11 +214,11 @@ def make_plan(
         slice_bytes: the smallest slices that use the link well, for policies that may cut gradients; 0: none.
         options: of the policy.
     """
-    problem, clock = _problem(layers, link, workers), clock_of(steps)
-    stock = as_asked(STOCK_ORDER, _told(STOCK_ORDER, problem, {"barrier": False}), clock)
+    problem, step_time = _problem(layers, link, workers), step_time_of(steps)
+    stock = as_asked(STOCK_ORDER, _told(STOCK_ORDER, problem, {"barrier": False}), step_time)
 
     def whole(policies: Sequence[Policy]) -> list[Candidate]:
-        return [tried(policy, _told(policy, problem, options), clock) for policy in policies]
+        return [tried(policy, _told(policy, problem, options), step_time) for policy in policies]
 
     if schedule == "auto":
         rows = auto_candidates([x for x in policies_of(MODE) if x.needs.link], problem, whole)
@@ -232,12 +232,12 @@ def make_plan(
     for policy in [POLICIES[row.name] for row in rows if row.trial is not None]:
         for size in sizes if "slice_bytes" in policy.options else ():
             sliced = {"slice_bytes": size, "budget_s": _SLICED_SEARCH_S, **options}
-            rows.append(tried(policy, _told(policy, problem, sliced), clock))
+            rows.append(tried(policy, _told(policy, problem, sliced), step_time))
             # Slices are not free: each is negotiated about and copied.
             if rows[-1].step_s < best.step_s * (1 - WORTH):
                 best = rows[-1]
     if schedule == "auto" and predicted_gain(best.step_s, stock.step_s) < TRIED:
-        best = tried(REVERSE_FIRST_K, _told(REVERSE_FIRST_K, problem, {**options, "k": 0}), clock)
+        best = tried(REVERSE_FIRST_K, _told(REVERSE_FIRST_K, problem, {**options, "k": 0}), step_time)
         rows.append(best)
     return PlannedGain(choose(rows, lambda row: (row is not best,)), stock.step_s)
 
@@ -250,7 +250,7 @@ def predicted_gain(step_s: float, stock_s: float | None) -> float:
 def stock_step_s(layers: Sequence[LayerCosts], link: Link, workers: int, steps: int) -> float:
     """Return predicted seconds of a step in the stock order; so many ``steps`` run together."""
     problem = _told(STOCK_ORDER, _problem(layers, link, workers), {"barrier": steps == 1})
-    return as_asked(STOCK_ORDER, problem, clock_of(steps)).step_s
+    return as_asked(STOCK_ORDER, problem, step_time_of(steps)).step_s
 
 
 def _problem(layers: Sequence[LayerCosts], link: Link, workers: int) -> Problem:
@@ -266,6 +266,6 @@ def _told(policy: Policy, problem: Problem, given: Mapping[str, Any]) -> Problem
     return dataclasses.replace(problem, options=known)
 
 
-def clock_of(steps: int) -> Clock:
+def step_time_of(steps: int) -> StepTime:
     """Seconds of one of some steps that run together and end together."""
-    return Clock(lambda timeline: timeline.makespan_s / steps, steps)
+    return StepTime(lambda timeline: timeline.makespan_s / steps, steps)

@@ -20,8 +20,8 @@ from tf_ooo.planning.building.merging import merged
 from tf_ooo.planning.choosing.on_paper import auto_candidates
 from tf_ooo.planning.choosing.plan import (
     Candidate,
-    Clock,
     Plan,
+    StepTime,
     Trial,
     choose,
     policy_named,
@@ -40,7 +40,7 @@ MODE = "pipeline"
 PEAK_MARGIN = (9, 8)
 SCHEDULES = schedules_of(MODE)
 # A step has ended when all devices are done: only then fit begins the next.
-_CLOCK = Clock(lambda timeline: timeline.makespan_s)
+_STEP_TIME = StepTime(lambda timeline: timeline.makespan_s)
 # Predictions are wrong by more.
 _LEAST_GAIN = 0.005
 _ABOUT = math.log(1.02)
@@ -160,7 +160,7 @@ def make_plan(layers: Sequence[LayerCosts], units: Bounds, wanted: PlanRequest) 
     def rows_of(policies: Sequence[Policy]) -> list[Candidate]:
         asked = [(policy, problem) for policy in policies for problem in problems_of(policy)]
         if wanted.memory_limit_bytes is None:
-            rows = [tried(policy, problem, _CLOCK) for policy, problem in asked]
+            rows = [tried(policy, problem, _STEP_TIME) for policy, problem in asked]
         else:
             rows = fastest_first(asked)
         errors.extend(row.error for row in rows if row.error is not None)
@@ -185,20 +185,20 @@ def with_costs(plan: Plan, layers: Sequence[LayerCosts]) -> Plan:
     problem = dataclasses.replace(before, layers=stages, model=tuple(layers), recomputed=(), plain=())
     if before.recomputed:
         problem = recomputed(problem, before.recomputed)
-    return dataclasses.replace(plan, trial=Trial(plan.trial.schedule, problem, _CLOCK))
+    return dataclasses.replace(plan, trial=Trial(plan.trial.schedule, problem, _STEP_TIME))
 
 
 def step_s_of(schedule: Schedule, layers: Sequence[LayerCosts], link: Link) -> float:
     """Return predicted seconds of a step of a schedule."""
     problem = Problem(tuple(layers), len(schedule.lanes), schedule.microbatches, link, mode=MODE)
-    return Trial(schedule, problem, _CLOCK).step_s
+    return Trial(schedule, problem, _STEP_TIME).step_s
 
 
 def fits_whole(layers: Sequence[LayerCosts], microbatches: int, limit_bytes: int) -> bool:
     """Return whether one device can run all of a step within a limit, in the order of some schedule."""
     stages = merged(tuple(layers), ((0, len(layers) - 1),), microbatches)
     problem = Problem(stages, 1, microbatches, mode=MODE)
-    trials = (tried(policy_named(name, MODE), problem, _CLOCK).trial for name in SCHEDULES)
+    trials = (tried(policy_named(name, MODE), problem, _STEP_TIME).trial for name in SCHEDULES)
     return any(trial.peak_bytes <= limit_bytes for trial in trials if trial is not None)
 
 
@@ -251,7 +251,7 @@ def _as_written(
         problem = dataclasses.replace(problem, recompute=NONE)
         if own.schedule.recompute:
             problem = recomputed(problem, own.schedule.recompute)
-        trial = Trial(schedule, problem, _CLOCK)
+        trial = Trial(schedule, problem, _STEP_TIME)
         if trial.keeps_limit:
             yield Candidate(schedule.policy, problem, trial, trial.step_s)
             continue
@@ -356,7 +356,7 @@ def fastest_first(asked: Sequence[tuple[Policy, Problem]]) -> list[Candidate]:
     """
     # With a limit, though none that matters, policies search less.
     free = [
-        tried(policy, dataclasses.replace(problem, memory_limit_bytes=_NO_LIMIT, recompute=NONE), _CLOCK)
+        tried(policy, dataclasses.replace(problem, memory_limit_bytes=_NO_LIMIT, recompute=NONE), _STEP_TIME)
         for policy, problem in asked
     ]
     rows: dict[int, Candidate] = {}
@@ -377,7 +377,7 @@ def fastest_first(asked: Sequence[tuple[Policy, Problem]]) -> list[Candidate]:
             reason = f"takes {taken} without the limit already, another {seconds_text(best_s)} within it"
             rows[number] = Candidate(policy.name, problem, reason=reason)
         else:
-            rows[number] = _kept(unlimited, problem) or tried(policy, problem, _CLOCK)
+            rows[number] = _kept(unlimited, problem) or tried(policy, problem, _STEP_TIME)
             best_s = min(best_s, rows[number].step_s)
     return [rows[number] for number in range(len(asked))]
 

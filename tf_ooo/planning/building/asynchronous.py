@@ -3,26 +3,38 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Iterator, Sequence
+
+import numpy as np
 
 from tf_ooo.errors import OptionsError
 from tf_ooo.planning.building.choice import first_within
 from tf_ooo.planning.building.layerpipe_cuts import TaskLine, best_cuts
+from tf_ooo.planning.building.pipeline import lane_codes, places
 from tf_ooo.planning.model.problem import Problem
 from tf_ooo.planning.model.schedule import Schedule, Task, TaskList
 
 
 def whole_layers(name: str, problem: Problem) -> Schedule:
-    """1F1B over contiguous stages, within the memory limit if NOAM can be so low."""
+    """1F1B over contiguous stages, within the memory limit if NOAM can be so low.
+
+    OptionsError: more devices than layers.
+    """
+    count, layers = problem.devices, len(problem.layers)
+    cuts = best_cuts(TaskLine.of(problem.layers, inside=False), count)
+    if cuts is None:
+        raise OptionsError(f"{count} stages are more than the {layers} layers; use fewer devices")
+    starts = [0, *(cut.layer for cut in cuts), layers]
+    bounds = tuple((first, after - 1) for first, after in itertools.pairwise(starts))
     shape = Schedule(
         "layerpipe",
         name,
         microbatches=problem.microbatches,
-        stages=contiguous(problem),
+        stages=bounds,
         fused_backward=True,
         asynchronous=True,
     )
-    count = problem.devices
     noams = range(count, 0, -1) if problem.memory_limit_bytes != 0 else [1]
     in_flight = ([min(noam, count - stage) for stage in range(count)] for noam in noams)
     return first_within(problem, (_ordered(shape, counts) for counts in in_flight))
@@ -34,16 +46,6 @@ def in_rounds(schedule: Schedule) -> Schedule:
     return _ordered(schedule, [2 * (last - stage) + 1 for stage in range(last + 1)])
 
 
-def contiguous(problem: Problem) -> tuple[tuple[int, int], ...]:
-    """(first, last) layer of each stage.  OptionsError: more devices than layers."""
-    layers, devices = problem.layers, problem.devices
-    cuts = best_cuts(TaskLine.of(layers, inside=False), devices)
-    if cuts is None:
-        raise OptionsError(f"{devices} stages are more than the {len(layers)} layers; use fewer devices")
-    bounds = [0, *(cut.layer for cut in cuts), len(layers)]
-    return tuple((first, after - 1) for first, after in zip(bounds, bounds[1:], strict=False))
-
-
 def _ordered(schedule: Schedule, in_flight: Sequence[int]) -> Schedule:
     """So many micro-batches in flight on each stage."""
     orders = enumerate(_lane(schedule, stage, count) for stage, count in enumerate(in_flight))
@@ -51,12 +53,9 @@ def _ordered(schedule: Schedule, in_flight: Sequence[int]) -> Schedule:
 
 
 def _lane(schedule: Schedule, stage: int, in_flight: int) -> Iterator[Task]:
-    microbatches = schedule.microbatches
-    ahead = min(in_flight, microbatches)
-    for microbatch in range(ahead):
-        yield Task("F", stage, microbatch)
-    for microbatch in range(microbatches):
-        for kind in ("dO", "dW", "U"):
-            yield Task(kind, stage, microbatch)
-        if microbatch + ahead < microbatches:
-            yield Task("F", stage, microbatch + ahead)
+    count = schedule.microbatches
+    order = places(count, min(in_flight, count), 0)
+    for task in TaskList(lane_codes((stage, stage, stage), np.arange(count), order)):
+        yield task
+        if task.kind == "dW":
+            yield Task("U", stage, task.microbatch)

@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from operator import attrgetter
 
 from tf_ooo.errors import ScheduleError
 from tf_ooo.planning.building.pipeline import StagedLayers
 from tf_ooo.planning.model.problem import Problem
 from tf_ooo.planning.model.schedule import Schedule
 from tf_ooo.planning.simulation.simulator import simulate
-from tf_ooo.planning.simulation.timeline import Timeline
+from tf_ooo.planning.simulation.timeline import STEPS_TO_STEADY, Timeline
 
 # Above this, choosing takes longer than the choice is worth; the first candidate is taken.
 TASKS_TO_SIMULATE = 1_000_000
-_STEADY_STEPS = 4
-
-
-def makespan_s(timeline: Timeline) -> float:
-    """Return seconds of a step that ends for all devices together."""
-    return timeline.makespan_s
+# Seconds of a step that ends for all devices together.
+makespan_s: Callable[[Timeline], float] = attrgetter("makespan_s")
 
 
 def span_s(timeline: Timeline) -> float:
@@ -65,7 +62,7 @@ def rank(
 def steps_to_show(schedule: Schedule) -> int:
     """Return one, or where steps overlap as many as show the steady state, in time and in memory."""
     overlap = schedule.mode in ("single_device", "data_parallel") and len(schedule.lanes) > 1
-    return _STEADY_STEPS + schedule.steps_ahead if overlap else 1
+    return STEPS_TO_STEADY + schedule.steps_ahead if overlap else 1
 
 
 def on_paper(problem: Problem, schedule: Schedule) -> Timeline:

@@ -33,12 +33,8 @@ class _Order:
     times: Times
     moved: int = -1
 
-    @property
-    def makespan_s(self) -> float:
-        return self.times.makespan_s
 
-
-_makespan_s = operator.attrgetter("makespan_s")
+_makespan_s = operator.attrgetter("times.makespan_s")
 
 
 def improved(stages: StagedLayers, schedule: Schedule) -> Schedule:
@@ -69,14 +65,13 @@ class _LaneSearch:
         problem = stages.problem
         self.relation = relation = Relation(schedule, problem.layers)
         self.stages, self.random = stages, random.Random(0)
-        self.seconds: list[float] = task_seconds(relation, problem.layers, problem.link).tolist()
+        seconds = task_seconds(relation, problem.layers, problem.link)
         self.is_weight_grad = (relation.fields.kind == KIND_NUMBER["dW"]).tolist()
         self.fixed = (relation.fields.kind == KIND_NUMBER["U"]).tolist()
         source, target, lag_s = relation.within_step(problem.link)
         lag_s = np.where(relation.device[source] == relation.device[target], 0.0, lag_s)
-        seconds = np.array(self.seconds)
         self.tasks, self.turned = Tasks(seconds, source, target, lag_s), Tasks(seconds, target, source, lag_s)
-        self.before: list[list[tuple[int, float]]] = [[] for _ in self.seconds]
+        self.before: list[list[tuple[int, float]]] = [[] for _ in seconds]
         for a, b, lag in zip(source.tolist(), target.tolist(), lag_s.tolist(), strict=True):
             self.before[b].append((a, lag))
         bounds = relation.bases.tolist()
@@ -87,12 +82,12 @@ class _LaneSearch:
 
     def _bound_s(self) -> float:
         """No order is faster: a lane's work, after what must be before it and before what must be after."""
-        alone = [[node] for node in range(len(self.seconds))]
+        alone = [[node] for node in range(len(self.tasks.seconds))]
         before_s, after_s = (run(tasks, alone).start_s for tasks in (self.tasks, self.turned))
-        lanes = [[node for node in lane if self.seconds[node]] for lane in self.first]
+        lanes = [[node for node in lane if self.tasks.seconds[node]] for lane in self.first]
         bounds = (
             min(before_s[node] for node in lane)
-            + sum(self.seconds[node] for node in lane)
+            + sum(self.tasks.seconds[node] for node in lane)
             + min(after_s[node] for node in lane)
             for lane in lanes
             if lane
@@ -105,12 +100,12 @@ class _LaneSearch:
         neighbours = (
             order
             for order in self._neighbours(here)
-            if self.tabu.get(order.moved, 0) <= self.turn or order.makespan_s < self.shortest_s
+            if self.tabu.get(order.moved, 0) <= self.turn or order.times.makespan_s < self.shortest_s
         )
         neighbour = min(neighbours, key=_makespan_s, default=None)
         if neighbour is not None:
             self.tabu[neighbour.moved] = self.turn + _TABU + self.random.randrange(_TABU)
-            self.shortest_s = min(self.shortest_s, neighbour.makespan_s)
+            self.shortest_s = min(self.shortest_s, neighbour.times.makespan_s)
         return neighbour
 
     def _neighbours(self, here: _Order) -> Iterator[_Order]:

@@ -34,7 +34,7 @@ class ListChoices:
 def listed(policy: str, stages: StagedLayers, choices: ListChoices) -> Schedule:
     """The schedule that list scheduling makes."""
     tasks, place = StepTasks(stages, choices.in_flight, in_turn=False), stages.devices.tolist()
-    times = tasks.chosen(place, _Listing(stages, tasks, choices))
+    times = tasks.run(place, tasks.urgent, choose=_Listing(stages, tasks, choices))
     return stages.with_updates(policy, tasks.orders(place, times))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
@@ -69,10 +69,6 @@ class StagedLayers:
         if self.place:
             return np.array(self.place, np.int64)
         return np.arange(len(self.bounds)) % self.problem.devices
-
-    def placed(self, place: Sequence[int]) -> StagedLayers:
-        """Return the same stages, each on its device."""
-        return replace(self, place=tuple(place))
 
     @property
     def uniform(self) -> bool:

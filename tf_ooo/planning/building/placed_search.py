@@ -7,6 +7,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 
 import numpy as np
 
@@ -28,6 +29,7 @@ _NEAR = 2
 # Tasks that are placed in all: about ten seconds.
 _MOST_TASKS = 6_000_000
 _CHANGES_PER_DEVICE = 37
+_makespan_s = attrgetter("times.makespan_s")
 
 
 @dataclass(frozen=True)
@@ -60,10 +62,6 @@ def searched(tasks: StepTasks, busy_s: Floats, places: Iterable[Ints], effort: f
     turns = (1 - number / changes for number in range(changes))
     bound_s = busy_s.sum() * tasks.count / tasks.devices * (1 + 1e-9)
     return walk(start, changed, _makespan_s, turns, bound_s=bound_s, tolerance=_TOLERANCE)
-
-
-def _makespan_s(placed: Placed) -> float:
-    return placed.times.makespan_s
 
 
 def _rounds(busy_s: Floats, devices: int) -> list[list[int]]:

@@ -8,6 +8,7 @@ left of the given order heads its device's list, and what it needs is done.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -16,7 +17,6 @@ from tf_ooo.planning.building.step_tasks import KINDS, StepTasks
 from tf_ooo.planning.model.schedule import Schedule, Task
 
 _STORES = {"F": 1, "dO": 0, "dW": -1}
-_NEVER = float("inf")
 _CLASSES = 5
 
 
@@ -49,7 +49,7 @@ def squeezed(
     ``limit``: most activations on a device, where a stage's count one.
     """
     tasks, place = StepTasks(stages), stages.devices.tolist()
-    times = tasks.chosen(place, _Squeezing(tasks, lanes, limit, style))
+    times = tasks.run(place, tasks.urgent, choose=_Squeezing(tasks, lanes, limit, style))
     return stages.with_updates(policy, tasks.orders(place, times), back=True)
 
 
@@ -62,7 +62,7 @@ class _Squeezing:
             [number[task.kind][task.stage][task.microbatch] for task in lane] for lane in lanes
         ]
         self.stored = [0] * len(lanes)
-        self.ready_s: dict[int, float] = {}
+        self.ready_s = [math.inf] * len(tasks.stage)
 
     def known(self, task: int, ready_s: float) -> None:
         self.ready_s[task] = ready_s
@@ -78,13 +78,10 @@ class _Squeezing:
     def _place(self, lane: int, now: float) -> int | None:
         """Return the place of the task that runs now; None: none does."""
         head = self.left[lane][0]
-        if self.tasks.kind_of(head) != "dW" and self._ready_s(head) <= now:
+        if self.tasks.kind_of(head) != "dW" and self.ready_s[head] <= now:
             return 0
         choice = self._choose(self._choices(lane), now)
         return None if choice is None else choice.place
-
-    def _ready_s(self, task: int) -> float:
-        return self.ready_s.get(task, _NEVER)
 
     def _choices(self, lane: int) -> list[_Choice]:
         """Return the first task left of each stage's F and dO, and the first dW."""
@@ -103,7 +100,7 @@ class _Squeezing:
         return list(choices.values())
 
     def _choose(self, choices: list[_Choice], now: float) -> _Choice | None:
-        ready = [c for c in choices if c.allowed and self._ready_s(c.task) <= now]
+        ready = [c for c in choices if c.allowed and self.ready_s[c.task] <= now]
         chain = [c for c in choices if not c.is_weight_grad]
         head = choices[0]
         yields = self.style.yielding and head.is_weight_grad
@@ -111,8 +108,8 @@ class _Squeezing:
             return head
         if chain and chain[0] in ready and (self.style.yielding or chain[0] is head):
             return chain[0]
-        later_s = (self._ready_s(c.task) for c in chain)
-        soon_s = min((ready_s for ready_s in later_s if ready_s > now), default=_NEVER)
+        later_s = (self.ready_s[c.task] for c in chain)
+        soon_s = min((ready_s for ready_s in later_s if ready_s > now), default=math.inf)
         ends_s = {c.place: now + self.style.patience * self.seconds[c.task] for c in ready}
         fitting = [c for c in ready if c is head or ends_s[c.place] <= soon_s * (1 + 1e-12)]
         wanted = [c for c in fitting if c.is_weight_grad == (self.style.fill == "dW")]

@@ -56,22 +56,17 @@ class StepTasks:
     def kind_of(self, task: int) -> str:
         return KINDS[task // (self.stages * self.count)]
 
-    def run(self, place: Sequence[int], urgent: Sequence[int], reverse: bool = False) -> Times:
+    def run(
+        self, place: Sequence[int], urgent: Sequence[int], reverse: bool = False, choose: Choose | None = None
+    ) -> Times:
         """Whenever a device is free it begins what is ready, of that the first of ``urgent``.
 
-        ``place``: the device of each stage; ``reverse``: what ends the step begins.
+        ``place``: the device of each stage; ``reverse``: what ends the step begins; ``choose``: who is asked.
         """
         order = np.array(urgent)
         device_of = self._device_of(place)[order]
         lanes = [order[device_of == device].tolist() for device in range(self.devices)]
-        kinds = [LaneKind.PRIORITY] * self.devices
-        return run(self.turned if reverse else self.tasks, lanes, kinds)
-
-    def chosen(self, place: Sequence[int], choose: Choose) -> Times:
-        """Run the tasks as somebody chooses."""
-        device_of = self._device_of(place)
-        lanes = [np.flatnonzero(device_of == device).tolist() for device in range(self.devices)]
-        return run(self.tasks, lanes, [LaneKind.PRIORITY] * self.devices, choose)
+        return run(self.turned if reverse else self.tasks, lanes, [LaneKind.PRIORITY] * self.devices, choose)
 
     def _device_of(self, place: Sequence[int]) -> Ints:
         return np.repeat(np.tile(place, 3), self.count)

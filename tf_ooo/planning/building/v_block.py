@@ -42,11 +42,6 @@ class Block:
     limit: int
 
 
-def device_of(stage: int, devices: int) -> int:
-    """Return the device of a stage in a V of ``2 * devices`` stages."""
-    return min(stage, 2 * devices - 1 - stage)
-
-
 @lru_cache
 def block(steps: Steps, devices: int, period: int = FULL_PERIOD) -> Block:
     """The block with these steps and the waits at the turns that store least and are shortest."""

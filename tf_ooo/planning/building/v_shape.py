@@ -79,4 +79,4 @@ def v_stages(problem: Problem) -> StagedLayers:
 
 def v_places(devices: int) -> tuple[int, ...]:
     """Return the device of each stage of a V."""
-    return tuple(v_block.device_of(stage, devices) for stage in range(2 * devices))
+    return (*range(devices), *reversed(range(devices)))

@@ -24,12 +24,13 @@ def stated(plan: Plan, table: CostTable | None = None) -> tuple[str, ...]:
 
 def assumptions(problem: Problem, table: CostTable | None = None, mode: str | None = None) -> tuple[str, ...]:
     """State the costs, devices, rows of a step, link and limit; ``mode`` as in the schedule."""
+    speeds = ", ".join(f"{speed:.3g}" for speed in problem.link.speeds)
     return (
         *_of_costs(table),
         _rows_text(problem, table, mode),
         *([_link_text(problem.link)] if problem.devices > 1 else []),
         *(_cores_texts(problem.link) if problem.devices > 1 else ()),
-        *([_speeds_text(problem.link)] if problem.link.speeds else []),
+        *([f"devices {speeds} times as fast as the one that the costs are for"] if speeds else []),
         _limit_text(problem.limits_bytes),
     )
 
@@ -74,11 +75,6 @@ def _cores_texts(link: Link) -> tuple[str, ...]:
         machines.setdefault(machine, []).append(str(device))
     sharing = [f"devices {', '.join(group)}" for group in machines.values() if len(group) > 1]
     return (f"{' and '.join(sharing)} share the {link.cores} cores of their machine",) if sharing else ()
-
-
-def _speeds_text(link: Link) -> str:
-    speeds = ", ".join(f"{speed:.3g}" for speed in link.speeds)
-    return f"devices {speeds} times as fast as the one that the costs are for"
 
 
 def _limit_text(limits_bytes: Sequence[int]) -> str:

@@ -89,14 +89,12 @@ def candidates(
     """Every schedule of a mode (None: the usual one), simulated, the fastest first, the slow to plan last."""
     wanted = usual_mode(problem, mode)
 
-    def row_of(policy: Policy) -> Candidate:
-        if on_progress is not None:
-            on_progress(policy.name)
-        options = {name: value for name, value in problem.options.items() if name in policy.options}
-        return tried(policy, dataclasses.replace(problem, options=options, mode=wanted))
-
     def rows_of(policies: Sequence[Policy]) -> Iterable[Candidate]:
-        return map(row_of, policies)
+        for policy in policies:
+            if on_progress is not None:
+                on_progress(policy.name)
+            options = {name: value for name, value in problem.options.items() if name in policy.options}
+            yield tried(policy, dataclasses.replace(problem, options=options, mode=wanted))
 
     return sorted(auto_candidates(policies_of(wanted), problem, rows_of), key=shortest)
 

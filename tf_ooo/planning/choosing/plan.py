@@ -37,7 +37,7 @@ def step_s(timeline: Timeline) -> float:
 
 
 @dataclass(frozen=True)
-class Clock:
+class StepTime:
     """Says how the seconds of a step are told; ``steps`` None: as many are simulated as it takes."""
 
     step_s: Callable[[Timeline], float] = step_s
@@ -47,7 +47,7 @@ class Clock:
         return steps_to_show(schedule) if self.steps is None else self.steps
 
 
-STEADY = Clock()
+STEADY = StepTime()
 
 
 @dataclass(frozen=True)
@@ -56,17 +56,17 @@ class Trial:
 
     schedule: Schedule
     problem: Problem
-    clock: Clock = STEADY
+    step_time: StepTime = STEADY
 
     @cached_property
     def timeline(self) -> Timeline:
         """Simulated when it is first asked for, and not again."""
-        steps = self.clock.steps_of(self.schedule)
+        steps = self.step_time.steps_of(self.schedule)
         return simulate(self.schedule, self.problem.layers, self.problem.link, steps)
 
     @cached_property
     def step_s(self) -> float:
-        return self.clock.step_s(self.timeline)
+        return self.step_time.step_s(self.timeline)
 
     @property
     def makespan_s(self) -> float:
@@ -79,9 +79,9 @@ class Trial:
 
     def of(self, steps: int) -> Trial:
         """Return the same with so many steps: this one if it has as many."""
-        if self.clock.steps_of(self.schedule) == steps:
+        if self.step_time.steps_of(self.schedule) == steps:
             return self
-        return dataclasses.replace(self, clock=dataclasses.replace(self.clock, steps=steps))
+        return dataclasses.replace(self, step_time=dataclasses.replace(self.step_time, steps=steps))
 
     @property
     def kept_limit_bytes(self) -> int:
@@ -103,7 +103,7 @@ class Trial:
         )
 
 
-AsRun = Callable[[Schedule], Schedule]
+AsRun = Callable[[Schedule], Schedule] | None
 
 # So many reasons fit into a line.
 _MOST_REASONS = 3
@@ -163,16 +163,16 @@ def policy_named(name: str, mode: str | None = None) -> Policy:
     return policy
 
 
-def as_asked(policy: Policy, problem: Problem, clock: Clock = STEADY, as_run: AsRun | None = None) -> Plan:
+def as_asked(policy: Policy, problem: Problem, step_time: StepTime = STEADY, as_run: AsRun = None) -> Plan:
     """Return the plan of one policy; ``as_run`` makes of its schedule what the mode runs.
     OptionsError: an option or problem that it does not take; MemoryLimitError: it is above the limit."""
-    return Plan(_within_limit(policy, problem, clock, as_run))
+    return Plan(_within_limit(policy, problem, step_time, as_run))
 
 
-def tried(policy: Policy, problem: Problem, clock: Clock = STEADY, as_run: AsRun | None = None) -> Candidate:
+def tried(policy: Policy, problem: Problem, step_time: StepTime = STEADY, as_run: AsRun = None) -> Candidate:
     """Try a policy as :func:`as_asked` does; one that cannot says why, and raises nothing."""
     try:
-        trial = _within_limit(policy, problem, clock, as_run)
+        trial = _within_limit(policy, problem, step_time, as_run)
         return Candidate(policy.name, problem, trial, trial.step_s)
     except MemoryLimitError as error:
         return Candidate(policy.name, problem, reason=f"needs {error.smallest_bytes} bytes", error=error)
@@ -214,7 +214,7 @@ def _reasons(candidates: Sequence[Candidate]) -> str:
     return f"{', '.join(most)}: {reason}; ask for one of the {left} others by name to see why not"
 
 
-def _within_limit(policy: Policy, problem: Problem, clock: Clock, as_run: AsRun | None) -> Trial:
+def _within_limit(policy: Policy, problem: Problem, step_time: StepTime, as_run: AsRun) -> Trial:
     """The policy's schedule, or its leanest one; MemoryLimitError where that needs more than the limit."""
     for name, value in problem.options.items():
         if name not in policy.options:
@@ -223,7 +223,7 @@ def _within_limit(policy: Policy, problem: Problem, clock: Clock, as_run: AsRun 
 
     def made_for(asked: Problem, of: Problem) -> Trial:
         schedule = policy.make(asked)
-        return Trial(schedule if as_run is None else as_run(schedule), of, clock)
+        return Trial(schedule if as_run is None else as_run(schedule), of, step_time)
 
     def within(asked: Problem) -> Trial:
         trial = made_for(asked, asked)

@@ -64,8 +64,9 @@ def figure(runs: Sequence[Run], limits_bytes: Sequence[float] = ()) -> go.Figure
         _add_memory(chart, run, place, unit, end_s)
     for limit_bytes in sorted(set(limits_bytes)):
         whose = [number for number, limit in enumerate(limits_bytes) if limit == limit_bytes]
+        numbers = f" of device{'s' if len(whose) > 1 else ''} {', '.join(map(str, whose))}"
         everyone = len(whose) == len(limits_bytes)
-        _add_limit(chart, runs[0], limit_bytes, "" if everyone else _devices_text(whose))
+        _add_limit(chart, runs[0], limit_bytes, "" if everyone else numbers)
     _lay_out(chart, rows, links, unit, end_s / unit.size)
     return chart
 
@@ -161,13 +162,11 @@ def _layer_texts(bars: Bars, run: Run) -> list[str] | None:
     if not run.layers:
         return None
     schedule = run.timeline.schedule
-    texts = {stage: _names_of(schedule, stage, run.layers) for stage in set(bars.fields.stage.tolist())}
+    texts, what = {}, style.what_a_stage_is(schedule)
+    for stage in set(bars.fields.stage.tolist()):
+        names = style.names_of_layers(schedule.layers_of(stage), run.layers)
+        texts[stage] = f"{what} {stage}: {html.escape(names)}"
     return [texts[stage] for stage in bars.fields.stage.tolist()]
-
-
-def _names_of(schedule: Schedule, stage: int, layers: Mapping[int, str]) -> str:
-    names = html.escape(style.names_of_layers(schedule.layers_of(stage), layers))
-    return f"{style.what_a_stage_is(schedule)} {stage}: {names}"
 
 
 def _hover(kind: str, bars: Bars, unit: units.Unit, run: str, named: bool) -> str:
@@ -233,10 +232,6 @@ def _add_memory(chart: go.Figure, run: Run, place: int, unit: units.Unit, end_s:
         many = f"<br>{devices[0]} dark, {devices[-1]} light" if len(devices) > _MOST_LEGEND else ""
         planned = "memory as planned" if run.name and devices else "memory"
         chart.update_layout({"yaxis3": {"title": {"text": f"{planned}, {size.name}{many}"}}})
-
-
-def _devices_text(numbers: Sequence[int]) -> str:
-    return f" of device{'s' if len(numbers) > 1 else ''} {', '.join(map(str, numbers))}"
 
 
 def _add_limit(chart: go.Figure, run: Run, limit_bytes: float, whose: str) -> None:

@@ -44,7 +44,9 @@ def save_trace(
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
     view = view_of(timeline, _MOST_TASKS, _MOST_LANES)
-    names, first_name = layers or {}, _planned_name(measured is not None, order_only)
+    names, first_name = layers or {}, "planned: " if measured is not None else ""
+    if order_only:
+        first_name = "planned order, times not measured: "
     events = trace_events(timeline, view, first_name, layers=names)
     summary = {"times": _NO_TIMES, **_whose(timeline)} if order_only else _summary(timeline, view)
     if measured is not None:
@@ -60,12 +62,6 @@ def save_trace(
             file.write(between + json.dumps(event, allow_nan=False))
             between = ",\n"
         file.write("\n]}\n")
-
-
-def _planned_name(beside_measured: bool, order_only: bool) -> str:
-    if order_only:
-        return "planned order, times not measured: "
-    return "planned: " if beside_measured else ""
 
 
 def trace_events(

@@ -16,32 +16,25 @@ def make(problem: Problem) -> Schedule:
     """A pipeline where there are several devices or micro-batches, unless another mode is asked for."""
     several = problem.devices > 1 or problem.microbatches > 1
     if problem.mode == MODE or (problem.mode is None and several):
-        return make_pipeline(problem)
-    return make_one_worker(problem)
-
-
-def make_pipeline(problem: Problem) -> Schedule:
-    """Bubble (p - 1)(F + dO) on p equal stages, for any costs; at most p micro-batches are in flight.
-
-    A memory limit lowers the number of micro-batches in flight, down to one.
-    """
-    return paced("fast_forward", StagedLayers.of(problem), one_f_one_b.pace(problem))
-
-
-def make_one_worker(problem: Problem) -> Schedule:
-    """Return all dO first; then dW, lowest layer first, because the next forward needs its weights first."""
+        # The bubble is (p - 1)(F + dO) on p equal stages, for any costs; at most p micro-batches are in
+        # flight, and fewer under a memory limit, down to one.
+        return paced("fast_forward", StagedLayers.of(problem), one_f_one_b.pace(problem))
     layers = range(len(problem.layers))
-    backward = [Task("dO", layer) for layer in reversed(layers)] + [Task("dW", layer) for layer in layers]
-    return one_worker("fast_forward", problem, backward, [Task("comm", layer) for layer in layers])
+    return one_worker(
+        "fast_forward", problem, _order(layers[::-1]), [Task("comm", layer) for layer in layers]
+    )
 
 
-def backward_order(backward_layers: Sequence[int], tasks: frozenset[Task]) -> list[Task]:
+def _order(backward_layers: Sequence[int]) -> list[Task]:
     """Return all dO first; then dW, lowest layer first, because the next forward needs its weights first."""
-    order = [Task("dO", layer) for layer in backward_layers]
-    order += [Task("dW", layer) for layer in sorted(backward_layers)]
-    return [task for task in order if task in tasks]
+    output_grads = [Task("dO", layer) for layer in backward_layers]
+    return output_grads + [Task("dW", layer) for layer in sorted(backward_layers)]
+
+
+def _backward_order(backward_layers: Sequence[int], tasks: frozenset[Task]) -> list[Task]:
+    return [task for task in _order(backward_layers) if task in tasks]
 
 
 POLICY = Policy(
-    "fast_forward", ("single_device", "data_parallel", "pipeline"), make, backward_order=backward_order
+    "fast_forward", ("single_device", "data_parallel", "pipeline"), make, backward_order=_backward_order
 )

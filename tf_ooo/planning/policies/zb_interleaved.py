@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 from tf_ooo.errors import OptionsError
@@ -41,7 +40,10 @@ def make(problem: Problem) -> Schedule:
     chunks = problem.option("chunks", _most_chunks(problem), least=1)
     stages = StagedLayers.of(problem, chunks)
     in_turn = interleaved(stages, chunks, problem.microbatches, 1, delayed=True)
-    return fastest(problem, [_searched(stages), *_listed(stages), stages.schedule(NAME, in_turn)])
+    # Each has at most as many micro-batches in flight as memory has room for.
+    in_flight = (stages.most_in_flight(most) for most in (2 * problem.devices, problem.devices))
+    lists = [listed(NAME, stages, ListChoices(most, by_room=False)) for most in in_flight]
+    return fastest(problem, [_searched(stages), *lists, stages.schedule(NAME, in_turn)])
 
 
 def _searched(stages: StagedLayers) -> Schedule:
@@ -58,7 +60,7 @@ def _searched(stages: StagedLayers) -> Schedule:
     effort = 0.0 if unequal else _effort(problem)
     best = searched(few, stages.seconds.sum(axis=0), places, effort)
     times = best.times if few is tasks else shortest_justified(tasks, best.place, _ROUNDS)
-    return stages.placed(best.place).with_updates(NAME, tasks.orders(best.place, times))
+    return replace(stages, place=tuple(best.place)).with_updates(NAME, tasks.orders(best.place, times))
 
 
 def _effort(problem: Problem) -> float:
@@ -84,12 +86,6 @@ def _most_chunks(problem: Problem) -> int:
             f"{len(problem.layers)} layers"
         )
     return min(most, _CHUNKS[-1])
-
-
-def _listed(stages: StagedLayers) -> Iterator[Schedule]:
-    """List schedules of stages in turn, with as many micro-batches in flight as memory has room for."""
-    for most in (2 * stages.problem.devices, stages.problem.devices):
-        yield listed(NAME, stages, ListChoices(stages.most_in_flight(most), by_room=False))
 
 
 POLICY = Policy(

@@ -1,14 +1,14 @@
 """The one clock: it runs tasks on lanes and says when each of them starts.
 
-A lane with a fixed order needs no clock: its next task starts when the lane is free and everything that the
-task waits for is there, and both are known once those tasks have begun.  A lane that chooses waits until the
-clock is there, because only then does it know what is ready.
+A lane with a fixed order needs no clock: it looks up when the tasks end that its next task waits for, and
+runs on until one of them is not known.  A lane that chooses waits until the clock is there, because only then
+does it know what is ready: it is told what has ended.
 """
 
 from __future__ import annotations
 
 import enum
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from heapq import heappop, heappush
@@ -17,6 +17,9 @@ from typing import Any, Protocol
 import numpy as np
 
 from tf_ooo.planning.model.arrays import Floats, Ints
+
+Lanes = Sequence[Sequence[int]]
+_MANY = 1_000_000
 
 
 class LaneKind(enum.IntEnum):
@@ -28,20 +31,55 @@ class LaneKind(enum.IntEnum):
     FIFO = 2
 
 
-class Tasks:
-    """Tasks by number, with their seconds, and the tasks that wait for each.
+def _column(values: Ints | Floats) -> Sequence[Any]:
+    """Return numbers that are read one by one: from a list faster, but there each takes 32 bytes."""
+    return values.tolist() if len(values) < _MANY else values.data
 
-    ``after[i]`` are pairs of a task that waits for task i, and the seconds that it waits longer on another
-    lane.
+
+class Tasks:
+    """Tasks by number, with their seconds, and which of them wait for which.
+
+    Each target waits for its source, and ``lag_s`` longer where that is on another lane; within a lane with a
+    fixed order no edge has a lag.
     """
 
     def __init__(self, seconds: Floats, source: Ints, target: Ints, lag_s: Floats) -> None:
-        count, order = len(seconds), np.argsort(source, kind="stable")
-        self.seconds: list[float] = seconds.tolist()
+        self.seconds: Sequence[float] = _column(seconds)
+        self._edges = source, target, lag_s
+
+    @cached_property
+    def after(self) -> list[Sequence[tuple[int, float]]]:
+        """The tasks that wait for each, with their lags."""
+        source, target, lag_s = self._edges
+        order = np.argsort(source, kind="stable")
         pairs = list(zip(target[order].tolist(), lag_s[order].tolist(), strict=True))
-        first = np.searchsorted(source[order], np.arange(count + 1)).tolist()
-        self.after = [pairs[a:b] if a < b else () for a, b in zip(first, first[1:], strict=False)]
-        self.waits: list[int] = np.bincount(target, minlength=count).tolist()
+        first = np.searchsorted(source[order], np.arange(len(self.seconds) + 1)).tolist()
+        return [pairs[a:b] if a < b else () for a, b in zip(first, first[1:], strict=False)]
+
+    @cached_property
+    def waits(self) -> list[int]:
+        """How many tasks each waits for."""
+        return np.bincount(self._edges[1], minlength=len(self.seconds)).tolist()  # type: ignore[no-any-return]
+
+    @cached_property
+    def before(self) -> tuple[Sequence[int], list[float], list[int]]:
+        """The edges into each task: their sources, their lags, and the next edge into the same task, or -1.
+
+        The first edge into task i has number i; a task that waits for nothing has one from -1.
+        """
+        source, target, lag_s = self._edges
+        count, numbers = len(self.seconds), np.arange(len(target))
+        first = np.full(count, -1)
+        first[target] = numbers
+        further = np.flatnonzero(first[target] != numbers)
+        further = further[np.argsort(target[further], kind="stable")]
+        edges, into = np.concatenate([first, further]), target[further]
+        following, these = np.full(len(edges), -1), np.arange(count, len(edges))
+        # A further edge comes after the further one before it, or after the task's first edge.
+        following[np.where(np.diff(into, prepend=-1) != 0, into, these - 1)] = these
+        sources = _column(np.append(source.astype(np.int32), np.int32(-1))[edges])
+        lags = np.append(lag_s, 0.0)[edges].tolist() if lag_s.any() else [0.0] * len(edges)
+        return sources, lags, following.tolist()
 
 
 class Choose(Protocol):
@@ -76,9 +114,6 @@ class Sharing:
         self.left_s.setdefault(device, {})[task] = seconds
         self._expect(device, now)
         return True
-
-    def next_end_s(self) -> float:
-        return min(self.end_s.values(), default=float("inf"))
 
     def ended(self, now: float) -> list[int]:
         """Let go of the tasks that are done by now, and return them."""
@@ -121,7 +156,7 @@ class Times:
 
 def run(
     tasks: Tasks,
-    lanes: Sequence[Sequence[int]],
+    lanes: Lanes,
     kinds: Sequence[int] = (),
     choose: Choose | None = None,
     sharing: Sharing | None = None,
@@ -137,91 +172,90 @@ def run(
     """
     clock = _Clock(tasks, lanes, kinds, choose, sharing)
     clock.run()
-    return Times(clock.start_s, clock.end_s, clock.begun)
+    return Times(clock.start_s, clock.end_s[:-1], clock.begun)
 
 
 class _Clock:
     def __init__(
-        self,
-        tasks: Tasks,
-        lanes: Sequence[Sequence[int]],
-        kinds: Sequence[int],
-        choose: Choose | None,
-        sharing: Sharing | None,
+        self, tasks: Tasks, lanes: Lanes, kinds: Sequence[int], choose: Choose | None, sharing: Sharing | None
     ) -> None:
         count = len(tasks.seconds)
         self.tasks, self.choose, self.sharing = tasks, choose, sharing
-        kinds = kinds or [LaneKind.ORDERED] * len(lanes)
-        self.runs_ahead = [kind == LaneKind.ORDERED for kind in kinds]
-        self.by_time = [kind == LaneKind.FIFO for kind in kinds]
-        self.lane_of, self.rank = [0] * count, [0] * count
-        self.waits, self.ready_s = tasks.waits.copy(), [0.0] * count
-        self.start_s, self.end_s = [float("nan")] * count, [float("nan")] * count
+        self.start_s = [float("nan")] * count
+        # An edge from -1 finds the last one, which is always there.
+        self.end_s = [*self.start_s, 0.0]
         self.begun: list[int] = []
         # Tasks that have ended, or begun where the end is known, and are not handed on yet.
         self.ended: list[int] = []
-        # An ordered lane has the place of its next task, a time from which it is free, a task it waits for.
-        self.place, self.free_s, self.blocked = [0] * len(lanes), [0.0] * len(lanes), [-1] * len(lanes)
-        self.woken: list[int] = []
+        # Lanes with a fixed order that may run on, and those that wait for a task.
+        self.woken: list[Iterator[int]] = []
+        self.waiting: dict[int, list[Iterator[int]]] = {}
         # Lanes that choose: their tasks by rank, ranks of what is ready, lanes with something new.
+        kinds = kinds or [LaneKind.ORDERED] * len(lanes)
+        self.chooses = any(kind != LaneKind.ORDERED for kind in kinds)
+        self.by_time = [kind == LaneKind.FIFO for kind in kinds]
         self.by_rank: list[Any] = [
             [] if by_time else lane for lane, by_time in zip(lanes, self.by_time, strict=True)
         ]
         self.ready: list[list[int]] = [[] for _ in lanes]
         self.idle = [True] * len(lanes)
         self.touched: list[int] = []
+        self.waits = tasks.waits.copy() if self.chooses else []
+        self.lane_of, self.rank = [-1] * len(self.waits), [0] * len(self.waits)
+        self.ready_s = [0.0] * len(self.waits)
         # (time, task) when a task is ready, (time, -1 - task) when it ends.
         self.events: list[tuple[float, int]] = []
-        self._enter(lanes)
-
-    def _enter(self, lanes: Sequence[Sequence[int]]) -> None:
-        for number, lane in enumerate(lanes):
-            for task in lane:
-                self.lane_of[task] = number
-            if self.runs_ahead[number]:
-                self.woken.append(number)
+        for number, (lane, kind) in enumerate(zip(lanes, kinds, strict=True)):
+            if kind != LaneKind.ORDERED:
+                self._enter(number, lane)
                 continue
-            for place, task in enumerate(lane):
-                self.rank[task] = place
-                if not self.waits[task]:
-                    self.events.append((0.0, task))
-                    if self.choose is not None:
-                        self.choose.known(task, 0.0)
+            self.woken.append(self._in_order(lane))
+            for task in lane if self.chooses else ():
+                self.waits[task] = 0  # it is never told
         self.events.sort()
+
+    def _enter(self, number: int, lane: Sequence[int]) -> None:
+        lane_of, rank, waits = self.lane_of, self.rank, self.waits
+        for place, task in enumerate(lane):
+            lane_of[task], rank[task] = number, place
+            if not waits[task]:
+                self.events.append((0.0, task))
+                if self.choose is not None:
+                    self.choose.known(task, 0.0)
 
     def run(self) -> None:
         """Run everything; it is one function with local names because each line runs millions of times."""
-        lane_of, waits, ready_s = self.lane_of, self.waits, self.ready_s
-        start_s, end_s, seconds, after = self.start_s, self.end_s, self.tasks.seconds, self.tasks.after
-        ended, woken, touched, events, idle = self.ended, self.woken, self.touched, self.events, self.idle
-        runs_ahead, by_rank, rank, ready = self.runs_ahead, self.by_rank, self.rank, self.ready
-        choose, sharing, now = self.choose, self.sharing, 0.0
+        lane_of, waits, ready_s, rank, ready = self.lane_of, self.waits, self.ready_s, self.rank, self.ready
+        after, seconds = self.tasks.after if self.chooses else [], self.tasks.seconds
+        start_s, end_s, begun, ended = self.start_s, self.end_s, self.begun, self.ended
+        events, touched, woken, waiting = self.events, self.touched, self.woken, self.waiting
+        idle, by_rank, choose, sharing, now = self.idle, self.by_rank, self.choose, self.sharing, 0.0
         directly = [choose is None and not by_time for by_time in self.by_time]
         while True:
-            while ended or woken:
-                if not ended:
-                    self._advance(woken.pop())
-                    continue
-                task = ended.pop()
+            if woken:
+                self._run_ahead()
+            for task in ended:
                 here, done_s = lane_of[task], end_s[task]
+                is_ahead = done_s > now
                 for then, lag_s in after[task]:
-                    there = lane_of[then]
-                    there_s = done_s if there == here else done_s + lag_s
-                    if there_s > ready_s[then]:
-                        ready_s[then] = there_s
-                    waits[then] -= 1
-                    if waits[then]:
+                    if lag_s or is_ahead:
+                        there_s = done_s if lane_of[then] == here else done_s + lag_s
+                        if there_s > ready_s[then]:
+                            ready_s[then] = there_s
+                    waits[then] = left = waits[then] - 1
+                    if left:
                         continue
-                    if runs_ahead[there]:
-                        if self.blocked[there] == then:
-                            woken.append(there)
-                    elif ready_s[then] <= now and directly[there]:
+                    there, there_s = lane_of[then], ready_s[then]
+                    if there_s <= now and directly[there]:
                         heappush(ready[there], rank[then])
-                        touched.append(there)
+                        if idle[there]:
+                            touched.append(there)
                     else:
-                        heappush(events, (ready_s[then], then))
+                        there_s = there_s if there_s > now else now
+                        heappush(events, (there_s, then))
                         if choose is not None:
-                            choose.known(then, ready_s[then])
+                            choose.known(then, there_s)
+            del ended[:]
             if choose is not None and touched:
                 self._ask(choose, now)
                 continue
@@ -230,50 +264,69 @@ class _Clock:
                     task = by_rank[lane][heappop(ready[lane])]
                     idle[lane] = False
                     start_s[task] = now
-                    self.begun.append(task)
+                    begun.append(task)
                     if sharing is None or not sharing.begin(task, seconds[task], now):
-                        end_s[task] = now + seconds[task]
-                        heappush(events, (end_s[task], -1 - task))
+                        heappush(events, (now + seconds[task], -1 - task))
             del touched[:]
             if sharing is not None:
                 self._end_shared(sharing)
             if not events:
                 return
-            now = events[0][0]
-            # Everything that happens now comes before a lane chooses.
-            while events and events[0][0] <= now:
-                what = heappop(events)[1]
-                if what >= 0:
-                    lane = lane_of[what]
-                    if self.by_time[lane]:
-                        rank[what] = len(by_rank[lane])
-                        by_rank[lane].append(what)
-                    heappush(ready[lane], rank[what])
-                else:
-                    lane = lane_of[-1 - what]
+            now, task = heappop(events)
+            while True:
+                if task < 0:
+                    task = -1 - task
+                    lane = lane_of[task]
                     idle[lane] = True
                     if choose is None:
-                        ended.append(-1 - what)
+                        end_s[task] = now
+                        ended.append(task)
+                        if waiting and task in waiting:
+                            woken += waiting.pop(task)
+                else:
+                    lane = lane_of[task]
+                    if self.by_time[lane]:
+                        rank[task] = len(by_rank[lane])
+                        by_rank[lane].append(task)
+                    heappush(ready[lane], rank[task])
                 touched.append(lane)
+                # Everything that happens now comes before a lane chooses.
+                if not events or events[0][0] > now:
+                    break
+                task = heappop(events)[1]
 
-    def _advance(self, lane: int) -> None:
-        """Run a lane with a fixed order as far as what it waits for has begun."""
-        order, place, now = self.by_rank[lane], self.place[lane], self.free_s[lane]
-        waits, ready_s, seconds, after = self.waits, self.ready_s, self.tasks.seconds, self.tasks.after
-        self.blocked[lane] = -1
-        while place < len(order):
-            task = order[place]
-            if waits[task]:
-                self.blocked[lane] = task
-                break
-            if ready_s[task] > now:
-                now = ready_s[task]
-            self.start_s[task] = now
-            self.end_s[task] = now = now + seconds[task]
-            if after[task]:
-                self.ended.append(task)
-            place += 1
-        self.place[lane], self.free_s[lane] = place, now
+    def _run_ahead(self) -> None:
+        """Let lanes with a fixed order run as far as it is known when what they wait for ends."""
+        woken, waiting = self.woken, self.waiting
+        while woken:
+            lane = woken.pop()
+            source = next(lane, None)
+            if source is not None:
+                waiting.setdefault(source, []).append(lane)
+
+    def _in_order(self, lane: Sequence[int]) -> Iterator[int]:
+        """Run a lane with a fixed order; yield a task that it waits for and whose end is not known."""
+        start_s, end_s, seconds = self.start_s, self.end_s, self.tasks.seconds
+        sources, lags, following = self.tasks.before
+        ended, woken, waiting, chooses, now = self.ended, self.woken, self.waiting, self.chooses, 0.0
+        for task in lane:
+            edge = task
+            while True:
+                there_s = end_s[sources[edge]] + lags[edge]
+                if there_s > now:
+                    now = there_s
+                elif there_s != there_s:  # NaN
+                    yield sources[edge]
+                    continue
+                edge = following[edge]
+                if edge < 0:
+                    break
+            start_s[task] = now
+            end_s[task] = now = now + seconds[task]
+            if task in waiting:
+                woken += waiting.pop(task)
+            if chooses:
+                ended.append(task)
 
     def _ask(self, choose: Choose, now: float) -> None:
         """Ask what the first free lane begins; the others know then what will be ready."""
@@ -290,7 +343,7 @@ class _Clock:
 
     def _end_shared(self, sharing: Sharing) -> None:
         """End the shared tasks that are done before anything else happens."""
-        now = sharing.next_end_s()
+        now = min(sharing.end_s.values(), default=float("inf"))
         if not self.events or now <= self.events[0][0]:
             for task in sharing.ended(now):
                 self.end_s[task] = now

@@ -132,14 +132,12 @@ class _Repeated:
         return np.stack([values[self.at(nodes, step)] for step in range(self.steps)])
 
     def pairs(self, edges: Edges) -> tuple[Ints, Ints]:
-        pairs = []
-        for step in range(self.steps):
-            from_step = step - edges.steps
-            if 0 <= from_step < self.steps:
-                pairs.append((self.at(edges.source, from_step), self.at(edges.target, step)))
-        if not pairs:
-            return np.zeros(0, np.int64), np.zeros(0, np.int64)
-        return np.concatenate([a for a, _ in pairs]), np.concatenate([b for _, b in pairs])
+        source: list[Ints] = [np.zeros(0, np.int32)]
+        target: list[Ints] = [np.zeros(0, np.int32)]
+        for step in range(max(0, edges.steps), min(self.steps, self.steps + edges.steps)):
+            source.append(self.at(edges.source, step - edges.steps))
+            target.append(self.at(edges.target, step))
+        return np.concatenate(source), np.concatenate(target)
 
 
 def _work(

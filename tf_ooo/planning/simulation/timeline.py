@@ -15,7 +15,7 @@ from tf_ooo.planning.model.memory import MemoryCurve
 from tf_ooo.planning.model.schedule import Lane, Schedule, Task
 from tf_ooo.planning.model.task import Fields
 
-_STEPS_TO_STEADY = 4
+STEPS_TO_STEADY = 4
 
 
 @dataclass(frozen=True, order=True)
@@ -102,8 +102,8 @@ class Timeline:
             return self._microbatch_period_s()
         # Tasks of the last steps that wait for a step that is not there end too early to count.
         whole = self.steps - self.schedule.steps_ahead
-        if whole < _STEPS_TO_STEADY:
-            more = _STEPS_TO_STEADY + self.schedule.steps_ahead
+        if whole < STEPS_TO_STEADY:
+            more = STEPS_TO_STEADY + self.schedule.steps_ahead
             return self.makespan_s if self._repeat is None else self._repeat(more).steady_step_s
         ends_s = self.end_s[:whole].max(axis=1)
         half = whole // 2

@@ -51,4 +51,5 @@ class LaneWork:
             source, target, lag_s = source[says_more], target[says_more], lag_s[says_more]
         lanes = [range(a, b) for a, b in zip(bounds, bounds[1:], strict=False)]
         times = run(Tasks(self.duration_s, source, target, lag_s), lanes, kinds.tolist(), sharing=sharing)
-        return np.array(times.start_s), np.array(times.end_s)
+        count = len(self.duration_s)
+        return np.fromiter(times.start_s, float, count), np.fromiter(times.end_s, float, count)

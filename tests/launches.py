@@ -137,7 +137,7 @@ def environments(engine: str, workers: int) -> Iterator[list[dict[str, str | Non
         yield collective_variables(workers)
         return
     # Milliseconds between two looks for work, which take a tenth of a core where they are 1, as usual.
-    slower = {"HOROVOD_CYCLE_TIME": "5"}
+    slower = {"HOROVOD_CYCLE_TIME": "15"}
     clusters = collective_variables(workers) if engine == "both" else [without_launcher()] * workers
     with rendezvous(workers) as port:
         yield [

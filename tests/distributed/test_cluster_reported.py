@@ -15,6 +15,7 @@ import pytest
 import tf_ooo
 from benchmarks.machine.groups import memory_group
 from grappler_passes.compat import runtime
+from tests import launches
 from tests.distributed.clusters import addresses, wait_until_ready
 from tests.memory_limited import needs_memory_groups
 from tf_ooo.errors import MemoryLimitError
@@ -24,8 +25,8 @@ pytestmark = [
     pytest.mark.takes(90),
     needs_memory_groups,
 ]
-# Each worker's group has so much; its process takes about 700 MB of it.
-LIMITS = (1400 << 20, 1100 << 20)
+# Each worker's group has so much; its process takes about 550 MB of it.
+LIMITS = (1255 << 20, 955 << 20)
 ROWS = 32
 
 
@@ -40,9 +41,9 @@ def cluster():
         ]
         for task, group in enumerate(groups):
             start = [sys.executable, "-m", "tf_ooo", "worker", "--cluster", text, "--task", str(task)]
-            process = subprocess.Popen(
-                group.command(start), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-            )
+            pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+            environment = launches.script_environment()
+            process = subprocess.Popen(group.command(start), env=environment, **pipes)
             stack.callback(process.communicate)
             stack.callback(process.kill)
             wait_until_ready(process)

@@ -62,13 +62,9 @@ def _decay() -> Any:
     return keras.optimizers.SGD(keras.optimizers.schedules.ExponentialDecay(0.1, 7, 0.8))
 
 
-def _momentum() -> Any:
-    return keras.optimizers.SGD(0.05, momentum=0.9)
-
-
 CLASS_WEIGHTS = {"class_weight": {0: 2.0, 1: 0.5, 2: 1.0, 3: 3.0}}
 CASES = {
-    "momentum": Case(t.mlp, _momentum),
+    "momentum": Case(t.mlp, t.momentum),
     "adam_clipping_tied": Case(t.tied, lambda: keras.optimizers.Adam(0.01, global_clipnorm=0.5)),
     "decay_batch_norm": Case(t.with_batch_norm, lambda: keras.optimizers.AdamW(0.01, weight_decay=0.02)),
     "embedding": Case(t.with_embedding, lambda: keras.optimizers.Adam(0.01), t.words),
@@ -76,7 +72,7 @@ CASES = {
     "loss_scaling": Case(t.mlp, _loss_scaling, policy="mixed_float16"),
     "moving_averages_frozen_class_weights": Case(_frozen, _moving_averages, fit=CLASS_WEIGHTS),
     "learning_rate_schedule": Case(t.mlp, _decay),
-    "encoder": Case(_encoder, _momentum, t.words, together=2),
+    "encoder": Case(_encoder, t.momentum, t.words, together=2),
 }
 # Keras 2 accumulates no gradients; loss scaling is another class there.
 KERAS_3_CASES = {"accumulation", "loss_scaling"}

@@ -19,7 +19,7 @@ from tf_ooo.hosts import listening, native, worker
 from tf_ooo.hosts.addresses import answers, held_ports, host_port
 from tf_ooo.hosts.cluster import connect
 
-pytestmark = [pytest.mark.timeout(120), pytest.mark.takes(20)]
+pytestmark = [pytest.mark.timeout(280), pytest.mark.takes(20)]
 
 
 def elsewhere(address):
@@ -142,7 +142,7 @@ def held(cluster):
         yield process.pid
         process.stdin.write("\n")
         process.stdin.flush()
-        process.wait(30)
+        process.wait(120)
     finally:
         process.kill()
         process.communicate()
@@ -248,7 +248,7 @@ def test_a_worker_ends_although_nobody_reads_what_it_says(reader):
         if reader == "is gone":
             process.stdout.close()
         process.terminate()
-        assert process.wait(30) == 0
+        assert process.wait(120) == 0
     finally:
         process.kill()
 
@@ -259,7 +259,7 @@ def test_a_worker_that_was_stopped_ends_as_soon_as_it_goes_on():
         lose(started[1], signal.SIGSTOP)
         started[1].terminate()
         started[1].send_signal(signal.SIGCONT)
-        assert started[1].wait(30) == 0
+        assert started[1].wait(120) == 0
 
 
 def test_addresses_in_another_order_are_named():

@@ -15,7 +15,7 @@ import pytest
 
 from tests.faults.running import own_folder, run
 from tests.faults.setups import FIRST, WORKER, Fault, Point, Setup, Training
-from tests.forked import ROOT
+from tests.forked import NEW_PYTHONS_PATH, ROOT
 from tests.zoo import needs_keras_3
 
 # Backups are Keras 3's.
@@ -52,15 +52,17 @@ def test_ctrl_c_prints_what_has_run(tmp_path):
     table = tmp_path / "table.md"
     command = [sys.executable, "-m", "tests.faults", "--mode", "single", "--jobs", "1", "--table", str(table)]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-    with subprocess.Popen(command, env=os.environ | {"PYTHONPATH": str(ROOT)}, cwd=ROOT, **pipes) as faults:
+    with subprocess.Popen(
+        command, env=os.environ | {"PYTHONPATH": NEW_PYTHONS_PATH}, cwd=ROOT, **pipes
+    ) as faults:
         try:
-            end = time.monotonic() + 120
+            end = time.monotonic() + 200
             while not table.exists():
                 assert faults.poll() is None
                 assert time.monotonic() < end
                 time.sleep(0.1)
             faults.send_signal(signal.SIGINT)
-            said = faults.communicate(timeout=60)[0]
+            said = faults.communicate(timeout=120)[0]
         finally:
             faults.kill()
     assert faults.returncode == 130, said

@@ -27,8 +27,8 @@ def _children(mode: str, jobs: int) -> Children:
 
 def _import_everything() -> None:
     """Import what a training needs, without running an op."""
-    for name in ("single_device", "data_parallel", "pipeline", "layerpipe"):
-        importlib.import_module(f"tf_ooo.modes.{name}.fit")
+    for name in ("single_device.fit", "data_parallel.fit", "pipeline.mode", "layerpipe.fit"):
+        importlib.import_module(f"tf_ooo.modes.{name}")
     for name in ("tf_ooo.cli.worker", "tf_ooo.modes.replicated", "tf_ooo.modes.compiled.session"):
         importlib.import_module(name)
     with contextlib.suppress(ImportError):

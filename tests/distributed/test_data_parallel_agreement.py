@@ -22,7 +22,7 @@ from tf_ooo.modes.data_parallel import ordering, planned, profiling, scheduled
 from tf_ooo.planning.building.common import COMPUTE
 
 pytest.importorskip("horovod", reason="Horovod is not installed; run: make horovod")
-pytestmark = [needs_keras_3, pytest.mark.ranks(2), pytest.mark.takes(70)]
+pytestmark = [needs_keras_3, pytest.mark.ranks(2), pytest.mark.takes(50)]
 
 TOGETHER, STEPS = 2, 15
 NAMED = {"schedule": "fast_forward", "profile_steps": 0}
@@ -31,7 +31,7 @@ NAMED = {"schedule": "fast_forward", "profile_steps": 0}
 def _model(together: int = TOGETHER) -> Any:
     layers = [keras.layers.Dense(16, activation="tanh") for _ in range(2)]
     model = keras.Sequential([keras.Input((12,)), *layers, keras.layers.Dense(4)])
-    return t.compiled(model, keras.optimizers.Adam(0.01), steps_per_execution=together)
+    return t.compiled(model, t.momentum(), steps_per_execution=together)
 
 
 @functools.cache
@@ -254,7 +254,7 @@ def test_a_step_that_draws_from_a_state_of_its_own_takes_no_turns(engine, quick_
     takes.in_turns((3.0, 1.0), (3.0, 1.0))
     monkeypatch.setattr(planned, "make_plan", t.certain_plan)
     noisy = keras.Sequential([keras.Input((12,)), Noisy(), *_model().layers])
-    model = t.compiled(noisy, keras.optimizers.Adam(0.01), steps_per_execution=TOGETHER)
+    model = t.compiled(noisy, t.momentum(), steps_per_execution=TOGETHER)
     with t.warnings_of_tf_ooo():
         report = _trained(engine, model, profile_steps=1, compare=True)
     assert report.fell_back

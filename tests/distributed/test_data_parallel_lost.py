@@ -41,7 +41,7 @@ class Waits(keras.callbacks.Callback):
 def _train_with_backups(folder: Path, waits: bool) -> None:
     """Five epochs on two ranks, of which rank 0 keeps backups and in the end the weights."""
     engine = data_parallel.connect()
-    model = t.compiled(t.with_batch_norm(), keras.optimizers.Adam(0.01), rank=engine.rank)
+    model = t.compiled(t.with_batch_norm(), t.momentum(), rank=engine.rank)
     started: list[int] = []
     ours = tf_ooo.OOOBackprop(mode="data_parallel")
     callbacks = [
@@ -60,7 +60,7 @@ def _train_with_backups(folder: Path, waits: bool) -> None:
 def _train_with_half_of_the_data_on_rank_1() -> None:
     ranks._PATIENCE_S = 3.0
     engine = data_parallel.connect()
-    model = t.compiled(t.with_batch_norm(), keras.optimizers.Adam(0.01))
+    model = t.compiled(t.with_batch_norm(), t.momentum())
     options = {"lockstep": "epoch"}
     t.ours(
         model, t.data(engine.rank, 40 if engine.rank else 80), options=options, epochs=2, steps_per_epoch=10
@@ -71,7 +71,7 @@ def _train_with_a_stop_on_rank_1() -> None:
     ranks._PATIENCE_S = 3.0
     options = {"lockstep": "epoch", "stop_timeout_s": 2.0}
     engine = data_parallel.connect()
-    model = t.compiled(t.with_batch_norm(), keras.optimizers.Adam(0.01))
+    model = t.compiled(t.with_batch_norm(), t.momentum())
     t.ours(
         model, t.data(engine.rank, 80), [t.CountSteps(stop_at=4)] if engine.rank else [], options, epochs=2
     )
@@ -84,7 +84,7 @@ def _train_with_an_error_on_rank_1_whose_process_stays() -> None:
         raise RuntimeError("no such file")
 
     engine = data_parallel.connect()
-    model = t.compiled(t.with_batch_norm(), keras.optimizers.Adam(0.01))
+    model = t.compiled(t.with_batch_norm(), t.momentum())
     callbacks = [keras.callbacks.LambdaCallback(on_epoch_end=fail)] if engine.rank else []
     with contextlib.suppress(RuntimeError) if engine.rank else contextlib.nullcontext():
         t.fit(

@@ -15,7 +15,7 @@ def test_rank_0_records_its_tasks(engine, tmp_path):
     """The bits are those without a timeline."""
     runs = []
     for more in ({}, {"timeline": tmp_path}):
-        trained = t.compiled(t.deep(), "adam", steps_per_execution=2)
+        trained = t.compiled(t.deep(), t.momentum(), steps_per_execution=2)
         options = {"schedule": "reverse_first_k", "profile_steps": 1, **more}
         callback = t.ours(trained, t.data(engine.rank), options=options, epochs=6)
         runs.append((t.bits(trained), callback.report))

@@ -17,7 +17,7 @@ from tf_ooo.fit.experiment import StockFirst
 from tf_ooo.modes.data_parallel import planned
 
 pytest.importorskip("horovod", reason="Horovod is not installed; run: make horovod")
-pytestmark = [needs_keras_3, pytest.mark.ranks(2), pytest.mark.takes(60)]
+pytestmark = [needs_keras_3, pytest.mark.ranks(2), pytest.mark.takes(45)]
 
 EXECUTIONS = 8
 
@@ -29,13 +29,13 @@ def _trained(engine: Any, callback: tf_ooo.OOOBackprop, model: keras.Model, exec
 
 
 def _stock(engine: Any, executions: int) -> list[str]:
-    model = t.compiled(t.deep(), keras.optimizers.Adam(0.01))
+    model = t.compiled(t.deep(), t.momentum())
     t.stock_in_apply(model, t.data(engine.rank, executions * t.TOGETHER * t.ROWS))
     return t.bits(model)
 
 
 def _model() -> keras.Model:
-    return t.compiled(t.deep(), keras.optimizers.Adam(0.01), steps_per_execution=t.TOGETHER)
+    return t.compiled(t.deep(), t.momentum(), steps_per_execution=t.TOGETHER)
 
 
 @pytest.mark.parametrize("engine", [t.BY_HAND, t.COLLECTIVES], indirect=True)
@@ -77,14 +77,14 @@ def test_a_fit_that_pays_is_compared_and_says_what_it_took(engine, quick_plans, 
     decisions = engine.gather([report.schedule, report.fallback_reason, report.undecided])
     assert decisions[0] == decisions[1]
     assert t.equal_on_all_ranks(engine, model)
-    alone = t.compiled(t.deep(), keras.optimizers.Adam(0.01))
+    alone = t.compiled(t.deep(), t.momentum())
     for executions in (EXECUTIONS, EXECUTIONS + 40):
         _trained(engine, tf_ooo.OOOBackprop(mode="data_parallel", compare=False), alone, executions)
     assert t.bits(model) == t.bits(alone)
 
 
 def test_one_step_an_execution_says_its_batch_and_how_to_have_a_plan(engine):
-    report = t.ours(t.compiled(t.deep(), "adam"), t.data(engine.rank)).report
+    report = t.ours(t.compiled(t.deep(), t.momentum()), t.data(engine.rank)).report
     rows = dict(report.rows())
     assert rows["batch"] == "8 rows a step, on each of 2 ranks"
     assert (
@@ -105,7 +105,7 @@ def test_a_step_that_draws_from_a_state_of_its_own_is_not_even_profiled(engine, 
     monkeypatch.setattr(paying, "MOST", 1e9)
     layers = [keras.layers.Dense(16), Noisy(), keras.layers.Dense(4)]
     model = t.compiled(
-        keras.Sequential([keras.Input((12,)), *layers]), "adam", steps_per_execution=t.TOGETHER
+        keras.Sequential([keras.Input((12,)), *layers]), t.momentum(), steps_per_execution=t.TOGETHER
     )
     callback = tf_ooo.OOOBackprop(mode="data_parallel")
     with t.warnings_of_tf_ooo():

@@ -39,7 +39,7 @@ QUICK = (
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--in-process", action="store_true", help="fork no processes, for a debugger")
     parser.addoption("--strict-skips", action="store_true", help="fail where a skip's reason is not allowed")
-    parser.addini("timeout", "how many seconds a test may take", default="300")
+    parser.addini("timeout", "how many seconds a test may take", default="900")
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -22,7 +22,7 @@ from tests import forked, launches
 from tf_ooo.hosts.cluster import connect
 
 # Tests that stop a worker take this: a worker that is only slow answers within it.
-SHORT_SILENCE_S = 3.0
+SHORT_SILENCE_S = 8.0
 
 
 def addresses(count):

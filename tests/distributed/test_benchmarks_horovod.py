@@ -16,7 +16,6 @@ WHY_NOT = horovod.why_not(CASE)
 pytestmark = [needs_keras_3, pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT or "-"), pytest.mark.takes(30)]
 
 
-@pytest.mark.timeout(600)  # on a busy machine it takes minutes
 def test_tuned_horovod_takes_turns_with_stock_horovod(monkeypatch):
     monkeypatch.setenv("PYTHONPATH", NEW_PYTHONS_PATH)
     tuned = next(way.name for way in CASE.ways if "knobs" in way.options)

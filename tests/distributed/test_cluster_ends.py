@@ -11,7 +11,7 @@ import pytest
 from tests import launches
 from tests.distributed.clusters import addresses, lose, workers
 
-pytestmark = [pytest.mark.timeout(280), pytest.mark.takes(50)]
+pytestmark = pytest.mark.takes(50)
 
 # Once the error is shown.  TensorFlow and this package waited for the worker 10 to 25 s before.
 END_S = 8.0

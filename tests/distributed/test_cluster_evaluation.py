@@ -13,7 +13,7 @@ from tests.distributed.cluster_models import hosts_of, pipeline
 from tests.distributed.clusters import addresses, workers
 from tf_ooo.rewriting import forward
 
-pytestmark = [pytest.mark.alone, pytest.mark.timeout(280), pytest.mark.takes(40)]
+pytestmark = [pytest.mark.alone, pytest.mark.takes(40)]
 ROWS, WIDTH, DEPTH = 16, 1140, 16
 X = np.random.default_rng(0).normal(size=(2 * ROWS + 5, WIDTH)).astype("float32")
 Y = np.random.default_rng(1).integers(0, 3, len(X))

@@ -43,7 +43,7 @@ from tf_ooo.rewriting import staged as rewriting
 from tf_ooo.tracing.variables import Moved
 
 # The wait for the error, also on a busy machine.
-pytestmark = [pytest.mark.alone, pytest.mark.timeout(280), pytest.mark.takes(60)]
+pytestmark = [pytest.mark.alone, pytest.mark.takes(60)]
 KILLED_OR_SILENT = pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
 
 

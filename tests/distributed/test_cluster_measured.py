@@ -8,7 +8,7 @@ from tests.distributed.cluster_models import perceptron, pipeline, train
 from tests.distributed.clusters import addresses, workers
 from tests.same_bits import same, values_of
 
-pytestmark = [pytest.mark.alone, pytest.mark.timeout(280), pytest.mark.takes(40)]
+pytestmark = [pytest.mark.alone, pytest.mark.takes(40)]
 
 
 def test_ops_of_workers_are_seen_by_their_own_profilers(tmp_path):

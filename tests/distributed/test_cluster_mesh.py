@@ -11,7 +11,7 @@ from tests.distributed.cluster_models import BATCHES, hosts_of, perceptron, pipe
 from tests.distributed.clusters import NthCall, addresses, lose, raises_lost, workers
 from tests.same_bits import bits_of
 
-pytestmark = [pytest.mark.alone, pytest.mark.timeout(280), pytest.mark.takes(40)]
+pytestmark = [pytest.mark.alone, pytest.mark.takes(40)]
 
 
 def test_two_replicas_of_two_stages_over_four_workers():

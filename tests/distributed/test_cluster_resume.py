@@ -24,7 +24,7 @@ from tests.distributed.clusters import addresses, raises_lost, workers
 from tests.same_bits import bits_of
 from tf_ooo.costs.table import CostTable
 
-pytestmark = [pytest.mark.timeout(280), pytest.mark.takes(30)]
+pytestmark = pytest.mark.takes(30)
 
 
 # -- after a worker was lost --------------------------------------------------------------------------

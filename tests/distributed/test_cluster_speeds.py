@@ -20,7 +20,6 @@ WHY_NOT = confine.why_not(with_link=False)
 
 pytestmark = [
     pytest.mark.alone,
-    pytest.mark.timeout(280),
     pytest.mark.takes(60),
     pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT or "-"),
 ]

@@ -14,7 +14,7 @@ import tensorflow as tf
 import tf_ooo
 from tests.distributed import training as t
 
-pytestmark = [pytest.mark.ranks(2), pytest.mark.takes(40), pytest.mark.timeout(280)]
+pytestmark = [pytest.mark.ranks(2), pytest.mark.takes(40)]
 
 
 def model_of(**more):

@@ -99,7 +99,7 @@ def test_sync_batch_norm_is_no_averaged_gradient(engine):
 def test_example():
     process = launches.start_horovodrun(2, [sys.executable, EXAMPLE])
     try:
-        said = process.communicate(timeout=280)[0]
+        said = process.communicate(timeout=800)[0]
     finally:
         process.kill()
     assert process.returncode == 0, said

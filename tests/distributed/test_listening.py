@@ -19,7 +19,7 @@ from tf_ooo.hosts import listening, native, worker
 from tf_ooo.hosts.addresses import answers, held_ports, host_port
 from tf_ooo.hosts.cluster import connect
 
-pytestmark = [pytest.mark.timeout(280), pytest.mark.takes(20)]
+pytestmark = pytest.mark.takes(20)
 
 
 def elsewhere(address):

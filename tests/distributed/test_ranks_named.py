@@ -21,7 +21,7 @@ from tf_ooo.hosts.ranks.line import Attention
 from tf_ooo.modes import data_parallel
 
 pytest.importorskip("horovod", reason="Horovod is not installed; run: make horovod")
-pytestmark = [pytest.mark.timeout(280), pytest.mark.takes(90)]
+pytestmark = pytest.mark.takes(90)
 on_each_engine = pytest.mark.parametrize("engine", ["horovod", "collectives"])
 
 # Waiting for the end of a rank fails after so many seconds, which it would without the others' notice.

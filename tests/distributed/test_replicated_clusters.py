@@ -19,7 +19,6 @@ from tf_ooo.modes.data_parallel import connect
 pytestmark = [
     pytest.mark.alone,
     pytest.mark.ranks(2, "horovod"),
-    pytest.mark.timeout(280),
     pytest.mark.takes(60),
 ]
 

@@ -18,7 +18,7 @@ from tf_ooo.errors import OptionsError
 from tf_ooo.hosts.addresses import CLUSTER_VARIABLE
 from tf_ooo.hosts.supervising import Job, supervise
 
-pytestmark = [pytest.mark.timeout(280), pytest.mark.takes(70)]
+pytestmark = pytest.mark.takes(70)
 
 TRAIN = """
 import os, sys
@@ -93,7 +93,7 @@ def undisturbed(tmp_path, mode, environments):
     arguments = (tmp_path / "train.py", folder, mode, str(folder))
     scripts = [forked.start(forked.run_script, *arguments, environment=own) for own in environments]
     for script in scripts:
-        said, _ = script.communicate(timeout=200)
+        said, _ = script.communicate(timeout=800)
         assert script.returncode == 0, said
     return (folder / "weights").read_bytes()
 
@@ -106,7 +106,7 @@ def test_a_lost_worker_is_started_again(tmp_path, forks):
     os.kill(worker, signal.SIGKILL)
     process.stdin.write("\n" * 9)
     process.stdin.flush()
-    rest = process.communicate(timeout=200)[0]
+    rest = process.communicate(timeout=800)[0]
     assert process.returncode == 0, rest
     assert re.search(
         r"tf-ooo run: the script ended with 1; worker .* ended with -9: starting again \(3 restarts left\)",
@@ -128,7 +128,7 @@ def test_a_lost_rank_is_started_again(tmp_path, forks):
     rank_1 = int(read_until(process, r"rank 1 process (\d+) ended epoch 0", said)[1])
     os.kill(rank_1, signal.SIGKILL)
     (tmp_path / "run" / "told").touch()
-    rest = process.communicate(timeout=200)[0]
+    rest = process.communicate(timeout=800)[0]
     assert process.returncode == 0, rest
     assert rest.count("starting again") == 1
     with launches.environments("horovod", 2) as ranks:
@@ -162,7 +162,7 @@ def test_what_is_told_to_end_is_not_started_again(tmp_path):
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     inner = int(read_until(process, r"process (\d+)", [])[1])
     process.terminate()
-    rest = process.communicate(timeout=200)[0]
+    rest = process.communicate(timeout=800)[0]
     assert process.returncode == 128 + signal.SIGTERM
     assert "ended by SIGTERM" in rest
     with pytest.raises(ProcessLookupError):

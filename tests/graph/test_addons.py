@@ -110,7 +110,7 @@ def test_time_stopping():
 def test_example(tmp_path):
     script = Path(__file__).parents[2] / "examples" / "07_tensorflow_addons.py"
     example = forked.start(forked.run_script, script, tmp_path)
-    said, _ = example.communicate(timeout=240)
+    said, _ = example.communicate(timeout=800)
     assert example.returncode == 0, said
     assert "moved ops" in said
     assert "nothing has been rewritten" not in said

@@ -37,7 +37,7 @@ def test_trainer(tmp_path):
         "TF_CPP_MIN_LOG_LEVEL": "2",
         "TF_OOO_KERAS_OWN": "rewritten",
     }
-    run = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environment, timeout=540)
+    run = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environment, timeout=800)
     assert run.returncode == 0, run.stdout[-6000:] + run.stderr[-2000:]
     found = re.search(r"rewritten in (\d+) tests", run.stdout)
     assert found is not None

@@ -25,7 +25,7 @@ def test_notebook(name, tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH")))))
     notebook = nbformat.read(NOTEBOOKS / f"{name}.ipynb", as_version=4)
     resources = {"metadata": {"path": str(tmp_path)}}
-    nbclient.NotebookClient(notebook, timeout=120, kernel_name="python3", resources=resources).execute()
+    nbclient.NotebookClient(notebook, timeout=800, kernel_name="python3", resources=resources).execute()
     assert SAID[name] in str([cell.get("outputs") for cell in notebook.cells])
 
 

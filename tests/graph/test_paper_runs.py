@@ -18,7 +18,6 @@ from tf_ooo.modes import data_parallel
 pytestmark = pytest.mark.takes(120)
 
 
-@pytest.mark.timeout(300)
 def test_a_script_is_measured_in_turns_with_stock():
     case = case_of(NETWORKS["densenet121"], "tiny", {})
     small = {"script": "feed_forward", "size": "tiny", "settings": {"layers": 2, "width": 32, "batch": 4}}

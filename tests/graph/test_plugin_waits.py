@@ -12,8 +12,6 @@ from grappler_passes import plugin
 from grappler_passes.compat import flattening, traced_functions
 from grappler_passes.plugin import watching
 
-pytestmark = pytest.mark.timeout(60)
-
 
 @pytest.fixture(scope="module", autouse=True)
 def loaded():

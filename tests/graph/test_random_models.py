@@ -151,7 +151,7 @@ def test_the_printed_program_says_the_same(tanh_gradients_are_wrong, tmp_path, a
     script = tmp_path / "setup.py"
     script.write_text(program(setup))
     process = forked.start(_run_as_first, str(script))
-    said = process.communicate(timeout=200)[0]
+    said = process.communicate(timeout=800)[0]
     outcome = forked.result_of(run, setup)
     assert "moved ops" in said
     assert outcome.failed == (activation == "tanh")

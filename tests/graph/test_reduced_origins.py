@@ -21,7 +21,6 @@ def origin_of(body, *inputs):
     return said[-1]
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize("turns", [1, 3])
 def test_a_seed_that_counts_itself_up(turns):
     """A Dropout layer's seed is like this: the read value is assigned again, plus one."""
@@ -38,7 +37,6 @@ def test_a_seed_that_counts_itself_up(turns):
     assert origin_of(lambda x: counted(x) * x, 1) == OWN
 
 
-@pytest.mark.timeout(60)
 def test_what_goes_round_in_two_variables_is_seen_in_both():
     """Only the second is given this rank's data: the first has them by way of it."""
     first, second = tf.Variable([0.0, 0.0]), tf.Variable([0.0, 0.0])

@@ -15,7 +15,7 @@ from tests.same_bits import bits_of
 from tests.zoo import keras, layers, needs_keras_3
 
 # Keras 2 saves otherwise, its BackupAndRestore by TensorFlow's checkpoints, which are whole.
-pytestmark = [needs_keras_3, pytest.mark.takes(40), pytest.mark.timeout(120)]
+pytestmark = [needs_keras_3, pytest.mark.takes(40)]
 
 EPOCHS = 4
 

@@ -225,7 +225,7 @@ def test_legacy_keras_by_environment_variable(tmp_path):
     command = [sys.executable, "-m", "pytest", "-v", "-p", "no:cacheprovider", "-W", "ignore", "-k", chosen,
                "tests/graph/test_bit_equal.py", "tests/graph/test_bit_equal_more.py"]  # fmt: skip
     environment = os.environ | {"TF_USE_LEGACY_KERAS": "1", "TF_CPP_MIN_LOG_LEVEL": "2"}
-    run = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=environment, timeout=400)
+    run = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=environment, timeout=800)
     assert run.returncode == 0, run.stdout[-4000:] + run.stderr[-2000:]
     passed = "\n".join(line for line in run.stdout.splitlines() if "PASSED" in line)
     for name in ("test_models[mlp]", "test_models[convolutions]", "test_models[lstm_gru]", "momentum"):

@@ -11,7 +11,7 @@ from tests import zoo
 from tests.same_bits import Training, assert_ordered, assert_same_bits, assert_trains_alike
 from tests.zoo import keras, layers, needs_keras_3
 
-pytestmark = [pytest.mark.takes(40), pytest.mark.timeout(120)]
+pytestmark = pytest.mark.takes(40)
 
 
 def ctc():

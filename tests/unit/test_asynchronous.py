@@ -218,7 +218,6 @@ def test_weights_and_their_versions_lie_where_they_are_read_and_updated():
     assert peaks[:2] == [300, 300]
 
 
-@pytest.mark.timeout(60)
 def test_a_link_of_millions_of_rounds_under_a_memory_limit():
     """A message takes two million times as long as a round: this once simulated each of them."""
     layers = [LayerCosts(0, 0, 0, update_s=0.5, activation_bytes=9, weight_bytes=5, output_bytes=4)] * 4

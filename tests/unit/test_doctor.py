@@ -163,4 +163,4 @@ def test_a_driver_without_gpus_is_named(monkeypatch):
 
 def test_the_command_imports_tensorflow_only_when_it_runs():
     code = "import sys, tf_ooo.cli; sys.exit('tensorflow' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
+    assert subprocess.run([sys.executable, "-c", code], timeout=800).returncode == 0

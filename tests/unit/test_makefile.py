@@ -19,7 +19,7 @@ def make(*arguments):
         name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "MFLAGS"))
     }
     command = ["make", "-n", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=environment, timeout=60)
+    return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=environment, timeout=800)
 
 
 @needs_make

@@ -22,7 +22,7 @@ def _smoke() -> list[str]:
     """Return the tests that ``make smoke`` runs."""
     own = {name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "MFLAGS"))}
     done = subprocess.run(
-        ["make", "-n", "smoke"], capture_output=True, text=True, cwd=ROOT, env=own, timeout=60
+        ["make", "-n", "smoke"], capture_output=True, text=True, cwd=ROOT, env=own, timeout=800
     )
     return [word for word in shlex.split(done.stdout.splitlines()[-1]) if word.startswith("tests/")]
 

@@ -12,7 +12,7 @@ os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "1")
 import hypothesis
 import pytest
 
-from tests import processes, skips
+from tests import last, processes, skips
 
 # No example fails for the time that it takes on a busy machine.
 hypothesis.settings.register_profile(
@@ -39,6 +39,7 @@ QUICK = (
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--in-process", action="store_true", help="fork no processes, for a debugger")
     parser.addoption("--strict-skips", action="store_true", help="fail where a skip's reason is not allowed")
+    last.add_option(parser)
     parser.addini("timeout", "how many seconds a test may take", default="900")
 
 
@@ -50,7 +51,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files that take long first, so that all processes end at about the same time."""
+    """Files that take long first, so that all processes end at the same time; some behind all others."""
 
     def seconds(item: pytest.Item) -> float:
         mark = item.get_closest_marker("takes")
@@ -59,7 +60,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     first: dict[str, float] = {}
     for item in items:
         first[str(item.path)] = max(first.get(str(item.path), 0.0), seconds(item))
-    items.sort(key=lambda item: -first[str(item.path)])
+    items.sort(key=lambda item: (item.nodeid.startswith(last.LAST), -first[str(item.path)]))
     for item in items:
         unit = item.path.parent.name == "unit" and not item.get_closest_marker("slow")
         if unit or item.nodeid.startswith(QUICK):

@@ -27,7 +27,7 @@ from typing import Any
 import pytest
 from _pytest.runner import runtestprotocol
 
-from tests import launches
+from tests import last, launches
 from tests.answering import Answering, NoAnswer
 
 MARKS = {
@@ -113,6 +113,9 @@ class Forking:
 
     def _reports(self, item: pytest.Item, nextitem: pytest.Item | None) -> list[pytest.TestReport]:
         kind, started = kind_of(item), time.time()
+        if reason := last.left_out(item.nodeid, item.config.option.minutes):
+            place = (str(item.path), (item.location[1] or 0) + 1, f"Skipped: {reason}")
+            return [pytest.TestReport(item.nodeid, item.location, {}, "skipped", place, "setup")]
         if self.group is None or self.kind != kind:
             self._end()
             try:

@@ -15,6 +15,7 @@ ALLOWED = (
     r"needs TensorFlow 2\.15",
     r"of TensorFlow before 2\.21",
     r"Keras 3 has no legacy optimizers",
+    r"not begun after \d+ minutes",
     r"needs (root for memory groups|memory groups|the right to make memory groups)",
 )
 # Older ones lack these, or have no locked package for them.

@@ -75,11 +75,11 @@ def shortcut():
     """A block with a shortcut, whose convolutions graph optimizers order otherwise than the trace."""
     keras.utils.set_random_seed(1)
     inputs = keras.Input((12, 12, 2))
-    y = keras.layers.Conv2D(4, 1, strides=2, use_bias=False)(inputs)
+    y = keras.layers.Conv2D(4, 2, strides=2, use_bias=False)(inputs)
     y = keras.layers.ReLU()(keras.layers.BatchNormalization()(y))
     y = keras.layers.Conv2D(4, 3, padding="same", use_bias=False)(y)
     y = keras.layers.BatchNormalization()(y)
-    x = keras.layers.Conv2D(4, 1, strides=2, use_bias=False)(inputs)
+    x = keras.layers.Conv2D(4, 2, strides=2, use_bias=False)(inputs)
     x = keras.layers.BatchNormalization()(x)
     x = keras.layers.ReLU()(keras.layers.Concatenate()([x, y]))  # a sum would make one layer of the two
     model = keras.Model(inputs, keras.layers.Dense(2)(keras.layers.Flatten()(x)))

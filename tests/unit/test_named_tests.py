@@ -13,7 +13,9 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import QUICK
+from tests.last import LAST, left_out
 from tests.mutation.targets import TESTS
+from tests.skips import ALLOWED
 
 ROOT = Path(__file__).parents[2]
 
@@ -55,8 +57,8 @@ def test_mutated_modules_and_their_tests_exist(module):
     assert TESTS[module]
 
 
-@pytest.mark.parametrize("nodeid", QUICK)
-def test_quick_tests_exist(nodeid):
+@pytest.mark.parametrize("nodeid", [*QUICK, *LAST])
+def test_quick_tests_and_those_behind_all_others_exist(nodeid):
     assert _exists(nodeid)
 
 
@@ -78,3 +80,11 @@ def test_smoke_tests_exist():
 )
 def test_what_is_not_there_is_noticed(nodeid):
     assert not _exists(nodeid)
+
+
+def test_only_tests_of_whole_programs_are_left_out_and_only_in_a_late_run():
+    late, other = LAST[0] + "::test_page", "tests/graph/test_fit.py::test_one"
+    assert left_out(late, None) == left_out(other, 0.0) == ""
+    reason = left_out(late, 0.0)
+    assert any(re.search(pattern, reason) for pattern in ALLOWED)
+    assert left_out(LAST[1] + "::test_one", 1e6) == left_out(LAST[1] + "::test_two", 0.0) == ""

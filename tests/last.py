@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-# They check once more, on whole programs, what other files check in parts.
+# They check once more, on whole programs, what other files check in parts; memory by what allocators count.
 LAST = (
     "tests/graph/test_pages.py",
     "tests/graph/test_examples.py",
@@ -14,6 +14,7 @@ LAST = (
     "tests/graph/test_applications.py",
     "tests/graph/test_random_models.py",
     "tests/graph/test_random_pipelines.py",
+    "tests/distributed/test_cluster_memory.py",
     "tests/distributed/test_random_ranks.py",
     "tests/distributed/test_random_faults.py",
     "tests/distributed/test_benchmarks_workers.py",

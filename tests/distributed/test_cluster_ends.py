@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import subprocess
 import sys
+import time
+from pathlib import Path
 
 import pytest
 
@@ -13,7 +16,8 @@ from tests.distributed.clusters import addresses, lose, workers
 
 pytestmark = pytest.mark.takes(50)
 
-# Once the error is shown.  TensorFlow and this package waited for the worker 10 to 25 s before.
+# Once the error is shown, not counting what a busy machine takes.  TensorFlow and this package waited for the
+# worker 10 to 25 s before.
 END_S = 8.0
 TRAIN = """
 import sys
@@ -39,7 +43,23 @@ model.fit(np.ones((64, 9)), np.ones((64, 16)), batch_size=16, epochs=10**6, verb
 """
 
 
-@pytest.mark.parametrize(("how", "silence_s"), [(signal.SIGKILL, 30.0), (signal.SIGSTOP, 8.0)])
+def waiting_s(process):
+    """How long its main thread waits for something else than a core until the process ends."""
+    began_s, busy_s = time.monotonic(), busy_seconds(process.pid)
+    latest_s = busy_s
+    while process.poll() is None and time.monotonic() - began_s < 300:
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            latest_s = max(latest_s, busy_seconds(process.pid))
+        time.sleep(0.02)
+    return time.monotonic() - began_s - (latest_s - busy_s)
+
+
+def busy_seconds(pid):
+    """How long a main thread has run and has waited for a core."""
+    return sum(map(int, Path(f"/proc/{pid}/schedstat").read_text().split()[:2])) / 1e9
+
+
+@pytest.mark.parametrize(("how", "silence_s"), [(signal.SIGKILL, 30.0), (signal.SIGSTOP, 3.0)])
 def test_a_process_whose_worker_is_lost_ends_at_once(how, silence_s):
     cluster = addresses(2)
     command = [sys.executable, "-c", TRAIN, cluster, str(silence_s)]
@@ -56,7 +76,8 @@ def test_a_process_whose_worker_is_lost_ends_at_once(how, silence_s):
             if line.startswith("shown"):
                 break
         try:
-            assert training.wait(END_S) == 1
+            assert waiting_s(training) < END_S
+            assert training.returncode == 1
         finally:
             training.kill()
     errors = [line for line in said if line.startswith("tf_ooo.errors.BackendError: lost worker ")]

@@ -99,7 +99,7 @@ lint: venv
 	$(BIN)/vulture grappler_passes tf_ooo keras_callbacks benchmarks tests/not_dead.py --min-confidence 60
 	$(BIN)/python -m tests.lean
 
-# MINUTES=50 begins no test of whole programs (tests/last.py) after so many, and lists what it left out.
+# MINUTES=45 begins no test of whole programs (tests/last.py) after so many, and lists what it left out.
 test: venv horovod lint
 	$(BIN)/python $(PYTEST) --durations=20 $(MINUTES:%=--minutes %)
 

@@ -19,10 +19,10 @@ pytestmark = pytest.mark.takes(130)
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
-def said_by(name, folder, timeout_s=800, *arguments):
+def said_by(name, folder, *arguments):
     """Return what an example prints, run in that folder."""
     example = forked.start(forked.run_script, EXAMPLES / name, folder, *arguments)
-    said, _ = example.communicate(timeout=timeout_s)
+    said, _ = example.communicate(timeout=800)
     assert example.returncode == 0, said
     return said
 
@@ -46,7 +46,7 @@ def test_function_example(tmp_path):
 
 def test_pipeline_example(tmp_path):
     """With two worker processes of its own; it stops them."""
-    said = said_by("04_pipeline.py", tmp_path, 800)
+    said = said_by("04_pipeline.py", tmp_path)
     for task in range(2):
         assert f" on /job:worker/replica:0/task:{task}/device:CPU:0: " in said
     assert float(re.search(r"1000 other pairs: .* accuracy ([\d.]+)", said)[1]) > 0.95
@@ -61,7 +61,7 @@ def cluster():
 
 
 def test_an_example_that_is_larger_than_a_device(tmp_path):
-    said = said_by("08_larger_than_a_device.py", tmp_path, 800)
+    said = said_by("08_larger_than_a_device.py", tmp_path)
     assert "not compared: no device is to hold the whole model" in said
     limit = float(re.search(r"a worker: ([\d.]+) MB", said)[1])
     peaks = [float(peak) for peak in re.findall(r"at most ([\d.]+) MB by plan", said)]
@@ -75,14 +75,14 @@ def test_an_example_that_is_larger_than_a_device(tmp_path):
 
 def test_an_example_of_a_mesh(tmp_path, cluster):
     """The replicas are asked for; what is compared depends on the machine."""
-    said = said_by("09_mesh.py", tmp_path, 800, "--replicas", "2", "--steps", "12", "--cluster", cluster)
+    said = said_by("09_mesh.py", tmp_path, "--replicas", "2", "--steps", "12", "--cluster", cluster)
     assert re.findall(r"replica (\d): .*task:(\d).*task:(\d)", said) == [("0", "0", "1"), ("1", "2", "3")]
     assert "the rewritten step runs" in said
 
 
 def test_layerpipe_example(tmp_path):
     """Late gradients end where synchronous ones do; a picture of both."""
-    said = said_by("05_layerpipe.py", tmp_path, 800)
+    said = said_by("05_layerpipe.py", tmp_path)
     ends = re.findall(r"^(.*): test accuracy ([\d.]+)% after", said, re.MULTILINE)
     accuracy = {name: float(value) for name, value in ends}
     assert accuracy.keys() == {"synchronous", "LayerPipe, stash", "LayerPipe, ema"}

@@ -91,7 +91,9 @@ def start_horovodrun(workers: int, command: Sequence[object]) -> subprocess.Pope
     """The real launcher; its output and errors are one pipe."""
     arguments = [str(BIN / "horovodrun"), "--gloo", "-np", str(workers), *map(str, command)]
     out = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-    return subprocess.Popen(arguments, env=script_environment(), **out)
+    # A program that Horovod starts may import what the others' Keras does without.
+    environment = script_environment() | {"PYTHONPATH": str(forked.ROOT)}
+    return subprocess.Popen(arguments, env=environment, **out)
 
 
 @contextlib.contextmanager

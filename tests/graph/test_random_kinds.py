@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -15,9 +16,11 @@ pytestmark = [needs_keras_3, pytest.mark.devices(2), pytest.mark.takes(20)]
 
 
 def first(kind, mode, **wanted):
-    """The first set-up of that kind whose fields have these values."""
-    setups = (drawn(number, mode) for number in range(5000))
-    return next(s for s in setups if s.kind == kind and all(getattr(s, n) == v for n, v in wanted.items()))
+    """The first set-up of that kind with these values in its fields."""
+    for number in itertools.count():
+        setup = drawn(number, mode)
+        if setup.kind == kind and all(getattr(setup, name) == value for name, value in wanted.items()):
+            return setup
 
 
 def outcome_of(setup):

@@ -91,9 +91,8 @@ def start_horovodrun(workers: int, command: Sequence[object]) -> subprocess.Pope
     """The real launcher; its output and errors are one pipe."""
     arguments = [str(BIN / "horovodrun"), "--gloo", "-np", str(workers), *map(str, command)]
     out = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-    # A program that Horovod starts may import what the others' Keras does without.
-    environment = script_environment() | {"PYTHONPATH": str(forked.ROOT)}
-    return subprocess.Popen(arguments, env=environment, **out)
+    own = {"PYTHONPATH": str(forked.ROOT)}  # the program may import what Keras can do without
+    return subprocess.Popen(arguments, env=script_environment() | own, **out)
 
 
 @contextlib.contextmanager

@@ -17,10 +17,8 @@ pytestmark = [needs_keras_3, pytest.mark.devices(2), pytest.mark.takes(20)]
 
 def first(kind, mode, **wanted):
     """The first set-up of that kind with these values in its fields."""
-    for number in itertools.count():
-        setup = drawn(number, mode)
-        if setup.kind == kind and all(getattr(setup, name) == value for name, value in wanted.items()):
-            return setup
+    setups = (drawn(number, mode) for number in itertools.count())
+    return next(s for s in setups if s.kind == kind and all(getattr(s, n) == v for n, v in wanted.items()))
 
 
 def outcome_of(setup):

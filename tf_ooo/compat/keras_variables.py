@@ -131,6 +131,12 @@ def empty(variable: keras.Variable) -> None:
         tf.raw_ops.AssignVariableOp(resource=variable.handle, value=nothing)
 
 
+def fill(variable: keras.Variable, value: Any) -> None:
+    """Undoes :func:`empty`: functions that were traced with the variable find this value."""
+    with tf.init_scope(), tf.device(variable.device):
+        tf.raw_ops.AssignVariableOp(resource=variable.handle, value=value)
+
+
 def register(dtype: object, shape: Sequence[int | None] | None, device: str) -> Any:
     """Return a variable for values of a shape with open sizes, which holds none yet.
 

@@ -95,6 +95,11 @@ def each_once(values: Iterable[Any]) -> list[Any]:
     return list({id(value): value for value in values}.values())
 
 
+def are_same(values: Sequence[Any], others: Sequence[Any]) -> bool:
+    """Return whether these are the very same objects, in the same order."""
+    return len(values) == len(others) and all(a is b for a, b in zip(values, others, strict=True))
+
+
 def same_spec(a: object, b: object) -> bool:
     """Return whether two nests of type specs are equal."""
     try:

@@ -314,8 +314,8 @@ class Placed:
     :meth:`restore` may be called before :meth:`move`, and after a move that was interrupted.
     """
 
-    def __init__(self, model: keras.Model, target: Target) -> None:
-        self._model, self._target, self.moved = model, target, Moved(model)
+    def __init__(self, model: keras.Model, target: Target, moved: Moved | None = None) -> None:
+        self._model, self._target, self.moved = model, target, moved or Moved(model)
 
     def move(self, devices: Mapping[str, str]) -> None:
         """Each to the device that stands by its name in graphs; those that have none stay."""

@@ -61,6 +61,11 @@ def all_variables(model: keras.Model) -> list[Any]:
     return nests.each_once([*model.variables, *metrics, *states])
 
 
+def values_of(variables: Iterable[Any]) -> list[Any]:
+    """Return the ``tf.Variable`` behind each; None where there is none."""
+    return [*map(keras_variables.value_of, variables)]
+
+
 def key_of(variable: keras.Variable) -> int:
     """Return the key of a Keras variable: the ``id`` of its handle; 0: no ``tf.Variable`` is behind it."""
     value = keras_variables.value_of(variable)
@@ -69,7 +74,7 @@ def key_of(variable: keras.Variable) -> int:
 
 def bytes_of(variables: Iterable[Any]) -> int:
     """Return all values together; those without a size, such as strings, are left out."""
-    values = [value for value in map(keras_variables.value_of, variables) if value is not None]
+    values = [value for value in values_of(variables) if value is not None]
     sizes = [(value.shape.num_elements(), value.dtype.size) for value in values]
     return sum(count * each for count, each in sizes if count is not None and each is not None)
 
@@ -78,12 +83,14 @@ class Moved:
     """Keras variables that stand on other devices until :meth:`restore`.
 
     Each gets a new ``tf.Variable``; the old one waits, and functions traced with the old ones (evaluate,
-    predict) are put away, of the models within the model too.
+    predict) are put away, of the models within the model too.  A new one is empty after :meth:`restore`, and
+    the next :meth:`move` to the same device fills it: functions traced with it stay right.
     """
 
     def __init__(self, model: keras.Model) -> None:
         self.model = model
         self._before: list[tuple[Any, Any]] = []
+        self._emptied: dict[int, tuple[Any, Any, Any]] = {}  # by id: variable, the old one, the new one
         self._functions: list[tuple[Any, dict[str, Any]]] | None = None
 
     def move(self, devices: Mapping[int, str], variables: Iterable[Any]) -> None:
@@ -99,9 +106,18 @@ class Moved:
             old, device = keras_variables.value_of(variable), devices.get(id(variable))
             if device is None or old is None or old.device == device:
                 continue
-            new = keras_variables.copy_on(device, old)
+            new = self._filled(variable, old, device)
+            new = keras_variables.copy_on(device, old) if new is None else new
             self._before.append((variable, old))
             keras_variables.set_value_of(variable, new)
+
+    def _filled(self, variable: keras.Variable, old: Any, device: str) -> Any:
+        """Return the new one of the move before with the present value; None: there is none there."""
+        _, before, new = self._emptied.pop(id(variable), (None, None, None))
+        if before is not old or new.device != device:
+            return None
+        keras_variables.fill(new, old.read_value())
+        return new
 
     @property
     def replaced(self) -> dict[int, Any]:
@@ -136,7 +152,9 @@ class Moved:
             self._before.pop()
             if not taken:
                 lost.append(keras_variables.path_of(variable))
-            if not (taken and _free(moved)) and _host(moved.device) != _host(old.device):
+            if taken and _free(moved):
+                self._emptied[id(variable)] = variable, old, moved
+            elif _host(moved.device) != _host(old.device):
                 gone.add(moved.device)  # a second read from there would wait for ever
         for part, functions in self._functions or ():
             train_function.set_functions_of(part, functions)

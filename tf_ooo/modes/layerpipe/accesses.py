@@ -45,8 +45,3 @@ def read_where_it_is(
 def zeros_on(device: str, info: OutputInfo) -> tf.Variable:
     """Return an untrained variable of zeros, of the shape and type of an op's output."""
     return keras_variables.zeros_on(device, tf.as_dtype(info.dtype), info.shape)
-
-
-def bytes_of(variables: Iterable[tf.Variable]) -> int:
-    """Return the bytes of all variables together."""
-    return sum(int(v.dtype.size * v.shape.num_elements()) for v in variables)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from tf_ooo.modes.layerpipe.accesses import accesses, bytes_of, read_where_it_is, zeros_on
+from tf_ooo.modes.layerpipe.accesses import accesses, read_where_it_is, zeros_on
 from tf_ooo.modes.layerpipe.rounds import Rounds
 from tf_ooo.modes.layerpipe.traced import Traced
 from tf_ooo.modes.layerpipe.versions import LaterWeight
@@ -43,9 +43,9 @@ class LaterWeights:
         }
 
     @property
-    def bytes(self) -> int:
-        """Return the bytes of all averages."""
-        return bytes_of(self._averages.values())
+    def variables(self) -> Collection[tf.Variable]:
+        """Return all averages."""
+        return self._averages.values()
 
     def reset(self) -> None:
         """Reset before the first round of an epoch: no updates yet."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -36,11 +37,12 @@ from tf_ooo.rewriting.step_graph import StepGraph
 from tf_ooo.tracing import sync
 from tf_ooo.tracing.micro_batches import Division
 from tf_ooo.tracing.step import StepFunctions
-from tf_ooo.tracing.variables import optimizers_of
+from tf_ooo.tracing.variables import Moved, all_variables, optimizers_of, values_of
 
 if TYPE_CHECKING:
     import keras
 
+_LOG = logging.getLogger("tf_ooo")
 _GLOBAL_CLIPPING = (
     "global_clipnorm= has each update wait for all layers' gradients, which come at different times in "
     "mode='layerpipe': train without clipping by global norm (clipnorm= and clipvalue= are fine), or with "
@@ -58,10 +60,24 @@ _AHEAD = (
 )
 
 
+@dataclass(frozen=True)
+class SpreadStep:
+    """A step over rounds, as it was traced, which the next fit of the same model runs again.
+
+    ``moved``, ``read``: the variables; ``structure``: of batches.
+    """
+
+    moved: Moved
+    read: Sequence[Any]
+    structure: object
+    over_rounds: Spread
+
+
 class LayerPipeMode:
     """Profile, plan, spread, run in rounds, drain at the ends of epochs.
 
     ``plan``: of the model trained last; None: it has not been planned.  ``distributed``: what is known of it.
+    ``traced``: its step over rounds, as the fit before has traced it.
     """
 
     keeps_stock = False
@@ -70,6 +86,7 @@ class LayerPipeMode:
     def __init__(self, options: LayerPipe) -> None:
         self.options = options
         self.plan: SpreadPlan | None = None
+        self.traced: SpreadStep | None = None
         self.distributed = Distributed(options.mode)
 
     def join(self) -> Engine:
@@ -95,7 +112,7 @@ class LayerPipeMode:
         """Prepare a fit, with the former plan if it was of this step on these devices; None on one device."""
         distributed = self.distributed
         if distributed.begin(model, steps):
-            self.plan, distributed.step_s = None, ()
+            self.plan, self.traced, distributed.step_s = None, None, ()
         report = distributed.report
         if len(distributed.target.devices) == 1:
             report.put(Outcome(True, _one_device_text(self.options)))
@@ -147,7 +164,7 @@ class LayerPipeFit(Experiment):
         check_costs(costs, [layer.name for layer in step.graph.layers])
         costs = with_shared_link(costs, target)
         plan, advise = plan_spread(step, costs, traced, target.devices, mode.options.schedule, report)
-        mode.plan, self.distributed.step_s = plan, plan.step_s
+        mode.plan, mode.traced, self.distributed.step_s = plan, None, plan.step_s
         self.distributed.slower_warning.advise = advise
         if mode.options.weights == "ema":
             note_rebuilt_weights(report, self.model)
@@ -242,15 +259,28 @@ class Planned(Training):
         if batch is None:
             return None
         with progress.said(f"spreading the step over {len(self._plan.devices)} devices"):
-            rounds = Rounds(self._fit, self._plan, self._placed, self._spread(batch), structure_of(batch))
+            step = self._step(batch)
+        rounds = Rounds(self._fit, self._plan, self._placed, step.over_rounds, structure_of(batch))
         self._fit.enter(rounds)
         return rounds.begin(batch, given)
 
-    def _spread(self, batch: object) -> Spread:
-        """Move the variables, trace the step where they are, and spread it."""
-        fit, plan, report = self._fit, self._plan, self._fit.distributed.describe()
+    def _step(self, batch: object) -> SpreadStep:
+        """Move the variables, and spread the step where they are, unless the fit before has."""
+        fit, plan, kept = self._fit, self._plan, self._fit.mode.traced
         self._unspread = 0
+        read, structure = values_of(all_variables(fit.model)), (structure_of(batch), fit.data_spec)
+        if kept is not None and not (kept.structure == structure and nests.are_same(kept.read, read)):
+            _LOG.info("the step is traced again: other variables or batches than in the fit before")
+            kept = None
+        self._placed = Placed(fit.model, fit.target, None if kept is None else kept.moved)
         self._placed.move({name: plan.devices[processor] for name, processor in plan.home.items()})
+        if kept is None:
+            kept = SpreadStep(self._placed.moved, read, structure, self._spread(batch))
+            fit.mode.traced = kept
+        return kept
+
+    def _spread(self, batch: object) -> Spread:
+        fit, plan, report = self._fit, self._plan, self._fit.distributed.describe()
         over_rounds = spread(fit.model, batch, plan, fit.mode.options, fit.data_spec)
         self._placed.moved.check_captures(over_rounds.traced.captured.values())
         report.note(*over_rounds.notes)
@@ -333,7 +363,12 @@ class Rounds(Training):
         # Asked first: what is given up on a worker that has just died might wait for ever.
         self._fit.target.lost()
         self._epoch = None
-        return self._placed.restore()
+        lost = self._placed.restore()
+        if lost:
+            self._fit.mode.traced = None
+        else:
+            self._over_rounds.ticks.empty()
+        return lost
 
 
 def _one_device_text(options: LayerPipe) -> str:

@@ -6,13 +6,13 @@ through registers; a device that needs it computes it from a copy of its own, ma
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING
 
 import tensorflow as tf
 
 from grappler_passes.compat.shape_inference import OutputInfo
-from tf_ooo.modes.layerpipe.accesses import accesses, bytes_of, read_where_it_is, zeros_on
+from tf_ooo.modes.layerpipe.accesses import accesses, read_where_it_is, zeros_on
 from tf_ooo.modes.layerpipe.traced import Traced, placeholders_of
 
 if TYPE_CHECKING:
@@ -43,9 +43,9 @@ class Copies:
                 self._copies[handle, device] = zeros_on(device, info)
 
     @property
-    def bytes(self) -> int:
-        """Return the bytes of all copies."""
-        return bytes_of(self._copies.values())
+    def variables(self) -> Collection[tf.Variable]:
+        """Return all copies."""
+        return self._copies.values()
 
     def refresh(self) -> None:
         """Takes over what the weights are now."""

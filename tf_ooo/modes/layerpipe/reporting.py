@@ -20,6 +20,7 @@ from tf_ooo.report.parts import Outcome, PlannedStep, StepOps
 from tf_ooo.report.report import Report
 from tf_ooo.report.sections import LayerPipeSection, LayerRow, LinkRow
 from tf_ooo.rewriting.op_tasks import timed_ops
+from tf_ooo.tracing.variables import bytes_of
 
 # A backward pass gets the weights of its forward pass like this: as they were read, or cast.
 _VERSIONS = ("ReadVariableOp", "Cast")
@@ -147,8 +148,10 @@ def version_bytes(spread: Spread) -> dict[str, int]:
         away = register.depth if producer in later else elsewhere
         each = info.element_bytes * math.prod(size or 0 for size in info.shape or ())
         stash, sent = stash + (register.depth - away) * each, sent + away * each
-    optional = {"sent": sent, "frozen": spread.ticks.copies.bytes}
-    return {"stash": stash, "ema": weights.bytes} | {what: size for what, size in optional.items() if size}
+    optional = {"sent": sent, "frozen": bytes_of(spread.ticks.copies.variables)}
+    return {"stash": stash, "ema": bytes_of(weights.variables)} | {
+        what: size for what, size in optional.items() if size
+    }
 
 
 def watched_round(plan: SpreadPlan, over_rounds: Spread, planned: Schedule, together: int) -> Watched:

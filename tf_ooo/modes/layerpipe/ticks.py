@@ -83,6 +83,11 @@ class Ticks:
         self.copies.refresh()
         self.weights.reset()
 
+    def empty(self) -> None:
+        """Free the memory of what lies between rounds, until the next :meth:`reset`."""
+        for variable in (*self._stores.values(), *self.copies.variables, *self.weights.variables):
+            keras_variables.empty(variable)
+
     def run(self, low: int, high: int, batches: Sequence[Sequence[tf.Tensor] | None]) -> list[Any]:
         """Rounds in which only batches that are in their rounds ``low`` to ``high`` exist, as one function.
 

@@ -127,9 +127,6 @@ class StagedEvaluation:
         self._pieces = WHOLE
         say_whole(self._report, self._called, "its outputs have not one row for each of a batch")
 
-    def close(self) -> None:
-        self._request.close()
-
 
 def say_whole(report: Report, called: str, reason: str) -> None:
     """Once, where batches would not fit."""
@@ -205,7 +202,3 @@ class OutputsFirst:
 
         with tf.device(host_device()):
             return self._rest(nests.as_tensors(batch), outputs)
-
-    def close(self) -> None:
-        self._whole.close()
-        self._outputs.close()

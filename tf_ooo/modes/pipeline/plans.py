@@ -50,6 +50,8 @@ from tf_ooo.units import seconds_text
 if TYPE_CHECKING:
     import keras
 
+    from tf_ooo.modes.pipeline.placed_step import PlacedStep
+
 # A plan for costs of another measurement has to be better by so much.
 _LEAST_GAIN = 0.05
 _TIMED = 100
@@ -101,6 +103,7 @@ class PlannedPipeline:
         again = planned.problem.recomputed
         self.plan = StagedPlan(planned.schedule, step.known, homes, available_devices(), again)
         self.devices = {name: homes.of_variables(layer) for name, layer in variable_layers(step).items()}
+        self.placed: PlacedStep | None = None  # what the fit before has traced
 
 
 def homes_of(mesh: Mesh, devices: Sequence[str]) -> Homes:

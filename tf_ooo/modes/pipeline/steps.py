@@ -26,12 +26,13 @@ from tf_ooo.modes.pipeline.advice import why_back
 from tf_ooo.modes.pipeline.evaluation import OutputsFirst, StagedEvaluation
 from tf_ooo.modes.pipeline.first_batch import FirstBatch
 from tf_ooo.modes.pipeline.mesh import pieces_of
+from tf_ooo.modes.pipeline.placed_step import PlacedStep
 from tf_ooo.modes.pipeline.plans import PipelinePlans, PlannedPipeline
 from tf_ooo.modes.pipeline.reporting import fill_report_of_graph
 from tf_ooo.planning.simulation.measured import repeated
 from tf_ooo.rewriting.op_tasks import timed_ops
 from tf_ooo.rewriting.result import RewriteResult
-from tf_ooo.rewriting.staged import TracedBefore, request_to_place
+from tf_ooo.rewriting.staged import TracedBefore
 from tf_ooo.tracing.micro_batches import BatchesSeen, Division
 from tf_ooo.tracing.step import StepFunctions
 from tf_ooo.tracing.variables import all_variables, bytes_of
@@ -170,20 +171,25 @@ class Cut(Training):
         to_measure: InPlace | None,
     ) -> None:
         self._steps, self._pipeline, self._to_measure = steps, pipeline, to_measure
-        plans, replicas, model = steps.plans, pipeline.mesh.replicas, steps.model
+        plans, replicas = steps.plans, pipeline.mesh.replicas
         self._report, self._dump_dir = plans.distributed.describe(), steps.options.dump_dir
-        self._placed = Placed(model, steps.target)
-        self._request = request_to_place(model, pipeline.plan, self._dump_dir)
-        self._functions = steps.functions(plans.division, replicas, steps.seen, self._request.tracing)
-        self._functions.check_captures = self._placed.moved.check_captures
+        self._step = self._of_fit_before(steps, pipeline) or PlacedStep(steps, pipeline)
+        pipeline.placed = self._step
+        self._placed = Placed(steps.model, steps.target, self._step.moved)
         self._before = before if replicas == 1 == plans.replicas_at_first else None
-        self._said_in_report: RewriteResult | None = None  # the first batch's
         self._not_planned = ""  # why the latest step is not the one that was planned; it ran in stock order
-        self._evaluations: dict[Kind, StagedEvaluation | OutputsFirst] = {}
         self._pieces = pieces_of(pipeline.mesh, plans.rows, plans.limit.planned_bytes)
         self._devices = len({name for names in pipeline.plan.homes.devices for name in names})
         tracing = functools.partial(progress.said, f"tracing the step on {self._devices} devices")
-        self._functions.around_traces = tracing
+        self._step.functions.around_traces = tracing
+
+    @staticmethod
+    def _of_fit_before(steps: PipelineSteps, pipeline: PlannedPipeline) -> PlacedStep | None:
+        """Return what was traced for the plan; None: nothing, or nothing that is still right."""
+        why = "" if pipeline.placed is None else pipeline.placed.why_not(steps)
+        if why:
+            _LOG.info("the step is traced again: %s", why)
+        return None if why else pipeline.placed
 
     def begin(self) -> None:
         """Moves the variables."""
@@ -234,16 +240,17 @@ class Cut(Training):
         if self._before is not None:
             with progress.said(f"placing the step on {self._devices} devices"):
                 if self._place_traced_before(batch):
-                    outputs = self._functions(batch)
+                    outputs = self._step.functions(batch)
                     nests.synchronize(outputs)
                     return outputs
-        functions, request = self._functions, self._request
+        functions, request = self._step.functions, self._step.request
+        rewritten = request.count
         outputs, seconds, traced = timed_run(lambda: functions(batch), lambda: functions.traced)
         if not traced:
             self._pipeline.step_s.append(seconds)
             return outputs
         request.failures.raise_first()
-        if request.result is None or request.count < functions.traced:
+        if request.count == rewritten:
             if functions.forget_open():  # this step ran on one device, its batch's size gets its own trace
                 _LOG.debug("a step of any number of rows cannot be cut: %s", request.skipped)
                 return outputs
@@ -251,9 +258,13 @@ class Cut(Training):
                 raise not_cut(request)
             self._not_planned = request.skipped
             return outputs
-        self._said_in_report = self._said_in_report or request.result
-        fill_report_of_graph(self._report, self._said_in_report)
+        self._say_in_report(self._step.said_in_report or request.result)
         return outputs
+
+    def _say_in_report(self, result: RewriteResult | None) -> None:
+        if result is not None:
+            self._step.said_in_report = result
+            fill_report_of_graph(self._report, result)
 
     def _place_traced_before(self, batch: object) -> bool:
         """Return whether the step that was traced before is placed now, for its first run; it is tried once.
@@ -269,9 +280,8 @@ class Cut(Training):
         except OOOError as error:
             _LOG.debug("the step is traced again", exc_info=error)
             return False
-        self._functions.untraced[before.signature] = function
-        self._said_in_report = result
-        fill_report_of_graph(self._report, result)
+        self._step.functions.untraced[before.signature] = function
+        self._say_in_report(result)
         return True
 
     def _plan_again(self, in_place: InPlace) -> None:
@@ -315,13 +325,14 @@ class Cut(Training):
         if makes_its_own(self._steps.model, kind):
             return function
         model, report, folder = self._steps.model, self._report, self._dump_dir
-        if kind not in self._evaluations:
-            self._evaluations[kind] = (
+        evaluations = self._step.evaluations
+        if kind not in evaluations:
+            evaluations[kind] = (
                 OutputsFirst(model, report, folder, self._pieces)
                 if kind == "test"
                 else StagedEvaluation(model, kind, report, folder, self._pieces)
             )
-        return functools.partial(self._evaluations[kind], function)
+        return functools.partial(evaluations[kind], function)
 
     def watched(self) -> Watched | None:
         """Once a step of the plan has run that traced nothing."""
@@ -342,7 +353,7 @@ class Cut(Training):
 
     def restore(self) -> Sequence[str]:
         """Puts the variables back; names those that are lost."""
-        for evaluation in self._evaluations.values():
-            evaluation.close()
-        self._request.close()
-        return self._placed.restore()
+        lost = self._placed.restore()
+        if lost:
+            self._pipeline.placed = None
+        return lost

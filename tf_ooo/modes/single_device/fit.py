@@ -25,6 +25,7 @@ from tf_ooo.report.report import Report
 from tf_ooo.rewriting.op_tasks import tasks_of_ops
 from tf_ooo.rewriting.planner import peak_with
 from tf_ooo.rewriting.session import RewriteSession
+from tf_ooo.tracing import sync
 from tf_ooo.tracing.inputs import Inputs
 
 if TYPE_CHECKING:
@@ -77,7 +78,7 @@ class SingleDeviceMode:
         self.controller = controller
         together = train_function.steps_per_execution(model)
         controller.begin_fit(executions_of_fit(steps, together), together)
-        return SingleDeviceFit(controller)
+        return SingleDeviceFit(controller, model)
 
     def describe(self) -> Report:
         if self.controller is not None:
@@ -93,10 +94,16 @@ class SingleDeviceMode:
 class SingleDeviceFit(Training):
     """The fit of a model whose steps a controller runs."""
 
-    def __init__(self, controller: StepController) -> None:
-        self._controller = controller
+    def __init__(self, controller: StepController, model: keras.Model) -> None:
+        self._controller, self._model = controller, model
+        self._builds = train_function.has_kerass_train_step(model)
 
     def run(self, given: Any) -> Any:
+        """Run one execution; Keras would make the optimizer as it traces the first, and trace it twice."""
+        if self._builds:
+            with self._model.distribute_strategy.scope():
+                sync.build_optimizer(self._model)
+            self._builds = False
         return self._controller(given)
 
     def replaced(self) -> None:

@@ -1,0 +1,136 @@
+"""A second fit of the same model runs what the first one has traced, in every mode, to the same bits."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import tf_ooo
+from tests.graph.layerpipe_fit import costs_of
+from tests.zoo import keras
+from tf_ooo.compat import keras_variables
+from tf_ooo.modes.layerpipe.fit import LayerPipeMode
+from tf_ooo.tracing.variables import values_of
+
+pytestmark = [pytest.mark.devices(2), pytest.mark.takes(60)]
+
+MODES = {
+    "single": {"schedule": "fast_forward", "profile_steps": 0},
+    "pipeline": {"mode": "pipeline", "devices": 2, "microbatches": 2, "schedule": "1f1b"},
+    "layerpipe": {"mode": "layerpipe", "devices": 2, "schedule": "pipedream", "costs": costs_of(4)},
+}
+RANDOM = np.random.default_rng(0)
+X, Y = RANDOM.normal(size=(44, 7)).astype("float32"), RANDOM.normal(size=(44, 3)).astype("float32")
+
+
+class Counts(keras.layers.Layer):
+    """Counts how often it is called, which is while a step is traced."""
+
+    traces = 0
+
+    def call(self, x):
+        self.traces += 1
+        return x
+
+
+def model_that_counts():
+    keras.utils.set_random_seed(3)
+    counts = Counts()
+    parts = [keras.layers.Dense(9, activation="relu"), counts, keras.layers.BatchNormalization()]
+    model = keras.Sequential([keras.Input((7,)), *parts, keras.layers.Dense(5), keras.layers.Dense(3)])
+    compile_anew(model)
+    return model, counts
+
+
+def compile_anew(model):
+    model.compile(keras.optimizers.Adam(0.01), "mse", metrics=["mae"], jit_compile=False)
+
+
+def fit(model, callback, batch_size=8, **data):
+    """The last batch has fewer rows, and validation runs on the devices of the stages."""
+    given = {"batch_size": batch_size, "epochs": 2, "shuffle": False, "verbose": 0, **data}
+    return model.fit(X, Y, callbacks=[callback], **given).history
+
+
+def state_of(model):
+    return [*model.get_weights(), *(np.asarray(v) for v in model.optimizer.variables)]
+
+
+def set_rate(model):
+    model.optimizer.learning_rate = 0.003
+
+
+def set_weights(model):
+    model.set_weights([weight / 2 for weight in model.get_weights()])
+
+
+def seed_anew(model):
+    """TensorFlow optimizes all functions anew after that."""
+    keras.utils.set_random_seed(7)
+
+
+def evaluate(model):
+    model.evaluate(X, Y, verbose=0)
+
+
+def replace_variables(model):
+    for variable in model.trainable_variables:
+        old = keras_variables.value_of(variable)
+        keras_variables.set_value_of(variable, keras_variables.copy_on(old.device, old))
+
+
+CHANGES = (set_rate, set_weights, seed_anew, evaluate)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_later_fits_trace_nothing_and_train_as_new_ones(mode):
+    ends = []
+    for anew in (False, True):
+        model, counts = model_that_counts()
+        callback = tf_ooo.OOOBackprop(**MODES[mode])
+        logs = [fit(model, callback)]
+        traces = counts.traces
+        for change in CHANGES:
+            change(model)
+            logs.append(fit(model, tf_ooo.OOOBackprop(**MODES[mode]) if anew else callback))
+        ends.append((state_of(model), logs, counts.traces - traces))
+    (ours, our_logs, retraced), (fresh, fresh_logs, _) = ends
+    assert retraced == 1  # by evaluate
+    assert our_logs == fresh_logs
+    assert all(np.array_equal(one, other) for one, other in zip(ours, fresh, strict=True))
+
+
+def assert_devices_hold_nothing(mode, model):
+    """The copies on the stages' devices, and what LayerPipe keeps there between rounds, take no memory."""
+    spread = isinstance(mode, LayerPipeMode)
+    moved = mode.traced.moved if spread else mode.plans.pipeline.placed.moved
+    stores = mode.traced.over_rounds.ticks._stores.values() if spread else ()
+    copies = [new for _, _, new in moved._emptied.values()]
+    assert copies
+    assert not any(held.read_value().shape.num_elements() for held in (*copies, *stores))
+    assert {value.device[-5:] for value in values_of(model.variables)} == {"CPU:0"}
+
+
+@pytest.mark.parametrize("mode", ["pipeline", "layerpipe"])
+@pytest.mark.parametrize("change", [compile_anew, replace_variables])
+def test_what_has_changed_is_traced_again(mode, change):
+    model, counts = model_that_counts()
+    callback = tf_ooo.OOOBackprop(**MODES[mode])
+    fit(model, callback)
+    assert_devices_hold_nothing(callback._life.mode, model)
+    before, traces = model.get_weights(), counts.traces
+    change(model)
+    fit(model, callback)
+    assert counts.traces > traces
+    assert not any(np.array_equal(one, other) for one, other in zip(before, model.get_weights(), strict=True))
+
+
+def test_other_batches_are_traced_beside_those_before():
+    model, counts = model_that_counts()
+    callback = tf_ooo.OOOBackprop(**MODES["pipeline"])
+    fit(model, callback, validation_data=(X, Y))
+    fit(model, callback, batch_size=12, validation_data=(X, Y))
+    traces = counts.traces
+    fit(model, callback, validation_data=(X, Y))
+    fit(model, callback, batch_size=12, validation_data=(X, Y))
+    assert counts.traces == traces

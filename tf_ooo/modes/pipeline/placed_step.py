@@ -1,0 +1,45 @@
+"""Keeps, from fit to fit, what a planned step runs with: traced functions, and variables that they read."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tf_ooo.compat import nests
+from tf_ooo.compat.evaluation import Kind
+from tf_ooo.modes.pipeline.evaluation import OutputsFirst, StagedEvaluation
+from tf_ooo.rewriting.result import RewriteResult
+from tf_ooo.rewriting.staged import request_to_place
+from tf_ooo.tracing.variables import Moved, all_variables, values_of
+
+if TYPE_CHECKING:
+    from tf_ooo.modes.pipeline.plans import PlannedPipeline
+    from tf_ooo.modes.pipeline.steps import PipelineSteps
+
+
+class PlacedStep:
+    """The functions of a plan's step.  As in stock Keras, a later fit of the same model traces none again.
+
+    Between fits the variables on the stages' devices are empty (:class:`Moved`).
+
+    Attributes:
+        said_in_report: the first batch's graph; None: none was rewritten yet.
+        evaluations: what evaluates and predicts on the stages' devices, as far as it was asked for.
+    """
+
+    def __init__(self, steps: PipelineSteps, pipeline: PlannedPipeline) -> None:
+        model, plans = steps.model, steps.plans
+        self.moved, self._read = Moved(model), values_of(all_variables(model))
+        self.request = request_to_place(model, pipeline.plan, steps.options.dump_dir)
+        replicas, tracing = pipeline.mesh.replicas, self.request.tracing
+        self.functions = steps.functions(plans.division, replicas, steps.seen, tracing)
+        self.functions.check_captures = self.moved.check_captures
+        self.said_in_report: RewriteResult | None = None
+        self.evaluations: dict[Kind, StagedEvaluation | OutputsFirst] = {}
+
+    def why_not(self, steps: PipelineSteps) -> str:
+        """Say why a fit that begins has to trace again; empty: it may run this."""
+        if not nests.are_same(self._read, values_of(all_variables(steps.model))):
+            return "the model has other variables than in the fit before"
+        if self.functions.division != steps.plans.division:
+            return "batches are divided otherwise than in the fit before"
+        return self.request.failures.reason or ""

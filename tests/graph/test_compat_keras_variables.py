@@ -26,11 +26,13 @@ def test_a_variable_s_copy_is_known_to_the_optimizer():
     assert not np.array_equal(kernel.numpy(), old.numpy())
 
 
-def test_an_emptied_variable_takes_no_memory():
+def test_an_emptied_variable_takes_no_memory_until_it_is_filled():
     for value in (tf.ones((3, 2)), tf.constant([[1, 2]]), tf.constant(True), tf.constant("text")):
         variable = tf.Variable(value, trainable=False)
         keras_variables.empty(variable)
         assert tf.size(tf.raw_ops.ReadVariableOp(resource=variable.handle, dtype=variable.dtype)) == 0
+        keras_variables.fill(variable, value)
+        assert tf.reduce_all(variable == value)
 
 
 def test_a_register_takes_batches_of_any_size():

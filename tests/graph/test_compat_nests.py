@@ -90,8 +90,9 @@ def test_each_once():
     first, second = [1], [1]
     once = nests.each_once([first, second, first])
     assert len(once) == 2
-    assert once[0] is first
-    assert once[1] is second
+    assert nests.are_same(once, [first, second])
+    assert not nests.are_same(once, [second, first])
+    assert not nests.are_same(once, [first])
 
 
 def test_variables_are_held_and_read_later():

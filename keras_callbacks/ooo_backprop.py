@@ -44,7 +44,9 @@ class OOOBackprop(Callback):
             limit, in a pipeline the least that its devices report.
         profile_steps: steps of each order that are timed; ``"auto"`` on one device times as many as it needs.
         timeline: folder for ``report.html`` and ``trace.json``, written when training ends.
-        **mode_options: other options of the mode, such as ``strict``, ``devices``.
+        devices: how many devices, or which, a model is spread over: ``2``, ``["GPU:0", "GPU:1"]``, or the
+            workers of a cluster, ``"host1:2222,host2:2222"``.  None: one, in modes pipeline and layerpipe all.
+        **mode_options: other options of the mode, such as ``strict``, ``microbatches``.
 
     Raises:
         OptionsError: an unknown option or value, or an option of another mode.
@@ -58,6 +60,7 @@ class OOOBackprop(Callback):
         memory_limit_bytes: int | None = None,
         profile_steps: int = 3,
         timeline: str | os.PathLike[str] | None = None,
+        devices: Any = None,
         **mode_options: Any,
     ) -> None:
         super().__init__()
@@ -68,6 +71,7 @@ class OOOBackprop(Callback):
                 memory_limit_bytes=memory_limit_bytes,
                 profile_steps=profile_steps,
                 timeline=timeline,
+                devices=devices,
                 **mode_options,
             )
         except OptionsError as error:

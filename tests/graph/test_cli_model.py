@@ -129,6 +129,20 @@ def test_no_model(tmp_path, name):
 
 
 @pytest.mark.parametrize("name", ["m.keras", "m.h5"])
+def test_a_layer_of_the_users_own_is_named_with_the_way_out(tmp_path, name):
+    class Own(layers.Layer):
+        def call(self, x):
+            return x
+
+    model = keras.Sequential([keras.Input((4,)), Own(), layers.Dense(3)])
+    model.save(tmp_path / name)
+    said = _run(tmp_path / name).stderr
+    assert "'Own'" in said
+    assert "--import MODULE" in said
+    assert "class_name" not in said
+
+
+@pytest.mark.parametrize("name", ["m.keras", "m.h5"])
 def test_a_compiled_model_of_tf_keras(tmp_path, monkeypatch, name):
     tf_keras = pytest.importorskip("tf_keras")
     model = tf_keras.Sequential([tf_keras.Input((5,)), tf_keras.layers.Dense(4), tf_keras.layers.Dense(2)])

@@ -344,7 +344,7 @@ def test_tensorflow_is_not_imported(costs, tmp_path):
         "from tf_ooo.cli import main\n"
         f"costs, out = {str(costs)!r}, {str(out)!r}\n"
         "plan = ['plan', costs, '--out', out, '--html', out + '.html']\n"
-        "for args in (['--help'], plan, ['simulate', out, costs]):\n"
+        "for args in (['-h'], plan, ['simulate', out, costs]):\n"
         "    try:\n"
         "        main(args, standalone_mode=False)\n"
         "    except SystemExit:\n"

@@ -208,7 +208,10 @@ def test_a_fit_that_is_too_short_trains_in_stock_order_and_says_why(monkeypatch,
         for _ in range(20):
             step()
     assert device.ran == ["stock"] * 20
-    reason = "20 steps of 2 s are too few to pay for a comparison of about 14 s; compare=True compares"
+    reason = (
+        "20 steps of 2 s are too few to pay for a comparison of about 14 s: about 143 would; compare=True "
+        "compares"
+    )
     assert report.fallback_reason == reason
     assert report.headline == f"no gain: the stock step runs: {reason}"
     assert [record.levelname for record in caplog.records if reason in record.message] == ["INFO"]

@@ -37,7 +37,7 @@ class _OneLineErrors(click.Group):
             ) from error
 
 
-@click.group(cls=_OneLineErrors)
+@click.group(cls=_OneLineErrors, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="tf-ooo")
 def main() -> None:
     """Out-of-order backprop for unmodified TensorFlow and Keras."""

@@ -47,6 +47,8 @@ DEFAULT_ROWS = 32
 _MEASURED_ON = "cpu-core"
 # For a size that is open, in an example.
 _OPEN_SIZE = 128
+# So Keras' errors about a class begin that nobody has registered.
+_UNKNOWN = ("Could not locate class", "Unknown layer")
 # Shape and dtype.
 _Spec = tuple[tuple[int, ...], str]
 _Specs = _Spec | list[_Spec] | dict[str, _Spec]
@@ -104,10 +106,18 @@ def costs_of_file(path: str | Path, modules: Sequence[str] = (), **settings: Any
             warnings.simplefilter("ignore")  # that the optimizer's state does not fit: it is not needed
             model = keras.saving.load_model(path)
     except Exception as error:  # whatever Keras, h5py or zipfile raise
-        reason = str(error).strip().splitlines() or [type(error).__name__]
+        reason = _cause(error)
         hint = "" if versions.is_keras_2(keras) else "; if tf_keras has saved it, set TF_USE_LEGACY_KERAS=1"
-        raise OptionsError(f"{path}: Keras cannot load it: {reason[0]}{hint}") from error
+        if reason.startswith(_UNKNOWN):
+            hint = f"; --import MODULE imports the module that has it{hint}"
+        raise OptionsError(f"{path}: Keras cannot load it: {reason}{hint}") from error
     return costs_of_model(model, **settings)
+
+
+def _cause(error: Exception) -> str:
+    """Return the first line of the innermost of Keras' errors, without the settings of all layers."""
+    text = str(error).rpartition("Exception encountered: ")[2].partition(" Full object config")[0]
+    return (text.strip().splitlines() or [type(error).__name__])[0].rstrip(".")
 
 
 def costs_of_model(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from dataclasses import dataclass, field
 
@@ -78,11 +79,15 @@ class Budget:
         """Say what is waited for."""
         if not self._times_s:
             return "stock steps run first"
-        needed = round(self.cost_s / (MOST * self.execution_s)) * self.together
         return (
             f"nobody knows how many steps come: a comparison of about {about_text(self.cost_s)} begins after "
-            f"{needed}; compare=True begins at once"
+            f"{self._needed}; compare=True begins at once"
         )
+
+    @property
+    def _needed(self) -> int:
+        """Return the steps that pay for a comparison."""
+        return math.ceil(self.cost_s / (MOST * self.execution_s)) * self.together
 
     def add(self, seconds: float | None, traced: bool) -> None:
         """An execution has run; ``seconds`` if it was timed."""
@@ -106,4 +111,8 @@ class Budget:
         if not self._times_s:
             return f"{steps} are too few to pay for a comparison; compare=True compares"
         each, cost = about_text(self.execution_s / self.together), about_text(self.cost_s)
-        return f"{steps} of {each} are too few to pay for a comparison of about {cost}; compare=True compares"
+        enough = self._needed + self.seen * self.together
+        return (
+            f"{steps} of {each} are too few to pay for a comparison of about {cost}: about {enough:,} would; "
+            "compare=True compares"
+        )

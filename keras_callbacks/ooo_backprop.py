@@ -45,7 +45,7 @@ class OOOBackprop(Callback):
         profile_steps: steps of each order that are timed; ``"auto"`` on one device times as many as it needs.
         timeline: folder for ``report.html`` and ``trace.json``, written when training ends.
         devices: how many devices, or which, a model is spread over: ``2``, ``["GPU:0", "GPU:1"]``, or the
-            workers of a cluster, ``"host1:2222,host2:2222"``.  None: one, in modes pipeline and layerpipe all.
+            workers of a cluster, ``"host1:2222,host2:2222"``.  None: one, with pipeline or layerpipe all.
         **mode_options: other options of the mode, such as ``strict``, ``microbatches``.
 
     Raises:

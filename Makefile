@@ -37,7 +37,7 @@ $(VENV)/.locked: $(LOCKS)
 	touch $@
 
 # This package, editable; compiles the graph optimizer.
-$(VENV)/.installed: $(VENV)/.locked setup.py grappler_passes/plugin/shim.c $(wildcard tf_ooo/hosts/*.c) $(wildcard */__init__.py)
+$(VENV)/.installed: $(VENV)/.locked setup.py grappler_passes/plugin/shim.c $(wildcard tf_ooo/*/*.c) $(wildcard */__init__.py)
 	PYTHONWARNINGS=ignore $(PIP) install -q --no-build-isolation --no-deps -e .
 	touch $@
 
@@ -132,7 +132,7 @@ test-gpu-compiler: venv .venv-gpu-compiler/.installed
 smoke: .venv-2.15/.installed
 	.venv-2.15/bin/python $(PYTEST) $(SMOKE)
 
-.venv-%/.installed: requirements/tf-%.txt setup.py grappler_passes/plugin/shim.c $(wildcard tf_ooo/hosts/*.c)
+.venv-%/.installed: requirements/tf-%.txt setup.py grappler_passes/plugin/shim.c $(wildcard tf_ooo/*/*.c)
 	test -x .venv-$*/bin/python || $(PYTHON) -m venv .venv-$*
 	@echo "installing TensorFlow $* and the locked packages into .venv-$* (a minute or two)"
 	.venv-$*/bin/python -m pip --disable-pip-version-check install -q --require-hashes -r requirements/tf-$*.txt

@@ -72,11 +72,11 @@ def shim(device_type: str) -> Extension:
     )
 
 
-def of_hosts(name: str) -> Extension:
-    """Builds what keeps servers to one address, or notices silent ones; for Linux, loaded by path as well."""
+def library(room: str, name: str) -> Extension:
+    """Builds what keeps servers to one address, notices silent ones, or waits; for Linux, loaded by path."""
     return Extension(
-        f"tf_ooo.hosts._{name}",
-        [f"tf_ooo/hosts/{name}.c"],
+        f"tf_ooo.{room}._{name}",
+        [f"tf_ooo/{room}/{name}.c"],
         extra_compile_args=["-std=c11", "-O2", "-Wall", "-Wextra"],
         libraries=["dl", "pthread"],
     )
@@ -118,7 +118,7 @@ class WheelForAnyPython(bdist_wheel):
 
 
 README = Path(__file__).with_name("README.md").read_text(encoding="utf-8")
-OF_HOSTS = (of_hosts("listening"), of_hosts("silence"))
+LIBRARIES = (library("hosts", "listening"), library("hosts", "silence"), library("demo", "wait"))
 
 setup(
     name="tf_ooo",
@@ -135,6 +135,7 @@ setup(
     package_data={
         "tf_ooo": ["py.typed", "__init__.pyi"],
         "tf_ooo.hosts": ["listening.c", "silence.c"],
+        "tf_ooo.demo": ["wait.c"],
         "tf_ooo.cli": ["data/*"],
         "tf_ooo.planning.pictures": ["templates/*"],
         "grappler_passes": ["py.typed"],
@@ -166,6 +167,6 @@ setup(
         ],
     },
     entry_points={"console_scripts": ["tf-ooo = tf_ooo.cli:main"]},
-    ext_modules=[shim("CPU"), shim("GPU"), *(OF_HOSTS if sys.platform == "linux" else ())],
+    ext_modules=[shim("CPU"), shim("GPU"), *(LIBRARIES if sys.platform == "linux" else ())],
     cmdclass={"build_ext": BuildShims, "bdist_wheel": WheelForAnyPython},
 )

@@ -16,10 +16,11 @@ from benchmarks.case import Case, Measured, Way, take_turns
 from benchmarks.emulated.costs import ROWS, WIDTH, costs_of
 from benchmarks.emulated.observed import Observed
 from benchmarks.models import SEED, Workload
-from benchmarks.runners.emulated import LOG, Log, library, prefer
 from benchmarks.runners.steps import Fit, started, train_in_turns
 from tf_ooo import Link, Pipeline
 from tf_ooo.costs.table import CostTable
+from tf_ooo.demo.emulated import Emulated
+from tf_ooo.demo.waits import LOG, Log, prefer
 from tf_ooo.hosts.worker import serve
 from tf_ooo.modes.pipeline import tasks_of
 from tf_ooo.modes.pipeline.planning import PlanRequest, make_plan, step_s_of
@@ -28,35 +29,11 @@ from tf_ooo.planning.model.schedule import Schedule
 from tf_ooo.planning.model.schedule_file import ScheduleFile
 from tf_ooo.rewriting.step_graph import StepGraph
 
-_WAIT = tf.load_op_library(str(library())).ooo_wait
 # Tasks of a step of which a picture can be drawn; of more the median turn is not kept.
 _MOST_DRAWN = 100
 _TORCH: Mapping[str, Callable[..., Schedule]] = {
     order.__name__: order for order in (torch_orders.interleaved_zero_bubble, torch_orders.zbv)
 }
-
-
-class Emulated(keras.layers.Layer):  # type: ignore[misc]
-    """Multiplies by a vector, so that there is a weight with a gradient; takes as long as the costs say."""
-
-    def __init__(self, seconds: tuple[float, float, float], **settings: Any) -> None:
-        super().__init__(**settings)
-        self.seconds = seconds
-
-    def build(self, shape: Any) -> None:
-        self.weight = self.add_weight(shape=(shape[-1],), initializer="ones", name="weight")
-
-    def call(self, x: Any) -> Any:
-        forward_s, output_grad_s, weight_grad_s = self.seconds
-
-        def run(x: Any, weight: Any) -> Any:
-            def gradients(dy: Any) -> tuple[Any, Any]:
-                summands = _WAIT(x=dy * x, seconds=weight_grad_s)
-                return _WAIT(x=dy * weight, seconds=output_grad_s), tf.reduce_sum(summands, axis=0)
-
-            return _WAIT(x=x * weight, seconds=forward_s), gradients
-
-        return tf.custom_gradient(run)(x, tf.convert_to_tensor(self.weight))
 
 
 def workload_of(table: CostTable, microbatches: int = 1) -> Workload:

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.runners.emulated import NAME_BYTES
+from tf_ooo.demo.waits import NAME_BYTES
 from tf_ooo.planning.model.schedule import Schedule, Task
 
 # A stage's F, dO or dW in one micro-batch; B is dO and dW, where a stage sends its dO only after its dW.

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pytest
 from click.testing import CliRunner
+from rich.console import Console
 
 import tf_ooo
 from tf_ooo.cli import demo_run, main
@@ -16,7 +17,10 @@ def test_info():
 def test_demo(tmp_path):
     result = CliRunner().invoke(main, ["demo", "--epochs", "1", "--out", str(tmp_path)])
     assert result.exit_code == 0, result.output
-    assert "weights bit-equal" in result.output
+    emulated, real = result.output.split("This machine's own CPU")
+    assert "times as fast as 1F1B, with the same bits" in emulated
+    assert [emulated.count(f"device {number} ") for number in (1, 2, 3, 4)] == [3, 2, 2, 2]
+    assert "weights bit-equal" in real
     assert (tmp_path / "report.html").exists()
 
 
@@ -33,7 +37,7 @@ def test_demo_says_that_the_report_was_not_written(tmp_path, monkeypatch, capsys
     file.write_text("")
     monkeypatch.setattr(demo_run, "train", lambda *_: ({"loss": [1.0], "accuracy": [0.5]}, []))
     with pytest.raises(tf_ooo.BackendError, match="no report was written.*--out"):
-        demo_run.run_demo(file / "below", 1, "auto")
+        demo_run.run_real(Console(), file / "below", 1, "auto")
     assert "report:" not in capsys.readouterr().out
-    demo_run.run_demo(tmp_path / "new", 1, "auto")
+    demo_run.run_real(Console(), tmp_path / "new", 1, "auto")
     assert "report.html" in capsys.readouterr().out

@@ -10,7 +10,7 @@ from benchmarks import torch_orders
 from benchmarks.cases import cases_of
 from benchmarks.emulated.costs import costs_of
 from benchmarks.emulated.observed import Observed
-from benchmarks.runners.emulated import RECORD
+from tf_ooo.demo.waits import RECORD
 from tf_ooo.planning.model.schedule import Schedule, Task, TaskList
 
 

@@ -53,7 +53,7 @@ def _facts() -> list[tuple[str, str]]:
 @click.option("--epochs", type=click.IntRange(1), default=3, show_default=True)
 @click.option("--schedule", type=click.Choice(["auto", *BACKWARD_ORDERS]), default="auto", show_default=True)
 def demo(out: Path, epochs: int, schedule: str) -> None:
-    """Train a conv net on scikit-learn's digits, stock and rewritten, and compare."""
+    """Compare schedules on emulated devices, then train a conv net on digits, stock and rewritten."""
     from tf_ooo.cli.demo_run import run_demo
 
     if out.exists() and not out.is_dir():

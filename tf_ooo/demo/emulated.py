@@ -1,0 +1,42 @@
+"""Layers whose tasks hold their device for a time instead of computing, as kernels would hold a GPU."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tf_ooo.demo.waits import library
+
+# Loading it needs the environment's waits.LOG.
+_WAIT = tf.load_op_library(str(library())).ooo_wait
+
+
+class Emulated(keras.layers.Layer):  # type: ignore[misc]
+    """Multiplies by a vector, so that there is a weight with a gradient.
+
+    Args:
+        seconds: of F, dO and dW, whatever the number of rows.
+    """
+
+    def __init__(self, seconds: tuple[float, float, float], **settings: Any) -> None:
+        super().__init__(**settings)
+        self.seconds = seconds
+
+    def build(self, shape: Any) -> None:
+        """Make the weight, one number for each column."""
+        self.weight = self.add_weight(shape=(shape[-1],), initializer="ones", name="weight")
+
+    def call(self, x: Any) -> Any:
+        """Return the product, once F has taken its seconds; so do the gradients."""
+        forward_s, output_grad_s, weight_grad_s = self.seconds
+
+        def run(x: Any, weight: Any) -> Any:
+            def gradients(dy: Any) -> tuple[Any, Any]:
+                summands = _WAIT(x=dy * x, seconds=weight_grad_s, name="dW")
+                return _WAIT(x=dy * weight, seconds=output_grad_s, name="dO"), tf.reduce_sum(summands, axis=0)
+
+            return _WAIT(x=x * weight, seconds=forward_s, name="F"), gradients
+
+        return tf.custom_gradient(run)(x, tf.convert_to_tensor(self.weight))

@@ -1,0 +1,189 @@
+"""Trains a model of emulated layers by stock Keras on one device, and by 1F1B and auto on four."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tf_ooo.demo.waits import LOG, Log, prefer
+from tf_ooo.errors import BackendError
+
+DEVICES, MICROBATCHES, BLOCKS = 4, 8, 6
+STOCK, ONE_F_ONE_B, AUTO = "stock fit", "1f1b", "auto"
+# Seconds of F, dO and dW for one micro-batch: an embedding, which has no dO, blocks, and a head.
+_BLOCK_S, _EMBEDDING, _HEAD = 0.008, (0.25, 0.0, 0.25), (2.5, 2.5, 2.5)
+_BLOCK = (1.0, 1.05, 0.95)
+_ROWS, _WIDTH, _SEED = 2, 1024, 7
+# Steps that are not counted, which trace, and steps that are.
+_WARM, _STEPS = 2, 5
+_MOST_S, _TAIL = 600.0, 2000
+Costs = tuple[float, float, float]
+
+
+@dataclass(frozen=True)
+class Trained:
+    """This is what one way came to.
+
+    Attributes:
+        steps_s: seconds of each counted step.
+        tasks: device, kind, start and end in seconds of each task of the median step.
+        same_bits: whether all weights are those of 1F1B at the end; None: it is another sum.
+        difference: the largest one of a weight from stock's.
+    """
+
+    name: str
+    steps_s: list[float]
+    tasks: list[tuple[int, str, float, float]]
+    difference: float = 0.0
+    same_bits: bool | None = None
+
+    @property
+    def step_s(self) -> float:
+        """Return the median step's seconds."""
+        return statistics.median(self.steps_s)
+
+
+def layer_seconds() -> list[Costs]:
+    """Return F, dO and dW of each layer for one micro-batch."""
+    shares = [_EMBEDDING, *[_BLOCK] * BLOCKS, _HEAD]
+    return [(f * _BLOCK_S, do * _BLOCK_S, dw * _BLOCK_S) for f, do, dw in shares]
+
+
+def trained() -> list[Trained]:
+    """Train in a process of its own, as devices must be made before TensorFlow's first op.
+
+    BackendError: the process failed; the text is the end of what it said.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "trained.json"
+        own = {LOG: str(Path(folder) / "log"), "TF_CPP_MIN_LOG_LEVEL": "3", "OMP_NUM_THREADS": "1"}
+        command = [sys.executable, "-m", __name__, str(out)]
+        try:
+            done = subprocess.run(
+                command, env=os.environ | own, capture_output=True, text=True, timeout=_MOST_S
+            )
+        except subprocess.TimeoutExpired as error:
+            raise BackendError(f"training on emulated devices took more than {_MOST_S:g} s") from error
+        if done.returncode:
+            raise BackendError(f"training on emulated devices failed: {done.stderr[-_TAIL:]}")
+        return [Trained(**way) for way in json.loads(out.read_text())]
+
+
+def main(out: str) -> None:
+    """Train each way, and write what it came to as JSON."""
+    import numpy as np
+
+    import tf_ooo.demo.emulated  # noqa: F401 - which makes the log's file
+
+    _make_devices()
+    log = Log(os.environ[LOG])
+    log.wait(1)
+    ways = [_train(name, log, Path(out).parent) for name in (STOCK, ONE_F_ONE_B, AUTO)]
+    stock, of_1f1b = ways[0][1], ways[1][1]
+    finished = [
+        dataclasses.replace(
+            way,
+            difference=max(float(np.abs(a - b).max()) for a, b in zip(weights, stock, strict=True)),
+            same_bits=None if way.name == STOCK else all(map(np.array_equal, weights, of_1f1b)),
+        )
+        for way, weights in ways
+    ]
+    Path(out).write_text(json.dumps([dataclasses.asdict(way) for way in finished]))
+
+
+def _make_devices() -> None:
+    import tensorflow as tf
+
+    tf.config.threading.set_intra_op_parallelism_threads(1)
+    tf.config.threading.set_inter_op_parallelism_threads(2 * DEVICES + 4)
+    (cpu,) = tf.config.list_physical_devices("CPU")
+    tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * DEVICES)
+
+
+def _train(name: str, log: Log, folder: Path) -> tuple[Trained, list[Any]]:
+    """Train a model from the same weights, always on the same batch."""
+    import keras
+    import numpy as np
+
+    from tf_ooo.demo.emulated import Emulated
+
+    keras.utils.set_random_seed(_SEED)
+    keras.backend.clear_session()
+    # A device that is given the whole batch has each task as long as all micro-batches together.
+    whole = MICROBATCHES if name == STOCK else 1
+    layers = [Emulated((f * whole, do * whole, dw * whole)) for f, do, dw in layer_seconds()]
+    model = keras.Sequential([keras.Input((_WIDTH,)), *layers])
+    model.compile(keras.optimizers.SGD(0.01), "mse", jit_compile=False)
+    x, y = np.random.default_rng(_SEED).normal(size=(2, _ROWS * MICROBATCHES, _WIDTH)).astype("float32")
+    steps: list[tuple[float, Any]] = []
+    prefer()  # threads that other ways have started, too
+    watch = _watch(log, lambda seconds, records: steps.append((seconds, records)))
+    model.fit(x, y, batch_size=len(x), epochs=_WARM + _STEPS, shuffle=False, verbose=0,
+              callbacks=[*([] if name == STOCK else [_ours(name, folder)]), watch])  # fmt: skip
+    counted = steps[_WARM:]
+    _, records = sorted(counted, key=lambda step: step[0])[len(counted) // 2]
+    return Trained(name, [seconds for seconds, _ in counted], _tasks(records)), model.get_weights()
+
+
+def _ours(name: str, folder: Path) -> Any:
+    """Return the callback of a pipeline that is planned for what the tasks take.
+
+    The schedule is a file's, with which layers stay whole: a wait does not tell how it would be divided.
+    """
+    import tf_ooo
+    from tf_ooo.costs.table import CostTable
+
+    like: dict[str, Any] = {"output_bytes": 4.0 * _ROWS * _WIDTH, "activation_bytes": 4.0 * _ROWS * _WIDTH}
+    layers = tuple(
+        tf_ooo.LayerCosts(*seconds, weight_bytes=4.0 * _WIDTH, **like) for seconds in layer_seconds()
+    )
+    split: dict[str, Any] = {"devices": DEVICES, "microbatches": MICROBATCHES}
+    costs, path = CostTable(layers, tf_ooo.Link(30e-6)), folder / f"{name}.txt"
+    path.write_text(tf_ooo.plan(layers=costs, schedule=name, **split).to_text())
+    measured: dict[str, Any] = {"costs": costs, "profile_steps": 0, "compare": False, "check_loss": False}
+    return tf_ooo.OOOBackprop("pipeline", path, **split, **measured)
+
+
+def _watch(log: Log, add: Callable[[float, Any], None]) -> Any:
+    """Return a callback that hands over the seconds of each step, and what ran in it."""
+    import keras
+
+    began_s: list[float] = []
+
+    def begin(batch: int, logs: dict[str, float] | None = None) -> None:
+        log.new()
+        began_s[:] = [time.perf_counter()]
+
+    def end(batch: int, logs: dict[str, float]) -> None:
+        float(logs["loss"])
+        add(time.perf_counter() - began_s[0], log.new())
+
+    return keras.callbacks.LambdaCallback(on_train_batch_begin=begin, on_train_batch_end=end)
+
+
+def _tasks(records: Any) -> list[tuple[int, str, float, float]]:
+    """Return device, kind, start and end of each record, from the first one's start on."""
+    began_s = float(records["start"].min())
+    return [
+        (
+            int(device.decode().rpartition(":")[2]),
+            name.decode().rpartition("/")[2].partition("_")[0],
+            start - began_s,
+            end - began_s,
+        )
+        for _, start, end, device, name in records.tolist()
+    ]
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,63 @@
+"""Has the library with the op OooWait, and reads its log of what ran when; no TensorFlow is imported."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+
+import numpy as np
+
+from tf_ooo.errors import BackendError
+
+# The environment has a file's name under this: all processes of a run map that file.
+LOG = "OOO_WAIT_LOG"
+# These are wait.c's.
+_RECORDS, _HEAD_BYTES, NAME_BYTES = 1 << 16, 256, 168
+RECORD = np.dtype(
+    [("arrived", "f8"), ("start", "f8"), ("end", "f8"), ("device", "S64"), ("name", f"S{NAME_BYTES}")]
+)
+
+
+def library() -> Path:
+    """Return the file of the compiled op; BackendError: there is none."""
+    path = Path(__file__).with_name("_wait.so")
+    if not path.exists():
+        raise BackendError(
+            "the op of emulated devices is not compiled; install a C compiler, then reinstall with: "
+            "pip install ."
+        )
+    return path
+
+
+class Log:
+    """Read what waits have written into the file that all processes of a run map."""
+
+    def __init__(self, path: str) -> None:
+        mapped = np.memmap(path, np.uint8, "r+", shape=(_HEAD_BYTES + _RECORDS * RECORD.itemsize,))
+        self._scale, self._next = mapped[:8].view(np.float64), mapped[8:16].view(np.uint64)
+        self._records = mapped[_HEAD_BYTES:].view(RECORD)
+        self._read = 0
+
+    def wait(self, scale: float) -> None:
+        """Have all tasks take so many times their seconds from now on; 0: none."""
+        self._scale[0] = scale
+
+    def new(self) -> np.ndarray:
+        """Return what was written since this was called last."""
+        first, self._read = self._read, int(self._next[0])
+        return self._records[np.arange(first, self._read) % _RECORDS].copy()
+
+
+def prefer() -> bool:
+    """Let this process' threads go before others: what is emulated has its processor for itself.
+
+    Waiting threads wake milliseconds late on a busy machine otherwise.  False: that is not allowed.
+    """
+    for thread in os.listdir("/proc/self/task"):
+        try:
+            with contextlib.suppress(ProcessLookupError):
+                os.sched_setscheduler(int(thread), os.SCHED_RR, os.sched_param(1))
+        except PermissionError:
+            return False
+    return True

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File
 
 from tf_ooo.cli import main
@@ -20,7 +21,7 @@ from tf_ooo.cli import main
 ROOT = Path(__file__).parents[1]
 PAGES = {"CHANGELOG.md": "changelog.md", "CONTRIBUTING.md": "contributing.md"}
 TO_EXAMPLES = "examples.md"
-COLUMNS = 100
+COLUMNS, MOST_ENTRIES = 100, 20
 
 
 def on_files(files: Any, config: Any) -> Any:
@@ -33,9 +34,23 @@ def on_files(files: Any, config: Any) -> Any:
     return files
 
 
+def on_nav(nav: Any, **_: Any) -> Any:
+    """PluginError: nobody reads a menu of more entries."""
+    if len(nav.pages) > MOST_ENTRIES:
+        raise PluginError(f"the menu has {len(nav.pages)} entries; at most {MOST_ENTRIES} are read")
+    return nav
+
+
 def on_page_markdown(markdown: str, **_: Any) -> str:
     """Examples are files of the repository, and on the site parts of one page."""
     return re.sub(r"\]\((?:\.\./)*examples/([\w./]+)\)", rf"]({TO_EXAMPLES}#\1)", markdown)
+
+
+def on_page_content(html: str, page: Any, **_: Any) -> str:
+    """PluginError: an example of a docstring came out as a quotation, with a bar beside each line."""
+    if page.file.src_uri == "api.md" and "<blockquote>" in html:
+        raise PluginError(f"api.md has {html.count('<blockquote>')} quotations; examples are to be code")
+    return html
 
 
 def within_docs(text: str) -> str:

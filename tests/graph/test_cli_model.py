@@ -37,7 +37,7 @@ def test_plan_of_a_file(tmp_path):
     path, costs = tmp_path / "m.keras", tmp_path / "c.json"
     _classifier().save(path)
     problem = ("--devices", 2, "--microbatches", 4, "--link", "25Gbit", "--memory", "16GiB")
-    result = _run(path, *problem, "--batch", 8, "--costs-out", costs, "--json")
+    result = _run(path, *problem, "--batch", 31, "--costs-out", costs, "--json")
     assert result.exit_code == 0, result.stderr
     content = json.loads(result.stdout)
     assert (content["mode"], content["devices"], content["microbatches"]) == ("pipeline", 2, 4)
@@ -151,7 +151,7 @@ def test_a_compiled_model_of_tf_keras(tmp_path, monkeypatch, name):
     if name == "m.h5":
         assert "set TF_USE_LEGACY_KERAS=1" in _run(tmp_path / name, "--devices", 2).stderr
     monkeypatch.setenv("TF_USE_LEGACY_KERAS", "1")
-    result = _run(tmp_path / name, "--devices", 2, "--microbatches", 2, "--batch", 4)
+    result = _run(tmp_path / name, "--devices", 2, "--microbatches", 2, "--batch", 8)
     assert result.exit_code == 0, result.stderr
 
 

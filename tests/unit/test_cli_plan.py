@@ -309,6 +309,9 @@ def test_rows_of_costs(costs):
     CostTable(LAYERS, rows=8).save(costs)
     assert "costs are for micro-batches of 8 rows" in _run("plan", costs, "--batch", 16).stderr
     assert _run("plan", costs, "--batch", 8).exit_code == 0
+    split = ("--devices", 2, "--microbatches", 4)
+    assert _run("plan", costs, *split, "--batch", 32).exit_code == 0
+    assert "micro-batches of 2 rows" in _run("plan", costs, *split, "--batch", 8).stderr
     costs.write_text(costs.read_text().replace('"rows": 8', '"rows": 0'))
     assert "rows: expected a whole number of at least 1, got 0" in _run("plan", costs).stderr
 

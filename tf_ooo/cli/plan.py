@@ -22,7 +22,7 @@ from tf_ooo.cli.plan_table import CandidateRows, print_table, show_splits
 from tf_ooo.costs.devices import PRECISIONS
 from tf_ooo.costs.gains import GainTable
 from tf_ooo.costs.layer_costs import Link
-from tf_ooo.costs.sources import costs_for_model, is_name, with_rows
+from tf_ooo.costs.sources import costs_for_model, is_name, rows_of_micro_batch, with_rows
 from tf_ooo.costs.table import CostTable
 from tf_ooo.errors import OptionsError
 from tf_ooo.planning.building.by_name import Stages
@@ -83,7 +83,8 @@ SAID_AFTER_S = 2.0
 @click.option("--gains", type=EXISTING,
               help=f"Measured gains of dW beside the main stream (JSON), for {_WITH_GAINS}.")  # fmt: skip
 @click.option("--batch", type=click.IntRange(1), default=_DEFAULTS["batch"],
-              help="Rows of one micro-batch.  [default: 32 for a model, else the table's]")  # fmt: skip
+              help="Rows of the whole batch, as in fit.  [default: 32 a micro-batch of a model, else the "
+                   "table's]")  # fmt: skip
 @click.option("--device", default=_DEFAULTS["device"],
               help="What a model is to run on, such as h100 or rtx4090.  "
                    "[default: v100; cpu-core with --measure]")  # fmt: skip
@@ -115,6 +116,7 @@ def plan(
     """Compare schedules for the COSTS of layers (JSON), for a saved Keras MODEL, or for a --model."""
     what = _source(source, model)
     of_model = {"device": device, "precision": precision, "measure": measure}
+    batch = rows_of_micro_batch(batch, microbatches)
     table = _table(what, batch, modules, **of_model, input_shape=input_shape)
     table, given = with_devices(table, link, speeds), policy_options(options)
     if gains is not None:

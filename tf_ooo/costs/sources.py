@@ -39,12 +39,20 @@ def refuse_of_models(what: str, **settings: Any) -> None:
             raise OptionsError(f"{name}={value!r:.80} is for a model; {what} has seconds already")
 
 
+def rows_of_micro_batch(batch: int | None, microbatches: int) -> int | None:
+    """Return the rows of the largest micro-batch; what is no number is refused elsewhere."""
+    if not isinstance(batch, int) or not isinstance(microbatches, int) or microbatches < 1:
+        return batch
+    return -(-batch // microbatches)
+
+
 def with_rows(table: CostTable, batch: int | None) -> CostTable:
     """Return the table with the rows of its micro-batch.  OptionsError: it is for others."""
     if batch is None or batch == table.rows:
         return table
     if table.rows is not None:
         raise OptionsError(
-            f"batch={batch}: the costs are for micro-batches of {table.rows} rows; leave it out"
+            f"micro-batches of {batch} rows: the costs are for micro-batches of {table.rows} rows; leave "
+            "batch out, or give as many times these rows as there are micro-batches"
         )
     return dataclasses.replace(table, rows=batch)

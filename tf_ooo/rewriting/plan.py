@@ -11,7 +11,7 @@ from grappler_passes.analysis.backward_tasks import backward_tasks
 from grappler_passes.graph.training_graph import TrainingGraph
 from tf_ooo.costs.from_graph import GraphCosts, graph_costs
 from tf_ooo.costs.layer_costs import LayerCosts, Link
-from tf_ooo.costs.sources import costs_for_model, refuse_of_models, with_rows
+from tf_ooo.costs.sources import costs_for_model, refuse_of_models, rows_of_micro_batch, with_rows
 from tf_ooo.costs.table import CostTable
 from tf_ooo.errors import CostError, OptionsError, did_you_mean
 from tf_ooo.planning.building.by_name import Stages
@@ -56,7 +56,7 @@ def plan(
         layers: planning without a model: a LayerCosts each, for one micro-batch.
         model: a Keras model, the path of a saved one, or ``"MODULE:NAME"`` of a class, function or model; its
             training step is traced.
-        batch: rows of one micro-batch; None: 32 for a model, else those of the CostTable.
+        batch: rows of the whole batch; None: 32 a micro-batch of a model, else those of the CostTable.
         device: of a model: what it is planned for, a name of ``tf_ooo/costs/devices.py``; None: a V100.
         precision: of a model: ``"fp32"``, ``"tf32"``, ``"bf16"`` or ``"fp16"``; None: what TensorFlow
             multiplies its types in.
@@ -87,19 +87,20 @@ def plan(
     """
     _refuse_unknown(options)
     of_model = {"device": device, "precision": precision, "measure": measure, "input_shape": input_shape}
+    rows = rows_of_micro_batch(batch, microbatches)
     if model is None:
         refuse_of_models("what is given", **of_model)
     elif training_graph is not None or layers is not None:
         raise OptionsError("plan(): give a model, or a training graph, or layers; not two of them")
     else:
-        layers = costs_for_model(model, batch=batch, **of_model)
+        layers = costs_for_model(model, batch=rows, **of_model)
     if training_graph is not None and (stages is not None or splits or recompute != "none"):
         raise OptionsError(
             "stages=, splits= and recompute= are for a model or layers; a training graph is of one device"
         )
     if training_graph is not None and costs is None:
         return _order_of(training_graph, schedule, memory_limit_bytes)
-    own_costs, table = _costs_of(training_graph, costs, layers, batch)
+    own_costs, table = _costs_of(training_graph, costs, layers, rows)
     if link is None and table is not None:
         link = table.link
     problem = problem_of(

@@ -7,13 +7,18 @@ from pathlib import Path
 
 from benchmarks.case import Case, Measured
 from benchmarks.processes import cluster_of, command, quiet, result_of
-from tf_ooo.demo.waits import LOG
+from tf_ooo.demo.waits import LOG, library
+from tf_ooo.errors import BackendError
 
 _MOST_S = 1800
 
 
 def why_not(case: Case) -> str:
-    """Return an empty text: any machine can run it."""
+    """Say why the op is missing; return an empty text where it is there."""
+    try:
+        library()
+    except BackendError as error:
+        return str(error)
     return ""
 
 

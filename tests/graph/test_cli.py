@@ -17,7 +17,7 @@ def test_info():
 def test_demo(tmp_path):
     result = CliRunner().invoke(main, ["demo", "--epochs", "1", "--out", str(tmp_path)])
     assert result.exit_code == 0, result.output
-    emulated, real = result.output.split("This machine's own CPU")
+    emulated, real = result.output.split("This machine's own device")
     assert "times as fast as 1F1B, with the same bits" in emulated
     assert [emulated.count(f"device {number} ") for number in (1, 2, 3, 4)] == [3, 2, 2, 2]
     assert "weights bit-equal" in real

@@ -23,11 +23,12 @@ def test_functions_are_put_away_and_come_back():
 
 
 def test_moved_variables_come_back_with_their_new_values():
+    """And go to the same copies again: functions that were traced with those read the present values."""
     made = normalized_model()
     kernel = made.trainable_variables[0]
     old = keras_variables.value_of(kernel)
-    moved = Moved(made)
-    moved.move({id(kernel): "/job:localhost/replica:0/task:0/device:CPU:00"}, made.variables)
+    moved, devices = Moved(made), {id(kernel): "/job:localhost/replica:0/task:0/device:CPU:00"}
+    moved.move(devices, made.variables)
     away = keras_variables.value_of(kernel)
     assert away is not old
     kernel.assign(np.full((3, 4), 7.0))
@@ -35,6 +36,12 @@ def test_moved_variables_come_back_with_their_new_values():
     assert keras_variables.value_of(kernel) is old
     assert (old.numpy() == 7).all()
     assert away.numpy().size == 0  # its memory is free: graphs may keep the variable
+    kernel.assign(np.full((3, 4), 8.0))
+    moved.move(devices, made.variables)
+    assert keras_variables.value_of(kernel) is away
+    assert (away.numpy() == 8).all()
+    moved.restore()
+    assert (old.numpy() == 8).all()
 
 
 def test_who_interrupts_variables_on_their_way_back_may_go_on(monkeypatch):

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import tf_ooo
+from grappler_passes.plugin import requests
 from tests.graph.layerpipe_fit import costs_of
 from tests.zoo import keras
 from tf_ooo.compat import keras_variables
@@ -105,7 +106,7 @@ def assert_devices_hold_nothing(mode, model):
     spread = isinstance(mode, LayerPipeMode)
     moved = mode.traced.moved if spread else mode.plans.pipeline.placed.moved
     stores = mode.traced.over_rounds.ticks._stores.values() if spread else ()
-    copies = [new for _, _, new in moved._emptied.values()]
+    copies = [new for *_, new in moved._copies.values()]
     assert copies
     assert not any(held.read_value().shape.num_elements() for held in (*copies, *stores))
     assert {value.device[-5:] for value in values_of(model.variables)} == {"CPU:0"}
@@ -123,6 +124,32 @@ def test_what_has_changed_is_traced_again(mode, change):
     fit(model, callback)
     assert counts.traces > traces
     assert not any(np.array_equal(one, other) for one, other in zip(before, model.get_weights(), strict=True))
+
+
+class Stops(keras.callbacks.Callback):
+    def on_train_batch_end(self, batch, logs=None):
+        if batch == 2:
+            raise RuntimeError("stopped here")
+
+
+@pytest.mark.parametrize("mode", ["pipeline", "layerpipe"])
+def test_a_fit_after_one_that_failed_is_traced_again(mode):
+    model, counts = model_that_counts()
+    callback = tf_ooo.OOOBackprop(**MODES[mode])
+    with pytest.raises(RuntimeError, match="stopped here"):
+        model.fit(X, Y, batch_size=8, verbose=0, callbacks=[callback, Stops()])
+    before, traces = model.get_weights(), counts.traces
+    fit(model, callback)
+    assert counts.traces > traces
+    assert not any(np.array_equal(one, other) for one, other in zip(before, model.get_weights(), strict=True))
+
+
+def test_no_request_stays_registered_between_fits():
+    model, _ = model_that_counts()
+    callback, there = tf_ooo.OOOBackprop(**MODES["pipeline"]), set(requests._requests)
+    fit(model, callback, validation_data=(X, Y))
+    fit(model, callback, validation_data=(X, Y))
+    assert set(requests._requests) <= there
 
 
 def test_other_batches_are_traced_beside_those_before():

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from rich.text import Text
 
-from tf_ooo.demo.training import ONE_F_ONE_B, STOCK, Trained
+from tf_ooo.demo.training import AUTO, ONE_F_ONE_B, STOCK, Trained
 from tf_ooo.units import seconds_text
 
 # A column shows the task that runs at its middle; letters tell kinds apart where there are no colours.
@@ -16,7 +16,7 @@ _ROW = "  device {device} "
 _TITLES = {
     STOCK: "stock fit, one device",
     ONE_F_ONE_B: "1F1B, as PyTorch and Megatron run it",
-    "auto": "tf_ooo, schedule='auto'",
+    AUTO: "tf_ooo, schedule='auto'",
 }
 
 

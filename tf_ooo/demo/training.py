@@ -104,6 +104,7 @@ def main(out: str) -> None:
 def _make_devices() -> None:
     import tensorflow as tf
 
+    tf.config.set_visible_devices([], "GPU")  # four emulated CPU devices are wanted
     tf.config.threading.set_intra_op_parallelism_threads(1)
     tf.config.threading.set_inter_op_parallelism_threads(2 * DEVICES + 4)
     (cpu,) = tf.config.list_physical_devices("CPU")

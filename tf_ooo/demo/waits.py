@@ -24,8 +24,8 @@ def library() -> Path:
     path = Path(__file__).with_name("_wait.so")
     if not path.exists():
         raise BackendError(
-            "the op of emulated devices is not compiled; install a C compiler, then reinstall with: "
-            "pip install ."
+            "the op of emulated devices is not compiled, which is for Linux; install a C compiler, then "
+            "reinstall with: pip install ."
         )
     return path
 

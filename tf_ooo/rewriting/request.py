@@ -100,6 +100,10 @@ class RewriteRequest(Generic[ResultT]):
         self._request = plugin.Request(f"{name}-{next(_numbers)}", answer, describe, refuse_on)
         refused: tuple[type[BaseException], ...] = (MemoryLimitError, *refuse_on)
         self.failures = Failures(self._request.errors, what=failed, refused=refused)
+        self.open()
+
+    def open(self) -> None:
+        """Rewrite again after :meth:`close`."""
         plugin.register(self._request)
         # A function that is dropped without close() must not stay registered for ever.
         self._close = weakref.finalize(self, plugin.unregister, self._request.id)

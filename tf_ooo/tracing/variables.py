@@ -90,7 +90,7 @@ class Moved:
     def __init__(self, model: keras.Model) -> None:
         self.model = model
         self._before: list[tuple[Any, Any]] = []
-        self._emptied: dict[int, tuple[Any, Any, Any]] = {}  # by id: variable, the old one, the new one
+        self._copies: dict[int, tuple[Any, Any, str, Any]] = {}  # by id: variable, old, device asked for, new
         self._functions: list[tuple[Any, dict[str, Any]]] | None = None
 
     def move(self, devices: Mapping[int, str], variables: Iterable[Any]) -> None:
@@ -106,17 +106,21 @@ class Moved:
             old, device = keras_variables.value_of(variable), devices.get(id(variable))
             if device is None or old is None or old.device == device:
                 continue
-            new = self._filled(variable, old, device)
-            new = keras_variables.copy_on(device, old) if new is None else new
+            new = self._copy(variable, old, device)
             self._before.append((variable, old))
             keras_variables.set_value_of(variable, new)
 
-    def _filled(self, variable: keras.Variable, old: Any, device: str) -> Any:
-        """Return the new one of the move before with the present value; None: there is none there."""
-        _, before, new = self._emptied.pop(id(variable), (None, None, None))
-        if before is not old or new.device != device:
-            return None
-        keras_variables.fill(new, old.read_value())
+    def _copy(self, variable: keras.Variable, old: Any, device: str) -> Any:
+        """Return the copy of the move before, filled; a new one where that was of another, or for elsewhere.
+
+        Which device was asked for counts: some types of numbers are never on a GPU.
+        """
+        _, before, place, new = self._copies.get(id(variable), (None, None, "", None))
+        if before is old and place == device:
+            keras_variables.fill(new, old.read_value())
+            return new
+        new = keras_variables.copy_on(device, old)
+        self._copies[id(variable)] = variable, old, device, new
         return new
 
     @property
@@ -152,9 +156,7 @@ class Moved:
             self._before.pop()
             if not taken:
                 lost.append(keras_variables.path_of(variable))
-            if taken and _free(moved):
-                self._emptied[id(variable)] = variable, old, moved
-            elif _host(moved.device) != _host(old.device):
+            if not (taken and free(moved)) and _host(moved.device) != _host(old.device):
                 gone.add(moved.device)  # a second read from there would wait for ever
         for part, functions in self._functions or ():
             train_function.set_functions_of(part, functions)
@@ -181,7 +183,8 @@ def _taken(variable: keras.Variable, old: Any, reachable: Callable[[str], bool],
         return False
 
 
-def _free(moved: Any) -> bool:
+def free(moved: Any) -> bool:
+    """Free the memory of a ``tf.Variable``; return whether its device was there."""
     try:
         keras_variables.empty(moved)
         return True

@@ -64,12 +64,12 @@ _AHEAD = (
 class SpreadStep:
     """A step over rounds, as it was traced, which the next fit of the same model runs again.
 
-    ``moved``, ``read``: the variables; ``structure``: of batches.
+    ``moved``, ``read``: the variables; ``structure``: of batches, and of the data that they come from.
     """
 
     moved: Moved
     read: Sequence[Any]
-    structure: object
+    structure: tuple[Any, Any]
     over_rounds: Spread
 
 
@@ -260,7 +260,7 @@ class Planned(Training):
             return None
         with progress.said(f"spreading the step over {len(self._plan.devices)} devices"):
             step = self._step(batch)
-        rounds = Rounds(self._fit, self._plan, self._placed, step.over_rounds, structure_of(batch))
+        rounds = Rounds(self._fit, self._plan, self._placed, step)
         self._fit.enter(rounds)
         return rounds.begin(batch, given)
 
@@ -272,12 +272,10 @@ class Planned(Training):
         if kept is not None and not (kept.structure == structure and nests.are_same(kept.read, read)):
             _LOG.info("the step is traced again: other variables or batches than in the fit before")
             kept = None
+        fit.mode.traced = None  # until this fit has ended well
         self._placed = Placed(fit.model, fit.target, None if kept is None else kept.moved)
         self._placed.move({name: plan.devices[processor] for name, processor in plan.home.items()})
-        if kept is None:
-            kept = SpreadStep(self._placed.moved, read, structure, self._spread(batch))
-            fit.mode.traced = kept
-        return kept
+        return kept or SpreadStep(self._placed.moved, read, structure, self._spread(batch))
 
     def _spread(self, batch: object) -> Spread:
         fit, plan, report = self._fit, self._plan, self._fit.distributed.describe()
@@ -297,11 +295,10 @@ class Planned(Training):
 class Rounds(Training):
     """The step is spread; each epoch runs in rounds."""
 
-    def __init__(
-        self, fit: LayerPipeFit, plan: SpreadPlan, placed: Placed, over_rounds: Spread, structure: object
-    ) -> None:
-        self._fit, self._plan, self._placed, self._over_rounds = fit, plan, placed, over_rounds
-        self._structure = structure  # of the first batch: all have its parts
+    def __init__(self, fit: LayerPipeFit, plan: SpreadPlan, placed: Placed, step: SpreadStep) -> None:
+        self._fit, self._plan, self._placed, self._step = fit, plan, placed, step
+        self._over_rounds = over_rounds = step.over_rounds
+        self._structure, _ = step.structure  # of the first batch: all have its parts
         self._together = fit.mode.options.unroll or rounds_together(len(over_rounds.traced.index))
         self._epoch: Epoch | None = None  # None between epochs
 
@@ -369,6 +366,10 @@ class Rounds(Training):
         else:
             self._over_rounds.ticks.empty()
         return lost
+
+    def ended(self) -> None:
+        """Keep what was traced for the next fit; one that failed may have left half of it."""
+        self._fit.mode.traced = self._step
 
 
 def _one_device_text(options: LayerPipe) -> str:

@@ -23,6 +23,7 @@ from tf_ooo.modes.layerpipe.frozen import Copies
 from tf_ooo.modes.layerpipe.rounds import Rounds
 from tf_ooo.modes.layerpipe.traced import Traced
 from tf_ooo.modes.layerpipe.turns import Turns, in_turns
+from tf_ooo.tracing.variables import free
 
 Tensors = dict[str, tf.Tensor]
 
@@ -86,7 +87,7 @@ class Ticks:
     def empty(self) -> None:
         """Free the memory of what lies between rounds, until the next :meth:`reset`."""
         for variable in (*self._stores.values(), *self.copies.variables, *self.weights.variables):
-            keras_variables.empty(variable)
+            free(variable)
 
     def run(self, low: int, high: int, batches: Sequence[Sequence[tf.Tensor] | None]) -> list[Any]:
         """Rounds in which only batches that are in their rounds ``low`` to ``high`` exist, as one function.

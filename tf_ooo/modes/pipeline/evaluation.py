@@ -39,6 +39,9 @@ class StagedEvaluation:
         pieces: of a batch that is predicted.
         step: in place of Keras' own step.
         called: what the user calls.
+
+    Attributes:
+        requests: open while its functions may run.
     """
 
     def __init__(
@@ -55,6 +58,7 @@ class StagedEvaluation:
         self._called = called or _CALLED[kind]
         folder = None if dump_dir is None else Path(dump_dir) / kind
         self._request = request_to_place_forward(lambda: self._seen, folder)
+        self.requests = [self._request]
         self._functions = EvaluationFunctions(model, kind, self._request.tracing, step)
         self._seen: Sequence[Any] = ()  # shapes of the batch that is traced
         self._looked_at = 0  # traces
@@ -169,6 +173,7 @@ class OutputsFirst:
         self._needed: list[str] = []  # beside the outputs
         step = evaluation.outputs_on_data(model, self._needed)
         self._outputs = StagedEvaluation(model, "predict", report, dump_dir, pieces, step, "evaluate")
+        self.requests = [*self._whole.requests, *self._outputs.requests]
         rest = evaluation.rest_of_test_step(model)
         self._rest = tf_functions.plain_function(rest, any_shape=True)
 

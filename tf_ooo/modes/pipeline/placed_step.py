@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tf_ooo.compat import nests
 from tf_ooo.compat.evaluation import Kind
 from tf_ooo.modes.pipeline.evaluation import OutputsFirst, StagedEvaluation
+from tf_ooo.rewriting.request import RewriteRequest
 from tf_ooo.rewriting.result import RewriteResult
 from tf_ooo.rewriting.staged import request_to_place
 from tf_ooo.tracing.variables import Moved, all_variables, values_of
@@ -19,7 +20,8 @@ if TYPE_CHECKING:
 class PlacedStep:
     """The functions of a plan's step.  As in stock Keras, a later fit of the same model traces none again.
 
-    Between fits the variables on the stages' devices are empty (:class:`Moved`).
+    Between fits the variables on the stages' devices are empty (:class:`Moved`), and nothing is registered
+    with TensorFlow: what is would hold the model for ever.
 
     Attributes:
         said_in_report: the first batch's graph; None: none was rewritten yet.
@@ -35,6 +37,20 @@ class PlacedStep:
         self.functions.check_captures = self.moved.check_captures
         self.said_in_report: RewriteResult | None = None
         self.evaluations: dict[Kind, StagedEvaluation | OutputsFirst] = {}
+
+    def open(self) -> None:
+        """Run again after :meth:`close`."""
+        for request in self._requests:
+            request.open()
+
+    def close(self) -> None:
+        """End a fit."""
+        for request in self._requests:
+            request.close()
+
+    @property
+    def _requests(self) -> list[RewriteRequest[Any]]:
+        return [self.request, *(request for of in self.evaluations.values() for request in of.requests)]
 
     def why_not(self, steps: PipelineSteps) -> str:
         """Say why a fit that begins has to trace again; empty: it may run this."""

@@ -174,7 +174,7 @@ class Cut(Training):
         plans, replicas = steps.plans, pipeline.mesh.replicas
         self._report, self._dump_dir = plans.distributed.describe(), steps.options.dump_dir
         self._step = self._of_fit_before(steps, pipeline) or PlacedStep(steps, pipeline)
-        pipeline.placed = self._step
+        self._step.functions.seen, pipeline.placed = steps.seen, None
         self._placed = Placed(steps.model, steps.target, self._step.moved)
         self._before = before if replicas == 1 == plans.replicas_at_first else None
         self._not_planned = ""  # why the latest step is not the one that was planned; it ran in stock order
@@ -187,9 +187,11 @@ class Cut(Training):
     def _of_fit_before(steps: PipelineSteps, pipeline: PlannedPipeline) -> PlacedStep | None:
         """Return what was traced for the plan; None: nothing, or nothing that is still right."""
         why = "" if pipeline.placed is None else pipeline.placed.why_not(steps)
-        if why:
-            _LOG.info("the step is traced again: %s", why)
-        return None if why else pipeline.placed
+        if why or pipeline.placed is None:
+            _LOG.info("the step is traced: %s", why or "no fit before has")
+            return None
+        pipeline.placed.open()
+        return pipeline.placed
 
     def begin(self) -> None:
         """Moves the variables."""
@@ -348,11 +350,14 @@ class Cut(Training):
         )
 
     def ended(self) -> None:
+        """Keep what was traced for the next fit; one that failed may have left half of it."""
+        self._pipeline.placed = self._step
         if self._to_measure is not None:
             self._steps.report.note(f"{_CALCULATED}: the fit had too few steps")
 
     def restore(self) -> Sequence[str]:
         """Puts the variables back; names those that are lost."""
+        self._step.close()
         lost = self._placed.restore()
         if lost:
             self._pipeline.placed = None

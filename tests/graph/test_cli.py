@@ -37,7 +37,7 @@ def test_demo_says_that_the_report_was_not_written(tmp_path, monkeypatch, capsys
     file.write_text("")
     monkeypatch.setattr(demo_run, "train", lambda *_: ({"loss": [1.0], "accuracy": [0.5]}, []))
     with pytest.raises(tf_ooo.BackendError, match="no report was written.*--out"):
-        demo_run.run_real(Console(), file / "below", 1, "auto")
+        demo_run.run_real(Console(soft_wrap=True), file / "below", 1, "auto")
     assert "report:" not in capsys.readouterr().out
-    demo_run.run_real(Console(), tmp_path / "new", 1, "auto")
+    demo_run.run_real(Console(soft_wrap=True), tmp_path / "new", 1, "auto")
     assert "report.html" in capsys.readouterr().out

@@ -17,9 +17,10 @@ from typing import Any
 
 from tf_ooo.demo.waits import LOG, Log, prefer
 from tf_ooo.errors import BackendError
+from tf_ooo.planning.policies import one_f_one_b
 
 DEVICES, MICROBATCHES, BLOCKS = 4, 8, 6
-STOCK, ONE_F_ONE_B, AUTO = "stock fit", "1f1b", "auto"
+STOCK, ONE_F_ONE_B, AUTO = "stock fit", one_f_one_b.POLICY.name, "auto"
 # Seconds of F, dO and dW for one micro-batch: an embedding, which has no dO, blocks, and a head.
 _BLOCK_S, _EMBEDDING, _HEAD = 0.008, (0.25, 0.0, 0.25), (2.5, 2.5, 2.5)
 _BLOCK = (1.0, 1.05, 0.95)

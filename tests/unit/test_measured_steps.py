@@ -36,15 +36,27 @@ class Functions:
         return seconds
 
 
+class Request:
+    """Rewrites each trace of the functions."""
+
+    failures = SimpleNamespace(raise_first=lambda: None)
+    result = object()
+
+    def __init__(self, functions):
+        self._functions = functions
+
+    @property
+    def count(self):
+        return self._functions.traced
+
+
 def test_steps_of_a_pipeline(takes_s, monkeypatch):
     """One in which a function was traced is no sample."""
     monkeypatch.setattr(pipeline, "fill_report_of_graph", lambda *given: None)
     running = pipeline.Cut.__new__(pipeline.Cut)
-    running._functions, running._report = Functions(), None
-    running._before = running._said_in_report = None
-    running._request = SimpleNamespace(
-        failures=SimpleNamespace(raise_first=lambda: None), result=object(), count=1
-    )
+    running._before = running._report = None
+    running._step = SimpleNamespace(functions=Functions(), said_in_report=None)
+    running._step.request = Request(running._step.functions)
     running._pipeline = SimpleNamespace(step_s=[])
     assert [running.cut_step(batch) for batch in ((9.0, True), (2.0, False), (3.0, False))] == [9.0, 2.0, 3.0]
     assert running._pipeline.step_s == [2.0, 3.0]

@@ -8,6 +8,7 @@ from tf_ooo.costs.devices import device
 from tf_ooo.costs.layer_costs import LayerCosts, Link
 from tf_ooo.costs.layer_work import dense_layer, transformer_layer
 from tf_ooo.costs.table import CostTable
+from tf_ooo.demo.training import gpt_shares
 
 # Messages are small: what they take is the runtime's own time.
 ROWS, WIDTH = 2, 1024
@@ -34,7 +35,7 @@ def _rows(model: str, layers: int) -> list[tuple[float, float, float]]:
         costs = [work.costs(_A100) for work in (*blocks, head)]
         return [(of.forward_s, of.output_grad_s, of.weight_grad_s) for of in costs]
     if model == "gpt":
-        return [(0.25, 0.0, 0.25), *[(1.0, 1.05, 0.95)] * (layers - 2), (2.5, 2.5, 2.5)]
+        return gpt_shares(layers - 2)
     far = np.abs(np.linspace(-1, 1, layers)) if model == "unet" else np.full(layers, 0.5)
     return [(0.5 + x, 0.5 + x, 0.5 + x) for x in far.tolist()]
 

@@ -98,7 +98,10 @@ def test_sync_batch_norm_is_no_averaged_gradient(engine):
 
 def test_example():
     process = launches.start_horovodrun(2, [sys.executable, EXAMPLE])
-    said = process.communicate()[0]
+    try:
+        said = process.communicate(timeout=800)[0]
+    finally:
+        process.kill()
     assert process.returncode == 0, said
     told = re.findall(r"worker (\d) of 2 \(horovod\): val_accuracy of all ([\d.]+)", said)
     assert sorted(rank for rank, _ in told) == ["0", "1"]

@@ -64,7 +64,7 @@ def gelus():
 
 def shortcuts():
     """Blocks with shortcuts, whose convolutions graph optimizers order otherwise than the trace."""
-    # Where CPUs lack AVX-512, TensorFlow's oneDNN gets some gradients of 1x1 kernels wrong: they are 2 wide.
+    # TensorFlow's oneDNN gets some gradients of 1x1 kernels wrong on CPUs without AVX-512: these are 2 wide.
     keras.utils.set_random_seed(1)
     inputs = x = keras.Input(PICTURES)
     for width in (4, 6):

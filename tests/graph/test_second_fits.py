@@ -48,7 +48,7 @@ def compile_anew(model):
 
 
 def fit(model, callback, batch_size=8, **data):
-    """The last batch has fewer rows, and validation runs on the devices of the stages."""
+    """The last batch has fewer rows."""
     given = {"batch_size": batch_size, "epochs": 2, "shuffle": False, "verbose": 0, **data}
     return model.fit(X, Y, callbacks=[callback], **given).history
 

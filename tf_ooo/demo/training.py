@@ -21,9 +21,8 @@ from tf_ooo.planning.policies import one_f_one_b
 
 DEVICES, MICROBATCHES, BLOCKS = 4, 8, 6
 STOCK, ONE_F_ONE_B, AUTO = "stock fit", one_f_one_b.POLICY.name, "auto"
-# Seconds of F, dO and dW for one micro-batch: an embedding, which has no dO, blocks, and a head.
-_BLOCK_S, _EMBEDDING, _HEAD = 0.008, (0.25, 0.0, 0.25), (2.5, 2.5, 2.5)
-_BLOCK = (1.0, 1.05, 0.95)
+# Seconds of a block's F for one micro-batch.
+_BLOCK_S = 0.008
 _ROWS, _WIDTH, _SEED = 2, 1024, 7
 # Steps that are not counted, which trace, and steps that are.
 _WARM, _STEPS = 2, 5
@@ -54,10 +53,14 @@ class Trained:
         return statistics.median(self.steps_s)
 
 
+def gpt_shares(blocks: int) -> list[Costs]:
+    """Return F, dO and dW beside a block's F: an embedding has no dO, a head takes two and a half blocks."""
+    return [(0.25, 0.0, 0.25), *[(1.0, 1.05, 0.95)] * blocks, (2.5, 2.5, 2.5)]
+
+
 def layer_seconds() -> list[Costs]:
     """Return F, dO and dW of each layer for one micro-batch."""
-    shares = [_EMBEDDING, *[_BLOCK] * BLOCKS, _HEAD]
-    return [(f * _BLOCK_S, do * _BLOCK_S, dw * _BLOCK_S) for f, do, dw in shares]
+    return [(f * _BLOCK_S, do * _BLOCK_S, dw * _BLOCK_S) for f, do, dw in gpt_shares(BLOCKS)]
 
 
 def trained() -> list[Trained]:

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from grappler_passes.graph.training_graph import Layer, OpKind, TrainingGraph
-from tf_ooo.rewriting.weight_uses import from_weights, ops_of_data
+from tf_ooo.rewriting.weight_uses import layers_of_weights, ops_of_data
 
 if TYPE_CHECKING:
     from tf_ooo.rewriting.loops import LoopTask  # TensorFlow is imported there
@@ -96,14 +96,15 @@ class _Ops:
     def __init__(self, graph: TrainingGraph, seconds: Mapping[str, float]) -> None:
         self._graph, self._seconds = graph, seconds
         self._of_data = ops_of_data(graph)
+        self._layers_of_weights = layers_of_weights(graph, self._of_data)
 
     def divide(self, names: Sequence[str], layer: Layer, least_s: float) -> _Division | None:
         """Return the parts of a layer with these forward ops, in topological order; None: it stays whole."""
         line = [name for name in names if name in self._of_data]
         if sum(self._seconds.get(name, 0.0) for name in line) < 2 * least_s:
             return None
-        weights = from_weights(self._graph, layer, self._of_data)
-        users = [i for i, n in enumerate(line) if any(p in weights for p in self._graph.ops[n].producers)]
+        weights = {name for name, layers in self._layers_of_weights.items() if layer.index in layers}
+        users = [i for i, n in enumerate(line) if not weights.isdisjoint(self._graph.ops[n].producers)]
         if not users:
             return None
         ends = self._ends(line, range(users[0], users[-1]), least_s)

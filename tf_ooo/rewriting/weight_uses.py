@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 
 from grappler_passes.graph.contexts import SWITCHES
-from grappler_passes.graph.training_graph import Layer, TrainingGraph
+from grappler_passes.graph.training_graph import TrainingGraph
 
 _USING = ("ReadVariable", "ResourceGather", "Assign", "ResourceApply", "ResourceSparse", "ResourceScatter")
 _PASSING_ON = ("Enter", *SWITCHES, "Identity")
@@ -23,25 +23,30 @@ def ops_of_data(graph: TrainingGraph) -> set[str]:
     return names
 
 
-def from_weights(graph: TrainingGraph, layer: Layer, of_data: Collection[str]) -> set[str]:
-    """Return ops that depend on the layer's weights, perhaps other variables, and no data; handles too."""
-    names = {v.handle for v in graph.variables if v.name in layer.variables}
+def layers_of_weights(graph: TrainingGraph, of_data: Collection[str]) -> dict[str, set[int]]:
+    """Return the layers of the weights that an op depends on, for ops that depend on no data; handles too."""
+    owner = {variable: layer.index for layer in graph.layers for variable in layer.variables}
+    layers: dict[str, set[int]] = {}
+    for variable in graph.variables:
+        if variable.name in owner:
+            layers.setdefault(variable.handle, set()).add(owner[variable.name])
     for name, op in graph.ops.items():
-        if name not in of_data and any(producer in names for producer in op.producers):
-            names.add(name)
-    return names
+        read = () if name in of_data else [layers[producer] for producer in op.producers if producer in layers]
+        if read:
+            layers[name] = layers.get(name, set()).union(*read)
+    return layers
 
 
 def layers_using(
     graph: TrainingGraph, forward: Mapping[str, int], of_data: Collection[str]
 ) -> list[set[int]]:
     """Return for each layer the layers whose forward ops apply its weights to data: several if tied."""
-    applying = [name for name in forward if name in of_data]
-    using: list[set[int]] = []
-    for layer in graph.layers:
-        weights = from_weights(graph, layer, of_data)
-        users = (name for name in applying if any(p in weights for p in graph.ops[name].producers))
-        using.append({forward[name] for name in users})
+    layers = layers_of_weights(graph, of_data)
+    using: list[set[int]] = [set() for _ in graph.layers]
+    for name in forward.keys() & of_data:
+        for producer in graph.ops[name].producers:
+            for layer in layers.get(producer, ()):
+                using[layer].add(forward[name])
     return using
 
 

@@ -87,6 +87,7 @@ class States:
         self._model, self._held_names = model, names_of_held(model)
         # Keras 2 has variables besides that no list holds.
         self._others = not train_function.counts_steps(model)
+        self._no_states: set[int] = set()
         self.each = {*each, *(path for path, kind in kinds.items() if kind == IN_TURN)}
         self._normalizing = keras_layers.batch_normalizations(model)
         # Each kept variance has its mean here, and how much of both is new in each step.
@@ -166,8 +167,9 @@ class States:
         key = id(variable.handle)
         if key not in self._paths and self._others:
             # Metrics, seeds, what optimizers keep; some are made while the step is traced.
-            known = key in map(key_of, all_variables(self._model))
-            if known or feeds_random_numbers(self._handle(variable)):
+            if key not in self._no_states:
+                self._no_states.update(map(key_of, all_variables(self._model)))
+            if key in self._no_states or feeds_random_numbers(self._handle(variable)):
                 return False
             self._paths[key] = self._held_names.get(key) or keras_variables.unique_name_of(variable)
         return key in self._paths and self._paths[key] not in self.each

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import operator
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
@@ -31,26 +32,32 @@ def optimizers_of(model: keras.Model) -> list[Any]:
     """Every Keras optimizer that the model, a part of it or a loss-scaling optimizer holds, each once."""
     held: dict[int, Any] = {}
     seen: set[int] = set()
-    for part in keras_layers.parts_of(model):
-        _collect(part, held, seen)
+    inside: dict[tuple[type, type], Callable[[Any], Iterable[Any]] | None] = {}
+    waiting = keras_layers.parts_of(model)[::-1]
+    while waiting:
+        value = waiting.pop()
+        kind = type(value), value.__class__  # the latter is what a proxy stands for
+        if kind not in inside:  # a model has thousands of values of some sixty types
+            inside[kind] = _inside(value)
+        values_in = inside[kind]
+        if values_in is None or id(value) in seen:
+            continue
+        seen.add(id(value))
+        if values_in is keras_optimizers.inner_optimizers:
+            held[id(value)] = value
+        waiting.extend([*values_in(value)][::-1])
     return list(held.values())
 
 
-def _collect(value: object, held: dict[int, Any], seen: set[int]) -> None:
-    if id(value) in seen:
-        return
+def _inside(value: object) -> Callable[[Any], Iterable[Any]] | None:
+    """Return what tells the values of such a one that may be, or hold, optimizers; None: none may."""
     if keras_optimizers.is_optimizer(value):
-        held.setdefault(id(value), value)
-        within = keras_optimizers.inner_optimizers(value)
-    elif keras_layers.is_layer(value):
-        within = keras_attributes.attributes_of(value)
-    elif isinstance(value, (list, tuple, dict)):
-        within = list(value.values()) if isinstance(value, dict) else list(value)
-    else:
-        return
-    seen.add(id(value))
-    for item in within:
-        _collect(item, held, seen)
+        return keras_optimizers.inner_optimizers
+    if keras_layers.is_layer(value):
+        return keras_attributes.attributes_of
+    if isinstance(value, dict):
+        return operator.methodcaller("values")
+    return iter if isinstance(value, (list, tuple)) else None
 
 
 def all_variables(model: keras.Model) -> list[Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import tensorflow as tf
 
+from grappler_passes.compat import runtime
 from tf_ooo.compat import (
     func_graphs,
     keras_attributes,
@@ -27,6 +29,8 @@ from tf_ooo.tracing.variables import all_variables, key_of, optimizers_of
 
 if TYPE_CHECKING:
     import keras
+
+_LOG = logging.getLogger("tf_ooo")
 
 
 @dataclass(frozen=True)
@@ -77,6 +81,15 @@ class LookedAt:
 
     def __call__(self, batch: object, after: Seen | None = None) -> Seen:
         """``after``: metrics go on where they were then."""
+        try:
+            # To optimize the graph takes longer than the few steps that are looked at.
+            with runtime.calls_not_optimized():
+                return self._seen(batch, after)
+        except tf.errors.OpError as error:  # there are ops that only an optimized graph can run
+            _LOG.debug("looked at as it is optimized: %s", error)
+            return self._seen(batch, after)
+
+    def _seen(self, batch: object, after: Seen | None) -> Seen:
         with self._restoring:
             variables = _metric_variables(self._model)
             if after is not None:

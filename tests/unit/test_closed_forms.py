@@ -122,7 +122,8 @@ def test_zero_bubble_is_never_slower_than_1f1b(costs, p, m):
     times = {name: run(name, costs, p, m) for name in ("1f1b", "fast_forward", "zb_h1", "zb_h2", "zb_auto")}
     step_s = {name: timeline.makespan_s for name, timeline in times.items()}
     assert step_s["zb_auto"] <= step_s["zb_h1"] <= step_s["fast_forward"] <= step_s["1f1b"]
-    assert span_s(times["zb_h2"]) <= span_s(times["zb_h1"])
+    # Made for so many micro-batches (Qi et al. 2023, 2.3). With (5, 1, 5), p = 4 and m = 5 it is slower by 3.
+    assert m < 2 * p - 1 or span_s(times["zb_h2"]) <= span_s(times["zb_h1"])
 
 
 @settings(max_examples=8, deadline=None)
@@ -196,6 +197,6 @@ def test_gpipe_with_a_link_by_hand():
     F 1, link 3, F 2, dO 3, dW 4, link 3, dO 5, dW 6.
     """
     layers = [LayerCosts(1, 5, 6, output_bytes=4), LayerCosts(2, 3, 4)]
-    schedule = plan(layers=layers, schedule="gpipe", devices=2, link=Link(1.0, 2.0), mode="pipeline")
+    schedule = plan(layers=layers, schedule="gpipe", devices=2, microbatches=1, link=Link(1.0, 2.0))
     assert schedule.predicted_step_s == 1 + 3 + 2 + 3 + 4 + 3 + 5 + 6
     assert math.isclose(simulate(schedule, layers, Link(1.0, 2.0)).bubble_fraction, 1 - 21 / (2 * 27))

@@ -30,6 +30,7 @@ from tf_ooo.planning.choosing.assumptions import assumptions
 from tf_ooo.planning.choosing.figures import reference
 from tf_ooo.planning.choosing.on_paper import (
     candidates,
+    microbatches_of,
     mode_with_stages,
     policies_of,
     problem_of,
@@ -68,7 +69,8 @@ SAID_AFTER_S = 2.0
                    "ids=128:int32; repeated for each input.")  # fmt: skip
 @click.option("--devices", type=click.IntRange(1), default=_DEFAULTS["devices"], show_default=True,
               help="Of a pipeline, or workers of data parallel training.")  # fmt: skip
-@click.option("--microbatches", type=click.IntRange(1), default=_DEFAULTS["microbatches"], show_default=True)
+@click.option("--microbatches", type=click.IntRange(1), default=_DEFAULTS["microbatches"],
+              help="Parts of a batch.  [default: 8 in a pipeline, as in fit, else 1]")  # fmt: skip
 @click.option("--link", type=LINK,
               help="Between devices, such as 25Gbit or 10Gbit,20us; default: the table's.")  # fmt: skip
 @click.option("--speeds", type=SPEEDS, metavar="NUMBERS",
@@ -106,7 +108,7 @@ SAID_AFTER_S = 2.0
 @picture_options
 def plan(
     source: Path | None, model: str | None, modules: tuple[str, ...],
-    input_shape: list[str] | None, devices: int, microbatches: int, link: Link | None,
+    input_shape: list[str] | None, devices: int, microbatches: int | None, link: Link | None,
     speeds: tuple[float, ...] | None, memory: int | tuple[int, ...] | None,
     schedule: str, mode: str | None, options: tuple[str, ...], gains: Path | None, batch: int | None,
     device: str | None, precision: str | None, measure: bool,
@@ -116,6 +118,7 @@ def plan(
     """Compare schedules for the COSTS of layers (JSON), for a saved Keras MODEL, or for a --model."""
     what = _source(source, model)
     of_model = {"device": device, "precision": precision, "measure": measure}
+    microbatches = microbatches_of(microbatches, devices, schedule, mode)
     batch = rows_of_micro_batch(batch, microbatches)
     table = _table(what, batch, modules, **of_model, input_shape=input_shape)
     table, given = with_devices(table, link, speeds), policy_options(options)

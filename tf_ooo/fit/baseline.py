@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 _LOG = logging.getLogger("tf_ooo")
 # The least for an interval that says something, beside three steps as they run.
 STEPS = 6
+# In a fit that does not pay for those; they say roughly what a user had before.
+FEW = 3
 # Short steps are measured for so long, to see more of the machine than a moment, but no more than these.
 _SPAN_S, _MOST_STEPS = 0.5, 30
 ONE_DEVICE = "one device"
@@ -37,18 +39,22 @@ class Baseline:
         report: says why there is none.
         asked: ``compare=`` of the user: always, never, or (None) where the fit is long enough to pay for it.
         steps: of the fit, that are left; None: nobody knows.
+        always: a fit that is too short gets a few steps all the same.
 
     Attributes:
         too_short: nothing was measured, as the fit would not pay for it.
     """
 
-    def __init__(self, name: str, report: Report, asked: bool | None, steps: int | None) -> None:
+    def __init__(
+        self, name: str, report: Report, asked: bool | None, steps: int | None, always: bool = False
+    ) -> None:
         self.name, self._report, self._asked, self._steps = name, report, asked, steps
+        self._always = always
         self.too_short = False  # the fit, to pay for it
 
     def measured(
         self,
-        run: Callable[[], list[float]],
+        run: Callable[[int], list[float]],
         step_s: float,
         trace_s: float,
         together: int = 1,
@@ -57,7 +63,7 @@ class Baseline:
         """Return seconds of single steps, as ``run`` measures them; none where the report says why.
 
         Args:
-            run: measures.
+            run: measures so many steps, or more where they are short.
             step_s, trace_s: about what a step that is measured takes, and what tracing it does, at most.
             together: steps in one call.
             ours_s: about what a step of the fit takes from now on; None: as long.
@@ -67,10 +73,11 @@ class Baseline:
         cost_s = trace_s + (1 + steps) * call_s
         seconds: list[float] = []
         why_not = self._why_not(step_s if ours_s is None else ours_s, cost_s)
-        if not why_not:
-            started = time.perf_counter()
+        few = bool(why_not) and self._always and self._asked is None
+        if few or not why_not:
+            started, why_not = time.perf_counter(), ""
             try:
-                seconds = run()
+                seconds = run(FEW if few else STEPS)
             except tf.errors.ResourceExhaustedError:
                 why_not = f"the model does not fit on {self.name}"
             except Exception as error:  # of steps that train nothing
@@ -92,17 +99,17 @@ class Baseline:
         return ""
 
 
-def stock_steps_s(model: keras.Model, batch: object) -> list[float]:
-    """Return seconds of single stock steps on this batch; all variables are put back.
+def stock_steps_s(model: keras.Model, batch: object, least: int = STEPS) -> list[float]:
+    """Return seconds of so many single stock steps on this batch, or more; all variables are put back.
 
     Raises whatever the step raises; BackendError for one that keeps random numbers to itself.
     """
     step = train_function.step_on_data(model, tf_functions.undecorated(model.train_step))
-    return undone_steps_s(tf_functions.concrete_function(step, [batch]), batch)
+    return undone_steps_s(tf_functions.concrete_function(step, [batch]), batch, least)
 
 
-def undone_steps_s(concrete: Any, batch: Any) -> list[float]:
-    """Seconds of single calls of a traced function; all variables are put back.
+def undone_steps_s(concrete: Any, batch: Any, least: int = STEPS) -> list[float]:
+    """Seconds of so many single calls of a traced function, or more; all variables are put back.
 
     Raises whatever a call raises; BackendError for one that keeps random numbers to itself, or communicates.
     """
@@ -115,7 +122,7 @@ def undone_steps_s(concrete: Any, batch: Any) -> list[float]:
     restoring, seconds = RestoringFunction(concrete), list[float]()
     with restoring:
         nests.synchronize(restoring(batch))  # TensorFlow optimizes the graph
-        while len(seconds) < STEPS or (sum(seconds) < _SPAN_S and len(seconds) < _MOST_STEPS):
+        while len(seconds) < least or (sum(seconds) < _SPAN_S and len(seconds) < _MOST_STEPS):
             started = time.perf_counter()
             nests.synchronize(restoring(batch))
             seconds.append(time.perf_counter() - started)

@@ -15,7 +15,7 @@ from tf_ooo.compat import keras_fits, keras_layers, keras_variables, nests, trai
 from tf_ooo.costs.profile import MOST_STEPS, StepProfiler
 from tf_ooo.costs.table import CostTable
 from tf_ooo.errors import BackendError, OOOError
-from tf_ooo.fit import progress
+from tf_ooo.fit import estimates, progress
 from tf_ooo.fit.baseline import ONE_DEVICE, Baseline, stock_steps_s
 from tf_ooo.fit.measured import measured_costs
 from tf_ooo.fit.slower_warning import SlowerWarning
@@ -108,27 +108,34 @@ class Distributed:
         return other
 
     def compare(
-        self, model: keras.Model, batch: object, first: FirstSteps, asked: bool | None, serial_s: float
+        self,
+        model: keras.Model,
+        batch: object,
+        first: FirstSteps,
+        asked: bool | None,
+        serial_s: float,
+        always: bool = True,
     ) -> bool:
-        """Measures steps on one device, unless the fit is too short (True); see ``compare=``.
+        """Measure stock steps on one device, which a user had before; see ``compare=``.
 
-        ``serial_s``: of such a step.  What is left of the fit is no longer than the plan says, and tracing
-        the step takes no longer than the first one, whose micro-batches are copies of one.
+        Return whether the fit is too short for that; a few are measured all the same, where ``always``.
+        ``serial_s``: about what such a step takes.  What is left of the fit is no longer than the plan says,
+        and tracing the step takes no longer than the first one, whose micro-batches are copies of one.
         """
         if ONE_DEVICE in self.report.baselines_s:  # of the fit before
             return False
         steps = None if self.steps is None else self.steps - first.seen
-        baseline = Baseline(ONE_DEVICE, self.report, asked, steps)
+        baseline = Baseline(ONE_DEVICE, self.report, asked, steps, always)
 
-        def run() -> list[float]:
-            with progress.said(f"measuring {ONE_DEVICE}, to compare with"):
-                return stock_steps_s(model, batch)
+        def run(least: int) -> list[float]:
+            about_s = estimates.stock_s(first.first_s, first.microbatches)
+            with progress.said(f"measuring {ONE_DEVICE}, to compare with", about_s):
+                return stock_steps_s(model, batch, least)
 
         ours_s = min(serial_s, self.report.predicted_step_s or serial_s)
         seconds = baseline.measured(run, serial_s, first.first_s, ours_s=ours_s)
         self.report.change(
-            baselines_s={ONE_DEVICE: seconds} if seconds else {},
-            first_steps_s=[] if seconds else list(first.timed_s),
+            baselines_s={ONE_DEVICE: seconds} if seconds else {}, first_steps_s=list(first.timed_s)
         )
         return baseline.too_short
 
@@ -176,7 +183,8 @@ class FirstSteps:
     rows than the first, as the end of an epoch may have, the next one is profiled in its place.
 
     With ``options.costs`` one step does.  ``rows`` are those of the largest micro-batch of the step that was
-    taken apart.  ``make_functions`` makes the step, given what is entered around its traces.
+    taken apart.  ``make_functions`` makes the step, given what is entered around its traces.  ``pass_s``:
+    what tracing a forward and backward pass took; 0: none was traced alone.
     """
 
     def __init__(
@@ -186,8 +194,10 @@ class FirstSteps:
         make_functions: Callable[[Tracing], StepFunctions],
         options: DeviceOptions,
         report: Report,
+        pass_s: float = 0.0,
     ) -> None:
         self.seen = self.rows = 0
+        self.microbatches, self._pass_s = 1, pass_s
         self.first_s = 0.0  # the first step, which traces
         self._layers, self._report, self._given = layers, report, options.costs
         self._request = request_to_measure(model, layers)
@@ -234,9 +244,11 @@ class FirstSteps:
             self._report.change(batch_rows=self._whole_rows)
             rows = functions.division.split(self._whole_rows)
             self.rows = max(rows)
+            self.microbatches = len(rows)
             parts = f" in {len(rows)} micro-batches" if len(rows) > 1 else ""
             text = f"tracing the step{parts}, to cut it"
-            functions.around_traces = functools.partial(progress.said, text)
+            about_s = estimates.micro_batches_s(self._pass_s, len(rows))
+            functions.around_traces = functools.partial(progress.said, text, about_s)
         started = time.perf_counter()
         if self.seen and self._steps:
             with progress.said(f"measuring step {self.seen} of {self._steps} on one device"):

@@ -12,6 +12,7 @@ from tf_ooo.costs.op_seconds import step_costs
 from tf_ooo.costs.profile import OpProfile, usable_cores
 from tf_ooo.costs.table import CostTable
 from tf_ooo.errors import OptionsError
+from tf_ooo.fit import progress
 from tf_ooo.hosts.link import sharing_cores
 from tf_ooo.hosts.target import Target
 from tf_ooo.rewriting.parts import is_part, layer_of_part
@@ -152,8 +153,9 @@ def with_shared_link(costs: CostTable, target: Target) -> CostTable:
     """
     if costs.link != Link():
         return costs
-    link = sharing_cores(target.link_between(), target.devices, target.hosts())
-    return dataclasses.replace(costs, link=dataclasses.replace(link, speeds=target.speeds()))
+    with progress.said("measuring the link between the devices, and how fast each is"):
+        link = sharing_cores(target.link_between(), target.devices, target.hosts())
+        return dataclasses.replace(costs, link=dataclasses.replace(link, speeds=target.speeds()))
 
 
 def costs_of_parts(costs: CostTable, step: StepGraph) -> CostTable:

@@ -11,14 +11,18 @@ import click
 
 from tf_ooo.compat import keras_fits
 from tf_ooo.report.later import if_it_takes
+from tf_ooo.units import about_text
 
 # Shorter work is not talked of.
 AFTER_S = 2.0
 
 
 @contextlib.contextmanager
-def said(what: str) -> Iterator[None]:
-    """Says on stderr what is going on inside of the block, if that takes long; not in ``fit(verbose=0)``."""
+def said(what: str, about_s: float = 0.0, more: str = "") -> Iterator[None]:
+    """Says on stderr what is going on inside of the block, if that takes long; not in ``fit(verbose=0)``.
+
+    ``about_s``: seconds that it will take, as far as is known; 0: nothing is.  ``more`` is said before it.
+    """
     verbose = keras_fits.argument_of_fit("verbose")
     if verbose in (0, None):
         yield
@@ -30,10 +34,11 @@ def said(what: str) -> Iterator[None]:
 
     def begin() -> None:
         shown.set()
-        click.echo(f"{line}tf_ooo: {what} ...", err=True)
+        about = f", about {about_text(about_s)}" if about_s >= AFTER_S and about_s else ""
+        click.echo(f"{line}tf_ooo: {what}{about}{more} ...", err=True)
 
     try:
-        with if_it_takes(AFTER_S, begin):
+        with if_it_takes(0.0 if about_s > AFTER_S else AFTER_S, begin):
             yield
     finally:
         if shown.is_set():

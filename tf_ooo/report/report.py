@@ -128,8 +128,12 @@ class Report(
         """The steps as they run beside the first ones, where there is no baseline; None: as :attr:`gain`."""
         if self.baselines_s or not self.first_steps_s or not self.steps_s:
             return None
-        same = " with the same micro-batches" if self.pipeline and self.pipeline.microbatches > 1 else ""
-        return Gain(f"one device{same}", self.first_steps_s, self.steps_s)
+        return Gain(f"one device{self.same_micro_batches}", self.first_steps_s, self.steps_s)
+
+    @property
+    def same_micro_batches(self) -> str:
+        """Say how the first steps differed from stock's; empty: they did not."""
+        return " with the same micro-batches" if self.pipeline and self.pipeline.microbatches > 1 else ""
 
     @property
     def ranks_gain(self) -> Gain | None:

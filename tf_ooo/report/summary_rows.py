@@ -68,11 +68,11 @@ def _ranks_text(report: Report) -> str:
 
 
 def _first_text(report: Report) -> str:
-    first = report.gain_over_first
-    if first is None:
+    """Say what the first steps took; beside stock steps only those in micro-batches add something."""
+    first_s, same = report.first_steps_s, report.same_micro_batches
+    if not (first_s and report.steps_s) or (report.baselines_s and not same):
         return ""
-    same = first.baseline.removeprefix("one device")
-    return f"{seconds_text(first.baseline_median_s)} a step{same} ({len(report.first_steps_s)} at the start)"
+    return f"{seconds_text(statistics.median(first_s))} a step{same} ({len(first_s)} at the start)"
 
 
 def _predicted_text(report: Report) -> str:

@@ -16,7 +16,7 @@ from tf_ooo.costs.table import CostTable
 from tf_ooo.errors import CostError, OptionsError, did_you_mean
 from tf_ooo.planning.building.by_name import Stages
 from tf_ooo.planning.choosing.assumptions import stated
-from tf_ooo.planning.choosing.on_paper import plan_problem, problem_of
+from tf_ooo.planning.choosing.on_paper import microbatches_of, plan_problem, problem_of
 from tf_ooo.planning.choosing.splits import best_split, refuse_beside_splits
 from tf_ooo.planning.model.schedule import Schedule, Task
 from tf_ooo.planning.policies import POLICIES
@@ -37,7 +37,7 @@ def plan(
     measure: bool = False,
     input_shape: Any = None,
     devices: int = 1,
-    microbatches: int = 1,
+    microbatches: int | None = None,
     link: Link | None = None,
     mode: str | None = None,
     stages: Stages | None = None,
@@ -64,7 +64,8 @@ def plan(
         input_shape: of a model that is not built, or whose sizes are open: ``(128, 64)``, without the batch,
             or ``"ids=128:int32"``; a list or a map for several inputs.
         devices: devices of a pipeline, or workers of data parallel training.
-        microbatches: micro-batches of one step.
+        microbatches: micro-batches of one step; None: 8 in a pipeline of several devices, as a fit takes
+            (with BatchNormalization and few rows it takes fewer), one in other modes.
         link: between each two devices.
         mode: single_device, data_parallel, pipeline or layerpipe; None: the policy's own, for
             ``"auto"`` pipeline if there are several devices.
@@ -87,6 +88,7 @@ def plan(
     """
     _refuse_unknown(options)
     of_model = {"device": device, "precision": precision, "measure": measure, "input_shape": input_shape}
+    microbatches = microbatches_of(microbatches, devices, schedule, mode)
     rows = rows_of_micro_batch(batch, microbatches)
     if model is None:
         refuse_of_models("what is given", **of_model)

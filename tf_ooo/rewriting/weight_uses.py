@@ -31,7 +31,9 @@ def layers_of_weights(graph: TrainingGraph, of_data: Collection[str]) -> dict[st
         if variable.name in owner:
             layers.setdefault(variable.handle, set()).add(owner[variable.name])
     for name, op in graph.ops.items():
-        read = () if name in of_data else [layers[producer] for producer in op.producers if producer in layers]
+        read = (
+            () if name in of_data else [layers[producer] for producer in op.producers if producer in layers]
+        )
         if read:
             layers[name] = layers.get(name, set()).union(*read)
     return layers

@@ -85,7 +85,9 @@ class StepByStep:
         step_s = statistics.median(self._steps_s)
         baseline = Baseline(ALONE, self._report, self._compare, ranks.steps_of_fit())
         try:
-            alone_s = baseline.measured(lambda: stock_steps_s(model, batches[0]), step_s, self._trace_s)
+            alone_s = baseline.measured(
+                lambda least: stock_steps_s(model, batches[0], least), step_s, self._trace_s
+            )
         finally:
             ranks.forget_traces()  # of parts of the step, which do not average
         note_alone(self._report, alone_s, ranks)

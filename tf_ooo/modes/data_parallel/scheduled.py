@@ -242,9 +242,9 @@ class ScheduledSteps:
             return
         source = self.functions.alone()
 
-        def run() -> list[float]:
+        def run(least: int) -> list[float]:
             concrete = source.function(count).get_concrete_function(batches)
-            return [seconds / count for seconds in undone_steps_s(concrete, batches)]
+            return [seconds / count for seconds in undone_steps_s(concrete, batches, least)]
 
         baseline = Baseline(ALONE, report, self.options.compare, self.ranks.steps_of_fit())
         step_s = statistics.median(report.running_s)

@@ -115,6 +115,11 @@ class Comparison:
         self._signature = nests.signature(pair)
 
     @property
+    def trace_s(self) -> float:
+        """Seconds in which the step on two micro-batches was traced."""
+        return self._of_both.trace_s
+
+    @property
     def variables(self) -> list[Any]:
         """All that the step reads, as it was traced."""
         return list(self._of_both.variables)

@@ -9,6 +9,7 @@ from tf_ooo.costs.places import first_of
 from tf_ooo.errors import BackendError
 from tf_ooo.modes.pipeline.options import WHOLE_BATCH, Pipeline
 from tf_ooo.options.base import is_file
+from tf_ooo.planning.choosing.on_paper import MICROBATCHES
 from tf_ooo.tracing.micro_batches import Division
 
 if TYPE_CHECKING:
@@ -16,8 +17,6 @@ if TYPE_CHECKING:
 
     import keras
 
-# Micro-batches where none were asked for.
-MOST = 8
 # With fewer rows statistics are so rough that models train visibly worse (Wu and He 2018, figure 1).
 LEAST_ROWS = 8
 _WHY_ONE = (
@@ -36,8 +35,8 @@ def division_of(model: keras.Model, options: Pipeline) -> Division:
     if given is not None:
         return Division(given)
     if not names or is_file(options.schedule):  # a file says itself how many there are
-        return Division(MOST)
-    return Division(MOST, LEAST_ROWS, replicas if isinstance(replicas, int) else 1)
+        return Division(MICROBATCHES)
+    return Division(MICROBATCHES, LEAST_ROWS, replicas if isinstance(replicas, int) else 1)
 
 
 def _refuse_several(names: Sequence[str], given: int | None, replicas: object, from_file: bool) -> None:

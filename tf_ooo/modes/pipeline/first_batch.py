@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tf_ooo.compat import keras_losses, nests
+from tf_ooo.fit import progress
 from tf_ooo.hosts.devices import home_device
 from tf_ooo.hosts.memory import host_memory, in_host_memory
 from tf_ooo.modes.pipeline.dividing import micro_batch_notes, one_micro_batch_note
@@ -49,10 +50,11 @@ class FirstBatch:
 
     Attributes:
         states: how those of the model follow from micro-batches, as was seen then.
+        pass_s: what tracing a pass took then; 0: none was traced.
     """
 
     def __init__(self, plans: PipelinePlans) -> None:
-        self.states = StateKinds()
+        self.states, self.pass_s = StateKinds(), 0.0
         self._plans = plans
         self._later: LaterBatches | None = None  # compares later batches; None: nobody does
         self._checked: Any = None  # the train function and the batches whose loss was looked at
@@ -89,9 +91,10 @@ class FirstBatch:
         """Once for such batches, until the model is compiled again."""
         key = self._plans.distributed.stock, nests.signature(batch), microbatches
         if key[0] is None or self._checked != key:
-            with traced_anew(model):
+            with traced_anew(model), progress.said("looking whether rows of a batch depend on each other"):
                 checked = check_loss(model, batch, microbatches, gradients=not on_host)
             self.states, self._later, self._checked = checked.states, checked.later, key
+            self.pass_s = checked.trace_s
         if self.states.unlike:
             self._warn(_UNLIKE.format(", ".join(self.states.unlike)))
         for name in self.states.metrics:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -67,6 +68,7 @@ class LookedAt:
     ``gradients=False`` leaves the gradients out, where there is no memory for them.
 
     Attributes:
+        trace_s: what tracing it took.
         random: whether random numbers are left, in functions that it calls.
         states: variables that are not trained and that the step assigns, by path.
         used: names of those on which the loss or a gradient depends, in this step or a later one.
@@ -74,7 +76,9 @@ class LookedAt:
 
     def __init__(self, model: keras.Model, batch: Any, gradients: bool = True) -> None:
         self._model, self._gradients = model, gradients
+        started = time.perf_counter()
         self._restoring = RestoringFunction(tf_functions.concrete_function(self._step, [batch]))
+        self.trace_s = time.perf_counter() - started
         called = func_graphs.ops_called_from(self._restoring.concrete.graph)
         self.random = any("Random" in kind for _, kind in called)
         self.states = _states(model, self._restoring.changed)

@@ -37,10 +37,14 @@ _MOST = 0.02
 
 @dataclass(frozen=True)
 class Checked:
-    """Says how states follow from micro-batches, and what compares later batches; None: one each."""
+    """Says how states follow from micro-batches, and what compares later batches; None: one each.
+
+    ``trace_s``: of a pass that was traced for that; 0: none was.
+    """
 
     states: StateKinds
     later: LaterBatches | None = None
+    trace_s: float = 0.0
 
 
 def check_loss(model: keras.Model, batch: object, microbatches: int, gradients: bool = True) -> Checked:
@@ -84,12 +88,12 @@ def check_loss(model: keras.Model, batch: object, microbatches: int, gradients: 
             "train with the micro-batches' mean"
         )
     states = dataclasses.replace(found.states, metrics=comparison.differing_metrics(compared))
-    return Checked(states, LaterBatches(comparison, compared))
+    return Checked(states, LaterBatches(comparison, compared), comparison.trace_s)
 
 
 @dataclass(frozen=True)
 class _Found:
-    """Says in words how a batch differs from its micro-batches (empty: it does not), and how states follow."""
+    """Says in words how a batch differs from its micro-batches; empty: it does not."""
 
     comparison: Comparison
     compared: list[Compared]

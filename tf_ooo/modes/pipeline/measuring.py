@@ -40,6 +40,7 @@ class Beginning(Training):
     def run(self, given: Given) -> Any:
         """Run the first step, in the phase that is entered."""
         steps, plans, batch = self._steps, self._steps.plans, given[0]
+        steps.began_s = time.perf_counter()
         steps.first_batch.build(steps.model, *given, lambda: steps.never_whole)
         rows = plans.division.split(rows_of(batch))
         if plans.planned_from is not None:
@@ -75,7 +76,8 @@ class Measuring(Training):
         layers = LayerByLayer(home_device(), self._share(batch), self._is_whole)
         functions = functools.partial(steps.functions, division, replicas, seen)
         report = steps.plans.distributed.describe()
-        self._first = FirstSteps(steps.model, layers, functions, steps.options, report)
+        pass_s = steps.first_batch.pass_s
+        self._first = FirstSteps(steps.model, layers, functions, steps.options, report, pass_s)
 
     def _share(self, batch: object) -> float:
         """Return the least share of the forward pass for a part of a layer.
@@ -111,6 +113,7 @@ class Measuring(Training):
                 raise
             plans.train_on_one_device(str(error))
             return outputs
+        steps.first_s = first.first_s
         steps.experiment.enter(Planned(steps, *self._plan(step, costs), uncut=first.seen))
         self._compare(given[0], steps.report.pipeline.serial_step_s)
         return outputs
@@ -142,8 +145,8 @@ class Measuring(Training):
         steps, plans, first = self._steps, self._steps.plans, self._first
         started = time.perf_counter()
         plans.rows = first.rows
+        shared = plans.ranks.shared(with_shared_link(costs, steps.target))
         with progress.said("planning, where to cut the model and in which order its tasks run"):
-            shared = plans.ranks.shared(with_shared_link(costs, steps.target))
             pipeline = plans.plan_from(step, shared)
         steps.report.change(plan_seconds=time.perf_counter() - started)
         alone = plans.ranks.engine.size == 1 and not isinstance(steps.target, Cluster)
@@ -157,7 +160,9 @@ class Measuring(Training):
         may_fall_back, compare = plans.may_fall_back(), steps.options.compare
         if compare is None and distributed.steps is None and may_fall_back:
             compare = True
-        too_short = distributed.compare(steps.model, batch, self._first, compare, serial_s)
+        too_short = distributed.compare(
+            steps.model, batch, self._first, compare, serial_s, always=not may_fall_back
+        )
         why = why_uncut(distributed.describe(), len(steps.target.devices), too_short) if may_fall_back else ""
         if why:
             plans.train_on_one_device(why)

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import functools
 import logging
+import statistics
+import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 from tf_ooo.compat import nests
 from tf_ooo.compat.evaluation import Kind, makes_its_own
 from tf_ooo.errors import BackendError, OOOError
-from tf_ooo.fit import progress
+from tf_ooo.fit import estimates, progress
+from tf_ooo.fit.baseline import ONE_DEVICE
 from tf_ooo.fit.distributed import Placed, Tracing, not_cut
 from tf_ooo.fit.experiment import Experiment
 from tf_ooo.fit.in_place import InPlace
@@ -54,6 +58,7 @@ class PipelineSteps:
 
     Attributes:
         may_plan_anew: where a step is not the one that was planned; once in a fit.
+        began_s, first_s: when the first batch came, and what the step that traced took; 0: not in this fit.
     """
 
     def __init__(
@@ -67,6 +72,7 @@ class PipelineSteps:
         self.target, self.options = plans.distributed.target, plans.options
         self.report = plans.distributed.report
         self.may_plan_anew = plans.ranks.engine.size == 1
+        self.began_s = self.first_s = 0.0
         self.beginning = beginning(self)
         self.experiment = Experiment(self.beginning)
         if plans.pipeline is not None:
@@ -107,6 +113,16 @@ class PipelineSteps:
         functions = StepFunctions(model, division, tracing, applying, replicas, loops)
         functions.seen, functions.kinds = seen, self.first_batch.states.kinds
         return functions
+
+    def placing(self, what: str) -> AbstractContextManager[None]:
+        """Say that the step is placed, how long that takes, and from how many steps on all of it pays."""
+        if not self.first_s:
+            return progress.said(what)
+        report, about_s = self.report, estimates.placing_s(self.first_s)
+        measured = report.baselines_s.get(ONE_DEVICE)
+        one_s = statistics.median(measured) if measured else report.pipeline.serial_step_s
+        spent_s = time.perf_counter() - self.began_s + about_s
+        return progress.said(what, about_s, estimates.pays_from(spent_s, one_s, report.predicted_step_s))
 
     def _moved(self) -> Mapping[int, Any]:
         """The present variables by the ``id`` of their old handles.  BackendError: a worker is gone."""
@@ -180,7 +196,7 @@ class Cut(Training):
         self._not_planned = ""  # why the latest step is not the one that was planned; it ran in stock order
         self._pieces = pieces_of(pipeline.mesh, plans.rows, plans.limit.planned_bytes)
         self._devices = len({name for names in pipeline.plan.homes.devices for name in names})
-        tracing = functools.partial(progress.said, f"tracing the step on {self._devices} devices")
+        tracing = functools.partial(steps.placing, f"tracing the step on {self._devices} devices")
         self._step.functions.around_traces = tracing
 
     @staticmethod
@@ -240,7 +256,7 @@ class Cut(Training):
     def cut_step(self, batch: object) -> Any:
         """Return one step; its logs."""
         if self._before is not None:
-            with progress.said(f"placing the step on {self._devices} devices"):
+            with self._steps.placing(f"placing the step on {self._devices} devices"):
                 if self._place_traced_before(batch):
                     outputs = self._step.functions(batch)
                     nests.synchronize(outputs)

@@ -14,6 +14,17 @@ from tf_ooo.planning.choosing.recompute import CHOICES, NONE
 from tf_ooo.planning.model.problem import Problem, check_limits, most_and_less
 from tf_ooo.planning.policies import POLICIES, Policy
 
+# Micro-batches of a pipeline where none are asked for, in a fit too.
+MICROBATCHES = 8
+
+
+def microbatches_of(given: int | None, devices: int, schedule: str, mode: str | None) -> int:
+    """Return the micro-batches that are asked for, or the usual ones: of a pipeline 8, of other modes one."""
+    if given is not None:
+        return given
+    modes = (mode,) if mode else policy_named(schedule).modes if schedule != "auto" else ("pipeline",)
+    return MICROBATCHES if "pipeline" in modes and is_number(devices) and devices > 1 else 1
+
 
 def plan_problem(problem: Problem, schedule: str = "auto", mode: str | None = None) -> Plan:
     """Return the plan of a named policy, or of the fastest of the mode; errors as of :func:`tf_ooo.plan`."""

@@ -33,7 +33,9 @@ def assert_rewritten(said):
 
 
 def test_keras_fit_example(tmp_path):
-    assert_rewritten(said_by("01_keras_fit.py", tmp_path))
+    said = said_by("01_keras_fit.py", tmp_path)
+    assert_rewritten(said)
+    assert re.search(r"auto is [\d.]+ times as fast as 1F1B, with the same bits", said)
 
 
 def test_function_example(tmp_path):

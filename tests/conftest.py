@@ -13,6 +13,7 @@ import hypothesis
 import pytest
 
 from tests import last, processes, skips
+from tf_ooo.fit import paying
 
 # No example fails for the time that it takes on a busy machine.
 hypothesis.settings.register_profile(
@@ -34,6 +35,16 @@ QUICK = (
     "tests/distributed/test_data_parallel_stock.py::test_one_step_at_a_time[momentum]",
     "tests/distributed/test_data_parallel_schedules.py::test_reverse_first_k",
 )
+
+
+# In other files' fits, steps of stock beside them would take a quarter of the time.
+COMPARED = ("test_baselines.py", "test_second_fits.py", "test_walks.py", "test_measured_pipelines.py")
+
+
+@pytest.fixture(autouse=True)
+def _short_fits_are_not_compared(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if request.path.name not in COMPARED:
+        monkeypatch.setattr(paying, "FEW", 0)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

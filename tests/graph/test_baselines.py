@@ -13,7 +13,8 @@ import tf_ooo
 from tests.graph.pipeline_fits import assert_equal_bits
 from tests.zoo import keras
 from tf_ooo.fit import progress
-from tf_ooo.fit.baseline import FEW, ONE_DEVICE, STEPS
+from tf_ooo.fit.baseline import ONE_DEVICE, STEPS
+from tf_ooo.fit.paying import FEW
 
 pytestmark = pytest.mark.devices(2)
 

@@ -118,7 +118,7 @@ def plan(
     """Compare schedules for the COSTS of layers (JSON), for a saved Keras MODEL, or for a --model."""
     what = _source(source, model)
     of_model = {"device": device, "precision": precision, "measure": measure}
-    microbatches = microbatches_of(microbatches, devices, schedule, mode)
+    microbatches = microbatches_of(microbatches, devices, schedule, mode, batch)
     batch = rows_of_micro_batch(batch, microbatches)
     table = _table(what, batch, modules, **of_model, input_shape=input_shape)
     table, given = with_devices(table, link, speeds), policy_options(options)

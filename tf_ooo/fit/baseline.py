@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from tf_ooo.compat import func_graphs, nests, tf_functions, train_function
 from tf_ooo.errors import BackendError
-from tf_ooo.fit.paying import pays
+from tf_ooo.fit import paying
 from tf_ooo.report.report import Report
 from tf_ooo.rewriting.failures import in_one_line
 from tf_ooo.tracing.traces import RestoringFunction, random_state_in
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 _LOG = logging.getLogger("tf_ooo")
 # The least for an interval that says something, beside three steps as they run.
 STEPS = 6
-# In a fit that does not pay for those; they say roughly what a user had before.
-FEW = 3
 # Short steps are measured for so long, to see more of the machine than a moment, but no more than these.
 _SPAN_S, _MOST_STEPS = 0.5, 30
 ONE_DEVICE = "one device"
@@ -73,11 +71,11 @@ class Baseline:
         cost_s = trace_s + (1 + steps) * call_s
         seconds: list[float] = []
         why_not = self._why_not(step_s if ours_s is None else ours_s, cost_s)
-        few = bool(why_not) and self._always and self._asked is None
+        few = paying.FEW if why_not and self._always and self._asked is None else 0
         if few or not why_not:
             started, why_not = time.perf_counter(), ""
             try:
-                seconds = run(FEW if few else STEPS)
+                seconds = run(few or STEPS)
             except tf.errors.ResourceExhaustedError:
                 why_not = f"the model does not fit on {self.name}"
             except Exception as error:  # of steps that train nothing
@@ -92,7 +90,7 @@ class Baseline:
             return "compare=False"
         if self._asked is None and self._steps is None:
             return f"nobody knows how long the fit is; compare=True measures {self.name} beside it"
-        if self._asked is None and not pays(cost_s, step_s, self._steps or 0):
+        if self._asked is None and not paying.pays(cost_s, step_s, self._steps or 0):
             self.too_short = True
             measuring = f"to measure {self.name} beside it, about {cost_s:.1f} s"
             return f"the fit is too short {measuring}; compare=True does"

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 
 from tf_ooo.units import about_text
 
+# A fit that does not pay for a comparison gets so many steps of stock beside it, to be compared roughly.
+FEW = 3
 # A measurement may take this share of the rest of the fit.
 MOST = 0.05
 # On one CPU device TensorFlow runs whatever is ready on all cores.  `python -m benchmarks run one_cpu`, ten

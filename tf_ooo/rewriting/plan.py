@@ -88,7 +88,7 @@ def plan(
     """
     _refuse_unknown(options)
     of_model = {"device": device, "precision": precision, "measure": measure, "input_shape": input_shape}
-    microbatches = microbatches_of(microbatches, devices, schedule, mode)
+    microbatches = microbatches_of(microbatches, devices, schedule, mode, batch)
     rows = rows_of_micro_batch(batch, microbatches)
     if model is None:
         refuse_of_models("what is given", **of_model)

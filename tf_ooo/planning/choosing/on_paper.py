@@ -18,12 +18,19 @@ from tf_ooo.planning.policies import POLICIES, Policy
 MICROBATCHES = 8
 
 
-def microbatches_of(given: int | None, devices: int, schedule: str, mode: str | None) -> int:
-    """Return the micro-batches that are asked for, or the usual ones: of a pipeline 8, of other modes one."""
+def microbatches_of(
+    given: int | None, devices: int, schedule: str, mode: str | None, batch: int | None
+) -> int:
+    """Return the micro-batches that are asked for, or the usual ones: of a pipeline 8, of other modes one.
+
+    A ``batch`` of fewer rows has one row in each.
+    """
     if given is not None:
         return given
     modes = (mode,) if mode else policy_named(schedule).modes if schedule != "auto" else ("pipeline",)
-    return MICROBATCHES if "pipeline" in modes and is_number(devices) and devices > 1 else 1
+    several = "pipeline" in modes and is_number(devices) and devices > 1
+    most = batch if is_number(batch) and batch > 0 else MICROBATCHES
+    return min(MICROBATCHES, int(most)) if several else 1
 
 
 def plan_problem(problem: Problem, schedule: str = "auto", mode: str | None = None) -> Plan:

@@ -37,13 +37,18 @@ QUICK = (
 )
 
 
-# In other files' fits, steps of stock beside them would take a quarter of the time.
-COMPARED = ("test_baselines.py", "test_second_fits.py", "test_walks.py", "test_measured_pipelines.py")
+# In the fits of all other files of tests/graph stock steps would take a quarter of the time.
+COMPARED = (
+    "test_baselines.py",
+    "test_second_fits.py",
+    "test_measured_pipelines.py",
+    "test_pipeline_models.py",
+)
 
 
 @pytest.fixture(autouse=True)
 def _short_fits_are_not_compared(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    if request.path.name not in COMPARED:
+    if request.path.parent.name == "graph" and request.path.name not in COMPARED:
         monkeypatch.setattr(paying, "FEW", 0)
 
 

@@ -102,7 +102,7 @@ def measured(steps, **more):
     assert STEPS == 6
     report = Report()
     baseline = Baseline("one device", report, None, steps)
-    seconds = baseline.measured(lambda: [1.0] * STEPS, 1.0, 13.0, **more)
+    seconds = baseline.measured(lambda least: [1.0] * least, 1.0, 13.0, **more)
     assert bool(seconds) is (report.no_baseline == "") is not baseline.too_short
     return bool(seconds)
 

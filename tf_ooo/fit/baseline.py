@@ -40,7 +40,7 @@ class Baseline:
         always: a fit that is too short gets a few steps all the same.
 
     Attributes:
-        too_short: nothing was measured, as the fit would not pay for it.
+        too_short: the fit does not pay for it; nothing was measured, or only a few steps.
     """
 
     def __init__(

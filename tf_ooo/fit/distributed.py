@@ -128,7 +128,7 @@ class Distributed:
         baseline = Baseline(ONE_DEVICE, self.report, asked, steps, always)
 
         def run(least: int) -> list[float]:
-            about_s = estimates.stock_s(first.first_s, first.microbatches)
+            about_s = estimates.stock_s(first.first_s, first.microbatches) + least * serial_s
             with progress.said(f"measuring {ONE_DEVICE}, to compare with", about_s):
                 return stock_steps_s(model, batch, least)
 

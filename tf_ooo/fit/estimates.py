@@ -1,4 +1,4 @@
-"""Says beforehand about how long it takes to trace a step and to place it, from what a smaller trace took.
+"""Estimates how long tracing a step and placing it will take, from what a smaller trace took.
 
 Of six models (dense layers, LSTMs, a transformer, three convolutional networks) a step in 4 and in 8
 micro-batches took 5 to 20 and 9 to 23 times as long as a forward and backward pass that is traced alone, a
@@ -30,10 +30,11 @@ def placing_s(first_s: float) -> float:
 def pays_from(spent_s: float, one_s: float, ours_s: float | None) -> str:
     """Say from how many steps on what was ``spent_s`` is gained back; empty: nobody knows.
 
-    ``one_s``: of a step on one device; ``ours_s``: of one on several, as predicted.
+    ``spent_s``: without what stock would have taken.  ``one_s``: of a stock step; ``ours_s``: of one on
+    several devices, as predicted.
     """
-    if not one_s or ours_s is None:
+    if ours_s is None:
         return ""
     if ours_s >= one_s:
-        return "; one device is predicted to be as fast"
+        return "; no gain over one device is predicted"
     return f"; it pays from about {float(f'{spent_s / (one_s - ours_s):.2g}'):,.0f} steps on"

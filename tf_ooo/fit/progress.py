@@ -21,7 +21,7 @@ AFTER_S = 2.0
 def said(what: str, about_s: float = 0.0, more: str = "") -> Iterator[None]:
     """Says on stderr what is going on inside of the block, if that takes long; not in ``fit(verbose=0)``.
 
-    ``about_s``: seconds that it will take, as far as is known; 0: nothing is.  ``more`` is said before it.
+    ``about_s``: seconds that it will take, as far as is known; 0: nothing is.  ``more`` is said behind that.
     """
     verbose = keras_fits.argument_of_fit("verbose")
     if verbose in (0, None):
@@ -34,12 +34,16 @@ def said(what: str, about_s: float = 0.0, more: str = "") -> Iterator[None]:
 
     def begin() -> None:
         shown.set()
-        about = f", about {about_text(about_s)}" if about_s >= AFTER_S and about_s else ""
+        about = f", about {about_text(about_s)}" if about_s else ""
         click.echo(f"{line}tf_ooo: {what}{about}{more} ...", err=True)
 
     try:
-        with if_it_takes(0.0 if about_s > AFTER_S else AFTER_S, begin):
+        if about_s > AFTER_S:
+            begin()
             yield
+        else:
+            with if_it_takes(AFTER_S, begin):
+                yield
     finally:
         if shown.is_set():
             click.echo(f"tf_ooo: {what}: {time.perf_counter() - started:.1f} s", err=True)

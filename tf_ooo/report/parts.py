@@ -139,7 +139,7 @@ class Timed(Part):
         compared: jit_compile=True: the medians of all ways to compile the step, of the best and stock also
             when they were timed again.
         first_steps_s: of several devices: seconds of steps at the start, on one of them and in the same
-            micro-batches, where there is nothing else to compare with; whole batches take less, mostly.
+            micro-batches; whole batches take less, mostly.
         alone_s: data_parallel: seconds of single steps of this rank without the others.
     """
 

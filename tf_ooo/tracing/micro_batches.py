@@ -168,21 +168,11 @@ class OpenBatch:
 
 def open_batch(batch: object, division: Division) -> OpenBatch | None:
     """None: its number of rows has to be known: something is not dense, or there are fewer than parts."""
-    parts = len(division.split(rows_of(batch))) if _is_dense(batch) else 1
+    dense = all(isinstance(value, tf.Tensor) for value in tf.nest.flatten(batch))
+    parts = len(division.split(rows_of(batch))) if dense else 1
     if parts == 1 or parts == rows_of(batch) < division.most:
         return None
-    return OpenBatch(open_spec(batch), parts)
-
-
-def open_spec(batch: object) -> Any:
-    """Return the spec of such batches with any number of rows.  ValueError: something is not dense."""
-    if not _is_dense(batch):
-        raise ValueError("only dense tensors may have any number of rows")
-    return tf.nest.map_structure(nests.open_rows, batch)
-
-
-def _is_dense(batch: object) -> bool:
-    return all(isinstance(value, tf.Tensor) for value in tf.nest.flatten(batch))
+    return OpenBatch(tf.nest.map_structure(nests.open_rows, batch), parts)
 
 
 class BatchesSeen:

@@ -50,7 +50,7 @@ def optimizers_of(model: keras.Model) -> list[Any]:
 
 
 def _inside(value: object) -> Callable[[Any], Iterable[Any]] | None:
-    """Return what tells the values of such a one that may be, or hold, optimizers; None: none may."""
+    """Return the function that lists what such a value holds; None: no optimizer can be in it."""
     if keras_optimizers.is_optimizer(value):
         return keras_optimizers.inner_optimizers
     if keras_layers.is_layer(value):

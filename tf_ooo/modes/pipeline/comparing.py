@@ -23,7 +23,7 @@ from tf_ooo.modes.pipeline.state_kinds import (
     set_to,
     state_kinds,
 )
-from tf_ooo.tracing.micro_batches import open_spec, parts_of, rows_of
+from tf_ooo.tracing.micro_batches import parts_of, rows_of
 
 if TYPE_CHECKING:
     import keras
@@ -94,23 +94,17 @@ class Pairs:
 
 
 class Comparison:
-    """A step on two micro-batches of so many ``rows`` in one, and on each by itself.
+    """A step on two micro-batches of so many ``rows`` in one, and on each by itself: two traces of it.
 
-    ``gradients=False``: losses and outputs alone.  ``opened``: one trace, for any number of rows, does both;
-    ValueError: there is none for such a batch.  No variable is changed.
+    ``gradients=False``: losses and outputs alone.  No variable is changed.
     ``exact``: whether losses and gradients tell; else random numbers or masks are left in them.
     """
 
-    def __init__(
-        self, model: keras.Model, batch: object, rows: int, gradients: bool, opened: bool = False
-    ) -> None:
+    def __init__(self, model: keras.Model, batch: object, rows: int, gradients: bool) -> None:
         self.model, self.rows = model, rows
         pair = self.pairs_of(batch)[0]
-        if opened:
-            self._of_part = self._of_both = LookedAt(model, open_spec(pair), gradients)
-        else:
-            self._of_part = LookedAt(model, self._parts(pair)[0], gradients)
-            self._of_both = LookedAt(model, pair, gradients)
+        self._of_part = LookedAt(model, parts_of(pair, (rows, rows))[0], gradients)
+        self._of_both = LookedAt(model, pair, gradients)
         self.exact = not self._of_part.random and not keras_losses.masks(model)
         self._signature = nests.signature(pair)
 

@@ -75,7 +75,7 @@ class LookedAt:
     """
 
     def __init__(self, model: keras.Model, batch: Any, gradients: bool = True) -> None:
-        self._model, self._gradients = model, gradients
+        self._model, self._gradients, self._as_traced = model, gradients, True
         started = time.perf_counter()
         self._restoring = RestoringFunction(tf_functions.concrete_function(self._step, [batch]))
         self.trace_s = time.perf_counter() - started
@@ -85,13 +85,15 @@ class LookedAt:
 
     def __call__(self, batch: object, after: Seen | None = None) -> Seen:
         """``after``: metrics go on where they were then."""
-        try:
-            # To optimize the graph takes longer than the few steps that are looked at.
-            with runtime.calls_not_optimized():
-                return self._seen(batch, after)
-        except tf.errors.OpError as error:  # there are ops that only an optimized graph can run
-            _LOG.debug("looked at as it is optimized: %s", error)
-            return self._seen(batch, after)
+        # To optimize the graph would take longer than the few steps that are looked at.
+        if self._as_traced:
+            try:
+                with runtime.calls_not_optimized():
+                    return self._seen(batch, after)
+            except tf.errors.OpError as error:  # there are ops that only an optimized graph can run
+                _LOG.debug("looked at as it is optimized: %s", error)
+                self._as_traced = False
+        return self._seen(batch, after)
 
     def _seen(self, batch: object, after: Seen | None) -> Seen:
         with self._restoring:

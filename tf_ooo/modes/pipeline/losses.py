@@ -61,16 +61,19 @@ def check_loss(model: keras.Model, batch: object, microbatches: int, gradients: 
     if len(rows) == 1:
         return Checked(StateKinds())
     try:
-        found = _looked_for(model, batch, rows[-1], gradients)
+        with _no_weight_of_one_value(model):
+            comparison = Comparison(model, batch, rows[-1], gradients)
+            pairs = comparison.compare(comparison.pairs_of(batch))
+            states = comparison.states(pairs)
+            difference = comparison.difference(pairs.compared) or comparison.later_difference(pairs)
     except BackendError:
         raise
     except Exception as error:  # the step that comes next raises it, if it is the user's
         _LOG.debug("a batch was not compared with its micro-batches: %s", error, exc_info=error)
         _refuse_if_whole_runs(model, batch, len(rows), error)
         return Checked(StateKinds())
-    comparison, compared = found.comparison, found.compared
-    own = keras_losses.own_loss_code(model)
-    if found.adds_up and (own or comparison.exact):
+    compared, own = pairs.compared, keras_losses.own_loss_code(model)
+    if compared and (own or comparison.exact) and all(pair.adds_up() for pair in compared):
         raise StepRefused(
             f"the loss adds up rows ({_looked_at(model)}): of two micro-batches in one it is "
             f"{compared[0].together:.4g}, the mean of both {compared[0].apart:.4g}; micro-batches are "
@@ -78,51 +81,17 @@ def check_loss(model: keras.Model, batch: object, microbatches: int, gradients: 
             "and take a learning rate that is larger by it, or use microbatches=1; check_loss=False trains "
             "with the micro-batches' mean"
         )
-    if found.difference:
-        raise _refused(model, batch, rows[-1], found.difference)
-    if found.states.used:
+    if difference:
+        raise _refused(model, batch, rows[-1], difference)
+    if states.used:
         raise StepRefused(
-            f"what the forward pass assigns to {first_of(found.states.used)} for two micro-batches in one is "
+            f"what the forward pass assigns to {first_of(states.used)} for two micro-batches in one is "
             "neither the mean of what it assigns for each, nor do their changes add up, and the loss or a "
             "gradient depends on it, in this step or a later one; use microbatches=1, or check_loss=False to "
             "train with the micro-batches' mean"
         )
-    states = dataclasses.replace(found.states, metrics=comparison.differing_metrics(compared))
+    states = dataclasses.replace(states, metrics=comparison.differing_metrics(compared))
     return Checked(states, LaterBatches(comparison, compared), comparison.trace_s)
-
-
-@dataclass(frozen=True)
-class _Found:
-    """Says in words how a batch differs from its micro-batches; empty: it does not."""
-
-    comparison: Comparison
-    compared: list[Compared]
-    states: StateKinds
-    difference: str
-
-    @property
-    def adds_up(self) -> bool:
-        return bool(self.compared) and all(pair.adds_up() for pair in self.compared)
-
-
-def _looked_for(model: keras.Model, batch: object, rows: int, gradients: bool) -> _Found:
-    """Look with one trace for any number of rows; with one for each number where that tells of a fault."""
-    try:
-        found = _found(model, batch, lambda: Comparison(model, batch, rows, gradients, opened=True))
-        if found.compared and not (found.difference or found.adds_up or found.states.unlike):
-            return found
-    except Exception as error:  # the model has to know the number, or the fault is the user's
-        _LOG.debug("batch and micro-batches are traced by themselves: %s", error)
-    return _found(model, batch, lambda: Comparison(model, batch, rows, gradients))
-
-
-def _found(model: keras.Model, batch: object, compare: Callable[[], Comparison]) -> _Found:
-    with _no_weight_of_one_value(model):
-        comparison = compare()
-        pairs = comparison.compare(comparison.pairs_of(batch))
-        states = comparison.states(pairs)
-        difference = comparison.difference(pairs.compared) or comparison.later_difference(pairs)
-    return _Found(comparison, pairs.compared, states, difference)
 
 
 class LaterBatches:

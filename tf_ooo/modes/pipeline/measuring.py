@@ -11,7 +11,7 @@ from typing import Any
 from tf_ooo.compat import nests
 from tf_ooo.costs.table import CostTable
 from tf_ooo.errors import BackendError
-from tf_ooo.fit import progress
+from tf_ooo.fit import estimates, progress
 from tf_ooo.fit.distributed import FirstSteps
 from tf_ooo.fit.in_place import InPlace
 from tf_ooo.fit.measured import with_shared_link
@@ -113,9 +113,11 @@ class Measuring(Training):
                 raise
             plans.train_on_one_device(str(error))
             return outputs
-        steps.first_s = first.first_s
         steps.experiment.enter(Planned(steps, *self._plan(step, costs), uncut=first.seen))
-        self._compare(given[0], steps.report.pipeline.serial_step_s)
+        serial_s = steps.report.pipeline.serial_step_s
+        self._compare(given[0], serial_s)
+        stock_s = estimates.stock_s(first.first_s, first.microbatches) + (first.seen - 1) * serial_s
+        steps.first_s, steps.spent_s = first.first_s, time.perf_counter() - steps.began_s - stock_s
         return outputs
 
     def take_apart(self, some: object, given: Given) -> Any:
@@ -161,7 +163,12 @@ class Measuring(Training):
         if compare is None and distributed.steps is None and may_fall_back:
             compare = True
         too_short = distributed.compare(
-            steps.model, batch, self._first, compare, serial_s, always=not may_fall_back
+            steps.model,
+            batch,
+            self._first,
+            compare,
+            serial_s,
+            always=not may_fall_back and plans.fits_uncut(),
         )
         why = why_uncut(distributed.describe(), len(steps.target.devices), too_short) if may_fall_back else ""
         if why:

@@ -25,6 +25,7 @@ from tf_ooo.hosts.cluster import Cluster
 from tf_ooo.hosts.devices import available_devices
 from tf_ooo.hosts.memory import in_host_memory
 from tf_ooo.hosts.ranks.base import Engine, SingleEngine
+from tf_ooo.hosts.system_memory import available_bytes
 from tf_ooo.modes.pipeline.advice import advice
 from tf_ooo.modes.pipeline.limits import Limit, limit_of, mesh_within
 from tf_ooo.modes.pipeline.mesh import Mesh, loop_parts, make_mesh, on_best_devices
@@ -345,6 +346,17 @@ class PipelinePlans:
             return False
         costs = measured_costs(step, None)
         return not fits_whole(costs.layers, step.count, peak_within(limit_bytes))
+
+    def fits_uncut(self) -> bool:
+        """Return whether one device may run a whole batch in one, as a stock step does."""
+        if self.planned_from is None:
+            return False
+        (step, costs), limit_bytes = self.planned_from, self.limit.least_bytes
+        if limit_bytes is None:
+            free = available_bytes()
+            limit_bytes = None if free is None else free.bytes
+        layers = [layer.scaled(step.count) for layer in costs.layers]
+        return limit_bytes is None or fits_whole(layers, 1, peak_within(limit_bytes))
 
     def grown_for(self, batch: object) -> PlannedPipeline | None:
         """Plan anew for a batch of more micro-batches, with a limit of memory also for larger ones.

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import logging
 import statistics
-import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
@@ -58,7 +57,9 @@ class PipelineSteps:
 
     Attributes:
         may_plan_anew: where a step is not the one that was planned; once in a fit.
-        began_s, first_s: when the first batch came, and what the step that traced took; 0: not in this fit.
+        began_s: when the first batch of this fit came that was not cut.
+        first_s, spent_s: what the step took that was traced in this fit, and all up to the plan beside what a
+            stock fit takes; first_s is 0 where there was none, or once that was said.
     """
 
     def __init__(
@@ -72,7 +73,7 @@ class PipelineSteps:
         self.target, self.options = plans.distributed.target, plans.options
         self.report = plans.distributed.report
         self.may_plan_anew = plans.ranks.engine.size == 1
-        self.began_s = self.first_s = 0.0
+        self.began_s = self.first_s = self.spent_s = 0.0
         self.beginning = beginning(self)
         self.experiment = Experiment(self.beginning)
         if plans.pipeline is not None:
@@ -114,15 +115,18 @@ class PipelineSteps:
         functions.seen, functions.kinds = seen, self.first_batch.states.kinds
         return functions
 
-    def placing(self, what: str) -> AbstractContextManager[None]:
-        """Say that the step is placed, how long that takes, and from how many steps on all of it pays."""
-        if not self.first_s:
-            return progress.said(what)
-        report, about_s = self.report, estimates.placing_s(self.first_s)
-        measured = report.baselines_s.get(ONE_DEVICE)
-        one_s = statistics.median(measured) if measured else report.pipeline.serial_step_s
-        spent_s = time.perf_counter() - self.began_s + about_s
-        return progress.said(what, about_s, estimates.pays_from(spent_s, one_s, report.predicted_step_s))
+    def placing(self, what: str, traced: bool) -> AbstractContextManager[None]:
+        """Say that the step is placed; the first time how long that takes, and from when on it all pays.
+
+        ``traced``: it is also traced anew.
+        """
+        first_s, self.first_s = self.first_s, 0.0
+        about_s = estimates.placing_s(first_s) + (first_s if traced else 0.0)
+        stock_s = self.report.baselines_s.get(ONE_DEVICE)
+        if not first_s or not stock_s:
+            return progress.said(what, about_s)
+        spent_s, one_s = self.spent_s + about_s, statistics.median(stock_s)
+        return progress.said(what, about_s, estimates.pays_from(spent_s, one_s, self.report.predicted_step_s))
 
     def _moved(self) -> Mapping[int, Any]:
         """The present variables by the ``id`` of their old handles.  BackendError: a worker is gone."""
@@ -196,7 +200,7 @@ class Cut(Training):
         self._not_planned = ""  # why the latest step is not the one that was planned; it ran in stock order
         self._pieces = pieces_of(pipeline.mesh, plans.rows, plans.limit.planned_bytes)
         self._devices = len({name for names in pipeline.plan.homes.devices for name in names})
-        tracing = functools.partial(steps.placing, f"tracing the step on {self._devices} devices")
+        tracing = functools.partial(steps.placing, f"tracing the step on {self._devices} devices", True)
         self._step.functions.around_traces = tracing
 
     @staticmethod
@@ -255,9 +259,9 @@ class Cut(Training):
 
     def cut_step(self, batch: object) -> Any:
         """Return one step; its logs."""
-        if self._before is not None:
-            with self._steps.placing(f"placing the step on {self._devices} devices"):
-                if self._place_traced_before(batch):
+        if self._before is not None and nests.signature(batch) == self._before.signature:
+            with self._steps.placing(f"placing the step on {self._devices} devices", False):
+                if self._placed_traced_before(self._before):
                     outputs = self._step.functions(batch)
                     nests.synchronize(outputs)
                     return outputs
@@ -284,14 +288,8 @@ class Cut(Training):
             self._step.said_in_report = result
             fill_report_of_graph(self._report, result)
 
-    def _place_traced_before(self, batch: object) -> bool:
-        """Return whether the step that was traced before is placed now, for its first run; it is tried once.
-
-        Batches of other sizes may come before.
-        """
-        before = self._before
-        if before is None or nests.signature(batch) != before.signature:
-            return False
+    def _placed_traced_before(self, before: TracedBefore) -> bool:
+        """Return whether the step that was traced before is placed now, for its first run; once."""
         self._before = None
         try:
             function, result = before.placed(self._pipeline.plan, self.moved, self._dump_dir)

@@ -29,8 +29,8 @@ def microbatches_of(
         return given
     modes = (mode,) if mode else policy_named(schedule).modes if schedule != "auto" else ("pipeline",)
     several = "pipeline" in modes and is_number(devices) and devices > 1
-    most = batch if is_number(batch) and batch > 0 else MICROBATCHES
-    return min(MICROBATCHES, int(most)) if several else 1
+    rows = batch if isinstance(batch, int) and batch > 0 else MICROBATCHES
+    return min(MICROBATCHES, rows) if several else 1
 
 
 def plan_problem(problem: Problem, schedule: str = "auto", mode: str | None = None) -> Plan:

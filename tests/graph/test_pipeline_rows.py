@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -10,6 +12,7 @@ from keras_callbacks import OOOBackprop
 from tests.graph.pipeline_fits import assert_equal_bits, pipelined
 from tests.zoo import keras, needs_keras_3
 from tf_ooo.errors import BackendError
+from tf_ooo.modes.pipeline import looked_at
 from tf_ooo.modes.pipeline.comparing import Comparison
 
 pytestmark = [pytest.mark.devices(2), needs_keras_3]
@@ -114,6 +117,10 @@ REFUSED = {
     "call": (lambda: Called(lambda h: tf.nn.softmax(h, 0)), "op called"),
     "call-roll": (lambda: Called(lambda h: h + 0.01 * tf.roll(h, 1, 0)), "op called"),
     "attention": (lambda: Called(lambda h: tf.nn.softmax(h @ tf.transpose(h)) @ h), "op called"),
+    "call-known": (
+        lambda: Called(lambda h: h if h.shape[0] is None else h - tf.reduce_mean(h, 0)),
+        "op called",
+    ),
     "gate": (lambda: between(Gated()), "gated"),
     "mixup": (lambda: own(MixUp), ""),
 }
@@ -131,6 +138,17 @@ def test_rows_that_look_at_each_other(name):
     assert_equal_bits(before, model.get_weights())
     assert place in str(raised.value)
     assert "microbatches=1" in str(raised.value)
+
+
+def test_what_only_an_optimized_graph_runs_is_looked_at_as_well(monkeypatch):
+    @contextlib.contextmanager
+    def cannot():
+        yield
+        raise tf.errors.UnimplementedError(None, None, "no kernel")
+
+    monkeypatch.setattr(looked_at.runtime, "calls_not_optimized", cannot)
+    with pytest.raises(BackendError, match="compares rows with one another"):
+        fit(between(keras.layers.Softmax(axis=0)), pipelined("gpipe", devices=2, microbatches=4))
 
 
 def test_the_place_is_right_with_one_row_in_each():

@@ -279,3 +279,18 @@ def test_sections_of_other_modes_are_empty():
     assert not report.pipeline
     assert report.pipeline.get("stages") is None
     assert report.to_dict()["layerpipe"] == {}
+
+
+@pytest.mark.parametrize(
+    ("asked", "count"),
+    [
+        ({"devices": 2}, 8),
+        ({"devices": 2, "batch": 3}, 3),
+        ({"devices": 2, "microbatches": 5}, 5),
+        ({"devices": 1}, 1),
+        ({"devices": 2, "mode": "data_parallel"}, 1),
+        ({"devices": 2, "schedule": "reverse_first_k"}, 1),
+    ],
+)
+def test_a_pipeline_has_the_micro_batches_of_a_fit(asked, count):
+    assert plan(layers=[LayerCosts(1.0, 1.0, 1.0)] * 4, **asked).microbatches == count

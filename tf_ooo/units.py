@@ -52,6 +52,11 @@ def about_text(seconds: float) -> str:
     return f"{seconds:.2g} s" if seconds < 10 else f"{seconds:.0f} s"
 
 
+def about_count(count: float) -> str:
+    """``27,000`` for 27,158: two digits or so."""
+    return f"{float(f'{count:.2g}'):,.0f}"
+
+
 def bytes_text(count: float | None) -> str:
     """``1.23 GB``; a dash for None."""
     if count is None:

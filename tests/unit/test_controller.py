@@ -209,7 +209,7 @@ def test_a_fit_that_is_too_short_trains_in_stock_order_and_says_why(monkeypatch,
             step()
     assert device.ran == ["stock"] * 20
     reason = (
-        "20 steps of 2 s are too few to pay for a comparison of about 14 s: about 143 would; compare=True "
+        "20 steps of 2 s are too few to pay for a comparison of about 14 s: about 140 would; compare=True "
         "compares"
     )
     assert report.fallback_reason == reason

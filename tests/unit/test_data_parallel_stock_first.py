@@ -108,7 +108,7 @@ def test_the_slowest_rank_tells_what_a_fit_takes():
         assert known[0].steps_s == known[1].steps_s == [1.0] * 3
         assert known[0].why_not == known[1].why_not
     short = decided(5, (0.5, 1.0))[0].why_not
-    assert "about 50 s: about 1,016 would; compare=True" in short
+    assert "about 50 s: about 1,000 would; compare=True" in short
 
 
 def test_a_short_execution_tells_nothing():

@@ -7,6 +7,8 @@ stock step 6 to 9 times, and placing a fifth to a third of the step that was tra
 
 from __future__ import annotations
 
+from tf_ooo.units import about_count
+
 _WHOLE, _EACH = 8.0, 1.0
 _STOCK = 8.0
 _PLACING = 0.25
@@ -37,4 +39,4 @@ def pays_from(spent_s: float, one_s: float, ours_s: float | None) -> str:
         return ""
     if ours_s >= one_s:
         return "; no gain over one device is predicted"
-    return f"; it pays from about {float(f'{spent_s / (one_s - ours_s):.2g}'):,.0f} steps on"
+    return f"; it pays from about {about_count(spent_s / (one_s - ours_s))} steps on"

@@ -6,7 +6,7 @@ import math
 import statistics
 from dataclasses import dataclass, field
 
-from tf_ooo.units import about_text
+from tf_ooo.units import about_count, about_text
 
 # A fit that does not pay for a comparison gets so many steps of stock beside it, to be compared roughly.
 FEW = 3
@@ -113,8 +113,8 @@ class Budget:
         if not self._times_s:
             return f"{steps} are too few to pay for a comparison; compare=True compares"
         each, cost = about_text(self.execution_s / self.together), about_text(self.cost_s)
-        enough = self._needed + self.seen * self.together
+        enough = about_count(self._needed + self.seen * self.together)
         return (
-            f"{steps} of {each} are too few to pay for a comparison of about {cost}: about {enough:,} would; "
+            f"{steps} of {each} are too few to pay for a comparison of about {cost}: about {enough} would; "
             "compare=True compares"
         )

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tf_ooo.fit.baseline import STEPS, Baseline
-from tf_ooo.fit.paying import MOST, Budget
+from tf_ooo.fit.paying import FEW, MOST, Budget
 from tf_ooo.report.report import Report
 
 
@@ -110,6 +111,13 @@ def measured(steps, **more):
 def test_tracing_a_baseline_counts_as_its_steps_do():
     assert not measured(399)
     assert measured(400)
+
+
+@pytest.mark.parametrize(("trace_s", "count"), [(13.0, FEW), (80.0, 8), (900.0, 30)])
+def test_a_fit_that_does_not_pay_gets_steps_that_add_little_to_their_trace(trace_s, count):
+    for asked, always, measured in ((None, True, count), (None, False, 0), (False, True, 0)):
+        baseline = Baseline("one device", Report(), asked, 20, always)
+        assert len(baseline.measured(lambda least: [1.0] * least, 1.0, trace_s)) == measured
 
 
 def test_the_fit_that_pays_is_as_long_as_its_own_steps_take():

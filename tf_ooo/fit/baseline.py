@@ -25,6 +25,7 @@ _LOG = logging.getLogger("tf_ooo")
 STEPS = 6
 # Short steps are measured for so long, to see more of the machine than a moment, but no more than these.
 _SPAN_S, _MOST_STEPS = 0.5, 30
+_OF_TRACE = 0.1
 ONE_DEVICE = "one device"
 _SENDS = ("Horovod", "Collective")
 
@@ -71,7 +72,7 @@ class Baseline:
         cost_s = trace_s + (1 + steps) * call_s
         seconds: list[float] = []
         why_not = self._why_not(step_s if ours_s is None else ours_s, cost_s)
-        few = paying.FEW if why_not and self._always and self._asked is None else 0
+        few = self._few(trace_s, call_s) if why_not else 0
         if few or not why_not:
             started, why_not = time.perf_counter(), ""
             try:
@@ -84,6 +85,12 @@ class Baseline:
             self._report.took(time.perf_counter() - started)
         self._report.change(no_baseline=why_not)
         return seconds
+
+    def _few(self, trace_s: float, call_s: float) -> int:
+        """Return how many steps a fit gets that does not pay for them; they add a tenth to their trace."""
+        if not (self._always and self._asked is None and paying.FEW):
+            return 0
+        return max(paying.FEW, min(_MOST_STEPS, int(_OF_TRACE * trace_s / max(call_s, 1e-9))))
 
     def _why_not(self, step_s: float, cost_s: float) -> str:
         if self._asked is False:

@@ -90,7 +90,7 @@ class DeviceOptions(ModeOptions):
         devices: a number, device names, or a cluster (docs/pipeline.md); None: all GPUs, or all CPU devices.
         costs: a CostTable of the model's layers, such as ``report.costs`` of an earlier run; None: measured.
         compare: measure some stock steps on one device, too, which are undone, so that the report says what
-            was gained over them; None: three, and more where that takes less than 5% of the fit.
+            was gained over them; None: at least three, six where that takes less than 5% of the fit.
     """
 
     devices: Any = option(None, _devices)

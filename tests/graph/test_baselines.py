@@ -15,6 +15,8 @@ from tests.zoo import keras
 from tf_ooo.fit import progress
 from tf_ooo.fit.baseline import ONE_DEVICE, STEPS
 from tf_ooo.fit.paying import FEW
+from tf_ooo.hosts.system_memory import Available
+from tf_ooo.modes.pipeline import plans
 
 pytestmark = pytest.mark.devices(2)
 
@@ -78,12 +80,16 @@ def test_the_report_says_what_was_gained(mode):
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_why_there_is_nothing_to_compare_with(mode):
+def test_why_there_is_nothing_to_compare_with(mode, monkeypatch):
     never = fit(network(), mode, compare=False)[0].report
     assert never.no_baseline == "compare=False"
     if mode == "pipeline":  # the other refuses such a layer
         random = fit(network(Noise()), mode, compare=True)[0].report
         assert "draws random numbers from a state of its own" in random.no_baseline
+        monkeypatch.setattr(plans, "available_bytes", lambda: Available(1, "free"))
+        short = fit(network(), mode)[0].report
+        assert "the fit is too short to measure one device" in short.headline
+        assert "compare=True" in short.headline
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -169,7 +175,8 @@ def test_what_takes_long_at_the_start_is_said(mode, monkeypatch, capsys):
     if mode == "pipeline":
         assert re.search(r"in 2 micro-batches, to cut it, about [\d.]+ m?s ", about[begun[1]])
         assert re.search(
-            r"about [\d.]+ m?s; (it pays from about [\d,]+ steps on|one device is pre)", about[last]
+            r"about [\d.]+ m?s; (it pays from about [\d,]+ steps on|no gain over one device is predicted)",
+            about[last],
         )
     ends = ["putting the model back as it was", "writing the report and its pictures"]
     assert begun[-2:] == [f"tf_ooo: {what}" for what in ends]

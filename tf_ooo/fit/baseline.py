@@ -25,7 +25,7 @@ _LOG = logging.getLogger("tf_ooo")
 STEPS = 6
 # Short steps are measured for so long, to see more of the machine than a moment, but no more than these.
 _SPAN_S, _MOST_STEPS = 0.5, 30
-_OF_TRACE = 0.1
+_OF_TRACE = 0.1  # what steps beside a fit that does not pay for them add to their trace
 ONE_DEVICE = "one device"
 _SENDS = ("Horovod", "Collective")
 

@@ -11,7 +11,7 @@ from benchmarks.report import tables
 
 _TABLE = re.compile(r"(<!-- table: ([\w-]+) -->\n).*?(<!-- end of table -->)", re.DOTALL)
 _README = ["Mode", "Middle setting", "Baseline", "Gain (95%)", "All settings", "Lost"]
-_MEASURED = ("pipeline", "mesh", "unequal", "data_parallel", "layerpipe", "one_cpu")
+_MEASURED = ("pipeline", "mesh", "unequal", "data_parallel", "layerpipe", "one_cpu", "torch")
 
 
 def tables_of(rows: Sequence[Row]) -> dict[str, str]:

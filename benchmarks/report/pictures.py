@@ -47,9 +47,7 @@ def forest(frame: pd.DataFrame, path: Path) -> None:
     axes.set_yticks([*labels], [*labels.values()], fontsize=7)
     axes.set_ylim(place + 1, 0)
     axes.set_xscale("log")
-    least, most = axes.get_xlim()
-    ticks = [tick for tick in _TICKS if least <= tick <= most]
-    axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+    axes.set(xticks=_TICKS, xticklabels=[f"{tick:g}" for tick in _TICKS], xlim=axes.get_xlim())
     axes.minorticks_off()
     axes.set_xlabel("times as fast as the strongest baseline of its run,\nmedian of paired turns and 95%")
     _save(figure, path)

@@ -14,6 +14,7 @@ from tests.graph import pipeline_models as models
 from tests.graph.pipeline_fits import Training, assert_equal_bits, assert_near, fits_of, pipelined
 from tf_ooo.errors import MemoryLimitError
 from tf_ooo.modes.pipeline import tasks_of
+from tf_ooo.modes.pipeline.placed_step import PlacedStep
 
 pytestmark = [pytest.mark.devices(4), pytest.mark.takes(60)]
 
@@ -179,6 +180,34 @@ def test_data_parallel_without_a_launcher_has_the_steps_of_the_whole_batch():
     fitted = training.piped(pipelined("auto", replicas=4, microbatches=4))
     assert_near(training.stock, fitted, 1e-5)
     assert {device for _, device in computing(fitted.report)} == {"CPU:0", "CPU:1", "CPU:2", "CPU:3"}
+
+
+def test_replicas_of_one_device_have_one_micro_batch_each():
+    """Nothing waits for a micro-batch there; plain replicas compute their part of the batch at once, too."""
+    training = Training(models.deep, models.momentum, models.UNEVEN, epochs=2)
+    fitted, asked = (
+        training.piped(pipelined("auto", replicas=4, microbatches=given), measured_before=False)
+        for given in (None, 8)
+    )
+    said = [any("in 4 micro-batches" in note for note in each.report.notes) for each in (fitted, asked)]
+    assert said == [True, False]
+    assert [each.report.pipeline.microbatches for each in (fitted, asked)] == [4, 8]
+    assert [each.report.planned.microbatches for each in (fitted, asked)] == [1, 2]
+    for each in (fitted, asked):
+        assert_near(training.stock, each, 1e-5)
+    assert {(number, device[-1]) for number, device in computing(fitted.report)} == set(enumerate("0123"))
+    # Costs are saved as they were measured, of eight.
+    layers, again = fitted.report.costs.layers, asked.report.costs.layers
+    assert [layer.activation_bytes for layer in layers] == [layer.activation_bytes for layer in again]
+
+
+def test_a_second_fit_keeps_the_micro_batches_of_its_plan(monkeypatch):
+    callback = pipelined("auto", replicas=4, microbatches=None)
+    training = Training(models.deep, models.momentum, models.EVEN, epochs=1)
+    training.piped(callback, measured_before=False)
+    monkeypatch.setattr(PlacedStep, "__init__", None)  # no other is made
+    training.fit(callback)
+    assert callback.report.pipeline.microbatches == 4
 
 
 def test_replicas_of_a_model_that_no_device_holds():

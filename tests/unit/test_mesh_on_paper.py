@@ -11,7 +11,7 @@ from grappler_passes.errors import PassError
 from grappler_passes.passes.read_once import ReadOncePass
 from tf_ooo import LayerCosts, Link, OptionsError, simulate
 from tf_ooo.errors import MemoryLimitError
-from tf_ooo.modes.pipeline.mesh import counts_of, make_mesh
+from tf_ooo.modes.pipeline.mesh import counts_of, make_mesh, with_whole_parts
 from tf_ooo.modes.pipeline.partition import units_of
 from tf_ooo.modes.pipeline.planning import PlanRequest, make_plan
 from tf_ooo.planning.choosing.side_by_side import StageShare, held_evenly, side_by_side
@@ -146,6 +146,22 @@ def test_with_a_limit_of_memory_replicas_that_do_not_fit_are_refused_with_the_re
     assert chosen.replicas < 4
     with pytest.raises(MemoryLimitError):
         mesh_of(heavy, 4, 8, 4, memory_limit_bytes=5000)
+
+
+def test_replicas_of_one_device_have_one_micro_batch_each_where_it_fits():
+    layers = tuple(LayerCosts(1.0, 1.0, 1.0, weight_bytes=10.0, activation_bytes=100.0) for _ in range(4))
+    units = units_of(len(layers), [])
+    small = mesh_of(layers, 4, 8, 4)
+    whole = with_whole_parts(small, layers, units)
+    assert (whole.microbatches, whole.replicas, whole.larger) == (4, 4, 2.0)
+    assert whole.plan.schedule.microbatches == 1
+    assert whole.step_s == pytest.approx(small.step_s)
+    assert whole.tried == (whole.chosen,)
+    # Four layers' activations of one micro-batch fit, those of two do not.
+    limited = mesh_of(layers, 4, 8, 4, memory_limit_bytes=700)
+    assert with_whole_parts(limited, layers, units) is limited
+    pipelines = mesh_of(layers, 4, 8, 2)
+    assert with_whole_parts(pipelines, layers, units) is pipelines
 
 
 def test_the_same_plan_with_other_costs():

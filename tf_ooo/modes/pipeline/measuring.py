@@ -132,7 +132,7 @@ class Measuring(Training):
         steps.first_batch.compare_no_later()
         step, costs = self._first.measured(steps.target)
         count = len(plans.division.split(rows_of(batch)))
-        pipeline, before = self._plan(dataclasses.replace(step, count=count), costs)
+        pipeline, before = self._plan(dataclasses.replace(step, count=count), costs, measured=False)
         report.change(no_baseline=NEVER_WHOLE, batch_rows=rows_of(batch))
         to_measure = None
         alone = plans.ranks.engine.size == 1  # ranks would have to be asked for the same step
@@ -142,14 +142,16 @@ class Measuring(Training):
         steps.experiment.enter(Planned(steps, pipeline, before, to_measure))
         return steps.experiment.run(given)
 
-    def _plan(self, step: StepGraph, costs: CostTable) -> tuple[PlannedPipeline, TracedBefore | None]:
+    def _plan(
+        self, step: StepGraph, costs: CostTable, measured: bool = True
+    ) -> tuple[PlannedPipeline, TracedBefore | None]:
         """Return the plan, and the step as it was traced for one device, if it may be placed as it is."""
         steps, plans, first = self._steps, self._steps.plans, self._first
         started = time.perf_counter()
         plans.rows = first.rows
         shared = plans.ranks.shared(with_shared_link(costs, steps.target))
         with progress.said("planning, where to cut the model and in which order its tasks run"):
-            pipeline = plans.plan_from(step, shared)
+            pipeline = plans.plan_from(step, shared, measured)
         steps.report.change(plan_seconds=time.perf_counter() - started)
         alone = plans.ranks.engine.size == 1 and not isinstance(steps.target, Cluster)
         before = first.traced_before() if alone else None

@@ -59,7 +59,8 @@ class Replicas:
 class Mesh:
     """Holds what was chosen, all that were compared, and what was asked for of all devices.
 
-    ``on``: the numbers of the devices that are used; (): all.
+    ``on``: the numbers of the devices that are used; (): all.  ``parts``: the micro-batches that
+    layers' costs are of, where several of them are one here; 0: none are.
     """
 
     chosen: Replicas
@@ -67,6 +68,7 @@ class Mesh:
     tried: tuple[Replicas, ...]
     wanted: PlanRequest
     on: tuple[int, ...] = ()
+    parts: int = 0
 
     def of(self, devices: Sequence[Value]) -> tuple[Value, ...]:
         """Return the used ones of the devices, or of what is known of them."""
@@ -94,6 +96,11 @@ class Mesh:
     def microbatches(self) -> int:
         """Return the micro-batches of one step."""
         return self.wanted.microbatches
+
+    @property
+    def larger(self) -> float:
+        """Return how many times as large a micro-batch is as those that layers' costs are of."""
+        return self.parts / self.microbatches if self.parts else 1.0
 
     def slower_by(self) -> list[float]:
         """Return for each layer how many times as long its devices take, as the mean of replicas."""
@@ -154,6 +161,23 @@ def make_mesh(layers: Sequence[LayerCosts], units: Bounds, asked: PlanRequest, c
     if chosen.plan is None:
         raise errors[0]
     return Mesh(chosen, chosen.plan, tuple(tried), asked)
+
+
+def with_whole_parts(mesh: Mesh, layers: Sequence[LayerCosts], units: Bounds) -> Mesh:
+    """Return the mesh with one micro-batch for each device, where each replica is one and these fit.
+
+    There no device waits for another one's micro-batch, and one large one takes no longer than small ones.
+    """
+    asked, count = mesh.wanted, mesh.replicas
+    if mesh.chosen.devices > 1 or asked.microbatches == count:
+        return mesh
+    larger = [layer.scaled(asked.microbatches / count) for layer in layers]
+    try:
+        whole = make_mesh(larger, units, dataclasses.replace(asked, microbatches=count), (count,))
+    except OOOError:  # it takes too much memory, or the schedule needs more of them
+        return mesh
+    tried = tuple(whole.chosen if each is mesh.chosen else each for each in mesh.tried)
+    return dataclasses.replace(whole, tried=tried, on=mesh.on, parts=asked.microbatches)
 
 
 def _within_limit(layers: Sequence[LayerCosts], units: Bounds, wanted: PlanRequest, count: int) -> Replicas:
@@ -334,7 +358,7 @@ class Pieces:
 
 
 def pieces_of(mesh: Mesh, rows: int, limit_bytes: int | None) -> Pieces:
-    """Make the pieces of a plan with micro-batches of up to ``rows`` rows; 0: not known, nothing is cut.
+    """Make the pieces of a plan; 0 ``rows`` of a traced micro-batch: they are not known, nothing is cut.
 
     A forward pass is taken to need, beside the weights and slots of a device, all tensors of one layer at a
     time, for which training keeps those of each layer.  Of replicas each counts as in the plan, with copies
@@ -342,6 +366,7 @@ def pieces_of(mesh: Mesh, rows: int, limit_bytes: int | None) -> Pieces:
     """
     if not rows or limit_bytes is None:
         return Pieces()
+    rows = math.ceil(rows * mesh.larger)
     problem, numbers = mesh.plan.problem, mesh.plan.schedule.device_of_stage
     held = [float(less) for less in problem.less_bytes] or [0.0] * mesh.chosen.devices
     of_a_row = [0.0] * mesh.chosen.devices

@@ -87,7 +87,7 @@ class PipelineMode:
         self.distributed.place(model, self.options.devices, self.join().local_rank)
         if isinstance(self.options.memory_limit_bytes, Sequence):
             check_limits(self.options.memory_limit_bytes, len(self.distributed.target.devices))
-        self.plans.division = division_of(model, self.options)
+        self.plans.asked = division_of(model, self.options)
         if is_file(self.options.schedule):
             self._read_own(self.options.schedule)
         self.plans.counts = self._counts()
@@ -107,7 +107,7 @@ class PipelineMode:
         if plans.ranks.engine.size > 1:  # each process is one
             return (1,)
         asked = own.schedule.workers if own is not None and options.replicas == AUTO else options.replicas
-        return counts_of(asked, len(self.distributed.target.devices), plans.division.most)
+        return counts_of(asked, len(self.distributed.target.devices), plans.asked.most)
 
     def _read_own(self, path: str | os.PathLike[str]) -> None:
         """The user's own schedule; where it is another than before, it is planned with anew."""
@@ -132,7 +132,7 @@ class PipelineMode:
     def _share_of(self, own: ScheduleFile) -> tuple[int, int, int]:
         """Devices and micro-batches of a replica with the user's own schedule, and how many there are."""
         options, processes = self.options, self.join().size
-        devices, microbatches = len(self.distributed.target.devices), self.plans.division.most
+        devices, microbatches = len(self.distributed.target.devices), self.plans.asked.most
         if processes > 1:
             return devices, microbatches, processes
         asked = own.schedule.workers if options.replicas == AUTO else options.replicas

@@ -28,7 +28,7 @@ from tf_ooo.hosts.ranks.base import Engine, SingleEngine
 from tf_ooo.hosts.system_memory import available_bytes
 from tf_ooo.modes.pipeline.advice import advice
 from tf_ooo.modes.pipeline.limits import Limit, limit_of, mesh_within
-from tf_ooo.modes.pipeline.mesh import Mesh, loop_parts, make_mesh, on_best_devices
+from tf_ooo.modes.pipeline.mesh import Mesh, loop_parts, make_mesh, on_best_devices, with_whole_parts
 from tf_ooo.modes.pipeline.options import AUTO, Pipeline
 from tf_ooo.modes.pipeline.own_schedule import check_recomputed
 from tf_ooo.modes.pipeline.partition import Cutter, units_of
@@ -122,7 +122,7 @@ class PipelinePlans:
         planned_from: a step that was taken apart, and its costs; None: it is to be measured.  Set before the
             first step from another fit of a model with the same names, it spares that.
         pipeline: the plan; None: there is none (any more).
-        division: of batches into micro-batches.
+        asked: how batches are divided into micro-batches, for which costs are measured.
         rows: of the largest micro-batch that is planned for; 0: unknown.
         limit: of each device's memory.
         own: a schedule of the user's own; None: a policy's is planned.
@@ -137,10 +137,16 @@ class PipelinePlans:
         self.planned_from: tuple[StepGraph, CostTable] | None = None
         self.pipeline: PlannedPipeline | None = None
         self.own: ScheduleFile | None = None
-        self.division, self.limit, self.rows = Division(1), Limit(), 0
+        self.asked, self.limit, self.rows = Division(1), Limit(), 0
         self.counts: tuple[int, ...] = (1,)
         self.one_device = ""
         self.stock_trace_s = 0.0
+
+    @property
+    def division(self) -> Division:
+        """Return how batches are divided: as was asked, or as the plan does that has larger micro-batches."""
+        mesh = self.pipeline.mesh if self.pipeline is not None else None
+        return dataclasses.replace(self.asked, most=mesh.microbatches) if mesh and mesh.parts else self.asked
 
     def begin(self, model: keras.Model, steps: int | None) -> None:
         """Begin a fit; what is known is kept if it is of the same step on the same devices."""
@@ -198,7 +204,7 @@ class PipelinePlans:
             return 1
         # Between hosts a layer's weights, and their gradients, would be sent for each micro-batch.
         most = 1 if isinstance(target, Cluster) else len(target.devices) // min(self.counts)
-        return loop_parts(options.loop_parts, recurrent, most, self.division.most)
+        return loop_parts(options.loop_parts, recurrent, most, self.asked.most)
 
     def may_leave_rows_open(self, model: keras.Model) -> bool:
         """Return whether batches may share a trace: nothing has to be known of their sizes.
@@ -223,14 +229,17 @@ class PipelinePlans:
         elif not self.may_fall_back():
             cutter.cut(tuple(range(len(self.distributed.target.devices) // max(self.counts))))
 
-    def plan_from(self, step: StepGraph, costs: CostTable) -> PlannedPipeline:
-        """Plans for a step with given costs.  Raises OptionsError where they are another model's."""
+    def plan_from(self, step: StepGraph, costs: CostTable, measured: bool = True) -> PlannedPipeline:
+        """Plan for a step with given costs; OptionsError: they are another model's.
+
+        ``measured=False``: they will be, in micro-batches as they are.
+        """
         costs = with_shared_link(costs_of_parts(costs, step), self.distributed.target)
         self.planned_from = (step, costs)
         self.distributed.report.change(costs=costs)
-        return self.plan_with(step, costs)
+        return self.plan_with(step, costs, measured)
 
-    def plan_with(self, step: StepGraph, costs: CostTable) -> PlannedPipeline:
+    def plan_with(self, step: StepGraph, costs: CostTable, measured: bool = True) -> PlannedPipeline:
         """Plans, and says so in the report."""
         limit_bytes = self.limit.bytes
         unknown = unknown_sizes(step) if limit_bytes is not None else ()
@@ -240,7 +249,7 @@ class PipelinePlans:
             self._refuse_unknown(MemoryLimitError(limit_bytes, None, unknown, because if layers else ""))
         note_loops(self.distributed.report, step)
         note_turns(self.distributed.report, step)
-        return self._take(self._planned(step, costs), step, costs)
+        return self._take(self._planned(step, costs, measured), step, costs)
 
     def find_limit(self) -> None:
         """Find the limit before a plan is made; ranks agree on it. Blocks."""
@@ -297,15 +306,22 @@ class PipelinePlans:
             fixed=layers_that_cannot(step) if self.options.recompute != NONE else frozenset(),
         )
 
-    def _planned(self, step: StepGraph, costs: CostTable) -> Mesh:
+    def _planned(self, step: StepGraph, costs: CostTable, measured: bool = True) -> Mesh:
         wanted, units = self._wanted(step, costs), units_of(len(costs.layers), step.known.inseparable)
         if self._chooses_devices:
-            make = functools.partial(on_best_devices, costs.layers, units)
+            best = functools.partial(on_best_devices, costs.layers, units)
         else:
-            make = functools.partial(make_mesh, costs.layers, units, counts=self._counts_for(step))
+            best = functools.partial(make_mesh, costs.layers, units, counts=self._counts_for(step))
+        alone, options = self.ranks.engine.size == 1, self.options
+        by_hand = options.microbatches or options.stages is not None or self.own is not None
+
+        def make(limited: PlanRequest) -> Mesh:
+            mesh = best(limited)
+            return with_whole_parts(mesh, costs.layers, units) if measured and alone and not by_hand else mesh
+
         planned = mesh_within(make, wanted, self.limit)
-        alone = self.ranks.engine.size == 1
-        advise = functools.partial(advice, planned, costs.layers, units, planned.wanted, alone)
+        layers = [layer.scaled(planned.larger) for layer in costs.layers]
+        advise = functools.partial(advice, planned, layers, units, planned.wanted, alone)
         self.distributed.slower_warning.advise = advise
         return planned
 
@@ -363,7 +379,7 @@ class PipelinePlans:
 
         None: the present plan does.
         """
-        rows, known = self.division.split(rows_of(batch)), self.rows
+        rows, known = self.asked.split(rows_of(batch)), self.rows
         if self.pipeline is None or self.planned_from is None:
             return None
         mesh, (step, costs) = self.pipeline.mesh, self.planned_from
@@ -371,7 +387,7 @@ class PipelinePlans:
         if larger:
             more_bytes = mesh.peak_bytes * (max(rows) / known - 1)
             larger = not self.limit.is_far_from(mesh.chosen.limit_bytes + more_bytes)
-        if len(rows) <= mesh.plan.schedule.microbatches * mesh.replicas and not larger:
+        if len(rows) <= (mesh.parts or mesh.plan.schedule.microbatches * mesh.replicas) and not larger:
             return None
         if larger:
             layers = tuple(layer.scaled(max(rows) / known) for layer in costs.layers)

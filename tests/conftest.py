@@ -37,7 +37,7 @@ QUICK = (
 )
 
 
-# In the fits of all other files of tests/graph stock steps would take a quarter of the time.
+# In the fits of all other files of tests/graph, and of ranks, stock steps would take a quarter of the time.
 COMPARED = (
     "test_baselines.py",
     "test_second_fits.py",
@@ -48,7 +48,8 @@ COMPARED = (
 
 @pytest.fixture(autouse=True)
 def _short_fits_are_not_compared(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    if request.path.parent.name == "graph" and request.path.name not in COMPARED:
+    of_ranks = request.path.name.startswith("test_data_parallel")
+    if of_ranks or (request.path.parent.name == "graph" and request.path.name not in COMPARED):
         monkeypatch.setattr(paying, "FEW", 0)
 
 

@@ -20,7 +20,7 @@ from tests.distributed import training as t
 from tests.zoo import needs_keras_3
 from tf_ooo.costs.layer_costs import Link
 from tf_ooo.errors import OptionsError
-from tf_ooo.fit import comparison
+from tf_ooo.fit import comparison, paying
 from tf_ooo.fit.baseline import STEPS
 from tf_ooo.modes.data_parallel import planned, scheduled
 from tf_ooo.planning.building.common import COMMUNICATION
@@ -304,6 +304,16 @@ def test_steps_that_overlap_with_none_are_compared_with_one_rank_alone(engine, t
 def test_a_fit_of_single_steps_that_is_too_short_to_measure_a_rank_alone_says_so(engine):
     short = t.ours(t.compiled(t.mlp(), t.momentum()), t.data(engine.rank), epochs=3).report
     assert "the fit is too short to measure a rank alone" in short.headline
+
+
+@pytest.mark.parametrize("together", [1, TOGETHER])
+def test_a_short_fit_is_compared_with_a_few_steps_of_one_rank_alone(engine, monkeypatch, together):
+    monkeypatch.setattr(paying, "FEW", 3)
+    model = t.compiled(t.mlp(), t.momentum(), steps_per_execution=together)
+    report = t.ours(model, t.data(engine.rank), epochs=3).report
+    assert len(report.alone_s) >= paying.FEW, report.no_baseline
+    assert "one rank with all 2 batches: " in report.ranks_gain.text
+    assert t.equal_on_all_ranks(engine, model)
 
 
 def test_a_step_that_communicates_by_itself_is_not_run_alone(engine):

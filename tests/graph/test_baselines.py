@@ -58,6 +58,7 @@ def test_a_fit_that_is_compared_trains_to_the_same_bits(mode):
     # Measured once, or two plans could differ.
     costs = fit(network(), mode, compare=False)[0].report.costs
     compared, history = fit(model, mode, compare=True, costs=costs)
+    assert len(compared.report.baselines_s[ONE_DEVICE]) >= STEPS
     _, history_without = fit(without, mode, compare=False, costs=costs)
     assert_equal_bits(model.get_weights(), without.get_weights())
     assert history == history_without
@@ -102,6 +103,22 @@ def test_a_short_fit_is_compared_with_a_few_steps_of_stock(mode):
     rows = dict(report.rows())
     below = " a step with the same micro-batches (2 at the start)"
     assert rows.get("one device", "").endswith(below) == (mode == "pipeline")
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_loss_that_calls_python_is_called_for_the_fit_alone(mode):
+    """What Python does in steps beside the fit cannot be undone."""
+    seen = []
+
+    def loss(y, predicted):
+        tf.py_function(lambda number: seen.append(float(number)), [tf.reduce_mean(predicted)], [])
+        return keras.losses.sparse_categorical_crossentropy(y, predicted, from_logits=True)
+
+    model = network()
+    model.compile("sgd", loss)
+    report = fit(model, mode, costs=fit(network(), mode, compare=False)[0].report.costs)[0].report
+    assert "calls Python, and what that does in steps beside the fit cannot be undone" in report.no_baseline
+    assert ONE_DEVICE not in report.baselines_s
 
 
 def test_a_long_fit_is_compared_by_itself():

@@ -28,6 +28,7 @@ _SPAN_S, _MOST_STEPS = 0.5, 30
 _OF_TRACE = 0.1  # what steps beside a fit that does not pay for them add to their trace
 ONE_DEVICE = "one device"
 _SENDS = ("Horovod", "Collective")
+_CALLS_PYTHON = ("PyFunc", "PyFuncStateless", "EagerPyFunc")
 
 
 class Baseline:
@@ -104,26 +105,32 @@ class Baseline:
         return ""
 
 
-def stock_steps_s(model: keras.Model, batch: object, least: int = STEPS) -> list[float]:
+def stock_steps_s(model: keras.Model, batch: object, least: int, asked: bool | None) -> list[float]:
     """Return seconds of so many single stock steps on this batch, or more; all variables are put back.
 
-    Raises whatever the step raises; BackendError for one that keeps random numbers to itself.
+    Raises as :func:`undone_steps_s` does.
     """
     step = train_function.step_on_data(model, tf_functions.undecorated(model.train_step))
-    return undone_steps_s(tf_functions.concrete_function(step, [batch]), batch, least)
+    return undone_steps_s(tf_functions.concrete_function(step, [batch]), batch, least, asked)
 
 
-def undone_steps_s(concrete: Any, batch: Any, least: int = STEPS) -> list[float]:
+def undone_steps_s(concrete: Any, batch: Any, least: int, asked: bool | None) -> list[float]:
     """Seconds of so many single calls of a traced function, or more; all variables are put back.
 
-    Raises whatever a call raises; BackendError for one that keeps random numbers to itself, or communicates.
+    Raises whatever a call raises; BackendError for one that keeps random numbers to itself, or communicates,
+    or calls Python, unless that was ``asked`` for: what Python does cannot be put back.
     """
     draws = random_state_in(concrete.graph.as_graph_def())
     if draws:
         raise BackendError(f"{draws}, which steps beside the fit would move on")
-    sends = [name for name, kind in func_graphs.ops_reached_from(concrete.graph) if kind.startswith(_SENDS)]
-    if sends:
-        raise BackendError(f"{sends[0]} communicates, and others may not answer")
+    for name, kind in func_graphs.ops_reached_from(concrete.graph):
+        if kind.startswith(_SENDS):
+            raise BackendError(f"{name} communicates, and others may not answer")
+        if kind in _CALLS_PYTHON and not asked:
+            raise BackendError(
+                f"{name} calls Python, and what that does in steps beside the fit cannot be undone; "
+                "compare=True measures them all the same"
+            )
     restoring, seconds = RestoringFunction(concrete), list[float]()
     with restoring:
         nests.synchronize(restoring(batch))  # TensorFlow optimizes the graph

@@ -8,7 +8,7 @@ import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from tf_ooo.compat import keras_fits, keras_layers, keras_variables, nests, train_function
@@ -111,7 +111,7 @@ class Distributed:
         self,
         model: keras.Model,
         batch: object,
-        first: FirstSteps,
+        first: FirstSteps | OnlyTraced,
         asked: bool | None,
         serial_s: float,
         always: bool = True,
@@ -130,7 +130,7 @@ class Distributed:
         def run(least: int) -> list[float]:
             about_s = estimates.stock_s(first.first_s, first.microbatches) + least * serial_s
             with progress.said(f"measuring {ONE_DEVICE}, to compare with", about_s):
-                return stock_steps_s(model, batch, least)
+                return stock_steps_s(model, batch, least, asked)
 
         ours_s = min(serial_s, self.report.predicted_step_s or serial_s)
         seconds = baseline.measured(run, serial_s, first.first_s, ours_s=ours_s)
@@ -173,6 +173,16 @@ def check_model(model: keras.Model, mode: str) -> None:
             f"mode={mode!r}: {stateful[0]} keeps the states of its rows from batch to batch (stateful=True), "
             "and batches are on their way side by side; make it with stateful=False"
         )
+
+
+@dataclass(frozen=True)
+class OnlyTraced:
+    """Stands for the first steps of a fit that has none on one device; tracing took ``first_s``."""
+
+    first_s: float
+    seen: int = 0
+    microbatches: int = 1
+    timed_s: Sequence[float] = ()
 
 
 class FirstSteps:

@@ -52,6 +52,9 @@ class StepByStep:
         """Begin a fit: ``run`` is one execution of all ``ranks``."""
         self._run, self._ranks = run, ranks
         self._seen, self._done = 0, bool(self._report.alone_s)
+        executions = ranks.executions_of_fit()
+        # The first one traces, and one still comes when the others have been compared.
+        self._enough = STEPS if executions is None else max(1, min(STEPS, executions - 2))
         self._steps_s: list[float] = []
         if not self._done:
             self._report.change(steps_s=[])
@@ -60,7 +63,7 @@ class StepByStep:
         """Return one execution.  Raises what ``run`` does."""
         if self._done:
             return self._run(iterator)
-        if len(self._steps_s) >= STEPS:
+        if len(self._steps_s) >= self._enough:
             self._done = True
             return self._beside_alone(iterator)
         before, started = traces.trace_count(self._function), time.perf_counter()
@@ -83,10 +86,11 @@ class StepByStep:
         if not batches:
             return self._run(iterator)
         step_s = statistics.median(self._steps_s)
-        baseline = Baseline(ALONE, self._report, self._compare, ranks.steps_of_fit())
+        asked = self._compare
+        baseline = Baseline(ALONE, self._report, asked, ranks.steps_of_fit(), always=True)
         try:
             alone_s = baseline.measured(
-                lambda least: stock_steps_s(model, batches[0], least), step_s, self._trace_s
+                lambda least: stock_steps_s(model, batches[0], least, asked), step_s, self._trace_s
             )
         finally:
             ranks.forget_traces()  # of parts of the step, which do not average

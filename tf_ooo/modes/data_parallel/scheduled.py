@@ -237,16 +237,16 @@ class ScheduledSteps:
 
     def _compare_with_alone(self, batches: list[Any]) -> None:
         """Measure this rank's steps without the others, whom it tells nothing; the steps are undone."""
-        report, count = self.report, len(batches)
+        report, count, asked = self.report, len(batches), self.options.compare
         if report.alone_s or not report.running_s:
             return
         source = self.functions.alone()
 
         def run(least: int) -> list[float]:
             concrete = source.function(count).get_concrete_function(batches)
-            return [seconds / count for seconds in undone_steps_s(concrete, batches, least)]
+            return [seconds / count for seconds in undone_steps_s(concrete, batches, least, asked)]
 
-        baseline = Baseline(ALONE, report, self.options.compare, self.ranks.steps_of_fit())
+        baseline = Baseline(ALONE, report, asked, self.ranks.steps_of_fit(), always=True)
         step_s = statistics.median(report.running_s)
         alone_s = baseline.measured(run, step_s, self.stock.first_s, count)
         note_alone(report, alone_s, self.ranks, count)

@@ -15,7 +15,7 @@ from tf_ooo.compat import keras_variables, nests, train_function
 from tf_ooo.costs.table import CostTable
 from tf_ooo.errors import BackendError, OptionsError
 from tf_ooo.fit import progress
-from tf_ooo.fit.distributed import Distributed, FirstSteps, Placed, check_model
+from tf_ooo.fit.distributed import Distributed, FirstSteps, OnlyTraced, Placed, check_model
 from tf_ooo.fit.experiment import Experiment
 from tf_ooo.fit.measured import check_costs, with_shared_link
 from tf_ooo.fit.mode import Training
@@ -183,6 +183,7 @@ class Beginning(Training):
         fit, started, costs = self._fit, time.perf_counter(), self._fit.mode.options.costs
         with progress.said("tracing the step, to take it apart"):
             traced = self._look(given)
+        planning_s = time.perf_counter()
         if traced is None:
             return None
         if costs is None:
@@ -192,7 +193,11 @@ class Beginning(Training):
             layers = traced.graph.layers
             order = in_order_of([layer.name for layer in costs.layers], [layer.name for layer in layers])
             as_given = renumbered(traced, [layers[number].variables for number in order])
-            fit.enter(Planned(fit, fit.plan(as_given.as_step(), costs, traced, started)))
+            fit.enter(Planned(fit, fit.plan(as_given.as_step(), costs, traced, planning_s)))
+            serial_s, first = fit.distributed.report.layerpipe.serial_step_s, OnlyTraced(planning_s - started)
+            fit.distributed.compare(
+                fit.model, fit.batches.look(given), first, fit.mode.options.compare, serial_s
+            )
         return fit.phase.run(given)
 
     def _look(self, iterator: Iterator[Any]) -> Traced | None:

@@ -190,6 +190,7 @@ def test_what_takes_long_at_the_start_is_said(mode, monkeypatch, capsys):
         r"to compare with, about [\d.]+ m?s \.\.\.$", about["tf_ooo: measuring one device, to compare with"]
     )
     if mode == "pipeline":
+        assert re.search(r"on each other, about [\d.]+ m?s \.\.\.$", about[begun[0]])
         assert re.search(r"in 2 micro-batches, to cut it, about [\d.]+ m?s ", about[begun[1]])
         assert re.search(
             r"about [\d.]+ m?s; (it pays from about [\d,]+ steps on|no gain over one device is predicted)",

@@ -51,6 +51,22 @@ def test_an_error_ends_it(at_once, capsys):
     assert len(capsys.readouterr().err.splitlines()) == 2
 
 
+def test_seconds_that_are_known_later_are_said_then(monkeypatch, capsys):
+    monkeypatch.setattr(progress, "AFTER_S", 0.05)
+
+    def fit(verbose, seconds):
+        with progress.said("looking") as say_seconds:
+            say_seconds(seconds)
+            time.sleep(0.1)
+
+    fit(1, 7.0)
+    assert capsys.readouterr().err.splitlines()[:-1] == ["tf_ooo: looking, about 7 s ..."]
+    fit(1, 0.01)
+    assert capsys.readouterr().err.splitlines()[:-1] == ["tf_ooo: looking ..."]
+    fit(0, 7.0)
+    assert not capsys.readouterr().err
+
+
 def test_a_line_of_its_own_beside_the_progress_bar(at_once, capsys):
     def fit(verbose, begin_step):
         with progress.said("planning"):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from tf_ooo.compat import keras_losses, nests
 from tf_ooo.costs.places import first_of
+from tf_ooo.fit import estimates
 from tf_ooo.modes.pipeline.looked_at import LookedAt, Seen, dense
 from tf_ooo.modes.pipeline.state_kinds import (
     Assigned,
@@ -97,13 +98,22 @@ class Comparison:
     """A step on two micro-batches of so many ``rows`` in one, and on each by itself: two traces of it.
 
     ``gradients=False``: losses and outputs alone.  No variable is changed.
+    ``say_seconds`` is told what all will take.
     ``exact``: whether losses and gradients tell; else random numbers or masks are left in them.
     """
 
-    def __init__(self, model: keras.Model, batch: object, rows: int, gradients: bool) -> None:
+    def __init__(
+        self,
+        model: keras.Model,
+        batch: object,
+        rows: int,
+        gradients: bool,
+        say_seconds: Callable[[float], None],
+    ) -> None:
         self.model, self.rows = model, rows
         pair = self.pairs_of(batch)[0]
         self._of_part = LookedAt(model, parts_of(pair, (rows, rows))[0], gradients)
+        say_seconds(estimates.look_s(self._of_part.trace_s))
         self._of_both = LookedAt(model, pair, gradients)
         self.exact = not self._of_part.random and not keras_losses.masks(model)
         self._signature = nests.signature(pair)

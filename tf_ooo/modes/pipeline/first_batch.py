@@ -91,8 +91,9 @@ class FirstBatch:
         """Once for such batches, until the model is compiled again."""
         key = self._plans.distributed.stock, nests.signature(batch), microbatches
         if key[0] is None or self._checked != key:
-            with traced_anew(model), progress.said("looking whether rows of a batch depend on each other"):
-                checked = check_loss(model, batch, microbatches, gradients=not on_host)
+            what = "looking whether rows of a batch depend on each other"
+            with traced_anew(model), progress.said(what) as say_seconds:
+                checked = check_loss(model, batch, microbatches, not on_host, say_seconds)
             self.states, self._later, self._checked = checked.states, checked.later, key
             self.pass_s = checked.trace_s
         if self.states.unlike:

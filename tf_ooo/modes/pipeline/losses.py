@@ -47,7 +47,13 @@ class Checked:
     trace_s: float = 0.0
 
 
-def check_loss(model: keras.Model, batch: object, microbatches: int, gradients: bool = True) -> Checked:
+def check_loss(
+    model: keras.Model,
+    batch: object,
+    microbatches: int,
+    gradients: bool = True,
+    say_seconds: Callable[[float], None] = lambda seconds: None,
+) -> Checked:
     """StepRefused where a step adds up rows, or compares them.
 
     Looks at the loss and the gradients that the optimizers would be given, of neighbouring micro-batches,
@@ -56,13 +62,15 @@ def check_loss(model: keras.Model, batch: object, microbatches: int, gradients: 
     instead.  ``gradients=False`` compares losses and outputs alone.  Refused is also a step whose result
     depends on a state that does not follow from micro-batches, and one that does so in later steps, as the
     count of steps or a state that it changes will be another number then.
+
+    ``say_seconds`` is told about how many all this will take, once a first trace tells.
     """
     rows = split_rows(rows_of(batch), microbatches)
     if len(rows) == 1:
         return Checked(StateKinds())
     try:
         with _no_weight_of_one_value(model):
-            comparison = Comparison(model, batch, rows[-1], gradients)
+            comparison = Comparison(model, batch, rows[-1], gradients, say_seconds)
             pairs = comparison.compare(comparison.pairs_of(batch))
             states = comparison.states(pairs)
             difference = comparison.difference(pairs.compared) or comparison.later_difference(pairs)

@@ -115,7 +115,7 @@ class PipelineSteps:
         functions.seen, functions.kinds = seen, self.first_batch.states.kinds
         return functions
 
-    def placing(self, what: str, traced: bool) -> AbstractContextManager[None]:
+    def placing(self, what: str, traced: bool) -> AbstractContextManager[Any]:
         """Say that the step is placed; the first time how long that takes, and from when on it all pays.
 
         ``traced``: it is also traced anew.

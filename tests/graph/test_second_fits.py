@@ -126,6 +126,19 @@ def test_what_has_changed_is_traced_again(mode, change):
     assert not any(np.array_equal(one, other) for one, other in zip(before, model.get_weights(), strict=True))
 
 
+def test_a_test_function_that_was_taken_away_is_traced_again():
+    """So a user has a changed ``test_step``, or an attribute that it reads, count; the train step stays."""
+    model, counts = model_that_counts()
+    callback, validation = tf_ooo.OOOBackprop(**MODES["pipeline"]), (X, Y)
+    fit(model, callback, validation_data=validation)
+    traces = counts.traces
+    fit(model, callback, validation_data=validation)
+    assert counts.traces == traces
+    model.test_function = None
+    fit(model, callback, validation_data=validation)
+    assert 0 < counts.traces - traces <= 2  # a last batch of fewer rows
+
+
 class Stops(keras.callbacks.Callback):
     def on_train_batch_end(self, batch, logs=None):
         if batch == 2:

@@ -107,7 +107,7 @@ class Moved:
                 (part, train_function.functions_of(part)) for part in keras_layers.parts_of(self.model)
             ]
             for part, functions in self._functions:
-                train_function.set_functions_of(part, dict.fromkeys(functions))
+                train_function.set_functions_of(part, _untraced(functions))
             self._forget_traces()
         for variable in variables:
             old, device = keras_variables.value_of(variable), devices.get(id(variable))
@@ -166,7 +166,10 @@ class Moved:
             if not (taken and free(moved)) and _host(moved.device) != _host(old.device):
                 gone.add(moved.device)  # a second read from there would wait for ever
         for part, functions in self._functions or ():
-            train_function.set_functions_of(part, functions)
+            # One without a trace reads no variable yet: it may stay, as it does after a fit of stock Keras.
+            present = _untraced(train_function.functions_of(part))
+            put_away = {name: function for name, function in functions.items() if _is_traced(function)}
+            train_function.set_functions_of(part, present | put_away)
         self._forget_traces()
         self._functions = None
         return lost
@@ -175,6 +178,15 @@ class Moved:
         parts = [part for part, _ in self._functions or ()]
         for owner in (*parts, *optimizers_of(self.model), *self.model.metrics):
             tf_functions.forget_traces(owner)
+
+
+def _untraced(functions: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the functions, without those that are traced."""
+    return {name: None if _is_traced(function) else function for name, function in functions.items()}
+
+
+def _is_traced(function: Any) -> bool:
+    return any(each.experimental_get_tracing_count() for each in tf_functions.functions_of(function))
 
 
 def _taken(variable: keras.Variable, old: Any, reachable: Callable[[str], bool], gone: set[str]) -> bool:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from tf_ooo.compat import nests
 from tf_ooo.compat.evaluation import Kind
+from tf_ooo.fit.mode import Function
 from tf_ooo.modes.pipeline.evaluation import OutputsFirst, StagedEvaluation
 from tf_ooo.rewriting.request import RewriteRequest
 from tf_ooo.rewriting.result import RewriteResult
@@ -16,6 +18,8 @@ if TYPE_CHECKING:
     from tf_ooo.modes.pipeline.plans import PlannedPipeline
     from tf_ooo.modes.pipeline.steps import PipelineSteps
 
+Evaluation = StagedEvaluation | OutputsFirst
+
 
 class PlacedStep:
     """The functions of a plan's step.  As in stock Keras, a later fit of the same model traces none again.
@@ -25,7 +29,6 @@ class PlacedStep:
 
     Attributes:
         said_in_report: the first batch's graph; None: none was rewritten yet.
-        evaluations: what evaluates and predicts on the stages' devices, as far as it was asked for.
     """
 
     def __init__(self, steps: PipelineSteps, pipeline: PlannedPipeline) -> None:
@@ -36,7 +39,18 @@ class PlacedStep:
         self.functions = steps.functions(plans.division, replicas, steps.seen, tracing)
         self.functions.check_captures = self.moved.check_captures
         self.said_in_report: RewriteResult | None = None
-        self.evaluations: dict[Kind, StagedEvaluation | OutputsFirst] = {}
+        # What evaluates and predicts on the stages' devices, with the function of Keras that it stands for.
+        self._evaluations: dict[Kind, tuple[Function, Evaluation]] = {}
+
+    def evaluation(self, kind: Kind, function: Function, make: Callable[[], Evaluation]) -> Evaluation:
+        """Return what was made for this function; another one has to be traced, as in stock Keras."""
+        before, made = self._evaluations.get(kind, (None, None))
+        if made is None or before is not function:
+            for request in made.requests if made else ():
+                request.close()
+            made = make()
+            self._evaluations[kind] = function, made
+        return made
 
     def open(self) -> None:
         """Run again after :meth:`close`."""
@@ -50,7 +64,7 @@ class PlacedStep:
 
     @property
     def _requests(self) -> list[RewriteRequest[Any]]:
-        return [self.request, *(request for of in self.evaluations.values() for request in of.requests)]
+        return [self.request, *(request for _, of in self._evaluations.values() for request in of.requests)]
 
     def why_not(self, steps: PipelineSteps) -> str:
         """Say why a fit that begins has to trace again; empty: it may run this."""

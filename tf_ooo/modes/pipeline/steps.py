@@ -342,14 +342,13 @@ class Cut(Training):
         if makes_its_own(self._steps.model, kind):
             return function
         model, report, folder = self._steps.model, self._report, self._dump_dir
-        evaluations = self._step.evaluations
-        if kind not in evaluations:
-            evaluations[kind] = (
-                OutputsFirst(model, report, folder, self._pieces)
-                if kind == "test"
-                else StagedEvaluation(model, kind, report, folder, self._pieces)
-            )
-        return functools.partial(evaluations[kind], function)
+
+        def make() -> StagedEvaluation | OutputsFirst:
+            if kind == "test":
+                return OutputsFirst(model, report, folder, self._pieces)
+            return StagedEvaluation(model, kind, report, folder, self._pieces)
+
+        return functools.partial(self._step.evaluation(kind, function, make), function)
 
     def watched(self) -> Watched | None:
         """Once a step of the plan has run that traced nothing."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import tensorflow as tf
 
 from tests.graph.compat_models import normalized_model
@@ -99,7 +100,7 @@ def test_moving_averages():
 
 
 def test_normalizing_in_training():
-    """Not those that are frozen, nor those of a model that is called as in inference."""
+    """Not those that are frozen, nor with Keras 2 those of a model that is called as in inference."""
     layers = keras.layers
     base = keras.Sequential([keras.Input((3,)), layers.Dense(3), layers.BatchNormalization(name="inner")])
     inputs = keras.Input((3,))
@@ -111,10 +112,21 @@ def test_normalizing_in_training():
         model.layers[-1].trainable = False
         frozen = keras_layers.normalizing_in_training(model)
         assert [title for title in titles if title not in frozen] == [keras_layers.title_of(model.layers[-1])]
-        return [title.split("/")[-1] for title in titles]
+        model.compile("sgd", "mse")
+        model.fit(np.eye(3), np.eye(3), verbose=0)
+        moved = [layer.name for layer in (base.layers[-1],) if np.any(layer.moving_mean)]
+        return [title.split("/")[-1] for title in titles], moved
 
-    assert names({"training": False}) == ["own"], "a node no longer tells how its layer was called"
-    assert names({}) == ["inner", "own"]
+    inner = ["inner"] if KERAS_3 else []
+    assert names({"training": False}) == ([*inner, "own"], inner), "fit asks its layers for another thing"
+    assert names({}) == (["inner", "own"], ["inner"])
+
+
+def test_computes_in_half():
+    layers = keras.layers
+    for policy, half in (("mixed_bfloat16", True), ("float16", True), ("float32", False)):
+        model = keras.Sequential([keras.Input((3,)), layers.Dense(2, dtype=policy)])
+        assert keras_layers.computes_in_half(model) is half, "a layer no longer says what it computes in"
 
 
 def test_random_layers():

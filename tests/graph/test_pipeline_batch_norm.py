@@ -50,6 +50,29 @@ def test_as_many_as_are_asked_for_or_are_of_no_concern(options):
     assert report.pipeline.microbatches == 8
 
 
+@needs_keras_3
+@pytest.mark.parametrize("options", [{}, {"batch_norm": "whole_batch"}], ids=str)
+def test_called_as_in_inference(options):
+    """Keras' guide to fine-tuning calls so; a fit of Keras 3 takes the batch's statistics all the same."""
+
+    def called():
+        keras.utils.set_random_seed(1)
+        inputs = keras.Input((6,))
+        base = keras.Sequential([inputs, keras.layers.Dense(9), keras.layers.BatchNormalization(name="norm")])
+        outputs = keras.layers.BatchNormalization(name="own")(base(inputs, training=False), training=False)
+        model = keras.Model(inputs, keras.layers.Dense(1)(outputs))
+        model.compile(keras.optimizers.SGD(0.1), "mse")
+        return model
+
+    ours, report = fit(called(), batch_size=24, schedule="gpipe", **options)
+    assert report.pipeline.microbatches == (1 if options else 3)
+    (note,) = [note for note in report.notes if "norm" in note and "own" in note]
+    if options:
+        stock, _ = fit(called(), batch_size=24)
+        for one, other in zip(stock, ours, strict=True):
+            np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+
+
 def test_a_smaller_last_batch_has_fewer_micro_batches():
     _, report = fit(normalized(), batch_size=34, schedule="gpipe")  # the last one has 14
     assert report.pipeline.microbatches == 4

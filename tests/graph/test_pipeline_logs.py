@@ -17,7 +17,7 @@ X = np.random.default_rng(0).normal(1.0, 1.0, size=(48, 6)).astype("float32")
 class Logging(keras.Model):
     """Returns what is the batch's from micro-batches too, and ``others``, which is not."""
 
-    others = False
+    others = mixed = False
 
     def __init__(self):
         super().__init__()
@@ -64,6 +64,17 @@ class Logging(keras.Model):
                 "numbers": tf.size(x),
                 "shape": tf.shape(x),
             }
+        if self.mixed:
+            largest, right = tf.reduce_max(outputs), tf.cast(x[:, 1] > 1.2, tf.float32)
+            logs |= {
+                "gap": largest - tf.reduce_min(outputs),
+                "beside": largest / tf.reduce_mean(outputs**2),
+                "precision": tf.reduce_sum(right * x[:, 0]) / tf.reduce_sum(right),
+                "variance": tf.math.reduce_variance(outputs),
+                "half": 0.5 * tf.reduce_sum(outputs),
+                "mean": 2.0 * tf.reduce_mean(outputs)
+                - tf.reduce_sum(outputs) / tf.cast(tf.size(outputs), "float32"),
+            }
         return logs
 
 
@@ -76,11 +87,11 @@ class Kept(keras.callbacks.Callback):
         self.logs.append(dict(logs))
 
 
-def logged(*callbacks, others=False):
+def logged(*callbacks, others=False, mixed=False):
     keras.backend.clear_session()
     keras.utils.set_random_seed(1)
     model, kept = Logging(), Kept()
-    model.others = others
+    model.others, model.mixed = others, mixed
     model(X[:2])
     model.compile(keras.optimizers.SGD(0.05))
     model.fit(X, X[:, :1], batch_size=16, verbose=0, shuffle=False, callbacks=[*callbacks, kept])
@@ -111,6 +122,17 @@ def test_others_are_named():
     assert said.keys() == {"norm", "place", "below", "signs", "numbers", "shape"}
     assert "the mean of its micro-batches' values" in said.pop("norm")
     assert all("the last micro-batch's" in note for note in said.values())
+
+
+def test_functions_of_several_numbers_are_compared_with_the_batchs():
+    """The op at their end, a difference or a quotient, is that of a mean over rows as well."""
+    callback = pipeline()
+    logs, expected = logged(callback, mixed=True), logged(mixed=True)
+    notes = [
+        note for note in callback.report.notes if "is that of micro-batches, not the batch's own" in note
+    ]
+    assert {note.split()[2] for note in notes} == {"gap", "beside", "precision", "variance", "half"}
+    assert [each["mean"] for each in logs] == pytest.approx([each["mean"] for each in expected], rel=1e-5)
 
 
 class Extreme(keras.Model):

@@ -111,6 +111,8 @@ OTHER = "compares rows with one another, or divides by something else"
     [
         pytest.param(disturbed, added_up, f"{REFUSED} (looked at: loss added_up)", id="sum"),
         pytest.param(disturbed, contrasted, OTHER, id="rows"),
+        # Twice as many rows to be told from: the loss becomes about twice as large, and is no sum.
+        pytest.param(disturbed, lambda y, p: contrasted(y, p / 9), OTHER, id="about-twice"),
         pytest.param(disturbed, of_classes, OTHER, id="masked"),
         pytest.param(lambda: Trained(added_up), None, f"{REFUSED} (looked at: Trained)", id="own-sum"),
         pytest.param(lambda: Trained(of_each_row), None, REFUSED, id="vector"),
@@ -136,6 +138,34 @@ def test_a_loss_that_is_no_mean_of_rows(make, loss, text):
 )
 def test_a_mean_of_rows_is_trained(make, loss):
     assert fit(make, loss).added_edges
+
+
+@needs_keras_3
+@pytest.mark.parametrize("size", [(7, 5), (16, 16)])
+def test_a_bias_whose_gradient_cancels_is_no_row_that_meets_another(size):
+    """Instance normalization takes each image's mean off again: rounding is all that is left."""
+    layers, numbers = keras.layers, np.random.default_rng(1)
+    x, y = numbers.normal(size=(24, *size, 3)).astype("float32"), numbers.normal(size=(24, 3))
+    parts = [layers.Conv2D(8, 3, padding="same"), layers.GroupNormalization(-1), layers.ReLU()]
+    parts += [layers.Conv2D(5, 3), layers.GroupNormalization(-1), layers.GlobalAveragePooling2D()]
+    keras.utils.set_random_seed(1)
+    model = keras.Sequential([keras.Input((*size, 3)), *parts, layers.Dense(3)])
+    model.compile("adam", "mse")
+    callback = pipelined("gpipe", devices=2, microbatches=2)
+    model.fit(x, y, batch_size=8, verbose=0, callbacks=[callback])
+    assert callback.report.added_edges
+
+
+@needs_keras_3
+@pytest.mark.parametrize("policy", ["mixed_bfloat16", "mixed_float16", "bfloat16"])
+def test_a_layer_in_half_precision_has_its_rounding(policy):
+    def in_half():
+        parts = [keras.layers.Dense(9, "tanh"), keras.layers.Dense(5, "tanh", dtype=policy)]
+        return keras.Sequential([keras.Input((7,)), *parts, keras.layers.Dense(3, dtype="float32")])
+
+    assert fit(in_half, mean).added_edges
+    with pytest.raises(BackendError, match=OTHER):
+        fit(in_half, contrasted)
 
 
 def test_a_term_that_is_let_in_later_is_there_already():

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
+import tf_ooo
 from tests.graph.pipeline_fits import (
     Training,
     assert_near,
     assert_same_bits,
+    compiled_model,
     distance,
     fits_of,
     pipelined,
@@ -89,6 +92,46 @@ def swapping():
 )
 def test_options_of_optimizers(optimizer, callbacks):
     assert_as_stock(nested_training(optimizer), *callbacks)
+
+
+class Anchored(keras.optimizers.SGD):
+    """Pulls weights to what it has copied when it was built, as Keras' ScheduleFreeAdamW begins."""
+
+    def build(self, variables):
+        if not self.built:
+            super().build(variables)
+            self.anchors = self.add_optimizer_variables(variables, "anchor")
+            for anchor, variable in zip(self.anchors, variables, strict=True):
+                self.assign(anchor, keras.ops.copy(variable))
+
+    def update_step(self, gradient, variable, learning_rate):
+        anchor = self.anchors[self._get_variable_index(variable)]
+        super().update_step(gradient + 0.1 * (variable - anchor), variable, learning_rate)
+
+
+@needs_keras_3
+def test_what_an_optimizer_assigns_while_it_is_built_is_lost_as_in_stock():
+    """Keras builds it in a trace that is thrown away."""
+    training = nested_training(lambda: Anchored(0.1))
+    assert_as_stock(training)
+    alone = training.fit(tf_ooo.OOOBackprop(schedule="fast_forward", profile_steps=0))
+    assert alone["loss"] == training.stock.history["loss"]
+
+
+@needs_keras_3
+@pytest.mark.parametrize("length", ["said", "unknown"])
+def test_data_of_unknown_length(length):
+    """Stock counts a step more at the end of each epoch; that is said before the first step."""
+    data = tf.data.Dataset.from_tensor_slices((X_UNEVEN, Y_UNEVEN)).batch(16)
+    steps = {"steps_per_epoch": 4} if length == "said" else {}
+    data = data.filter(lambda x, y: True).repeat(2) if steps else data.filter(lambda x, y: True)
+    counts = []
+    for callbacks in ([], [pipelined("gpipe", devices=2)]):
+        model = compiled_model(mlp, adam)
+        model.fit(data, epochs=2, verbose=0, callbacks=callbacks, **steps)
+        counts.append(int(model.optimizer.iterations))
+    said = any("does not say how long it is" in note for note in callbacks[0].report.notes)
+    assert said == (counts[0] != counts[1]) == (not steps)
 
 
 @pytest.fixture(scope="module")

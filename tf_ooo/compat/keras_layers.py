@@ -103,11 +103,13 @@ def moving_averages(model: keras.Model) -> list[tuple[Any, Any, float]]:
 def normalizing_in_training(model: keras.Model) -> list[str]:
     """Return titles of the layers that normalize over the rows of a batch while the model trains.
 
-    Frozen ones do not, nor those that are called, or whose model is, with ``training=False`` alone.
+    Frozen ones do not, nor with Keras 2 those that are called, or whose model is, with ``training=False``
+    alone.  Keras 3's ``fit`` runs functional models with ``training=True``, whatever their calls said.
     """
     kind = versions.keras_of(model).layers.BatchNormalization
     layers = parts_of(model, itself=False)
-    never = {id(part) for layer in layers if _called_in_inference(layer) for part in parts_of(layer)}
+    called = layers if versions.is_of_keras_2(model) else []
+    never = {id(part) for layer in called if _called_in_inference(layer) for part in parts_of(layer)}
     return [
         title_of(layer)
         for layer in layers
@@ -163,6 +165,11 @@ def _in_inference(call: Any) -> Any:
         return call(*bound.args, **bound.kwargs)
 
     return called
+
+
+def computes_in_half(model: keras.Model) -> bool:
+    """Return whether the model, or a layer of it, computes in 16 bits."""
+    return any(getattr(part, "compute_dtype", "") in ("float16", "bfloat16") for part in parts_of(model))
 
 
 def random_layers(model: keras.Model) -> list[str]:

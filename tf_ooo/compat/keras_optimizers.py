@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from grappler_passes.compat import keras_values
-from tf_ooo.compat import keras_attributes, keras_variables, nests, versions
+from tf_ooo.compat import keras_attributes, keras_variables, nests, tf_functions, versions
 
 if TYPE_CHECKING:
     import keras
@@ -33,12 +33,23 @@ def inner_optimizers(optimizer: keras.optimizers.Optimizer) -> list[Any]:
 
 
 def build_optimizer(optimizer: keras.optimizers.Optimizer, variables: Sequence[Any]) -> None:
-    """Creates the optimizer's variables; those that are there stay as they are."""
+    """Creates the optimizer's variables; those that are there stay as they are.
+
+    What Keras 3's optimizers assign to them while they are built is lost, as in its ``fit``, which builds
+    them in a trace that is thrown away.
+    """
     if _is_legacy(optimizer):
         optimizer.iterations  # noqa: B018 - a property that creates it
         optimizer._create_all_weights(list(variables))
-    elif not is_built(optimizer):
+    elif not is_built(optimizer) and versions.is_of_keras_2(optimizer):
         optimizer.build(list(variables))
+    elif not is_built(optimizer):
+
+        def built() -> None:
+            with tf_functions.variables_made_at_once():
+                optimizer.build(list(variables))
+
+        tf_functions.concrete_function(built, [])
 
 
 def to_be_built(optimizer: keras.optimizers.Optimizer, variables: Sequence[Any]) -> list[Any] | None:

@@ -36,6 +36,12 @@ NOTE = (
     "so the model is not compiled during this fit"
 )
 
+_OPEN_END = (
+    "the data does not say how long it is: at the end of each epoch stock Keras counts a step more, which "
+    "finds no batch, and this mode does not, so that optimizer.iterations, and what follows from it (bias "
+    "correction, schedules), become a little other; steps_per_epoch= says how long it is"
+)
+
 
 @dataclass(frozen=True)
 class _Running:
@@ -128,7 +134,10 @@ class FitLife:
         if training is None:
             self._uncompiled.put_back()
             return
-        self._uncompiled.note_in(self.mode.describe())
+        report = self.mode.describe()
+        self._uncompiled.note_in(report)
+        if steps is None and not self.mode.keeps_stock:
+            report.note(_OPEN_END, log=logging.WARNING)
         self._install(model, training, stock)
 
     def _keep_stock(self, model: keras.Model, reason: str) -> None:

@@ -22,6 +22,7 @@ _REDUCES = {
 # A mean over rows, or a sum of such, is the mean of micro-batches.
 _MEANS = {"AddN", "AddV2", "DivNoNan", "Mean", "Mul", "MulNoNan", "Neg", "RealDiv", "Sub", "Sum"}
 
+MEAN = "Mean"
 _WAY_OUT = "use microbatches=1 where it matters"
 
 
@@ -41,9 +42,9 @@ def whole_logs(
         last = values[-1]
         if not isinstance(last, tf.Tensor) or depends(last):
             return last
-        reduce = _reducing(values, split) if last.shape.rank == 0 else None
-        if reduce is not None:
-            return reduce(tf.stack(values), 0)
+        how = _reducing(values, split) if last.shape.rank == 0 else ""
+        if how:
+            return _REDUCES[how](tf.stack(values), 0)
         if not _reads_data(last):  # of weights, constants, what all micro-batches have counted
             if _may_count_rows(last, split.kind(split.count - 1)):
                 note(
@@ -53,7 +54,7 @@ def whole_logs(
         if last.shape.rank != 0 or not last.dtype.is_floating:
             note(f"the log {name or last.op.name} is the last micro-batch's, not the batch's own; {_WAY_OUT}")
             return last
-        if behind(last, _PASSES_ON).op.type not in (*_MEANS, "Placeholder"):
+        if not _may_be_mean(last):
             note(
                 f"the log {name or last.op.name} is the mean of its micro-batches' values, not the batch's "
                 f"own; {_WAY_OUT}"
@@ -67,18 +68,41 @@ def whole_logs(
     return {name: tf.nest.map_structure(functools.partial(of_batch, name), *each) for name, each in named}
 
 
-def _reducing(values: Sequence[Any], split: Split) -> Any:
-    """Return the function that makes the batch's value of the micro-batches' values; None: none is known."""
+def silent_logs(logs: Any, split: Split, depends: Callable[[Any], bool]) -> dict[str, tuple[Any, str]]:
+    """Return numbers that :func:`whole_logs` makes of micro-batches' without a word, and how, by name.
+
+    ``logs``: of the first micro-batch.  How: an op that reduces them, or :data:`MEAN`.
+    """
+    silent = {}
+    for name, values in logs.items() if isinstance(logs, Mapping) else ():
+        for value in tf.nest.flatten(values):
+            traced = isinstance(value, tf.Tensor) and hasattr(value, "graph")  # else it is a number already
+            if not traced or value.shape.rank != 0 or depends(value):
+                continue
+            how = _reducing([value], split)
+            if not how and value.dtype.is_floating and _reads_data(value) and _may_be_mean(value):
+                how = MEAN
+            if how:
+                silent[name] = value, how
+    return silent
+
+
+def _may_be_mean(value: Any) -> bool:
+    return behind(value, _PASSES_ON).op.type in (*_MEANS, "Placeholder")
+
+
+def _reducing(values: Sequence[Any], split: Split) -> str:
+    """Return the op that makes the batch's value of the micro-batches' values; empty: none is known."""
     sources = [behind(value, _PASSES_ON) for value in values]
     if all(_counts_rows(source, split, number) for number, source in enumerate(sources)):
-        return tf.reduce_sum
+        return "Sum"
     first = sources[0].op
     if first.type not in _REDUCES or any(source.op.type != first.type for source in sources):
-        return None
+        return ""
     inside = first.inputs[0]
     of_rows = inside.shape.rank and inside.op.type not in (*_REDUCES, "Mean")
     of_rows = of_rows and inside.shape[0] == split.kind(0) and _reads_data(inside)
-    return _REDUCES[first.type] if of_rows else None
+    return str(first.type) if of_rows else ""
 
 
 def _reads_data(tensor: tf.Tensor) -> bool:

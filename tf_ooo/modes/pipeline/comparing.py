@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import tensorflow as tf
 
-from tf_ooo.compat import keras_losses, nests
+from tf_ooo.compat import keras_layers, keras_losses, nests
 from tf_ooo.costs.places import first_of
 from tf_ooo.fit import estimates
 from tf_ooo.modes.pipeline.looked_at import LookedAt, Seen, dense
@@ -24,6 +25,7 @@ from tf_ooo.modes.pipeline.state_kinds import (
     set_to,
     state_kinds,
 )
+from tf_ooo.tracing.logs import MEAN
 from tf_ooo.tracing.micro_batches import parts_of, rows_of
 
 if TYPE_CHECKING:
@@ -46,6 +48,15 @@ _NEGLIGIBLE = 1e-3
 _PAIRS = 3
 # Two micro-batches' loss over the mean of both, where rows are added up; other terms and masks blur it.
 _SUM = 2.0
+# How the batch's log is made of micro-batches', by the op.
+_MADE: Mapping[str, Callable[[Sequence[float]], Any]] = {
+    MEAN: np.mean,
+    "Sum": sum,
+    "Max": max,
+    "Min": min,
+    "Any": max,
+    "All": min,
+}
 _NEAR = 0.3
 # So many steps later a gate may be open: round numbers and those before, for what is done every so many.
 _LATER_STEPS = (1, 3, 10, 31, 99, 1_000, 9_999, 100_000)
@@ -60,7 +71,8 @@ class Compared:
         grads_off: how far each gradient is from the mean of both parts'; 0 where it may be rounding.
         norms: of the gradients.
         outputs_off: the largest difference of an output, beside the largest output.
-        metrics_off: of what each metric says, by name.
+        metrics_off: of what each metric says, by name; ``logs_off``: of each log.
+        twice_off: how far the gradients are from the sum of both parts', beside their size.
     """
 
     together: float
@@ -69,9 +81,12 @@ class Compared:
     norms: np.ndarray
     outputs_off: float
     metrics_off: Mapping[str, float]
+    logs_off: Mapping[str, float]
+    twice_off: float
 
     def adds_up(self) -> bool:
-        return abs(self.together - _SUM * self.apart) < _NEAR * abs(self.apart)
+        loss_is_sum = abs(self.together - _SUM * self.apart) < _NEAR * abs(self.apart)
+        return loss_is_sum and self.twice_off < _NEAR
 
     def loss_off(self, least: float) -> float:
         """Return how far the loss is off, beside the larger one, or ``least`` where that is more."""
@@ -173,14 +188,20 @@ class Comparison:
         return ""
 
     def differing_metrics(self, compared: Sequence[Compared]) -> tuple[str, ...]:
-        """Return names of metrics that say something else of two micro-batches than of both in one."""
-        names = compared[0].metrics_off if compared and self.exact else ()
-        least = {name: min(pair.metrics_off.get(name, 0.0) for pair in compared) for name in names}
-        return tuple(name for name in names if least[name] > self._rounding)
+        """Return names of metrics, and logs, that are not for both in one what they are for each."""
+        if not compared or not self.exact:
+            return ()
+        # A metric's threshold may lie on the edge of rounding in one of them.
+        off = {
+            name: min(each.metrics_off.get(name, 0.0) for each in compared)
+            for name in compared[0].metrics_off
+        }
+        off |= {name: max(each.logs_off.get(name, 0.0) for each in compared) for name in compared[0].logs_off}
+        return tuple(name for name in off if off[name] > self._rounding)
 
     @property
     def _is_half(self) -> bool:
-        return self.model.compute_dtype in ("float16", "bfloat16")
+        return keras_layers.computes_in_half(self.model)
 
     @property
     def _rounding(self) -> float:
@@ -261,12 +282,22 @@ class Comparison:
             *_gradients_off(both, first, second, (reversed_rows,)),
             max((off(a, b) for a, b in outputs), default=0.0),
             {name: off(both.results[name], said) for name, said in second.results.items()},
+            self._logs_off(both, first, second),
+            _twice_off(both, first, second),
         )
         if compared.gradients_off(0.0).max(initial=0.0) <= _GRADIENT_ROUNDING:
             return compared
         rounded = (reversed_rows, self._with_rounded_weights(pair, 0), self._with_rounded_weights(pair, 1))
         grads_off, _ = _gradients_off(both, first, second, rounded)
         return dataclasses.replace(compared, grads_off=grads_off)
+
+    def _logs_off(self, both: Seen, first: Seen, second: Seen) -> dict[str, float]:
+        apart = {
+            name: np.array(_MADE[how]((first.logs[name], second.logs[name])))
+            for name, how in self._of_part.made.items()
+        }
+        logs = {name: off(np.array(both.logs[name]), log) for name, log in apart.items() if name in both.logs}
+        return {name: math.inf if math.isnan(log) else log for name, log in logs.items()}
 
     def _with_rounded_weights(self, pair: object, seed: int) -> Seen:
         """Return the step with all that it reads moved by as much as rounding in a layer makes."""
@@ -282,21 +313,38 @@ class Comparison:
             return self._of_both(pair)
 
 
+def _twice_off(both: Seen, first: Seen, second: Seen) -> float:
+    parts = [dense(grads) for grads in zip(both.grads, first.grads, second.grads, strict=True)]
+    size = math.hypot(*(_norm(together) for together, *_ in parts))
+    return math.hypot(*(_norm(all_ - one - other) for all_, one, other in parts)) / size if size else 0.0
+
+
 def _gradients_off(
     both: Seen, first: Seen, second: Seen, rounded: Sequence[Seen]
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return how far each gradient is from the mean of both parts', 0 for rounding; and the norms.
 
-    ``rounded``: steps that differ from ``both`` by rounding alone.
+    ``rounded``: steps that differ from ``both`` by rounding alone; the first one has its rows in reverse.
     """
-    differences, norms = [], []
-    for grads in zip(both.grads, first.grads, second.grads, *(seen.grads for seen in rounded), strict=True):
-        together, of_first, of_second, *of_rounded = dense(grads)
+    of_each = [
+        dense(grads)
+        for grads in zip(
+            both.grads, first.grads, second.grads, *(seen.grads for seen in rounded), strict=True
+        )
+    ]
+    norms = [max(map(_norm, grads[:3])) for grads in of_each]
+    # Nothing but rounding is left of a gradient whose terms cancel, as a bias' does before normalization.
+    cancelled = _NEGLIGIBLE * max(norms, default=0.0)
+    differences = []
+    for (together, of_first, of_second, *of_rounded), norm in zip(of_each, norms, strict=True):
         difference = _norm(together - (of_first + of_second) / 2)
-        norms.append(max(map(_norm, (together, of_first, of_second))))
         # Rows that count by their place differ in reverse as well: that much is no rounding.
         roundings = [_norm(together - grad) for grad in of_rounded]
-        rounding = max((each for each in roundings if each < _ROUNDING_OF_HALF * norms[-1]), default=0.0)
+        few = _ROUNDING_OF_HALF * norm
+        most = [few, *[math.inf if norm < cancelled else few] * (len(roundings) - 1)]
+        rounding = max(
+            (each for each, limit in zip(roundings, most, strict=True) if each < limit), default=0.0
+        )
         differences.append(0.0 if difference < _BEYOND_ROUNDING * rounding else difference)
     return np.array(differences), np.array(norms)
 

@@ -33,8 +33,8 @@ _LOSS_UNCHECKED = (
     "adds up rows, or compares them with one another, trains with the micro-batches' mean"
 )
 _METRIC = (
-    "the log {} is that of micro-batches, not the batch's own: its metric says something else of two "
-    "micro-batches than of both in one, as the largest number of a batch does; use microbatches=1 where it "
+    "the log {} is that of micro-batches, not the batch's own: what is made of two micro-batches' numbers is "
+    "another than that of both in one, as the largest number of a batch may be; use microbatches=1 where it "
     "matters"
 )
 _FIRST_ONLY = f"whether rows of a batch look at each other was seen in the first batch only: {NEVER_WHOLE}"

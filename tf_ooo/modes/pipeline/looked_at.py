@@ -25,8 +25,11 @@ from tf_ooo.compat import (
 from tf_ooo.tracing.assigned import names_of_held
 from tf_ooo.tracing.changed import Replay, Taped, refuse_moved
 from tf_ooo.tracing.intercepting import Update, intercepted
+from tf_ooo.tracing.logs import silent_logs
+from tf_ooo.tracing.micro_batches import FixedRows, rows_of
+from tf_ooo.tracing.of_data import computed_from
 from tf_ooo.tracing.traces import RestoringFunction
-from tf_ooo.tracing.variables import all_variables, key_of, optimizers_of
+from tf_ooo.tracing.variables import all_variables, key_of, names_by_handle, optimizers_of
 
 if TYPE_CHECKING:
     import keras
@@ -46,7 +49,8 @@ class Slices:
 class Seen:
     """The loss of one batch, a gradient for each place of each update, the model's outputs and states.
 
-    ``metrics``: the variables of all metrics after it; ``results``: what the metrics say then, by name.
+    ``metrics``: the variables of all metrics after it; ``results``: what the metrics say then, by name;
+    ``logs``: numbers that :func:`silent_logs` finds among what the step returns.
     """
 
     loss: float
@@ -55,6 +59,7 @@ class Seen:
     states: Mapping[str, np.ndarray]
     metrics: tuple[np.ndarray, ...]
     results: Mapping[str, np.ndarray]
+    logs: Mapping[str, float]
 
     @property
     def is_finite(self) -> bool:
@@ -72,10 +77,12 @@ class LookedAt:
         random: whether random numbers are left, in functions that it calls.
         states: variables that are not trained and that the step assigns, by path.
         used: names of those on which the loss or a gradient depends, in this step or a later one.
+        made: how the batch's logs are made of micro-batches', by name.
     """
 
     def __init__(self, model: keras.Model, batch: Any, gradients: bool = True) -> None:
         self._model, self._gradients, self._as_traced = model, gradients, True
+        self.made: dict[str, str] = {}
         started = time.perf_counter()
         self._restoring = RestoringFunction(tf_functions.concrete_function(self._step, [batch]))
         self.trace_s = time.perf_counter() - started
@@ -101,11 +108,12 @@ class LookedAt:
             if after is not None:
                 for variable, value in zip(variables, after.metrics, strict=True):
                     variable.assign(value)
-            loss, grads, outputs = self._restoring(batch)
+            loss, grads, outputs, logs = self._restoring(batch)
             states, metrics = self.values, tuple(variable.numpy() for variable in variables)
             results = _results(self._model)
         grads, outputs = tuple(map(_value_of, grads)), tuple(out.numpy() for out in outputs)
-        return Seen(float(loss), grads, outputs, states, metrics, results)
+        numbers = {name: float(log) for name, log in logs.items()}
+        return Seen(float(loss), grads, outputs, states, metrics, results, numbers)
 
     @property
     def variables(self) -> list[Any]:
@@ -155,7 +163,12 @@ class LookedAt:
         traced = _traced_step(self._model, batch)
         func_graphs.set_random_numbers(tf.compat.v1.get_default_graph())
         loss = tf.add_n([tf.cast(tf.reduce_sum(loss), tf.float32) for loss in traced.losses])
-        return loss, traced.grads if self._gradients else [], traced.outputs
+        metrics = [variable for metric in self._model.metrics for variable in metric.variables]
+        handles, split = names_by_handle(metrics), FixedRows((rows_of(batch),) * 2)
+        logs = silent_logs(traced.logs, split, lambda value: computed_from(value, handles))
+        self.made = {name: how for name, (_, how) in logs.items()}
+        numbers = {name: tf.cast(value, tf.float32) for name, (value, _) in logs.items()}
+        return loss, traced.grads if self._gradients else [], traced.outputs, numbers
 
 
 def _states(model: keras.Model, changed: Sequence[Any]) -> dict[str, Any]:
@@ -214,6 +227,7 @@ class _Traced:
     grads: list[Any]
     outputs: list[Any]
     forward: int | None
+    logs: Any
 
 
 def _traced_step(model: keras.Model, batch: object) -> _Traced:
@@ -240,11 +254,11 @@ def _traced_step(model: keras.Model, batch: object) -> _Traced:
     with intercepted(optimizers_of(model), note), taped.noted(), keras_layers.inference_only(model):
         keras_attributes.shadow(model, "call", noted_call)
         try:
-            train_function.step_on_data(model, train_step, counts=False)(batch)
+            logs = train_function.step_on_data(model, train_step, counts=False)(batch)
         finally:
             keras_attributes.unshadow(model, "call")
     graph = tf.compat.v1.get_default_graph()
-    return _Traced(losses, grads, [out for out in outputs if out.graph is graph], taped.began_at)
+    return _Traced(losses, grads, [out for out in outputs if out.graph is graph], taped.began_at, logs)
 
 
 def forward_tensors(model: keras.Model, batches: Sequence[Any]) -> list[dict[str, np.ndarray]]:

@@ -202,3 +202,29 @@ def test_no_more_batches_than_steps_per_epoch():
     )
     fit_spread(model, layerpipe(2), batches, steps_per_epoch=5, epochs=2)
     assert updates_of(model) == 10
+
+
+class Codebook(keras.layers.Layer):
+    """Hands the nearest of seven codes on; gradients pass it by (van den Oord et al. 2017)."""
+
+    def build(self, shape):
+        self.codes = self.add_weight(shape=(7, shape[-1]), initializer="glorot_uniform", name="codes")
+
+    def call(self, x):
+        distances = tf.reduce_sum((x[:, None] - self.codes) ** 2, -1)
+        nearest = tf.one_hot(tf.argmin(distances, 1), 7) @ self.codes
+        self.add_loss(tf.reduce_mean((nearest - tf.stop_gradient(x)) ** 2))
+        return x + tf.stop_gradient(nearest - x)
+
+
+def test_a_measured_step_that_has_other_layers():
+    """A fit was refused when its first steps had trained."""
+    layers = [keras.layers.Dense(9, "tanh"), keras.layers.Dense(3), Codebook(), keras.layers.Dense(5, "tanh")]
+    model = keras.Sequential([keras.Input((6,)), *layers, keras.layers.Dense(6)])
+    model.compile("sgd", "mse", jit_compile=False)
+    x = np.random.default_rng(0).normal(size=(40, 6)).astype("float32")
+    callback = tf_ooo.OOOBackprop(mode="layerpipe", devices=2, profile_steps=1)
+    model.fit(x, x, batch_size=8, verbose=0, callbacks=[callback])
+    assert callback.report.layerpipe.rounds
+    (note,) = [note for note in callback.report.notes if "divided into other layers" in note]
+    assert "codes" in note

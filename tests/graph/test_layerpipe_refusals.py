@@ -189,6 +189,27 @@ class Adversary(keras.Sequential):
         return {"loss": loss}
 
 
+class SharpnessAware(keras.Sequential):
+    """Takes the gradient where the weights are moved by all gradients (Foret et al. 2021)."""
+
+    def train_step(self, data):
+        x, y = data
+        variables = self.trainable_variables
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.square(self(x) - y))
+        gradients = tape.gradient(loss, variables)
+        moves = [0.05 * gradient / tf.linalg.global_norm(gradients) for gradient in gradients]
+        for variable, move in zip(variables, moves, strict=True):
+            variable.assign_add(move)
+        with tf.GradientTape() as tape:
+            moved_loss = tf.reduce_mean(tf.square(self(x) - y))
+        gradients = tape.gradient(moved_loss, variables)
+        for variable, move in zip(variables, moves, strict=True):
+            variable.assign_sub(move)
+        self.optimizer.apply_gradients(zip(gradients, variables, strict=True))
+        return {"loss": loss}
+
+
 class ByHand(keras.Sequential):
     """Updates its weights without an optimizer."""
 
@@ -214,6 +235,7 @@ def of_kind(kind):
 STEPS = {
     Twice: "applies gradients twice with one optimizer",
     Adversary: "again after it has applied",
+    SharpnessAware: "what needs all gradients at once",
     ByHand: "applies no gradient",
 }
 

@@ -5,19 +5,20 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
 from tf_ooo.compat import keras_variables, nests, train_function
+from tf_ooo.costs.places import first_of
 from tf_ooo.costs.table import CostTable
 from tf_ooo.errors import BackendError, OptionsError
 from tf_ooo.fit import progress
 from tf_ooo.fit.distributed import Distributed, FirstSteps, OnlyTraced, Placed, check_model
 from tf_ooo.fit.experiment import Experiment
-from tf_ooo.fit.measured import check_costs, with_shared_link
+from tf_ooo.fit.measured import check_costs, measured_costs, with_shared_link
 from tf_ooo.fit.mode import Training
 from tf_ooo.fit.recorder import Watched
 from tf_ooo.fit.slower_warning import ENOUGH
@@ -233,12 +234,32 @@ class Measuring(Training):
         if first.done:
             started = time.perf_counter()
             with progress.said("planning, on which devices F, dO and dW run"):
-                plan = fit.plan(*first.measured(fit.target), self._traced, started)
+                plan = fit.plan(*self._costs(), self._traced, started)
             first.close()
             fit.enter(Planned(fit, plan, first.seen))
             serial_s = fit.distributed.report.layerpipe.serial_step_s
             fit.distributed.compare(fit.model, batch, first, fit.mode.options.compare, serial_s)
         return outputs
+
+    def _costs(self) -> tuple[StepGraph, CostTable]:
+        """Return the step, as it was traced to be spread, and its costs.
+
+        Those of layers that the measured step does not have as such are calculated from shapes.
+        """
+        measured, costs = self._first.measured(self._fit.target)
+        known = dict(zip((layer.variables for layer in measured.graph.layers), costs.layers, strict=True))
+        own = self._traced.graph.layers
+        others = [layer.name for layer in own if layer.variables not in known]
+        if not others and len(own) == len(known):
+            return measured, costs
+        step = self._traced.as_step()
+        calculated = zip(own, measured_costs(step, None).layers, strict=True)
+        layers = [
+            replace(known.get(layer.variables, costs), inputs=costs.inputs) for layer, costs in calculated
+        ]
+        note = f"costs are calculated from shapes, not measured, of {first_of(others) or 'layers'}"
+        self._fit.distributed.report.note(f"{note}: the measured step is divided into other layers")
+        return step, replace(costs, layers=tuple(layers))
 
     def ended(self) -> None:
         self._fit.distributed.note_too_short(self._first.seen)

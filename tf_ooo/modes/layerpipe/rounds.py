@@ -256,10 +256,11 @@ class Retiming:
         """Each weight's update comes 2 S(l) rounds after it was read; other states are read where written."""
         for handle, delay in delay_steps.items():
             if delay != self.stages.delay_steps(self.weights[handle]):
+                names = {each.handle: each.name for each in self.traced.graph.variables}
                 raise GraphError(
-                    f"the update of {handle!r} would be {delay} steps late: it needs gradients of other "
-                    "layers, or shares a state with them; in this mode layers are updated at different "
-                    "times: train without clipping by global norm and loss scaling, or with another mode"
+                    f"the update of {names.get(handle, handle)} would be {delay} steps late: it needs "
+                    "gradients of other layers, or shares a state with them; in this mode layers are updated "
+                    "at different times: train without what needs those together, or with another mode"
                 )
         for name in self._with_the_last_write(at):  # it would see other batches' values
             raise GraphError(

@@ -134,11 +134,13 @@ def trace(
     if branch is not None:
         raise GraphError(_loop_message(model, branch, False))
     graph = _numbered(classify_graph_def(flat_def, names), layers)
+    where = assign(graph, index).where
+    _refuse_updates_together(graph, index, where)
     return Traced(
         graph_def=flat_def,
         index=index,
         graph=graph,
-        where=assign(graph, index).where,
+        where=where,
         outputs=shape_inference.infer_some_outputs(flat_def),
         arguments=traced.arguments,
         specs=traced.specs,
@@ -258,6 +260,22 @@ def _branch_of_weights(index: GraphIndex, weights: Collection[str]) -> str | Non
         if computed[i] and index.ops[i] == flattening.WHOLE_BRANCH:
             return index.names[i]
     return None
+
+
+def _refuse_updates_together(graph: TrainingGraph, index: GraphIndex, where: Where) -> None:
+    """GraphError where the last layer is updated by what the first one's gradient is computed to."""
+    first, last = 0, len(graph.layers) - 1
+    computed = [False] * len(index)
+    for i in index.order:
+        kind, layer = where.get(index.names[i], ("", -1))
+        of_first = first < last and (kind, layer) == ("dW", first)
+        computed[i] = of_first or any(computed[p] for p, _ in index.data_preds[i])
+        if computed[i] and (kind, layer) == ("U", last):
+            raise GraphError(
+                f"the update of {graph.layers[last].name} needs the gradient of {graph.layers[first].name}: "
+                "in mode='layerpipe' layers are updated at different times; train without what needs all "
+                "gradients at once (a global norm, loss scaling, sharpness-aware steps), or with another mode"
+            )
 
 
 def _numbered(graph: TrainingGraph, layers: Sequence[Collection[str]] | None) -> TrainingGraph:

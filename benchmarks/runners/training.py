@@ -127,7 +127,8 @@ class Training:
         # Without checks of the loss: batches 1, 2, 4, 8, ... take several times as long as others.
         common: dict[str, Any] = {"profile_steps": 2, "compare": False, "check_loss": False}
         common["devices"] = devices
-        common["microbatches"] = self._case.parameters.get("microbatches")
+        usual = own.pop("usual_microbatches", False)
+        common["microbatches"] = None if usual else self._case.parameters.get("microbatches")
         return Pipeline(**(common | own)), measured
 
     def _unfused(self, name: str) -> str:

@@ -107,7 +107,7 @@ def test_a_short_fit_is_compared_with_a_few_steps_of_stock(mode):
 
 @pytest.mark.parametrize("mode", MODES)
 def test_a_loss_that_calls_python_is_called_for_the_fit_alone(mode):
-    """What Python does in steps beside the fit cannot be undone."""
+    """Nobody could undo what Python does in steps beside the fit."""
     seen = []
 
     def loss(y, predicted):

@@ -39,7 +39,7 @@ class PlacedStep:
         self.functions = steps.functions(plans.division, replicas, steps.seen, tracing)
         self.functions.check_captures = self.moved.check_captures
         self.said_in_report: RewriteResult | None = None
-        # What evaluates and predicts on the stages' devices, with the function of Keras that it stands for.
+        # These evaluate and predict on the stages' devices, each with the function of Keras it stands for.
         self._evaluations: dict[Kind, tuple[Function, Evaluation]] = {}
 
     def evaluation(self, kind: Kind, function: Function, make: Callable[[], Evaluation]) -> Evaluation:

@@ -38,7 +38,7 @@ def tables_of(rows: Sequence[Row]) -> dict[str, str]:
 def markdown(table: pd.DataFrame) -> str:
     """Write a table as Markdown."""
     if table.empty:
-        return "There is none among the kept runs.\n"
+        return "There is none yet.\n"
     lines = [list(table), ["---"] * len(table.columns), *table.fillna("").to_numpy().tolist()]
     return "".join(f"| {' | '.join(map(str, line))} |\n" for line in lines)
 

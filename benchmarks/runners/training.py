@@ -126,10 +126,9 @@ class Training:
         # Without comparing: this process, in which one device would train, has more of a core than a worker.
         # Without checks of the loss: batches 1, 2, 4, 8, ... take several times as long as others.
         common: dict[str, Any] = {"profile_steps": 2, "compare": False, "check_loss": False}
-        common["devices"] = devices
         usual = own.pop("usual_microbatches", False)
-        common["microbatches"] = None if usual else self._case.parameters.get("microbatches")
-        return Pipeline(**(common | own)), measured
+        count = None if usual else self._case.parameters.get("microbatches")
+        return Pipeline(**(common | {"devices": devices, "microbatches": count} | own)), measured
 
     def _unfused(self, name: str) -> str:
         """Return a file with that way's order, in which a dO is sent before the dW of its stage has run."""

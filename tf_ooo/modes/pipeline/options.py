@@ -40,8 +40,9 @@ class Pipeline(DeviceOptions, RankOptions):
     :class:`tf_ooo.options.RankOptions`; one pipeline alone refuses that.
 
     Attributes:
-        microbatches: parts of a batch; None: 8, one for each replica where these have one device each, with BatchNormalization in training as many as leave each
-            at least 8 rows, one for a batch of fewer than 16.
+        microbatches: parts of a batch; None: 8, one for each replica where these have one device each, with
+            BatchNormalization in training as many as leave each at least 8 rows, one for a batch of fewer
+            than 16.
         batch_norm: over which rows BatchNormalization takes its statistics. ``"micro_batch"``: each
             micro-batch's own, so that losses and weights are others than stock's, the more the fewer rows
             there are. ``"whole_batch"``: the batch's, as in stock training; such a model then runs in one

@@ -196,6 +196,8 @@ def test_replicas_of_one_device_have_one_micro_batch_each():
     for each in (fitted, asked):
         assert_near(training.stock, each, 1e-5)
     assert {(number, device[-1]) for number, device in computing(fitted.report)} == set(enumerate("0123"))
+    firsts = [each.report.same_micro_batches for each in (fitted, asked)]
+    assert firsts == [" in 8 micro-batches", " with the same micro-batches"]
     # Costs are saved as they were measured, of eight.
     layers, again = fitted.report.costs.layers, asked.report.costs.layers
     assert [layer.activation_bytes for layer in layers] == [layer.activation_bytes for layer in again]

@@ -133,7 +133,10 @@ class Report(
     @property
     def same_micro_batches(self) -> str:
         """Say how the first steps differed from stock's; empty: they did not."""
-        return " with the same micro-batches" if self.pipeline and self.pipeline.microbatches > 1 else ""
+        if not self.pipeline or self.pipeline.microbatches == 1:
+            return ""
+        count = self.pipeline.first_microbatches
+        return f" in {count} micro-batches" if count else " with the same micro-batches"
 
     @property
     def ranks_gain(self) -> Gain | None:

@@ -228,7 +228,7 @@ class PipelineSection(ModeSection):
         stages, candidates: a row each.
         predicted_bubble_fraction: the share of all devices' time in which nothing runs.
         predicted_peak_bytes: of each device.
-        microbatches: of one step.
+        microbatches: of one step; ``first_microbatches``: of the first steps, where they had others.
         recomputed: which layers run their forward again, what it takes and saves; empty: none.
         replicas: pipelines that share the micro-batches; rows and peaks of stages are those of the first.
         replica_devices: of each replica.
@@ -241,6 +241,7 @@ class PipelineSection(ModeSection):
     predicted_bubble_fraction: float = 0.0
     predicted_peak_bytes: Sequence[int] = ()
     microbatches: int = 1
+    first_microbatches: int = 0
     recomputed: str = ""
     replicas: int = 1
     replica_devices: Sequence[Sequence[str]] = ()

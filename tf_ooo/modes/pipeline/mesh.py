@@ -169,7 +169,7 @@ def with_whole_parts(mesh: Mesh, layers: Sequence[LayerCosts], units: Bounds) ->
     There no device waits for another one's micro-batch, and one large one takes no longer than small ones.
     """
     asked, count = mesh.wanted, mesh.replicas
-    if mesh.chosen.devices > 1 or asked.microbatches == count:
+    if mesh.chosen.devices > 1 or count in (1, asked.microbatches):
         return mesh
     larger = [layer.scaled(asked.microbatches / count) for layer in layers]
     try:

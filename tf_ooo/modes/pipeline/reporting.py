@@ -75,6 +75,7 @@ def section_of(mesh: Mesh, costs: CostTable, devices: Sequence[str]) -> Pipeline
         serial_step_s=sum(count * layer.busy_s + layer.update_s for layer in costs.layers),
         link=LinkRow.of(link),
         microbatches=count,
+        first_microbatches=mesh.parts,
         recomputed="" if again is None else str(again),
         replicas=mesh.replicas,
         replica_devices=[

@@ -196,8 +196,7 @@ class Cut(Training):
         self._step = self._of_fit_before(steps, pipeline) or PlacedStep(steps, pipeline)
         self._step.functions.seen, pipeline.placed = steps.seen, None
         self._placed = Placed(steps.model, steps.target, self._step.moved)
-        as_traced = replicas == 1 == plans.replicas_at_first and not pipeline.mesh.parts
-        self._before = before if as_traced else None
+        self._before = before if replicas == 1 == plans.replicas_at_first else None
         self._not_planned = ""  # why the latest step is not the one that was planned; it ran in stock order
         self._pieces = pieces_of(pipeline.mesh, plans.rows, plans.limit.planned_bytes)
         self._devices = len({name for names in pipeline.plan.homes.devices for name in names})

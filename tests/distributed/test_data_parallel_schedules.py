@@ -306,11 +306,11 @@ def test_a_fit_of_single_steps_that_is_too_short_to_measure_a_rank_alone_says_so
     assert "the fit is too short to measure a rank alone" in short.headline
 
 
-@pytest.mark.parametrize("together", [1, TOGETHER])
-def test_a_short_fit_is_compared_with_a_few_steps_of_one_rank_alone(engine, monkeypatch, together):
+@pytest.mark.parametrize(("together", "steps"), [(1, 4), (1, 66), (TOGETHER, 66)])
+def test_a_short_fit_is_compared_with_a_few_steps_of_one_rank_alone(engine, monkeypatch, together, steps):
     monkeypatch.setattr(paying, "FEW", 3)
     model = t.compiled(t.mlp(), t.momentum(), steps_per_execution=together)
-    report = t.ours(model, t.data(engine.rank), epochs=3).report
+    report = t.ours(model, t.data(engine.rank, steps * t.ROWS)).report
     assert len(report.alone_s) >= paying.FEW, report.no_baseline
     assert "one rank with all 2 batches: " in report.ranks_gain.text
     assert t.equal_on_all_ranks(engine, model)

@@ -198,9 +198,12 @@ def test_replicas_of_one_device_have_one_micro_batch_each():
     assert {(number, device[-1]) for number, device in computing(fitted.report)} == set(enumerate("0123"))
     firsts = [each.report.same_micro_batches for each in (fitted, asked)]
     assert firsts == [" in 8 micro-batches", " with the same micro-batches"]
-    # Costs are saved as they were measured, of eight.
-    layers, again = fitted.report.costs.layers, asked.report.costs.layers
-    assert [layer.activation_bytes for layer in layers] == [layer.activation_bytes for layer in again]
+    # The report's costs are of the micro-batches that run, and a fit that is given them divides them again.
+    costs = fitted.report.costs
+    sizes = [layer.activation_bytes for layer in asked.report.costs.layers]
+    assert [layer.activation_bytes for layer in costs.layers] == [2 * size for size in sizes]
+    given = training.piped(pipelined("auto", replicas=4, microbatches=8, costs=costs), measured_before=False)
+    assert [layer.activation_bytes for layer in given.report.costs.layers] == sizes
 
 
 def test_a_second_fit_keeps_the_micro_batches_of_its_plan(monkeypatch):

@@ -50,6 +50,14 @@ def test_as_many_as_are_asked_for_or_are_of_no_concern(options):
     assert report.pipeline.microbatches == 8
 
 
+def test_replicas_of_one_device_normalize_over_their_part():
+    """It is said anew: eight rows of eight micro-batches become half of the batch."""
+    _, report = fit(normalized(), batch_size=48, replicas=2)
+    (note,) = [note for note in report.notes if "BatchNormalization normalizes" in note]
+    assert "over 24 rows instead of the batch's 48" in note
+    assert report.pipeline.microbatches == 2
+
+
 @needs_keras_3
 @pytest.mark.parametrize("options", [{}, {"batch_norm": "whole_batch"}], ids=str)
 def test_called_as_in_inference(options):

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
 import tf_ooo
 from grappler_passes.plugin import requests
 from tests.graph.layerpipe_fit import costs_of
-from tests.zoo import keras
+from tests.zoo import keras, needs_keras_3
 from tf_ooo.compat import keras_variables
 from tf_ooo.modes.layerpipe.fit import LayerPipeMode
 from tf_ooo.tracing.variables import values_of
@@ -137,6 +138,38 @@ def test_a_test_function_that_was_taken_away_is_traced_again():
     model.test_function = None
     fit(model, callback, validation_data=validation)
     assert 0 < counts.traces - traces <= 2  # a last batch of fewer rows
+    evaluate(model)
+    traces = counts.traces
+    for _ in range(2):
+        fit(model, callback, validation_data=validation)
+    assert counts.traces == traces
+
+
+class Evaluates:
+    """Calls a ``tf.function``; nobody who looks at this sees it."""
+
+    def __init__(self, model):
+        self.step = tf.function(lambda iterator: model.test_step(next(iterator)))
+
+    def __call__(self, iterator):
+        return self.step(iterator)
+
+
+class OwnTest(keras.Sequential):
+    def make_test_function(self, force=False):
+        if self.test_function is None or force:
+            self.test_function = Evaluates(self)
+        return self.test_function
+
+
+@needs_keras_3
+def test_a_test_function_that_cannot_be_looked_into_reads_the_moved_weights():
+    keras.utils.set_random_seed(3)
+    model = OwnTest([keras.Input((7,)), keras.layers.Dense(5), keras.layers.Dense(3)])
+    compile_anew(model)
+    evaluate(model)
+    logs = fit(model, tf_ooo.OOOBackprop(**MODES["pipeline"]), validation_data=(X, Y))
+    assert logs["val_loss"][-1] == pytest.approx(model.evaluate(X, Y, verbose=0)[0], rel=1e-4)
 
 
 class Stops(keras.callbacks.Callback):

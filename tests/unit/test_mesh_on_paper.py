@@ -160,6 +160,9 @@ def test_replicas_of_one_device_have_one_micro_batch_each_where_it_fits():
     # Four layers' activations of one micro-batch fit, those of two do not.
     limited = mesh_of(layers, 4, 8, 4, memory_limit_bytes=700)
     assert with_whole_parts(limited, layers, units) is limited
+    # Whole parts fit where forward passes run again, and take longer for it.
+    again = mesh_of(layers, 4, 8, 4, memory_limit_bytes=700, recompute="auto")
+    assert with_whole_parts(again, layers, units) is again
     pipelines = mesh_of(layers, 4, 8, 2)
     assert with_whole_parts(pipelines, layers, units) is pipelines
 

@@ -6,7 +6,7 @@ import contextlib
 import json
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +72,11 @@ class CostTable:
         return (
             f"CostTable({len(self.layers)} layers, {self.source}, F + dO + dW {busy_s:.3g} s a micro-batch)"
         )
+
+    def scaled(self, factor: float) -> CostTable:
+        """Return the costs of micro-batches of ``factor`` times the rows."""
+        rows = None if self.rows is None else max(1, round(self.rows * factor))
+        return replace(self, layers=tuple(layer.scaled(factor) for layer in self.layers), rows=rows)
 
     def to_json(self) -> str:
         """Return the text of the file; the same table gives the same text."""

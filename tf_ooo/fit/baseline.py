@@ -105,20 +105,20 @@ class Baseline:
         return ""
 
 
-def stock_steps_s(model: keras.Model, batch: object, least: int, asked: bool | None) -> list[float]:
+def stock_steps_s(model: keras.Model, batch: object, least: int, calls_python: bool) -> list[float]:
     """Return seconds of so many single stock steps on this batch, or more; all variables are put back.
 
     Raises as :func:`undone_steps_s` does.
     """
     step = train_function.step_on_data(model, tf_functions.undecorated(model.train_step))
-    return undone_steps_s(tf_functions.concrete_function(step, [batch]), batch, least, asked)
+    return undone_steps_s(tf_functions.concrete_function(step, [batch]), batch, least, calls_python)
 
 
-def undone_steps_s(concrete: Any, batch: Any, least: int, asked: bool | None) -> list[float]:
+def undone_steps_s(concrete: Any, batch: Any, least: int, calls_python: bool) -> list[float]:
     """Seconds of so many single calls of a traced function, or more; all variables are put back.
 
     Raises whatever a call raises; BackendError for one that keeps random numbers to itself, or communicates,
-    or calls Python, unless that was ``asked`` for: what Python does cannot be put back.
+    or ``calls_python``, unless it may: nobody can put back what Python does.
     """
     draws = random_state_in(concrete.graph.as_graph_def())
     if draws:
@@ -126,7 +126,7 @@ def undone_steps_s(concrete: Any, batch: Any, least: int, asked: bool | None) ->
     for name, kind in func_graphs.ops_reached_from(concrete.graph):
         if kind.startswith(_SENDS):
             raise BackendError(f"{name} communicates, and others may not answer")
-        if kind in _CALLS_PYTHON and not asked:
+        if kind in _CALLS_PYTHON and not calls_python:
             raise BackendError(
                 f"{name} calls Python, and what that does in steps beside the fit cannot be undone; "
                 "compare=True measures them all the same"

@@ -115,12 +115,14 @@ class Distributed:
         asked: bool | None,
         serial_s: float,
         always: bool = True,
+        calls_python: bool = False,
     ) -> bool:
         """Measure stock steps on one device, which a user had before; see ``compare=``.
 
         Return whether the fit is too short for that; a few are measured all the same, where ``always``.
-        ``serial_s``: about what such a step takes.  What is left of the fit is no longer than the plan says,
-        and tracing the step takes no longer than the first one, whose micro-batches are copies of one.
+        ``serial_s``: about what such a step takes; ``calls_python``: it may.  What is left of the fit is no
+        longer than the plan says, and tracing takes no longer than that of the first step, of whose
+        micro-batches most are copies.
         """
         if ONE_DEVICE in self.report.baselines_s:  # of the fit before
             return False
@@ -130,7 +132,7 @@ class Distributed:
         def run(least: int) -> list[float]:
             about_s = estimates.stock_s(first.first_s, first.microbatches) + least * serial_s
             with progress.said(f"measuring {ONE_DEVICE}, to compare with", about_s):
-                return stock_steps_s(model, batch, least, asked)
+                return stock_steps_s(model, batch, least, calls_python)
 
         ours_s = min(serial_s, self.report.predicted_step_s or serial_s)
         seconds = baseline.measured(run, serial_s, first.first_s, ours_s=ours_s)

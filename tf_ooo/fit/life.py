@@ -136,7 +136,9 @@ class FitLife:
             return
         report = self.mode.describe()
         self._uncompiled.note_in(report)
-        if steps is None and not self.mode.keeps_stock:
+        report.forget(_OPEN_END)  # said of a fit before
+        several = train_function.steps_per_execution(model) > 1 or versions.is_of_keras_2(model)
+        if steps is None and not (self.mode.keeps_stock or several):
             report.note(_OPEN_END, log=logging.WARNING)
         self._install(model, training, stock)
 

@@ -22,7 +22,7 @@ def said(what: str, about_s: float = 0.0, more: str = "") -> Iterator[Callable[[
     """Says on stderr what is going on inside of the block, if that takes long; not in ``fit(verbose=0)``.
 
     ``about_s``: seconds that it will take, as far as is known; 0: nothing is.  ``more`` is said behind that.
-    Yields what is told the seconds where they are known later.
+    Yields a function to call with the seconds where they are known later.
     """
     verbose = keras_fits.argument_of_fit("verbose")
     if verbose in (0, None):

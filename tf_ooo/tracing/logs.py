@@ -71,11 +71,13 @@ def whole_logs(
 def silent_logs(logs: Any, split: Split, depends: Callable[[Any], bool]) -> dict[str, tuple[Any, str]]:
     """Return numbers that :func:`whole_logs` makes of micro-batches' without a word, and how, by name.
 
-    ``logs``: of the first micro-batch.  How: an op that reduces them, or :data:`MEAN`.
+    ``logs`` are those of the first micro-batch; they are reduced by an op that is named here, or by
+    :data:`MEAN`.
     """
     silent = {}
-    for name, values in logs.items() if isinstance(logs, Mapping) else ():
-        for value in tf.nest.flatten(values):
+    for key, values in logs.items() if isinstance(logs, Mapping) else ():
+        for place, value in enumerate(tf.nest.flatten(values)):
+            name = f"{key}[{place}]" if place else key
             traced = isinstance(value, tf.Tensor) and hasattr(value, "graph")  # else it is a number already
             if not traced or value.shape.rank != 0 or depends(value):
                 continue

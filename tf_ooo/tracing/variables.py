@@ -107,7 +107,7 @@ class Moved:
                 (part, train_function.functions_of(part)) for part in keras_layers.parts_of(self.model)
             ]
             for part, functions in self._functions:
-                train_function.set_functions_of(part, _untraced(functions))
+                train_function.set_functions_of(part, dict.fromkeys(functions))
             self._forget_traces()
         for variable in variables:
             old, device = keras_variables.value_of(variable), devices.get(id(variable))
@@ -129,6 +129,12 @@ class Moved:
         new = keras_variables.copy_on(device, old)
         self._copies[id(variable)] = variable, old, device, new
         return new
+
+    def put_away(self, name: str) -> Any:
+        """Return the model's function of this name from before the move; None: it had none."""
+        return next(
+            (functions.get(name) for part, functions in self._functions or () if part is self.model), None
+        )
 
     @property
     def replaced(self) -> dict[int, Any]:
@@ -166,10 +172,11 @@ class Moved:
             if not (taken and free(moved)) and _host(moved.device) != _host(old.device):
                 gone.add(moved.device)  # a second read from there would wait for ever
         for part, functions in self._functions or ():
-            # One without a trace reads no variable yet: it may stay, as it does after a fit of stock Keras.
-            present = _untraced(train_function.functions_of(part))
-            put_away = {name: function for name, function in functions.items() if _is_traced(function)}
-            train_function.set_functions_of(part, present | put_away)
+            # One that Keras has made and not traced reads no variable: it stays, as in stock training.
+            made = train_function.functions_of(part)
+            made = {name: function if _is_untraced(function) else None for name, function in made.items()}
+            before = {name: function for name, function in functions.items() if function is not None}
+            train_function.set_functions_of(part, made | before)
         self._forget_traces()
         self._functions = None
         return lost
@@ -180,13 +187,10 @@ class Moved:
             tf_functions.forget_traces(owner)
 
 
-def _untraced(functions: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the functions, without those that are traced."""
-    return {name: None if _is_traced(function) else function for name, function in functions.items()}
-
-
-def _is_traced(function: Any) -> bool:
-    return any(each.experimental_get_tracing_count() for each in tf_functions.functions_of(function))
+def _is_untraced(function: Any) -> bool:
+    """Return whether it is known to have no trace; of what cannot be looked into nothing is."""
+    found = tf_functions.functions_of(function)
+    return bool(found) and not any(each.experimental_get_tracing_count() for each in found)
 
 
 def _taken(variable: keras.Variable, old: Any, reachable: Callable[[str], bool], gone: set[str]) -> bool:

@@ -52,9 +52,6 @@ class StepByStep:
         """Begin a fit: ``run`` is one execution of all ``ranks``."""
         self._run, self._ranks = run, ranks
         self._seen, self._done = 0, bool(self._report.alone_s)
-        executions = ranks.executions_of_fit()
-        # The first one traces, and one still comes when the others have been compared.
-        self._enough = STEPS if executions is None else max(1, min(STEPS, executions - 2))
         self._steps_s: list[float] = []
         if not self._done:
             self._report.change(steps_s=[])
@@ -63,7 +60,10 @@ class StepByStep:
         """Return one execution.  Raises what ``run`` does."""
         if self._done:
             return self._run(iterator)
-        if len(self._steps_s) >= self._enough:
+        executions = self._ranks.executions_of_fit()
+        # The first one traces, and one still comes when the others have been compared.
+        enough = STEPS if executions is None else max(1, min(STEPS, executions - 2))
+        if len(self._steps_s) >= enough:
             self._done = True
             return self._beside_alone(iterator)
         before, started = traces.trace_count(self._function), time.perf_counter()
@@ -90,7 +90,7 @@ class StepByStep:
         baseline = Baseline(ALONE, self._report, asked, ranks.steps_of_fit(), always=True)
         try:
             alone_s = baseline.measured(
-                lambda least: stock_steps_s(model, batches[0], least, asked), step_s, self._trace_s
+                lambda least: stock_steps_s(model, batches[0], least, asked is True), step_s, self._trace_s
             )
         finally:
             ranks.forget_traces()  # of parts of the step, which do not average

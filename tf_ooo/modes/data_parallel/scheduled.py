@@ -244,7 +244,7 @@ class ScheduledSteps:
 
         def run(least: int) -> list[float]:
             concrete = source.function(count).get_concrete_function(batches)
-            return [seconds / count for seconds in undone_steps_s(concrete, batches, least, asked)]
+            return [seconds / count for seconds in undone_steps_s(concrete, batches, least, asked is True)]
 
         baseline = Baseline(ALONE, report, asked, self.ranks.steps_of_fit(), always=True)
         step_s = statistics.median(report.running_s)

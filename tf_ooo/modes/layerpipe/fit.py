@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 from collections.abc import Iterator, Sequence
@@ -23,7 +24,10 @@ from tf_ooo.fit.mode import Training
 from tf_ooo.fit.recorder import Watched
 from tf_ooo.fit.slower_warning import ENOUGH
 from tf_ooo.hosts.devices import home_device
+from tf_ooo.hosts.memory import host_memory, in_host_memory
 from tf_ooo.hosts.ranks.base import Engine, SingleEngine
+from tf_ooo.hosts.speeds import measured_model
+from tf_ooo.hosts.system_memory import available_bytes
 from tf_ooo.modes.layerpipe.options import LayerPipe
 from tf_ooo.modes.layerpipe.planned import in_order_of, note_rebuilt_weights, plan_spread
 from tf_ooo.modes.layerpipe.reporting import fill_spread, watched_round
@@ -196,14 +200,15 @@ class Beginning(Training):
             as_given = renumbered(traced, [layers[number].variables for number in order])
             fit.enter(Planned(fit, fit.plan(as_given.as_step(), costs, traced, planning_s)))
             serial_s, first = fit.distributed.report.layerpipe.serial_step_s, OnlyTraced(planning_s - started)
-            fit.distributed.compare(
-                fit.model, fit.batches.look(given), first, fit.mode.options.compare, serial_s
-            )
+            batch, compare, free = fit.batches.look(given), fit.mode.options.compare, available_bytes()
+            fits = free is None or _bytes_of_step(costs) < free.bytes
+            fit.distributed.compare(fit.model, batch, first, compare, serial_s, fits, compare is True)
         return fit.phase.run(given)
 
     def _look(self, iterator: Iterator[Any]) -> Traced | None:
         model = self._fit.model
-        sync.build(model, optimizers_of(model), model.train_step, iterator)
+        with host_memory() if in_host_memory(model) else contextlib.nullcontext():
+            sync.build(model, optimizers_of(model), model.train_step, iterator)
         batch = self._fit.batches.look(iterator)
         return None if batch is None else trace(model, batch, data_spec=self._fit.data_spec)
 
@@ -238,7 +243,8 @@ class Measuring(Training):
             first.close()
             fit.enter(Planned(fit, plan, first.seen))
             serial_s = fit.distributed.report.layerpipe.serial_step_s
-            fit.distributed.compare(fit.model, batch, first, fit.mode.options.compare, serial_s)
+            compare = fit.mode.options.compare
+            fit.distributed.compare(fit.model, batch, first, compare, serial_s, calls_python=compare is True)
         return outputs
 
     def _costs(self) -> tuple[StepGraph, CostTable]:
@@ -253,7 +259,9 @@ class Measuring(Training):
         if not others and len(own) == len(known):
             return measured, costs
         step = self._traced.as_step()
-        calculated = zip(own, measured_costs(step, None).layers, strict=True)
+        calculated = zip(
+            own, measured_costs(step, None, on=measured_model(home_device())).layers, strict=True
+        )
         layers = [
             replace(known.get(layer.variables, costs), inputs=costs.inputs) for layer, costs in calculated
         ]
@@ -396,6 +404,11 @@ class Rounds(Training):
     def ended(self) -> None:
         """Keep what was traced for the next fit; one that failed may have left half of it."""
         self._fit.mode.traced = self._step
+
+
+def _bytes_of_step(costs: CostTable) -> float:
+    """Return what a step on one device needs beside weights and slots: activations, and gradients."""
+    return sum(layer.activation_bytes + layer.weight_bytes for layer in costs.layers)
 
 
 def _one_device_text(options: LayerPipe) -> str:

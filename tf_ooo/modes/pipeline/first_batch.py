@@ -56,6 +56,7 @@ class FirstBatch:
     def __init__(self, plans: PipelinePlans) -> None:
         self.states, self.pass_s = StateKinds(), 0.0
         self._plans = plans
+        self._said: list[str] = []
         self._later: LaterBatches | None = None  # compares later batches; None: nobody does
         self._checked: Any = None  # the train function and the batches whose loss was looked at
 
@@ -78,7 +79,7 @@ class FirstBatch:
                     self.compare_no_later()
             else:
                 self.states, self._later = StateKinds(), None
-        self._say_what_changes(model, rows)
+        self.say_what_changes(model, rows)
         if not never_whole or on_host:
             return
         if options.first_steps == "auto" and plans.ranks.engine.size == 1:  # so it is too large
@@ -111,10 +112,13 @@ class FirstBatch:
             self._later = None
             self._plans.distributed.report.note(_FIRST_ONLY)
 
-    def _say_what_changes(self, model: keras.Model, rows: Sequence[int]) -> None:
-        """Warns of what micro-batches of so many rows change in the result, before the first step."""
-        self._plans.distributed.report.note(one_micro_batch_note(model, self._plans.options))
-        for text in micro_batch_notes(model, rows) if len(rows) > 1 else ():
+    def say_what_changes(self, model: keras.Model, rows: Sequence[int]) -> None:
+        """Warns of what micro-batches of so many rows change in the result; what was said before goes."""
+        report = self._plans.distributed.report
+        report.note(one_micro_batch_note(model, self._plans.options))
+        report.forget(*self._said)
+        self._said = micro_batch_notes(model, rows) if len(rows) > 1 else []
+        for text in self._said:
             self._warn(text)
 
     def _warn(self, note: str) -> None:

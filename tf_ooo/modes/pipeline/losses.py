@@ -81,7 +81,7 @@ def check_loss(
         _refuse_if_whole_runs(model, batch, len(rows), error)
         return Checked(StateKinds())
     compared, own = pairs.compared, keras_losses.own_loss_code(model)
-    if compared and (own or comparison.exact) and all(pair.adds_up() for pair in compared):
+    if compared and (own or comparison.exact) and all(pair.adds_up(comparison.exact) for pair in compared):
         raise StepRefused(
             f"the loss adds up rows ({_looked_at(model)}): of two micro-batches in one it is "
             f"{compared[0].together:.4g}, the mean of both {compared[0].apart:.4g}; micro-batches are "

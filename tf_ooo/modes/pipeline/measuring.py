@@ -114,6 +114,8 @@ class Measuring(Training):
             plans.train_on_one_device(str(error))
             return outputs
         steps.experiment.enter(Planned(steps, *self._plan(step, costs), uncut=first.seen))
+        if plans.division != plans.asked and not plans.one_device:
+            steps.first_batch.say_what_changes(steps.model, plans.division.split(rows_of(given[0])))
         serial_s = steps.report.pipeline.serial_step_s
         self._compare(given[0], serial_s)
         stock_s = estimates.stock_s(first.first_s, first.microbatches) + (first.seen - 1) * serial_s
@@ -132,11 +134,12 @@ class Measuring(Training):
         steps.first_batch.compare_no_later()
         step, costs = self._first.measured(steps.target)
         count = len(plans.division.split(rows_of(batch)))
-        pipeline, before = self._plan(dataclasses.replace(step, count=count), costs, measured=False)
+        alone = plans.ranks.engine.size == 1  # ranks would have to be asked for the same step
+        measures = options.costs is None and bool(options.profile_steps) and alone
+        pipeline, before = self._plan(dataclasses.replace(step, count=count), costs, measured=not measures)
         report.change(no_baseline=NEVER_WHOLE, batch_rows=rows_of(batch))
         to_measure = None
-        alone = plans.ranks.engine.size == 1  # ranks would have to be asked for the same step
-        if options.costs is None and options.profile_steps and alone:
+        if measures:
             signature = nests.signature(batch)
             to_measure = InPlace(step, count, steps.target, options.profile_steps, signature)
         steps.experiment.enter(Planned(steps, pipeline, before, to_measure))
@@ -171,6 +174,7 @@ class Measuring(Training):
             compare,
             serial_s,
             always=not may_fall_back and plans.fits_uncut(),
+            calls_python=steps.options.compare is True,
         )
         why = why_uncut(distributed.describe(), len(steps.target.devices), too_short) if may_fall_back else ""
         if why:

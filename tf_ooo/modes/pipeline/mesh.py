@@ -177,7 +177,9 @@ def with_whole_parts(mesh: Mesh, layers: Sequence[LayerCosts], units: Bounds) ->
     except OOOError:  # it takes too much memory, or the schedule needs more of them
         return mesh
     tried = tuple(whole.chosen if each is mesh.chosen else each for each in mesh.tried)
-    return dataclasses.replace(whole, tried=tried, on=mesh.on, parts=asked.microbatches)
+    parted = dataclasses.replace(whole, tried=tried, on=mesh.on, parts=asked.microbatches)
+    # It may fit only where forward passes run again.
+    return parted if whole.step_s <= mesh.step_s * (1 + _LEAST_GAIN) else mesh
 
 
 def _within_limit(layers: Sequence[LayerCosts], units: Bounds, wanted: PlanRequest, count: int) -> Replicas:

@@ -43,7 +43,11 @@ class PlacedStep:
         self._evaluations: dict[Kind, tuple[Function, Evaluation]] = {}
 
     def evaluation(self, kind: Kind, function: Function, make: Callable[[], Evaluation]) -> Evaluation:
-        """Return what was made for this function; another one has to be traced, as in stock Keras."""
+        """Return what was made for this function; another one has to be traced, as in stock Keras.
+
+        One that is traced already is put away in each fit, and stands for what Keras makes in its place.
+        """
+        function = self.moved.put_away(f"{kind}_function") or function
         before, made = self._evaluations.get(kind, (None, None))
         if made is None or before is not function:
             for request in made.requests if made else ():

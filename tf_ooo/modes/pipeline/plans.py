@@ -33,7 +33,7 @@ from tf_ooo.modes.pipeline.options import AUTO, Pipeline
 from tf_ooo.modes.pipeline.own_schedule import check_recomputed
 from tf_ooo.modes.pipeline.partition import Cutter, units_of
 from tf_ooo.modes.pipeline.planning import PlanRequest, fits_whole, named_bounds, own_cuts, peak_within
-from tf_ooo.modes.pipeline.reporting import fill_report, note_loops, note_turns
+from tf_ooo.modes.pipeline.reporting import fill_report, forget_whole_parts, note_loops, note_turns
 from tf_ooo.planning.building.merging import stage_of_layer
 from tf_ooo.planning.choosing.recompute import NONE
 from tf_ooo.planning.model.schedule_file import ScheduleFile
@@ -183,6 +183,7 @@ class PipelinePlans:
         self.one_device, self.distributed.slower_warning.advise = reason, None
         report = self.distributed.describe()
         fall_back(report, reason, expected=True, how_to_record="mode='pipeline', which splits in any case")
+        forget_whole_parts(report)
         rows = [dataclasses.replace(row, taken=False) for row in report.pipeline.compared_replicas]
         report.change(pipeline=dataclasses.replace(report.pipeline, compared_replicas=rows))
         self.forget()
@@ -232,9 +233,11 @@ class PipelinePlans:
     def plan_from(self, step: StepGraph, costs: CostTable, measured: bool = True) -> PlannedPipeline:
         """Plan for a step with given costs; OptionsError: they are another model's.
 
-        ``measured=False``: they will be, in micro-batches as they are.
+        ``measured=False``: steps of the plan are going to be measured, in micro-batches as they are now.
         """
         costs = with_shared_link(costs_of_parts(costs, step), self.distributed.target)
+        if costs.rows and self.rows:
+            costs = costs.scaled(self.rows / costs.rows)
         self.planned_from = (step, costs)
         self.distributed.report.change(costs=costs)
         return self.plan_with(step, costs, measured)
@@ -309,17 +312,16 @@ class PipelinePlans:
     def _planned(self, step: StepGraph, costs: CostTable, measured: bool = True) -> Mesh:
         wanted, units = self._wanted(step, costs), units_of(len(costs.layers), step.known.inseparable)
         if self._chooses_devices:
-            best = functools.partial(on_best_devices, costs.layers, units)
+            best: Callable[[PlanRequest], Mesh] = functools.partial(on_best_devices, costs.layers, units)
         else:
             best = functools.partial(make_mesh, costs.layers, units, counts=self._counts_for(step))
-        alone, options = self.ranks.engine.size == 1, self.options
+        planned, options = mesh_within(best, wanted, self.limit), self.options
+        alone, limit = self.ranks.engine.size == 1, self.limit
         by_hand = options.microbatches or options.stages is not None or self.own is not None
-
-        def make(limited: PlanRequest) -> Mesh:
-            mesh = best(limited)
-            return with_whole_parts(mesh, costs.layers, units) if measured and alone and not by_hand else mesh
-
-        planned = mesh_within(make, wanted, self.limit)
+        if measured and alone and not by_hand:
+            whole = with_whole_parts(planned, costs.layers, units)
+            keeps = not limit.reported or limit.is_far_from(whole.chosen.limit_bytes)
+            planned = whole if keeps else planned
         layers = [layer.scaled(planned.larger) for layer in costs.layers]
         advise = functools.partial(advice, planned, layers, units, planned.wanted, alone)
         self.distributed.slower_warning.advise = advise
@@ -353,6 +355,8 @@ class PipelinePlans:
 
     def _fill(self, mesh: Mesh, step: StepGraph, costs: CostTable) -> None:
         devices = mesh.of(self.distributed.target.devices)
+        if mesh.parts and self.rows:  # a fit that is given these costs has other micro-batches at first
+            costs = dataclasses.replace(costs, rows=self.rows)
         fill_report(self.distributed.report, mesh, step, costs, devices, self.ranks.engine.size)
 
     def exceeds_limit(self, step: StepGraph) -> bool:

@@ -25,7 +25,7 @@ from tf_ooo.units import bytes_text, seconds_text, with_units
 
 _WHOLE_PARTS = (
     "batches are computed in {0} micro-batches, one for each device that trains, instead of {1}: no device "
-    "waits for another one's; saved costs are of the {1} that were measured; microbatches= keeps to a number"
+    "waits for another one's; microbatches= keeps to a number"
 )
 
 
@@ -33,8 +33,8 @@ def fill_report(
     report: Report, mesh: Mesh, step: StepGraph, costs: CostTable, devices: Sequence[str], processes: int = 1
 ) -> None:
     """Copies the plan into the report; so many ``processes`` have a pipeline like it each."""
-    as_run = dataclasses.replace(costs, layers=tuple(layer.scaled(mesh.larger) for layer in costs.layers))
-    plan, graph, section = mesh.plan, step.graph, section_of(mesh, as_run, devices)
+    costs = costs.scaled(mesh.larger)
+    plan, graph, section = mesh.plan, step.graph, section_of(mesh, costs, devices)
     layers = [
         dataclasses.replace(LayerRow.of(layer), stage=stage, device=section.stages[stage].device)
         for layer, stage in zip(graph.layers, stage_of_layer(plan.problem.bounds), strict=True)
@@ -46,12 +46,18 @@ def fill_report(
     timeline = dataclasses.replace(plan.timeline, schedule=mesh.schedule)
     report.put(
         StepOps.of(graph, layers),
-        PlannedStep(planned, timeline, costs, mesh.step_s, limits_of(mesh, as_run)),
+        PlannedStep(planned, timeline, costs, mesh.step_s, limits_of(mesh, costs)),
     )
     report.change(pipeline=section, predicted_peak_bytes=max(mesh.chosen.peak_bytes))
     report.note(plan.why, *costs.notes)
+    forget_whole_parts(report)
     if mesh.parts:
         report.note(_WHOLE_PARTS.format(mesh.microbatches, mesh.parts), log=logging.INFO)
+
+
+def forget_whole_parts(report: Report) -> None:
+    """Forget what was said of a plan that does not run any more."""
+    report.forget(*(note for note in report.notes if note.startswith(_WHOLE_PARTS.partition("{")[0])))
 
 
 def fill_report_of_graph(report: Report, result: RewriteResult) -> None:

@@ -182,7 +182,7 @@ def test_data_parallel_without_a_launcher_has_the_steps_of_the_whole_batch():
     assert {device for _, device in computing(fitted.report)} == {"CPU:0", "CPU:1", "CPU:2", "CPU:3"}
 
 
-def test_replicas_of_one_device_have_one_micro_batch_each():
+def test_replicas_of_one_device_have_one_micro_batch_each(tmp_path):
     """Nothing waits for a micro-batch there; plain replicas compute their part of the batch at once, too."""
     training = Training(models.deep, models.momentum, models.UNEVEN, epochs=2)
     fitted, asked = (
@@ -198,6 +198,12 @@ def test_replicas_of_one_device_have_one_micro_batch_each():
     assert {(number, device[-1]) for number, device in computing(fitted.report)} == set(enumerate("0123"))
     firsts = [each.report.same_micro_batches for each in (fitted, asked)]
     assert firsts == [" in 8 micro-batches", " with the same micro-batches"]
+    # The plan runs again from a file, which says how many there are.
+    (tmp_path / "own.txt").write_text(fitted.report.planned.to_text())
+    own = pipelined(tmp_path / "own.txt", replicas=4, microbatches=None)
+    again = training.piped(own, measured_before=False)
+    assert again.report.pipeline.microbatches == 4
+    assert_near(fitted, again, 1e-5)  # other first steps
     # The report's costs are of the micro-batches that run, and a fit that is given them divides them again.
     costs = fitted.report.costs
     sizes = [layer.activation_bytes for layer in asked.report.costs.layers]

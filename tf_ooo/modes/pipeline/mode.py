@@ -31,7 +31,7 @@ from tf_ooo.planning.choosing.recompute import NONE
 from tf_ooo.planning.model.problem import check_limits
 from tf_ooo.planning.model.schedule_file import ScheduleFile, read_schedule
 from tf_ooo.report.report import Report
-from tf_ooo.tracing.micro_batches import StepRefused
+from tf_ooo.tracing.micro_batches import Division, StepRefused
 from tf_ooo.tracing.traces import trace_count
 from tf_ooo.tracing.variables import bytes_of
 
@@ -118,6 +118,10 @@ class PipelineMode:
                 f"--out write one; by name: auto, {', '.join(SCHEDULES)}"
             )
         own = read_schedule(path)
+        if options.microbatches is None:
+            asked = own.schedule.workers if options.replicas == AUTO else options.replicas
+            replicas = 1 if self.join().size > 1 or not isinstance(asked, int) else asked
+            self.plans.asked = Division(own.schedule.microbatches * replicas)
         check_own(own, *self._share_of(own))
         if options.recompute != NONE:
             raise own.error(

@@ -40,7 +40,6 @@ QUICK = (
 # In the fits of all other files of tests/graph, and of ranks, stock steps would take a quarter of the time.
 COMPARED = (
     "test_baselines.py",
-    "test_second_fits.py",
     "test_measured_pipelines.py",
     "test_pipeline_models.py",
 )

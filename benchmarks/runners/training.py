@@ -5,7 +5,7 @@ A way's options are those of ``tf_ooo.Pipeline``, or with ``"layerpipe": true`` 
 * ``{"stock": "one device"}`` is Keras' own step on the first worker,
 * ``{"unfused": "1f1b"}`` runs the order of the way of that name, whose dO are sent before their dW have run,
 * ``{"torch": "1f1b"}`` is a schedule of ``torch.distributed.pipelining``,
-* ``{"alike": true}`` plans as if all workers were as fast as the first.
+* ``{"alike": true}`` plans as if workers were alike, ``usual_microbatches`` with a fit's usual number.
 """
 
 import os

@@ -38,6 +38,7 @@ def check_options(case, way):
         return
     if options.pop("alike", False):
         assert case.ways[0].had_by == OURS, "measures the workers' speeds"
+    options.pop("usual_microbatches", False)
     late = options.pop("layerpipe", False)
     assert (LayerPipe if late else Pipeline)(**options)
 

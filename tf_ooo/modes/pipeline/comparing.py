@@ -81,8 +81,8 @@ class Compared:
     norms: np.ndarray
     outputs_off: float
     metrics_off: Mapping[str, float]
-    logs_off: Mapping[str, float]
-    twice_off: float
+    logs_off: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    twice_off: float = 0.0
 
     def adds_up(self, exact: bool) -> bool:
         """Return whether the loss is a sum of rows; where no noise is left in them, the gradients too."""

@@ -394,8 +394,7 @@ class PipelinePlans:
         if len(rows) <= (mesh.parts or mesh.plan.schedule.microbatches * mesh.replicas) and not larger:
             return None
         if larger:
-            layers = tuple(layer.scaled(max(rows) / known) for layer in costs.layers)
-            costs = dataclasses.replace(costs, layers=layers)
+            costs = costs.scaled(max(rows) / known)
         pipeline = self.plan_with(dataclasses.replace(step, count=len(rows)), costs)
         if larger:
             self.rows, self.planned_from = max(rows), (step, costs)

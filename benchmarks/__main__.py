@@ -9,10 +9,8 @@ from pathlib import Path
 
 import click
 
-from benchmarks.case import Case, Runner
-from benchmarks.cases import SUITES, cases_of
-from benchmarks.gains import compared
-from benchmarks.kept import ROWS, Row, read, rows_of, write
+from benchmarks.cases import SUITES, Case, Runner, cases_of
+from benchmarks.kept import ROWS, Row, compared, read, rows_of, write
 from benchmarks.paper.command import paper
 from benchmarks.planner import planner
 from benchmarks.processes import BenchmarkError, end_cleanly
@@ -80,7 +78,7 @@ def run_case(suite: str, case: Case, turns: int | None, folder: Path) -> None:
 @click.option("--pictures", type=_PATH, help="Draw the pictures into this folder.")
 def report(folder: Path, pages: tuple[Path, ...], pictures: Path | None) -> None:
     """Say what kept rows come to: tables here or in pages, and pictures."""
-    from benchmarks.report.page import tables_of, with_tables  # pandas takes a second to import
+    from benchmarks.report.tables import tables_of, with_tables  # pandas takes a second to import
 
     rows = read(folder)
     if not rows:

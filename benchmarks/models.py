@@ -6,19 +6,23 @@ import importlib
 import json
 import sys
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import keras
 import numpy as np
+from keras import KerasTensor, layers
+from keras.layers import Dense, LayerNormalization
 
-from benchmarks.case import WayRun
+from benchmarks.cases import WayRun
 from tf_ooo.errors import OptionsError
 
 if TYPE_CHECKING:
     import keras
+
 
 EXAMPLES = Path(__file__).parents[1] / "examples" / "paper"
 Weights = Sequence[np.ndarray]
@@ -29,7 +33,7 @@ SEED = 1
 class Network:
     """A model, whose outputs are logits, and the random data it trains on."""
 
-    kind: str  # a function of benchmarks.architectures
+    kind: str  # a function of benchmarks.models
     batch: int  # rows of one micro-batch, or of each worker
     shape: Sequence[int]  # of one row of the input: whole numbers below a vocabulary, or else normal floats
     settings: Mapping[str, Any]  # of the function
@@ -39,8 +43,6 @@ class Network:
     def build(self, rows: int | None = None) -> keras.Model:
         """Build the model; ``rows``: the size of a batch where the graph is to know it."""
         import keras
-
-        from benchmarks.architectures import KINDS
 
         inputs = keras.Input(self.shape, rows, "int32" if "vocabulary" in self.settings else "float32")
         return keras.Model(inputs, KINDS[self.kind](inputs, self.classes, **self.settings))
@@ -186,3 +188,96 @@ def largest_difference(weights: Weights, stock: Weights) -> float:
     """
     apart = max(float(np.abs(ours - theirs).max()) for ours, theirs in zip(weights, stock, strict=True))
     return apart / max(float(np.abs(theirs).max()) for theirs in stock)
+
+
+def mlp(x: KerasTensor, classes: int, widths: Sequence[int]) -> KerasTensor:
+    """Return the logits of dense layers of so many units."""
+    for width in widths:
+        x = Dense(width, "relu")(x)
+    return Dense(classes)(x)
+
+
+def convolutions(
+    x: KerasTensor, classes: int, blocks: Sequence[Sequence[int]], dense: Sequence[int]
+) -> KerasTensor:
+    """Return those of 3 x 3 convolutions of so many channels, pooling after each block, and dense layers."""
+    for block in blocks:
+        for channels in block:
+            x = layers.Conv2D(channels, 3, padding="same", activation="relu")(x)
+        x = layers.MaxPooling2D()(x)
+    return mlp(layers.Flatten()(x), classes, dense)
+
+
+def resnet(x: KerasTensor, classes: int, blocks: Sequence[int], width: int, bottleneck: bool) -> KerasTensor:
+    """Return those of a ResNet (He et al. 2016) with so many blocks a stage.
+
+    ``width``: channels of the first stage; ``bottleneck``: blocks have three convolutions, the last one to
+    four times the channels; else two.
+    """
+    x = loaded("resnet").convolved(x, width, 3, -1)
+    for stage, count in enumerate(blocks):
+        for number in range(count):
+            strides = 2 if number == 0 and stage else 1
+            x = loaded("resnet").block(x, width * 2**stage, strides, -1, bottleneck)
+    return Dense(classes)(layers.GlobalAveragePooling2D()(x))
+
+
+def unet(x: KerasTensor, classes: int, width: int, depth: int) -> KerasTensor:
+    """Return those of a U-Net's pixels (Ronneberger et al. 2015), with one convolution where that has two."""
+    skipped = []
+    for level in range(depth):
+        x = layers.Conv2D(width * 2**level, 3, padding="same", activation="relu")(x)
+        skipped.append(x)
+        x = layers.MaxPooling2D()(x)
+    x = layers.Conv2D(width * 2**depth, 3, padding="same", activation="relu")(x)
+    for level in reversed(range(depth)):
+        x = layers.Concatenate()([layers.UpSampling2D()(x), skipped[level]])
+        x = layers.Conv2D(width * 2**level, 3, padding="same", activation="relu")(x)
+    return layers.Conv2D(classes, 1)(x)
+
+
+def text(x: KerasTensor, classes: int, vocabulary: int, width: int) -> KerasTensor:
+    """Return those of embedded tokens, two convolutions over them, their maxima and two dense layers."""
+    x = layers.Embedding(vocabulary, width)(x)
+    x = layers.Conv1D(3 * width, 5, padding="same", activation="relu")(x)
+    x = layers.Conv1D(2 * width, 3, padding="same", activation="relu")(x)
+    return mlp(layers.GlobalMaxPooling1D()(x), classes, [5 * width])
+
+
+def encoder(x: KerasTensor, classes: int, **settings: int) -> KerasTensor:
+    """Return those of BERT's pooled first token (Devlin et al. 2019), after post-norm blocks."""
+    of = SimpleNamespace(**settings)
+    x = loaded("bert").blocks(LayerNormalization()(loaded("gpt3").embedded(x, of)), of)
+    pooled = Dense(of.width, "tanh")(x[:, 0])
+    return Dense(classes)(pooled)
+
+
+def encoder_of_vectors(x: KerasTensor, classes: int, **settings: int) -> KerasTensor:
+    """Return those of the first vector behind BERT's blocks, which are given vectors."""
+    x = loaded("bert").blocks(x, SimpleNamespace(**settings))
+    return Dense(classes)(x[:, 0])
+
+
+def gpt2(x: KerasTensor, classes: int, **settings: int) -> KerasTensor:
+    """Return those of GPT-2's next tokens (Radford et al. 2019), after pre-norm causal blocks."""
+    x = loaded("gpt3").states(x, SimpleNamespace(**settings))
+    return Dense(classes)(x)
+
+
+def rnn(x: KerasTensor, classes: int, depth: int, width: int, cell: str = "SimpleRNN") -> KerasTensor:
+    """Return those of recurrent layers, unrolled: a layer's steps are ops, as dW cannot leave a loop."""
+    for left in reversed(range(depth)):
+        x = getattr(layers, cell)(width, return_sequences=left > 0, unroll=True)(x)
+    return Dense(classes)(x)
+
+
+def application(x: KerasTensor, classes: int, name: str, **settings: float) -> KerasTensor:
+    """Return those of a network of keras.applications, its weights random."""
+    build = getattr(keras.applications, name)
+    return build(weights=None, input_tensor=x, classes=classes, classifier_activation=None, **settings).output
+
+
+KINDS: dict[str, Callable[..., KerasTensor]] = {
+    kind.__name__: kind
+    for kind in (mlp, convolutions, resnet, unet, text, encoder, encoder_of_vectors, gpt2, rnn, application)
+}

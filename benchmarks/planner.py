@@ -93,7 +93,7 @@ def tables() -> dict[str, str]:
     """Return all tables as Markdown."""
     import pandas as pd  # which takes a second
 
-    from benchmarks.report.page import markdown
+    from benchmarks.report.tables import markdown
 
     settings = {
         "First and last stage shorter": (False, Link()),
@@ -127,6 +127,6 @@ def tables() -> dict[str, str]:
 @click.command()
 def planner() -> None:
     """Make the tables of docs/benchmarks/planner.md anew."""
-    from benchmarks.report.page import with_tables
+    from benchmarks.report.tables import with_tables
 
     PAGE.write_text(with_tables(PAGE.read_text(), tables()))

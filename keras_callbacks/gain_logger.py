@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from keras_callbacks.ooo_backprop import OOOBackprop, checked
-from tf_ooo.compat.callbacks import Callback
+from tf_ooo.compat.keras_fits import Callback
 
 
 class GainLogger(Callback):

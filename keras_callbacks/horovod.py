@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-from tf_ooo.compat.callbacks import Callback
+from tf_ooo.compat.keras_fits import Callback
 from tf_ooo.errors import OptionsError
 from tf_ooo.hosts.ranks.engine import choose_engine
 from tf_ooo.tracing import sync

@@ -6,9 +6,9 @@ import os
 from typing import Any
 
 from grappler_passes.compat import releases
-from tf_ooo.compat.callbacks import Callback
+from tf_ooo.compat.keras_fits import Callback
 from tf_ooo.errors import OptionsError
-from tf_ooo.fit.frames import in_short
+from tf_ooo.fit.guard import in_short
 from tf_ooo.fit.life import FitLife
 from tf_ooo.modes.by_name import Options, options_for_fit
 from tf_ooo.modes.table import mode_for

@@ -6,7 +6,7 @@ import os
 from typing import Any
 
 from keras_callbacks.ooo_backprop import OOOBackprop, checked
-from tf_ooo.compat.callbacks import Callback
+from tf_ooo.compat.keras_fits import Callback
 from tf_ooo.fit.reporting import save_timeline
 
 

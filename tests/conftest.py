@@ -13,7 +13,7 @@ import hypothesis
 import pytest
 
 from tests import last, processes, skips
-from tf_ooo.fit import paying
+from tf_ooo.fit import timing
 
 # No example fails for the time that it takes on a busy machine.
 hypothesis.settings.register_profile(
@@ -49,7 +49,7 @@ COMPARED = (
 def _short_fits_are_not_compared(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     of_ranks = request.path.name.startswith("test_data_parallel")
     if of_ranks or (request.path.parent.name == "graph" and request.path.name not in COMPARED):
-        monkeypatch.setattr(paying, "FEW", 0)
+        monkeypatch.setattr(timing, "FEW", 0)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

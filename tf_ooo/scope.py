@@ -13,10 +13,10 @@ from tf_ooo.fit.reporting import note_unused, save_timeline
 from tf_ooo.modes.by_name import Options, options_for_steps
 from tf_ooo.modes.table import SingleDevice
 from tf_ooo.options import ModeOptions
-from tf_ooo.report.environment import environment
 from tf_ooo.report.parts import Outcome
 from tf_ooo.report.report import Report
-from tf_ooo.rewriting.reporting import fill_plan
+from tf_ooo.report.summary import environment
+from tf_ooo.rewriting.result import fill_plan
 from tf_ooo.rewriting.session import RewriteSession
 
 _LOG = logging.getLogger("tf_ooo")

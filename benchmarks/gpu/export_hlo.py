@@ -11,7 +11,7 @@ import click
 import tomllib
 
 from benchmarks import models
-from benchmarks.gpu import xla
+from benchmarks.gpu import hlo_text
 from benchmarks.gpu.hlo_text import apart
 
 _CLASSES = 10
@@ -23,7 +23,7 @@ NETWORKS = models.NETWORKS["GPU"] | {
 }
 
 STOCK, APART = "xla", "apart"
-OURS: dict[str, dict[str, Any]] = tomllib.loads(xla.WAYS.read_text())["ours"]
+OURS: dict[str, dict[str, Any]] = tomllib.loads(hlo_text.WAYS.read_text())["ours"]
 WAYS = (STOCK, *OURS, APART)
 
 

@@ -27,9 +27,8 @@ from typing import Any
 import numpy as np
 import tomllib
 
-from benchmarks.case import NOBODY, STOCK, Case, Measured, Way, WayRun, take_turns
-from benchmarks.gpu.hlo_text import fed_back, looped, parameters_of
-from benchmarks.gpu.xla import WAYS, executable_of, h100
+from benchmarks.cases import NOBODY, STOCK, Case, Measured, Way, WayRun, take_turns
+from benchmarks.gpu.hlo_text import WAYS, executable_of, fed_back, h100, looped, parameters_of
 from benchmarks.kept import ROWS, rows_of, write
 from benchmarks.models import largest_difference
 

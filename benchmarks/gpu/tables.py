@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pandas as pd
 
-from benchmarks.case import NOBODY
-from benchmarks.gains import gain_of, runs_of
-from benchmarks.kept import Row
+from benchmarks.cases import NOBODY
+from benchmarks.kept import Row, gain_of, runs_of
 
 MODE, STOCK = "one_gpu", "xla"
 ON_PAPER = Path(__file__).with_name("on_paper.jsonl")

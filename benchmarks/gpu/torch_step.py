@@ -12,7 +12,7 @@ import torch
 import torchvision
 from torch import nn
 
-from benchmarks.case import PYTORCH, Measured, Way, WayRun
+from benchmarks.cases import PYTORCH, Measured, Way, WayRun
 from benchmarks.gpu.run_hlo import alone, keep, shared_options
 
 _CLASSES, _TURNS, _STEPS, _WARM = 10, 15, 30, 5

@@ -8,8 +8,7 @@ from typing import Any
 
 import click
 
-from benchmarks.case import NOBODY, Case, Way
-from benchmarks.cases import cases_of
+from benchmarks.cases import NOBODY, Case, Way, cases_of
 from benchmarks.kept import ROWS
 from benchmarks.models import loaded
 from benchmarks.paper.networks import NETWORKS, SIZES, PaperNetwork, network_named

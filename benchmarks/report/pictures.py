@@ -6,8 +6,7 @@ from pathlib import Path
 import matplotlib.pyplot as plt
 import pandas as pd
 
-from benchmarks.gains import LOST, WON
-from benchmarks.kept import Row
+from benchmarks.kept import LOST, WON, Row
 from benchmarks.report.tables import frame_of, predictions
 
 _COLORS = {WON: "tab:green", LOST: "tab:red"}

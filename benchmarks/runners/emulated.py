@@ -5,7 +5,7 @@ import os
 import tempfile
 from pathlib import Path
 
-from benchmarks.case import Case, Measured
+from benchmarks.cases import Case, Measured
 from benchmarks.processes import cluster_of, command, quiet, result_of
 from tf_ooo.demo.waits import LOG, library
 from tf_ooo.errors import BackendError

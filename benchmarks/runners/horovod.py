@@ -18,7 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.case import Case, Measured, Way, WayRun, take_turns
+from benchmarks.cases import Case, Measured, Way, WayRun, take_turns
 from benchmarks.machine import confine
 from benchmarks.models import Weights, compared
 from benchmarks.processes import Job, command, quiet

@@ -12,13 +12,13 @@ import keras
 import tensorflow as tf
 
 import tf_ooo
-from benchmarks.case import Case, Way, WayRun
+from benchmarks.cases import Case, Way, WayRun
 from benchmarks.machine.confine import Shares, keep_memory, threads
 from benchmarks.models import SEED, Weights, network_of, weights_of
 from benchmarks.processes import answer
 from benchmarks.runners.horovod import APPLY, CALLBACK, LOCAL, STRATEGY, TAPE
 from tf_ooo.costs.communication import as_allreduce_bytes
-from tf_ooo.tracing import unrolled
+from tf_ooo.tracing import flat
 
 # Names of the threads with which TensorFlow's collectives communicate, as far as Linux keeps them.
 _COMMUNICATING = ("collective_ops", "event_engine", "grpc")
@@ -71,7 +71,7 @@ def _confined(shares: Shares, rank: int, cluster: list[str] | None) -> Any:
     shares.enter(rank, communicating)
     shares.run_first(communicating)
     keep_memory()
-    unrolled.around_first_runs.append(lambda: shares.lifted(rank))
+    flat.around_first_runs.append(lambda: shares.lifted(rank))
     return hvd
 
 

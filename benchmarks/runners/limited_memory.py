@@ -10,7 +10,7 @@ import time
 
 import numpy as np
 
-from benchmarks.case import Case, Measured, Way, WayRun
+from benchmarks.cases import Case, Measured, Way, WayRun
 from benchmarks.machine.groups import memory_group, why_no_limit
 from benchmarks.models import SEED, Network, compared, weights_of
 from benchmarks.processes import BenchmarkError, cluster_of, command, quiet, result_of, worker_line

@@ -6,7 +6,7 @@ import functools
 import time
 from typing import TYPE_CHECKING
 
-from benchmarks.case import Case, Measured, WayRun, take_turns
+from benchmarks.cases import Case, Measured, WayRun, take_turns
 from benchmarks.models import Workload, compared, make, network_of, weights_of
 from benchmarks.processes import command, quiet, result_of
 

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import tensorflow as tf
 
-from benchmarks.case import Case, Way, WayRun, take_turns
+from benchmarks.cases import Case, Way, WayRun, take_turns
 from benchmarks.models import Workload, compared, stock_weights, weights_of
 from tf_ooo.costs.table import CostTable
 from tf_ooo.errors import BackendError, OOOError

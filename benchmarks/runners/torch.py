@@ -8,7 +8,7 @@ import statistics
 from dataclasses import replace
 from pathlib import Path
 
-from benchmarks.case import Case, Measured
+from benchmarks.cases import Case, Measured
 from benchmarks.processes import Job, command, quiet
 from benchmarks.runners import workers
 from tf_ooo.hosts.addresses import free_port

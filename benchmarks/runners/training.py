@@ -18,7 +18,7 @@ from typing import Any
 import tensorflow as tf
 
 from benchmarks import models
-from benchmarks.case import Case, Measured, Way
+from benchmarks.cases import Case, Measured, Way
 from benchmarks.machine.confine import FREE, Shares
 from benchmarks.processes import BenchmarkError, Job
 from benchmarks.runners import torch

@@ -4,7 +4,7 @@ import os
 import tempfile
 from dataclasses import dataclass
 
-from benchmarks.case import Case, Measured
+from benchmarks.cases import Case, Measured
 from benchmarks.machine import confine
 from benchmarks.processes import cluster_of, command, quiet, result_of, worker_line
 

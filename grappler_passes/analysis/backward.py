@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from functools import cached_property
 
-from grappler_passes.analysis.forward import STASH_OPS
-from grappler_passes.analysis.gradients import GradientFlow, may_equal
-from grappler_passes.graph.bits import bits_of, several, union
+from grappler_passes.analysis.gradients import STASH_OPS, GradientFlow, bits_of, may_equal, several, union
 from grappler_passes.graph.flow import PACK_OPS, SPLIT_OPS, is_communication
 from grappler_passes.graph.variables import VariableAccess
 

@@ -13,20 +13,237 @@ A layer is the set of variables whose gradients start from the same dO.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from tensorflow.core.framework import function_pb2, graph_pb2, node_def_pb2
 
 from grappler_passes.analysis.backward import Backward
-from grappler_passes.analysis.gradients import RETURN_OPS, GradientFlow
-from grappler_passes.analysis.kinds import assemble
-from grappler_passes.compat import flattening, op_types, shape_inference
+from grappler_passes.analysis.gradients import RETURN_OPS, GradientFlow, bits_of, memberships, several, union
+from grappler_passes.analysis.layers import group_weights
+from grappler_passes.compat import graph_protos, op_types, shape_inference
 from grappler_passes.errors import GraphError
-from grappler_passes.graph.dependencies import GraphIndex
+from grappler_passes.graph.dependencies import SWITCHES, GraphIndex
 from grappler_passes.graph.flow import CALL_OPS, FlowGraph, build_flow_graph
 from grappler_passes.graph.node_input import split_input
-from grappler_passes.graph.training_graph import TrainingGraph
+from grappler_passes.graph.sizes import output_bytes
+from grappler_passes.graph.training_graph import Layer, Op, OpKind, TrainingGraph, Variable
 from grappler_passes.graph.variables import find_variables
+
+HANDED_OVER_REASON = (
+    "its result is the dO that goes on and a weight's gradient at once: there is nothing to delay"
+)
+
+# Kernels that compute dO and dW together and cannot be taken apart, each with the reason.
+_NORM = "one kernel computes both: dO needs the reductions that are the scale and offset gradients"
+_RNN = "one kernel runs all time steps backward and sums the weight gradient inside"
+_NORM_OPS = (
+    "FusedBatchNormGrad", "FusedBatchNormGradV2", "FusedBatchNormGradV3", "_FusedBatchNormGradEx",
+    "BatchNormWithGlobalNormalizationGrad", "LayerNormGrad", "_MklFusedBatchNormGrad",
+    "_MklFusedBatchNormGradV2", "_MklFusedBatchNormGradV3",
+)  # fmt: skip
+_RNN_OPS = (
+    "CudnnRNNBackprop", "CudnnRNNBackpropV2", "CudnnRNNBackpropV3", "BlockLSTMGrad", "BlockLSTMGradV2",
+    "LSTMBlockCellGrad", "GRUBlockCellGrad",
+)  # fmt: skip
+# A layer's name lists at most so many of its parts.
+_MOST_NAMED = 3
+FUSED_REASONS = {**dict.fromkeys(_NORM_OPS, _NORM), **dict.fromkeys(_RNN_OPS, _RNN)}
+
+
+def assemble(backward: Backward) -> TrainingGraph:
+    """Return kinds and layers of all ops, as plain data."""
+    groups = group_weights(backward)
+    layer_of = [0] * len(backward.gradients.weights)
+    for index, members in enumerate(groups):
+        for weight in members:
+            layer_of[weight] = index
+    needed = backward.needed_by(layer_of)
+    update_layer = _update_layers(backward, groups)
+    g = backward.gradients
+    ops: dict[str, Op] = {}
+    for node in g.order:
+        kind, layer, reason = _kind(backward, node, needed[node], update_layer[node])
+        if g.flow.types[node] == "IdentityN":
+            kind, layer, reason = _kind_of_gate([ops[g.flow.names[e.source]] for e in g.flow.data[node]])
+        ops[g.flow.names[node]] = _op(g.flow, node, kind, layer, reason)
+    mixed = _mixed(backward, needed, update_layer)
+    reasons = {g.flow.names[n]: _mixed_reason(g.flow.types[n]) for n in mixed}
+    own = union(1 << layer for layer in _layers_of(ops, OpKind.WEIGHT_GRAD))
+    handed_over = _handed_over(backward, layer_of, needed, own | union(mixed.values()))
+    reasons |= {g.flow.names[n]: HANDED_OVER_REASON for n in handed_over}
+    layers = _layers(g, groups, ops, mixed | handed_over)
+    return TrainingGraph(
+        ops=ops,
+        layers=layers,
+        variables=_variables(g),
+        unclassified=_hidden_updates(g, ops) | _without_gradient(g, layers),
+        mixed=reasons,
+    )
+
+
+def _layers_of(ops: Mapping[str, Op], kind: OpKind) -> set[int]:
+    return {op.layer for op in ops.values() if op.kind is kind and op.layer is not None}
+
+
+def _update_layers(backward: Backward, groups: Sequence[Sequence[int]]) -> list[int | None]:
+    """Return for each op the one layer whose update it serves; None where it serves none or several."""
+    g = backward.gradients
+    seeds = memberships([sink for weight in members for sink in g.sinks(weight)] for members in groups)
+    return [b.bit_length() - 1 if b and not several(b) else None for b in g.full.upstream(seeds)]
+
+
+def _kind(backward: Backward, node: int, needed: int, update_layer: int | None):
+    g = backward.gradients
+    own = needed.bit_length() - 1 if needed and not several(needed) else None
+    if node in g.handle_nodes:
+        return OpKind.OTHER, None, "a handle, no work"
+    if backward.is_communication(node):
+        return OpKind.COMMUNICATION, own if own is not None else update_layer, "communication"
+    if g.forward[node]:
+        return OpKind.FORWARD, None, "a result that depends on no gradient is computed from it"
+    if backward.is_backward[node] and own is not None:
+        return OpKind.WEIGHT_GRAD, own, "a single layer's gradients need it"
+    if backward.is_backward[node]:
+        return OpKind.OUTPUT_GRAD, None, f"{needed.bit_count()} layers' gradients need it"
+    if backward.serves_update[node]:
+        return OpKind.UPDATE, update_layer, "between a gradient and the write of a variable"
+    return OpKind.OTHER, None, "no gradient and no update depends on it"
+
+
+def _kind_of_gate(producers: Sequence[Op]) -> tuple[OpKind, int | None, str]:
+    """An IdentityN is as late as the latest of what it hands on: it waits for all of it."""
+    order = [OpKind.OTHER, OpKind.FORWARD, OpKind.OUTPUT_GRAD, OpKind.WEIGHT_GRAD, OpKind.UPDATE]
+    kinds = {op.kind for op in producers}
+    layers = {op.layer for op in producers}
+    if OpKind.WEIGHT_GRAD in kinds and len(layers) > 1:
+        return OpKind.UPDATE, None, "a gate in front of the updates: it waits for several layers' gradients"
+    latest = max(kinds, key=lambda k: order.index(k) if k in order else 0, default=OpKind.OTHER)
+    return latest, layers.pop() if len(layers) == 1 else None, "a gate: as late as what it hands on"
+
+
+def _op(flow: FlowGraph, node: int, kind: OpKind, layer: int | None, reason: str) -> Op:
+    return Op(
+        name=flow.names[node],
+        type=flow.types[node],
+        kind=kind,
+        reason=reason,
+        layer=layer,
+        inputs=tuple((flow.names[e.source], e.port) for e in flow.data[node]),
+        control_inputs=tuple(flow.names[c] for c in flow.control[node]),
+        device=flow.devices[node],
+        output_bytes=output_bytes(flow.types[node], flow.outputs[node]),
+    )
+
+
+def _mixed(backward: Backward, needed: list[int], update_layer: list[int | None]) -> dict[int, int]:
+    """dO ops with an output that serves one layer only: op -> those layers as bits."""
+    ports: dict[int, dict[int, int]] = {}
+    for node in range(backward.size):
+        bits = needed[node] if backward.is_backward[node] else 0
+        layer = update_layer[node]
+        if backward.is_update[node] and layer is not None:
+            bits = 1 << layer
+        for edge in backward.flow.data[node]:
+            source_is_shared = backward.is_backward[edge.source] and several(needed[edge.source])
+            if source_is_shared and backward.gradients.from_data[edge.source]:
+                of_source = ports.setdefault(edge.source, {})
+                of_source[edge.port] = of_source.get(edge.port, 0) | bits
+    return {
+        node: union(b for b in of_port.values() if not several(b))
+        for node, of_port in ports.items()
+        if len(of_port) > 1 and len({b for b in of_port.values() if b}) > 1
+        and union(b for b in of_port.values() if not several(b))
+        # Switch and friends: several outputs, but no work that dO and dW would share.
+        and backward.flow.types[node] not in (*SWITCHES, "Merge")
+    }  # fmt: skip
+
+
+def _handed_over(backward: Backward, layer_of: list[int], needed: list[int], own: int) -> dict[int, int]:
+    """Return dO ops that updates of layers not in ``own`` take as the gradient: op -> layers as bits."""
+    handed_over: dict[int, int] = {}
+    for node, bits in enumerate(needed):
+        if backward.is_backward[node] and several(bits):
+            layers = union(1 << layer_of[w] for w in bits_of(backward.hands_over(node))) & ~own
+            if layers:
+                handed_over[node] = layers
+    return handed_over
+
+
+def _layers(
+    g: GradientFlow, groups: Sequence[Sequence[int]], ops: Mapping[str, Op], mixed: Mapping[int, int]
+) -> tuple[Layer, ...]:
+    own: dict[tuple[int, OpKind], list[str]] = {}
+    for op in ops.values():
+        if op.layer is not None:
+            own.setdefault((op.layer, op.kind), []).append(op.name)
+    for node, layers in mixed.items():
+        for layer in bits_of(layers):
+            own.setdefault((layer, OpKind.WEIGHT_GRAD), []).append(g.flow.names[node])
+    numbered = [
+        Layer(
+            index=index,
+            variables=tuple(g.weights[w].name for w in members),
+            weight_grad_ops=tuple(own.get((index, OpKind.WEIGHT_GRAD), ())),
+            update_ops=tuple(own.get((index, OpKind.UPDATE), ())),
+            communication_ops=tuple(own.get((index, OpKind.COMMUNICATION), ())),
+        )
+        for index, members in enumerate(groups)
+    ]
+    return tuple(_told_apart(layer, numbered) for layer in numbered)
+
+
+def _told_apart(layer: Layer, layers: Sequence[Layer]) -> Layer:
+    """Label a layer with what it holds, where its name is that of a model that has other layers, too."""
+    name = layer.name
+    if "/" in name or len(layer.variables) == 1:
+        return layer
+    beside = (variable for other in layers if other is not layer for variable in other.variables)
+    if not any(variable.startswith(f"{name}/") for variable in beside):
+        return layer
+    within = (variable.removeprefix(f"{name}/") for variable in layer.variables)
+    held = list(dict.fromkeys(path.rpartition("/")[0] or path for path in within))
+    more = f" + {len(held) - _MOST_NAMED} more" if len(held) > _MOST_NAMED else ""
+    return replace(layer, label=f"{name}/{' + '.join(held[:_MOST_NAMED])}{more}")
+
+
+def _variables(g: GradientFlow) -> tuple[Variable, ...]:
+    return tuple(
+        Variable(w.name, g.flow.names[w.handle], w.shape, tuple(s.name for s in g.slots.get(i, ())))
+        for i, w in enumerate(g.weights)
+    )
+
+
+def _without_gradient(g: GradientFlow, layers: tuple[Layer, ...]) -> dict[str, str]:
+    """Variables that are said to be trainable and are written, yet no op computes their gradient.
+
+    One that is only read is frozen: Keras' own ``trainable`` does not reach the variable underneath.
+    """
+    with_gradient = {name for layer in layers if layer.weight_grad_ops for name in layer.variables}
+    reason = "a trainable variable without a dW: no value written to it was found to depend on its gradient"
+    return {v.name: reason for v in g.variables if v.trainable and v.writes and v.name not in with_gradient}
+
+
+def _hidden_updates(g: GradientFlow, ops: Mapping[str, Op]) -> dict[str, str]:
+    """Return ops that hide what they do to variables: calls that cannot be inlined and are given a handle."""
+    hidden = {
+        node: edge.source
+        for node, edges in enumerate(g.flow.data)
+        for edge in edges
+        if g.flow.types[node] in CALL_OPS and edge.source in g.handle_nodes
+    }
+    return {
+        g.flow.names[node]: f"a call that cannot be inlined and uses {g.flow.names[handle]}: "
+        "which gradients it computes or applies cannot be told"
+        for node, handle in hidden.items()
+        if ops[g.flow.names[node]].kind is not OpKind.FORWARD
+    }
+
+
+def _mixed_reason(op_type: str) -> str:
+    if op_type in CALL_OPS:
+        return "XLA compiles this call whole (jit_compile=True inside the step): dO and dW leave it together"
+    return FUSED_REASONS.get(op_type, "one op computes dO and dW together")
 
 
 def classify_graph_def(graph_def: graph_pb2.GraphDef, fetches: Sequence[str] | None = None) -> TrainingGraph:
@@ -70,10 +287,10 @@ def flatten(graph_def: graph_pb2.GraphDef, fetches: Sequence[str] | None = None)
     calls = [n for n in graph_def.node if n.op in functions or n.op in CALL_OPS]
     if not any(_can_inline(n) for n in calls):
         return graph_def
-    if any(_is_stub(functions[name]) for name in flattening.called_by(calls) if name in functions):
+    if any(_is_stub(functions[name]) for name in graph_protos.called_by(calls) if name in functions):
         return graph_def
     keep = [*(fetches or ()), *_unconsumed(graph_def)]
-    return flattening.inline_graph_def(graph_def, keep)
+    return graph_protos.inline_graph_def(graph_def, keep)
 
 
 def _is_stub(function: function_pb2.FunctionDef) -> bool:

@@ -9,10 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from grappler_passes.analysis.backward import REARRANGING_OPS, Backward
-from grappler_passes.analysis.gradients import GradientFlow, may_equal
+from grappler_passes.analysis.gradients import GradientFlow, bits_of, may_equal, several, union
 from grappler_passes.compat.shape_inference import OutputInfo
-from grappler_passes.graph.bits import bits_of, several, union
-from grappler_passes.graph.contexts import SWITCHES
+from grappler_passes.graph.dependencies import SWITCHES
 from grappler_passes.graph.flow import SPLIT_OPS
 
 WeightShape = tuple[int, ...]

@@ -8,14 +8,40 @@ with what they are then, :data:`TURN_ATTR` says after how many updates.
 
 from __future__ import annotations
 
+import dataclasses
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
-from tensorflow.core.framework import graph_pb2, node_def_pb2
+from tensorflow.core.framework import graph_pb2, node_def_pb2, types_pb2
 
-from grappler_passes.graph.dependencies import GraphIndex
-from grappler_passes.graph.node_input import control_inputs, data_inputs, make_identity, split_input
-from grappler_passes.graph.parts import part_of, with_inputs
+from grappler_passes.analysis.classify import classify_graph_def
+from grappler_passes.compat import graph_protos
+from grappler_passes.graph.dependencies import GraphIndex, reached
+from grappler_passes.graph.node_input import control_inputs, data_inputs, make_identity, split_input, tensor
+from grappler_passes.graph.training_graph import Op, TrainingGraph
+
+
+def with_inputs(
+    index: GraphIndex, nodes: Iterable[int], reads: Callable[[int], Iterable[int]] | None = None
+) -> set[int]:
+    """Nodes with all that they are computed from, loops whole; ``reads``: producers of what a node reads."""
+
+    def producers(i: int) -> list[int]:
+        read = (p for p, _ in index.data_preds[i]) if reads is None else reads(i)
+        return [*read, *index.back_preds.get(i, ())]
+
+    return reached(nodes, producers)
+
+
+def part_of(graph_def: graph_pb2.GraphDef, index: GraphIndex, members: Collection[int]) -> graph_pb2.GraphDef:
+    """The graph of these nodes, in their order, without control edges from others; the library is kept."""
+    part = graph_protos.with_nodes(graph_def, (graph_def.node[i] for i in sorted(members)))
+    for i, node in zip(sorted(members), part.node, strict=True):
+        outside = {f"^{index.names[p]}" for p in index.control_preds[i] if p not in members}
+        if outside:
+            node.input[:] = [text for text in node.input if text not in outside]
+    return part
+
 
 STEP_ATTR = "_ooo_step"
 STEP_SCOPE = "tf_ooo_step_"
@@ -150,3 +176,86 @@ def _handed_on(
     before = [text for text, producer in pairs if producer in sums]
     here = [text for text, producer in pairs if producer in sums and steps[producer] == number]
     return [*here, *before, inputs[0]][:1]
+
+
+def classify_steps(graphs: Sequence[graph_pb2.GraphDef]) -> list[TrainingGraph]:
+    """Return each of the graphs of ``split_steps``, classified; GraphError where one is no training step.
+
+    A step that is the one before but for its scope, marks and batch is that step with other names, which is
+    faster.  The first steps differ: they hold what several have in common.
+    """
+    classified: list[TrainingGraph] = []
+    for number, graph_def in enumerate(graphs):
+        names = _renamed(graphs[number - 1], graph_def, number) if number else None
+        same = None if names is None else _with_names(classified[-1], names)
+        classified.append(same or classify_graph_def(graph_def))
+    return classified
+
+
+def _renamed(before: graph_pb2.GraphDef, after: graph_pb2.GraphDef, number: int) -> Mapping[str, str] | None:
+    """Return the name in ``after`` of each node of ``before``, if nothing else differs."""
+    if len(before.node) != len(after.node):
+        return None
+    old, new = f"{STEP_SCOPE}{number - 1}/", f"{STEP_SCOPE}{number}/"
+    batch = dict(zip(_batch(before), _batch(after), strict=False))
+    names = {node.name: batch.get(node.name, node.name.replace(old, new)) for node in before.node}
+    nodes = {node.name: node for node in after.node}
+    for node in before.node:
+        other = nodes.get(names[node.name])
+        if other is None or not _alike(node, other, names):
+            return None
+    return names
+
+
+def _batch(graph_def: graph_pb2.GraphDef) -> list[str]:
+    """Return the arguments that are no variables, in order."""
+    arguments = sorted(
+        (node for node in graph_def.node if node.op == "_Arg"), key=lambda node: node.attr["index"].i
+    )
+    return [node.name for node in arguments if node.attr["T"].type != types_pb2.DT_RESOURCE]
+
+
+def _alike(node: node_def_pb2.NodeDef, other: node_def_pb2.NodeDef, names: Mapping[str, str]) -> bool:
+    if node.op != other.op or node.device != other.device or len(node.input) != len(other.input):
+        return False
+    renamed = (tensor(names.get(name, name), port) for name, port in map(split_input, node.input))
+    if list(renamed) != list(other.input):
+        return False
+    return node.op == "_Arg" or _attributes(node) == _attributes(other)
+
+
+def _attributes(node: node_def_pb2.NodeDef) -> dict[str, bytes]:
+    """Return the attributes that say what an op does, without notes of optimizers such as a wished place."""
+    return {key: value.SerializeToString() for key, value in node.attr.items() if key[0] != "_"}
+
+
+def _with_names(graph: TrainingGraph, names: Mapping[str, str]) -> TrainingGraph:
+    def renamed(old: Sequence[str]) -> tuple[str, ...]:
+        return tuple(names[name] for name in old)
+
+    layers = tuple(
+        dataclasses.replace(
+            layer,
+            weight_grad_ops=renamed(layer.weight_grad_ops),
+            update_ops=renamed(layer.update_ops),
+            communication_ops=renamed(layer.communication_ops),
+        )
+        for layer in graph.layers
+    )
+    variables = tuple(dataclasses.replace(v, handle=names.get(v.handle, v.handle)) for v in graph.variables)
+    return TrainingGraph(
+        ops={names[name]: _renamed_op(op, names) for name, op in graph.ops.items()},
+        layers=layers,
+        variables=variables,
+        unclassified={names.get(name, name): why for name, why in graph.unclassified.items()},
+        mixed={names.get(name, name): why for name, why in graph.mixed.items()},
+    )
+
+
+def _renamed_op(op: Op, names: Mapping[str, str]) -> Op:
+    return dataclasses.replace(
+        op,
+        name=names[op.name],
+        inputs=tuple((names[producer], port) for producer, port in op.inputs),
+        control_inputs=tuple(names[producer] for producer in op.control_inputs),
+    )

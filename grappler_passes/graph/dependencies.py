@@ -1,20 +1,135 @@
-"""The one dependency relation on a GraphDef: what must, and what may, run before what.
-
-Nodes are ints, their index in ``graph_def.node``.  The edges NextIteration -> Merge that close a while loop
-are left out: the relation speaks of one iteration; a loop's Exits come after all its iterations.
-"""
+"""The one dependency relation on a GraphDef: what must, and what may, run before what; side effects."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from functools import cached_property
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from itertools import combinations
 from typing import TypeVar
 
 from tensorflow.core.framework import graph_pb2
 
+from grappler_passes.compat import op_types
 from grappler_passes.errors import GraphError
-from grappler_passes.graph.contexts import ENTERS, EXITS, MERGES, NEXT_ITERATIONS, Context, execution_contexts
 from grappler_passes.graph.node_input import split_input as split_input
+
+Branch = tuple[str, int]
+
+ENTERS = ("Enter", "RefEnter")
+EXITS = ("Exit", "RefExit")
+MERGES = ("Merge", "RefMerge")
+SWITCHES = ("Switch", "RefSwitch", "_SwitchN")
+NEXT_ITERATIONS = ("NextIteration", "RefNextIteration")
+_HAND_ON = ("Identity", "LoopCond")
+
+
+@dataclass(frozen=True)
+class Context:
+    """Says in which loops and branches a node runs.
+
+    ``frame`` is the stack of while frames it runs in, outermost first; ``output_frame`` the one its
+    outputs arrive in, None where they arrive in one iteration only (Enter, NextIteration).
+    ``branches`` are ``(predicate tensor, side)``: the node is dead unless each predicate chose that side.
+    ``output_branches`` are those of its outputs: of an Exit without what ended its loop.
+    """
+
+    frame: tuple[str, ...] = ()
+    output_frame: tuple[str, ...] | None = ()
+    branches: frozenset[Branch] = frozenset()
+    output_branches: frozenset[Branch] = frozenset()
+
+
+_ROOT = Context()
+
+
+def execution_contexts(
+    index: GraphIndex, frame_names: dict[int, str], constant_enters: set[int]
+) -> list[Context]:
+    """Return the context of every node.  ``frame_names`` gives each Enter its frame's name."""
+    if not frame_names and not any(op in SWITCHES for op in index.ops):
+        return [_ROOT] * len(index)
+    return _Contexts(index, frame_names, constant_enters).compute()
+
+
+class _Contexts:
+    """One walk in topological order."""
+
+    def __init__(self, index: GraphIndex, frame_names: dict[int, str], constant_enters: set[int]) -> None:
+        self.index = index
+        self.frame_names = frame_names
+        self.constant_enters = constant_enters
+        self.frames: list[tuple[str, ...]] = [()] * len(index)  # the frame that outputs arrive in
+        self.branch_frame: dict[Branch, tuple[str, ...]] = {}
+        self.branches: list[frozenset[Branch]] = [frozenset()] * len(index)
+        self.result: list[Context] = [_ROOT] * len(index)
+
+    def compute(self) -> list[Context]:
+        for i in self.index.order:
+            if self.index.preds(i):
+                self._visit(i)
+        return self.result
+
+    def _visit(self, i: int) -> None:
+        op = self.index.ops[i]
+        frame = max((self.frames[p] for p in self.index.preds(i)), key=len)
+        branches = self._merge(i) if op in MERGES else self._all_inputs(i)
+        arrives, visible = frame, True
+        if op in ENTERS:
+            arrives, visible = (*frame, self.frame_names[i]), i in self.constant_enters
+        elif op in EXITS:
+            arrives = frame[:-1]
+        elif op in NEXT_ITERATIONS:
+            visible = False
+        self.frames[i] = arrives
+        # Outside, a loop's value is dead only if the loop as a whole was: branches inside end at the Exit.
+        of_outputs = branches
+        if op in EXITS:
+            of_outputs = frozenset(b for b in branches if self.branch_frame[b] != frame)
+        self.branches[i] = of_outputs
+        self.result[i] = Context(frame, arrives if visible else None, branches, of_outputs)
+
+    def _all_inputs(self, i: int) -> frozenset[Branch]:
+        branches: frozenset[Branch] = frozenset()
+        for producer, port in self.index.data_preds[i]:
+            branches |= self._edge(producer, port)
+        for producer in self.index.control_preds[i]:
+            branches |= self.branches[producer]
+        return branches
+
+    def _edge(self, producer: int, port: int) -> frozenset[Branch]:
+        if self.index.ops[producer] not in SWITCHES:
+            return self.branches[producer]
+        branch = (self._predicate(producer), port)
+        self.branch_frame[branch] = self.result[producer].frame
+        return self.branches[producer] | {branch}
+
+    def _predicate(self, switch: int) -> str:
+        """Return the tensor that decides, seen through copies: all Switches of one cond share it."""
+        producer, port = self.index.data_preds[switch][1]
+        while self.index.ops[producer] in _HAND_ON and self.index.data_preds[producer]:
+            producer, port = self.index.data_preds[producer][0]
+        return f"{self.index.names[producer]}:{port}"
+
+    def _merge(self, i: int) -> frozenset[Branch]:
+        """A Merge is alive if one input is: inputs that differ in the sides of one predicate cover all cases.
+
+        Where they differ otherwise it may be dead in a way the sets cannot say: it gets a branch of its own.
+        """
+        sides = [self._edge(producer, port) for producer, port in self.index.data_preds[i]]
+        common = frozenset.intersection(*sides) if sides else frozenset()
+        if i in self.index.back_preds or len(sides) == 1:
+            return common
+        rest = [side - common for side in sides]
+        if all(len(r) == 1 for r in rest) and len({next(iter(r))[0] for r in rest}) == 1:
+            return common
+        if not all(rest):
+            return common
+        own = (self.index.names[i], 0)
+        self.branch_frame[own] = max((self.frames[p] for p, _ in self.index.data_preds[i]), key=len)
+        return common | {own}
+
 
 Node = TypeVar("Node")
 WOULD_CLOSE_A_CYCLE = "the edge would close a cycle"
@@ -227,3 +342,63 @@ def places_in(order: Sequence[int]) -> list[int]:
 
 def _show(frame: tuple[str, ...]) -> str:
     return "/".join(frame) or "the root frame"
+
+
+# Registered as stateful so that they are not folded or shared, but they only name or hand on a value.
+_HARMLESS = frozenset({"_Arg", "_Retval", "_DeviceArg", "_DeviceRetval", "VarHandleOp", "_VarHandlesOp"})
+# Not registered as stateful, and yet seen outside.
+_HARMFUL = frozenset({"Abort"})
+# They read a variable (or its shape) and change nothing.
+_READS = re.compile(r"ReadVariableOp|_ReadVariablesOp|ResourceGather(Nd)?|VarIsInitializedOp|VariableShape")
+_HANDLE_COPIES = frozenset({"Identity", "Enter", "RefEnter", *SWITCHES, "NextIteration", "Merge"})
+WORLD = ""
+
+
+@lru_cache(maxsize=4096)
+def has_side_effects(op_type: str) -> bool:
+    """True for an op that reads or changes state, waits for another process, or is seen outside.
+
+    Also for an op that is unknown, and for assignments to reference variables (TensorFlow 1).
+    """
+    if op_type in _HARMLESS:
+        return False
+    return op_type in _HARMFUL or op_types.is_stateful(op_type) or op_types.has_reference_inputs(op_type)
+
+
+@lru_cache(maxsize=4096)
+def only_reads(op_type: str) -> bool:
+    """Return True for an op with side effects that changes nothing: two of them may run in any order."""
+    return bool(_READS.fullmatch(op_type))
+
+
+def states_of(index: GraphIndex, i: int) -> set[str]:
+    """Return what the effect of node ``i`` is on: the names of the resources' sources, or WORLD."""
+    inputs = index.data_preds[i]
+    sources = [inputs[place][0] for place in op_types.resource_inputs(index.ops[i]) if place < len(inputs)]
+    return {index.names[_source_of_handle(index, source)] for source in sources} or {WORLD}
+
+
+def _source_of_handle(index: GraphIndex, source: int) -> int:
+    while index.ops[source] in _HANDLE_COPIES and index.data_preds[source]:
+        source = index.data_preds[source][0][0]
+    return source
+
+
+def conflicts(index: GraphIndex) -> Iterator[tuple[int, int]]:
+    """Pairs (first, then) of ops on the same state, not both reads, whose order the graph fixes.
+
+    These are the read-after-write, write-after-read and write-after-write hazards.
+    """
+    by_state: dict[str, list[int]] = {}
+    for i in index.order:
+        if has_side_effects(index.ops[i]):
+            for state in states_of(index, i):
+                by_state.setdefault(state, []).append(i)
+    met: set[tuple[int, int]] = set()
+    for members in by_state.values():
+        for first, then in combinations(members, 2):
+            if only_reads(index.ops[first]) and only_reads(index.ops[then]):
+                continue
+            if (first, then) not in met and index.implied(first, then):
+                met.add((first, then))
+                yield first, then

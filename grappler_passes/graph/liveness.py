@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from grappler_passes.errors import PlanError
-from grappler_passes.graph.contexts import SWITCHES
+from grappler_passes.graph.dependencies import SWITCHES
 from grappler_passes.graph.training_graph import Op, TrainingGraph
 
 # Outputs that are a view of the first input: no memory of their own, but they keep that input alive.

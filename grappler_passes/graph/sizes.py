@@ -1,7 +1,4 @@
-"""Bytes of tensors whose shape the graph leaves open, from what is known of the step's inputs.
-
-Only for counting memory: classification and passes see the graph as it is.
-"""
+"""Bytes of tensors and of loops' lists whose shapes the graph leaves open, from the step's inputs."""
 
 from __future__ import annotations
 
@@ -9,14 +6,104 @@ import logging
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
-from tensorflow.core.framework import graph_pb2, node_def_pb2, tensor_shape_pb2
+import numpy as np
+import tensorflow as tf
+from tensorflow.core.framework import graph_pb2, node_def_pb2, tensor_shape_pb2, types_pb2
 
 from grappler_passes.compat import graph_protos, shape_inference
 from grappler_passes.compat.shape_inference import OutputInfo
-from grappler_passes.graph.contexts import ENTERS, MERGES, NEXT_ITERATIONS
-from grappler_passes.graph.node_input import make_identity, split_input
+from grappler_passes.graph.dependencies import ENTERS, EXITS, MERGES, NEXT_ITERATIONS, SWITCHES, GraphIndex
+from grappler_passes.graph.node_input import data_inputs, make_identity, split_input
 from grappler_passes.graph.training_graph import TrainingGraph
+
+_PASSING_ON = ("Identity", *ENTERS, *SWITCHES, *NEXT_ITERATIONS)
+
+
+def has_loops(graph_def: graph_pb2.GraphDef) -> bool:
+    """Return whether there is a loop."""
+    return any(node.op in NEXT_ITERATIONS for node in graph_def.node)
+
+
+def iterations_of_ops(graph_def: graph_pb2.GraphDef) -> dict[str, int]:
+    """Return how often ops in loops run at most, by their names; unknown ones are left out."""
+    if not has_loops(graph_def):
+        return {}
+    loops, index = Loops(graph_def), GraphIndex(graph_def)
+    of_frame: dict[str, int] = {}
+    for i, name in enumerate(index.names):
+        frame = index.contexts[i].frame
+        if frame and index.ops[i] in MERGES and frame[-1] not in of_frame:
+            count = loops.iterations(name)
+            if count is not None:
+                of_frame[frame[-1]] = count
+    return {
+        name: math.prod(of_frame[frame] for frame in index.contexts[i].frame)
+        for i, name in enumerate(index.names)
+        if index.contexts[i].frame and all(frame in of_frame for frame in index.contexts[i].frame)
+    }
+
+
+class Loops:
+    """The loops of a flat graph: what goes around each, and its condition."""
+
+    def __init__(self, graph_def: graph_pb2.GraphDef) -> None:
+        self.nodes: Mapping[str, node_def_pb2.NodeDef] = {node.name: node for node in graph_def.node}
+
+    def data(self, name: str) -> list[str]:
+        """Return the data inputs of an op."""
+        return data_inputs(self.nodes[name])
+
+    def source(self, text: str) -> str:
+        """Return the op whose result comes through here, of a loop's variable its Merge."""
+        name = split_input(text)[0]
+        while self.nodes[name].op in _PASSING_ON:
+            name = split_input(self.data(name)[0])[0]
+        return name
+
+    def entering(self, merge: str) -> list[str]:
+        """Return the values that a loop's variable begins with."""
+        return [text for text in self.data(merge) if self.nodes[split_input(text)[0]].op in ENTERS]
+
+    def iterations(self, merge: str) -> int | None:
+        """Return how often a variable's loop runs at most: its counter is compared with a known number."""
+        condition = self._conditions.get(merge)
+        counts = [] if condition is None else self._limits(condition)
+        return min(counts, default=None)
+
+    @cached_property
+    def _conditions(self) -> dict[str, str]:
+        """Return, for what goes around a loop, the source of the condition for another iteration."""
+        deciding = (node for node in self.nodes.values() if node.op in SWITCHES)
+        return {split_input(node.input[0])[0]: split_input(self.data(node.name)[1])[0] for node in deciding}
+
+    def _limits(self, condition: str) -> list[int]:
+        node = self.nodes[condition]
+        if node.op in ("LoopCond", "LogicalAnd", "Identity"):
+            return [limit for text in self.data(condition) for limit in self._limits(split_input(text)[0])]
+        if node.op != "Less":
+            return []
+        counter, limit = self.data(condition)[:2]
+        begin, end = self._number(counter), self._number(limit)
+        return [] if begin is None or end is None else [max(0, end - begin)]
+
+    def _number(self, text: str) -> int | None:
+        """A constant, of a loop's variable the one that it begins with, behind a loop how often that ran."""
+        name = self.source(text)
+        while self.nodes[name].op in MERGES:
+            entering = self.entering(name)
+            if not entering:
+                return None
+            name = self.source(entering[0])
+        node = self.nodes[name]
+        if node.op in EXITS:  # gradients run as often as their loop has counted
+            return self.iterations(self.source(self.data(name)[0]))
+        if node.op != "Const":
+            return None
+        value = tf.make_ndarray(node.attr["value"].tensor)
+        return int(value) if np.issubdtype(value.dtype, np.integer) and value.size == 1 else None
+
 
 _LOG = logging.getLogger("tf_ooo")
 # These ops wait for the next batch.
@@ -177,3 +264,76 @@ def _fill_list(
             proto.Clear()
             for size in filled:
                 proto.dim.add(size=-1 if size is None else size)
+
+
+# An op that adds to a list has the element as this input.
+_ADDED = {"TensorListPushBack": 1, "TensorListSetItem": 2}
+_TAKING_OFF = "TensorListPopBack"
+_EMPTY = ("EmptyTensorList", "TensorListReserve")
+# A gradient's loop has intermediate values, and loops begin with zeros: measured peaks of two recurrent
+# models were up to 1.3 of what was predicted from lists alone.
+_BESIDE = 1.3
+
+
+def with_list_sizes(training_graph: TrainingGraph, graph_def: graph_pb2.GraphDef) -> TrainingGraph:
+    """The training graph with ``output_bytes`` of the Merge through which each list goes around its loop.
+
+    A list that is made empty has no bytes of its own then.  They are None where an element's bytes, or how
+    often the loop runs, are not known before it runs.
+    """
+    lists = _Lists(training_graph, Loops(graph_def))
+    sizes: dict[str, int | None] = {}
+    for name in lists.merges:
+        sizes[name] = lists.bytes_of(name)
+        if sizes[name] is not None:
+            sizes |= dict.fromkeys(lists.made_for(name), 0)
+    ops = {name: replace(training_graph.ops[name], output_bytes=size) for name, size in sizes.items()}
+    return replace(training_graph, ops={**training_graph.ops, **ops}) if ops else training_graph
+
+
+class _Lists:
+    """The lists that go around the loops of a flat graph."""
+
+    def __init__(self, training_graph: TrainingGraph, loops: Loops) -> None:
+        self._graph, self._loops = training_graph, loops
+
+    @cached_property
+    def merges(self) -> list[str]:
+        """Return the Merge nodes through which lists enter each iteration."""
+        return [
+            name
+            for name, node in self._loops.nodes.items()
+            if node.op in MERGES and node.attr["T"].type == types_pb2.DT_VARIANT and name in self._graph.ops
+        ]
+
+    def bytes_of(self, merge: str) -> int | None:
+        """Estimate the bytes of all elements that the loop adds, and of what comes on top; None: unknown."""
+        added = self._added(merge)
+        if added is None:
+            return None
+        if added == "":
+            return 0  # handed on as it is
+        element = self._graph.ops[added].output_bytes if added in self._graph.ops else None
+        iterations = self._loops.iterations(merge)
+        return None if element is None or iterations is None else math.ceil(_BESIDE * element * iterations)
+
+    def made_for(self, merge: str) -> list[str]:
+        """Return the empty list that enters here, if it is one."""
+        sources = map(self._loops.source, self._loops.entering(merge))
+        return [name for name in sources if self._loops.nodes[name].op in _EMPTY and name in self._graph.ops]
+
+    def _added(self, merge: str) -> str | None:
+        """Return the op of the element that an iteration adds; ``""``: nothing. None: not known."""
+        loops = self._loops
+        for text in loops.data(merge):
+            if loops.nodes[split_input(text)[0]].op not in NEXT_ITERATIONS:
+                continue
+            name = loops.source(text)
+            if name == merge:
+                return ""
+            op, read = loops.nodes[name].op, loops.data(name)
+            own = (op in _ADDED or op == _TAKING_OFF) and loops.source(read[0]) == merge
+            if not own:
+                return None
+            return "" if op == _TAKING_OFF else split_input(read[_ADDED[op]])[0]
+        return None

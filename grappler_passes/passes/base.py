@@ -1,26 +1,62 @@
-"""Defines a pass, and runs passes one after the other.
-
-A pass is a frozen value: a name, what it may change, its parameters, and three methods.  It never changes
-its input.
-"""
+"""Defines a pass, what it may change, and the copy of a graph that it edits; runs passes in a row."""
 
 from __future__ import annotations
 
 import abc
+import enum
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
 from google.protobuf import text_format
-from tensorflow.core.framework import graph_pb2
+from tensorflow.core.framework import graph_pb2, node_def_pb2
 
+from grappler_passes.compat import graph_protos
 from grappler_passes.compat.graph_protos import copy_of as copy_of
-from grappler_passes.errors import PassError
+from grappler_passes.errors import GraphError, PassError
+from grappler_passes.graph.node_input import split_input
+from grappler_passes.graph.node_input import tensor as tensor
 from grappler_passes.graph.training_graph import TrainingGraph
-from grappler_passes.passes.relaxations import Relaxation
+
+
+class Relaxation(str, enum.Enum):
+    """One kind of difference between a pass's input and its output.
+
+    Whatever is declared, every rule on control flow holds, the graph's arguments and results stay, and ops
+    that stay and have side effects keep their order.
+    """
+
+    MORE_WAITS = "more waits"
+    """There are control edges that the input lacks."""
+    FEWER_WAITS = "fewer waits"
+    """There are control edges only in the input."""
+    DEVICES = "devices"
+    """Nodes sit on other devices."""
+    NOTES = "notes"
+    """Attributes that begin with an underscore differ: they do not say what a node computes."""
+    NEW_NODES = "new nodes"
+    """There are nodes that the input lacks."""
+    COPIES = "copies"
+    """Identity, IdentityN and NoOp may go; who read through a copy may read what was copied."""
+    REPLACED_NODES = "replaced nodes"
+    """The nodes of ``PassResult.replaced`` may go, read other tensors, and have other attributes."""
+    OPS = "ops"
+    """Replaced nodes may be other ops."""
+    SIDE_EFFECTS = "side effects"
+    """Replaced nodes may be some that read or change state."""
+    FUNCTIONS = "functions"
+    """The library of functions differs."""
+
+    def __str__(self) -> str:
+        return self.value
+
+
+REORDERING = frozenset(Relaxation) - {Relaxation.OPS, Relaxation.SIDE_EFFECTS, Relaxation.FUNCTIONS}
+"""All that leaves every number as it was."""
+
 
 _LOG = logging.getLogger("tf_ooo")
 
@@ -146,3 +182,52 @@ class PassPipeline(Pass):
         path = folder / f"{number:02d}_{name}.pbtxt"
         path.write_text(text_format.MessageToString(graph_def))
         _LOG.debug("wrote %s", path)
+
+
+class GraphEditor:
+    """Adds, rewires and removes nodes; the GraphDef it was made from stays as it is.
+
+    ``removed``, ``added`` and ``opened`` (inputs changed) name the nodes concerned.
+    """
+
+    def __init__(self, graph_def: graph_pb2.GraphDef) -> None:
+        self.graph_def = graph_protos.copy_of(graph_def)
+        self.nodes: dict[str, node_def_pb2.NodeDef] = {node.name: node for node in self.graph_def.node}
+        self.removed: set[str] = set()
+        self.added: list[str] = []
+        self.opened: set[str] = set()
+
+    @property
+    def modified(self) -> bool:
+        return bool(self.removed or self.added or self.opened)
+
+    def add(self, name: str, op: str, inputs: Iterable[str], device: str = "") -> node_def_pb2.NodeDef:
+        """Append a node; GraphError if the name is taken."""
+        if name in self.nodes:
+            raise GraphError("the name of a node to add is taken", name)
+        node = self.graph_def.node.add(name=name, op=op, input=inputs, device=device)
+        self.nodes[name] = node
+        self.added.append(name)
+        return node
+
+    def set_inputs(self, name: str, inputs: Iterable[str]) -> None:
+        """Replace all inputs of a node; data inputs come first, repeated control inputs once."""
+        unique = list(inputs)
+        data = [text for text in unique if text[0] != "^"]
+        control = list(dict.fromkeys(text for text in unique if text[0] == "^"))
+        self.nodes[name].input[:] = data + control
+
+    def map_inputs(self, name: str, replace: Callable[[str, int], list[str]]) -> None:
+        """Rewrite each input: ``replace(producer, port)`` gives the inputs to have in its place."""
+        inputs = [text for old in self.nodes[name].input for text in replace(*split_input(old))]
+        self.set_inputs(name, inputs)
+
+    def finish(self) -> graph_pb2.GraphDef:
+        """Return the edited graph, without the removed nodes and references to them as colocation."""
+        if not self.removed:
+            return self.graph_def
+        kept = (node for node in self.graph_def.node if node.name not in self.removed)
+        result = graph_protos.with_nodes(self.graph_def, kept)
+        for node in result.node:
+            graph_protos.keep_colocations(node, lambda name: name not in self.removed)
+        return result

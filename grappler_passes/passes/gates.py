@@ -9,9 +9,7 @@ from tensorflow.core.framework import graph_pb2
 
 from grappler_passes.graph.node_input import split_input
 from grappler_passes.graph.training_graph import TrainingGraph
-from grappler_passes.passes.base import Pass, PassResult
-from grappler_passes.passes.edit import GraphEditor, tensor
-from grappler_passes.passes.relaxations import Relaxation
+from grappler_passes.passes.base import GraphEditor, Pass, PassResult, Relaxation, tensor
 
 
 @dataclass(frozen=True)

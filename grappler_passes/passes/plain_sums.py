@@ -18,8 +18,7 @@ from tensorflow.core.framework import graph_pb2, node_def_pb2, types_pb2
 from grappler_passes.compat import graph_protos
 from grappler_passes.graph.node_input import split_input
 from grappler_passes.graph.training_graph import TrainingGraph
-from grappler_passes.passes.base import Pass, PassResult
-from grappler_passes.passes.relaxations import Relaxation
+from grappler_passes.passes.base import Pass, PassResult, Relaxation
 from grappler_passes.passes.verify import verify
 
 _ROUNDED = {types_pb2.DT_FLOAT, types_pb2.DT_DOUBLE, types_pb2.DT_HALF, types_pb2.DT_BFLOAT16}

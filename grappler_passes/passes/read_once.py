@@ -9,11 +9,10 @@ from typing import ClassVar
 from tensorflow.core.framework import graph_pb2
 
 from grappler_passes.errors import PlanError
-from grappler_passes.graph.effects import has_side_effects, only_reads
+from grappler_passes.graph.dependencies import has_side_effects, only_reads
 from grappler_passes.graph.node_input import split_input
 from grappler_passes.graph.training_graph import TrainingGraph
-from grappler_passes.passes.base import Pass, PassResult, copy_of
-from grappler_passes.passes.relaxations import Relaxation
+from grappler_passes.passes.base import Pass, PassResult, Relaxation, copy_of
 from grappler_passes.passes.verify import verify
 
 

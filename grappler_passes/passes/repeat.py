@@ -9,11 +9,10 @@ from tensorflow.core.framework import graph_pb2, node_def_pb2
 
 from grappler_passes.compat import graph_protos
 from grappler_passes.errors import GraphError
-from grappler_passes.graph.effects import has_side_effects
+from grappler_passes.graph.dependencies import has_side_effects
 from grappler_passes.graph.node_input import split_input, tensor
 from grappler_passes.graph.training_graph import TrainingGraph
-from grappler_passes.passes.base import Pass, PassResult
-from grappler_passes.passes.relaxations import Relaxation
+from grappler_passes.passes.base import Pass, PassResult, Relaxation
 from grappler_passes.passes.verify import verify
 
 # On a copy: the name of the op that it repeats.

@@ -13,15 +13,12 @@ from typing import ClassVar
 
 from tensorflow.core.framework import graph_pb2
 
-from grappler_passes.analysis.kinds import FUSED_REASONS
+from grappler_passes.analysis.classify import FUSED_REASONS
 from grappler_passes.errors import GrapplerPassError
-from grappler_passes.graph.dependencies import GraphIndex
-from grappler_passes.graph.effects import conflicts, has_side_effects
+from grappler_passes.graph.dependencies import GraphIndex, conflicts, has_side_effects
 from grappler_passes.graph.node_input import control_inputs, data_inputs, split_input
 from grappler_passes.graph.training_graph import TrainingGraph
-from grappler_passes.passes.base import Note, Pass, PassResult
-from grappler_passes.passes.edit import GraphEditor, tensor
-from grappler_passes.passes.relaxations import Relaxation
+from grappler_passes.passes.base import GraphEditor, Note, Pass, PassResult, Relaxation, tensor
 from grappler_passes.passes.separate_loops import SeparateLoopsPass
 
 

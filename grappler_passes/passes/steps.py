@@ -10,8 +10,7 @@ from tensorflow.core.framework import attr_value_pb2, graph_pb2
 
 from grappler_passes.analysis.steps import steps_of
 from grappler_passes.graph.training_graph import TrainingGraph
-from grappler_passes.passes.base import Pass, PassResult, copy_of
-from grappler_passes.passes.relaxations import Relaxation
+from grappler_passes.passes.base import Pass, PassResult, Relaxation, copy_of
 
 
 @dataclass(frozen=True)

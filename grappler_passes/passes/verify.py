@@ -15,11 +15,9 @@ from typing import ClassVar
 from tensorflow.core.framework import graph_pb2
 
 from grappler_passes.errors import GraphError, VerifyError
-from grappler_passes.graph.dependencies import GraphIndex
-from grappler_passes.graph.effects import conflicts, has_side_effects
+from grappler_passes.graph.dependencies import GraphIndex, conflicts, has_side_effects
 from grappler_passes.graph.training_graph import TrainingGraph
-from grappler_passes.passes.base import Pass, PassResult
-from grappler_passes.passes.relaxations import REORDERING, Relaxation
+from grappler_passes.passes.base import REORDERING, Pass, PassResult, Relaxation
 
 _COPIES = frozenset({"Identity", "IdentityN"})
 _MAY_GO = _COPIES | {"NoOp"}

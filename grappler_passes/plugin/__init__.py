@@ -8,11 +8,17 @@
 >>> plugin.unregister("mine")
 """
 
-from grappler_passes.plugin.answer import AnswerError, check_answer
-from grappler_passes.plugin.callback import resting
-from grappler_passes.plugin.hook import describe_keras, described_by_handle
+from grappler_passes.plugin.callback import AnswerError, check_answer, resting
 from grappler_passes.plugin.loader import PluginError, load, loaded
-from grappler_passes.plugin.requests import Request, VariableInfo, register, tracing, unregister
+from grappler_passes.plugin.requests import (
+    Request,
+    VariableInfo,
+    describe_keras,
+    described_by_handle,
+    register,
+    tracing,
+    unregister,
+)
 
 __all__ = [
     "AnswerError",

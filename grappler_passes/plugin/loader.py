@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from grappler_passes.compat import releases, runtime
-from grappler_passes.plugin import callback, hook, requests
+from grappler_passes.plugin import callback, requests
 
 EXIT_WAIT_S = 5.0
 """The end of the interpreter waits so long for rewrites under way on other threads."""
@@ -74,7 +74,7 @@ def load() -> None:
             shim = _Shim(path, device)
             runtime.load_library(str(path))
             _shims[device] = shim
-        hook.install()
+        requests.install()
         requests.connect(_enable_shims)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.case import OURS, PYTORCH, STOCK, Case, Way
+from benchmarks.cases import OURS, PYTORCH, STOCK, Case, Way
 from benchmarks.machine import confine
 from benchmarks.runners import workers
 from tests.forked import NEW_PYTHONS_PATH

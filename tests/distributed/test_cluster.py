@@ -42,7 +42,7 @@ from tests.distributed.clusters import (
 from tf_ooo.costs.communication import MEASURED_BYTES, fit_link
 from tf_ooo.errors import BackendError, OptionsError
 from tf_ooo.hosts import facts, worker
-from tf_ooo.hosts import link as runtime_link
+from tf_ooo.hosts import speeds as runtime_link
 from tf_ooo.hosts.cluster import _check, connect
 from tf_ooo.hosts.facts import Line, own_facts
 from tf_ooo.hosts.worker import serve

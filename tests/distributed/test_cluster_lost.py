@@ -35,7 +35,7 @@ from tests.same_bits import bits_of
 from tf_ooo.compat import keras_variables
 from tf_ooo.costs.profile import StepProfiler
 from tf_ooo.hosts import cluster as cluster_module
-from tf_ooo.hosts import link as runtime_link
+from tf_ooo.hosts import speeds as runtime_link
 from tf_ooo.hosts.cluster import connect
 from tf_ooo.modes.pipeline import plans as pipeline_plans
 from tf_ooo.modes.pipeline.losses import LaterBatches

@@ -19,7 +19,7 @@ from tf_ooo.errors import GraphError
 from tf_ooo.fit import sequential, timing
 from tf_ooo.fit.comparison import STOCK
 from tf_ooo.modes.data_parallel import ordering, planned, profiling, scheduled
-from tf_ooo.planning.building.common import COMPUTE
+from tf_ooo.planning.building.step_model import COMPUTE
 
 pytest.importorskip("horovod", reason="Horovod is not installed; run: make horovod")
 pytestmark = [needs_keras_3, pytest.mark.ranks(2), pytest.mark.takes(50)]

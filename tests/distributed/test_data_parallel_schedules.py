@@ -13,17 +13,16 @@ import pytest
 import tensorflow as tf
 
 import tf_ooo
-from grappler_passes.analysis.step_classes import classify_steps
-from grappler_passes.analysis.steps import split_steps
+from grappler_passes.analysis.steps import classify_steps, split_steps
 from grappler_passes.graph.dependencies import GraphIndex
 from tests.distributed import training as t
 from tests.zoo import needs_keras_3
 from tf_ooo.costs.layer_costs import Link
 from tf_ooo.errors import OptionsError
-from tf_ooo.fit import comparison, paying
+from tf_ooo.fit import comparison, timing
 from tf_ooo.fit.baseline import STEPS
 from tf_ooo.modes.data_parallel import planned, scheduled
-from tf_ooo.planning.building.common import COMMUNICATION
+from tf_ooo.planning.building.step_model import COMMUNICATION
 
 pytest.importorskip("horovod", reason="Horovod is not installed; run: make horovod")
 pytestmark = [needs_keras_3, pytest.mark.ranks(2), pytest.mark.takes(60)]
@@ -308,10 +307,10 @@ def test_a_fit_of_single_steps_that_is_too_short_to_measure_a_rank_alone_says_so
 
 @pytest.mark.parametrize(("together", "steps"), [(1, 4), (1, 66), (TOGETHER, 66)])
 def test_a_short_fit_is_compared_with_a_few_steps_of_one_rank_alone(engine, monkeypatch, together, steps):
-    monkeypatch.setattr(paying, "FEW", 3)
+    monkeypatch.setattr(timing, "FEW", 3)
     model = t.compiled(t.mlp(), t.momentum(), steps_per_execution=together)
     report = t.ours(model, t.data(engine.rank, steps * t.ROWS)).report
-    assert len(report.alone_s) >= paying.FEW, report.no_baseline
+    assert len(report.alone_s) >= timing.FEW, report.no_baseline
     assert "one rank with all 2 batches: " in report.ranks_gain.text
     assert t.equal_on_all_ranks(engine, model)
 

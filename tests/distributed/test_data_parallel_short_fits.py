@@ -12,7 +12,7 @@ import tf_ooo
 from keras_callbacks import GainLogger
 from tests.distributed import training as t
 from tests.zoo import needs_keras_3
-from tf_ooo.fit import paying
+from tf_ooo.fit import timing
 from tf_ooo.fit.experiment import StockFirst
 from tf_ooo.modes.data_parallel import planned
 
@@ -65,7 +65,7 @@ def test_a_fit_that_pays_is_compared_and_says_what_it_took(engine, quick_plans, 
     _trained(engine, callback, model, EXECUTIONS)
     assert callback.report.fell_back
     known = callback._life.mode.scheduled
-    monkeypatch.setattr(paying, "MOST", 1e9)
+    monkeypatch.setattr(timing, "MOST", 1e9)
     _trained(engine, callback, model, EXECUTIONS + 40)
     report = callback.report
     assert callback._life.mode.scheduled is known
@@ -102,7 +102,7 @@ class Noisy(keras.layers.Layer):
 
 def test_a_step_that_draws_from_a_state_of_its_own_is_not_even_profiled(engine, monkeypatch):
     """Its ops would begin their random numbers anew in another function, however long the fit is."""
-    monkeypatch.setattr(paying, "MOST", 1e9)
+    monkeypatch.setattr(timing, "MOST", 1e9)
     layers = [keras.layers.Dense(16), Noisy(), keras.layers.Dense(4)]
     model = t.compiled(
         keras.Sequential([keras.Input((12,)), *layers]), t.momentum(), steps_per_execution=t.TOGETHER

@@ -14,8 +14,9 @@ import pytest
 import tf_ooo
 from tests import forked, launches
 from tests.distributed.clusters import addresses, lose, start_worker, workers
+from tf_ooo.hosts import addresses as listening
 from tf_ooo.hosts import cluster as cluster_module
-from tf_ooo.hosts import listening, native, worker
+from tf_ooo.hosts import native, worker
 from tf_ooo.hosts.addresses import answers, held_ports, host_port
 from tf_ooo.hosts.cluster import connect
 

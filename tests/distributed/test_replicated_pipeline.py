@@ -15,7 +15,7 @@ from tests.graph.gans import InTurns
 from tests.same_bits import bits_of
 from tf_ooo.compat import keras_variables
 from tf_ooo.modes.data_parallel import connect
-from tf_ooo.modes.pipeline.evaluation import StagedEvaluation
+from tf_ooo.modes.pipeline.placed_step import StagedEvaluation
 
 pytestmark = [pytest.mark.ranks(2, "horovod"), pytest.mark.devices(2), pytest.mark.takes(20)]
 ROWS, BATCHES, LAST, RANKS = 8, 5, 5, 2

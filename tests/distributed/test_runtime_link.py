@@ -9,7 +9,7 @@ import pytest
 
 from tf_ooo.costs.layer_costs import Link
 from tf_ooo.errors import CostError
-from tf_ooo.hosts import link as runtime_link
+from tf_ooo.hosts import speeds as runtime_link
 
 CPU = "/job:localhost/replica:0/task:0/device:CPU:{}"
 SLOW = Link(1.0, 1.0)  # so slow that no message would be through while a device computes

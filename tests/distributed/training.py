@@ -16,7 +16,7 @@ import tensorflow as tf
 import tf_ooo
 from tf_ooo.compat import func_graphs, keras_optimizers, tf_functions
 from tf_ooo.modes.data_parallel import planned
-from tf_ooo.modes.data_parallel.functions import OrderedSteps
+from tf_ooo.modes.data_parallel.profiling import OrderedSteps
 from tf_ooo.modes.data_parallel.scheduled import InTurns, KeptSteps, ScheduledSteps
 from tf_ooo.planning.choosing.plan import as_asked, policy_named
 from tf_ooo.planning.model.problem import Problem

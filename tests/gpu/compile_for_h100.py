@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
-from benchmarks.gpu.xla import executable_of, h100
+from benchmarks.gpu.hlo_text import executable_of, h100
 
 
 def main():

@@ -9,7 +9,7 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-from tf_ooo.modes.compiled.captured import CompiledModule, read_dump
+from tf_ooo.modes.compiled.session import CompiledModule, read_dump
 
 VARIABLE = "TF_OOO_JAX_PYTHON"
 SCRIPT = Path(__file__).with_name("compile_for_h100.py")

@@ -10,14 +10,13 @@ from keras import layers
 
 from tests import hlo_order
 from tests.gpu.hlo_compiler import compiled, why_not
-from tf_ooo.compat import xla_functions
+from tf_ooo.compat import xla
 from tf_ooo.costs.gains import GainTable
 from tf_ooo.modes.by_name import Options
-from tf_ooo.modes.compiled.captured import CompiledModule
 from tf_ooo.modes.compiled.controller import ways
-from tf_ooo.modes.compiled.session import CONCURRENT, CONCURRENT_FLAGS, StreamSession
+from tf_ooo.modes.compiled.session import CONCURRENT, CONCURRENT_FLAGS, CompiledModule, StreamSession
 from tf_ooo.modes.compiled.step import STOCK_WAY, CompiledStep, StreamStep, Way
-from tf_ooo.planning.building.capture import LEAST_RUN
+from tf_ooo.planning.building.regions import LEAST_RUN
 
 pytestmark = pytest.mark.skipif(why_not() is not None, reason=why_not() or "")
 BATCH = 8
@@ -84,7 +83,7 @@ def compiled_step(
     way = way or ways(session.options)[0]
     step = StreamStep(model.train_step, model.train_step, session, way)
     made = CompiledStep(step, (data,), {})
-    return compiled(xla_functions.hlo_of(made._run, made.inputs.specs), *way.flags, *flags)
+    return compiled(xla.hlo_of(made._run, made.inputs.specs), *way.flags, *flags)
 
 
 @pytest.mark.parametrize("name", sorted(NETWORKS))

@@ -14,9 +14,9 @@ from tests.graph.layerpipe_by_hand import BATCHES, data, perceptron
 from tf_ooo.compat.keras_variables import named
 from tf_ooo.modes.layerpipe import fit as layerpipe_fit
 from tf_ooo.modes.layerpipe.options import LayerPipe
-from tf_ooo.modes.layerpipe.running import Epoch
+from tf_ooo.modes.layerpipe.rounds import HIGH, Stages
 from tf_ooo.modes.layerpipe.spread import SpreadPlan, spread
-from tf_ooo.modes.layerpipe.stages import HIGH, Stages
+from tf_ooo.modes.layerpipe.ticks import Epoch
 from tf_ooo.modes.layerpipe.turns import with_given
 from tf_ooo.tracing.sync import build
 from tf_ooo.tracing.variables import Moved, all_variables

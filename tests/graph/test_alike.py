@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from tests import zoo
 from tf_ooo.compat import train_function
-from tf_ooo.tracing import alike
+from tf_ooo.tracing import traces
 
 
 class Step:
@@ -55,11 +55,11 @@ def test_what_is_read_in_python_counts(change, differ):
     first.get_concrete_function(*x)
     if change is not None:
         change(step)
-    assert alike.differ(first, again, x, {}) is differ
+    assert traces.differ(first, again, x, {}) is differ
 
 
 def test_what_is_no_tf_function_is_not_looked_at():
-    assert not alike.differ(lambda: 1, lambda: 2, (), {})
+    assert not traces.differ(lambda: 1, lambda: 2, (), {})
 
 
 @pytest.mark.parametrize("name", zoo.SMALL)
@@ -68,4 +68,4 @@ def test_models_trace_alike(name):
     model, x, y = zoo.compiled(zoo.SMALL[name])
     stock = train_function.train_function_of(model)
     batches = iter(tf.data.Dataset.from_tensor_slices((x, y)).batch(3))
-    assert not alike.differ(stock, train_function.new_train_function(model), (batches,), {})
+    assert not traces.differ(stock, train_function.new_train_function(model), (batches,), {})

@@ -12,10 +12,10 @@ import tensorflow as tf
 import tf_ooo
 from tests.graph.pipeline_fits import assert_equal_bits
 from tests.zoo import keras
-from tf_ooo.fit import progress
+from tf_ooo.fit import timing
 from tf_ooo.fit.baseline import ONE_DEVICE, STEPS
-from tf_ooo.fit.paying import FEW
-from tf_ooo.hosts.system_memory import Available
+from tf_ooo.fit.timing import FEW
+from tf_ooo.hosts.memory import Available
 from tf_ooo.modes.pipeline import plans
 
 pytestmark = pytest.mark.devices(2)
@@ -178,7 +178,7 @@ def test_the_first_steps_stand_in_where_nothing_is_compared(caplog, mode):
 
 @pytest.mark.parametrize("mode", MODES)
 def test_what_takes_long_at_the_start_is_said(mode, monkeypatch, capsys):
-    monkeypatch.setattr(progress, "AFTER_S", 0.0)
+    monkeypatch.setattr(timing, "AFTER_S", 0.0)
     callback = tf_ooo.OOOBackprop(MODES[mode](profile_steps=1, compare=True))
     network().fit(X, Y, batch_size=16, verbose=2, callbacks=[callback])
     lines = [line for line in capsys.readouterr().err.splitlines() if line.endswith(" ...")]

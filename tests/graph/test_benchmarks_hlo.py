@@ -9,7 +9,7 @@ import pytest
 from benchmarks.gpu import export_hlo
 from benchmarks.gpu.hlo_text import apart, fed_back, looped, parameters_of
 from tests.zoo import needs_xla_streams
-from tf_ooo.compat import xla_functions
+from tf_ooo.compat import xla
 
 pytestmark = needs_xla_streams
 
@@ -22,15 +22,15 @@ def step():
 
 @pytest.mark.parametrize("way", [export_hlo.STOCK, *export_hlo.OURS])
 def test_calls_on_streams(step, way):
-    calls = xla_functions.stream_calls(export_hlo.hlo_of_step(*step, way))
+    calls = xla.stream_calls(export_hlo.hlo_of_step(*step, way))
     assert bool(calls) == (way != export_hlo.STOCK)
 
 
 def test_each_call_apart_has_a_transform(step):
     hlo = export_hlo.hlo_of_step(*step, "early")
-    calls = xla_functions.stream_calls(hlo)
+    calls = xla.stream_calls(hlo)
     text = apart(hlo)
-    assert xla_functions.stream_calls(text) == calls
+    assert xla.stream_calls(text) == calls
     transforms = re.findall(r"= c64\[2\] fft\(", text)
     called = set(re.findall(r"to_apply=(%\S+), frontend_attributes=\{_xla_stream_annotation", text))
     assert len(transforms) == len(called) > 0

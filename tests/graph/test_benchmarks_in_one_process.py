@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from benchmarks import models
-from benchmarks.case import Case
-from benchmarks.cases import cases_of
+from benchmarks.cases import Case, cases_of
 from benchmarks.runners import one_process
 
 

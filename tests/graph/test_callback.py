@@ -13,7 +13,7 @@ import pytest
 import tf_ooo
 from keras_callbacks import GainLogger
 from tests import zoo
-from tf_ooo.fit import paying
+from tf_ooo.fit import timing
 from tf_ooo.modes.single_device.fit import REPLACED
 
 RNG = np.random.default_rng(0)
@@ -130,7 +130,7 @@ def test_failing_pass_trains_on_and_is_logged_once(monkeypatch, caplog):
     def broken(self, graph_def, training_graph):
         raise ValueError("broken pass")
 
-    monkeypatch.setattr("grappler_passes.passes.order.OrderPass.run", broken)
+    monkeypatch.setattr("grappler_passes.passes.rewrite_plan.OrderPass.run", broken)
     callback = tf_ooo.OOOBackprop(compare=True)
     assert_same(callback)
     assert "broken pass" in callback.report.fallback_reason
@@ -187,7 +187,7 @@ def test_a_copy_of_a_used_callback_has_its_options_and_trains(again):
 
 def test_the_step_time_is_known_where_nothing_is_compared(monkeypatch):
     """On one CPU stock runs; its first steps are timed, and no verdict comes of them."""
-    monkeypatch.setattr(paying, "ORDERS_MAY_GAIN_ON_CPU", False)
+    monkeypatch.setattr(timing, "ORDERS_MAY_GAIN_ON_CPU", False)
     ours = tf_ooo.OOOBackprop()
     history = (
         build().fit(X, Y, batch_size=16, epochs=2, verbose=0, callbacks=[ours, GainLogger(ours)]).history

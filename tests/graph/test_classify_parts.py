@@ -9,7 +9,7 @@ import tensorflow as tf
 from graphs import node
 from tensorflow.core.framework import graph_pb2
 
-from grappler_passes.analysis import classify, kinds
+from grappler_passes.analysis import classify
 from grappler_passes.analysis.classify import _can_inline, _no_weights_message, _results, _unconsumed, flatten
 from grappler_passes.compat import traced_functions
 from grappler_passes.graph.flow import Edge, _targets
@@ -178,7 +178,7 @@ def facts(**flags):
     ],
 )
 def test_the_kind_of_an_op(flags, needed, update_layer, kind, layer, reason):
-    found = kinds._kind(facts(**flags), 0, needed, update_layer)
+    found = classify._kind(facts(**flags), 0, needed, update_layer)
     assert found[:2] == (kind, layer)
     assert reason in found[2]
 
@@ -207,22 +207,22 @@ def op(kind, layer=None):
     ],
 )
 def test_a_gate_is_as_late_as_the_latest(producers, kind, layer):
-    assert kinds._kind_of_gate(producers)[:2] == (kind, layer)
+    assert classify._kind_of_gate(producers)[:2] == (kind, layer)
 
 
 def test_an_op_as_plain_data():
     flow = Flow("x _Arg:", "y Tanh: x x:1")
     flow.control[1] = [0]
     flow.outputs[1] = ()
-    made = kinds._op(flow, 1, DW, 3, "why")
+    made = classify._op(flow, 1, DW, 3, "why")
     assert (made.name, made.type, made.kind, made.layer, made.reason) == ("y", "Tanh", DW, 3, "why")
     assert (made.inputs, made.control_inputs, made.device) == ((("x", 0), ("x", 1)), ("x",), "/device:y")
 
 
 def test_layers_of_a_kind():
     ops = {"a": op(DW, 1), "b": op(DW, 3), "c": op(DW), "d": op(U, 2), "e": op(DW, 1)}
-    assert kinds._layers_of(ops, DW) == {1, 3}
-    assert kinds._layers_of(ops, U) == {2}
+    assert classify._layers_of(ops, DW) == {1, 3}
+    assert classify._layers_of(ops, U) == {2}
 
 
 def test_the_layer_whose_update_an_op_serves():
@@ -236,7 +236,7 @@ def test_the_layer_whose_update_an_op_serves():
 
     gradients = SimpleNamespace(sinks=sinks.get, full=SimpleNamespace(upstream=upstream))
     backward = SimpleNamespace(gradients=gradients)
-    assert kinds._update_layers(backward, [[1], [0, 2]]) == [0, 1, None, 2, None]
+    assert classify._update_layers(backward, [[1], [0, 2]]) == [0, 1, None, 2, None]
     assert seen == [{4: 0b10, 5: 0b1, 6: 0b11}]
 
 
@@ -262,7 +262,7 @@ def fused(**changed):
         is_update=facts["is_update"],
         gradients=SimpleNamespace(from_data=facts["from_data"]),
     )
-    return kinds._mixed(backward, facts["needed"], facts["update_layer"])
+    return classify._mixed(backward, facts["needed"], facts["update_layer"])
 
 
 def test_an_op_that_computes_both():
@@ -301,17 +301,17 @@ def test_a_gradient_that_is_the_do_itself():
     """Node 1 is handed to the updates of weights 0 and 2; layer 2 has dW ops of its own."""
     handed = {0: 0, 1: 0b101, 2: 0b001}
     backward = SimpleNamespace(is_backward=[True, True, True], hands_over=handed.__getitem__)
-    assert kinds._handed_over(backward, [1, 0, 2], [0b11, 0b110, 0b010], 0b100) == {1: 0b010}
-    assert kinds._handed_over(backward, [1, 0, 2], [0b11, 0b110, 0b010], 0b110) == {}
-    assert kinds._handed_over(backward, [1, 0, 2], [0b11, 0b110, 0b011], 0) == {1: 0b110, 2: 0b010}
+    assert classify._handed_over(backward, [1, 0, 2], [0b11, 0b110, 0b010], 0b100) == {1: 0b010}
+    assert classify._handed_over(backward, [1, 0, 2], [0b11, 0b110, 0b010], 0b110) == {}
+    assert classify._handed_over(backward, [1, 0, 2], [0b11, 0b110, 0b011], 0) == {1: 0b110, 2: 0b010}
     backward.is_backward[1] = False
-    assert kinds._handed_over(backward, [1, 0, 2], [0b11, 0b110, 0b010], 0) == {}
+    assert classify._handed_over(backward, [1, 0, 2], [0b11, 0b110, 0b010], 0) == {}
 
 
 def test_layers_with_a_dw_are_handed_nothing(monkeypatch):
     """Each of three layers in a row has one; so have those that an op computes together with its dO."""
     seen = []
-    monkeypatch.setattr(kinds, "_handed_over", lambda *given: seen.append(given[1::2]) or {})
+    monkeypatch.setattr(classify, "_handed_over", lambda *given: seen.append(given[1::2]) or {})
     weights = [tf.Variable(tf.ones(shape), name=f"w{i}") for i, shape in enumerate([(3, 4), (4, 5), (5, 2)])]
 
     @tf.function
@@ -327,7 +327,7 @@ def test_layers_with_a_dw_are_handed_nothing(monkeypatch):
     traced = traced_functions.graph_def_of(step.get_concrete_function(tf.TensorSpec((7, 3))))
     graph = classify.classify_graph_def(*traced)
     assert [layer.variables for layer in graph.layers] == [("w0",), ("w1",), ("w2",)]
-    monkeypatch.setattr(kinds, "_mixed", lambda *given: {0: 0b1001, 1: 0b100000})
+    monkeypatch.setattr(classify, "_mixed", lambda *given: {0: 0b1001, 1: 0b100000})
     classify.classify_graph_def(*traced)
     assert seen == [([0, 1, 2], 0b111), ([0, 1, 2], 0b101111)]
 
@@ -350,7 +350,7 @@ def test_layers_with_their_ops():
             ("f", F, None), ("u", U, None),
         ]
     }  # fmt: skip
-    layers = kinds._layers(gradients, [[2, 0], [1]], ops, {0: 0b11, 1: 0b10})
+    layers = classify._layers(gradients, [[2, 0], [1]], ops, {0: 0b11, 1: 0b10})
     assert [(x.index, x.variables, x.weight_grad_ops, x.update_ops, x.communication_ops) for x in layers] == [
         (0, ("c", "a"), ("w0", "g"), (), ("c0",)),
         (1, ("b",), ("w1", "v1", "g", "h"), ("u1",), ()),
@@ -362,7 +362,7 @@ def test_variables_with_their_slots():
     gradients = SimpleNamespace(
         weights=[weight("a", 1), weight("b", 0)], flow=flow, slots={1: [weight("m"), weight("v")]}
     )
-    found = [(v.name, v.handle, v.shape, v.slots) for v in kinds._variables(gradients)]
+    found = [(v.name, v.handle, v.shape, v.slots) for v in classify._variables(gradients)]
     assert found == [("a", "hb", (3,), ()), ("b", "ha", (3,), ("m", "v"))]
 
 
@@ -375,7 +375,7 @@ def test_trainable_variables_without_a_gradient():
         SimpleNamespace(variables=("has",), weight_grad_ops=("w",)),
         SimpleNamespace(variables=("bare",), weight_grad_ops=()),
     )
-    found = kinds._without_gradient(SimpleNamespace(variables=variables), layers)
+    found = classify._without_gradient(SimpleNamespace(variables=variables), layers)
     assert list(found) == ["lacks", "bare"]
     assert "a trainable variable without a dW" in found["bare"]
 
@@ -383,11 +383,11 @@ def test_trainable_variables_without_a_gradient():
 def test_calls_that_hide_what_they_do():
     flow = Flow("h V:", "x A:", "call StatefulPartitionedCall: x h", "f If: h", "t Tanh: h", "c While: x")
     ops = {name: Op(name, "Any", F if name == "f" else DW) for name in flow.names}
-    found = kinds._hidden_updates(SimpleNamespace(flow=flow, handle_nodes={0}), ops)
+    found = classify._hidden_updates(SimpleNamespace(flow=flow, handle_nodes={0}), ops)
     assert list(found) == ["call"]
     assert found["call"].startswith("a call that cannot be inlined and uses h: ")
 
 
 def test_why_an_op_is_mixed():
-    assert "XLA compiles this call whole" in kinds._mixed_reason("PartitionedCall")
-    assert kinds._mixed_reason("Anything") == "one op computes dO and dW together"
+    assert "XLA compiles this call whole" in classify._mixed_reason("PartitionedCall")
+    assert classify._mixed_reason("Anything") == "one op computes dO and dW together"

@@ -11,8 +11,7 @@ import tf_ooo
 from grappler_passes import plugin
 from grappler_passes.analysis.classify import classify_graph_def
 from grappler_passes.compat import traced_functions
-from grappler_passes.graph.dependencies import GraphIndex
-from grappler_passes.graph.effects import has_side_effects, only_reads, states_of
+from grappler_passes.graph.dependencies import GraphIndex, has_side_effects, only_reads, states_of
 from grappler_passes.graph.training_graph import OpKind
 
 X = tf.TensorSpec((5, 3))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.graph.compat_models import X, Y, dense_model
-from tf_ooo.compat.callbacks import Callback
+from tf_ooo.compat.keras_fits import Callback
 
 
 def test_callback_is_asked_for_the_batches_that_it_wants():

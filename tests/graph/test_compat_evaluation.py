@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from tests.graph.compat_models import X, Y, dense_model
 from tests.zoo import KERAS_3, keras, needs_keras_3
-from tf_ooo.compat import evaluation
+from tf_ooo.compat import train_function
 
 
 def given_to(model, kind, call):
@@ -39,11 +39,11 @@ def test_step_on_data():
     expected = model.evaluate(X, Y, batch_size=len(X), verbose=0, return_dict=True)
     model.reset_metrics()
     before = 0 if KERAS_3 else int(model._test_counter)
-    logs = tf.function(evaluation.step_on_data(model, "test"))(data)
+    logs = tf.function(train_function.evaluation_on_data(model, "test"))(data)
     assert float(logs["loss"]) == expected["loss"]
     if not KERAS_3:
         assert int(model._test_counter) == before + 1
-    predicted = tf.function(evaluation.step_on_data(model, "predict"))((data[0],))
+    predicted = tf.function(train_function.evaluation_on_data(model, "predict"))((data[0],))
     np.testing.assert_array_equal(predicted, model.predict(X, batch_size=len(X), verbose=0))
 
 
@@ -53,14 +53,14 @@ def test_why_not_of_outputs():
         def test_step(self, data):
             return super().test_step(data)
 
-    assert evaluation.why_not_of_outputs(dense_model("sgd")) == ""
-    assert evaluation.why_not_of_outputs(Own()) == "Own has a test_step of its own"
+    assert train_function.why_not_of_outputs(dense_model("sgd")) == ""
+    assert train_function.why_not_of_outputs(Own()) == "Own has a test_step of its own"
 
 
 def traced_outputs(model, x):
     """Return what goes with the outputs, and these."""
     noted = []
-    outputs = tf.function(evaluation.outputs_on_data(model, noted))((tf.constant(x),))
+    outputs = tf.function(train_function.outputs_on_data(model, noted))((tf.constant(x),))
     return noted, outputs
 
 
@@ -84,7 +84,7 @@ def test_rest_of_test_step():
     """The loss of outputs that are given, whatever the model would have computed."""
     model = dense_model("sgd")
     data = (tf.constant(X), tf.constant(Y))
-    rest = tf.function(evaluation.rest_of_test_step(model))
+    rest = tf.function(train_function.rest_of_test_step(model))
     _, outputs = traced_outputs(model, X)
     expected = model.evaluate(X, Y, batch_size=len(X), verbose=0, return_dict=True)
     model.reset_metrics()
@@ -100,11 +100,11 @@ def test_batches_of():
     assert tf.nest.flatten(given[0].element_spec)[0].shape.as_list() == [None, X.shape[1]]
     for kind in ("test", "predict"):
         iterator = iter(tf.data.Dataset.from_tensor_slices((X, Y)).batch(5))
-        batches, of_spec = evaluation.batches_of(model, kind, iterator)
+        batches, of_spec = train_function.batches_of(model, kind, iterator)
         assert len(batches) == 1
         assert of_spec == iterator.element_spec
     predicted = given_to(model, "predict", lambda: model.predict(X, batch_size=4, verbose=0))
-    batches, of_spec = evaluation.batches_of(model, "predict", predicted[0])
+    batches, of_spec = train_function.batches_of(model, "predict", predicted[0])
     assert (of_spec is None) == KERAS_3
     assert not KERAS_3 or len(tf.nest.flatten(batches)[0]) == 4
 
@@ -113,10 +113,10 @@ def test_batches_of():
 def test_batches_on_a_batch():
     model = dense_model("sgd")
     given = given_to(model, "test", lambda: model.test_on_batch(X, Y))
-    batches, spec = evaluation.batches_of(model, "test", given[0])
+    batches, spec = train_function.batches_of(model, "test", given[0])
     assert (batches, spec) == ([], None), "it has been taken: no iterator of tf.data"
     given = given_to(model, "predict", lambda: model.predict_on_batch(X))
-    batches, spec = evaluation.batches_of(model, "predict", given[0])
+    batches, spec = train_function.batches_of(model, "predict", given[0])
     assert spec is None
     np.testing.assert_array_equal(tf.nest.flatten(batches)[0], X)
 
@@ -134,7 +134,7 @@ def test_given_again(kind):
             given = iter(tf.data.Dataset.from_tensor_slices((X, Y)).batch(len(X)))
         model.reset_metrics()
         if taken:
-            given = evaluation.given_again(given, evaluation.batches_of(model, kind, given)[0])
+            given = train_function.given_again(given, train_function.batches_of(model, kind, given)[0])
         results.append(tf.nest.flatten(function(given)))
     for stock, again in zip(*results, strict=True):
         np.testing.assert_array_equal(stock, again)
@@ -143,12 +143,12 @@ def test_given_again(kind):
 def test_joined():
     ragged, sparse = tf.ragged.constant([[1], [2, 3]]), tf.sparse.from_dense([[0, 1], [2, 0]])
     outputs = {"a": tf.ones((2, 3)), "b": [tf.constant(1.0)]}
-    assert evaluation.joined([outputs]) is outputs
-    joined = evaluation.joined([outputs, {"a": tf.zeros((1, 3)), "b": [tf.constant(2.0)]}])
+    assert train_function.joined([outputs]) is outputs
+    joined = train_function.joined([outputs, {"a": tf.zeros((1, 3)), "b": [tf.constant(2.0)]}])
     assert joined["a"].shape == (3, 3)
     np.testing.assert_array_equal(joined["b"][0], [1.0, 2.0])
-    assert evaluation.joined([ragged, ragged]).nrows() == 4
-    assert evaluation.joined([sparse, sparse]).shape == (4, 2)
+    assert train_function.joined([ragged, ragged]).nrows() == 4
+    assert train_function.joined([sparse, sparse]).shape == (4, 2)
 
 
 def test_makes_its_own():
@@ -156,6 +156,6 @@ def test_makes_its_own():
         def make_test_function(self, force=False):
             return super().make_test_function(force)
 
-    assert evaluation.makes_its_own(Own(), "test")
-    assert not evaluation.makes_its_own(Own(), "predict")
-    assert not evaluation.makes_its_own(dense_model(), "test")
+    assert train_function.makes_its_own(Own(), "test")
+    assert not train_function.makes_its_own(Own(), "predict")
+    assert not train_function.makes_its_own(dense_model(), "test")

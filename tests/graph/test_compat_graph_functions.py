@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 from tf_ooo.compat import tf_functions
-from tf_ooo.compat.graph_functions import OptimizedGraph
+from tf_ooo.compat.func_graphs import OptimizedGraph
 
 SPECS = [tf.TensorSpec([None, 2]), tf.TensorSpec([])]
 

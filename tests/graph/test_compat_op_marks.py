@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from grappler_passes import plugin
 from grappler_passes.analysis.steps import SUM_ATTR, TURN_ATTR
-from tf_ooo.compat import op_marks, tf_functions
+from tf_ooo.compat import func_graphs, tf_functions
 
 
 def test_grappler_leaves_marked_sums_a_chain():
@@ -23,7 +23,7 @@ def test_grappler_leaves_marked_sums_a_chain():
             with tf.GradientTape() as tape:
                 loss = tf.reduce_sum(tf.square(part @ weight))
             gradient = tape.gradient(loss, weight)
-            with op_marks.marked_sums():
+            with func_graphs.marked_sums():
                 total = gradient if total is None else total + gradient
         weight.assign_sub(0.1 * total)
 
@@ -43,11 +43,11 @@ def nodes_of(step, *specs):
 
 def test_numbered_steps():
     def step(x):
-        with op_marks.numbered_step(3, "_ooo_test", "scope_"):
+        with func_graphs.numbered_step(3, "_ooo_test", "scope_"):
             x = tf.exp(x, name="inside")
-            with op_marks.numbered_step(4, "_ooo_test", "scope_"), op_marks.numbered_turn(1):
+            with func_graphs.numbered_step(4, "_ooo_test", "scope_"), func_graphs.numbered_turn(1):
                 x = tf.exp(x, name="within")
-        with op_marks.numbered_step(0, "_ooo_test", ""):
+        with func_graphs.numbered_step(0, "_ooo_test", ""):
             x = tf.exp(x, name="unnamed")
         return [tf.exp(x, name="outside")]
 
@@ -62,12 +62,12 @@ def test_numbered_steps():
 
 def test_numbered_parts():
     def step(x):
-        with op_marks.numbered_part(2):
+        with func_graphs.numbered_part(2):
             return [tf.exp(x, name="inside")]
 
     (node,) = (node for node in nodes_of(step, tf.TensorSpec(())) if node.name == "inside")
-    assert node.attr[op_marks.PART_ATTR].i == 2
-    with op_marks.numbered_part(2):
+    assert node.attr[func_graphs.PART_ATTR].i == 2
+    with func_graphs.numbered_part(2):
         assert tf.exp(0.0) == 1.0
 
 
@@ -75,5 +75,5 @@ def test_leave_sums():
     graph_def = tf.compat.v1.GraphDef()
     for op in ("AddN", "AddV2", "Mul"):
         graph_def.node.add(name=op, op=op)
-    op_marks.leave_sums(graph_def)
+    func_graphs.leave_sums(graph_def)
     assert [len(node.attr) for node in graph_def.node] == [1, 1, 0]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import tensorflow as tf
 
-from tf_ooo.compat import tf_variables
+from tf_ooo.compat import keras_variables
 
 
 def test_reads_on_own_device():
@@ -18,7 +18,7 @@ def test_reads_on_own_device():
     @tf.function
     def step():
         total = weight + 1.0
-        with tf_variables.reads_on_own_device():
+        with keras_variables.reads_on_own_device():
             branch = tf.cond(total[0] > 5.0, product, product)
             difference = weight - product()
         return total, difference, branch
@@ -56,7 +56,7 @@ def test_intercepted(name, sign, result):
         return len(taken) == 1
 
     def step():
-        with tf_variables.intercepted(lambda of: taken[-1][2] * 10.0 if taken else None, take):
+        with keras_variables.intercepted(lambda of: taken[-1][2] * 10.0 if taken else None, take):
             getattr(variable, name)(2.0, read_value=False)
             seen = variable + 0.0
             getattr(variable, name)(2.0)

@@ -9,21 +9,19 @@ import tensorflow as tf
 from grappler_passes.compat import runtime
 from grappler_passes.compat.shape_inference import OutputInfo
 from tests.zoo import needs_xla_streams
-from tf_ooo.compat import func_graphs, tf_functions, xla_functions, xla_nodes
+from tf_ooo.compat import func_graphs, tf_functions, xla
 from tf_ooo.modes.compiled.outline import module_text
 
 
 @needs_xla_streams
 def test_the_ops_are_there():
-    assert xla_nodes.why_no_streams() is None, (
-        "xla_call_module, xla_optimization_barrier or xla_data_pb2 is gone"
-    )
+    assert xla.why_no_streams() is None, "xla_call_module, xla_optimization_barrier or xla_data_pb2 is gone"
 
 
 def test_frontend_attributes_are_what_xla_reads():
     from tensorflow.compiler.xla import xla_data_pb2
 
-    attributes = xla_data_pb2.FrontendAttributes.FromString(xla_nodes.frontend_attributes(3))
+    attributes = xla_data_pb2.FrontendAttributes.FromString(xla.frontend_attributes(3))
     assert dict(attributes.map) == {"_xla_stream_annotation": "3", "inlineable": "false"}
 
 
@@ -36,22 +34,20 @@ def test_a_call_reaches_hlo_with_its_stream():
         a = tf.compat.v1.placeholder(tf.float32, (2, 2), name="in_function")
         tf.linalg.matmul(a, a, name="square")
     nodes = func_graphs.without_placeholders(graph.as_graph_def())
-    name = xla_nodes.unique_name("ooo_test")
+    name = xla.unique_name("ooo_test")
     inputs = [("in_function", "float32", (2, 2))]
-    function = xla_nodes.function_def(name, nodes, inputs, ["square:0"])
+    function = xla.function_def(name, nodes, inputs, ["square:0"])
     body = tf.compat.v1.GraphDef(versions=graph.as_graph_def().versions)
     body.library.function.append(function)
     module = module_text([info], [info])
-    body.node.append(xla_nodes.call_node("call", 3, name, module, ["x:0"], ([info], [info])))
-    body.node.append(xla_nodes.barrier_node("behind", ["call:0", "x:0"], ["float32", "float32"]))
+    body.node.append(xla.call_node("call", 3, name, module, ["x:0"], ([info], [info])))
+    body.node.append(xla.barrier_node("behind", ["call:0", "x:0"], ["float32", "float32"]))
     runtime.register_functions(body)
     spec = tf.TensorSpec((2, 2))
     run = tf_functions.plain_function(
         lambda x: func_graphs.import_here(body, {"x:0": x}, ["behind:0"]), [spec], compiled=True
     )
-    assert xla_functions.stream_calls(xla_functions.hlo_of(run, [spec])) == [3], (
-        "the call lost its frontend attributes"
-    )
+    assert xla.stream_calls(xla.hlo_of(run, [spec])) == [3], "the call lost its frontend attributes"
     x = np.array([[1.0, 2.0], [3.0, 4.0]], "float32")
     np.testing.assert_array_equal(run(x)[0], x @ x)
 
@@ -65,13 +61,13 @@ def test_platform(monkeypatch, gpus, built_with, found):
     monkeypatch.setattr(tf.config, "list_logical_devices", lambda kind: gpus)
     for name in ("cuda", "rocm"):
         monkeypatch.setattr(tf.test, f"is_built_with_{name}", lambda name=name: name == built_with)
-    assert xla_nodes.platform() == found
+    assert xla.platform() == found
 
 
 def test_device_name():
     """The GPU's name stands in tables of gains; measured on another one they do not count."""
     gpus = tf.config.list_physical_devices("GPU")
-    assert (xla_nodes.device_name() == "CPU") is (not gpus)
+    assert (xla.device_name() == "CPU") is (not gpus)
 
 
 def test_calls_and_constants():
@@ -81,14 +77,14 @@ def test_calls_and_constants():
     with graph.as_default():
         a = tf.compat.v1.placeholder(tf.float32, (2,), name="in_function")
         tf.identity(a * 2.0, name="double")
-    name = xla_nodes.unique_name("ooo_test")
-    assert name != xla_nodes.unique_name("ooo_test")
+    name = xla.unique_name("ooo_test")
+    assert name != xla.unique_name("ooo_test")
     nodes = func_graphs.without_placeholders(graph.as_graph_def())
     inputs = [("in_function", "float32", (2,))]
     body = tf.compat.v1.GraphDef(versions=graph.as_graph_def().versions)
-    body.library.function.append(xla_nodes.function_def(name, nodes, inputs, ["double:0"]))
-    body.node.append(xla_nodes.constant_node("three", np.array([3.0, 4.0], "float32")))
-    body.node.append(xla_nodes.plain_call_node("call", name, ["three:0"], ([info], [info])))
+    body.library.function.append(xla.function_def(name, nodes, inputs, ["double:0"]))
+    body.node.append(xla.constant_node("three", np.array([3.0, 4.0], "float32")))
+    body.node.append(xla.plain_call_node("call", name, ["three:0"], ([info], [info])))
     runtime.register_functions(body)
     run = tf_functions.plain_function(lambda: func_graphs.import_here(body, {}, ["call:0"]), [])
     np.testing.assert_array_equal(run()[0], [6.0, 8.0])
@@ -97,7 +93,7 @@ def test_calls_and_constants():
 @needs_xla_streams
 def test_barrier():
     run = tf_functions.plain_function(
-        lambda x: xla_nodes.barrier([x, x + 1.0]), [tf.TensorSpec((2,))], compiled=True
+        lambda x: xla.barrier([x, x + 1.0]), [tf.TensorSpec((2,))], compiled=True
     )
     np.testing.assert_array_equal(run(tf.zeros((2,)))[1], [1.0, 1.0])
-    assert "opt-barrier" in xla_functions.hlo_of(run, [tf.TensorSpec((2,))])
+    assert "opt-barrier" in xla.hlo_of(run, [tf.TensorSpec((2,))])

@@ -27,7 +27,7 @@ from tests.graph.pipeline_models import (
 )
 from tests.zoo import keras, needs_keras_3
 from tf_ooo.compat import keras_optimizers
-from tf_ooo.tracing import copied, one_by_one, step
+from tf_ooo.tracing import one_by_one, step
 from tf_ooo.tracing.micro_batches import Division
 
 pytestmark = needs_keras_3  # Keras 2 counts in the ops of the last micro-batch, and draws numbers in ops
@@ -106,7 +106,7 @@ class Traced:
         return left
 
 
-class AlwaysAnew(copied.TracedPart):
+class AlwaysAnew(one_by_one.TracedPart):
     """Micro-batches that are never copied."""
 
     def end(self, left_out):

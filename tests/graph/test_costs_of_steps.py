@@ -14,8 +14,7 @@ from tests import zoo
 from tf_ooo.costs.analytic import FREE_OPS
 from tf_ooo.costs.devices import device
 from tf_ooo.costs.from_graph import graph_costs
-from tf_ooo.costs.op_seconds import op_seconds
-from tf_ooo.costs.profile import profile_ops
+from tf_ooo.costs.profile import op_seconds, profile_ops
 from tf_ooo.costs.table import CostTable
 from tf_ooo.errors import CostError
 

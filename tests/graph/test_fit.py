@@ -14,7 +14,7 @@ import tf_ooo
 from keras_callbacks import TimelineLogger
 from tests import zoo
 from tests.same_bits import assert_ordered
-from tf_ooo.fit import paying
+from tf_ooo.fit import timing
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(48, 6)).astype("float32")
@@ -233,7 +233,7 @@ class Scaled(Net):
 @pytest.fixture
 def may_gain(monkeypatch):
     """Let orders gain, as on a GPU."""
-    monkeypatch.setattr(paying, "ORDERS_MAY_GAIN_ON_CPU", True)
+    monkeypatch.setattr(timing, "ORDERS_MAY_GAIN_ON_CPU", True)
 
 
 @pytest.mark.usefixtures("may_gain")
@@ -242,7 +242,7 @@ class TestBeginsLate:
 
     @pytest.fixture(autouse=True)
     def soon(self, monkeypatch):
-        monkeypatch.setattr(paying, "MOST", 1e6)
+        monkeypatch.setattr(timing, "MOST", 1e6)
 
     def same_training(self, *callbacks, build=functional):
         stock, model, callback = compiled(build), compiled(build), tf_ooo.OOOBackprop()
@@ -284,7 +284,7 @@ def test_on_one_cpu_device_nothing_is_compared_unless_asked():
     callback, asked = tf_ooo.OOOBackprop(), tf_ooo.OOOBackprop(compare=True)
     fit(compiled(), callback, epochs=8)
     report = callback.report
-    assert (report.fallback_reason, report.compared_steps) == (paying.ON_CPU, 0)
+    assert (report.fallback_reason, report.compared_steps) == (timing.ON_CPU, 0)
     assert (report.ops, report.profiling_overhead_s) == ({}, 0.0)
     fit(compiled(), asked, epochs=8)
     assert asked.report.compared_steps > 0

@@ -11,7 +11,7 @@ import tensorflow as tf
 import tf_ooo
 from tests.zoo import keras
 from tf_ooo.errors import BackendError, OOOError, OptionsError
-from tf_ooo.fit.frames import in_short
+from tf_ooo.fit.guard import in_short
 
 pytestmark = pytest.mark.devices(2)
 PACKAGES = ("tf_ooo", "keras_callbacks", "grappler_passes")

@@ -6,9 +6,9 @@ import pytest
 import tensorflow as tf
 from graphs import flat
 
-from grappler_passes.graph.iterations import iterations_of_ops
+from grappler_passes.graph.sizes import iterations_of_ops
 from tf_ooo.costs.devices import device
-from tf_ooo.costs.op_seconds import op_seconds
+from tf_ooo.costs.profile import op_seconds
 
 ROWS, WIDTH = 64, 32
 

@@ -13,7 +13,7 @@ from tests.graph.layerpipe_spread import (
     spread_over,
 )
 from tf_ooo.modes.layerpipe.reporting import version_bytes
-from tf_ooo.modes.layerpipe.stages import HIGH
+from tf_ooo.modes.layerpipe.rounds import HIGH
 from tf_ooo.tracing.variables import bytes_of
 
 pytestmark = [pytest.mark.devices(4), pytest.mark.takes(40)]

@@ -25,7 +25,7 @@ from tests.graph.layerpipe_fit import (
 from tests.graph.layerpipe_spread import fit_spread
 from tests.zoo import KERAS_3, keras
 from tf_ooo.compat import keras_variables
-from tf_ooo.fit import progress
+from tf_ooo.fit import timing
 
 pytestmark = [pytest.mark.devices(4), pytest.mark.takes(30)]
 
@@ -79,7 +79,7 @@ def test_reports(reported, way):
 
 def test_what_takes_long_is_said(monkeypatch, capsys):
     """Each function of rounds is traced in its first call: as an epoch begins, in its middle, at its end."""
-    monkeypatch.setattr(progress, "AFTER_S", 0.0)
+    monkeypatch.setattr(timing, "AFTER_S", 0.0)
     model, (x, y) = convnet("adam"), samples()
     model.fit(x, y, batch_size=8, callbacks=[layerpipe()], verbose=2)
     said = [line for line in capsys.readouterr().err.splitlines() if line.endswith(" s")]

@@ -14,7 +14,7 @@ from grappler_passes.graph.variables import VARIABLE_ATTR
 from tests.graph.compat_models import run_with
 from tests.zoo import keras
 from tf_ooo.compat import keras_variables, tf_functions
-from tf_ooo.modes.layerpipe.divide import _share_of_rows, in_two_parts, lower_shares
+from tf_ooo.modes.layerpipe.spread import _share_of_rows, in_two_parts, lower_shares
 from tf_ooo.modes.layerpipe.traced import name_variables
 from tf_ooo.modes.layerpipe.turns import ReseedPass
 

@@ -8,8 +8,7 @@ import tensorflow as tf
 from graphs import flat
 
 from grappler_passes.analysis.classify import classify_graph_def
-from grappler_passes.graph.list_sizes import with_list_sizes
-from grappler_passes.graph.sizes import KnownShapes, with_sizes
+from grappler_passes.graph.sizes import KnownShapes, with_list_sizes, with_sizes
 
 ROWS, WIDTH = 6, 5
 

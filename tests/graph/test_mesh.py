@@ -333,7 +333,7 @@ class TestAuto:
         assert "are too few to pay for a comparison" in callback.report.fallback_reason
         assert callback.report.costs is None
         monkeypatch.setattr(distributed, "stock_steps_s", lambda *_: [10.0] * 5)
-        monkeypatch.setattr("tf_ooo.fit.paying.pays", lambda *_: True)
+        monkeypatch.setattr("tf_ooo.fit.timing.pays", lambda *_: True)
         history = training.fit(callback)
         assert np.abs(np.subtract(history["loss"], training.stock.history["loss"])).max() < 1e-5
         assert not callback.report.fell_back

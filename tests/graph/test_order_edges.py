@@ -8,8 +8,7 @@ from tensorflow.core.framework import graph_pb2
 
 from grappler_passes.errors import PassError, PlanError
 from grappler_passes.passes.base import PassResult
-from grappler_passes.passes.order import OrderPass
-from grappler_passes.passes.rewrite_plan import RewritePlan
+from grappler_passes.passes.rewrite_plan import OrderPass, RewritePlan
 
 
 def chain(*rows):

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tf_ooo.fit import paying
+from tf_ooo.fit import timing
 
 sybil = pytest.importorskip("sybil", reason="sybil is not installed")
 pytest.importorskip("sklearn", reason="scikit-learn is not installed")
@@ -72,7 +72,7 @@ def test_the_verdict_of_the_readme(given, capsys):
         example.evaluate()
     said = capsys.readouterr().out
     assert said.count("mode, schedule") == 2
-    assert paying.ON_CPU in (ROOT / "docs" / "index.md").read_text()
+    assert timing.ON_CPU in (ROOT / "docs" / "index.md").read_text()
 
 
 def test_few_blocks_are_left_out():

@@ -9,7 +9,7 @@ import tensorflow as tf
 from tests.graph.pipeline_fits import Training, assert_equal_bits, pipelined
 from tests.graph.pipeline_models import UNEVEN, X_UNEVEN, adam
 from tests.zoo import KERAS_3, keras, needs_keras_3
-from tf_ooo.modes.pipeline.evaluation import StagedEvaluation
+from tf_ooo.modes.pipeline.placed_step import StagedEvaluation
 
 pytestmark = [pytest.mark.devices(4), pytest.mark.takes(30)]
 layers = keras.layers

@@ -9,7 +9,7 @@ from tensorflow.core.framework import graph_pb2, types_pb2
 
 from grappler_passes import plugin
 from grappler_passes.passes.plain_sums import PlainSumsPass
-from grappler_passes.plugin.answer import AnswerError, check_answer
+from grappler_passes.plugin.callback import AnswerError, check_answer
 
 
 def graph_of_sums(rewrite):

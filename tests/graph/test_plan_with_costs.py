@@ -10,7 +10,7 @@ from grappler_passes.analysis.classify import flatten
 from grappler_passes.compat import traced_functions
 from tests import zoo
 from tf_ooo.costs.devices import device
-from tf_ooo.costs.op_seconds import op_seconds
+from tf_ooo.costs.profile import op_seconds
 from tf_ooo.errors import CostError, ScheduleError
 from tf_ooo.rewriting.lowering import lower, task_ops
 

@@ -17,7 +17,7 @@ from grappler_passes import plugin
 from grappler_passes.compat import releases
 from grappler_passes.plugin import callback, loader, requests
 from grappler_passes.plugin.requests import DONE_ATTR, VARIABLE_ATTR
-from tf_ooo.rewriting.failures import Failures
+from tf_ooo.rewriting.request import Failures
 
 _numbers = itertools.count()
 

@@ -9,8 +9,8 @@ import pytest
 import tensorflow as tf
 
 from grappler_passes import plugin
-from grappler_passes.compat import flattening, traced_functions
-from grappler_passes.plugin import watching
+from grappler_passes.compat import graph_protos, traced_functions
+from grappler_passes.plugin import callback
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -60,7 +60,7 @@ def test_a_marked_graph_is_inlined_without_asking_for_its_rewriting():
         with plugin.tracing(request):
             step = step_of(weight).get_concrete_function(tf.TensorSpec(()))
         graph_def, names = traced_functions.graph_def_of(step)
-        flat = flattening.inline_graph_def(graph_def, list(names))
+        flat = graph_protos.inline_graph_def(graph_def, list(names))
     finally:
         plugin.unregister(request.id)
     assert any(node.op == "AssignSubVariableOp" for node in flat.node)
@@ -68,8 +68,8 @@ def test_a_marked_graph_is_inlined_without_asking_for_its_rewriting():
 
 
 def test_a_slow_rewrite_says_once_where_it_stands(monkeypatch, caplog):
-    monkeypatch.setattr(watching, "EXPECTED_S", 0.3)
-    monkeypatch.setattr(watching, "EXPECTED_S_PER_OP", 0.0)
+    monkeypatch.setattr(callback, "EXPECTED_S", 0.3)
+    monkeypatch.setattr(callback, "EXPECTED_S_PER_OP", 0.0)
 
     def wait_here(graph_def):
         while not caplog.records:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import tensorflow as tf
 
-from tf_ooo.tracing.already import OWN, Origins
+from tf_ooo.tracing.averaging import OWN, Origins
 
 
 def origin_of(body, *inputs):

@@ -8,14 +8,14 @@ import keras
 import pytest
 import tensorflow as tf
 
-from grappler_passes.analysis import step_classes
+from grappler_passes.analysis import steps
 from grappler_passes.analysis.classify import classify_graph_def
 from grappler_passes.analysis.steps import split_steps
 from tf_ooo.costs.layer_costs import LayerCosts
 from tf_ooo.errors import ScheduleError
 from tf_ooo.modes.data_parallel.ordering import layer_keys, numbered_as, request_to_look
 from tf_ooo.rewriting.plan import plan
-from tf_ooo.tracing.unrolled import StepSource, Unrolled
+from tf_ooo.tracing.flat import StepSource, Unrolled
 
 STEPS = 5
 SPEC = (tf.TensorSpec((4, 6), tf.float32), tf.TensorSpec((4, 3), tf.float32))
@@ -50,8 +50,8 @@ def test_steps_that_are_alike_are_classified_once(graphs, monkeypatch):
         classified.append(graph)
         return classify_graph_def(graph)
 
-    monkeypatch.setattr(step_classes, "classify_graph_def", counted)
-    together = step_classes.classify_steps(graphs)
+    monkeypatch.setattr(steps, "classify_graph_def", counted)
+    together = steps.classify_steps(graphs)
     assert 1 <= len(classified) < STEPS
     assert [plain(graph) for graph in together] == [plain(graph) for graph in alone]
 
@@ -60,7 +60,7 @@ def test_a_step_with_another_op_is_classified_by_itself(graphs):
     changed = [type(graph).FromString(graph.SerializeToString()) for graph in graphs]
     relu = next(node for node in changed[2].node if node.op == "ReluGrad")
     relu.op = "Relu6Grad"
-    found = step_classes.classify_steps(changed)[2].ops[relu.name]
+    found = steps.classify_steps(changed)[2].ops[relu.name]
     assert found.type == "Relu6Grad"
 
 

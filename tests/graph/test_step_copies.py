@@ -11,7 +11,7 @@ from benchmarks.models import Network
 from tests import zoo
 from tests.graph.pipeline_models import DoubledByPython
 from tests.same_bits import same, values_of, variables_of
-from tf_ooo.tracing.unrolled import CopiedStep, StepSource, Unrolled
+from tf_ooo.tracing.flat import CopiedStep, StepSource, Unrolled
 
 ROWS, STEPS = 8, 4
 

@@ -17,7 +17,7 @@ from tf_ooo.costs.layer_costs import LayerCosts
 from tf_ooo.modes.data_parallel.ordering import request_to_look, request_to_order
 from tf_ooo.rewriting.lowering import task_ops
 from tf_ooo.rewriting.plan import plan
-from tf_ooo.tracing.unrolled import StepSource, Unrolled
+from tf_ooo.tracing.flat import StepSource, Unrolled
 
 pytestmark = pytest.mark.takes(20)
 

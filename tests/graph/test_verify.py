@@ -6,7 +6,7 @@ from graphs import flat, node
 from tensorflow.core.framework import graph_pb2
 
 from grappler_passes.errors import VerifyError
-from grappler_passes.graph.effects import has_side_effects, only_reads
+from grappler_passes.graph.dependencies import has_side_effects, only_reads
 from grappler_passes.passes.verify import verify
 
 

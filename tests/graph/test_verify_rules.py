@@ -8,7 +8,7 @@ from tensorflow.core.framework import graph_pb2
 
 from grappler_passes.errors import PassError, VerifyError
 from grappler_passes.graph.training_graph import Layer, Op, OpKind, TrainingGraph
-from grappler_passes.passes.relaxations import REORDERING, Relaxation
+from grappler_passes.passes.base import REORDERING, Relaxation
 from grappler_passes.passes.verify import VerifyPass, verify
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from flows import access, flow_of, names_of, nodes, ones, propagation_of
 
-from grappler_passes.analysis.weights import (
+from grappler_passes.analysis.gradients import (
     _changes,
     _ends,
     _find_slots,
@@ -13,9 +13,9 @@ from grappler_passes.analysis.weights import (
     _set_preparations_aside,
     _without_state,
     find_weights,
+    memberships,
 )
-from grappler_passes.graph.bits import memberships
-from grappler_passes.graph.values import ValueFlow
+from grappler_passes.graph.variables import ValueFlow
 
 
 class Values(ValueFlow):

@@ -12,9 +12,9 @@ from keras import layers
 from xla_steps import ASKED, TOLERANCE, assert_near, plain_step, small, step_of, uncompilable
 
 import tf_ooo
-from grappler_passes.passes.edit import tensor
+from grappler_passes.passes.base import tensor
 from tests import zoo
-from tf_ooo.compat import nests, xla_flags, xla_functions
+from tf_ooo.compat import nests, xla
 from tf_ooo.costs.gains import GainTable
 from tf_ooo.errors import GraphError, MemoryLimitError, OptionsError
 from tf_ooo.modes.by_name import Options
@@ -221,8 +221,8 @@ class TestHlo:
             wanted = [call.stream for call in compiled.step_graph.calls]
             assert len(wanted) == 4
             for stage in ("hlo", "optimized_hlo"):
-                hlo = xla_functions.hlo_of(compiled._run, compiled.inputs.specs, stage)
-                assert sorted(xla_functions.stream_calls(hlo)) == sorted(wanted), stage
+                hlo = xla.hlo_of(compiled._run, compiled.inputs.specs, stage)
+                assert sorted(xla.stream_calls(hlo)) == sorted(wanted), stage
         notes = "\n".join(callback.report.notes)
         assert "dW stays on the main stream: it has no matrix product" in notes
 
@@ -336,7 +336,7 @@ class TestFallback:
         assert not np.array_equal(before[0], model.get_weights()[0])
 
     def test_concurrency_that_the_process_asks_for_is_not_compared_with_itself(self, monkeypatch):
-        monkeypatch.setattr(xla_flags, "flags_of_process", lambda: " ".join(CONCURRENT_FLAGS))
+        monkeypatch.setattr(xla, "flags_of_process", lambda: " ".join(CONCURRENT_FLAGS))
         names = [way.name for way in ways(Options(any_platform=True))]
         assert names == ["rewritten", JOINT, RECOMPUTED]
 

@@ -12,18 +12,16 @@ from keras import layers, optimizers, utils
 import tf_ooo
 from grappler_passes.compat import runtime
 from tests import zoo
-from tf_ooo.compat import xla_functions
+from tf_ooo.compat import xla
 from tf_ooo.costs.gains import GainTable
 from tf_ooo.errors import BackendError
 from tf_ooo.modes.by_name import Options
-from tf_ooo.modes.compiled import plans, stopwatch
-from tf_ooo.modes.compiled.captured import CompiledModule
-from tf_ooo.modes.compiled.measuring import MeasuredGains
+from tf_ooo.modes.compiled import measuring, plans
+from tf_ooo.modes.compiled.measuring import MeasuredGains, launch_s, piece_graph, piece_of, time_piece
 from tf_ooo.modes.compiled.plans import capture_of, kernels_by_task
 from tf_ooo.modes.compiled.rewrite import rewrite_step
-from tf_ooo.modes.compiled.session import StreamSession
+from tf_ooo.modes.compiled.session import CompiledModule, StreamSession
 from tf_ooo.modes.compiled.step import CompiledStep, StreamStep, Way
-from tf_ooo.modes.compiled.stopwatch import launch_s, piece_graph, piece_of, time_piece
 from tf_ooo.planning.model.schedule import Task
 
 pytestmark = zoo.needs_xla_streams
@@ -76,11 +74,11 @@ def test_a_piece_computes_what_the_step_does(planned):
     main, aside = (piece_of(planned.step, planned.parts, task) for task in (Task("dO", 1), Task("dW", 2)))
     graph_def, specs, fetches = piece_graph(planned.step, main, aside)
     runtime.register_functions(graph_def)
-    run = xla_functions.repeated_function(graph_def, specs, fetches, 3)
-    hlo = xla_functions.hlo_of(run, list(specs.values()), "optimized_hlo")
+    run = xla.repeated_function(graph_def, specs, fetches, 3)
+    hlo = xla.hlo_of(run, list(specs.values()), "optimized_hlo")
     inside = next(text for text in hlo.split("\n\n") if "opt-barrier" in text or "call(" in text)
     assert "while(" in hlo
-    assert 1 in xla_functions.stream_calls(hlo)
+    assert 1 in xla.stream_calls(hlo)
     assert hlo.count("while(") == 1
     assert inside
     given = [tf.random.stateless_uniform(spec.shape, (3, 4)) for spec in specs.values()]
@@ -113,9 +111,9 @@ def test_the_stopwatch_runs_a_piece(planned):
 @pytest.mark.parametrize(("about_s", "rounds"), [(0.0, "_ROUNDS"), (1.0, "_FEW_ROUNDS")])
 def test_the_stopwatch_divides_by_rounds(planned, monkeypatch, about_s, rounds):
     """Less what so many rounds of nothing take."""
-    monkeypatch.setattr(stopwatch, "_sampled", lambda run, given: stopwatch.Timing(5.0, 0.3))
-    monkeypatch.setattr(stopwatch, "_empty_s", lambda rounds: 1.0)
-    count = getattr(stopwatch, rounds)
+    monkeypatch.setattr(measuring, "_sampled", lambda run, given: measuring.Timing(5.0, 0.3))
+    monkeypatch.setattr(measuring, "_empty_s", lambda rounds: 1.0)
+    count = getattr(measuring, rounds)
     main = piece_of(planned.step, planned.parts, Task("dO", 1))
     timing = time_piece(planned.step, main, about_s=about_s)
     assert (timing.seconds, timing.spread_s) == (4.0 / count, 0.3 / count)

@@ -16,15 +16,16 @@ _CLOCK = _tests(UNIT, "clock simulator_parts simulator")
 _PEAKS = _tests(UNIT, "peaks liveness")
 TESTS: dict[str, list[str]] = {
     "tf_ooo/planning/model/relation.py": _SCHEDULES,
-    "tf_ooo/planning/simulation/validate.py": [*_tests(UNIT, "validate_errors"), *_SCHEDULES],
     "tf_ooo/planning/simulation/completeness.py": [*_tests(UNIT, "validate_errors"), *_SCHEDULES],
-    "tf_ooo/planning/simulation/simulator.py": [*_tests(UNIT, "simulator_parts"), *_SCHEDULES],
+    "tf_ooo/planning/simulation/simulator.py": [
+        *_tests(UNIT, "validate_errors simulator_parts"),
+        *_SCHEDULES,
+    ],
     "tf_ooo/planning/model/memory.py": [*_tests(UNIT, "memory_curves"), *_SCHEDULES],
     "tf_ooo/rewriting/lowering.py": [
-        *_tests(UNIT, "lowering_edges frozen_values"),
+        *_tests(UNIT, "lane_edges lowering_edges frozen_values"),
         *_tests(GRAPH, "lowering"),
     ],
-    "tf_ooo/rewriting/lanes.py": _tests(UNIT, "lane_edges lowering_edges frozen_values"),
     "tf_ooo/modes/data_parallel/ordering.py": _tests(
         UNIT, "data_parallel_order data_parallel_planned frozen_values"
     ),
@@ -37,19 +38,16 @@ TESTS: dict[str, list[str]] = {
     "tf_ooo/tracing/collecting.py": _tests(UNIT, "micro_batch_weights"),
     "tf_ooo/modes/layerpipe/delays.py": _tests(UNIT, "layerpipe_registers frozen_values"),
     "tf_ooo/modes/layerpipe/cutting.py": _tests(UNIT, "layerpipe_registers frozen_values"),
-    "grappler_passes/passes/order.py": [*_tests(GRAPH, "order_edges"), *_tests(UNIT, "frozen_values")],
+    "grappler_passes/passes/rewrite_plan.py": [*_tests(GRAPH, "order_edges"), *_tests(UNIT, "frozen_values")],
     "grappler_passes/passes/verify.py": [
         *_tests(GRAPH, "verify_rules verify"),
         *_tests(UNIT, "frozen_values"),
     ],
     "tf_ooo/planning/simulation/clock.py": _CLOCK,
-    "tf_ooo/planning/simulation/work.py": _CLOCK,
     "tf_ooo/rewriting/peaks.py": _PEAKS,
     "grappler_passes/graph/liveness.py": _PEAKS,
     "grappler_passes/analysis/classify.py": _CLASSIFY,
-    "grappler_passes/analysis/kinds.py": _CLASSIFY,
     "grappler_passes/analysis/backward.py": [*_tests(GRAPH, "backward_parts"), *_CLASSIFY],
-    "grappler_passes/analysis/gradients.py": [*_tests(GRAPH, "gradients_parts"), *_CLASSIFY],
+    "grappler_passes/analysis/gradients.py": [*_tests(GRAPH, "gradients_parts weights_parts"), *_CLASSIFY],
     "grappler_passes/analysis/layers.py": [*_tests(GRAPH, "layers_parts"), *_CLASSIFY],
-    "grappler_passes/analysis/weights.py": [*_tests(GRAPH, "weights_parts"), *_CLASSIFY],
 }

@@ -18,9 +18,8 @@ from tf_ooo.fit.experiment import Experiment
 from tf_ooo.fit.mode import Training
 from tf_ooo.modes.by_name import Options
 from tf_ooo.modes.data_parallel import agreement, profiling
-from tf_ooo.modes.data_parallel.functions import Ordered, OrderedSteps
 from tf_ooo.modes.data_parallel.ordering import digest
-from tf_ooo.modes.data_parallel.profiling import Planned, Profiling, Single
+from tf_ooo.modes.data_parallel.profiling import Ordered, OrderedSteps, Planned, Profiling, Single
 from tf_ooo.modes.data_parallel.scheduled import ScheduledSteps
 from tf_ooo.planning.model.schedule import Schedule, Task, TaskList
 from tf_ooo.report.report import Report

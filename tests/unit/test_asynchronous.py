@@ -14,8 +14,7 @@ from tf_ooo.planning.building.layerpipe_cuts import TaskLine, best_cuts, left_sh
 from tf_ooo.planning.model.problem import Problem
 from tf_ooo.planning.model.schedule import Schedule, Task
 from tf_ooo.planning.policies import POLICIES
-from tf_ooo.planning.simulation.simulator import simulate
-from tf_ooo.planning.simulation.validate import validate
+from tf_ooo.planning.simulation.simulator import simulate, validate
 from tf_ooo.rewriting.plan import plan
 
 GOLDEN = Path(__file__).parents[1] / "golden"

@@ -11,8 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.case import NOBODY, OURS, WayRun
-from benchmarks.cases import cases_of
+from benchmarks.cases import NOBODY, OURS, WayRun, cases_of
 from benchmarks.models import check_sum
 from benchmarks.processes import BenchmarkError, Job
 from benchmarks.runners import horovod

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.case import OURS
-from benchmarks.cases import cases_of
+from benchmarks.cases import OURS, cases_of
 from benchmarks.machine import groups
 from benchmarks.runners import limited_memory
 

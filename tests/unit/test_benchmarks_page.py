@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.kept import read
-from benchmarks.report.page import tables_of, with_tables
+from benchmarks.report.tables import tables_of, with_tables
 
 ROOT = Path(__file__).parents[2]
 PAGE, README, GPU = (ROOT / name for name in ("docs/benchmarks.md", "README.md", "docs/gpu.md"))

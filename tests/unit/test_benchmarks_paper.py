@@ -16,12 +16,11 @@ from benchmarks.cases import cases_of
 from benchmarks.models import EXAMPLES, ScriptNetwork, loaded, network_of
 from benchmarks.paper import command, predicted
 from benchmarks.paper.networks import MODES, NETWORKS, SIZES, network_named
-from benchmarks.paper.schedules import FASTFORWARD, GPIPE, IN_ORDER, MODULO, PUSH, RING, Pipeline
+from benchmarks.paper.predicted import FASTFORWARD, GPIPE, IN_ORDER, MODULO, PUSH, RING, Pipeline
 from tf_ooo.costs.layer_costs import LayerCosts
 from tf_ooo.errors import OptionsError
 from tf_ooo.planning.model.schedule import Task
-from tf_ooo.planning.simulation.simulator import simulate
-from tf_ooo.planning.simulation.validate import validate
+from tf_ooo.planning.simulation.simulator import simulate, validate
 
 PAGE = EXAMPLES.parents[1] / "docs" / "paper.md"
 ARCHIVE = EXAMPLES.parents[1] / "benchmarks" / "archive" / "rows" / "paper"

@@ -8,11 +8,10 @@ import pytest
 from click.testing import CliRunner
 
 from benchmarks.__main__ import lines_of, main
-from benchmarks.case import NOBODY, OURS, PYTORCH, STOCK, Case, Measured, Way, WayRun, take_turns
-from benchmarks.gains import LOST, NO_DIFFERENCE, WON, compared, gain_of
-from benchmarks.kept import read, rows_of, write
+from benchmarks.cases import NOBODY, OURS, PYTORCH, STOCK, Case, Measured, Way, WayRun, take_turns
+from benchmarks.kept import LOST, NO_DIFFERENCE, WON, compared, gain_of, read, rows_of, write
 from benchmarks.processes import BenchmarkError, command, result_of
-from benchmarks.report import page, tables
+from benchmarks.report import tables
 from benchmarks.report.pictures import draw
 
 WAYS = (Way("gpipe", PYTORCH), Way("one device", STOCK), Way("auto", OURS), Way("unfused", NOBODY))
@@ -149,10 +148,10 @@ def test_predictions_are_beside_the_median(rows):
 
 def test_pages_and_pictures(rows, tmp_path):
     text = "before\n<!-- table: losses -->\nold\n<!-- end of table -->\nafter\n"
-    written = page.with_tables(text, page.tables_of(rows))
+    written = tables.with_tables(text, tables.tables_of(rows))
     assert "old" not in written
     assert "| cnn | `gpipe` | 0.80 (0.80 to 0.80) |" in written
-    assert page.with_tables(written, page.tables_of(rows)) == written
+    assert tables.with_tables(written, tables.tables_of(rows)) == written
     draw(rows, tmp_path)
     assert {path.name for path in tmp_path.iterdir()} == {"forest.png", "predictions.png"}
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from benchmarks import models
-from benchmarks.case import OURS
-from benchmarks.cases import SUITES, cases_of
+from benchmarks.cases import OURS, SUITES, cases_of
 from benchmarks.runners.torch import cut
 from tf_ooo.modes.table import LayerPipe, Pipeline
 

@@ -7,7 +7,7 @@ import pytest
 from tf_ooo.costs.layer_costs import LayerCosts
 from tf_ooo.errors import OptionsError
 from tf_ooo.planning.building import joint
-from tf_ooo.planning.building.capture import Capture
+from tf_ooo.planning.building.regions import Capture
 from tf_ooo.planning.model.problem import Problem
 from tf_ooo.planning.model.schedule import Task
 from tf_ooo.rewriting.plan import plan

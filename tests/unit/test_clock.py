@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tf_ooo.planning.simulation.clock import LaneKind
-from tf_ooo.planning.simulation.work import LaneWork
+from tf_ooo.planning.simulation.clock import LaneKind, LaneWork
 
 
 def clock(work):

@@ -17,7 +17,7 @@ from tf_ooo.fit.controller import StepController
 from tf_ooo.fit.reporting import fall_back
 from tf_ooo.modes.by_name import Options
 from tf_ooo.report.report import Report
-from tf_ooo.rewriting.failures import Failures
+from tf_ooo.rewriting.request import Failures
 from tf_ooo.rewriting.session import StepSession
 
 

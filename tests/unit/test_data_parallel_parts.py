@@ -19,15 +19,13 @@ import tensorflow as tf
 from keras_callbacks import OOOBackprop
 from tests import zoo
 from tf_ooo.errors import BackendError, OptionsError
-from tf_ooo.hosts.ranks.base import Engine, SingleEngine
+from tf_ooo.hosts.ranks.base import Engine, SingleEngine, check_ranks
 from tf_ooo.hosts.ranks.collective_engine import CollectiveEngine
-from tf_ooo.hosts.ranks.combining import check_ranks
 from tf_ooo.hosts.ranks.engine import choose_engine
 from tf_ooo.hosts.ranks.horovod_engine import HorovodEngine
 from tf_ooo.hosts.ranks.launch import mpi_size, resolved_name, tf_config
 from tf_ooo.modes.data_parallel import agreement, shard
-from tf_ooo.modes.data_parallel.lockstep import EpochBegins, EpochEnds, Lockstep
-from tf_ooo.modes.data_parallel.parallel_step import ParallelStep
+from tf_ooo.modes.data_parallel.lockstep import EpochBegins, EpochEnds, Lockstep, ParallelStep
 from tf_ooo.modes.replicated import ReplicatedPipelineMode
 from tf_ooo.tracing import sync
 from tf_ooo.tracing.averaging import Averaging

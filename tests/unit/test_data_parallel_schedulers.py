@@ -10,14 +10,13 @@ from hypothesis import strategies as st
 
 from tf_ooo.costs.layer_costs import LayerCosts, Link
 from tf_ooo.errors import MemoryLimitError, OptionsError
-from tf_ooo.planning.building import first_k
-from tf_ooo.planning.building.link_order import best_order
+from tf_ooo.planning.building import step_model
+from tf_ooo.planning.building.search_order import best_order
 from tf_ooo.planning.building.step_model import StepModel
 from tf_ooo.planning.model.problem import Problem
 from tf_ooo.planning.model.schedule import Schedule, Task
 from tf_ooo.planning.policies import search
-from tf_ooo.planning.simulation.simulator import simulate
-from tf_ooo.planning.simulation.validate import validate
+from tf_ooo.planning.simulation.simulator import simulate, validate
 from tf_ooo.rewriting.plan import plan
 
 GOLDEN = pathlib.Path(__file__).parent.parent / "golden"
@@ -173,7 +172,7 @@ def test_step_model_is_the_simulator(instance, k, sliced):
     problem = Problem(layers, 2, 1, link)
     shares = {0: (0.5, 0.25, 0.25)} if sliced and layers[0].weight_bytes else {}
     model = StepModel(problem, shares)
-    backward = first_k.order(len(layers), min(k, len(layers)))
+    backward = step_model.order(len(layers), min(k, len(layers)))
     for order in (None, list(reversed(range(len(model.comms))))):
         expected = simulate(model.schedule("x", backward, order), layers, link, steps=5)
         assert model.run(backward, order).period_s == pytest.approx(expected.steady_step_s)

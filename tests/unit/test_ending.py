@@ -12,7 +12,7 @@ import time
 import pytest
 
 from tests import forked
-from tf_ooo.hosts.ending import end_in_time
+from tf_ooo.hosts.native import end_in_time
 
 # Without the bound the wait below fails after so long.
 LIMIT_S = 60.0

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from tf_ooo.fit import estimates, progress
+from tf_ooo.fit import timing
 
 
 def test_more_micro_batches_take_longer_than_stock():
-    few, many = (estimates.micro_batches_s(2.0, count) for count in (2, 8))
-    assert estimates.stock_s(few, 2) < few < many
-    assert estimates.stock_s(few, 2) == pytest.approx(estimates.stock_s(many, 8))
-    assert estimates.placing_s(many) < many
+    few, many = (timing.micro_batches_s(2.0, count) for count in (2, 8))
+    assert timing.stock_s(few, 2) < few < many
+    assert timing.stock_s(few, 2) == pytest.approx(timing.stock_s(many, 8))
+    assert timing.placing_s(many) < many
 
 
 @pytest.mark.parametrize(
@@ -24,14 +24,14 @@ def test_more_micro_batches_take_longer_than_stock():
     ],
 )
 def test_from_how_many_steps_on_a_pipeline_pays(one_s, ours_s, said):
-    assert estimates.pays_from(60.0, one_s, ours_s) == said
+    assert timing.pays_from(60.0, one_s, ours_s) == said
 
 
 def test_an_estimate_is_said_at_once(monkeypatch, capsys):
-    monkeypatch.setattr(progress, "AFTER_S", 30.0)
+    monkeypatch.setattr(timing, "AFTER_S", 30.0)
 
     def fit(verbose, about_s):
-        with progress.said("placing the step", about_s, "; it pays from about 900 steps on"):
+        with timing.said("placing the step", about_s, "; it pays from about 900 steps on"):
             pass
 
     fit(2, 40.0)

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from tf_ooo import SingleDevice
 from tf_ooo.errors import BackendError, GraphError
-from tf_ooo.fit import progress
+from tf_ooo.fit import timing
 from tf_ooo.fit.life import FitLife
 from tf_ooo.hosts.ranks.base import SingleEngine
 from tf_ooo.report.report import Report
@@ -227,7 +227,7 @@ def test_the_end_of_a_fit_says_what_takes_long(monkeypatch, tmp_path, capsys):
         time.sleep(0.05)
         return []
 
-    monkeypatch.setattr(progress, "AFTER_S", 0.0)
+    monkeypatch.setattr(timing, "AFTER_S", 0.0)
     monkeypatch.setattr(Training, "restore", slowly, raising=False)
     fit(model_of(), Mode(timeline=tmp_path), verbose=2)
     said = capsys.readouterr().err

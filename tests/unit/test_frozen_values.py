@@ -10,8 +10,7 @@ import pytest
 
 from grappler_passes import passes
 from grappler_passes.passes.base import Pass
-from grappler_passes.passes.order import OrderPass
-from grappler_passes.passes.rewrite_plan import RewritePlan
+from grappler_passes.passes.rewrite_plan import OrderPass, RewritePlan
 from grappler_passes.passes.steps import Additions
 from grappler_passes.passes.verify import VerifyPass
 from tf_ooo.modes import compiled, layerpipe
@@ -19,8 +18,7 @@ from tf_ooo.modes.data_parallel.ordering import _Ordered
 from tf_ooo.modes.layerpipe.cutting import Register
 from tf_ooo.planning.model.memory import MemoryCurve
 from tf_ooo.planning.model.relation import Edges
-from tf_ooo.rewriting.lanes import LaneOrder
-from tf_ooo.rewriting.lowering import TaskOps
+from tf_ooo.rewriting.lowering import LaneOrder, TaskOps
 
 
 @pytest.mark.parametrize(

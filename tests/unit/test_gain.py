@@ -15,16 +15,16 @@ from tf_ooo.costs.layer_costs import LayerCosts, Link
 from tf_ooo.costs.table import CostTable
 from tf_ooo.modes.layerpipe.planned import make_plan as layerpipe_plan
 from tf_ooo.modes.layerpipe.reporting import limits_of
-from tf_ooo.modes.pipeline.advice import advice
 from tf_ooo.modes.pipeline.partition import units_of
 from tf_ooo.modes.pipeline.planning import PlanRequest, make_plan
+from tf_ooo.modes.pipeline.reporting import advice
 from tf_ooo.planning.model.schedule import Schedule, Task
 from tf_ooo.planning.pictures.page import chart_of
 from tf_ooo.planning.simulation.simulator import simulate
 from tf_ooo.planning.simulation.timeline import Timeline
-from tf_ooo.report.gain import Gain
 from tf_ooo.report.report import Report, not_predicted
 from tf_ooo.report.sections import LayerPipeSection, PipelineSection, device_text
+from tf_ooo.report.summary import Gain
 
 SECONDS = st.lists(st.floats(1e-4, 10.0), min_size=1, max_size=9)
 

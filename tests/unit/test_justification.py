@@ -8,11 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tf_ooo.costs.layer_costs import LayerCosts, Link
-from tf_ooo.planning.building.justification import justified, shortest_justified
 from tf_ooo.planning.building.pipeline import StagedLayers
-from tf_ooo.planning.building.placed_search import searched
-from tf_ooo.planning.building.placement import placements
-from tf_ooo.planning.building.step_tasks import StepTasks
+from tf_ooo.planning.building.placed_search import placements, searched
+from tf_ooo.planning.building.step_tasks import StepTasks, justified, shortest_justified
 from tf_ooo.planning.model.problem import Problem
 from tf_ooo.planning.policies import zb_interleaved
 from tf_ooo.planning.simulation.simulator import simulate

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tf_ooo.modes.layerpipe.running import Epoch
+from tf_ooo.modes.layerpipe.ticks import Epoch
 
 
 class Rounds:

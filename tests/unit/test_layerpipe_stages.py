@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tf_ooo import LayerCosts, plan
-from tf_ooo.modes.layerpipe.stages import HIGH, stages_of
+from tf_ooo.modes.layerpipe.rounds import HIGH, stages_of
 
 SECONDS = st.floats(0.1, 10.0)
 LAYERS = st.lists(st.tuples(SECONDS, SECONDS, SECONDS), min_size=2, max_size=7)

@@ -6,9 +6,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from tf_ooo.costs import busy_latency
 from tf_ooo.costs.layer_costs import Link
-from tf_ooo.hosts import link as measuring
+from tf_ooo.hosts import speeds
+from tf_ooo.hosts import speeds as measuring
 
 SENDER, RECEIVER = "/device:A", "/device:B"
 # These are to be found out; messages between devices that are idle are there sooner.
@@ -21,10 +21,10 @@ class Devices:
 
     def __init__(self, monkeypatch, link):
         self.now_s, self.link, self.sizes = 0.0, link, []
-        monkeypatch.setattr(busy_latency, "time", SimpleNamespace(perf_counter=lambda: self.now_s))
+        monkeypatch.setattr(speeds, "time", SimpleNamespace(perf_counter=lambda: self.now_s))
         monkeypatch.setattr(measuring, "_hops", self.hops)
         monkeypatch.setattr(measuring, "_beside_messages", self.beside_messages)
-        monkeypatch.setattr(busy_latency, "_in_turns", self.in_turns)
+        monkeypatch.setattr(speeds, "_in_turns", self.in_turns)
 
     def takes(self, seconds):
         def numpy():

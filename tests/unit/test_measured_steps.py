@@ -8,7 +8,7 @@ import pytest
 
 from tf_ooo.compat import nests
 from tf_ooo.fit import timing
-from tf_ooo.modes.layerpipe import running as layerpipe
+from tf_ooo.modes.layerpipe import ticks as layerpipe
 from tf_ooo.modes.pipeline import steps as pipeline
 
 

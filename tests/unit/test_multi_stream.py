@@ -13,8 +13,7 @@ from tf_ooo.planning.building.joint import calculated_gains, fill, step_s
 from tf_ooo.planning.building.regions import MainStream, own, read, schedule, write
 from tf_ooo.planning.model.problem import Problem
 from tf_ooo.planning.model.schedule import Schedule, Task
-from tf_ooo.planning.simulation.simulator import simulate
-from tf_ooo.planning.simulation.validate import validate
+from tf_ooo.planning.simulation.simulator import simulate, validate
 from tf_ooo.rewriting.plan import plan
 
 GOLDEN = pathlib.Path(__file__).parent.parent / "golden"

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 import tf_ooo
 from tf_ooo.errors import OptionsError, ScheduleError
 from tf_ooo.modes.by_name import Options
-from tf_ooo.modes.pipeline.own_schedule import as_run, check_own
-from tf_ooo.modes.pipeline.partition import units_of
+from tf_ooo.modes.pipeline.partition import as_run, check_own, units_of
 from tf_ooo.modes.pipeline.planning import SCHEDULES, PlanRequest, make_plan
 from tf_ooo.modes.table import MODES
 from tf_ooo.planning.model.schedule import Schedule, Task

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tf_ooo.fit.baseline import STEPS, Baseline
-from tf_ooo.fit.paying import FEW, MOST, Budget
+from tf_ooo.fit.timing import FEW, MOST, Budget
 from tf_ooo.report.report import Report
 
 

@@ -15,11 +15,10 @@ from tf_ooo.errors import BackendError
 from tf_ooo.planning.model.memory import MemoryCurve
 from tf_ooo.planning.model.schedule import Schedule
 from tf_ooo.planning.pictures import page, style
-from tf_ooo.planning.pictures.bars import bars_of, curve_points, links_of, view_of
 from tf_ooo.planning.pictures.figure import Run, figure
 from tf_ooo.planning.pictures.page import render
 from tf_ooo.planning.pictures.png import draw
-from tf_ooo.planning.pictures.style import COLOURS, lane_label
+from tf_ooo.planning.pictures.style import COLOURS, bars_of, curve_points, lane_label, links_of, view_of
 from tf_ooo.planning.simulation.simulator import simulate
 from tf_ooo.planning.simulation.timeline import Timeline
 from tf_ooo.rewriting.plan import plan

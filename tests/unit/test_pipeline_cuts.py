@@ -16,7 +16,7 @@ from tf_ooo.modes.pipeline.mesh import make_mesh
 from tf_ooo.modes.pipeline.partition import Cutter, crossing_bytes, units_of
 from tf_ooo.modes.pipeline.planning import SCHEDULES, PlanRequest, make_plan
 from tf_ooo.modes.pipeline.reporting import _why, limits_of, section_of
-from tf_ooo.planning.building.merging import merged
+from tf_ooo.planning.building.stages import merged
 from tf_ooo.tracing.micro_batches import Division
 
 

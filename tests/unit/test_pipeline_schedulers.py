@@ -15,8 +15,7 @@ from tf_ooo.planning.choosing.plan import as_asked, policy_named
 from tf_ooo.planning.model.problem import Problem
 from tf_ooo.planning.model.schedule import Schedule
 from tf_ooo.planning.model.task import Task
-from tf_ooo.planning.simulation.simulator import simulate
-from tf_ooo.planning.simulation.validate import validate
+from tf_ooo.planning.simulation.simulator import simulate, validate
 from tf_ooo.rewriting.plan import plan
 
 GOLDEN = Path(__file__).parents[1] / "golden"

@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 
 from grappler_passes.graph.training_graph import Layer, Op, OpKind, TrainingGraph, Variable
+from tf_ooo.rewriting.loops import layers_using, ops_of_data
 from tf_ooo.rewriting.tasks import _handed_on, _output_grad_layers, _touching
-from tf_ooo.rewriting.weight_uses import layers_using, ops_of_data
 
 F, DO, DW = OpKind.FORWARD, OpKind.OUTPUT_GRAD, OpKind.WEIGHT_GRAD
 

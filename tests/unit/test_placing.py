@@ -8,8 +8,7 @@ import pytest
 from tensorflow.core.framework import graph_pb2, types_pb2
 
 from grappler_passes.graph.dependencies import GraphIndex
-from tf_ooo.rewriting.homes import Homes, one_pipeline
-from tf_ooo.rewriting.placing import place
+from tf_ooo.rewriting.placing import Homes, one_pipeline, place
 
 HOME, A, B, C, D = (f"/job:localhost/device:CPU:{number}" for number in range(5))
 HOMES = one_pipeline([0, 1], [A, B])

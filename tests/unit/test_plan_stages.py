@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 import tf_ooo
 from tf_ooo.cli import main
 from tf_ooo.costs.table import CostTable
-from tf_ooo.planning.choosing.splits import splits
+from tf_ooo.planning.choosing.on_paper import splits
 from tf_ooo.planning.model.problem import Problem
 from tf_ooo.planning.model.schedule import Schedule
 

@@ -13,7 +13,7 @@ import pytest
 
 from benchmarks import planner
 from benchmarks.planner import PROCESSORS, ZB_2P, ZB_V, flop_layers, layerpipe_gain
-from benchmarks.report.page import with_tables
+from benchmarks.report.tables import with_tables
 from tf_ooo.costs.layer_costs import LayerCosts, Link
 from tf_ooo.planning.model.problem import Problem
 from tf_ooo.planning.policies import POLICIES

@@ -6,18 +6,18 @@ import time
 
 import pytest
 
-from tf_ooo.fit import progress
+from tf_ooo.fit import timing
 
 
 def fit(verbose):
     """As Keras' own does, it has an argument of that name, and runs what it is given below it."""
-    with progress.said("planning"):
+    with timing.said("planning"):
         time.sleep(0.01)
 
 
 @pytest.fixture
 def at_once(monkeypatch):
-    monkeypatch.setattr(progress, "AFTER_S", 0.0)
+    monkeypatch.setattr(timing, "AFTER_S", 0.0)
 
 
 def test_long_work_is_said_when_it_begins_and_when_it_ends(at_once, capsys):
@@ -31,18 +31,18 @@ def test_long_work_is_said_when_it_begins_and_when_it_ends(at_once, capsys):
 
 
 def test_short_work_and_a_silent_fit_say_nothing(monkeypatch, capsys):
-    monkeypatch.setattr(progress, "AFTER_S", 60.0)
+    monkeypatch.setattr(timing, "AFTER_S", 60.0)
     fit(verbose=1)
-    monkeypatch.setattr(progress, "AFTER_S", 0.0)
+    monkeypatch.setattr(timing, "AFTER_S", 0.0)
     fit(verbose=0)
-    with progress.said("no fit at all"):
+    with timing.said("no fit at all"):
         pass
     assert not capsys.readouterr().err
 
 
 def test_an_error_ends_it(at_once, capsys):
     def fit(verbose):
-        with progress.said("planning"):
+        with timing.said("planning"):
             time.sleep(0.01)
             raise ValueError("no plan")
 
@@ -52,10 +52,10 @@ def test_an_error_ends_it(at_once, capsys):
 
 
 def test_seconds_that_are_known_later_are_said_then(monkeypatch, capsys):
-    monkeypatch.setattr(progress, "AFTER_S", 0.05)
+    monkeypatch.setattr(timing, "AFTER_S", 0.05)
 
     def fit(verbose, seconds):
-        with progress.said("looking") as say_seconds:
+        with timing.said("looking") as say_seconds:
             say_seconds(seconds)
             time.sleep(0.1)
 
@@ -69,7 +69,7 @@ def test_seconds_that_are_known_later_are_said_then(monkeypatch, capsys):
 
 def test_a_line_of_its_own_beside_the_progress_bar(at_once, capsys):
     def fit(verbose, begin_step):
-        with progress.said("planning"):
+        with timing.said("planning"):
             time.sleep(0.01)
 
     fit(verbose="auto", begin_step=3)

@@ -8,8 +8,7 @@ from tf_ooo.costs.layer_costs import LayerCosts
 from tf_ooo.errors import ScheduleError
 from tf_ooo.planning.model.schedule import KINDS, Schedule, Task
 from tf_ooo.planning.policies import BACKWARD_ORDERS
-from tf_ooo.planning.simulation.simulator import simulate
-from tf_ooo.planning.simulation.validate import validate
+from tf_ooo.planning.simulation.simulator import simulate, validate
 
 HEAD = "tf_ooo schedule v1\nmode m\npolicy p\n"
 

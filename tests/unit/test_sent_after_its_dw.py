@@ -10,7 +10,7 @@ from tensorflow.core.framework import graph_pb2
 from grappler_passes.graph.dependencies import GraphIndex
 from tf_ooo import LayerCosts, Link, simulate
 from tf_ooo.rewriting import staged as rewriting
-from tf_ooo.rewriting.homes import one_pipeline
+from tf_ooo.rewriting.placing import one_pipeline
 from tf_ooo.rewriting.plan import plan
 
 COSTS = [LayerCosts(1, 2, 4, output_bytes=8), LayerCosts(1, 2, 4)]

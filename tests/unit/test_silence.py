@@ -14,7 +14,7 @@ import time
 import pytest
 
 from tests import forked
-from tf_ooo.hosts.silence import Silence, cut
+from tf_ooo.hosts.watch import Silence, cut
 
 SILENCE_S = 0.5
 # A wait for what comes within a second fails after so long.

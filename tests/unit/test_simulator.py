@@ -6,7 +6,7 @@ import pytest
 
 from tf_ooo import LayerCosts, Link, Schedule, plan, simulate
 from tf_ooo.errors import CostError, ScheduleError
-from tf_ooo.planning.simulation.validate import validate
+from tf_ooo.planning.simulation.simulator import validate
 
 HEAD = "tf_ooo schedule v1\nmode pipeline\npolicy byhand\n"
 # F, dO, dW, U of two layers

@@ -11,16 +11,16 @@ import pytest
 from tf_ooo.costs.layer_costs import LayerCosts, Link
 from tf_ooo.costs.table import CostTable
 from tf_ooo.errors import OptionsError
-from tf_ooo.fit.slower_warning import SlowerWarning
+from tf_ooo.fit.reporting import SlowerWarning
 from tf_ooo.modes.data_parallel import alone as of_ranks
 from tf_ooo.modes.data_parallel.alone import note_alone
 from tf_ooo.modes.layerpipe.planned import advice as of_layerpipe
 from tf_ooo.modes.layerpipe.planned import make_plan
 from tf_ooo.modes.layerpipe.reporting import limits_of
-from tf_ooo.modes.pipeline.advice import why_back
+from tf_ooo.modes.pipeline.reporting import why_back
 from tf_ooo.planning.model.schedule import Schedule
-from tf_ooo.report.gain import Gain
 from tf_ooo.report.report import Report
+from tf_ooo.report.summary import Gain
 
 
 def gain(ours_s, baseline_s):

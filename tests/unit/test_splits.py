@@ -10,7 +10,7 @@ from click.testing import CliRunner
 from tf_ooo.cli import main
 from tf_ooo.costs import LayerCosts, Link
 from tf_ooo.costs.table import CostTable
-from tf_ooo.planning.choosing.splits import splits
+from tf_ooo.planning.choosing.on_paper import splits
 from tf_ooo.planning.model.problem import Problem
 
 # Unequal: 2 + 3 + 1 and 4 + 1 + 1 s a micro-batch.

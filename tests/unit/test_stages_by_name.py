@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tf_ooo.errors import OptionsError
-from tf_ooo.planning.building.by_name import bounds_of, check_stages
+from tf_ooo.planning.building.stages import bounds_of, check_stages
 from tf_ooo.rewriting.parts import layer_of_part
 
 NAMES = ["stem", "block_1/a", "block_1/b", "block_2/a", "head"]

@@ -8,7 +8,7 @@ import pytest
 
 from tf_ooo.costs.layer_costs import LayerCosts
 from tf_ooo.fit.recorder import busy_seconds, task_times
-from tf_ooo.planning.building.merging import merged
+from tf_ooo.planning.building.stages import merged
 from tf_ooo.planning.model.schedule import Schedule, Task, TaskList
 from tf_ooo.planning.simulation.simulator import simulate
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tensorflow.core.framework import graph_pb2
 
 from tf_ooo.planning.model.task import Task
-from tf_ooo.rewriting.op_tasks import timed_ops
+from tf_ooo.rewriting.lowering import timed_ops
 
 F0, F1 = Task("F", 0), Task("F", 1)
 # name: op, inputs, task

@@ -10,14 +10,11 @@ from hypothesis import strategies as st
 
 from tf_ooo.costs.layer_costs import LayerCosts, Link
 from tf_ooo.errors import MemoryLimitError, OptionsError
-from tf_ooo.planning.building.squeeze import Style, squeezed
-from tf_ooo.planning.building.v_block import HALF, MIN, ZB, block, lanes
-from tf_ooo.planning.building.v_shape import v_stages
+from tf_ooo.planning.building.v_shape import HALF, MIN, ZB, Style, block, lanes, squeezed, v_stages
 from tf_ooo.planning.model.problem import Problem
 from tf_ooo.planning.model.schedule import Schedule, Task
 from tf_ooo.planning.policies import POLICIES
-from tf_ooo.planning.simulation.simulator import simulate
-from tf_ooo.planning.simulation.validate import validate
+from tf_ooo.planning.simulation.simulator import simulate, validate
 from tf_ooo.rewriting.plan import plan
 
 GOLDEN = Path(__file__).parents[1] / "golden"

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tf_ooo.compat import xla_flags
-from tf_ooo.modes.compiled.captured import CompiledModule, read_dump, read_thunks, watched
+from tf_ooo.compat import xla
+from tf_ooo.modes.compiled.session import CompiledModule, read_dump, read_thunks, watched
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "xla"
 
@@ -91,7 +91,7 @@ def test_nothing_was_written(tmp_path):
 
 
 def test_the_users_own_dump_goes_where_they_said(monkeypatch, tmp_path):
-    monkeypatch.setattr(xla_flags, "flags_of_process", lambda: f"--xla_dump_to={tmp_path}")
+    monkeypatch.setattr(xla, "flags_of_process", lambda: f"--xla_dump_to={tmp_path}")
     with watched() as watch:
         pass
     assert watch.module is None

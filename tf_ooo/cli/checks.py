@@ -112,7 +112,7 @@ def xla() -> Finding:
     import tensorflow as tf
 
     from grappler_passes.compat import releases
-    from tf_ooo.compat import xla_flags
+    from tf_ooo.compat import xla as xla_flags
 
     if releases.major_minor(tf.__version__) < (2, 21):
         fact = "compiled steps stay in stock order with this TensorFlow"

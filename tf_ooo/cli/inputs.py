@@ -13,7 +13,7 @@ from tf_ooo.costs.communication import parse_bytes, parse_link
 from tf_ooo.costs.layer_costs import Link
 from tf_ooo.costs.table import CostTable
 from tf_ooo.errors import CostError, OOOError, OptionsError
-from tf_ooo.options.checks import choice
+from tf_ooo.options.base import choice
 from tf_ooo.planning.model.schedule import Schedule
 from tf_ooo.planning.model.schedule_file import read_schedule
 from tf_ooo.planning.policies import POLICIES

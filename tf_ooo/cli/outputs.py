@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from tf_ooo.planning.choosing.plan import step_s
-from tf_ooo.planning.pictures.parts import Page
+from tf_ooo.planning.pictures.page import Page
 from tf_ooo.planning.pictures.style import steady_step_s
 from tf_ooo.planning.simulation.timeline import Timeline
 from tf_ooo.units import bytes_text, time_text

@@ -25,21 +25,19 @@ from tf_ooo.costs.layer_costs import Link
 from tf_ooo.costs.sources import costs_for_model, is_name, rows_of_micro_batch, with_rows
 from tf_ooo.costs.table import CostTable
 from tf_ooo.errors import OptionsError
-from tf_ooo.planning.building.by_name import Stages
-from tf_ooo.planning.choosing.assumptions import assumptions
-from tf_ooo.planning.choosing.figures import reference
+from tf_ooo.planning.building.stages import Stages
+from tf_ooo.planning.choosing.figures import assumptions, reference
 from tf_ooo.planning.choosing.on_paper import (
     candidates,
     microbatches_of,
     mode_with_stages,
     policies_of,
     problem_of,
+    refuse_beside_splits,
     usual_mode,
 )
-from tf_ooo.planning.choosing.plan import Candidate, Plan, as_asked, choose, policy_named
-from tf_ooo.planning.choosing.recompute import CHOICES
-from tf_ooo.planning.choosing.splits import refuse_beside_splits
-from tf_ooo.planning.choosing.splits import splits as divided
+from tf_ooo.planning.choosing.on_paper import splits as divided
+from tf_ooo.planning.choosing.plan import CHOICES, Candidate, Plan, as_asked, choose, policy_named
 from tf_ooo.planning.policies import POLICIES, Problem
 from tf_ooo.planning.simulation.timeline import Timeline
 from tf_ooo.report.later import if_it_takes

@@ -9,8 +9,7 @@ from tf_ooo.costs.layer_costs import LayerCosts
 from tf_ooo.planning.choosing.figures import one_device_s, over, over_one_device
 from tf_ooo.planning.choosing.plan import Plan, Trial
 from tf_ooo.planning.model.schedule import Schedule
-from tf_ooo.planning.pictures.page import chart_of, title
-from tf_ooo.planning.pictures.parts import Listed, Page, Table, bars_of, layer_table
+from tf_ooo.planning.pictures.page import Listed, Page, Table, bars_of, chart_of, layer_table, title
 from tf_ooo.planning.simulation.timeline import Timeline
 from tf_ooo.units import time_text
 

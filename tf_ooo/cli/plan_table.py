@@ -23,8 +23,8 @@ from tf_ooo.planning.choosing.figures import (
     recomputation,
     squeezed,
 )
+from tf_ooo.planning.choosing.on_paper import AVERAGED, Split
 from tf_ooo.planning.choosing.plan import Candidate
-from tf_ooo.planning.choosing.splits import AVERAGED, Split
 from tf_ooo.units import bytes_text, time_text, with_units
 
 _LEFT_OUT = "-"

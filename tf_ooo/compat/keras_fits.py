@@ -9,12 +9,35 @@ from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
+import keras
 import tensorflow as tf
 
-from tf_ooo.compat import keras_attributes, versions
+from tf_ooo.compat import keras_layers, versions
 
 if TYPE_CHECKING:
     import keras
+
+
+_HOOKS = ("on_{}_batch_begin", "on_{}_batch_end")
+
+
+class Callback(keras.callbacks.Callback):  # type: ignore[misc]
+    """``keras.callbacks.Callback`` that ``tf_keras`` may be given, too: Keras 2 asks for its hooks."""
+
+    def _implements_train_batch_hooks(self) -> bool:
+        return self._overrides("train") or self._overrides("", "on_batch_begin", "on_batch_end")
+
+    def _implements_test_batch_hooks(self) -> bool:
+        return self._overrides("test")
+
+    def _implements_predict_batch_hooks(self) -> bool:
+        return self._overrides("predict")
+
+    def _overrides(self, mode: str, *names: str) -> bool:
+        wanted = names or [name.format(mode) for name in _HOOKS]
+        own: Any = type(self)
+        return any(getattr(own, name) is not getattr(keras.callbacks.Callback, name) for name in wanted)
+
 
 # The object that gives a ``fit`` its batches has this context manager around each epoch.
 AROUND_BATCHES = "catch_stop_iteration"
@@ -120,10 +143,10 @@ def set_start_epoch(model: keras.Model, epoch: int) -> None:
         return
 
     def once(*_: Any) -> tuple[int, int]:
-        keras_attributes.unshadow(model, _KERAS_2_START)
+        keras_layers.unshadow(model, _KERAS_2_START)
         return epoch, 0
 
-    keras_attributes.shadow(model, _KERAS_2_START, once)
+    keras_layers.shadow(model, _KERAS_2_START, once)
 
 
 # Keras 3's BackupAndRestore saves with this method, to these paths, all below the first.

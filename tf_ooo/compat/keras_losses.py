@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
-from tf_ooo.compat import keras_attributes, keras_layers, versions
+from tf_ooo.compat import keras_layers, versions
 
 if TYPE_CHECKING:
     import keras
@@ -127,7 +127,7 @@ class _Shadows:
         self._shadowed: list[tuple[Any, str]] = []
 
     def _shadow(self, owner: object, name: str, value: object) -> None:
-        keras_attributes.shadow(owner, name, value)
+        keras_layers.shadow(owner, name, value)
         self._shadowed.append((owner, name))
 
     def update_by(self, update: Any, metric: Any) -> None:
@@ -146,7 +146,7 @@ class _Shadows:
 
     def undo(self) -> None:
         while self._shadowed:
-            keras_attributes.unshadow(*self._shadowed.pop())
+            keras_layers.unshadow(*self._shadowed.pop())
 
 
 def _update_mean(update: Any, weight: Any, values: Any, sample_weight: Any = None) -> Any:

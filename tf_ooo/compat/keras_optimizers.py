@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from grappler_passes.compat import keras_values
-from tf_ooo.compat import keras_attributes, keras_variables, nests, tf_functions, versions
+from tf_ooo.compat import keras_layers, keras_variables, nests, tf_functions, versions
 
 if TYPE_CHECKING:
     import keras
@@ -97,7 +97,7 @@ def shadow_update(optimizer: keras.optimizers.Optimizer, make: Callable[[Apply],
     ``apply(grads, trainable_variables=None)`` is the method of Keras 3, or what does the same in Keras 2.
     """
     if not versions.is_of_keras_2(optimizer):
-        keras_attributes.shadow(optimizer, "apply", make(optimizer.apply))
+        keras_layers.shadow(optimizer, "apply", make(optimizer.apply))
         return
     inner = optimizer.apply_gradients
 
@@ -110,12 +110,12 @@ def shadow_update(optimizer: keras.optimizers.Optimizer, make: Callable[[Apply],
 
         return make(apply)([grad for grad, _ in pairs], variables)
 
-    keras_attributes.shadow(optimizer, "apply_gradients", apply_gradients)
+    keras_layers.shadow(optimizer, "apply_gradients", apply_gradients)
 
 
 def unshadow_update(optimizer: keras.optimizers.Optimizer) -> None:
     """Undoes :func:`shadow_update`."""
-    keras_attributes.unshadow(optimizer, "apply_gradients" if versions.is_of_keras_2(optimizer) else "apply")
+    keras_layers.unshadow(optimizer, "apply_gradients" if versions.is_of_keras_2(optimizer) else "apply")
 
 
 def loss_scaling(optimizer: keras.optimizers.Optimizer) -> str:

@@ -10,15 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
-from tf_ooo.compat import (
-    func_graphs,
-    keras_attributes,
-    keras_layers,
-    keras_optimizers,
-    keras_variables,
-    tf_functions,
-    versions,
-)
+from tf_ooo.compat import func_graphs, keras_layers, keras_optimizers, keras_variables, tf_functions, versions
 
 if TYPE_CHECKING:
     import keras
@@ -74,11 +66,11 @@ def as_first_fit(
         traced = _first_trace_of(model)
         if traced is None:
             return first_step(*args, **kwargs)
-        keras_attributes.shadow(model, "optimizer", traced.optimizer)
+        keras_layers.shadow(model, "optimizer", traced.optimizer)
         try:
             return first_step(*args, **kwargs)
         finally:
-            keras_attributes.unshadow(model, "optimizer")
+            keras_layers.unshadow(model, "optimizer")
 
     return called
 

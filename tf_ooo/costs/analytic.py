@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING
 
 from grappler_passes.compat import shape_inference
 from grappler_passes.compat.shape_inference import OutputInfo
-from grappler_passes.graph.contexts import SWITCHES
-from grappler_passes.graph.dependencies import split_input
+from grappler_passes.graph.dependencies import SWITCHES, split_input
 from tf_ooo.costs.devices import ELEMENTS_A_PIECE, SPLIT_SUM, TILE, DeviceModel, Work, gemm_pieces
 from tf_ooo.errors import CostError
 

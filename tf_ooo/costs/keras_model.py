@@ -32,8 +32,7 @@ from tf_ooo.costs.devices import device as device_named
 from tf_ooo.costs.from_graph import forward_layers, graph_costs, places, with_occupancy
 from tf_ooo.costs.input_shapes import InputShape, input_shapes
 from tf_ooo.costs.layer_costs import Link
-from tf_ooo.costs.op_seconds import op_seconds
-from tf_ooo.costs.profile import OpProfile, profile_ops
+from tf_ooo.costs.profile import OpProfile, op_seconds, profile_ops
 from tf_ooo.costs.table import CostTable
 from tf_ooo.errors import CostError, OptionsError
 

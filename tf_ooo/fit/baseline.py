@@ -12,9 +12,9 @@ import tensorflow as tf
 
 from tf_ooo.compat import func_graphs, nests, tf_functions, train_function
 from tf_ooo.errors import BackendError
-from tf_ooo.fit import paying
+from tf_ooo.fit import timing
 from tf_ooo.report.report import Report
-from tf_ooo.rewriting.failures import in_one_line
+from tf_ooo.rewriting.request import in_one_line
 from tf_ooo.tracing.traces import RestoringFunction, random_state_in
 
 if TYPE_CHECKING:
@@ -89,16 +89,16 @@ class Baseline:
 
     def _few(self, trace_s: float, call_s: float) -> int:
         """Return how many steps a fit gets that does not pay for them; they add a tenth to their trace."""
-        if not (self._always and self._asked is None and paying.FEW):
+        if not (self._always and self._asked is None and timing.FEW):
             return 0
-        return max(paying.FEW, min(_MOST_STEPS, int(_OF_TRACE * trace_s / max(call_s, 1e-9))))
+        return max(timing.FEW, min(_MOST_STEPS, int(_OF_TRACE * trace_s / max(call_s, 1e-9))))
 
     def _why_not(self, step_s: float, cost_s: float) -> str:
         if self._asked is False:
             return "compare=False"
         if self._asked is None and self._steps is None:
             return f"nobody knows how long the fit is; compare=True measures {self.name} beside it"
-        if self._asked is None and not paying.pays(cost_s, step_s, self._steps or 0):
+        if self._asked is None and not timing.pays(cost_s, step_s, self._steps or 0):
             self.too_short = True
             measuring = f"to measure {self.name} beside it, about {cost_s:.1f} s"
             return f"the fit is too short {measuring}; compare=True does"

@@ -16,27 +16,24 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from tf_ooo.compat import nests
-from tf_ooo.costs.op_seconds import step_costs
-from tf_ooo.costs.profile import StepProfiler
+from tf_ooo.costs.profile import StepProfiler, step_costs
 from tf_ooo.errors import BackendError, GraphError, MemoryLimitError, OOOError
 from tf_ooo.fit.comparison import REWRITTEN, STOCK, StepComparison, Verdict
 from tf_ooo.fit.experiment import Comparing, Experiment, StockFirst, Turn
 from tf_ooo.fit.mode import Training
-from tf_ooo.fit.paying import Budget
 from tf_ooo.fit.reporting import fall_back
-from tf_ooo.fit.timing import timed_run
+from tf_ooo.fit.timing import Budget, timed_run
 from tf_ooo.options import OneDeviceOptions
 from tf_ooo.planning.model.task import Task
 from tf_ooo.planning.simulation.measured import one_by_one
 from tf_ooo.planning.simulation.timeline import Timeline
 from tf_ooo.report.parts import Outcome
 from tf_ooo.report.report import Report, not_predicted
-from tf_ooo.rewriting.op_tasks import tasks_of_ops
-from tf_ooo.rewriting.reporting import fill_plan
-from tf_ooo.rewriting.result import RewriteResult
+from tf_ooo.rewriting.lowering import tasks_of_ops
+from tf_ooo.rewriting.result import RewriteResult, fill_plan
 from tf_ooo.rewriting.session import StepSession
-from tf_ooo.tracing import alike, traces
-from tf_ooo.tracing.inputs import Inputs
+from tf_ooo.tracing import traces
+from tf_ooo.tracing.traces import Inputs
 
 _LOG = logging.getLogger("tf_ooo")
 Call = tuple[tuple[Any, ...], dict[str, Any]]  # what a step is called with
@@ -243,7 +240,9 @@ class StepController:
         elif draws:
             self._keep_rewritten(f"{draws}, which this step begins anew; no turns with the stock step")
         elif (
-            late and self.comparison.stock_may_stay and alike.differ(self.stock, self.rewritten, args, kwargs)
+            late
+            and self.comparison.stock_may_stay
+            and traces.differ(self.stock, self.rewritten, args, kwargs)
         ):
             self._keep_stock(_CHANGED)
         elif self.options.profile_steps:

@@ -15,18 +15,18 @@ from tf_ooo.compat import keras_fits, keras_layers, keras_variables, nests, trai
 from tf_ooo.costs.profile import MOST_STEPS, StepProfiler
 from tf_ooo.costs.table import CostTable
 from tf_ooo.errors import BackendError, OOOError
-from tf_ooo.fit import estimates, progress
+from tf_ooo.fit import timing
 from tf_ooo.fit.baseline import ONE_DEVICE, Baseline, stock_steps_s
 from tf_ooo.fit.measured import measured_costs
-from tf_ooo.fit.slower_warning import SlowerWarning
+from tf_ooo.fit.reporting import SlowerWarning
 from tf_ooo.fit.timing import timed_run
 from tf_ooo.hosts.cluster import Cluster
 from tf_ooo.hosts.devices import home_device
 from tf_ooo.hosts.speeds import measured_model
 from tf_ooo.hosts.target import Devices, Target, target_of
 from tf_ooo.options import DeviceOptions
-from tf_ooo.report.environment import environment
 from tf_ooo.report.report import Report
+from tf_ooo.report.summary import environment
 from tf_ooo.rewriting.request import RewriteRequest
 from tf_ooo.rewriting.result import RewriteResult
 from tf_ooo.rewriting.staged import LayerByLayer, TracedBefore, request_to_measure
@@ -130,8 +130,8 @@ class Distributed:
         baseline = Baseline(ONE_DEVICE, self.report, asked, steps, always)
 
         def run(least: int) -> list[float]:
-            about_s = estimates.stock_s(first.first_s, first.microbatches) + least * serial_s
-            with progress.said(f"measuring {ONE_DEVICE}, to compare with", about_s):
+            about_s = timing.stock_s(first.first_s, first.microbatches) + least * serial_s
+            with timing.said(f"measuring {ONE_DEVICE}, to compare with", about_s):
                 return stock_steps_s(model, batch, least, calls_python)
 
         ours_s = min(serial_s, self.report.predicted_step_s or serial_s)
@@ -259,11 +259,11 @@ class FirstSteps:
             self.microbatches = len(rows)
             parts = f" in {len(rows)} micro-batches" if len(rows) > 1 else ""
             text = f"tracing the step{parts}, to cut it"
-            about_s = estimates.micro_batches_s(self._pass_s, len(rows))
-            functions.around_traces = functools.partial(progress.said, text, about_s)
+            about_s = timing.micro_batches_s(self._pass_s, len(rows))
+            functions.around_traces = functools.partial(timing.said, text, about_s)
         started = time.perf_counter()
         if self.seen and self._steps:
-            with progress.said(f"measuring step {self.seen} of {self._steps} on one device"):
+            with timing.said(f"measuring step {self.seen} of {self._steps} on one device"):
                 outputs = self._measured_step(batch)
         else:
             try:

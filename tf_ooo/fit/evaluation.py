@@ -6,9 +6,8 @@ import contextlib
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from tf_ooo.compat import keras_attributes, keras_fits
-from tf_ooo.hosts.ranks.base import Engine
-from tf_ooo.hosts.ranks.lost import naming_the_lost
+from tf_ooo.compat import keras_fits, keras_layers
+from tf_ooo.hosts.ranks.base import Engine, naming_the_lost
 from tf_ooo.tracing import sync
 
 if TYPE_CHECKING:
@@ -32,11 +31,11 @@ def average_evaluation(engine: Engine, model: keras.Model) -> None:
     own = callbacks.on_test_end
 
     def on_test_end(logs: dict[str, Any] | None = None) -> None:
-        keras_attributes.set_on(callbacks, "on_test_end", None)
+        keras_layers.set_on(callbacks, "on_test_end", None)
         logs = {} if logs is None else logs
         with naming_the_lost(engine, "at the end of an evaluation"):
             replies = engine.gather([numbers_of(logs), keras_fits.samples_seen(model)])
         logs.update(sync.average_logs(*zip(*replies, strict=True)))
         own(logs)
 
-    keras_attributes.set_on(callbacks, "on_test_end", on_test_end)
+    keras_layers.set_on(callbacks, "on_test_end", on_test_end)

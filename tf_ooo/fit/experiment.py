@@ -12,12 +12,11 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tf_ooo.compat.evaluation import Kind
+from tf_ooo.compat.train_function import Kind
 from tf_ooo.fit.comparison import STOCK, StepComparison, Verdict
 from tf_ooo.fit.mode import Function, Training
-from tf_ooo.fit.paying import Budget
 from tf_ooo.fit.recorder import Watched
-from tf_ooo.fit.timing import timed_run
+from tf_ooo.fit.timing import Budget, timed_run
 from tf_ooo.report.report import Report
 
 

@@ -12,18 +12,58 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import sys
 from collections.abc import Callable, Iterator
+from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from tf_ooo.compat import keras_attributes, keras_fits, train_function
-from tf_ooo.fit.frames import in_short
+from tf_ooo.compat import keras_fits, keras_layers, train_function, versions
+from tf_ooo.errors import OOOError
 from tf_ooo.fit.saving import replacing, saving_backups_whole
 
 if TYPE_CHECKING:
     import keras
 
-    from tf_ooo.compat.evaluation import Kind
+    from tf_ooo.compat.train_function import Kind
     from tf_ooo.fit.mode import Function, Training
+
+
+_INTERNAL = ("tf_ooo", "grappler_passes", "keras_callbacks", *versions.FRAMEWORKS)
+
+
+def in_short(error: BaseException) -> BaseException:
+    """Take the frames of this package, Keras and TensorFlow out of a refusal's traceback; return the error.
+
+    Other errors keep theirs: a fault of ours is to be found.  So does everything after
+    ``keras.config.disable_traceback_filtering()`` or ``tf.debugging.disable_traceback_filtering()``.
+    """
+    if isinstance(error, OOOError) and _filtering():
+        kept: TracebackType | None = None
+        for frame in reversed(list(_each(error.__traceback__))):
+            if not _is_internal(frame):
+                kept = TracebackType(kept, frame.tb_frame, frame.tb_lasti, frame.tb_lineno)
+        error.__traceback__ = kept
+    return error
+
+
+def _each(frame: TracebackType | None) -> Iterator[TracebackType]:
+    while frame is not None:
+        yield frame
+        frame = frame.tb_next
+
+
+def _is_internal(frame: TracebackType) -> bool:
+    return str(frame.tb_frame.f_globals.get("__name__", "")).partition(".")[0] in _INTERNAL
+
+
+def _filtering() -> bool:
+    """Return whether neither TensorFlow nor Keras was told to show all frames."""
+    import tensorflow as tf
+
+    keras_config = getattr(sys.modules.get("keras"), "config", None)
+    asked = getattr(keras_config, "is_traceback_filtering_enabled", lambda: True)
+    return bool(tf.debugging.is_traceback_filtering_enabled() and asked())
+
 
 _CALLS = tuple(
     f"on_{what}_{when}"
@@ -94,7 +134,7 @@ class Guard:
 
     def _put(self, owner: object, name: str, method: Callable[..., Any]) -> None:
         self._kept.append((owner, name, vars(owner).get(name)))
-        keras_attributes.set_on(owner, name, method)
+        keras_layers.set_on(owner, name, method)
 
     def _wrapped(self, model: keras.Model) -> dict[str, Callable[..., Any]]:
         wrapped = {
@@ -192,7 +232,7 @@ class Guard:
 
     def close(self) -> None:
         while self._kept:
-            keras_attributes.set_on(*self._kept.pop())
+            keras_layers.set_on(*self._kept.pop())
         train_function.set_functions_of(self._model, train_function.functions_of(self._model))
 
 

@@ -14,18 +14,17 @@ from typing import TYPE_CHECKING, Any
 from grappler_passes.compat import releases
 from tf_ooo.compat import train_function, versions
 from tf_ooo.errors import BackendError, OOOError
-from tf_ooo.fit import progress
+from tf_ooo.fit import timing
 from tf_ooo.fit.evaluation import average_evaluation
-from tf_ooo.fit.frames import in_short
-from tf_ooo.fit.guard import Guard
+from tf_ooo.fit.guard import Guard, in_short
 from tf_ooo.fit.mode import Mode, Training
 from tf_ooo.fit.recorder import Recorder
 from tf_ooo.fit.reporting import fall_back, save_timeline
 from tf_ooo.hosts.target import gone, lost_text
-from tf_ooo.report.environment import environment
 from tf_ooo.report.parts import Recorded
 from tf_ooo.report.report import Report
-from tf_ooo.rewriting.failures import in_one_line
+from tf_ooo.report.summary import environment
+from tf_ooo.rewriting.request import in_one_line
 
 if TYPE_CHECKING:
     import keras
@@ -200,9 +199,9 @@ class FitLife:
             self._say_gain()
             if running.recorder is not None:
                 running.recorder.close()
-        with progress.said("putting the model back as it was"):
+        with timing.said("putting the model back as it was"):
             lost = self._restore()
-        with progress.said("writing the report and its pictures"):
+        with timing.said("writing the report and its pictures"):
             self._save_timeline()
         if running is not None and lost:
             raise gone(lost, running.training.explain)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
-from tf_ooo.compat.evaluation import Kind
+from tf_ooo.compat.train_function import Kind
 from tf_ooo.fit.recorder import Watched
 from tf_ooo.hosts.ranks.base import Engine
 from tf_ooo.options import ModeOptions

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import ipaddress
 import os
 import re
 import socket
 from collections.abc import Iterator, Sequence
 
-from tf_ooo.errors import OptionsError
+from tf_ooo.errors import BackendError, OptionsError
+from tf_ooo.hosts.native import load
 
 CLUSTER_VARIABLE = "TF_OOO_CLUSTER"
 """This variable stands for ``devices=`` where it is left out; ``tf-ooo run`` sets it."""
@@ -166,3 +168,42 @@ def check_devices(value: object) -> None:
 def over_hosts(value: object) -> bool:
     """Return whether ``devices=`` are those of a cluster: its addresses, or an object that has devices."""
     return is_cluster(value) or has_devices(value)
+
+
+def is_loopback(address: str) -> bool:
+    """Return whether only this machine reaches ``host:port``; true if the name is not known."""
+    try:
+        return ipaddress.ip_address(_ip(address)).is_loopback
+    except OSError:
+        return True
+
+
+def _ip(address: str) -> str:
+    host, port = host_port(address)
+    ip = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][4][0]
+    return str(ip).partition("%")[0]
+
+
+@contextlib.contextmanager
+def only_at(address: str) -> Iterator[None]:
+    """A server of this ``host:port`` that TensorFlow starts in the block listens at that address alone.
+
+    TensorFlow itself opens the port at all addresses of the machine.
+
+    Raises:
+        BackendError: it was opened at all addresses all the same, or this system cannot do it.
+    """
+    library, ip = load("_listening"), _ip(address)
+    if library.ooo_listen_only(ip.encode(), host_port(address)[1]) <= 0:
+        raise BackendError(
+            f"cannot listen at {address} alone: TensorFlow opens ports in another way than it did"
+        )
+    try:
+        yield
+        if not library.ooo_narrowed():
+            raise BackendError(
+                f"{address} was opened at all addresses of this machine, and whoever reaches the port can "
+                "run anything: end this process"
+            )
+    finally:
+        library.ooo_listen_only(b"::", 0)

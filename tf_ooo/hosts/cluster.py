@@ -28,17 +28,26 @@ from tf_ooo.hosts.addresses import (
     can_listen,
     held_ports,
     host_port,
+    is_loopback,
+    only_at,
     outward_host,
     parse,
 )
 from tf_ooo.hosts.devices import home_device
-from tf_ooo.hosts.facts import Client, Facts, Line, in_a_line, own_facts, say_used, user_of
-from tf_ooo.hosts.link import link_between, measure_device_link
-from tf_ooo.hosts.listening import is_loopback, only_at
-from tf_ooo.hosts.memory_limits import ReportedLimit, limits_of_gpus, limits_of_workers
-from tf_ooo.hosts.silence import Silence
-from tf_ooo.hosts.speeds import relative_speeds
-from tf_ooo.hosts.watch import SILENCE_S, Watch
+from tf_ooo.hosts.facts import (
+    Client,
+    Facts,
+    Line,
+    ReportedLimit,
+    in_a_line,
+    limits_of_gpus,
+    limits_of_workers,
+    own_facts,
+    say_used,
+    user_of,
+)
+from tf_ooo.hosts.speeds import link_between, measure_device_link, relative_speeds
+from tf_ooo.hosts.watch import SILENCE_S, Silence, Watch
 from tf_ooo.hosts.worker import LEAST_THREADS
 
 logger = logging.getLogger("tf_ooo")

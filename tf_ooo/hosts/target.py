@@ -10,9 +10,8 @@ from tf_ooo.costs.table import CostTable
 from tf_ooo.errors import BackendError
 from tf_ooo.hosts.addresses import cluster_of_environment, has_devices, is_cluster
 from tf_ooo.hosts.devices import full_names, home_device
-from tf_ooo.hosts.link import link_between
-from tf_ooo.hosts.memory_limits import ReportedLimit, limits_of_gpus
-from tf_ooo.hosts.speeds import relative_speeds
+from tf_ooo.hosts.facts import ReportedLimit, limits_of_gpus
+from tf_ooo.hosts.speeds import link_between, relative_speeds
 
 
 @runtime_checkable
@@ -59,7 +58,7 @@ class Devices:
         self.costs: Callable[[CostTable], CostTable] = getattr(given, "costs", lambda measured: measured)
 
     def link_between(self) -> Link:
-        """Return the one that was given; else as :func:`tf_ooo.hosts.link.link_between`."""
+        """Return the one that was given; else as :func:`tf_ooo.hosts.speeds.link_between`."""
         link: Link | None = getattr(self._given, "link", None)
         return link_between(self.devices) if link is None else link
 

@@ -11,9 +11,8 @@ from collections.abc import Callable, Sequence
 
 from tf_ooo.compat import versions
 from tf_ooo.errors import BackendError, OptionsError
-from tf_ooo.hosts.addresses import can_listen, parse
+from tf_ooo.hosts.addresses import can_listen, is_loopback, only_at, parse
 from tf_ooo.hosts.facts import own_facts, publish
-from tf_ooo.hosts.listening import is_loopback, only_at
 
 # Fewer, and a worker that computes cannot serve the tensors that others wait for.
 LEAST_THREADS = 4

@@ -9,8 +9,7 @@ from tf_ooo.errors import OptionsError
 from tf_ooo.hosts.ranks.launch import launched_with_workers
 from tf_ooo.modes.table import MODES, Pipeline, SingleDevice
 from tf_ooo.options import ModeOptions
-from tf_ooo.options.base import is_default, owners_of
-from tf_ooo.options.checks import choice
+from tf_ooo.options.base import choice, is_default, owners_of
 
 AUTO = "auto"
 

@@ -9,10 +9,10 @@ from typing import Any
 from tf_ooo.costs.table import CostTable
 from tf_ooo.errors import OptionsError
 from tf_ooo.hosts.addresses import check_devices
-from tf_ooo.hosts.ranks.combining import COMPRESSIONS, OPS
+from tf_ooo.hosts.ranks.base import COMPRESSIONS, OPS
 from tf_ooo.hosts.ranks.launch import ENGINES
-from tf_ooo.options.base import ModeOptions
-from tf_ooo.options.checks import (
+from tf_ooo.options.base import (
+    ModeOptions,
     choice,
     flag,
     folder,

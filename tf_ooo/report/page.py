@@ -9,8 +9,16 @@ from typing import TYPE_CHECKING, Any
 
 from tf_ooo.errors import BackendError
 from tf_ooo.planning.model.schedule import Schedule
-from tf_ooo.planning.pictures.page import chart_of, page_html
-from tf_ooo.planning.pictures.parts import Chart, Listed, Page, Table, bars_of, layer_table
+from tf_ooo.planning.pictures.page import (
+    Chart,
+    Listed,
+    Page,
+    Table,
+    bars_of,
+    chart_of,
+    layer_table,
+    page_html,
+)
 from tf_ooo.report.sections import CandidateRow, device_text
 from tf_ooo.units import bytes_text, seconds_text
 

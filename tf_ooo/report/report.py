@@ -16,9 +16,8 @@ from typing import TYPE_CHECKING, Any
 from tf_ooo.costs.places import KIND_WORDS
 from tf_ooo.planning.model.schedule import Schedule
 from tf_ooo.report import parts
-from tf_ooo.report.gain import Gain
 from tf_ooo.report.sections import LayerPipeSection, PipelineSection
-from tf_ooo.report.summary_rows import summary_rows
+from tf_ooo.report.summary import Gain, summary_rows
 from tf_ooo.units import seconds_text
 
 if TYPE_CHECKING:

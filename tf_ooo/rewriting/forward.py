@@ -9,17 +9,15 @@ from typing import TYPE_CHECKING
 
 from tensorflow.core.framework import graph_pb2, node_def_pb2
 
-from grappler_passes.graph.contexts import ENTERS, EXITS
-from grappler_passes.graph.dependencies import GraphIndex
+from grappler_passes.graph.dependencies import ENTERS, EXITS, GraphIndex
 from grappler_passes.graph.sizes import KnownShapes, output_bytes, outputs_with_sizes
 from grappler_passes.passes.base import PassResult
 from grappler_passes.passes.rewrite_plan import RewritePlan
 from tf_ooo.errors import GraphError
 from tf_ooo.hosts.devices import available_devices
 from tf_ooo.rewriting import passes
-from tf_ooo.rewriting.homes import is_resource
 from tf_ooo.rewriting.loops import members_of_loops
-from tf_ooo.rewriting.placing import as_they_can, follow, on_variables, slices_at_home
+from tf_ooo.rewriting.placing import as_they_can, follow, is_resource, on_variables, slices_at_home
 from tf_ooo.rewriting.request import RewriteRequest
 
 if TYPE_CHECKING:

@@ -1,19 +1,101 @@
-"""Schedule + TrainingGraph -> RewritePlan: the control edges that force the order of the backward tasks."""
+"""Schedule + TrainingGraph -> RewritePlan: control edges that force the order, and each op's task."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass
+import itertools
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
+from typing import TYPE_CHECKING, Protocol
 
 import rustworkx as rx
 
 from grappler_passes.analysis.backward_tasks import LayerTask, backward_tasks, producers_of
+from grappler_passes.graph.dependencies import reached
 from grappler_passes.graph.training_graph import OpKind, TrainingGraph
 from grappler_passes.passes.rewrite_plan import RewritePlan
-from tf_ooo.planning.model.schedule import Schedule, Task, TaskList
-from tf_ooo.rewriting.lanes import Bundle, LaneOrder, one_after_another
+from tf_ooo.costs.from_graph import layers_of_weights_and_readers
+from tf_ooo.planning.model.schedule import Schedule, TaskList
+from tf_ooo.planning.model.task import Task
+
+if TYPE_CHECKING:
+    from tensorflow.core.framework import graph_pb2
+
+
+@dataclass(frozen=True)
+class LaneOrder:
+    """Holds what a lane adds to a graph: edges (before, after), names of joins for edges to lead through,
+    each op's place in the lane; ``notes`` say which tasks may still overlap."""
+
+    edges: list[tuple[str, str]] = field(default_factory=list)
+    joins: list[str] = field(default_factory=list)
+    ranks: dict[str, int] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """Tasks in a row that run as one, each with its ops, which are numbers."""
+
+    tasks: dict[Task, Sequence[int]] = field(default_factory=dict)
+
+    @cached_property
+    def ops(self) -> list[int]:
+        return [op for ops in self.tasks.values() for op in ops]
+
+
+class Links(Protocol):
+    """Says how the tasks of one mode wait for each other, and what the ops of its graph depend on."""
+
+    @property
+    def names(self) -> Sequence[str]:
+        """Return the names of the ops, by number."""
+
+    def bit(self, op: int) -> int:
+        """The op as a set of bits."""
+
+    def needs(self, op: int) -> int:
+        """The op and all that it depends on, as bits."""
+
+    def run_as_one(self, before: Task, after: Task) -> bool:
+        """Return whether two tasks in a row are one block."""
+
+    def link(self, order: LaneOrder, rank: int, block: Bundle, following: Bundle, free: list[int]) -> None:
+        """Adds the edges that have the ``free`` ops of ``following`` run after ``block``, which has this
+        place.
+
+        Behind the last block there follows an empty one.
+        """
+
+
+def one_after_another(lane: Sequence[Task], ops: Mapping[Task, Sequence[int]], links: Links) -> LaneOrder:
+    """Return edges that make the tasks run one after the other; those without ``ops`` are looked through.
+
+    What an earlier block needs gets no edge (the shape that a kernel's gradient and the next dO share).  It
+    would not always be a cycle yet, but one once ops are merged: after all graph optimizers oneDNN makes one
+    op of a bias gradient and that of the kernel.
+    """
+    order = LaneOrder()
+    blocks = _blocks([task for task in lane if ops.get(task)], ops, links)
+    needed = 0
+    for rank, (block, following) in enumerate(itertools.zip_longest(blocks, blocks[1:], fillvalue=Bundle())):
+        order.ranks.update((links.names[op], rank) for op in block.ops)
+        for op in block.ops:
+            needed |= links.needs(op)
+        links.link(order, rank, block, following, [op for op in following.ops if not needed & links.bit(op)])
+    return order
+
+
+def _blocks(tasks: Sequence[Task], ops: Mapping[Task, Sequence[int]], links: Links) -> list[Bundle]:
+    blocks: list[Bundle] = []
+    for before, task in zip([None, *tasks], tasks, strict=False):
+        if before is None or not links.run_as_one(before, task):
+            blocks.append(Bundle())
+        blocks[-1].tasks[task] = ops[task]
+    return blocks
+
 
 _MAX_EDGES_PER_PAIR = 64
 
@@ -170,3 +252,77 @@ def dependencies(graph: TrainingGraph) -> rx.PyDiGraph:
         producers = (place.get(name, i) for name in producers_of(op))
         dag.add_edges_from_no_data([(producer, i) for producer in producers if producer < i])
     return dag
+
+
+# The bit of what a variable holds; those below it are stages.
+_WEIGHTS = 1 << 4096
+_READING = ("ReadVariableOp", "Resource")
+
+
+def tasks_of_ops(graph: TrainingGraph) -> dict[str, Task]:
+    """Return tasks by op of one step without micro-batches: F, dO, dW, communication, U of each layer.
+
+    Of the forward pass what the backward pass needs: metrics run at any time.
+    """
+    backward = {op for kind in (OpKind.OUTPUT_GRAD, OpKind.WEIGHT_GRAD) for op in graph.of_kind(kind)}
+    forward = layers_of_weights_and_readers(graph)
+    wanted = reached(backward, lambda name: graph.ops[name].producers if name in graph.ops else ())
+    forward = {n: forward[n] for n in graph.of_kind(OpKind.FORWARD) if n in forward and n in wanted}
+    tasks = {name: Task("F", layer) for name, layer in forward.items()}
+    for layer in graph.layers:
+        tasks.update(dict.fromkeys(layer.communication_ops, Task("comm", layer.index)))
+        tasks.update(dict.fromkeys(layer.update_ops, Task("U", layer.index)))
+    for task, names in task_ops(graph).ops.items():
+        tasks.update(dict.fromkeys(names, task))
+    return {name: task for name, task in tasks.items() if graph.ops[name].type != "Const"}
+
+
+def timed_ops(graph_def: graph_pb2.GraphDef, tasks: Mapping[str, Task]) -> dict[str, Task]:
+    """The tasks of ops, without ops of F that may run long before the task does.
+
+    Metrics, which the backward pass does not need, and what reads labels only: neither a weight nor an output
+    of another stage.  A task that has no other ops keeps them.
+    """
+    producers = _producers(graph_def)
+    backward = [name for name, task in tasks.items() if task.kind in ("dO", "dW")]
+    needed = reached(backward, lambda name: producers.get(name, ()))
+    reads = _reads(graph_def, producers, tasks)
+    stages = {task.stage for task in tasks.values() if task.kind == "F"}
+
+    def counts(name: str, task: Task) -> bool:
+        early = task.stage > min(stages) and not reads[name] & ~(1 << task.stage)
+        return task.kind != "F" or (name in needed and not early)
+
+    kept = {name: task for name, task in tasks.items() if counts(name, task)}
+    lost = set(tasks.values()) - set(kept.values())
+    return {name: task for name, task in tasks.items() if name in kept or task in lost}
+
+
+def _producers(graph_def: graph_pb2.GraphDef) -> dict[str, list[str]]:
+    return {
+        node.name: [tensor.partition(":")[0] for tensor in node.input if not tensor.startswith("^")]
+        for node in graph_def.node
+    }
+
+
+def _reads(
+    graph_def: graph_pb2.GraphDef, producers: Mapping[str, list[str]], tasks: Mapping[str, Task]
+) -> dict[str, int]:
+    """Return for each op a bit set of what it and its inputs are: F of which stages, readers of weights."""
+    readers: defaultdict[str, list[str]] = defaultdict(list)
+    for name, read in producers.items():
+        for producer in read:
+            readers[producer].append(name)
+    bits: dict[str, int] = {}
+    for node in graph_def.node:
+        task = tasks.get(node.name)
+        own = 1 << task.stage if task is not None and task.kind == "F" else 0
+        bits[node.name] = own | (_WEIGHTS if node.op.startswith(_READING) else 0)
+    stack = [name for name, own in bits.items() if own]
+    while stack:
+        name = stack.pop()
+        for reader in readers[name]:
+            if bits[reader] | bits[name] != bits[reader]:
+                bits[reader] |= bits[name]
+                stack.append(reader)
+    return bits

@@ -7,10 +7,9 @@ import itertools
 import operator
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
-from grappler_passes.graph.dependencies import GraphIndex
-from grappler_passes.graph.effects import has_side_effects, only_reads
+from grappler_passes.graph.dependencies import GraphIndex, has_side_effects, only_reads
 from tf_ooo.planning.model.schedule import Schedule, Task
-from tf_ooo.rewriting.lanes import Bundle, LaneOrder, one_after_another
+from tf_ooo.rewriting.lowering import Bundle, LaneOrder, one_after_another
 from tf_ooo.rewriting.step_graph import StepGraph
 
 _ORDERED = ("F", "dO", "dW")

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from grappler_passes.graph.training_graph import Layer, OpKind, TrainingGraph
-from tf_ooo.rewriting.weight_uses import layers_of_weights, ops_of_data
+from tf_ooo.rewriting.loops import layers_of_weights, ops_of_data
 
 if TYPE_CHECKING:
     from tf_ooo.rewriting.loops import LoopTask  # TensorFlow is imported there

@@ -1,16 +1,156 @@
-"""The device of every op, given the devices of layers and of variables."""
+"""Says where a step's layers are, and gives every op its device."""
 
 from __future__ import annotations
 
+import functools
+import operator
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
 
-from tensorflow.core.framework import node_def_pb2
+from tensorflow.core.framework import node_def_pb2, types_pb2
 
-from grappler_passes.graph.contexts import SWITCHES
-from grappler_passes.graph.dependencies import GraphIndex
+from grappler_passes.graph.dependencies import SWITCHES, GraphIndex, has_side_effects, only_reads, states_of
 from tf_ooo.hosts.devices import host_device
-from tf_ooo.rewriting.homes import Homes, is_resource
+from tf_ooo.planning.model.task import replica_of_part
 from tf_ooo.rewriting.step_graph import StepGraph
+
+if TYPE_CHECKING:
+    from tensorflow.core.framework import node_def_pb2
+
+
+_READ = "ReadVariableOp"
+
+
+@dataclass(frozen=True)
+class Homes:
+    """``devices`` are full names: of each replica, for each stage.
+
+    ``holder_of_layer``: the replica on whose device a layer's variables are, and are updated; the others are
+    sent the weights and send their gradients.
+    """
+
+    stage_of_layer: Sequence[int]
+    devices: Sequence[Sequence[str]]
+    holder_of_layer: Sequence[int]
+
+    @property
+    def replicas(self) -> int:
+        return len(self.devices)
+
+    def of_variables(self, layer: int) -> str:
+        return self.devices[self.holder_of_layer[layer]][self.stage_of_layer[layer]]
+
+    @cached_property
+    def by_layer(self) -> list[str]:
+        return [self.of_variables(layer) for layer in range(len(self.stage_of_layer))]
+
+    def device_of(self, layer: int, replica: int | None) -> str:
+        """Return where a layer runs for a replica; None: what comes once a step."""
+        if replica is None:
+            return self.of_variables(layer)
+        return self.devices[replica][self.stage_of_layer[layer]]
+
+    def replica_of_node(self, step: StepGraph) -> list[int | None]:
+        """Return for each node the replica that its micro-batch passes through; None: it comes once."""
+        of_part = replica_of_part(step.count, self.replicas)
+        return [None if number is None or number >= step.count else of_part[number] for number in step.steps]
+
+
+def one_pipeline(stage_of_layer: Sequence[int], device_of_stage: Sequence[str]) -> Homes:
+    """Make the homes of a pipeline without replicas."""
+    return Homes(stage_of_layer, (tuple(device_of_stage),), [0] * len(stage_of_layer))
+
+
+def read_once(step: StepGraph, replica_of_node: Sequence[int | None]) -> dict[str, str]:
+    """Reads of variables that stand for others: ``{read: the first of the same replica}``.
+
+    Of what is written once, at the end of the step or of a turn, all micro-batches read the same: a replica
+    whose devices do not hold it is sent it once.
+    """
+    index = step.index
+    written: set[str] = set()
+    for i, op in enumerate(index.ops):
+        if replica_of_node[i] is not None and has_side_effects(op) and not only_reads(op):
+            written |= states_of(index, i)
+    firsts: dict[tuple[int, int, int, frozenset[int]], str] = {}
+    stands_for: dict[str, str] = {}
+    for i in sorted(index.order, key=step.turns.__getitem__):
+        replica, context = replica_of_node[i], index.contexts[i]
+        if index.ops[i] != _READ or replica is None or context.frame or context.branches:
+            continue
+        waits_for = frozenset(index.control_preds[i])
+        if any(replica_of_node[before] is not None for before in waits_for):  # of its micro-batch
+            continue
+        handle = index.data_preds[i][0][0]
+        if index.names[handle] in written or index.ops[handle] not in ("_Arg", "VarHandleOp"):
+            continue
+        first = firsts.setdefault((replica, handle, _dtype(step, i), waits_for), index.names[i])
+        if first != index.names[i]:
+            stands_for[index.names[i]] = first
+    return stands_for
+
+
+def reads_elsewhere(step: StepGraph, homes: Homes) -> bool:
+    """Say whether a stage reads a variable on another device: a tied weight, or a layer cut between loops."""
+    index, layer_of = step.index, {name: layer for name, (_, layer, _) in step.where.items()}
+    for i in index.order:
+        home = layer_of.get(index.names[i])
+        if index.ops[i] != _READ or home is None:
+            continue
+        readers = {layer_of[index.names[s]] for s in index.succs[i] if index.names[s] in layer_of}
+        if any(homes.of_variables(reader) != homes.of_variables(home) for reader in readers):
+            return True
+    return False
+
+
+def is_resource(node: node_def_pb2.NodeDef) -> bool:
+    """Return whether an op with one type hands on resources."""
+    return "T" in node.attr and bool(node.attr["T"].type == types_pb2.DT_RESOURCE)
+
+
+def _dtype(step: StepGraph, i: int) -> int:
+    return int(step.graph_def.node[i].attr["dtype"].type)
+
+
+def crossing(step: StepGraph, replica_of_node: Sequence[int | None]) -> set[int]:
+    """Ops that no lane orders, as they lead from one replica's micro-batches to another's, in their turn.
+
+    States that every micro-batch changes (seeds, moving averages, metrics) change in the order of
+    micro-batches through all replicas.  Those that depend on no data (seeds) run ahead of all lanes; what
+    reads data of another replica's micro-batch runs when that is there.
+    """
+    index = step.index
+    fed = sum(1 << index.position[i] for i in _fed(step))
+    of_data = [bool(index.reach[i] & fed) for i in range(len(index))]
+    out: set[int] = set()
+    for turn in range(max(step.turns) + 1):
+        of_turn = [i for i in range(len(index)) if step.turns[i] == turn]
+        inside = sum(1 << index.position[i] for i in of_turn)
+        bits: dict[int, int] = {}  # of each replica's ops that depend on data
+        needed: dict[int, int] = {}  # by each replica's ops
+        own = {i: replica for i in of_turn if (replica := replica_of_node[i]) is not None}
+        for i, replica in own.items():
+            needed[replica] = needed.get(replica, 0) | index.reach[i]
+            if of_data[i]:
+                bits[replica] = bits.get(replica, 0) | 1 << index.position[i]
+        others = {replica: (_of_others(bits, replica), _of_others(needed, replica)) for replica in needed}
+        for i, replica in own.items():
+            data, all_needed = others[replica]
+            if index.reach[i] & inside & data if of_data[i] else all_needed >> index.position[i] & 1:
+                out.add(i)
+    return out
+
+
+def _of_others(bits: Mapping[int, int], replica: int) -> int:
+    return functools.reduce(operator.or_, (ops for each, ops in bits.items() if each != replica), 0)
+
+
+def _fed(step: StepGraph) -> list[int]:
+    """Return the arguments that are no variables: the batch."""
+    return [i for i, node in enumerate(step.graph_def.node) if node.op == "_Arg" and not is_resource(node)]
+
 
 _Nodes = Mapping[str, node_def_pb2.NodeDef]
 

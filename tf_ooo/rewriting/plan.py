@@ -14,10 +14,15 @@ from tf_ooo.costs.layer_costs import LayerCosts, Link
 from tf_ooo.costs.sources import costs_for_model, refuse_of_models, rows_of_micro_batch, with_rows
 from tf_ooo.costs.table import CostTable
 from tf_ooo.errors import CostError, OptionsError, did_you_mean
-from tf_ooo.planning.building.by_name import Stages
-from tf_ooo.planning.choosing.assumptions import stated
-from tf_ooo.planning.choosing.on_paper import microbatches_of, plan_problem, problem_of
-from tf_ooo.planning.choosing.splits import best_split, refuse_beside_splits
+from tf_ooo.planning.building.stages import Stages
+from tf_ooo.planning.choosing.figures import stated
+from tf_ooo.planning.choosing.on_paper import (
+    best_split,
+    microbatches_of,
+    plan_problem,
+    problem_of,
+    refuse_beside_splits,
+)
 from tf_ooo.planning.model.schedule import Schedule, Task
 from tf_ooo.planning.policies import POLICIES
 from tf_ooo.rewriting.lowering import only_tasks

@@ -21,15 +21,13 @@ from tf_ooo.compat import tf_functions
 from tf_ooo.costs.from_graph import places
 from tf_ooo.errors import GraphError, MemoryLimitError, OptionsError
 from tf_ooo.options import OneDeviceOptions
-from tf_ooo.options.base import check_schedule
-from tf_ooo.options.checks import whole_number
+from tf_ooo.options.base import check_schedule, whole_number
 from tf_ooo.planning.model.schedule import Schedule, Task, TaskList
 from tf_ooo.planning.policies import BACKWARD_ORDERS, DEFAULT_POLICY
 from tf_ooo.rewriting import passes
 from tf_ooo.rewriting.lowering import TaskOps, execution_order, lower, task_ops
 from tf_ooo.rewriting.peaks import highest_peak, require_sizes, stock_order, stock_peak
-from tf_ooo.rewriting.reporting import told
-from tf_ooo.rewriting.result import Orders, RewriteResult
+from tf_ooo.rewriting.result import Orders, RewriteResult, told
 
 
 def classify(graph: graph_pb2.GraphDef | tf.types.experimental.ConcreteFunction) -> TrainingGraph:

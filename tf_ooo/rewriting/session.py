@@ -14,11 +14,10 @@ from grappler_passes.graph.sizes import KnownShapes
 from tf_ooo.errors import MemoryLimitError
 from tf_ooo.options import OneDeviceOptions
 from tf_ooo.rewriting import planner
-from tf_ooo.rewriting.failures import Failures
 from tf_ooo.rewriting.peaks import check_memory
-from tf_ooo.rewriting.request import RewriteRequest
+from tf_ooo.rewriting.request import Failures, RewriteRequest
 from tf_ooo.rewriting.result import RewriteResult
-from tf_ooo.tracing.inputs import Seen
+from tf_ooo.tracing.traces import Seen
 
 if TYPE_CHECKING:
     from grappler_passes import plugin

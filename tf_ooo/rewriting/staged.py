@@ -17,22 +17,19 @@ from grappler_passes.passes.repeat import repeats
 from grappler_passes.passes.rewrite_plan import RewritePlan
 from grappler_passes.plugin import resting
 from tf_ooo.compat import func_graphs, nests
-from tf_ooo.compat.graph_functions import OptimizedGraph
+from tf_ooo.compat.func_graphs import OptimizedGraph
 from tf_ooo.costs.places import Places
 from tf_ooo.errors import GraphError, OptionsError, ScheduleError
 from tf_ooo.hosts.devices import available_devices
 from tf_ooo.planning.model.schedule import Schedule, Task, TaskList
 from tf_ooo.planning.model.task import replica_of_part
 from tf_ooo.rewriting import passes
-from tf_ooo.rewriting.homes import Homes, crossing, one_pipeline, read_once, reads_elsewhere
-from tf_ooo.rewriting.naming import describe
 from tf_ooo.rewriting.ordering import lane_tasks, ops_of_tasks, order_lane, order_updates, too_late
 from tf_ooo.rewriting.parts import LEAST_SHARE
-from tf_ooo.rewriting.placing import place
-from tf_ooo.rewriting.reporting import told
+from tf_ooo.rewriting.placing import Homes, crossing, one_pipeline, place, read_once, reads_elsewhere
 from tf_ooo.rewriting.request import RewriteRequest
-from tf_ooo.rewriting.result import RewriteResult
-from tf_ooo.rewriting.step_graph import Known, StepGraph, is_unrolled, take_apart
+from tf_ooo.rewriting.result import RewriteResult, told
+from tf_ooo.rewriting.step_graph import Known, StepGraph, describe, is_unrolled, take_apart
 from tf_ooo.tracing.variables import all_variables
 
 if TYPE_CHECKING:

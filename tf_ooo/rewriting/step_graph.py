@@ -9,32 +9,32 @@ import dataclasses
 import json
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
 from tensorflow.core.framework import graph_pb2
 
+from grappler_passes import plugin
 from grappler_passes.analysis.classify import classify_graph_def
-from grappler_passes.analysis.steps import (
-    STEP_ATTR,
-    STEP_SCOPE,
-    is_sum,
-    microbatch_graph,
-    steps_of,
-    turns_of,
-)
-from grappler_passes.graph.dependencies import GraphIndex
-from grappler_passes.graph.effects import has_side_effects, only_reads, states_of
-from grappler_passes.graph.list_sizes import with_list_sizes
-from grappler_passes.graph.sizes import KnownShapes, with_sizes
+from grappler_passes.analysis.steps import STEP_ATTR, STEP_SCOPE, is_sum, microbatch_graph, steps_of, turns_of
+from grappler_passes.graph.dependencies import GraphIndex, has_side_effects, only_reads, states_of
+from grappler_passes.graph.sizes import KnownShapes, with_list_sizes, with_sizes
 from grappler_passes.graph.training_graph import TrainingGraph
 from grappler_passes.graph.variables import VARIABLE_ATTR
+from tf_ooo.compat import keras_trainable, keras_variables
 from tf_ooo.costs.devices import device
-from tf_ooo.costs.op_seconds import op_seconds
+from tf_ooo.costs.profile import op_seconds
 from tf_ooo.errors import GraphError
 from tf_ooo.rewriting.parts import LEAST_SHARE, WHOLE, divided
 from tf_ooo.rewriting.tasks import assign, forward_and_loops
+
+if TYPE_CHECKING:
+    import keras
+
+    from grappler_passes.plugin.requests import Describe, VariableInfo
+
 
 _STEP = re.compile(rf"{STEP_SCOPE}(\d+)(?=/|$)")
 # TensorFlow numbers these when it lowers loops and branches, for each micro-batch otherwise.
@@ -319,3 +319,54 @@ def without_turns(graph_def: graph_pb2.GraphDef, turns: Mapping[str, int]) -> gr
         kept = [text for text in node.input if text[0] != "^" or turns.get(text[1:], 0) >= turn]
         node.input[:] = kept
     return graph_def
+
+
+def describe(model: keras.Model, variables: Callable[[], Sequence[keras.Variable]]) -> Describe:
+    """Tell graphs the names of variables, and which Keras takes for trainable."""
+
+    def infos() -> Iterator[tuple[Any, VariableInfo]]:
+        trainable = {id(variable) for variable in keras_trainable.trained_variables(model)}
+        for name, variable in keras_variables.named(variables()).items():
+            value = keras_variables.value_of(variable)
+            if value is not None:
+                yield value.handle, {"name": name, "trainable": id(variable) in trainable}
+
+    return plugin.described_by_handle(infos)
+
+
+def variable_layers(step: StepGraph) -> dict[str, int]:
+    """Return the layer that each variable is used with; those that several layers' updates use are left out.
+
+    A slot that of its weight; a state or a metric that of the forward ops on it, or computed from it.
+    """
+    layers: dict[str, int] = {}
+    by_name = {variable.name: variable for variable in step.graph.variables}
+    for layer in step.graph.layers:
+        for name in layer.variables:
+            layers[name] = layer.index
+            layers.update(dict.fromkeys(by_name[name].slots, layer.index))
+    arguments_of: dict[str, list[int]] = {}
+    for argument, name in step.variables.items():
+        arguments_of.setdefault(name, []).append(step.index.index[argument])
+    for name, arguments in arguments_of.items():
+        if name not in layers:
+            used_with = _used_with(step, arguments)
+            if used_with is not None:
+                layers[name] = used_with
+    return layers
+
+
+def _used_with(step: StepGraph, arguments: Sequence[int]) -> int | None:
+    index = step.index
+    users = [s for i in arguments for s in index.succs[i]]
+    near = [
+        *users,
+        *(p for u in users for p, _ in index.data_preds[u]),
+        *(s for u in users for s in index.succs[u]),
+    ]
+    for nodes in (users, near):
+        places = [step.where[index.names[i]] for i in nodes if index.names[i] in step.where]
+        layers = [layer for kind, layer, _ in places if kind == "F"]
+        if layers:
+            return max(layers)
+    return None

@@ -9,8 +9,14 @@ from grappler_passes.analysis.backward_tasks import LayerTask
 from grappler_passes.graph.dependencies import GraphIndex
 from grappler_passes.graph.training_graph import OpKind, TrainingGraph
 from tf_ooo.costs.from_graph import forward_layers, layers_of_weights_and_readers
-from tf_ooo.rewriting.loops import LoopTask, fed_to_loops, forward_loops, loop_tasks
-from tf_ooo.rewriting.weight_uses import layers_using, ops_of_data
+from tf_ooo.rewriting.loops import (
+    LoopTask,
+    fed_to_loops,
+    forward_loops,
+    layers_using,
+    loop_tasks,
+    ops_of_data,
+)
 
 _KINDS = {OpKind.FORWARD: "F", OpKind.OUTPUT_GRAD: "dO", OpKind.WEIGHT_GRAD: "dW", OpKind.UPDATE: "U"}
 

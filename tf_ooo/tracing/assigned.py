@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
-from tf_ooo.compat import func_graphs, keras_attributes, keras_layers, keras_optimizers, keras_variables
+from tf_ooo.compat import func_graphs, keras_layers, keras_optimizers, keras_variables
 from tf_ooo.errors import BackendError
-from tf_ooo.tracing.micro_batches import StepRefused
-from tf_ooo.tracing.of_data import DRAWN, OfData, behind, rows_of_part
+from tf_ooo.tracing.micro_batches import DRAWN, OfData, StepRefused, behind, rows_of_part
 from tf_ooo.tracing.variables import all_variables, names_by_handle, optimizers_of
 
 if TYPE_CHECKING:
@@ -47,7 +46,7 @@ def names_of_held(model: keras.Model) -> dict[int, str]:
 def _held_in(model: keras.Model) -> Iterator[tuple[str, Any]]:
     parts = keras_layers.parts_of(model)
     for part in parts:
-        for name, value in keras_attributes.named_attributes_of(part).items():
+        for name, value in keras_layers.named_attributes_of(part).items():
             yield from _variables_in(f"{part.name}.{name}", value)
     for function in (model.train_step, *(part.call for part in parts)):
         for name, value in _found_outside(function).items():

@@ -1,8 +1,4 @@
-"""Gradients averaged over all ranks, where optimizers apply them.
-
-Loss scaling, clipping, weight decay and accumulation come after, inside the optimizer, so that all ranks see
-the same numbers and take the same branches.
-"""
+"""Gradients averaged over all ranks, where optimizers apply them and nobody has reduced them yet."""
 
 from __future__ import annotations
 
@@ -10,22 +6,229 @@ import contextlib
 import logging
 import re
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import tensorflow as tf
 
-from tf_ooo.compat import keras_optimizers, keras_variables, tf_functions
+from tf_ooo.compat import func_graphs, keras_optimizers, keras_variables, tf_functions
 from tf_ooo.errors import BackendError
 from tf_ooo.hosts.ranks.base import Engine
-from tf_ooo.tracing.already import OWN, REDUCED, Origins
 from tf_ooo.tracing.intercepting import Update, intercepted, tensors_of, times
 from tf_ooo.tracing.slices import GradientSlices
 from tf_ooo.tracing.variables import optimizers_of
 
 if TYPE_CHECKING:
     import keras
+
+
+OWN, REDUCED = 1, 2
+
+# Each rank gets the same of these.
+_COLLECTIVES = (
+    *("HorovodAllreduce", "HorovodGroupedAllreduce", "HorovodAllgather", "HorovodGroupedAllgather"),
+    *("HorovodBroadcast", "CollectiveReduce", "CollectiveGather", "CollectiveBcast"),
+)
+# A rank gets a part of these results, or each rank another one.
+_PARTS = ("CollectiveReduceScatter",)
+# Data, and what only Python knows.
+_OF_RANK = ("IteratorGetNext", "HorovodRank", "HorovodLocalRank", "PyFunc", "EagerPyFunc")
+_CALLS = {
+    "Case", "If", "PartitionedCall", "StatefulPartitionedCall", "StatelessCase", "StatelessIf",
+}  # fmt: skip
+_ASSIGNED = {"AssignAddVariableOp", "AssignSubVariableOp", "AssignVariableOp"}
+_SIZES = {"Shape", "ShapeN", "Size", "Rank"}
+# Through these a gradient stays one: other shapes and types of the same numbers,
+_RESHAPED = {
+    "Cast", "Concat", "ConcatV2", "ExpandDims", "Identity", "IdentityN", "Pack", "Reshape", "Slice", "Split",
+    "SplitV", "Squeeze", "StridedSlice", "Transpose", "Unpack",
+}  # fmt: skip
+_ADDED = {"Add", "AddN", "AddV2", "Select", "SelectV2", "Sub"}  # sums with others of its shape,
+_SCALED = {"ClipByValue", "DivNoNan", "Maximum", "Minimum", "Mul", "MulNoNan", "RealDiv"}  # and scalars.
+
+
+class Origins:
+    """Finds where the tensors of a graph under way come from.
+
+    A variable in which gradients are added up has what was assigned to it before, in this graph or around it.
+
+    Args:
+        weights: variables of which that is not true: what is trained, and what optimizers keep.
+        inputs: origins of a called function's placeholders, by ``id``; others are given from outside, as own.
+    """
+
+    def __init__(self, weights: Iterable[Any] = (), inputs: dict[int, int] | None = None) -> None:
+        self._weights = list(weights)
+        self._handles = {id(variable.handle) for variable in self._weights}
+        self._inputs = inputs or {}
+        self._captured: dict[int, dict[int, Any]] = {}  # what placeholders stand for, by graph
+        self._assigned: dict[int, dict[int, list[Any]]] = {}
+        self._known: dict[int, int] = {}
+        self._kept: list[Any] = []  # an id is only as good as its tensor lives
+        self._called: dict[int, list[tuple[Any, Origins]]] = {}
+
+    def of(self, tensor: tf.Tensor) -> int:
+        """``OWN``, ``REDUCED``, both or 0."""
+        waiting, circles = [tensor], False
+        opened: dict[int, Sequence[Any]] = {}  # sources, by id
+        closed: list[tuple[Any, Sequence[Any]]] = []
+        while waiting:
+            here = waiting[-1]
+            if id(here) in self._known:
+                waiting.pop()
+            elif id(here) in opened:
+                waiting.pop()
+                closed.append((here, opened[id(here)]))
+                self._known[id(here)] = self._combined(*closed[-1])
+            else:
+                self._kept.append(here)
+                sources = opened[id(here)] = self._sources(here)
+                unknown = [source for source in sources if id(source) not in self._known]
+                circles = circles or any(id(source) in opened for source in unknown)
+                waiting += [source for source in unknown if id(source) not in opened]
+        while circles:
+            circles = sum(self._grows(here, sources) for here, sources in closed) > 0
+        return self._known[id(tensor)]
+
+    def _grows(self, tensor: tf.Tensor, sources: Sequence[Any]) -> bool:
+        """Combined once more: what a variable was given may come from what was read of it, as a seed does."""
+        self._called.pop(id(tensor.op), None)
+        before = self._known[id(tensor)]
+        self._known[id(tensor)] = before | self._combined(tensor, sources)
+        return self._known[id(tensor)] != before
+
+    def _sources(self, tensor: tf.Tensor) -> Sequence[Any]:
+        """Return the tensors whose origins decide on this one's."""
+        op = tensor.op
+        if id(tensor) in self._inputs or op.type in _SIZES or _is_collective(op):
+            return ()
+        if op.type == "IdentityN":
+            return [op.inputs[tensor.value_index]]
+        if op.type.startswith("Placeholder") and not op.inputs:
+            captured = self._outside(tensor)
+            return () if captured is None or not _is_symbolic(captured) else (captured,)
+        if op.type == "ReadVariableOp":
+            return self._assigned_to(op.inputs[0])
+        return op.inputs  # type: ignore[no-any-return]
+
+    def _assigned_to(self, handle: tf.Tensor) -> list[Any]:
+        """Return the values that a variable was given so far, none of a weight."""
+        graph, variable = handle.graph, self._outermost(handle)
+        values: list[Any] = []
+        while graph is not None and id(variable) not in self._handles:
+            if id(graph) not in self._assigned:
+                self._kept.append(graph)
+                self._assigned[id(graph)] = self._assignments(graph)
+            values += self._assigned[id(graph)].get(id(variable), [])
+            graph = getattr(graph, "outer_graph", None)
+        return values
+
+    def _assignments(self, graph: Any) -> dict[int, list[Any]]:
+        """The values that ops of a graph assign, by the ``id`` of the variable's handle outside of all."""
+        values: dict[int, list[Any]] = {}
+        for op in graph.get_operations():
+            if op.type in _ASSIGNED:
+                values.setdefault(id(self._outermost(op.inputs[0])), []).append(op.inputs[1])
+        return values
+
+    def _outermost(self, handle: tf.Tensor) -> Any:
+        while _is_symbolic(handle) and (captured := self._outside(handle)) is not None:
+            handle = captured
+        return handle
+
+    def _outside(self, tensor: tf.Tensor) -> Any:
+        """Return what a placeholder stands for that its graph captures; None: it is no capture."""
+        graph = tensor.graph
+        if id(graph) not in self._captured:
+            self._kept.append(graph)
+            self._captured[id(graph)] = func_graphs.captured_by(graph)
+        return self._captured[id(graph)].get(id(tensor))
+
+    def _combined(self, tensor: tf.Tensor, sources: Sequence[Any]) -> int:
+        op = tensor.op
+        if id(tensor) in self._inputs:
+            return self._inputs[id(tensor)]
+        if _is_collective(op):
+            return REDUCED
+        if op.type.startswith("Placeholder") and not op.inputs and not sources:
+            # Variables are read through their resources.
+            neutral = tensor.dtype == tf.resource or self._outside(tensor) is not None
+            return 0 if neutral else OWN
+        if op.type.startswith(_OF_RANK):
+            return OWN
+        return (
+            self._of_call(tensor)
+            if op.type in _CALLS
+            else _all_of(self._known.get(id(source), 0) for source in sources)
+        )
+
+    def _of_call(self, tensor: tf.Tensor) -> int:
+        """Return the origin of a function's result; one branch that reduces, as Horovod's, counts for all."""
+        op = tensor.op
+        if id(op) not in self._called:
+            self._kept.append(op)
+            self._called[id(op)] = [(body, self._inside(op, body)) for body in func_graphs.bodies_of(op)]
+        results = [origins.of(body.outputs[tensor.value_index]) for body, origins in self._called[id(op)]]
+        return REDUCED if REDUCED in results else _all_of(results)
+
+    def _inside(self, op: tf.Operation, body: Any) -> Origins:
+        given = op.inputs[len(op.inputs) - len(body.inputs) :]
+        pairs = zip(body.inputs, given, strict=True)
+        return Origins(self._weights, {id(inner): self._known.get(id(outer), 0) for inner, outer in pairs})
+
+    def gradient(self, gradient: tf.Tensor | tf.IndexedSlices) -> int:
+        """Return a gradient's origin; IndexedSlices have values and rows. 0 where the step runs eagerly."""
+        return _all_of(self.of(part) for part in tensors_of(gradient) if _is_symbolic(part))
+
+    def reduced_part(self, gradient: tf.Tensor | tf.IndexedSlices) -> str:
+        """Return, for a gradient that is own, the op whose reduced result is part of it; else ""."""
+        values = tensors_of(gradient)[0]
+        return _first(values, lambda part: self.of(part) == REDUCED) if _is_symbolic(values) else ""
+
+
+def _first(tensor: tf.Tensor, wanted: Callable[[Any], bool]) -> str:
+    """Return the nearest op that the tensor is a sum, a scaled or reshaped form of, and that is wanted."""
+    waiting, seen = [tensor], {id(tensor)}
+    while waiting:
+        here = waiting.pop()
+        if wanted(here):
+            return str(here.op.name)
+        parts = [part for part in _parts(here) if id(part) not in seen]
+        seen.update(map(id, parts))
+        waiting += parts
+    return ""
+
+
+def _parts(tensor: tf.Tensor) -> Iterator[Any]:
+    """Yield the terms of a gradient's value if it is a sum, or the tensor that is reshaped or scaled."""
+    op = tensor.op
+    floats = [source for source in op.inputs if source.dtype.is_floating]
+    if op.type == "IdentityN":
+        yield op.inputs[tensor.value_index]
+    elif op.type in _RESHAPED:
+        yield from floats
+    elif op.type in _ADDED or op.type in _SCALED:
+        alike = [part for part in floats if part.shape.is_compatible_with(tensor.shape)]
+        scalars = [part for part in floats if part.shape.rank == 0]
+        if op.type in _ADDED or (len(alike) == 1 and len(scalars) == len(floats) - 1):
+            yield from alike
+
+
+def _is_collective(op: tf.Operation) -> bool:
+    return op.type.startswith(_COLLECTIVES) and not op.type.startswith(_PARTS)
+
+
+def _is_symbolic(tensor: tf.Tensor) -> bool:
+    return tf.is_symbolic_tensor(tensor)  # type: ignore[no-any-return]
+
+
+def _all_of(origins: Iterator[int] | Sequence[int]) -> int:
+    together = 0
+    for origin in origins:
+        together |= origin
+    return together
+
 
 _LOG = logging.getLogger("tf_ooo")
 

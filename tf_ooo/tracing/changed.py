@@ -15,8 +15,7 @@ import tensorflow as tf
 
 from tf_ooo.compat import func_graphs
 from tf_ooo.tracing.intercepting import ops_so_far, tensors_of, values_of
-from tf_ooo.tracing.micro_batches import StepRefused
-from tf_ooo.tracing.of_data import upstream
+from tf_ooo.tracing.micro_batches import StepRefused, upstream
 
 # These make of the micro-batches' mean gradient the mean of what they make of each.
 _LINEAR = {

@@ -14,12 +14,21 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.core.framework import node_def_pb2
 
-from tf_ooo.compat import keras_optimizers, keras_variables, op_marks, tf_variables
+from tf_ooo.compat import func_graphs, keras_optimizers, keras_variables
 from tf_ooo.tracing.changed import Replay, Taped, refuse_settings
-from tf_ooo.tracing.intercepting import TurnsNeeded, Update, intercepted, ops_so_far, times
-from tf_ooo.tracing.micro_batches import StepRefused
-from tf_ooo.tracing.of_data import behind, upstream
-from tf_ooo.tracing.scaled import Scaled, by_hand, is_of_half, terms_of, through_half
+from tf_ooo.tracing.intercepting import (
+    Scaled,
+    TurnsNeeded,
+    Update,
+    by_hand,
+    intercepted,
+    is_of_half,
+    ops_so_far,
+    terms_of,
+    through_half,
+    times,
+)
+from tf_ooo.tracing.micro_batches import StepRefused, behind, upstream
 
 _IN_A_GRAPH_OF_ITS_OWN = (
     "train_step applies gradients inside a loop or a condition on tensors (a Python for or if over them under"
@@ -175,7 +184,7 @@ class Collecting:
         if place not in into.sums:
             into.sums[place] = weighted
             return
-        with tf.name_scope("sum"), op_marks.marked_sums():
+        with tf.name_scope("sum"), func_graphs.marked_sums():
             into.sums[place] = into.sums[place] + weighted
 
     def _add_slices(self, into: _Part, place: int, slices: Any) -> None:
@@ -184,7 +193,7 @@ class Collecting:
         added = into.slices.setdefault(place, [])
         before = into.fixed_rows.get(place)
         if rows is not None and before is not None and np.array_equal(rows, before):
-            with tf.name_scope("sum"), op_marks.marked_sums():
+            with tf.name_scope("sum"), func_graphs.marked_sums():
                 total = added[0].values + slices.values
             added[0] = tf.IndexedSlices(total, added[0].indices, slices.dense_shape)
             return
@@ -201,7 +210,7 @@ class Collecting:
             if applied.replay is not None:
                 grads = applied.replay.of_batch(grads)
             begin = ops_so_far()
-            with tf_variables.reads_on_own_device():
+            with keras_variables.reads_on_own_device():
                 keras_optimizers.update(
                     applied.optimizer, grads, applied.variables if applied.explicit else None
                 )
@@ -238,7 +247,7 @@ def added_up(sums: Sequence[Any], device: str) -> Any:
     """Return the sums of all replicas, one after the other, on the variable's device."""
     total = sums[0]
     if len(sums) > 1:
-        with tf.device(device), tf.name_scope("total"), op_marks.marked_sums():
+        with tf.device(device), tf.name_scope("total"), func_graphs.marked_sums():
             for part in sums[1:]:
                 total = total + part
     return total
@@ -247,7 +256,7 @@ def added_up(sums: Sequence[Any], device: str) -> Any:
 def _joined(slices: Sequence[Any]) -> Any:
     if len(slices) == 1:
         return slices[0]
-    with tf.name_scope("sum"), op_marks.marked_sums():
+    with tf.name_scope("sum"), func_graphs.marked_sums():
         values = tf.concat([part.values for part in slices], 0)
         indices = tf.concat([part.indices for part in slices], 0)
         if all(_comes_once(part.indices) for part in slices):

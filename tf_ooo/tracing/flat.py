@@ -1,16 +1,25 @@
-"""A function traced once to a graph of tensors in and tensors out, to be put into other functions."""
+"""Functions traced to flat graphs: tensors in, tensors out; one step, several, or a test or predict step."""
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import logging
+import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 from tensorflow.core.framework import graph_pb2
 
-from grappler_passes.compat import traced_functions
-from tf_ooo.compat import func_graphs, nests, tf_functions
+from grappler_passes.analysis.steps import STEP_ATTR, STEP_SCOPE
+from grappler_passes.compat import graph_protos, op_types, traced_functions
+from tf_ooo.compat import func_graphs, nests, tf_functions, train_function
 from tf_ooo.compat.nests import Packed
+
+if TYPE_CHECKING:
+    import keras
 
 
 class FlatTrace:
@@ -54,3 +63,262 @@ class FlatTrace:
 
     def unpack(self, fetched: Sequence[Any]) -> Any:
         return self.results.unpack(fetched[: len(self.results.tensors)])
+
+
+_LOG = logging.getLogger("tf_ooo")
+# Entered around the first run of every function; the benchmark lifts its workers' CPU quotas there.
+around_first_runs: list[Callable[[], AbstractContextManager[Any]]] = []
+
+# With more steps a function gains little: the barrier at its end is a smaller part of it.
+LARGEST = 16
+# Nodes of a graph as traced that TensorFlow optimizes in about half a minute.
+_NODES = 40_000
+
+Wrapper = Callable[[Callable[..., Any]], Callable[..., Any]]
+Renumber = Callable[..., None]
+
+
+class CopiedStep:
+    """A training step that is traced once and copied into other functions as often as wanted.
+
+    All names of a copy stand below one scope, as those of an inlined ``tf.function`` do: graph optimizers
+    sort the summands of a sum by name, so that any other way of naming changes bits.
+    """
+
+    def __init__(self, step: Callable[[Any], Any], element_spec: object) -> None:
+        self._trace = FlatTrace(step, [element_spec])
+        graph = self._trace.concrete.graph
+        given = {tensor.op.name for tensor in graph.inputs}
+        graph_def = graph.as_graph_def()
+        self._graph_def = graph_protos.with_nodes(
+            graph_def, (node for node in graph_def.node if node.name not in given)
+        )
+        for node in self._graph_def.node:
+            graph_protos.keep_colocations(node, lambda name: name not in given)
+
+    @property
+    def nodes(self) -> int:
+        return len(self._graph_def.node)
+
+    @property
+    def op_types(self) -> set[str]:
+        return self.called_op_types | {node.op for node in self._graph_def.node}
+
+    @property
+    def called_op_types(self) -> set[str]:
+        return {node.op for function in self._graph_def.library.function for node in function.node_def}
+
+    def __call__(
+        self, batch: object, scope: str, attributes: dict[str, int], edit: Callable[[Any], None] | None = None
+    ) -> Any:
+        """Return a copy of the step in the function that is being traced; what the step returns.
+
+        ``scope`` is new in that function; all nodes get ``attributes``; ``edit`` changes the copy's GraphDef
+        before.
+        """
+        graph_def = graph_protos.copy_of(self._graph_def)
+        for node in graph_def.node:
+            for key, value in attributes.items():
+                node.attr[key].i = value
+        if edit is not None:
+            edit(graph_def)
+        copied = tf.graph_util.import_graph_def(
+            graph_def, self._inputs(batch), list(self._trace.fetches), name=scope
+        )
+        return self._trace.unpack(copied)
+
+    def _inputs(self, batch: object) -> dict[str, Any]:
+        """Return what replaces the step's inputs: the batch, variables as this function captures them."""
+        inner = self._trace.concrete.graph
+        captured = func_graphs.captured_here(self._trace.concrete)
+        given = map(tf.convert_to_tensor, tf.nest.flatten(batch, expand_composites=True))
+        pairs = zip(inner.inputs, [*given, *captured], strict=True)
+        read = {text for node in self._graph_def.node for text in node.input}
+        read |= {tensor.name.removesuffix(":0") for tensor in inner.outputs}
+        return {
+            tensor.name: value for tensor, value in pairs if tensor.op.name in read or tensor.name in read
+        }
+
+
+class StepSource:
+    """A model's train step on one batch, traced once for all functions that are made of it.
+
+    Traced anew for each step of a function are steps that keep random numbers to themselves, because copies
+    would draw the same, and those with collectives in a conditional or a loop, which no copy could tell
+    apart.  ``renumber``: see :meth:`tf_ooo.hosts.ranks.base.Engine.renumber`.
+    """
+
+    def __init__(
+        self, model: keras.Model, wrap: Wrapper, element_spec: object, renumber: Renumber | None = None
+    ) -> None:
+        self.model, self.element_spec = model, element_spec
+        self._wrap, self._renumber = wrap, renumber
+        self._copied: CopiedStep | None = None
+
+    def trace(self) -> CopiedStep:
+        if self._copied is None:
+            self._copied = CopiedStep(self._step(), self.element_spec)
+        return self._copied
+
+    @property
+    def most(self) -> int:
+        """Return how many steps a graph takes that TensorFlow optimizes in bearable time."""
+        return max(2, min(LARGEST, _NODES // self.trace().nodes))
+
+    def function(self, count: int) -> Any:
+        """Return a ``tf.function`` of so many steps; not traced yet."""
+        copied = self.trace()
+        collective = any(name.startswith("Collective") for name in copied.called_op_types)
+        may_copy = not collective and not any(map(op_types.keeps_random_state, copied.op_types))
+        steps = copied_steps(copied, self._renumber) if may_copy else numbered_steps(self._step())
+        return tf_functions.plain_function(steps, [[self.element_spec] * count])
+
+    def _step(self) -> Callable[[Any], Any]:
+        return train_function.step_on_data(self.model, self._wrap(self.model.train_step))
+
+
+class Unrolled:
+    """Runs batches of data through a train step, several ``steps`` in one function, what is left over one by
+    one.
+
+    ``tracing`` is entered around calls; functions may be traced there.
+    """
+
+    def __init__(
+        self,
+        source: StepSource,
+        steps: int,
+        tracing: Callable[[], AbstractContextManager[Any]] = nullcontext,
+    ) -> None:
+        self.source, self.steps = source, steps
+        self._tracing = tracing
+        self._functions: dict[int, Any] = {}
+        self.first_s = 0.0  # the longest first run of a function
+        # Given the number of steps, entered around each first run.
+        self.around_traces: Callable[[int], AbstractContextManager[Any]] = lambda count: nullcontext()
+
+    def __call__(self, batches: Sequence[Any]) -> Any:
+        """Trains on all batches; the logs of the last step."""
+        outputs = None
+        begin = 0
+        while begin < len(batches):
+            count = self.steps if len(batches) - begin >= self.steps else 1
+            outputs = self.run(list(batches[begin : begin + count]))
+            begin += count
+        return outputs
+
+    def run(self, batches: list[Any]) -> Any:
+        if len(batches) not in self._functions:
+            return self._first_run(batches)
+        with self._tracing():
+            return self.function(len(batches))(batches)[-1]
+
+    def _first_run(self, batches: list[Any]) -> Any:
+        """TensorFlow traces, optimizes and compiles: seconds for each step of a large model."""
+        started = time.perf_counter()
+        _LOG.info("compiling a function of %d steps", len(batches))
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(self.around_traces(len(batches)))
+            for enter in around_first_runs:
+                stack.enter_context(enter())
+            self.source.trace()  # outside: what is made of it belongs to a request, the step itself does not
+            stack.enter_context(self._tracing())
+            logs = self.function(len(batches))(batches)[-1]
+            nests.synchronize(logs)
+        taken_s = time.perf_counter() - started
+        self.first_s = max(self.first_s, taken_s)
+        _LOG.info("compiled %d steps in %.1f s", len(batches), taken_s)
+        return logs
+
+    @property
+    def traced(self) -> int:
+        return len(self._functions)
+
+    def function(self, count: int) -> Any:
+        if count not in self._functions:
+            self._functions[count] = self.source.function(count)
+        return self._functions[count]
+
+
+def copied_steps(step: CopiedStep, renumber: Renumber | None = None) -> Callable[[Any], list[Any]]:
+    """``step`` on one batch after the other, each copy marked so that the passes can tell them apart."""
+
+    def steps(batches: Any) -> list[Any]:
+        return [
+            step(
+                batch,
+                f"{STEP_SCOPE}{number}",
+                {STEP_ATTR: number},
+                None if renumber is None else functools.partial(renumber, number=number),
+            )
+            for number, batch in enumerate(batches)
+        ]
+
+    return steps
+
+
+def numbered_steps(step: Callable[[Any], Any]) -> Callable[[Any], list[Any]]:
+    """``step`` on one batch after the other, each marked so that the passes can tell them apart."""
+
+    def steps(batches: Any) -> list[Any]:
+        logs = []
+        for number, batch in enumerate(batches):
+            with func_graphs.numbered_step(number, STEP_ATTR, STEP_SCOPE):
+                logs.append(step(batch))
+        # All of them: what a step returns tells its forward pass from its backward pass.
+        return logs
+
+    return steps
+
+
+def steps_together(steps_per_execution: int, most: int) -> int:
+    """Return how many steps go into one function: at most ``most``, equal parts if possible."""
+    if steps_per_execution <= most:
+        return steps_per_execution
+    parts = [count for count in range(most, most // 2, -1) if steps_per_execution % count == 0]
+    return parts[0] if parts else most
+
+
+class EvaluationFunctions:
+    """Keras' test or predict step on one batch, as functions.
+
+    They are traced as Keras traces its own, for the spec of a dataset or for any shape, and have the bits of
+    those; but each batch is a call of its own, so that no two are under way at once.  ``tracing`` is entered
+    around calls.  ``step``: in place of Keras' own.
+    """
+
+    def __init__(
+        self,
+        model: keras.Model,
+        kind: train_function.Kind,
+        tracing: Callable[[], AbstractContextManager[Any]],
+        step: Callable[[Any], Any] | None = None,
+    ) -> None:
+        self._model, self._kind, self._tracing, self._step = model, kind, tracing, step
+        self._functions: dict[Any, Any] = {}
+
+    def __call__(self, batch: object, spec: object) -> Any:
+        with self._tracing():
+            return self._functions[_key(spec)](batch)
+
+    def make(self, example: object, spec: object) -> None:
+        """Traces, if that has not been done, for data of a spec; None: for the shape of an example.
+
+        Raises whatever tracing raises; nothing runs.
+        """
+        if _key(spec) in self._functions:
+            return
+        step = self._step or train_function.evaluation_on_data(self._model, self._kind)
+        specs = None if spec is None else [spec]
+        function = tf_functions.plain_function(step, specs, any_shape=True)
+        with self._tracing():
+            function.get_concrete_function(*([example] if spec is None else ()))
+        self._functions[_key(spec)] = function
+
+    @property
+    def traced(self) -> int:
+        return sum(function.experimental_get_tracing_count() for function in self._functions.values())
+
+
+def _key(spec: object) -> Any:
+    return None if spec is None else nests.signature(spec)

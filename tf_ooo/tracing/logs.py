@@ -8,8 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tf_ooo.tracing.micro_batches import Split
-from tf_ooo.tracing.of_data import behind, upstream
+from tf_ooo.tracing.micro_batches import Split, behind, upstream
 
 _PASSES_ON = {"Cast", "Identity", "Reshape", "Squeeze"}
 _REDUCES = {

@@ -1,24 +1,183 @@
-"""The micro-batches of a step one after the other, before its updates."""
+"""The micro-batches of a step one after the other, before its updates or in turns with them."""
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+import contextlib
+import re
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from grappler_passes.analysis.steps import STEP_ATTR
-from tf_ooo.compat import keras_losses, keras_optimizers, nests, op_marks, tf_functions, train_function
+import tensorflow as tf
+from tensorflow.core.framework import graph_pb2
+
+from grappler_passes.analysis.steps import STEP_ATTR, STEP_SCOPE
+from grappler_passes.compat import graph_protos, op_types
+from grappler_passes.graph.dependencies import has_side_effects, only_reads
+from grappler_passes.graph.node_input import split_input
+from tf_ooo.compat import func_graphs, keras_losses, keras_optimizers, nests, tf_functions, train_function
 from tf_ooo.tracing.assigned import changed_by_each, changed_once, ranges_of, read_after, refuse_rates
 from tf_ooo.tracing.collecting import Collecting
-from tf_ooo.tracing.copied import TracedPart
-from tf_ooo.tracing.intercepting import CopiesNeeded, TurnsNeeded
-from tf_ooo.tracing.micro_batches import Split
+from tf_ooo.tracing.intercepting import CopiesNeeded, TurnsNeeded, ops_so_far
+from tf_ooo.tracing.micro_batches import DRAWN, Split, StepRefused, upstream
 from tf_ooo.tracing.states import States
+from tf_ooo.tracing.variables import names_by_handle
 
 if TYPE_CHECKING:
     import keras
+
+
+# Each of them is known to the other processes by a name or a number of its own.
+_SENDS = ("Collective", "Horovod", "Nccl")
+# TensorFlow gives ops of a graph seeds by their number, which stays below.
+_BETWEEN_SEEDS = 10_000_019
+
+
+class TracedPart:
+    """The ops of a micro-batch's train step in the graph that is being traced: made from here on.
+
+    Copies have the names that another trace would give them, so that graph optimizers, which sort by name,
+    treat all micro-batches alike.  Outside stay what the function captures, and the ops ``left_out``.
+
+    It may come in several parts, with others' ops between: :meth:`go_on`.
+
+    Args:
+        number: of the micro-batch; its scope and its mark stand in names and attributes.
+        part: its rows, a nest.
+        draws_anew: copies draw other random numbers, by other seeds; False: then there are none.
+    """
+
+    def __init__(self, number: int, part: object, draws_anew: bool = False) -> None:
+        self._number, self.part, self._draws_anew = number, part, draws_anew
+        self._nodes: dict[str, Any] = {}
+        self._earlier: set[str] = set()  # of parts before
+        self._versions: Any = None
+        self.why_not = ""
+        self.go_on()
+
+    def go_on(self) -> None:
+        """Its next part, made from here on, which reads the parts before."""
+        self._earlier.update(self._nodes)
+        self._nodes, self.begin = {}, ops_so_far()  # the number of its first op
+
+    def end(self, left_out: Sequence[tuple[int, int]]) -> None:
+        """Its last op was made, or that of this part.
+
+        ``left_out``: ranges of ops, from and up to that number of the graph's, that are made anew each time.
+        Sets ``why_not`` where it has to be traced again instead.
+        """
+        graph = tf.compat.v1.get_default_graph()
+        operations = graph.get_operations()[self.begin :]
+        kept_out = {self.begin + number for number, op in enumerate(operations) if op.type == "Placeholder"}
+        kept_out |= {number for begin, end in left_out for number in range(begin, end)}
+        captures = func_graphs.captures_so_far(graph)
+        inside = {
+            op.name: op
+            for number, op in enumerate(operations, self.begin)
+            if number not in kept_out and op.name not in captures
+        }
+        self.why_not = _why_not_types(graph, {op.type for op in inside.values()}, self._draws_anew)
+        if self.why_not:
+            return
+        graph_def = graph.as_graph_def()
+        self._versions = graph_def.versions
+        self._nodes = {node.name: node for node in graph_def.node if node.name in inside}
+        self.why_not = _why_not_nodes(self._nodes)
+
+    def copy(self, number: int, part: object, wanted: Sequence[Any]) -> list[Any]:
+        """The tensors ``wanted`` of this micro-batch, in a copy of it, or of its latest part, for other rows.
+
+        ``part`` has the structure and the shapes of the first one's.  Tensors from outside stay themselves.
+        """
+        graph = tf.compat.v1.get_default_graph()
+        graph_def = graph_pb2.GraphDef(versions=self._versions)
+        graph_def.node.extend(self._nodes.values())
+        renamed = _Renamed(self._number, number, self._nodes)
+        for node in graph_def.node:
+            renamed.change(node)
+        inside = [tensor for tensor in wanted if tf.is_tensor(tensor) and tensor.op.name in self._nodes]
+        copies = tf.graph_util.import_graph_def(
+            graph_def,
+            self._given(graph, part, renamed),
+            [renamed.tensor(tensor.name) for tensor in inside],
+            name="",
+        )
+        for tensor, copied in zip(inside, copies, strict=True):
+            copied.set_shape(tensor.shape)  # what Python code has said of it
+        by_id = {id(tensor): copied for tensor, copied in zip(inside, copies, strict=True)}
+        for tensor in wanted:
+            if tf.is_tensor(tensor) and tensor.op.name in self._earlier:
+                by_id[id(tensor)] = graph.get_tensor_by_name(renamed.tensor(tensor.name))
+        return [by_id.get(id(tensor), tensor) for tensor in wanted]
+
+    def _given(self, graph: Any, part: Any, renamed: _Renamed) -> dict[str, Any]:
+        """Return what the copied ops read of other ops: the other rows, and what all micro-batches read."""
+        flat = (tf.nest.flatten(each, expand_composites=True) for each in (self.part, part))
+        rows = {first.name: other for first, other in zip(*flat, strict=True) if tf.is_tensor(first)}
+        given = {}
+        for node in self._nodes.values():
+            for text in node.input:
+                name, port = split_input(text)
+                if name not in self._nodes:
+                    tensor = f"{name}:{port}"
+                    there = renamed.tensor(tensor) if name in self._earlier else tensor
+                    given[tensor] = rows[tensor] if tensor in rows else graph.get_tensor_by_name(there)
+        return given
+
+
+class _Renamed:
+    """Nodes of one micro-batch as those of another."""
+
+    def __init__(self, number: int, other: int, names: Collection[str]) -> None:
+        self._scope = re.compile(rf"(^|[/@]){STEP_SCOPE}{number}(?=/|$)")
+        self._by, self._other, self._names = rf"\g<1>{STEP_SCOPE}{other}", other, names
+        self._more_seed = _BETWEEN_SEEDS * (other - number)
+
+    def name(self, name: str) -> str:
+        return self._scope.sub(self._by, name)
+
+    def tensor(self, name: str) -> str:
+        op, _, port = name.partition(":")
+        return f"{self.name(op)}:{port}"
+
+    def change(self, node: Any) -> None:
+        """Names, inputs from inside, colocations, the mark, and seeds that are not drawn themselves."""
+        node.name = self.name(node.name)
+        if op_types.keeps_random_state(node.op) and (node.attr["seed"].i or node.attr["seed2"].i):
+            node.attr["seed2"].i += self._more_seed
+        for place, text in enumerate(node.input):
+            name, _ = split_input(text)
+            if name in self._names:
+                node.input[place] = text.replace(name, self.name(name), 1)
+        if STEP_ATTR in node.attr:
+            node.attr[STEP_ATTR].i = self._other
+        if "_class" in node.attr:
+            graph_protos.keep_colocations(node, self._names.__contains__)
+        if "_class" in node.attr:
+            beside = node.attr["_class"].list.s
+            beside[:] = [self._scope.sub(self._by, wish.decode()).encode() for wish in beside]
+
+
+def _why_not_types(graph: object, own: set[str], draws_anew: bool) -> str:
+    """Say why copies of these ops would not do what others traced do; empty: they would."""
+    called = {kind for _, kind in func_graphs.ops_called_from(graph)}
+    for kind in sorted(own | called):
+        if op_types.keeps_random_state(kind) and not (draws_anew and kind not in called):
+            return f"{kind} draws random numbers from a state of its own"
+        if kind.startswith(_SENDS):
+            return f"{kind} has a name that other processes know"
+    return ""
+
+
+def _why_not_nodes(nodes: Mapping[str, Any]) -> str:
+    for node in nodes.values():
+        if "shared_name" in node.attr and node.attr["shared_name"].s:
+            return f"{node.name} has a state that is known by a name"
+        if any(text[0] == "^" and text[1:] not in nodes for text in node.input):
+            return f"{node.name} waits for what was made before its micro-batch"
+    return ""
 
 
 @dataclass(frozen=True)
@@ -43,7 +202,7 @@ class MicroBatches:
         return tf_functions.undecorated(self.model.train_step)
 
     def numbered(self, number: int) -> AbstractContextManager[None]:
-        return op_marks.numbered_step(number, STEP_ATTR, self.scope)
+        return func_graphs.numbered_step(number, STEP_ATTR, self.scope)
 
     def trace(self, number: int, given: list[Any], counts: bool = True) -> Any:
         """Return the logs of a micro-batch; its gradients and states are collected.
@@ -144,3 +303,107 @@ class OneByOne:
         """
         alone = train_function.counts_steps(self._parts.model)
         return self._parts.split.kind(number), number if alone else 0
+
+
+class InTurns:
+    """Traces a step; its first micro-batch is traced, the others are copies of it, turn by turn.
+
+    ``applying``: entered around each update.  StepRefused: micro-batches that are no copies of the first.
+    """
+
+    def __init__(self, parts: MicroBatches, applying: Callable[[], AbstractContextManager[Any]]) -> None:
+        self._parts, self._applying = parts, applying
+        self._turn = 0
+        self.changed: list[str] = []  # names of the states that each micro-batch assigns
+        if parts.split.count > 1 and not parts.may_be_copies:
+            keras_2 = train_function.counts_steps(parts.model)
+            raise _no_copies("Keras 2" if keras_2 else "micro-batches of different numbers of rows")
+
+    def run(self, batch: object) -> list[Any]:
+        parts, split = self._parts, self._parts.split
+        shares = [split.share(number) for number in range(split.count)]
+        self._given = [[split.part(batch, number), share] for number, share in enumerate(shares)]
+        parts.collecting.on_given = self._end_turn
+        with contextlib.ExitStack() as self._mark:
+            self._mark.enter_context(func_graphs.numbered_turn(0))
+            with parts.numbered(0):
+                self._traced = TracedPart(0, self._given[0], draws_anew=True)
+                logs = parts.trace(0, self._given[0])
+                self._end_part([])
+            first = logs, parts.states.values
+            results = [first, *self._copies(first)]
+            for number, (_, states) in enumerate(results):
+                with parts.numbered(number):
+                    parts.states.add(number, states)
+            return [logs for logs, _ in results]
+
+    def _end_turn(self) -> None:
+        """The first micro-batch has given an optimizer its gradients: so do the others, then it updates."""
+        parts, collecting = self._parts, self._parts.collecting
+        given = collecting.given[-1]
+        self._end_part([given.ops])
+        for number, grads in enumerate(self._copies(given.grads), 1):
+            with parts.numbered(number):
+                collecting.add_copied(number, [grads], self._turn)
+        with parts.numbered(parts.split.count), self._applying():
+            collecting.apply(self._turn)
+        self._turn += 1
+        self._mark.close()
+        self._mark.enter_context(func_graphs.numbered_turn(self._turn))
+        self._traced.go_on()
+
+    def _end_part(self, left_out: Sequence[tuple[int, int]]) -> None:
+        if self._parts.split.count == 1:
+            return
+        once = self._parts.changed_once(self._traced)
+        if self._turn:  # before, nothing has been updated
+            once.update(self._of_updated_weights())
+        more = changed_by_each(self._parts.model, self._traced.begin, once)
+        self.changed.extend(name for name in more if name not in self.changed)
+        self._traced.end([*left_out, *ranges_of(once)])
+        if self._traced.why_not:
+            raise _no_copies(self._traced.why_not)
+
+    def _of_updated_weights(self) -> Iterator[int]:
+        """The numbers of ops of this part that change a state by updated weights alone.
+
+        A moving average of weights, or their clipping: no other micro-batch does so again.
+        """
+        updated = {
+            handle
+            for update in self._parts.collecting.applied[: self._turn]
+            for handle in names_by_handle(update.variables)
+        }
+        data = {id(tensor) for tensor in nests.Packed(self._given[0][0]).tensors}
+        operations = tf.compat.v1.get_default_graph().get_operations()
+        for number in range(self._traced.begin, len(operations)):
+            op = operations[number]
+            writes = has_side_effects(op.type) and not only_reads(op.type)
+            if writes and _is_of_weights_alone(op, updated, data):
+                yield number
+
+    def _copies(self, values: object) -> list[Any]:
+        """Return the counterparts in the other micro-batches; the latest part of these is copied."""
+        packed = nests.Packed(values)
+        copies = []
+        for number, given in enumerate(self._given[1:], 1):
+            with self._parts.numbered(number):
+                copies.append(packed.unpack(self._traced.copy(number, given, packed.tensors)))
+        return copies
+
+
+def _no_copies(why: str) -> StepRefused:
+    return StepRefused(
+        "train_step reads weights again after it has applied their gradients, so all micro-batches take each "
+        f"turn before the next, as copies of the first one; they cannot be ({why}): use batches that are a "
+        "multiple of microbatches= (drop_remainder=True), microbatches=1, or one device"
+    )
+
+
+def _is_of_weights_alone(op: tf.Operation, updated: Collection[int], data: Collection[int]) -> bool:
+    """Return whether an op's inputs come from updated weights, and from no data or random numbers."""
+    tensors = list(upstream(op.inputs))
+    if any(id(tensor) in data or DRAWN.search(tensor.op.type) for tensor in tensors):
+        return False
+    reads = (tensor.op for tensor in tensors if tensor.op.type == "ReadVariableOp")
+    return any(id(read.inputs[0]) in updated for read in reads)

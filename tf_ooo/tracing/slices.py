@@ -10,7 +10,7 @@ import tensorflow as tf
 from tensorflow.core.framework import graph_pb2
 
 from grappler_passes.graph.training_graph import TrainingGraph
-from tf_ooo.compat import op_marks
+from tf_ooo.compat import func_graphs
 from tf_ooo.planning.model.schedule import Schedule
 
 Named = Sequence[tuple[str, Any]]
@@ -72,7 +72,7 @@ def _in_slices(name: str, gradient: tf.Tensor, count: int, reduce: Callable[[Nam
     sizes = [end - begin for begin, end in zip([0, *ends], ends, strict=False)]
     parts = []
     for number, part in enumerate(tf.split(tf.reshape(gradient, [-1]), sizes)):
-        with op_marks.numbered_part(number):
+        with func_graphs.numbered_part(number):
             parts += reduce([(f"{name}_part_{number}", part)])
     return tf.reshape(tf.concat(parts, 0), gradient.shape)
 
@@ -92,7 +92,7 @@ def counts_for(schedule: Schedule, graph: TrainingGraph, sizes: Mapping[str, int
 def parts_of(graph_def: graph_pb2.GraphDef) -> dict[str, int]:
     """Return the slice that each communication belongs to, by the name of its op."""
     return {
-        node.name: int(node.attr[op_marks.PART_ATTR].i)
+        node.name: int(node.attr[func_graphs.PART_ATTR].i)
         for node in graph_def.node
-        if op_marks.PART_ATTR in node.attr
+        if func_graphs.PART_ATTR in node.attr
     }

@@ -15,20 +15,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import tensorflow as tf
 
-from tf_ooo.compat import (
-    func_graphs,
-    keras_layers,
-    keras_trainable,
-    keras_variables,
-    op_marks,
-    tf_variables,
-    train_function,
-)
+from tf_ooo.compat import func_graphs, keras_layers, keras_trainable, keras_variables, train_function
 from tf_ooo.tracing.assigned import feeds_random_numbers, names_of_held, what_is_added
 from tf_ooo.tracing.collecting import added_up
 from tf_ooo.tracing.intercepting import ops_so_far, times
-from tf_ooo.tracing.micro_batches import Split, StepRefused
-from tf_ooo.tracing.of_data import OfData, computed_from, rows_of_part
+from tf_ooo.tracing.micro_batches import OfData, Split, StepRefused, computed_from, rows_of_part
 from tf_ooo.tracing.variables import all_variables, key_of
 
 if TYPE_CHECKING:
@@ -117,7 +108,7 @@ class States:
         self._graph, self._of_data, self._assigned = tf.compat.v1.get_default_graph(), OfData(part), {}
         begin = ops_so_far()
         self._rows = rows_of_part(part)
-        with tf_variables.intercepted(self._read, self._assign):
+        with keras_variables.intercepted(self._read, self._assign):
             yield
         again = [self._paths[key] for key in self._mixed(begin)]
         if again:
@@ -263,7 +254,7 @@ class States:
             if replica not in sums:
                 sums[replica] = weighted
                 continue
-            with tf.name_scope("sum"), op_marks.marked_sums():
+            with tf.name_scope("sum"), func_graphs.marked_sums():
                 sums[replica] = sums[replica] + weighted
 
     def assign(self) -> None:

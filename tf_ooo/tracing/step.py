@@ -8,11 +8,10 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 from grappler_passes.analysis.steps import STEP_ATTR, STEP_SCOPE
-from tf_ooo.compat import keras_loops, nests, op_marks, tf_functions
+from tf_ooo.compat import func_graphs, keras_loops, nests, tf_functions
 from tf_ooo.planning.model.task import replica_of_part
 from tf_ooo.tracing.assigned import first_drawn
 from tf_ooo.tracing.collecting import Collecting
-from tf_ooo.tracing.in_turns import InTurns
 from tf_ooo.tracing.intercepting import CopiesNeeded, TurnsNeeded
 from tf_ooo.tracing.logs import whole_logs
 from tf_ooo.tracing.micro_batches import (
@@ -23,11 +22,11 @@ from tf_ooo.tracing.micro_batches import (
     OpenRows,
     Split,
     StepRefused,
+    computed_from,
     open_batch,
     rows_of,
 )
-from tf_ooo.tracing.of_data import computed_from
-from tf_ooo.tracing.one_by_one import MicroBatches, OneByOne
+from tf_ooo.tracing.one_by_one import InTurns, MicroBatches, OneByOne
 from tf_ooo.tracing.states import IN_TURN, SUM, NotHeld, States
 from tf_ooo.tracing.traces import traced_anew
 from tf_ooo.tracing.variables import names_by_handle, optimizers_of
@@ -185,7 +184,7 @@ class StepFunctions:
                 self.note_changed([name for name in parts.changed if name not in known], states.guessed)
                 self.note_drawn(first_drawn())
             refuse_no_gradient(model, collecting.applied)
-            with op_marks.numbered_step(split.count, STEP_ATTR, scope):
+            with func_graphs.numbered_step(split.count, STEP_ATTR, scope):
                 out = self._whole(logs, split)
                 states.assign()  # as in the forward pass, before the updates
                 if not in_turns:

@@ -1,20 +1,59 @@
-"""Finds the traces of the ``tf.function``s behind a step."""
+"""Finds the traces of a step's ``tf.function``s, whether two are alike, and what shapes they get."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import tensorflow as tf
 
 from grappler_passes.compat import op_types
-from tf_ooo.compat import func_graphs, keras_layers, tf_functions
+from tf_ooo.compat import func_graphs, keras_layers, nests, tf_functions, train_function
+from tf_ooo.compat.tf_functions import functions_of
 from tf_ooo.tracing.assigned import READS
 
 if TYPE_CHECKING:
     import keras
-    from tensorflow.core.framework import graph_pb2
+    import tensorflow as tf
+    from tensorflow.core.framework import attr_value_pb2, graph_pb2
+
+
+Seen = tuple[tuple[int, tuple[int | None, ...]], ...]
+
+
+class Inputs:
+    """Looks at the arguments of a step when they are of a kind that it has not seen yet.
+
+    ``elements_per_call``: how many a call takes from an iterator; None: unknown, iterators are not looked
+    into.
+    """
+
+    def __init__(self, elements_per_call: Callable[[], int] | None = None) -> None:
+        self._elements_per_call = elements_per_call
+        self._known: set[Any] = set()
+
+    def look(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], Seen | None]:
+        """The arguments to go on with, and the shapes of the tensors; None for shapes seen before.
+
+        An iterator is looked at once for each kind of element, and goes on in an iterator of its own.
+        """
+        seen = nests.shapes_of((args, kwargs))
+        specs = tuple(repr(arg.element_spec) for arg in args if train_function.is_iterator(arg))
+        if (seen, specs) in self._known:
+            return args, None
+        self._known.add((seen, specs))
+        if self._elements_per_call is None:
+            return args, seen
+        out = list(args)
+        for place, arg in enumerate(args):
+            if train_function.is_iterator(arg):
+                elements = train_function.take(arg, self._elements_per_call())
+                out[place] = train_function.iterator_over(elements, arg) if elements else arg
+                seen += nests.shapes_of(elements)
+        return tuple(out), seen
+
 
 # Said of such an op where the rewritten step may be the one that is kept.
 NOT_SHARED = (
@@ -115,3 +154,88 @@ class RestoringFunction:
     def __call__(self, batch: Any) -> Any:
         tensors = tf.nest.flatten(batch, expand_composites=True)
         return self.concrete(*(tensor for tensor in tensors if tensor is not None))
+
+
+# A rewrite is asked for by these, in the second trace only.
+_MARKS = "_ooo_"
+# Numbers that TensorFlow gives anew in each trace.
+_NUMBERED = ("_gradient_op_type", "_user_specified_name")
+
+
+def differ(step: Callable[..., Any], other: Callable[..., Any], args: Any, kwargs: Any) -> bool:
+    """Return whether two steps' traces for these arguments compute different things; makes missing traces.
+
+    Names of ops and functions do not count.  False where a step is no ``tf.function``, or cannot be traced.
+    """
+    functions = [functions_of(each)[:1] for each in (step, other)]
+    if not all(functions):
+        return False
+    try:
+        traced, again = (function.get_concrete_function(*args, **kwargs) for (function,) in functions)
+    except Exception:  # of the user's code: the call that follows raises it
+        return False
+    captured = traced.captured_inputs, again.captured_inputs
+    if len(captured[0]) != len(captured[1]) or not all(map(_same_tensor, *captured)):
+        return True
+    return _content_of(traced.graph.as_graph_def()) != _content_of(again.graph.as_graph_def())
+
+
+def _same_tensor(tensor: tf.Tensor, other: Any) -> bool:
+    """A variable's handle is one object; constants are made anew, and compared."""
+    if tensor is other:
+        return True
+    if tensor.dtype != other.dtype or not tensor.dtype.is_numpy_compatible:
+        return False
+    return hasattr(tensor, "numpy") and np.array_equal(tensor.numpy(), other.numpy())
+
+
+def _content_of(graph_def: graph_pb2.GraphDef) -> Hashable:
+    """Return equal for graphs that differ in names alone."""
+    contents = _Contents(graph_def)
+    return contents.of_nodes(graph_def.node, ())
+
+
+class _Contents:
+    """Reads functions of one graph by their names; those that two nodes call are read once."""
+
+    def __init__(self, graph_def: graph_pb2.GraphDef) -> None:
+        self._functions = {function.signature.name: function for function in graph_def.library.function}
+        self._known: dict[str, int] = {}
+
+    def of_nodes(self, nodes: Iterable[Any], inputs: Iterable[str], returned: Iterable[str] = ()) -> Hashable:
+        nodes = list(nodes)
+        names = [*inputs, *(node.name for node in nodes)]
+        index = {name: number for number, name in enumerate(names)}
+
+        def place(tensor: str) -> Hashable:
+            control = tensor.startswith("^")
+            name, _, output = tensor.removeprefix("^").partition(":")
+            return control, index.get(name, -1), output
+
+        rows = [
+            (node.op, node.device, tuple(map(place, node.input)), self._of_attributes(node.attr))
+            for node in nodes
+        ]
+        return tuple(rows), tuple(map(place, returned))
+
+    def _of_attributes(self, attributes: Any) -> Hashable:
+        kept = sorted(n for n in attributes if n not in _NUMBERED and not n.startswith(_MARKS))
+        return tuple((name, self._of_value(attributes[name])) for name in kept)
+
+    def _of_value(self, value: attr_value_pb2.AttrValue) -> Hashable:
+        if value.HasField("func"):
+            return self._of_function(value.func.name), self._of_attributes(value.func.attr)
+        if value.HasField("list") and value.list.func:
+            return tuple(self._of_function(function.name) for function in value.list.func)
+        return bytes(value.SerializeToString(deterministic=True))
+
+    def _of_function(self, name: str) -> Hashable:
+        function = self._functions.get(name)
+        if function is None:
+            return name
+        if name not in self._known:
+            self._known[name] = 0  # a function that calls itself
+            inputs = [argument.name for argument in function.signature.input_arg]
+            returned = [function.ret[argument.name] for argument in function.signature.output_arg]
+            self._known[name] = hash(self.of_nodes(function.node_def, inputs, returned))
+        return self._known[name]

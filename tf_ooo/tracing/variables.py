@@ -10,15 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
-from tf_ooo.compat import (
-    keras_attributes,
-    keras_layers,
-    keras_optimizers,
-    keras_variables,
-    nests,
-    tf_functions,
-    train_function,
-)
+from tf_ooo.compat import keras_layers, keras_optimizers, keras_variables, nests, tf_functions, train_function
 from tf_ooo.errors import BackendError
 
 if TYPE_CHECKING:
@@ -54,7 +46,7 @@ def _inside(value: object) -> Callable[[Any], Iterable[Any]] | None:
     if keras_optimizers.is_optimizer(value):
         return keras_optimizers.inner_optimizers
     if keras_layers.is_layer(value):
-        return keras_attributes.attributes_of
+        return keras_layers.attributes_of
     if isinstance(value, dict):
         return operator.methodcaller("values")
     return iter if isinstance(value, (list, tuple)) else None

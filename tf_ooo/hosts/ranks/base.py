@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any, TypeAlias
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import numpy as np
 
-from tf_ooo.hosts.ranks.combining import check_ranks, compressed
+from tf_ooo.errors import BackendError
 from tf_ooo.hosts.ranks.roll import Roll
 
 if TYPE_CHECKING:
@@ -19,6 +20,74 @@ if TYPE_CHECKING:
     from tensorflow.core.framework import graph_pb2
 
     Gradient: TypeAlias = "tf.Tensor | tf.IndexedSlices"
+
+
+OPS = ("Average", "Sum", "Adasum")
+COMPRESSIONS = ("none", "fp16", "bf16")
+
+
+def compressed(tensor: tf.Tensor, compression: str) -> tf.Tensor:
+    """The tensor cast to the 16-bit type of ``compression``; integers and 16-bit floats stay as they are."""
+    import tensorflow as tf
+
+    if compression == "none" or not tensor.dtype.is_floating or tensor.dtype.size <= 2:
+        return tensor
+    return tf.cast(tensor, tf.float16 if compression == "fp16" else tf.bfloat16)
+
+
+def restored(tensor: tf.Tensor, like: tf.Tensor) -> tf.Tensor:
+    """Return the tensor cast back to the type of ``like``."""
+    import tensorflow as tf
+
+    return tensor if tensor.dtype == like.dtype else tf.cast(tensor, like.dtype)
+
+
+def check_ranks(size: int) -> None:
+    """Raises BackendError unless ``size`` is a power of two: Adasum combines gradients in pairs."""
+    if size & (size - 1):
+        raise BackendError(f"op='Adasum' needs 2, 4, 8, ... ranks, not {size}; use 'Average'")
+
+
+def adasum(gradients: Sequence[tf.Tensor]) -> tf.Tensor:
+    """Adds what two gradients agree on once, and the rest of both (Maleki et al., 2021).
+
+    As in Horovod: rank 0 with 1, 2 with 3, then the pairs.
+    """
+    level = list(gradients)
+    while len(level) > 1:
+        level = [_pair(a, b) for a, b in zip(level[::2], level[1::2], strict=True)]
+    return level[0]
+
+
+def _pair(a: tf.Tensor, b: tf.Tensor) -> tf.Tensor:
+    """``(1 - ab / 2aa) a + (1 - ab / 2bb) b``; sums in float64."""
+    import tensorflow as tf
+
+    x, y = tf.cast(a, tf.float64), tf.cast(b, tf.float64)
+    both = tf.reduce_sum(x * y)
+    of_x = 1 - tf.math.divide_no_nan(both, 2 * tf.reduce_sum(x * x))
+    of_y = 1 - tf.math.divide_no_nan(both, 2 * tf.reduce_sum(y * y))
+    return tf.cast(of_x * x + of_y * y, a.dtype)
+
+
+class Gathers(Protocol):
+    """An engine, as far as messages need one."""
+
+    def gather(self, value: object) -> list[Any]: ...
+
+
+@dataclass(frozen=True)
+class Message:
+    """The base of all kinds.  Tuples arrive as lists."""
+
+    def encoded(self) -> dict[str, Any]:
+        """Return the message as JSON types, with the name of its kind."""
+        return {"kind": type(self).__name__, **asdict(self)}
+
+    def told(self, engine: Gathers) -> list[Any]:
+        """Every rank's message, by rank: all of this kind, unless some ranks do something else.  Blocks."""
+        kinds = {kind.__name__: kind for kind in Message.__subclasses__()}
+        return [kinds[said.pop("kind")](**said) for said in map(dict, engine.gather(self.encoded()))]
 
 
 class Engine(ABC):
@@ -170,3 +239,22 @@ class SingleEngine(Engine):
 
     def gather_bytes(self, data: bytes) -> list[bytes]:
         return [data]
+
+
+@contextlib.contextmanager
+def naming_the_lost(engine: Engine, where: str) -> Iterator[None]:
+    """Raises a BackendError for an error that says that this rank's partner is gone; others go through."""
+    try:
+        yield
+    except Exception as error:
+        if not engine.is_lost(error):
+            raise
+        lines = [line.strip() for line in str(error).splitlines() if engine.is_lost(RuntimeError(line))]
+        said = max(lines, key=len)[:300] if lines else type(error).__name__
+        who = engine.who_ended()
+        ended = f"ended: {who}" if who else "ended or cannot be reached"
+        raise BackendError(
+            f"rank {engine.rank} of {engine.size} stopped {where}: another worker {ended}."
+            " Restart all workers; with BackupAndRestore or ModelCheckpoint training continues from the last "
+            f"file. ({said})"
+        ) from error

@@ -10,8 +10,7 @@ import numpy as np
 
 from grappler_passes.compat import runtime
 from tf_ooo.errors import BackendError
-from tf_ooo.hosts.ranks.base import Engine
-from tf_ooo.hosts.ranks.combining import adasum, restored
+from tf_ooo.hosts.ranks.base import Engine, adasum, restored
 from tf_ooo.hosts.ranks.launch import place_in_tf_config
 from tf_ooo.hosts.ranks.rendezvous import meet_at
 

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from tf_ooo.errors import BackendError
-from tf_ooo.hosts.ranks.base import Engine
-from tf_ooo.hosts.ranks.combining import adasum, restored
+from tf_ooo.hosts.ranks.base import Engine, adasum, restored
 from tf_ooo.hosts.ranks.launch import mpi_size, remember_names
 from tf_ooo.hosts.ranks.rendezvous import meet_by_horovods_server
 

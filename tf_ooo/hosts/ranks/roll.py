@@ -22,7 +22,7 @@ from types import TracebackType
 from typing import Any
 
 from tf_ooo.errors import BackendError
-from tf_ooo.hosts.ending import end_in_time
+from tf_ooo.hosts.native import end_in_time
 from tf_ooo.hosts.ranks.line import Attention, Line, can_keep_alive, ending_without
 from tf_ooo.version import __version__
 

@@ -14,10 +14,8 @@ from typing import ClassVar
 import numpy as np
 
 from grappler_passes.graph.training_graph import Op, OpKind, TrainingGraph
-from grappler_passes.passes.base import Pass, PassResult
-from grappler_passes.passes.edit import GraphEditor, tensor
-from grappler_passes.passes.relaxations import Relaxation
-from tf_ooo.compat import xla_nodes
+from grappler_passes.passes.base import GraphEditor, Pass, PassResult, Relaxation, tensor
+from tf_ooo.compat import xla
 from tf_ooo.costs.analytic import op_work
 from tf_ooo.costs.devices import DeviceModel, device
 from tf_ooo.errors import CostError
@@ -117,7 +115,7 @@ class _BarriersPass(Pass):
         for barrier in self.barriers:
             types = [self.step.known(port).dtype for port in barrier.ports]
             inputs = [tensor(*self.moved.get(port, port)) for port in barrier.ports]
-            node = xla_nodes.barrier_node(barrier.name, inputs, types)
+            node = xla.barrier_node(barrier.name, inputs, types)
             editor.add(barrier.name, node.op, node.input).CopyFrom(node)
             behind = {self.moved.get(port, port): place for port, place in barrier.behind.items()}
 

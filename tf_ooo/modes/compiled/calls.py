@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from grappler_passes.graph.training_graph import OpKind, TrainingGraph
-from tf_ooo.compat.xla_nodes import MLIR_TYPES
+from tf_ooo.compat.xla import MLIR_TYPES
 from tf_ooo.costs.from_graph import forward_layers
 from tf_ooo.modes.compiled.outline import CALL_PREFIX, Call
 from tf_ooo.modes.compiled.regions import FlatStep, GraphDef, Port, Region

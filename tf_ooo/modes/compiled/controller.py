@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from tf_ooo.compat import iterators, keras_fits, train_function, xla_flags, xla_nodes
+from tf_ooo.compat import keras_fits, train_function, xla
 from tf_ooo.costs.gains import GainTable
 from tf_ooo.errors import GraphError, MemoryLimitError, OptionsError
 from tf_ooo.fit.comparison import REWRITTEN, STOCK
@@ -19,10 +19,10 @@ from tf_ooo.modes.compiled.rewrite import Plan, rewrite_step, unchanged
 from tf_ooo.modes.compiled.session import CONCURRENT, CONCURRENT_FLAGS, StreamSession
 from tf_ooo.modes.compiled.step import Rewriter, StreamStep, Way
 from tf_ooo.options import OneDeviceOptions
-from tf_ooo.planning.building.capture import Capture
+from tf_ooo.planning.building.regions import Capture
 from tf_ooo.planning.policies import POLICIES, schedules_of
 from tf_ooo.report.report import Report
-from tf_ooo.tracing.unrolled import numbered_steps, steps_together
+from tf_ooo.tracing.flat import numbered_steps, steps_together
 
 if TYPE_CHECKING:
     import keras
@@ -98,7 +98,7 @@ def _check(options: OneDeviceOptions) -> None:
             f"schedule={options.schedule!r} orders the graph executor; jit_compile=True takes 'auto' or "
             f"{', '.join(map(repr, compiled))}"
         )
-    fixed = xla_flags.why_flags_are_fixed()
+    fixed = xla.why_flags_are_fixed()
     if options.memory_limit_bytes is not None and fixed is not None:
         raise OptionsError(
             f"memory_limit_bytes={options.memory_limit_bytes} cannot be kept with jit_compile=True: {fixed}, "
@@ -112,9 +112,9 @@ def _compares(options: OneDeviceOptions) -> bool:
 
 def _why_not_concurrent() -> str | None:
     """Say why stock XLA with concurrent command buffers is no way of its own; None where it is."""
-    if CONCURRENT_FLAGS[0] in xla_flags.flags_of_process():
+    if CONCURRENT_FLAGS[0] in xla.flags_of_process():
         return "XLA_FLAGS of this process ask for it: the stock step runs that way"
-    fixed = xla_flags.why_flags_are_fixed()
+    fixed = xla.why_flags_are_fixed()
     return None if fixed is None else f"{fixed}; start Python with XLA_FLAGS={' '.join(CONCURRENT_FLAGS)!r}"
 
 
@@ -124,7 +124,7 @@ def _gains(
     """Return the table of a file, or what measures one; None: gains are calculated."""
     if options.gains is not None:
         return GainTable.load(options.gains)
-    usual_s = _MEASURE_S if xla_nodes.platform() == "CUDA" else 0.0
+    usual_s = _MEASURE_S if xla.platform() == "CUDA" else 0.0
     budget_s = usual_s if options.measure_gains_s is None else options.measure_gains_s
     told = None if session is None else session.measured
     return MeasuredGains(budget_s, told, delay) if budget_s else None
@@ -143,7 +143,7 @@ def ways(options: OneDeviceOptions, steps: int = 1, session: StreamSession | Non
     def capture(what: StepToPlan) -> Capture | None:
         return capture_of(what, None if session is None else session.modules.get(STOCK))
 
-    on_gpu = xla_nodes.platform() == "CUDA"
+    on_gpu = xla.platform() == "CUDA"
     limit_bytes = options.memory_limit_bytes
     # With a limit a plan may move nothing for want of memory: XLA is asked what that step needs, too.
     joint = functools.partial(
@@ -197,7 +197,7 @@ class FitSteps:
 
     def __call__(self, iterator: object) -> Any:
         """One execution: ``steps_per_execution`` steps; the logs of the last.  StopIteration at the end."""
-        batches = self.session.waiting or iterators.take(
+        batches = self.session.waiting or train_function.take(
             iterator, train_function.steps_per_execution(self.model)
         )
         self.session.waiting = []

@@ -14,12 +14,11 @@ from tf_ooo.costs.layer_costs import SECONDS, LayerCosts
 from tf_ooo.errors import BackendError
 from tf_ooo.modes.compiled.barriers import DEVICE
 from tf_ooo.modes.compiled.calls import StepToPlan
-from tf_ooo.modes.compiled.captured import CompiledModule
 from tf_ooo.modes.compiled.measuring import MeasuredGains
 from tf_ooo.modes.compiled.regions import CONTRACTIONS, VIEWS
-from tf_ooo.planning.building.capture import Capture
+from tf_ooo.modes.compiled.session import CompiledModule
 from tf_ooo.planning.building.joint import best_placement, fill, least_retreat
-from tf_ooo.planning.building.regions import SUB, write
+from tf_ooo.planning.building.regions import SUB, Capture, write
 from tf_ooo.planning.choosing.plan import as_asked
 from tf_ooo.planning.model.problem import Problem
 from tf_ooo.planning.model.schedule import Schedule, Task, TaskList

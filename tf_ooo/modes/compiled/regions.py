@@ -19,7 +19,7 @@ from grappler_passes.graph.dependencies import GraphIndex, reached
 from grappler_passes.graph.flow import CALL_OPS
 from grappler_passes.graph.node_input import split_input
 from grappler_passes.graph.training_graph import TrainingGraph
-from tf_ooo.compat import xla_nodes
+from tf_ooo.compat import xla
 
 GraphDef: TypeAlias = graph_pb2.GraphDef
 Port = tuple[str, int]
@@ -198,7 +198,7 @@ def is_pure(step: FlatStep, name: str) -> bool:
     ):
         return False
     infos = map(step.info, step.touched(name))
-    return all(info is not None and info.dtype in xla_nodes.MLIR_TYPES for info in infos)
+    return all(info is not None and info.dtype in xla.MLIR_TYPES for info in infos)
 
 
 def has_static_borders(step: FlatStep, name: str) -> bool:

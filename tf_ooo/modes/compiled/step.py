@@ -9,14 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from grappler_passes.compat import runtime
-from tf_ooo.compat import func_graphs, nests, tf_functions, xla_functions
+from tf_ooo.compat import func_graphs, nests, tf_functions, xla
 from tf_ooo.compat.nests import Packed
 from tf_ooo.errors import BackendError, GraphError, MemoryLimitError
 from tf_ooo.fit.comparison import REWRITTEN
-from tf_ooo.modes.compiled.captured import watched
 from tf_ooo.modes.compiled.regions import GraphDef
 from tf_ooo.modes.compiled.rewrite import StepGraph, unchanged
-from tf_ooo.modes.compiled.session import StreamSession
+from tf_ooo.modes.compiled.session import StreamSession, watched
 from tf_ooo.tracing import traces
 from tf_ooo.tracing.flat import FlatTrace
 
@@ -62,7 +61,7 @@ class StreamStep:
             with watched(self.way.flags) as watch:
                 outputs = compiled(args, kwargs)
         # XLA compiles in the first call, before anything has changed.
-        except xla_functions.run_errors() as error:
+        except xla.run_errors() as error:
             self.session.fail(error, self.way.name)
             self._made[compiled.signature] = None
             return self.stock(*args, **kwargs)
@@ -137,7 +136,7 @@ class CompiledStep:
         if self.key not in step.session.compiled:
             run = tf_functions.plain_function(self._body(), specs, compiled=True)
             calls = len(self.step_graph.calls)
-            kept = len(xla_functions.stream_calls(xla_functions.hlo_of(run, specs))) if calls else 0
+            kept = len(xla.stream_calls(xla.hlo_of(run, specs))) if calls else 0
             if kept < calls:  # each has to come through to HLO with its stream
                 raise GraphError(f"XLA kept {kept} of {calls} calls on streams; this version cannot be used")
             step.session.compiled[self.key] = run
@@ -167,7 +166,7 @@ class CompiledStep:
 
     def hlo(self, stage: str = "hlo") -> str:
         """Return the text of the step before (``hlo``) or after (``optimized_hlo``) XLA's passes."""
-        return xla_functions.hlo_of(self._run, self.inputs.specs, stage)
+        return xla.hlo_of(self._run, self.inputs.specs, stage)
 
     def needed_bytes(self, flags: tuple[str, ...] = ()) -> int:
         """Return the bytes of all its buffers, compiled but not run. BackendError: XLA cannot be asked."""

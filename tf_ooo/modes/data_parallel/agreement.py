@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from tf_ooo.compat import keras_fits, keras_layers, keras_losses, keras_optimizers, train_function, versions
 from tf_ooo.errors import OptionsError
-from tf_ooo.hosts.ranks.messages import Message
+from tf_ooo.hosts.ranks.base import Message
 from tf_ooo.tracing.averaging import unnumbered
 
 if TYPE_CHECKING:

@@ -9,14 +9,14 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from tf_ooo.compat import iterators, nests, train_function
+from tf_ooo.compat import nests, train_function
 from tf_ooo.costs.layer_costs import LayerCosts, Link
 from tf_ooo.errors import OOOError
 from tf_ooo.fit.baseline import STEPS, Baseline, stock_steps_s
-from tf_ooo.fit.slower_warning import SlowerWarning
+from tf_ooo.fit.reporting import SlowerWarning
 from tf_ooo.modes.data_parallel.planned import factor_for, stock_step_s
-from tf_ooo.report.gain import Gain
 from tf_ooo.report.report import Report
+from tf_ooo.report.summary import Gain
 from tf_ooo.tracing import traces
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ class StepByStep:
         """Return one execution, after steps of this rank alone with its first batch."""
         ranks, model = self._ranks, self._ranks.model
         together, left = train_function.steps_per_execution(model), ranks.lockstep.left
-        batches = iterators.take(iterator, together if left is None else min(together, left))
+        batches = train_function.take(iterator, together if left is None else min(together, left))
         if not batches:
             return self._run(iterator)
         step_s = statistics.median(self._steps_s)
@@ -95,7 +95,7 @@ class StepByStep:
         finally:
             ranks.forget_traces()  # of parts of the step, which do not average
         note_alone(self._report, alone_s, ranks)
-        return self._run(iterators.iterator_over(batches, iterator))
+        return self._run(train_function.iterator_over(batches, iterator))
 
 
 def note_alone(report: Report, alone_s: list[float], ranks: RanksInStep, steps: int = 1) -> None:

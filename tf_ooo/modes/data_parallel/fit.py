@@ -19,11 +19,11 @@ from tf_ooo.modes.data_parallel.options import DataParallel
 from tf_ooo.modes.data_parallel.ranks import RanksInStep
 from tf_ooo.modes.data_parallel.scheduled import ScheduledSteps
 from tf_ooo.options import RankOptions
-from tf_ooo.report.environment import environment
 from tf_ooo.report.parts import Outcome
 from tf_ooo.report.report import Report
+from tf_ooo.report.summary import environment
 from tf_ooo.tracing.averaging import Averaging
-from tf_ooo.tracing.unrolled import LARGEST
+from tf_ooo.tracing.flat import LARGEST
 
 if TYPE_CHECKING:
     import keras

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from tf_ooo.options import RankOptions
-from tf_ooo.options.checks import folder, option, whole_number, yes_no_or_none
+from tf_ooo.options.base import folder, option, whole_number, yes_no_or_none
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from grappler_passes import plugin
-from grappler_passes.analysis.step_classes import classify_steps
-from grappler_passes.analysis.steps import split_steps
+from grappler_passes.analysis.steps import classify_steps, split_steps
 from grappler_passes.graph.training_graph import Op, OpKind, TrainingGraph
 from grappler_passes.passes.base import PassResult
 from grappler_passes.passes.steps import Additions, additions
@@ -23,13 +22,12 @@ from tf_ooo.costs.communication import as_allreduce_bytes
 from tf_ooo.costs.from_graph import places, variable_bytes
 from tf_ooo.costs.layer_costs import LayerCosts
 from tf_ooo.errors import ScheduleError
-from tf_ooo.planning.building.common import COMMUNICATION, COMPUTE
+from tf_ooo.planning.building.step_model import COMMUNICATION, COMPUTE
 from tf_ooo.planning.model.schedule import Schedule, Task, TaskList
 from tf_ooo.rewriting import passes
 from tf_ooo.rewriting.lowering import TaskOps, first_ops, last_ops, lower, only_tasks, task_ops
-from tf_ooo.rewriting.reporting import told
 from tf_ooo.rewriting.request import ResultT, RewriteRequest
-from tf_ooo.rewriting.result import RewriteResult
+from tf_ooo.rewriting.result import RewriteResult, told
 from tf_ooo.rewriting.step_graph import is_unrolled
 from tf_ooo.tracing.slices import parts_of
 

@@ -14,20 +14,14 @@ from tf_ooo.compat import (
     keras_variables,
     train_function,
 )
-from tf_ooo.compat.evaluation import Kind
+from tf_ooo.compat.train_function import Kind
 from tf_ooo.errors import BackendError
 from tf_ooo.fit.evaluation import numbers_of
 from tf_ooo.fit.mode import Function, Training
 from tf_ooo.fit.recorder import Watched
-from tf_ooo.hosts.ranks.base import Engine
-from tf_ooo.hosts.ranks.lost import naming_the_lost
+from tf_ooo.hosts.ranks.base import Engine, naming_the_lost
 from tf_ooo.modes.data_parallel import agreement
-from tf_ooo.modes.data_parallel.lockstep import EpochEnds, Lockstep
-from tf_ooo.modes.data_parallel.parallel_step import (
-    ParallelStep,
-    ended_early,
-    stopped_alone,
-)
+from tf_ooo.modes.data_parallel.lockstep import EpochEnds, Lockstep, ParallelStep, ended_early, stopped_alone
 from tf_ooo.options import RankOptions
 from tf_ooo.tracing import sync
 from tf_ooo.tracing.averaging import Averaging

@@ -14,22 +14,27 @@ from tf_ooo.errors import GraphError
 from tf_ooo.fit.baseline import Baseline, undone_steps_s
 from tf_ooo.fit.comparison import STOCK, StepComparison, Verdict
 from tf_ooo.fit.experiment import Comparing, Experiment, Kept, StockFirst, Turn
-from tf_ooo.fit.paying import Budget
 from tf_ooo.fit.recorder import Watched
 from tf_ooo.fit.reporting import fall_back
-from tf_ooo.fit.timing import timed_run
+from tf_ooo.fit.timing import Budget, timed_run
 from tf_ooo.modes.data_parallel import planned
 from tf_ooo.modes.data_parallel.alone import ALONE, note_alone
-from tf_ooo.modes.data_parallel.functions import OrderedSteps, RankFunctions, RewrittenSteps
 from tf_ooo.modes.data_parallel.options import DataParallel
 from tf_ooo.modes.data_parallel.ordering import request_to_order
-from tf_ooo.modes.data_parallel.profiling import Planned, Profiling, Single
+from tf_ooo.modes.data_parallel.profiling import (
+    OrderedSteps,
+    Planned,
+    Profiling,
+    RankFunctions,
+    RewrittenSteps,
+    Single,
+)
 from tf_ooo.planning.model.schedule import Schedule
 from tf_ooo.report.parts import Outcome
 from tf_ooo.report.report import Report
-from tf_ooo.rewriting.op_tasks import tasks_of_ops
+from tf_ooo.rewriting.lowering import tasks_of_ops
 from tf_ooo.tracing import traces
-from tf_ooo.tracing.unrolled import steps_together
+from tf_ooo.tracing.flat import steps_together
 
 if TYPE_CHECKING:
     from tf_ooo.modes.data_parallel.ranks import RanksInStep

@@ -13,12 +13,10 @@ from typing import ClassVar
 from tensorflow.core.framework import graph_pb2, node_def_pb2
 
 from grappler_passes.errors import VerifyError
-from grappler_passes.graph.effects import has_side_effects
+from grappler_passes.graph.dependencies import has_side_effects
 from grappler_passes.graph.node_input import split_input
 from grappler_passes.graph.training_graph import TrainingGraph
-from grappler_passes.passes.base import Pass, PassResult
-from grappler_passes.passes.edit import tensor
-from grappler_passes.passes.relaxations import Relaxation
+from grappler_passes.passes.base import Pass, PassResult, Relaxation, tensor
 from tf_ooo.modes.layerpipe.rounds import GIVEN, Rounds
 
 # The names of what is read from outside of a round.

@@ -6,20 +6,142 @@ reader's device; at the end of each round every register takes what the one befo
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import tensorflow as tf
 from tensorflow.core.framework import graph_pb2, node_def_pb2
 
 from grappler_passes.compat.shape_inference import OutputInfo
-from grappler_passes.graph.effects import states_of
+from grappler_passes.graph.dependencies import states_of
 from grappler_passes.graph.node_input import split_input
-from grappler_passes.passes.base import PassPipeline
-from grappler_passes.passes.edit import tensor
+from grappler_passes.passes.base import PassPipeline, tensor
 from tf_ooo.errors import GraphError
-from tf_ooo.modes.layerpipe.accesses import accesses
 from tf_ooo.modes.layerpipe.cutting import LOCAL, CutPass, Reads, Register, late_name
 from tf_ooo.modes.layerpipe.rounds import Rounds
-from tf_ooo.modes.layerpipe.traced import Traced
+from tf_ooo.modes.layerpipe.traced import Traced, accesses, placeholders_of, read_where_it_is, zeros_on
+from tf_ooo.modes.layerpipe.versions import LaterWeight
+
+if TYPE_CHECKING:
+    import keras
+
+
+def frozen_weights(model: keras.Model, traced: Traced) -> frozenset[str]:
+    """Return the placeholders of a model's weights that the step only reads; not of single numbers.
+
+    Callbacks set those, such as the share of a loss, between batches: they are read anew in each round.
+    """
+    written = {state for access in accesses(traced.index) if access.writes for state in access.states}
+    weights = (variable for variable in model.weights if len(variable.shape))
+    return frozenset(placeholders_of(traced.captured, weights) - written)
+
+
+class Copies:
+    """Frozen weights on the devices that are not their own.
+
+    ``wanted``: ``{placeholder for the value: (handle, device, OutputInfo)}``.
+    """
+
+    def __init__(self, traced: Traced, wanted: Mapping[str, tuple[str, str, OutputInfo]]) -> None:
+        self._captured, self._wanted = traced.captured, wanted
+        self._copies: dict[tuple[str, str], tf.Variable] = {}
+        for handle, device, info in wanted.values():
+            if device != traced.captured[handle].device and (handle, device) not in self._copies:
+                self._copies[handle, device] = zeros_on(device, info)
+
+    @property
+    def variables(self) -> Collection[tf.Variable]:
+        """Return all copies."""
+        return self._copies.values()
+
+    def refresh(self) -> None:
+        """Takes over what the weights are now."""
+        for (handle, _), copy in self._copies.items():
+            copy.assign(read_where_it_is(self._captured[handle], copy.dtype, copy.shape))
+
+    def given(self) -> dict[str, tf.Tensor]:
+        """Return the weights, by placeholder."""
+        weights = {}
+        for name, (handle, device, info) in self._wanted.items():
+            copy = self._copies.get((handle, device))
+            if copy is None:
+                weights[name] = read_where_it_is(self._captured[handle], info.dtype, info.shape)
+                continue
+            with tf.device(device):
+                weights[name] = copy.read_value()
+        return weights
+
+
+# A round gets values to read, and a function to call behind its ops.
+Given = tuple[dict[str, tf.Tensor], Callable[[], None]]
+
+
+class LaterWeights:
+    """The latest weights; where ``averaged`` earlier ones, rebuilt from moving averages of updates.
+
+    A weight has one average of what updates take off it, however many processors read it.
+    """
+
+    def __init__(
+        self, traced: Traced, rounds: Rounds, placeholders: Sequence[LaterWeight], averaged: bool
+    ) -> None:
+        self.placeholders, self.names = placeholders, {weight.name for weight in placeholders}
+        self._traced = traced
+        self._span: dict[str, int] = {}
+        for weight in placeholders:
+            self._span[weight.handle] = max(self._span.get(weight.handle, 0), weight.behind)
+        writes = [access for access in accesses(traced.index) if access.writes]
+        self._updated = {
+            handle: {rounds.of[access.name] for access in writes if handle in access.states}
+            for handle in self._span
+        }
+        self._averages = {
+            weight.handle: zeros_on(traced.captured[weight.handle].device, traced.outputs[weight.name][0])
+            for weight in placeholders
+            if averaged
+        }
+
+    @property
+    def variables(self) -> Collection[tf.Variable]:
+        """Return all averages."""
+        return self._averages.values()
+
+    def reset(self) -> None:
+        """Reset before the first round of an epoch: no updates yet."""
+        for average in self._averages.values():
+            average.assign(np.zeros(average.shape, average.dtype.as_numpy_dtype))
+
+    def given(self, low: int, high: int) -> Given:
+        """Return the weights that a round reads, and a function to call behind it."""
+        newest: dict[str, tf.Tensor] = {}
+        for weight in self.placeholders:
+            info, handle = self._traced.outputs[weight.name][0], self._traced.captured[weight.handle]
+            newest[weight.handle] = read_where_it_is(handle, info.dtype, info.shape)
+        rebuilt = {weight.name: self._rebuilt(weight, newest[weight.handle]) for weight in self.placeholders}
+        return rebuilt, lambda: self._update(newest, low, high)
+
+    def _rebuilt(self, weight: LaterWeight, newest: tf.Tensor) -> tf.Tensor:
+        """About the weights of ``weight.behind`` updates ago (LayerPipe2)."""
+        average = self._averages.get(weight.handle)
+        if average is None:
+            return newest
+        with tf.device(average.device):
+            return newest + tf.cast(weight.behind, newest.dtype) * average.read_value()
+
+    def _update(self, before: dict[str, Any], low: int, high: int) -> None:
+        """Follow the updates of a round; ``before`` are the weights at its start."""
+        for handle, average in self._averages.items():
+            if not any(low <= at <= high for at in self._updated[handle]):
+                continue
+            with tf.device(average.device):
+                after = read_where_it_is(self._traced.captured[handle], average.dtype, average.shape)
+                # A window of about as many updates as the weights are behind.
+                share = tf.cast(2.0 / (self._span[handle] + 1.0), average.dtype)
+                taken_off = before[handle] - after
+                average.assign_add(share * (taken_off - average.read_value()), read_value=False)
+
 
 _NOT_STORED = ("resource", "variant")
 

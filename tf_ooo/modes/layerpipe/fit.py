@@ -16,23 +16,22 @@ from tf_ooo.compat import keras_variables, nests, train_function
 from tf_ooo.costs.places import first_of
 from tf_ooo.costs.table import CostTable
 from tf_ooo.errors import BackendError, OptionsError
-from tf_ooo.fit import progress
+from tf_ooo.fit import timing
 from tf_ooo.fit.distributed import Distributed, FirstSteps, OnlyTraced, Placed, check_model
 from tf_ooo.fit.experiment import Experiment
 from tf_ooo.fit.measured import check_costs, measured_costs, with_shared_link
 from tf_ooo.fit.mode import Training
 from tf_ooo.fit.recorder import Watched
-from tf_ooo.fit.slower_warning import ENOUGH
+from tf_ooo.fit.reporting import ENOUGH
 from tf_ooo.hosts.devices import home_device
-from tf_ooo.hosts.memory import host_memory, in_host_memory
+from tf_ooo.hosts.memory import available_bytes, host_memory, in_host_memory
 from tf_ooo.hosts.ranks.base import Engine, SingleEngine
 from tf_ooo.hosts.speeds import measured_model
-from tf_ooo.hosts.system_memory import available_bytes
 from tf_ooo.modes.layerpipe.options import LayerPipe
 from tf_ooo.modes.layerpipe.planned import in_order_of, note_rebuilt_weights, plan_spread
 from tf_ooo.modes.layerpipe.reporting import fill_spread, watched_round
-from tf_ooo.modes.layerpipe.running import Batches, Epoch, rounds_together, structure_of
 from tf_ooo.modes.layerpipe.spread import Spread, SpreadPlan, spread
+from tf_ooo.modes.layerpipe.ticks import Batches, Epoch, rounds_together, structure_of
 from tf_ooo.modes.layerpipe.traced import Traced, renumbered, trace
 from tf_ooo.report.parts import Outcome
 from tf_ooo.report.report import Report
@@ -186,7 +185,7 @@ class Beginning(Training):
     def run(self, given: Any) -> Any:
         """Run the first step, in the phase that is entered; None at the end of the data."""
         fit, started, costs = self._fit, time.perf_counter(), self._fit.mode.options.costs
-        with progress.said("tracing the step, to take it apart"):
+        with timing.said("tracing the step, to take it apart"):
             traced = self._look(given)
         planning_s = time.perf_counter()
         if traced is None:
@@ -238,7 +237,7 @@ class Measuring(Training):
         outputs = first.run(batch)
         if first.done:
             started = time.perf_counter()
-            with progress.said("planning, on which devices F, dO and dW run"):
+            with timing.said("planning, on which devices F, dO and dW run"):
                 plan = fit.plan(*self._costs(), self._traced, started)
             first.close()
             fit.enter(Planned(fit, plan, first.seen))
@@ -292,7 +291,7 @@ class Planned(Training):
         batch = self._fit.batches.take_of_epoch(given)
         if batch is None:
             return None
-        with progress.said(f"spreading the step over {len(self._plan.devices)} devices"):
+        with timing.said(f"spreading the step over {len(self._plan.devices)} devices"):
             step = self._step(batch)
         rounds = Rounds(self._fit, self._plan, self._placed, step)
         self._fit.enter(rounds)

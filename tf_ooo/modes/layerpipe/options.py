@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from tf_ooo.options import DeviceOptions
-from tf_ooo.options.checks import choice, folder, option, whole_number
+from tf_ooo.options.base import choice, folder, option, whole_number
 
 WEIGHTS = ("stash", "ema", "latest")
 

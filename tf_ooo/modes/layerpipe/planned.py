@@ -13,21 +13,19 @@ from tf_ooo.compat import keras_layers, keras_optimizers
 from tf_ooo.costs.layer_costs import LayerCosts, Link
 from tf_ooo.costs.table import CostTable
 from tf_ooo.errors import OOOError
-from tf_ooo.modes.layerpipe.divide import lower_shares
 from tf_ooo.modes.layerpipe.reporting import fill_report
-from tf_ooo.modes.layerpipe.spread import SpreadPlan
-from tf_ooo.modes.layerpipe.stages import stages_of
+from tf_ooo.modes.layerpipe.rounds import stages_of
+from tf_ooo.modes.layerpipe.spread import SpreadPlan, lower_shares
 from tf_ooo.modes.layerpipe.traced import Traced, renumbered
-from tf_ooo.planning.building.asynchronous import in_rounds
+from tf_ooo.planning.building.layerpipe_cuts import in_rounds
 from tf_ooo.planning.choosing.on_paper import policies_of
 from tf_ooo.planning.choosing.plan import Candidate, Plan, as_asked, choose, policy_named, tried
 from tf_ooo.planning.model.problem import Problem
 from tf_ooo.planning.model.schedule import Schedule
 from tf_ooo.planning.policies import Policy
-from tf_ooo.report.gain import Gain
 from tf_ooo.report.report import Report
-from tf_ooo.rewriting.naming import variable_layers
-from tf_ooo.rewriting.step_graph import StepGraph
+from tf_ooo.report.summary import Gain
+from tf_ooo.rewriting.step_graph import StepGraph, variable_layers
 from tf_ooo.tracing.variables import optimizers_of
 from tf_ooo.units import seconds_text
 

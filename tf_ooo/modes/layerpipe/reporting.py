@@ -10,8 +10,8 @@ from grappler_passes.graph.node_input import split_input
 from grappler_passes.graph.training_graph import TrainingGraph
 from tf_ooo.costs.table import CostTable
 from tf_ooo.fit.recorder import Watched
+from tf_ooo.modes.layerpipe.rounds import HIGH, Stages
 from tf_ooo.modes.layerpipe.spread import Spread, SpreadPlan
-from tf_ooo.modes.layerpipe.stages import HIGH, Stages
 from tf_ooo.modes.layerpipe.versions import from_weights
 from tf_ooo.planning.choosing.plan import Plan
 from tf_ooo.planning.model.schedule import Schedule, Task, TaskList
@@ -19,7 +19,7 @@ from tf_ooo.planning.simulation.simulator import simulate
 from tf_ooo.report.parts import Outcome, PlannedStep, StepOps
 from tf_ooo.report.report import Report
 from tf_ooo.report.sections import LayerPipeSection, LayerRow, LinkRow
-from tf_ooo.rewriting.op_tasks import timed_ops
+from tf_ooo.rewriting.lowering import timed_ops
 from tf_ooo.tracing.variables import bytes_of
 
 # A backward pass gets the weights of its forward pass like this: as they were read, or cast.

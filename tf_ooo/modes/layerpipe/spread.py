@@ -2,25 +2,241 @@
 
 from __future__ import annotations
 
+import dataclasses
+import math
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
-from tf_ooo.modes.layerpipe.accesses import accesses
-from tf_ooo.modes.layerpipe.averages import LaterWeights
-from tf_ooo.modes.layerpipe.delays import Delays, delays_of
-from tf_ooo.modes.layerpipe.divide import divided, with_shared_grads
-from tf_ooo.modes.layerpipe.frozen import frozen_weights
+import tensorflow as tf
+from tensorflow.core.framework import graph_pb2, node_def_pb2
+
+from grappler_passes.compat import shape_inference
+from grappler_passes.compat.shape_inference import OutputInfo
+from grappler_passes.graph.dependencies import GraphIndex
+from grappler_passes.graph.training_graph import TrainingGraph
+from grappler_passes.passes.base import Pass, PassResult, Relaxation, copy_of
+from tf_ooo.modes.layerpipe.delays import Delays, LaterWeights, delays_of, frozen_weights
 from tf_ooo.modes.layerpipe.options import LayerPipe
-from tf_ooo.modes.layerpipe.rounds import Retiming, Rounds
-from tf_ooo.modes.layerpipe.stages import Stages
+from tf_ooo.modes.layerpipe.rounds import HIGH, Retiming, Rounds, Stages
 from tf_ooo.modes.layerpipe.ticks import Ticks
-from tf_ooo.modes.layerpipe.traced import Traced, trace
+from tf_ooo.modes.layerpipe.traced import Traced, Where, accesses, trace
 from tf_ooo.modes.layerpipe.versions import LaterWeight, with_later_weights
 
 if TYPE_CHECKING:
     import keras
+
+
+# This input is the gradient, by op; its rows and those of the result are the batch's.
+_GRADIENT = {
+    "MatMul": 0,
+    # Transposed convolutions have this in their dO.
+    "Conv2D": 0,
+    "Conv3D": 0,
+    "BatchMatMulV2": 0,
+    "Conv2DBackpropInput": 2,
+    "DepthwiseConv2dNativeBackpropInput": 2,
+    "Conv3DBackpropInputV2": 2,
+}
+_SIZES = {"Conv2DBackpropInput": 0, "DepthwiseConv2dNativeBackpropInput": 0, "Conv3DBackpropInputV2": 0}
+
+
+def lower_shares(traced: Traced, op_seconds: Mapping[str, float]) -> dict[int, tuple[float, float]]:
+    """The least and the most of each layer's dO that the processor nearer to the input can have.
+
+    It has all behind the heaviest op, and of this its part.
+    """
+    bounds: dict[int, tuple[float, float]] = {}
+    for layer in range(len(traced.graph.layers)):
+        name = _heaviest(traced, layer, op_seconds)
+        if name is None:
+            bounds[layer] = (1.0, 1.0)
+        elif op_seconds.get(name, 0.0) > 0:
+            before_s, own_s, all_s = _seconds(traced, name, layer, op_seconds)
+            bounds[layer] = (1 - (before_s + own_s) / all_s, 1 - before_s / all_s)
+    return bounds
+
+
+def divided(
+    traced: Traced, stages: Stages, op_seconds: Mapping[str, float]
+) -> tuple[Traced, Stages, tuple[str, ...]]:
+    """The step and its stages with dO in two parts, and which cannot be: these run nearer to the input."""
+    notes: list[str] = []
+    shares, of = dict(stages.shares), dict(stages.of)
+    for layer, (share, _) in stages.shares.items():
+        name = _heaviest(traced, layer, op_seconds)
+        if name is None:
+            notes.append(
+                f"the output gradient of {traced.graph.layers[layer].name} stays on one device: none of its "
+                "ops can be divided by rows"
+            )
+            del shares[layer], of[HIGH, layer]
+            continue
+        traced = _divide(traced, name, layer, _share_of_rows(traced, name, layer, share, op_seconds))
+    return traced, dataclasses.replace(stages, of=of, shares=shares), tuple(notes)
+
+
+def _share_of_rows(
+    traced: Traced, name: str, layer: int, share: float, op_seconds: Mapping[str, float]
+) -> float:
+    """The share of an op's rows that, with all that comes before it, takes ``share`` of the dO's seconds."""
+    if op_seconds.get(name, 0.0) <= 0:
+        return share
+    before_s, own_s, all_s = _seconds(traced, name, layer, op_seconds)
+    return min(max((share * all_s - before_s) / own_s, 0.0), 1.0)
+
+
+def _seconds(
+    traced: Traced, name: str, layer: int, op_seconds: Mapping[str, float]
+) -> tuple[float, float, float]:
+    """Return the seconds of what comes before an op within a layer's dO, of the op, and of the whole dO."""
+    members = {op for op, at in traced.where.items() if at == ("dO", layer)}
+    before = (_before(traced.index, traced.where, name, layer) & members) - {name}
+    before_s, all_s = (sum(op_seconds.get(op, 0.0) for op in ops) for ops in (before, members))
+    return before_s, op_seconds[name], all_s
+
+
+def _heaviest(traced: Traced, layer: int, op_seconds: Mapping[str, float]) -> str | None:
+    """Return the op of a layer's dO that is worth dividing, if any can be divided."""
+    own = (node for node in traced.graph_def.node if traced.where.get(node.name) == ("dO", layer))
+    able = [node.name for node in own if _by_rows(traced, node)]
+    return max(able, key=lambda name: (op_seconds.get(name, 0.0), _size(traced, name)), default=None)
+
+
+def _by_rows(traced: Traced, node: node_def_pb2.NodeDef) -> bool:
+    # Reading a map of protobuf adds what is not there.
+    if node.op not in _GRADIENT or any(
+        key in node.attr and node.attr[key].b for key in ("transpose_a", "adj_x")
+    ):
+        return False
+    index = traced.index
+    inputs = index.data_preds[index.index[node.name]]
+    producer, _ = inputs[_GRADIENT[node.op]]
+    if traced.where.get(index.names[producer], ("",))[0] != "dO":
+        return False
+    # A weight has a size; an activation (attention multiplies with one) has the batch's rows.
+    special = (_GRADIENT[node.op], _SIZES.get(node.op))
+    operands = [tensor for place, tensor in enumerate(inputs) if place not in special]
+    shapes = [traced.outputs[index.names[p]][port].shape or (None,) for p, port in operands]
+    # One with a matrix for each head or expert: then the gradient's first axis is that of heads, not of rows.
+    heads = node.op.startswith("BatchMatMul") and any(len(shape) > 2 for shape in shapes)
+    return not heads and all(None not in shape for shape in shapes)
+
+
+def _size(traced: Traced, name: str) -> int:
+    shape = traced.outputs[name][0].shape or ()
+    return math.prod(size for size in shape if size is not None)
+
+
+def _divide(traced: Traced, name: str, layer: int, share: float) -> Traced:
+    index = traced.index
+    node = next(node for node in traced.graph_def.node if node.name == name)
+    infos = [traced.outputs[index.names[p]][port] for p, port in index.data_preds[index.index[name]]]
+    parts, first, outputs = in_two_parts(node, infos, _GRADIENT[node.op], _SIZES.get(node.op), share)
+    own = dict.fromkeys(outputs, ("dO", layer))
+    in_parts = traced.rewritten(DividePass(name, parts), own, outputs)
+    high = _before(in_parts.index, in_parts.where, first, layer)
+    return dataclasses.replace(in_parts, where={**in_parts.where, **dict.fromkeys(high, (HIGH, layer))})
+
+
+def in_two_parts(
+    node: node_def_pb2.NodeDef, infos: Sequence[OutputInfo], gradient: int, sizes: int | None, share: float
+) -> tuple[tuple[node_def_pb2.NodeDef, ...], str, dict[str, list[OutputInfo]]]:
+    """Return the nodes that compute an op on the first ``share`` of the rows and on the rest, and join them.
+
+    Each part has at least one row, of a single row the rest.  Gives the first part's name and the outputs of
+    all nodes, too; the last one has the op's name.
+
+    ``gradient``, ``sizes``: which input is divided by rows, and which, if any, holds the shape of the result.
+    """
+    attributes = {key: value for key, value in node.attr.items() if key not in ("_class", "_output_shapes")}
+    graph = tf.Graph()
+    with graph.as_default():
+        inputs = [
+            tf.compat.v1.placeholder(tf.as_dtype(i.dtype), i.shape, f"input_{n}") for n, i in enumerate(infos)
+        ]
+        with tf.name_scope(f"{node.name}_parts"):
+            rows = tf.shape(inputs[gradient])[0]
+            first = tf.cast(tf.round(tf.cast(rows, tf.float32) * share), tf.int32)
+            first = tf.minimum(tf.maximum(first, 1), rows - 1)
+            counts = [first, rows - first]
+            pieces = tf.split(inputs[gradient], tf.stack(counts), num=2)
+            results = []
+            for number, piece in enumerate(pieces):
+                given = list(inputs)
+                given[gradient] = piece
+                if sizes is not None:
+                    given[sizes] = tf.concat([[counts[number]], inputs[sizes][1:]], 0)
+                name = f"part_{number}"
+                part = graph.create_op(node.op, given, attrs=attributes, name=name, compute_device=False)
+                results.append(part.outputs[0])
+        joined = tf.concat(results, 0, name=node.name)
+    names = {f"input_{n}": text for n, text in enumerate(t for t in node.input if t[0] != "^")}
+    nodes = [part for part in graph.as_graph_def().node if part.name not in names]
+    for part in nodes:
+        part.input[:] = [names.get(text.partition(":")[0], text) for text in part.input]
+    operations = {op.name: op for op in graph.get_operations() if op.name not in names}
+    outputs = {name: list(map(shape_inference.info_of, op.outputs)) for name, op in operations.items()}
+    assert joined.op.name == node.name, "the name of the divided op is taken"
+    return tuple(nodes), str(results[0].op.name), outputs
+
+
+@dataclasses.dataclass(frozen=True)
+class DividePass(Pass):
+    """Puts ``parts`` in the place of the op ``divided``, whose name their result has."""
+
+    divided: str
+    parts: tuple[node_def_pb2.NodeDef, ...]
+    name: ClassVar[str] = "divide"
+    relaxes = frozenset({Relaxation.NEW_NODES, Relaxation.REPLACED_NODES, Relaxation.OPS})
+
+    def run(self, graph_def: graph_pb2.GraphDef, training_graph: TrainingGraph | None) -> PassResult:
+        """The parts stand behind all others."""
+        in_parts = copy_of(graph_def)
+        kept = [node for node in in_parts.node if node.name != self.divided]
+        del in_parts.node[:]
+        in_parts.node.extend([*kept, *self.parts])
+        return PassResult(in_parts, True, replaced=frozenset({self.divided}))
+
+
+def with_shared_grads(traced: Traced, stages: Stages) -> tuple[Traced, Stages]:
+    """dO ops that a layer's own dW needs, where dW is on a processor nearer to the loss, run there too.
+
+    Such as the gradient of an activation behind the layer, or one op that computes dO and dW together.
+    Where dW is nearer to the loss than both parts of a dO, such ops are part of it; the parts stay where they
+    are.
+    """
+    where, of, index = dict(traced.where), dict(stages.of), traced.index
+    for layer in range(len(traced.graph.layers)):
+        if of["dW", layer] <= of["dO", layer]:
+            continue
+        users = [name for name, at in where.items() if at in (("dW", layer), ("U", layer))]
+        needed = set().union(*(_before(index, where, name, layer) for name in users))
+        needed = {name for name in needed if where[name] in (("dO", layer), (HIGH, layer))}
+        high = {name for name, at in where.items() if at == (HIGH, layer)}
+        if high and of["dW", layer] > of[HIGH, layer]:
+            where.update(dict.fromkeys(needed, ("dW", layer)))
+            continue
+        needed |= high
+        if needed:
+            of[HIGH, layer] = max(of["dW", layer], of.get((HIGH, layer), 0))
+            where.update(dict.fromkeys(needed, (HIGH, layer)))
+    return dataclasses.replace(traced, where=where), dataclasses.replace(stages, of=of)
+
+
+def _before(index: GraphIndex, where: Where, name: str, layer: int) -> set[str]:
+    """Return the layer's backward ops that an op needs, and itself."""
+    own = {(kind, layer) for kind in ("dO", HIGH, "dW", "U")}
+    needed, stack = {name}, [index.index[name]]
+    while stack:
+        for producer, _ in index.data_preds[stack.pop()]:
+            op = index.names[producer]
+            if op not in needed and where.get(op) in own:
+                needed.add(op)
+                stack.append(producer)
+    return needed
+
 
 _TIMED = 100
 

@@ -12,20 +12,20 @@ import tensorflow as tf
 from tensorflow.core.framework import graph_pb2
 
 from grappler_passes.analysis.classify import classify_graph_def
-from grappler_passes.compat import flattening, shape_inference
+from grappler_passes.compat import graph_protos, shape_inference
 from grappler_passes.compat.shape_inference import OutputInfo
-from grappler_passes.graph.dependencies import GraphIndex
+from grappler_passes.graph.dependencies import GraphIndex, has_side_effects, only_reads, states_of
 from grappler_passes.graph.training_graph import TrainingGraph
 from grappler_passes.graph.variables import VARIABLE_ATTR
 from grappler_passes.passes.base import Pass, PassPipeline, relaxed_by
 from grappler_passes.passes.gates import GatesPass
 from grappler_passes.passes.verify import VerifyPass
 from tf_ooo.compat import (
+    func_graphs,
     keras_layers,
     keras_trainable,
     keras_variables,
     nests,
-    op_marks,
     tf_functions,
     train_function,
 )
@@ -42,6 +42,7 @@ from tf_ooo.tracing.variables import all_variables, optimizers_of
 
 if TYPE_CHECKING:
     import keras
+
 
 # (kind, layer) by op, and what ops give.
 Where = Mapping[str, tuple[str, int]]
@@ -214,13 +215,13 @@ def _flat(
     model: keras.Model, graph_def: graph_pb2.GraphDef, kept: Sequence[str], dump_dir: Folder
 ) -> graph_pb2.GraphDef:
     """The graph without function calls; these ops stay.  Raises GraphError for loops and branches."""
-    whole = flattening.with_whole_branches(graph_def)
-    flat_def = flattening.inline_graph_def(whole, list(dict.fromkeys(kept)))
+    whole = graph_protos.with_whole_branches(graph_def)
+    flat_def = graph_protos.inline_graph_def(whole, list(dict.fromkeys(kept)))
     flat_def = _checked(GatesPass(), flat_def, dump_dir)
     loop = next((node.name for node in flat_def.node if node.op in _LOOPS), None)
     if loop is not None:
         raise GraphError(_loop_message(model, loop, any(node.op in _ENTERS for node in flat_def.node)))
-    op_marks.leave_sums(flat_def)
+    func_graphs.leave_sums(flat_def)
     return flat_def
 
 
@@ -257,7 +258,7 @@ def _branch_of_weights(index: GraphIndex, weights: Collection[str]) -> str | Non
     computed = [False] * len(index)
     for i in index.order:
         computed[i] = index.names[i] in weights or any(computed[p] for p, _ in index.data_preds[i])
-        if computed[i] and index.ops[i] == flattening.WHOLE_BRANCH:
+        if computed[i] and index.ops[i] == graph_protos.WHOLE_BRANCH:
             return index.names[i]
     return None
 
@@ -311,3 +312,37 @@ def _loop_message(model: keras.Model, op: str, loops: bool) -> str:
         )
     instead = "make recurrent layers with unroll=True" if loops else "leave that condition out"
     return f"{title} {hidden}: {instead}, or train with mode='pipeline', which runs the layer as one task"
+
+
+@dataclass(frozen=True)
+class Access:
+    """An op with side effects; ``states``: the placeholders of the variables that it reads or changes."""
+
+    name: str
+    op: str
+    states: frozenset[str]
+    writes: bool
+
+
+def accesses(index: GraphIndex) -> list[Access]:
+    """Return the accesses in topological order."""
+    return [
+        Access(index.names[i], op, frozenset(states_of(index, i)), not only_reads(op))
+        for i in index.order
+        if has_side_effects(op := index.ops[i])
+    ]
+
+
+def read_where_it_is(
+    handle: tf.Tensor, dtype: tf.DType | str, shape: Iterable[int | None] | None
+) -> tf.Tensor:
+    """Return the present value of a variable, read on its device."""
+    with tf.device(handle.device):
+        value = tf.raw_ops.ReadVariableOp(resource=handle, dtype=tf.as_dtype(dtype))
+    value.set_shape(shape)
+    return value
+
+
+def zeros_on(device: str, info: OutputInfo) -> tf.Variable:
+    """Return an untrained variable of zeros, of the shape and type of an op's output."""
+    return keras_variables.zeros_on(device, tf.as_dtype(info.dtype), info.shape)

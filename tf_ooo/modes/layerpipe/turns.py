@@ -18,10 +18,9 @@ from grappler_passes.errors import VerifyError
 from grappler_passes.graph.dependencies import GraphIndex
 from grappler_passes.graph.node_input import split_input
 from grappler_passes.graph.training_graph import TrainingGraph
-from grappler_passes.passes.base import Pass, PassPipeline, PassResult, copy_of, relaxed_by
-from grappler_passes.passes.relaxations import Relaxation
+from grappler_passes.passes.base import Pass, PassPipeline, PassResult, Relaxation, copy_of, relaxed_by
 from grappler_passes.passes.verify import verify
-from tf_ooo.modes.layerpipe.stages import HIGH
+from tf_ooo.modes.layerpipe.rounds import HIGH
 from tf_ooo.modes.layerpipe.traced import Where
 from tf_ooo.planning.model.schedule import Task
 from tf_ooo.rewriting.ordering import firsts_of, lasts_of, order_lane

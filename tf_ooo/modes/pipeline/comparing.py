@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from tf_ooo.compat import keras_layers, keras_losses, nests
 from tf_ooo.costs.places import first_of
-from tf_ooo.fit import estimates
+from tf_ooo.fit import timing
 from tf_ooo.modes.pipeline.looked_at import LookedAt, Seen, dense
 from tf_ooo.modes.pipeline.state_kinds import (
     Assigned,
@@ -129,7 +129,7 @@ class Comparison:
         self.model, self.rows = model, rows
         pair = self.pairs_of(batch)[0]
         self._of_part = LookedAt(model, parts_of(pair, (rows, rows))[0], gradients)
-        say_seconds(estimates.look_s(self._of_part.trace_s))
+        say_seconds(timing.look_s(self._of_part.trace_s))
         self._of_both = LookedAt(model, pair, gradients)
         self.exact = not self._of_part.random and not keras_losses.masks(model)
         self._signature = nests.signature(pair)

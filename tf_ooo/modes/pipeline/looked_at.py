@@ -15,7 +15,6 @@ import tensorflow as tf
 from grappler_passes.compat import runtime
 from tf_ooo.compat import (
     func_graphs,
-    keras_attributes,
     keras_layers,
     keras_trainable,
     keras_variables,
@@ -26,8 +25,7 @@ from tf_ooo.tracing.assigned import names_of_held
 from tf_ooo.tracing.changed import Replay, Taped, refuse_moved
 from tf_ooo.tracing.intercepting import Update, intercepted
 from tf_ooo.tracing.logs import silent_logs
-from tf_ooo.tracing.micro_batches import FixedRows, rows_of
-from tf_ooo.tracing.of_data import computed_from
+from tf_ooo.tracing.micro_batches import FixedRows, computed_from, rows_of
 from tf_ooo.tracing.traces import RestoringFunction
 from tf_ooo.tracing.variables import all_variables, key_of, names_by_handle, optimizers_of
 
@@ -252,11 +250,11 @@ def _traced_step(model: keras.Model, batch: object) -> _Traced:
         return result
 
     with intercepted(optimizers_of(model), note), taped.noted(), keras_layers.inference_only(model):
-        keras_attributes.shadow(model, "call", noted_call)
+        keras_layers.shadow(model, "call", noted_call)
         try:
             logs = train_function.step_on_data(model, train_step, counts=False)(batch)
         finally:
-            keras_attributes.unshadow(model, "call")
+            keras_layers.unshadow(model, "call")
     graph = tf.compat.v1.get_default_graph()
     return _Traced(losses, grads, [out for out in outputs if out.graph is graph], taped.began_at, logs)
 

@@ -11,16 +11,15 @@ from typing import Any
 from tf_ooo.compat import nests
 from tf_ooo.costs.table import CostTable
 from tf_ooo.errors import BackendError
-from tf_ooo.fit import estimates, progress
+from tf_ooo.fit import timing
 from tf_ooo.fit.distributed import FirstSteps
-from tf_ooo.fit.in_place import InPlace
-from tf_ooo.fit.measured import with_shared_link
+from tf_ooo.fit.measured import InPlace, with_shared_link
 from tf_ooo.fit.mode import Training
 from tf_ooo.hosts.cluster import Cluster
 from tf_ooo.hosts.devices import home_device
-from tf_ooo.modes.pipeline.advice import why_uncut
 from tf_ooo.modes.pipeline.first_batch import NEVER_WHOLE
 from tf_ooo.modes.pipeline.plans import PlannedPipeline
+from tf_ooo.modes.pipeline.reporting import why_uncut
 from tf_ooo.modes.pipeline.steps import Given, PipelineSteps, Planned
 from tf_ooo.rewriting.parts import WHOLE, is_part, least_share
 from tf_ooo.rewriting.staged import LayerByLayer, TracedBefore
@@ -118,7 +117,7 @@ class Measuring(Training):
             steps.first_batch.say_what_changes(steps.model, plans.division.split(rows_of(given[0])))
         serial_s = steps.report.pipeline.serial_step_s
         self._compare(given[0], serial_s)
-        stock_s = estimates.stock_s(first.first_s, first.microbatches) + (first.seen - 1) * serial_s
+        stock_s = timing.stock_s(first.first_s, first.microbatches) + (first.seen - 1) * serial_s
         steps.first_s, steps.spent_s = first.first_s, time.perf_counter() - steps.began_s - stock_s
         return outputs
 
@@ -153,7 +152,7 @@ class Measuring(Training):
         started = time.perf_counter()
         plans.rows = first.rows
         shared = plans.ranks.shared(with_shared_link(costs, steps.target))
-        with progress.said("planning, where to cut the model and in which order its tasks run"):
+        with timing.said("planning, where to cut the model and in which order its tasks run"):
             pipeline = plans.plan_from(step, shared, measured)
         steps.report.change(plan_seconds=time.perf_counter() - started)
         alone = plans.ranks.engine.size == 1 and not isinstance(steps.target, Cluster)

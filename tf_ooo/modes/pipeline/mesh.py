@@ -15,8 +15,7 @@ from tf_ooo.costs.layer_costs import LayerCosts, Link
 from tf_ooo.errors import MemoryLimitError, OOOError, OptionsError
 from tf_ooo.modes.pipeline.options import AUTO
 from tf_ooo.modes.pipeline.planning import PEAK_MARGIN, PlanRequest, make_plan, step_s_of, with_costs
-from tf_ooo.planning.building.by_name import Bounds
-from tf_ooo.planning.building.merging import stage_of_layer
+from tf_ooo.planning.building.stages import Bounds, stage_of_layer
 from tf_ooo.planning.choosing.plan import Plan
 from tf_ooo.planning.choosing.side_by_side import held_evenly, side_by_side, stage_shares
 from tf_ooo.planning.model.schedule import Schedule

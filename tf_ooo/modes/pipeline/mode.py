@@ -6,28 +6,26 @@ import os
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from tf_ooo.compat import iterators, keras_losses, keras_optimizers, keras_variables, train_function
+from tf_ooo.compat import keras_losses, keras_optimizers, keras_variables, train_function
 from tf_ooo.errors import BackendError, ScheduleError
 from tf_ooo.fit.distributed import check_model
 from tf_ooo.fit.experiment import Experiment, Kept, StockFirst, forget_steps
 from tf_ooo.fit.mode import Training
-from tf_ooo.fit.paying import Budget
+from tf_ooo.fit.timing import Budget
 from tf_ooo.hosts.addresses import over_hosts
 from tf_ooo.hosts.devices import home_device
-from tf_ooo.hosts.memory import evaluate_in_host_memory, in_host_memory
+from tf_ooo.hosts.memory import available_bytes, evaluate_in_host_memory, in_host_memory
 from tf_ooo.hosts.ranks.base import Engine
-from tf_ooo.hosts.system_memory import available_bytes
-from tf_ooo.modes.pipeline.dividing import division_of
-from tf_ooo.modes.pipeline.first_batch import FirstBatch
+from tf_ooo.modes.pipeline.first_batch import FirstBatch, division_of
 from tf_ooo.modes.pipeline.measuring import Beginning
 from tf_ooo.modes.pipeline.mesh import counts_of
 from tf_ooo.modes.pipeline.options import AUTO, Pipeline
-from tf_ooo.modes.pipeline.own_schedule import check_own
+from tf_ooo.modes.pipeline.partition import check_own
 from tf_ooo.modes.pipeline.planning import SCHEDULES
 from tf_ooo.modes.pipeline.plans import PipelinePlans
 from tf_ooo.modes.pipeline.steps import PipelineSteps
 from tf_ooo.options.base import is_file
-from tf_ooo.planning.choosing.recompute import NONE
+from tf_ooo.planning.choosing.plan import NONE
 from tf_ooo.planning.model.problem import check_limits
 from tf_ooo.planning.model.schedule_file import ScheduleFile, read_schedule
 from tf_ooo.report.report import Report
@@ -227,7 +225,7 @@ class PipelineFit(Experiment):
         if not rest:
             return None
         with train_function.steps_per_execution_set_to(self._model, len(rest)):
-            return stock(iterators.iterator_over(rest, iterator))
+            return stock(train_function.iterator_over(rest, iterator))
 
 
 class ByBatches(Experiment):
@@ -238,7 +236,7 @@ class ByBatches(Experiment):
         self._fit = fit
 
     def run(self, given: Any) -> Any:
-        batches = iterators.take(given, train_function.steps_per_execution(self._fit.steps.model))
+        batches = train_function.take(given, train_function.steps_per_execution(self._fit.steps.model))
         if not batches:
             raise StopIteration
         return self._fit.by_batches(batches, given)

@@ -8,19 +8,19 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from tf_ooo.options import DeviceOptions, RankOptions
-from tf_ooo.options.base import is_file
-from tf_ooo.options.checks import (
+from tf_ooo.options.base import (
     choice,
     flag,
     folder,
+    is_file,
     number_or_auto,
     number_or_numbers,
     option,
     parts_or_auto,
     whole_number,
 )
-from tf_ooo.planning.building.by_name import Stages, check_stages, is_nested
-from tf_ooo.planning.choosing.recompute import CHOICES, NONE
+from tf_ooo.planning.building.stages import Stages, check_stages, is_nested
+from tf_ooo.planning.choosing.plan import CHOICES, NONE
 
 AUTO = "auto"
 MICRO_BATCH, WHOLE_BATCH = BATCH_NORMS = ("micro_batch", "whole_batch")

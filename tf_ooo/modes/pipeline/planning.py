@@ -13,21 +13,21 @@ from dataclasses import dataclass, field
 
 from tf_ooo.costs.layer_costs import LayerCosts, Link
 from tf_ooo.errors import MemoryLimitError, OOOError, OptionsError
-from tf_ooo.modes.pipeline.own_schedule import as_run, check_layers, stages_of
-from tf_ooo.modes.pipeline.partition import Cutter, held_bytes
-from tf_ooo.planning.building.by_name import Bounds, Stages, bounds_of
-from tf_ooo.planning.building.merging import merged
+from tf_ooo.modes.pipeline.partition import Cutter, as_run, check_layers, held_bytes, stages_of
+from tf_ooo.planning.building.stages import Bounds, Stages, bounds_of, merged
 from tf_ooo.planning.choosing.on_paper import auto_candidates
 from tf_ooo.planning.choosing.plan import (
+    ALL,
+    NONE,
     Candidate,
     Plan,
     StepTime,
     Trial,
     choose,
     policy_named,
+    recomputed,
     tried,
 )
-from tf_ooo.planning.choosing.recompute import ALL, NONE, recomputed
 from tf_ooo.planning.model.problem import Problem, less_of_places
 from tf_ooo.planning.model.schedule import Schedule
 from tf_ooo.planning.model.schedule_file import ScheduleFile

@@ -23,26 +23,22 @@ from tf_ooo.fit.measured import costs_of_parts, layers_of, measured_costs, unkno
 from tf_ooo.fit.reporting import fall_back
 from tf_ooo.hosts.cluster import Cluster
 from tf_ooo.hosts.devices import available_devices
-from tf_ooo.hosts.memory import in_host_memory
+from tf_ooo.hosts.memory import available_bytes, in_host_memory
 from tf_ooo.hosts.ranks.base import Engine, SingleEngine
-from tf_ooo.hosts.system_memory import available_bytes
-from tf_ooo.modes.pipeline.advice import advice
 from tf_ooo.modes.pipeline.limits import Limit, limit_of, mesh_within
 from tf_ooo.modes.pipeline.mesh import Mesh, loop_parts, make_mesh, on_best_devices, with_whole_parts
 from tf_ooo.modes.pipeline.options import AUTO, Pipeline
-from tf_ooo.modes.pipeline.own_schedule import check_recomputed
-from tf_ooo.modes.pipeline.partition import Cutter, units_of
+from tf_ooo.modes.pipeline.partition import Cutter, check_recomputed, units_of
 from tf_ooo.modes.pipeline.planning import PlanRequest, fits_whole, named_bounds, own_cuts, peak_within
-from tf_ooo.modes.pipeline.reporting import fill_report, forget_whole_parts, note_loops, note_turns
-from tf_ooo.planning.building.merging import stage_of_layer
-from tf_ooo.planning.choosing.recompute import NONE
+from tf_ooo.modes.pipeline.reporting import advice, fill_report, forget_whole_parts, note_loops, note_turns
+from tf_ooo.planning.building.stages import stage_of_layer
+from tf_ooo.planning.choosing.plan import NONE
 from tf_ooo.planning.model.schedule_file import ScheduleFile
 from tf_ooo.report.parts import Outcome
-from tf_ooo.rewriting.homes import Homes
-from tf_ooo.rewriting.naming import variable_layers
-from tf_ooo.rewriting.repeating import layers_that_cannot
+from tf_ooo.rewriting.passes import layers_that_cannot
+from tf_ooo.rewriting.placing import Homes
 from tf_ooo.rewriting.staged import StagedPlan
-from tf_ooo.rewriting.step_graph import StepGraph
+from tf_ooo.rewriting.step_graph import StepGraph, variable_layers
 from tf_ooo.tracing.averaging import Averaging
 from tf_ooo.tracing.micro_batches import Division, rows_of
 from tf_ooo.tracing.variables import optimizers_of

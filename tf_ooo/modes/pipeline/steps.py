@@ -10,30 +10,28 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 from tf_ooo.compat import nests
-from tf_ooo.compat.evaluation import Kind, makes_its_own
+from tf_ooo.compat.train_function import Kind, makes_its_own
 from tf_ooo.errors import BackendError, OOOError
-from tf_ooo.fit import estimates, progress
+from tf_ooo.fit import timing
 from tf_ooo.fit.baseline import ONE_DEVICE
 from tf_ooo.fit.distributed import Placed, Tracing, not_cut
 from tf_ooo.fit.experiment import Experiment
-from tf_ooo.fit.in_place import InPlace
+from tf_ooo.fit.measured import InPlace
 from tf_ooo.fit.mode import Function, Training
 from tf_ooo.fit.recorder import Watched
-from tf_ooo.fit.slower_warning import ENOUGH
+from tf_ooo.fit.reporting import ENOUGH
 from tf_ooo.fit.timing import timed_run
 from tf_ooo.hosts.cluster import Cluster
 from tf_ooo.hosts.memory import in_host_memory
 from tf_ooo.hosts.target import gone
 from tf_ooo.modes.pipeline import tasks_of
-from tf_ooo.modes.pipeline.advice import why_back
-from tf_ooo.modes.pipeline.evaluation import OutputsFirst, StagedEvaluation
 from tf_ooo.modes.pipeline.first_batch import FirstBatch
 from tf_ooo.modes.pipeline.mesh import pieces_of
-from tf_ooo.modes.pipeline.placed_step import PlacedStep
+from tf_ooo.modes.pipeline.placed_step import OutputsFirst, PlacedStep, StagedEvaluation
 from tf_ooo.modes.pipeline.plans import PipelinePlans, PlannedPipeline
-from tf_ooo.modes.pipeline.reporting import fill_report_of_graph
+from tf_ooo.modes.pipeline.reporting import fill_report_of_graph, why_back
 from tf_ooo.planning.simulation.measured import repeated
-from tf_ooo.rewriting.op_tasks import timed_ops
+from tf_ooo.rewriting.lowering import timed_ops
 from tf_ooo.rewriting.result import RewriteResult
 from tf_ooo.rewriting.staged import TracedBefore
 from tf_ooo.tracing.micro_batches import BatchesSeen, Division
@@ -121,12 +119,12 @@ class PipelineSteps:
         ``traced``: it is also traced anew.
         """
         first_s, self.first_s = self.first_s, 0.0
-        about_s = estimates.placing_s(first_s) + (first_s if traced else 0.0)
+        about_s = timing.placing_s(first_s) + (first_s if traced else 0.0)
         stock_s = self.report.baselines_s.get(ONE_DEVICE)
         if not first_s or not stock_s:
-            return progress.said(what, about_s)
+            return timing.said(what, about_s)
         spent_s, one_s = self.spent_s + about_s, statistics.median(stock_s)
-        return progress.said(what, about_s, estimates.pays_from(spent_s, one_s, self.report.predicted_step_s))
+        return timing.said(what, about_s, timing.pays_from(spent_s, one_s, self.report.predicted_step_s))
 
     def _moved(self) -> Mapping[int, Any]:
         """The present variables by the ``id`` of their old handles.  BackendError: a worker is gone."""
@@ -307,7 +305,7 @@ class Cut(Training):
             steps.report.note(f"{_CALCULATED}: {in_place.why_not}")
             return
         try:
-            with progress.said("planning again, with measured costs"):
+            with timing.said("planning again, with measured costs"):
                 other = plans.plan_again(costs)
         except OOOError as error:
             steps.report.note(f"the plan with calculated costs stays: {error}")

@@ -11,7 +11,7 @@ from grappler_passes.graph.sizes import KnownShapes
 from grappler_passes.plugin import describe_keras
 from tf_ooo.compat import keras_fits, keras_trainable, tf_functions, train_function
 from tf_ooo.errors import GraphError
-from tf_ooo.fit import paying
+from tf_ooo.fit import timing
 from tf_ooo.fit.controller import StepController
 from tf_ooo.fit.mode import Training
 from tf_ooo.fit.recorder import Watched
@@ -20,13 +20,13 @@ from tf_ooo.hosts.ranks.base import Engine, SingleEngine
 from tf_ooo.modes.single_device.options import SingleDevice
 from tf_ooo.planning.model.schedule import Schedule
 from tf_ooo.planning.policies import schedules_of
-from tf_ooo.report.environment import environment
 from tf_ooo.report.report import Report
-from tf_ooo.rewriting.op_tasks import tasks_of_ops
+from tf_ooo.report.summary import environment
+from tf_ooo.rewriting.lowering import tasks_of_ops
 from tf_ooo.rewriting.planner import peak_with
 from tf_ooo.rewriting.session import RewriteSession
 from tf_ooo.tracing import sync
-from tf_ooo.tracing.inputs import Inputs
+from tf_ooo.tracing.traces import Inputs
 
 if TYPE_CHECKING:
     import keras
@@ -187,7 +187,7 @@ def _never_pays() -> str:
     import tensorflow as tf
 
     on_cpu = not tf.config.list_physical_devices("GPU")
-    return paying.ON_CPU if on_cpu and not paying.ORDERS_MAY_GAIN_ON_CPU else ""
+    return timing.ON_CPU if on_cpu and not timing.ORDERS_MAY_GAIN_ON_CPU else ""
 
 
 def _check(options: SingleDevice, report: Report) -> None:

@@ -18,9 +18,8 @@ from collections.abc import Callable, Iterator, Mapping
 
 from tf_ooo.costs.gains import Gains
 from tf_ooo.errors import OptionsError
-from tf_ooo.planning.building.capture import Capture, CapturedRuns
 from tf_ooo.planning.building.choice import first_or_leanest, on_paper, within_limit
-from tf_ooo.planning.building.regions import MainStream, Regions, own, schedule
+from tf_ooo.planning.building.regions import Capture, CapturedRuns, MainStream, Regions, own, schedule
 from tf_ooo.planning.model.problem import Problem
 from tf_ooo.planning.model.task import Task
 from tf_ooo.planning.simulation.simulator import simulate

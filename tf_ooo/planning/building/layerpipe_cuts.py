@@ -1,21 +1,22 @@
-"""Cuts the line of all layers' tasks into one piece for each processor (arXiv 2108.06629).
-
-A layer's F, dO and dW stand on the line in any order; a cut falls between two, or inside a dO, whose parts
-are then on two processors.  The slowest processor is made as fast as possible, then as few bytes as possible
-are sent.
-"""
+"""Cuts the line of all layers' tasks into one piece for each processor (arXiv 2108.06629)."""
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 import numpy as np
 
 from tf_ooo.costs.layer_costs import LayerCosts, layer_inputs
-from tf_ooo.planning.model.arrays import Floats, Ints
+from tf_ooo.errors import OptionsError
+from tf_ooo.planning.building.choice import first_within
+from tf_ooo.planning.building.pipeline import lane_codes, places
+from tf_ooo.planning.model.problem import Problem
+from tf_ooo.planning.model.schedule import Schedule, Task, TaskList
+from tf_ooo.planning.model.task import Floats, Ints
 
 # A dO is cut at multiples of this; the shares are refined afterwards.
 _GRID = 8
@@ -225,9 +226,9 @@ def _lowest(values: Floats, low: Ints, high: Ints) -> Ints:
         levels.append(np.where(values[left] <= values[right], left, right))
     lowest = np.full(len(low), -1)
     length = high - low
-    for level, places in enumerate(levels):
+    for level, lows in enumerate(levels):
         here = (length >= 2**level) & (length < 2 ** (level + 1))
-        left, right = places[low[here]], places[high[here] - 2**level]
+        left, right = lows[low[here]], lows[high[here] - 2**level]
         lowest[here] = np.where(values[left] <= values[right], left, right)
     return lowest
 
@@ -267,3 +268,48 @@ def _moved(cut: Cut, at_s: float) -> Cut:
     # Beside tasks a million million times as long, rounding may leave the dO.
     share = min(max((at_s - cut.low_s) / (cut.high_s - cut.low_s), cut.least), cut.most)
     return replace(cut, at_s=at_s, share=share)
+
+
+def whole_layers(name: str, problem: Problem) -> Schedule:
+    """1F1B over contiguous stages, within the memory limit if NOAM can be so low.
+
+    OptionsError: more devices than layers.
+    """
+    count, layers = problem.devices, len(problem.layers)
+    cuts = best_cuts(TaskLine.of(problem.layers, inside=False), count)
+    if cuts is None:
+        raise OptionsError(f"{count} stages are more than the {layers} layers; use fewer devices")
+    starts = [0, *(cut.layer for cut in cuts), layers]
+    bounds = tuple((first, after - 1) for first, after in itertools.pairwise(starts))
+    shape = Schedule(
+        "layerpipe",
+        name,
+        microbatches=problem.microbatches,
+        stages=bounds,
+        fused_backward=True,
+        asynchronous=True,
+    )
+    noams = range(count, 0, -1) if problem.memory_limit_bytes != 0 else [1]
+    in_flight = ([min(noam, count - stage) for stage in range(count)] for noam in noams)
+    return first_within(problem, (_ordered(shape, counts) for counts in in_flight))
+
+
+def in_rounds(schedule: Schedule) -> Schedule:
+    """Order a schedule as ``mode="layerpipe"`` runs it: stage s of p runs 2 (p - 1 - s) rounds ahead."""
+    last = len(schedule.stages) - 1
+    return _ordered(schedule, [2 * (last - stage) + 1 for stage in range(last + 1)])
+
+
+def _ordered(schedule: Schedule, in_flight: Sequence[int]) -> Schedule:
+    """So many micro-batches in flight on each stage."""
+    orders = enumerate(_lane(schedule, stage, count) for stage, count in enumerate(in_flight))
+    return dataclasses.replace(schedule, lanes={(stage, 0): TaskList(order) for stage, order in orders})
+
+
+def _lane(schedule: Schedule, stage: int, in_flight: int) -> Iterator[Task]:
+    count = schedule.microbatches
+    order = places(count, min(in_flight, count), 0)
+    for task in TaskList(lane_codes((stage, stage, stage), np.arange(count), order)):
+        yield task
+        if task.kind == "dW":
+            yield Task("U", stage, task.microbatch)

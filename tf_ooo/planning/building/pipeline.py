@@ -11,12 +11,51 @@ from numpy.typing import ArrayLike
 
 from tf_ooo.costs.layer_costs import LayerCosts
 from tf_ooo.errors import OptionsError
-from tf_ooo.planning.building.shortest_cut import cheapest, shortest_s
-from tf_ooo.planning.model.arrays import Floats, Ints
 from tf_ooo.planning.model.problem import Problem
 from tf_ooo.planning.model.relation import stage_inputs
 from tf_ooo.planning.model.schedule import Lane, Schedule, Task, TaskList
-from tf_ooo.planning.model.task import KIND_NUMBER, Fields, encode
+from tf_ooo.planning.model.task import KIND_NUMBER, Fields, Floats, Ints, encode
+
+
+def shortest_s(sums: Floats, speeds: Sequence[float]) -> float:
+    """Return the shortest possible slowest stage.
+
+    Args:
+        sums: seconds of the layers before each layer, and of all.
+        speeds: of the device of each stage.
+    """
+    count = len(sums) - 1
+    best = sums[1:] / speeds[0]
+    for speed in speeds[1:]:
+        following = np.full(count, np.inf)
+        for end in range(1, count):
+            stage = (sums[end + 1] - sums[1 : end + 1]) / speed
+            following[end] = np.maximum(best[:end], stage).min()
+        best = following
+    return float(best[-1])
+
+
+def cheapest(sums: Floats, messages: Floats, speeds: Sequence[float], limit: float) -> list[int]:
+    """Ends of stages, none longer than the limit, with the least to send; empty where there are none."""
+    count = len(messages)
+    cost = np.where(sums[1:] / speeds[0] <= limit * (1 + 1e-9), 0.0, np.inf)
+    back: list[np.ndarray] = []
+    for speed in speeds[1:]:
+        following, chosen = np.full(count, np.inf), np.zeros(count, int)
+        for end in range(1, count):
+            fits = (sums[end + 1] - sums[1 : end + 1]) / speed <= limit * (1 + 1e-9)
+            total = np.where(fits, cost[:end] + messages[:end], np.inf)
+            chosen[end] = int(total.argmin())
+            following[end] = total[chosen[end]]
+        back.append(chosen)
+        cost = following
+    if not np.isfinite(cost[-1]):
+        return []
+    ends = [count]
+    for chosen in reversed(back):
+        ends.append(int(chosen[ends[-1] - 1]) + 1)
+    return ends[::-1]
+
 
 MODE = "pipeline"
 
@@ -230,3 +269,34 @@ def lane_peak_bytes(codes: Ints, activation_bytes: Floats, kept_bytes: Floats) -
         chosen = fields.kind == KIND_NUMBER[kind]
         change[chosen] = size[chosen]
     return float(np.cumsum(change).max(initial=0.0))
+
+
+def interleaved(
+    stages: StagedLayers, chunks: int, size: int, hop: int, *, delayed: bool = False
+) -> dict[Lane, TaskList]:
+    """Rounds of ``size`` micro-batches, one after the other; in each they pass in groups of p to 2p - 1.
+
+    A device runs ``hop`` F more ahead than the next one.  ``delayed``: device i puts each dW off by i dO,
+    which then come back without waiting for dW (PyTorch's InterleavedZeroBubble, with ``hop`` 1).
+    """
+    count, devices = stages.problem.microbatches, stages.problem.devices
+    lanes: dict[Lane, TaskList] = {}
+    for device in range(devices):
+        delay = device if delayed else 0
+        rounds = [
+            _lane(device, devices, chunks, np.arange(first, min(first + size, count)), hop, delay)
+            for first in range(0, count, size)
+        ]
+        updates = encode("U", np.arange(chunks) * devices + device)
+        lanes[device, 0] = TaskList(np.concatenate([*rounds, updates]))
+    return lanes
+
+
+def _lane(device: int, devices: int, chunks: int, batches: Ints, hop: int, delay: int) -> Ints:
+    groups = np.array_split(batches, max(1, len(batches) // devices))
+    ahead = (chunks - 1) * len(groups[0]) + hop * (devices - 1 - device) + 1
+    down = np.concatenate([np.full(len(group), chunk) for group in groups for chunk in range(chunks)])
+    batch = np.concatenate([group for group in groups for _ in range(chunks)])
+    forward = down * devices + device
+    backward = (chunks - 1 - down) * devices + device
+    return lane_codes((forward, backward, backward), batch, places(len(batch), ahead, delay))

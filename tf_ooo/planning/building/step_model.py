@@ -7,18 +7,68 @@ ends nothing of the step before is left, and steps repeat from there.  One thing
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import dataclasses
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from tf_ooo.planning.building.common import COMPUTE, one_worker
-from tf_ooo.planning.model.arrays import Floats, Ints
+from tf_ooo.errors import OptionsError
 from tf_ooo.planning.model.problem import Problem
 from tf_ooo.planning.model.relation import Relation
-from tf_ooo.planning.model.schedule import Schedule, Task
+from tf_ooo.planning.model.schedule import Schedule, Task, TaskList
+from tf_ooo.planning.model.task import Floats, Ints
 from tf_ooo.planning.simulation.clock import LaneKind, Tasks, run
 from tf_ooo.planning.simulation.simulator import task_seconds
+
+COMPUTE, COMMUNICATION, UPDATE = (0, 0), (0, 1), (0, 2)
+
+
+def one_worker(
+    policy: str,
+    problem: Problem,
+    backward: Sequence[Task],
+    communication: Sequence[Task] = (),
+    *,
+    barrier: bool = False,
+    by_priority: bool = False,
+    shares: Mapping[int, tuple[float, ...]] | None = None,
+) -> Schedule:
+    """F, the given backward tasks, updates, of one device or of each data parallel worker.
+
+    Several workers send ``communication`` in its order or, ``by_priority``, what is ready, the first listed
+    first.  With a ``barrier`` the next step waits for all updates.  ``shares`` are those of a layer's sliced
+    gradient.
+    """
+    if problem.microbatches != 1:
+        raise OptionsError(
+            f"schedule {policy!r} on one device takes one micro-batch, got {problem.microbatches}"
+        )
+    layers = range(len(problem.layers))
+    tasks = [Task("F", layer) for layer in layers]
+    schedule = Schedule("single_device", policy)
+    if problem.devices == 1:
+        for task in backward:
+            tasks += [task, Task("U", task.stage)] if task.kind == "dW" else [task]
+        return dataclasses.replace(schedule, lanes={COMPUTE: TaskList(tasks)})
+    # A layer without bytes is not communicated, and would have to wait for those that have some.
+    sent = [task for task in communication if problem.layers[task.stage].weight_bytes]
+    lanes = {
+        COMPUTE: TaskList([*tasks, *backward]),
+        **({COMMUNICATION: TaskList(sent)} if sent else {}),
+        # Updates have a lane of their own: each runs as soon as its gradient is there.
+        UPDATE: TaskList([Task("U", layer) for layer in layers]),
+    }
+    return dataclasses.replace(
+        schedule,
+        mode="data_parallel",
+        workers=problem.devices,
+        lanes=lanes,
+        barrier=barrier,
+        priority_lanes=frozenset({COMMUNICATION, UPDATE} & lanes.keys() if by_priority else {UPDATE}),
+        parts={("comm", layer): held for layer, held in (shares or {}).items()},
+    )
+
 
 Shares = dict[int, tuple[float, ...]]
 
@@ -114,3 +164,41 @@ def _after_forward(relation: Relation) -> tuple[Ints, Ints, Floats]:
     source, target = (np.concatenate(column) for column in zip(*pairs, strict=True))
     between = ~(computes[source] & computes[target])
     return source[between], target[between], np.zeros(int(between.sum()))
+
+
+_TRY_ALL_UP_TO = 256
+_NEIGHBOURS = 8
+
+
+def order(layers: int, k: int) -> list[int]:
+    """Return the backward tasks: -1 - i is dO of layer i, i is its dW."""
+    upper = [task for layer in range(layers - 1, k - 1, -1) for task in (-1 - layer, layer)]
+    return [*upper, *(-1 - layer for layer in range(k - 1, -1, -1)), *range(k)]
+
+
+def by_period(problem: Problem) -> list[int]:
+    """Return the k that were tried, the fastest first; of equally fast ones the smallest."""
+    model = StepModel(problem)
+    layers = model.layers
+    periods_s: dict[int, float] = {}
+    place = {task.stage: number for number, task in enumerate(model.comms)}
+
+    def period_s(k: int) -> float:
+        if k not in periods_s:
+            backward = order(layers, k)
+            periods_s[k] = model.run(backward, [place[task] for task in backward if task in place]).period_s
+        return periods_s[k]
+
+    # 64 values spread over all, both ends among them.
+    samples = sorted({layers * step // 63 for step in range(64)})
+    for k in range(layers + 1) if layers <= _TRY_ALL_UP_TO else samples:
+        period_s(k)
+    # Around the best ones, with steps that become smaller.
+    step = layers // 63 if layers > _TRY_ALL_UP_TO else 0
+    while step:
+        for best in sorted(periods_s, key=periods_s.__getitem__)[:_NEIGHBOURS]:
+            for k in (best - step, best + step):
+                if 0 <= k <= layers:
+                    period_s(k)
+        step //= 2
+    return sorted(periods_s, key=lambda k: (periods_s[k] * (1 + 1e-12 * k), k))

@@ -1,19 +1,229 @@
-"""Makes zb_v, v_half and v_min from what they share: a building block, squeezed for the real costs."""
+"""V-shaped pipelines (arXiv 2405.15362, section 3): building blocks, squeezed for the real costs."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
 
-from tf_ooo.planning.building import v_block
 from tf_ooo.planning.building.choice import on_paper, rank, within_limit
 from tf_ooo.planning.building.pipeline import StagedLayers
-from tf_ooo.planning.building.squeeze import Style, squeezed
+from tf_ooo.planning.building.step_tasks import KINDS, StepTasks
 from tf_ooo.planning.model.problem import Problem
-from tf_ooo.planning.model.schedule import Schedule
+from tf_ooo.planning.model.schedule import Schedule, Task
+
+# F, dO and dW of two stages: a device is busy all the time if blocks follow each other this closely.
+FULL_PERIOD = 6
+_GAPS = 6
+
+
+@dataclass(frozen=True)
+class Steps:
+    """Ticks from one device to the next of F down, F back, dO down and dO back (section 3.3)."""
+
+    forward: int
+    forward_back: int
+    output_grad: int
+    output_grad_back: int
+
+
+# A device stores about (2 forward_back + 2 output_grad) p / 6 stages' activations.
+ZB = Steps(4, 2, 4, 2)
+HALF = Steps(2, 1, 2, 1)
+MIN = Steps(1, 1, 1, 1)
+
+
+@dataclass(frozen=True)
+class Block:
+    """Ticks of (F, F back, dO, dO back) on each device; repeated, it stores ``limit`` stage activations."""
+
+    ticks: tuple[tuple[int, int, int, int], ...]
+    period: int
+    limit: int
+
+
+@lru_cache
+def block(steps: Steps, devices: int, period: int = FULL_PERIOD) -> Block:
+    """The block with these steps and the waits at the turns that store least and are shortest."""
+    blocks = []
+    for gaps in itertools.product(range(_GAPS), repeat=3):
+        if sum(gaps) > _GAPS:
+            continue
+        ticks = _ticks(steps, devices, gaps)
+        if all(len({tick % period for tick in device}) == len(device) for device in ticks):
+            peak = max(_peak(device, period) for device in ticks)
+            blocks.append((peak, sum(gaps), gaps, Block(ticks, period, peak)))
+    return min(blocks, key=lambda row: row[:3])[-1]
+
+
+def sequential(devices: int) -> Block:
+    """Return one micro-batch after the other: the fewest activations."""
+    ticks = _ticks(MIN, devices, (0, 0, 0))
+    return Block(ticks, 4 * devices + 2, 2)
+
+
+def _ticks(steps: Steps, devices: int, gaps: tuple[int, ...]) -> tuple[tuple[int, int, int, int], ...]:
+    last = devices - 1
+    back = steps.forward * last + 1 + gaps[0]
+    down = back + steps.forward_back * last + 1 + gaps[1]
+    home = down + steps.output_grad * last + 1 + gaps[2]
+    return tuple(
+        (
+            steps.forward * device,
+            back + steps.forward_back * (last - device),
+            down + steps.output_grad * device,
+            home + steps.output_grad_back * (last - device),
+        )
+        for device in range(devices)
+    )
+
+
+def _peak(ticks: tuple[int, ...], period: int) -> int:
+    """Return activations that the repeated block stores on one device: from F to dW."""
+    repeats = ticks[-1] // period + 3
+    changes = [(tick + period * m, 1) for tick in ticks[:2] for m in range(repeats)]
+    changes += [(tick + 1, -1) for tick, _, _ in _weight_grads(ticks, period, repeats)]
+    alive = itertools.accumulate(change for _, change in sorted(changes))
+    return max(alive)
+
+
+def _weight_grads(ticks: tuple[int, ...], period: int, microbatches: int) -> list[tuple[int, int, int]]:
+    """(tick, place of the dO in ``ticks``, micro-batch): each dW in the first free tick after its dO."""
+    taken = {tick + period * m for tick in ticks for m in range(microbatches)}
+    done = sorted((ticks[place] + period * m, place, m) for place in (2, 3) for m in range(microbatches))
+    slots, free = [], 0
+    for tick, place, microbatch in done:
+        free = max(free, tick + 1)
+        while free in taken:
+            free += 1
+        slots.append((free, place, microbatch))
+        free += 1
+    return slots
+
+
+def lanes(of: Block, microbatches: int) -> list[list[Task]]:
+    """Return the order of tasks on each device."""
+    devices = len(of.ticks)
+    orders = []
+    for device, ticks in enumerate(of.ticks):
+        there, back = device, 2 * devices - 1 - device
+        kinds = (("F", there), ("F", back), ("dO", back), ("dO", there))
+        timed = [
+            (tick + of.period * m, Task(kind, stage, m))
+            for tick, (kind, stage) in zip(ticks, kinds, strict=True)
+            for m in range(microbatches)
+        ]
+        for tick, place, m in _weight_grads(ticks, of.period, microbatches):
+            timed.append((tick, Task("dW", kinds[place][1], m)))
+        orders.append([task for _, task in sorted(timed, key=lambda row: row[0])])
+    return orders
+
+
+_STORES = {"F": 1, "dO": 0, "dW": -1}
+_CLASSES = 5
+
+
+@dataclass(frozen=True)
+class Style:
+    """Says how a device chooses.
+
+    ``yielding``: a dW lets a ready F or dO pass.  ``fill``: what a gap is filled with first, dW or F (with
+    dO). ``patience``: only with what ends, times this, before the next F or dO is known to be ready.
+    """
+
+    yielding: bool = True
+    fill: str = "dW"
+    patience: float = 1.0
+
+
+@dataclass(frozen=True)
+class _Choice:
+    place: int
+    task: int
+    is_weight_grad: bool
+    allowed: bool
+
+
+def squeezed(
+    policy: str, stages: StagedLayers, lanes: Sequence[Sequence[Task]], limit: int, style: Style
+) -> Schedule:
+    """The schedule with a new order of each device's tasks.
+
+    ``limit``: most activations on a device, where a stage's count one.
+    """
+    tasks, place = StepTasks(stages), stages.devices.tolist()
+    times = tasks.run(place, tasks.urgent, choose=_Squeezing(tasks, lanes, limit, style))
+    return stages.with_updates(policy, tasks.orders(place, times), back=True)
+
+
+class _Squeezing:
+    def __init__(self, tasks: StepTasks, lanes: Sequence[Sequence[Task]], limit: int, style: Style) -> None:
+        self.tasks, self.limit, self.style = tasks, limit, style
+        self.seconds = tasks.tasks.seconds
+        number = {kind: tasks.numbers[place].tolist() for place, kind in enumerate(KINDS)}
+        self.left: list[list[int]] = [
+            [number[task.kind][task.stage][task.microbatch] for task in lane] for lane in lanes
+        ]
+        self.stored = [0] * len(lanes)
+        self.ready_s = [math.inf] * len(tasks.stage)
+
+    def known(self, task: int, ready_s: float) -> None:
+        self.ready_s[task] = ready_s
+
+    def take(self, lane: int, now: float) -> int:
+        place = self._place(lane, now) if self.left[lane] else None
+        if place is None:
+            return -1
+        task = self.left[lane].pop(place)
+        self.stored[lane] += _STORES[self.tasks.kind_of(task)]
+        return task
+
+    def _place(self, lane: int, now: float) -> int | None:
+        """Return the place of the task that runs now; None: none does."""
+        head = self.left[lane][0]
+        if self.tasks.kind_of(head) != "dW" and self.ready_s[head] <= now:
+            return 0
+        choice = self._choose(self._choices(lane), now)
+        return None if choice is None else choice.place
+
+    def _choices(self, lane: int) -> list[_Choice]:
+        """Return the first task left of each stage's F and dO, and the first dW."""
+        choices: dict[tuple[str, int], _Choice] = {}
+        stored = highest = self.stored[lane]
+        for place, task in enumerate(self.left[lane]):
+            kind = self.tasks.kind_of(task)
+            key = (kind, -1 if kind == "dW" else self.tasks.stage[task])
+            adds = _STORES[kind]
+            if key not in choices:
+                choices[key] = _Choice(place, task, kind == "dW", adds <= 0 or highest + adds <= self.limit)
+                if len(choices) == _CLASSES:
+                    break
+            stored += adds
+            highest = max(highest, stored)
+        return list(choices.values())
+
+    def _choose(self, choices: list[_Choice], now: float) -> _Choice | None:
+        ready = [c for c in choices if c.allowed and self.ready_s[c.task] <= now]
+        chain = [c for c in choices if not c.is_weight_grad]
+        head = choices[0]
+        yields = self.style.yielding and head.is_weight_grad
+        if head in ready and not yields:
+            return head
+        if chain and chain[0] in ready and (self.style.yielding or chain[0] is head):
+            return chain[0]
+        later_s = (self.ready_s[c.task] for c in chain)
+        soon_s = min((ready_s for ready_s in later_s if ready_s > now), default=math.inf)
+        ends_s = {c.place: now + self.style.patience * self.seconds[c.task] for c in ready}
+        fitting = [c for c in ready if c is head or ends_s[c.place] <= soon_s * (1 + 1e-12)]
+        wanted = [c for c in fitting if c.is_weight_grad == (self.style.fill == "dW")]
+        return next(iter(wanted or fitting), None)
+
 
 # From the most memory to the least.
-_FAMILY = (v_block.ZB, v_block.HALF, v_block.MIN)
+_FAMILY = (ZB, HALF, MIN)
 STYLES = (Style(), Style(patience=0.0), Style(fill="F"), Style(yielding=False))
 # Beyond this many tasks styles are compared for fewer micro-batches.
 _TASKS_TO_COMPARE = 4_000
@@ -21,33 +231,31 @@ _TASKS_TO_COMPARE = 4_000
 _PERIODS = 4
 
 
-def make(policy: str, steps: v_block.Steps, problem: Problem) -> Schedule:
+def make(policy: str, steps: Steps, problem: Problem) -> Schedule:
     """A block's schedule; over the memory limit leaner blocks, then less often, last one after the other."""
     stages = v_stages(problem)
     for leaner in _blocks(steps, problem.devices) if problem.memory_limit_bytes != 0 else ():
         # Squeezed orders store as many micro-batches as the block's own.
-        if within_limit(
-            problem, stages.with_updates(policy, v_block.lanes(leaner, problem.microbatches), back=True)
-        ):
+        if within_limit(problem, stages.with_updates(policy, lanes(leaner, problem.microbatches), back=True)):
             over, schedule = _fastest(policy, stages, leaner)
             if not over:
                 return schedule
-    return _fastest(policy, stages, v_block.sequential(problem.devices))[1]
+    return _fastest(policy, stages, sequential(problem.devices))[1]
 
 
-def _blocks(steps: v_block.Steps, devices: int) -> Iterator[v_block.Block]:
+def _blocks(steps: Steps, devices: int) -> Iterator[Block]:
     for leaner in _FAMILY[_FAMILY.index(steps) :]:
-        yield v_block.block(leaner, devices)
-    last = v_block.sequential(devices)
-    period = v_block.FULL_PERIOD + 2
+        yield block(leaner, devices)
+    last = sequential(devices)
+    period = FULL_PERIOD + 2
     while period < last.period:
-        yield v_block.block(v_block.MIN, devices, period)
+        yield block(MIN, devices, period)
         period += 2 * (period // 8)  # even: in odd ones, ticks of the way there and back meet
 
 
-def _fastest(policy: str, stages: StagedLayers, of: v_block.Block) -> tuple[bool, Schedule]:
+def _fastest(policy: str, stages: StagedLayers, of: Block) -> tuple[bool, Schedule]:
     """The best of the block's own order and of what each style makes of it; whether it is over the limit."""
-    order = v_block.lanes(of, stages.problem.microbatches)
+    order = lanes(of, stages.problem.microbatches)
     schedules = [squeezed(policy, stages, order, of.limit, style) for style in _styles(policy, stages, of)]
     rows = [_ranked(stages, each) for each in (*schedules, stages.with_updates(policy, order, back=True))]
     (over, _), schedule = min(rows, key=lambda row: row[0])
@@ -58,13 +266,13 @@ def _ranked(stages: StagedLayers, schedule: Schedule) -> tuple[tuple[bool, float
     return rank(stages.problem, on_paper(stages.problem, schedule)), schedule
 
 
-def _styles(policy: str, stages: StagedLayers, of: v_block.Block) -> tuple[Style, ...]:
+def _styles(policy: str, stages: StagedLayers, of: Block) -> tuple[Style, ...]:
     """Return all; with many tasks the one that is best for so few micro-batches as show the steady state."""
     count, some = stages.problem.microbatches, _PERIODS * stages.problem.devices
     if 3 * len(stages.bounds) * count <= _TASKS_TO_COMPARE or count <= some:
         return STYLES
     few = dataclasses.replace(stages, problem=dataclasses.replace(stages.problem, microbatches=some))
-    order = v_block.lanes(of, some)
+    order = lanes(of, some)
 
     def seconds(style: Style) -> tuple[bool, float]:
         return _ranked(few, squeezed(policy, few, order, of.limit, style))[0]

@@ -24,9 +24,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from tf_ooo.costs.layer_costs import LayerCosts
-from tf_ooo.planning.model.arrays import Floats, Ints
 from tf_ooo.planning.model.relation import Relation, stage_sums
-from tf_ooo.planning.model.task import KIND_NUMBER
+from tf_ooo.planning.model.task import KIND_NUMBER, Floats, Ints
 
 
 @dataclass(frozen=True)

@@ -2,12 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from tf_ooo.costs.layer_costs import LayerCosts, Link
+from tf_ooo.costs.layer_costs import LayerCosts, Link, layer_inputs
 from tf_ooo.errors import MemoryLimitError, OptionsError
+
+
+def with_recomputed(layers: Sequence[LayerCosts], numbers: Collection[int]) -> tuple[LayerCosts, ...]:
+    """The costs of all layers, where those of these numbers are computed again; others are as they were.
+
+    Between F and dO such a layer keeps what it reads: the outputs of the layers before it.
+    """
+    if not numbers:
+        return tuple(layers)
+    chosen, given = set(numbers), tuple(layers)
+    return tuple(
+        layer.recomputed(input_bytes(given, number)) if number in chosen else layer
+        for number, layer in enumerate(given)
+    )
+
+
+def input_bytes(layers: tuple[LayerCosts, ...], number: int) -> float:
+    """Return bytes of what a layer reads of other layers; the data themselves are no layer's."""
+    return float(sum(layers[source].output_bytes for source in layer_inputs(layers, number)))
+
+
+def saved_bytes(layers: tuple[LayerCosts, ...], number: int) -> float:
+    """Return the bytes that a layer does not keep between F and dO, where they are computed again."""
+    return layers[number].recomputed(input_bytes(layers, number)).recomputed_bytes
 
 
 @dataclass(frozen=True)

@@ -24,9 +24,8 @@ import numpy as np
 
 from tf_ooo.costs.layer_costs import LayerCosts, Link, layer_inputs
 from tf_ooo.errors import ScheduleError
-from tf_ooo.planning.model.arrays import Floats, Ints
 from tf_ooo.planning.model.schedule import Schedule
-from tf_ooo.planning.model.task import KIND_NUMBER, KINDS, Fields, Task
+from tf_ooo.planning.model.task import KIND_NUMBER, KINDS, Fields, Floats, Ints, Task
 
 # A table of all tasks there could be: at most so many places for each task that there is, and some.
 _PLACES_PER_TASK, _PLACES = 64, 1 << 16

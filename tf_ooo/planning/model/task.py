@@ -5,13 +5,17 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import overload
+from typing import Any, overload
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from tf_ooo.errors import ScheduleError
-from tf_ooo.planning.model.arrays import Ints
+
+Ints = NDArray[np.integer[Any]]
+Floats = NDArray[np.floating[Any]]
+Bools = NDArray[np.bool_]
+
 
 KINDS = ("F", "dO", "dW", "comm", "U")
 KIND_NUMBER = {kind: number for number, kind in enumerate(KINDS)}

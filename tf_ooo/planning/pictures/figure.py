@@ -12,11 +12,10 @@ import plotly.graph_objects as go
 from plotly.colors import sample_colorscale
 
 from tf_ooo import units
-from tf_ooo.planning.model.arrays import Floats
 from tf_ooo.planning.model.schedule import Lane, Schedule
-from tf_ooo.planning.model.task import KIND_NUMBER, KINDS
+from tf_ooo.planning.model.task import KIND_NUMBER, KINDS, Floats
 from tf_ooo.planning.pictures import style
-from tf_ooo.planning.pictures.bars import Bars, View, bars_of, curve_points, links_of
+from tf_ooo.planning.pictures.style import Bars, View, bars_of, curve_points, links_of
 
 if TYPE_CHECKING:
     from tf_ooo.planning.simulation.timeline import Timeline

@@ -14,8 +14,8 @@ from tf_ooo import units
 from tf_ooo.errors import BackendError
 from tf_ooo.planning.model.task import KIND_NUMBER, KINDS
 from tf_ooo.planning.pictures import style
-from tf_ooo.planning.pictures.bars import Bars, View, bars_of, curve_points, view_of
 from tf_ooo.planning.pictures.page import title
+from tf_ooo.planning.pictures.style import Bars, View, bars_of, curve_points, view_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

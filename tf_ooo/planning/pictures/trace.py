@@ -11,8 +11,15 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from tf_ooo.planning.model.task import KINDS, Task
-from tf_ooo.planning.pictures.bars import View, bars_of, curve_points, links_of, view_of
-from tf_ooo.planning.pictures.style import names_of_layers, stream_names
+from tf_ooo.planning.pictures.style import (
+    View,
+    bars_of,
+    curve_points,
+    links_of,
+    names_of_layers,
+    stream_names,
+    view_of,
+)
 
 if TYPE_CHECKING:
     from tf_ooo.planning.simulation.timeline import Timeline

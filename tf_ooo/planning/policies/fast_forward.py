@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tf_ooo.planning.building.common import one_worker
 from tf_ooo.planning.building.pipeline import MODE, StagedLayers, paced
+from tf_ooo.planning.building.step_model import one_worker
 from tf_ooo.planning.model.problem import Problem
 from tf_ooo.planning.model.schedule import Schedule, Task
 from tf_ooo.planning.policies import one_f_one_b

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from tf_ooo.errors import OptionsError
-from tf_ooo.planning.building.interleaved import interleaved
-from tf_ooo.planning.building.pipeline import StagedLayers, lane_peak_bytes
+from tf_ooo.planning.building.pipeline import StagedLayers, interleaved, lane_peak_bytes
 from tf_ooo.planning.model.problem import Problem
 from tf_ooo.planning.model.schedule import Schedule
 from tf_ooo.planning.policies.policy import Chunks, Needs, Policy

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 from tf_ooo.errors import OptionsError
 from tf_ooo.planning.building.choice import fastest
-from tf_ooo.planning.building.list_schedule import ListChoices, listed
 from tf_ooo.planning.building.pipeline import StagedLayers
+from tf_ooo.planning.building.step_tasks import ListChoices, listed
 from tf_ooo.planning.model.problem import Problem
 from tf_ooo.planning.model.schedule import Schedule
 from tf_ooo.planning.policies.policy import MANY_TASKS, Chunks, Needs, Policy

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tf_ooo.planning.building.asynchronous import whole_layers
+from tf_ooo.planning.building.layerpipe_cuts import whole_layers
 from tf_ooo.planning.model.problem import Problem
 from tf_ooo.planning.model.schedule import Schedule
 from tf_ooo.planning.policies.policy import Policy

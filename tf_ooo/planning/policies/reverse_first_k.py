@@ -6,9 +6,7 @@ from __future__ import annotations
 
 from tf_ooo.errors import OptionsError
 from tf_ooo.planning.building.choice import first_or_leanest, on_paper
-from tf_ooo.planning.building.common import one_worker
-from tf_ooo.planning.building.first_k import by_period, order
-from tf_ooo.planning.building.step_model import tasks_of
+from tf_ooo.planning.building.step_model import by_period, one_worker, order, tasks_of
 from tf_ooo.planning.model.problem import Problem
 from tf_ooo.planning.model.schedule import Schedule, Task
 from tf_ooo.planning.policies.policy import Needs, Policy

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tf_ooo.planning.building import v_shape
-from tf_ooo.planning.building.v_block import HALF
+from tf_ooo.planning.building.v_shape import HALF
 from tf_ooo.planning.model.problem import Problem
 from tf_ooo.planning.model.schedule import Schedule
 from tf_ooo.planning.policies.policy import MANY_TASKS, V_SHAPED, Policy

@@ -8,8 +8,8 @@ import numpy as np
 
 from tf_ooo.planning.building.choice import TASKS_TO_SIMULATE, fastest
 from tf_ooo.planning.building.lane_search import improved
-from tf_ooo.planning.building.list_schedule import ListChoices, listed
 from tf_ooo.planning.building.pipeline import StagedLayers, paced
+from tf_ooo.planning.building.step_tasks import ListChoices, listed
 from tf_ooo.planning.model.problem import Problem
 from tf_ooo.planning.model.schedule import Schedule
 from tf_ooo.planning.policies import one_f_one_b, zb_h1, zb_h2

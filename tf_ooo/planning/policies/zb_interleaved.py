@@ -6,13 +6,9 @@ from dataclasses import replace
 
 from tf_ooo.errors import OptionsError
 from tf_ooo.planning.building.choice import fastest
-from tf_ooo.planning.building.interleaved import interleaved
-from tf_ooo.planning.building.justification import shortest_justified
-from tf_ooo.planning.building.list_schedule import ListChoices, listed
-from tf_ooo.planning.building.pipeline import StagedLayers
-from tf_ooo.planning.building.placed_search import searched
-from tf_ooo.planning.building.placement import placements
-from tf_ooo.planning.building.step_tasks import StepTasks
+from tf_ooo.planning.building.pipeline import StagedLayers, interleaved
+from tf_ooo.planning.building.placed_search import placements, searched
+from tf_ooo.planning.building.step_tasks import ListChoices, StepTasks, listed, shortest_justified
 from tf_ooo.planning.model.problem import Problem
 from tf_ooo.planning.model.schedule import Schedule
 from tf_ooo.planning.policies.policy import Chunks, Needs, Policy

@@ -8,10 +8,9 @@ import numpy as np
 
 from tf_ooo.costs.layer_costs import SECONDS, LayerCosts, Link
 from tf_ooo.errors import CostError, ScheduleError
-from tf_ooo.planning.model.arrays import Bools, Ints
 from tf_ooo.planning.model.relation import Relation
-from tf_ooo.planning.simulation.clock import LaneKind
-from tf_ooo.planning.simulation.work import LaneWork
+from tf_ooo.planning.model.task import Bools, Ints
+from tf_ooo.planning.simulation.clock import LaneKind, LaneWork
 
 _SHOWN = 12
 

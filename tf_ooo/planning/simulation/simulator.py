@@ -10,19 +10,18 @@ import numpy as np
 
 from tf_ooo.costs.layer_costs import SECONDS, LayerCosts, Link, check_layers
 from tf_ooo.errors import OptionsError, ScheduleError
-from tf_ooo.planning.model.arrays import Floats, Ints
 from tf_ooo.planning.model.memory import MemoryUse
-from tf_ooo.planning.model.recomputation import with_recomputed
+from tf_ooo.planning.model.problem import with_recomputed
 from tf_ooo.planning.model.relation import Edges, Relation, stage_sums
 from tf_ooo.planning.model.schedule import Schedule
-from tf_ooo.planning.model.task import KIND_NUMBER, KINDS
-from tf_ooo.planning.simulation.clock import LaneKind
-from tf_ooo.planning.simulation.completeness import check_complete, deadlock, lane_kinds
+from tf_ooo.planning.model.task import KIND_NUMBER, KINDS, Floats, Ints
+from tf_ooo.planning.simulation.clock import LaneKind, LaneWork
+from tf_ooo.planning.simulation.completeness import check_complete, deadlock, lane_kinds, never_start
 from tf_ooo.planning.simulation.timeline import MessageColumns, Timeline
-from tf_ooo.planning.simulation.work import LaneWork
 
 if TYPE_CHECKING:
     from tf_ooo.costs.table import CostTable
+
 
 Values = TypeVar("Values", Ints, Floats)
 
@@ -317,3 +316,18 @@ def _machines(link: Link, devices: int) -> list[int]:
     """Return a number for each device, the same where they share cores."""
     own = max(link.machines, default=-1) + 1
     return [link.machines[n] if n < len(link.machines) else own + n for n in range(devices)]
+
+
+def validate(schedule: Schedule, layers: Sequence[LayerCosts] | None = None) -> None:
+    """ScheduleError, which names what is violated: a task is missing or unknown, or waits for itself.
+
+    Without ``layers`` it is checked for a chain, in which every task is needed that any stage has.
+    """
+    checked = None if layers is None else check_layers(layers)
+    relation = Relation(schedule, checked)
+    check_complete(relation, checked)
+    if never_start(relation).any():
+        raise deadlock(relation)
+    if schedule.steps_ahead:
+        ends = [relation.stages, *(last + 1 for _, last in schedule.stages)]
+        simulate(schedule, checked or [LayerCosts(0, 0, 0)] * max(ends), steps=schedule.steps_ahead + 2)

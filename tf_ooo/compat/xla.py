@@ -1,17 +1,85 @@
-"""The ops that put a function on a stream and keep order in HLO."""
+"""XLA: flags for one compilation, ops that put a function on a stream, compiled functions, their HLO."""
 
 from __future__ import annotations
 
+import ctypes
 import importlib
 import itertools
-from collections.abc import Sequence
+import os
+import re
+import threading
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from tensorflow.core.framework import node_def_pb2
+from tensorflow.core.framework import graph_pb2, node_def_pb2
 
 from grappler_passes.compat import releases
+from tf_ooo.compat import func_graphs, tf_functions
+from tf_ooo.errors import BackendError
+
+_VARIABLE = "XLA_FLAGS"
+# xla::ResetFlagValues(), xla::ParseDebugOptionFlagsFromEnv(bool reset_envvar): no C++ types in either.
+_RESET, _PARSE = "_ZN3xla15ResetFlagValuesEv", "_ZN3xla28ParseDebugOptionFlagsFromEnvEb"
+# CUDA wheels have them in the first, tensorflow-cpu in the second.
+_LIBRARIES = ("libtensorflow_framework.so.2", "libtensorflow_cc.so.2")
+_lock = threading.RLock()
+
+
+def why_flags_are_fixed() -> str | None:
+    """Say why this process cannot change XLA's flags any more; None where it can."""
+    if _library() is None:
+        return "this TensorFlow does not export what sets XLA's flags again; XLA read XLA_FLAGS at its start"
+    return None
+
+
+def flags_of_process() -> str:
+    """Return the value of ``XLA_FLAGS``."""
+    return os.environ.get(_VARIABLE, "")
+
+
+@contextmanager
+def added(flags: Sequence[str]) -> Iterator[None]:
+    """Add flags to those of the process for everything that any thread compiles inside.
+
+    XLA ends the process at a flag that it does not know: give only flags that TensorFlow 2.21 has.
+    BackendError: flags cannot be changed.
+    """
+    library = _library()
+    if library is None:
+        raise BackendError(f"{' '.join(flags)}: {why_flags_are_fixed()}")
+    with _lock:
+        before = os.environ.get(_VARIABLE)
+        try:
+            _set(library, " ".join(filter(None, (before, *flags))))
+            yield
+        finally:
+            _set(library, before)
+
+
+def _set(library: ctypes.CDLL, text: str | None) -> None:
+    if text is None:
+        os.environ.pop(_VARIABLE, None)
+    else:
+        os.environ[_VARIABLE] = text
+    library[_RESET]()
+    library[_PARSE](True)
+
+
+def _library() -> ctypes.CDLL | None:
+    for name in _LIBRARIES:
+        try:
+            library = ctypes.CDLL(name, mode=os.RTLD_NOLOAD | os.RTLD_NOW)
+            library[_RESET].restype = library[_PARSE].restype = None
+            library[_PARSE].argtypes = [ctypes.c_bool]
+        except (OSError, AttributeError):
+            continue
+        return library
+    return None
+
 
 # Earlier ones inline the call, or know no custom call to a TensorFlow function.
 OLDEST_TENSORFLOW = (2, 21)
@@ -143,3 +211,61 @@ def barrier(tensors: Sequence[Any]) -> list[Any]:
     from tensorflow.compiler.tf2xla.ops import gen_xla_ops
 
     return list(gen_xla_ops.xla_optimization_barrier(input=list(tensors)))
+
+
+_CALL = re.compile(r"= .* call\(.*" + STREAM_ATTRIBUTE + r'="(\d+)"')
+
+
+def repeated_function(
+    graph_def: graph_pb2.GraphDef, inputs: Mapping[str, Any], fetches: Sequence[str], times: int
+) -> Callable[..., Any]:
+    """A compiled function of the inputs that computes the fetches ``times`` times, one after the other.
+
+    The number is a constant: XLA:GPU then asks nobody whether to go on.  A round's inputs come out of a
+    barrier with the results of the one before, so that none can be left out or taken out of the loop.
+    ``graph_def`` is flat, its placeholders stand for the ``inputs``, TensorSpecs by ``node:port``;
+    ``fetches`` are floats of static shape.
+    """
+    body = func_graphs.without_placeholders(graph_def)
+
+    def run(*given: Any) -> list[Any]:
+        def again(_: Any, tensors: list[Any], results: list[Any]) -> tuple[list[Any], list[Any]]:
+            behind = barrier([*tensors, *results])
+            inside = behind[: len(tensors)]
+            fetched = func_graphs.import_here(body, dict(zip(inputs, inside, strict=True)), list(fetches))
+            return inside, [tf.cast(new, old.dtype) for new, old in zip(fetched, results, strict=True)]
+
+        first = func_graphs.import_here(body, dict(zip(inputs, given, strict=True)), list(fetches))
+        state = (tf.constant(1), list(given), first)
+        looped = tf.while_loop(
+            lambda number, *_: number < times, lambda n, t, r: (n + 1, *again(n, t, r)), state
+        )
+        return list(looped[2])
+
+    function: Callable[..., Any] = tf_functions.plain_function(run, list(inputs.values()), compiled=True)
+    return function
+
+
+def run_errors() -> tuple[type[BaseException], ...]:
+    """Return the errors that a compiled function raises where XLA cannot compile or start it."""
+    return (tf.errors.OpError,)
+
+
+def hlo_of(function: Any, specs: Sequence[Any], stage: str = "hlo") -> str:
+    """Return the HLO text of a compiled function before (``hlo``) or after (``optimized_hlo``) XLA's passes.
+
+    The device is named, although TensorFlow warns of that: else it draws a random number, and the user's
+    change.
+    """
+    with tf.init_scope():
+        device = tf.identity(tf.constant(0.0)).device
+    ask = function.experimental_get_compiler_ir(*specs)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        text: str = ask(stage=stage, device_name=device)
+    return text
+
+
+def stream_calls(hlo: str) -> list[int]:
+    """Return the stream of each annotated call in an HLO text."""
+    return [int(match[1]) for line in hlo.splitlines() if (match := _CALL.search(line))]

@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 
 import tf_ooo
+from benchmarks import torch_orders
 from benchmarks.cases import cases_of
-from benchmarks.emulated import driver
-from benchmarks.emulated.driver import Observed, costs_of
+from benchmarks.emulated.costs import costs_of
+from benchmarks.emulated.observed import Observed
 from tf_ooo.demo.waits import RECORD
 from tf_ooo.planning.model.schedule import Schedule, Task, TaskList
 
@@ -27,17 +28,17 @@ def text_of(schedule, device):
 
 def test_torchs_interleaved_zero_bubble():
     """Worked out by hand from torch's loop for rank 1 of 2, two stages each, two micro-batches."""
-    order = driver.interleaved_zero_bubble(2, 2, 2)
+    order = torch_orders.interleaved_zero_bubble(2, 2, 2)
     assert text_of(order, 1) == (
         "F:1@0 F:1@1 F:3@0 dO:3@0 F:3@1 dO:3@1 dW:3@0 dO:1@0 dW:3@1 dO:1@1 dW:1@0 dW:1@1"
     )
     with pytest.raises(ValueError, match="9 micro-batches"):
-        driver.interleaved_zero_bubble(2, 9, 2)
+        torch_orders.interleaved_zero_bubble(2, 9, 2)
 
 
 def test_torchs_zbv():
     """Worked out by hand from torch's phases for rank 1 of 2, four micro-batches."""
-    assert text_of(driver.zbv(2, 4), 1) == (
+    assert text_of(torch_orders.zbv(2, 4), 1) == (
         "F:1@0 F:2@0 F:1@1 F:2@1 dO:2@0 dW:2@0 F:1@2 dO:1@0 dW:1@0 F:2@2 dO:2@1 dW:2@1 "
         "F:1@3 dO:1@1 dW:1@1 F:2@3 dO:2@2 dW:2@2 dO:1@2 dO:2@3 dO:1@3 dW:1@2 dW:2@3 dW:1@3"
     )
@@ -49,9 +50,9 @@ def test_torchs_orders_run(devices, rounds):
     """With F = dO = dW = 1 both have the published bubble, p - 1, where p or 2p micro-batches fill them."""
     count = rounds * devices
     layers = [tf_ooo.LayerCosts(1.0, 1.0, 1.0)] * (2 * devices)
-    orders = [driver.interleaved_zero_bubble(devices, count, 2)]
+    orders = [torch_orders.interleaved_zero_bubble(devices, count, 2)]
     if rounds > 1:
-        orders.append(driver.zbv(devices, count))
+        orders.append(torch_orders.zbv(devices, count))
     for order in orders:
         assert tf_ooo.simulate(order, layers).makespan_s == 6 * count + devices - 1
 
@@ -63,7 +64,7 @@ def test_ours_is_no_slower_than_torchs_fixed_order(devices):
     ours = tf_ooo.plan(
         layers=layers, schedule="zb_interleaved", devices=devices, microbatches=devices, link=link
     )
-    torchs = driver.interleaved_zero_bubble(devices, devices, 2)
+    torchs = torch_orders.interleaved_zero_bubble(devices, devices, 2)
     ours_s, torchs_s = (tf_ooo.simulate(order, layers, link).makespan_s for order in (ours, torchs))
     assert ours_s <= torchs_s
 

@@ -5,7 +5,7 @@ from click.testing import CliRunner
 from rich.console import Console
 
 import tf_ooo
-from tf_ooo.cli import about, main
+from tf_ooo.cli import demo_run, main
 
 
 def test_info():
@@ -35,9 +35,9 @@ def test_out_is_a_file(tmp_path):
 def test_demo_says_that_the_report_was_not_written(tmp_path, monkeypatch, capsys):
     file = tmp_path / "file"
     file.write_text("")
-    monkeypatch.setattr(about, "train", lambda *_: ({"loss": [1.0], "accuracy": [0.5]}, []))
+    monkeypatch.setattr(demo_run, "train", lambda *_: ({"loss": [1.0], "accuracy": [0.5]}, []))
     with pytest.raises(tf_ooo.BackendError, match="no report was written.*--out"):
-        about.run_real(Console(soft_wrap=True), file / "below", 1, "auto")
+        demo_run.run_real(Console(soft_wrap=True), file / "below", 1, "auto")
     assert "report:" not in capsys.readouterr().out
-    about.run_real(Console(soft_wrap=True), tmp_path / "new", 1, "auto")
+    demo_run.run_real(Console(soft_wrap=True), tmp_path / "new", 1, "auto")
     assert "report.html" in capsys.readouterr().out

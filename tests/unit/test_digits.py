@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from tf_ooo.cli.about import digits
+from tf_ooo.cli.digits import digits
 
 
 def test_digits_are_images_from_zero_to_one_with_their_labels():

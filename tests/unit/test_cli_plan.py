@@ -211,7 +211,7 @@ def test_assumptions_are_said(costs, tmp_path):
     """Before the table, in the JSON, in the schedule's file, and by the function."""
     out, ask = tmp_path / "s.txt", ("--devices", 2, "--microbatches", 4, "--memory", "200MB")
     result = _run("plan", costs, *ask, "--out", out)
-    before = result.output[: result.output.index("Predicted")]
+    before = result.stdout[: result.stdout.index("Predicted")]
     lines = [line.strip() for line in before.splitlines()[1:]]
     assert lines == json.loads(_run("plan", costs, *ask, "--json").stdout)["assumptions"]
     assert lines == [

@@ -114,17 +114,13 @@ def test_every_file_is_looked_at():
     compat = {str(path.relative_to(ROOT)) for path in _files() if _is_compat(path)}
     topics = {
         "grappler_passes": (
-            "__init__", "flattening", "graph_protos", "keras_values", "op_types", "releases", "runtime",
-            "shape_inference", "traced_functions",
+            "__init__", "graph_protos", "keras_values", "op_types", "releases", "runtime", "shape_inference",
+            "traced_functions",
         ),
         "tf_ooo": (
-            "__init__", "callbacks", "evaluation", "func_graphs", "graph_functions", "iterators",
-            "keras_attributes",
-            "keras_fits", "keras_layers", "keras_loops", "keras_losses", "keras_optimizers",
-            "keras_trainable", "keras_variables", "nests",
-            "op_marks", "tf_functions",
-            "tf_profiler", "tf_sessions", "tf_variables", "train_function", "versions", "xla_flags",
-            "xla_functions", "xla_nodes",
+            "__init__", "func_graphs", "keras_fits", "keras_layers", "keras_loops", "keras_losses",
+            "keras_optimizers", "keras_trainable", "keras_variables", "nests", "tf_functions", "tf_profiler",
+            "train_function", "versions", "xla",
         ),
     }  # fmt: skip
     assert compat == {f"{package}/compat/{topic}.py" for package in topics for topic in topics[package]}

@@ -180,18 +180,16 @@ def _hover(kind: str, bars: Bars, unit: units.Unit, run: str, named: bool) -> st
 
 
 def _add_links(chart: go.Figure, run: Run, unit: units.Unit) -> list[str]:
-    """Return a thin row for each link; returns their names."""
-    messages = links_of(run.timeline, run.view)
+    """Draw a thin row for each link, and return their names."""
+    links, link, messages = links_of(run.timeline, run.view)
     if not (messages.end_s > messages.start_s).any():
         return []  # nothing is sent, or no link keeps it waiting
     size = units.bytes_unit(float(messages.size_bytes.max()))
-    names = [f"{source} → {target}" for source, target in messages.links]
-    ends = np.array(messages.links)[messages.link]
-    columns = (ends[:, 0], ends[:, 1], messages.size_bytes / size.size)
+    columns = (messages.source, messages.target, messages.size_bytes / size.size)
     times = (messages.start_s / unit.size, messages.end_s / unit.size)
     chart.add_bar(
         **_bar_columns(messages.start_s, messages.end_s, unit),
-        y=messages.link,
+        y=link,
         yaxis=_LINKS,
         width=_LINK_BAR,
         name="message",
@@ -202,7 +200,7 @@ def _add_links(chart: go.Figure, run: Run, unit: units.Unit) -> list[str]:
         f"%{{customdata[2]:.4~g}} {size.name}<br>"
         f"%{{customdata[3]:.5~g}} – %{{customdata[4]:.5~g}} {unit.name}<extra></extra>",
     )
-    return names
+    return [f"{source} → {target}" for source, target in links]
 
 
 def _add_memory(chart: go.Figure, run: Run, place: int, unit: units.Unit, end_s: float) -> None:

@@ -6,6 +6,7 @@ import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -15,7 +16,7 @@ from tf_ooo.planning.model.schedule import Lane, Schedule
 from tf_ooo.planning.model.task import KIND_NUMBER, Fields, Floats, Ints
 
 if TYPE_CHECKING:
-    from tf_ooo.planning.simulation.timeline import Timeline
+    from tf_ooo.planning.simulation.timeline import MessageColumns, Timeline
 
 
 # The palette of Okabe and Ito, which readers with a colour vision deficiency can tell apart.
@@ -112,7 +113,7 @@ def numbers_text(schedule: Schedule) -> str:
 
 def _example(schedule: Schedule, which: str) -> tuple[str, int, int]:
     """Kind, stage and micro-batch of a task: a dO, if there is one; two numbers that differ, if they can."""
-    fields = Fields.of(np.concatenate([np.zeros(0, np.int64), *(t.codes for t in schedule.lanes.values())]))
+    fields = Fields.of(schedule.tasks.codes)
     there = [kind for kind in ("dO", "F", "dW") if (fields.kind == KIND_NUMBER[kind]).any()]
     if not there:
         return "dO", _EXAMPLE_BATCH, _EXAMPLE_BATCH
@@ -151,16 +152,20 @@ class Bars:
     start_s: Floats
     end_s: Floats
     step: Ints
-    fields: Fields
+    codes: Ints
 
     def __len__(self) -> int:
         return len(self.start_s)
 
+    @cached_property
+    def fields(self) -> Fields:
+        return Fields.of(self.codes)
+
     def of_kind(self, number: int) -> Bars:
         """Return the tasks of one kind, by its place in KINDS."""
-        f, rows = self.fields, self.fields.kind == number
-        fields = Fields(f.kind[rows], f.stage[rows], f.microbatch[rows], f.part[rows])
-        return Bars(self.lane[rows], self.start_s[rows], self.end_s[rows], self.step[rows], fields)
+        rows = self.fields.kind == number
+        columns = (self.lane, self.start_s, self.end_s, self.step, self.codes)
+        return Bars(*(column[rows] for column in columns))
 
 
 def view_of(timeline: Timeline, most_tasks: int, most_lanes: int) -> View:
@@ -203,32 +208,19 @@ def bars_of(timeline: Timeline, view: View) -> Bars:
         at = step, task = np.nonzero(start_s < view.until_s)
         codes = timeline.schedule.lanes[lane].codes[task]
         columns.append((np.full(len(step), place, np.int32), start_s[at], end_s[at], step, codes))
-    where, start_s, end_s, step, codes = (
-        np.concatenate([np.zeros(0, kind), *(column[i] for column in columns)])
-        for i, kind in enumerate((np.int32, float, float, np.int32, np.int64))
-    )
-    return Bars(where, start_s, end_s, step, Fields.of(codes))
+    kinds = (np.int32, float, float, np.int32, np.int64)
+    nothing = tuple(np.zeros(0, kind) for kind in kinds)
+    return Bars(*(np.concatenate(column) for column in zip(nothing, *columns, strict=True)))
 
 
-@dataclass(frozen=True)
-class LinkBars:
-    """Messages of a view; ``link`` are indices into ``links``, pairs (from, to) of devices."""
-
-    links: Sequence[tuple[int, int]]
-    link: Ints
-    start_s: Floats
-    end_s: Floats
-    size_bytes: Floats
-
-
-def links_of(timeline: Timeline, view: View) -> LinkBars:
-    """Return the messages between the devices of a view."""
+def links_of(timeline: Timeline, view: View) -> tuple[list[tuple[int, int]], Ints, MessageColumns]:
+    """Return the links between the devices of a view, (from, to), and each message's place in them."""
     sent, devices = timeline.message_columns, view.devices
-    shown = np.isin(sent.source, devices) & np.isin(sent.target, devices) & (sent.start_s < view.until_s)
-    pairs = np.stack([sent.source[shown], sent.target[shown]], axis=1)
-    links, link = np.unique(pairs, axis=0, return_inverse=True)
-    start_s, end_s, size_bytes = (column[shown] for column in (sent.start_s, sent.end_s, sent.size_bytes))
-    return LinkBars([(int(a), int(b)) for a, b in links], link.ravel(), start_s, end_s, size_bytes)
+    sent = sent.of(
+        np.isin(sent.source, devices) & np.isin(sent.target, devices) & (sent.start_s < view.until_s)
+    )
+    links, link = np.unique(np.stack([sent.source, sent.target], axis=1), axis=0, return_inverse=True)
+    return [(int(a), int(b)) for a, b in links], link.ravel(), sent
 
 
 def curve_points(curve: MemoryCurve, until_s: float, end_s: float) -> tuple[Floats, Floats]:

@@ -143,14 +143,14 @@ def _tasks(timeline: Timeline, view: View, names: Mapping[int, str]) -> Iterator
 
 
 def _messages(timeline: Timeline, view: View) -> Iterator[dict[str, Any]]:
-    messages = links_of(timeline, view)
-    names = [f"{source} to {target}" for source, target in messages.links]
+    links, link_of, messages = links_of(timeline, view)
+    names = [f"{source} to {target}" for source, target in links]
     pid = timeline.schedule.devices
     if names:
         yield from _process(pid, "links")
     for number, name in enumerate(names):
         yield _thread(pid, number, name)
-    columns = (messages.link, messages.start_s, messages.end_s, messages.size_bytes)
+    columns = (link_of, messages.start_s, messages.end_s, messages.size_bytes)
     for link, start_s, end_s, size in zip(*(column.tolist() for column in columns), strict=True):
         yield _span(names[link], "message", (pid, link), (start_s, end_s), {"bytes": size})
 

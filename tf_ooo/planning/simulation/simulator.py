@@ -110,9 +110,8 @@ class _Repeated:
         return self.starts[lane] + step * self.relation.lengths[lane] + place
 
     def tile(self, per_node: Values) -> Values:
-        bases = self.relation.bases
-        blocks = [np.tile(per_node[a:b], self.steps) for a, b in itertools.pairwise(bases)]
-        return np.concatenate([per_node[:0], *blocks])
+        lanes = itertools.pairwise(self.relation.bases)
+        return np.concatenate([per_node[:0], *(np.tile(per_node[a:b], self.steps) for a, b in lanes)])
 
     def order(self, values: Floats) -> Floats:
         """Return values by (step, node), shape (steps, nodes)."""

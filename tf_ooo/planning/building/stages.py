@@ -6,7 +6,7 @@ import dataclasses
 import heapq
 import itertools
 from collections.abc import Callable, Sequence
-from typing import TypeGuard
+from typing import Any, TypeGuard
 
 import numpy as np
 
@@ -150,7 +150,7 @@ def merged(layers: tuple[LayerCosts, ...], bounds: Bounds, microbatches: int = 1
 
 
 def _sum(group: Sequence[LayerCosts], summands: int) -> LayerCosts:
-    sums = {
+    sums: dict[str, Any] = {
         cost: float(sum(getattr(layer, cost) for layer in group))
         for cost in (*SECONDS.values(), "activation_bytes", "weight_bytes", "slot_bytes", "recomputed_bytes")
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -13,7 +14,7 @@ import numpy as np
 
 from tf_ooo.planning.model.memory import MemoryCurve
 from tf_ooo.planning.model.schedule import Lane, Schedule
-from tf_ooo.planning.model.task import KIND_NUMBER, Fields, Floats, Ints
+from tf_ooo.planning.model.task import KIND_NUMBER, KINDS, Fields, Floats, Ints
 
 if TYPE_CHECKING:
     from tf_ooo.planning.simulation.timeline import MessageColumns, Timeline
@@ -95,6 +96,19 @@ def task_label(kind: str, stage: int, microbatch: int, which: str) -> str:
     if which == "stage":
         return f"{SHORT[kind]}{stage}"
     return f"{stage if which == 'both' else ''}{SHORT[kind]}{microbatch}"
+
+
+def labels_of(bars: Bars, schedule: Schedule) -> list[str]:
+    """Return a label for each bar."""
+    which, f = numbering(schedule), bars.fields
+    rows = zip(f.kind.tolist(), f.stage.tolist(), f.microbatch.tolist(), strict=True)
+    return [task_label(KINDS[kind], stage, batch, which) for kind, stage, batch in rows]
+
+
+def count_text(number: int, what: str) -> str:
+    """``1 device``, ``1,000 micro-batches``."""
+    plural = "es" if what.endswith("ch") else "s"
+    return f"{number:,} {what}{plural if number != 1 else ''}"
 
 
 def what_a_stage_is(schedule: Schedule) -> str:
@@ -183,11 +197,11 @@ def view_of(timeline: Timeline, most_tasks: int, most_lanes: int) -> View:
     if len(start_s) > most_tasks:
         until_s = float(np.partition(start_s, most_tasks)[most_tasks])
         notes.append(f"the first {until_s:.4g} of {timeline.makespan_s:.4g} seconds")
-    note = ""
-    if notes:
-        drawn = int((start_s < until_s).sum())
-        note = f"Only a part is shown: {', and '.join(notes)} ({drawn:,} of {timeline.start_s.size:,} tasks)."
-        LOG.warning("%s", note)
+    if not notes:
+        return View(lanes, until_s)
+    drawn = int((start_s < until_s).sum())
+    note = f"Only a part is shown: {', and '.join(notes)} ({drawn:,} of {timeline.start_s.size:,} tasks)."
+    LOG.warning("%s", note)
     return View(lanes, until_s, note)
 
 
@@ -225,12 +239,10 @@ def links_of(timeline: Timeline, view: View) -> tuple[list[tuple[int, int]], Int
 
 def curve_points(curve: MemoryCurve, until_s: float, end_s: float) -> tuple[Floats, Floats]:
     """Times and bytes of a memory curve, from 0 to the end; the peak survives where points are merged."""
-    time_s, alive = np.asarray(curve.time_s), np.asarray(curve.alive_bytes)
     # Changes at one instant are one change: the last value counts.
-    last = np.append(time_s[1:] != time_s[:-1], True) if len(time_s) else np.zeros(0, bool)
-    time_s, alive = time_s[last], alive[last]
-    shown = time_s <= until_s
-    time_s, alive = time_s[shown], alive[shown]
+    last = np.flatnonzero(np.diff(curve.time_s, append=np.inf))
+    shown = last[curve.time_s[last] <= until_s]
+    time_s, alive = curve.time_s[shown], curve.alive_bytes[shown]
     if len(time_s) > _CURVE_POINTS:
         keep = _extremes(alive, _CURVE_POINTS // 2)
         time_s, alive = time_s[keep], alive[keep]
@@ -247,7 +259,7 @@ def _extremes(values: Floats, buckets: int) -> Ints:
     """Places of the lowest and the highest value of each bucket, in order."""
     bounds = np.linspace(0, len(values), buckets + 1).astype(int)
     kept = set()
-    for first, after in zip(bounds[:-1], bounds[1:], strict=True):
+    for first, after in itertools.pairwise(bounds):
         part = values[first:after]
         kept |= {int(first + part.argmin()), int(first + part.argmax())}
     return np.array(sorted(kept))

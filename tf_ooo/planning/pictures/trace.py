@@ -64,10 +64,8 @@ def save_trace(
     with target.open("w", encoding="utf-8") as file:
         file.write('{"displayTimeUnit": "ms",\n')
         file.write(f'"otherData": {json.dumps(summary)},\n"traceEvents": [\n')
-        between = ""
-        for event in events:
-            file.write(between + json.dumps(event, allow_nan=False))
-            between = ",\n"
+        for number, event in enumerate(events):
+            file.write((",\n" if number else "") + json.dumps(event, allow_nan=False))
         file.write("\n]}\n")
 
 

@@ -195,10 +195,7 @@ def against_plan(
 
 
 def _order_text(
-    schedule: Schedule,
-    times_s: Mapping[Task, tuple[float, float]],
-    name_of: Callable[[Task], str],
-    why: str,
+    schedule: Schedule, times_s: Mapping[Task, tuple[float, float]], name_of: Callable[[Task], str], why: str
 ) -> str:
     moved, compared, first = 0, 0, ""
     beside = True

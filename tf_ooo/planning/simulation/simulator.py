@@ -110,8 +110,9 @@ class _Repeated:
         return self.starts[lane] + step * self.relation.lengths[lane] + place
 
     def tile(self, per_node: Values) -> Values:
-        lanes = itertools.pairwise(self.relation.bases)
-        return np.concatenate([per_node[:0], *(np.tile(per_node[a:b], self.steps) for a, b in lanes)])
+        bases = self.relation.bases.tolist()
+        blocks: list[Values] = [np.tile(per_node[a:b], self.steps) for a, b in itertools.pairwise(bases)]
+        return np.concatenate([per_node[:0], *blocks])
 
     def order(self, values: Floats) -> Floats:
         """Return values by (step, node), shape (steps, nodes)."""

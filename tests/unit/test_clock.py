@@ -88,7 +88,7 @@ def test_devices_with_room_for_all_change_no_float(work):
     """Lanes that share a device wait for the clock, where others run ahead of it."""
     count = len(work.duration_s)
     lanes = np.zeros(len(work.lane_starts) - 1, np.int32)
-    shared = dataclasses.replace(work, occupancy=np.full(count, 1e-3), lane_device=lanes)
+    shared = dataclasses.replace(work, shared=(np.full(count, 1e-3), lanes))
     for alone, together in zip(work.times(), shared.times(), strict=True):
         np.testing.assert_allclose(together, alone, rtol=1e-12)
 
@@ -102,8 +102,7 @@ def _pair(occupancy, devices=(0, 0)):
         source=np.zeros(0, np.int64),
         target=np.zeros(0, np.int64),
         lag_s=np.zeros(0),
-        occupancy=np.array(occupancy),
-        lane_device=np.array(devices, np.int32),
+        shared=(np.array(occupancy), np.array(devices, np.int32)),
     )
 
 

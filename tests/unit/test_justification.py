@@ -12,6 +12,8 @@ from tf_ooo.planning.building.pipeline import StagedLayers
 from tf_ooo.planning.building.placed_search import placements, searched
 from tf_ooo.planning.building.step_tasks import StepTasks, justified, shortest_justified
 from tf_ooo.planning.model.problem import Problem
+from tf_ooo.planning.model.relation import stage_inputs
+from tf_ooo.planning.model.schedule import Schedule
 from tf_ooo.planning.policies import zb_interleaved
 from tf_ooo.planning.simulation.simulator import simulate
 
@@ -45,10 +47,11 @@ def assert_runs(stages, tasks, place, times, in_flight):
             lag_s = sent_s if place[earlier[1]] != place[later[1]] else 0.0
             assert times.start_s[then] >= times.end_s[first] + lag_s - 1e-9
 
-    for stage in range(tasks.stages):
+    shape = Schedule("pipeline", "shape", stages=stages.bounds)
+    for stage, inputs in enumerate(stage_inputs(shape, stages.problem.layers, tasks.stages)):
         after((0, stage), (1, stage))
         after((1, stage), (2, stage))
-        for source, size_bytes in stages.inputs[stage]:
+        for source, size_bytes in inputs:
             after((0, source), (0, stage), stages.problem.link.seconds(size_bytes))
             after((1, stage), (1, source), stages.problem.link.seconds(size_bytes))
         for batch in range(in_flight, count):

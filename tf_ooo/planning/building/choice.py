@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from operator import attrgetter
 
-from tf_ooo.errors import ScheduleError
 from tf_ooo.planning.building.pipeline import StagedLayers
 from tf_ooo.planning.model.problem import Problem
 from tf_ooo.planning.model.schedule import Schedule
@@ -14,8 +13,9 @@ from tf_ooo.planning.simulation.timeline import STEPS_TO_STEADY, Timeline
 
 # Above this, choosing takes longer than the choice is worth; the first candidate is taken.
 TASKS_TO_SIMULATE = 1_000_000
+Cost = Callable[[Timeline], float]
 # Seconds of a step that ends for all devices together.
-makespan_s: Callable[[Timeline], float] = attrgetter("makespan_s")
+makespan_s: Cost = attrgetter("makespan_s")
 
 
 def span_s(timeline: Timeline) -> float:
@@ -23,25 +23,19 @@ def span_s(timeline: Timeline) -> float:
 
     The cost of a schedule in Zero Bubble (arXiv 2401.10241, section 3).
     """
-    spans = [0.0]
-    for _, piece in timeline.lane_slices():
-        if piece.stop > piece.start:
-            spans.append(float(timeline.end_s[0, piece].max() - timeline.start_s[0, piece].min()))
-    return max(spans)
+    pieces = (piece for _, piece in timeline.lane_slices() if piece.stop > piece.start)
+    spans = (timeline.end_s[0, piece].max() - timeline.start_s[0, piece].min() for piece in pieces)
+    return float(max(spans, default=0.0))
 
 
-def quickest(
-    stages: StagedLayers, candidates: Sequence[Schedule], cost: Callable[[Timeline], float] = makespan_s
-) -> Schedule:
+def quickest(stages: StagedLayers, candidates: Sequence[Schedule], cost: Cost = makespan_s) -> Schedule:
     """The first candidate, where closed forms hold or there are a million tasks; else :func:`fastest`."""
     if stages.uniform or 3 * stages.problem.microbatches * len(stages.bounds) > TASKS_TO_SIMULATE:
         return candidates[0]
     return fastest(stages.problem, candidates, cost)
 
 
-def fastest(
-    problem: Problem, candidates: Sequence[Schedule], cost: Callable[[Timeline], float] = makespan_s
-) -> Schedule:
+def fastest(problem: Problem, candidates: Sequence[Schedule], cost: Cost = makespan_s) -> Schedule:
     """Return the lowest cost within the memory limit, else the least memory; of equals the shortest span."""
 
     def order(schedule: Schedule) -> tuple[bool, float, float]:
@@ -51,9 +45,7 @@ def fastest(
     return min(candidates, key=order)
 
 
-def rank(
-    problem: Problem, timeline: Timeline, cost: Callable[[Timeline], float] = makespan_s
-) -> tuple[bool, float]:
+def rank(problem: Problem, timeline: Timeline, cost: Cost = makespan_s) -> tuple[bool, float]:
     """(above the memory limit, bytes) or (within it, cost): the lowest is the best."""
     over = not problem.keeps_limit(timeline.peak_bytes)
     return over, problem.limit_of(timeline.peak_bytes) if over else cost(timeline)
@@ -93,6 +85,4 @@ def first_or_leanest(problem: Problem, schedules: Iterable[Schedule]) -> Schedul
         if not over:
             return schedule
         rows.append((peak, schedule))
-    if not rows:
-        raise ScheduleError("there is no schedule to choose from")
     return min(rows, key=lambda row: row[0])[1]

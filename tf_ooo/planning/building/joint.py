@@ -47,8 +47,7 @@ def best_placement(problem: Problem) -> Regions:
     if problem.memory_limit_bytes is not None:
         tried = [least_retreat(problem, placement) for placement in tried]
     tried.append(dict.fromkeys(layers))
-    times = [(step_s(problem, placement), number) for number, placement in enumerate(tried)]
-    order = [tried[number] for _, number in sorted(times)]
+    order = sorted(tried, key=functools.partial(step_s, problem))
     schedules = [schedule(_TRIED, problem, placement) for placement in order]
     return order[schedules.index(first_or_leanest(problem, schedules))]
 

@@ -71,11 +71,8 @@ class _LaneSearch:
         source, target, lag_s = relation.within_step(problem.link)
         lag_s = np.where(relation.device[source] == relation.device[target], 0.0, lag_s)
         self.tasks, self.turned = Tasks(seconds, source, target, lag_s), Tasks(seconds, target, source, lag_s)
-        self.before: list[list[tuple[int, float]]] = [[] for _ in seconds]
-        for a, b, lag in zip(source.tolist(), target.tolist(), lag_s.tolist(), strict=True):
-            self.before[b].append((a, lag))
         bounds = relation.bases.tolist()
-        self.first: Lanes = [list(range(a, b)) for a, b in zip(bounds, bounds[1:], strict=False)]
+        self.first: Lanes = [list(range(a, b)) for a, b in itertools.pairwise(bounds)]
         self.sizes = stages.sums("stored_bytes"), stages.sums("kept_bytes")
         self.bound_s = self._bound_s()
         self.turn, self.tabu, self.shortest_s = 0, dict[int, int](), math.inf
@@ -84,15 +81,13 @@ class _LaneSearch:
         """No order is faster: a lane's work, after what must be before it and before what must be after."""
         alone = [[node] for node in range(len(self.tasks.seconds))]
         before_s, after_s = (run(tasks, alone).start_s for tasks in (self.tasks, self.turned))
-        lanes = [[node for node in lane if self.tasks.seconds[node]] for lane in self.first]
-        bounds = (
-            min(before_s[node] for node in lane)
-            + sum(self.tasks.seconds[node] for node in lane)
-            + min(after_s[node] for node in lane)
-            for lane in lanes
-            if lane
-        )
-        return max(bounds, default=0.0)
+        bound_s = 0.0
+        for lane in ([node for node in lane if self.tasks.seconds[node]] for lane in self.first):
+            before, after = (
+                min((times[node] for node in lane), default=0.0) for times in (before_s, after_s)
+            )
+            bound_s = max(bound_s, before + sum(self.tasks.seconds[node] for node in lane) + after)
+        return bound_s
 
     def moved(self, here: _Order) -> _Order | None:
         """Return the fastest neighbour; a task that was moved lately stays, unless that is the best yet."""
@@ -125,10 +120,9 @@ class _LaneSearch:
         """(lane, from, to): swaps at the ends of blocks, dW behind and others before their block."""
         for number, first, last in self._blocks(here):
             lane = here.lanes[number]
-            moves = {(first, first + 1), (last, last - 1)}
-            for place in range(first, last + 1):
-                moves.add((place, last if self.is_weight_grad[lane[place]] else first))
-            for a, b in sorted(moves):
+            places = range(first, last + 1)
+            ends = ((place, last if self.is_weight_grad[lane[place]] else first) for place in places)
+            for a, b in sorted({(first, first + 1), (last, last - 1), *ends}):
                 if a != b and not self.fixed[lane[a]] and not self.fixed[lane[b]]:
                     yield number, a, b
 
@@ -145,7 +139,7 @@ class _LaneSearch:
                 continue
             if last > at:
                 yield number, at, last
-            sources = [a for a, lag in self.before[node] if end[a] + lag == start[node]]
+            sources = [a for a, lag in self.turned.after[node] if end[a] + lag == start[node]]
             if not sources or start[node] <= 0:
                 return
             node = sources[0]

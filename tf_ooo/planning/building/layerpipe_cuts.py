@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -136,17 +135,13 @@ def _sent_bytes(layers: Sequence[LayerCosts], cut: Cut) -> float:
 
 def best_cuts(line: TaskLine, processors: int, slack: float = 0.0) -> tuple[Cut, ...] | None:
     """The fewest bytes with the slowest processor within ``1 + slack`` of the best; None: too few places."""
-    total_s = line.starts_s[-1]
     search = _CutSearch(line, processors)
-    low_s, high_s = total_s / processors, total_s
+    low_s = high_s = line.starts_s[-1] / processors
     if search.cuts(low_s) is None:
-        if search.cuts(high_s) is None:
-            return None
+        high_s = line.starts_s[-1]
         for _ in range(_HALVINGS):
             middle_s = (low_s + high_s) / 2
             low_s, high_s = (middle_s, high_s) if search.cuts(middle_s) is None else (low_s, middle_s)
-    else:
-        high_s = low_s
     cuts = search.cuts(high_s * (1 + slack))
     return None if cuts is None else refined(line, cuts)
 
@@ -237,8 +232,8 @@ def refined(line: TaskLine, cuts: Sequence[Cut]) -> tuple[Cut, ...]:
     """Shifts the cuts inside dO so that the slowest processor is as fast as possible."""
     total_s = line.starts_s[-1]
     best = [cut.at_s for cut in cuts]
-    ends = [0.0, *best, total_s]
-    low_s, high_s = total_s / len(ends[1:]), max(b - a for a, b in zip(ends, ends[1:], strict=False))
+    pieces_s = [b - a for a, b in itertools.pairwise([0.0, *best, total_s])]
+    low_s, high_s = total_s / len(pieces_s), max(pieces_s)
     for _ in range(_HALVINGS):
         middle_s = (low_s + high_s) / 2
         places = _shifted(cuts, middle_s)
@@ -281,14 +276,8 @@ def whole_layers(name: str, problem: Problem) -> Schedule:
         raise OptionsError(f"{count} stages are more than the {layers} layers; use fewer devices")
     starts = [0, *(cut.layer for cut in cuts), layers]
     bounds = tuple((first, after - 1) for first, after in itertools.pairwise(starts))
-    shape = Schedule(
-        "layerpipe",
-        name,
-        microbatches=problem.microbatches,
-        stages=bounds,
-        fused_backward=True,
-        asynchronous=True,
-    )
+    shape = Schedule("layerpipe", name, microbatches=problem.microbatches, stages=bounds, asynchronous=True)
+    shape = replace(shape, fused_backward=True)
     noams = range(count, 0, -1) if problem.memory_limit_bytes != 0 else [1]
     in_flight = ([min(noam, count - stage) for stage in range(count)] for noam in noams)
     return first_within(problem, (_ordered(shape, counts) for counts in in_flight))
@@ -303,7 +292,7 @@ def in_rounds(schedule: Schedule) -> Schedule:
 def _ordered(schedule: Schedule, in_flight: Sequence[int]) -> Schedule:
     """So many micro-batches in flight on each stage."""
     orders = enumerate(_lane(schedule, stage, count) for stage, count in enumerate(in_flight))
-    return dataclasses.replace(schedule, lanes={(stage, 0): TaskList(order) for stage, order in orders})
+    return replace(schedule, lanes={(stage, 0): TaskList(order) for stage, order in orders})
 
 
 def _lane(schedule: Schedule, stage: int, in_flight: int) -> Iterator[Task]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -12,7 +13,6 @@ from numpy.typing import ArrayLike
 from tf_ooo.costs.layer_costs import LayerCosts
 from tf_ooo.errors import OptionsError
 from tf_ooo.planning.model.problem import Problem
-from tf_ooo.planning.model.relation import stage_inputs
 from tf_ooo.planning.model.schedule import Lane, Schedule, Task, TaskList
 from tf_ooo.planning.model.task import KIND_NUMBER, Fields, Floats, Ints, encode
 
@@ -98,12 +98,6 @@ class StagedLayers:
         return on_devices
 
     @cached_property
-    def inputs(self) -> list[list[tuple[int, float]]]:
-        """Return for each stage the stages that it reads, and how many bytes from each."""
-        shape = Schedule(MODE, "stages", stages=self.bounds)
-        return stage_inputs(shape, self.problem.layers, len(self.bounds))
-
-    @cached_property
     def devices(self) -> Ints:
         if self.place:
             return np.array(self.place, np.int64)
@@ -167,10 +161,10 @@ def balanced(layers: Sequence[LayerCosts], speeds: Sequence[float]) -> tuple[tup
     if len(set(speeds)) > 1:
         sums = np.cumsum([0.0, *seconds])
         ends = cheapest(sums, np.zeros(len(seconds)), speeds, shortest_s(sums, speeds))
-        return tuple((first, after - 1) for first, after in zip([0, *ends], ends, strict=False))
+        return tuple((first, after - 1) for first, after in itertools.pairwise([0, *ends]))
     if len(set(seconds)) == 1:
         bounds = [len(seconds) * stage // stages for stage in range(stages + 1)]
-        return tuple((first, after - 1) for first, after in zip(bounds, bounds[1:], strict=False))
+        return tuple((first, after - 1) for first, after in itertools.pairwise(bounds))
     total_s = sum(seconds)
     low, high = max(max(seconds), total_s / stages), total_s
     for _ in range(60):
@@ -263,12 +257,9 @@ def lane_codes(stages: Sequence[ArrayLike], batch: Ints, order: Sequence[Ints]) 
 def lane_peak_bytes(codes: Ints, activation_bytes: Floats, kept_bytes: Floats) -> float:
     """Return the most activations alive on a device with this one lane; sizes are of each stage."""
     fields = Fields.of(codes)
-    change = np.zeros(len(codes))
     full, kept = activation_bytes[fields.stage], kept_bytes[fields.stage]
-    for kind, size in (("F", full), ("dO", kept - full), ("dW", -kept)):
-        chosen = fields.kind == KIND_NUMBER[kind]
-        change[chosen] = size[chosen]
-    return float(np.cumsum(change).max(initial=0.0))
+    is_kind = [fields.kind == KIND_NUMBER[kind] for kind in ("F", "dO", "dW")]
+    return float(np.cumsum(np.select(is_kind, [full, kept - full, -kept])).max(initial=0.0))
 
 
 def interleaved(
@@ -280,13 +271,11 @@ def interleaved(
     which then come back without waiting for dW (PyTorch's InterleavedZeroBubble, with ``hop`` 1).
     """
     count, devices = stages.problem.microbatches, stages.problem.devices
+    batches = [np.arange(first, min(first + size, count)) for first in range(0, count, size)]
     lanes: dict[Lane, TaskList] = {}
     for device in range(devices):
         delay = device if delayed else 0
-        rounds = [
-            _lane(device, devices, chunks, np.arange(first, min(first + size, count)), hop, delay)
-            for first in range(0, count, size)
-        ]
+        rounds = [_lane(device, devices, chunks, batch, hop, delay) for batch in batches]
         updates = encode("U", np.arange(chunks) * devices + device)
         lanes[device, 0] = TaskList(np.concatenate([*rounds, updates]))
     return lanes

@@ -6,7 +6,7 @@ import bisect
 import itertools
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from tf_ooo.errors import OptionsError
@@ -15,7 +15,6 @@ from tf_ooo.planning.model.problem import Problem
 from tf_ooo.planning.model.schedule import Schedule, Task, TaskList
 
 SUB = (0, 1)
-MAIN = None
 _TEXT = re.compile(r"(BWD|FWD) (\d{1,6})|NO", re.ASCII)
 
 Regions = Mapping[int, Task | None]
@@ -47,9 +46,8 @@ def schedule(policy: str, problem: Problem, placement: Regions) -> Schedule:
     stream = MainStream(layers)
     main = [Task("F", layer) for layer in range(layers)]
     for layer in range(layers - 1, -1, -1):
-        main.append(Task("dO", layer))
-        if placement.get(layer) is None:
-            main += [Task("dW", layer), Task("U", layer)]
+        kinds = ("dO", "dW", "U") if placement.get(layer) is None else ("dO",)
+        main += [Task(kind, layer) for kind in kinds]
     moved = {layer: region for layer, region in placement.items() if region is not None}
 
     def turn(layer: int) -> tuple[int, int]:
@@ -80,12 +78,12 @@ def read(texts: Mapping[int, str], layers: int) -> dict[int, Task | None]:
         match = _TEXT.fullmatch(text) if isinstance(text, str) else None
         if match is None or not isinstance(layer, int) or not 0 <= layer < layers:
             raise OptionsError(f"placement[{layer!r}] must be 'BWD j', 'FWD j' or 'NO', got {text!r}")
-        region = MAIN if match[1] is None else _region(match[1], int(match[2]))
+        region = None if match[1] is None else _region(match[1], int(match[2]))
         if layer and region is not None and stream.place(region) not in stream.allowed(layer):
             raise OptionsError(
                 f"placement[{layer}]={text!r}: dW runs after its dO and before its layer's next forward"
             )
-        placement[layer] = region if layer else MAIN
+        placement[layer] = region if layer else None
     return placement
 
 
@@ -96,8 +94,8 @@ def _region(kind: str, layer: int) -> Task:
 
 
 def own(layer: int) -> Task | None:
-    """Return the region right after the layer's dO."""
-    return _region("BWD", layer) if layer else MAIN
+    """Return the region right after the layer's dO; None: the main stream."""
+    return _region("BWD", layer) if layer else None
 
 
 def write(placement: Regions) -> dict[int, str]:
@@ -169,11 +167,9 @@ class CapturedRuns:
     def _cut(self, place: int) -> float:
         """Kernels that are captured now and not if the run is cut there."""
         after = bisect.bisect_right(self._breaks, place)
-        if self._breaks[after - 1] == place:
-            return 0.0
         first, last = self._breaks[after - 1], self._breaks[after]
-        return self._left_out([(first, place), (place, last)]) - self._left_out([(first, last)])
+        return self._left_out(first, place) + self._left_out(place, last) - self._left_out(first, last)
 
-    def _left_out(self, runs: Iterable[tuple[int, int]]) -> float:
-        lengths = (self._before[last] - self._before[first] for first, last in runs)
-        return sum(length for length in lengths if length < self.capture.least_run)
+    def _left_out(self, first: int, last: int) -> float:
+        length = self._before[last] - self._before[first]
+        return length if length < self.capture.least_run else 0.0

@@ -1,8 +1,8 @@
 """Data parallel: the order of dW and the order of communications, optimised together.
 
-For an order of dW the best order on the link is found by :mod:`tf_ooo.planning.building.search_order`; dW are
-moved from several starts.  Moves that can help follow from the critical path: compute up to one dW, a block
-of communications without a gap, the forward that waited for it.
+For an order of dW :func:`best_order` looks for the best order on the link; dW are moved from several starts.
+Moves that can help follow from the critical path: compute up to one dW, a block of communications without a
+gap, the forward that waited for it.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ from tf_ooo.planning.building.walk import walk
 from tf_ooo.planning.model.problem import Problem
 from tf_ooo.planning.model.schedule import Schedule
 
+Seconds = Sequence[float]
+
 
 @dataclass(frozen=True)
 class _LinkRun:
@@ -30,11 +32,7 @@ class _LinkRun:
 
 
 def best_order(
-    release_s: Sequence[float],
-    seconds: Sequence[float],
-    tail_s: Sequence[float],
-    floor_s: float = 0.0,
-    limit: int = 100,
+    release_s: Seconds, seconds: Seconds, tail_s: Seconds, floor_s: float = 0.0, limit: int = 100
 ) -> list[int]:
     """The order with the smallest largest ``end + tail`` of all that ``limit`` branches show."""
     best = _longest_tail_first(release_s, seconds, tail_s)
@@ -50,17 +48,13 @@ def best_order(
     return best.order
 
 
-def _longest_tail_first(
-    release_s: Sequence[float], seconds: Sequence[float], tail_s: Sequence[float]
-) -> _LinkRun:
+def _longest_tail_first(release_s: Seconds, seconds: Seconds, tail_s: Seconds) -> _LinkRun:
     urgency = sorted(range(len(seconds)), key=lambda job: -tail_s[job])
     end_s, order = serve(release_s, seconds, urgency)
     return _LinkRun(order, end_s, max((end_s[job] + tail_s[job] for job in order), default=0.0))
 
 
-def serve(
-    ready_s: Sequence[float], seconds: Sequence[float], urgency: Sequence[int]
-) -> tuple[list[float], list[int]]:
+def serve(ready_s: Seconds, seconds: Seconds, urgency: Sequence[int]) -> tuple[list[float], list[int]]:
     """Return one machine that takes what is ready, the first of ``urgency`` first: ends, and the order."""
     arrivals = sorted(range(len(ready_s)), key=ready_s.__getitem__)
     rank = [0] * len(arrivals)
@@ -83,7 +77,7 @@ def serve(
 
 
 def critical_block(
-    run_order: Sequence[int], end_s: Sequence[float], seconds: Sequence[float], tail_s: Sequence[float]
+    run_order: Sequence[int], end_s: Seconds, seconds: Seconds, tail_s: Seconds
 ) -> tuple[int, int]:
     """Places in the order of the first and last job of the block that decides: no idle time in between."""
     last = max(range(len(run_order)), key=lambda at: (end_s[run_order[at]] + tail_s[run_order[at]], at))
@@ -94,12 +88,7 @@ def critical_block(
 
 
 def _branches(
-    run: _LinkRun,
-    release: list[float],
-    seconds: Sequence[float],
-    tail: list[float],
-    floor_s: float,
-    best_s: float,
+    run: _LinkRun, release: list[float], seconds: Seconds, tail: list[float], floor_s: float, best_s: float
 ) -> list[tuple[list[float], list[float]]]:
     first, last = critical_block(run.order, run.end_s, seconds, tail)
     urgent_s = tail[run.order[last]]
@@ -139,6 +128,9 @@ class Solution:
     @property
     def period_s(self) -> float:
         return self.step.period_s
+
+
+_period_s = operator.attrgetter("period_s")
 
 
 @dataclass
@@ -195,18 +187,16 @@ class OrderSearch:
     def run(self, starts: list[list[int]]) -> Solution | None:
         """Return the best that comes from several orders of dW; None where none of them fits into memory."""
         solutions = [self.look(start) for start in starts]
-        fitting = sorted((each for each in solutions if self.fits(each)), key=lambda each: each.period_s)
+        fitting = sorted((each for each in solutions if self.fits(each)), key=_period_s)
         if not fitting:
             return None
         best = fitting[0]
         for start in fitting[:_STARTS]:
-            best = min(best, self._descend(start, best.period_s), key=lambda each: each.period_s)
+            best = min(best, self._descend(start, best.period_s), key=_period_s)
             if self._enough(best):
                 return best
-        period_s = operator.attrgetter("period_s")
-        return walk(
-            best, self._shaken, period_s, self.effort.turns(), bound_s=self.floor_s, tolerance=_SLOWER
-        )
+        turns = self.effort.turns()
+        return walk(best, self._shaken, _period_s, turns, bound_s=self.floor_s, tolerance=_SLOWER)
 
     def fits(self, solution: Solution) -> bool:
         """Return whether a solution keeps the memory limit; simulated, as it decides."""
@@ -242,16 +232,16 @@ class OrderSearch:
 
     def _descend(self, here: Solution, best_s: float) -> Solution:
         """Takes the first move that helps until none does."""
-        improved = True
-        while improved and not self._enough(here):
-            improved = False
+        while not self._enough(here):
             for backward in self._moves(here):
                 there = self.look(backward, min(best_s, here.period_s))
                 if there.period_s < here.period_s * (1 - 1e-9) and self.fits(there):
-                    here, improved = there, True
+                    here = there
                     break
                 if self.effort.over:
-                    break
+                    return here
+            else:
+                return here
         return here
 
     def _shaken(self, here: Solution) -> Solution | None:

@@ -3,27 +3,25 @@
 from __future__ import annotations
 
 import dataclasses
+import heapq
+import itertools
 from collections.abc import Callable, Sequence
-from typing import TypeGuard
+from typing import Any, TypeGuard
 
 import numpy as np
 
-from tf_ooo.costs.layer_costs import LayerCosts, layer_inputs
+from tf_ooo.costs.layer_costs import SECONDS, LayerCosts, layer_inputs
 from tf_ooo.errors import OptionsError, did_you_mean
 
 Bounds = tuple[tuple[int, int], ...]
 Stages = Sequence[str] | Sequence[Sequence[str]]
 
 
-def no_part(_name: str) -> None:
-    """Say nothing of parts: no layer was divided."""
-
-
 def bounds_of(
     names: Sequence[str],
     stages: Stages,
     units: Bounds = (),
-    layer_of_part: Callable[[str], str | None] = no_part,
+    layer_of_part: Callable[[str], str | None] = lambda _: None,
 ) -> Bounds:
     """(first, last) layer of each stage.
 
@@ -54,11 +52,8 @@ def is_nested(stages: object) -> TypeGuard[Sequence[Sequence[str]]]:
 
 def check_stages(name: str, value: object) -> None:
     """OptionsError unless it is None, different names, or a list of names for each stage."""
-    if value is None:
-        return
     groups = value if is_nested(value) else [value]
-    good = isinstance(value, (list, tuple)) and all(_are_names(group) for group in groups)
-    if not good:
+    if value is not None and not all(_are_names(group) for group in groups):
         raise OptionsError(
             f"{name}={value!r:.80} is not accepted; accepted: None, different layers' names, or a list of "
             "layers' names for each stage"
@@ -93,29 +88,22 @@ def _starts_of_groups(
                     f"{stage}; name it in one of them"
                 )
             stage_of[place] = stage
-    _add_parts(names, stage_of, layer_of_part)
+    for place, name in enumerate(names):  # a part that nobody named goes with its layer
+        layer = layer_of_part(name)
+        if place not in stage_of and layer in names and names.index(layer) in stage_of:
+            stage_of[place] = stage_of[names.index(layer)]
     left = [name for place, name in enumerate(names) if place not in stage_of]
     if left:
         more = f" nor are {len(left) - 1} more" if len(left) > 1 else ""
         raise OptionsError(f"stages: layer {left[0]!r} is in no stage{more}: each layer has to be in one")
     order = [stage_of[place] for place in range(len(names))]
-    for place, (before, after) in enumerate(zip(order, order[1:], strict=False), 1):
+    for place, (before, after) in enumerate(itertools.pairwise(order), 1):
         if after < before:
             raise OptionsError(
                 f"stages: layer {names[place]!r} of stage {after} stands behind {names[place - 1]!r} of "
                 f"stage {before} in the model; stages hold neighbours, in the model's order"
             )
     return [order.index(stage) for stage in range(len(stages))]
-
-
-def _add_parts(
-    names: Sequence[str], stage_of: dict[int, int], layer_of_part: Callable[[str], str | None]
-) -> None:
-    """Parts that nobody named go with their layer."""
-    for place, name in enumerate(names):
-        layer = layer_of_part(name)
-        if place not in stage_of and layer in names and names.index(layer) in stage_of:
-            stage_of[place] = stage_of[names.index(layer)]
 
 
 def _places(names: Sequence[str], stage: str) -> list[int]:
@@ -150,40 +138,31 @@ def merged(layers: tuple[LayerCosts, ...], bounds: Bounds, microbatches: int = 1
             if stage_of[source] != stage_of[layer]:
                 inputs[stage_of[layer]].add(stage_of[source])
                 sent[stage_of[source]].add(source)
-    stages = (
-        _sum(layers[first : last + 1], tuple(sorted(inputs[stage])), [layers[i] for i in sorted(sent[stage])])
+    summands = _SUMMANDS if microbatches > 1 else 0
+    return tuple(
+        dataclasses.replace(
+            _sum(layers[first : last + 1], summands),
+            inputs=tuple(sorted(inputs[stage])),
+            output_bytes=float(sum(layers[source].output_bytes for source in sorted(sent[stage]))),
+        )
         for stage, (first, last) in enumerate(bounds)
     )
-    if microbatches == 1:
-        return tuple(stages)
-    largest = [sorted(layer.weight_bytes for layer in layers[a : b + 1])[-_SUMMANDS:] for a, b in bounds]
-    return tuple(
-        dataclasses.replace(stage, summand_bytes=stage.summand_bytes + sum(sizes))
-        for stage, sizes in zip(stages, largest, strict=True)
-    )
 
 
-def _sum(group: Sequence[LayerCosts], inputs: tuple[int, ...], sent: Sequence[LayerCosts]) -> LayerCosts:
-    def total(attribute: str) -> float:
-        return float(sum(getattr(layer, attribute) for layer in group))
-
+def _sum(group: Sequence[LayerCosts], summands: int) -> LayerCosts:
+    sums: dict[str, Any] = {
+        cost: float(sum(getattr(layer, cost) for layer in group))
+        for cost in (*SECONDS.values(), "activation_bytes", "weight_bytes", "slot_bytes", "recomputed_bytes")
+    }
     names = [layer.name for layer in group]
+    added_up_bytes = sum(heapq.nlargest(summands, (layer.weight_bytes for layer in group)))
     return LayerCosts(
-        forward_s=total("forward_s"),
-        output_grad_s=total("output_grad_s"),
-        weight_grad_s=total("weight_grad_s"),
-        update_s=total("update_s"),
-        activation_bytes=total("activation_bytes"),
-        weight_bytes=total("weight_bytes"),
-        output_bytes=float(sum(layer.output_bytes for layer in sent)),
-        weight_grad_bytes=total("kept_bytes"),
-        inputs=inputs,
+        **sums,
+        weight_grad_bytes=float(sum(layer.kept_bytes for layer in group)),
+        recomputed_s=float(sum(layer.recomputed_s for layer in group)),
         name=names[0] if len(names) == 1 else f"{names[0]} .. {names[-1]}",
-        slot_bytes=total("slot_bytes"),
-        summand_bytes=max(layer.summand_bytes for layer in group),
+        summand_bytes=max(layer.summand_bytes for layer in group) + added_up_bytes,
         occupancy=_occupancy(group),
-        recomputed_bytes=total("recomputed_bytes"),
-        recomputed_s=total("recomputed_s"),
     )
 
 

@@ -17,7 +17,6 @@ from tf_ooo.errors import OptionsError
 from tf_ooo.planning.model.problem import Problem
 from tf_ooo.planning.model.relation import Relation
 from tf_ooo.planning.model.schedule import Schedule, Task, TaskList
-from tf_ooo.planning.model.task import Floats, Ints
 from tf_ooo.planning.simulation.clock import LaneKind, Tasks, run
 from tf_ooo.planning.simulation.simulator import task_seconds
 
@@ -89,7 +88,12 @@ class StepModel:
     def __init__(self, problem: Problem, shares: Shares | None = None) -> None:
         self.problem, self.shares = problem, shares or {}
         self.layers = len(problem.layers)
-        reference = self._reference()
+        parts = [
+            (layer, part) for layer in range(self.layers) for part in range(len(self.shares.get(layer, (1,))))
+        ]
+        comms = [Task("comm", layer, part=part) for layer, part in parts]
+        backward = tasks_of(order(self.layers, 0))
+        reference = one_worker("reference", problem, backward, comms, by_priority=True, shares=self.shares)
         relation = Relation(reference, problem.layers)
         self.comms = [task for task in reference.tasks if task.kind == "comm"]
         node = {relation.task(place): place for place in range(len(relation))}
@@ -100,19 +104,14 @@ class StepModel:
         self.forward_s, self.output_grad_s, self.weight_grad_s, self.update_s, self.comm_s = (
             seconds[self.nodes[kind]].tolist() for kind in ("F", "dO", "dW", "U", "comm")
         )
-        self.tasks = Tasks(seconds, *_after_forward(relation))
+        # A step begins when all forwards have ended, and ends with those of the next step.
+        source = np.concatenate([edge.source for edge in relation.edges])
+        target = np.concatenate([edge.target for edge in relation.edges])
+        computes = relation.lane == relation.lanes.index(COMPUTE)
+        says_more = ~(computes[source] & computes[target])  # what computes keeps its order anyway
+        self.tasks = Tasks(seconds, source[says_more], target[says_more], np.zeros(int(says_more.sum())))
         self.compute_s = sum(self.forward_s) + sum(self.output_grad_s) + sum(self.weight_grad_s)
         self.lower_bound_s = self._lower_bound_s()
-
-    def _reference(self) -> Schedule:
-        down = range(self.layers - 1, -1, -1)
-        backward = [Task(kind, layer) for layer in down for kind in ("dO", "dW")]
-        comms = [
-            Task("comm", layer, part=part)
-            for layer in range(self.layers)
-            for part in range(len(self.shares.get(layer, (1,))))
-        ]
-        return one_worker("reference", self.problem, backward, comms, by_priority=True, shares=self.shares)
 
     def _lower_bound_s(self) -> float:
         """No order is faster: compute is one machine, and so is the link, which begins with a dO chain."""
@@ -143,27 +142,14 @@ class StepModel:
 
     def schedule(self, policy: str, backward: Sequence[int], order: Sequence[int] | None = None) -> Schedule:
         """The schedule whose period :meth:`run` tells."""
-        tasks = tasks_of(backward)
-        places = range(len(self.comms)) if order is None else order
-        comms = [self.comms[place] for place in places]
-        return one_worker(policy, self.problem, tasks, comms, by_priority=order is None, shares=self.shares)
+        tasks, by_priority = tasks_of(backward), order is None
+        comms = self.comms if order is None else [self.comms[place] for place in order]
+        return one_worker(policy, self.problem, tasks, comms, by_priority=by_priority, shares=self.shares)
 
 
 def tasks_of(backward: Sequence[int]) -> list[Task]:
     """-1 - i is dO of layer i, i its dW."""
     return [Task("dW", task) if task >= 0 else Task("dO", -1 - task) for task in backward]
-
-
-def _after_forward(relation: Relation) -> tuple[Ints, Ints, Floats]:
-    """Return edges of a step that begins when all forwards have ended, and ends with those of the next step.
-
-    What computes keeps its order anyway.
-    """
-    computes = relation.lane == relation.lanes.index(COMPUTE)
-    pairs = [(edge.source, edge.target) for edge in relation.edges]
-    source, target = (np.concatenate(column) for column in zip(*pairs, strict=True))
-    between = ~(computes[source] & computes[target])
-    return source[between], target[between], np.zeros(int(between.sum()))
 
 
 _TRY_ALL_UP_TO = 256

@@ -61,8 +61,7 @@ def block(steps: Steps, devices: int, period: int = FULL_PERIOD) -> Block:
 
 def sequential(devices: int) -> Block:
     """Return one micro-batch after the other: the fewest activations."""
-    ticks = _ticks(MIN, devices, (0, 0, 0))
-    return Block(ticks, 4 * devices + 2, 2)
+    return Block(_ticks(MIN, devices, (0, 0, 0)), 4 * devices + 2, 2)
 
 
 def _ticks(steps: Steps, devices: int, gaps: tuple[int, ...]) -> tuple[tuple[int, int, int, int], ...]:
@@ -86,8 +85,7 @@ def _peak(ticks: tuple[int, ...], period: int) -> int:
     repeats = ticks[-1] // period + 3
     changes = [(tick + period * m, 1) for tick in ticks[:2] for m in range(repeats)]
     changes += [(tick + 1, -1) for tick, _, _ in _weight_grads(ticks, period, repeats)]
-    alive = itertools.accumulate(change for _, change in sorted(changes))
-    return max(alive)
+    return max(itertools.accumulate(change for _, change in sorted(changes)))
 
 
 def _weight_grads(ticks: tuple[int, ...], period: int, microbatches: int) -> list[tuple[int, int, int]]:
@@ -164,9 +162,8 @@ class _Squeezing:
         self.tasks, self.limit, self.style = tasks, limit, style
         self.seconds = tasks.tasks.seconds
         number = {kind: tasks.numbers[place].tolist() for place, kind in enumerate(KINDS)}
-        self.left: list[list[int]] = [
-            [number[task.kind][task.stage][task.microbatch] for task in lane] for lane in lanes
-        ]
+        numbers = ([number[task.kind][task.stage][task.microbatch] for task in lane] for lane in lanes)
+        self.left: list[list[int]] = list(numbers)
         self.stored = [0] * len(lanes)
         self.ready_s = [math.inf] * len(tasks.stage)
 
@@ -174,20 +171,17 @@ class _Squeezing:
         self.ready_s[task] = ready_s
 
     def take(self, lane: int, now: float) -> int:
-        place = self._place(lane, now) if self.left[lane] else None
-        if place is None:
+        left, place = self.left[lane], 0
+        if not left:
             return -1
-        task = self.left[lane].pop(place)
+        if self.tasks.kind_of(left[0]) == "dW" or self.ready_s[left[0]] > now:
+            choice = self._choose(self._choices(lane), now)
+            if choice is None:
+                return -1
+            place = choice.place
+        task = left.pop(place)
         self.stored[lane] += _STORES[self.tasks.kind_of(task)]
         return task
-
-    def _place(self, lane: int, now: float) -> int | None:
-        """Return the place of the task that runs now; None: none does."""
-        head = self.left[lane][0]
-        if self.tasks.kind_of(head) != "dW" and self.ready_s[head] <= now:
-            return 0
-        choice = self._choose(self._choices(lane), now)
-        return None if choice is None else choice.place
 
     def _choices(self, lane: int) -> list[_Choice]:
         """Return the first task left of each stage's F and dO, and the first dW."""
@@ -246,9 +240,8 @@ def make(policy: str, steps: Steps, problem: Problem) -> Schedule:
 def _blocks(steps: Steps, devices: int) -> Iterator[Block]:
     for leaner in _FAMILY[_FAMILY.index(steps) :]:
         yield block(leaner, devices)
-    last = sequential(devices)
-    period = FULL_PERIOD + 2
-    while period < last.period:
+    period, longest = FULL_PERIOD + 2, sequential(devices).period
+    while period < longest:
         yield block(MIN, devices, period)
         period += 2 * (period // 8)  # even: in odd ones, ticks of the way there and back meet
 
@@ -257,13 +250,10 @@ def _fastest(policy: str, stages: StagedLayers, of: Block) -> tuple[bool, Schedu
     """The best of the block's own order and of what each style makes of it; whether it is over the limit."""
     order = lanes(of, stages.problem.microbatches)
     schedules = [squeezed(policy, stages, order, of.limit, style) for style in _styles(policy, stages, of)]
-    rows = [_ranked(stages, each) for each in (*schedules, stages.with_updates(policy, order, back=True))]
+    schedules.append(stages.with_updates(policy, order, back=True))
+    rows = [(rank(stages.problem, on_paper(stages.problem, each)), each) for each in schedules]
     (over, _), schedule = min(rows, key=lambda row: row[0])
     return over, schedule
-
-
-def _ranked(stages: StagedLayers, schedule: Schedule) -> tuple[tuple[bool, float], Schedule]:
-    return rank(stages.problem, on_paper(stages.problem, schedule)), schedule
 
 
 def _styles(policy: str, stages: StagedLayers, of: Block) -> tuple[Style, ...]:
@@ -275,7 +265,8 @@ def _styles(policy: str, stages: StagedLayers, of: Block) -> tuple[Style, ...]:
     order = lanes(of, some)
 
     def seconds(style: Style) -> tuple[bool, float]:
-        return _ranked(few, squeezed(policy, few, order, of.limit, style))[0]
+        schedule = squeezed(policy, few, order, of.limit, style)
+        return rank(few.problem, on_paper(few.problem, schedule))
 
     return (min(STYLES, key=seconds),)
 

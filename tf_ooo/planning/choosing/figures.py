@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -13,6 +12,7 @@ from tf_ooo.costs.table import CostTable
 from tf_ooo.planning.choosing.plan import Candidate, Plan, Trial, policy_named, tried
 from tf_ooo.planning.model.problem import Problem
 from tf_ooo.planning.model.schedule import Schedule
+from tf_ooo.planning.pictures.style import count_text
 from tf_ooo.planning.policies import POLICIES, REFERENCES
 from tf_ooo.units import bytes_text, time_text
 
@@ -55,7 +55,7 @@ def reference(compared: Sequence[Candidate], problem: Problem, mode: str) -> Can
     """Return the candidate that a mode's are compared with, made if it is missing; None: impossible."""
     known = {candidate.name: candidate for candidate in compared}
     for name in REFERENCES[mode]:
-        own = dataclasses.replace(problem, options={}, mode=mode)
+        own = replace(problem, options={}, mode=mode)
         candidate = known.get(name) or tried(policy_named(name, mode), own)
         if candidate.trial is not None:
             return candidate
@@ -85,24 +85,20 @@ class Squeezed:
 
     def __str__(self) -> str:
         how = f"{self.slower:.0%} slower than" if self.slower >= _SAME else "as fast as"
-        needs = bytes_text(self.free_bytes)
         limits = ", ".join(map(bytes_text, self.limits_bytes))
-        return f"{self.name} under {limits}: {how} without the limit ({needs})"
+        return f"{self.name} under {limits}: {how} without the limit ({bytes_text(self.free_bytes)})"
 
 
 def squeezed(candidate: Candidate) -> Squeezed | None:
     """Return the cost of the memory limit for a schedule; None where it changed nothing."""
     trial = candidate.trial
-    if trial is None or len(trial.schedule.tasks) > _TASKS_TO_MAKE_AGAIN:
-        return None
-    limits_bytes = trial.problem.limits_bytes
-    if not limits_bytes:
+    if trial is None or not trial.problem.limits_bytes or len(trial.schedule.tasks) > _TASKS_TO_MAKE_AGAIN:
         return None
     without = tried(policy_named(candidate.name), _plain(trial.problem)).trial
     if without is None or (_same(without.schedule, trial.schedule) and not trial.problem.recomputed):
         return None
     slower = trial.step_s / without.step_s - 1 if without.step_s else 0.0
-    return Squeezed(candidate.name, limits_bytes, slower, without.peak_bytes)
+    return Squeezed(candidate.name, trial.problem.limits_bytes, slower, without.peak_bytes)
 
 
 @dataclass(frozen=True)
@@ -142,10 +138,9 @@ def recomputation(candidate: Candidate) -> Recomputed | None:
     trial = candidate.trial
     if trial is None or not trial.problem.recomputed:
         return None
-    problem = trial.problem
+    problem, layers = trial.problem, trial.problem.own_layers
     makes = candidate.name in POLICIES and len(trial.schedule.tasks) <= _TASKS_TO_MAKE_AGAIN
     without = tried(policy_named(candidate.name), _plain(problem)).trial if makes else None
-    layers = problem.own_layers
     names = tuple(layers[number].name or str(number) for number in problem.recomputed)
     again_s = trial.schedule.microbatches * sum(layer.recomputed_s for layer in problem.layers)
     kept_bytes = None if without is None else without.peak_bytes
@@ -155,7 +150,7 @@ def recomputation(candidate: Candidate) -> Recomputed | None:
 def _plain(problem: Problem) -> Problem:
     """Return the problem without a limit, and without anything that runs again."""
     layers = problem.plain or problem.layers
-    return dataclasses.replace(problem, layers=layers, recomputed=(), plain=(), memory_limit_bytes=None)
+    return replace(problem, layers=layers, recomputed=(), plain=(), memory_limit_bytes=None)
 
 
 def _same(schedule: Schedule, other: Schedule) -> bool:
@@ -194,17 +189,13 @@ def _of_costs(table: CostTable | None) -> tuple[str, ...]:
 
 def _rows_text(problem: Problem, table: CostTable | None, mode: str | None) -> str:
     count, devices = problem.microbatches, problem.devices
-    text = f"{_counted(devices, 'device')}, {_counted(count, 'micro-batch', 'micro-batches')}"
+    text = f"{count_text(devices, 'device')}, {count_text(count, 'micro-batch')}"
     text += " on each" if mode == "data_parallel" and devices > 1 else " a step"
     rows = None if table is None else table.rows
     if rows is None:
         return f"{text}, of rows that the costs do not tell"
     workers = devices if mode == "data_parallel" else 1
-    return f"{text}, of {_counted(rows, 'row')}: {_counted(rows * count * workers, 'row')} a step"
-
-
-def _counted(count: int, singular: str, plural: str = "") -> str:
-    return f"{count:,} {singular if count == 1 else plural or singular + 's'}"
+    return f"{text}, of {count_text(rows, 'row')}: {count_text(rows * count * workers, 'row')} a step"
 
 
 def _link_text(link: Link) -> str:

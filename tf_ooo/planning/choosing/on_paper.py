@@ -71,25 +71,18 @@ def problem_of(
     check_stages("stages", stages)
     names = [layer.name or str(number) for number, layer in enumerate(checked)]
     cut = () if stages is None else bounds_of(names, stages)
-    limits: list[int] | tuple[int, ...] | None = None
-    if isinstance(memory_limit_bytes, (list, tuple)):
-        limits, memory_limit_bytes = memory_limit_bytes, None
     problem = Problem(
-        checked,
-        devices,
-        microbatches,
-        between,
-        memory_limit_bytes,
-        options=options or {},
-        recompute=recompute,
-        cut=cut,
+        checked, devices, microbatches, between, options=options or {}, recompute=recompute, cut=cut
     )
     check_problem(problem)
-    if limits is None:
+    if memory_limit_bytes is None:
         return problem
+    limits = memory_limit_bytes if isinstance(memory_limit_bytes, (list, tuple)) else (memory_limit_bytes,)
     for limit in limits:
-        _check_limit(limit)
-    check_limits(limits, devices)
+        if not is_number(limit) or not limit > 0:
+            raise OptionsError(f"memory_limit_bytes must be above 0, got {limit!r}")
+    if limits is memory_limit_bytes:
+        check_limits(limits, devices)
     most_bytes, less_bytes = most_and_less(limits)
     return dataclasses.replace(problem, memory_limit_bytes=most_bytes, less_bytes=less_bytes)
 
@@ -164,11 +157,6 @@ def policies_of(mode: str) -> list[Policy]:
     return policies
 
 
-def _check_limit(limit: object) -> None:
-    if not is_number(limit) or not limit > 0:
-        raise OptionsError(f"memory_limit_bytes must be above 0, got {limit!r}")
-
-
 def check_problem(problem: Problem) -> None:
     """OptionsError unless the numbers are whole and above 0."""
     for name in ("devices", "microbatches"):
@@ -179,8 +167,6 @@ def check_problem(problem: Problem) -> None:
         raise OptionsError(
             f"recompute={problem.recompute!r:.80} is not accepted; accepted: {', '.join(map(repr, CHOICES))}"
         )
-    if problem.memory_limit_bytes is not None:
-        _check_limit(problem.memory_limit_bytes)
     if not isinstance(problem.link, Link):
         raise CostError(f"link must be a tf_ooo.Link, got {problem.link!r:.80}")
 
@@ -282,6 +268,6 @@ def weight_bytes(schedule: Schedule, problem: Problem) -> Counter[int]:
     held: Counter[int] = Counter()
     for (device, _), tasks in schedule.lanes.items():
         stages = {task.stage for task in tasks if task.kind == "U"}
-        layers = (problem.layers[layer] for stage in stages for layer in schedule.layers_of(stage))
-        held[device] += sum(layer.weight_bytes for layer in layers)  # type: ignore[assignment]
+        numbers = (layer for stage in stages for layer in schedule.layers_of(stage))
+        held[device] += sum(problem.layers[number].weight_bytes for number in numbers)  # type: ignore[assignment]
     return held

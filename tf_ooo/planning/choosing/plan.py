@@ -9,7 +9,7 @@ from functools import cached_property
 
 from tf_ooo.errors import MemoryLimitError, OOOError, OptionsError
 from tf_ooo.planning.building.choice import span_s, steps_to_show
-from tf_ooo.planning.building.stages import merged
+from tf_ooo.planning.building.stages import merged, stage_of_layer
 from tf_ooo.planning.model.problem import Problem, saved_bytes, with_recomputed
 from tf_ooo.planning.model.schedule import Schedule
 from tf_ooo.planning.policies import POLICIES, Policy
@@ -94,24 +94,19 @@ def _enough(problem: Problem, trial: Trial, left: list[int]) -> set[int]:
     """Take layers left, in their order, so many on each device above its limit as may be enough."""
     schedule, limit = trial.schedule, problem.memory_limit_bytes or 0
     stored, device_of = _stored(schedule)
-    layers_of = _bounds(problem) if problem.model else schedule.layers_of
-    stage_of = {layer: stage for stage in device_of for layer in layers_of(stage)}
+    bounds = problem.bounds if problem.model else schedule.stages
+    stage_of = stage_of_layer(bounds or tuple((number, number) for number in range(len(problem.layers))))
     charged = problem.charged_bytes(trial.timeline.peak_bytes)
     excess = {device: float(size - limit) for device, size in enumerate(charged)}
     added: set[int] = set()
     for number in left:
-        stage = stage_of.get(number, -1)
+        stage = stage_of[number]
         device = device_of.get(stage, -1)
         if excess.get(device, 0) > 0:
             # The micro-batch whose dO runs has all of it there.
             excess[device] -= saved_bytes(problem.own_layers, number) * max(stored[stage] - 1, 1)
             added.add(number)
     return added
-
-
-def _bounds(problem: Problem) -> Callable[[int], range]:
-    """Return the layers of each stage that ``layers`` stand for."""
-    return lambda stage: range(problem.bounds[stage][0], problem.bounds[stage][1] + 1)
 
 
 def _stored(schedule: Schedule) -> tuple[dict[int, int], dict[int, int]]:
@@ -217,8 +212,7 @@ class Trial:
     @property
     def keeps_limit(self) -> bool:
         """Return whether each device stays within its limit; without one nothing is simulated."""
-        limit = self.problem.memory_limit_bytes
-        return limit is None or self.kept_limit_bytes <= limit
+        return self.problem.memory_limit_bytes is None or self.problem.keeps_limit(self.timeline.peak_bytes)
 
     def predicted(self) -> Schedule:
         """The schedule with its predictions; without them where nothing is simulated and that takes long."""

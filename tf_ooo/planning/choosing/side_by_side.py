@@ -20,13 +20,12 @@ def side_by_side(
         layers_of: of each replica its stages, one layer for each; those after the first have the devices and
             the stages behind the first's.
     """
-    replicas, layers = len(layers_of), layers_of[0]
-    count, devices = len(layers), 1 + max((device for device, _ in schedule.lanes), default=0)
+    layers, numbers = layers_of[0], range(len(layers_of))
+    count, devices = len(layers), schedule.devices
 
     def of_replica(number: int, task: Task) -> Task:
         return dataclasses.replace(task, stage=task.stage + number * count)
 
-    numbers = range(replicas)
     lanes = {
         (device + number * devices, stream): TaskList([of_replica(number, task) for task in tasks])
         for number in numbers
@@ -35,7 +34,7 @@ def side_by_side(
     together = dataclasses.replace(
         schedule,
         lanes=lanes,
-        stages=tuple((stage, stage) for stage in range(replicas * count)),
+        stages=tuple((stage, stage) for stage in range(len(numbers) * count)),
         parts={(k, s + n * count): shares for n in numbers for (k, s), shares in schedule.parts.items()},
         after=tuple(
             (of_replica(n, task), of_replica(n, other), steps)
@@ -110,28 +109,18 @@ def stage_shares(
     layers: Sequence[LayerCosts], stage_of_layer: Sequence[int], holders: Sequence[int], replicas: int
 ) -> list[list[StageShare]]:
     """Return for each replica what its device holds of each stage."""
+
+    def share(replica: int, stage: int) -> StageShare:
+        of_stage = [number for number, at in enumerate(stage_of_layer) if at == stage]
+        own = [layers[number] for number in of_stage if holders[number] == replica]
+        return StageShare(
+            sum(layer.weight_bytes for layer in own),
+            sum(layers[number].weight_bytes for number in of_stage),
+            sum(layer.slot_bytes for layer in own),
+            sum(layer.update_s for layer in own),
+            max((layer.weight_bytes for layer in own), default=0.0),
+            replicas,
+        )
+
     stages = range(max(stage_of_layer) + 1)
-    return [
-        [_stage_share(layers, stage_of_layer, holders, replicas, replica, stage) for stage in stages]
-        for replica in range(replicas)
-    ]
-
-
-def _stage_share(
-    layers: Sequence[LayerCosts],
-    stage_of_layer: Sequence[int],
-    holders: Sequence[int],
-    replicas: int,
-    replica: int,
-    stage: int,
-) -> StageShare:
-    of_stage = [number for number, at in enumerate(stage_of_layer) if at == stage]
-    own = [layers[number] for number in of_stage if holders[number] == replica]
-    return StageShare(
-        sum(layer.weight_bytes for layer in own),
-        sum(layers[number].weight_bytes for number in of_stage),
-        sum(layer.slot_bytes for layer in own),
-        sum(layer.update_s for layer in own),
-        max((layer.weight_bytes for layer in own), default=0.0),
-        replicas,
-    )
+    return [[share(replica, stage) for stage in stages] for replica in range(replicas)]

@@ -16,6 +16,7 @@ What is freed at an instant is free for what starts at that instant.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -48,27 +49,22 @@ class MemoryUse:
     ) -> None:
         self.relation, self.layers = relation, layers
         self.start_s, self.end_s = start_s, end_s
-        self._changes: list[tuple[Ints, Floats, Floats]] = []
+        self._changes: list[tuple[Ints, Floats, Floats]] = [(np.zeros(0, np.int32), np.zeros(0), np.zeros(0))]
         self._tasks()
         for stage in range(relation.stages):
             self._weights(stage)
 
     def curves(self) -> list[MemoryCurve]:
-        device = np.concatenate([np.zeros(0, np.int32), *(d for d, _, _ in self._changes)])
-        time_s = np.concatenate([np.zeros(0), *(t for _, t, _ in self._changes)])
-        change = np.concatenate([np.zeros(0), *(c for _, _, c in self._changes)])
+        device, time_s, change = (np.concatenate(column) for column in zip(*self._changes, strict=True))
         order = np.lexsort((change, time_s, device))
         device, time_s, change = device[order], time_s[order], change[order]
         bounds = np.searchsorted(device, np.arange(self.relation.schedule.devices + 1))
-        pieces = [slice(a, b) for a, b in zip(bounds, bounds[1:], strict=False)]
-        return [MemoryCurve(time_s[piece], np.cumsum(change[piece])) for piece in pieces]
+        return [MemoryCurve(time_s[a:b], np.cumsum(change[a:b])) for a, b in itertools.pairwise(bounds)]
 
     def _add(self, device: ArrayLike, time_s: ArrayLike, change: ArrayLike) -> None:
         devices, times, changes = np.broadcast_arrays(device, time_s, change)
         changed = changes != 0
-        if changed.any():
-            row = devices[changed].astype(np.int32), times[changed], changes[changed].astype(float)
-            self._changes.append(row)
+        self._changes.append((devices[changed], times[changed], changes[changed]))
 
     def _tasks(self) -> None:
         """Activations: by the start of F and the ends of dO and dW."""
@@ -80,8 +76,7 @@ class MemoryUse:
         stages = range(relation.stages)
         has = {kind: np.array([relation.has(kind, s) for s in stages]) for kind in ("F", "dO", "dW")}
         kept = np.where(has["dW"], np.where(has["dO"], kept, activation), 0)
-        home = self._home
-        share = self._part_shares()
+        home, share = self._home, self._part_shares()
         for kind, freed in (("dO", activation - kept), ("dW", kept)):
             nodes = np.flatnonzero(fields.kind == KIND_NUMBER[kind])
             stage = fields.stage[nodes]

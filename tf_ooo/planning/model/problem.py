@@ -15,12 +15,10 @@ def with_recomputed(layers: Sequence[LayerCosts], numbers: Collection[int]) -> t
 
     Between F and dO such a layer keeps what it reads: the outputs of the layers before it.
     """
-    if not numbers:
-        return tuple(layers)
-    chosen, given = set(numbers), tuple(layers)
+    chosen, plain = set(numbers), tuple(layers)
     return tuple(
-        layer.recomputed(input_bytes(given, number)) if number in chosen else layer
-        for number, layer in enumerate(given)
+        layer.recomputed(input_bytes(plain, number)) if number in chosen else layer
+        for number, layer in enumerate(plain)
     )
 
 

@@ -44,10 +44,6 @@ class Edges:
     why: str
     steps: int = 0
 
-    def pairs(self) -> Iterator[tuple[int, int]]:
-        """(source, target) of each edge."""
-        return zip(self.source.tolist(), self.target.tolist(), strict=True)
-
 
 class Relation:
     """The tasks of one step as numbered nodes, and the edges between them; without layers: of a chain."""
@@ -127,26 +123,17 @@ class Relation:
         return source, target, np.concatenate([np.zeros(0), *lags])
 
     def _forward(self, stage: int) -> Iterator[Edges]:
-        if not self.has("F", stage):
-            return
         for source, size in self._providers("F", stage):
             yield from self._pairs(("F", source), ("F", stage), size, "the output of the stage before")
 
     def _backward(self, stage: int) -> Iterator[Edges]:
         own = max((size for _, size in self._readers[stage]), default=0.0)
-        incoming = "the output gradient"
-        if self.has("dO", stage):
-            yield from self._pairs(("F", stage), ("dO", stage), own, "the stored activations")
-            for kind, source, size in self._gradient_sources(stage):
-                yield from self._pairs((kind, source), ("dO", stage), size, incoming)
-        if not self.has("dW", stage):
-            return
-        yield from self._stored_input(stage)
-        if self.has("dO", stage):
-            yield from self._pairs(("dO", stage), ("dW", stage), own, incoming)
-            return
+        first, incoming = "dO" if self.has("dO", stage) else "dW", "the output gradient"
+        yield from self._pairs(("F", stage), ("dO", stage), own, "the stored activations")
         for kind, source, size in self._gradient_sources(stage):
-            yield from self._pairs((kind, source), ("dW", stage), size, incoming)
+            yield from self._pairs((kind, source), (first, stage), size, incoming)
+        yield from self._stored_input(stage)
+        yield from self._pairs(("dO", stage), ("dW", stage), own, incoming)
 
     def _stored_input(self, stage: int) -> Iterator[Edges]:
         """dW reads the stage's input too; if F runs on another device, the stage before sends it there."""
@@ -167,26 +154,23 @@ class Relation:
             if self.schedule.asynchronous:
                 yield from self._pairs(source, target, None, "the weight gradient")
             else:
-                yield from self._all_to_all(source, target, "the gradient of every micro-batch")
+                why = "the gradient of every micro-batch"
+                yield from self._all_to_all(self.there(*source), self.there(*target), why)
 
     def _next_step(self, stage: int) -> Iterator[Edges]:
-        if self.schedule.asynchronous or self.schedule.barrier or not self.has("F", stage):
-            return
-        last = self._last_kind(stage)
-        if last is not None:
-            pairs = (last, stage), ("F", stage)
-            yield from self._all_to_all(*pairs, "the weights of the step before", steps=1)
+        if not (self.schedule.asynchronous or self.schedule.barrier):
+            why = "the weights of the step before"
+            yield from self._all_to_all(self._last(stage), self.there("F", stage), why, steps=1)
 
     def _barrier(self) -> Iterator[Edges]:
         """Let every task that changes weights come before all forwards of the next step."""
-        kinds = [(self._last_kind(stage), stage) for stage in range(self.stages)]
-        last = [self.nodes(kind, stage).ravel() for kind, stage in kinds if kind is not None]
-        forward = [self.nodes("F", stage).ravel() for stage in range(self.stages)]
-        yield from self._join(np.concatenate(last), np.concatenate(forward), "the barrier between steps", 1)
+        last = np.concatenate([self._last(stage) for stage in range(self.stages)])
+        forward = np.concatenate([self.there("F", stage) for stage in range(self.stages)])
+        yield from self._all_to_all(last, forward, "the barrier between steps", steps=1)
 
-    def _last_kind(self, stage: int) -> str | None:
-        """Return the last kind of task of a stage: it changes weights, or comes last before that."""
-        return next((kind for kind in ("U", "comm", "dW") if self.has(kind, stage)), None)
+    def _last(self, stage: int) -> Ints:
+        """Return the tasks of a stage that change weights, or come last before that."""
+        return self.there(next((kind for kind in ("U", "comm") if self.has(kind, stage)), "dW"), stage)
 
     def _after(self) -> Iterator[Edges]:
         for task, other, steps in self.schedule.after:
@@ -235,28 +219,21 @@ class Relation:
                 if both.any():
                     yield Edges(first[both], then[both], sent, why)
 
-    def _all_to_all(
-        self, source: tuple[str, int], target: tuple[str, int], why: str, steps: int = 0
-    ) -> Iterator[Edges]:
-        """Edges from all micro-batches to all; where a lane's order implies some, only the others."""
-        yield from self._join(self.nodes(*source).ravel(), self.nodes(*target).ravel(), why, steps)
-
-    def _join(self, sources: Ints, targets: Ints, why: str, steps: int) -> Iterator[Edges]:
-        sources = self._one_of_each_lane(sources[sources >= 0], last=True)
-        targets = self._one_of_each_lane(targets[targets >= 0], last=False)
+    def _all_to_all(self, sources: Ints, targets: Ints, why: str, steps: int = 0) -> Iterator[Edges]:
+        """Edges from all tasks to all; where a lane's order implies some, only the others."""
+        sources = self._one_of_each_lane(sources, last=True)
+        targets = self._one_of_each_lane(targets, last=False)
         if len(sources) and len(targets):
             pairs = np.repeat(sources, len(targets)), np.tile(targets, len(sources))
             yield Edges(*pairs, None, why, steps)
 
     def _one_of_each_lane(self, nodes: Ints, last: bool) -> Ints:
-        kept = []
+        kept = [nodes[:0]]
         for lane in np.unique(self.lane[nodes]):
             there = nodes[self.lane[nodes] == lane]
-            if self._read_by_priority[lane] or not len(there):
-                kept.append(there)
-            else:
-                kept.append(np.array([there.max() if last else there.min()], np.int32))
-        return np.concatenate(kept) if kept else nodes
+            end = there.max() if last else there.min()
+            kept.append(there if self._read_by_priority[lane] else there[there == end])
+        return np.concatenate(kept)
 
 
 def stage_sums(schedule: Schedule, layers: Sequence[LayerCosts], cost: str, stages: int) -> Floats:
@@ -286,12 +263,11 @@ def stage_inputs(
 
 def _merged(edges: list[Edges]) -> list[Edges]:
     """Return edges of one reason, size and step distance together: thousands of stages give a few arrays."""
-    groups: dict[tuple[str, float | None, int], list[Edges]] = {}
+    groups: dict[tuple[str, float | None, int], list[tuple[Ints, Ints]]] = {}
     for edge in edges:
-        groups.setdefault((edge.why, edge.message_bytes, edge.steps), []).append(edge)
+        groups.setdefault((edge.why, edge.message_bytes, edge.steps), []).append((edge.source, edge.target))
     merged = []
-    for (why, size, steps), group in groups.items():
-        source = np.concatenate([edge.source for edge in group])
-        target = np.concatenate([edge.target for edge in group])
+    for (why, size, steps), pairs in groups.items():
+        source, target = (np.concatenate(nodes) for nodes in zip(*pairs, strict=True))
         merged.append(Edges(source, target, size, why, steps))
     return merged

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from tf_ooo.errors import ScheduleError
-from tf_ooo.planning.model.task import KINDS, After, Fields, Lane, Task, TaskList, check_lanes
+from tf_ooo.planning.model.task import KINDS, After, Fields, Lane, Task, TaskList, check_lanes, codes_of
 
 NAME = re.compile(r"[A-Za-z0-9_]+", re.ASCII)
 _HEADER = "tf_ooo schedule v1"
@@ -22,11 +22,6 @@ _STAGE = re.compile(rf"stage {_INT}: {_INT}-{_INT}", re.ASCII)
 _PARTS = re.compile(rf"parts (dO|comm):{_INT}: (.+)", re.ASCII)
 _RECOMPUTE = re.compile(rf"recompute ({_INT}(?: {_INT})*)", re.ASCII)
 _AFTER = re.compile(r"after (\S+): (\S+)(?: steps ([1-9][0-9]{0,2}))?", re.ASCII)
-
-
-def write(schedule: Schedule) -> str:
-    """Return the schedule as text; :func:`read` gives an equal one back."""
-    return "".join(f"{line}\n" for line in _lines(schedule))
 
 
 def _lines(schedule: Schedule) -> Iterator[str]:
@@ -58,7 +53,7 @@ def _words(tasks: TaskList, several: bool) -> Iterator[str]:
 
 
 def read(text: str) -> dict[str, Any]:
-    """Return the fields of the schedule that :func:`write` wrote.  ScheduleError names the offending line."""
+    """Return the fields of a schedule that was written as text.  ScheduleError names the offending line."""
     reader = _Reader()
     header = False
     for number, raw in enumerate(text.split("\n"), 1):
@@ -80,7 +75,7 @@ class _Reader:
     def __init__(self) -> None:
         self.values: dict[str, Any] = {}
         self.lanes: dict[Lane, TaskList] = {}
-        self.lane_lines: dict[Lane, int] = {}
+        self.lane_lines: list[int] = []
         self.priority_lanes: set[Lane] = set()
         self.stages: list[tuple[int, int]] = []
         self.parts: dict[tuple[str, int], tuple[float, ...]] = {}
@@ -106,7 +101,8 @@ class _Reader:
         if match[3]:
             self.priority_lanes.add(key)
         check_lanes({key: tasks}, frozenset(self.priority_lanes), "asynchronous" in self.values)
-        self.lanes[key], self.lane_lines[key] = tasks, number
+        self.lanes[key] = tasks
+        self.lane_lines.append(number)
 
     def stage(self, _: int, line: str) -> None:
         match = _match(_STAGE, line, "stage NUMBER: FIRST-LAST")
@@ -159,16 +155,13 @@ class _Reader:
 
     def _check_duplicates(self) -> None:
         """A task on two lanes: names the later line."""
-        try:
-            check_lanes(self.lanes, frozenset(self.lanes))
-        except ScheduleError:
-            seen: set[int] = set()
-            for lane, tasks in self.lanes.items():
-                for code in tasks.codes.tolist():
-                    if code in seen:
-                        message = f"duplicate: {Task.of_code(code)} is scheduled twice"
-                        raise ScheduleError(f"line {self.lane_lines[lane]}: {message}") from None
-                    seen.add(code)
+        codes = codes_of(self.lanes)
+        order = np.argsort(codes, kind="stable")
+        again = order[1:][codes[order[1:]] == codes[order[:-1]]]
+        if len(again):
+            lines = np.repeat(self.lane_lines, [len(tasks) for tasks in self.lanes.values()])
+            task = Task.of_code(int(codes[again.min()]))
+            raise ScheduleError(f"line {lines[again.min()]}: duplicate: {task} is scheduled twice")
 
 
 def _match(pattern: re.Pattern[str], line: str, form: str, whole: bool = True) -> re.Match[str]:
@@ -323,7 +316,7 @@ class Schedule:
     @property
     def tasks(self) -> TaskList:
         """All tasks, lane after lane."""
-        return TaskList(np.concatenate([np.zeros(0, np.int64), *(t.codes for t in self.lanes.values())]))
+        return TaskList(codes_of(self.lanes))
 
     @property
     def devices(self) -> int:
@@ -359,7 +352,7 @@ class Schedule:
 
     def to_text(self) -> str:
         """Return the schedule as text; :meth:`from_text` gives an equal schedule back."""
-        return write(self)
+        return "".join(f"{line}\n" for line in _lines(self))
 
     @classmethod
     def from_text(cls, text: str) -> Schedule:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -53,23 +54,16 @@ def _with_line(text: str, message: str) -> str:
     if lane := _LANE.search(message):
         number = _line_that_begins(text, f"lane {lane[1]} {lane[2]}")
     elif task := _TASK.search(message):
-        number = _line_with_stage(text, task[1])
+        pattern = re.compile(rf"lane .*\b(?:F|dO|dW|comm|U):{task[1]}\b")
+        number = _first_line(text, lambda line: bool(pattern.match(line.split("#", 1)[0].strip())))
     return f"line {number}: {message}" if number else message
 
 
 def _line_that_begins(text: str, begins: str) -> int:
-    """Return number of the first line that begins with these words; 0: none."""
     words = begins.split()
-    for number, line in enumerate(text.split("\n"), 1):
-        if line.replace(":", " ").split()[: len(words)] == words:
-            return number
-    return 0
+    return _first_line(text, lambda line: line.replace(":", " ").split()[: len(words)] == words)
 
 
-def _line_with_stage(text: str, stage: str) -> int:
-    """Return number of the first lane that has a task of this stage; 0: none."""
-    pattern = re.compile(rf"lane .*\b(?:F|dO|dW|comm|U):{stage}\b")
-    for number, line in enumerate(text.split("\n"), 1):
-        if pattern.match(line.split("#", 1)[0].strip()):
-            return number
-    return 0
+def _first_line(text: str, wanted: Callable[[str], bool]) -> int:
+    """Return the number of the first line that is wanted; 0: none."""
+    return next((number for number, line in enumerate(text.split("\n"), 1) if wanted(line)), 0)

@@ -161,12 +161,16 @@ Lane = tuple[int, int]
 After = tuple[Task, Task, int]
 
 
+def codes_of(lanes: Mapping[Lane, TaskList]) -> Ints:
+    """Return the codes of all tasks, lane after lane."""
+    return np.concatenate([np.zeros(0, np.int64), *(tasks.codes for tasks in lanes.values())])
+
+
 def check_lanes(
     lanes: Mapping[Lane, TaskList], priority_lanes: frozenset[Lane] = frozenset(), asynchronous: bool = False
 ) -> None:
     """Raises ScheduleError where a task occurs twice, or stands after one that needs it."""
-    codes = np.concatenate([np.zeros(0, np.int64), *(tasks.codes for tasks in lanes.values())])
-    codes.sort()
+    codes = np.sort(codes_of(lanes))
     twice = np.flatnonzero(codes[1:] == codes[:-1])
     if len(twice):
         raise ScheduleError(f"duplicate: {Task.of_code(int(codes[twice[0]]))} is scheduled twice")

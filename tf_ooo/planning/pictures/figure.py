@@ -54,18 +54,16 @@ def figure(runs: Sequence[Run], limits_bytes: Sequence[float] = ()) -> go.Figure
     """
     end_s = max(min(run.timeline.makespan_s, run.view.until_s) for run in runs)
     unit = units.time_unit(end_s)
-    rows = _Rows(runs)
-    chart = go.Figure()
+    rows, chart = _Rows(runs), go.Figure()
     links = _add_links(chart, runs[0], unit)
     for place, run in enumerate(runs):
         _add_tasks(chart, run, rows, place, unit)
     for place, run in enumerate(runs):
         _add_memory(chart, run, place, unit, end_s)
     for limit_bytes in sorted(set(limits_bytes)):
-        whose = [number for number, limit in enumerate(limits_bytes) if limit == limit_bytes]
-        numbers = f" of device{'s' if len(whose) > 1 else ''} {', '.join(map(str, whose))}"
-        everyone = len(whose) == len(limits_bytes)
-        _add_limit(chart, runs[0], limit_bytes, "" if everyone else numbers)
+        whose = [str(number) for number, limit in enumerate(limits_bytes) if limit == limit_bytes]
+        numbers = f" of device{'s' if len(whose) > 1 else ''} {', '.join(whose)}"
+        _add_limit(chart, runs[0], limit_bytes, numbers if len(whose) < len(limits_bytes) else "")
     _lay_out(chart, rows, links, unit, end_s / unit.size)
     return chart
 
@@ -104,7 +102,7 @@ def _add_tasks(chart: go.Figure, run: Run, rows: _Rows, place: int, unit: units.
         some = bars.of_kind(KIND_NUMBER[kind])
         if not len(some):
             continue
-        texts = _labels(some, run.timeline.schedule) if len(bars) <= _MOST_LABELS else None
+        texts = style.labels_of(some, run.timeline.schedule) if len(bars) <= _MOST_LABELS else None
         layers = _layer_texts(some, run) if len(bars) <= _MOST_NAMES else None
         chart.add_bar(
             **_bar_columns(some.start_s, some.end_s, unit),
@@ -135,21 +133,10 @@ def _bar_columns(start_s: Floats, end_s: Floats, unit: units.Unit) -> dict[str, 
     return {"orientation": "h", "base": start_s / unit.size, "x": (end_s - start_s) / unit.size}
 
 
-def _labels(bars: Bars, schedule: Schedule) -> list[str]:
-    which = style.numbering(schedule)
-    f = bars.fields
-    columns = (f.kind.tolist(), f.stage.tolist(), f.microbatch.tolist())
-    return [
-        style.task_label(KINDS[kind], stage, batch, which)
-        for kind, stage, batch in zip(*columns, strict=True)
-    ]
-
-
 def _hover_columns(bars: Bars, schedule: Schedule, unit: units.Unit) -> Floats:
     """stage, first and last layer, micro-batch, part, step, start, end, length: numbers take little room."""
     f = bars.fields
-    stages = int(f.stage.max()) + 1
-    ranges = [schedule.layers_of(stage) for stage in range(stages)]
+    ranges = [schedule.layers_of(stage) for stage in range(int(f.stage.max()) + 1)]
     first, last = (np.array([each[i] for each in ranges])[f.stage] for i in (0, -1))
     columns = (f.stage, first, last, f.microbatch, f.part, bars.step)
     times = (time_s / unit.size for time_s in (bars.start_s, bars.end_s, bars.end_s - bars.start_s))
@@ -160,12 +147,10 @@ def _layer_texts(bars: Bars, run: Run) -> list[str] | None:
     """Return for each bar the names of its stage's layers."""
     if not run.layers:
         return None
-    schedule = run.timeline.schedule
-    texts, what = {}, style.what_a_stage_is(schedule)
-    for stage in set(bars.fields.stage.tolist()):
-        names = style.names_of_layers(schedule.layers_of(stage), run.layers)
-        texts[stage] = f"{what} {stage}: {html.escape(names)}"
-    return [texts[stage] for stage in bars.fields.stage.tolist()]
+    schedule, stages = run.timeline.schedule, bars.fields.stage.tolist()
+    what = style.what_a_stage_is(schedule)
+    names = {stage: style.names_of_layers(schedule.layers_of(stage), run.layers) for stage in set(stages)}
+    return [f"{what} {stage}: {html.escape(names[stage])}" for stage in stages]
 
 
 def _hover(kind: str, bars: Bars, unit: units.Unit, run: str, named: bool) -> str:
@@ -180,18 +165,16 @@ def _hover(kind: str, bars: Bars, unit: units.Unit, run: str, named: bool) -> st
 
 
 def _add_links(chart: go.Figure, run: Run, unit: units.Unit) -> list[str]:
-    """Return a thin row for each link; returns their names."""
-    messages = links_of(run.timeline, run.view)
+    """Draw a thin row for each link, and return their names."""
+    links, link, messages = links_of(run.timeline, run.view)
     if not (messages.end_s > messages.start_s).any():
         return []  # nothing is sent, or no link keeps it waiting
     size = units.bytes_unit(float(messages.size_bytes.max()))
-    names = [f"{source} → {target}" for source, target in messages.links]
-    ends = np.array(messages.links)[messages.link]
-    columns = (ends[:, 0], ends[:, 1], messages.size_bytes / size.size)
+    columns = (messages.source, messages.target, messages.size_bytes / size.size)
     times = (messages.start_s / unit.size, messages.end_s / unit.size)
     chart.add_bar(
         **_bar_columns(messages.start_s, messages.end_s, unit),
-        y=messages.link,
+        y=link,
         yaxis=_LINKS,
         width=_LINK_BAR,
         name="message",
@@ -202,7 +185,7 @@ def _add_links(chart: go.Figure, run: Run, unit: units.Unit) -> list[str]:
         f"%{{customdata[2]:.4~g}} {size.name}<br>"
         f"%{{customdata[3]:.5~g}} – %{{customdata[4]:.5~g}} {unit.name}<extra></extra>",
     )
-    return names
+    return [f"{source} → {target}" for source, target in links]
 
 
 def _add_memory(chart: go.Figure, run: Run, place: int, unit: units.Unit, end_s: float) -> None:
@@ -211,8 +194,8 @@ def _add_memory(chart: go.Figure, run: Run, place: int, unit: units.Unit, end_s:
     size = units.bytes_unit(max(run.timeline.peak_bytes, default=0))
     devices = [device for device in run.view.devices if device < len(memory)]
     shades = sample_colorscale("viridis", [0.8 * i / max(len(devices) - 1, 1) for i in range(len(devices))])
+    until_s = min(end_s, run.timeline.makespan_s)
     for device, colour in zip(devices, shades, strict=True):
-        until_s = min(end_s, run.timeline.makespan_s)
         time_s, alive = curve_points(memory[device], run.view.until_s, until_s)
         chart.add_scatter(
             x=time_s / unit.size,
@@ -318,5 +301,4 @@ def _add_fold_button(chart: go.Figure, rows: _Rows, links: list[str], shown: boo
     now, then = (to_close, to_open) if shown else (to_open, to_close)
     button = {"label": f"links ({len(links)})", "method": "update", "args": now, "args2": then}
     place = {"x": 1, "xanchor": "right", "y": 1, "yanchor": "bottom", "pad": {"b": 4}}
-    menu = {"type": "buttons", "showactive": False, "buttons": [button], **place}
-    chart.update_layout(updatemenus=[menu])
+    chart.update_layout(updatemenus=[{"type": "buttons", "showactive": False, "buttons": [button], **place}])

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from tf_ooo.costs.layer_costs import LayerCosts
 from tf_ooo.errors import BackendError
-from tf_ooo.planning.pictures.style import COLOURS, NAMES, TEXT_COLOURS, numbers_text, steady_step_s, view_of
+from tf_ooo.planning.pictures import style
+from tf_ooo.planning.pictures.style import count_text, numbers_text, steady_step_s, view_of
 from tf_ooo.units import bytes_text, time_text
 
 if TYPE_CHECKING:
@@ -115,18 +116,15 @@ def bars_of(seconds: Mapping[str, float], ours: str) -> list[Bar]:
 
 def layer_table(layers: Sequence[LayerCosts], places: Sequence[str], unit: str) -> Table:
     """Seconds of each layer for one ``unit``, and its bytes; ``places``: where each is, empty: nowhere."""
-    where = bool(places)
-    header = ["layer", *(["stage, device"] if where else [])]
-    header += ["F", "dO", "dW", "U", "weights"]
+    where = ["stage, device"] if places else []
+    header = ["layer", *where, "F", "dO", "dW", "U", "weights"]
     rows = []
     for number, layer in enumerate(layers[:_MOST_ROWS]):
         times_s = (layer.forward_s, layer.output_grad_s, layer.weight_grad_s, layer.update_s)
-        name = layer.name or str(number)
-        there = [places[number]] if where else []
-        rows.append([name, *there, *map(time_text, times_s), bytes_text(layer.weight_bytes)])
-    left_out = len(layers) - len(rows)
-    more = f"and {left_out} more layers" if left_out > 0 else ""
-    numbers = range(1 + where, len(header))
+        there = [layer.name or str(number), *places[number : number + 1]]
+        rows.append([*there, *map(time_text, times_s), bytes_text(layer.weight_bytes)])
+    more = f"and {len(layers) - len(rows)} more layers" if len(layers) > len(rows) else ""
+    numbers = range(1 + len(where), len(header))
     return Table(f"Layers: time for one {unit}, bytes of weights", header, rows, numbers, more=more)
 
 
@@ -173,9 +171,8 @@ def page_html(page: Page) -> str:
         raise BackendError(f"pages need jinja2: pip install jinja2 ({error})") from error
     loader = jinja2.FileSystemLoader(Path(__file__).parent / "templates")
     environment = jinja2.Environment(loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True)
-    return environment.get_template("page.html").render(
-        page=page, plotly=PLOTLY, colours=COLOURS, text_colours=TEXT_COLOURS, kind_names=NAMES
-    )
+    looks = {"colours": style.COLOURS, "text_colours": style.TEXT_COLOURS, "kind_names": style.NAMES}
+    return environment.get_template("page.html").render(page=page, plotly=PLOTLY, **looks)
 
 
 def chart_of(
@@ -218,22 +215,12 @@ def chart_of(
 
 def title(timeline: Timeline) -> str:
     """Say in one line what ran."""
-    schedule = timeline.schedule
+    schedule, steps = timeline.schedule, timeline.steps
     parts = list(dict.fromkeys([schedule.policy, schedule.mode.replace("_", " ")]))
     if schedule.devices > 1 or schedule.workers == 1:
-        parts.append(_count(schedule.devices, "device"))
-    if schedule.workers > 1:
-        parts.append(_count(schedule.workers, "worker"))
-    if schedule.microbatches > 1:
-        parts.append(_count(schedule.microbatches, "micro-batch"))
-    if timeline.steps > 1:
-        parts.append(_count(timeline.steps, "step"))
-    return ", ".join(parts)
-
-
-def _count(number: int, what: str) -> str:
-    plural = "es" if what.endswith("ch") else "s"
-    return f"{number:,} {what}{plural if number != 1 else ''}"
+        parts.append(count_text(schedule.devices, "device"))
+    counts = {"worker": schedule.workers, "micro-batch": schedule.microbatches, "step": steps}
+    return ", ".join([*parts, *(count_text(count, what) for what, count in counts.items() if count > 1)])
 
 
 def _facts(timeline: Timeline) -> list[tuple[str, list[str]]]:
@@ -241,35 +228,29 @@ def _facts(timeline: Timeline) -> list[tuple[str, list[str]]]:
     schedule = timeline.schedule
     unit = "micro-batch" if schedule.asynchronous else "step"
     count = schedule.microbatches if schedule.asynchronous else timeline.steps
-    drawn = f"the {_count(count, unit)} shown" if count > 1 else f"the {unit} shown"
+    drawn = f"the {count_text(count, unit)} shown" if count > 1 else f"the {unit} shown"
     rows = [
         (f"a {unit}, once they repeat", time_text(steady_step_s(timeline))),
         (f"{drawn}, from first to last task", time_text(timeline.makespan_s)),
-        *_idle(timeline, unit),
+    ]
+    if timeline.steps > 1 or schedule.asynchronous:
+        # While the first of several steps begin and the last end, more devices wait than once they repeat.
+        steady = timeline.steady_bubble_fraction
+        rows.append((f"devices idle in a {unit}, once they repeat", f"{steady:.2%}"))
+    rows += [
+        ("devices idle meanwhile", f"{timeline.bubble_fraction:.2%}"),
         ("peak memory", _peak(timeline)),
         ("tasks", f"{timeline.start_s.size:,}"),
     ]
     return [(name, [value]) for name, value in rows]
 
 
-def _idle(timeline: Timeline, unit: str) -> list[tuple[str, str]]:
-    """While the first of several steps begin and the last end, more devices wait than once they repeat."""
-    meanwhile = ("devices idle meanwhile", f"{timeline.bubble_fraction:.2%}")
-    if timeline.steps == 1 and not timeline.schedule.asynchronous:
-        return [meanwhile]
-    steady = timeline.steady_bubble_fraction
-    return [(f"devices idle in a {unit}, once they repeat", f"{steady:.2%}"), meanwhile]
-
-
 def _facts_beside(whole: Timeline, planned: Timeline, measured: Timeline) -> list[tuple[str, list[str]]]:
     """Return facts on one planned step and a measured one; the peak of the ``whole`` plan."""
     unit = "round" if whole.schedule.asynchronous else "step"
-    both = (planned, measured)
-    idle_shares = (whole.steady_bubble_fraction, measured.bubble_fraction)
-    facts = [
-        (f"one {unit}, from first to last task", [time_text(each.makespan_s) for each in both]),
-        ("devices idle", [f"{idle:.1%}" for idle in idle_shares]),
-    ]
+    took = [time_text(each.makespan_s) for each in (planned, measured)]
+    idle = [f"{whole.steady_bubble_fraction:.1%}", f"{measured.bubble_fraction:.1%}"]
+    facts = [(f"one {unit}, from first to last task", took), ("devices idle", idle)]
     if whole.peak_bytes:
         facts.append(("peak memory", [_peak(whole), "not measured"]))
     return facts

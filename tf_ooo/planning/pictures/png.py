@@ -100,16 +100,13 @@ def _boxes(bars: Bars, unit: units.Unit) -> Any:
 
 def _write_labels(axes: Axes, bars: Bars, timeline: Timeline, unit: units.Unit, end_s: float) -> None:
     """Names of the tasks whose bars have room for them."""
-    which = style.numbering(timeline.schedule)
-    f = bars.fields
     room_in = (bars.end_s - bars.start_s) / end_s * (_WIDTH_IN - 1.2) if end_s else bars.start_s
-    for i in np.flatnonzero(room_in > 2 * _LETTER_IN).tolist():
-        kind = KINDS[f.kind[i]]
-        text = style.task_label(kind, int(f.stage[i]), int(f.microbatch[i]), which)
-        if room_in[i] > len(text) * _LETTER_IN + _MARGIN_IN:
+    for i, text in enumerate(style.labels_of(bars, timeline.schedule)):
+        if room_in[i] > max(len(text) * _LETTER_IN + _MARGIN_IN, 2 * _LETTER_IN):
             middle = (bars.start_s[i] + bars.end_s[i]) / 2 / unit.size
-            axes.text(middle, bars.lane[i], text, ha="center", va="center", fontsize=7,
-                      color=style.TEXT_COLOURS[kind], clip_on=True)  # fmt: skip
+            colour = style.TEXT_COLOURS[KINDS[bars.fields.kind[i]]]
+            axes.text(middle, bars.lane[i], text, ha="center", va="center", fontsize=7, color=colour,
+                      clip_on=True)  # fmt: skip
 
 
 def _draw_memory(axes: Axes, timeline: Timeline, view: View, unit: units.Unit, end_s: float) -> None:

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from tf_ooo.planning.model.memory import MemoryCurve
 from tf_ooo.planning.model.schedule import Lane, Schedule
-from tf_ooo.planning.model.task import KIND_NUMBER, Fields, Floats, Ints
+from tf_ooo.planning.model.task import KIND_NUMBER, KINDS, Fields, Floats, Ints
 
 if TYPE_CHECKING:
-    from tf_ooo.planning.simulation.timeline import Timeline
+    from tf_ooo.planning.simulation.timeline import MessageColumns, Timeline
 
 
 # The palette of Okabe and Ito, which readers with a colour vision deficiency can tell apart.
@@ -96,6 +98,19 @@ def task_label(kind: str, stage: int, microbatch: int, which: str) -> str:
     return f"{stage if which == 'both' else ''}{SHORT[kind]}{microbatch}"
 
 
+def labels_of(bars: Bars, schedule: Schedule) -> list[str]:
+    """Return a label for each bar."""
+    which, f = numbering(schedule), bars.fields
+    rows = zip(f.kind.tolist(), f.stage.tolist(), f.microbatch.tolist(), strict=True)
+    return [task_label(KINDS[kind], stage, batch, which) for kind, stage, batch in rows]
+
+
+def count_text(number: int, what: str) -> str:
+    """``1 device``, ``1,000 micro-batches``."""
+    plural = "es" if what.endswith("ch") else "s"
+    return f"{number:,} {what}{plural if number != 1 else ''}"
+
+
 def what_a_stage_is(schedule: Schedule) -> str:
     """Say what the number of a task counts: stages of several layers, or layers."""
     return "stage" if schedule.mode == "pipeline" or schedule.stages else "layer"
@@ -112,7 +127,7 @@ def numbers_text(schedule: Schedule) -> str:
 
 def _example(schedule: Schedule, which: str) -> tuple[str, int, int]:
     """Kind, stage and micro-batch of a task: a dO, if there is one; two numbers that differ, if they can."""
-    fields = Fields.of(np.concatenate([np.zeros(0, np.int64), *(t.codes for t in schedule.lanes.values())]))
+    fields = Fields.of(schedule.tasks.codes)
     there = [kind for kind in ("dO", "F", "dW") if (fields.kind == KIND_NUMBER[kind]).any()]
     if not there:
         return "dO", _EXAMPLE_BATCH, _EXAMPLE_BATCH
@@ -151,16 +166,20 @@ class Bars:
     start_s: Floats
     end_s: Floats
     step: Ints
-    fields: Fields
+    codes: Ints
 
     def __len__(self) -> int:
         return len(self.start_s)
 
+    @cached_property
+    def fields(self) -> Fields:
+        return Fields.of(self.codes)
+
     def of_kind(self, number: int) -> Bars:
         """Return the tasks of one kind, by its place in KINDS."""
-        f, rows = self.fields, self.fields.kind == number
-        fields = Fields(f.kind[rows], f.stage[rows], f.microbatch[rows], f.part[rows])
-        return Bars(self.lane[rows], self.start_s[rows], self.end_s[rows], self.step[rows], fields)
+        rows = self.fields.kind == number
+        columns = (self.lane, self.start_s, self.end_s, self.step, self.codes)
+        return Bars(*(column[rows] for column in columns))
 
 
 def view_of(timeline: Timeline, most_tasks: int, most_lanes: int) -> View:
@@ -178,11 +197,11 @@ def view_of(timeline: Timeline, most_tasks: int, most_lanes: int) -> View:
     if len(start_s) > most_tasks:
         until_s = float(np.partition(start_s, most_tasks)[most_tasks])
         notes.append(f"the first {until_s:.4g} of {timeline.makespan_s:.4g} seconds")
-    note = ""
-    if notes:
-        drawn = int((start_s < until_s).sum())
-        note = f"Only a part is shown: {', and '.join(notes)} ({drawn:,} of {timeline.start_s.size:,} tasks)."
-        LOG.warning("%s", note)
+    if not notes:
+        return View(lanes, until_s)
+    drawn = int((start_s < until_s).sum())
+    note = f"Only a part is shown: {', and '.join(notes)} ({drawn:,} of {timeline.start_s.size:,} tasks)."
+    LOG.warning("%s", note)
     return View(lanes, until_s, note)
 
 
@@ -203,42 +222,27 @@ def bars_of(timeline: Timeline, view: View) -> Bars:
         at = step, task = np.nonzero(start_s < view.until_s)
         codes = timeline.schedule.lanes[lane].codes[task]
         columns.append((np.full(len(step), place, np.int32), start_s[at], end_s[at], step, codes))
-    where, start_s, end_s, step, codes = (
-        np.concatenate([np.zeros(0, kind), *(column[i] for column in columns)])
-        for i, kind in enumerate((np.int32, float, float, np.int32, np.int64))
-    )
-    return Bars(where, start_s, end_s, step, Fields.of(codes))
+    kinds = (np.int32, float, float, np.int32, np.int64)
+    nothing = tuple(np.zeros(0, kind) for kind in kinds)
+    return Bars(*(np.concatenate(column) for column in zip(nothing, *columns, strict=True)))
 
 
-@dataclass(frozen=True)
-class LinkBars:
-    """Messages of a view; ``link`` are indices into ``links``, pairs (from, to) of devices."""
-
-    links: Sequence[tuple[int, int]]
-    link: Ints
-    start_s: Floats
-    end_s: Floats
-    size_bytes: Floats
-
-
-def links_of(timeline: Timeline, view: View) -> LinkBars:
-    """Return the messages between the devices of a view."""
+def links_of(timeline: Timeline, view: View) -> tuple[list[tuple[int, int]], Ints, MessageColumns]:
+    """Return the links between the devices of a view, (from, to), and each message's place in them."""
     sent, devices = timeline.message_columns, view.devices
-    shown = np.isin(sent.source, devices) & np.isin(sent.target, devices) & (sent.start_s < view.until_s)
-    pairs = np.stack([sent.source[shown], sent.target[shown]], axis=1)
-    links, link = np.unique(pairs, axis=0, return_inverse=True)
-    start_s, end_s, size_bytes = (column[shown] for column in (sent.start_s, sent.end_s, sent.size_bytes))
-    return LinkBars([(int(a), int(b)) for a, b in links], link.ravel(), start_s, end_s, size_bytes)
+    sent = sent.of(
+        np.isin(sent.source, devices) & np.isin(sent.target, devices) & (sent.start_s < view.until_s)
+    )
+    links, link = np.unique(np.stack([sent.source, sent.target], axis=1), axis=0, return_inverse=True)
+    return [(int(a), int(b)) for a, b in links], link.ravel(), sent
 
 
 def curve_points(curve: MemoryCurve, until_s: float, end_s: float) -> tuple[Floats, Floats]:
     """Times and bytes of a memory curve, from 0 to the end; the peak survives where points are merged."""
-    time_s, alive = np.asarray(curve.time_s), np.asarray(curve.alive_bytes)
     # Changes at one instant are one change: the last value counts.
-    last = np.append(time_s[1:] != time_s[:-1], True) if len(time_s) else np.zeros(0, bool)
-    time_s, alive = time_s[last], alive[last]
-    shown = time_s <= until_s
-    time_s, alive = time_s[shown], alive[shown]
+    last = np.flatnonzero(np.diff(curve.time_s, append=np.inf))
+    shown = last[curve.time_s[last] <= until_s]
+    time_s, alive = curve.time_s[shown], curve.alive_bytes[shown]
     if len(time_s) > _CURVE_POINTS:
         keep = _extremes(alive, _CURVE_POINTS // 2)
         time_s, alive = time_s[keep], alive[keep]
@@ -255,7 +259,7 @@ def _extremes(values: Floats, buckets: int) -> Ints:
     """Places of the lowest and the highest value of each bucket, in order."""
     bounds = np.linspace(0, len(values), buckets + 1).astype(int)
     kept = set()
-    for first, after in zip(bounds[:-1], bounds[1:], strict=True):
+    for first, after in itertools.pairwise(bounds):
         part = values[first:after]
         kept |= {int(first + part.argmin()), int(first + part.argmax())}
     return np.array(sorted(kept))

@@ -64,10 +64,8 @@ def save_trace(
     with target.open("w", encoding="utf-8") as file:
         file.write('{"displayTimeUnit": "ms",\n')
         file.write(f'"otherData": {json.dumps(summary)},\n"traceEvents": [\n')
-        between = ""
-        for event in events:
-            file.write(between + json.dumps(event, allow_nan=False))
-            between = ",\n"
+        for number, event in enumerate(events):
+            file.write((",\n" if number else "") + json.dumps(event, allow_nan=False))
         file.write("\n]}\n")
 
 
@@ -143,14 +141,14 @@ def _tasks(timeline: Timeline, view: View, names: Mapping[int, str]) -> Iterator
 
 
 def _messages(timeline: Timeline, view: View) -> Iterator[dict[str, Any]]:
-    messages = links_of(timeline, view)
-    names = [f"{source} to {target}" for source, target in messages.links]
+    links, link_of, messages = links_of(timeline, view)
+    names = [f"{source} to {target}" for source, target in links]
     pid = timeline.schedule.devices
     if names:
         yield from _process(pid, "links")
     for number, name in enumerate(names):
         yield _thread(pid, number, name)
-    columns = (messages.link, messages.start_s, messages.end_s, messages.size_bytes)
+    columns = (link_of, messages.start_s, messages.end_s, messages.size_bytes)
     for link, start_s, end_s, size in zip(*(column.tolist() for column in columns), strict=True):
         yield _span(names[link], "message", (pid, link), (start_s, end_s), {"bytes": size})
 

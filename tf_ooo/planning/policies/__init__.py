@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tf_ooo.planning.model.problem import Problem
+from tf_ooo.planning.model.problem import Problem as Problem
 from tf_ooo.planning.policies import (
     dualpipe_v,
     fast_forward,
@@ -24,40 +24,14 @@ from tf_ooo.planning.policies import (
     zb_interleaved,
     zb_v,
 )
-from tf_ooo.planning.policies.policy import BackwardOrder, Policy
-
-__all__ = [
-    "BACKWARD_ORDERS",
-    "DEFAULT_POLICY",
-    "POLICIES",
-    "REFERENCES",
-    "STOCK_ORDER",
-    "Policy",
-    "Problem",
-    "schedules_of",
-]
+from tf_ooo.planning.policies.policy import BackwardOrder
+from tf_ooo.planning.policies.policy import Policy as Policy
 
 _FILES = (
-    in_order,
-    fast_forward,
-    gpipe,
-    one_f_one_b,
-    interleaved_1f1b,
-    modulo,
-    zb_h1,
-    zb_h2,
-    zb_auto,
-    zb_interleaved,
-    zb_v,
-    v_half,
-    v_min,
-    dualpipe_v,
-    multi_stream,
-    reverse_first_k,
-    search,
-    pipedream,
-    layerpipe,
-)
+    in_order, fast_forward,
+    gpipe, one_f_one_b, interleaved_1f1b, modulo, zb_h1, zb_h2, zb_auto, zb_interleaved,
+    zb_v, v_half, v_min, dualpipe_v, multi_stream, reverse_first_k, search, pipedream, layerpipe,
+)  # fmt: skip
 POLICIES: dict[str, Policy] = {file.POLICY.name: file.POLICY for file in _FILES}
 
 

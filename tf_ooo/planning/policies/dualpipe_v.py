@@ -18,16 +18,10 @@ def make(problem: Problem) -> Schedule:
     it gains by overlapping must be put into the costs.  The order is the authors'; it needs 2p
     micro-batches: with fewer, the tasks of those that are not there are left out.
     """
-    count = max(problem.microbatches, 2 * problem.devices)
-    order = [
-        [
-            task
-            for task in _DeviceOrder(device, problem.devices).order(count)
-            if task.microbatch < problem.microbatches
-        ]
-        for device in range(problem.devices)
-    ]
-    return v_stages(problem).with_updates("dualpipe_v", order, back=True)
+    count, devices = max(problem.microbatches, 2 * problem.devices), range(problem.devices)
+    orders = (_DeviceOrder(device, problem.devices).order(count) for device in devices)
+    there = ([task for task in order if task.microbatch < problem.microbatches] for order in orders)
+    return v_stages(problem).with_updates("dualpipe_v", there, back=True)
 
 
 class _DeviceOrder:
@@ -43,50 +37,39 @@ class _DeviceOrder:
         """Eight phases; the closer a device is to the turn, the fewer F it runs ahead."""
         after, before = self.devices - 1 - self.device, self.device + 1
         for _ in range(2 * after):
-            yield self._forward(0)
+            yield self._next("F", 0)
         for _ in range(before):
-            yield self._forward(0)
-            yield self._forward(1)
+            yield self._next("F", 0)
+            yield self._next("F", 1)
         for _ in range(after):
             yield self._output_grad(1)
-            yield from self._weight_grad()
-            yield self._forward(1)
+            yield self.put_off.pop(0)
+            yield self._next("F", 1)
         for _ in range(microbatches - 2 * self.devices + before):
             for chunk in (0, 1):
-                yield self._forward(chunk)
+                yield self._next("F", chunk)
                 yield from self._backward(1 - chunk)
-        yield from self._drain(after, before)
-
-    def _drain(self, after: int, before: int) -> Iterator[Task]:
         for _ in range(after):
             yield from self._backward(1)
-            yield self._forward(1)
+            yield self._next("F", 1)
             yield from self._backward(0)
         for place in range(2 * before):
             yield self._output_grad(1 - place % 2)
             if place < before:
-                yield from self._weight_grad()
+                yield self.put_off.pop(0)
         for _ in range(after):
-            yield from self._weight_grad()
+            yield self.put_off.pop(0)
             yield self._output_grad(0)
-        while self.put_off:
-            yield from self._weight_grad()
+        yield from self.put_off
 
     def _next(self, kind: str, chunk: int) -> Task:
-        microbatch = self.counts[kind, chunk]
         self.counts[kind, chunk] += 1
-        return Task(kind, self.stages[chunk], microbatch)
-
-    def _forward(self, chunk: int) -> Task:
-        return self._next("F", chunk)
+        return Task(kind, self.stages[chunk], self.counts[kind, chunk] - 1)
 
     def _output_grad(self, chunk: int) -> Task:
         task = self._next("dO", chunk)
         self.put_off.append(Task("dW", task.stage, task.microbatch))
         return task
-
-    def _weight_grad(self) -> Iterator[Task]:
-        yield self.put_off.pop(0)
 
     def _backward(self, chunk: int) -> Iterator[Task]:
         yield self._output_grad(chunk)

@@ -20,9 +20,8 @@ def make(problem: Problem) -> Schedule:
         # flight, and fewer under a memory limit, down to one.
         return paced("fast_forward", StagedLayers.of(problem), one_f_one_b.pace(problem))
     layers = range(len(problem.layers))
-    return one_worker(
-        "fast_forward", problem, _order(layers[::-1]), [Task("comm", layer) for layer in layers]
-    )
+    sent = [Task("comm", layer) for layer in layers]
+    return one_worker("fast_forward", problem, _order(layers[::-1]), sent)
 
 
 def _order(backward_layers: Sequence[int]) -> list[Task]:

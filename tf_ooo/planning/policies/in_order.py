@@ -19,14 +19,17 @@ def make(problem: Problem) -> Schedule:
     """
     barrier = problem.flag("barrier", True)
     down = range(len(problem.layers) - 1, -1, -1)
-    backward = [Task(kind, layer) for layer in down for kind in ("dO", "dW")]
-    return one_worker("in_order", problem, backward, [Task("comm", layer) for layer in down], barrier=barrier)
+    sent = [Task("comm", layer) for layer in down]
+    return one_worker("in_order", problem, _order(down), sent, barrier=barrier)
+
+
+def _order(backward_layers: Sequence[int]) -> list[Task]:
+    return [Task(kind, layer) for layer in backward_layers for kind in ("dO", "dW")]
 
 
 def backward_order(backward_layers: Sequence[int], tasks: frozenset[Task]) -> list[Task]:
     """dO and dW layer by layer; a layer's stored input and dO can be freed at once."""
-    order = [Task(kind, layer) for layer in backward_layers for kind in ("dO", "dW")]
-    return [task for task in order if task in tasks]
+    return [task for task in _order(backward_layers) if task in tasks]
 
 
 POLICY = Policy(

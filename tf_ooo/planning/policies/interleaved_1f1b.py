@@ -24,17 +24,13 @@ def make(problem: Problem) -> Schedule:
             f"schedule {NAME!r}: {chunks} chunks on each of {problem.devices} devices are "
             f"{problem.devices * chunks} stages, more than the {len(problem.layers)} layers"
         )
-    stages = StagedLayers.of(problem, chunks)
-    schedule = _rounds(stages, chunks, problem.microbatches)
+    stages, hop = StagedLayers.of(problem, chunks), 2 if chunks > 1 else 1
+    lanes = interleaved(stages, chunks, problem.microbatches, hop)
     full, kept = stages.sums("stored_bytes"), stages.sums("kept_bytes")
-    lanes = schedule.lanes.items()
-    if all(lane_peak_bytes(t.codes, full, kept) <= stages.room_bytes[device] for (device, _), t in lanes):
-        return schedule
-    return _rounds(stages, chunks, stages.most_in_flight(problem.microbatches))
-
-
-def _rounds(stages: StagedLayers, chunks: int, size: int) -> Schedule:
-    return stages.schedule(NAME, interleaved(stages, chunks, size, 2 if chunks > 1 else 1), fused=True)
+    peaks = {device: lane_peak_bytes(tasks.codes, full, kept) for (device, _), tasks in lanes.items()}
+    if any(peak > stages.room_bytes[device] for device, peak in peaks.items()):
+        lanes = interleaved(stages, chunks, stages.most_in_flight(problem.microbatches), hop)
+    return stages.schedule(NAME, lanes, fused=True)
 
 
 POLICY = Policy(

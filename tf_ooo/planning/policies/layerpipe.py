@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -15,6 +16,7 @@ from tf_ooo.planning.building.layerpipe_cuts import NO_SHARES, Cut, TaskLine, be
 from tf_ooo.planning.model.problem import Problem
 from tf_ooo.planning.model.relation import Relation
 from tf_ooo.planning.model.schedule import Schedule, Task, TaskList
+from tf_ooo.planning.model.task import KIND_NUMBER
 from tf_ooo.planning.policies.policy import BY_COSTS, Policy
 from tf_ooo.planning.simulation.clock import Tasks, run
 
@@ -84,8 +86,7 @@ def _placements(problem: Problem) -> list[Placement]:
 
 def place(layers: Sequence[LayerCosts], cuts: Sequence[Cut]) -> Placement:
     """Gives each task to the processor of its piece of the line."""
-    processor: dict[Task, int] = {}
-    shares: dict[tuple[str, int], tuple[float, ...]] = {}
+    processor, shares = dict[Task, int](), dict[tuple[str, int], tuple[float, ...]]()
     busy_s = [0.0] * (len(cuts) + 1)
     for layer, costs in enumerate(layers):
         inside = [cut for cut in cuts if cut.order and cut.layer == layer]
@@ -108,8 +109,8 @@ def _pieces(takes: Mapping[str, float], inside: Sequence[Cut]) -> dict[str, list
     for place_, kind in enumerate(order):
         before = sum(cut.before < place_ or (cut.before == place_ and not cut.share) for cut in inside)
         split = [cut.share for cut in inside if cut.before == place_ and cut.share]
-        ends = [0.0, *split, 1.0]
-        pieces[kind] = [(before + i, b - a) for i, (a, b) in enumerate(zip(ends, ends[1:], strict=False))]
+        ends = itertools.pairwise([0.0, *split, 1.0])
+        pieces[kind] = [(before + i, b - a) for i, (a, b) in enumerate(ends)]
     for kind, partner in (("dW", "dO"), ("dO", "dW"), ("F", "dO")):
         if kind not in pieces:  # takes no time: beside another task
             known = pieces.get(partner) or next(iter(pieces.values()), [(0, 1.0)])
@@ -135,9 +136,9 @@ def _pauses(slowest: int) -> Iterator[int]:
 
 def _depths(problem: Problem, placement: Placement) -> dict[Task, int]:
     """Return how many rounds after its micro-batch's first task each task runs."""
-    relation = Relation(
-        _schedule(problem, placement, dict.fromkeys(placement.processor, 0), 1, 1), problem.layers
-    )
+    at_once = dict.fromkeys(placement.processor, 0)
+    one_batch = replace(problem, microbatches=1)
+    relation = Relation(_schedule(one_batch, placement, at_once, 1), problem.layers)
     period_s = max(placement.busy_s) or math.inf
     source, target, travel_s = relation.within_step(problem.link)
     away = relation.device[source] != relation.device[target]
@@ -148,29 +149,17 @@ def _depths(problem: Problem, placement: Placement) -> dict[Task, int]:
     return {relation.task(node): int(depths[node]) for node in nodes}
 
 
-def _in_order(placement: Placement) -> Iterator[Task]:
-    """One micro-batch's tasks so that each comes after what it needs."""
-    layers = max(task.stage for task in placement.processor) + 1
-    rank = {"F": 0, "dO": 1, "dW": 2, "U": 3}
-
-    def key(task: Task) -> tuple[int, int, int, int]:
-        down = task.kind != "F"
-        return int(down), layers - task.stage if down else task.stage, rank[task.kind], task.part
-
-    yield from sorted(placement.processor, key=key)
+def _turn(task: Task) -> tuple[bool, int, int, int]:
+    """Sort one micro-batch's tasks so that each comes after what it needs."""
+    down = task.kind != "F"
+    return down, -task.stage if down else task.stage, KIND_NUMBER[task.kind], task.part
 
 
-def _schedule(
-    problem: Problem,
-    placement: Placement,
-    depths: Mapping[Task, int],
-    pause: int,
-    microbatches: int | None = None,
-) -> Schedule:
+def _schedule(problem: Problem, placement: Placement, depths: Mapping[Task, int], pause: int) -> Schedule:
     """Micro-batch m runs a task in round ``m * pause + depth``."""
-    count = microbatches or problem.microbatches
+    count = problem.microbatches
     rounds: dict[int, list[tuple[int, int, Task]]] = {}
-    for turn, task in enumerate(_in_order(placement)):
+    for turn, task in enumerate(sorted(placement.processor, key=_turn)):
         lane = rounds.setdefault(placement.processor[task], [])
         for m in range(count):
             lane.append((m * pause + depths[task], turn, Task(task.kind, task.stage, m, task.part)))

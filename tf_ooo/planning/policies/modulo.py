@@ -26,25 +26,26 @@ def make(problem: Problem) -> Schedule:
     """
     if problem.cut:
         return fastest(problem, list(_schedules(problem, problem.cut)))
-    most = len(problem.layers) // problem.devices
+    count = len(problem.layers)
+    most = count // problem.devices
     if not most:
-        count = len(problem.layers)
         raise OptionsError(f"{problem.devices} stages are more than the {count} layers; use fewer devices")
-    given = problem.option("group", 0)
-    if given and -(-len(problem.layers) // given) < problem.devices:
-        groups = -(-len(problem.layers) // given)
+    size = problem.option("group", 0)
+    groups = -(-count // size) if size else 0
+    if size and groups < problem.devices:
         raise OptionsError(
-            f"schedule {NAME!r}: group={given} makes {groups} groups of {len(problem.layers)} layers, "
+            f"schedule {NAME!r}: group={size} makes {groups} groups of {count} layers, "
             f"fewer than the {problem.devices} devices; group can be 1 to {most}"
         )
-    sizes = [given] if given else list(_sizes(problem))
-    cuts = [_groups(len(problem.layers), size) for size in sizes]
+    cuts = [
+        tuple((first, min(first + group, count) - 1) for first in range(0, count, group))
+        for group in ([size] if size else _sizes(problem, most))
+    ]
     return fastest(problem, [schedule for cut in cuts for schedule in _schedules(problem, cut)])
 
 
-def _sizes(problem: Problem) -> Iterator[int]:
+def _sizes(problem: Problem, most: int) -> Iterator[int]:
     """Group sizes to try: all that differ; where that takes long powers of two, without too small ones."""
-    most = len(problem.layers) // problem.devices
     tasks = 3 * len(problem.layers) * problem.microbatches
     if tasks * most <= _TASKS_TO_SEARCH:
         yield from range(1, most + 1)
@@ -55,10 +56,6 @@ def _sizes(problem: Problem) -> Iterator[int]:
             yield size
         size *= 2
     yield most
-
-
-def _groups(count: int, group: int) -> tuple[tuple[int, int], ...]:
-    return tuple((first, min(first + group, count) - 1) for first in range(0, count, group))
 
 
 def _schedules(problem: Problem, bounds: tuple[tuple[int, int], ...]) -> Iterator[Schedule]:

@@ -96,8 +96,7 @@ def _changed(placement: Regions, draw: random.Random) -> Regions:
 
 def _beside(placement: Regions, layer: int, stream: MainStream, draw: random.Random) -> Task:
     region, allowed = placement[layer] or own(layer), stream.allowed(layer)
-    here = allowed.start if region is None else stream.place(region)
-    place = here + draw.choice((-2, -1, 1, 2))
+    place = (allowed.start if region is None else stream.place(region)) + draw.choice((-2, -1, 1, 2))
     return stream.regions[min(max(place, allowed.start), allowed.stop - 1)]
 
 
@@ -136,9 +135,8 @@ def _slicings(problem: Problem) -> Iterator[Shares]:
         yield slices(problem, size) if size else {}
         return
     yield {}
-    sizes = [largest / 2**halvings for halvings in range(1, 7)] if largest else []
-    for size in sizes:
-        yield slices(problem, size)
+    for halvings in range(1, 7) if largest else ():
+        yield slices(problem, largest / 2**halvings)
 
 
 def slices(problem: Problem, slice_bytes: float) -> Shares:

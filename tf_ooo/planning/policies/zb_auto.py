@@ -38,8 +38,7 @@ def make(problem: Problem) -> Schedule:
         return candidates[0 if problem.memory_limit_bytes is None else 1]
     if tasks > _TASKS_TO_SEARCH:
         return fastest(problem, candidates)
-    device = np.arange(problem.devices)
-    most, ahead = 2 * problem.devices - 1, problem.devices - device
+    most, ahead = 2 * problem.devices - 1, problem.devices - np.arange(problem.devices)
     pairs = itertools.product((ahead, 2 * ahead - 1, np.full(problem.devices, most)), _PATIENCE)
     lists = (listed(NAME, stages, ListChoices(most, patience=wait, ahead=ahead)) for ahead, wait in pairs)
     first = fastest(problem, [*candidates, *lists])

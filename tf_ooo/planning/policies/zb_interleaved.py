@@ -46,8 +46,7 @@ def _searched(stages: StagedLayers) -> Schedule:
     """Search places for the stages and an order of all tasks; placed for as few micro-batches as show it."""
     problem = stages.problem
     in_flight, some = 2 * problem.devices, _PERIODS * problem.devices
-    tasks = StepTasks(stages, in_flight)
-    few = tasks
+    tasks = few = StepTasks(stages, in_flight)
     if some < problem.microbatches:
         few = StepTasks(replace(stages, problem=replace(problem, microbatches=some)), in_flight)
     # Where devices differ, stages are cut for those that they are dealt out to in turn.

@@ -194,9 +194,8 @@ class _Clock:
         kinds = kinds or [LaneKind.ORDERED] * len(lanes)
         self.chooses = any(kind != LaneKind.ORDERED for kind in kinds)
         self.by_time = [kind == LaneKind.FIFO for kind in kinds]
-        self.by_rank: list[Any] = [
-            [] if by_time else lane for lane, by_time in zip(lanes, self.by_time, strict=True)
-        ]
+        by_rank = ([] if by_time else lane for lane, by_time in zip(lanes, self.by_time, strict=True))
+        self.by_rank: list[Any] = list(by_rank)
         self.ready: list[list[int]] = [[] for _ in lanes]
         self.idle = [True] * len(lanes)
         self.touched: list[int] = []
@@ -355,8 +354,8 @@ class LaneWork:
     """Tasks on lanes, and edges between them.
 
     The tasks of lane i are ``lane_starts[i]:lane_starts[i + 1]``; a target starts when its source is done, on
-    another lane ``lag_s`` later.  Tasks of a device that together need more than 1 of ``occupancy`` slow each
-    other down.
+    another lane ``lag_s`` later.  ``shared``: which share of a device each task needs, and the device of each
+    lane (-1: none); tasks of a device that together need more than 1 slow each other down.
     """
 
     duration_s: Floats
@@ -365,8 +364,7 @@ class LaneWork:
     source: Ints
     target: Ints
     lag_s: Floats
-    occupancy: Floats | None = None
-    lane_device: Ints | None = None
+    shared: tuple[Floats, Ints] | None = None
 
     @property
     def lane_of(self) -> Ints:
@@ -376,20 +374,29 @@ class LaneWork:
         """Return start and end of each task in seconds; NaN where it can never start (a deadlock)."""
         bounds, kinds = self.lane_starts.tolist(), self.lane_kinds
         source, target, lag_s, sharing = self.source, self.target, self.lag_s, None
-        if self.occupancy is not None and self.lane_device is not None:
+        lane = self.lane_of
+        if self.shared is not None:
             # Nobody knows how long a task takes, so no lane can run ahead of the clock.
-            sharing = Sharing(self.lane_device[self.lane_of].tolist(), self.occupancy.tolist())
+            occupancy, lane_device = self.shared
+            sharing = Sharing(lane_device[lane].tolist(), occupancy.tolist())
             kinds = np.where(kinds == LaneKind.ORDERED, LaneKind.PRIORITY, kinds)
-            before = np.flatnonzero((self.lane_kinds == LaneKind.ORDERED)[self.lane_of])
+            before = np.flatnonzero((self.lane_kinds == LaneKind.ORDERED)[lane])
             before = before[~np.isin(before + 1, self.lane_starts)]
             source, target = np.concatenate([source, before]), np.concatenate([target, before + 1])
             lag_s = np.concatenate([lag_s, np.zeros(len(before))])
         else:
-            lane = self.lane_of
             in_order = (lane[source] == lane[target]) & (source < target)
             says_more = ~(in_order & (kinds == LaneKind.ORDERED)[lane[source]])
             source, target, lag_s = source[says_more], target[says_more], lag_s[says_more]
-        lanes = [range(a, b) for a, b in zip(bounds, bounds[1:], strict=False)]
+        lanes = list(map(range, bounds, bounds[1:]))
         times = run(Tasks(self.duration_s, source, target, lag_s), lanes, kinds.tolist(), sharing=sharing)
-        count = len(self.duration_s)
-        return np.fromiter(times.start_s, float, count), np.fromiter(times.end_s, float, count)
+        return np.array(times.start_s, float), np.array(times.end_s, float)
+
+    def fullest_s(self) -> float:
+        """Return how long what shares a device takes at least: all of it is busy all the time."""
+        if self.shared is None:
+            return 0.0
+        occupancy, lane_device = self.shared
+        device = lane_device[self.lane_of]
+        sharing = device >= 0
+        return float(np.bincount(device[sharing], (occupancy * self.duration_s)[sharing]).max(initial=0.0))

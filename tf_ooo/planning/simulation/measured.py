@@ -36,12 +36,19 @@ class TaskTime(NamedTuple):
 
 def one_after_another(schedule: Schedule, seconds: Mapping[Task, float]) -> Timeline:
     """A schedule whose tasks follow each other on each lane without waiting; unknown ones take no time."""
+    return _without_waiting(schedule, [(0.0, tasks) for tasks in schedule.lanes.values()], seconds)
+
+
+def _without_waiting(
+    schedule: Schedule, parts: Iterable[tuple[float, Iterable[Task]]], seconds: Mapping[Task, float]
+) -> Timeline:
+    """Lay tasks out, lane after lane; a lane has parts, each with the time at which it begins."""
     starts: list[float] = []
     ends: list[float] = []
-    for tasks in schedule.lanes.values():
-        upto = np.cumsum([0.0, *(seconds.get(task, 0.0) for task in tasks)])
-        starts += upto[:-1].tolist()
-        ends += upto[1:].tolist()
+    for begin_s, tasks in parts:
+        upto = np.cumsum([begin_s, *(seconds.get(task, 0.0) for task in tasks)]).tolist()
+        starts += upto[:-1]
+        ends += upto[1:]
     return Timeline(schedule, np.array([starts]), np.array([ends]))
 
 
@@ -60,18 +67,13 @@ def one_by_one(schedule: Schedule, seconds: Mapping[Task, float]) -> Timeline:
     forward_s = sum(seconds[task] for task in forward)
     behind_s = forward_s + max(sum(seconds.get(task, 0.0) for task in lane) for lane in backward.values())
     lanes: dict[Lane, TaskList] = {}
-    starts: list[float] = []
-    ends: list[float] = []
+    parts: list[tuple[float, Sequence[Task]]] = []
     for lane, tasks in backward.items():
-        parts = [(0.0, forward if lane == main else []), (forward_s, list(tasks))]
-        parts.append((behind_s, updates if lane == main else []))
-        for begin_s, part in parts:
-            upto = np.cumsum([begin_s, *(seconds.get(task, 0.0) for task in part)])
-            starts += upto[:-1].tolist()
-            ends += upto[1:].tolist()
-        lanes[lane] = TaskList([task for _, part in parts for task in part])
+        before, behind = (forward, updates) if lane == main else ([], [])
+        parts += [(0.0, before), (forward_s, tasks), (behind_s, behind)]
+        lanes[lane] = TaskList([*before, *tasks, *behind])
     whole = dataclasses.replace(schedule, lanes=lanes, priority_lanes=frozenset(lanes), after=(), parts={})
-    return Timeline(whole, np.array([starts]), np.array([ends]))
+    return _without_waiting(whole, parts, seconds)
 
 
 def repeated(schedule: Schedule, times: int) -> Schedule:
@@ -184,22 +186,16 @@ def against_plan(
         lines.append(f"{total - seen} of {total} planned tasks were not seen by the profiler")
     lines.append(_order_text(schedule, times_s, name_of, why))
     took = f"measured {seconds_text(measured.makespan_s)} (with the profiler)"
-    if planned is not None:
-        step_s, busy_s = _of_a_step(planned)
-        lines.append(f"a step planned {seconds_text(step_s)}, {took}")
-        busy = f"busy, planned {_shares(busy_s, step_s)}; measured "
-        lines.append(busy + _shares(measured.busy_s, measured.makespan_s))
-    else:
-        lines.append(took)
-        lines.append(f"busy, measured {_shares(measured.busy_s, measured.makespan_s)}")
-    return lines
+    busy = f"measured {_shares(measured.busy_s, measured.makespan_s)}"
+    if planned is None:
+        return [*lines, took, f"busy, {busy}"]
+    step_s, busy_s = _of_a_step(planned)
+    planned_busy = f"busy, planned {_shares(busy_s, step_s)}; {busy}"
+    return [*lines, f"a step planned {seconds_text(step_s)}, {took}", planned_busy]
 
 
 def _order_text(
-    schedule: Schedule,
-    times_s: Mapping[Task, tuple[float, float]],
-    name_of: Callable[[Task], str],
-    why: str,
+    schedule: Schedule, times_s: Mapping[Task, tuple[float, float]], name_of: Callable[[Task], str], why: str
 ) -> str:
     moved, compared, first = 0, 0, ""
     beside = True
@@ -276,5 +272,4 @@ def _of_a_step(planned: Timeline) -> tuple[float, list[float]]:
 
 def _shares(busy_s: Sequence[float], step_s: float) -> str:
     """Say for each device in which share of the time it computes."""
-    shares = (f"device {number} {seconds / (step_s or 1.0):.0%}" for number, seconds in enumerate(busy_s))
-    return ", ".join(shares)
+    return ", ".join(f"device {number} {busy / (step_s or 1.0):.0%}" for number, busy in enumerate(busy_s))

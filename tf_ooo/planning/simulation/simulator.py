@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, TypeVar
 
@@ -65,7 +66,7 @@ def simulate(
     # A timeline with a function of this module can be pickled.
     repeat = functools.partial(simulate, schedule, layers, between)
     messages = links.messages(start, end)
-    return Timeline(schedule, start_s, end_s, memory, messages, repeat, fullest_s=_fullest_s(work))
+    return Timeline(schedule, start_s, end_s, memory, messages, repeat, fullest_s=work.fullest_s())
 
 
 def task_seconds(relation: Relation, layers: Sequence[LayerCosts], link: Link) -> Floats:
@@ -73,7 +74,9 @@ def task_seconds(relation: Relation, layers: Sequence[LayerCosts], link: Link) -
     schedule, fields = relation.schedule, relation.fields
     seconds = np.zeros(len(relation))
     for kind in KINDS:
-        per_stage = stage_seconds(schedule, layers, kind, link, relation.stages)
+        per_stage = stage_sums(schedule, layers, SECONDS.get(kind, "weight_bytes"), relation.stages)
+        if kind == "comm":
+            per_stage = np.array([link.allreduce_s(size, schedule.workers) for size in per_stage.tolist()])
         chosen = fields.kind == KIND_NUMBER[kind]
         seconds[chosen] = per_stage[fields.stage[chosen]]
     for (kind, stage), shares in schedule.parts.items():
@@ -89,16 +92,6 @@ def task_seconds(relation: Relation, layers: Sequence[LayerCosts], link: Link) -
         speeds = np.array(link.speeds_of([device for device, _ in relation.lanes]))
         seconds[computing] /= speeds[relation.lane[computing]]
     return seconds
-
-
-def stage_seconds(
-    schedule: Schedule, layers: Sequence[LayerCosts], kind: str, link: Link, stages: int
-) -> Floats:
-    """Return seconds of one kind of task for each stage, float64 (stages,)."""
-    if kind != "comm":
-        return stage_sums(schedule, layers, SECONDS[kind], stages)
-    sizes = stage_sums(schedule, layers, "weight_bytes", stages)
-    return np.array([link.allreduce_s(size, schedule.workers) for size in sizes.tolist()])
 
 
 class _Repeated:
@@ -117,25 +110,19 @@ class _Repeated:
         return self.starts[lane] + step * self.relation.lengths[lane] + place
 
     def tile(self, per_node: Values) -> Values:
-        if self.steps == 1:
-            return per_node
-        bases = self.relation.bases
-        blocks = [np.tile(per_node[a:b], self.steps) for a, b in zip(bases, bases[1:], strict=False)]
-        return np.concatenate(blocks) if blocks else per_node
+        bases = self.relation.bases.tolist()
+        blocks: list[Values] = [np.tile(per_node[a:b], self.steps) for a, b in itertools.pairwise(bases)]
+        return np.concatenate([per_node[:0], *blocks])
 
     def order(self, values: Floats) -> Floats:
         """Return values by (step, node), shape (steps, nodes)."""
-        if self.steps == 1:
-            return values[None, : len(self.relation)]
         nodes = np.arange(len(self.relation))
         return np.stack([values[self.at(nodes, step)] for step in range(self.steps)])
 
     def pairs(self, edges: Edges) -> tuple[Ints, Ints]:
-        source: list[Ints] = [np.zeros(0, np.int32)]
-        target: list[Ints] = [np.zeros(0, np.int32)]
-        for step in range(max(0, edges.steps), min(self.steps, self.steps + edges.steps)):
-            source.append(self.at(edges.source, step - edges.steps))
-            target.append(self.at(edges.target, step))
+        steps = range(max(0, edges.steps), min(self.steps, self.steps + edges.steps))
+        source = [edges.source[:0], *(self.at(edges.source, step - edges.steps) for step in steps)]
+        target = [edges.target[:0], *(self.at(edges.target, step) for step in steps)]
         return np.concatenate(source), np.concatenate(target)
 
 
@@ -145,28 +132,22 @@ def _work(
     device = repeated.tile(repeated.relation.device)
     sources, targets, sent = _edges(repeated, device)
     links = _Links(repeated, device, sent, link)
-    transfer_s, lane_starts, link_kinds = links.transfer_s, links.starts[1:] + len(device), links.kinds
     lags = [np.zeros(sum(map(len, sources))), np.full(len(links.consumer), link.latency_s)]
     sources.append(links.nodes[links.message_of])
     targets.append(links.consumer)
-    if links.instant:
-        transfer_s, lane_starts, link_kinds = transfer_s[:0], lane_starts[:0], link_kinds[:0]
-    else:
+    if not links.instant:
         sources.append(links.producer)
         targets.append(links.nodes)
         lags.append(np.zeros(len(links.nodes)))
-    occupancy, lane_device = _occupancy(repeated, layers, link, links)
+    seconds = repeated.tile(seconds) + _overheads_s(links, link, len(device))
     work = LaneWork(
-        duration_s=np.concatenate(
-            [repeated.tile(seconds) + _overheads_s(links, link, len(device)), transfer_s]
-        ),
-        lane_starts=np.concatenate([repeated.starts, lane_starts]),
-        lane_kinds=np.concatenate([lane_kinds(repeated.relation), link_kinds]),
+        duration_s=np.concatenate([seconds, links.transfer_s]),
+        lane_starts=np.concatenate([repeated.starts, links.starts[1:] + len(device)]),
+        lane_kinds=np.concatenate([lane_kinds(repeated.relation), links.kinds]),
         source=np.concatenate(sources),
         target=np.concatenate(targets),
         lag_s=np.concatenate(lags),
-        occupancy=occupancy,
-        lane_device=lane_device,
+        shared=_shared(repeated, layers, link, links),
     )
     return work, links
 
@@ -240,13 +221,16 @@ class _Links:
         self.producer, self.message_of = source[first], inverse
         self.size_bytes = np.zeros(len(unique))
         np.maximum.at(self.size_bytes, inverse, size)
-        used, link_starts = np.unique(pair[first], return_index=True)
-        self.starts = np.concatenate([link_starts, [len(unique)]]).astype(np.int64)
-        self.source_device, self.target_device = np.divmod(pair[first], devices)
-        self.kinds = self._kinds(repeated, len(used))
+        pair = pair[first]
+        self.source_device, self.target_device = np.divmod(pair, devices)
         self.transfer_s = self.size_bytes / link.bytes_per_s
         # Transfers that take no time need no nodes: what is sent is there at once, or a latency later.
         self.instant = not self.transfer_s.any()
+        if self.instant:
+            self.transfer_s, pair = self.transfer_s[:0], pair[:0]
+        _, link_starts = np.unique(pair, return_index=True)
+        self.starts = np.concatenate([link_starts, [len(self.transfer_s)]]).astype(np.int64)
+        self.kinds = self._kinds(repeated)
         self.nodes = self.producer if self.instant else np.arange(len(unique)) + len(device)
 
     def messages(self, start: Floats, end: Floats) -> MessageColumns:
@@ -254,28 +238,29 @@ class _Links:
         begin_s, end_s = (end if self.instant else start)[self.nodes], end[self.nodes]
         return MessageColumns(self.source_device, self.target_device, self.size_bytes, begin_s, end_s)
 
-    def _kinds(self, repeated: _Repeated, links: int) -> Ints:
+    def _kinds(self, repeated: _Repeated) -> Ints:
         lanes = repeated.lane[self.producer]
         ordered = lane_kinds(repeated.relation)[lanes] == LaneKind.ORDERED
-        kinds = np.full(links, LaneKind.FIFO, np.int8)
-        for i in range(links):
-            part = slice(self.starts[i], self.starts[i + 1])
-            if ordered[part].all() and (lanes[part] == lanes[self.starts[i]]).all():
-                kinds[i] = LaneKind.ORDERED
-        return kinds
+        kinds = [
+            LaneKind.ORDERED if ordered[a:b].all() and (lanes[a:b] == lanes[a]).all() else LaneKind.FIFO
+            for a, b in itertools.pairwise(self.starts)
+        ]
+        return np.array(kinds, np.int8)
 
 
-def _occupancy(
+def _shared(
     repeated: _Repeated, layers: Sequence[LayerCosts], link: Link, links: _Links
-) -> tuple[Floats, Ints] | tuple[None, None]:
+) -> tuple[Floats, Ints] | None:
     """Shares of a device with several streams, where costs tell them; of devices of one machine, of that."""
     relation = repeated.relation
     devices = [device for device, _ in relation.lanes]
-    machines = _machines(link, max(devices, default=0) + 1)
+    own = max(link.machines, default=-1) + 1
+    # A number for each device, the same where they share cores.
+    machines = [*link.machines, *range(own + len(link.machines), own + max(devices, default=0) + 1)]
     places = [machines[device] for device in devices]
     told = bool(link.machines) or any(layer.occupancy for layer in layers)
     if len(set(places)) == len(places) or not told:
-        return None, None
+        return None
     share, unknown = np.zeros(len(relation)), 1 / link.cores if link.machines else 1.0
     for column, kind in enumerate(("F", "dO", "dW")):
         for stage in range(relation.stages):
@@ -300,22 +285,6 @@ def _occupancy(
     sending = min(1.0, 2 / link.cores) if link.machines else 0.0
     sent = np.full(len(links.nodes), sending)
     return np.concatenate([repeated.tile(share), sent]), np.array([*places, *within], np.int32)
-
-
-def _fullest_s(work: LaneWork) -> float:
-    """Seconds that what shares a device or a machine's cores takes at least: all of it busy all the time."""
-    if work.occupancy is None or work.lane_device is None:
-        return 0.0
-    place = np.asarray(work.lane_device)[work.lane_of]
-    sharing = place >= 0
-    needed_s = np.asarray(work.occupancy)[sharing] * np.asarray(work.duration_s)[sharing]
-    return float(np.bincount(place[sharing], needed_s).max(initial=0.0))
-
-
-def _machines(link: Link, devices: int) -> list[int]:
-    """Return a number for each device, the same where they share cores."""
-    own = max(link.machines, default=-1) + 1
-    return [link.machines[n] if n < len(link.machines) else own + n for n in range(devices)]
 
 
 def validate(schedule: Schedule, layers: Sequence[LayerCosts] | None = None) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 
 from tf_ooo.planning.model.memory import MemoryCurve
 from tf_ooo.planning.model.schedule import Lane, Schedule, TaskList
-from tf_ooo.planning.model.task import Fields, Floats, Ints, Task
+from tf_ooo.planning.model.task import Bools, Fields, Floats, Ints, Task
 
 STEPS_TO_STEADY = 4
 
@@ -51,8 +51,10 @@ class MessageColumns:
     start_s: Floats = field(default_factory=lambda: np.zeros(0))
     end_s: Floats = field(default_factory=lambda: np.zeros(0))
 
-    def __len__(self) -> int:
-        return len(self.start_s)
+    def of(self, rows: Bools, since_s: float = 0.0) -> MessageColumns:
+        """Return these rows, with seconds since ``since_s``."""
+        start_s, end_s = self.start_s[rows] - since_s, self.end_s[rows] - since_s
+        return MessageColumns(self.source[rows], self.target[rows], self.size_bytes[rows], start_s, end_s)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -201,10 +203,16 @@ class Timeline:
         return float(self.message_columns.size_bytes.sum())
 
     def one_step(self) -> Timeline:
-        """Return one of its steps from its first task on, of an asynchronous schedule a round."""
-        pass  # MERGED  # noqa: PLC0415
+        """Return the last of several steps, from its first task on; of an asynchronous schedule a round.
 
-        return one_step(self)
+        In such a round from the middle each task runs once, each for another micro-batch.
+        """
+        if self.schedule.asynchronous:
+            return _round(self)
+        if self.steps == 1:
+            return self
+        first_s = float(self.start_s[-1].min(initial=np.inf))
+        return _window(self, self.schedule, self.start_s[-1:] - first_s, self.end_s[-1:] - first_s, first_s)
 
     def save_html(self, path: str | os.PathLike[str], measured: Timeline | None = None) -> None:
         """One self-contained page: a Gantt chart for each device and stream, the memory under it.
@@ -244,20 +252,6 @@ class Timeline:
         return f"<p>{html.escape(repr(self))}</p>{image(self)}"
 
 
-def one_step(timeline: Timeline) -> Timeline:
-    """The last of several steps, from its first task on; of an asynchronous schedule a round in the middle.
-
-    In such a round each task runs once, each for another micro-batch.
-    """
-    if timeline.schedule.asynchronous:
-        return _round(timeline)
-    if timeline.steps == 1:
-        return timeline
-    start_s, end_s = timeline.start_s[-1:], timeline.end_s[-1:]
-    first_s = float(start_s.min(initial=np.inf))
-    return _window(timeline, timeline.schedule, start_s - first_s, end_s - first_s, first_s)
-
-
 def _round(timeline: Timeline) -> Timeline:
     """Cut out the steady state: from the middle micro-batch's first task on, for one micro-batch's time."""
     schedule, events = timeline.schedule, list(timeline.iter_events())
@@ -290,22 +284,13 @@ def _window(
     """These tasks, with the memory and the messages of their time."""
     last_s = first_s + float(end_s.max(initial=0.0))
     sent = timeline.message_columns
-    within = (sent.start_s >= first_s) & (sent.start_s < last_s)
-    messages = dataclasses.replace(
-        sent,
-        source=sent.source[within],
-        target=sent.target[within],
-        size_bytes=sent.size_bytes[within],
-        start_s=sent.start_s[within] - first_s,
-        end_s=sent.end_s[within] - first_s,
-    )
     return dataclasses.replace(
         timeline,
         schedule=schedule,
         start_s=start_s,
         end_s=end_s,
         memory=list(_curves(timeline, first_s, last_s)),
-        message_columns=messages,
+        message_columns=sent.of((sent.start_s >= first_s) & (sent.start_s < last_s), first_s),
         _repeat=None,
     )
 
@@ -313,9 +298,6 @@ def _window(
 def _curves(timeline: Timeline, first_s: float, last_s: float) -> Iterator[MemoryCurve]:
     """Yield for each curve what is alive at the begin, and each change until the end."""
     for curve in timeline.memory:
-        time_s, alive = np.asarray(curve.time_s), np.asarray(curve.alive_bytes)
-        before, within = time_s <= first_s, (time_s > first_s) & (time_s <= last_s)
-        at_first = alive[before][-1] if before.any() else 0.0
-        yield MemoryCurve(
-            np.concatenate([[0.0], time_s[within] - first_s]), np.concatenate([[at_first], alive[within]])
-        )
+        begin, end = np.searchsorted(curve.time_s, (first_s, last_s), side="right")
+        alive = np.concatenate([[0.0], curve.alive_bytes])[begin : end + 1]
+        yield MemoryCurve(np.concatenate([[0.0], curve.time_s[begin:end] - first_s]), alive)

@@ -125,10 +125,7 @@ def ordering_one_step(plan: RewritePlan, dump_dir: Folder = None) -> PassPipelin
 
 
 def ordering_steps(
-    gained: Sequence[Additions],
-    original: graph_pb2.GraphDef,
-    separated: PassResult,
-    dump_dir: Folder = None,
+    gained: Sequence[Additions], original: graph_pb2.GraphDef, separated: PassResult, dump_dir: Folder = None
 ) -> PassPipeline:
     """Return data parallel: for the graph of all steps, with what the graph of each step has gained."""
     return _verified([StepsPass(gained)], original, separated, dump_dir)

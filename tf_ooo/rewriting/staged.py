@@ -201,10 +201,7 @@ class LayerByLayer:
     """
 
     def __init__(
-        self,
-        device: str,
-        share: float = LEAST_SHARE,
-        check: Callable[[StepGraph], bool] = lambda step: True,
+        self, device: str, share: float = LEAST_SHARE, check: Callable[[StepGraph], bool] = lambda step: True
     ) -> None:
         self.step: StepGraph | None = None
         self.rested = False

@@ -185,10 +185,7 @@ class Unrolled:
     """
 
     def __init__(
-        self,
-        source: StepSource,
-        steps: int,
-        tracing: Callable[[], AbstractContextManager[Any]] = nullcontext,
+        self, source: StepSource, steps: int, tracing: Callable[[], AbstractContextManager[Any]] = nullcontext
     ) -> None:
         self.source, self.steps = source, steps
         self._tracing = tracing

@@ -127,7 +127,7 @@ def test_the_gradient_is_the_mean_of_the_batch(monkeypatch):
     # Two sums for each variable, and no product for the first micro-batch.
     assert sum(SUM_ATTR in node.attr and node.op == "AddV2" for node in nodes) == 4
     assert sum(node.op == "Mul" for node in nodes) == 2 * (2 + 1)
-    assert collecting.collected_after[0] == 2
+    assert collecting.applied[0].collected_at == 2
     # The optimizer is itself again.
     assert not {"apply", "apply_gradients"} & vars(sgd).keys()
 
@@ -261,7 +261,7 @@ def test_two_optimizers_in_the_order_of_the_first_micro_batch(monkeypatch):
         (first, [variables[0]]),
     ]
     assert found == [2, 6]
-    assert collecting.collected_after == [1, 2]
+    assert [applied.collected_at for applied in collecting.applied] == [1, 2]
 
 
 @pytest.mark.skipif(versions.is_keras_2(keras), reason="apply of Keras 3")

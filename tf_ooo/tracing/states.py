@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from tf_ooo.compat import func_graphs, keras_layers, keras_trainable, keras_variables, train_function
 from tf_ooo.tracing.assigned import feeds_random_numbers, names_of_held, what_is_added
-from tf_ooo.tracing.collecting import added_up
+from tf_ooo.tracing.collecting import add_to, added_up
 from tf_ooo.tracing.intercepting import ops_so_far, times
 from tf_ooo.tracing.micro_batches import OfData, Split, StepRefused, computed_from, rows_of_part
 from tf_ooo.tracing.variables import all_variables, key_of
@@ -88,9 +88,9 @@ class States:
             if momentum < 1.0
         }
         self._split, self._replicas, self._known = split, replicas, kinds
-        # Then ops that read no data run once.
-        kinds_of_parts = {split.kind(number) for number in range(split.count)}
-        self._copies = len(kinds_of_parts) == 1 and not train_function.counts_steps(model)
+        # One micro-batch can be traced for all, and ops that read no data run once; not with Keras 2, whose
+        # last one counts.
+        self.may_be_copies = len({*map(split.kind, range(split.count))}) == 1 and self._others
         self._kinds: dict[int, str] = {}
         self._variables: dict[int, Any] = {}
         self._assigned: dict[int, _AssignedState] = {}
@@ -169,14 +169,14 @@ class States:
         """Return how the state follows from micro-batches; empty: this assignment is made where it stands."""
         known = self._known.get(self._paths[id(variable.handle)], "")
         trained = id(variable.handle) in self._trained
-        if trained and (self._copies or value.op in self._of_data):
+        if trained and (self.may_be_copies or value.op in self._of_data):
             return ""
         if known == IN_TURN or not (value.dtype.is_floating or value.dtype.is_integer):
             return ""
         if not self._of_data.reads_data(value.op):
             if known == SUM or (not known and self._adds_rows(variable, value, sign)):
                 return SUM
-            shared = self._copies and id(variable.handle) in self._weights
+            shared = self.may_be_copies and id(variable.handle) in self._weights
             return "" if shared and not self._of_data.is_drawn(value.op) else ONCE
         if known and not (known == ONCE and value.dtype.is_floating):
             return known
@@ -250,12 +250,7 @@ class States:
                 self._sums[key] = {0: value}
                 continue
             weighted = value if kind == SUM else times(value, self._split.weights[number])
-            sums, replica = self._sums.setdefault(key, {}), self._replicas[number]
-            if replica not in sums:
-                sums[replica] = weighted
-                continue
-            with tf.name_scope("sum"), func_graphs.marked_sums():
-                sums[replica] = sums[replica] + weighted
+            add_to(self._sums.setdefault(key, {}), self._replicas[number], weighted)
 
     def assign(self) -> None:
         totals = {}

@@ -197,9 +197,8 @@ class Collecting:
                 grads = applied.replay.of_batch(grads)
             begin = ops_so_far()
             with keras_variables.reads_on_own_device():
-                keras_optimizers.update(
-                    update.optimizer, grads, update.variables if update.explicit else None
-                )
+                variables = update.variables if update.explicit else None
+                keras_optimizers.update(update.optimizer, grads, variables)
             if len(self.weights) > 1:
                 refuse_settings(update.optimizer, grads, begin)
         self._applying = False
@@ -288,20 +287,20 @@ def fixed_rows(indices: Any, open_rows: bool = False) -> np.ndarray | None:
     Keras 3's Adam squares each slice of a sparse gradient by itself: a row that is in every micro-batch must
     come once with a sum, as in an unsplit step.  RowsNeeded: the batch's rows are open, and might tell.
     """
-    ops = dict[str, Any]()
+    ops, name = dict[str, Any](), indices.op.name
     for tensor in upstream([indices], lambda tensor: tensor.op.type == "Shape"):
-        ops[tensor.op.name] = tensor.op
-        if tensor.op.control_inputs or _is_open(tensor.op):
+        op = ops[tensor.op.name] = tensor.op
+        called = any(value.HasField("func") or value.list.func for value in op.node_def.attr.values())
+        fed = op.type.startswith("Placeholder")
+        if op.control_inputs or op.op_def.is_stateful or called or fed:
             return None
         if len(ops) > _MOST_OPS:
             if open_rows:
-                raise RowsNeeded(
-                    f"{indices.op.name} is computed by more ops than there may be with known rows"
-                )
+                raise RowsNeeded(f"{name} is computed by more ops than there may be with known rows")
             return None
     if not all(op.type != "Shape" or op.inputs[0].shape.is_fully_defined() for op in ops.values()):
         if open_rows:
-            raise RowsNeeded(f"which rows {indices.op.name} reads may depend on how many a batch has")
+            raise RowsNeeded(f"which rows {name} reads may depend on how many a batch has")
         return None
     with tf.Graph().as_default() as graph:
         graph_def = graph.as_graph_def()
@@ -325,9 +324,3 @@ def _evaluable(op: tf.Operation) -> node_def_pb2.NodeDef:
     node.device = ""
     node.attr.pop("_class", None)  # stands beside an op that is not here
     return node
-
-
-def _is_open(op: tf.Operation) -> bool:
-    """Return whether it has a state, calls a function, or is fed."""
-    functions = any(value.HasField("func") or value.list.func for value in op.node_def.attr.values())
-    return op.op_def.is_stateful or functions or op.type.startswith("Placeholder")

@@ -110,9 +110,8 @@ class States:
         self._rows = rows_of_part(part)
         with keras_variables.intercepted(self._read, self._assign):
             yield
-        again = [self._paths[key] for key in self._mixed(begin)]
-        if again:
-            raise NotHeld(again)
+        if again := self._mixed(begin):
+            raise NotHeld([self._paths[key] for key in again])
         if self._assigned.keys() != self._kinds.keys():
             differing = [self._paths[key] for key in self._assigned.keys() ^ self._kinds.keys()]
             raise StepRefused(
@@ -121,15 +120,14 @@ class States:
         self.values = self._results()
 
     def _read(self, variable: tf.Variable) -> Any:
-        state = self._assigned.get(id(variable.handle))
+        key = id(variable.handle)
+        state = self._assigned.get(key)
         if state is None or tf.compat.v1.get_default_graph() is not self._graph:
             return None
         state.read = True
-        return state.value if id(variable.handle) not in self._trained else self._as_if_read(variable, state)
-
-    def _as_if_read(self, variable: tf.Variable, state: _AssignedState) -> Any:
-        """Return the new value of a weight, whose gradient is that of the weight."""
-        key = id(variable.handle)
+        if key not in self._trained:
+            return state.value
+        # The gradient of a weight's new value is that of the weight, which is read as it is meanwhile.
         del self._assigned[key]
         before = tf.convert_to_tensor(variable)
         self._assigned[key] = state
@@ -200,7 +198,7 @@ class States:
         """Return the variable's handle in the graph; None: it has not been used there."""
         return {id(outer): inner for outer, inner in self._graph.captures}.get(id(variable.handle))
 
-    def _mixed(self, begin: int) -> Iterator[int]:
+    def _mixed(self, begin: int) -> set[int]:
         """The states that are also used in another way after they were assigned."""
         inner = {id(inside): id(outer) for outer, inside in self._graph.captures}
         # The sum so far is the batch's in turn, for logs; of a seed each micro-batch has its own.
@@ -217,16 +215,15 @@ class States:
                     number >= state.at or any(tensor is written for written in func_graphs.written_by_op(op))
                 ):
                     mixed.add(inner[id(tensor)])
-        yield from mixed
+        return mixed
 
     def _results(self) -> list[Any]:
         results = []
         for key, kind in self._kinds.items():
             state = self._assigned[key]
             square = self._square_of_mean(key, lambda key: self._assigned[key].value)
-            results.append(
-                state.added if kind == SUM else state.value if square is None else state.value + square
-            )
+            value = state.value if square is None else state.value + square
+            results.append(state.added if kind == SUM else value)
         return results
 
     def _square_of_mean(self, variance: int, value_of: Callable[[int], Any]) -> Any:

@@ -124,9 +124,8 @@ class Moved:
 
     def put_away(self, name: str) -> Any:
         """Return the model's function of this name from before the move; None: it had none."""
-        return next(
-            (functions.get(name) for part, functions in self._functions or () if part is self.model), None
-        )
+        own = (functions for part, functions in self._functions or () if part is self.model)
+        return next(own, {}).get(name)
 
     @property
     def replaced(self) -> dict[int, Any]:
@@ -140,9 +139,8 @@ class Moved:
             if id(capture) in handles:
                 path = keras_variables.path_of(handles[id(capture)])
                 raise BackendError(
-                    f"{path} is used in a tf.function that was traced "
-                    "before the variables were moved, and would not be trained; leave that tf.function away: "
-                    "the whole step is one"
+                    f"{path} is used in a tf.function that was traced before the variables were moved, and "
+                    "would not be trained; leave that tf.function away: the whole step is one"
                 )
 
     def restore(self, reachable: Callable[[str], bool] = lambda device: True) -> list[str]:

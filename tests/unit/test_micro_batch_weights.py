@@ -12,7 +12,7 @@ from tf_ooo.compat import keras_optimizers, versions
 from tf_ooo.errors import BackendError
 from tf_ooo.tracing.collecting import Collecting
 from tf_ooo.tracing.intercepting import TurnsNeeded
-from tf_ooo.tracing.micro_batches import parts_of, relative_weights, rows_of, split_rows
+from tf_ooo.tracing.micro_batches import FixedRows, parts_of, rows_of, split_rows
 
 
 @pytest.mark.parametrize(
@@ -38,7 +38,8 @@ def test_rows_of_each_micro_batch(rows, parts, expected):
     ],
 )
 def test_relative_weights(rows, weights, scale):
-    assert relative_weights(rows) == (weights, scale)
+    split = FixedRows(rows)
+    assert (split.weights, split.scale) == (weights, scale)
 
 
 def test_rows_of_a_batch():
@@ -93,12 +94,12 @@ class Given:
 
 def traced(given, micro_batches, rows):
     """Calls ``micro_batches[n]`` in a graph for each; (the nodes of it, what they collected)."""
-    weights, scale = relative_weights(rows)
+    split = FixedRows(rows)
     values = []
 
     @tf.function(autograph=False)
     def step():
-        collecting = Collecting(given.optimizers, weights, scale)
+        collecting = Collecting(given.optimizers, split.weights, split.scale)
         for number, micro_batch in enumerate(micro_batches):
             with collecting.micro_batch(number):
                 micro_batch()

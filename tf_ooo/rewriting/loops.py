@@ -15,7 +15,8 @@ _DATA = ("_Arg", "Placeholder", "PlaceholderWithDefault")
 
 def ops_of_data(graph: TrainingGraph) -> set[str]:
     """Return the ops that depend on data, not only on variables and constants."""
-    handles = _handles(graph)
+    using = (op for op in graph.ops.values() if op.type.startswith(_USING))
+    handles = {_source(graph, op.inputs[0][0]) for op in using if op.inputs}
     names: set[str] = set()
     for name, op in graph.ops.items():
         starts = op.type in _DATA and name not in handles
@@ -32,10 +33,8 @@ def layers_of_weights(graph: TrainingGraph, of_data: Collection[str]) -> dict[st
         if variable.name in owner:
             layers.setdefault(variable.handle, set()).add(owner[variable.name])
     for name, op in graph.ops.items():
-        read = (
-            () if name in of_data else [layers[producer] for producer in op.producers if producer in layers]
-        )
-        if read:
+        read = [layers[producer] for producer in op.producers if producer in layers]
+        if read and name not in of_data:
             layers[name] = layers.get(name, set()).union(*read)
     return layers
 
@@ -51,11 +50,6 @@ def layers_using(
             for layer in layers.get(producer, ()):
                 using[layer].add(forward[name])
     return using
-
-
-def _handles(graph: TrainingGraph) -> set[str]:
-    using = (op for op in graph.ops.values() if op.type.startswith(_USING))
-    return {_source(graph, op.inputs[0][0]) for op in using if op.inputs}
 
 
 def _source(graph: TrainingGraph, name: str) -> str:
@@ -171,12 +165,8 @@ class _Loops:
     def weights_read(self) -> dict[str, set[int]]:
         """Return the layers of the weights that come into each loop, cast or reshaped or as they are."""
         graph, index = self._graph, self._index
-        own = {
-            v.handle: layer.index
-            for layer in graph.layers
-            for v in graph.variables
-            if v.name in layer.variables
-        }
+        layer_of = {name: layer.index for layer in graph.layers for name in layer.variables}
+        own = {v.handle: layer_of[v.name] for v in graph.variables if v.name in layer_of}
         only: dict[int, frozenset[int]] = {}  # what depends on weights alone: whose
         for i in index.order:
             sources = [p for p, _ in index.data_preds[i]]

@@ -90,8 +90,7 @@ def order_updates(
         if kind == "U":
             i = index.index[name]
             by_layer.setdefault((step.turns[i], layer), []).append(i)
-    devices = dict.fromkeys(device_of_layer[layer] for _, layer in by_layer)
-    orders = {device: LaneOrder() for device in devices}
+    orders = {device_of_layer[layer]: LaneOrder() for _, layer in by_layer}
     joins = {
         device: _Joins(index, f"{prefix}/updates_{number}", False, sizes)
         for number, device in enumerate(sorted(orders))

@@ -281,7 +281,12 @@ def take_apart(
         check_known(step)
         return step
     alone = microbatch_graph(graph_def, index, steps, count - 1, count)
-    known = _classified(without_turns(alone, dict(zip(index.names, turns, strict=True))), general, share)
+    # Reads of a later turn are as if nothing had been updated before: all layers are known from one pass.
+    turn_of = dict(zip(index.names, turns, strict=True))
+    for node in alone.node if any(turns) else ():
+        turn = turn_of.get(node.name, 0)
+        node.input[:] = [text for text in node.input if text[0] != "^" or turn_of.get(text[1:], 0) >= turn]
+    known = _classified(alone, general, share)
     step = StepGraph(graph_def, index, steps, turns, count, known, general)
     known = dataclasses.replace(known, writes=writes_of(step), alone_in_step=count == 1)
     return dataclasses.replace(step, known=known)
@@ -307,18 +312,6 @@ def _classified(alone: graph_pb2.GraphDef, general: Mapping[str, str], share: fl
         assigned.inseparable,
         frozenset(general[name] for name in assigned.joined),
     )
-
-
-def without_turns(graph_def: graph_pb2.GraphDef, turns: Mapping[str, int]) -> graph_pb2.GraphDef:
-    """Reads of a later turn as if nothing had been updated before: all layers are known from one pass.
-
-    The graph itself, changed: control edges from one turn to the next go.
-    """
-    for node in graph_def.node if any(turns.values()) else ():
-        turn = turns.get(node.name, 0)
-        kept = [text for text in node.input if text[0] != "^" or turns.get(text[1:], 0) >= turn]
-        node.input[:] = kept
-    return graph_def
 
 
 def describe(model: keras.Model, variables: Callable[[], Sequence[keras.Variable]]) -> Describe:
@@ -349,22 +342,16 @@ def variable_layers(step: StepGraph) -> dict[str, int]:
     for argument, name in step.variables.items():
         arguments_of.setdefault(name, []).append(step.index.index[argument])
     for name, arguments in arguments_of.items():
-        if name not in layers:
-            used_with = _used_with(step, arguments)
-            if used_with is not None:
-                layers[name] = used_with
+        if name not in layers and (used_with := _used_with(step, arguments)) is not None:
+            layers[name] = used_with
     return layers
 
 
 def _used_with(step: StepGraph, arguments: Sequence[int]) -> int | None:
     index = step.index
     users = [s for i in arguments for s in index.succs[i]]
-    near = [
-        *users,
-        *(p for u in users for p, _ in index.data_preds[u]),
-        *(s for u in users for s in index.succs[u]),
-    ]
-    for nodes in (users, near):
+    read = [p for u in users for p, _ in index.data_preds[u]]
+    for nodes in (users, [*users, *read, *(s for u in users for s in index.succs[u])]):
         places = [step.where[index.names[i]] for i in nodes if index.names[i] in step.where]
         layers = [layer for kind, layer, _ in places if kind == "F"]
         if layers:

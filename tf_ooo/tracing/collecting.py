@@ -6,6 +6,7 @@ Loss scaling, clipping, weight decay and accumulation are inside the optimizers:
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -25,7 +26,6 @@ from tf_ooo.tracing.intercepting import (
     is_of_half,
     ops_so_far,
     terms_of,
-    through_half,
     times,
 )
 from tf_ooo.tracing.micro_batches import StepRefused, behind, upstream
@@ -185,7 +185,11 @@ class Collecting:
             return
         if rows is not None and not added:
             into.fixed_rows[place] = rows
-        added.append(_with_own_rows(slices))
+        # These rows stay this micro-batch's: graph optimizers join constant ones with others'.  Nor do they
+        # know how many there are: of a fixed batch they would make constants as long as all micro-batches
+        # together, which do not fit one of them that is looked at alone.
+        own = tf.raw_ops.PlaceholderWithDefault(input=slices.indices, shape=[None])
+        added.append(tf.IndexedSlices(slices.values, own, slices.dense_shape))
 
     def apply(self, call: int = 0) -> None:
         """Hands the sums to the optimizers, in the order in which the first micro-batch did, from this call
@@ -204,11 +208,10 @@ class Collecting:
         self._applying = False
 
     def _totals(self, applied: _Applied) -> list[Any]:
-        totals, place = [], 0
+        totals, places = [], itertools.count()
         for number, count in enumerate(applied.terms):
-            terms = [self._total(applied, place + more, number) for more in range(count)]
+            terms = [self._total(applied, next(places), number) for _ in range(count)]
             totals.append(terms[0] if count == 1 else tf.add_n(terms))
-            place += count
         return totals
 
     def _total(self, applied: _Applied, place: int, number: int) -> Any:
@@ -225,7 +228,8 @@ class Collecting:
         if total is None:
             return None
         total = times(total, 1.0 if applied.counted else self.scale)
-        return through_half(total) if place in applied.halves else total
+        # The sum is as one float16 number has it: infinite where that overflows.
+        return tf.cast(tf.cast(total, tf.float16), total.dtype) if place in applied.halves else total
 
 
 def add_to(sums: dict[int, Any], key: int, value: object) -> None:
@@ -253,28 +257,12 @@ def _joined(slices: Sequence[Any]) -> Any:
     with tf.name_scope("sum"), func_graphs.marked_sums():
         values = tf.concat([part.values for part in slices], 0)
         indices = tf.concat([part.indices for part in slices], 0)
-        if all(_comes_once(part.indices) for part in slices):
+        # Each row comes once in a micro-batch, whatever the data are, and so it would in the batch: Keras'
+        # optimizers square and clip slice by slice, where a sum over the rows' occurrences is meant.
+        if all(behind(part.indices, _SAME_ROWS).op.type in _ROWS_ONCE for part in slices):
             indices, places = tf.unique(indices, indices.dtype)
             values = tf.math.unsorted_segment_sum(values, places, tf.size(indices))
     return tf.IndexedSlices(values, indices, slices[0].dense_shape)
-
-
-def _comes_once(rows: Any) -> bool:
-    """Return whether each row comes once in a micro-batch, whatever the data are: so it would in the batch.
-
-    Keras' optimizers square and clip slice by slice, where a sum over the rows' occurrences is meant.
-    """
-    return behind(rows, _SAME_ROWS).op.type in _ROWS_ONCE
-
-
-def _with_own_rows(slices: Any) -> Any:
-    """Return slices whose rows stay this micro-batch's: graph optimizers join constant ones with others'.
-
-    Nor do they know how many there are: of a fixed batch they would make constants as long as all
-    micro-batches together, which do not fit one of them that is looked at alone.
-    """
-    rows = tf.raw_ops.PlaceholderWithDefault(input=slices.indices, shape=[None])
-    return tf.IndexedSlices(slices.values, rows, slices.dense_shape)
 
 
 class RowsNeeded(Exception):

@@ -193,8 +193,3 @@ def is_of_half(tensor: tf.Tensor) -> bool:
     return (
         isinstance(tensor, tf.Tensor) and tensor.op.type == "Cast" and tensor.op.inputs[0].dtype == tf.float16
     )
-
-
-def through_half(total: Any) -> Any:
-    """Return the sum as one float16 number has it: infinite where that overflows."""
-    return tf.cast(tf.cast(total, tf.float16), total.dtype)

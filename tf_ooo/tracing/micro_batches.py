@@ -80,23 +80,17 @@ def _slices(batch: object, begin: Any, end: Any) -> Any:
     return tf.nest.map_structure(of, batch)
 
 
-def relative_weights(rows: Sequence[int]) -> tuple[tuple[float, ...], float]:
-    """Return the factors of the micro-batches' mean gradients, and then of their sum, for the batch's mean.
-
-    The first is 1, so that gradients of equal micro-batches are multiplied once, after they are added.
-    """
-    return tuple(count / rows[0] for count in rows), rows[0] / sum(rows)
-
-
 class FixedRows:
     """A batch whose number of rows is known: what each micro-batch is and counts.
 
-    ``share`` of the batch's rows; ``weights`` beside the first's, whose share is ``scale``.
+    ``share`` of the batch's rows; ``weights`` are the factors of the micro-batches' mean gradients, and
+    ``scale`` then that of their sum, for the batch's mean.  The first weight is 1, so that gradients of equal
+    micro-batches are multiplied once, after they are added.
     """
 
     def __init__(self, rows: Sequence[int]) -> None:
         self._rows, self.count = tuple(rows), len(rows)
-        self.weights, self.scale = relative_weights(rows)
+        self.weights, self.scale = tuple(part / rows[0] for part in rows), rows[0] / sum(rows)
 
     def share(self, number: int) -> float:
         return self._rows[number] / sum(self._rows)

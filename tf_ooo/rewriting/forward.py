@@ -39,8 +39,7 @@ def request_to_place_forward(
 ) -> RewriteRequest[PassResult]:
     """Return functions that evaluate or predict run on the devices of their variables.
 
-    ``seen``: dtypes and shapes of the batch that a function is traced for.  Raises BackendError as
-    RewriteRequest.
+    ``seen``: dtypes and shapes of the batch that a function is traced for.  BackendError as RewriteRequest.
     """
     return RewriteRequest(
         "tf_ooo-forward",
@@ -87,7 +86,6 @@ def place_forward(graph_def: graph_pb2.GraphDef, bytes_of: Sizes) -> dict[str, s
 
 
 def _sizes(graph_def: graph_pb2.GraphDef, known: KnownShapes) -> dict[str, int]:
-    """Return bytes of outputs, as far as they are known."""
     try:
         outputs = outputs_with_sizes(graph_def, known)
     except Exception as error:  # TensorFlow's shape functions raise whatever they like

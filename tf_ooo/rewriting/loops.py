@@ -53,7 +53,6 @@ def layers_using(
 
 
 def _source(graph: TrainingGraph, name: str) -> str:
-    """Return what comes into a loop or a branch under this name."""
     while name in graph.ops and graph.ops[name].type in _PASSING_ON and graph.ops[name].inputs:
         name = graph.ops[name].inputs[0][0]
     return name
@@ -64,8 +63,7 @@ _HELD = (OpKind.FORWARD, OpKind.OUTPUT_GRAD, OpKind.WEIGHT_GRAD, OpKind.UPDATE)
 
 @dataclass(frozen=True)
 class LoopTask:
-    """One while loop, with those inside it: its ops (Enters and Exits too), its kind (F, dO, dW, U), its
-    layer.
+    """One while loop, with those inside it: its ops (Enters and Exits too), kind (F, dO, dW, U) and layer.
 
     ``inseparable``: (lowest, highest) layer whose weights it reads; no cut may part them.  A loop of tied
     weights may run with a layer above these.

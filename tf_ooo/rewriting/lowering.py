@@ -61,8 +61,7 @@ class Links(Protocol):
         """Return whether two tasks in a row are one block."""
 
     def link(self, order: LaneOrder, rank: int, block: Bundle, following: Bundle, free: list[int]) -> None:
-        """Adds the edges that have the ``free`` ops of ``following`` run after ``block``, which has this
-        place.
+        """Add edges by which the ``free`` ops of the ``following`` block run after this one, number ``rank``.
 
         Behind the last block there follows an empty one.
         """

@@ -41,8 +41,7 @@ def ops_of_tasks(
 def too_late(step: StepGraph) -> set[int]:
     """Return ops that wait for what comes after their task: copies of the logs, as a rule.
 
-    They wait for updates, or are forward ops and wait for the backward pass of their micro-batch: a lane
-    would wait for that with them.
+    They wait for updates, or, as forward ops, for the backward pass of their micro-batch; so would a lane.
     """
     index = step.index
     yet_to_come = list(itertools.accumulate(reversed(_updates(step)), operator.or_))[::-1]

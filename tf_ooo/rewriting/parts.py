@@ -170,8 +170,7 @@ class _Ops:
     def _without_data(
         self, names: Sequence[str], part_of: Mapping[str, int], weights: Mapping[str, int]
     ) -> dict[str, int]:
-        """Return the parts of ops without data: a weight's own, that of the first reader for variables and
-        masks.
+        """Return the parts of ops without data: a weight's own, for variables and masks the first reader's.
 
         What nobody reads (the result of a metric, behind its update) comes last.
         """

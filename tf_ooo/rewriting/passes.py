@@ -89,7 +89,6 @@ def _may_repeat(step: StepGraph, name: str) -> bool:
 
 
 def _is_plain(step: StepGraph, i: int) -> bool:
-    """Return whether an op is in no loop and no branch."""
     context = step.index.contexts[i]
     return context.frame == () == context.output_frame and not context.branches
 

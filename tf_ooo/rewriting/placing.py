@@ -157,8 +157,7 @@ def place(
 
     Ops on a variable are where it is, ops of a layer on its device; others follow the largest tensor
     (``bytes_of``) that they read, or else whoever reads them.  Those that call Python stay, and what adds up
-    the gradients of all replicas, which is traced where the variable is.  ``replica_of_node`` None: there is
-    one.
+    the gradients of all replicas, which is traced where the variable is.  ``replica_of_node`` None: one.
     """
     index = step.index
     replica_of = [0] * len(index) if replica_of_node is None else replica_of_node

@@ -23,8 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Orders:
-    """The orders of a step's ops, as planned and as TensorFlow would choose, that a memory limit is checked
-    with.
+    """The orders of a step's ops, planned and TensorFlow's own, with which a memory limit is checked.
 
     ``open_sizes``: inputs of another size may come without another trace.
     """

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 from tensorflow.core.framework import graph_pb2
 
+from grappler_passes import plugin
 from grappler_passes.compat import graph_protos
 from grappler_passes.passes.repeat import repeats
 from grappler_passes.passes.rewrite_plan import RewritePlan
-from grappler_passes.plugin import resting
-from tf_ooo.compat import func_graphs, nests
+from tf_ooo.compat import func_graphs, keras_trainable, keras_variables, nests
 from tf_ooo.compat.func_graphs import OptimizedGraph
 from tf_ooo.costs.places import Places
 from tf_ooo.errors import GraphError, OptionsError, ScheduleError
@@ -29,11 +29,13 @@ from tf_ooo.rewriting.parts import LEAST_SHARE
 from tf_ooo.rewriting.placing import Homes, crossing, one_pipeline, place, read_once, reads_elsewhere
 from tf_ooo.rewriting.request import RewriteRequest
 from tf_ooo.rewriting.result import RewriteResult, told
-from tf_ooo.rewriting.step_graph import Known, StepGraph, describe, is_unrolled, take_apart
+from tf_ooo.rewriting.step_graph import Known, StepGraph, is_unrolled, take_apart
 from tf_ooo.tracing.variables import all_variables
 
 if TYPE_CHECKING:
     import keras
+
+    from grappler_passes.plugin.requests import VariableInfo
 
 _LOG = logging.getLogger("tf_ooo")
 NO_GRAPH = (
@@ -140,7 +142,6 @@ def _rewrite_plan(step: StepGraph, plan: StagedPlan) -> tuple[RewritePlan, Colle
 
 
 def _unordered_notes(step: StepGraph, left_out: Collection[int]) -> list[str]:
-    """Note that backward passes read what another replica's micro-batches have computed."""
     names = [step.index.names[i] for i in left_out]
     tasks = [step.where[name][:2] for name in names if name in step.where]
     layers = sorted({layer for kind, layer in tasks if kind in ("dO", "dW")})
@@ -176,8 +177,7 @@ def _controls(graph_def: graph_pb2.GraphDef) -> int:
 
 
 class LayerByLayer:
-    """Takes steps apart and has their layers run one after the other on one device, so that each can be
-    measured.
+    """Takes steps apart; their layers run one after the other on one device, each to be measured.
 
     ``step`` is the first that was taken apart; ``share``: as of :func:`take_apart`;
     ``check`` is given the first step, before it runs: with an error of :data:`REFUSING` it never does, and
@@ -199,19 +199,14 @@ class LayerByLayer:
         if self.step is None:
             self.rested = not self._check(step)
             self.step = step
-        if self.rested:
-            return RewriteResult(step.graph, plan.schedule, _at_rest(graph_def), 0, 0, 0.0)
-        return rewrite_taken(step, plan)
-
-
-def _at_rest(graph_def: graph_pb2.GraphDef) -> graph_pb2.GraphDef:
-    """OptionsError, with which it does not run either: it returns what has no zero."""
-    try:
-        return resting(graph_def)
-    except (TypeError, ValueError) as error:
-        raise OptionsError(
-            f"first_steps='cut': train_step returns what is no number or text: {error}"
-        ) from error
+        if not self.rested:
+            return rewrite_taken(step, plan)
+        try:
+            at_rest = plugin.resting(graph_def)
+        except (TypeError, ValueError) as error:  # it returns what has no zero, and does not run either
+            said = f"first_steps='cut': train_step returns what is no number or text: {error}"
+            raise OptionsError(said) from error
+        return RewriteResult(step.graph, plan.schedule, at_rest, 0, 0, 0.0)
 
 
 def request_to_measure(model: keras.Model, layers: LayerByLayer) -> RewriteRequest[RewriteResult]:
@@ -232,6 +227,13 @@ def _request(
     dump_dir: passes.Folder = None,
     refuse_on: tuple[type[BaseException], ...] = (),
 ) -> RewriteRequest[RewriteResult]:
+    def described() -> Iterator[tuple[Any, VariableInfo]]:
+        """Tell graphs the names of variables, and which Keras takes for trainable."""
+        trainable = {id(variable) for variable in keras_trainable.trained_variables(model)}
+        for name, variable in keras_variables.named(all_variables(model)).items():
+            value = keras_variables.value_of(variable)
+            if value is not None:
+                yield value.handle, {"name": name, "trainable": id(variable) in trainable}
 
     def of_steps(graph_def: graph_pb2.GraphDef) -> RewriteResult | None:
         if not is_unrolled(graph_def):
@@ -250,7 +252,7 @@ def _request(
         of_steps,
         lambda result, before: False,
         lambda _: NO_GRAPH,
-        describe(model, lambda: all_variables(model)),
+        plugin.described_by_handle(described),
         refuse_on,
         failed="the step could not be cut",
     )

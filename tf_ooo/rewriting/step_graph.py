@@ -9,32 +9,23 @@ import dataclasses
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
 
 from tensorflow.core.framework import graph_pb2
 
-from grappler_passes import plugin
 from grappler_passes.analysis.classify import classify_graph_def
 from grappler_passes.analysis.steps import STEP_ATTR, STEP_SCOPE, is_sum, microbatch_graph, steps_of, turns_of
 from grappler_passes.graph.dependencies import GraphIndex, has_side_effects, only_reads, states_of
 from grappler_passes.graph.sizes import KnownShapes, with_list_sizes, with_sizes
 from grappler_passes.graph.training_graph import TrainingGraph
 from grappler_passes.graph.variables import VARIABLE_ATTR
-from tf_ooo.compat import keras_trainable, keras_variables
 from tf_ooo.costs.devices import device
 from tf_ooo.costs.profile import op_seconds
 from tf_ooo.errors import GraphError
 from tf_ooo.rewriting.parts import LEAST_SHARE, WHOLE, divided
 from tf_ooo.rewriting.tasks import assign, forward_and_loops
-
-if TYPE_CHECKING:
-    import keras
-
-    from grappler_passes.plugin.requests import Describe, VariableInfo
-
 
 _STEP = re.compile(rf"{STEP_SCOPE}(\d+)(?=/|$)")
 # TensorFlow numbers these when it lowers loops and branches, for each micro-batch otherwise.
@@ -142,8 +133,7 @@ def _lost_task(names: frozenset[str], unplanned: int, known: Known) -> str:
 class StepGraph:
     """A graph of unrolled micro-batches, taken apart once; :meth:`after` is the step after a pass.
 
-    ``steps``: the micro-batch of each node, ``count`` for what comes once; ``turns``: its turn.  ``general``:
-    the :func:`general_names`.
+    ``steps``: each node's micro-batch, ``count`` for what comes once; ``turns``; the :func:`general_names`.
     """
 
     graph_def: graph_pb2.GraphDef
@@ -312,19 +302,6 @@ def _classified(alone: graph_pb2.GraphDef, general: Mapping[str, str], share: fl
         assigned.inseparable,
         frozenset(general[name] for name in assigned.joined),
     )
-
-
-def describe(model: keras.Model, variables: Callable[[], Sequence[keras.Variable]]) -> Describe:
-    """Tell graphs the names of variables, and which Keras takes for trainable."""
-
-    def infos() -> Iterator[tuple[Any, VariableInfo]]:
-        trainable = {id(variable) for variable in keras_trainable.trained_variables(model)}
-        for name, variable in keras_variables.named(variables()).items():
-            value = keras_variables.value_of(variable)
-            if value is not None:
-                yield value.handle, {"name": name, "trainable": id(variable) in trainable}
-
-    return plugin.described_by_handle(infos)
 
 
 def variable_layers(step: StepGraph) -> dict[str, int]:

@@ -65,7 +65,6 @@ def _found_outside(function: Any) -> Mapping[str, Any]:
 
 
 def _variables_in(name: str, value: object) -> Iterator[tuple[str, Any]]:
-    """The variable itself, or those in a list, a tuple or a dictionary."""
     if isinstance(value, tf.Variable):
         yield name, value
     elif isinstance(value, dict):
@@ -77,10 +76,10 @@ def _variables_in(name: str, value: object) -> Iterator[tuple[str, Any]]:
 
 
 class Writes:
-    """What a micro-batch's ops, from number ``begin`` on, assign: names by handle, by the ops' numbers.
+    """Knows what a micro-batch's ops assign, from number ``begin`` on; ``part``: its rows.
 
     These are weights, optimizers' variables, and variables that Keras does not know.  Left out are the states
-    that each micro-batch changes by intent: metrics and seeds.  ``part``: the micro-batch's rows.
+    that each micro-batch changes by intent: metrics and seeds.
 
     StepRefused: an op assigns an optimizer's variable by what it computes of data.
     """
@@ -97,7 +96,7 @@ class Writes:
         self._weights, self._names = weights.keys(), {**own, **weights, **of_optimizers}
         known = names_by_handle(all_variables(model)).keys()
         self._left_out = known - weights.keys() - of_optimizers.keys()
-        self._writes: dict[int, dict[int, str]] = {}
+        self._writes: dict[int, dict[int, str]] = {}  # names by handle, by the ops' numbers
         for number, op in enumerate(self._operations[begin:], begin):
             written = self._written_by(op)
             names = [name for handle, name in written.items() if handle in of_optimizers]
@@ -111,7 +110,6 @@ class Writes:
                 self._writes[number] = written
 
     def _written_by(self, op: tf.Operation) -> dict[int, str]:
-        """Return the names of those that an op, or a function that it calls, assigns."""
         return {
             id(tensor): self._names.get(id(tensor), f"a variable of its own (op {op.name})")
             for tensor in func_graphs.written_by_op(op)
@@ -122,8 +120,7 @@ class Writes:
     def once(self, each: Collection[str]) -> set[int]:
         """Return the ops that assign states and depend on no data, and what was computed from these before.
 
-        The first micro-batch runs them for all.  Left out are the states that ``each`` micro-batch is known
-        to change.
+        The first micro-batch runs them for all.  States that ``each`` micro-batch changes are left out.
         """
         operations, of_data, writes = self._operations, self._of_data, self._writes
         by_each = {

@@ -102,7 +102,6 @@ class Origins:
         return self._known[id(tensor)] != before
 
     def _sources(self, tensor: tf.Tensor) -> Sequence[Any]:
-        """Return the tensors whose origins decide on this one's."""
         op = tensor.op
         if id(tensor) in self._inputs or op.type in _SIZES or _is_collective(op):
             return ()

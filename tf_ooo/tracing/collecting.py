@@ -115,8 +115,7 @@ class Collecting:
     def micro_batch(self, number: int, share: object = 1.0) -> Iterator[None]:
         """Inside the block one is traced; :attr:`given` is then what its optimizers were given.
 
-        ``share``: what gradients of losses that an optimizer scales are multiplied by, in the place of the
-        micro-batch's weight.
+        ``share``: replaces the micro-batch's weight for gradients of losses that an optimizer scales.
         """
         self._number, self._calls, self._taped, self.given = number, 0, Taped(), []
         self._scaled, self._graph = Scaled(share), tf.compat.v1.get_default_graph()
@@ -192,8 +191,7 @@ class Collecting:
         added.append(tf.IndexedSlices(slices.values, own, slices.dense_shape))
 
     def apply(self, call: int = 0) -> None:
-        """Hands the sums to the optimizers, in the order in which the first micro-batch did, from this call
-        on."""
+        """Hands the sums to the optimizers, from this call on, in the order of the first micro-batch."""
         self._applying = True
         for applied in self.applied[call:]:
             grads, update = self._totals(applied), applied.update

@@ -116,8 +116,7 @@ class CopiedStep:
     ) -> Any:
         """Return a copy of the step in the function that is being traced; what the step returns.
 
-        ``scope`` is new in that function; all nodes get ``attributes``; ``edit`` changes the copy's GraphDef
-        before.
+        ``scope`` is new in that function; all nodes get ``attributes``; ``edit`` changes the GraphDef before.
         """
         graph_def = graph_protos.copy_of(self._graph_def)
         for node in graph_def.node:
@@ -186,8 +185,7 @@ class StepSource:
 
 
 class Unrolled:
-    """Runs batches of data through a train step, several ``steps`` in one function, what is left over one by
-    one.
+    """Runs batches through a train step, several ``steps`` in one function, what is left over one by one.
 
     ``tracing`` is entered around calls; functions may be traced there.
     """
@@ -203,7 +201,6 @@ class Unrolled:
         self.around_traces: Callable[[int], AbstractContextManager[Any]] = lambda count: nullcontext()
 
     def __call__(self, batches: Sequence[Any]) -> Any:
-        """Trains on all batches; the logs of the last step."""
         outputs, rest = None, list(batches)
         while rest:
             count = self.steps if len(rest) >= self.steps else 1

@@ -64,8 +64,7 @@ class TracedPart:
     def end(self, left_out: Collection[int]) -> None:
         """Its last op was made, or that of this part.
 
-        ``left_out``: numbers of ops that are made anew each time.  Sets ``why_not`` where it has to be traced
-        again instead.
+        ``left_out``: numbers of ops that are made anew.  Sets ``why_not`` where it has to be traced again.
         """
         graph = tf.compat.v1.get_default_graph()
         captures, graph_def = func_graphs.captures_so_far(graph), graph.as_graph_def()
@@ -365,7 +364,6 @@ def _no_copies(why: str) -> StepRefused:
 
 
 def _is_of_weights_alone(op: tf.Operation, updated: Collection[int], data: Collection[int]) -> bool:
-    """Return whether an op's inputs come from updated weights, and from no data or random numbers."""
     tensors = list(upstream(op.inputs))
     if any(id(tensor) in data or DRAWN.search(tensor.op.type) for tensor in tensors):
         return False

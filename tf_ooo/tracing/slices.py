@@ -18,8 +18,7 @@ Named = Sequence[tuple[str, Any]]
 class GradientSlices:
     """Into how many slices each gradient is cut; every element is added up as it would be anyway.
 
-    By name: ``sizes`` in bytes of those that may be cut, filled in while a step is traced; ``counts`` of
-    slices.
+    By name: ``sizes`` in bytes of what may be cut, filled in while a step is traced; ``counts`` of slices.
     """
 
     def __init__(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -25,8 +26,7 @@ Seen = tuple[tuple[int, tuple[int | None, ...]], ...]
 class Inputs:
     """Looks at the arguments of a step when they are of a kind that it has not seen yet.
 
-    ``elements_per_call``: how many a call takes from an iterator; None: unknown, iterators are not looked
-    into.
+    ``elements_per_call``: how many a call takes from an iterator; None: iterators are not looked into.
     """
 
     def __init__(self, elements_per_call: Callable[[], int] | None = None) -> None:
@@ -94,27 +94,21 @@ def traced_anew(model: keras.Model) -> Iterator[None]:
         forget_traces(model)
 
 
-def random_state(*steps: Callable[..., Any]) -> str:
+def random_state(step: Callable[..., Any]) -> str:
     """Say which op of a trace draws random numbers from a state of its own; empty where none does.
 
     Such an op forbids going to and fro between two functions: each begins that state anew.
     """
-    return next(filter(None, map(_random_state_of, map(_ops_of, steps))), "")
+    # Asked for its traces, one with an input_signature would make one.
+    traced = (function for function in functions_of(step) if trace_count(function))
+    concretes = itertools.chain.from_iterable(map(tf_functions.concrete_functions_of, traced))
+    return _random_state_of(op for each in concretes for op in func_graphs.ops_reached_from(each.graph))
 
 
 def random_state_in(graph_def: graph_pb2.GraphDef) -> str:
     """Say the same as :func:`random_state`, for a graph and its functions."""
     nodes = [*graph_def.node, *(node for f in graph_def.library.function for node in f.node_def)]
     return _random_state_of((node.name, node.op) for node in nodes)
-
-
-def _ops_of(step: Callable[..., Any]) -> Iterator[tuple[str, str]]:
-    """Name and type of each op in what was traced and all functions it calls."""
-    for function in functions_of(step):
-        # Asked for its traces, one with an input_signature would make one.
-        traced = tf_functions.concrete_functions_of(function) if trace_count(function) else ()
-        for concrete in traced:
-            yield from func_graphs.ops_reached_from(concrete.graph)
 
 
 def _random_state_of(ops: Iterable[tuple[str, str]]) -> str:

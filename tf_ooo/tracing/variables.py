@@ -146,8 +146,7 @@ class Moved:
     def restore(self, reachable: Callable[[str], bool] = lambda device: True) -> list[str]:
         """Puts the variables back with their present values; names those whose device is gone.
 
-        These keep the values that they had when they were moved: TensorFlow would wait for ever for devices
-        that are not ``reachable``.
+        These keep their values from before: TensorFlow would wait for ever for devices not ``reachable``.
         """
         lost = []
         gone: set[str] = set()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -64,8 +65,10 @@ def rows_of(batch: object) -> int:
 
 def parts_of(batch: object, rows: Sequence[int]) -> list[Any]:
     """Return the batch's micro-batches; the batch itself where there is one."""
-    split = FixedRows(rows)
-    return [split.part(batch, number) for number in range(split.count)]
+    if len(rows) == 1:
+        return [batch]
+    begins = itertools.accumulate(rows, initial=0)
+    return [_slices(batch, begin, begin + count) for begin, count in zip(begins, rows, strict=False)]
 
 
 def _slices(batch: object, begin: Any, end: Any) -> Any:

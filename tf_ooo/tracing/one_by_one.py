@@ -187,7 +187,7 @@ class MicroBatches:
         # Traced within the step: gradients of a function of its own could not be added up outside.
         train_step = tf_functions.undecorated(self.model.train_step)
         with (
-            self.states.micro_batch(number, given),
+            self.states.micro_batch(given),
             self.collecting.micro_batch(number, share),
             keras_losses.weighted_means(self.model, share),
         ):

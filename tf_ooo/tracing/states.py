@@ -100,7 +100,7 @@ class States:
         self.values: list[Any] = []
 
     @contextlib.contextmanager
-    def micro_batch(self, number: int, part: object) -> Iterator[None]:
+    def micro_batch(self, part: object) -> Iterator[None]:
         """Inside the block one is traced; ``part``: its rows.  Raises NotHeld."""
         if self._split.count == 1:
             yield

@@ -12,7 +12,7 @@ from tf_ooo.compat import keras_optimizers, versions
 from tf_ooo.errors import BackendError
 from tf_ooo.tracing.collecting import Collecting
 from tf_ooo.tracing.intercepting import TurnsNeeded
-from tf_ooo.tracing.micro_batches import parts_of, relative_weights, rows_of, split_rows
+from tf_ooo.tracing.micro_batches import FixedRows, parts_of, rows_of, split_rows
 
 
 @pytest.mark.parametrize(
@@ -38,7 +38,8 @@ def test_rows_of_each_micro_batch(rows, parts, expected):
     ],
 )
 def test_relative_weights(rows, weights, scale):
-    assert relative_weights(rows) == (weights, scale)
+    split = FixedRows(rows)
+    assert (split.weights, split.scale) == (weights, scale)
 
 
 def test_rows_of_a_batch():
@@ -93,12 +94,12 @@ class Given:
 
 def traced(given, micro_batches, rows):
     """Calls ``micro_batches[n]`` in a graph for each; (the nodes of it, what they collected)."""
-    weights, scale = relative_weights(rows)
+    split = FixedRows(rows)
     values = []
 
     @tf.function(autograph=False)
     def step():
-        collecting = Collecting(given.optimizers, weights, scale)
+        collecting = Collecting(given.optimizers, split.weights, split.scale)
         for number, micro_batch in enumerate(micro_batches):
             with collecting.micro_batch(number):
                 micro_batch()
@@ -127,7 +128,7 @@ def test_the_gradient_is_the_mean_of_the_batch(monkeypatch):
     # Two sums for each variable, and no product for the first micro-batch.
     assert sum(SUM_ATTR in node.attr and node.op == "AddV2" for node in nodes) == 4
     assert sum(node.op == "Mul" for node in nodes) == 2 * (2 + 1)
-    assert collecting.collected_after[0] == 2
+    assert collecting.applied[0].collected_at == 2
     # The optimizer is itself again.
     assert not {"apply", "apply_gradients"} & vars(sgd).keys()
 
@@ -261,7 +262,7 @@ def test_two_optimizers_in_the_order_of_the_first_micro_batch(monkeypatch):
         (first, [variables[0]]),
     ]
     assert found == [2, 6]
-    assert collecting.collected_after == [1, 2]
+    assert [applied.collected_at for applied in collecting.applied] == [1, 2]
 
 
 @pytest.mark.skipif(versions.is_keras_2(keras), reason="apply of Keras 3")

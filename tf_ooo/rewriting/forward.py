@@ -39,8 +39,7 @@ def request_to_place_forward(
 ) -> RewriteRequest[PassResult]:
     """Return functions that evaluate or predict run on the devices of their variables.
 
-    ``seen``: dtypes and shapes of the batch that a function is traced for.  Raises BackendError as
-    RewriteRequest.
+    ``seen``: dtypes and shapes of the batch that a function is traced for.  BackendError as RewriteRequest.
     """
     return RewriteRequest(
         "tf_ooo-forward",
@@ -71,7 +70,9 @@ def place_forward(graph_def: graph_pb2.GraphDef, bytes_of: Sizes) -> dict[str, s
     if not placed:
         raise GraphError("the function reads no variable")
     bound = frozenset(placed)
-    bytes_of = {**bytes_of, **dict.fromkeys(_staying(index, bytes_of), _STAYS)}
+    named = zip(index.names, index.ops, strict=True)
+    staying = [n for n, op in named if op.startswith(_LISTS) or op in EXITS and n not in bytes_of]
+    bytes_of = {**bytes_of, **dict.fromkeys(staying, _STAYS)}
     slices_at_home(index, nodes, placed)
     weights = _with_weights(index, nodes, placed, bytes_of)
     loops = [_Loop(index, members, bound) for members in members_of_loops(index).values()]
@@ -85,7 +86,6 @@ def place_forward(graph_def: graph_pb2.GraphDef, bytes_of: Sizes) -> dict[str, s
 
 
 def _sizes(graph_def: graph_pb2.GraphDef, known: KnownShapes) -> dict[str, int]:
-    """Return bytes of outputs, as far as they are known."""
     try:
         outputs = outputs_with_sizes(graph_def, known)
     except Exception as error:  # TensorFlow's shape functions raise whatever they like
@@ -93,11 +93,6 @@ def _sizes(graph_def: graph_pb2.GraphDef, known: KnownShapes) -> dict[str, int]:
         outputs = outputs_with_sizes(graph_def, KnownShapes())
     sizes = {node.name: output_bytes(node.op, outputs.get(node.name, ())) for node in graph_def.node}
     return {name: size for name, size in sizes.items() if size is not None}
-
-
-def _staying(index: GraphIndex, bytes_of: Sizes) -> list[str]:
-    named = zip(index.names, index.ops, strict=True)
-    return [name for name, op in named if op.startswith(_LISTS) or op in EXITS and name not in bytes_of]
 
 
 def _with_weights(

@@ -15,7 +15,8 @@ _DATA = ("_Arg", "Placeholder", "PlaceholderWithDefault")
 
 def ops_of_data(graph: TrainingGraph) -> set[str]:
     """Return the ops that depend on data, not only on variables and constants."""
-    handles = _handles(graph)
+    using = (op for op in graph.ops.values() if op.type.startswith(_USING))
+    handles = {_source(graph, op.inputs[0][0]) for op in using if op.inputs}
     names: set[str] = set()
     for name, op in graph.ops.items():
         starts = op.type in _DATA and name not in handles
@@ -32,10 +33,8 @@ def layers_of_weights(graph: TrainingGraph, of_data: Collection[str]) -> dict[st
         if variable.name in owner:
             layers.setdefault(variable.handle, set()).add(owner[variable.name])
     for name, op in graph.ops.items():
-        read = (
-            () if name in of_data else [layers[producer] for producer in op.producers if producer in layers]
-        )
-        if read:
+        read = [layers[producer] for producer in op.producers if producer in layers]
+        if read and name not in of_data:
             layers[name] = layers.get(name, set()).union(*read)
     return layers
 
@@ -53,13 +52,7 @@ def layers_using(
     return using
 
 
-def _handles(graph: TrainingGraph) -> set[str]:
-    using = (op for op in graph.ops.values() if op.type.startswith(_USING))
-    return {_source(graph, op.inputs[0][0]) for op in using if op.inputs}
-
-
 def _source(graph: TrainingGraph, name: str) -> str:
-    """Return what comes into a loop or a branch under this name."""
     while name in graph.ops and graph.ops[name].type in _PASSING_ON and graph.ops[name].inputs:
         name = graph.ops[name].inputs[0][0]
     return name
@@ -70,8 +63,7 @@ _HELD = (OpKind.FORWARD, OpKind.OUTPUT_GRAD, OpKind.WEIGHT_GRAD, OpKind.UPDATE)
 
 @dataclass(frozen=True)
 class LoopTask:
-    """One while loop, with those inside it: its ops (Enters and Exits too), its kind (F, dO, dW, U), its
-    layer.
+    """One while loop, with those inside it: its ops (Enters and Exits too), kind (F, dO, dW, U) and layer.
 
     ``inseparable``: (lowest, highest) layer whose weights it reads; no cut may part them.  A loop of tied
     weights may run with a layer above these.
@@ -171,12 +163,8 @@ class _Loops:
     def weights_read(self) -> dict[str, set[int]]:
         """Return the layers of the weights that come into each loop, cast or reshaped or as they are."""
         graph, index = self._graph, self._index
-        own = {
-            v.handle: layer.index
-            for layer in graph.layers
-            for v in graph.variables
-            if v.name in layer.variables
-        }
+        layer_of = {name: layer.index for layer in graph.layers for name in layer.variables}
+        own = {v.handle: layer_of[v.name] for v in graph.variables if v.name in layer_of}
         only: dict[int, frozenset[int]] = {}  # what depends on weights alone: whose
         for i in index.order:
             sources = [p for p, _ in index.data_preds[i]]

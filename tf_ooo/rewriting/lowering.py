@@ -49,9 +49,7 @@ class Bundle:
 class Links(Protocol):
     """Says how the tasks of one mode wait for each other, and what the ops of its graph depend on."""
 
-    @property
-    def names(self) -> Sequence[str]:
-        """Return the names of the ops, by number."""
+    names: list[str]  # of the ops, by number
 
     def bit(self, op: int) -> int:
         """The op as a set of bits."""
@@ -63,8 +61,7 @@ class Links(Protocol):
         """Return whether two tasks in a row are one block."""
 
     def link(self, order: LaneOrder, rank: int, block: Bundle, following: Bundle, free: list[int]) -> None:
-        """Adds the edges that have the ``free`` ops of ``following`` run after ``block``, which has this
-        place.
+        """Add edges by which the ``free`` ops of the ``following`` block run after this one, number ``rank``.
 
         Behind the last block there follows an empty one.
         """
@@ -202,7 +199,11 @@ class _FewEdges:
     def link(self, order: LaneOrder, rank: int, block: Bundle, following: Bundle, free: list[int]) -> None:
         """Every last before every first; where that would be many edges, the latest of the lasts only."""
         before, after = ([self.names[i] for i in ops] for ops in (block.ops, free))
-        lasts, firsts = last_ops(before, self._producers), first_ops(after, self._producers)
+
+        def producers(name: str) -> list[str]:
+            return producers_of(self._graph.ops[name])
+
+        lasts, firsts = last_ops(before, producers), first_ops(after, producers)
         room = max(1, _MAX_EDGES_PER_PAIR // max(1, len(firsts)))
         pairs = [(last, first) for last in lasts[-room:] for first in firsts]
         if len(pairs) < len(lasts) * len(firsts):
@@ -211,9 +212,6 @@ class _FewEdges:
                 f"{len(lasts) * len(firsts)} edges between their ops were added, more would cost time"
             )
         order.edges.extend(pairs)
-
-    def _producers(self, name: str) -> list[str]:
-        return producers_of(self._graph.ops[name])
 
 
 def first_ops(names: Collection[str], producers: Callable[[str], Iterable[str]]) -> list[str]:
@@ -264,7 +262,7 @@ def tasks_of_ops(graph: TrainingGraph) -> dict[str, Task]:
 
     Of the forward pass what the backward pass needs: metrics run at any time.
     """
-    backward = {op for kind in (OpKind.OUTPUT_GRAD, OpKind.WEIGHT_GRAD) for op in graph.of_kind(kind)}
+    backward = {*graph.of_kind(OpKind.OUTPUT_GRAD), *graph.of_kind(OpKind.WEIGHT_GRAD)}
     forward = layers_of_weights_and_readers(graph)
     wanted = reached(backward, lambda name: graph.ops[name].producers if name in graph.ops else ())
     forward = {n: forward[n] for n in graph.of_kind(OpKind.FORWARD) if n in forward and n in wanted}
@@ -283,7 +281,10 @@ def timed_ops(graph_def: graph_pb2.GraphDef, tasks: Mapping[str, Task]) -> dict[
     Metrics, which the backward pass does not need, and what reads labels only: neither a weight nor an output
     of another stage.  A task that has no other ops keeps them.
     """
-    producers = _producers(graph_def)
+    producers = {
+        node.name: [tensor.partition(":")[0] for tensor in node.input if not tensor.startswith("^")]
+        for node in graph_def.node
+    }
     backward = [name for name, task in tasks.items() if task.kind in ("dO", "dW")]
     needed = reached(backward, lambda name: producers.get(name, ()))
     reads = _reads(graph_def, producers, tasks)
@@ -296,13 +297,6 @@ def timed_ops(graph_def: graph_pb2.GraphDef, tasks: Mapping[str, Task]) -> dict[
     kept = {name: task for name, task in tasks.items() if counts(name, task)}
     lost = set(tasks.values()) - set(kept.values())
     return {name: task for name, task in tasks.items() if name in kept or task in lost}
-
-
-def _producers(graph_def: graph_pb2.GraphDef) -> dict[str, list[str]]:
-    return {
-        node.name: [tensor.partition(":")[0] for tensor in node.input if not tensor.startswith("^")]
-        for node in graph_def.node
-    }
 
 
 def _reads(

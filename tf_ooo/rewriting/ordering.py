@@ -41,8 +41,7 @@ def ops_of_tasks(
 def too_late(step: StepGraph) -> set[int]:
     """Return ops that wait for what comes after their task: copies of the logs, as a rule.
 
-    They wait for updates, or are forward ops and wait for the backward pass of their micro-batch: a lane
-    would wait for that with them.
+    They wait for updates, or, as forward ops, for the backward pass of their micro-batch; so would a lane.
     """
     index = step.index
     yet_to_come = list(itertools.accumulate(reversed(_updates(step)), operator.or_))[::-1]
@@ -90,8 +89,7 @@ def order_updates(
         if kind == "U":
             i = index.index[name]
             by_layer.setdefault((step.turns[i], layer), []).append(i)
-    devices = dict.fromkeys(device_of_layer[layer] for _, layer in by_layer)
-    orders = {device: LaneOrder() for device in devices}
+    orders = {device_of_layer[layer]: LaneOrder() for _, layer in by_layer}
     joins = {
         device: _Joins(index, f"{prefix}/updates_{number}", False, sizes)
         for number, device in enumerate(sorted(orders))

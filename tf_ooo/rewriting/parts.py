@@ -121,9 +121,8 @@ class _Ops:
         The weights may be those of several layers (of cells on one another, a GRU's), of which this is the
         highest.  What depends on no loop is in the first part, which has the weights.
         """
-        own = [
-            loop for loop in loops if loop.kind == "F" and loop.inseparable[0] <= layer <= loop.inseparable[1]
-        ]
+        forward = (loop for loop in loops if loop.kind == "F")
+        own = [loop for loop in forward if loop.inseparable[0] <= layer <= loop.inseparable[1]]
         if len(own) < 2 or any(loop.layer != layer or loop.inseparable != own[0].inseparable for loop in own):
             return None
         loop_of = {name: number for number, loop in enumerate(own) for name in loop.members}
@@ -146,11 +145,8 @@ class _Ops:
                 taken_s = left_s[start] - left_s[i + 1]
                 if left_s[i + 1] < least_s or (best and taken_s > _LATER * least_s):
                     break
-                if (
-                    i not in together
-                    and taken_s >= least_s
-                    and not (best and crossing[best - 1] <= crossing[i])
-                ):
+                less = not best or crossing[i] < crossing[best - 1]
+                if i not in together and taken_s >= least_s and less:
                     best = i + 1
             if not best:
                 return ends
@@ -169,17 +165,12 @@ class _Ops:
             size = float(self._graph.ops[name].output_bytes or 0)
             changes[i] += size
             changes[last[i]] -= size
-        crossing, now = [], 0.0
-        for change in changes[:-1]:
-            now += change
-            crossing.append(now)
-        return crossing
+        return list(itertools.accumulate(changes[:-1]))
 
     def _without_data(
         self, names: Sequence[str], part_of: Mapping[str, int], weights: Mapping[str, int]
     ) -> dict[str, int]:
-        """Return the parts of ops without data: a weight's own, that of the first reader for variables and
-        masks.
+        """Return the parts of ops without data: a weight's own, for variables and masks the first reader's.
 
         What nobody reads (the result of a metric, behind its update) comes last.
         """

@@ -19,7 +19,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 from tensorflow.core.framework import graph_pb2
 
-from grappler_passes.graph.dependencies import SWITCHES, has_side_effects
+from grappler_passes.graph.dependencies import SWITCHES, has_side_effects, reached
 from grappler_passes.passes.base import Pass, PassPipeline, PassResult, relaxed_by
 from grappler_passes.passes.local_constants import LocalConstantsPass
 from grappler_passes.passes.plain_sums import PlainSumsPass
@@ -59,12 +59,7 @@ def to_repeat(step: StepGraph, layers: Collection[int]) -> tuple[frozenset[str],
         if read and _is_plain(step, i):
             readers.add(i)
             again.update(read)
-    waiting = list(again)
-    while waiting:
-        i = waiting.pop()
-        above = {p for p, _ in index.data_preds[i] if forward.get(p) == forward[i]} - again
-        again |= above
-        waiting += above
+    again = reached(again, lambda i: [p for p, _ in index.data_preds[i] if forward.get(p) == forward[i]])
     return frozenset(names[i] for i in again), frozenset(names[i] for i in readers)
 
 
@@ -94,7 +89,6 @@ def _may_repeat(step: StepGraph, name: str) -> bool:
 
 
 def _is_plain(step: StepGraph, i: int) -> bool:
-    """Return whether an op is in no loop and no branch."""
     context = step.index.contexts[i]
     return context.frame == () == context.output_frame and not context.branches
 
@@ -109,14 +103,14 @@ def separating(dump_dir: Folder = None) -> PassPipeline:
 
 def separating_only(original: graph_pb2.GraphDef) -> PassPipeline:
     """Make the passes for steps that run in stock order, to be measured."""
-    return PassPipeline([SeparatePass(), VerifyPass(original, frozenset(), SeparatePass.relaxes)])
+    return _verified([SeparatePass()], original)
 
 
 def ordering(
     plan: RewritePlan, original: graph_pb2.GraphDef, separated: PassResult, dump_dir: Folder = None
 ) -> PassPipeline:
     """Return one device: for a graph that was ``separated``."""
-    return _verified([AnnotatePass(plan), OrderPass(plan)], original, separated, dump_dir)
+    return _verified([AnnotatePass(plan), OrderPass(plan)], original, dump_dir, separated)
 
 
 def ordering_one_step(plan: RewritePlan, dump_dir: Folder = None) -> PassPipeline:
@@ -125,13 +119,10 @@ def ordering_one_step(plan: RewritePlan, dump_dir: Folder = None) -> PassPipelin
 
 
 def ordering_steps(
-    gained: Sequence[Additions],
-    original: graph_pb2.GraphDef,
-    separated: PassResult,
-    dump_dir: Folder = None,
+    gained: Sequence[Additions], original: graph_pb2.GraphDef, separated: PassResult, dump_dir: Folder = None
 ) -> PassPipeline:
     """Return data parallel: for the graph of all steps, with what the graph of each step has gained."""
-    return _verified([StepsPass(gained)], original, separated, dump_dir)
+    return _verified([StepsPass(gained)], original, dump_dir, separated)
 
 
 def adding_up(dump_dir: Folder = None) -> PassPipeline:
@@ -161,21 +152,26 @@ def placing(
     """Pipeline: for a graph whose sums are ops, behind the passes ``before``; ``available``: all devices."""
     placement = PlacementPass(plan, tuple(available))
     passes = [placement, LocalConstantsPass(), JoinsPass(plan), OrderPass(plan), AnnotatePass(plan)]
-    check = VerifyPass(original, frozenset(), relaxed_by(*passes))
-    return PassPipeline([*passes, check], dump_dir, ran=1 + (len(before.passes) if before else 0))
+    return _verified(passes, original, dump_dir, ran=1 + (len(before.passes) if before else 0))
 
 
 def placing_forward(
     plan: RewritePlan, available: Sequence[str], original: graph_pb2.GraphDef, dump_dir: Folder = None
 ) -> PassPipeline:
     """Pipeline: for a graph that evaluates or predicts."""
-    run = [PlacementPass(plan, tuple(available)), LocalConstantsPass()]
-    return PassPipeline([*run, VerifyPass(original, frozenset(), relaxed_by(*run))], dump_dir)
+    return _verified([PlacementPass(plan, tuple(available)), LocalConstantsPass()], original, dump_dir)
 
 
 def _verified(
-    passes: Sequence[Pass], original: graph_pb2.GraphDef, separated: PassResult, dump_dir: Folder
+    passes: Sequence[Pass],
+    original: graph_pb2.GraphDef,
+    dump_dir: Folder = None,
+    separated: PassResult | None = None,
+    ran: int = 0,
 ) -> PassPipeline:
-    """Verify a ``separated`` graph: nothing may differ from ``original`` but what passes declare."""
-    check = VerifyPass(original, separated.replaced, relaxed_by(SeparatePass, *passes))
-    return PassPipeline([*passes, check], dump_dir, ran=1)
+    """Verify the passes: nothing may differ from ``original`` but what they and the separation declare."""
+    if separated is None:
+        check = VerifyPass(original, frozenset(), relaxed_by(*passes))
+    else:
+        check, ran = VerifyPass(original, separated.replaced, relaxed_by(SeparatePass, *passes)), 1
+    return PassPipeline([*passes, check], dump_dir, ran)

@@ -19,8 +19,7 @@ def highest_peak(graph: TrainingGraph, order: Sequence[str]) -> int:
 
 def require_sizes(graph: TrainingGraph, limit_bytes: int) -> None:
     """Raises MemoryLimitError unless all sizes are known."""
-    unknown = unknown_sizes(graph)
-    if unknown:
+    if unknown := unknown_sizes(graph):
         raise MemoryLimitError(limit_bytes, None, unknown)
 
 

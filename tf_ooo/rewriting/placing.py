@@ -6,8 +6,6 @@ import functools
 import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from typing import TYPE_CHECKING
 
 from tensorflow.core.framework import node_def_pb2, types_pb2
 
@@ -15,10 +13,6 @@ from grappler_passes.graph.dependencies import SWITCHES, GraphIndex, has_side_ef
 from tf_ooo.hosts.devices import host_device
 from tf_ooo.planning.model.task import replica_of_part
 from tf_ooo.rewriting.step_graph import StepGraph
-
-if TYPE_CHECKING:
-    from tensorflow.core.framework import node_def_pb2
-
 
 _READ = "ReadVariableOp"
 
@@ -41,10 +35,6 @@ class Homes:
 
     def of_variables(self, layer: int) -> str:
         return self.devices[self.holder_of_layer[layer]][self.stage_of_layer[layer]]
-
-    @cached_property
-    def by_layer(self) -> list[str]:
-        return [self.of_variables(layer) for layer in range(len(self.stage_of_layer))]
 
     def device_of(self, layer: int, replica: int | None) -> str:
         """Return where a layer runs for a replica; None: what comes once a step."""
@@ -86,7 +76,8 @@ def read_once(step: StepGraph, replica_of_node: Sequence[int | None]) -> dict[st
         handle = index.data_preds[i][0][0]
         if index.names[handle] in written or index.ops[handle] not in ("_Arg", "VarHandleOp"):
             continue
-        first = firsts.setdefault((replica, handle, _dtype(step, i), waits_for), index.names[i])
+        dtype = int(step.graph_def.node[i].attr["dtype"].type)
+        first = firsts.setdefault((replica, handle, dtype, waits_for), index.names[i])
         if first != index.names[i]:
             stands_for[index.names[i]] = first
     return stands_for
@@ -110,10 +101,6 @@ def is_resource(node: node_def_pb2.NodeDef) -> bool:
     return "T" in node.attr and bool(node.attr["T"].type == types_pb2.DT_RESOURCE)
 
 
-def _dtype(step: StepGraph, i: int) -> int:
-    return int(step.graph_def.node[i].attr["dtype"].type)
-
-
 def crossing(step: StepGraph, replica_of_node: Sequence[int | None]) -> set[int]:
     """Ops that no lane orders, as they lead from one replica's micro-batches to another's, in their turn.
 
@@ -122,7 +109,9 @@ def crossing(step: StepGraph, replica_of_node: Sequence[int | None]) -> set[int]
     reads data of another replica's micro-batch runs when that is there.
     """
     index = step.index
-    fed = sum(1 << index.position[i] for i in _fed(step))
+    nodes = enumerate(step.graph_def.node)
+    batch = [i for i, node in nodes if node.op == "_Arg" and not is_resource(node)]
+    fed = sum(1 << index.position[i] for i in batch)
     of_data = [bool(index.reach[i] & fed) for i in range(len(index))]
     out: set[int] = set()
     for turn in range(max(step.turns) + 1):
@@ -147,11 +136,6 @@ def _of_others(bits: Mapping[int, int], replica: int) -> int:
     return functools.reduce(operator.or_, (ops for each, ops in bits.items() if each != replica), 0)
 
 
-def _fed(step: StepGraph) -> list[int]:
-    """Return the arguments that are no variables: the batch."""
-    return [i for i, node in enumerate(step.graph_def.node) if node.op == "_Arg" and not is_resource(node)]
-
-
 _Nodes = Mapping[str, node_def_pb2.NodeDef]
 
 _SLICES = ("Slice", "StridedSlice")
@@ -173,8 +157,7 @@ def place(
 
     Ops on a variable are where it is, ops of a layer on its device; others follow the largest tensor
     (``bytes_of``) that they read, or else whoever reads them.  Those that call Python stay, and what adds up
-    the gradients of all replicas, which is traced where the variable is.  ``replica_of_node`` None: there is
-    one.
+    the gradients of all replicas, which is traced where the variable is.  ``replica_of_node`` None: one.
     """
     index = step.index
     replica_of = [0] * len(index) if replica_of_node is None else replica_of_node
@@ -194,9 +177,7 @@ def place(
 def with_rank(nodes: _Nodes, placed: Mapping[str, str]) -> dict[str, str]:
     """The same devices, but for ops of Horovod on a worker: what they communicate is sent to this process."""
     of_rank = [name for name in placed if nodes[name].op.startswith(_OF_RANK)]
-    if not of_rank:
-        return dict(placed)
-    home = host_device()
+    home = host_device() if of_rank else ""
     process = home.rpartition("/device:")[0]
     return {**placed, **{name: home for name in of_rank if not placed[name].startswith(f"{process}/")}}
 
@@ -204,14 +185,13 @@ def with_rank(nodes: _Nodes, placed: Mapping[str, str]) -> dict[str, str]:
 def as_they_can(nodes: _Nodes, placed: Mapping[str, str]) -> dict[str, str]:
     """Return the same devices, but for ops that call Python, and those that only CPUs have."""
     python = {name: node.device for name, node in nodes.items() if node.op in _IN_PYTHON and node.device}
-    return {name: _able(nodes[name].device, device) for name, device in {**placed, **python}.items()}
-
-
-def _able(now: str, device: str) -> str:
-    """The device, or the CPU beside it for an op that TensorFlow has put on a CPU though there was a GPU."""
-    host, _, kind = device.rpartition("/device:")
-    on_cpu = "/device:CPU:" in now and kind.startswith("GPU")
-    return f"{host}/device:CPU:0" if on_cpu else device
+    able = {**placed, **python}
+    for name, device in able.items():
+        host, _, kind = device.rpartition("/device:")
+        # TensorFlow has put it on a CPU though there was a GPU.
+        if "/device:CPU:" in nodes[name].device and kind.startswith("GPU"):
+            able[name] = f"{host}/device:CPU:0"
+    return able
 
 
 def on_variables(index: GraphIndex, nodes: _Nodes) -> dict[str, str]:
@@ -223,15 +203,11 @@ def on_variables(index: GraphIndex, nodes: _Nodes) -> dict[str, str]:
         if index.ops[i] == "VarHandleOp" or index.ops[i] == "_Arg" and is_resource(nodes[name])
     }
     for i in index.order:
-        name = index.names[i]
-        if i in handles:
-            continue
-        takes = [p for p, _ in index.data_preds[i] if p in handles]
-        if not takes:
-            continue
-        placed[name] = handles[takes[0]]
-        if index.ops[i] in _HANDS_ON and is_resource(nodes[name]):
-            handles[i] = handles[takes[0]]
+        name, takes = index.names[i], [p for p, _ in index.data_preds[i] if p in handles]
+        if i not in handles and takes:
+            placed[name] = handles[takes[0]]
+            if index.ops[i] in _HANDS_ON and is_resource(nodes[name]):
+                handles[i] = handles[takes[0]]
     return placed
 
 
@@ -251,8 +227,7 @@ def follow(index: GraphIndex, nodes: _Nodes, placed: dict[str, str], bytes_of: M
         return [i for i in order if index.names[i] not in placed and index.ops[i] not in _FREE]
 
     for i in rest(index.order):
-        sources = [index.names[p] for p, _ in index.data_preds[i]]
-        sources = [name for name in sources if name in placed]
+        sources = [index.names[p] for p, _ in index.data_preds[i] if index.names[p] in placed]
         if sources:
             placed[index.names[i]] = placed[max(sources, key=lambda name: bytes_of.get(name, 0))]
     for i in reversed(rest(index.order)):

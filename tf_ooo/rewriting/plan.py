@@ -153,7 +153,6 @@ def _order_of(
 
 
 def _refuse_unknown(options: Mapping[str, Any]) -> None:
-    """OptionsError for what neither this function has nor any policy."""
     offered = {name for policy in POLICIES.values() for name in policy.options}
     for name, value in options.items():
         if name not in offered:

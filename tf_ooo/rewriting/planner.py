@@ -86,6 +86,10 @@ def _plan(graph: TrainingGraph, tasks: TaskOps, name: str, limit_bytes: int | No
     return lowest
 
 
+def _peak(schedule: Schedule) -> int:
+    return schedule.predicted_peak_bytes or 0
+
+
 def _schedule(graph: TrainingGraph, tasks: TaskOps, policy: str) -> Schedule:
     """Return one lane for each device: replicas of one model in one graph must not wait for each other."""
     order = BACKWARD_ORDERS[policy](tasks.backward_layers, frozenset(tasks.ops))
@@ -104,10 +108,6 @@ def peak_with(result: RewriteResult, known: KnownShapes) -> int | None:
     if unknown_sizes(graph):
         return None
     return highest_peak(graph, _order_of(result.schedule, graph, task_ops(graph)))
-
-
-def _peak(schedule: Schedule) -> int:
-    return schedule.predicted_peak_bytes or 0
 
 
 @contextlib.contextmanager

@@ -23,8 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Orders:
-    """The orders of a step's ops, as planned and as TensorFlow would choose, that a memory limit is checked
-    with.
+    """The orders of a step's ops, planned and TensorFlow's own, with which a memory limit is checked.
 
     ``open_sizes``: inputs of another size may come without another trace.
     """
@@ -95,9 +94,9 @@ def told(whose: Callable[[], Places], notes: Iterable[Note], texts: Iterable[str
     said: list[tuple[str, tuple[str, ...]]] = [(text, ()) for text in texts]
     unordered: dict[str, list[str]] = {}
     for note in notes:
-        why = _why_unordered(note)
-        if why:
-            unordered.setdefault(why, []).extend(note.nodes)
+        if note.status == _SKIPPED:  # in words without talk of graphs
+            circle = note.reason.endswith((CLOSES_A_CYCLE, WOULD_CLOSE_A_CYCLE))
+            unordered.setdefault(_EACH_OTHER if circle else _IN_A_LOOP, []).extend(note.nodes)
         elif note.status == _MIXED:
             said.append((f"not taken apart: {note.reason}", note.nodes))
     said += [(_OWN_ORDER + why, tuple(nodes)) for why, nodes in unordered.items()]
@@ -105,15 +104,6 @@ def told(whose: Callable[[], Places], notes: Iterable[Note], texts: Iterable[str
         return ()
     places = whose()
     return tuple(dict.fromkeys(places.told(text, names) for text, names in said))
-
-
-def _why_unordered(note: Note) -> str:
-    """Say why two ops do not run in the planned order, without talk of graphs; empty: the note says it."""
-    if note.status != _SKIPPED:
-        return ""
-    if note.reason.endswith((CLOSES_A_CYCLE, WOULD_CLOSE_A_CYCLE)):
-        return _EACH_OTHER
-    return _IN_A_LOOP
 
 
 def clear_plan(report: Report) -> None:

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import logging
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tensorflow.core.framework import graph_pb2
 
+from grappler_passes import plugin
 from grappler_passes.compat import graph_protos
 from grappler_passes.passes.repeat import repeats
 from grappler_passes.passes.rewrite_plan import RewritePlan
-from grappler_passes.plugin import resting
-from tf_ooo.compat import func_graphs, nests
+from tf_ooo.compat import func_graphs, keras_trainable, keras_variables, nests
 from tf_ooo.compat.func_graphs import OptimizedGraph
 from tf_ooo.costs.places import Places
 from tf_ooo.errors import GraphError, OptionsError, ScheduleError
@@ -24,16 +23,19 @@ from tf_ooo.hosts.devices import available_devices
 from tf_ooo.planning.model.schedule import Schedule, Task, TaskList
 from tf_ooo.planning.model.task import replica_of_part
 from tf_ooo.rewriting import passes
+from tf_ooo.rewriting.lowering import LaneOrder
 from tf_ooo.rewriting.ordering import lane_tasks, ops_of_tasks, order_lane, order_updates, too_late
 from tf_ooo.rewriting.parts import LEAST_SHARE
 from tf_ooo.rewriting.placing import Homes, crossing, one_pipeline, place, read_once, reads_elsewhere
 from tf_ooo.rewriting.request import RewriteRequest
 from tf_ooo.rewriting.result import RewriteResult, told
-from tf_ooo.rewriting.step_graph import Known, StepGraph, describe, is_unrolled, take_apart
+from tf_ooo.rewriting.step_graph import Known, StepGraph, is_unrolled, take_apart
 from tf_ooo.tracing.variables import all_variables
 
 if TYPE_CHECKING:
     import keras
+
+    from grappler_passes.plugin.requests import VariableInfo
 
 _LOG = logging.getLogger("tf_ooo")
 NO_GRAPH = (
@@ -74,11 +76,6 @@ def serial_plan(step: StepGraph, device: str, available: tuple[str, ...]) -> Sta
     return StagedPlan(schedule, step.known, one_pipeline(layers, [device] * len(layers)), available)
 
 
-def _places(step: StepGraph) -> Places:
-    layers = step.graph.layers
-    return Places({name: f"{kind} of {layers[layer].name}" for name, (kind, layer, _) in step.where.items()})
-
-
 def rewrite_step(
     graph_def: graph_pb2.GraphDef, plan: StagedPlan, dump_dir: passes.Folder = None
 ) -> RewriteResult:
@@ -92,63 +89,59 @@ def rewrite_step(
 def rewrite_taken(step: StepGraph, plan: StagedPlan, dump_dir: passes.Folder = None) -> RewriteResult:
     """:func:`rewrite_step` of a step that was taken apart with what the plan knows; PassError as there."""
     started, homes = time.perf_counter(), plan.homes
-    replica_of_node = homes.replica_of_node(step)
     merges = homes.replicas > 1 or (step.count > 1 and reads_elsewhere(step, homes))
-    stands_for = read_once(step, replica_of_node) if merges else {}
+    stands_for = read_once(step, homes.replica_of_node(step)) if merges else {}
     changes = passes.changing(step, plan.recompute, stands_for, dump_dir)
     if changes.passes:
         graph_def = changes(step.graph_def).graph_def
         step = step.after(graph_def, repeats(graph_def))
-    left_out = crossing(step, homes.replica_of_node(step)) if homes.replicas > 1 else ()
-    rewrite, moved = _rewrite_plan(step, plan, left_out)
+    rewrite, left_out = _rewrite_plan(step, plan)
     done = passes.placing(rewrite, plan.available, step.graph_def, dump_dir, changes)(step.graph_def)
+    layers, where = step.graph.layers, step.where.items()
+    notes = told(
+        lambda: Places({name: f"{kind} of {layers[layer].name}" for name, (kind, layer, _) in where}),
+        done.notes,
+    )
     return RewriteResult(
         training_graph=plan.known.graph,
         schedule=plan.schedule,
         graph_def=done.graph_def,
-        moved_ops=moved,
+        moved_ops=len(rewrite.priorities),
         added_edges=_controls(done.graph_def) - _controls(step.graph_def),
         plan_seconds=time.perf_counter() - started,
         mixed=dict(plan.known.graph.mixed),
-        notes=(*told(lambda: _places(step), done.notes), *_unordered_notes(step, left_out)),
+        notes=(*notes, *_unordered_notes(step, left_out)),
     )
 
 
-def _rewrite_plan(
-    step: StepGraph, plan: StagedPlan, left_out: Collection[int] = ()
-) -> tuple[RewritePlan, int]:
+def _rewrite_plan(step: StepGraph, plan: StagedPlan) -> tuple[RewritePlan, Collection[int]]:
+    """Return where and in which order ops run, and those that :func:`crossing` leaves out of the order."""
     homes, sizes = plan.homes, step.sizes
     stages, replica_of_node = homes.stage_of_layer, homes.replica_of_node(step)
-    devices = place(step, homes, sizes, replica_of_node)
+    left_out = crossing(step, replica_of_node) if homes.replicas > 1 else ()
     late = too_late(step)
     ops = ops_of_tasks(step, stages, late.union(left_out))
-    edges: list[tuple[str, str]] = []
-    joins: dict[str, str] = {}
-    ranks: dict[str, int] = {}
+    orders: list[tuple[str, LaneOrder]] = []
     for device, name, tasks in _lanes(plan, step):
-        lane = order_lane(step.index, tasks, ops, f"{_JOIN}/{name}", plan.schedule.fused_backward, sizes)
-        edges += lane.edges
-        joins.update(dict.fromkeys(lane.joins, device))
-        ranks.update(lane.ranks)
-    for on, updates in order_updates(step, homes.by_layer, _JOIN, sizes).items():
-        edges += updates.edges
-        joins.update(dict.fromkeys(updates.joins, on))
+        join = f"{_JOIN}/{name}"
+        lane = order_lane(step.index, tasks, ops, join, plan.schedule.fused_backward, sizes)
+        orders.append((device, lane))
+    orders += order_updates(step, list(map(homes.of_variables, range(len(stages)))), _JOIN, sizes).items()
     where = {name: at for name, at in step.where.items() if step.index.index[name] not in late}
     rewrite = RewritePlan(
-        edges=tuple(edges),
+        edges=tuple(edge for _, order in orders for edge in order.edges),
         kinds={name: kind for name, (kind, _, _) in where.items()},
         layers={name: layer for name, (_, layer, _) in where.items()},
         stages={name: stages[layer] for name, (_, layer, _) in where.items()},
         streams=dict.fromkeys(where, 0),
-        priorities=ranks,
-        devices=devices,
-        joins=joins,
+        priorities={name: rank for _, order in orders for name, rank in order.ranks.items()},
+        devices=place(step, homes, sizes, replica_of_node),
+        joins={join: device for device, order in orders for join in order.joins},
     )
-    return rewrite, len(ranks)
+    return rewrite, left_out
 
 
 def _unordered_notes(step: StepGraph, left_out: Collection[int]) -> list[str]:
-    """Note that backward passes read what another replica's micro-batches have computed."""
     names = [step.index.names[i] for i in left_out]
     tasks = [step.where[name][:2] for name in names if name in step.where]
     layers = sorted({layer for kind, layer in tasks if kind in ("dO", "dW")})
@@ -165,8 +158,9 @@ def _lanes(plan: StagedPlan, step: StepGraph) -> Iterator[tuple[str, str, list[T
     """Yield for each lane of each replica its device, a name, and its tasks, turn after turn."""
     of_part = replica_of_part(step.count, plan.homes.replicas)
     turns = [turn * step.count for turn in range(max(step.turns) + 1)]
+    stage_of = {lane: tasks[0].stage for (lane, _), tasks in plan.schedule.lanes.items() if tasks}
     for replica, devices in enumerate(plan.homes.devices):
-        device_of_lane, own = lane_devices(plan.schedule, devices), of_part.count(replica)
+        own = of_part.count(replica)
         first = of_part.index(replica) if own else 0
         for lane, tasks in lane_tasks(plan.schedule, own):
             name = f"{replica}/{lane}" if replica else str(lane)
@@ -175,16 +169,7 @@ def _lanes(plan: StagedPlan, step: StepGraph) -> Iterator[tuple[str, str, list[T
                 for begin in turns
                 for task in tasks
             ]
-            yield device_of_lane[lane], name, shifted
-
-
-def lane_devices(schedule: Schedule, device_of_stage: Sequence[str]) -> dict[int, str]:
-    """Return the name of each numbered device of a schedule."""
-    return {
-        device: device_of_stage[task.stage]
-        for (device, _), tasks in schedule.lanes.items()
-        for task in itertools.islice(tasks, 1)
-    }
+            yield devices[stage_of[lane]], name, shifted
 
 
 def _controls(graph_def: graph_pb2.GraphDef) -> int:
@@ -192,8 +177,7 @@ def _controls(graph_def: graph_pb2.GraphDef) -> int:
 
 
 class LayerByLayer:
-    """Takes steps apart and has their layers run one after the other on one device, so that each can be
-    measured.
+    """Takes steps apart; their layers run one after the other on one device, each to be measured.
 
     ``step`` is the first that was taken apart; ``share``: as of :func:`take_apart`;
     ``check`` is given the first step, before it runs: with an error of :data:`REFUSING` it never does, and
@@ -201,10 +185,7 @@ class LayerByLayer:
     """
 
     def __init__(
-        self,
-        device: str,
-        share: float = LEAST_SHARE,
-        check: Callable[[StepGraph], bool] = lambda step: True,
+        self, device: str, share: float = LEAST_SHARE, check: Callable[[StepGraph], bool] = lambda step: True
     ) -> None:
         self.step: StepGraph | None = None
         self.rested = False
@@ -218,19 +199,14 @@ class LayerByLayer:
         if self.step is None:
             self.rested = not self._check(step)
             self.step = step
-        if self.rested:
-            return RewriteResult(step.graph, plan.schedule, _at_rest(graph_def), 0, 0, 0.0)
-        return rewrite_taken(step, plan)
-
-
-def _at_rest(graph_def: graph_pb2.GraphDef) -> graph_pb2.GraphDef:
-    """OptionsError, with which it does not run either: it returns what has no zero."""
-    try:
-        return resting(graph_def)
-    except (TypeError, ValueError) as error:
-        raise OptionsError(
-            f"first_steps='cut': train_step returns what is no number or text: {error}"
-        ) from error
+        if not self.rested:
+            return rewrite_taken(step, plan)
+        try:
+            at_rest = plugin.resting(graph_def)
+        except (TypeError, ValueError) as error:  # it returns what has no zero, and does not run either
+            said = f"first_steps='cut': train_step returns what is no number or text: {error}"
+            raise OptionsError(said) from error
+        return RewriteResult(step.graph, plan.schedule, at_rest, 0, 0, 0.0)
 
 
 def request_to_measure(model: keras.Model, layers: LayerByLayer) -> RewriteRequest[RewriteResult]:
@@ -251,6 +227,13 @@ def _request(
     dump_dir: passes.Folder = None,
     refuse_on: tuple[type[BaseException], ...] = (),
 ) -> RewriteRequest[RewriteResult]:
+    def described() -> Iterator[tuple[Any, VariableInfo]]:
+        """Tell graphs the names of variables, and which Keras takes for trainable."""
+        trainable = {id(variable) for variable in keras_trainable.trained_variables(model)}
+        for name, variable in keras_variables.named(all_variables(model)).items():
+            value = keras_variables.value_of(variable)
+            if value is not None:
+                yield value.handle, {"name": name, "trainable": id(variable) in trainable}
 
     def of_steps(graph_def: graph_pb2.GraphDef) -> RewriteResult | None:
         if not is_unrolled(graph_def):
@@ -269,7 +252,7 @@ def _request(
         of_steps,
         lambda result, before: False,
         lambda _: NO_GRAPH,
-        describe(model, lambda: all_variables(model)),
+        plugin.described_by_handle(described),
         refuse_on,
         failed="the step could not be cut",
     )

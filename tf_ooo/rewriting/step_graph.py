@@ -9,32 +9,23 @@ import dataclasses
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
 
 from tensorflow.core.framework import graph_pb2
 
-from grappler_passes import plugin
 from grappler_passes.analysis.classify import classify_graph_def
 from grappler_passes.analysis.steps import STEP_ATTR, STEP_SCOPE, is_sum, microbatch_graph, steps_of, turns_of
 from grappler_passes.graph.dependencies import GraphIndex, has_side_effects, only_reads, states_of
 from grappler_passes.graph.sizes import KnownShapes, with_list_sizes, with_sizes
 from grappler_passes.graph.training_graph import TrainingGraph
 from grappler_passes.graph.variables import VARIABLE_ATTR
-from tf_ooo.compat import keras_trainable, keras_variables
 from tf_ooo.costs.devices import device
 from tf_ooo.costs.profile import op_seconds
 from tf_ooo.errors import GraphError
 from tf_ooo.rewriting.parts import LEAST_SHARE, WHOLE, divided
 from tf_ooo.rewriting.tasks import assign, forward_and_loops
-
-if TYPE_CHECKING:
-    import keras
-
-    from grappler_passes.plugin.requests import Describe, VariableInfo
-
 
 _STEP = re.compile(rf"{STEP_SCOPE}(\d+)(?=/|$)")
 # TensorFlow numbers these when it lowers loops and branches, for each micro-batch otherwise.
@@ -142,8 +133,7 @@ def _lost_task(names: frozenset[str], unplanned: int, known: Known) -> str:
 class StepGraph:
     """A graph of unrolled micro-batches, taken apart once; :meth:`after` is the step after a pass.
 
-    ``steps``: the micro-batch of each node, ``count`` for what comes once; ``turns``: its turn.  ``general``:
-    the :func:`general_names`.
+    ``steps``: each node's micro-batch, ``count`` for what comes once; ``turns``; the :func:`general_names`.
     """
 
     graph_def: graph_pb2.GraphDef
@@ -281,7 +271,12 @@ def take_apart(
         check_known(step)
         return step
     alone = microbatch_graph(graph_def, index, steps, count - 1, count)
-    known = _classified(without_turns(alone, dict(zip(index.names, turns, strict=True))), general, share)
+    # Reads of a later turn are as if nothing had been updated before: all layers are known from one pass.
+    turn_of = dict(zip(index.names, turns, strict=True))
+    for node in alone.node if any(turns) else ():
+        turn = turn_of.get(node.name, 0)
+        node.input[:] = [text for text in node.input if text[0] != "^" or turn_of.get(text[1:], 0) >= turn]
+    known = _classified(alone, general, share)
     step = StepGraph(graph_def, index, steps, turns, count, known, general)
     known = dataclasses.replace(known, writes=writes_of(step), alone_in_step=count == 1)
     return dataclasses.replace(step, known=known)
@@ -309,31 +304,6 @@ def _classified(alone: graph_pb2.GraphDef, general: Mapping[str, str], share: fl
     )
 
 
-def without_turns(graph_def: graph_pb2.GraphDef, turns: Mapping[str, int]) -> graph_pb2.GraphDef:
-    """Reads of a later turn as if nothing had been updated before: all layers are known from one pass.
-
-    The graph itself, changed: control edges from one turn to the next go.
-    """
-    for node in graph_def.node if any(turns.values()) else ():
-        turn = turns.get(node.name, 0)
-        kept = [text for text in node.input if text[0] != "^" or turns.get(text[1:], 0) >= turn]
-        node.input[:] = kept
-    return graph_def
-
-
-def describe(model: keras.Model, variables: Callable[[], Sequence[keras.Variable]]) -> Describe:
-    """Tell graphs the names of variables, and which Keras takes for trainable."""
-
-    def infos() -> Iterator[tuple[Any, VariableInfo]]:
-        trainable = {id(variable) for variable in keras_trainable.trained_variables(model)}
-        for name, variable in keras_variables.named(variables()).items():
-            value = keras_variables.value_of(variable)
-            if value is not None:
-                yield value.handle, {"name": name, "trainable": id(variable) in trainable}
-
-    return plugin.described_by_handle(infos)
-
-
 def variable_layers(step: StepGraph) -> dict[str, int]:
     """Return the layer that each variable is used with; those that several layers' updates use are left out.
 
@@ -349,22 +319,16 @@ def variable_layers(step: StepGraph) -> dict[str, int]:
     for argument, name in step.variables.items():
         arguments_of.setdefault(name, []).append(step.index.index[argument])
     for name, arguments in arguments_of.items():
-        if name not in layers:
-            used_with = _used_with(step, arguments)
-            if used_with is not None:
-                layers[name] = used_with
+        if name not in layers and (used_with := _used_with(step, arguments)) is not None:
+            layers[name] = used_with
     return layers
 
 
 def _used_with(step: StepGraph, arguments: Sequence[int]) -> int | None:
     index = step.index
     users = [s for i in arguments for s in index.succs[i]]
-    near = [
-        *users,
-        *(p for u in users for p, _ in index.data_preds[u]),
-        *(s for u in users for s in index.succs[u]),
-    ]
-    for nodes in (users, near):
+    read = [p for u in users for p, _ in index.data_preds[u]]
+    for nodes in (users, [*users, *read, *(s for u in users for s in index.succs[u])]):
         places = [step.where[index.names[i]] for i in nodes if index.names[i] in step.where]
         layers = [layer for kind, layer, _ in places if kind == "F"]
         if layers:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
+from grappler_passes.graph.dependencies import reached
 from tf_ooo.compat import func_graphs, keras_layers, keras_optimizers, keras_variables
 from tf_ooo.errors import BackendError
 from tf_ooo.tracing.micro_batches import DRAWN, OfData, StepRefused, behind, rows_of_part
@@ -64,7 +65,6 @@ def _found_outside(function: Any) -> Mapping[str, Any]:
 
 
 def _variables_in(name: str, value: object) -> Iterator[tuple[str, Any]]:
-    """The variable itself, or those in a list, a tuple or a dictionary."""
     if isinstance(value, tf.Variable):
         yield name, value
     elif isinstance(value, dict):
@@ -75,25 +75,41 @@ def _variables_in(name: str, value: object) -> Iterator[tuple[str, Any]]:
             yield from _variables_in(f"{name}[{number}]", item)
 
 
-class Assigned:
-    """Weights, optimizers' variables, and variables that Keras does not know, by their handles' ``id``.
+class Writes:
+    """Knows what a micro-batch's ops assign, from number ``begin`` on; ``part``: its rows.
 
-    Left out are the states that each micro-batch changes by intent: metrics and seeds.
+    These are weights, optimizers' variables, and variables that Keras does not know.  Left out are the states
+    that each micro-batch changes by intent: metrics and seeds.
+
+    StepRefused: an op assigns an optimizer's variable by what it computes of data.
     """
 
-    def __init__(self, model: keras.Model) -> None:
+    def __init__(self, model: keras.Model, part: object, begin: int) -> None:
         graph = tf.compat.v1.get_default_graph()
+        self._operations, self._begin = graph.get_operations(), begin
+        self._of_data, self._rows = OfData(part), rows_of_part(part)
         weights = names_by_handle(model.weights)
         states = [state for each in optimizers_of(model) for state in keras_optimizers.state_of(each)]
-        self.of_optimizers = names_by_handle(states)
+        of_optimizers = names_by_handle(states)
         held, captured = names_of_held(model), func_graphs.captured_by(graph)
         own = {inside: held[id(outside)] for inside, outside in captured.items() if id(outside) in held}
-        self._names = {**own, **weights, **self.of_optimizers}
+        self._weights, self._names = weights.keys(), {**own, **weights, **of_optimizers}
         known = names_by_handle(all_variables(model)).keys()
-        self._left_out = known - weights.keys() - self.of_optimizers.keys()
+        self._left_out = known - weights.keys() - of_optimizers.keys()
+        self._writes: dict[int, dict[int, str]] = {}  # names by handle, by the ops' numbers
+        for number, op in enumerate(self._operations[begin:], begin):
+            written = self._written_by(op)
+            names = [name for handle, name in written.items() if handle in of_optimizers]
+            if names and op in self._of_data:
+                raise StepRefused(
+                    f"train_step assigns {names[0]}, of an optimizer, by what it computes from the batch (op "
+                    f"{op.name}); each micro-batch would assign another value, by its own rows: do so in a "
+                    "callback's on_train_batch_end, whose logs are the whole batch's, or use microbatches=1"
+                )
+            if written:
+                self._writes[number] = written
 
-    def written_by(self, op: tf.Operation) -> dict[int, str]:
-        """Return the names of those that an op, or a function that it calls, assigns."""
+    def _written_by(self, op: tf.Operation) -> dict[int, str]:
         return {
             id(tensor): self._names.get(id(tensor), f"a variable of its own (op {op.name})")
             for tensor in func_graphs.written_by_op(op)
@@ -101,81 +117,49 @@ class Assigned:
             if not feeds_random_numbers(tensor)
         }
 
+    def once(self, each: Collection[str]) -> set[int]:
+        """Return the ops that assign states and depend on no data, and what was computed from these before.
 
-def refuse_rates(model: keras.Model, part: object, begin: int) -> None:
-    """StepRefused: an op, from this number on, assigns an optimizer's variable by what it computes of data.
+        The first micro-batch runs them for all.  States that ``each`` micro-batch changes are left out.
+        """
+        operations, of_data, writes = self._operations, self._of_data, self._writes
+        by_each = {
+            number
+            for number, names in writes.items()
+            if operations[number] in of_data
+            or not set(names.values()).isdisjoint(each)
+            # Additions to weights are known already.
+            or (names.keys().isdisjoint(self._weights) and _may_add_rows(operations[number], self._rows))
+        }
+        mixed = reached(
+            by_each, lambda number: [n for n in writes if writes[n].keys() & writes[number].keys()]
+        )
+        last = {handle: number for number in writes if number not in mixed for handle in writes[number]}
+        shared = set(writes) - mixed
+        inside = {id(operations[number]) for number in shared}
+        for number, op in enumerate(operations[self._begin :], self._begin):
+            reads = op.type == "ReadVariableOp" and number < last.get(id(op.inputs[0]), -1)
+            if reads or (op not in of_data and any(id(tensor.op) in inside for tensor in op.inputs)):
+                inside.add(id(op))
+                shared.add(number)
+        return shared
 
-    ``part``: the rows of the micro-batch.
-    """
-    assigned, of_data = Assigned(model), OfData(part)
-    for op in tf.compat.v1.get_default_graph().get_operations()[begin:]:
-        written = assigned.written_by(op)
-        names = [name for handle, name in written.items() if handle in assigned.of_optimizers]
-        if names and op in of_data:
-            raise StepRefused(
-                f"train_step assigns {names[0]}, of an optimizer, by what it computes from the batch (op "
-                f"{op.name}); each micro-batch would assign another value, by its own rows: do so in a "
-                "callback's on_train_batch_end, whose logs are the whole batch's, or use microbatches=1"
+    def by_each(self, once: Collection[int]) -> list[str]:
+        """Return the names of what each micro-batch assigns, by ops other than these."""
+        return list(
+            dict.fromkeys(
+                name
+                for number, names in self._writes.items()
+                if number not in once
+                for name in names.values()
             )
-
-
-def ranges_of(numbers: Iterable[int]) -> list[tuple[int, int]]:
-    """Return ranges from each op's number up to the next."""
-    return [(number, number + 1) for number in sorted(numbers)]
-
-
-def changed_once(model: keras.Model, part: object, begin: int, each: Collection[str] = ()) -> set[int]:
-    """The ops that assign states and depend on no data, and what was computed from these before, by number.
-
-    The first micro-batch runs them for all.  ``part``: its rows; ``begin``: its first op.  Left out are the
-    states that ``each`` micro-batch is known to change.
-    """
-    operations = tf.compat.v1.get_default_graph().get_operations()
-    of_data, writes, rows = OfData(part), _written(model, begin), rows_of_part(part)
-    weights = names_by_handle(model.weights).keys()
-    by_each = {n for n in writes if operations[n] in of_data or not set(writes[n].values()).isdisjoint(each)}
-    # Additions to weights are known already.
-    added = {n for n in writes if writes[n].keys().isdisjoint(weights) and _may_add_rows(operations[n], rows)}
-    mixed = _all_with(by_each | added, writes)
-    last = {handle: number for number in writes if number not in mixed for handle in writes[number]}
-    shared = set(writes) - mixed
-    inside = {id(operations[number]) for number in shared}
-    for number, op in enumerate(operations[begin:], begin):
-        reads = op.type == "ReadVariableOp" and number < last.get(id(op.inputs[0]), -1)
-        if reads or (op not in of_data and any(id(tensor.op) in inside for tensor in op.inputs)):
-            inside.add(id(op))
-            shared.add(number)
-    return shared
-
-
-def _all_with(numbers: set[int], writes: dict[int, dict[int, str]]) -> set[int]:
-    """These ops, and all that assign a variable which one of them assigns."""
-    while True:
-        handles = {handle for number in numbers for handle in writes[number]}
-        more = {number for number, written in writes.items() if handles & written.keys()}
-        if more == numbers:
-            return numbers
-        numbers = more
-
-
-def changed_by_each(model: keras.Model, begin: int, once: Collection[int]) -> list[str]:
-    """Return names of states that each micro-batch assigns by ops from this number on, but those ``once``."""
-    writes = _written(model, begin)
-    names = (name for number, written in writes.items() if number not in once for name in written.values())
-    return list(dict.fromkeys(names))
+        )
 
 
 def first_drawn() -> str:
     """Return the name of the first op of the trace so far that draws random numbers; empty: there is none."""
     graph = tf.compat.v1.get_default_graph()
     return next((name for name, kind in func_graphs.ops_reached_from(graph) if DRAWN.search(kind)), "")
-
-
-def _written(model: keras.Model, begin: int) -> dict[int, dict[int, str]]:
-    """Return the states that ops assign, names by handle, by the ops' numbers from ``begin``."""
-    assigned, operations = Assigned(model), tf.compat.v1.get_default_graph().get_operations()
-    written = ((number, assigned.written_by(op)) for number, op in enumerate(operations[begin:], begin))
-    return {number: names for number, names in written if names}
 
 
 def _may_add_rows(op: tf.Operation, rows: int | None) -> bool:
@@ -197,11 +181,11 @@ def what_is_added(value: Any, sign: int, handle: tf.Tensor) -> list[Any]:
         return []
     first, second = (behind(tensor, _PASSES_ON) for tensor in value.op.inputs)
     pairs = [(first, second)] if value.op.type == "Sub" else [(first, second), (second, first)]
-    return [added for before, added in pairs if _is_read(before, handle)]
-
-
-def _is_read(tensor: tf.Tensor, handle: tf.Tensor) -> bool:
-    return tensor.op.type == "ReadVariableOp" and tensor.op.inputs[0] is handle
+    return [
+        added
+        for before, added in pairs
+        if before.op.type == "ReadVariableOp" and before.op.inputs[0] is handle
+    ]
 
 
 def feeds_random_numbers(state: Any) -> bool:

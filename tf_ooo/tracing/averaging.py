@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
+import operator
 import re
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -63,6 +65,7 @@ class Origins:
         self._handles = {id(variable.handle) for variable in self._weights}
         self._inputs = inputs or {}
         self._captured: dict[int, dict[int, Any]] = {}  # what placeholders stand for, by graph
+        # The values that ops of a graph assign, by the ``id`` of the variable's handle outside of all.
         self._assigned: dict[int, dict[int, list[Any]]] = {}
         self._known: dict[int, int] = {}
         self._kept: list[Any] = []  # an id is only as good as its tensor lives
@@ -99,7 +102,6 @@ class Origins:
         return self._known[id(tensor)] != before
 
     def _sources(self, tensor: tf.Tensor) -> Sequence[Any]:
-        """Return the tensors whose origins decide on this one's."""
         op = tensor.op
         if id(tensor) in self._inputs or op.type in _SIZES or _is_collective(op):
             return ()
@@ -107,7 +109,7 @@ class Origins:
             return [op.inputs[tensor.value_index]]
         if op.type.startswith("Placeholder") and not op.inputs:
             captured = self._outside(tensor)
-            return () if captured is None or not _is_symbolic(captured) else (captured,)
+            return (captured,) if tf.is_symbolic_tensor(captured) else ()
         if op.type == "ReadVariableOp":
             return self._assigned_to(op.inputs[0])
         return op.inputs  # type: ignore[no-any-return]
@@ -119,21 +121,16 @@ class Origins:
         while graph is not None and id(variable) not in self._handles:
             if id(graph) not in self._assigned:
                 self._kept.append(graph)
-                self._assigned[id(graph)] = self._assignments(graph)
+                assigned = self._assigned[id(graph)] = {}
+                for op in graph.get_operations():
+                    if op.type in _ASSIGNED:
+                        assigned.setdefault(id(self._outermost(op.inputs[0])), []).append(op.inputs[1])
             values += self._assigned[id(graph)].get(id(variable), [])
             graph = getattr(graph, "outer_graph", None)
         return values
 
-    def _assignments(self, graph: Any) -> dict[int, list[Any]]:
-        """The values that ops of a graph assign, by the ``id`` of the variable's handle outside of all."""
-        values: dict[int, list[Any]] = {}
-        for op in graph.get_operations():
-            if op.type in _ASSIGNED:
-                values.setdefault(id(self._outermost(op.inputs[0])), []).append(op.inputs[1])
-        return values
-
     def _outermost(self, handle: tf.Tensor) -> Any:
-        while _is_symbolic(handle) and (captured := self._outside(handle)) is not None:
+        while tf.is_symbolic_tensor(handle) and (captured := self._outside(handle)) is not None:
             handle = captured
         return handle
 
@@ -157,11 +154,9 @@ class Origins:
             return 0 if neutral else OWN
         if op.type.startswith(_OF_RANK):
             return OWN
-        return (
-            self._of_call(tensor)
-            if op.type in _CALLS
-            else _all_of(self._known.get(id(source), 0) for source in sources)
-        )
+        if op.type in _CALLS:
+            return self._of_call(tensor)
+        return _all_of(self._known.get(id(source), 0) for source in sources)
 
     def _of_call(self, tensor: tf.Tensor) -> int:
         """Return the origin of a function's result; one branch that reduces, as Horovod's, counts for all."""
@@ -179,25 +174,20 @@ class Origins:
 
     def gradient(self, gradient: tf.Tensor | tf.IndexedSlices) -> int:
         """Return a gradient's origin; IndexedSlices have values and rows. 0 where the step runs eagerly."""
-        return _all_of(self.of(part) for part in tensors_of(gradient) if _is_symbolic(part))
+        return _all_of(self.of(part) for part in tensors_of(gradient) if tf.is_symbolic_tensor(part))
 
     def reduced_part(self, gradient: tf.Tensor | tf.IndexedSlices) -> str:
         """Return, for a gradient that is own, the op whose reduced result is part of it; else ""."""
-        values = tensors_of(gradient)[0]
-        return _first(values, lambda part: self.of(part) == REDUCED) if _is_symbolic(values) else ""
-
-
-def _first(tensor: tf.Tensor, wanted: Callable[[Any], bool]) -> str:
-    """Return the nearest op that the tensor is a sum, a scaled or reshaped form of, and that is wanted."""
-    waiting, seen = [tensor], {id(tensor)}
-    while waiting:
-        here = waiting.pop()
-        if wanted(here):
-            return str(here.op.name)
-        parts = [part for part in _parts(here) if id(part) not in seen]
-        seen.update(map(id, parts))
-        waiting += parts
-    return ""
+        waiting = [part for part in tensors_of(gradient)[:1] if tf.is_symbolic_tensor(part)]
+        seen = {*map(id, waiting)}
+        while waiting:
+            tensor = waiting.pop()
+            if self.of(tensor) == REDUCED:
+                return str(tensor.op.name)
+            parts = [part for part in _parts(tensor) if id(part) not in seen]
+            seen.update(map(id, parts))
+            waiting += parts
+        return ""
 
 
 def _parts(tensor: tf.Tensor) -> Iterator[Any]:
@@ -219,15 +209,8 @@ def _is_collective(op: tf.Operation) -> bool:
     return op.type.startswith(_COLLECTIVES) and not op.type.startswith(_PARTS)
 
 
-def _is_symbolic(tensor: tf.Tensor) -> bool:
-    return tf.is_symbolic_tensor(tensor)  # type: ignore[no-any-return]
-
-
-def _all_of(origins: Iterator[int] | Sequence[int]) -> int:
-    together = 0
-    for origin in origins:
-        together |= origin
-    return together
+def _all_of(origins: Iterable[int]) -> int:
+    return functools.reduce(operator.or_, origins, 0)
 
 
 _LOG = logging.getLogger("tf_ooo")
@@ -251,7 +234,6 @@ class Averaging:
         self._seen_eagerly = False
 
     def wrap(self, model: keras.Model) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-
         def wrapper(train_step: Callable[..., Any]) -> Callable[..., Any]:
             # A tf.function would go on averaging, or not averaging, as it was first traced.
             train_step = tf_functions.undecorated(train_step)
@@ -310,23 +292,25 @@ class Averaging:
 
         Raises BackendError where he has averaged a part of one.
         """
-        out, mine, origins = list(grads), [], Origins(self._weights)
+        out, origins = list(grads), Origins(self._weights)
+        by_op: dict[str, list[int]] = {}
         for place, (grad, variable) in enumerate(zip(grads, variables, strict=True)):
             if grad is None:
                 continue
             if self._is_reduced(origins, grad, variable):
                 self.left_alone.add(keras_variables.path_of(variable))
-            else:
-                mine.append(place)
-                self.averaged.add(keras_variables.path_of(variable))
-        if self.left_alone and not mine:
+                continue
+            self.averaged.add(keras_variables.path_of(variable))
+            # The "gradient" of such a variable (a scale of float8 training) is its next value.
+            is_next = keras_variables.is_overwritten_with_gradient(variable)
+            by_op.setdefault("Average" if is_next else self.op, []).append(place)
+        if self.left_alone and not by_op:
             _LOG.info("the train step averages its gradients itself; they are not averaged again")
-        by_op: dict[str, list[int]] = {}
-        for place in mine:
-            by_op.setdefault(self._op_for(variables[place]), []).append(place)
         for op, places in by_op.items():
             named = [(_name(variables[i], i), times(grads[i], self._factor)) for i in places]
-            for i, averaged in zip(places, self._allreduce(named, op), strict=True):
+            reduce = functools.partial(self.engine.allreduce, op=op, compression=self.compression)
+            reduced = self.slices.allreduce(named, reduce, may_slice=op != "Adasum")
+            for i, averaged in zip(places, reduced, strict=True):
                 out[i] = averaged
         return out
 
@@ -343,16 +327,6 @@ class Averaging:
                 f"the gradient is reduced, or leave it to OOOBackprop(op={self.op!r}) to reduce the sum"
             )
         return origin == REDUCED
-
-    def _allreduce(self, named: Sequence[tuple[str, Any]], op: str) -> list[Any]:
-        def reduce(slices: Sequence[tuple[str, Any]]) -> list[Any]:
-            return self.engine.allreduce(slices, op, self.compression)
-
-        return self.slices.allreduce(named, reduce, may_slice=op != "Adasum")
-
-    def _op_for(self, variable: keras.Variable) -> str:
-        # The "gradient" of such a variable (a scale of float8 training) is its next value.
-        return "Average" if keras_variables.is_overwritten_with_gradient(variable) else self.op
 
     def _weight_of(self, data: object) -> Any:
         """This rank's samples over the mean of all ranks'; exactly 1 where all have as many."""

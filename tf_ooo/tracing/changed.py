@@ -47,7 +47,8 @@ class Taped:
         self._targets: list[Any] = []  # of each call
         # By id: the tensor, held so that no other gets it; its call.
         self._given: dict[int, tuple[Any, int]] = {}
-        self._of_rows: set[int] = set()  # of these, the numbers of an embedding's rows
+        # Among these the numbers of an embedding's rows: each part of a batch has other rows.
+        self.of_rows: set[int] = set()
         self._of_data: set[int] = set()  # and gradients of tensors, as of a batch's inputs
 
     @contextlib.contextmanager
@@ -64,7 +65,7 @@ class Taped:
                 self._of_data |= {id(tensor)} if isinstance(source, tf.Tensor) else set()
                 if tensor is not None:
                     self._given[id(tensor)] = tensor, len(self._targets)
-                    self._of_rows |= set() if tensor is grad else {id(tensor)}
+                    self.of_rows |= set() if tensor is grad else {id(tensor)}
             self._targets.append(target)
             return grads
 
@@ -80,11 +81,7 @@ class Taped:
 
     def gave_whole(self, tensor: tf.Tensor) -> bool:
         """Return whether it is the dense gradient of a weight, which parts of a batch add up."""
-        return self.gave(tensor) and id(tensor) not in self._of_rows | self._of_data
-
-    def gave_rows(self, tensor: tf.Tensor) -> bool:
-        """Return whether it is the numbers of an embedding's rows: each part of a batch has other rows."""
-        return id(tensor) in self._of_rows
+        return self.gave(tensor) and id(tensor) not in self.of_rows | self._of_data
 
     def losses_of(self, grads: Sequence[Any]) -> list[Any]:
         """The targets of the calls that these gradients come from, none twice."""
@@ -98,7 +95,7 @@ class Taped:
 
         Gradients that no tape seems to have given tell nothing.
         """
-        reached: dict[int, bool] = {}
+        reached = self.known()
 
         def ends(tensor: tf.Tensor) -> bool:
             return self.gave(tensor) or not self.reaches(tensor, reached)
@@ -122,7 +119,7 @@ class Taped:
         self, grads: Sequence[Any], ends: Callable[[Any], bool]
     ) -> Iterator[tuple[tf.Tensor, tf.Operation]]:
         """Yield handles that gradients are computed from, each with an op that writes a gradient there."""
-        reached: dict[int, bool] = {}
+        reached = self.known()
         tensors = (grad for grad in map(values_of, grads) if hasattr(grad, "op"))
         for handle in (tensor for tensor in upstream(tensors, ends) if tensor.dtype == tf.resource):
             for op in handle.consumers():
@@ -141,34 +138,15 @@ class Taped:
         factors = [tensor for tensor, is_of_tape in zip(op.inputs, of_tape, strict=True) if not is_of_tape]
         return linear and not any(map(is_of_batch, factors))
 
+    def known(self) -> dict[int, bool]:
+        """Return what :meth:`reaches` begins with."""
+        return dict.fromkeys(self._given, True)
+
     def reaches(self, tensor: tf.Tensor, reached: dict[int, bool]) -> bool:
         """Return whether it is computed from a tape's gradient; ``reached`` keeps what was asked before."""
-        waiting = [tensor]
-        while waiting:
-            here = waiting[-1]
-            if id(here) in reached:
-                waiting.pop()
-                continue
-            if id(here) in self._given:
-                reached[id(here)] = True
-                continue
-            unknown = [before for before in here.op.inputs if id(before) not in reached]
-            if unknown:
-                waiting.extend(unknown)
-            else:
-                reached[id(here)] = any(reached[id(before)] for before in here.op.inputs)
+        for here in _inputs_first(tensor, reached):
+            reached[id(here)] = any(reached[id(before)] for before in here.op.inputs)
         return reached[id(tensor)]
-
-
-def refuse_kept(taped: Taped, grads: Sequence[Any]) -> None:
-    """StepRefused: ``train_step`` adds up gradients of several steps."""
-    variable = taped.kept_in(grads)
-    if variable:
-        raise StepRefused(
-            f"train_step adds up gradients of several steps by hand, in a variable of its own ({variable}); "
-            "a pipeline would add to it once for each micro-batch: give the optimizer "
-            "gradient_accumulation_steps=, or use microbatches=1"
-        )
 
 
 def refused_change(op: tf.Operation) -> StepRefused:
@@ -189,8 +167,7 @@ def refuse_moved(taped: Taped, grads: Sequence[Any]) -> None:
 
     In a step that takes turns an optimizer moves them so as well, and that is no reason.
     """
-    moved = taped.moved_by(grads)
-    if moved:
+    if moved := taped.moved_by(grads):
         raise StepRefused(
             "train_step moves weights by a gradient and computes another one there, as SAM does "
             f"(op {moved}); a pipeline would move them by each micro-batch's gradient, not by the batch's: "
@@ -207,8 +184,8 @@ def refuse_settings(optimizer: Any, grads: Sequence[Any], begin: int) -> None:
     update = tf.compat.v1.get_default_graph().get_operations()[begin:]
     inside = {id(op) for op in update}
     read = {id(tensor): tensor for op in update for tensor in op.inputs if id(tensor.op) not in inside}
-    for tensor in (read[number] for number in read if number not in given):
-        if is_of_batch(tensor):
+    for number, tensor in read.items():
+        if number not in given and is_of_batch(tensor):
             raise StepRefused(
                 f"train_step sets a number of optimizer {optimizer.name!r} by what it computes of the batch "
                 f"(op {tensor.op.name}); each micro-batch would set another one, by its own rows: do so in a "
@@ -219,12 +196,11 @@ def refuse_settings(optimizer: Any, grads: Sequence[Any], begin: int) -> None:
 def is_of_batch(tensor: tf.Tensor) -> bool:
     """Return whether it is computed from a batch, or drawn at random: each micro-batch has another."""
     captured = func_graphs.captured_by(tensor.graph)
-
-    def is_fed(op: tf.Operation) -> bool:
-        return op.type == "Placeholder" and id(op.outputs[0]) not in captured
-
     ops = (each.op for each in upstream([tensor], lambda each: each.op.type in _SIZES))
-    return any(is_fed(op) or op.type.startswith(_RANDOM) for op in ops)
+    return any(
+        op.type.startswith(_RANDOM) or (op.type == "Placeholder" and id(op.outputs[0]) not in captured)
+        for op in ops
+    )
 
 
 class Replay:
@@ -239,8 +215,13 @@ class Replay:
     """
 
     def __init__(self, taped: Taped, grads: Sequence[Any]) -> None:
-        refuse_kept(taped, grads)
-        self._taped, self._reached = taped, dict[int, bool]()
+        if variable := taped.kept_in(grads):
+            raise StepRefused(
+                "train_step adds up gradients of several steps by hand, in a variable of its own "
+                f"({variable}); a pipeline would add to it once for each micro-batch: give the optimizer "
+                "gradient_accumulation_steps=, or use microbatches=1"
+            )
+        self._taped, self._reached = taped, taped.known()
         self._grads, self._outside = list(grads), dict[int, Any]()
         self._changed = {place: taped.changed_by([grad]) for place, grad in enumerate(grads)}
         self._changed = {place: op for place, op in self._changed.items() if op is not None}
@@ -276,7 +257,7 @@ class Replay:
     def _is_source(self, tensor: tf.Tensor) -> bool:
         """Return whether the tape has given it: for an embedding, the sum of all its rows' numbers."""
         op = tensor.op
-        if op.type == "UnsortedSegmentSum" and self._taped.gave_rows(op.inputs[0]):
+        if op.type == "UnsortedSegmentSum" and id(op.inputs[0]) in self._taped.of_rows:
             return not self._taped.reaches(op.inputs[1], self._reached)
         return self._taped.gave_whole(tensor)
 
@@ -299,15 +280,21 @@ class Replay:
 
 def _made_again(tensor: tf.Tensor, known: dict[int, Any]) -> Any:
     """The tensor, made of what is ``known`` in the place of others, by their ``id``; notes what it makes."""
+    for here in _inputs_first(tensor, known):
+        outputs = func_graphs.made_again(here.op, [known[id(given)] for given in here.op.inputs])
+        known.update((id(old), new) for old, new in zip(here.op.outputs, outputs, strict=True))
+    return known[id(tensor)]
+
+
+def _inputs_first(tensor: tf.Tensor, known: Mapping[int, Any]) -> Iterator[tf.Tensor]:
+    """Yield what a tensor is computed from, and itself, but what is ``known``; the caller adds it there."""
     waiting = [tensor]
     while waiting:
         here = waiting[-1]
-        unknown = [given for given in here.op.inputs if id(given) not in known]
+        unknown = [] if id(here) in known else [each for each in here.op.inputs if id(each) not in known]
         if id(here) in known:
             waiting.pop()
         elif unknown:
             waiting.extend(unknown)
         else:
-            outputs = func_graphs.made_again(here.op, [known[id(given)] for given in here.op.inputs])
-            known.update((id(old), new) for old, new in zip(here.op.outputs, outputs, strict=True))
-    return known[id(tensor)]
+            yield here

@@ -6,6 +6,7 @@ Loss scaling, clipping, weight decay and accumulation are inside the optimizers:
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -25,7 +26,6 @@ from tf_ooo.tracing.intercepting import (
     is_of_half,
     ops_so_far,
     terms_of,
-    through_half,
     times,
 )
 from tf_ooo.tracing.micro_batches import StepRefused, behind, upstream
@@ -50,16 +50,16 @@ class _Applied:
 
     ``terms``: of each gradient, how many numbers it adds up; the places of these are counted on.  ``halves``:
     places of float16 numbers.  ``counted``: gradients count their share of the batch already.  ``replay``:
-    what is made of the sums before the update; None: they are the gradients.
+    what is made of the sums before the update; None: they are the gradients.  ``collected_at``: how many ops
+    the graph had when the first micro-batch's were there.
     """
 
-    optimizer: Any
-    variables: list[Any]
-    explicit: bool
+    update: Update
     terms: list[int]
     halves: set[int]
     counted: bool
     replay: Replay | None
+    collected_at: int
     parts: dict[int, _Part] = field(default_factory=dict)
 
 
@@ -74,10 +74,10 @@ class _Part:
 
 @dataclass(frozen=True)
 class Given:
-    """Holds what a call of an optimizer was given, and the ops that adding it up has made: from, up to."""
+    """Holds what a call of an optimizer was given, and the numbers of the ops that adding it up has made."""
 
     grads: list[Any]
-    ops: tuple[int, int]
+    ops: range
 
 
 class Collecting:
@@ -100,7 +100,6 @@ class Collecting:
         self.optimizers, self.weights, self.scale = list(optimizers), weights, scale
         self._replicas = [0] * len(weights) if replicas is None else replicas
         self.applied: list[_Applied] = []
-        self.collected_after: list[int] = []
         self._open_rows, self._in_turns = open_rows, in_turns
         self._graph: Any = None
         self._number = 0
@@ -116,8 +115,7 @@ class Collecting:
     def micro_batch(self, number: int, share: object = 1.0) -> Iterator[None]:
         """Inside the block one is traced; :attr:`given` is then what its optimizers were given.
 
-        ``share``: what gradients of losses that an optimizer scales are multiplied by, in the place of the
-        micro-batch's weight.
+        ``share``: replaces the micro-batch's weight for gradients of losses that an optimizer scales.
         """
         self._number, self._calls, self._taped, self.given = number, 0, Taped(), []
         self._scaled, self._graph = Scaled(share), tf.compat.v1.get_default_graph()
@@ -143,49 +141,36 @@ class Collecting:
             return update.proceed(update.grads)
         if tf.compat.v1.get_default_graph() is not self._graph:
             raise StepRefused(_IN_A_GRAPH_OF_ITS_OWN)
-        begin = ops_so_far()
-        grads = self._collect_traced(update)
-        self.given.append(Given(grads, (begin, ops_so_far())))
-        return self.on_given()
-
-    def _collect_traced(self, update: Update) -> list[Any]:
-        call, self._calls = self._calls, self._calls + 1
+        begin, call = ops_so_far(), self._calls
+        self._calls += 1
         counted = self._scaled.counts(update.grads)
         replay = Replay(self._taped, update.grads) if len(self.weights) > 1 else None
         given = update.grads if replay is None else replay.collected
         terms = [terms_of(grad) if counted else [grad] for grad in given]
         counts, grads = [len(each) for each in terms], [term for each in terms for term in each]
         if self._number == 0:
-            if not self._in_turns and any(update.optimizer is before.optimizer for before in self.applied):
+            twice = any(update.optimizer is before.update.optimizer for before in self.applied)
+            if twice and not self._in_turns:
                 raise TurnsNeeded("train_step applies gradients twice with one optimizer")
             halves = {place for place, grad in enumerate(grads) if counted and is_of_half(grad)}
-            self.applied.append(
-                _Applied(update.optimizer, update.variables, update.explicit, counts, halves, counted, replay)
-            )
-            self.collected_after.append(ops_so_far())
-            if len(self.weights) > 1:
-                self.notes += [] if counted else by_hand(update.optimizer)
+            self.applied.append(_Applied(update, counts, halves, counted, replay, ops_so_far()))
+            if len(self.weights) > 1 and not counted:
+                self.notes += by_hand(update.optimizer)
         if call >= len(self.applied) or self.applied[call].terms != counts:
             raise StepRefused("train_step applies other gradients for a later micro-batch than for the first")
         self._add_all(self._number, self.applied[call], grads)
-        return grads
+        self.given.append(Given(grads, range(begin, ops_so_far())))
+        return self.on_given()
 
     def _add_all(self, number: int, applied: _Applied, grads: Sequence[Any]) -> None:
         part = applied.parts.setdefault(self._replicas[number], _Part())
         weight = 1.0 if applied.counted else self.weights[number]
         for place, grad in enumerate(grads):
-            if grad is not None:
-                self._add(part, place, times(grad, weight))
-
-    def _add(self, into: _Part, place: int, weighted: object) -> None:
-        if isinstance(weighted, tf.IndexedSlices):
-            self._add_slices(into, place, weighted)
-            return
-        if place not in into.sums:
-            into.sums[place] = weighted
-            return
-        with tf.name_scope("sum"), func_graphs.marked_sums():
-            into.sums[place] = into.sums[place] + weighted
+            weighted = None if grad is None else times(grad, weight)
+            if isinstance(weighted, tf.IndexedSlices):
+                self._add_slices(part, place, weighted)
+            elif weighted is not None:
+                add_to(part.sums, place, weighted)
 
     def _add_slices(self, into: _Part, place: int, slices: Any) -> None:
         """Adds up those of rows that are the same as before; others come one after the other."""
@@ -199,31 +184,32 @@ class Collecting:
             return
         if rows is not None and not added:
             into.fixed_rows[place] = rows
-        added.append(_with_own_rows(slices))
+        # These rows stay this micro-batch's: graph optimizers join constant ones with others'.  Nor do they
+        # know how many there are: of a fixed batch they would make constants as long as all micro-batches
+        # together, which do not fit one of them that is looked at alone.
+        own = tf.raw_ops.PlaceholderWithDefault(input=slices.indices, shape=[None])
+        added.append(tf.IndexedSlices(slices.values, own, slices.dense_shape))
 
     def apply(self, call: int = 0) -> None:
-        """Hands the sums to the optimizers, in the order in which the first micro-batch did, from this call
-        on."""
+        """Hands the sums to the optimizers, from this call on, in the order of the first micro-batch."""
         self._applying = True
         for applied in self.applied[call:]:
-            grads = self._totals(applied)
+            grads, update = self._totals(applied), applied.update
             if applied.replay is not None:
                 grads = applied.replay.of_batch(grads)
             begin = ops_so_far()
             with keras_variables.reads_on_own_device():
-                keras_optimizers.update(
-                    applied.optimizer, grads, applied.variables if applied.explicit else None
-                )
+                variables = update.variables if update.explicit else None
+                keras_optimizers.update(update.optimizer, grads, variables)
             if len(self.weights) > 1:
-                refuse_settings(applied.optimizer, grads, begin)
+                refuse_settings(update.optimizer, grads, begin)
         self._applying = False
 
     def _totals(self, applied: _Applied) -> list[Any]:
-        totals, place = [], 0
+        totals, places = [], itertools.count()
         for number, count in enumerate(applied.terms):
-            terms = [self._total(applied, place + more, number) for more in range(count)]
+            terms = [self._total(applied, next(places), number) for _ in range(count)]
             totals.append(terms[0] if count == 1 else tf.add_n(terms))
-            place += count
         return totals
 
     def _total(self, applied: _Applied, place: int, number: int) -> Any:
@@ -231,16 +217,26 @@ class Collecting:
         parts = [part for _, part in sorted(applied.parts.items())]
         sums = [part.sums[place] for part in parts if place in part.sums]
         slices = [each for part in parts for each in part.slices.get(place, ())]
-        variable = applied.variables[number if applied.replay is None else applied.replay.places[number]]
-        device = keras_variables.value_of(variable).device
-        total = added_up(sums, device) if sums else None
+        place_of = range(len(applied.terms)) if applied.replay is None else applied.replay.places
+        variable = applied.update.variables[place_of[number]]
+        total = added_up(sums, keras_variables.value_of(variable).device) if sums else None
         if slices:
             rows = _joined(slices)  # dense for some micro-batches, slices for others
             total = rows if total is None else tf.convert_to_tensor(rows) + total
         if total is None:
             return None
         total = times(total, 1.0 if applied.counted else self.scale)
-        return through_half(total) if place in applied.halves else total
+        # The sum is as one float16 number has it: infinite where that overflows.
+        return tf.cast(tf.cast(total, tf.float16), total.dtype) if place in applied.halves else total
+
+
+def add_to(sums: dict[int, Any], key: int, value: object) -> None:
+    """Add a value to the sum of that key, by an op that passes know for a sum; the first is the sum."""
+    if key not in sums:
+        sums[key] = value
+        return
+    with tf.name_scope("sum"), func_graphs.marked_sums():
+        sums[key] = sums[key] + value
 
 
 def added_up(sums: Sequence[Any], device: str) -> Any:
@@ -259,28 +255,12 @@ def _joined(slices: Sequence[Any]) -> Any:
     with tf.name_scope("sum"), func_graphs.marked_sums():
         values = tf.concat([part.values for part in slices], 0)
         indices = tf.concat([part.indices for part in slices], 0)
-        if all(_comes_once(part.indices) for part in slices):
+        # Each row comes once in a micro-batch, whatever the data are, and so it would in the batch: Keras'
+        # optimizers square and clip slice by slice, where a sum over the rows' occurrences is meant.
+        if all(behind(part.indices, _SAME_ROWS).op.type in _ROWS_ONCE for part in slices):
             indices, places = tf.unique(indices, indices.dtype)
             values = tf.math.unsorted_segment_sum(values, places, tf.size(indices))
     return tf.IndexedSlices(values, indices, slices[0].dense_shape)
-
-
-def _comes_once(rows: Any) -> bool:
-    """Return whether each row comes once in a micro-batch, whatever the data are: so it would in the batch.
-
-    Keras' optimizers square and clip slice by slice, where a sum over the rows' occurrences is meant.
-    """
-    return behind(rows, _SAME_ROWS).op.type in _ROWS_ONCE
-
-
-def _with_own_rows(slices: Any) -> Any:
-    """Return slices whose rows stay this micro-batch's: graph optimizers join constant ones with others'.
-
-    Nor do they know how many there are: of a fixed batch they would make constants as long as all
-    micro-batches together, which do not fit one of them that is looked at alone.
-    """
-    rows = tf.raw_ops.PlaceholderWithDefault(input=slices.indices, shape=[None])
-    return tf.IndexedSlices(slices.values, rows, slices.dense_shape)
 
 
 class RowsNeeded(Exception):
@@ -295,14 +275,18 @@ def fixed_rows(indices: Any, open_rows: bool = False) -> np.ndarray | None:
     """
     ops, name = dict[str, Any](), indices.op.name
     for tensor in upstream([indices], lambda tensor: tensor.op.type == "Shape"):
-        ops[tensor.op.name] = tensor.op
-        if tensor.op.control_inputs or _is_open(tensor.op):
+        op = ops[tensor.op.name] = tensor.op
+        called = any(value.HasField("func") or value.list.func for value in op.node_def.attr.values())
+        fed = op.type.startswith("Placeholder")
+        if op.control_inputs or op.op_def.is_stateful or called or fed:
             return None
         if len(ops) > _MOST_OPS:
-            _need_rows(open_rows, f"{name} is computed by more ops than there may be with known rows")
+            if open_rows:
+                raise RowsNeeded(f"{name} is computed by more ops than there may be with known rows")
             return None
     if not all(op.type != "Shape" or op.inputs[0].shape.is_fully_defined() for op in ops.values()):
-        _need_rows(open_rows, f"which rows {name} reads may depend on how many a batch has")
+        if open_rows:
+            raise RowsNeeded(f"which rows {name} reads may depend on how many a batch has")
         return None
     with tf.Graph().as_default() as graph:
         graph_def = graph.as_graph_def()
@@ -312,11 +296,6 @@ def fixed_rows(indices: Any, open_rows: bool = False) -> np.ndarray | None:
         with tf.compat.v1.Session(graph=graph, config=config) as session:
             rows = session.run(inside)
     return rows if len(np.unique(rows)) == rows.size else None
-
-
-def _need_rows(open_rows: bool, why: str) -> None:
-    if open_rows:
-        raise RowsNeeded(why)
 
 
 def _evaluable(op: tf.Operation) -> node_def_pb2.NodeDef:
@@ -331,9 +310,3 @@ def _evaluable(op: tf.Operation) -> node_def_pb2.NodeDef:
     node.device = ""
     node.attr.pop("_class", None)  # stands beside an op that is not here
     return node
-
-
-def _is_open(op: tf.Operation) -> bool:
-    """Return whether it has a state, calls a function, or is fed."""
-    functions = any(value.HasField("func") or value.list.func for value in op.node_def.attr.values())
-    return op.op_def.is_stateful or functions or op.type.startswith("Placeholder")

@@ -90,9 +90,8 @@ class CopiedStep:
         graph = self._trace.concrete.graph
         given = {tensor.op.name for tensor in graph.inputs}
         graph_def = graph.as_graph_def()
-        self._graph_def = graph_protos.with_nodes(
-            graph_def, (node for node in graph_def.node if node.name not in given)
-        )
+        inside = (node for node in graph_def.node if node.name not in given)
+        self._graph_def = graph_protos.with_nodes(graph_def, inside)
         for node in self._graph_def.node:
             graph_protos.keep_colocations(node, lambda name: name not in given)
 
@@ -101,20 +100,23 @@ class CopiedStep:
         return len(self._graph_def.node)
 
     @property
-    def op_types(self) -> set[str]:
-        return self.called_op_types | {node.op for node in self._graph_def.node}
+    def may_be_copied(self) -> bool:
+        """Return whether copies do what other traces would.
 
-    @property
-    def called_op_types(self) -> set[str]:
-        return {node.op for function in self._graph_def.library.function for node in function.node_def}
+        They would draw the same random numbers where the step keeps these to itself; nobody could tell the
+        collectives of copies apart in a conditional or a loop.
+        """
+        called = {node.op for function in self._graph_def.library.function for node in function.node_def}
+        types = called | {node.op for node in self._graph_def.node}
+        collective = any(kind.startswith("Collective") for kind in called)
+        return not collective and not any(map(op_types.keeps_random_state, types))
 
     def __call__(
         self, batch: object, scope: str, attributes: dict[str, int], edit: Callable[[Any], None] | None = None
     ) -> Any:
         """Return a copy of the step in the function that is being traced; what the step returns.
 
-        ``scope`` is new in that function; all nodes get ``attributes``; ``edit`` changes the copy's GraphDef
-        before.
+        ``scope`` is new in that function; all nodes get ``attributes``; ``edit`` changes the GraphDef before.
         """
         graph_def = graph_protos.copy_of(self._graph_def)
         for node in graph_def.node:
@@ -141,11 +143,10 @@ class CopiedStep:
 
 
 class StepSource:
-    """A model's train step on one batch, traced once for all functions that are made of it.
+    """A model's train step on one batch, traced once for all functions that are made of it, if it
+    :attr:`may be copied <CopiedStep.may_be_copied>`.
 
-    Traced anew for each step of a function are steps that keep random numbers to themselves, because copies
-    would draw the same, and those with collectives in a conditional or a loop, which no copy could tell
-    apart.  ``renumber``: see :meth:`tf_ooo.hosts.ranks.base.Engine.renumber`.
+    ``renumber``: see :meth:`tf_ooo.hosts.ranks.base.Engine.renumber`.
     """
 
     def __init__(
@@ -166,11 +167,17 @@ class StepSource:
         return max(2, min(LARGEST, _NODES // self.trace().nodes))
 
     def function(self, count: int) -> Any:
-        """Return a ``tf.function`` of so many steps; not traced yet."""
-        copied = self.trace()
-        collective = any(name.startswith("Collective") for name in copied.called_op_types)
-        may_copy = not collective and not any(map(op_types.keeps_random_state, copied.op_types))
-        steps = copied_steps(copied, self._renumber) if may_copy else numbered_steps(self._step())
+        """Return a ``tf.function`` of so many steps, each marked for the passes; not traced yet."""
+        copied, renumber = self.trace(), self._renumber
+
+        def copies(batches: Any) -> list[Any]:
+            logs = []
+            for number, batch in enumerate(batches):
+                edit = None if renumber is None else functools.partial(renumber, number=number)
+                logs.append(copied(batch, f"{STEP_SCOPE}{number}", {STEP_ATTR: number}, edit))
+            return logs
+
+        steps = copies if copied.may_be_copied else numbered_steps(self._step())
         return tf_functions.plain_function(steps, [[self.element_spec] * count])
 
     def _step(self) -> Callable[[Any], Any]:
@@ -178,17 +185,13 @@ class StepSource:
 
 
 class Unrolled:
-    """Runs batches of data through a train step, several ``steps`` in one function, what is left over one by
-    one.
+    """Runs batches through a train step, several ``steps`` in one function, what is left over one by one.
 
     ``tracing`` is entered around calls; functions may be traced there.
     """
 
     def __init__(
-        self,
-        source: StepSource,
-        steps: int,
-        tracing: Callable[[], AbstractContextManager[Any]] = nullcontext,
+        self, source: StepSource, steps: int, tracing: Callable[[], AbstractContextManager[Any]] = nullcontext
     ) -> None:
         self.source, self.steps = source, steps
         self._tracing = tracing
@@ -198,13 +201,10 @@ class Unrolled:
         self.around_traces: Callable[[int], AbstractContextManager[Any]] = lambda count: nullcontext()
 
     def __call__(self, batches: Sequence[Any]) -> Any:
-        """Trains on all batches; the logs of the last step."""
-        outputs = None
-        begin = 0
-        while begin < len(batches):
-            count = self.steps if len(batches) - begin >= self.steps else 1
-            outputs = self.run(list(batches[begin : begin + count]))
-            begin += count
+        outputs, rest = None, list(batches)
+        while rest:
+            count = self.steps if len(rest) >= self.steps else 1
+            outputs, rest = self.run(rest[:count]), rest[count:]
         return outputs
 
     def run(self, batches: list[Any]) -> Any:
@@ -238,23 +238,6 @@ class Unrolled:
         if count not in self._functions:
             self._functions[count] = self.source.function(count)
         return self._functions[count]
-
-
-def copied_steps(step: CopiedStep, renumber: Renumber | None = None) -> Callable[[Any], list[Any]]:
-    """``step`` on one batch after the other, each copy marked so that the passes can tell them apart."""
-
-    def steps(batches: Any) -> list[Any]:
-        return [
-            step(
-                batch,
-                f"{STEP_SCOPE}{number}",
-                {STEP_ATTR: number},
-                None if renumber is None else functools.partial(renumber, number=number),
-            )
-            for number, batch in enumerate(batches)
-        ]
-
-    return steps
 
 
 def numbered_steps(step: Callable[[Any], Any]) -> Callable[[Any], list[Any]]:

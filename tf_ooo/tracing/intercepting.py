@@ -46,41 +46,36 @@ def intercepted(optimizers: Sequence[Any], on_update: Callable[[Update], Any]) -
 
     Not of what an update calls while it proceeds: a loss-scaling optimizer calls the one inside it.
     """
-    intercepting = _Intercepting(on_update)
-    for optimizer in optimizers:
-        keras_optimizers.shadow_update(optimizer, functools.partial(intercepting.instead_of, optimizer))
-    try:
-        yield
-    finally:
-        for optimizer in optimizers:
-            keras_optimizers.unshadow_update(optimizer)
+    proceeding = False
 
-
-class _Intercepting:
-    def __init__(self, on_update: Callable[[Update], Any]) -> None:
-        self._on_update, self._proceeding = on_update, False
-
-    def instead_of(
-        self, optimizer: keras.optimizers.Optimizer, apply: Callable[..., Any]
-    ) -> Callable[..., Any]:
+    def instead_of(optimizer: keras.optimizers.Optimizer, apply: Callable[..., Any]) -> Callable[..., Any]:
         @tf_functions.left_as_written
         def intercepted_apply(grads: Any, trainable_variables: Any = None) -> Any:
             as_called = tf_functions.as_in_the_caller(apply)
-            if self._proceeding:
+            if proceeding:
                 return as_called(grads, trainable_variables)
             explicit = trainable_variables is not None
             variables = keras_optimizers.variables_to_apply(optimizer, trainable_variables)
 
             def proceed(changed: Sequence[Any]) -> Any:
-                self._proceeding = True
+                nonlocal proceeding
+                proceeding = True
                 try:
                     return as_called(changed, variables if explicit else None)
                 finally:
-                    self._proceeding = False
+                    proceeding = False
 
-            return self._on_update(Update(optimizer, list(grads), variables, explicit, proceed))
+            return on_update(Update(optimizer, list(grads), variables, explicit, proceed))
 
         return intercepted_apply
+
+    for optimizer in optimizers:
+        keras_optimizers.shadow_update(optimizer, functools.partial(instead_of, optimizer))
+    try:
+        yield
+    finally:
+        for optimizer in optimizers:
+            keras_optimizers.unshadow_update(optimizer)
 
 
 def refuse_twice(optimizer: keras.optimizers.Optimizer, applied: Iterable[Any], instead: str) -> None:
@@ -158,11 +153,8 @@ class Scaled:
 
     def counts(self, grads: Sequence[Any]) -> bool:
         """Return whether these gradients are of scaled losses. StepRefused: some of them are."""
-        given = [values_of(grad) for grad in grads if grad is not None]
-        if not self._begins or not given:
-            return False
         begins = {id(tensor) for tensor in self._begins}
-        of_scaled = [computed_from(tensor, begins) for tensor in given]
+        of_scaled = [begins and computed_from(values_of(grad), begins) for grad in grads if grad is not None]
         if any(of_scaled) and not all(of_scaled):
             raise StepRefused(
                 "train_step gives an optimizer gradients of a loss that scale_loss has scaled, and of one "
@@ -201,8 +193,3 @@ def is_of_half(tensor: tf.Tensor) -> bool:
     return (
         isinstance(tensor, tf.Tensor) and tensor.op.type == "Cast" and tensor.op.inputs[0].dtype == tf.float16
     )
-
-
-def through_half(total: Any) -> Any:
-    """Return the sum as one float16 number has it: infinite where that overflows."""
-    return tf.cast(tf.cast(total, tf.float16), total.dtype)

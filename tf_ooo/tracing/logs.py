@@ -70,8 +70,7 @@ def whole_logs(
 def silent_logs(logs: Any, split: Split, depends: Callable[[Any], bool]) -> dict[str, tuple[Any, str]]:
     """Return numbers that :func:`whole_logs` makes of micro-batches' without a word, and how, by name.
 
-    ``logs`` are those of the first micro-batch; they are reduced by an op that is named here, or by
-    :data:`MEAN`.
+    ``logs`` are the first micro-batch's; the op that reduces them is named here, or :data:`MEAN`.
     """
     silent = {}
     for key, values in logs.items() if isinstance(logs, Mapping) else ():

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import tensorflow as tf
 
@@ -64,58 +65,35 @@ def rows_of(batch: object) -> int:
 
 def parts_of(batch: object, rows: Sequence[int]) -> list[Any]:
     """Return the batch's micro-batches; the batch itself where there is one."""
-    return [part_of(batch, rows, number) for number in range(len(rows))]
-
-
-def part_of(batch: object, rows: Sequence[int], number: int) -> Any:
-    """Return one micro-batch of the batch; the batch itself where there is one."""
     if len(rows) == 1:
-        return batch
-    begin = sum(rows[:number])
-    return tf.nest.map_structure(lambda tensor: _slice(tensor, begin, begin + rows[number]), batch)
+        return [batch]
+    begins = itertools.accumulate(rows, initial=0)
+    return [_slices(batch, begin, begin + count) for begin, count in zip(begins, rows, strict=False)]
 
 
-def _slice(tensor: tf.Tensor, begin: Any, end: Any) -> Any:
-    if isinstance(tensor, tf.SparseTensor):
-        shape = [end - begin, *tensor.shape[1:]]
-        return tf.sparse.slice(tensor, [begin] + [0] * (len(shape) - 1), shape)
-    if getattr(tensor, "shape", None) is None or tensor.shape.rank == 0:  # None: an input is not given
-        return tensor
-    return tensor[begin:end]
+def _slices(batch: object, begin: Any, end: Any) -> Any:
+    def of(tensor: tf.Tensor) -> Any:
+        if isinstance(tensor, tf.SparseTensor):
+            shape = [end - begin, *tensor.shape[1:]]
+            return tf.sparse.slice(tensor, [begin] + [0] * (len(shape) - 1), shape)
+        if getattr(tensor, "shape", None) is None or tensor.shape.rank == 0:  # None: an input is not given
+            return tensor
+        return tensor[begin:end]
 
-
-def relative_weights(rows: Sequence[int]) -> tuple[tuple[float, ...], float]:
-    """Return the factors of the micro-batches' mean gradients, and then of their sum, for the batch's mean.
-
-    The first is 1, so that gradients of equal micro-batches are multiplied once, after they are added.
-    """
-    return tuple(count / rows[0] for count in rows), rows[0] / sum(rows)
-
-
-class Split(Protocol):
-    """Says what each micro-batch is and counts: ``share`` of the batch's rows, ``weights`` beside the
-    first's.
-
-    ``scale``: of the first, of the batch.
-    """
-
-    @property
-    def count(self) -> int: ...
-    @property
-    def weights(self) -> Sequence[Any]: ...
-    @property
-    def scale(self) -> Any: ...
-    def share(self, number: int) -> Any: ...
-    def kind(self, number: int) -> Hashable: ...
-    def part(self, batch: object, number: int) -> Any: ...
+    return tf.nest.map_structure(of, batch)
 
 
 class FixedRows:
-    """A batch whose number of rows is known."""
+    """A batch whose number of rows is known: what each micro-batch is and counts.
+
+    ``share`` of the batch's rows; ``weights`` are the factors of the micro-batches' mean gradients, and
+    ``scale`` then that of their sum, for the batch's mean.  The first weight is 1, so that gradients of equal
+    micro-batches are multiplied once, after they are added.
+    """
 
     def __init__(self, rows: Sequence[int]) -> None:
         self._rows, self.count = tuple(rows), len(rows)
-        self.weights, self.scale = relative_weights(rows)
+        self.weights, self.scale = tuple(part / rows[0] for part in rows), rows[0] / sum(rows)
 
     def share(self, number: int) -> float:
         return self._rows[number] / sum(self._rows)
@@ -124,7 +102,8 @@ class FixedRows:
         return self._rows[number]
 
     def part(self, batch: object, number: int) -> Any:
-        return part_of(batch, self._rows, number)
+        begin = sum(self._rows[:number])
+        return batch if self.count == 1 else _slices(batch, begin, begin + self._rows[number])
 
 
 class OpenRows:
@@ -151,8 +130,10 @@ class OpenRows:
         return None
 
     def part(self, batch: object, number: int) -> Any:
-        begin, end = self._ends[number], self._ends[number + 1]
-        return tf.nest.map_structure(lambda tensor: _slice(tensor, begin, end), batch)
+        return _slices(batch, self._ends[number], self._ends[number + 1])
+
+
+Split = FixedRows | OpenRows
 
 
 @dataclass(frozen=True)
@@ -240,7 +221,7 @@ class OfData:
         return id(op) in self._drawn
 
     def __contains__(self, op: tf.Operation) -> bool:
-        return self.reads_data(op) or id(op) in self._drawn
+        return self.reads_data(op) or self.is_drawn(op)
 
     def _look(self) -> None:
         operations = tf.compat.v1.get_default_graph().get_operations()

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
@@ -18,7 +17,7 @@ from grappler_passes.compat import graph_protos, op_types
 from grappler_passes.graph.dependencies import has_side_effects, only_reads
 from grappler_passes.graph.node_input import split_input
 from tf_ooo.compat import func_graphs, keras_losses, keras_optimizers, nests, tf_functions, train_function
-from tf_ooo.tracing.assigned import changed_by_each, changed_once, ranges_of, read_after, refuse_rates
+from tf_ooo.tracing.assigned import Writes, read_after
 from tf_ooo.tracing.collecting import Collecting
 from tf_ooo.tracing.intercepting import CopiesNeeded, TurnsNeeded, ops_so_far
 from tf_ooo.tracing.micro_batches import DRAWN, Split, StepRefused, upstream
@@ -62,29 +61,36 @@ class TracedPart:
         self._earlier.update(self._nodes)
         self._nodes, self.begin = {}, ops_so_far()  # the number of its first op
 
-    def end(self, left_out: Sequence[tuple[int, int]]) -> None:
+    def end(self, left_out: Collection[int]) -> None:
         """Its last op was made, or that of this part.
 
-        ``left_out``: ranges of ops, from and up to that number of the graph's, that are made anew each time.
-        Sets ``why_not`` where it has to be traced again instead.
+        ``left_out``: numbers of ops that are made anew.  Sets ``why_not`` where it has to be traced again.
         """
         graph = tf.compat.v1.get_default_graph()
-        operations = graph.get_operations()[self.begin :]
-        kept_out = {self.begin + number for number, op in enumerate(operations) if op.type == "Placeholder"}
-        kept_out |= {number for begin, end in left_out for number in range(begin, end)}
-        captures = func_graphs.captures_so_far(graph)
+        captures, graph_def = func_graphs.captures_so_far(graph), graph.as_graph_def()
         inside = {
-            op.name: op
-            for number, op in enumerate(operations, self.begin)
-            if number not in kept_out and op.name not in captures
+            op.name
+            for number, op in enumerate(graph.get_operations()[self.begin :], self.begin)
+            if op.type != "Placeholder" and number not in left_out and op.name not in captures
         }
-        self.why_not = _why_not_types(graph, {op.type for op in inside.values()}, self._draws_anew)
-        if self.why_not:
-            return
-        graph_def = graph.as_graph_def()
         self._versions = graph_def.versions
         self._nodes = {node.name: node for node in graph_def.node if node.name in inside}
-        self.why_not = _why_not_nodes(self._nodes)
+        self.why_not = self._why_no_copies(graph)
+
+    def _why_no_copies(self, graph: Any) -> str:
+        """Say why copies of these ops would not do what others traced do; empty: they would."""
+        called = {kind for _, kind in func_graphs.ops_called_from(graph)}
+        for kind in sorted({node.op for node in self._nodes.values()} | called):
+            if op_types.keeps_random_state(kind) and not (self._draws_anew and kind not in called):
+                return f"{kind} draws random numbers from a state of its own"
+            if kind.startswith(_SENDS):
+                return f"{kind} has a name that other processes know"
+        for node in self._nodes.values():
+            if "shared_name" in node.attr and node.attr["shared_name"].s:
+                return f"{node.name} has a state that is known by a name"
+            if any(text[0] == "^" and text[1:] not in self._nodes for text in node.input):
+                return f"{node.name} waits for what was made before its micro-batch"
+        return ""
 
     def copy(self, number: int, part: object, wanted: Sequence[Any]) -> list[Any]:
         """The tensors ``wanted`` of this micro-batch, in a copy of it, or of its latest part, for other rows.
@@ -104,9 +110,9 @@ class TracedPart:
             [renamed.tensor(tensor.name) for tensor in inside],
             name="",
         )
-        for tensor, copied in zip(inside, copies, strict=True):
-            copied.set_shape(tensor.shape)  # what Python code has said of it
         by_id = {id(tensor): copied for tensor, copied in zip(inside, copies, strict=True)}
+        for tensor in inside:
+            by_id[id(tensor)].set_shape(tensor.shape)  # what Python code has said of it
         for tensor in wanted:
             if tf.is_tensor(tensor) and tensor.op.name in self._earlier:
                 by_id[id(tensor)] = graph.get_tensor_by_name(renamed.tensor(tensor.name))
@@ -153,31 +159,10 @@ class _Renamed:
                 node.input[place] = text.replace(name, self.name(name), 1)
         if STEP_ATTR in node.attr:
             node.attr[STEP_ATTR].i = self._other
-        if "_class" in node.attr:
-            graph_protos.keep_colocations(node, self._names.__contains__)
+        graph_protos.keep_colocations(node, self._names.__contains__)
         if "_class" in node.attr:
             beside = node.attr["_class"].list.s
             beside[:] = [self._scope.sub(self._by, wish.decode()).encode() for wish in beside]
-
-
-def _why_not_types(graph: object, own: set[str], draws_anew: bool) -> str:
-    """Say why copies of these ops would not do what others traced do; empty: they would."""
-    called = {kind for _, kind in func_graphs.ops_called_from(graph)}
-    for kind in sorted(own | called):
-        if op_types.keeps_random_state(kind) and not (draws_anew and kind not in called):
-            return f"{kind} draws random numbers from a state of its own"
-        if kind.startswith(_SENDS):
-            return f"{kind} has a name that other processes know"
-    return ""
-
-
-def _why_not_nodes(nodes: Mapping[str, Any]) -> str:
-    for node in nodes.values():
-        if "shared_name" in node.attr and node.attr["shared_name"].s:
-            return f"{node.name} has a state that is known by a name"
-        if any(text[0] == "^" and text[1:] not in nodes for text in node.input):
-            return f"{node.name} waits for what was made before its micro-batch"
-    return ""
 
 
 @dataclass(frozen=True)
@@ -190,17 +175,6 @@ class MicroBatches:
     states: States
     scope: str
 
-    @cached_property
-    def may_be_copies(self) -> bool:
-        """Return whether one micro-batch can be traced for all; with Keras 2, whose last one counts, none."""
-        kinds = {self.split.kind(number) for number in range(self.split.count)}
-        return len(kinds) == 1 and not train_function.counts_steps(self.model)
-
-    @cached_property
-    def _train_step(self) -> Any:
-        # Traced within the step: gradients of a function of its own could not be added up outside.
-        return tf_functions.undecorated(self.model.train_step)
-
     def numbered(self, number: int) -> AbstractContextManager[None]:
         return func_graphs.numbered_step(number, STEP_ATTR, self.scope)
 
@@ -210,18 +184,15 @@ class MicroBatches:
         ``given``: its rows, and their share of the batch's; ``counts``: Keras 2 counts the step.
         """
         rows, share = given
+        # Traced within the step: gradients of a function of its own could not be added up outside.
+        train_step = tf_functions.undecorated(self.model.train_step)
         with (
-            self.states.micro_batch(number, given),
+            self.states.micro_batch(given),
             self.collecting.micro_batch(number, share),
             keras_losses.weighted_means(self.model, share),
         ):
-            logs = train_function.step_on_data(self.model, self._train_step, counts)(rows)
+            logs = train_function.step_on_data(self.model, train_step, counts)(rows)
             return nests.with_variables_held(logs)
-
-    def changed_once(self, ops: TracedPart) -> set[int]:
-        """Return the ops of the first micro-batch, by number, that it runs for all."""
-        refuse_rates(self.model, ops.part, ops.begin)
-        return changed_once(self.model, ops.part, ops.begin, self.states.each)
 
 
 class OneByOne:
@@ -245,18 +216,11 @@ class OneByOne:
         for number in range(split.count):
             with self._parts.numbered(number):
                 logs.append(self._run(number, split.part(batch, number)))
-            if not number:
-                self._refuse_reads_after()
+            for applied in () if number else self._parts.collecting.applied:
+                variables = [*applied.update.variables, *keras_optimizers.state_of(applied.update.optimizer)]
+                if again := read_after([(variables, applied.collected_at)]):
+                    raise TurnsNeeded(again)
         return logs
-
-    def _refuse_reads_after(self) -> None:
-        collecting = self._parts.collecting
-        variables = [
-            [*update.variables, *keras_optimizers.state_of(update.optimizer)] for update in collecting.applied
-        ]
-        again = read_after(zip(variables, collecting.collected_after, strict=True))
-        if again:
-            raise TurnsNeeded(again)
 
     def _run(self, number: int, part: object) -> Any:
         parts, count = self._parts, self._parts.split.count
@@ -269,26 +233,25 @@ class OneByOne:
             return logs
         ops = TracedPart(number, given)
         logs = parts.trace(number, given, counts=number == count - 1)
-        first = not number and count > 1
-        once = self._once(ops) if first else set()
-        kept = self._kept_for_copies(number, ops, logs, once)
-        if first:
-            self.changed = changed_by_each(parts.model, ops.begin, once if kept else ())
+        if number or count == 1:
+            self._kept_for_copies(number, ops, logs, set())
+        else:
+            writes = Writes(parts.model, given, ops.begin)
+            once = writes.once(parts.states.each)
+            if once and not parts.states.may_be_copies and self._may_be_copies:
+                raise CopiesNeeded("a state that depends on no data changes")
+            once = once if parts.states.may_be_copies else set()
+            kept = self._kept_for_copies(number, ops, logs, once)
+            self.changed = writes.by_each(once if kept else ())
         parts.states.add(number, parts.states.values)
         return logs
-
-    def _once(self, ops: TracedPart) -> set[int]:
-        once = self._parts.changed_once(ops)
-        if once and not self._parts.may_be_copies and self._may_be_copies:
-            raise CopiesNeeded("a state that depends on no data changes")
-        return once if self._parts.may_be_copies else set()
 
     def _kept_for_copies(self, number: int, ops: TracedPart, logs: object, once: set[int]) -> bool:
         """Keeps a micro-batch for those that are copies of it, without the ops ``once``; False: none is."""
         if self._kind(number) not in map(self._kind, range(number + 1, self._parts.split.count)):
             return False
         given = self._parts.collecting.given
-        ops.end([*(each.ops for each in given), *ranges_of(once)])
+        ops.end(once.union(*(each.ops for each in given)))
         if ops.why_not:
             return False
         results = nests.Packed([logs, self._parts.states.values, *(each.grads for each in given)])
@@ -315,7 +278,7 @@ class InTurns:
         self._parts, self._applying = parts, applying
         self._turn = 0
         self.changed: list[str] = []  # names of the states that each micro-batch assigns
-        if parts.split.count > 1 and not parts.may_be_copies:
+        if parts.split.count > 1 and not parts.states.may_be_copies:
             keras_2 = train_function.counts_steps(parts.model)
             raise _no_copies("Keras 2" if keras_2 else "micro-batches of different numbers of rows")
 
@@ -329,7 +292,7 @@ class InTurns:
             with parts.numbered(0):
                 self._traced = TracedPart(0, self._given[0], draws_anew=True)
                 logs = parts.trace(0, self._given[0])
-                self._end_part([])
+                self._end_part(())
             first = logs, parts.states.values
             results = [first, *self._copies(first)]
             for number, (_, states) in enumerate(results):
@@ -341,7 +304,7 @@ class InTurns:
         """The first micro-batch has given an optimizer its gradients: so do the others, then it updates."""
         parts, collecting = self._parts, self._parts.collecting
         given = collecting.given[-1]
-        self._end_part([given.ops])
+        self._end_part(given.ops)
         for number, grads in enumerate(self._copies(given.grads), 1):
             with parts.numbered(number):
                 collecting.add_copied(number, [grads], self._turn)
@@ -352,17 +315,18 @@ class InTurns:
         self._mark.enter_context(func_graphs.numbered_turn(self._turn))
         self._traced.go_on()
 
-    def _end_part(self, left_out: Sequence[tuple[int, int]]) -> None:
-        if self._parts.split.count == 1:
+    def _end_part(self, left_out: Collection[int]) -> None:
+        parts, traced = self._parts, self._traced
+        if parts.split.count == 1:
             return
-        once = self._parts.changed_once(self._traced)
+        writes = Writes(parts.model, traced.part, traced.begin)
+        once = writes.once(parts.states.each)
         if self._turn:  # before, nothing has been updated
             once.update(self._of_updated_weights())
-        more = changed_by_each(self._parts.model, self._traced.begin, once)
-        self.changed.extend(name for name in more if name not in self.changed)
-        self._traced.end([*left_out, *ranges_of(once)])
-        if self._traced.why_not:
-            raise _no_copies(self._traced.why_not)
+        self.changed.extend(name for name in writes.by_each(once) if name not in self.changed)
+        traced.end(once.union(left_out))
+        if traced.why_not:
+            raise _no_copies(traced.why_not)
 
     def _of_updated_weights(self) -> Iterator[int]:
         """The numbers of ops of this part that change a state by updated weights alone.
@@ -371,13 +335,12 @@ class InTurns:
         """
         updated = {
             handle
-            for update in self._parts.collecting.applied[: self._turn]
-            for handle in names_by_handle(update.variables)
+            for applied in self._parts.collecting.applied[: self._turn]
+            for handle in names_by_handle(applied.update.variables)
         }
         data = {id(tensor) for tensor in nests.Packed(self._given[0][0]).tensors}
         operations = tf.compat.v1.get_default_graph().get_operations()
-        for number in range(self._traced.begin, len(operations)):
-            op = operations[number]
+        for number, op in enumerate(operations[self._traced.begin :], self._traced.begin):
             writes = has_side_effects(op.type) and not only_reads(op.type)
             if writes and _is_of_weights_alone(op, updated, data):
                 yield number
@@ -401,7 +364,6 @@ def _no_copies(why: str) -> StepRefused:
 
 
 def _is_of_weights_alone(op: tf.Operation, updated: Collection[int], data: Collection[int]) -> bool:
-    """Return whether an op's inputs come from updated weights, and from no data or random numbers."""
     tensors = list(upstream(op.inputs))
     if any(id(tensor) in data or DRAWN.search(tensor.op.type) for tensor in tensors):
         return False

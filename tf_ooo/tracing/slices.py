@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -19,27 +18,20 @@ Named = Sequence[tuple[str, Any]]
 class GradientSlices:
     """Into how many slices each gradient is cut; every element is added up as it would be anyway.
 
-    By name: ``sizes`` in bytes of those that may be cut, filled in while a step is traced; ``counts`` of
-    slices.
+    By name: ``sizes`` in bytes of what may be cut, filled in while a step is traced; ``counts`` of slices.
     """
 
     def __init__(self) -> None:
         self.sizes: dict[str, int] = {}
         self.counts: Mapping[str, int] = {}
 
-    @contextlib.contextmanager
-    def used(self, counts: Mapping[str, int]) -> Iterator[None]:
-        kept, self.counts = self.counts, counts
-        try:
-            yield
-        finally:
-            self.counts = kept
-
     def wrap(self, step: Callable[[Any], Any], counts: Mapping[str, int]) -> Callable[[Any], Any]:
-
         def sliced(data: object) -> Any:
-            with self.used(counts):
+            kept, self.counts = self.counts, counts
+            try:
                 return step(data)
+            finally:
+                self.counts = kept
 
         return sliced
 
@@ -50,20 +42,13 @@ class GradientSlices:
         """
         out = []
         for name, gradient in named:
-            if not may_slice or not _may_be_cut(gradient):
-                out += reduce([(name, gradient)])
-                continue
-            elements = gradient.shape.num_elements()
-            self.sizes[name] = elements * gradient.dtype.size
+            whole = not may_slice or isinstance(gradient, tf.IndexedSlices)
+            elements = 0 if whole else gradient.shape.num_elements() or 0  # 0 also where it is open
+            if elements:
+                self.sizes[name] = elements * gradient.dtype.size
             count = min(self.counts.get(name, 1), elements)
             out += reduce([(name, gradient)]) if count < 2 else [_in_slices(name, gradient, count, reduce)]
         return out
-
-
-def _may_be_cut(gradient: tf.Tensor | tf.IndexedSlices) -> bool:
-    if isinstance(gradient, tf.IndexedSlices):
-        return False
-    return bool(gradient.shape.is_fully_defined()) and gradient.shape.num_elements() > 0
 
 
 def _in_slices(name: str, gradient: tf.Tensor, count: int, reduce: Callable[[Named], list[Any]]) -> Any:

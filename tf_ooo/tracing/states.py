@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from tf_ooo.compat import func_graphs, keras_layers, keras_trainable, keras_variables, train_function
 from tf_ooo.tracing.assigned import feeds_random_numbers, names_of_held, what_is_added
-from tf_ooo.tracing.collecting import added_up
+from tf_ooo.tracing.collecting import add_to, added_up
 from tf_ooo.tracing.intercepting import ops_so_far, times
 from tf_ooo.tracing.micro_batches import OfData, Split, StepRefused, computed_from, rows_of_part
 from tf_ooo.tracing.variables import all_variables, key_of
@@ -88,9 +88,9 @@ class States:
             if momentum < 1.0
         }
         self._split, self._replicas, self._known = split, replicas, kinds
-        # Then ops that read no data run once.
-        kinds_of_parts = {split.kind(number) for number in range(split.count)}
-        self._copies = len(kinds_of_parts) == 1 and not train_function.counts_steps(model)
+        # One micro-batch can be traced for all, and ops that read no data run once; not with Keras 2, whose
+        # last one counts.
+        self.may_be_copies = len({*map(split.kind, range(split.count))}) == 1 and self._others
         self._kinds: dict[int, str] = {}
         self._variables: dict[int, Any] = {}
         self._assigned: dict[int, _AssignedState] = {}
@@ -100,7 +100,7 @@ class States:
         self.values: list[Any] = []
 
     @contextlib.contextmanager
-    def micro_batch(self, number: int, part: object) -> Iterator[None]:
+    def micro_batch(self, part: object) -> Iterator[None]:
         """Inside the block one is traced; ``part``: its rows.  Raises NotHeld."""
         if self._split.count == 1:
             yield
@@ -110,9 +110,8 @@ class States:
         self._rows = rows_of_part(part)
         with keras_variables.intercepted(self._read, self._assign):
             yield
-        again = [self._paths[key] for key in self._mixed(begin)]
-        if again:
-            raise NotHeld(again)
+        if again := self._mixed(begin):
+            raise NotHeld([self._paths[key] for key in again])
         if self._assigned.keys() != self._kinds.keys():
             differing = [self._paths[key] for key in self._assigned.keys() ^ self._kinds.keys()]
             raise StepRefused(
@@ -121,15 +120,14 @@ class States:
         self.values = self._results()
 
     def _read(self, variable: tf.Variable) -> Any:
-        state = self._assigned.get(id(variable.handle))
+        key = id(variable.handle)
+        state = self._assigned.get(key)
         if state is None or tf.compat.v1.get_default_graph() is not self._graph:
             return None
         state.read = True
-        return state.value if id(variable.handle) not in self._trained else self._as_if_read(variable, state)
-
-    def _as_if_read(self, variable: tf.Variable, state: _AssignedState) -> Any:
-        """Return the new value of a weight, whose gradient is that of the weight."""
-        key = id(variable.handle)
+        if key not in self._trained:
+            return state.value
+        # The gradient of a weight's new value is that of the weight, which is read as it is meanwhile.
         del self._assigned[key]
         before = tf.convert_to_tensor(variable)
         self._assigned[key] = state
@@ -169,14 +167,14 @@ class States:
         """Return how the state follows from micro-batches; empty: this assignment is made where it stands."""
         known = self._known.get(self._paths[id(variable.handle)], "")
         trained = id(variable.handle) in self._trained
-        if trained and (self._copies or value.op in self._of_data):
+        if trained and (self.may_be_copies or value.op in self._of_data):
             return ""
         if known == IN_TURN or not (value.dtype.is_floating or value.dtype.is_integer):
             return ""
         if not self._of_data.reads_data(value.op):
             if known == SUM or (not known and self._adds_rows(variable, value, sign)):
                 return SUM
-            shared = self._copies and id(variable.handle) in self._weights
+            shared = self.may_be_copies and id(variable.handle) in self._weights
             return "" if shared and not self._of_data.is_drawn(value.op) else ONCE
         if known and not (known == ONCE and value.dtype.is_floating):
             return known
@@ -200,7 +198,7 @@ class States:
         """Return the variable's handle in the graph; None: it has not been used there."""
         return {id(outer): inner for outer, inner in self._graph.captures}.get(id(variable.handle))
 
-    def _mixed(self, begin: int) -> Iterator[int]:
+    def _mixed(self, begin: int) -> set[int]:
         """The states that are also used in another way after they were assigned."""
         inner = {id(inside): id(outer) for outer, inside in self._graph.captures}
         # The sum so far is the batch's in turn, for logs; of a seed each micro-batch has its own.
@@ -217,16 +215,15 @@ class States:
                     number >= state.at or any(tensor is written for written in func_graphs.written_by_op(op))
                 ):
                     mixed.add(inner[id(tensor)])
-        yield from mixed
+        return mixed
 
     def _results(self) -> list[Any]:
         results = []
         for key, kind in self._kinds.items():
             state = self._assigned[key]
             square = self._square_of_mean(key, lambda key: self._assigned[key].value)
-            results.append(
-                state.added if kind == SUM else state.value if square is None else state.value + square
-            )
+            value = state.value if square is None else state.value + square
+            results.append(state.added if kind == SUM else value)
         return results
 
     def _square_of_mean(self, variance: int, value_of: Callable[[int], Any]) -> Any:
@@ -250,12 +247,7 @@ class States:
                 self._sums[key] = {0: value}
                 continue
             weighted = value if kind == SUM else times(value, self._split.weights[number])
-            sums, replica = self._sums.setdefault(key, {}), self._replicas[number]
-            if replica not in sums:
-                sums[replica] = weighted
-                continue
-            with tf.name_scope("sum"), func_graphs.marked_sums():
-                sums[replica] = sums[replica] + weighted
+            add_to(self._sums.setdefault(key, {}), self._replicas[number], weighted)
 
     def assign(self) -> None:
         totals = {}

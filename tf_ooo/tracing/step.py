@@ -20,7 +20,6 @@ from tf_ooo.tracing.micro_batches import (
     FixedRows,
     OpenBatch,
     OpenRows,
-    Split,
     StepRefused,
     computed_from,
     open_batch,
@@ -96,13 +95,11 @@ class StepFunctions:
         key = nests.signature(batch)
         if key in self.untraced:
             return self.untraced[key](batch)
-        if key in self._functions:
+        opened = None if key in self._functions else self._opened(batch, key)
+        traced_key = key if opened is None else opened.key
+        if traced_key in self._functions:
             with self._tracing():
-                return self._functions[key](batch)
-        opened = self._opened(batch, key)
-        if opened is not None and opened.key in self._functions:
-            with self._tracing():
-                return self._functions[opened.key](batch)
+                return self._functions[traced_key](batch)
         with self.around_traces(), self._tracing(), traced_anew(self.model):
             if opened is not None and self._traced_open(opened, batch):
                 return self._functions[opened.key](batch)
@@ -185,7 +182,9 @@ class StepFunctions:
                 self.note_drawn(first_drawn())
             refuse_no_gradient(model, collecting.applied)
             with func_graphs.numbered_step(split.count, STEP_ATTR, scope):
-                out = self._whole(logs, split)
+                # A metric's result after the last micro-batch.
+                metrics = names_by_handle([v for metric in model.metrics for v in metric.variables])
+                out = whole_logs(logs, split, lambda value: computed_from(value, metrics), self.note)
                 states.assign()  # as in the forward pass, before the updates
                 if not in_turns:
                     with self._applying(batch):
@@ -197,11 +196,6 @@ class StepFunctions:
                 return step(batch)
 
         return tf_functions.plain_function(traced_once, specs)
-
-    def _whole(self, logs: Sequence[Any], split: Split) -> Any:
-        """Logs of the whole batch: a metric's result after the last micro-batch; see :func:`whole_logs`."""
-        metrics = names_by_handle(_metrics_of(self.model))
-        return whole_logs(logs, split, lambda value: computed_from(value, metrics), self.note)
 
 
 def refuse_no_gradient(model: keras.Model, updates: Sequence[Any]) -> None:
@@ -215,7 +209,3 @@ def refuse_no_gradient(model: keras.Model, updates: Sequence[Any]) -> None:
             "train_step applies no gradient through a Keras optimizer that is an attribute of the model; "
             "use optimizer.apply_gradients or optimizer.apply"
         )
-
-
-def _metrics_of(model: keras.Model) -> list[Any]:
-    return [variable for metric in model.metrics for variable in metric.variables]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +17,6 @@ from tf_ooo.tracing.assigned import READS
 
 if TYPE_CHECKING:
     import keras
-    import tensorflow as tf
     from tensorflow.core.framework import attr_value_pb2, graph_pb2
 
 
@@ -26,8 +26,7 @@ Seen = tuple[tuple[int, tuple[int | None, ...]], ...]
 class Inputs:
     """Looks at the arguments of a step when they are of a kind that it has not seen yet.
 
-    ``elements_per_call``: how many a call takes from an iterator; None: unknown, iterators are not looked
-    into.
+    ``elements_per_call``: how many a call takes from an iterator; None: iterators are not looked into.
     """
 
     def __init__(self, elements_per_call: Callable[[], int] | None = None) -> None:
@@ -63,7 +62,7 @@ NOT_SHARED = (
 
 def trace_count(step: Callable[..., Any]) -> int:
     """Return how often the step has been traced."""
-    return sum(function.experimental_get_tracing_count() for function in tf_functions.functions_of(step))
+    return sum(function.experimental_get_tracing_count() for function in functions_of(step))
 
 
 def trace(step: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -71,11 +70,9 @@ def trace(step: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any
 
     What cannot be traced is left to that call, which raises the user's own error.
     """
-    for function in tf_functions.functions_of(step)[:1]:
-        try:
+    for function in functions_of(step)[:1]:
+        with contextlib.suppress(Exception):
             function.get_concrete_function(*args, **kwargs)
-        except Exception:  # see above
-            return
 
 
 def forget_traces(model: keras.Model) -> None:
@@ -97,27 +94,21 @@ def traced_anew(model: keras.Model) -> Iterator[None]:
         forget_traces(model)
 
 
-def random_state(*steps: Callable[..., Any]) -> str:
+def random_state(step: Callable[..., Any]) -> str:
     """Say which op of a trace draws random numbers from a state of its own; empty where none does.
 
     Such an op forbids going to and fro between two functions: each begins that state anew.
     """
-    return next(filter(None, map(_random_state_of, map(_ops_of, steps))), "")
+    # Asked for its traces, one with an input_signature would make one.
+    traced = (function for function in functions_of(step) if trace_count(function))
+    concretes = itertools.chain.from_iterable(map(tf_functions.concrete_functions_of, traced))
+    return _random_state_of(op for each in concretes for op in func_graphs.ops_reached_from(each.graph))
 
 
 def random_state_in(graph_def: graph_pb2.GraphDef) -> str:
     """Say the same as :func:`random_state`, for a graph and its functions."""
     nodes = [*graph_def.node, *(node for f in graph_def.library.function for node in f.node_def)]
     return _random_state_of((node.name, node.op) for node in nodes)
-
-
-def _ops_of(step: Callable[..., Any]) -> Iterator[tuple[str, str]]:
-    """Name and type of each op in what was traced and all functions it calls."""
-    for function in tf_functions.functions_of(step):
-        # Asked for its traces, one with an input_signature would make one.
-        traced = tf_functions.concrete_functions_of(function) if trace_count(function) else ()
-        for concrete in traced:
-            yield from func_graphs.ops_reached_from(concrete.graph)
 
 
 def _random_state_of(ops: Iterable[tuple[str, str]]) -> str:
@@ -177,7 +168,9 @@ def differ(step: Callable[..., Any], other: Callable[..., Any], args: Any, kwarg
     captured = traced.captured_inputs, again.captured_inputs
     if len(captured[0]) != len(captured[1]) or not all(map(_same_tensor, *captured)):
         return True
-    return _content_of(traced.graph.as_graph_def()) != _content_of(again.graph.as_graph_def())
+    graphs = (function.graph.as_graph_def() for function in (traced, again))
+    one, two = (_Contents(graph).of_nodes(graph.node, ()) for graph in graphs)
+    return one != two
 
 
 def _same_tensor(tensor: tf.Tensor, other: Any) -> bool:
@@ -189,14 +182,8 @@ def _same_tensor(tensor: tf.Tensor, other: Any) -> bool:
     return hasattr(tensor, "numpy") and np.array_equal(tensor.numpy(), other.numpy())
 
 
-def _content_of(graph_def: graph_pb2.GraphDef) -> Hashable:
-    """Return equal for graphs that differ in names alone."""
-    contents = _Contents(graph_def)
-    return contents.of_nodes(graph_def.node, ())
-
-
 class _Contents:
-    """Reads functions of one graph by their names; those that two nodes call are read once."""
+    """Reads a graph, equal for graphs that differ in names alone; functions that two nodes call once."""
 
     def __init__(self, graph_def: graph_pb2.GraphDef) -> None:
         self._functions = {function.signature.name: function for function in graph_def.library.function}

@@ -124,9 +124,8 @@ class Moved:
 
     def put_away(self, name: str) -> Any:
         """Return the model's function of this name from before the move; None: it had none."""
-        return next(
-            (functions.get(name) for part, functions in self._functions or () if part is self.model), None
-        )
+        own = (functions for part, functions in self._functions or () if part is self.model)
+        return next(own, {}).get(name)
 
     @property
     def replaced(self) -> dict[int, Any]:
@@ -140,16 +139,14 @@ class Moved:
             if id(capture) in handles:
                 path = keras_variables.path_of(handles[id(capture)])
                 raise BackendError(
-                    f"{path} is used in a tf.function that was traced "
-                    "before the variables were moved, and would not be trained; leave that tf.function away: "
-                    "the whole step is one"
+                    f"{path} is used in a tf.function that was traced before the variables were moved, and "
+                    "would not be trained; leave that tf.function away: the whole step is one"
                 )
 
     def restore(self, reachable: Callable[[str], bool] = lambda device: True) -> list[str]:
         """Puts the variables back with their present values; names those whose device is gone.
 
-        These keep the values that they had when they were moved: TensorFlow would wait for ever for devices
-        that are not ``reachable``.
+        These keep their values from before: TensorFlow would wait for ever for devices not ``reachable``.
         """
         lost = []
         gone: set[str] = set()

@@ -21,11 +21,7 @@ from tf_ooo.report.report import Report
 
 
 class Experiment(Training):
-    """Runs one phase at a time; a phase runs until it enters another, and holds what nobody needs later.
-
-    Attributes:
-        phase: what runs next.
-    """
+    """Runs one phase at a time; a phase runs until it enters another, and holds what nobody needs later."""
 
     def __init__(self, first: Training) -> None:
         self.phase = first
@@ -106,9 +102,10 @@ class StockFirst(Training):
             outputs, seconds, traced = timed_run(lambda: self._stock(given), self._traces)
             budget.add(*self._slowest(seconds, traced))
             # A baseline that an earlier fit has measured stays: these steps are no verdict on it.
-            if budget.steps_s and not self._report.baselines_s:
-                median_s = statistics.median(budget.steps_s)
-                self._report.change(steps_s=budget.steps_s, stock_step_s=median_s, first_steps_s=[])
+            if (steps_s := budget.steps_s) and not self._report.baselines_s:
+                self._report.change(
+                    steps_s=steps_s, stock_step_s=statistics.median(steps_s), first_steps_s=[]
+                )
         else:
             outputs = self._stock(given)
             budget.add(None, False)
@@ -175,8 +172,7 @@ class Comparing(Training):
         counts = comparison.add(which, turn.seconds, turn.traced or not turn.comparable, turn.kind)
         if which != STOCK and turn.comparable and not counts:
             comparison.report.took(turn.steps * turn.seconds)
-        verdict = comparison.verdict(self._beside) if self._experiment.phase is self else None
-        if verdict is not None:
+        if self._experiment.phase is self and (verdict := comparison.verdict(self._beside)) is not None:
             self._decide(verdict)
         return turn.outputs
 

@@ -37,10 +37,14 @@ def in_short(error: BaseException) -> BaseException:
     Other errors keep theirs: a fault of ours is to be found.  So does everything after
     ``keras.config.disable_traceback_filtering()`` or ``tf.debugging.disable_traceback_filtering()``.
     """
-    if isinstance(error, OOOError) and _filtering():
+    import tensorflow as tf
+
+    keras_config = getattr(sys.modules.get("keras"), "config", None)
+    filtering = getattr(keras_config, "is_traceback_filtering_enabled", lambda: True)
+    if isinstance(error, OOOError) and tf.debugging.is_traceback_filtering_enabled() and filtering():
         kept: TracebackType | None = None
         for frame in reversed(list(_each(error.__traceback__))):
-            if not _is_internal(frame):
+            if str(frame.tb_frame.f_globals.get("__name__", "")).partition(".")[0] not in _INTERNAL:
                 kept = TracebackType(kept, frame.tb_frame, frame.tb_lasti, frame.tb_lineno)
         error.__traceback__ = kept
     return error
@@ -50,19 +54,6 @@ def _each(frame: TracebackType | None) -> Iterator[TracebackType]:
     while frame is not None:
         yield frame
         frame = frame.tb_next
-
-
-def _is_internal(frame: TracebackType) -> bool:
-    return str(frame.tb_frame.f_globals.get("__name__", "")).partition(".")[0] in _INTERNAL
-
-
-def _filtering() -> bool:
-    """Return whether neither TensorFlow nor Keras was told to show all frames."""
-    import tensorflow as tf
-
-    keras_config = getattr(sys.modules.get("keras"), "config", None)
-    asked = getattr(keras_config, "is_traceback_filtering_enabled", lambda: True)
-    return bool(tf.debugging.is_traceback_filtering_enabled() and asked())
 
 
 _CALLS = tuple(
@@ -123,8 +114,16 @@ class Guard:
         self._guard_batches()
         if hasattr(model.optimizer, _FINAL):
             self._put(model.optimizer, _FINAL, self.guarded(getattr(model.optimizer, _FINAL)))
-        for name, method in self._wrapped(model).items():
-            self._put(model, name, method)
+        self._put(model, "make_test_function", self._making("test", model.make_test_function))
+        self._put(model, "make_predict_function", self._making("predict", model.make_predict_function))
+        for name in filter(functools.partial(hasattr, model), _TOUCHING):  # a layer that trains has no save
+            self._put(model, name, self._guarded_outside_traces(getattr(model, name)))
+        for name in filter(functools.partial(hasattr, model), _SEEING):
+            method = getattr(model, name)
+            if name in _SAVING:
+                self._put(model, name, _after(self.guarded(self._saving), replacing(method)))
+            else:
+                self._put(model, name, _after(self.guarded(self._seen), method))
 
     def _seen(self) -> None:
         self._training.settle(False)
@@ -135,21 +134,6 @@ class Guard:
     def _put(self, owner: object, name: str, method: Callable[..., Any]) -> None:
         self._kept.append((owner, name, vars(owner).get(name)))
         keras_layers.set_on(owner, name, method)
-
-    def _wrapped(self, model: keras.Model) -> dict[str, Callable[..., Any]]:
-        wrapped = {
-            "make_test_function": self._making("test", model.make_test_function),
-            "make_predict_function": self._making("predict", model.make_predict_function),
-        }
-        for name in filter(functools.partial(hasattr, model), _TOUCHING):  # a layer that trains has no save
-            wrapped[name] = self._guarded_outside_traces(getattr(model, name))
-        for name in filter(functools.partial(hasattr, model), _SEEING):
-            method = getattr(model, name)
-            if name in _SAVING:
-                wrapped[name] = _after(self.guarded(self._saving), replacing(method))
-            else:
-                wrapped[name] = _after(self.guarded(self._seen), method)
-        return wrapped
 
     def guarded(self, function: Callable[..., Any], *ends: type[BaseException]) -> Callable[..., Any]:
         """Return the function; ``ends`` are errors by which it says that there is no more."""
@@ -242,7 +226,7 @@ def _around_epoch_end(
     function: Callable[..., Any],
     epoch_end: Callable[[int], None],
 ) -> Callable[..., Any]:
-    """Return all callbacks' ``on_epoch_end``, with what is before the first and after the last of them."""
+    """Return all callbacks' ``on_epoch_end``, with calls before the first and after the last of them."""
 
     @functools.wraps(function)
     def call(epoch: int, logs: dict[str, Any] | None = None) -> None:
@@ -256,7 +240,6 @@ def _around_epoch_end(
 
 
 def _after(first: Callable[[], None], function: Callable[..., Any]) -> Callable[..., Any]:
-
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
         first()

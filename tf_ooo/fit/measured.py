@@ -41,26 +41,20 @@ def measured_costs(
     equal steps without the profiler.  ``general``: the general name of each op of the
     profiled step, where it is another trace.
     """
-    graph = step.graph
+    graph, tasks = step.graph, _tasks(step)
     mean, factor = profile, 1.0
     if profile is not None:
         mean = dataclasses.replace(profile, seconds=step.averaged(profile.seconds, general))
         factor = _between_ops(step, profile, timed_s)
-    tasks = _tasks(step)
     costs = step_costs(step.known.alone, graph, mean, *tasks, factor, on)
-    layers = tuple(map(_with_tied, costs.layers, *tied_bytes(step)))
+    layers, seconds = tuple(map(_with_tied, costs.layers, *tied_bytes(step))), costs.op_seconds
     if profile is not None and profile.core_s:
-        core_s = _core_seconds(costs.op_seconds, step.averaged(profile.core_s, general), factor)
-        layers = with_cores(layers, graph, costs.op_seconds, core_s, usable_cores(), *tasks)
+        core_s = step.averaged(profile.core_s, general)
+        # The time that ``factor`` adds to an op is one thread looking for the next.
+        kept, added = min(factor, 1.0), max(0.0, 1 - 1 / factor)
+        cores_s = {name: core_s[name] * kept + seconds[name] * added for name in core_s if name in seconds}
+        layers = with_cores(layers, graph, seconds, cores_s, usable_cores(), *tasks)
     return dataclasses.replace(costs, layers=layers)
-
-
-def _core_seconds(
-    seconds: Mapping[str, float], core_s: Mapping[str, float], factor: float
-) -> dict[str, float]:
-    """Return the seconds of all cores; what ``factor`` adds to an op is one thread looking for the next."""
-    kept, added = min(factor, 1.0), max(0.0, 1 - 1 / factor)
-    return {name: core_s[name] * kept + seconds[name] * added for name in core_s if name in seconds}
 
 
 def tied_bytes(step: StepGraph) -> tuple[list[float], list[float], list[float]]:
@@ -78,13 +72,12 @@ def tied_bytes(step: StepGraph) -> tuple[list[float], list[float], list[float]]:
     sent: set[tuple[str, int]] = set()
     for name, op in graph.ops.items():
         kind, layer = at[name]
-        joins = name in step.joined
         for producer in {producer for producer, _ in op.inputs if producer in at}:
             kind_there, other = at[producer]
             if kind_there != kind or other == layer or (producer, layer) in sent:
                 continue
             size_bytes = graph.ops[producer].output_bytes or 0
-            if kind == "dW" and joins:
+            if kind == "dW" and name in step.joined:
                 gradients[layer] += size_bytes
                 made_here[other] += size_bytes
             elif kind == "F" and producer not in of_data:
@@ -125,16 +118,15 @@ def _tasks(step: StepGraph) -> tuple[Tasks, dict[str, int]]:
 
 def check_costs(costs: CostTable, names: Sequence[str]) -> None:
     """OptionsError: they are of another model, or its layers were divided otherwise."""
+    other = "of batches of another size, by which layers that take long are cut; measure them again"
     if len(costs.layers) != len(names):
         raise OptionsError(
-            f"costs= has {len(costs.layers)} layers, the model {len(names)}: not its costs, or of batches of "
-            "another size, by which layers that take long are cut; measure them again"
+            f"costs= has {len(costs.layers)} layers, the model {len(names)}: not its costs, or {other}"
         )
     for number, (own, name) in enumerate(zip(costs.layers, names, strict=True)):
         if is_part(own.name) != is_part(name):
             raise OptionsError(
-                f"costs= has {own.name!r} as layer {number}, the model {name!r}: they are of batches of "
-                "another size, by which layers that take long are cut; measure them again"
+                f"costs= has {own.name!r} as layer {number}, the model {name!r}: they are {other}"
             )
 
 
@@ -151,10 +143,7 @@ def _between_ops(step: StepGraph, profile: OpProfile, timed_s: Sequence[float]) 
 
 
 def with_shared_link(costs: CostTable, target: Target) -> CostTable:
-    """The costs with the link between the devices, which of them share cores, and how fast each is.
-
-    Costs that have a link keep it: then the plan is the same.
-    """
+    """Add the link between the devices, and how fast each is; costs that have a link keep it."""
     if costs.link != Link():
         return costs
     with timing.said("measuring the link between the devices, and how fast each is"):
@@ -184,10 +173,8 @@ def costs_of_parts(costs: CostTable, step: StepGraph) -> CostTable:
         measured = [costs.layers[layer] for layer in there]
         parts = [calculated[layer] for layer in here]
         if len(measured) == len(parts):
-            layers += [
-                dataclasses.replace(layer, inputs=part.inputs)
-                for layer, part in zip(measured, parts, strict=True)
-            ]
+            pairs = zip(measured, parts, strict=True)
+            layers += [dataclasses.replace(layer, inputs=part.inputs) for layer, part in pairs]
         else:
             layers += _shared(measured, parts)
     return dataclasses.replace(costs, layers=tuple(layers))
@@ -209,29 +196,20 @@ def _groups(names: Sequence[str]) -> list[list[int]]:
 
 def _shared(measured: Sequence[LayerCosts], parts: Sequence[LayerCosts]) -> list[LayerCosts]:
     """Return the parts, with the measured seconds in proportion to their calculated ones."""
-    shares = {field: _shares([getattr(part, field) for part in parts]) for field in SECONDS.values()}
     longest = max(measured, key=lambda layer: layer.busy_s)
 
-    def seconds(field: str, number: int) -> float:
-        return float(sum(getattr(layer, field) for layer in measured)) * shares[field][number]
+    def seconds(field: str, part: LayerCosts) -> float:
+        calculated_s = sum(getattr(each, field) for each in parts)
+        # If nothing is calculated to take time all parts are alike.
+        share = getattr(part, field) / calculated_s if calculated_s else 1 / len(parts)
+        return float(sum(getattr(layer, field) for layer in measured)) * share
 
     return [
         dataclasses.replace(
-            part,
-            forward_s=seconds("forward_s", number),
-            output_grad_s=seconds("output_grad_s", number),
-            weight_grad_s=seconds("weight_grad_s", number),
-            update_s=seconds("update_s", number),
-            occupancy=longest.occupancy,
+            part, **{field: seconds(field, part) for field in SECONDS.values()}, occupancy=longest.occupancy
         )
-        for number, part in enumerate(parts)
+        for part in parts
     ]
-
-
-def _shares(calculated_s: Sequence[float]) -> list[float]:
-    """Return each part's share; if nothing is calculated to take time, all are alike."""
-    total_s = sum(calculated_s)
-    return [part_s / total_s if total_s else 1 / len(calculated_s) for part_s in calculated_s]
 
 
 class InPlace:
@@ -263,8 +241,8 @@ class InPlace:
         self._left -= 1
         self.why_not = traced.failed
         try:
-            hosts = _by_host(traced.events)
-            self._profiles += [] if traced.failed else [_joined(list(map(read_side_by_side, hosts)))]
+            if not traced.failed:
+                self._profiles.append(_joined(list(map(read_side_by_side, _by_host(traced.events)))))
         except CostError as error:
             self.why_not = str(error)
         return traced.outputs
@@ -276,8 +254,14 @@ class InPlace:
         """
         if not self._profiles:
             return None
-        # The rest of a step, besides its ops, does not show where devices wait for each other.
-        profile = dataclasses.replace(_median(self._profiles), step_s=0.0)
+        # Other work on the machine makes single steps long. The rest of a step, besides its ops, does not
+        # show where devices wait for each other.
+        seconds = medians([profile.seconds for profile in self._profiles])
+        core_s = medians([profile.core_s for profile in self._profiles])
+        count = len(self._profiles)
+        profile = dataclasses.replace(
+            self._profiles[-1], seconds=seconds, core_s=core_s, steps=count, step_s=0.0
+        )
         return self._target.costs(
             measured_costs(self._step, profile, general=general_names(names, self._count))
         )
@@ -294,17 +278,9 @@ def _by_host(events: Mapping[str, Sequence[TracedEvent]]) -> list[list[TracedEve
 
 def _joined(profiles: Sequence[OpProfile]) -> OpProfile:
     """Join the profiles of one execution on several hosts, each of which ran other ops."""
-    first = profiles[0]
     return dataclasses.replace(
-        first,
+        profiles[0],
         seconds={name: value for profile in profiles for name, value in profile.seconds.items()},
         types={name: value for profile in profiles for name, value in profile.types.items()},
         core_s={name: value for profile in profiles for name, value in profile.core_s.items()},
     )
-
-
-def _median(profiles: Sequence[OpProfile]) -> OpProfile:
-    """Other work on the machine makes single ones long."""
-    seconds = medians([profile.seconds for profile in profiles])
-    core_s = medians([profile.core_s for profile in profiles])
-    return dataclasses.replace(profiles[-1], seconds=seconds, core_s=core_s, steps=len(profiles))

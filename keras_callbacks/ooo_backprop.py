@@ -86,7 +86,7 @@ class OOOBackprop(Callback):
     @property
     def report(self) -> Report:
         """Return what was found, planned and measured for the model trained last."""
-        return self._life.report
+        return self._life.mode.describe()
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Puts the mode's training in the place of the model's train function."""
@@ -97,8 +97,7 @@ class OOOBackprop(Callback):
         self._life.epoch_begin(epoch)
 
     def on_test_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """Ranks take note of the samples trained on, before validation resets the count; those of an
-        evaluation of its own are averaged."""
+        """Ranks count the samples before validation resets that; they average an evaluation of its own."""
         self._life.test_begin(self.model)
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
@@ -108,10 +107,3 @@ class OOOBackprop(Callback):
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
         """Puts the model's own train function back and writes the timeline."""
         self._life.finish()
-
-
-def checked(callback: object) -> OOOBackprop:
-    """Check the callback that others report on. OptionsError: it is another object."""
-    if not isinstance(callback, OOOBackprop):
-        raise OptionsError(f"callback={callback!r} is not accepted; accepted: an OOOBackprop")
-    return callback

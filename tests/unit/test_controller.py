@@ -16,6 +16,8 @@ from tf_ooo.fit.comparison import REWRITTEN, Comparison, StepTimes
 from tf_ooo.fit.controller import StepController
 from tf_ooo.fit.reporting import fall_back
 from tf_ooo.modes.by_name import Options
+from tf_ooo.planning.model.schedule import Schedule
+from tf_ooo.planning.model.task import Task
 from tf_ooo.report.report import Report
 from tf_ooo.rewriting.request import Failures
 from tf_ooo.rewriting.session import StepSession
@@ -61,7 +63,7 @@ def _decide(monkeypatch):
         options = Options(schedule=schedule, profile_steps=len(stock_s), compare=compare)
         steps = device.step("stock", 0.0, *stock_s), device.step("ours", 0.0, *rewritten_s)  # they warm up
         step = StepController(*steps, Session(), options, report)
-        while step.profiling:
+        while step.choice is None:
             step()
         return step.choice, report
 
@@ -174,7 +176,7 @@ def test_the_clock_is_read_when_the_outputs_are_there(monkeypatch):
     device, report = Device(monkeypatch), Report()
     steps = device.step("stock", 9.0, 3.0, 2.0), device.step("ours", 7.0, 1.0)
     step = StepController(*steps, Session(), Options(compare=True), report)
-    while step.profiling:
+    while step.choice is None:
         step()
     assert device.ran == ["stock", "ours"] * 9
     assert not device.busy_s
@@ -188,7 +190,7 @@ def test_the_first_rewritten_step_is_overhead(monkeypatch):
     device, report = Device(monkeypatch), Report()
     steps = device.step("stock", 9.0, 2.0), device.step("ours", 7.0, 1.0)
     step = StepController(*steps, Session(), Options(compare=True), report)
-    while step.profiling:
+    while step.choice is None:
         step()
     assert report.profiling_overhead_s == 7.0
 
@@ -278,8 +280,9 @@ def test_the_profiler_is_overhead_too(monkeypatch):
         [LayerCosts(1.0, 0.0, 2.0)], op_seconds={"a": 1.0, "b": 2.0}, notes=("b is calculated",)
     )
     monkeypatch.setattr(controller, "step_costs", lambda *arguments: costs)
-    monkeypatch.setattr(controller, "_in_order", lambda *arguments: None)
-    report, result = Report(profiling_overhead_s=7.0), SimpleNamespace(graph_def=None, training_graph=None)
+    monkeypatch.setattr(controller, "tasks_of_ops", lambda graph: {"a": Task("dO", 1), "c": Task("dO", 0)})
+    report = Report(profiling_overhead_s=7.0)
+    result = SimpleNamespace(graph_def=None, training_graph=None, schedule=Schedule("single_device", "none"))
     assert controller.run_predicting(lambda: "outputs", report, result) == "outputs"
     assert (report.profiling_overhead_s, report.predicted_step_s) == (7.25, 3.0)
     assert report.notes == ["b is calculated"]

@@ -22,7 +22,7 @@ from tf_ooo.planning.model.schedule import Schedule, Task
 from tf_ooo.planning.pictures.page import chart_of
 from tf_ooo.planning.simulation.simulator import simulate
 from tf_ooo.planning.simulation.timeline import Timeline
-from tf_ooo.report.report import Report, not_predicted
+from tf_ooo.report.report import NOT_PREDICTED, Report
 from tf_ooo.report.sections import LayerPipeSection, PipelineSection, device_text
 from tf_ooo.report.summary import Gain
 
@@ -202,7 +202,7 @@ def test_why_there_are_no_costs():
     assert "XLA compiles shows kernels" in Report(way="early").why_no_costs
     assert "rank 0 measures them" in Report(mode="data_parallel").why_no_costs
     assert Report(mode="pipeline").why_no_costs == "the first steps of a fit measure them"
-    failed = Report(notes=[not_predicted("another profiler runs")])
+    failed = Report(notes=[NOT_PREDICTED + "another profiler runs"])
     assert failed.why_no_costs == "the step's time is not predicted: another profiler runs"
     assert not Report(costs=CostTable(tuple(uneven()))).why_no_costs
 

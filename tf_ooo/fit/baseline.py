@@ -34,23 +34,16 @@ _CALLS_PYTHON = ("PyFunc", "PyFuncStateless", "EagerPyFunc")
 class Baseline:
     """Decides whether undone steps are measured beside a fit, and keeps what came of it.
 
-    Args:
-        name: of what they are.
-        report: says why there is none.
-        asked: ``compare=`` of the user: always, never, or (None) where the fit is long enough to pay for it.
-        steps: of the fit, that are left; None: nobody knows.
-        always: a fit that is too short gets a few steps all the same.
-
-    Attributes:
-        too_short: the fit does not pay for it; nothing was measured, or only a few steps.
+    ``asked`` is the user's ``compare=``: always, never, or (None) where the ``steps`` that are left of the
+    fit (None: nobody knows) pay for it.  ``always``: a fit that is too short gets a few steps all the same;
+    ``too_short`` says that it was.
     """
 
     def __init__(
         self, name: str, report: Report, asked: bool | None, steps: int | None, always: bool = False
     ) -> None:
         self.name, self._report, self._asked, self._steps = name, report, asked, steps
-        self._always = always
-        self.too_short = False  # the fit, to pay for it
+        self._always, self.too_short = always, False
 
     def measured(
         self,
@@ -73,7 +66,9 @@ class Baseline:
         cost_s = trace_s + (1 + steps) * call_s
         seconds: list[float] = []
         why_not = self._why_not(step_s if ours_s is None else ours_s, cost_s)
-        few = self._few(trace_s, call_s) if why_not else 0
+        few = 0
+        if why_not and self._always and self._asked is None and timing.FEW:
+            few = max(timing.FEW, min(_MOST_STEPS, int(_OF_TRACE * trace_s / max(call_s, 1e-9))))
         if few or not why_not:
             started, why_not = time.perf_counter(), ""
             try:
@@ -87,29 +82,18 @@ class Baseline:
         self._report.change(no_baseline=why_not)
         return seconds
 
-    def _few(self, trace_s: float, call_s: float) -> int:
-        """Return how many steps a fit gets that does not pay for them; they add a tenth to their trace."""
-        if not (self._always and self._asked is None and timing.FEW):
-            return 0
-        return max(timing.FEW, min(_MOST_STEPS, int(_OF_TRACE * trace_s / max(call_s, 1e-9))))
-
     def _why_not(self, step_s: float, cost_s: float) -> str:
-        if self._asked is False:
-            return "compare=False"
-        if self._asked is None and self._steps is None:
+        if self._asked is not None:
+            return "" if self._asked else "compare=False"
+        if self._steps is None:
             return f"nobody knows how long the fit is; compare=True measures {self.name} beside it"
-        if self._asked is None and not timing.pays(cost_s, step_s, self._steps or 0):
-            self.too_short = True
-            measuring = f"to measure {self.name} beside it, about {cost_s:.1f} s"
-            return f"the fit is too short {measuring}; compare=True does"
-        return ""
+        self.too_short = not timing.pays(cost_s, step_s, self._steps)
+        measuring = f"to measure {self.name} beside it, about {cost_s:.1f} s"
+        return f"the fit is too short {measuring}; compare=True does" if self.too_short else ""
 
 
 def stock_steps_s(model: keras.Model, batch: object, least: int, calls_python: bool) -> list[float]:
-    """Return seconds of so many single stock steps on this batch, or more; all variables are put back.
-
-    Raises as :func:`undone_steps_s` does.
-    """
+    """Return seconds of so many single stock steps on this batch, or more, as :func:`undone_steps_s` does."""
     step = train_function.step_on_data(model, tf_functions.undecorated(model.train_step))
     return undone_steps_s(tf_functions.concrete_function(step, [batch]), batch, least, calls_python)
 

@@ -60,7 +60,7 @@ class StepTimes:
 
     @property
     def first_rewrite(self) -> str:
-        """Return the first rewritten step that is still there."""
+        """The first rewritten step that is still there."""
         return next(way for way in self._rounds[0].order if way != STOCK)
 
     @property
@@ -73,19 +73,15 @@ class StepTimes:
     @property
     def look(self) -> Look:
         """Compare the samples of stock and of the best rewritten step."""
-        seconds = self.seconds
-        timed = {way: times_s for way, times_s in seconds.items() if way != STOCK}
-        best = next(iter(timed.values())) if len(timed) == 1 else ()
-        return look_at(seconds[STOCK], best)
+        seconds = dict(self.seconds)
+        stock_s = seconds.pop(STOCK)
+        return look_at(stock_s, next(iter(seconds.values())) if len(seconds) == 1 else ())
 
     def add(self, which: str, seconds: float, traced: bool, kind: Hashable = None) -> bool:
         """Takes note of a step; returns whether it counts.
 
-        Args:
-            which: what ran.
-            seconds: that it took.
-            traced: whether it did more than a step does.
-            kind: equal for steps that do equal work, such as the shapes of the inputs.
+        ``traced``: it did more than a step does.  ``kind``: equal for steps that do equal work, such as the
+        shapes of the inputs.
         """
         self.steps += 1
         counts = self._rounds[-1].add(which, seconds, traced, kind)
@@ -173,13 +169,12 @@ class _Turns:
 
     def samples(self, enough: int) -> dict[str, list[float]]:
         """Return the samples of the first kind of which each step has enough; else :meth:`leading`."""
-        complete = self._complete(enough)
-        return self.leading() if complete is None else {way: complete[way] for way in self.order}
+        return self._complete(enough) or self.leading()
 
     def _complete(self, enough: int) -> dict[str, list[float]] | None:
         for samples in self._samples.values():
             if all(len(samples.get(way, ())) >= enough for way in self.order):
-                return samples
+                return {way: samples[way] for way in self.order}
         return None
 
 
@@ -200,10 +195,10 @@ class Comparison:
 
     @classmethod
     def of(cls, seconds: Mapping[str, Sequence[float]]) -> Comparison:
-        middle_s = {which: statistics.median(times_s) for which, times_s in seconds.items()}
-        best = min((which for which in seconds if which != STOCK), key=middle_s.__getitem__)
+        medians_s = {which: statistics.median(times_s) for which, times_s in seconds.items()}
+        best = min((which for which in seconds if which != STOCK), key=medians_s.__getitem__)
         noise_s = max(_spread_s(seconds[STOCK]), _spread_s(seconds[best]))
-        return cls(middle_s[STOCK], middle_s[best], noise_s, best)
+        return cls(medians_s[STOCK], medians_s[best], noise_s, best)
 
     def why_not_after(self, look: Look, steps: int) -> str:
         """Say why stock is kept, by a test on pairs of so many steps; empty: it is not."""
@@ -253,9 +248,8 @@ class StepComparison:
         asked: bool = False,
     ) -> None:
         self.options, self.report, self._ranks = options, report, ranks or SingleEngine()
-        # The step that stays if the two cannot be mixed comes first. With a memory limit that is the
-        # rewritten one: if it has to be refused, nothing has changed yet.  Strict: a failure shows at the
-        # first call.
+        # The step that stays if the two cannot be mixed comes first. With a memory limit that is the new
+        # one: if it has to be refused, nothing has changed yet. Strict: a failure shows at the first call.
         self.stock_may_stay = options.may_fall_back and not limited
         stock_first = self.stock_may_stay and not options.strict
         # To whoever reads the report; a report of a function knows no model.
@@ -275,32 +269,27 @@ class StepComparison:
 
         ``beside``: seconds of other steps, which come with the verdict and are not compared.
         """
-        options, times = self.options, self.times
-        if not times.done:
-            self._not_yet(times)
-            return None
-        if not options.profile_steps:
+        may_fall_back, times = self.options.may_fall_back, self.times
+        if times.done and not times.profile_steps:
             return Verdict(times.first_rewrite)
-        if not all(times.seconds.values()):
+        all_timed = all(times.seconds.values())
+        if not times.done:  # the fit may end before more is known
+            undecided = Outcome(undecided=times.progress)
+            self.report.put(undecided if may_fall_back else Outcome(kept_because=AS_ASKED))
+            if times.until_sure and not times.several and all_timed:
+                self._fill(times)
+            return None
+        if not all_timed:
             return Verdict(STOCK, f"measured no two steps on equal inputs among {times.steps}")
         everyone = self._ranks.gather(dict(beside or {}))
         slowest_beside = {which: slowest(theirs[which] for theirs in everyone) for which in everyone[0]}
         seconds = times.seconds | slowest_beside
         compared = self._fill(times)
-        why_not = compared.why_not_after(times.look, times.steps) if options.may_fall_back else ""
+        why_not = compared.why_not_after(times.look, times.steps) if may_fall_back else ""
         return Verdict(STOCK if why_not else compared.best, why_not, seconds)
 
-    def _not_yet(self, times: StepTimes) -> None:
-        """Report what is known so far: the fit may end before more is."""
-        if self.options.may_fall_back:
-            self.report.put(Outcome(undecided=times.progress))
-        else:
-            self.report.put(Outcome(kept_because=AS_ASKED))
-        if times.until_sure and not times.several and all(times.seconds.values()):
-            self._fill(times)
-
     def _fill(self, times: StepTimes) -> Comparison:
-        """Return the report's times."""
+        """Put the times into the report."""
         compared = Comparison.of(times.seconds)
         timed = Timed(
             list(times.seconds[compared.best]),

@@ -12,6 +12,7 @@ import functools
 import logging
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -26,9 +27,8 @@ from tf_ooo.fit.timing import Budget, timed_run
 from tf_ooo.options import OneDeviceOptions
 from tf_ooo.planning.model.task import Task
 from tf_ooo.planning.simulation.measured import one_by_one
-from tf_ooo.planning.simulation.timeline import Timeline
 from tf_ooo.report.parts import Outcome
-from tf_ooo.report.report import Report, not_predicted
+from tf_ooo.report.report import NOT_PREDICTED, Report
 from tf_ooo.rewriting.lowering import tasks_of_ops
 from tf_ooo.rewriting.result import RewriteResult, fill_plan
 from tf_ooo.rewriting.session import StepSession
@@ -41,7 +41,7 @@ _CHANGED = "traced again, the step is another than it was: something that it rea
 
 
 class StepController:
-    """Callable in place of the step, from any thread.
+    """Callable in place of the step, from any thread; its ``experiment`` says which step runs.
 
     Args:
         stock, rewritten: the step as TensorFlow runs it, and as a function of its own, not traced yet.
@@ -49,12 +49,8 @@ class StepController:
         inputs: finds the real sizes of batches, for the memory limit.
         on_decided: called once it is known which of the two is kept.
         more_steps: more rewritten ones by name; of all the fastest is kept.
-        never_pays: why ``"auto"`` compares nothing unless it is asked to.
         samples_seen: tells how many samples the steps so far have seen, where arguments do not show it.
-
-    Attributes:
-        experiment: stock steps first, then turns, then the one that is kept.
-        predicted: whether ops have been measured, for a prediction, or will never be.
+        never_pays: why ``"auto"`` compares nothing unless it is asked to.
 
     Raises (from a call): whatever the step raises; MemoryLimitError, before the step has changed
     anything; with ``strict`` also why a rewrite failed, after the first step has run.
@@ -81,25 +77,22 @@ class StepController:
         self._together = 1
         rewrites = [name for name in self.steps if name != STOCK]
         limited = options.memory_limit_bytes is not None
-        asked = options.compare is True
-        self.comparison = StepComparison(options, report, rewrites, limited=limited, asked=asked)
+        self.comparison = StepComparison(
+            options, report, rewrites, limited=limited, asked=options.compare is True
+        )
         self._never_pays = never_pays
-        self.predicted = not session.shows_ops
+        self.predicted = not session.shows_ops  # ops have been measured, or will never be
         self._lock = threading.RLock()
         self._on_decided = on_decided
         self._samples_seen = samples_seen or (lambda: 0.0)
         budget = Budget(len(rewrites), why_not=never_pays)
-        self.experiment = Experiment(self._stock_first(budget) if self._may_wait else _Beginning(self))
-
-    @property
-    def _may_wait(self) -> bool:
-        """Return whether stock steps come first: the rest of the fit has to pay for a comparison."""
-        options = self.options
         # With a limit stock may need too much; with ``strict`` a failure is to show in the first step.
         at_once = options.strict or not self.comparison.stock_may_stay
-        return options.compare is None and options.profile_steps > 0 and not at_once
+        waits = options.compare is None and options.profile_steps > 0 and not at_once
+        self.experiment = Experiment(self._stock_first(budget) if waits else _Beginning(self))
 
     def _stock_first(self, budget: Budget) -> StockFirst:
+        """Run stock steps until the rest of the fit is known to pay for a comparison."""
         return StockFirst(
             budget,
             self.report,
@@ -125,10 +118,6 @@ class StepController:
         """The step that is kept; None as long as that is open."""
         phase = self.experiment.phase
         return phase.which if isinstance(phase, KeptStep) else None
-
-    @property
-    def profiling(self) -> bool:
-        return self.choice is None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if self.options.memory_limit_bytes is not None:
@@ -198,7 +187,7 @@ class StepController:
         return outputs
 
     def _leave_out(self, which: str, error: BaseException) -> str | None:
-        """Return one rewritten step less; returns another that is still there, None where it was the last."""
+        """Drop a rewritten step; return another that is still there, None where it was the last."""
         left = [name for name in self.steps if name not in (STOCK, which)]
         if not left:
             return None
@@ -233,17 +222,13 @@ class StepController:
         """
         if not self.options.profile_steps and not self.comparison.stock_may_stay:
             return  # the rewritten step runs in any case
-        late = traces.trace_count(self.stock) > 0
+        late, stock_may_stay = traces.trace_count(self.stock) > 0, self.comparison.stock_may_stay
         draws = traces.random_state(self.stock) or self._trace_ours(args, kwargs)
-        if draws and self.comparison.stock_may_stay:
+        if draws and stock_may_stay:
             self._keep_stock(f"{draws}, {traces.NOT_SHARED}")
         elif draws:
             self._keep_rewritten(f"{draws}, which this step begins anew; no turns with the stock step")
-        elif (
-            late
-            and self.comparison.stock_may_stay
-            and traces.differ(self.stock, self.rewritten, args, kwargs)
-        ):
+        elif late and stock_may_stay and traces.differ(self.stock, self.rewritten, args, kwargs):
             self._keep_stock(_CHANGED)
         elif self.options.profile_steps:
             traces.trace(self.stock, args, kwargs)
@@ -268,9 +253,8 @@ class StepController:
         reason = self.session.failure()
         if reason is not None:
             if self.choice != STOCK:
-                self._keep_stock(
-                    reason if limit_bytes is None else f"{reason}; memory_limit_bytes is not checked"
-                )
+                unchecked = "" if limit_bytes is None else "; memory_limit_bytes is not checked"
+                self._keep_stock(f"{reason}{unchecked}")
             self.session.failures.raise_first(self.options.strict)
             if self.options.strict:
                 raise GraphError(reason)
@@ -346,14 +330,13 @@ class KeptStep(Training):
 def run_predicting(step: Callable[[], Any], report: Report, result: RewriteResult | None) -> Any:
     """Runs a step with the profiler: from the seconds of its ops the report gets what it should take.
 
-    That is the time of one stream that runs all ops one after the other; where TensorFlow runs ops side by
-    side the step takes less.  What goes wrong here is a note in the report: training goes on.
+    Where TensorFlow runs ops side by side the step takes less.  What goes wrong here is a note in the report.
     """
 
     def not_known(error: OOOError) -> None:
         _LOG.debug("no prediction: %s", error)
         kind = "" if isinstance(error, BackendError) else "costs are not known: "
-        report.note(not_predicted(f"{kind}{error}"))
+        report.note(f"{NOT_PREDICTED}{kind}{error}")
 
     profiler = StepProfiler(1)
     outputs = profiler.run_anyway(step, not_known)
@@ -365,15 +348,10 @@ def run_predicting(step: Callable[[], Any], report: Report, result: RewriteResul
     except OOOError as error:
         not_known(error)
         return outputs
-    timeline, predicted_s = _in_order(result, costs.op_seconds), sum(costs.op_seconds.values())
+    seconds: defaultdict[Task, float] = defaultdict(float)
+    for name, task in tasks_of_ops(result.training_graph).items():
+        seconds[task] += costs.op_seconds.get(name, 0.0)
+    timeline, predicted_s = one_by_one(result.schedule, seconds), sum(costs.op_seconds.values())
     report.change(costs=costs, timeline=timeline, predicted_step_s=predicted_s)
     report.note(*costs.notes)
     return outputs
-
-
-def _in_order(result: RewriteResult, op_seconds: Mapping[str, float]) -> Timeline:
-    """Return the plan, in measured seconds."""
-    seconds: dict[Task, float] = {}
-    for name, task in tasks_of_ops(result.training_graph).items():
-        seconds[task] = seconds.get(task, 0.0) + op_seconds.get(name, 0.0)
-    return one_by_one(result.schedule, seconds)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from tf_ooo.compat import keras_fits, keras_layers, keras_variables, nests, train_function
 from tf_ooo.costs.profile import MOST_STEPS, StepProfiler
 from tf_ooo.costs.table import CostTable
-from tf_ooo.errors import BackendError, OOOError
+from tf_ooo.errors import BackendError
 from tf_ooo.fit import timing
 from tf_ooo.fit.baseline import ONE_DEVICE, Baseline, stock_steps_s
 from tf_ooo.fit.measured import measured_costs
@@ -38,7 +38,6 @@ from tf_ooo.tracing.variables import Moved, all_variables, renew
 if TYPE_CHECKING:
     import keras
 
-_LOG = logging.getLogger("tf_ooo")
 Tracing = Callable[[], AbstractContextManager[Any]]
 _COMPILED = "jit_compile=True: XLA compiles the step for one device; compile the model with jit_compile=False"
 _REPLACED = (
@@ -51,9 +50,8 @@ _ENDED = "training ended after "
 class Distributed:
     """Knows the model that a mode over several devices trains, from fit to fit.
 
-    ``known``: of which train function, on which devices, the report is; None before the first fit.
-    ``steps``: of the present fit, None: nobody knows.  ``step_s``: seconds of the latest steps of the plan
-    that runs.
+    ``known``: the train function and the devices of the report; None before the first fit.  ``steps``: of the
+    present fit, None: nobody knows.  ``step_s``: seconds of the latest steps of the plan that runs.
     """
 
     def __init__(self, mode: str) -> None:
@@ -71,8 +69,8 @@ class Distributed:
             median_s = statistics.median(steps_s)
             noise_s = statistics.median(abs(step_s - median_s) for step_s in steps_s)
             section = replace(report.layerpipe or report.pipeline, step_s=steps_s)
-            timed = {"steps_s": steps_s, "measured_step_s": median_s, "step_noise_s": noise_s}
-            report.change(**timed, **{report.mode: section})
+            report.change(steps_s=steps_s, measured_step_s=median_s, step_noise_s=noise_s)
+            report.change(**{report.mode: section})
         return self.report
 
     def say_if_slower(self) -> None:
@@ -99,8 +97,7 @@ class Distributed:
         epochs = keras_fits.epochs_of_fit()
         self.steps = None if steps is None or epochs is None else steps * epochs
         known = train_function.train_function_of(model), self.target.devices
-        other = known != self.known
-        if other:
+        if other := known != self.known:
             mode, self.known = self.report.mode, known
             self.report = Report(mode=mode, model=str(model.name), environment=environment(model))
         # These notes are of the fit before, and not true of this one.
@@ -117,12 +114,11 @@ class Distributed:
         always: bool = True,
         calls_python: bool = False,
     ) -> bool:
-        """Measure stock steps on one device, which a user had before; see ``compare=``.
+        """Measure stock steps on one device; return whether the fit is too short; see ``compare=``.
 
-        Return whether the fit is too short for that; a few are measured all the same, where ``always``.
-        ``serial_s``: about what such a step takes; ``calls_python``: it may.  What is left of the fit is no
-        longer than the plan says, and tracing takes no longer than that of the first step, of whose
-        micro-batches most are copies.
+        ``always``: a few are measured all the same.  ``serial_s``: about what such a step takes;
+        ``calls_python``: it may.  What is left of the fit is no longer than the plan says, and tracing takes
+        no longer than that of the first step, of whose micro-batches most are copies.
         """
         if ONE_DEVICE in self.report.baselines_s:  # of the fit before
             return False
@@ -143,25 +139,21 @@ class Distributed:
 
     def note_too_short(self, steps: int) -> None:
         """Says why a fit of so few steps has not been distributed; of none there is nothing to say."""
-        if steps:
-            self._say(
-                f"{_ENDED}{steps} steps, before the model was cut: one step more than profile_steps of one "
-                "fit are on one device; profile_steps=1, or costs= of an earlier run, leave most of them out"
-            )
+        text = (
+            f"{_ENDED}{steps} steps, before the model was cut: one step more than profile_steps of one fit "
+            "are on one device; profile_steps=1, or costs= of an earlier run, leave most of them out"
+        )
+        self.report.note(text if steps else "", log=logging.WARNING)
 
     def note_replaced(self) -> None:
         """Says that another train function was put in: the weights are right, on one device."""
-        self._say(_REPLACED)
-
-    def _say(self, text: str) -> None:
-        self.report.note(text, log=logging.WARNING)
+        self.report.note(_REPLACED, log=logging.WARNING)
 
 
 def check_model(model: keras.Model, mode: str) -> None:
     """Raises BackendError for a model that cannot be distributed."""
-    reason = train_function.why_not_rewritable(model)
-    if model.jit_compile is True and not train_function.keras_compiles_by_itself(model):
-        reason = _COMPILED
+    compiled = model.jit_compile is True and not train_function.keras_compiles_by_itself(model)
+    reason = _COMPILED if compiled else train_function.why_not_rewritable(model)
     if reason is not None:
         raise BackendError(f"mode={mode!r}: {reason}")
     if keras_layers.made_in_strategy(model):
@@ -188,15 +180,14 @@ class OnlyTraced:
 
 
 class FirstSteps:
-    """The first one traces, the next ones are measured; then it is known what the layers cost.
+    """Traces with the first step and measures the next ones; then it is known what the layers cost.
 
-    Of several that are measured the last one is profiled, and says how a step's time is divided among its
-    ops; those before it are timed only: ops take longer under the profiler.  Where the last one has other
-    rows than the first, as the end of an epoch may have, the next one is profiled in its place.
+    The last one is profiled, and says how a step's time is divided among its ops; those before it are timed
+    only: ops take longer under the profiler.  Where the last one has other rows than the first, as the end of
+    an epoch may have, the next one is profiled in its place.  With ``options.costs`` one step does.
 
-    With ``options.costs`` one step does.  ``rows`` are those of the largest micro-batch of the step that was
-    taken apart.  ``make_functions`` makes the step, given what is entered around its traces.  ``pass_s``:
-    what tracing a forward and backward pass took; 0: none was traced alone.
+    ``rows``: of the largest micro-batch of the step that was taken apart.  ``make_functions`` makes the step,
+    given what is entered around its traces.  ``pass_s``: of tracing a pass alone; 0: none was.
     """
 
     def __init__(
@@ -255,8 +246,7 @@ class FirstSteps:
             self._whole_rows, self._first_batch = rows_of(batch), nests.signature(batch)
             self._report.change(batch_rows=self._whole_rows)
             rows = functions.division.split(self._whole_rows)
-            self.rows = max(rows)
-            self.microbatches = len(rows)
+            self.rows, self.microbatches = max(rows), len(rows)
             parts = f" in {len(rows)} micro-batches" if len(rows) > 1 else ""
             text = f"tracing the step{parts}, to cut it"
             about_s = timing.micro_batches_s(self._pass_s, len(rows))
@@ -283,14 +273,14 @@ class FirstSteps:
         if self.seen == self._steps and not alike and not self._waited:
             self._steps, self._waited = self._steps + 1, True
         if self.seen == self._steps:
-            return self._profiler.run_anyway(lambda: functions(batch), self._not_measured)
+            not_measured = "costs are calculated from shapes, not measured"
+            return self._profiler.run_anyway(
+                lambda: functions(batch), lambda error: self._report.note(f"{not_measured}: {error}")
+            )
         outputs, seconds, traced = timed_run(lambda: functions(batch), lambda: functions.traced)
         if alike and not traced:
             self.timed_s.append(seconds)
         return outputs
-
-    def _not_measured(self, error: OOOError) -> None:
-        self._report.note(f"costs are calculated from shapes, not measured: {error}")
 
     @property
     def done(self) -> bool:
@@ -308,11 +298,9 @@ class FirstSteps:
             raise not_cut(self._request)
         if self._given is not None:
             return step, self._given
-        profile = self._profiler.profile
         # Without steps to measure the plan is the same every time.
-        calibrated = self.rested and self._steps > 0
-        on = measured_model(home_device()) if calibrated else None
-        return step, target.costs(measured_costs(step, profile, self.timed_s, on=on))
+        on = measured_model(home_device()) if self.rested and self._steps > 0 else None
+        return step, target.costs(measured_costs(step, self._profiler.profile, self.timed_s, on=on))
 
     def traced_before(self) -> TracedBefore | None:
         """Return the step that was taken apart, to be placed without another trace; None: it has not run."""

@@ -21,11 +21,7 @@ from tf_ooo.report.report import Report
 
 
 class Experiment(Training):
-    """Runs one phase at a time; a phase runs until it enters another, and holds what nobody needs later.
-
-    Attributes:
-        phase: what runs next.
-    """
+    """Runs one phase at a time; a phase runs until it enters another, and holds what nobody needs later."""
 
     def __init__(self, first: Training) -> None:
         self.phase = first
@@ -72,15 +68,10 @@ class Kept(Training):
 class StockFirst(Training):
     """Runs stock steps, until the rest of the fit is known to pay for an experiment, or not to.
 
-    Args:
-        budget: what the fit pays for.
-        report: gets the seconds of the steps.
-        stock: one execution.
-        traces: how often stock was traced.
-        keep: is told what is known, where stock stays in this fit.
-        begin: enters the next phase, where it does not.
-        comparable: whether an execution is as long as most are; only such are timed.
-        slowest: given seconds and whether something was traced here, the same for the slowest rank.
+    ``stock`` runs one execution, ``traces`` says how often it was traced.  ``keep`` is called where stock
+    stays in this fit, ``begin`` enters the next phase where it does not.  Only executions that are
+    ``comparable``, as long as most are, are timed.  ``slowest`` turns seconds, and whether something was
+    traced, into those of the slowest rank.
     """
 
     def __init__(
@@ -106,9 +97,10 @@ class StockFirst(Training):
             outputs, seconds, traced = timed_run(lambda: self._stock(given), self._traces)
             budget.add(*self._slowest(seconds, traced))
             # A baseline that an earlier fit has measured stays: these steps are no verdict on it.
-            if budget.steps_s and not self._report.baselines_s:
-                median_s = statistics.median(budget.steps_s)
-                self._report.change(steps_s=budget.steps_s, stock_step_s=median_s, first_steps_s=[])
+            if (steps_s := budget.steps_s) and not self._report.baselines_s:
+                self._report.change(
+                    steps_s=steps_s, stock_step_s=statistics.median(steps_s), first_steps_s=[]
+                )
         else:
             outputs = self._stock(given)
             budget.add(None, False)
@@ -126,15 +118,10 @@ class StockFirst(Training):
 
 @dataclass(frozen=True)
 class Turn:
-    """One step, or several of equal length, of those that take turns.
+    """One step, or several ``steps`` of equal length, of those that take turns.
 
-    Attributes:
-        outputs: of the last step.
-        seconds: of one step.
-        traced: whether it did more than a step does.
-        kind: equal for steps that do equal work.
-        steps: how many ran.
-        comparable: whether the times of such turns tell something.
+    ``outputs`` are the last one's, ``seconds`` those of one step.  ``traced``: it did more than a step does.
+    ``kind`` is equal for steps that do equal work; the times of ``comparable`` turns tell something.
     """
 
     outputs: Any
@@ -148,12 +135,9 @@ class Turn:
 class Comparing(Training):
     """Has stock and rewritten steps take turns, until it is known which is faster.
 
-    Args:
-        experiment: enters another phase where a turn shows that there is nothing to compare.
-        comparison: the times.
-        take: runs one of the steps, given its name.
-        decide: enters the next phase.
-        beside: seconds of other steps, which come with the verdict.
+    ``take`` runs one of the steps, given its name, ``decide`` enters the next phase.  A turn may show that
+    there is nothing to compare: then ``experiment`` is in another phase.  ``beside``: seconds of other steps,
+    which come with the verdict.
     """
 
     def __init__(
@@ -175,8 +159,7 @@ class Comparing(Training):
         counts = comparison.add(which, turn.seconds, turn.traced or not turn.comparable, turn.kind)
         if which != STOCK and turn.comparable and not counts:
             comparison.report.took(turn.steps * turn.seconds)
-        verdict = comparison.verdict(self._beside) if self._experiment.phase is self else None
-        if verdict is not None:
+        if self._experiment.phase is self and (verdict := comparison.verdict(self._beside)) is not None:
             self._decide(verdict)
         return turn.outputs
 

@@ -17,6 +17,8 @@ from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+import tensorflow as tf
+
 from tf_ooo.compat import keras_fits, keras_layers, train_function, versions
 from tf_ooo.errors import OOOError
 from tf_ooo.fit.saving import replacing, saving_backups_whole
@@ -37,10 +39,12 @@ def in_short(error: BaseException) -> BaseException:
     Other errors keep theirs: a fault of ours is to be found.  So does everything after
     ``keras.config.disable_traceback_filtering()`` or ``tf.debugging.disable_traceback_filtering()``.
     """
-    if isinstance(error, OOOError) and _filtering():
+    keras_config = getattr(sys.modules.get("keras"), "config", None)
+    filtering = getattr(keras_config, "is_traceback_filtering_enabled", lambda: True)
+    if isinstance(error, OOOError) and tf.debugging.is_traceback_filtering_enabled() and filtering():
         kept: TracebackType | None = None
         for frame in reversed(list(_each(error.__traceback__))):
-            if not _is_internal(frame):
+            if str(frame.tb_frame.f_globals.get("__name__", "")).partition(".")[0] not in _INTERNAL:
                 kept = TracebackType(kept, frame.tb_frame, frame.tb_lasti, frame.tb_lineno)
         error.__traceback__ = kept
     return error
@@ -50,19 +54,6 @@ def _each(frame: TracebackType | None) -> Iterator[TracebackType]:
     while frame is not None:
         yield frame
         frame = frame.tb_next
-
-
-def _is_internal(frame: TracebackType) -> bool:
-    return str(frame.tb_frame.f_globals.get("__name__", "")).partition(".")[0] in _INTERNAL
-
-
-def _filtering() -> bool:
-    """Return whether neither TensorFlow nor Keras was told to show all frames."""
-    import tensorflow as tf
-
-    keras_config = getattr(sys.modules.get("keras"), "config", None)
-    asked = getattr(keras_config, "is_traceback_filtering_enabled", lambda: True)
-    return bool(tf.debugging.is_traceback_filtering_enabled() and asked())
 
 
 _CALLS = tuple(
@@ -86,16 +77,11 @@ _FINAL = "finalize_variable_values"
 class Guard:
     """Wraps what ``fit`` calls, from its ``on_train_begin`` on.
 
-    Args:
-        training: settles before anybody sees the weights between batches: before the first callback at the
-            end of an epoch, and before an evaluation, a prediction, saving, loading, ``train_on_batch`` or
-            taking the weights from the model, also where a callback asks for it.
-        failed: is told an error; returns the one to raise.
-        epoch_logs: is given an epoch and its logs before the first callback; False: none is to hear of it.
-        epoch_end: is given an epoch after the last callback.
-
-    Attributes:
-        sees_epochs: ``epoch_logs`` and ``epoch_end`` are called; the callbacks are not called by hand.
+    ``training`` settles before anybody sees the weights between batches: before the first callback at the
+    end of an epoch, and before an evaluation, a prediction, saving, loading, ``train_on_batch`` or taking the
+    weights from the model, also where a callback asks for it.  ``failed`` is told an error, and returns the
+    one to raise.  If the guard ``sees_epochs``, ``epoch_logs`` is given an epoch and its logs before the
+    first callback (False: none is to hear of it), and ``epoch_end`` the epoch after the last one.
     """
 
     def __init__(
@@ -114,7 +100,7 @@ class Guard:
         for name in _CALLS if callbacks is not None else ():
             function = getattr(callbacks, name)
             if name == "on_epoch_end":
-                function = _around_epoch_end(self._seen, epoch_logs, function, epoch_end)
+                function = self._around_epoch_end(function, epoch_logs, epoch_end)
             self._put(callbacks, name, self.guarded(function))
         for callback in getattr(callbacks, "callbacks", ()):
             backup = saving_backups_whole(callback)
@@ -123,8 +109,16 @@ class Guard:
         self._guard_batches()
         if hasattr(model.optimizer, _FINAL):
             self._put(model.optimizer, _FINAL, self.guarded(getattr(model.optimizer, _FINAL)))
-        for name, method in self._wrapped(model).items():
-            self._put(model, name, method)
+        self._put(model, "make_test_function", self._making("test", model.make_test_function))
+        self._put(model, "make_predict_function", self._making("predict", model.make_predict_function))
+        for name in filter(functools.partial(hasattr, model), _TOUCHING):  # a layer that trains has no save
+            self._put(model, name, self._guarded_outside_traces(getattr(model, name)))
+        for name in filter(functools.partial(hasattr, model), _SEEING):
+            method = getattr(model, name)
+            if name in _SAVING:
+                self._put(model, name, _after(self.guarded(self._saving), replacing(method)))
+            else:
+                self._put(model, name, _after(self.guarded(self._seen), method))
 
     def _seen(self) -> None:
         self._training.settle(False)
@@ -136,20 +130,21 @@ class Guard:
         self._kept.append((owner, name, vars(owner).get(name)))
         keras_layers.set_on(owner, name, method)
 
-    def _wrapped(self, model: keras.Model) -> dict[str, Callable[..., Any]]:
-        wrapped = {
-            "make_test_function": self._making("test", model.make_test_function),
-            "make_predict_function": self._making("predict", model.make_predict_function),
-        }
-        for name in filter(functools.partial(hasattr, model), _TOUCHING):  # a layer that trains has no save
-            wrapped[name] = self._guarded_outside_traces(getattr(model, name))
-        for name in filter(functools.partial(hasattr, model), _SEEING):
-            method = getattr(model, name)
-            if name in _SAVING:
-                wrapped[name] = _after(self.guarded(self._saving), replacing(method))
-            else:
-                wrapped[name] = _after(self.guarded(self._seen), method)
-        return wrapped
+    def _around_epoch_end(
+        self,
+        function: Callable[..., Any],
+        epoch_logs: Callable[[int, dict[str, Any]], bool],
+        epoch_end: Callable[[int], None],
+    ) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def call(epoch: int, logs: dict[str, Any] | None = None) -> None:
+            self._seen()
+            logs = {} if logs is None else logs
+            if epoch_logs(epoch, logs):
+                function(epoch, logs)
+                epoch_end(epoch)
+
+        return call
 
     def guarded(self, function: Callable[..., Any], *ends: type[BaseException]) -> Callable[..., Any]:
         """Return the function; ``ends`` are errors by which it says that there is no more."""
@@ -172,8 +167,6 @@ class Guard:
 
         @functools.wraps(function)
         def call(*args: Any, **kwargs: Any) -> Any:
-            import tensorflow as tf
-
             return (guarded if tf.executing_eagerly() else function)(*args, **kwargs)
 
         return call
@@ -221,7 +214,6 @@ class Guard:
 
         A callback may catch what its own ``predict`` raises; validation is the fit's.
         """
-        import tensorflow as tf
 
         def call(given: Any) -> Any:
             return self._training.evaluating(kind, function)(given)
@@ -236,27 +228,7 @@ class Guard:
         train_function.set_functions_of(self._model, train_function.functions_of(self._model))
 
 
-def _around_epoch_end(
-    seen: Callable[[], None],
-    epoch_logs: Callable[[int, dict[str, Any]], bool],
-    function: Callable[..., Any],
-    epoch_end: Callable[[int], None],
-) -> Callable[..., Any]:
-    """Return all callbacks' ``on_epoch_end``, with what is before the first and after the last of them."""
-
-    @functools.wraps(function)
-    def call(epoch: int, logs: dict[str, Any] | None = None) -> None:
-        seen()
-        logs = {} if logs is None else logs
-        if epoch_logs(epoch, logs):
-            function(epoch, logs)
-            epoch_end(epoch)
-
-    return call
-
-
 def _after(first: Callable[[], None], function: Callable[..., Any]) -> Callable[..., Any]:
-
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
         first()

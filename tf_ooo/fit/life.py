@@ -11,6 +11,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import tensorflow as tf
+
 from grappler_passes.compat import releases
 from tf_ooo.compat import train_function, versions
 from tf_ooo.errors import BackendError, OOOError
@@ -54,9 +56,9 @@ class _Running:
 
 
 class Uncompiled:
-    """A model's ``jit_compile=True`` set aside: on a GPU Keras 3 compiles with XLA by itself.
+    """Sets aside the ``jit_compile=True`` of Keras 3's own, on a GPU, but not the user's.
 
-    Not where it can only be the user's choice.  XLA would compile evaluations for one device, too.
+    XLA would compile evaluations for one device, too.
     """
 
     def __init__(self) -> None:
@@ -85,18 +87,12 @@ class FitLife:
 
     def __init__(self, mode: Mode) -> None:
         self.mode = mode
-        self._rank = 0
+        self._rank = self._fits = 0
         self._uncompiled = Uncompiled()
         self._running: _Running | None = None
         self._replaced: Training | None = None  # and nobody has been told
         self._told = False
         self._written = ""  # the verdict that the latest decided fit has written
-        self._fits = 0
-
-    @property
-    def report(self) -> Report:
-        """Return the report of the model trained last."""
-        return self.mode.describe()
 
     def begin(self, model: keras.Model, params: dict[str, Any] | None = None) -> None:
         """Raises whatever the mode refuses, unless its stock step may train then."""
@@ -149,13 +145,11 @@ class FitLife:
         fall_back(report, reason)
 
     def _install(self, model: keras.Model, training: Training, stock: Callable[..., Any]) -> None:
-        import tensorflow as tf
-
         failed = functools.partial(self._failed, training)
         guard = Guard(model, training, failed, self._epoch_logs, self._epoch_end)
-        recorder, step = None, training.run
-        if self.mode.options.timeline is not None and self._rank == 0:
-            recorder = Recorder(step, training.watched, self.mode.describe, self.mode.options.timeline)
+        recorder, step, folder = None, training.run, self.mode.options.timeline
+        if folder is not None and self._rank == 0:
+            recorder = Recorder(step, training.watched, self.mode.describe, folder)
             step = recorder.run
         run = guard.guarded(step, StopIteration, tf.errors.OutOfRangeError)
         self._running = _Running(model, training, guard, run, recorder)
@@ -175,12 +169,9 @@ class FitLife:
     def epoch_end(self, epoch: int, logs: dict[str, Any] | None) -> None:
         """End an epoch of this callback; the guard looks after all callbacks' where Keras calls them."""
         self._say_if_replaced()
-        running = self._running
-        if (
-            running is not None
-            and not running.guard.sees_epochs
-            and self._epoch_logs(epoch, {} if logs is None else logs)
-        ):
+        if self._running is None or self._running.guard.sees_epochs:
+            return
+        if self._epoch_logs(epoch, {} if logs is None else logs):
             self._epoch_end(epoch)
 
     def _epoch_logs(self, epoch: int, logs: dict[str, Any]) -> bool:
@@ -196,7 +187,10 @@ class FitLife:
         running = self._running
         if running is not None:
             running.training.ended()
-            self._say_gain()
+            report = self.mode.describe()
+            # One device's mode says what it has gained when it decides.
+            if report.mode != "single_device" and report.steps_s and self._rank == 0:
+                _LOG.info("%s: %s", report.mode, report.headline)
             if running.recorder is not None:
                 running.recorder.close()
         with timing.said("putting the model back as it was"):
@@ -206,20 +200,13 @@ class FitLife:
         if running is not None and lost:
             raise gone(lost, running.training.explain)
 
-    def _say_gain(self) -> None:
-        """Log what several devices or ranks have gained; one device's mode says so when it decides."""
-        report = self.mode.describe()
-        if report.mode != "single_device" and report.steps_s and self._rank == 0:
-            _LOG.info("%s: %s", report.mode, report.headline)
-
     def _save_timeline(self) -> None:
         """Writes the report; one without a verdict leaves that of an earlier fit where it is."""
-        report = self.mode.describe()
-        undecided = report.gain is None and bool(self._written)
-        if undecided:
+        report, prefix = self.mode.describe(), ""
+        if report.gain is None and self._written:
+            prefix = f"fit_{self._fits}_"
             report.note(f"an earlier fit with this callback: {self._written}")
         if self.mode.options.timeline is not None and self._rank == 0:
-            prefix = f"fit_{self._fits}_" if undecided else ""
             save_timeline(report, self.mode.options.timeline, prefix)
         if report.gain is not None:
             self._written = report.headline
@@ -246,7 +233,7 @@ class FitLife:
         return lost
 
     def _failed(self, training: Training, error: BaseException) -> BaseException:
-        """Ends the fit; what the error is to be raised as.  What was found so far is written, too."""
+        """End the fit, write the report so far, and return the error to be raised."""
         explained = training.explain(error) if isinstance(error, Exception) else error
         self.mode.join().say_ended(explained)
         self.end()
@@ -262,9 +249,8 @@ class FitLife:
 
     def _say_if_replaced(self) -> None:
         running, replaced = self._running, self._replaced
-        if replaced is None and running is not None:
-            ours = running.model.train_function is running.train_function
-            replaced = None if ours else running.training
+        if replaced is None and running and running.model.train_function is not running.train_function:
+            replaced = running.training
         if replaced is not None and not self._told:
             self._told, self._replaced = True, None
             replaced.replaced()

@@ -41,35 +41,28 @@ def measured_costs(
     equal steps without the profiler.  ``general``: the general name of each op of the
     profiled step, where it is another trace.
     """
-    graph = step.graph
+    graph, tasks = step.graph, _tasks(step)
     mean, factor = profile, 1.0
     if profile is not None:
         mean = dataclasses.replace(profile, seconds=step.averaged(profile.seconds, general))
         factor = _between_ops(step, profile, timed_s)
-    tasks = _tasks(step)
     costs = step_costs(step.known.alone, graph, mean, *tasks, factor, on)
-    layers = tuple(map(_with_tied, costs.layers, *tied_bytes(step)))
+    layers, seconds = tuple(map(_with_tied, costs.layers, *tied_bytes(step))), costs.op_seconds
     if profile is not None and profile.core_s:
-        core_s = _core_seconds(costs.op_seconds, step.averaged(profile.core_s, general), factor)
-        layers = with_cores(layers, graph, costs.op_seconds, core_s, usable_cores(), *tasks)
+        core_s = step.averaged(profile.core_s, general)
+        # The time that ``factor`` adds to an op is one thread looking for the next.
+        kept, added = min(factor, 1.0), max(0.0, 1 - 1 / factor)
+        cores_s = {name: core_s[name] * kept + seconds[name] * added for name in core_s if name in seconds}
+        layers = with_cores(layers, graph, seconds, cores_s, usable_cores(), *tasks)
     return dataclasses.replace(costs, layers=layers)
-
-
-def _core_seconds(
-    seconds: Mapping[str, float], core_s: Mapping[str, float], factor: float
-) -> dict[str, float]:
-    """Return the seconds of all cores; what ``factor`` adds to an op is one thread looking for the next."""
-    kept, added = min(factor, 1.0), max(0.0, 1 - 1 / factor)
-    return {name: core_s[name] * kept + seconds[name] * added for name in core_s if name in seconds}
 
 
 def tied_bytes(step: StepGraph) -> tuple[list[float], list[float], list[float]]:
     """Return bytes that weights which several layers share add to each layer, for one micro-batch.
 
-    Returns:
-        Three lists with a number for each layer: copies of a lower layer's weights, which are sent for F and
-        stay until dO; gradients of the layer's own weights that other layers have computed, which wait for
-        its dW; and the gradients of other layers' weights that its own dW computes, there while it runs.
+    These are copies of a lower layer's weights, which are sent for F and stay until dO; gradients of the
+    layer's own weights that other layers have computed, which wait for its dW; and the gradients of other
+    layers' weights that its own dW computes, there while it runs.
     """
     graph = step.graph
     copies, gradients, made_here = ([0.0] * len(graph.layers) for _ in range(3))
@@ -78,13 +71,12 @@ def tied_bytes(step: StepGraph) -> tuple[list[float], list[float], list[float]]:
     sent: set[tuple[str, int]] = set()
     for name, op in graph.ops.items():
         kind, layer = at[name]
-        joins = name in step.joined
         for producer in {producer for producer, _ in op.inputs if producer in at}:
             kind_there, other = at[producer]
             if kind_there != kind or other == layer or (producer, layer) in sent:
                 continue
             size_bytes = graph.ops[producer].output_bytes or 0
-            if kind == "dW" and joins:
+            if kind == "dW" and name in step.joined:
                 gradients[layer] += size_bytes
                 made_here[other] += size_bytes
             elif kind == "F" and producer not in of_data:
@@ -125,25 +117,23 @@ def _tasks(step: StepGraph) -> tuple[Tasks, dict[str, int]]:
 
 def check_costs(costs: CostTable, names: Sequence[str]) -> None:
     """OptionsError: they are of another model, or its layers were divided otherwise."""
+    other = "of batches of another size, by which layers that take long are cut; measure them again"
     if len(costs.layers) != len(names):
         raise OptionsError(
-            f"costs= has {len(costs.layers)} layers, the model {len(names)}: not its costs, or of batches of "
-            "another size, by which layers that take long are cut; measure them again"
+            f"costs= has {len(costs.layers)} layers, the model {len(names)}: not its costs, or {other}"
         )
     for number, (own, name) in enumerate(zip(costs.layers, names, strict=True)):
         if is_part(own.name) != is_part(name):
             raise OptionsError(
-                f"costs= has {own.name!r} as layer {number}, the model {name!r}: they are of batches of "
-                "another size, by which layers that take long are cut; measure them again"
+                f"costs= has {own.name!r} as layer {number}, the model {name!r}: they are {other}"
             )
 
 
 def _between_ops(step: StepGraph, profile: OpProfile, timed_s: Sequence[float]) -> float:
     """Return how many times as long a step took as its ops together: the rest is time between them.
 
-    The step ran its layers one after the other.  If some of its ops still ran side by side, the ratio may be
-    below 1; then it counts as 1.  Where steps were timed without the profiler, which delays small ops most,
-    the ratio may be below 1.  The shortest counts: whatever else the machine does makes steps longer only.
+    A ratio below 1, of ops that ran side by side, counts as 1, unless steps were timed without the profiler,
+    which delays small ops most.  The shortest counts: whatever else the machine does makes steps longer only.
     """
     ops_s = sum(value for name, value in profile.seconds.items() if name in step.index.index)
     step_s = min([profile.step_s, *timed_s])
@@ -151,10 +141,7 @@ def _between_ops(step: StepGraph, profile: OpProfile, timed_s: Sequence[float]) 
 
 
 def with_shared_link(costs: CostTable, target: Target) -> CostTable:
-    """The costs with the link between the devices, which of them share cores, and how fast each is.
-
-    Costs that have a link keep it: then the plan is the same.
-    """
+    """Add the link between the devices, and how fast each is; costs that have a link keep it."""
     if costs.link != Link():
         return costs
     with timing.said("measuring the link between the devices, and how fast each is"):
@@ -163,12 +150,10 @@ def with_shared_link(costs: CostTable, target: Target) -> CostTable:
 
 
 def costs_of_parts(costs: CostTable, step: StepGraph) -> CostTable:
-    """The table as it is where it has the step's layers; else the seconds of each layer shared by its parts.
+    """Return the table if it has the step's layers; else share the seconds of each layer among its parts.
 
-    The shares are those of calculated seconds.  The table may have whole layers, or parts of other sizes,
-    as for more devices or larger batches.  Bytes of such parts are those of the step's shapes.
-
-    OptionsError: they are of another model.
+    The shares are those of calculated seconds, the bytes of such parts those of the step's shapes.  The table
+    may have whole layers, or parts of other sizes.  OptionsError: it is another model's.
     """
     names = [layer.name for layer in step.graph.layers]
     given, own = _groups([layer.name for layer in costs.layers]), _groups(names)
@@ -184,10 +169,8 @@ def costs_of_parts(costs: CostTable, step: StepGraph) -> CostTable:
         measured = [costs.layers[layer] for layer in there]
         parts = [calculated[layer] for layer in here]
         if len(measured) == len(parts):
-            layers += [
-                dataclasses.replace(layer, inputs=part.inputs)
-                for layer, part in zip(measured, parts, strict=True)
-            ]
+            pairs = zip(measured, parts, strict=True)
+            layers += [dataclasses.replace(layer, inputs=part.inputs) for layer, part in pairs]
         else:
             layers += _shared(measured, parts)
     return dataclasses.replace(costs, layers=tuple(layers))
@@ -209,41 +192,27 @@ def _groups(names: Sequence[str]) -> list[list[int]]:
 
 def _shared(measured: Sequence[LayerCosts], parts: Sequence[LayerCosts]) -> list[LayerCosts]:
     """Return the parts, with the measured seconds in proportion to their calculated ones."""
-    shares = {field: _shares([getattr(part, field) for part in parts]) for field in SECONDS.values()}
     longest = max(measured, key=lambda layer: layer.busy_s)
 
-    def seconds(field: str, number: int) -> float:
-        return float(sum(getattr(layer, field) for layer in measured)) * shares[field][number]
+    def seconds(field: str, part: LayerCosts) -> Any:
+        calculated_s = sum(getattr(each, field) for each in parts)
+        # If nothing is calculated to take time all parts are alike.
+        share = getattr(part, field) / calculated_s if calculated_s else 1 / len(parts)
+        return float(sum(getattr(layer, field) for layer in measured)) * share
 
     return [
         dataclasses.replace(
-            part,
-            forward_s=seconds("forward_s", number),
-            output_grad_s=seconds("output_grad_s", number),
-            weight_grad_s=seconds("weight_grad_s", number),
-            update_s=seconds("update_s", number),
-            occupancy=longest.occupancy,
+            part, **{field: seconds(field, part) for field in SECONDS.values()}, occupancy=longest.occupancy
         )
-        for number, part in enumerate(parts)
+        for part in parts
     ]
-
-
-def _shares(calculated_s: Sequence[float]) -> list[float]:
-    """Return each part's share; if nothing is calculated to take time, all are alike."""
-    total_s = sum(calculated_s)
-    return [part_s / total_s if total_s else 1 / len(calculated_s) for part_s in calculated_s]
 
 
 class InPlace:
     """Traces the next steps that are run through it, at most three; one where workers have to be asked.
 
-    Args:
-        step: as it was taken apart.
-        count: micro-batches of those that run.
-        signature: of the batches on which steps are measured.
-
-    Attributes:
-        why_not: why there are no costs.
+    ``count``: micro-batches of the steps that run; ``signature``: of the batches on which they are measured;
+    ``why_not``: why there are no costs.
     """
 
     def __init__(self, step: StepGraph, count: int, target: Target, steps: int, signature: object) -> None:
@@ -263,8 +232,8 @@ class InPlace:
         self._left -= 1
         self.why_not = traced.failed
         try:
-            hosts = _by_host(traced.events)
-            self._profiles += [] if traced.failed else [_joined(list(map(read_side_by_side, hosts)))]
+            if not traced.failed:
+                self._profiles.append(_joined(list(map(read_side_by_side, _by_host(traced.events)))))
         except CostError as error:
             self.why_not = str(error)
         return traced.outputs
@@ -276,8 +245,14 @@ class InPlace:
         """
         if not self._profiles:
             return None
-        # The rest of a step, besides its ops, does not show where devices wait for each other.
-        profile = dataclasses.replace(_median(self._profiles), step_s=0.0)
+        # Other work on the machine makes single steps long. The rest of a step, besides its ops, does not
+        # show where devices wait for each other.
+        seconds = medians([profile.seconds for profile in self._profiles])
+        core_s = medians([profile.core_s for profile in self._profiles])
+        count = len(self._profiles)
+        profile = dataclasses.replace(
+            self._profiles[-1], seconds=seconds, core_s=core_s, steps=count, step_s=0.0
+        )
         return self._target.costs(
             measured_costs(self._step, profile, general=general_names(names, self._count))
         )
@@ -294,17 +269,9 @@ def _by_host(events: Mapping[str, Sequence[TracedEvent]]) -> list[list[TracedEve
 
 def _joined(profiles: Sequence[OpProfile]) -> OpProfile:
     """Join the profiles of one execution on several hosts, each of which ran other ops."""
-    first = profiles[0]
     return dataclasses.replace(
-        first,
+        profiles[0],
         seconds={name: value for profile in profiles for name, value in profile.seconds.items()},
         types={name: value for profile in profiles for name, value in profile.types.items()},
         core_s={name: value for profile in profiles for name, value in profile.core_s.items()},
     )
-
-
-def _median(profiles: Sequence[OpProfile]) -> OpProfile:
-    """Other work on the machine makes single ones long."""
-    seconds = medians([profile.seconds for profile in profiles])
-    core_s = medians([profile.core_s for profile in profiles])
-    return dataclasses.replace(profiles[-1], seconds=seconds, core_s=core_s, steps=len(profiles))

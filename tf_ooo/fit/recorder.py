@@ -32,20 +32,15 @@ from tf_ooo.planning.simulation.measured import (
 from tf_ooo.report.parts import Recorded
 from tf_ooo.report.report import Report
 
-OWN = ""
 _MARGIN_S = 0.4
 
 
 @dataclass(frozen=True)
 class Traced:
-    """Holds what ran once.
+    """Holds the outputs and the seconds of a call, and what ran in it.
 
-    Attributes:
-        outputs: what it returned.
-        events: by address of the worker; of this process by :data:`OWN`.
-        files: the profiler's own, by their paths below a folder of logs.
-        seconds: of the call.
-        failed: why there are no events; then nothing else but the outputs is there.
+    ``events`` are by the worker's address, those of this process by ``""``; ``files`` are the profiler's own,
+    by their paths below a folder of logs.  ``failed``: why there is nothing but the outputs.
     """
 
     outputs: Any
@@ -56,20 +51,19 @@ class Traced:
 
 
 def run_traced(run: Callable[[], Any], addresses: Sequence[str], expected_s: float) -> Traced:
-    """Calls ``run`` exactly once, whatever the profilers do.  Raises what it raises.
+    """Calls ``run`` exactly once, whatever the profilers do, and waits for it.  Raises what it raises.
 
-    Args:
-        run: its outputs are waited for.
-        addresses: of workers, which this process' profiler does not see; none: this process.
-        expected_s: about what it takes; workers' profilers look on for twice as long.
+    ``addresses``: of workers, which this process' profiler does not see; none: this process.
+    ``expected_s``: about what it takes; workers' profilers look on for twice as long.
     """
-    events: dict[str, Sequence[TracedEvent]] = {}
+    own: list[TracedEvent] = []
+    events: dict[str, list[TracedEvent]] = {} if addresses else {"": own}
     files: dict[str, bytes] = {}
     results: list[Any] = []
     seconds, under_way = 0.0, False
-    tracing = _workers(addresses, expected_s, events, files) if addresses else _this_process(events, files)
+    of_workers = _workers(addresses, expected_s, events, files)
     try:
-        with tracing:
+        with of_workers if addresses else tf_profiler.traced_events(own, files):
             under_way = True
             started = time.perf_counter()
             results.append(run())
@@ -83,19 +77,8 @@ def run_traced(run: Callable[[], Any], addresses: Sequence[str], expected_s: flo
 
 
 @contextlib.contextmanager
-def _this_process(events: dict[str, Sequence[TracedEvent]], files: dict[str, bytes]) -> Iterator[None]:
-    own: list[TracedEvent] = []
-    with tf_profiler.traced_events(own, files):
-        yield
-    events[OWN] = own
-
-
-@contextlib.contextmanager
 def _workers(
-    addresses: Sequence[str],
-    expected_s: float,
-    events: dict[str, Sequence[TracedEvent]],
-    files: dict[str, bytes],
+    addresses: Sequence[str], expected_s: float, events: dict[str, list[TracedEvent]], files: dict[str, bytes]
 ) -> Iterator[None]:
     seconds = 2 * expected_s + 2 * _MARGIN_S
     with ThreadPoolExecutor(1) as threads:
@@ -147,13 +130,9 @@ class Watched:
 
 
 class Recorder:
-    """Stands in the place of a training's ``run``.
+    """Stands in the place of a training's ``run``, and fills in the report.
 
-    Args:
-        run: one execution of the training.
-        watched: what runs; None as long as the plan does not run yet.
-        report: gives the report that is filled in.
-        folder: where ``plugins/profile`` goes, for TensorBoard.
+    ``watched`` tells what runs, None as long as the plan does not; ``plugins/profile`` goes into ``folder``.
     """
 
     def __init__(
@@ -189,15 +168,12 @@ class Recorder:
             watched.timed.clear()
             watched.timed.extend(before)
         if traced.failed:
-            self._give_up(traced.failed)
+            self._ended = True
+            self._say(traced.failed)
+            _LOG.warning("no timeline is measured: %s", traced.failed)
         else:
             self._records.append(traced)
         return traced.outputs
-
-    def _give_up(self, reason: str) -> None:
-        self._ended = True
-        self._say(reason)
-        _LOG.warning("no timeline is measured: %s", reason)
 
     def close(self) -> None:
         """Fills in the report with what was recorded; does nothing the second time."""
@@ -217,8 +193,7 @@ class Recorder:
             self._say(f"the profile could not be read: {type(error).__name__}: {error}")
 
     def _say(self, why_not: str) -> None:
-        report = self._report()
-        report.change(not_measured=why_not)
+        self._report().change(not_measured=why_not)
 
     def _fill(self, watched: Watched, records: Sequence[Traced]) -> None:
         """Fill the report from the execution of median seconds, among those in which tasks ran."""
@@ -227,25 +202,23 @@ class Recorder:
         if watched.why_not:
             self._say(watched.why_not)
             return
-        tasks = watched.tasks()
+        tasks, schedule = watched.tasks(), watched.schedule
         seen = [list(itertools.chain.from_iterable(record.events.values())) for record in records]
         with_tasks = [events for events in (last_execution(each, tasks) for each in seen) if events]
         if not with_tasks:
             self._say("the profile has no op of the plan in it")
             return
         events = with_tasks[len(with_tasks) // 2]
-        ran = task_times(events, tasks, watched.late_gradients)
+        ran, planned = task_times(events, tasks, watched.late_gradients), set(tasks.values())
         constant = {tasks[event.label.partition(":")[0]] for event in events} - ran.keys()
-        deduced = between_neighbours(ran, set(tasks.values()) - ran.keys())
+        deduced = between_neighbours(ran, planned - ran.keys())
         ran |= deduced
-        busy_s = busy_seconds(events, tasks, watched.schedule)
-        measured = measured_timeline(watched.schedule, ran, busy_s)
+        measured = measured_timeline(schedule, ran, busy_seconds(events, tasks, schedule))
         if watched.one_by_one and report.timeline is None:
-            seconds = {task: each.ops_s for task, each in ran.items()}
-            report.change(timeline=one_by_one(watched.schedule, seconds))
-        planned = None if watched.one_by_one else report.timeline
+            report.change(timeline=one_by_one(schedule, {task: each.ops_s for task, each in ran.items()}))
+        timeline = None if watched.one_by_one else report.timeline
         differs = against_plan(
-            watched.schedule, measured, planned, report.task_name, watched.why, set(tasks.values()) - constant
+            schedule, measured, timeline, report.task_name, watched.why, planned - constant
         )
         report.put(Recorded(measured, [*differs, _DEDUCED] if deduced else differs))
 
@@ -329,7 +302,7 @@ def busy_seconds(events: Iterable[TracedEvent], tasks: Mapping[str, Task], sched
 
 
 def last_execution(events: Sequence[TracedEvent], tasks: Mapping[str, Task]) -> list[TracedEvent]:
-    """The events of ops of tasks; of a graph that ran several times (``steps_per_execution``) the last.
+    """Return the events of ops of tasks; of a graph that ran several times in a call the last.
 
     On a GPU an op's kernels stand for it, not their launch.
     """
@@ -339,13 +312,10 @@ def last_execution(events: Sequence[TracedEvent], tasks: Mapping[str, Task]) -> 
         if name in tasks and not event.line.startswith("tf_data"):
             by_op[name, event.label, event.plane.startswith("/device:GPU")].append(event)
     on_gpu = {name for name, _, gpu in by_op if gpu}
-    kept = {key: ran for key, ran in by_op.items() if key[2] or key[0] not in on_gpu}
-    runs = min(map(len, kept.values()), default=1)
-    last: list[TracedEvent] = []
-    for ran in kept.values():
-        ran.sort(key=lambda event: event.begin_s)
-        last += ran[-(len(ran) // runs) :]
-    return last
+    kept = [ran for (name, _, gpu), ran in by_op.items() if gpu or name not in on_gpu]
+    runs = min(map(len, kept), default=1)
+    by_begin = [sorted(ran, key=lambda event: event.begin_s) for ran in kept]
+    return [event for ran in by_begin for event in ran[-(len(ran) // runs) :]]
 
 
 def span_of(event: TracedEvent) -> Span:

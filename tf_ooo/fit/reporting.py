@@ -19,23 +19,17 @@ ENOUGH = 10
 
 
 class SlowerWarning:
-    """Says once that less is faster, and what would be better; takes it back when more steps deny it.
-
-    Attributes:
-        advise: says it, given the gain; None: nothing is said, or it was said already.
-    """
+    """Says once that less is faster, and what would be better; takes it back when more steps deny it."""
 
     def __init__(self) -> None:
-        self.advise: Callable[[Gain], str] | None = None
+        self.advise: Callable[[Gain], str] | None = None  # None: nothing is said, or it was said already
         self._said = ""
 
     def look(self, report: Report, gain: Gain | None) -> None:
         """Look at what is known now."""
-        if gain is None:
-            return
-        if not gain.slower:  # what was said is of a few steps
+        if gain is not None and not gain.slower:  # what was said is of a few steps
             report.forget(self._said)
-        if not gain.slower or self.advise is None:
+        if gain is None or not gain.slower or self.advise is None:
             return
         advise, self.advise = self.advise, None
         said = advise(gain)
@@ -67,10 +61,7 @@ def note_unused(report: Report, options: OneDeviceOptions) -> None:
 
 
 def save_timeline(report: Report, folder: Any, prefix: str = "") -> tuple[Path, Path] | None:
-    """Writes ``report.html``, ``trace.json`` and measured gains.
-
-    A folder that cannot be written is logged, not raised.
-    """
+    """Writes ``report.html``, ``trace.json`` and measured gains; logs that a folder cannot be written."""
     try:
         page = report.save_html(Path(folder) / f"{prefix}report.html")
         trace = report.save_trace(Path(folder) / f"{prefix}trace.json")

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
+import glob
 import os
 import shutil
 import socket
@@ -59,7 +60,7 @@ def written_beside(path: Path) -> Iterator[Path]:
     """
     # Processes of several machines may save to one folder.
     host = f".{socket.gethostname()}."
-    for left in path.parent.glob(f"{_literal(host)}*.{_literal(path.name)}"):
+    for left in path.parent.glob(f"{glob.escape(host)}*.{glob.escape(path.name)}"):
         if not _runs(left.name[len(host) :].split(".", 1)[0]):
             _remove(left)
     beside = path.parent / f"{host}{os.getpid()}.{path.name}"
@@ -80,11 +81,9 @@ def _keep_others(old: Path, new: Path) -> None:
     """Keep in the new folder what somebody else has put into the old one."""
     for entry in old.iterdir():
         kept = new / entry.name
-        if kept.exists():
-            continue
-        if entry.is_dir():
+        if not kept.exists() and entry.is_dir():
             shutil.copytree(entry, kept, copy_function=_linked, symlinks=True)
-        else:
+        elif not kept.exists():
             _linked(str(entry), str(kept))
 
 
@@ -104,19 +103,14 @@ def _exchange(one: Path, other: Path) -> None:
     old.rename(one)
 
 
-def _literal(text: str) -> str:
-    """Escape a text for a pattern of ``glob``."""
-    return "".join(f"[{letter}]" if letter in "*?[" else letter for letter in text)
-
-
 def _runs(pid: str) -> bool:
     """Return whether a process of that number runs here, as far as one can tell."""
     try:
         os.kill(int(pid), 0)
     except (ProcessLookupError, ValueError, OverflowError):
         return False
-    except OSError:
-        return True
+    except OSError:  # it is another user's
+        pass
     return True
 
 

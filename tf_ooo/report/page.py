@@ -46,18 +46,15 @@ _KIND_NAMES = {
 
 def render(report: Report) -> str:
     """Return the page's HTML; without a chart where plotly is not installed."""
-    return page_html(page_of(report))
-
-
-def page_of(report: Report) -> Page:
-    """Make the page, from top to bottom."""
-    chart, planned = _chart(report), report.planned
+    chart, planned, ours = _chart(report), report.planned, _ours(report)
     kinds = {task.kind: None for tasks in (planned.lanes.values() if planned else ()) for task in tasks}
-    return Page(
+    samples = {**report.baselines_s, ours: report.steps_s}
+    medians_s = {name: statistics.median(times_s) for name, times_s in samples.items() if times_s}
+    page = Page(
         "Out-of-order backprop report",
         report.headline,
         report.mood,
-        bars=bars_of(_step_medians(report), _ours(report)),
+        bars=bars_of(medians_s if len(medians_s) > 1 else {}, ours),  # a single one is in the headline
         bars_title="Time of a step, medians of those that were measured",
         chart=chart,
         drawn=_drawn(report),
@@ -65,11 +62,14 @@ def page_of(report: Report) -> Page:
         lane_kinds=list(kinds),
         sections=list(_sections(report)),
     )
+    return page_html(page)
 
 
 def _sections(report: Report) -> Iterator[Table | Listed]:
     yield Table("Summary", (), [row for row in report.rows()[1:] if row[0] not in _IN_TABLES])
-    yield _notes(report)
+    left_out = len(report.notes) - _MOST_NOTES
+    more = f"and {left_out} more, in report.notes" if left_out > 0 else ""
+    yield Listed("Notes", report.notes[:_MOST_NOTES], more)
     yield _candidates(report)
     yield _layers(report)
     kinds = [(kind, _KIND_NAMES.get(kind, kind), str(count)) for kind, count in report.ops.items() if count]
@@ -95,22 +95,16 @@ def _drawn(report: Report) -> str:
     timeline, measured = report.timeline, report.measured_timeline is not None
     if timeline is None:
         return ""
+    if timeline.schedule.asynchronous and measured:
+        return "One round, planned and measured (with the profiler): each task is another batch's"
     if timeline.schedule.asynchronous:
-        batches = f"{timeline.schedule.microbatches} batches, as planned"
-        said = "One round, planned and measured (with the profiler): each task is another batch's"
-        return said if measured else batches
+        return f"{timeline.schedule.microbatches} batches, as planned"
     if measured and report.fell_back:
         return "One step: planned, which does not run, and the stock order as measured (with the profiler)"
     how = ", one op after the other" if report.mode == "single_device" else ""
     if measured:
         return f"One step, planned{how and how + ','} and measured (with the profiler)"
     return f"{timeline.steps} steps, as planned" if timeline.steps > 1 else f"One step, as planned{how}"
-
-
-def _notes(report: Report) -> Listed:
-    left_out = len(report.notes) - _MOST_NOTES
-    more = f"and {left_out} more, in report.notes" if left_out > 0 else ""
-    return Listed("Notes", report.notes[:_MOST_NOTES], more)
 
 
 def _candidates(report: Report) -> Table:
@@ -132,17 +126,15 @@ def _candidates(report: Report) -> Table:
 
 
 def _running(report: Report) -> list[CandidateRow]:
-    """Return the plan that runs, where those that were compared are later ones, which were not faster."""
-    pipeline = report.pipeline
+    """Return the running plan if it is none of the candidates: these are later ones, which were slower."""
+    pipeline, step_s = report.pipeline, report.pipeline.predicted_step_s
     same = {(row.schedule, row.predicted_step_s) for row in pipeline.candidates}
-    known = (
-        report.fell_back or pipeline.replicas > 1 or not (pipeline.candidates and pipeline.predicted_step_s)
-    )
-    if known or (report.schedule, pipeline.predicted_step_s) in same:
+    is_new = same and step_s and (report.schedule, step_s) not in same
+    if report.fell_back or pipeline.replicas > 1 or not is_new:
         return []
     peak_bytes = max(pipeline.predicted_peak_bytes, default=None)
-    name, stages = f"{report.schedule}, the plan that runs", len(pipeline.stages)
-    return [CandidateRow(name, stages, pipeline.predicted_step_s, peak_bytes)]
+    name = f"{report.schedule}, the plan that runs"
+    return [CandidateRow(name, len(pipeline.stages), step_s, peak_bytes)]
 
 
 def _layers(report: Report) -> Table:
@@ -164,13 +156,6 @@ def _layers(report: Report) -> Table:
 
 def _place(row: LayerRow) -> str:
     return "" if row.stage is None else f"{row.stage}, {device_text(row.device or '')}"
-
-
-def _step_medians(report: Report) -> dict[str, float]:
-    """Return the medians of each baseline and of the steps as they run; these alone are in the headline."""
-    samples = {**report.baselines_s, _ours(report): report.steps_s}
-    medians_s = {name: statistics.median(times_s) for name, times_s in samples.items() if times_s}
-    return medians_s if len(medians_s) > 1 else {}
 
 
 def _ours(report: Report) -> str:

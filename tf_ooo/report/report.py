@@ -28,12 +28,8 @@ _LOG = logging.getLogger("tf_ooo")
 _LEFT_OUT = {"rewritten_graph", "planned", "costs", "gains", "timeline", "measured_timeline", "plan_notes"}
 # In the summary.
 _MOST_NOTES = 6
-_NOT_PREDICTED = "the step's time is not predicted: "
-
-
-def not_predicted(reason: str) -> str:
-    """A note that says why there are no costs of a step's ops."""
-    return _NOT_PREDICTED + reason
+# A note that says why there are no costs of a step's ops begins so.
+NOT_PREDICTED = "the step's time is not predicted: "
 
 
 @dataclass(repr=False, frozen=True)
@@ -72,8 +68,7 @@ class Report(
 
     def change(self, **values: Any) -> None:
         """Change single values, by attribute; the others of their parts stay."""
-        unknown = values.keys() - vars(self).keys()
-        if unknown:
+        if unknown := values.keys() - vars(self).keys():
             raise TypeError(f"a report has no {', '.join(sorted(unknown))}")
         vars(self).update(values)
 
@@ -151,8 +146,7 @@ class Report(
         gain, ranks_gain = self.gain, self.ranks_gain
         if ranks_gain is None:
             return self._headline(gain)
-        ordered = f"; {self._headline(gain)}" if self.fell_back or gain is not None else ""
-        return ranks_gain.text + ordered
+        return ranks_gain.text + (f"; {self._headline(gain)}" if self.fell_back or gain is not None else "")
 
     def _headline(self, gain: Gain | None) -> str:
         """Say what was gained beside what runs one step at a time, or in the stock order."""
@@ -188,10 +182,9 @@ class Report(
         """``good``: steps are faster for sure; ``plain``: nothing is sure; ``back``: they are not faster."""
         gains = [gain for gain in (self.ranks_gain, self.gain) if gain is not None]
         first = self.gain_over_first
-        runs = self.planned is not None or bool(self.way or self.alone_s)
+        runs = self.planned is not None or self.way or self.alone_s
         loses = self.slower or any(gain.slower for gain in gains) or (first is not None and first.slower)
-        kept = self.fell_back and not self.alone_s
-        if not runs or kept or self.undecided or loses:
+        if not runs or (self.fell_back and not self.alone_s) or self.undecided or loses:
             return "back"
         return "good" if any(gain.faster for gain in gains) else "plain"
 
@@ -200,8 +193,7 @@ class Report(
         """Say why ``costs`` are None; empty where they are not."""
         if self.costs is not None:
             return ""
-        failed = [note for note in self.notes if note.startswith(_NOT_PREDICTED)]
-        if failed:
+        if failed := [note for note in self.notes if note.startswith(NOT_PREDICTED)]:
             return failed[0]
         if self.way:
             return "a step that XLA compiles shows kernels, not ops: see gains"
@@ -220,14 +212,12 @@ class Report(
 
         Bubbles are of one step, planned as well as measured, as on the page.
         """
-        gain = self.gain or self.ranks_gain
-        speed_up = math.nan if gain is None else gain.ratio
-        planned, measured = self.timeline, self.measured_timeline
+        gain, planned, measured = self.gain or self.ranks_gain, self.timeline, self.measured_timeline
         return {
             "step_s": statistics.median(self.running_s) if self.running_s else math.nan,
-            "speed_up": 1.0 if self.fell_back else speed_up,
-            "bubble_planned": math.nan if planned is None else float(planned.steady_bubble_fraction),
-            "bubble_measured": math.nan if measured is None else float(measured.bubble_fraction),
+            "speed_up": 1.0 if self.fell_back else gain.ratio if gain else math.nan,
+            "bubble_planned": float(planned.steady_bubble_fraction) if planned else math.nan,
+            "bubble_measured": float(measured.bubble_fraction) if measured else math.nan,
         }
 
     def one_line(self) -> str:
@@ -241,9 +231,8 @@ class Report(
     def task_name(self, task: Task) -> str:
         """Return a task in words: ``weight gradient of conv2d_4, micro-batch 2``."""
         layers = [] if self.planned is None else list(self.planned.layers_of(task.stage))
-        names = self.layer_names
-        ends = list(dict.fromkeys(names.get(layer, f"layer {layer}") for layer in (layers[:1] + layers[-1:])))
-        of = " .. ".join(ends) or f"layer {task.stage}"
+        ends = (self.layer_names.get(layer, f"layer {layer}") for layer in (layers[:1] + layers[-1:]))
+        of = " .. ".join(dict.fromkeys(ends)) or f"layer {task.stage}"
         several = self.planned is not None and self.planned.microbatches > 1 and task.kind != "U"
         return f"{KIND_WORDS[task.kind]} of {of}" + (f", micro-batch {task.microbatch}" if several else "")
 
@@ -261,9 +250,8 @@ class Report(
         rows = [*self.rows(), *(("note", note) for note in self.notes[:_MOST_NOTES])]
         if len(self.notes) > _MOST_NOTES:
             rows.append(("", f"and {len(self.notes) - _MOST_NOTES} more in report.notes"))
-        (_, headline), *rows = rows
-        width = max(len(what) for what, _ in rows)
-        return "\n".join([headline, *(f"{what:<{width}}  {value}" for what, value in rows)])
+        width = max(len(what) for what, _ in rows[1:])
+        return "\n".join([rows[0][1], *(f"{what:<{width}}  {value}" for what, value in rows[1:])])
 
     def to_dict(self) -> dict[str, Any]:
         """Return all fields as JSON types; the schedule as text; graph, costs and gains are left out."""
@@ -293,9 +281,7 @@ class Report(
         from tf_ooo.planning.pictures.trace import save_trace
         from tf_ooo.planning.simulation.measured import one_after_another
 
-        planned, order_only = self.timeline, False
-        if planned is None:
-            schedule = self.planned or Schedule(self.mode, "none")
-            planned, order_only = one_after_another(schedule, dict.fromkeys(schedule.tasks, 1e-3)), True
+        schedule, order_only = self.planned or Schedule(self.mode, "none"), self.timeline is None
+        planned = self.timeline or one_after_another(schedule, dict.fromkeys(schedule.tasks, 1e-3))
         save_trace(planned, path, self.measured_timeline, order_only, self.layer_names)
         return Path(path)

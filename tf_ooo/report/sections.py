@@ -31,12 +31,11 @@ class Section(Mapping[str, Any]):
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields as JSON types."""
-        given = {
-            name: value
+        return {
+            name: _json(value)
             for name, value in vars(self).items()
             if value is not None or not hasattr(type(self), name)  # the class has the defaults
         }
-        return {name: _json(value) for name, value in given.items()}
 
     def __getitem__(self, key: str) -> Any:
         return self.to_dict()[key]
@@ -117,9 +116,11 @@ class StageRow(Section):
     speed: float = 1.0
 
     def text(self) -> str:
-        first, last, count = self.layers[0], self.layers[-1], len(self.layers)
-        layers = first if count == 1 else f"{first} .. {last} ({count} layers)"
-        return f"{_device_with_speed(self.device, self.speed)}: {layers}; {self.why}"
+        return f"{_device_with_speed(self.device, self.speed)}: {_neighbours_text(self.layers)}; {self.why}"
+
+
+def _neighbours_text(names: Sequence[str]) -> str:
+    return names[0] if len(names) == 1 else f"{names[0]} .. {names[-1]} ({len(names)} layers)"
 
 
 def _device_with_speed(device: str, speed: float) -> str:
@@ -162,12 +163,10 @@ class ReplicasRow(Section):
 
     def text(self) -> str:
         """``2 x 2 devices: 13.1 ms (1f1b), taken``."""
-        size = f"{self.replicas} x {self.devices} devices"
+        size, taken = f"{self.replicas} x {self.devices} devices", ", taken" if self.taken else ""
         if self.predicted_step_s is None:
             return f"{size}: {self.reason}"
-        return f"{size}: {seconds_text(self.predicted_step_s)} ({self.schedule})" + (
-            ", taken" if self.taken else ""
-        )
+        return f"{size}: {seconds_text(self.predicted_step_s)} ({self.schedule}){taken}"
 
 
 @dataclass(eq=False, frozen=True)
@@ -253,13 +252,10 @@ class PipelineSection(ModeSection):
         compared = [("compared", row.text()) for row in self.compared_replicas]
         if not (self and runs):
             return compared
-        several = [
-            (f"replica {number}", ", ".join(map(device_text, names)))
-            for number, names in enumerate(self.replica_devices)
-        ]
+        replicas = enumerate(self.replica_devices if self.replicas > 1 else ())
         return [
             *compared,
-            *(several if self.replicas > 1 else []),
+            *((f"replica {number}", ", ".join(map(device_text, names))) for number, names in replicas),
             *((f"stage {row.stage}", row.text()) for row in self.stages),
             ("runs again", self.recomputed),
             ("micro-batches", str(self.microbatches)),
@@ -309,10 +305,8 @@ def _tasks_on(processor: int, layers: Sequence[LayerRow]) -> str:
     """Return layers all of whose tasks are there, neighbours together; of the others each task."""
     parts: list[str] = []
     for whole, rows in itertools.groupby(layers, lambda row: set(_places(row).values()) == {processor}):
-        names = [row.name for row in rows] if whole else []
-        if len(names) > 1:
-            parts.append(f"{names[0]} .. {names[-1]} ({len(names)} layers)")
-        parts += names if len(names) == 1 else []
+        if whole:
+            parts.append(_neighbours_text([row.name for row in rows]))
     for row in layers:
         here = [task for task, at in _places(row).items() if at == processor]
         if here and len(set(_places(row).values())) > 1:

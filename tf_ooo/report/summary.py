@@ -111,15 +111,14 @@ class Gain:
 
     @property
     def _within_groups(self) -> tuple[float, float] | None:
-        """Return the interval as if both groups had run at the same time.
+        """Return the interval as if both groups had run at the same time: Hodges' and Lehmann's.
 
-        The Hodges-Lehmann interval: the ratios of all pairs of steps, without as many of the lowest and the
-        highest as the Mann-Whitney test allows.  An interrupted step moves it little.
+        It has the ratios of all pairs of steps, without as many of the lowest and the highest as the
+        Mann-Whitney test allows.  An interrupted step moves it little.
         """
         ours, theirs = len(self.ours_s), len(self.baseline_s)
         pairs = ours * theirs
-        deviation = math.sqrt(pairs * (ours + theirs + 1) / 12)
-        left_out = math.floor(pairs / 2 - _TWO_SIDED_95 * deviation)
+        left_out = math.floor(pairs / 2 - _TWO_SIDED_95 * math.sqrt(pairs * (ours + theirs + 1) / 12))
         if left_out < 1:
             return None
         ratios = sorted(baseline_s / our_s for baseline_s in self.baseline_s for our_s in self.ours_s)
@@ -151,7 +150,13 @@ class Gain:
     def basis(self) -> str:
         """``12 + 12 steps, 95% interval 1.19-1.29``; ``5 + 20 steps, not in turns, ...``."""
         steps = f"{len(self.baseline_s)} + {len(self.ours_s)} steps"
-        return f"{steps}{'' if self._took_turns else ', not in turns'}, {self.interval_text}"
+        turns, interval = "" if self._took_turns else ", not in turns", self.interval
+        range_text = (
+            "95% interval {:.2f}-{:.2f}".format(*interval)
+            if interval
+            else f"{self.ratio:.2f}x, too few for an interval"
+        )
+        return f"{steps}{turns}, {range_text}"
 
     @property
     def _took_turns(self) -> bool:
@@ -161,14 +166,6 @@ class Gain:
     def ratio_text(self) -> str:
         """``0.98-1.03x``, without an interval ``1.01x``."""
         return f"{self.ratio:.2f}x" if self.interval is None else "{:.2f}-{:.2f}x".format(*self.interval)
-
-    @property
-    def interval_text(self) -> str:
-        """``95% interval 1.19-1.29``."""
-        if self.interval is None:
-            return f"{self.ratio:.2f}x, too few for an interval"
-        low, high = self.interval
-        return f"95% interval {low:.2f}-{high:.2f}"
 
 
 def _moved(times_s: Sequence[float]) -> float:
@@ -245,9 +242,8 @@ def _predicted_text(report: Report) -> str:
     if report.predicted_step_s is None:
         return ""
     several = report.pipeline or report.layerpipe or report.mode == "data_parallel"
-    predicted = f"{seconds_text(report.predicted_step_s)} a step" + (
-        "" if several else ", all ops one by one"
-    )
+    how = "" if several else ", all ops one by one"
+    predicted = f"{seconds_text(report.predicted_step_s)} a step{how}"
     if report.fell_back and report.pipeline:
         return f"{predicted}, by the plan that does not run"
     if not report.running_s:
@@ -269,27 +265,23 @@ def _comparison_text(report: Report) -> str:
 
 
 def _batch_text(report: Report) -> str:
-    rows, parts = report.batch_rows, report.pipeline.microbatches if report.pipeline else 1
-    parts = 1 if report.fell_back else parts  # one device takes a batch whole
-    if rows is None:
+    if report.batch_rows is None:
         return ""
+    parts = 1 if report.fell_back else report.pipeline.microbatches  # one device takes a batch whole
     of_each = f", on each of {report.ranks} ranks" if report.ranks > 1 else ""
-    return f"{rows} rows a step{of_each}" + (f", in {parts} micro-batches" if parts > 1 else "")
+    in_parts = f", in {parts} micro-batches" if parts > 1 else ""
+    return f"{report.batch_rows} rows a step{of_each}{in_parts}"
 
 
 def _plan_rows(report: Report) -> list[tuple[str, str]]:
+    counts = (f"{KIND_WORDS.get(kind, kind)} {count}" for kind, count in report.ops.items() if count)
     return [
-        ("ops per kind", _ops_text(report)),
+        ("ops per kind", ", ".join(counts)),
         ("layers", str(len(report.layers))),
         ("moved ops", f"{report.moved_ops} ({report.added_edges} edges added)"),
         ("gradients that stay mixed", str(len(report.mixed) or "")),
         ("unclassified", str(len(report.unclassified) or "")),
     ]
-
-
-def _ops_text(report: Report) -> str:
-    counts = (f"{KIND_WORDS.get(kind, kind)} {count}" for kind, count in report.ops.items() if count)
-    return ", ".join(counts)
 
 
 def _peak_text(report: Report) -> str:

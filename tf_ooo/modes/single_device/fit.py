@@ -112,7 +112,7 @@ class SingleDeviceFit(Training):
 
     def ended(self) -> None:
         controller = self._controller
-        if controller.profiling and not controller.report.fell_back:
+        if controller.choice is None and not controller.report.fell_back:
             _LOG.info("training ended before it was decided: %s", controller.report.undecided)
 
     def watched(self) -> Watched | None:

@@ -74,10 +74,10 @@ def stages_of(schedule: Schedule, layers: int) -> Stages:
                 of[HIGH, layer] = high
     processors = 1 + max(device for device, _ in schedule.lanes)
     for layer in range(layers):  # without work, and so in no lane
-        known = next((of[kind, layer] for kind in ("F", "dW", "dO") if (kind, layer) in of), None)
         before = of.get(("F", layer - 1), 0)
+        known = next((of[kind, layer] for kind in ("F", "dW", "dO") if (kind, layer) in of), before)
         for kind in ("F", "dO", "dW"):
-            of.setdefault((kind, layer), before if known is None else known)
+            of.setdefault((kind, layer), known)
     return Stages(processors, of, shares)
 
 

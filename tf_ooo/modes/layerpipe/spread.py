@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, ClassVar
 import tensorflow as tf
 from tensorflow.core.framework import graph_pb2, node_def_pb2
 
-from grappler_passes.compat import shape_inference
+from grappler_passes.compat import graph_protos, shape_inference
 from grappler_passes.compat.shape_inference import OutputInfo
-from grappler_passes.graph.dependencies import GraphIndex
+from grappler_passes.graph.dependencies import GraphIndex, reached
 from grappler_passes.graph.training_graph import TrainingGraph
-from grappler_passes.passes.base import Pass, PassResult, Relaxation, copy_of
+from grappler_passes.passes.base import Pass, PassResult, Relaxation
 from tf_ooo.modes.layerpipe.delays import Delays, LaterWeights, delays_of, frozen_weights
 from tf_ooo.modes.layerpipe.options import LayerPipe
 from tf_ooo.modes.layerpipe.rounds import HIGH, Retiming, Rounds, Stages
@@ -101,14 +101,18 @@ def _heaviest(traced: Traced, layer: int, op_seconds: Mapping[str, float]) -> st
     """Return the op of a layer's dO that is worth dividing, if any can be divided."""
     own = (node for node in traced.graph_def.node if traced.where.get(node.name) == ("dO", layer))
     able = [node.name for node in own if _by_rows(traced, node)]
-    return max(able, key=lambda name: (op_seconds.get(name, 0.0), _size(traced, name)), default=None)
+
+    def seconds_and_size(name: str) -> tuple[float, int]:
+        shape = traced.outputs[name][0].shape or ()
+        return op_seconds.get(name, 0.0), math.prod(size for size in shape if size is not None)
+
+    return max(able, key=seconds_and_size, default=None)
 
 
 def _by_rows(traced: Traced, node: node_def_pb2.NodeDef) -> bool:
     # Reading a map of protobuf adds what is not there.
-    if node.op not in _GRADIENT or any(
-        key in node.attr and node.attr[key].b for key in ("transpose_a", "adj_x")
-    ):
+    transposed = (key in node.attr and node.attr[key].b for key in ("transpose_a", "adj_x"))
+    if node.op not in _GRADIENT or any(transposed):
         return False
     index = traced.index
     inputs = index.data_preds[index.index[node.name]]
@@ -122,11 +126,6 @@ def _by_rows(traced: Traced, node: node_def_pb2.NodeDef) -> bool:
     # One with a matrix for each head or expert: then the gradient's first axis is that of heads, not of rows.
     heads = node.op.startswith("BatchMatMul") and any(len(shape) > 2 for shape in shapes)
     return not heads and all(None not in shape for shape in shapes)
-
-
-def _size(traced: Traced, name: str) -> int:
-    shape = traced.outputs[name][0].shape or ()
-    return math.prod(size for size in shape if size is not None)
 
 
 def _divide(traced: Traced, name: str, layer: int, share: float) -> Traced:
@@ -193,10 +192,8 @@ class DividePass(Pass):
 
     def run(self, graph_def: graph_pb2.GraphDef, training_graph: TrainingGraph | None) -> PassResult:
         """The parts stand behind all others."""
-        in_parts = copy_of(graph_def)
-        kept = [node for node in in_parts.node if node.name != self.divided]
-        del in_parts.node[:]
-        in_parts.node.extend([*kept, *self.parts])
+        kept = [node for node in graph_def.node if node.name != self.divided]
+        in_parts = graph_protos.with_nodes(graph_def, [*kept, *self.parts])
         return PassResult(in_parts, True, replaced=frozenset({self.divided}))
 
 
@@ -228,17 +225,12 @@ def with_shared_grads(traced: Traced, stages: Stages) -> tuple[Traced, Stages]:
 def _before(index: GraphIndex, where: Where, name: str, layer: int) -> set[str]:
     """Return the layer's backward ops that an op needs, and itself."""
     own = {(kind, layer) for kind in ("dO", HIGH, "dW", "U")}
-    needed, stack = {name}, [index.index[name]]
-    while stack:
-        for producer, _ in index.data_preds[stack.pop()]:
-            op = index.names[producer]
-            if op not in needed and where.get(op) in own:
-                needed.add(op)
-                stack.append(producer)
-    return needed
 
+    def inputs(op: str) -> list[str]:
+        producers = (index.names[producer] for producer, _ in index.data_preds[index.index[op]])
+        return [producer for producer in producers if where.get(producer) in own]
 
-_TIMED = 100
+    return reached({name}, inputs)
 
 
 @dataclass(frozen=True)
@@ -252,7 +244,7 @@ class SpreadPlan:
         op_seconds: of the step's ops, where measured: which op of a dO is worth dividing.
         home: the processor of each variable, by its name in graphs: of weights and their slots that of dW, of
             states that of F.
-        step_s: seconds of the rounds in which nothing was traced, the last hundred.
+        step_s: seconds of the last hundred rounds in which nothing was traced.
     """
 
     stages: Stages
@@ -260,7 +252,7 @@ class SpreadPlan:
     layers: Sequence[Collection[str]] | None = None
     op_seconds: Mapping[str, float] = field(default_factory=dict)
     home: Mapping[str, int] = field(default_factory=dict)
-    step_s: deque[float] = field(default_factory=lambda: deque(maxlen=_TIMED))
+    step_s: deque[float] = field(default_factory=lambda: deque(maxlen=100))
 
 
 @dataclass(frozen=True)
@@ -292,7 +284,7 @@ def spread(
     placeholders: tuple[LaterWeight, ...] = ()
     if options.weights != "stash":
         traced, placeholders = with_later_weights(traced, trained, stages)
-    retiming = Retiming(
+    rounds = Retiming(
         traced,
         stages,
         plan.devices,
@@ -300,12 +292,10 @@ def spread(
         given={*traced.arguments, *(weight.name for weight in placeholders)},
         unchanged=frozen_weights(model, traced) - trained.keys(),
         wanted={weight.name: weight.round for weight in placeholders},
-    )
-    rounds = retiming.rounds()
+    ).rounds()
     delays = delays_of(traced, rounds)
     weights = LaterWeights(traced, rounds, placeholders, options.weights == "ema")
-    ticks = Ticks(traced, rounds, delays, weights)
-    return Spread(traced, rounds, delays, ticks, stages, (*notes, *again))
+    return Spread(traced, rounds, delays, Ticks(traced, rounds, delays, weights), stages, (*notes, *again))
 
 
 def _trained(traced: Traced) -> dict[str, int]:
@@ -316,11 +306,10 @@ def _trained(traced: Traced) -> dict[str, int]:
 
 def _read_again(traced: Traced, trained: Collection[str]) -> list[str]:
     """Name backward passes that read their weights again (recomputation): they have changed by then."""
-    weights = set(trained)
     places = (
         traced.where.get(access.name, ("", 0))
         for access in accesses(traced.index)
-        if access.op == "ReadVariableOp" and access.states & weights
+        if access.op == "ReadVariableOp" and not access.states.isdisjoint(trained)
     )
     return [
         f"the backward pass of {traced.graph.layers[layer].name} reads its weights again (recomputation): it "

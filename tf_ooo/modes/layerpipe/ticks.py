@@ -53,13 +53,7 @@ class Ticks:
         batch_round, results_round: in which a batch comes in, and in which its results come out.
     """
 
-    def __init__(
-        self,
-        traced: Traced,
-        rounds: Rounds,
-        delays: Delays,
-        weights: LaterWeights,
-    ) -> None:
+    def __init__(self, traced: Traced, rounds: Rounds, delays: Delays, weights: LaterWeights) -> None:
         self.traced, self.rounds, self.delays, self.weights = traced, rounds, delays, weights
         self.copies = Copies(traced, delays.copies)
         self.last, self.batch_round, self.results_round = rounds.last, rounds.batch, delays.logs_round
@@ -97,12 +91,12 @@ class Ticks:
         """
         tensors = [tensor for batch in batches for tensor in batch or ()]
         key = (low, high, len(batches))
-        if key not in self._functions:
-            with timing.said(_tracing_text(high - low + 1, len(batches), high == self.last)):
-                self._functions[key] = function = self._make(*key)
-                outputs = function(*tensors)  # traced as it is called
-        else:
+        if key in self._functions:
             outputs = self._functions[key](*tensors)
+        else:
+            with timing.said(_tracing_text(high - low + 1, len(batches), high == self.last)):
+                self._functions[key] = self._make(*key)
+                outputs = self._functions[key](*tensors)  # traced as it is called
         if not low <= self.results_round <= high:
             return []
         size = len(self.delays.logs)
@@ -122,9 +116,8 @@ class Ticks:
                 entering, results, ends = self._round(part, batch, late, name, ends)
                 late = self._shifted(late, entering)
                 logs += [tf.identity(value) for value in results]
-            for name, store in self._stores.items():
-                if name in late:
-                    store.assign(late[name], read_value=False)
+            for name, value in late.items():
+                self._stores[name].assign(value, read_value=False)
             return logs
 
         return tf_functions.plain_function(body, [spec for _ in range(rounds) for spec in specs])
@@ -136,10 +129,9 @@ class Ticks:
     def _part(self, low: int, high: int) -> PartOfRound:
         if (low, high) in self._parts:
             return self._parts[low, high]
-        traced, delays = self.traced, self.delays
-        given = {*traced.arguments, *traced.captured, *self.weights.names}
-        folder = self._folder(f"rounds_{low}_to_{high}")
-        kept = RoundPass(self.rounds, low, high, frozenset(given))
+        traced, delays, folder = self.traced, self.delays, self._folder(f"rounds_{low}_to_{high}")
+        given = frozenset({*traced.arguments, *traced.captured, *self.weights.names})
+        kept = RoundPass(self.rounds, low, high, given)
         graph_def = PassPipeline([kept], folder)(delays.graph_def).graph_def
         logs = delays.logs if low <= self.results_round <= high else []
         texts = [*logs, *(text for node in graph_def.node for text in node.input)]
@@ -157,12 +149,10 @@ class Ticks:
         Returns what goes into registers, by number; results; its own ends.
         """
         traced, turns = self.traced, part.turns
-        tensors = dict(zip(traced.arguments, batch, strict=True)) if batch else {}
-        tensors |= traced.captured
-        tensors |= self.copies.given()
+        arguments = dict(zip(traced.arguments, batch, strict=True)) if batch else {}
         weights, behind = self.weights.given(part.low, part.high)
-        tensors |= weights
-        tensors |= {key: value for key, value in late.items() if key in part.read}
+        read = {key: value for key, value in late.items() if key in part.read}
+        tensors = {**arguments, **traced.captured, **self.copies.given(), **weights, **read}
         self._copies_made += 1
         ends = {key: end for key, end in ends.items() if key in turns.before.values()}
         graph_def = turns.copy(self._copies_made, ends, self._folder(f"copy_{self._copies_made}"))

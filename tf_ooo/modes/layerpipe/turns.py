@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
 
-from tensorflow.core.framework import graph_pb2, node_def_pb2, types_pb2
+from tensorflow.core.framework import graph_pb2, types_pb2
 
 from grappler_passes.compat import graph_protos
 from grappler_passes.errors import VerifyError
@@ -29,7 +29,6 @@ _NAME = "tf_ooo_turn"
 # A given input has no op to wait for.
 _NO_WORK = ("Const", "NoOp", "Placeholder")
 _LANE = tuple(Task(kind, 0) for kind in ("F", "dO", "dW"))
-_SEED, _SECOND = "seed", "seed2"
 
 
 @dataclass(frozen=True)
@@ -142,19 +141,15 @@ class ReseedPass(Pass):
 
     def run(self, graph_def: graph_pb2.GraphDef, training_graph: TrainingGraph | None) -> PassResult:
         """Return the graph itself where there is no such op."""
-        seeded = frozenset(node.name for node in graph_def.node if _is_seeded(node))
+        copy = copy_of(graph_def)
+        with_seeds = [node for node in copy.node if "seed" in node.attr and "seed2" in node.attr]
+        # Two that are 0 mean any.
+        seeded = [node for node in with_seeds if node.attr["seed"].i or node.attr["seed2"].i]
+        for node in seeded:
+            node.attr["seed2"].i += self.number
         if not seeded:
             return PassResult(graph_def, False)
-        copy = copy_of(graph_def)
-        for node in copy.node:
-            if node.name in seeded:
-                node.attr[_SECOND].i += self.number
-        return PassResult(copy, True, replaced=seeded)
-
-
-def _is_seeded(node: node_def_pb2.NodeDef) -> bool:
-    """Return whether the op has seeds, and not both 0, which means any."""
-    return _SEED in node.attr and _SECOND in node.attr and bool(node.attr[_SEED].i or node.attr[_SECOND].i)
+        return PassResult(copy, True, replaced=frozenset(node.name for node in seeded))
 
 
 def _tasks(index: GraphIndex, where: Where, device_of: Mapping[str, str]) -> dict[str, dict[Task, list[int]]]:

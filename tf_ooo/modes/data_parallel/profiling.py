@@ -75,12 +75,11 @@ class RewrittenSteps(Generic[ResultT]):
         make_request: Callable[[], RewriteRequest[ResultT]],
     ) -> None:
         self.failed, self._request = "", None
-        tracing: Callable[[], AbstractContextManager[Any]] = nullcontext
         try:
             self._request = make_request()
-            tracing = self._request.tracing
         except OOOError as error:
             self.failed = str(error)
+        tracing = nullcontext if self._request is None else self._request.tracing
         self.steps = functions.unrolled(source, steps, tracing)
 
     @property
@@ -237,15 +236,11 @@ class Profiling(Training):
             plan = Planned(failed=self._failed)
         told: list[Planned] = plan.told(self._engine)
         self._probe.close()
-        planned_s = time.perf_counter() - started
+        planned_s, profile = time.perf_counter() - started, self._profiler.profile
+        profiler_s = 0.0 if profile is None else profile.overhead_s
         self._report.change(plan_seconds=planned_s)
-        self._report.took(planned_s + self._profile_s())
+        self._report.took(planned_s + self.single.steps.first_s + profiler_s)
         self._take(next((reply for reply in told if reply.failed), told[0]), self.single)
-
-    def _profile_s(self) -> float:
-        """Return seconds of tracing the single step, and of the profiler."""
-        profile = self._profiler.profile
-        return self.single.steps.first_s + (0.0 if profile is None else profile.overhead_s)
 
     def _plan_on_rank_0(self, link: planned.MeasuredLink | None) -> Planned:
         probe, options, workers = self._probe, self._options, self._engine.size
@@ -260,15 +255,8 @@ class Profiling(Training):
         costs = step_costs(step, graph, self._profiler.profile)
         single_s = statistics.median(self.single.seconds)
         layers, table = planned.as_measured(costs, graph, link.link, workers, single_s)
-        gain = planned.make_plan(
-            layers,
-            table.link,
-            workers,
-            options.schedule,
-            self._together,
-            link.flight_bytes,
-            options.policy_options,
-        )
+        of_steps = (self._together, link.flight_bytes, options.policy_options)
+        gain = planned.make_plan(layers, table.link, workers, options.schedule, *of_steps)
         plan = gain.plan
         self._report.change(costs=table, timeline=plan.timeline)
         return Planned(

@@ -245,10 +245,7 @@ class MeasuredGains:
     """
 
     def __init__(
-        self,
-        budget_s: float,
-        on_measured: Callable[[GainTable], None] | None = None,
-        delay: bool = False,
+        self, budget_s: float, on_measured: Callable[[GainTable], None] | None = None, delay: bool = False
     ) -> None:
         self.budget_s, self._on_measured, self.delay = budget_s, on_measured, delay
         self._known: dict[tuple[str, ...], GainTable] = {}

@@ -152,10 +152,7 @@ _WHERE_STREAMS_ARE = "CUDA"
 _CONVERTED = "in user code:"
 # The stock order, with XLA's own way to run kernels side by side.
 CONCURRENT = "stock with concurrent command buffers"
-CONCURRENT_FLAGS = (
-    "--xla_gpu_command_buffer_scheduling_mode=CONCURRENT",
-    "--xla_gpu_graph_min_graph_size=1",
-)
+CONCURRENT_FLAGS = ("--xla_gpu_command_buffer_scheduling_mode=CONCURRENT", "--xla_gpu_graph_min_graph_size=1")
 
 
 class StreamSession(StepSession):

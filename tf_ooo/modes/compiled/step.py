@@ -42,11 +42,7 @@ class StreamStep:
     """
 
     def __init__(
-        self,
-        function: Callable[..., Any],
-        stock: Callable[..., Any],
-        session: StreamSession,
-        way: Way,
+        self, function: Callable[..., Any], stock: Callable[..., Any], session: StreamSession, way: Way
     ) -> None:
         self.function, self.stock, self.session, self.way = function, stock, session, way
         self._made: dict[Any, CompiledStep | None] = {}

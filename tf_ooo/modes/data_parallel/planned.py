@@ -128,9 +128,7 @@ def _seconds_each(engine: Engine, size: int) -> float:
     return max(statistics.median(taken_s), 1e-9) / _count(size)
 
 
-def one_step(
-    graph_def: graph_pb2.GraphDef,
-) -> tuple[list[LayerKey], graph_pb2.GraphDef, TrainingGraph]:
+def one_step(graph_def: graph_pb2.GraphDef) -> tuple[list[LayerKey], graph_pb2.GraphDef, TrainingGraph]:
     """Return the layers of one step, as plans number them, and the step. GraphError: it is none."""
     step = split_steps(graph_def)[0]
     graph = classify_graph_def(step)

@@ -46,12 +46,7 @@ StepSeconds = Callable[[Sequence[LayerCosts], int], float]
 
 
 def plan_spread(
-    step: StepGraph,
-    costs: CostTable,
-    traced: Traced,
-    devices: Sequence[str],
-    schedule: str,
-    report: Report,
+    step: StepGraph, costs: CostTable, traced: Traced, devices: Sequence[str], schedule: str, report: Report
 ) -> tuple[SpreadPlan, Callable[[Gain], str]]:
     """Plan, and say so in the report; also return what says what would be better, where the plan is slow.
 

@@ -50,10 +50,7 @@ class Turns:
 
 
 def in_turns(
-    graph_def: graph_pb2.GraphDef,
-    where: Where,
-    device_of: Mapping[str, str],
-    folder: Path | None = None,
+    graph_def: graph_pb2.GraphDef, where: Where, device_of: Mapping[str, str], folder: Path | None = None
 ) -> Turns:
     """Orders a round; no order where a task waits for another processor's of the same round, in a circle.
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from tf_ooo.costs.analytic import analytic_ops
@@ -83,7 +83,7 @@ def joint(
         options["gains"] = dict(table.saved_s)
         if losses is not None:
             launch_s = losses.launch_s if table.launch_s is None else table.launch_s
-            options["capture"] = dataclasses.replace(losses, launch_s=launch_s, own=not table.alone_s)
+            options["capture"] = replace(losses, launch_s=launch_s, own=not table.alone_s)
     problem = Problem(layers, memory_limit_bytes=memory_limit_bytes, options=options)
     if table is None:
         placement = best_placement(problem)
@@ -119,14 +119,13 @@ def with_measured(layers: Sequence[LayerCosts], table: GainTable) -> tuple[Layer
             measured[int(place), SECONDS[kind]] = task_s
     calculated_s = sum(getattr(layers[layer], name) for layer, name in measured)
     factor = sum(measured.values()) / calculated_s if calculated_s else 1.0
-    rows = []
-    for number, layer in enumerate(layers):
-        known = ((name, measured.get((number, name))) for name in SECONDS.values())
-        seconds: dict[str, Any] = {
-            name: getattr(layer, name) * factor if s is None else s for name, s in known
-        }
-        rows.append(dataclasses.replace(layer, **seconds))
-    return tuple(rows)
+
+    def filled(number: int, layer: LayerCosts) -> LayerCosts:
+        calculated = {name: getattr(layer, name) * factor for name in SECONDS.values()}
+        own = {name: measured[number, name] for name in calculated if (number, name) in measured}
+        return replace(layer, **{**calculated, **own})
+
+    return tuple(map(filled, range(len(layers)), layers))
 
 
 def only_of(schedule: Schedule, tasks: TaskOps) -> Schedule:
@@ -138,14 +137,13 @@ def only_of(schedule: Schedule, tasks: TaskOps) -> Schedule:
         pinned_to = earlier if earlier in there else _before(earlier, task, there)
         if task in there and pinned_to is not None:
             pins.append((task, pinned_to, steps))
-    return dataclasses.replace(kept, after=tuple(pins))
+    return replace(kept, after=tuple(pins))
 
 
 def _before(missing: Task, task: Task, there: set[Task]) -> Task | None:
     """Return the dO that is there and comes last before one that is not, down from dW's own layer."""
-    stages = [other.stage for other in there if other.kind == "dO"]
-    stages = [stage for stage in stages if missing.stage < stage <= task.stage]
-    return Task("dO", min(stages)) if stages and missing.kind == "dO" else None
+    between = range(missing.stage + 1, task.stage + 1) if missing.kind == "dO" else ()
+    return next((earlier for stage in between if (earlier := Task("dO", stage)) in there), None)
 
 
 def dealt_out(schedule: Schedule, streams: int) -> Schedule:
@@ -160,7 +158,7 @@ def dealt_out(schedule: Schedule, streams: int) -> Schedule:
         lanes.setdefault((0, stream_of[task.stage]), []).append(task)
     rest = {key: order for key, order in schedule.lanes.items() if key != SUB}
     dealt = {key: TaskList(tasks) for key, tasks in lanes.items()}
-    return dataclasses.replace(schedule, lanes=rest | dealt)
+    return replace(schedule, lanes=rest | dealt)
 
 
 def capture_of(what: StepToPlan, stock: CompiledModule | None) -> Capture | None:
@@ -169,8 +167,7 @@ def capture_of(what: StepToPlan, stock: CompiledModule | None) -> Capture | None
     Kernels are scaled to the number in ``stock``, what XLA made of the step in stock order, and the launch
     time to its share in CUDA graphs.  None: not known, all of it is taken to be captured.
     """
-    kernels = kernels_by_task(what)
-    share = 1.0
+    kernels, share = kernels_by_task(what), 1.0
     if stock is not None:
         if not stock.launches or not stock.in_graphs:
             return None

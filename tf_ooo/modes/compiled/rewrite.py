@@ -60,9 +60,7 @@ class DeadEndsPass(Pass):
             name for name, node in nodes.items() if op_types.is_stateful(node.op) or node.op == "Placeholder"
         ]
         needed = reached(wanted, lambda name: [split_input(text)[0] for text in nodes[name].input])
-        kept = copy_of(graph_def)
-        del kept.node[:]
-        kept.node.extend(node for node in graph_def.node if node.name in needed)
+        kept = graph_protos.with_nodes(graph_def, (nodes[name] for name in nodes if name in needed))
         dropped = frozenset(nodes.keys() - needed)
         return PassResult(kept, bool(dropped), replaced=dropped)
 
@@ -89,23 +87,21 @@ class SingleAssignmentPass(Pass):
 
 def _split(graph_def: GraphDef, node: node_def_pb2.NodeDef) -> None:
     variable, delta, *control = list(node.input)
-    before = graph_def.node.add(name=f"{node.name}/ooo_before", op="ReadVariableOp")
-    before.input.extend([variable, *control])
-    after = graph_def.node.add(name=f"{node.name}/ooo_after", op=_ASSIGNMENTS[node.op])
-    after.input.extend([before.name, delta])
+    name, operation = f"{node.name}/ooo_before", _ASSIGNMENTS[node.op]
+    before = graph_def.node.add(name=name, op="ReadVariableOp", input=[variable, *control])
+    after = graph_def.node.add(name=f"{node.name}/ooo_after", op=operation, input=[name, delta])
     for added, attribute in ((before, "dtype"), (after, "T")):
         added.attr[attribute].type = node.attr["dtype"].type
         added.device = node.device
     node.op = "AssignVariableOp"
-    del node.input[:]
-    node.input.extend([variable, after.name, *control])
+    node.input[:] = [variable, after.name, *control]
 
 
 def with_updates(step: FlatStep, graph: TrainingGraph, region: Region) -> Region:
     """Return the region with as much of the update as can ride along; itself where nothing can."""
     if len(region.outputs) != 1:
         return region
-    result, taken = region.outputs[0], set()
+    result, taken = region.outputs[0], set[str]()
     while (following := _only_reader(step, graph, result)) is not None:
         more = _early_part(step, graph, following, result)
         if more is None:
@@ -114,9 +110,9 @@ def with_updates(step: FlatStep, graph: TrainingGraph, region: Region) -> Region
         result = (following, 0)
     if not taken:
         return region
-    inside = {*region.ops, *taken}
+    inside = taken.union(region.ops)
     ops = tuple(name for name in graph.ops if name in inside)
-    own = tuple(name for name in graph.ops if name in {*region.own, *taken})
+    own = tuple(name for name in graph.ops if name in taken.union(region.own))
     with_update = region_of(step, ops, own)
     return with_update if with_update.outputs == (result,) else region
 

@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import tensorflow as tf
 from tensorflow.core.framework import node_def_pb2
 
 from grappler_passes.compat import runtime
@@ -140,8 +141,6 @@ def piece_graph(step: FlatStep, main: Piece, aside: Piece | None) -> tuple[Any, 
 
     Raises ValueError: no floating-point result.
     """
-    import tensorflow as tf
-
     graph_def = GraphDef(versions=step.graph_def.versions, library=step.graph_def.library)
     names: dict[Port, str] = {}
     fetches: list[str] = []
@@ -164,8 +163,6 @@ def piece_graph(step: FlatStep, main: Piece, aside: Piece | None) -> tuple[Any, 
 
 def _values(spec: Any) -> Any:
     """Return numbers of about one; small whole numbers, which may be indices."""
-    import tensorflow as tf
-
     if spec.dtype.is_bool:
         return tf.ones(spec.shape, tf.bool)
     if spec.dtype.is_integer:
@@ -191,8 +188,6 @@ def _sampled(run: Callable[..., Any], given: Sequence[Any]) -> Timing:
 @functools.cache
 def _empty_s(rounds: int) -> float:
     """Return seconds of a launch whose rounds do nothing."""
-    import tensorflow as tf
-
     graph_def = tf.compat.v1.GraphDef()
     node = graph_def.node.add(name="same", op="Identity", input=["given_0:0"])
     node.attr["T"].type = tf.float32.as_datatype_enum
@@ -216,8 +211,6 @@ def launch_s() -> float | None:
 
 
 def _chain() -> Timing:
-    import tensorflow as tf
-
     def run(x: Any) -> Any:
         for _ in range(_CHAIN):
             (x,) = xla.barrier([x * 0.5 + 1.0])
@@ -256,8 +249,6 @@ class MeasuredGains:
 
 
 class _Measuring:
-    """One table in the making."""
-
     def __init__(self, what: StepToPlan, layers: Sequence[LayerCosts], budget_s: float, delay: bool) -> None:
         self._piece = functools.cache(functools.partial(piece_of, what.step, what.parts))
         self.step, self.layers, self.budget_s = what.step, layers, budget_s

@@ -75,7 +75,6 @@ class SingleAssignmentPass(Pass):
     )
 
     def run(self, graph_def: GraphDef, training_graph: TrainingGraph | None) -> PassResult:
-        """Split the assignments of floating-point variables."""
         split = copy_of(graph_def)
         chosen = [
             node for node in split.node if node.op in _ASSIGNMENTS and node.attr["dtype"].type in _FLOATS

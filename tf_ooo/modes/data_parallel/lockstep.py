@@ -10,6 +10,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import tensorflow as tf
+
 from tf_ooo.compat import keras_fits, train_function
 from tf_ooo.errors import BackendError, OptionsError
 from tf_ooo.hosts.ranks.base import Engine, Gathers, Message, naming_the_lost
@@ -217,8 +219,6 @@ class ParallelStep:
         return outputs
 
     def _execute(self, iterator: object, taken: list[Any] | None, count: int, wanted: int) -> Any:
-        import tensorflow as tf
-
         if taken is None and wanted == 1 and self._on_batches is None:
             try:
                 return self.function(iterator)

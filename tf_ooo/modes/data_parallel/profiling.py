@@ -183,10 +183,8 @@ class Profiling(Training):
         self._functions, self._engine, self._options = functions, functions.engine, options
         self._report, self._together, self._take = report, together, take
         self._needs_costs = planned.needs_costs(options.schedule, options.policy_options)
-        model = functions.model
-        self._probe: RewrittenSteps[PassResult] = RewrittenSteps(
-            functions, functions.source, 1, lambda: request_to_look(model)
-        )
+        look = functools.partial(request_to_look, functions.model)
+        self._probe: RewrittenSteps[PassResult] = RewrittenSteps(functions, functions.source, 1, look)
         self._failed = self._probe.failed
         self.single = Single(self._probe.steps)
         self._profiler, self._profiled = StepProfiler(MOST_STEPS), 0

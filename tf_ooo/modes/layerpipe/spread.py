@@ -191,7 +191,6 @@ class DividePass(Pass):
     relaxes = frozenset({Relaxation.NEW_NODES, Relaxation.REPLACED_NODES, Relaxation.OPS})
 
     def run(self, graph_def: graph_pb2.GraphDef, training_graph: TrainingGraph | None) -> PassResult:
-        """The parts stand behind all others."""
         kept = [node for node in graph_def.node if node.name != self.divided]
         in_parts = graph_protos.with_nodes(graph_def, [*kept, *self.parts])
         return PassResult(in_parts, True, replaced=frozenset({self.divided}))

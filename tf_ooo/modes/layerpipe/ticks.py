@@ -123,7 +123,6 @@ class Ticks:
         return tf_functions.plain_function(body, [spec for _ in range(rounds) for spec in specs])
 
     def _folder(self, name: str) -> Path | None:
-        """Return the folder into which the graphs of a round are dumped."""
         return None if self.traced.dump_dir is None else Path(self.traced.dump_dir) / name
 
     def _part(self, low: int, high: int) -> PartOfRound:

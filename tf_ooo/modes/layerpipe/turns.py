@@ -50,7 +50,7 @@ class Turns:
 
 
 def in_turns(
-    graph_def: graph_pb2.GraphDef, where: Where, device_of: Mapping[str, str], folder: Path | None = None
+    graph_def: graph_pb2.GraphDef, where: Where, device_of: Mapping[str, str], folder: Path | None
 ) -> Turns:
     """Orders a round; no order where a task waits for another processor's of the same round, in a circle.
 
@@ -109,7 +109,6 @@ class WaitsPass(Pass):
     relaxes = frozenset({Relaxation.NEW_NODES, Relaxation.MORE_WAITS})
 
     def run(self, graph_def: graph_pb2.GraphDef, training_graph: TrainingGraph | None) -> PassResult:
-        """The graph itself where there is nothing to add."""
         if not (self.joins or self.ends or self.controls):
             return PassResult(graph_def, False)
         ordered = copy_of(graph_def)
@@ -137,7 +136,6 @@ class ReseedPass(Pass):
     relaxes = frozenset({Relaxation.REPLACED_NODES})
 
     def run(self, graph_def: graph_pb2.GraphDef, training_graph: TrainingGraph | None) -> PassResult:
-        """Return the graph itself where there is no such op."""
         copy = copy_of(graph_def)
         with_seeds = [node for node in copy.node if "seed" in node.attr and "seed2" in node.attr]
         # Two that are 0 mean any.

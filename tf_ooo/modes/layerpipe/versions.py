@@ -65,7 +65,6 @@ class LaterWeightsPass(Pass):
     relaxes = frozenset({Relaxation.NEW_NODES, Relaxation.REPLACED_NODES})
 
     def run(self, graph_def: graph_pb2.GraphDef, training_graph: TrainingGraph | None) -> PassResult:
-        """Give backward passes their weights; what forward passes read stays."""
         later = copy_of(graph_def)
         for node in later.node:
             if node.name in self.inputs:

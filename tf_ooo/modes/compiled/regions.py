@@ -145,8 +145,8 @@ def _parts(step: FlatStep, ops: Sequence[str]) -> list[tuple[tuple[str, ...], tu
     """
     needs = _needs(step, ops)
     in_use = Counter(name for of in needs.values() for name in of)
-    alone = {port for port, of in needs.items() if step.contractions(n for n in of if in_use[n] == 1)}
-    groups = [{port} for port in needs if port in alone]
+    alone = [port for port, of in needs.items() if step.contractions(n for n in of if in_use[n] == 1)]
+    groups = [{port} for port in alone]
     taken = set().union(*(needs[port] for port in alone))
     rest = {port: of for port, of in needs.items() if port not in alone}
     for port, of in rest.items():
@@ -233,8 +233,7 @@ def region_of(step: FlatStep, ops: tuple[str, ...], own: tuple[str, ...]) -> Reg
         for port in step.data_inputs(name):
             if port[0] in chosen or port in inputs or port in constants:
                 continue
-            value = _constant(step, port)
-            if value is None:
+            if (value := _constant(step, port)) is None:
                 inputs[port] = None
             else:
                 constants[port] = value

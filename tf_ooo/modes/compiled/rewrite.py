@@ -20,15 +20,8 @@ from grappler_passes.passes.base import Pass, PassPipeline, PassResult, Relaxati
 from grappler_passes.passes.gates import GatesPass
 from grappler_passes.passes.verify import VerifyPass
 from tf_ooo.errors import GraphError
-from tf_ooo.modes.compiled.barriers import (
-    Barrier,
-    HoldBackPass,
-    JoinPass,
-    StorePass,
-    activations_to_store,
-    holds_of,
-    join_of,
-)
+from tf_ooo.modes.compiled import barriers
+from tf_ooo.modes.compiled.barriers import Barrier
 from tf_ooo.modes.compiled.calls import Parts, StepToPlan, last_of_main, make_calls
 from tf_ooo.modes.compiled.outline import Call, OutlinePass, VerifyStreamsPass, results_of
 from tf_ooo.modes.compiled.regions import FlatStep, GraphDef, Port, Region, find_regions, is_pure, region_of
@@ -122,10 +115,9 @@ def _only_reader(step: FlatStep, graph: TrainingGraph, port: Port) -> str | None
     if len(readers) != 1 or port in step.fetches:
         return None
     (name,) = readers
-    if not _may_ride(step, graph, name):
-        return None
     mine, theirs = step.info(port), step.info((name, 0))
-    return name if mine is not None and theirs is not None and mine.shape == theirs.shape else None
+    alike = mine is not None and theirs is not None and mine.shape == theirs.shape
+    return name if alike and _may_ride(step, graph, name) else None
 
 
 def _may_ride(step: FlatStep, graph: TrainingGraph, name: str) -> bool:
@@ -141,14 +133,12 @@ def _early_part(step: FlatStep, graph: TrainingGraph, name: str, port: Port) -> 
     if any(op is not None and op.kind in (OpKind.OUTPUT_GRAD, OpKind.WEIGHT_GRAD) for op in before):
         return None
     taken: set[str] = set()
-    stack = list(operands)
-    while stack:
-        producer = stack.pop()
+    while operands:
+        producer = operands.pop()
         readers = {reader for reader, _ in step.readers[producer]}
-        if producer in taken or not _may_ride(step, graph, producer) or readers - taken - {name}:
-            continue
-        taken.add(producer)
-        stack += [before for before, _ in step.data_inputs(producer)]
+        if producer not in taken and _may_ride(step, graph, producer) and not readers - taken - {name}:
+            taken.add(producer)
+            operands += [before for before, _ in step.data_inputs(producer)]
     return taken
 
 
@@ -230,10 +220,10 @@ def rewrite_step(
     )
 
 
-def _notes(parts: Parts, calls: Sequence[Call], barriers: int) -> tuple[str, ...]:
+def _notes(parts: Parts, calls: Sequence[Call], added: int) -> tuple[str, ...]:
     streams = len({call.stream for call in calls})
     stays = (f"{layer}: dW stays on the main stream: {reason}" for layer, reason in parts.stays.items())
-    return f"{len(calls)} calls on {streams} side streams, {barriers} barriers", *stays
+    return f"{len(calls)} calls on {streams} side streams, {added} barriers", *stays
 
 
 def _nodes_of(fetches: Sequence[str]) -> list[str]:
@@ -272,8 +262,9 @@ def _parts(
         else:
             regions[layer.index] = [with_updates(step, graph, r) if side_updates else r for r in of_layer]
     if not regions:
-        reasons = "; ".join(list(dict.fromkeys(stays.values()))[:3])
-        reasons = reasons or "there is no layer with a weight gradient"
+        reasons = (
+            "; ".join([*dict.fromkeys(stays.values())][:3]) or "there is no layer with a weight gradient"
+        )
         raise GraphError(f"no weight gradient can run on a stream of its own: {reasons}")
     return Parts(number, graph, tasks, regions, stays)
 
@@ -285,14 +276,14 @@ def _passes_for(
     by_step = make_calls(step, steps, schedule)
     calls = [call for own in by_step for call in own]
     kinds = {name: op for parts in steps for name, op in parts.graph.ops.items()}
-    stored = activations_to_store(step, kinds, calls, store)
+    stored = barriers.activations_to_store(step, kinds, calls, store)
     moved = {port: place for barrier in stored for port, place in barrier.behind.items()} | results_of(calls)
-    holds, joins = holds_of(calls), list(_joins(step, steps, by_step, moved))
+    holds, joins = barriers.holds_of(calls), list(_joins(step, steps, by_step, moved))
     passes = [
-        StorePass(step, stored, {}),
+        barriers.StorePass(step, stored, {}),
         OutlinePass(step, calls, moved),
-        HoldBackPass(step, holds, moved),
-        JoinPass(step, joins, moved),
+        barriers.HoldBackPass(step, holds, moved),
+        barriers.JoinPass(step, joins, moved),
         ColocationsPass(),
     ]
     now = moved | {port: place for join in joins for port, place in join.behind.items()}
@@ -310,8 +301,7 @@ def _joins(
             name = f"ooo_join_{parts.number}" + (f"_{wave}" if wave else "")
             waited = [call for call in calls if call.wave == wave and not call.delayed]
             last = last_of_main(step, parts.graph, [call for call in calls if call.wave >= wave])
-            join = join_of(step, name, waited, last, moved)
-            if join is not None:
+            if (join := barriers.join_of(step, name, waited, last, moved)) is not None:
                 yield join
 
 

@@ -3,6 +3,7 @@ requests by which TensorFlow hands such graphs over."""
 
 from __future__ import annotations
 
+import itertools
 import logging
 import time
 import zlib
@@ -182,14 +183,12 @@ def communication_edges(
     wanted = list(dict.fromkeys(map(unit_of, schedule.lanes.get(COMMUNICATION, ()))))
     sizes = [size_bytes(*unit) for unit in wanted]
     for place, unit in enumerate(wanted):
-        before: list[str] = []
         through = _through(sizes, place, flight_bytes)
-        if through is not None:
-            before += last_ops(sent[wanted[through]], read_by)
+        before = [] if through is None else list(last_ops(sent[wanted[through]], read_by))
         if place and ready.get(unit[0], -1) < ready.get(wanted[place - 1][0], -1):
             firsts = first_ops(sent[wanted[place - 1]], read_by)
             before += dict.fromkeys(name for first in firsts for name in read_by(first))
-        edges += [(a, b) for a in before for b in first_ops(sent[unit], read_by)]
+        edges += itertools.product(before, first_ops(sent[unit], read_by))
     return edges
 
 

@@ -31,7 +31,7 @@ USUAL = POLICIES[schedules_of("single_device", streams=True)[0]]
 
 
 def every_layer(what: StepToPlan, *, policy: Policy = USUAL, streams: int = 1) -> Schedule:
-    """Return each dW that can be moved starts as soon as its dO is there, on the side streams in turn.
+    """Start each dW that can be moved as soon as its dO is there, on the side streams in turn.
 
     The layer that backward reaches last stays on the main stream: nothing is left to run beside it.
     Needs no costs.
@@ -55,7 +55,6 @@ def joint(
     streams: int = 1,
     gains: GainTable | MeasuredGains | None = None,
     capture: Callable[[StepToPlan], Capture | None] | None = None,
-    device_name: str = "h100",
     delay: bool = False,
     memory_limit_bytes: int | None = None,
     must_gain: bool = False,
@@ -65,7 +64,6 @@ def joint(
     Args:
         gains: measured seconds, or what measures them; None: calculated from the shapes.
         capture: what the step's kernels would lose outside of CUDA graphs; None: nothing.
-        device_name: for what is calculated.
         delay: dW may wait for the next step's forward pass; the graph has several steps.
         memory_limit_bytes: what weights, activations and gradients may take, by the simulator's count.
         must_gain: raise BackendError where every dW stays on the main stream.
@@ -74,7 +72,7 @@ def joint(
         MemoryLimitError: even the stock order needs more.
         OptionsError: gains of regions or layers that the step does not have.
     """
-    layers = layer_costs(what, device_name)
+    layers = layer_costs(what, DEVICE)
     table = gains(what, layers) if callable(gains) else gains
     losses = None if capture is None else capture(what)
     options: dict[str, Any] = {"delay": delay} if losses is None else {"delay": delay, "capture": losses}

@@ -255,16 +255,15 @@ class Profiling(Training):
         layers, table = planned.as_measured(costs, graph, link.link, workers, single_s)
         of_steps = (self._together, link.flight_bytes, options.policy_options)
         gain = planned.make_plan(layers, table.link, workers, options.schedule, *of_steps)
-        plan = gain.plan
+        plan, sizes = gain.plan, self._functions.averaging.slices.sizes
         self._report.change(costs=table, timeline=plan.timeline)
+        left_out = [row for row in plan.candidates if row.reason]
         return Planned(
             schedule=plan.schedule.to_text(),
             layers=keys,
             step_s=plan.step_s,
             stock_s=gain.stock_s,
             flight_bytes=link.flight_bytes,
-            slices=counts_for(plan.schedule, graph, self._functions.averaging.slices.sizes),
-            notes=[
-                f"schedule {row.name} was not compared: {row.reason}" for row in plan.candidates if row.reason
-            ],
+            slices=counts_for(plan.schedule, graph, sizes),
+            notes=[f"schedule {row.name} was not compared: {row.reason}" for row in left_out],
         )

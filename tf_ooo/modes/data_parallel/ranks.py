@@ -82,19 +82,19 @@ class RanksInStep(Training):
 
     def steps_of_fit(self) -> int | None:
         """Return the steps of all epochs of the fit together; None: nobody knows."""
-        epochs = self._epochs_of_fit()
-        return None if epochs is None else (self.lockstep.of_epoch or 0) * epochs
+        return self._of_fit(1)
 
     def executions_of_fit(self) -> int | None:
         """Return the executions of a fit, each of ``steps_per_execution`` steps; None: nobody knows."""
-        epochs, together = self._epochs_of_fit(), train_function.steps_per_execution(self.model)
-        return None if epochs is None else -(-(self.lockstep.of_epoch or 0) // together) * epochs
+        return self._of_fit(train_function.steps_per_execution(self.model))
 
-    def _epochs_of_fit(self) -> int | None:
-        """None where some rank does not know how many there are, or how long one is."""
-        epochs = self._agreed["epochs"]
-        known = self.lockstep.of_epoch is not None and epochs is not None
-        return max(0, epochs - self._first_epoch) if known else None
+    def _of_fit(self, together: int) -> int | None:
+        """None where some rank does not know how many epochs there are, or how long one is."""
+        epochs: int | None = self._agreed["epochs"]
+        of_epoch = self.lockstep.of_epoch
+        if epochs is None or of_epoch is None:
+            return None
+        return -(-of_epoch // together) * max(0, epochs - self._first_epoch)
 
     def begin(
         self, function: Callable[[Any], Any], on_batches: Callable[[list[Any], Any], Any] | None
@@ -195,9 +195,8 @@ class RanksInStep(Training):
         """
         if self.step.executions == self._executions_before:
             self.model.stop_training = True
-            _LOG.warning(
-                "epoch %d does not take place: no step ran, and callbacks do not hear of it", epoch + 1
-            )
+            text = "epoch %d does not take place: no step ran, and callbacks do not hear of it"
+            _LOG.warning(text, epoch + 1)
             return False
         seen = keras_fits.samples_seen(self.model)
         validated = any(key.startswith("val_") for key in logs)

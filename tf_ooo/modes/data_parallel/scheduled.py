@@ -184,18 +184,16 @@ class ScheduledSteps:
             self.keep_stock(verdict.why_not, ordered)
         else:
             self.comparison.keep_rewritten()
-            self._enter(functools.partial(self._in_order, ordered), ordered)
+            in_order = functools.partial(self._in_order, ordered)
+            self.experiment.enter(KeptSteps(in_order, ordered, self.report))
         together_s, single_s = (verdict.seconds.get(which) for which in (verdict.which, _SINGLE))
         if not (self.options.may_fall_back and together_s and single_s):
             return
         # One step at a time again, if each of its steps was faster than all of those together.
         single_ms, together_ms = max(single_s) * 1e3, min(together_s) * 1e3
         if single_ms < _CLEARLY * together_ms:
-            self.keep_stock(
-                f"one step at a time took {single_ms:.2f} ms, several together {together_ms:.2f} ms",
-                ordered,
-                single.steps,
-            )
+            why = f"one step at a time took {single_ms:.2f} ms, several together {together_ms:.2f} ms"
+            self.keep_stock(why, ordered, single.steps)
 
     def cannot_order(self, failed: str, ordered: OrderedSteps | None = None) -> None:
         """Keep the stock order.  GraphError where that is not allowed."""
@@ -233,10 +231,7 @@ class ScheduledSteps:
         self.report.change(predicted_step_s=self._stock_predicted_s or self.report.predicted_step_s)
         if ordered is not None:
             ordered.rewritten.close()
-        self._enter(steps or self.stock, ordered)
-
-    def _enter(self, steps: Callable[[Batches], Any], ordered: OrderedSteps | None) -> None:
-        self.experiment.enter(KeptSteps(steps, ordered, self.report))
+        self.experiment.enter(KeptSteps(steps or self.stock, ordered, self.report))
 
     # -- beside the fit ----------------------------------------------------------------------------
 

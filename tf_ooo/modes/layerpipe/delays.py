@@ -64,9 +64,9 @@ class Copies:
             copy = self._copies.get((handle, device))
             if copy is None:
                 weights[name] = read_where_it_is(self._captured[handle], info.dtype, info.shape)
-                continue
-            with tf.device(device):
-                weights[name] = copy.read_value()
+            else:
+                with tf.device(device):
+                    weights[name] = copy.read_value()
         return weights
 
 
@@ -121,7 +121,7 @@ class LaterWeights:
     def _update(self, before: dict[str, Any], low: int, high: int) -> None:
         """Follow the updates of a round; ``before`` are the weights at its start."""
         for handle, average in self._averages.items():
-            if not any(low <= at <= high for at in self._updated[handle]):
+            if self._updated[handle].isdisjoint(range(low, high + 1)):
                 continue
             with tf.device(average.device):
                 after = read_where_it_is(self._traced.captured[handle], average.dtype, average.shape)
@@ -150,7 +150,7 @@ class Delays:
 
 
 def delays_of(traced: Traced, rounds: Rounds) -> Delays:
-    """Return cuts all edges between rounds.
+    """Cut all edges between rounds.
 
     Raises GraphError for a tensor that cannot be stored, such as a list, and is read in a later round.
     """

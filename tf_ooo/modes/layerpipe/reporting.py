@@ -40,8 +40,7 @@ def fill_report(
     report: Report, graph: TrainingGraph, plan: Plan, costs: CostTable, stages: Stages, devices: Sequence[str]
 ) -> None:
     """Copies the plan into the report."""
-    layers = placed_rows(map(LayerRow.of, graph.layers), stages)
-    step_s = float(plan.timeline.steady_step_s)
+    layers, step_s = placed_rows(map(LayerRow.of, graph.layers), stages), float(plan.timeline.steady_step_s)
     section = LayerPipeSection(
         devices=list(devices),
         predicted_step_s=step_s,
@@ -149,9 +148,8 @@ def version_bytes(spread: Spread) -> dict[str, int]:
         each = info.element_bytes * math.prod(size or 0 for size in info.shape or ())
         stash, sent = stash + (register.depth - away) * each, sent + away * each
     optional = {"sent": sent, "frozen": bytes_of(spread.ticks.copies.variables)}
-    return {"stash": stash, "ema": bytes_of(weights.variables)} | {
-        what: size for what, size in optional.items() if size
-    }
+    taken = {what: size for what, size in optional.items() if size}
+    return {"stash": stash, "ema": bytes_of(weights.variables), **taken}
 
 
 def watched_round(plan: SpreadPlan, over_rounds: Spread, planned: Schedule, together: int) -> Watched:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections import deque
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar
 
@@ -39,6 +39,7 @@ _GRADIENT = {
     "DepthwiseConv2dNativeBackpropInput": 2,
     "Conv3DBackpropInputV2": 2,
 }
+# And this one holds the shape of the result.
 _SIZES = {"Conv2DBackpropInput": 0, "DepthwiseConv2dNativeBackpropInput": 0, "Conv3DBackpropInputV2": 0}
 
 
@@ -92,7 +93,7 @@ def _seconds(
 ) -> tuple[float, float, float]:
     """Return the seconds of what comes before an op within a layer's dO, of the op, and of the whole dO."""
     members = {op for op, at in traced.where.items() if at == ("dO", layer)}
-    before = (_before(traced.index, traced.where, name, layer) & members) - {name}
+    before = (_before(traced.index, traced.where, [name], layer) & members) - {name}
     before_s, all_s = (sum(op_seconds.get(op, 0.0) for op in ops) for ops in (before, members))
     return before_s, op_seconds[name], all_s
 
@@ -132,23 +133,22 @@ def _divide(traced: Traced, name: str, layer: int, share: float) -> Traced:
     index = traced.index
     node = next(node for node in traced.graph_def.node if node.name == name)
     infos = [traced.outputs[index.names[p]][port] for p, port in index.data_preds[index.index[name]]]
-    parts, first, outputs = in_two_parts(node, infos, _GRADIENT[node.op], _SIZES.get(node.op), share)
+    parts, first, outputs = in_two_parts(node, infos, share)
     own = dict.fromkeys(outputs, ("dO", layer))
     in_parts = traced.rewritten(DividePass(name, parts), own, outputs)
-    high = _before(in_parts.index, in_parts.where, first, layer)
+    high = _before(in_parts.index, in_parts.where, [first], layer)
     return dataclasses.replace(in_parts, where={**in_parts.where, **dict.fromkeys(high, (HIGH, layer))})
 
 
 def in_two_parts(
-    node: node_def_pb2.NodeDef, infos: Sequence[OutputInfo], gradient: int, sizes: int | None, share: float
+    node: node_def_pb2.NodeDef, infos: Sequence[OutputInfo], share: float
 ) -> tuple[tuple[node_def_pb2.NodeDef, ...], str, dict[str, list[OutputInfo]]]:
     """Return the nodes that compute an op on the first ``share`` of the rows and on the rest, and join them.
 
     Each part has at least one row, of a single row the rest.  Gives the first part's name and the outputs of
     all nodes, too; the last one has the op's name.
-
-    ``gradient``, ``sizes``: which input is divided by rows, and which, if any, holds the shape of the result.
     """
+    gradient, sizes = _GRADIENT[node.op], _SIZES.get(node.op)
     attributes = {key: value for key, value in node.attr.items() if key not in ("_class", "_output_shapes")}
     graph = tf.Graph()
     with graph.as_default():
@@ -163,11 +163,10 @@ def in_two_parts(
             pieces = tf.split(inputs[gradient], tf.stack(counts), num=2)
             results = []
             for number, piece in enumerate(pieces):
-                given = list(inputs)
+                given, name = list(inputs), f"part_{number}"
                 given[gradient] = piece
                 if sizes is not None:
                     given[sizes] = tf.concat([[counts[number]], inputs[sizes][1:]], 0)
-                name = f"part_{number}"
                 part = graph.create_op(node.op, given, attrs=attributes, name=name, compute_device=False)
                 results.append(part.outputs[0])
         joined = tf.concat(results, 0, name=node.name)
@@ -208,8 +207,8 @@ def with_shared_grads(traced: Traced, stages: Stages) -> tuple[Traced, Stages]:
         if of["dW", layer] <= of["dO", layer]:
             continue
         users = [name for name, at in where.items() if at in (("dW", layer), ("U", layer))]
-        needed = set().union(*(_before(index, where, name, layer) for name in users))
-        needed = {name for name in needed if where[name] in (("dO", layer), (HIGH, layer))}
+        before = _before(index, where, users, layer)
+        needed = {name for name in before if where[name] in (("dO", layer), (HIGH, layer))}
         high = {name for name, at in where.items() if at == (HIGH, layer)}
         if high and of["dW", layer] > of[HIGH, layer]:
             where.update(dict.fromkeys(needed, ("dW", layer)))
@@ -221,15 +220,15 @@ def with_shared_grads(traced: Traced, stages: Stages) -> tuple[Traced, Stages]:
     return dataclasses.replace(traced, where=where), dataclasses.replace(stages, of=of)
 
 
-def _before(index: GraphIndex, where: Where, name: str, layer: int) -> set[str]:
-    """Return the layer's backward ops that an op needs, and itself."""
+def _before(index: GraphIndex, where: Where, names: Iterable[str], layer: int) -> set[str]:
+    """Return the layer's backward ops that these ops need, and themselves."""
     own = {(kind, layer) for kind in ("dO", HIGH, "dW", "U")}
 
     def inputs(op: str) -> list[str]:
         producers = (index.names[producer] for producer, _ in index.data_preds[index.index[op]])
         return [producer for producer in producers if where.get(producer) in own]
 
-    return reached({name}, inputs)
+    return reached(names, inputs)
 
 
 @dataclass(frozen=True)

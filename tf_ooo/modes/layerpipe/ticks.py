@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -155,14 +154,13 @@ class Ticks:
         self._copies_made += 1
         ends = {key: end for key, end in ends.items() if key in turns.before.values()}
         graph_def = turns.copy(self._copies_made, ends, self._folder(f"copy_{self._copies_made}"))
-        wanted = [[row.source for row in part.filled], part.logs]
         replaced = {f"{key}:0": value for key, value in tensors.items() if key in part.read} | ends
-        texts = [*itertools.chain.from_iterable(wanted), *turns.ends.values()]
+        texts = [*(row.source for row in part.filled), *part.logs, *turns.ends.values()]
         fetched = iter(_fetch(graph_def, tensors, replaced, texts, name))
-        entering, results = (list(itertools.islice(fetched, len(own))) for own in wanted)
+        entering = {row.number: next(fetched) for row in part.filled}
+        results = [next(fetched) for _ in part.logs]
         behind()
-        numbers = [row.number for row in part.filled]
-        return dict(zip(numbers, entering, strict=True)), results, dict(zip(turns.ends, fetched, strict=True))
+        return entering, results, dict(zip(turns.ends, fetched, strict=True))
 
     def _stored(self, low: int, high: int) -> Tensors:
         """Read the registers of batches that are in these rounds; nobody reads the rest."""
@@ -314,8 +312,7 @@ class Epoch:
     def _look_ahead(self, count: int) -> None:
         """Takes batches, until there are so many that have not come in yet."""
         while len(self._ahead) < count and not self._data_ended:
-            batch = self._batches()
-            if batch is None:
+            if (batch := self._batches()) is None:
                 self._data_ended = True
             else:
                 self._ahead.append(batch)

@@ -20,15 +20,8 @@ from grappler_passes.graph.variables import VARIABLE_ATTR
 from grappler_passes.passes.base import Pass, PassPipeline, relaxed_by
 from grappler_passes.passes.gates import GatesPass
 from grappler_passes.passes.verify import VerifyPass
-from tf_ooo.compat import (
-    func_graphs,
-    keras_layers,
-    keras_trainable,
-    keras_variables,
-    nests,
-    tf_functions,
-    train_function,
-)
+from tf_ooo.compat import func_graphs, keras_layers, keras_variables, nests, tf_functions, train_function
+from tf_ooo.compat.keras_trainable import trained_variables
 from tf_ooo.compat.nests import Packed
 from tf_ooo.errors import GraphError, OOOError
 from tf_ooo.rewriting.passes import Folder
@@ -131,7 +124,7 @@ def trace(
     index = GraphIndex(flat_def)
     # The gradient of a condition on what weights have computed would be another one.  Those on labels and on
     # counts of steps, as losses and schedules of learning rates have them, are ops like others.
-    weights = placeholders_of(traced.captured, keras_trainable.trained_variables(model))
+    weights = placeholders_of(traced.captured, trained_variables(model))
     for i in _computed_from(index, weights):
         if index.ops[i] == graph_protos.WHOLE_BRANCH:
             raise GraphError(_loop_message(model, index.names[i], False))
@@ -216,7 +209,7 @@ def _flat(
     """The graph without function calls; these ops stay.  Raises GraphError for loops and branches."""
     whole = graph_protos.with_whole_branches(graph_def)
     flat_def = graph_protos.inline_graph_def(whole, list(dict.fromkeys(kept)))
-    flat_def = _checked(GatesPass(), flat_def, dump_dir)
+    flat_def = _checked(GatesPass(), flat_def, dump_dir, 0)
     loop = next((node.name for node in flat_def.node if node.op in _LOOPS), None)
     if loop is not None:
         raise GraphError(_loop_message(model, loop, any(node.op in _ENTERS for node in flat_def.node)))
@@ -224,9 +217,7 @@ def _flat(
     return flat_def
 
 
-def _checked(
-    change: Pass, graph_def: graph_pb2.GraphDef, dump_dir: Folder, ran: int = 0
-) -> graph_pb2.GraphDef:
+def _checked(change: Pass, graph_def: graph_pb2.GraphDef, dump_dir: Folder, ran: int) -> graph_pb2.GraphDef:
     """Return the graph after a pass that is verified; ``ran`` passes have run before."""
     result = PassPipeline([change], dump_dir, ran)(graph_def)
     VerifyPass(graph_def, result.replaced, relaxed_by(change))(result.graph_def)
@@ -282,7 +273,7 @@ def _numbered(graph: TrainingGraph, layers: Sequence[Collection[str]] | None) ->
 
 
 def _loop_message(model: keras.Model, op: str, loops: bool) -> str:
-    """Return names the layer whose loop or branch it is."""
+    """Name the layer whose loop or branch it is."""
     layers = [part for part in keras_layers.parts_of(model) if part is not model]
     # TensorFlow numbers scopes of one name: lstm_1 is the second one of layer "lstm".
     scopes = [_NUMBER.sub("", scope) for scope in op.split("/")] + op.split("/")

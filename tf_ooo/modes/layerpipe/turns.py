@@ -6,7 +6,7 @@ run at once and take each other's caches.  What other processors wait for, F and
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
@@ -74,7 +74,7 @@ def in_turns(
         joins |= dict.fromkeys(order.joins, device)
         for earlier, later in [*order.edges, *last]:
             controls.setdefault(later, []).append(f"^{earlier}")
-    waits = WaitsPass(joins, ends, {name: tuple(texts) for name, texts in controls.items()})
+    waits = WaitsPass(joins, ends, controls)
     try:
         ordered = verified(graph_def, folder, waits, ran=1)
     except VerifyError as error:
@@ -104,7 +104,7 @@ class WaitsPass(Pass):
 
     joins: Mapping[str, str]
     ends: Mapping[str, str]
-    controls: Mapping[str, tuple[str, ...]]
+    controls: Mapping[str, Sequence[str]]
     name: ClassVar[str] = "waits"
     relaxes = frozenset({Relaxation.NEW_NODES, Relaxation.MORE_WAITS})
 

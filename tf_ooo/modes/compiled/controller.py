@@ -14,7 +14,6 @@ from tf_ooo.fit.controller import StepController
 from tf_ooo.modes.compiled import plans
 from tf_ooo.modes.compiled.calls import StepToPlan
 from tf_ooo.modes.compiled.measuring import MeasuredGains
-from tf_ooo.modes.compiled.plans import capture_of
 from tf_ooo.modes.compiled.rewrite import Plan, rewrite_step, unchanged
 from tf_ooo.modes.compiled.session import CONCURRENT, CONCURRENT_FLAGS, StreamSession
 from tf_ooo.modes.compiled.step import Rewriter, StreamStep, Way
@@ -141,7 +140,7 @@ def ways(options: OneDeviceOptions, steps: int = 1, session: StreamSession | Non
     table = _gains(options, session, delay=steps > 1)
 
     def capture(what: StepToPlan) -> Capture | None:
-        return capture_of(what, None if session is None else session.modules.get(STOCK))
+        return plans.capture_of(what, None if session is None else session.modules.get(STOCK))
 
     limit_bytes = options.memory_limit_bytes
     # With a limit a plan may move nothing for want of memory: XLA is asked what that step needs, too.

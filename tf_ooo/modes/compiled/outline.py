@@ -90,18 +90,17 @@ def call_of(
     step: FlatStep, name: str, region: Region, inputs: Sequence[str], stream: int | None
 ) -> tuple[function_pb2.FunctionDef, node_def_pb2.NodeDef]:
     """Return a region's function and the op that calls it; ``stream`` None: where the op stands."""
-    given, returned = ([step.known(port) for port in ports] for ports in (region.inputs, region.outputs))
+    infos = [step.known(port) for port in region.inputs], [step.known(port) for port in region.outputs]
     function = xla.unique_name(name)
     if stream is None:
-        node = xla.plain_call_node(name, function, inputs, (given, returned))
+        node = xla.plain_call_node(name, function, inputs, infos)
     else:
-        module = module_text(given, returned)
-        node = xla.call_node(name, stream, function, module, inputs, (given, returned))
-    return _function_of(step, region, function, given), node
+        node = xla.call_node(name, stream, function, module_text(*infos), inputs, infos)
+    return _function_of(step, region, function, infos[0]), node
 
 
 def _function_of(
-    step: FlatStep, region: Region, name: str, given: Sequence[OutputInfo]
+    step: FlatStep, region: Region, name: str, infos: Sequence[OutputInfo]
 ) -> function_pb2.FunctionDef:
     names = {port: f"input_{number}" for number, port in enumerate(region.inputs)}
     names |= {port: f"constant_{number}" for number, port in enumerate(region.constants)}
@@ -112,7 +111,7 @@ def _function_of(
         node.device = ""
         node.attr.pop("_class", None)
         node.input[:] = [names.get(port, tensor(*port)) for port in step.data_inputs(node.name)]
-    arguments = [(names[port], i.dtype, i.shape) for port, i in zip(region.inputs, given, strict=True)]
+    arguments = [(names[port], i.dtype, i.shape) for port, i in zip(region.inputs, infos, strict=True)]
     results = [f"{op}:{port}" for op, port in region.outputs]
     function: function_pb2.FunctionDef = xla.function_def(name, nodes, arguments, results)
     return function

@@ -73,8 +73,8 @@ def divided(
                 "ops can be divided by rows"
             )
             del shares[layer], of[HIGH, layer]
-            continue
-        traced = _divide(traced, name, layer, _share_of_rows(traced, name, layer, share, op_seconds))
+        else:
+            traced = _divide(traced, name, layer, _share_of_rows(traced, name, layer, share, op_seconds))
     return traced, dataclasses.replace(stages, of=of, shares=shares), tuple(notes)
 
 
@@ -163,11 +163,11 @@ def in_two_parts(
             pieces = tf.split(inputs[gradient], tf.stack(counts), num=2)
             results = []
             for number, piece in enumerate(pieces):
-                given, name = list(inputs), f"part_{number}"
-                given[gradient] = piece
+                read, name = list(inputs), f"part_{number}"
+                read[gradient] = piece
                 if sizes is not None:
-                    given[sizes] = tf.concat([[counts[number]], inputs[sizes][1:]], 0)
-                part = graph.create_op(node.op, given, attrs=attributes, name=name, compute_device=False)
+                    read[sizes] = tf.concat([[counts[number]], inputs[sizes][1:]], 0)
+                part = graph.create_op(node.op, read, attrs=attributes, name=name, compute_device=False)
                 results.append(part.outputs[0])
         joined = tf.concat(results, 0, name=node.name)
     names = {f"input_{n}": text for n, text in enumerate(t for t in node.input if t[0] != "^")}

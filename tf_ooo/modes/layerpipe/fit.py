@@ -253,11 +253,10 @@ class Measuring(Training):
         if not others and len(own) == len(known):
             return measured, costs
         step = self._traced.as_step()
-        calculated = zip(
-            own, measured_costs(step, None, on=measured_model(home_device())).layers, strict=True
-        )
+        calculated = measured_costs(step, None, on=measured_model(home_device())).layers
         layers = [
-            replace(known.get(layer.variables, costs), inputs=costs.inputs) for layer, costs in calculated
+            replace(known.get(layer.variables, from_shapes), inputs=from_shapes.inputs)
+            for layer, from_shapes in zip(own, calculated, strict=True)
         ]
         note = f"costs are calculated from shapes, not measured, of {first_of(others) or 'layers'}"
         self._fit.distributed.report.note(f"{note}: the measured step is divided into other layers")

@@ -56,7 +56,7 @@ def test_an_op_in_two_parts(share):
             name="dO",
         )
         infos = [shape_inference.info_of(tensor) for tensor in inputs]
-    nodes, high, outputs = in_two_parts(made.op.node_def, infos, 2, 0, share)
+    nodes, high, outputs = in_two_parts(made.op.node_def, infos, share)
     graph_def = graph.as_graph_def()
     kept = [node for node in graph_def.node if node.name != "dO"]
     del graph_def.node[:]

@@ -166,13 +166,9 @@ def cost_s(step: FlatStep, port: Port, readers: Iterable[str], on: DeviceModel) 
     maker = port[0]
     while step.nodes[maker].op in VIEWS and (made_of := step.data_inputs(maker)):
         maker = made_of[0][0]
-    if step.nodes[maker].op in CONTRACTIONS:
-        return 0.0
-    types = [step.nodes[name].op for name in readers]
-    if not types or any(op in CONTRACTIONS for op in types):
-        return 0.0
-    info = step.info(port)
-    if info is None or info.shape is None:
+    types, info = [step.nodes[name].op for name in readers], step.info(port)
+    in_memory = not CONTRACTIONS.isdisjoint([step.nodes[maker].op, *types])
+    if in_memory or not types or info is None or info.shape is None:
         return 0.0
     element_bytes = 2 if info.dtype == "bfloat16" else np.dtype(info.dtype).itemsize
     size_bytes = math.prod(dim or 0 for dim in info.shape) * element_bytes

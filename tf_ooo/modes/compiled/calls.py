@@ -66,9 +66,9 @@ def make_calls(step: FlatStep, steps: Sequence[Parts], schedule: Schedule) -> li
             if stream and task.kind == "dW"
             for number, region in enumerate(parts.regions.get(task.stage, ()))
         ]
-        waves = waves_of(step, [region for _, _, region, _ in placed])
-        regions = [(wave, region) for wave, (_, _, region, _) in zip(waves, placed, strict=True)]
-        pins = _Pins(step, schedule, parts, following, regions)
+        regions = [region for _, _, region, _ in placed]
+        waves = waves_of(step, regions)
+        pins = _Pins(step, schedule, parts, following, list(zip(waves, regions, strict=True)))
         calls: list[Call] = []
         for wave, (task, number, region, stream) in zip(waves, placed, strict=True):
             after, delayed = pins.of(task, region, wave)
@@ -154,11 +154,6 @@ def ends_of(step: FlatStep, graph: TrainingGraph, names: Sequence[str]) -> tuple
 
 def last_of_main(step: FlatStep, graph: TrainingGraph, calls: Sequence[Call]) -> tuple[Port, ...]:
     """The tensors that the main stream's backward pass ends with: nothing of it reads them."""
-    backward = {OpKind.OUTPUT_GRAD, OpKind.WEIGHT_GRAD}
     behind = step.behind(name for call in calls for name in call.region.own)
-    mine = [
-        name
-        for name, op in graph.ops.items()
-        if op.kind in backward and name not in behind and step.has(graph, name)
-    ]
-    return ends_of(step, graph, mine)
+    backward = (name for name, op in graph.ops.items() if op.kind in (OpKind.OUTPUT_GRAD, OpKind.WEIGHT_GRAD))
+    return ends_of(step, graph, [n for n in backward if n not in behind and step.has(graph, n)])

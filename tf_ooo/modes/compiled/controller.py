@@ -14,7 +14,6 @@ from tf_ooo.fit.controller import StepController
 from tf_ooo.modes.compiled import plans
 from tf_ooo.modes.compiled.calls import StepToPlan
 from tf_ooo.modes.compiled.measuring import MeasuredGains
-from tf_ooo.modes.compiled.plans import capture_of
 from tf_ooo.modes.compiled.rewrite import Plan, rewrite_step, unchanged
 from tf_ooo.modes.compiled.session import CONCURRENT, CONCURRENT_FLAGS, StreamSession
 from tf_ooo.modes.compiled.step import Rewriter, StreamStep, Way
@@ -43,7 +42,6 @@ def for_model(
     """The controller for ``fit`` of a model that XLA compiles.  OOOError: why it cannot be rewritten."""
     if model.distribute_strategy.num_replicas_in_sync > 1:
         raise GraphError("jit_compile=True: steps of several replicas are not rewritten")
-
     together = steps_together(train_function.steps_per_execution(model), options.unroll or _TOGETHER)
 
     def make(session: StreamSession, way: Way) -> Callable[..., Any]:
@@ -124,8 +122,9 @@ def _gains(
     """Return the table of a file, or what measures one; None: gains are calculated."""
     if options.gains is not None:
         return GainTable.load(options.gains)
-    usual_s = _MEASURE_S if xla.platform() == "CUDA" else 0.0
-    budget_s = usual_s if options.measure_gains_s is None else options.measure_gains_s
+    budget_s = options.measure_gains_s
+    if budget_s is None:
+        budget_s = _MEASURE_S if xla.platform() == "CUDA" else 0.0
     told = None if session is None else session.measured
     return MeasuredGains(budget_s, told, delay) if budget_s else None
 
@@ -141,14 +140,13 @@ def ways(options: OneDeviceOptions, steps: int = 1, session: StreamSession | Non
     table = _gains(options, session, delay=steps > 1)
 
     def capture(what: StepToPlan) -> Capture | None:
-        return capture_of(what, None if session is None else session.modules.get(STOCK))
+        return plans.capture_of(what, None if session is None else session.modules.get(STOCK))
 
-    on_gpu = xla.platform() == "CUDA"
     limit_bytes = options.memory_limit_bytes
     # With a limit a plan may move nothing for want of memory: XLA is asked what that step needs, too.
     joint = functools.partial(
-        plans.joint, policy=policy, streams=options.streams, gains=table, capture=capture if on_gpu else None,
-        memory_limit_bytes=limit_bytes,
+        plans.joint, policy=policy, streams=options.streams, gains=table, memory_limit_bytes=limit_bytes,
+        capture=capture if xla.platform() == "CUDA" else None,
         must_gain=_compares(options) and limit_bytes is None,
     )  # fmt: skip
     delayed = functools.partial(joint, delay=True)
@@ -197,9 +195,8 @@ class FitSteps:
 
     def __call__(self, iterator: object) -> Any:
         """One execution: ``steps_per_execution`` steps; the logs of the last.  StopIteration at the end."""
-        batches = self.session.waiting or train_function.take(
-            iterator, train_function.steps_per_execution(self.model)
-        )
+        count = train_function.steps_per_execution(self.model)
+        batches = self.session.waiting or train_function.take(iterator, count)
         self.session.waiting = []
         if not batches:
             raise StopIteration

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
+import tensorflow as tf
 from tensorflow.core.framework import node_def_pb2
 
 from grappler_passes.compat import runtime
@@ -89,11 +89,9 @@ def kind_of(step: FlatStep, regions: Sequence[Region]) -> str:
     for region in regions:
         names: dict[Port, str] = {}
         for port in region.inputs:
-            info = step.info(port)
-            names[port] = f"in{len(names)}"
+            info, names[port] = step.info(port), f"in{len(names)}"
             digest.update(repr((names[port], info and (info.dtype, info.shape))).encode())
-        for port, value in region.constants.items():
-            names[port] = f"constant {np.asarray(value).tolist()}"
+        names |= {port: f"constant {value.tolist()}" for port, value in region.constants.items()}
         for number, op in enumerate(region.ops):
             digest.update(_op_text(step.nodes[op], number, names).encode())
         digest.update(repr([names.get(port) for port in region.outputs]).encode())
@@ -143,10 +141,7 @@ def piece_graph(step: FlatStep, main: Piece, aside: Piece | None) -> tuple[Any, 
 
     Raises ValueError: no floating-point result.
     """
-    import tensorflow as tf
-
-    graph_def = GraphDef(versions=step.graph_def.versions)
-    graph_def.library.CopyFrom(step.graph_def.library)
+    graph_def = GraphDef(versions=step.graph_def.versions, library=step.graph_def.library)
     names: dict[Port, str] = {}
     fetches: list[str] = []
     side = [(region, True) for region in (aside.regions if aside is not None else ())]
@@ -168,8 +163,6 @@ def piece_graph(step: FlatStep, main: Piece, aside: Piece | None) -> tuple[Any, 
 
 def _values(spec: Any) -> Any:
     """Return numbers of about one; small whole numbers, which may be indices."""
-    import tensorflow as tf
-
     if spec.dtype.is_bool:
         return tf.ones(spec.shape, tf.bool)
     if spec.dtype.is_integer:
@@ -195,8 +188,6 @@ def _sampled(run: Callable[..., Any], given: Sequence[Any]) -> Timing:
 @functools.cache
 def _empty_s(rounds: int) -> float:
     """Return seconds of a launch whose rounds do nothing."""
-    import tensorflow as tf
-
     graph_def = tf.compat.v1.GraphDef()
     node = graph_def.node.add(name="same", op="Identity", input=["given_0:0"])
     node.attr["T"].type = tf.float32.as_datatype_enum
@@ -220,16 +211,13 @@ def launch_s() -> float | None:
 
 
 def _chain() -> Timing:
-    import tensorflow as tf
-
     def run(x: Any) -> Any:
         for _ in range(_CHAIN):
             (x,) = xla.barrier([x * 0.5 + 1.0])
         return x
 
-    return _sampled(
-        tf_functions.plain_function(run, [tf.TensorSpec((256,))], compiled=True), [tf.ones((256,))]
-    )
+    compiled = tf_functions.plain_function(run, [tf.TensorSpec((256,))], compiled=True)
+    return _sampled(compiled, [tf.ones((256,))])
 
 
 _LOG = logging.getLogger("tf_ooo")
@@ -245,10 +233,7 @@ class MeasuredGains:
     """
 
     def __init__(
-        self,
-        budget_s: float,
-        on_measured: Callable[[GainTable], None] | None = None,
-        delay: bool = False,
+        self, budget_s: float, on_measured: Callable[[GainTable], None] | None = None, delay: bool = False
     ) -> None:
         self.budget_s, self._on_measured, self.delay = budget_s, on_measured, delay
         self._known: dict[tuple[str, ...], GainTable] = {}
@@ -264,8 +249,6 @@ class MeasuredGains:
 
 
 class _Measuring:
-    """One table in the making."""
-
     def __init__(self, what: StepToPlan, layers: Sequence[LayerCosts], budget_s: float, delay: bool) -> None:
         self._piece = functools.cache(functools.partial(piece_of, what.step, what.parts))
         self.step, self.layers, self.budget_s = what.step, layers, budget_s
@@ -289,8 +272,7 @@ class _Measuring:
         for pair in todo:
             if not self._has_time(pair):  # another may be of kinds that are known
                 continue
-            pair_saves_s = self._saved_s(pair)
-            if pair_saves_s is None:
+            if (pair_saves_s := self._saved_s(pair)) is None:
                 failed.add(pair)
             else:
                 saved_s[pair] = pair_saves_s
@@ -317,13 +299,11 @@ class _Measuring:
     def _saved_s(self, pair: Pair) -> float | None:
         """Alone and alone, less side by side; 0 within the noise; None where one of them cannot be timed."""
         main, aside = self._pieces[pair]
-        timings = [self._timed(main), self._timed(aside), self._timed(main, aside)]
-        known = [timing for timing in timings if timing is not None]
-        if len(known) < len(timings):
+        main_alone, aside_alone, together = self._timed(main), self._timed(aside), self._timed(main, aside)
+        if main_alone is None or aside_alone is None or together is None:
             return None
-        main_alone, aside_alone, together = known
         saved_s = main_alone.seconds + aside_alone.seconds - together.seconds
-        noise_s = sum(timing.spread_s for timing in known)
+        noise_s = main_alone.spread_s + aside_alone.spread_s + together.spread_s
         return saved_s if abs(saved_s) > 2 * noise_s else 0.0
 
     def _timed(self, main: Piece, aside: Piece | None = None) -> Timing | None:

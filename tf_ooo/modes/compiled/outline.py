@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from tensorflow.core.framework import function_pb2, node_def_pb2
 
-from grappler_passes.compat import op_types
+from grappler_passes.compat import graph_protos, op_types
 from grappler_passes.compat.shape_inference import OutputInfo
 from grappler_passes.errors import VerifyError
 from grappler_passes.graph.dependencies import GraphIndex
@@ -90,36 +90,30 @@ def call_of(
     step: FlatStep, name: str, region: Region, inputs: Sequence[str], stream: int | None
 ) -> tuple[function_pb2.FunctionDef, node_def_pb2.NodeDef]:
     """Return a region's function and the op that calls it; ``stream`` None: where the op stands."""
-    given, returned = ([step.known(port) for port in ports] for ports in (region.inputs, region.outputs))
+    infos = [step.known(port) for port in region.inputs], [step.known(port) for port in region.outputs]
     function = xla.unique_name(name)
     if stream is None:
-        node = xla.plain_call_node(name, function, inputs, (given, returned))
+        node = xla.plain_call_node(name, function, inputs, infos)
     else:
-        module = module_text(given, returned)
-        node = xla.call_node(name, stream, function, module, inputs, (given, returned))
-    return _function_of(step, region, function), node
+        node = xla.call_node(name, stream, function, module_text(*infos), inputs, infos)
+    return _function_of(step, region, function, infos[0]), node
 
 
-def _function_of(step: FlatStep, region: Region, name: str) -> function_pb2.FunctionDef:
-    given = [step.known(port) for port in region.inputs]
+def _function_of(
+    step: FlatStep, region: Region, name: str, infos: Sequence[OutputInfo]
+) -> function_pb2.FunctionDef:
     names = {port: f"input_{number}" for number, port in enumerate(region.inputs)}
     names |= {port: f"constant_{number}" for number, port in enumerate(region.constants)}
-    nodes = GraphDef(versions=step.graph_def.versions)
-    nodes.library.CopyFrom(step.graph_def.library)
-    for port, value in region.constants.items():
-        nodes.node.append(xla.constant_node(names[port], value))
-    for op in region.ops:
-        node = nodes.node.add()
-        node.CopyFrom(step.nodes[op])
+    constants = [xla.constant_node(names[port], value) for port, value in region.constants.items()]
+    ops, around = [step.nodes[op] for op in region.ops], step.graph_def
+    nodes = GraphDef(versions=around.versions, library=around.library, node=[*constants, *ops])
+    for node in nodes.node[len(constants) :]:
         node.device = ""
         node.attr.pop("_class", None)
-        ports = [port for port in map(split_input, node.input) if port[1] >= 0]
-        del node.input[:]
-        node.input.extend(names.get(port, tensor(*port)) for port in ports)
-    arguments = [(names[port], i.dtype, i.shape) for port, i in zip(region.inputs, given, strict=True)]
-    function: function_pb2.FunctionDef = xla.function_def(
-        name, nodes, arguments, [f"{op}:{port}" for op, port in region.outputs]
-    )
+        node.input[:] = [names.get(port, tensor(*port)) for port in step.data_inputs(node.name)]
+    arguments = [(names[port], i.dtype, i.shape) for port, i in zip(region.inputs, infos, strict=True)]
+    results = [f"{op}:{port}" for op, port in region.outputs]
+    function: function_pb2.FunctionDef = xla.function_def(name, nodes, arguments, results)
     return function
 
 
@@ -210,7 +204,7 @@ class _PutBack:
         for inner in body.values():
             opened = node_def_pb2.NodeDef()
             opened.CopyFrom(inner)
-            texts = [_input_of(body, text) for text in inner.input]
+            texts = (_input_of(body, text) for text in inner.input)
             opened.input[:] = [given.get(split_input(text)[0], text) for text in texts]
             copied = self._nodes.setdefault(opened.name, opened)
             if not self._same(copied, opened):
@@ -237,15 +231,12 @@ class _PutBack:
         return port
 
     def graph_def(self) -> GraphDef:
-        graph_def = GraphDef(versions=self._whole.versions)
-        graph_def.library.CopyFrom(self._whole.library)
+        graph_def = graph_protos.with_nodes(self._whole, self._nodes.values())
         kept = [f for f in self._whole.library.function if f.signature.name not in self._called]
         del graph_def.library.function[:]
         graph_def.library.function.extend(kept)
-        for node in self._nodes.values():
-            copy = graph_def.node.add()
-            copy.CopyFrom(node)
-            copy.input[:] = [text for old in node.input for text in self._inputs(old)]
+        for node in graph_def.node:
+            node.input[:] = [text for old in node.input for text in self._inputs(old)]
         return graph_def
 
     def _inputs(self, text: str) -> list[str]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from tf_ooo.costs.analytic import analytic_ops
@@ -31,7 +31,7 @@ USUAL = POLICIES[schedules_of("single_device", streams=True)[0]]
 
 
 def every_layer(what: StepToPlan, *, policy: Policy = USUAL, streams: int = 1) -> Schedule:
-    """Return each dW that can be moved starts as soon as its dO is there, on the side streams in turn.
+    """Start each dW that can be moved as soon as its dO is there, on the side streams in turn.
 
     The layer that backward reaches last stays on the main stream: nothing is left to run beside it.
     Needs no costs.
@@ -55,7 +55,6 @@ def joint(
     streams: int = 1,
     gains: GainTable | MeasuredGains | None = None,
     capture: Callable[[StepToPlan], Capture | None] | None = None,
-    device_name: str = "h100",
     delay: bool = False,
     memory_limit_bytes: int | None = None,
     must_gain: bool = False,
@@ -65,7 +64,6 @@ def joint(
     Args:
         gains: measured seconds, or what measures them; None: calculated from the shapes.
         capture: what the step's kernels would lose outside of CUDA graphs; None: nothing.
-        device_name: for what is calculated.
         delay: dW may wait for the next step's forward pass; the graph has several steps.
         memory_limit_bytes: what weights, activations and gradients may take, by the simulator's count.
         must_gain: raise BackendError where every dW stays on the main stream.
@@ -74,7 +72,7 @@ def joint(
         MemoryLimitError: even the stock order needs more.
         OptionsError: gains of regions or layers that the step does not have.
     """
-    layers = layer_costs(what, device_name)
+    layers = layer_costs(what, DEVICE)
     table = gains(what, layers) if callable(gains) else gains
     losses = None if capture is None else capture(what)
     options: dict[str, Any] = {"delay": delay} if losses is None else {"delay": delay, "capture": losses}
@@ -83,7 +81,7 @@ def joint(
         options["gains"] = dict(table.saved_s)
         if losses is not None:
             launch_s = losses.launch_s if table.launch_s is None else table.launch_s
-            options["capture"] = dataclasses.replace(losses, launch_s=launch_s, own=not table.alone_s)
+            options["capture"] = replace(losses, launch_s=launch_s, own=not table.alone_s)
     problem = Problem(layers, memory_limit_bytes=memory_limit_bytes, options=options)
     if table is None:
         placement = best_placement(problem)
@@ -119,14 +117,13 @@ def with_measured(layers: Sequence[LayerCosts], table: GainTable) -> tuple[Layer
             measured[int(place), SECONDS[kind]] = task_s
     calculated_s = sum(getattr(layers[layer], name) for layer, name in measured)
     factor = sum(measured.values()) / calculated_s if calculated_s else 1.0
-    rows = []
-    for number, layer in enumerate(layers):
-        known = ((name, measured.get((number, name))) for name in SECONDS.values())
-        seconds: dict[str, Any] = {
-            name: getattr(layer, name) * factor if s is None else s for name, s in known
-        }
-        rows.append(dataclasses.replace(layer, **seconds))
-    return tuple(rows)
+
+    def filled(number: int, layer: LayerCosts) -> LayerCosts:
+        calculated = {name: getattr(layer, name) * factor for name in SECONDS.values()}
+        own = {name: measured[number, name] for name in calculated if (number, name) in measured}
+        return replace(layer, **{**calculated, **own})
+
+    return tuple(map(filled, range(len(layers)), layers))
 
 
 def only_of(schedule: Schedule, tasks: TaskOps) -> Schedule:
@@ -138,14 +135,13 @@ def only_of(schedule: Schedule, tasks: TaskOps) -> Schedule:
         pinned_to = earlier if earlier in there else _before(earlier, task, there)
         if task in there and pinned_to is not None:
             pins.append((task, pinned_to, steps))
-    return dataclasses.replace(kept, after=tuple(pins))
+    return replace(kept, after=tuple(pins))
 
 
 def _before(missing: Task, task: Task, there: set[Task]) -> Task | None:
     """Return the dO that is there and comes last before one that is not, down from dW's own layer."""
-    stages = [other.stage for other in there if other.kind == "dO"]
-    stages = [stage for stage in stages if missing.stage < stage <= task.stage]
-    return Task("dO", min(stages)) if stages and missing.kind == "dO" else None
+    between = range(missing.stage + 1, task.stage + 1) if missing.kind == "dO" else ()
+    return next((earlier for stage in between if (earlier := Task("dO", stage)) in there), None)
 
 
 def dealt_out(schedule: Schedule, streams: int) -> Schedule:
@@ -160,7 +156,7 @@ def dealt_out(schedule: Schedule, streams: int) -> Schedule:
         lanes.setdefault((0, stream_of[task.stage]), []).append(task)
     rest = {key: order for key, order in schedule.lanes.items() if key != SUB}
     dealt = {key: TaskList(tasks) for key, tasks in lanes.items()}
-    return dataclasses.replace(schedule, lanes=rest | dealt)
+    return replace(schedule, lanes=rest | dealt)
 
 
 def capture_of(what: StepToPlan, stock: CompiledModule | None) -> Capture | None:
@@ -169,8 +165,7 @@ def capture_of(what: StepToPlan, stock: CompiledModule | None) -> Capture | None
     Kernels are scaled to the number in ``stock``, what XLA made of the step in stock order, and the launch
     time to its share in CUDA graphs.  None: not known, all of it is taken to be captured.
     """
-    kernels = kernels_by_task(what)
-    share = 1.0
+    kernels, share = kernels_by_task(what), 1.0
     if stock is not None:
         if not stock.launches or not stock.in_graphs:
             return None

@@ -145,8 +145,8 @@ def _parts(step: FlatStep, ops: Sequence[str]) -> list[tuple[tuple[str, ...], tu
     """
     needs = _needs(step, ops)
     in_use = Counter(name for of in needs.values() for name in of)
-    alone = {port for port, of in needs.items() if step.contractions(n for n in of if in_use[n] == 1)}
-    groups = [{port} for port in needs if port in alone]
+    alone = [port for port, of in needs.items() if step.contractions(n for n in of if in_use[n] == 1)]
+    groups = [{port} for port in alone]
     taken = set().union(*(needs[port] for port in alone))
     rest = {port: of for port, of in needs.items() if port not in alone}
     for port, of in rest.items():
@@ -190,12 +190,8 @@ def _results(step: FlatStep, own: Iterable[str], ops: Iterable[str]) -> list[Por
 
 def is_pure(step: FlatStep, name: str) -> bool:
     """No state, no call, and only numbers in and out."""
-    node = step.nodes[name]
-    if (
-        op_types.is_stateful(node.op)
-        or node.op in CALL_OPS - {"StatelessWhile", "StatelessIf"}
-        or node.op == "Placeholder"
-    ):
+    op = step.nodes[name].op
+    if op_types.is_stateful(op) or op in CALL_OPS - {"StatelessWhile", "StatelessIf"} or op == "Placeholder":
         return False
     infos = map(step.info, step.touched(name))
     return all(info is not None and info.dtype in xla.MLIR_TYPES for info in infos)
@@ -210,16 +206,15 @@ def has_static_borders(step: FlatStep, name: str) -> bool:
 
 
 def _why_none(step: FlatStep, names: Sequence[str], outside: Sequence[str]) -> str:
-    loops = [name for name in names if name in step.nodes and step.nodes[name].op in _LOOPS]
-    if outside or loops:
+    ops = {name: step.nodes[name].op for name in names if name in step.nodes}
+    if outside or not _LOOPS.isdisjoint(ops.values()):
         return "its gradient is computed in a loop, together with dO"
-    there = [name for name in names if name in step.nodes]
-    impure = [name for name in there if not is_pure(step, name)]
-    if impure:
-        return f"{impure[0]} ({step.nodes[impure[0]].op}) cannot be moved: it has state or holds no numbers"
-    sized = [name for name in there if not has_static_borders(step, name)]
-    if sized:
-        return f"{sized[0]} ({step.nodes[sized[0]].op}): sizes that are known only when the step runs"
+    for name, op in ops.items():
+        if not is_pure(step, name):
+            return f"{name} ({op}) cannot be moved: it has state or holds no numbers"
+    for name, op in ops.items():
+        if not has_static_borders(step, name):
+            return f"{name} ({op}): sizes that are known only when the step runs"
     return "it has no matrix product or convolution; XLA makes it part of the kernel of dO"
 
 
@@ -238,8 +233,7 @@ def region_of(step: FlatStep, ops: tuple[str, ...], own: tuple[str, ...]) -> Reg
         for port in step.data_inputs(name):
             if port[0] in chosen or port in inputs or port in constants:
                 continue
-            value = _constant(step, port)
-            if value is None:
+            if (value := _constant(step, port)) is None:
                 inputs[port] = None
             else:
                 constants[port] = value

@@ -20,15 +20,8 @@ from grappler_passes.passes.base import Pass, PassPipeline, PassResult, Relaxati
 from grappler_passes.passes.gates import GatesPass
 from grappler_passes.passes.verify import VerifyPass
 from tf_ooo.errors import GraphError
-from tf_ooo.modes.compiled.barriers import (
-    Barrier,
-    HoldBackPass,
-    JoinPass,
-    StorePass,
-    activations_to_store,
-    holds_of,
-    join_of,
-)
+from tf_ooo.modes.compiled import barriers
+from tf_ooo.modes.compiled.barriers import Barrier
 from tf_ooo.modes.compiled.calls import Parts, StepToPlan, last_of_main, make_calls
 from tf_ooo.modes.compiled.outline import Call, OutlinePass, VerifyStreamsPass, results_of
 from tf_ooo.modes.compiled.regions import FlatStep, GraphDef, Port, Region, find_regions, is_pure, region_of
@@ -60,9 +53,7 @@ class DeadEndsPass(Pass):
             name for name, node in nodes.items() if op_types.is_stateful(node.op) or node.op == "Placeholder"
         ]
         needed = reached(wanted, lambda name: [split_input(text)[0] for text in nodes[name].input])
-        kept = copy_of(graph_def)
-        del kept.node[:]
-        kept.node.extend(node for node in graph_def.node if node.name in needed)
+        kept = graph_protos.with_nodes(graph_def, (nodes[name] for name in nodes if name in needed))
         dropped = frozenset(nodes.keys() - needed)
         return PassResult(kept, bool(dropped), replaced=dropped)
 
@@ -77,7 +68,6 @@ class SingleAssignmentPass(Pass):
     )
 
     def run(self, graph_def: GraphDef, training_graph: TrainingGraph | None) -> PassResult:
-        """Split the assignments of floating-point variables."""
         split = copy_of(graph_def)
         chosen = [
             node for node in split.node if node.op in _ASSIGNMENTS and node.attr["dtype"].type in _FLOATS
@@ -89,23 +79,21 @@ class SingleAssignmentPass(Pass):
 
 def _split(graph_def: GraphDef, node: node_def_pb2.NodeDef) -> None:
     variable, delta, *control = list(node.input)
-    before = graph_def.node.add(name=f"{node.name}/ooo_before", op="ReadVariableOp")
-    before.input.extend([variable, *control])
-    after = graph_def.node.add(name=f"{node.name}/ooo_after", op=_ASSIGNMENTS[node.op])
-    after.input.extend([before.name, delta])
+    name, operation = f"{node.name}/ooo_before", _ASSIGNMENTS[node.op]
+    before = graph_def.node.add(name=name, op="ReadVariableOp", input=[variable, *control])
+    after = graph_def.node.add(name=f"{node.name}/ooo_after", op=operation, input=[name, delta])
     for added, attribute in ((before, "dtype"), (after, "T")):
         added.attr[attribute].type = node.attr["dtype"].type
         added.device = node.device
     node.op = "AssignVariableOp"
-    del node.input[:]
-    node.input.extend([variable, after.name, *control])
+    node.input[:] = [variable, after.name, *control]
 
 
 def with_updates(step: FlatStep, graph: TrainingGraph, region: Region) -> Region:
     """Return the region with as much of the update as can ride along; itself where nothing can."""
     if len(region.outputs) != 1:
         return region
-    result, taken = region.outputs[0], set()
+    result, taken = region.outputs[0], set[str]()
     while (following := _only_reader(step, graph, result)) is not None:
         more = _early_part(step, graph, following, result)
         if more is None:
@@ -114,9 +102,9 @@ def with_updates(step: FlatStep, graph: TrainingGraph, region: Region) -> Region
         result = (following, 0)
     if not taken:
         return region
-    inside = {*region.ops, *taken}
+    inside = taken.union(region.ops)
     ops = tuple(name for name in graph.ops if name in inside)
-    own = tuple(name for name in graph.ops if name in {*region.own, *taken})
+    own = tuple(name for name in graph.ops if name in taken.union(region.own))
     with_update = region_of(step, ops, own)
     return with_update if with_update.outputs == (result,) else region
 
@@ -127,10 +115,9 @@ def _only_reader(step: FlatStep, graph: TrainingGraph, port: Port) -> str | None
     if len(readers) != 1 or port in step.fetches:
         return None
     (name,) = readers
-    if not _may_ride(step, graph, name):
-        return None
     mine, theirs = step.info(port), step.info((name, 0))
-    return name if mine is not None and theirs is not None and mine.shape == theirs.shape else None
+    alike = mine is not None and theirs is not None and mine.shape == theirs.shape
+    return name if alike and _may_ride(step, graph, name) else None
 
 
 def _may_ride(step: FlatStep, graph: TrainingGraph, name: str) -> bool:
@@ -146,14 +133,12 @@ def _early_part(step: FlatStep, graph: TrainingGraph, name: str, port: Port) -> 
     if any(op is not None and op.kind in (OpKind.OUTPUT_GRAD, OpKind.WEIGHT_GRAD) for op in before):
         return None
     taken: set[str] = set()
-    stack = list(operands)
-    while stack:
-        producer = stack.pop()
+    while operands:
+        producer = operands.pop()
         readers = {reader for reader, _ in step.readers[producer]}
-        if producer in taken or not _may_ride(step, graph, producer) or readers - taken - {name}:
-            continue
-        taken.add(producer)
-        stack += [before for before, _ in step.data_inputs(producer)]
+        if producer not in taken and _may_ride(step, graph, producer) and not readers - taken - {name}:
+            taken.add(producer)
+            operands += [before for before, _ in step.data_inputs(producer)]
     return taken
 
 
@@ -235,10 +220,10 @@ def rewrite_step(
     )
 
 
-def _notes(parts: Parts, calls: Sequence[Call], barriers: int) -> tuple[str, ...]:
+def _notes(parts: Parts, calls: Sequence[Call], added: int) -> tuple[str, ...]:
     streams = len({call.stream for call in calls})
     stays = (f"{layer}: dW stays on the main stream: {reason}" for layer, reason in parts.stays.items())
-    return f"{len(calls)} calls on {streams} side streams, {barriers} barriers", *stays
+    return f"{len(calls)} calls on {streams} side streams, {added} barriers", *stays
 
 
 def _nodes_of(fetches: Sequence[str]) -> list[str]:
@@ -277,8 +262,9 @@ def _parts(
         else:
             regions[layer.index] = [with_updates(step, graph, r) if side_updates else r for r in of_layer]
     if not regions:
-        reasons = "; ".join(list(dict.fromkeys(stays.values()))[:3])
-        reasons = reasons or "there is no layer with a weight gradient"
+        reasons = (
+            "; ".join([*dict.fromkeys(stays.values())][:3]) or "there is no layer with a weight gradient"
+        )
         raise GraphError(f"no weight gradient can run on a stream of its own: {reasons}")
     return Parts(number, graph, tasks, regions, stays)
 
@@ -290,14 +276,14 @@ def _passes_for(
     by_step = make_calls(step, steps, schedule)
     calls = [call for own in by_step for call in own]
     kinds = {name: op for parts in steps for name, op in parts.graph.ops.items()}
-    stored = activations_to_store(step, kinds, calls, store)
+    stored = barriers.activations_to_store(step, kinds, calls, store)
     moved = {port: place for barrier in stored for port, place in barrier.behind.items()} | results_of(calls)
-    holds, joins = holds_of(calls), list(_joins(step, steps, by_step, moved))
+    holds, joins = barriers.holds_of(calls), list(_joins(step, steps, by_step, moved))
     passes = [
-        StorePass(step, stored, {}),
+        barriers.StorePass(step, stored, {}),
         OutlinePass(step, calls, moved),
-        HoldBackPass(step, holds, moved),
-        JoinPass(step, joins, moved),
+        barriers.HoldBackPass(step, holds, moved),
+        barriers.JoinPass(step, joins, moved),
         ColocationsPass(),
     ]
     now = moved | {port: place for join in joins for port, place in join.behind.items()}
@@ -315,8 +301,7 @@ def _joins(
             name = f"ooo_join_{parts.number}" + (f"_{wave}" if wave else "")
             waited = [call for call in calls if call.wave == wave and not call.delayed]
             last = last_of_main(step, parts.graph, [call for call in calls if call.wave >= wave])
-            join = join_of(step, name, waited, last, moved)
-            if join is not None:
+            if (join := barriers.join_of(step, name, waited, last, moved)) is not None:
                 yield join
 
 

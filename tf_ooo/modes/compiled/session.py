@@ -65,24 +65,18 @@ class CompiledModule(Section):
     @property
     def text(self) -> str:
         """All of it in one line."""
-        parts = []
-        if self.launches is not None:
-            graphs = "graph" if self.graphs == 1 else "graphs"
-            parts.append(
-                f"{self.in_graphs} of {self.launches} kernels ({self.share_in_graphs or 0:.0%}) in "
-                f"{self.graphs} CUDA {graphs}, {self.on_side_streams} on side streams"
-            )
-        if self.total_bytes is not None:
-            parts.append(bytes_text(self.total_bytes))
-        return "; ".join(parts)
+        of_bytes = [] if self.total_bytes is None else [bytes_text(self.total_bytes)]
+        if self.launches is None:
+            return "".join(of_bytes)
+        of_kernels = (
+            f"{self.in_graphs} of {self.launches} kernels ({self.share_in_graphs or 0:.0%}) in {self.graphs} "
+            f"CUDA {'graph' if self.graphs == 1 else 'graphs'}, {self.on_side_streams} on side streams"
+        )
+        return "; ".join([of_kernels, *of_bytes])
 
     def to_dict(self) -> dict[str, Any]:
-        return {
-            **asdict(self),
-            "flags": list(self.flags),
-            "share_in_graphs": self.share_in_graphs,
-            "text": self.text,
-        }
+        described = {"share_in_graphs": self.share_in_graphs, "text": self.text}
+        return {**asdict(self), "flags": list(self.flags), **described}
 
 
 def read_thunks(text: str) -> CompiledModule:
@@ -152,10 +146,7 @@ _WHERE_STREAMS_ARE = "CUDA"
 _CONVERTED = "in user code:"
 # The stock order, with XLA's own way to run kernels side by side.
 CONCURRENT = "stock with concurrent command buffers"
-CONCURRENT_FLAGS = (
-    "--xla_gpu_command_buffer_scheduling_mode=CONCURRENT",
-    "--xla_gpu_graph_min_graph_size=1",
-)
+CONCURRENT_FLAGS = ("--xla_gpu_command_buffer_scheduling_mode=CONCURRENT", "--xla_gpu_graph_min_graph_size=1")
 
 
 class StreamSession(StepSession):
@@ -216,9 +207,8 @@ class StreamSession(StepSession):
         """Notes the compiled module of a way; ways that compile to the same key share one."""
         if module is not None:
             self._module_of[key] = module
-        known = self._module_of.get(key)
-        if known is not None:
-            self.modules.setdefault(name, known)
+        if key in self._module_of:
+            self.modules.setdefault(name, self._module_of[key])
 
     @property
     def _comparing(self) -> bool:
@@ -288,9 +278,8 @@ class StreamSession(StepSession):
         modules = [self.modules.get(name) for name in (STOCK, REWRITTEN)]
         shares = [None if module is None else module.share_in_graphs for module in modules]
         if shares[0] is not None and shares[1] is not None and shares[1] < shares[0]:
-            reason += (
-                f"; of its kernels {shares[1]:.0%} are in CUDA graphs, of the stock step's {shares[0]:.0%}"
-            )
+            own, of_stock = f"{shares[1]:.0%}", f"{shares[0]:.0%}"
+            reason += f"; of its kernels {own} are in CUDA graphs, of the stock step's {of_stock}"
         return reason
 
     def decided(self) -> None:

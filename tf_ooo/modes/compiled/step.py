@@ -42,11 +42,7 @@ class StreamStep:
     """
 
     def __init__(
-        self,
-        function: Callable[..., Any],
-        stock: Callable[..., Any],
-        session: StreamSession,
-        way: Way,
+        self, function: Callable[..., Any], stock: Callable[..., Any], session: StreamSession, way: Way
     ) -> None:
         self.function, self.stock, self.session, self.way = function, stock, session, way
         self._made: dict[Any, CompiledStep | None] = {}
@@ -88,10 +84,10 @@ class StreamStep:
 
     def _check_memory(self, compiled: CompiledStep, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Compiles the step without running it, and the stock step beside it."""
-        limit_bytes = self.session.options.memory_limit_bytes
+        key, session = compiled.signature, self.session
+        limit_bytes = session.options.memory_limit_bytes
         if limit_bytes is None:
             return
-        key, session = compiled.signature, self.session
         needed = compiled.needed_bytes(self.way.flags)
         stock = session.stock_bytes.get(key)
         if stock is None:

@@ -10,6 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import tensorflow as tf
+
 from tf_ooo.compat import keras_fits, keras_layers, keras_losses, keras_optimizers, train_function, versions
 from tf_ooo.errors import OptionsError
 from tf_ooo.hosts.ranks.base import Message
@@ -48,8 +50,6 @@ def description_of(
     batch: Sequence[Any] | None = None,
 ) -> Description:
     """Describe a built model, and what else its ranks have to agree on."""
-    import tensorflow as tf
-
     used, weights = versions.keras_of(model), keras_fits.argument_of_fit("class_weight")
     of_classes = isinstance(weights, dict)  # keys of JSON are texts
     return Description(
@@ -143,8 +143,6 @@ def _plain(value: object) -> Any:
 
 def batch_of(element: object) -> list[Any]:
     """Rows, rank and dtype of each tensor of a batch; other dimensions may change from batch to batch."""
-    import tensorflow as tf
-
     tensors = [value for value in tf.nest.flatten(element) if hasattr(value, "shape")]  # sparse ones as one
     shapes = [(tf.as_dtype(tensor.dtype), tf.TensorShape(tensor.shape)) for tensor in tensors]
     return [
@@ -166,17 +164,14 @@ def refuse_different(everyone: Sequence[Mapping[str, Any]]) -> None:
         raise OptionsError(f"the ranks do not train the same thing: {'; '.join(lines[:3])}{more}")
 
 
-def differences(who: str, theirs: object, ours: object, where: str = "") -> list[str]:
+def differences(who: str, theirs: Any, ours: Any, where: str = "") -> list[str]:
     """Return each place where two JSON values, the second rank 0's, differ, in words."""
     parts: list[tuple[Any, Any, str]] = []
+    lists = isinstance(theirs, list) and isinstance(ours, list)
     if isinstance(theirs, dict) and isinstance(ours, dict):
         keys = sorted(set(theirs) | set(ours))
         parts = [(theirs.get(key), ours.get(key), f"{where}.{key}".lstrip(".")) for key in keys]
-    elif (
-        isinstance(theirs, list)
-        and isinstance(ours, list)
-        and any(isinstance(item, (list, dict)) for item in ours)
-    ):
+    elif lists and any(isinstance(item, (list, dict)) for item in ours):
         if len(theirs) != len(ours):
             return [f"{who} has {len(theirs)} {where}, rank 0 has {len(ours)}"]
         parts = [(*pair, f"{where}[{place}]") for place, pair in enumerate(zip(theirs, ours, strict=True))]

@@ -5,19 +5,19 @@ from __future__ import annotations
 import contextlib
 import functools
 import statistics
-import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from tf_ooo.compat import nests, train_function
+from tf_ooo.compat import train_function
 from tf_ooo.costs.layer_costs import LayerCosts, Link
 from tf_ooo.errors import OOOError
 from tf_ooo.fit.baseline import STEPS, Baseline, stock_steps_s
 from tf_ooo.fit.reporting import SlowerWarning
+from tf_ooo.fit.timing import timed_run
 from tf_ooo.modes.data_parallel.planned import factor_for, stock_step_s
 from tf_ooo.report.report import Report
 from tf_ooo.report.summary import Gain
-from tf_ooo.tracing import traces
+from tf_ooo.tracing.traces import trace_count
 
 if TYPE_CHECKING:
     from tf_ooo.modes.data_parallel.ranks import RanksInStep
@@ -66,12 +66,9 @@ class StepByStep:
         if len(self._steps_s) >= enough:
             self._done = True
             return self._beside_alone(iterator)
-        before, started = traces.trace_count(self._function), time.perf_counter()
-        outputs = self._run(iterator)
-        nests.synchronize(outputs)
-        taken_s = time.perf_counter() - started
+        outputs, taken_s, traced = timed_run(lambda: self._run(iterator), lambda: trace_count(self._function))
         self._seen += 1
-        if traces.trace_count(self._function) > before:
+        if traced:
             self._trace_s = max(self._trace_s, taken_s)
         elif self._seen > 1:  # the first one also builds and compares the ranks' models
             self._steps_s.append(taken_s / train_function.steps_per_execution(self._ranks.model))
@@ -85,13 +82,14 @@ class StepByStep:
         batches = train_function.take(iterator, together if left is None else min(together, left))
         if not batches:
             return self._run(iterator)
-        step_s = statistics.median(self._steps_s)
-        asked = self._compare
+        step_s, asked = statistics.median(self._steps_s), self._compare
+
+        def run(least: int) -> list[float]:
+            return stock_steps_s(model, batches[0], least, asked is True)
+
         baseline = Baseline(ALONE, self._report, asked, ranks.steps_of_fit(), always=True)
         try:
-            alone_s = baseline.measured(
-                lambda least: stock_steps_s(model, batches[0], least, asked is True), step_s, self._trace_s
-            )
+            alone_s = baseline.measured(run, step_s, self._trace_s)
         finally:
             ranks.forget_traces()  # of parts of the step, which do not average
         note_alone(self._report, alone_s, ranks)

@@ -40,13 +40,6 @@ class Averaged:
     averaging: Averaging
     function: Callable[..., Any]
 
-    @classmethod
-    def of(cls, model: keras.Model, engine: Engine, options: RankOptions) -> Averaged:
-        """Make it for the model's present step."""
-        averaging = averaging_of(engine, options)
-        stock = train_function.train_function_of(model)
-        return cls(stock, averaging, train_function.new_train_function(model, averaging.wrap(model)))
-
 
 class DataParallelMode:
     """Ranks that train together; nothing falls back silently: who cannot be averaged must not train."""
@@ -79,10 +72,13 @@ class DataParallelMode:
             _LOG.info("%s", _ONE_PROCESS)
             self._report.put(Outcome(True, _ONE_PROCESS))
             return None
-        if averaged is None or averaged.stock is not train_function.train_function_of(model):
-            self.averaged = averaged = Averaged.of(model, engine, self.options)
+        stock = train_function.train_function_of(model)
+        if averaged is None or averaged.stock is not stock:
+            averaging = averaging_of(engine, self.options)
+            function = train_function.new_train_function(model, averaging.wrap(model))
+            self.averaged = averaged = Averaged(stock, averaging, function)
             self.scheduled, self._report = None, self._new_report(model, engine)
-            self.step_by_step = StepByStep(averaged.function, self.options.compare, self._report)
+            self.step_by_step = StepByStep(function, self.options.compare, self._report)
         shared = self.options.shared()
         ranks = RanksInStep(OwnSteps(self), model, engine, averaged.averaging, self.options, shared, steps)
         together = functools.partial(self._run_batches, ranks) if self._together(model) else None
@@ -94,7 +90,6 @@ class DataParallelMode:
         return ranks
 
     def describe(self) -> Report:
-        """Return the steps fill it in."""
         if self.ranks is not None:
             self._report.change(batch_rows=self.ranks.batch_rows or self._report.batch_rows)
         return self._report
@@ -104,9 +99,11 @@ class DataParallelMode:
         known = self.scheduled
         if known is not None and known.ranks is not ranks:
             known.begin_fit(ranks)
-        if known is not None and known.steps_of(ranks.lockstep.of_epoch) > known.steps:
-            known = None  # it was made for shorter epochs
-        if known is None or not nests.same_spec(known.functions.element_spec, ranks.element_spec):
+        if (
+            known is None
+            or known.steps_of(ranks.lockstep.of_epoch) > known.steps  # it was made for shorter epochs
+            or not nests.same_spec(known.functions.element_spec, ranks.element_spec)
+        ):
             self.scheduled = known = ScheduledSteps(ranks, self.options, self._report)
         return known(batches)
 
@@ -124,8 +121,9 @@ class DataParallelMode:
                 )
             why_not = "run eagerly: there is no graph whose order could be changed"
             self._report.put(Outcome(fallback_reason=why_not))
-            no_baseline = "a step that runs eagerly has no graph that could run beside the fit"
-            self._report.change(no_baseline=no_baseline)
+            self._report.change(
+                no_baseline="a step that runs eagerly has no graph that could run beside the fit"
+            )
             return False
         most = min(train_function.steps_per_execution(model), self.options.unroll or LARGEST)
         if most > 1 or not self.options.may_fall_back:

@@ -10,6 +10,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import tensorflow as tf
+
 from tf_ooo.compat import keras_fits, train_function
 from tf_ooo.errors import BackendError, OptionsError
 from tf_ooo.hosts.ranks.base import Engine, Gathers, Message, naming_the_lost
@@ -106,16 +108,12 @@ class Lockstep:
         """Return how many of the ``available`` steps all ranks run now; 0: the epoch is over."""
         if self.others_ended:
             return 0
+        count = available if self.left is None else min(available, self.left)
+        if self.left is None or self.asks:
+            count = min((reply.steps for reply in self._exchange(MayRun(count))), default=0)
         if self.left is not None:
-            count = min(available, self.left)
-            if self.asks:
-                count = self._agreed(count)
             self.left -= count
-            return count
-        return self._agreed(available)
-
-    def _agreed(self, steps: int) -> int:
-        return min((reply.steps for reply in self._exchange(MayRun(steps))), default=0)
+        return count
 
     def did_not_run(self, count: int) -> None:
         """Takes back what :meth:`may_run` allowed: the data had ended."""
@@ -142,9 +140,9 @@ class Lockstep:
             replies = mine.told(self.engine)
             if all(isinstance(reply, type(mine)) for reply in replies):
                 return replies
-            ended = [str(rank) for rank, reply in enumerate(replies) if isinstance(reply, TrainingEnds)]
             if isinstance(mine, TrainingEnds):
                 break
+            ended = [str(rank) for rank, reply in enumerate(replies) if isinstance(reply, TrainingEnds)]
             if ended:
                 self.others_ended = True
                 _LOG.warning("rank %s ended training: this rank stops too", ", ".join(ended))
@@ -222,7 +220,11 @@ class ParallelStep:
 
     def _execute(self, iterator: object, taken: list[Any] | None, count: int, wanted: int) -> Any:
         if taken is None and wanted == 1 and self._on_batches is None:
-            return self._execute_one(iterator)
+            try:
+                return self.function(iterator)
+            except (StopIteration, tf.errors.OutOfRangeError):
+                self.lockstep.did_not_run(1)
+                raise
         taken = train_function.take(iterator, count) if taken is None else taken[:count]
         if self._on_batches is not None:
             if len(taken) < count:
@@ -234,15 +236,6 @@ class ParallelStep:
             raise StopIteration
         with train_function.steps_per_execution_set_to(self.model, len(taken)):
             return self.function(train_function.iterator_over(taken, iterator))
-
-    def _execute_one(self, iterator: object) -> Any:
-        import tensorflow as tf
-
-        try:
-            return self.function(iterator)
-        except (StopIteration, tf.errors.OutOfRangeError):
-            self.lockstep.did_not_run(1)
-            raise
 
 
 def ended_early(engine: Engine, missing: int) -> BackendError:

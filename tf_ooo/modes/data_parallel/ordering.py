@@ -3,7 +3,7 @@ requests by which TensorFlow hands such graphs over."""
 
 from __future__ import annotations
 
-import dataclasses
+import itertools
 import logging
 import time
 import zlib
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from grappler_passes import plugin
 from grappler_passes.analysis.steps import classify_steps, split_steps
-from grappler_passes.graph.training_graph import Op, OpKind, TrainingGraph
+from grappler_passes.graph.training_graph import OpKind, TrainingGraph
 from grappler_passes.passes.base import PassResult
 from grappler_passes.passes.steps import Additions, additions
 from tf_ooo.compat import keras_trainable
@@ -123,11 +123,11 @@ def numbered_as(schedule: Schedule, numbers: Sequence[int]) -> Schedule:
     if list(numbers) == sorted(numbers):
         return schedule
     lanes = {
-        lane: TaskList([dataclasses.replace(task, stage=numbers[task.stage]) for task in tasks])
+        lane: TaskList([replace(task, stage=numbers[task.stage]) for task in tasks])
         for lane, tasks in schedule.lanes.items()
     }
     parts = {(kind, numbers[stage]): shares for (kind, stage), shares in schedule.parts.items()}
-    return dataclasses.replace(schedule, lanes=lanes, parts=parts)
+    return replace(schedule, lanes=lanes, parts=parts)
 
 
 def _order(
@@ -142,7 +142,7 @@ def _order(
     notes: list[str] = []
     plan = lower(schedule, graph, tasks, notes)
     edges = communication_edges(schedule, graph, flight_bytes, parts_of(graph_def))
-    plan = dataclasses.replace(plan, edges=(*plan.edges, *edges))
+    plan = replace(plan, edges=(*plan.edges, *edges))
     done = passes.ordering_one_step(plan, dump_dir)(graph_def, graph)
     said = told(lambda: places(graph), done.notes, notes)
     return _Ordered(graph, schedule, tasks, additions(graph_def, done.graph_def), said)
@@ -183,14 +183,12 @@ def communication_edges(
     wanted = list(dict.fromkeys(map(unit_of, schedule.lanes.get(COMMUNICATION, ()))))
     sizes = [size_bytes(*unit) for unit in wanted]
     for place, unit in enumerate(wanted):
-        before: list[str] = []
         through = _through(sizes, place, flight_bytes)
-        if through is not None:
-            before += last_ops(sent[wanted[through]], read_by)
+        before = [] if through is None else list(last_ops(sent[wanted[through]], read_by))
         if place and ready.get(unit[0], -1) < ready.get(wanted[place - 1][0], -1):
             firsts = first_ops(sent[wanted[place - 1]], read_by)
             before += dict.fromkeys(name for first in firsts for name in read_by(first))
-        edges += [(a, b) for a in before for b in first_ops(sent[unit], read_by)]
+        edges += itertools.product(before, first_ops(sent[unit], read_by))
     return edges
 
 
@@ -294,14 +292,9 @@ def _sent_by(graph: TrainingGraph, names: Sequence[str], workers: int) -> float:
     total = 0.0
     for op in (graph.ops[name] for name in names):
         if op.type in _REDUCES or op.type in _GATHERS:
-            size = _input_bytes(graph, op)
-            if size is None:
+            producer = graph.ops.get(op.inputs[0][0]) if op.inputs else None
+            if producer is None or producer.output_bytes is None:
                 return 0.0
+            size = producer.output_bytes
             total += as_allreduce_bytes(size, workers) if op.type in _GATHERS else size
     return total
-
-
-def _input_bytes(graph: TrainingGraph, op: Op) -> int | None:
-    """Return the bytes of the tensor that an op is given."""
-    producer = graph.ops.get(op.inputs[0][0]) if op.inputs else None
-    return None if producer is None else producer.output_bytes

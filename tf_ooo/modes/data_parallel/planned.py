@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+import tensorflow as tf
+
 from grappler_passes.analysis.classify import classify_graph_def
 from grappler_passes.analysis.steps import split_steps
 from grappler_passes.graph.training_graph import TrainingGraph
@@ -27,7 +29,6 @@ from tf_ooo.planning.policies import POLICIES, STOCK_ORDER, Policy
 from tf_ooo.planning.policies.reverse_first_k import POLICY as REVERSE_FIRST_K
 
 if TYPE_CHECKING:
-    import tensorflow as tf
     from tensorflow.core.framework import graph_pb2
 
 MODE = "data_parallel"
@@ -108,7 +109,6 @@ def _count(size: int) -> int:
 
 def _seconds_each(engine: Engine, size: int) -> float:
     """Return seconds of one of some allreduces, each of which begins when the last but one is through."""
-    import tensorflow as tf
 
     def stream(tensor: tf.Tensor) -> Any:
         done: list[Any] = []
@@ -128,9 +128,7 @@ def _seconds_each(engine: Engine, size: int) -> float:
     return max(statistics.median(taken_s), 1e-9) / _count(size)
 
 
-def one_step(
-    graph_def: graph_pb2.GraphDef,
-) -> tuple[list[LayerKey], graph_pb2.GraphDef, TrainingGraph]:
+def one_step(graph_def: graph_pb2.GraphDef) -> tuple[list[LayerKey], graph_pb2.GraphDef, TrainingGraph]:
     """Return the layers of one step, as plans number them, and the step. GraphError: it is none."""
     step = split_steps(graph_def)[0]
     graph = classify_graph_def(step)

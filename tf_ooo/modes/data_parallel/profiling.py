@@ -75,12 +75,11 @@ class RewrittenSteps(Generic[ResultT]):
         make_request: Callable[[], RewriteRequest[ResultT]],
     ) -> None:
         self.failed, self._request = "", None
-        tracing: Callable[[], AbstractContextManager[Any]] = nullcontext
         try:
             self._request = make_request()
-            tracing = self._request.tracing
         except OOOError as error:
             self.failed = str(error)
+        tracing = nullcontext if self._request is None else self._request.tracing
         self.steps = functions.unrolled(source, steps, tracing)
 
     @property
@@ -184,10 +183,8 @@ class Profiling(Training):
         self._functions, self._engine, self._options = functions, functions.engine, options
         self._report, self._together, self._take = report, together, take
         self._needs_costs = planned.needs_costs(options.schedule, options.policy_options)
-        model = functions.model
-        self._probe: RewrittenSteps[PassResult] = RewrittenSteps(
-            functions, functions.source, 1, lambda: request_to_look(model)
-        )
+        look = functools.partial(request_to_look, functions.model)
+        self._probe: RewrittenSteps[PassResult] = RewrittenSteps(functions, functions.source, 1, look)
         self._failed = self._probe.failed
         self.single = Single(self._probe.steps)
         self._profiler, self._profiled = StepProfiler(MOST_STEPS), 0
@@ -237,15 +234,11 @@ class Profiling(Training):
             plan = Planned(failed=self._failed)
         told: list[Planned] = plan.told(self._engine)
         self._probe.close()
-        planned_s = time.perf_counter() - started
+        planned_s, profile = time.perf_counter() - started, self._profiler.profile
+        profiler_s = 0.0 if profile is None else profile.overhead_s
         self._report.change(plan_seconds=planned_s)
-        self._report.took(planned_s + self._profile_s())
+        self._report.took(planned_s + self.single.steps.first_s + profiler_s)
         self._take(next((reply for reply in told if reply.failed), told[0]), self.single)
-
-    def _profile_s(self) -> float:
-        """Return seconds of tracing the single step, and of the profiler."""
-        profile = self._profiler.profile
-        return self.single.steps.first_s + (0.0 if profile is None else profile.overhead_s)
 
     def _plan_on_rank_0(self, link: planned.MeasuredLink | None) -> Planned:
         probe, options, workers = self._probe, self._options, self._engine.size
@@ -260,25 +253,17 @@ class Profiling(Training):
         costs = step_costs(step, graph, self._profiler.profile)
         single_s = statistics.median(self.single.seconds)
         layers, table = planned.as_measured(costs, graph, link.link, workers, single_s)
-        gain = planned.make_plan(
-            layers,
-            table.link,
-            workers,
-            options.schedule,
-            self._together,
-            link.flight_bytes,
-            options.policy_options,
-        )
-        plan = gain.plan
+        of_steps = (self._together, link.flight_bytes, options.policy_options)
+        gain = planned.make_plan(layers, table.link, workers, options.schedule, *of_steps)
+        plan, sizes = gain.plan, self._functions.averaging.slices.sizes
         self._report.change(costs=table, timeline=plan.timeline)
+        left_out = [row for row in plan.candidates if row.reason]
         return Planned(
             schedule=plan.schedule.to_text(),
             layers=keys,
             step_s=plan.step_s,
             stock_s=gain.stock_s,
             flight_bytes=link.flight_bytes,
-            slices=counts_for(plan.schedule, graph, self._functions.averaging.slices.sizes),
-            notes=[
-                f"schedule {row.name} was not compared: {row.reason}" for row in plan.candidates if row.reason
-            ],
+            slices=counts_for(plan.schedule, graph, sizes),
+            notes=[f"schedule {row.name} was not compared: {row.reason}" for row in left_out],
         )

@@ -6,14 +6,10 @@ import contextlib
 import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
-from tf_ooo.compat import (
-    keras_fits,
-    keras_optimizers,
-    keras_variables,
-    train_function,
-)
+from tf_ooo.compat import keras_fits, keras_optimizers, keras_variables, train_function
 from tf_ooo.compat.train_function import Kind
 from tf_ooo.errors import BackendError
 from tf_ooo.fit.evaluation import numbers_of
@@ -86,24 +82,22 @@ class RanksInStep(Training):
 
     def steps_of_fit(self) -> int | None:
         """Return the steps of all epochs of the fit together; None: nobody knows."""
-        epochs = self._epochs_of_fit()
-        return None if epochs is None else (self.lockstep.of_epoch or 0) * epochs
+        return self._of_fit(1)
 
     def executions_of_fit(self) -> int | None:
         """Return the executions of a fit, each of ``steps_per_execution`` steps; None: nobody knows."""
-        epochs, together = self._epochs_of_fit(), train_function.steps_per_execution(self.model)
-        return None if epochs is None else -(-(self.lockstep.of_epoch or 0) // together) * epochs
+        return self._of_fit(train_function.steps_per_execution(self.model))
 
-    def _epochs_of_fit(self) -> int | None:
-        """None where some rank does not know how many there are, or how long one is."""
-        epochs = self._agreed["epochs"]
-        known = self.lockstep.of_epoch is not None and epochs is not None
-        return max(0, epochs - self._first_epoch) if known else None
+    def _of_fit(self, together: int) -> int | None:
+        """None where some rank does not know how many epochs there are, or how long one is."""
+        epochs: int | None = self._agreed["epochs"]
+        of_epoch = self.lockstep.of_epoch
+        if epochs is None or of_epoch is None:
+            return None
+        return -(-of_epoch // together) * max(0, epochs - self._first_epoch)
 
     def begin(
-        self,
-        function: Callable[[Any], Any],
-        on_batches: Callable[[list[Any], Any], Any] | None,
+        self, function: Callable[[Any], Any], on_batches: Callable[[list[Any], Any], Any] | None
     ) -> None:
         """Agrees on the first epoch; ``function`` and ``on_batches`` are as of :class:`ParallelStep`."""
         known = self._steps is not None
@@ -154,10 +148,8 @@ class RanksInStep(Training):
         mine = agreement.description_of(model, optimizers, self._agreed, alike)
         agreement.refuse_different([vars(theirs) for theirs in mine.told(engine)])
         self.element_spec = sync.common_spec(engine, iterator.element_spec)
-        for optimizer in optimizers:
-            if keras_optimizers.is_horovod_optimizer(optimizer) and not keras_optimizers.horovod_averages(
-                optimizer
-            ):
+        for optimizer in filter(keras_optimizers.is_horovod_optimizer, optimizers):
+            if not keras_optimizers.horovod_averages(optimizer):
                 _LOG.warning(
                     "hvd.DistributedOptimizer averages nothing with Keras 3; tf_ooo averages instead, by the "
                     "op and compression of OOOBackprop: compile with the optimizer itself"
@@ -203,9 +195,8 @@ class RanksInStep(Training):
         """
         if self.step.executions == self._executions_before:
             self.model.stop_training = True
-            _LOG.warning(
-                "epoch %d does not take place: no step ran, and callbacks do not hear of it", epoch + 1
-            )
+            text = "epoch %d does not take place: no step ran, and callbacks do not hear of it"
+            _LOG.warning(text, epoch + 1)
             return False
         seen = keras_fits.samples_seen(self.model)
         validated = any(key.startswith("val_") for key in logs)
@@ -235,22 +226,20 @@ class RanksInStep(Training):
         rank alone: the others wait for its gradients and do not answer.
         """
         missing = 0 if self.lockstep.others_ended else self.lockstep.left or 0
-        answers: list[list[EpochEnds]] = []
-        errors: list[Exception] = []
+        answer: Future[list[EpochEnds]] = Future()
 
-        def ask() -> None:
+        def ask() -> list[EpochEnds]:
             with naming_the_lost(self.engine, "at the end of an epoch"):
-                answers.append(self.lockstep.end_epoch(mine))
+                return self.lockstep.end_epoch(mine)
 
         def ask_beside() -> None:
             try:
-                ask()
+                answer.set_result(ask())
             except Exception as error:  # raised below, by the thread that trains
-                errors.append(error)
+                answer.set_exception(error)
 
         if not missing:
-            ask()
-            return answers[0]
+            return ask()
         thread = threading.Thread(target=ask_beside, daemon=True)
         thread.start()
         thread.join(_PATIENCE_S)
@@ -258,14 +247,13 @@ class RanksInStep(Training):
             # The others may have stopped as well, and be saving or validating before they say so.
             _LOG.warning("%s", stopped_alone(self.engine, missing))
             thread.join(self.options.stop_timeout_s)
-        if errors:
-            raise errors[0]
-        if not answers:
+        if not answer.done():
             why = stopped_alone if self.model.stop_training else ended_early
             raise why(self.engine, missing)
+        replies = answer.result()
         if not self.model.stop_training:
             _LOG.warning("%s; this epoch has ended for all", ended_early(self.engine, missing))
-        return answers[0]
+        return replies
 
     def replaced(self) -> None:
         """Raises BackendError: something else than our step has trained."""

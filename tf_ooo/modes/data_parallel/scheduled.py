@@ -76,9 +76,7 @@ class ScheduledSteps:
 
         ``trace_s``: what tracing them took in an earlier fit, by the slowest rank; 0: they were not traced.
         """
-        ranks, of_epoch = self.ranks, self.ranks.lockstep.of_epoch
-        of_execution = train_function.steps_per_execution(ranks.model)
-        together = min(of_execution, of_epoch or of_execution)
+        ranks, together = self.ranks, self._of_execution(self.ranks.lockstep.of_epoch)
         budget = Budget(_TRACES, ranks.executions_of_fit(), together, trace_s, steps=ranks.steps_of_fit())
         gradient_bytes = sum(4 * math.prod(w.shape) for w in ranks.model.trainable_weights)
 
@@ -112,8 +110,12 @@ class ScheduledSteps:
     def steps_of(self, of_epoch: int | None) -> int:
         """Return how many steps go into one function where an epoch has so many."""
         most = self.options.unroll or self.functions.source.most
-        of_execution = train_function.steps_per_execution(self.functions.model)
-        return steps_together(min(of_execution, of_epoch or of_execution), most)
+        return steps_together(self._of_execution(of_epoch), most)
+
+    def _of_execution(self, of_epoch: int | None) -> int:
+        """Return the steps of the longest executions."""
+        steps = train_function.steps_per_execution(self.functions.model)
+        return min(steps, of_epoch or steps)
 
     def __call__(self, batches: Batches) -> Any:
         """Trains on the batches of one execution; the logs of the last step."""
@@ -138,8 +140,7 @@ class ScheduledSteps:
 
     def _begin_to_profile(self, budget: Budget) -> None:
         self.report.change(how_to_record="")
-        draws = self.draws_from_own_state(self.steps)
-        if draws:
+        if draws := self.draws_from_own_state(self.steps):
             self.keep_stock(draws)
         else:
             self.experiment.enter(self._profiling())
@@ -183,18 +184,16 @@ class ScheduledSteps:
             self.keep_stock(verdict.why_not, ordered)
         else:
             self.comparison.keep_rewritten()
-            self._enter(functools.partial(self._in_order, ordered), ordered)
+            in_order = functools.partial(self._in_order, ordered)
+            self.experiment.enter(KeptSteps(in_order, ordered, self.report))
         together_s, single_s = (verdict.seconds.get(which) for which in (verdict.which, _SINGLE))
         if not (self.options.may_fall_back and together_s and single_s):
             return
         # One step at a time again, if each of its steps was faster than all of those together.
         single_ms, together_ms = max(single_s) * 1e3, min(together_s) * 1e3
         if single_ms < _CLEARLY * together_ms:
-            self.keep_stock(
-                f"one step at a time took {single_ms:.2f} ms, several together {together_ms:.2f} ms",
-                ordered,
-                single.steps,
-            )
+            why = f"one step at a time took {single_ms:.2f} ms, several together {together_ms:.2f} ms"
+            self.keep_stock(why, ordered, single.steps)
 
     def cannot_order(self, failed: str, ordered: OrderedSteps | None = None) -> None:
         """Keep the stock order.  GraphError where that is not allowed."""
@@ -218,8 +217,7 @@ class ScheduledSteps:
 
     def compare_order(self, ordered: OrderedSteps) -> None:
         """Compare after a trace what the ranks have made of it; all go back where they differ."""
-        apart = ordered.why_apart()
-        if apart:
+        if apart := ordered.why_apart():
             self.cannot_order(apart, ordered)
 
     def keep_stock(
@@ -233,10 +231,7 @@ class ScheduledSteps:
         self.report.change(predicted_step_s=self._stock_predicted_s or self.report.predicted_step_s)
         if ordered is not None:
             ordered.rewritten.close()
-        self._enter(steps or self.stock, ordered)
-
-    def _enter(self, steps: Callable[[Batches], Any], ordered: OrderedSteps | None) -> None:
-        self.experiment.enter(KeptSteps(steps, ordered, self.report))
+        self.experiment.enter(KeptSteps(steps or self.stock, ordered, self.report))
 
     # -- beside the fit ----------------------------------------------------------------------------
 
@@ -245,15 +240,13 @@ class ScheduledSteps:
         report, count, asked = self.report, len(batches), self.options.compare
         if report.alone_s or not report.running_s:
             return
-        source = self.functions.alone()
 
         def run(least: int) -> list[float]:
-            concrete = source.function(count).get_concrete_function(batches)
+            concrete = self.functions.alone().function(count).get_concrete_function(batches)
             return [seconds / count for seconds in undone_steps_s(concrete, batches, least, asked is True)]
 
         baseline = Baseline(ALONE, report, asked, self.ranks.steps_of_fit(), always=True)
-        step_s = statistics.median(report.running_s)
-        alone_s = baseline.measured(run, step_s, self.stock.first_s, count)
+        alone_s = baseline.measured(run, statistics.median(report.running_s), self.stock.first_s, count)
         note_alone(report, alone_s, self.ranks, count)
 
 
@@ -274,12 +267,10 @@ class InTurns(Comparing):
         scheduled, count = self._scheduled, len(batches)
         steps = scheduled.stock if which == STOCK else self.ordered.steps
         outputs, seconds, traced = timed_run(lambda: steps(batches), lambda: steps.traced)
-        if traced and which == STOCK:
-            draws = scheduled.draws_from_own_state(count)
-            if draws:
-                scheduled.keep_stock(draws, self.ordered)
-        elif traced:
+        if traced and which != STOCK:
             scheduled.compare_order(self.ordered)
+        elif traced and (draws := scheduled.draws_from_own_state(count)):
+            scheduled.keep_stock(draws, self.ordered)
         return Turn(outputs, seconds / count, traced, count, count, comparable=count >= scheduled.steps)
 
 

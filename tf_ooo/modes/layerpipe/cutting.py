@@ -6,15 +6,16 @@ it did, and what an earlier round has made from a register; nothing that comes l
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
 from tensorflow.core.framework import graph_pb2, node_def_pb2
 
+from grappler_passes.compat import graph_protos
 from grappler_passes.errors import VerifyError
 from grappler_passes.graph.dependencies import has_side_effects
-from grappler_passes.graph.node_input import split_input
+from grappler_passes.graph.node_input import data_inputs, split_input
 from grappler_passes.graph.training_graph import TrainingGraph
 from grappler_passes.passes.base import Pass, PassResult, Relaxation, tensor
 from tf_ooo.modes.layerpipe.rounds import GIVEN, Rounds
@@ -93,8 +94,7 @@ class CutPass(Pass):
             if origin is None:
                 raise VerifyError(name, "new nodes", "it is not in the step")
             _same_op(node, origin)
-            data = ([text for text in n.input if text[0] != "^"] for n in (origin, node))
-            for was, now in zip(*data, strict=True):
+            for was, now in zip(data_inputs(origin), data_inputs(node), strict=True):
                 own_copy = tensor(_original(split_input(now)[0]), split_input(now)[1])
                 if split_input(was)[0] not in rounds.frozen or own_copy != was:
                     self._check_input(name, was, now, held.get(now))
@@ -117,8 +117,8 @@ class CutPass(Pass):
         register, delay = held
         source = tensor(self.same.get(producer, producer), port)
         if (register.source, register.made, delay) != (source, since, at - since):
-            text = f"{register.source} of {delay} rounds before"
-            raise VerifyError(name, "registers", f"is to read {was} of round {since}, reads {text}")
+            text = f"reads {register.source} of {delay} rounds before"
+            raise VerifyError(name, "registers", f"is to read {was} of round {since}, {text}")
 
 
 @dataclass(frozen=True)
@@ -134,14 +134,11 @@ class RoundPass(Pass):
 
     def run(self, graph_def: graph_pb2.GraphDef, training_graph: TrainingGraph | None) -> PassResult:
         """Control inputs from others are dropped."""
-        part = graph_pb2.GraphDef(versions=graph_def.versions, library=graph_def.library)
-        kept = {node.name for node in graph_def.node if self._is_in(node.name)}
-        for node in graph_def.node:
-            if node.name in kept:
-                copy = part.node.add()
-                copy.CopyFrom(node)
-                copy.input[:] = [text for text in node.input if text[0] != "^" or text[1:] in kept]
-        dropped = frozenset(node.name for node in graph_def.node if node.name not in kept)
+        kept = {node.name: node for node in graph_def.node if self._is_in(node.name)}
+        part = graph_protos.with_nodes(graph_def, kept.values())
+        for node in part.node:
+            node.input[:] = _inputs_within(node, kept)
+        dropped = frozenset(node.name for node in graph_def.node) - kept.keys()
         return PassResult(part, bool(dropped), replaced=dropped)
 
     def preconditions(self, graph_def: graph_pb2.GraphDef, training_graph: TrainingGraph | None) -> None:
@@ -160,11 +157,10 @@ class RoundPass(Pass):
         old, new = _by_name(before), _by_name(result.graph_def)
         for name in old.keys() | new.keys():
             if (name in new) != (name in old and self._is_in(name)):
-                text = "is in the wrong round" if name in new else "is in no round"
-                raise VerifyError(name, "rounds", text)
+                raise VerifyError(name, "rounds", f"is in {'the wrong' if name in new else 'no'} round")
         for name, node in new.items():
             _same_op(node, old[name])
-            kept = [text for text in old[name].input if text[0] != "^" or text[1:] in new]
+            kept = _inputs_within(old[name], new)
             if list(node.input) != kept:
                 raise VerifyError(name, "data inputs", f"is to read {kept}, reads {list(node.input)}")
 
@@ -177,12 +173,16 @@ def _same_op(node: node_def_pb2.NodeDef, origin: node_def_pb2.NodeDef) -> None:
             raise VerifyError(node.name, "attributes", f"{key} is not what it was")
 
 
+def _inputs_within(node: node_def_pb2.NodeDef, names: Container[str]) -> list[str]:
+    """Return the inputs without control inputs from other nodes."""
+    return [text for text in node.input if text[0] != "^" or text[1:] in names]
+
+
 def _by_name(graph_def: graph_pb2.GraphDef) -> dict[str, node_def_pb2.NodeDef]:
-    nodes = {node.name: node for node in graph_def.node}
-    if len(nodes) != len(graph_def.node):
-        names = [node.name for node in graph_def.node]
-        twice = next(name for name in names if names.count(name) > 1)
-        raise VerifyError(twice, "rounds", "it is there twice")
+    nodes: dict[str, node_def_pb2.NodeDef] = {}
+    for node in graph_def.node:
+        if nodes.setdefault(node.name, node) is not node:
+            raise VerifyError(node.name, "rounds", "it is there twice")
     return nodes
 
 

@@ -50,11 +50,7 @@ class Copies:
         for handle, device, info in wanted.values():
             if device != traced.captured[handle].device and (handle, device) not in self._copies:
                 self._copies[handle, device] = zeros_on(device, info)
-
-    @property
-    def variables(self) -> Collection[tf.Variable]:
-        """Return all copies."""
-        return self._copies.values()
+        self.variables: Collection[tf.Variable] = self._copies.values()
 
     def refresh(self) -> None:
         """Takes over what the weights are now."""
@@ -68,14 +64,10 @@ class Copies:
             copy = self._copies.get((handle, device))
             if copy is None:
                 weights[name] = read_where_it_is(self._captured[handle], info.dtype, info.shape)
-                continue
-            with tf.device(device):
-                weights[name] = copy.read_value()
+            else:
+                with tf.device(device):
+                    weights[name] = copy.read_value()
         return weights
-
-
-# A round gets values to read, and a function to call behind its ops.
-Given = tuple[dict[str, tf.Tensor], Callable[[], None]]
 
 
 class LaterWeights:
@@ -102,18 +94,14 @@ class LaterWeights:
             for weight in placeholders
             if averaged
         }
-
-    @property
-    def variables(self) -> Collection[tf.Variable]:
-        """Return all averages."""
-        return self._averages.values()
+        self.variables: Collection[tf.Variable] = self._averages.values()
 
     def reset(self) -> None:
         """Reset before the first round of an epoch: no updates yet."""
         for average in self._averages.values():
             average.assign(np.zeros(average.shape, average.dtype.as_numpy_dtype))
 
-    def given(self, low: int, high: int) -> Given:
+    def given(self, low: int, high: int) -> tuple[dict[str, tf.Tensor], Callable[[], None]]:
         """Return the weights that a round reads, and a function to call behind it."""
         newest: dict[str, tf.Tensor] = {}
         for weight in self.placeholders:
@@ -133,7 +121,7 @@ class LaterWeights:
     def _update(self, before: dict[str, Any], low: int, high: int) -> None:
         """Follow the updates of a round; ``before`` are the weights at its start."""
         for handle, average in self._averages.items():
-            if not any(low <= at <= high for at in self._updated[handle]):
+            if self._updated[handle].isdisjoint(range(low, high + 1)):
                 continue
             with tf.device(average.device):
                 after = read_where_it_is(self._traced.captured[handle], average.dtype, average.shape)
@@ -162,7 +150,7 @@ class Delays:
 
 
 def delays_of(traced: Traced, rounds: Rounds) -> Delays:
-    """Return cuts all edges between rounds.
+    """Cut all edges between rounds.
 
     Raises GraphError for a tensor that cannot be stored, such as a list, and is read in a later round.
     """
@@ -188,22 +176,20 @@ class _Cuts:
         self.reads: dict[str, Reads] = {}
         self.rows: dict[tuple[tuple[str, int], str], tuple[int, int]] = {}
         self.controls: dict[str, list[str]] = {}
+        for first, then in rounds.before:
+            self.controls.setdefault(then, []).append(first)
         self.same = _same_reads(traced, rounds)
         self.frozen = {node.name: node for node in traced.graph_def.node if node.name in rounds.frozen}
         self.local: dict[tuple[str, str], str] = {}
         self.copies: dict[str, tuple[str, str, OutputInfo]] = {}
-        for first, then in rounds.before:
-            self.controls.setdefault(then, []).append(first)
 
     def take(self, node: node_def_pb2.NodeDef) -> None:
         """Take note of what a node of a round, or a constant, reads."""
-        name = node.name
-        if name in self.frozen:
-            return
-        device = self.rounds.device_of.get(name, "")
-        inputs = self._inputs(node, self.rounds.of.get(name), device)
-        inputs += [f"^{first}" for first in dict.fromkeys(self.controls.get(name, ()))]
-        self.reads[name] = Reads(name, tuple(inputs), device)
+        name, device = node.name, self.rounds.device_of.get(node.name, "")
+        if name not in self.frozen:
+            inputs = self._inputs(node, self.rounds.of.get(name), device)
+            inputs += [f"^{first}" for first in dict.fromkeys(self.controls.get(name, ()))]
+            self.reads[name] = Reads(name, tuple(inputs), device)
 
     def _inputs(self, node: node_def_pb2.NodeDef, at: int | None, device: str) -> list[str]:
         ports = map(split_input, node.input)
@@ -225,9 +211,8 @@ class _Cuts:
             )
         devices = self.rounds.device_of
         where = device or devices.get(producer) or next(iter(devices.values()))  # an input is on no device
-        key = ((producer, port), where)
-        register, depth = self.rows.setdefault(key, (len(self.rows), 0))
-        self.rows[key] = register, max(depth, delay)
+        register, depth = self.rows.get(((producer, port), where), (len(self.rows), 0))
+        self.rows[(producer, port), where] = register, max(depth, delay)
         return late_name(register, delay)
 
     def _on(self, device: str, name: str) -> str:
@@ -237,8 +222,7 @@ class _Cuts:
         node, copy = self.frozen[name], f"{name}/{LOCAL}_{len(self.local)}"
         self.local[name, device] = copy
         if node.op == "ReadVariableOp":
-            index = self.traced.index
-            handle = next(iter(states_of(index, index.index[name])))
+            (handle,) = states_of(self.traced.index, self.traced.index.of(name))
             self.copies[copy] = handle, device, self.traced.outputs[name][0]
         else:
             self.reads[copy] = Reads(name, tuple(self._inputs(node, None, device)), device)

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
-from tf_ooo.compat import keras_variables, nests, train_function
+from tf_ooo.compat import nests, train_function
+from tf_ooo.compat.keras_variables import value_of
 from tf_ooo.costs.places import first_of
 from tf_ooo.costs.table import CostTable
 from tf_ooo.errors import BackendError, OptionsError
@@ -52,7 +53,6 @@ _GLOBAL_CLIPPING = (
     "mode='layerpipe': train without clipping by global norm (clipnorm= and clipvalue= are fine), or with "
     "another mode"
 )
-_ONE_DEVICE = "there is one device: the stock step runs"
 _GOING_ON = (
     "training goes on, but without costs= (callback.report.costs of the fit before): the first steps train "
     "synchronously again, and the result is not that of a fit without a break"
@@ -114,12 +114,12 @@ class LayerPipeMode:
 
     def prepare(self, model: keras.Model, steps: int | None) -> Training | None:
         """Prepare a fit, with the former plan if it was of this step on these devices; None on one device."""
-        distributed = self.distributed
+        distributed, every = self.distributed, self.options.drain_steps
         if distributed.begin(model, steps):
             self.plan, self.traced, distributed.step_s = None, None, ()
-        report = distributed.report
         if len(distributed.target.devices) == 1:
-            report.put(Outcome(True, _one_device_text(self.options)))
+            without = "" if every is None else f", without drain_steps={every}"
+            distributed.report.put(Outcome(True, f"there is one device: the stock step runs{without}"))
             return None
         return LayerPipeFit(self, model, steps)
 
@@ -191,7 +191,8 @@ class Beginning(Training):
         if traced is None:
             return None
         if costs is None:
-            self._note_going_on()
+            if any(value_of(each.iterations).numpy() for each in optimizers_of(fit.model)):
+                fit.distributed.describe().note(_GOING_ON)
             fit.enter(Measuring(fit, traced))
         else:  # the first batch is delayed as all others are
             layers = traced.graph.layers
@@ -200,7 +201,9 @@ class Beginning(Training):
             fit.enter(Planned(fit, fit.plan(as_given.as_step(), costs, traced, planning_s)))
             serial_s, first = fit.distributed.report.layerpipe.serial_step_s, OnlyTraced(planning_s - started)
             batch, compare, free = fit.batches.look(given), fit.mode.options.compare, available_bytes()
-            fits = free is None or _bytes_of_step(costs) < free.bytes
+            # A step on one device needs activations and gradients beside weights and slots.
+            needed_bytes = sum(layer.activation_bytes + layer.weight_bytes for layer in costs.layers)
+            fits = free is None or needed_bytes < free.bytes
             fit.distributed.compare(fit.model, batch, first, compare, serial_s, fits, compare is True)
         return fit.phase.run(given)
 
@@ -210,14 +213,6 @@ class Beginning(Training):
             sync.build(model, optimizers_of(model), model.train_step, iterator)
         batch = self._fit.batches.look(iterator)
         return None if batch is None else trace(model, batch, data_spec=self._fit.data_spec)
-
-    def _note_going_on(self) -> None:
-        """Training that goes on, without the costs of the fit before."""
-        report = self._fit.distributed.describe()
-        optimizers = optimizers_of(self._fit.model)
-        counts = (keras_variables.value_of(optimizer.iterations) for optimizer in optimizers)
-        if max(int(count.numpy()) for count in counts):
-            report.note(_GOING_ON)
 
 
 class Measuring(Training):
@@ -258,11 +253,10 @@ class Measuring(Training):
         if not others and len(own) == len(known):
             return measured, costs
         step = self._traced.as_step()
-        calculated = zip(
-            own, measured_costs(step, None, on=measured_model(home_device())).layers, strict=True
-        )
+        calculated = measured_costs(step, None, on=measured_model(home_device())).layers
         layers = [
-            replace(known.get(layer.variables, costs), inputs=costs.inputs) for layer, costs in calculated
+            replace(known.get(layer.variables, from_shapes), inputs=from_shapes.inputs)
+            for layer, from_shapes in zip(own, calculated, strict=True)
         ]
         note = f"costs are calculated from shapes, not measured, of {first_of(others) or 'layers'}"
         self._fit.distributed.report.note(f"{note}: the measured step is divided into other layers")
@@ -308,15 +302,14 @@ class Planned(Training):
         fit.mode.traced = None  # until this fit has ended well
         self._placed = Placed(fit.model, fit.target, None if kept is None else kept.moved)
         self._placed.move({name: plan.devices[processor] for name, processor in plan.home.items()})
-        return kept or SpreadStep(self._placed.moved, read, structure, self._spread(batch))
-
-    def _spread(self, batch: object) -> Spread:
-        fit, plan, report = self._fit, self._plan, self._fit.distributed.describe()
+        if kept is not None:
+            return kept
+        report = fit.distributed.describe()
         over_rounds = spread(fit.model, batch, plan, fit.mode.options, fit.data_spec)
         self._placed.moved.check_captures(over_rounds.traced.captured.values())
         report.note(*over_rounds.notes)
         fill_spread(report, over_rounds)
-        return over_rounds
+        return SpreadStep(self._placed.moved, read, structure, over_rounds)
 
     def ended(self) -> None:
         self._fit.distributed.note_too_short(self._unspread)
@@ -330,28 +323,28 @@ class Rounds(Training):
 
     def __init__(self, fit: LayerPipeFit, plan: SpreadPlan, placed: Placed, step: SpreadStep) -> None:
         self._fit, self._plan, self._placed, self._step = fit, plan, placed, step
-        self._over_rounds = over_rounds = step.over_rounds
+        self._over_rounds = step.over_rounds
         self._structure, _ = step.structure  # of the first batch: all have its parts
-        self._together = fit.mode.options.unroll or rounds_together(len(over_rounds.traced.index))
+        self._together = fit.mode.options.unroll or rounds_together(len(step.over_rounds.traced.index))
         self._epoch: Epoch | None = None  # None between epochs
 
     def run(self, given: Any) -> Any:
         """Run the rounds that the next batch's results take; None at the end of the data."""
-        fit, step_s = self._fit, self._plan.step_s
+        step_s = self._plan.step_s
         timed = len(step_s)
         outputs = None if self._epoch is None else self._epoch.timed_step(step_s)
         if timed < ENOUGH <= len(step_s):
-            fit.distributed.say_if_slower()
+            self._fit.distributed.say_if_slower()
         if outputs is not None:
             return outputs
-        batch = fit.batches.take_of_epoch(given)  # the first one, or nothing is on its way
+        batch = self._fit.batches.take_of_epoch(given)  # the first one, or nothing is on its way
         return None if batch is None else self.begin(batch, given)
 
     def begin(self, batch: object, iterator: Iterator[Any]) -> Any:
         """Begin an epoch with this batch, and return its results."""
-        ticks = self._over_rounds.ticks
+        ticks, following = self._over_rounds.ticks, self._following(batch, iterator)
         ticks.reset()
-        self._epoch = Epoch(ticks, partial(next, self._following(batch, iterator), None), self._together)
+        self._epoch = Epoch(ticks, partial(next, following, None), self._together)
         return self._epoch.timed_step(self._plan.step_s)
 
     def _following(self, batch: object, iterator: Iterator[Any]) -> Iterator[Sequence[tf.Tensor]]:
@@ -377,12 +370,10 @@ class Rounds(Training):
 
     def settle(self, saving: bool) -> None:
         """All updates are in the weights; says what a fit that goes on from a saved batch would do."""
-        if self._epoch is None:
-            return
-        report = self._fit.distributed.describe()
-        if saving and self._epoch.ahead:
-            report.note(_AHEAD, log=logging.WARNING)
-        self._epoch.drain()
+        if self._epoch is not None:
+            if saving and self._epoch.ahead:
+                self._fit.distributed.describe().note(_AHEAD, log=logging.WARNING)
+            self._epoch.drain()
 
     def epoch_end(self, epoch: int) -> None:
         """Finish what an epoch that was stopped early has left on its way."""
@@ -403,14 +394,3 @@ class Rounds(Training):
     def ended(self) -> None:
         """Keep what was traced for the next fit; one that failed may have left half of it."""
         self._fit.mode.traced = self._step
-
-
-def _bytes_of_step(costs: CostTable) -> float:
-    """Return what a step on one device needs beside weights and slots: activations, and gradients."""
-    return sum(layer.activation_bytes + layer.weight_bytes for layer in costs.layers)
-
-
-def _one_device_text(options: LayerPipe) -> str:
-    """Names what the user asked for and does not get."""
-    every = options.drain_steps
-    return _ONE_DEVICE if every is None else f"{_ONE_DEVICE}, without drain_steps={every}"

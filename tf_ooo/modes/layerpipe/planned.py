@@ -46,12 +46,7 @@ StepSeconds = Callable[[Sequence[LayerCosts], int], float]
 
 
 def plan_spread(
-    step: StepGraph,
-    costs: CostTable,
-    traced: Traced,
-    devices: Sequence[str],
-    schedule: str,
-    report: Report,
+    step: StepGraph, costs: CostTable, traced: Traced, devices: Sequence[str], schedule: str, report: Report
 ) -> tuple[SpreadPlan, Callable[[Gain], str]]:
     """Plan, and say so in the report; also return what says what would be better, where the plan is slow.
 
@@ -70,9 +65,8 @@ def plan_spread(
     fill_report(report, graph, plan, costs, stages, devices)
 
     def step_s(layers: Sequence[LayerCosts], count: int) -> float:
-        return make_plan(
-            schedule, layers, costs.link, count, _BATCHES * count, options
-        ).timeline.steady_step_s
+        other = make_plan(schedule, layers, costs.link, count, _BATCHES * count, options)
+        return other.timeline.steady_step_s
 
     advise = partial(advice, costs.layers, len(devices), plan.timeline.steady_step_s, step_s)
     return SpreadPlan(stages, devices, layers, costs.op_seconds, home), advise
@@ -98,10 +92,12 @@ def make_plan(
         own = {name: value for name, value in (options or {}).items() if name in policy.options}
         return dataclasses.replace(problem, options=own)
 
-    if schedule != "auto":
-        policy = policy_named(schedule, MODE)
-        return as_asked(policy, asked(policy), as_run=_as_run)
-    return _whole_or_divided([tried(policy, asked(policy), as_run=_as_run) for policy in policies_of(MODE)])
+    if schedule == "auto":
+        return _whole_or_divided(
+            [tried(policy, asked(policy), as_run=_as_run) for policy in policies_of(MODE)]
+        )
+    policy = policy_named(schedule, MODE)
+    return as_asked(policy, asked(policy), as_run=_as_run)
 
 
 def _as_run(schedule: Schedule) -> Schedule:
@@ -117,16 +113,16 @@ def _whole_or_divided(candidates: Sequence[Candidate]) -> Plan:
         raise [candidate.error for candidate in candidates if candidate.error is not None][-1]
     if not whole or not divided:
         return choose(candidates)
-    taken, best_whole = (min(group, key=lambda trial: trial.step_s) for group in (divided, whole))
-    step_s, whole_s = taken.timeline.steady_step_s, best_whole.timeline.steady_step_s
-    gain, why = whole_s / step_s if step_s else 1.0, ""
-    if gain < LEAST_GAIN:
-        why = (
-            f"layers are left whole, as in PipeDream: dividing them is predicted to gain {gain:.2f}x, and "
-            f"sends more; from {LEAST_GAIN}x on it is done (schedule={taken.schedule.policy!r} does it now)"
-        )
-        taken = best_whole
-    return choose(candidates, lambda candidate: (candidate.trial is not taken,), why)
+    best, best_whole = (min(group, key=lambda trial: trial.step_s) for group in (divided, whole))
+    step_s, whole_s = best.timeline.steady_step_s, best_whole.timeline.steady_step_s
+    gain = whole_s / step_s if step_s else 1.0
+    if gain >= LEAST_GAIN:
+        return choose(candidates, lambda candidate: (candidate.trial is not best,))
+    why = (
+        f"layers are left whole, as in PipeDream: dividing them is predicted to gain {gain:.2f}x, and sends "
+        f"more; from {LEAST_GAIN}x on it is done (schedule={best.schedule.policy!r} does it now)"
+    )
+    return choose(candidates, lambda candidate: (candidate.trial is not best_whole,), why)
 
 
 def note_rebuilt_weights(report: Report, model: keras.Model) -> None:
@@ -154,8 +150,7 @@ def in_order_of(costs: Sequence[str], layers: Sequence[str]) -> list[int]:
     without the numbers that Keras gives all layers of a kind, which go on where a model is made again in one
     process; where costs have other names, made up by hand, by their places.
     """
-    alike: list[Callable[[Sequence[str]], list[str]]] = [_sorted_parts, _ranked]
-    for key in alike:
+    for key in (_sorted_parts, _ranked):
         wanted, own = key(costs), key(layers)
         place = {name: number for number, name in enumerate(own)}
         if len(place) == len(own) and sorted(wanted) == sorted(own):
@@ -164,7 +159,7 @@ def in_order_of(costs: Sequence[str], layers: Sequence[str]) -> list[int]:
 
 
 def _sorted_parts(names: Sequence[str]) -> list[str]:
-    """Return the names, each with the variables that it lists in sorted order."""
+    """Sort the variables that each name lists."""
     return [", ".join(sorted(name.split(", "))) for name in names]
 
 

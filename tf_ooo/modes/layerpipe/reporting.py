@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 
 from grappler_passes.graph.node_input import split_input
 from grappler_passes.graph.training_graph import TrainingGraph
@@ -40,8 +40,7 @@ def fill_report(
     report: Report, graph: TrainingGraph, plan: Plan, costs: CostTable, stages: Stages, devices: Sequence[str]
 ) -> None:
     """Copies the plan into the report."""
-    layers = placed_rows(map(LayerRow.of, graph.layers), stages)
-    step_s = float(plan.timeline.steady_step_s)
+    layers, step_s = placed_rows(map(LayerRow.of, graph.layers), stages), float(plan.timeline.steady_step_s)
     section = LayerPipeSection(
         devices=list(devices),
         predicted_step_s=step_s,
@@ -149,9 +148,8 @@ def version_bytes(spread: Spread) -> dict[str, int]:
         each = info.element_bytes * math.prod(size or 0 for size in info.shape or ())
         stash, sent = stash + (register.depth - away) * each, sent + away * each
     optional = {"sent": sent, "frozen": bytes_of(spread.ticks.copies.variables)}
-    return {"stash": stash, "ema": bytes_of(weights.variables)} | {
-        what: size for what, size in optional.items() if size
-    }
+    taken = {what: size for what, size in optional.items() if size}
+    return {"stash": stash, "ema": bytes_of(weights.variables), **taken}
 
 
 def watched_round(plan: SpreadPlan, over_rounds: Spread, planned: Schedule, together: int) -> Watched:
@@ -161,18 +159,13 @@ def watched_round(plan: SpreadPlan, over_rounds: Spread, planned: Schedule, toge
     """
     tasks = _tasks(over_rounds, planned)
     named = tasks | {f"round_{together - 1}/{name}": task for name, task in tasks.items()}
-    schedule = round_schedule(planned, set(tasks.values()))
-    return Watched(schedule, lambda: named, plan.step_s, late_gradients=True)
-
-
-def round_schedule(planned: Schedule, tasks: Collection[Task]) -> Schedule:
-    """Return each of the tasks once, on its processor: F before dO before dW there, as rounds are ordered."""
+    # Each task once, on its processor: F before dO before dW there, as rounds are ordered.
     lanes = {
-        lane: TaskList(sorted((t for t in tasks if t in set(planned_there)), key=_place))
-        for lane, planned_there in planned.lanes.items()
+        lane: TaskList(sorted({*tasks.values()} & {*own}, key=_place)) for lane, own in planned.lanes.items()
     }
     stages, whole = planned.stages, frozenset(planned.lanes)
-    return Schedule(planned.mode, planned.policy, lanes, stages=stages, priority_lanes=whole)
+    schedule = Schedule(planned.mode, planned.policy, lanes, stages=stages, priority_lanes=whole)
+    return Watched(schedule, lambda: named, plan.step_s, late_gradients=True)
 
 
 def _place(task: Task) -> tuple[int, int]:

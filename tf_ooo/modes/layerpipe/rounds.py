@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from grappler_passes.graph.dependencies import has_side_effects
+from grappler_passes.graph.dependencies import has_side_effects, states_of
 from tf_ooo.errors import GraphError
 from tf_ooo.modes.layerpipe.traced import Access, Traced, accesses
 from tf_ooo.planning.model.schedule import Schedule
@@ -74,10 +74,10 @@ def stages_of(schedule: Schedule, layers: int) -> Stages:
                 of[HIGH, layer] = high
     processors = 1 + max(device for device, _ in schedule.lanes)
     for layer in range(layers):  # without work, and so in no lane
-        known = next((of[kind, layer] for kind in ("F", "dW", "dO") if (kind, layer) in of), None)
         before = of.get(("F", layer - 1), 0)
+        known = next((of[kind, layer] for kind in ("F", "dW", "dO") if (kind, layer) in of), before)
         for kind in ("F", "dO", "dW"):
-            of.setdefault((kind, layer), before if known is None else known)
+            of.setdefault((kind, layer), known)
     return Stages(processors, of, shares)
 
 
@@ -180,17 +180,16 @@ class Retiming:
 
     def _constant(self, unchanged: frozenset[str] = frozenset()) -> set[str]:
         index = self.traced.index
-        states = {access.name: access.states for access in self._accesses}
         constant: set[str] = set()
         for i in index.order:
             name, op = index.names[i], index.ops[i]
             if op in GIVEN:
                 fixed = name not in self.given and name not in self._home
             elif op == "ReadVariableOp":
-                fixed = states[name] <= unchanged
+                fixed = states_of(index, i) <= unchanged
             else:
-                fixed = not has_side_effects(op)
-                fixed = fixed and all(index.names[p] in constant for p, _ in index.data_preds[i])
+                above = {index.names[p] for p, _ in index.data_preds[i]}
+                fixed = not has_side_effects(op) and above <= constant
             if fixed:
                 constant.add(name)
         return constant
@@ -206,16 +205,19 @@ class Retiming:
         return users
 
     @cached_property
-    def _states(self) -> dict[str, list[Access]]:
-        """Return the users of the states that are no weights."""
-        return {state: users for state, users in self._users.items() if state not in self.weights}
+    def _states(self) -> list[list[Access]]:
+        """The users of each state that is no weight."""
+        return [users for state, users in self._users.items() if state not in self.weights]
 
     def _kind(self, name: str) -> str:
         return self.traced.where.get(name, ("",))[0]
 
-    def _nowhere(self, name: str) -> bool:
-        """Return whether an op is in no round."""
-        return name in self.constant or name in self._home
+    @cached_property
+    def _order(self) -> dict[str, int]:
+        """The ops that are in a round, in topological order, and where they are in the index."""
+        index = self.traced.index
+        nowhere = self.constant | self._home.keys()
+        return {index.names[i]: i for i in index.order if index.names[i] not in nowhere}
 
     # -- rounds --------------------------------------------------------------------------------------
 
@@ -224,7 +226,7 @@ class Retiming:
         stages, where = self.stages, self.traced.where
         targets: dict[str, int] = dict.fromkeys(self.given, 0)
         for name, (kind, layer) in where.items():
-            if not self._nowhere(name) and name not in self.given:
+            if name in self._order and name not in self.given:
                 targets[name] = stages.round_of(kind, layer)
         for access in self._accesses:
             layers = [self.weights[state] for state in access.states if state in self.weights]
@@ -253,7 +255,7 @@ class Retiming:
         written.  The count of steps goes on when a batch comes in: updates read the number of their batch.
         """
         moved: dict[str, int] = {}
-        for users in self._states.values():
+        for users in self._states:
             names = [access.name for access in users]
             placed = [name for name in names if name in self.traced.where]
             if placed and len(placed) < len(users):
@@ -264,7 +266,7 @@ class Retiming:
     def _with_the_last_write(self, at: Mapping[str, int]) -> dict[str, int]:
         """Accesses to a state in other rounds than its last write go there, to see their own batch's."""
         moved: dict[str, int] = {}
-        for users in self._states.values():
+        for users in self._states:
             last = max((at[access.name] for access in users if access.writes), default=None)
             if last is not None:
                 moved.update((access.name, last) for access in users if at[access.name] != last)
@@ -298,10 +300,7 @@ class Retiming:
         """No op before what it reads: later than it should be if it has to; shapes when they are wanted."""
         index = self.traced.index
         latest: dict[str, int] = {}
-        for i in reversed(index.order):
-            name = index.names[i]
-            if self._nowhere(name):
-                continue
+        for name, i in reversed(self._order.items()):
             readers = [index.names[s] for s in index.succs[i] if any(p == i for p, _ in index.data_preds[s])]
             wishes = [latest[reader] for reader in readers if reader in latest]
             if name in targets:
@@ -309,10 +308,7 @@ class Retiming:
             if wishes:
                 latest[name] = min(wishes)
         settled: dict[str, int] = {}
-        for i in index.order:
-            name = index.names[i]
-            if self._nowhere(name):
-                continue
+        for name, i in self._order.items():
             above = [settled[index.names[p]] for p, _ in index.data_preds[i] if index.names[p] in settled]
             if name in targets:
                 wish = min(targets[name], latest[name]) if name in self._shapes else targets[name]
@@ -343,15 +339,9 @@ class Retiming:
         """Ops on variables where these are, tasks on their processor, others beside their neighbours."""
         index = self.traced.index
         placed: dict[str, str] = {}
-        homes = {
-            access.name: [self._home[s] for s in access.states if s in self._home]
-            for access in self._accesses
-        }
-        order = [
-            i for i in index.order if not self._nowhere(index.names[i]) and index.names[i] not in self.given
-        ]
-        for i in order:
-            name = index.names[i]
+        homes = {a.name: [self._home[s] for s in a.states if s in self._home] for a in self._accesses}
+        order = [(name, i) for name, i in self._order.items() if name not in self.given]
+        for name, i in order:
             above = [placed[index.names[p]] for p, _ in index.data_preds[i] if index.names[p] in placed]
             if homes.get(name):
                 placed[name] = homes[name][0]
@@ -360,9 +350,9 @@ class Retiming:
                 placed[name] = self.devices[self.stages.of["dW" if kind == "U" else kind, layer]]
             elif above:
                 placed[name] = above[0]
-        for i in reversed(order):
+        for name, i in reversed(order):
             below = (placed[index.names[s]] for s in index.succs[i] if index.names[s] in placed)
-            placed.setdefault(index.names[i], next(below, self.devices[-1]))
+            placed.setdefault(name, next(below, self.devices[-1]))
         return placed
 
     def _in_order(self) -> list[tuple[str, str]]:

@@ -5,18 +5,18 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections import deque
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar
 
 import tensorflow as tf
 from tensorflow.core.framework import graph_pb2, node_def_pb2
 
-from grappler_passes.compat import shape_inference
+from grappler_passes.compat import graph_protos, shape_inference
 from grappler_passes.compat.shape_inference import OutputInfo
-from grappler_passes.graph.dependencies import GraphIndex
+from grappler_passes.graph.dependencies import GraphIndex, reached
 from grappler_passes.graph.training_graph import TrainingGraph
-from grappler_passes.passes.base import Pass, PassResult, Relaxation, copy_of
+from grappler_passes.passes.base import Pass, PassResult, Relaxation
 from tf_ooo.modes.layerpipe.delays import Delays, LaterWeights, delays_of, frozen_weights
 from tf_ooo.modes.layerpipe.options import LayerPipe
 from tf_ooo.modes.layerpipe.rounds import HIGH, Retiming, Rounds, Stages
@@ -39,6 +39,7 @@ _GRADIENT = {
     "DepthwiseConv2dNativeBackpropInput": 2,
     "Conv3DBackpropInputV2": 2,
 }
+# And this one holds the shape of the result.
 _SIZES = {"Conv2DBackpropInput": 0, "DepthwiseConv2dNativeBackpropInput": 0, "Conv3DBackpropInputV2": 0}
 
 
@@ -72,8 +73,8 @@ def divided(
                 "ops can be divided by rows"
             )
             del shares[layer], of[HIGH, layer]
-            continue
-        traced = _divide(traced, name, layer, _share_of_rows(traced, name, layer, share, op_seconds))
+        else:
+            traced = _divide(traced, name, layer, _share_of_rows(traced, name, layer, share, op_seconds))
     return traced, dataclasses.replace(stages, of=of, shares=shares), tuple(notes)
 
 
@@ -92,7 +93,7 @@ def _seconds(
 ) -> tuple[float, float, float]:
     """Return the seconds of what comes before an op within a layer's dO, of the op, and of the whole dO."""
     members = {op for op, at in traced.where.items() if at == ("dO", layer)}
-    before = (_before(traced.index, traced.where, name, layer) & members) - {name}
+    before = (_before(traced.index, traced.where, [name], layer) & members) - {name}
     before_s, all_s = (sum(op_seconds.get(op, 0.0) for op in ops) for ops in (before, members))
     return before_s, op_seconds[name], all_s
 
@@ -101,14 +102,18 @@ def _heaviest(traced: Traced, layer: int, op_seconds: Mapping[str, float]) -> st
     """Return the op of a layer's dO that is worth dividing, if any can be divided."""
     own = (node for node in traced.graph_def.node if traced.where.get(node.name) == ("dO", layer))
     able = [node.name for node in own if _by_rows(traced, node)]
-    return max(able, key=lambda name: (op_seconds.get(name, 0.0), _size(traced, name)), default=None)
+
+    def seconds_and_size(name: str) -> tuple[float, int]:
+        shape = traced.outputs[name][0].shape or ()
+        return op_seconds.get(name, 0.0), math.prod(size for size in shape if size is not None)
+
+    return max(able, key=seconds_and_size, default=None)
 
 
 def _by_rows(traced: Traced, node: node_def_pb2.NodeDef) -> bool:
     # Reading a map of protobuf adds what is not there.
-    if node.op not in _GRADIENT or any(
-        key in node.attr and node.attr[key].b for key in ("transpose_a", "adj_x")
-    ):
+    transposed = (key in node.attr and node.attr[key].b for key in ("transpose_a", "adj_x"))
+    if node.op not in _GRADIENT or any(transposed):
         return False
     index = traced.index
     inputs = index.data_preds[index.index[node.name]]
@@ -124,32 +129,26 @@ def _by_rows(traced: Traced, node: node_def_pb2.NodeDef) -> bool:
     return not heads and all(None not in shape for shape in shapes)
 
 
-def _size(traced: Traced, name: str) -> int:
-    shape = traced.outputs[name][0].shape or ()
-    return math.prod(size for size in shape if size is not None)
-
-
 def _divide(traced: Traced, name: str, layer: int, share: float) -> Traced:
     index = traced.index
     node = next(node for node in traced.graph_def.node if node.name == name)
     infos = [traced.outputs[index.names[p]][port] for p, port in index.data_preds[index.index[name]]]
-    parts, first, outputs = in_two_parts(node, infos, _GRADIENT[node.op], _SIZES.get(node.op), share)
+    parts, first, outputs = in_two_parts(node, infos, share)
     own = dict.fromkeys(outputs, ("dO", layer))
     in_parts = traced.rewritten(DividePass(name, parts), own, outputs)
-    high = _before(in_parts.index, in_parts.where, first, layer)
+    high = _before(in_parts.index, in_parts.where, [first], layer)
     return dataclasses.replace(in_parts, where={**in_parts.where, **dict.fromkeys(high, (HIGH, layer))})
 
 
 def in_two_parts(
-    node: node_def_pb2.NodeDef, infos: Sequence[OutputInfo], gradient: int, sizes: int | None, share: float
+    node: node_def_pb2.NodeDef, infos: Sequence[OutputInfo], share: float
 ) -> tuple[tuple[node_def_pb2.NodeDef, ...], str, dict[str, list[OutputInfo]]]:
     """Return the nodes that compute an op on the first ``share`` of the rows and on the rest, and join them.
 
     Each part has at least one row, of a single row the rest.  Gives the first part's name and the outputs of
     all nodes, too; the last one has the op's name.
-
-    ``gradient``, ``sizes``: which input is divided by rows, and which, if any, holds the shape of the result.
     """
+    gradient, sizes = _GRADIENT[node.op], _SIZES.get(node.op)
     attributes = {key: value for key, value in node.attr.items() if key not in ("_class", "_output_shapes")}
     graph = tf.Graph()
     with graph.as_default():
@@ -164,12 +163,11 @@ def in_two_parts(
             pieces = tf.split(inputs[gradient], tf.stack(counts), num=2)
             results = []
             for number, piece in enumerate(pieces):
-                given = list(inputs)
-                given[gradient] = piece
+                read, name = list(inputs), f"part_{number}"
+                read[gradient] = piece
                 if sizes is not None:
-                    given[sizes] = tf.concat([[counts[number]], inputs[sizes][1:]], 0)
-                name = f"part_{number}"
-                part = graph.create_op(node.op, given, attrs=attributes, name=name, compute_device=False)
+                    read[sizes] = tf.concat([[counts[number]], inputs[sizes][1:]], 0)
+                part = graph.create_op(node.op, read, attrs=attributes, name=name, compute_device=False)
                 results.append(part.outputs[0])
         joined = tf.concat(results, 0, name=node.name)
     names = {f"input_{n}": text for n, text in enumerate(t for t in node.input if t[0] != "^")}
@@ -192,11 +190,8 @@ class DividePass(Pass):
     relaxes = frozenset({Relaxation.NEW_NODES, Relaxation.REPLACED_NODES, Relaxation.OPS})
 
     def run(self, graph_def: graph_pb2.GraphDef, training_graph: TrainingGraph | None) -> PassResult:
-        """The parts stand behind all others."""
-        in_parts = copy_of(graph_def)
-        kept = [node for node in in_parts.node if node.name != self.divided]
-        del in_parts.node[:]
-        in_parts.node.extend([*kept, *self.parts])
+        kept = [node for node in graph_def.node if node.name != self.divided]
+        in_parts = graph_protos.with_nodes(graph_def, [*kept, *self.parts])
         return PassResult(in_parts, True, replaced=frozenset({self.divided}))
 
 
@@ -212,8 +207,8 @@ def with_shared_grads(traced: Traced, stages: Stages) -> tuple[Traced, Stages]:
         if of["dW", layer] <= of["dO", layer]:
             continue
         users = [name for name, at in where.items() if at in (("dW", layer), ("U", layer))]
-        needed = set().union(*(_before(index, where, name, layer) for name in users))
-        needed = {name for name in needed if where[name] in (("dO", layer), (HIGH, layer))}
+        before = _before(index, where, users, layer)
+        needed = {name for name in before if where[name] in (("dO", layer), (HIGH, layer))}
         high = {name for name, at in where.items() if at == (HIGH, layer)}
         if high and of["dW", layer] > of[HIGH, layer]:
             where.update(dict.fromkeys(needed, ("dW", layer)))
@@ -225,20 +220,15 @@ def with_shared_grads(traced: Traced, stages: Stages) -> tuple[Traced, Stages]:
     return dataclasses.replace(traced, where=where), dataclasses.replace(stages, of=of)
 
 
-def _before(index: GraphIndex, where: Where, name: str, layer: int) -> set[str]:
-    """Return the layer's backward ops that an op needs, and itself."""
+def _before(index: GraphIndex, where: Where, names: Iterable[str], layer: int) -> set[str]:
+    """Return the layer's backward ops that these ops need, and themselves."""
     own = {(kind, layer) for kind in ("dO", HIGH, "dW", "U")}
-    needed, stack = {name}, [index.index[name]]
-    while stack:
-        for producer, _ in index.data_preds[stack.pop()]:
-            op = index.names[producer]
-            if op not in needed and where.get(op) in own:
-                needed.add(op)
-                stack.append(producer)
-    return needed
 
+    def inputs(op: str) -> list[str]:
+        producers = (index.names[producer] for producer, _ in index.data_preds[index.index[op]])
+        return [producer for producer in producers if where.get(producer) in own]
 
-_TIMED = 100
+    return reached(names, inputs)
 
 
 @dataclass(frozen=True)
@@ -252,7 +242,7 @@ class SpreadPlan:
         op_seconds: of the step's ops, where measured: which op of a dO is worth dividing.
         home: the processor of each variable, by its name in graphs: of weights and their slots that of dW, of
             states that of F.
-        step_s: seconds of the rounds in which nothing was traced, the last hundred.
+        step_s: seconds of the last hundred rounds in which nothing was traced.
     """
 
     stages: Stages
@@ -260,7 +250,7 @@ class SpreadPlan:
     layers: Sequence[Collection[str]] | None = None
     op_seconds: Mapping[str, float] = field(default_factory=dict)
     home: Mapping[str, int] = field(default_factory=dict)
-    step_s: deque[float] = field(default_factory=lambda: deque(maxlen=_TIMED))
+    step_s: deque[float] = field(default_factory=lambda: deque(maxlen=100))
 
 
 @dataclass(frozen=True)
@@ -292,7 +282,7 @@ def spread(
     placeholders: tuple[LaterWeight, ...] = ()
     if options.weights != "stash":
         traced, placeholders = with_later_weights(traced, trained, stages)
-    retiming = Retiming(
+    rounds = Retiming(
         traced,
         stages,
         plan.devices,
@@ -300,12 +290,10 @@ def spread(
         given={*traced.arguments, *(weight.name for weight in placeholders)},
         unchanged=frozen_weights(model, traced) - trained.keys(),
         wanted={weight.name: weight.round for weight in placeholders},
-    )
-    rounds = retiming.rounds()
+    ).rounds()
     delays = delays_of(traced, rounds)
     weights = LaterWeights(traced, rounds, placeholders, options.weights == "ema")
-    ticks = Ticks(traced, rounds, delays, weights)
-    return Spread(traced, rounds, delays, ticks, stages, (*notes, *again))
+    return Spread(traced, rounds, delays, Ticks(traced, rounds, delays, weights), stages, (*notes, *again))
 
 
 def _trained(traced: Traced) -> dict[str, int]:
@@ -316,11 +304,10 @@ def _trained(traced: Traced) -> dict[str, int]:
 
 def _read_again(traced: Traced, trained: Collection[str]) -> list[str]:
     """Name backward passes that read their weights again (recomputation): they have changed by then."""
-    weights = set(trained)
     places = (
         traced.where.get(access.name, ("", 0))
         for access in accesses(traced.index)
-        if access.op == "ReadVariableOp" and access.states & weights
+        if access.op == "ReadVariableOp" and not access.states.isdisjoint(trained)
     )
     return [
         f"the backward pass of {traced.graph.layers[layer].name} reads its weights again (recomputation): it "

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -53,13 +52,7 @@ class Ticks:
         batch_round, results_round: in which a batch comes in, and in which its results come out.
     """
 
-    def __init__(
-        self,
-        traced: Traced,
-        rounds: Rounds,
-        delays: Delays,
-        weights: LaterWeights,
-    ) -> None:
+    def __init__(self, traced: Traced, rounds: Rounds, delays: Delays, weights: LaterWeights) -> None:
         self.traced, self.rounds, self.delays, self.weights = traced, rounds, delays, weights
         self.copies = Copies(traced, delays.copies)
         self.last, self.batch_round, self.results_round = rounds.last, rounds.batch, delays.logs_round
@@ -97,12 +90,12 @@ class Ticks:
         """
         tensors = [tensor for batch in batches for tensor in batch or ()]
         key = (low, high, len(batches))
-        if key not in self._functions:
-            with timing.said(_tracing_text(high - low + 1, len(batches), high == self.last)):
-                self._functions[key] = function = self._make(*key)
-                outputs = function(*tensors)  # traced as it is called
-        else:
+        if key in self._functions:
             outputs = self._functions[key](*tensors)
+        else:
+            with timing.said(_tracing_text(high - low + 1, len(batches), high == self.last)):
+                self._functions[key] = self._make(*key)
+                outputs = self._functions[key](*tensors)  # traced as it is called
         if not low <= self.results_round <= high:
             return []
         size = len(self.delays.logs)
@@ -122,24 +115,21 @@ class Ticks:
                 entering, results, ends = self._round(part, batch, late, name, ends)
                 late = self._shifted(late, entering)
                 logs += [tf.identity(value) for value in results]
-            for name, store in self._stores.items():
-                if name in late:
-                    store.assign(late[name], read_value=False)
+            for name, value in late.items():
+                self._stores[name].assign(value, read_value=False)
             return logs
 
         return tf_functions.plain_function(body, [spec for _ in range(rounds) for spec in specs])
 
     def _folder(self, name: str) -> Path | None:
-        """Return the folder into which the graphs of a round are dumped."""
         return None if self.traced.dump_dir is None else Path(self.traced.dump_dir) / name
 
     def _part(self, low: int, high: int) -> PartOfRound:
         if (low, high) in self._parts:
             return self._parts[low, high]
-        traced, delays = self.traced, self.delays
-        given = {*traced.arguments, *traced.captured, *self.weights.names}
-        folder = self._folder(f"rounds_{low}_to_{high}")
-        kept = RoundPass(self.rounds, low, high, frozenset(given))
+        traced, delays, folder = self.traced, self.delays, self._folder(f"rounds_{low}_to_{high}")
+        given = frozenset({*traced.arguments, *traced.captured, *self.weights.names})
+        kept = RoundPass(self.rounds, low, high, given)
         graph_def = PassPipeline([kept], folder)(delays.graph_def).graph_def
         logs = delays.logs if low <= self.results_round <= high else []
         texts = [*logs, *(text for node in graph_def.node for text in node.input)]
@@ -157,23 +147,20 @@ class Ticks:
         Returns what goes into registers, by number; results; its own ends.
         """
         traced, turns = self.traced, part.turns
-        tensors = dict(zip(traced.arguments, batch, strict=True)) if batch else {}
-        tensors |= traced.captured
-        tensors |= self.copies.given()
+        arguments = dict(zip(traced.arguments, batch, strict=True)) if batch else {}
         weights, behind = self.weights.given(part.low, part.high)
-        tensors |= weights
-        tensors |= {key: value for key, value in late.items() if key in part.read}
+        read = {key: value for key, value in late.items() if key in part.read}
+        tensors = {**arguments, **traced.captured, **self.copies.given(), **weights, **read}
         self._copies_made += 1
         ends = {key: end for key, end in ends.items() if key in turns.before.values()}
         graph_def = turns.copy(self._copies_made, ends, self._folder(f"copy_{self._copies_made}"))
-        wanted = [[row.source for row in part.filled], part.logs]
         replaced = {f"{key}:0": value for key, value in tensors.items() if key in part.read} | ends
-        texts = [*itertools.chain.from_iterable(wanted), *turns.ends.values()]
+        texts = [*(row.source for row in part.filled), *part.logs, *turns.ends.values()]
         fetched = iter(_fetch(graph_def, tensors, replaced, texts, name))
-        entering, results = (list(itertools.islice(fetched, len(own))) for own in wanted)
+        entering = {row.number: next(fetched) for row in part.filled}
+        results = [next(fetched) for _ in part.logs]
         behind()
-        numbers = [row.number for row in part.filled]
-        return dict(zip(numbers, entering, strict=True)), results, dict(zip(turns.ends, fetched, strict=True))
+        return entering, results, dict(zip(turns.ends, fetched, strict=True))
 
     def _stored(self, low: int, high: int) -> Tensors:
         """Read the registers of batches that are in these rounds; nobody reads the rest."""
@@ -325,8 +312,7 @@ class Epoch:
     def _look_ahead(self, count: int) -> None:
         """Takes batches, until there are so many that have not come in yet."""
         while len(self._ahead) < count and not self._data_ended:
-            batch = self._batches()
-            if batch is None:
+            if (batch := self._batches()) is None:
                 self._data_ended = True
             else:
                 self._ahead.append(batch)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -20,15 +20,8 @@ from grappler_passes.graph.variables import VARIABLE_ATTR
 from grappler_passes.passes.base import Pass, PassPipeline, relaxed_by
 from grappler_passes.passes.gates import GatesPass
 from grappler_passes.passes.verify import VerifyPass
-from tf_ooo.compat import (
-    func_graphs,
-    keras_layers,
-    keras_trainable,
-    keras_variables,
-    nests,
-    tf_functions,
-    train_function,
-)
+from tf_ooo.compat import func_graphs, keras_layers, keras_variables, nests, tf_functions, train_function
+from tf_ooo.compat.keras_trainable import trained_variables
 from tf_ooo.compat.nests import Packed
 from tf_ooo.errors import GraphError, OOOError
 from tf_ooo.rewriting.passes import Folder
@@ -129,11 +122,12 @@ def trace(
     kept = [*names, *(op.name for op in traced.concrete.graph.control_outputs)]
     flat_def = _flat(model, graph_def, kept, dump_dir)
     index = GraphIndex(flat_def)
-    branch = _branch_of_weights(
-        index, placeholders_of(traced.captured, keras_trainable.trained_variables(model))
-    )
-    if branch is not None:
-        raise GraphError(_loop_message(model, branch, False))
+    # The gradient of a condition on what weights have computed would be another one.  Those on labels and on
+    # counts of steps, as losses and schedules of learning rates have them, are ops like others.
+    weights = placeholders_of(traced.captured, trained_variables(model))
+    for i in _computed_from(index, weights):
+        if index.ops[i] == graph_protos.WHOLE_BRANCH:
+            raise GraphError(_loop_message(model, index.names[i], False))
     graph = _numbered(classify_graph_def(flat_def, names), layers)
     where = assign(graph, index).where
     _refuse_updates_together(graph, index, where)
@@ -202,13 +196,11 @@ def name_variables(
     values = {name: keras_variables.value_of(variable) for name, variable in variables.items()}
     by_handle = {id(value.handle): name for name, value in values.items() if value is not None}
     for node in graph_def.node:
-        outside = captured.get(node.name)
-        if id(outside) in by_handle:
+        name = by_handle.get(id(captured.get(node.name)))
+        if name is not None:
             # Legacy optimizers give fused ops the handles of their slots alone: of those nothing is known.
-            known = (
-                json.loads(node.attr[VARIABLE_ATTR].s) if VARIABLE_ATTR in node.attr else {"trainable": False}
-            )
-            node.attr[VARIABLE_ATTR].s = json.dumps({**known, "name": by_handle[id(outside)]}).encode()
+            known = node.attr[VARIABLE_ATTR].s if VARIABLE_ATTR in node.attr else b'{"trainable": false}'
+            node.attr[VARIABLE_ATTR].s = json.dumps({**json.loads(known), "name": name}).encode()
 
 
 def _flat(
@@ -217,7 +209,7 @@ def _flat(
     """The graph without function calls; these ops stay.  Raises GraphError for loops and branches."""
     whole = graph_protos.with_whole_branches(graph_def)
     flat_def = graph_protos.inline_graph_def(whole, list(dict.fromkeys(kept)))
-    flat_def = _checked(GatesPass(), flat_def, dump_dir)
+    flat_def = _checked(GatesPass(), flat_def, dump_dir, 0)
     loop = next((node.name for node in flat_def.node if node.op in _LOOPS), None)
     if loop is not None:
         raise GraphError(_loop_message(model, loop, any(node.op in _ENTERS for node in flat_def.node)))
@@ -225,9 +217,7 @@ def _flat(
     return flat_def
 
 
-def _checked(
-    change: Pass, graph_def: graph_pb2.GraphDef, dump_dir: Folder, ran: int = 0
-) -> graph_pb2.GraphDef:
+def _checked(change: Pass, graph_def: graph_pb2.GraphDef, dump_dir: Folder, ran: int) -> graph_pb2.GraphDef:
     """Return the graph after a pass that is verified; ``ran`` passes have run before."""
     result = PassPipeline([change], dump_dir, ran)(graph_def)
     VerifyPass(graph_def, result.replaced, relaxed_by(change))(result.graph_def)
@@ -249,34 +239,25 @@ def placeholders_of(
     return {name for name, outside in captured.items() if id(outside) in handles}
 
 
-def _branch_of_weights(index: GraphIndex, weights: Collection[str]) -> str | None:
-    """Return the first condition on what weights have computed: its gradient would be another one.
-
-    Those on labels and counts of steps, as losses and schedules of learning rates have them, are ops like
-    others.
-    """
-    computed = [False] * len(index)
+def _computed_from(index: GraphIndex, names: Collection[str]) -> Iterator[int]:
+    """Yield these ops and all that reads what they compute, in topological order."""
+    computed: set[int] = set()
     for i in index.order:
-        computed[i] = index.names[i] in weights or any(computed[p] for p, _ in index.data_preds[i])
-        if computed[i] and index.ops[i] == graph_protos.WHOLE_BRANCH:
-            return index.names[i]
-    return None
+        if index.names[i] in names or any(p in computed for p, _ in index.data_preds[i]):
+            computed.add(i)
+            yield i
 
 
 def _refuse_updates_together(graph: TrainingGraph, index: GraphIndex, where: Where) -> None:
     """GraphError where the last layer is updated by what the first one's gradient is computed to."""
-    first, last = 0, len(graph.layers) - 1
-    computed = [False] * len(index)
-    for i in index.order:
-        kind, layer = where.get(index.names[i], ("", -1))
-        of_first = first < last and (kind, layer) == ("dW", first)
-        computed[i] = of_first or any(computed[p] for p, _ in index.data_preds[i])
-        if computed[i] and (kind, layer) == ("U", last):
-            raise GraphError(
-                f"the update of {graph.layers[last].name} needs the gradient of {graph.layers[first].name}: "
-                "in mode='layerpipe' layers are updated at different times; train without what needs all "
-                "gradients at once (a global norm, loss scaling, sharpness-aware steps), or with another mode"
-            )
+    last = len(graph.layers) - 1
+    of_first = {name for name, at in where.items() if last and at == ("dW", 0)}
+    if any(where.get(index.names[i]) == ("U", last) for i in _computed_from(index, of_first)):
+        raise GraphError(
+            f"the update of {graph.layers[last].name} needs the gradient of {graph.layers[0].name}: in "
+            "mode='layerpipe' layers are updated at different times; train without what needs all gradients "
+            "at once (a global norm, loss scaling, sharpness-aware steps), or with another mode"
+        )
 
 
 def _numbered(graph: TrainingGraph, layers: Sequence[Collection[str]] | None) -> TrainingGraph:
@@ -292,7 +273,7 @@ def _numbered(graph: TrainingGraph, layers: Sequence[Collection[str]] | None) ->
 
 
 def _loop_message(model: keras.Model, op: str, loops: bool) -> str:
-    """Return names the layer whose loop or branch it is."""
+    """Name the layer whose loop or branch it is."""
     layers = [part for part in keras_layers.parts_of(model) if part is not model]
     # TensorFlow numbers scopes of one name: lstm_1 is the second one of layer "lstm".
     scopes = [_NUMBER.sub("", scope) for scope in op.split("/")] + op.split("/")

@@ -6,12 +6,12 @@ run at once and take each other's caches.  What other processors wait for, F and
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
 
-from tensorflow.core.framework import graph_pb2, node_def_pb2, types_pb2
+from tensorflow.core.framework import graph_pb2, types_pb2
 
 from grappler_passes.compat import graph_protos
 from grappler_passes.errors import VerifyError
@@ -29,7 +29,6 @@ _NAME = "tf_ooo_turn"
 # A given input has no op to wait for.
 _NO_WORK = ("Const", "NoOp", "Placeholder")
 _LANE = tuple(Task(kind, 0) for kind in ("F", "dO", "dW"))
-_SEED, _SECOND = "seed", "seed2"
 
 
 @dataclass(frozen=True)
@@ -51,10 +50,7 @@ class Turns:
 
 
 def in_turns(
-    graph_def: graph_pb2.GraphDef,
-    where: Where,
-    device_of: Mapping[str, str],
-    folder: Path | None = None,
+    graph_def: graph_pb2.GraphDef, where: Where, device_of: Mapping[str, str], folder: Path | None
 ) -> Turns:
     """Orders a round; no order where a task waits for another processor's of the same round, in a circle.
 
@@ -78,7 +74,7 @@ def in_turns(
         joins |= dict.fromkeys(order.joins, device)
         for earlier, later in [*order.edges, *last]:
             controls.setdefault(later, []).append(f"^{earlier}")
-    waits = WaitsPass(joins, ends, {name: tuple(texts) for name, texts in controls.items()})
+    waits = WaitsPass(joins, ends, controls)
     try:
         ordered = verified(graph_def, folder, waits, ran=1)
     except VerifyError as error:
@@ -108,12 +104,11 @@ class WaitsPass(Pass):
 
     joins: Mapping[str, str]
     ends: Mapping[str, str]
-    controls: Mapping[str, tuple[str, ...]]
+    controls: Mapping[str, Sequence[str]]
     name: ClassVar[str] = "waits"
     relaxes = frozenset({Relaxation.NEW_NODES, Relaxation.MORE_WAITS})
 
     def run(self, graph_def: graph_pb2.GraphDef, training_graph: TrainingGraph | None) -> PassResult:
-        """The graph itself where there is nothing to add."""
         if not (self.joins or self.ends or self.controls):
             return PassResult(graph_def, False)
         ordered = copy_of(graph_def)
@@ -141,20 +136,15 @@ class ReseedPass(Pass):
     relaxes = frozenset({Relaxation.REPLACED_NODES})
 
     def run(self, graph_def: graph_pb2.GraphDef, training_graph: TrainingGraph | None) -> PassResult:
-        """Return the graph itself where there is no such op."""
-        seeded = frozenset(node.name for node in graph_def.node if _is_seeded(node))
+        copy = copy_of(graph_def)
+        with_seeds = [node for node in copy.node if "seed" in node.attr and "seed2" in node.attr]
+        # Two that are 0 mean any.
+        seeded = [node for node in with_seeds if node.attr["seed"].i or node.attr["seed2"].i]
+        for node in seeded:
+            node.attr["seed2"].i += self.number
         if not seeded:
             return PassResult(graph_def, False)
-        copy = copy_of(graph_def)
-        for node in copy.node:
-            if node.name in seeded:
-                node.attr[_SECOND].i += self.number
-        return PassResult(copy, True, replaced=seeded)
-
-
-def _is_seeded(node: node_def_pb2.NodeDef) -> bool:
-    """Return whether the op has seeds, and not both 0, which means any."""
-    return _SEED in node.attr and _SECOND in node.attr and bool(node.attr[_SEED].i or node.attr[_SECOND].i)
+        return PassResult(copy, True, replaced=frozenset(node.name for node in seeded))
 
 
 def _tasks(index: GraphIndex, where: Where, device_of: Mapping[str, str]) -> dict[str, dict[Task, list[int]]]:

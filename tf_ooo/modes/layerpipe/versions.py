@@ -65,7 +65,6 @@ class LaterWeightsPass(Pass):
     relaxes = frozenset({Relaxation.NEW_NODES, Relaxation.REPLACED_NODES})
 
     def run(self, graph_def: graph_pb2.GraphDef, training_graph: TrainingGraph | None) -> PassResult:
-        """Give backward passes their weights; what forward passes read stays."""
         later = copy_of(graph_def)
         for node in later.node:
             if node.name in self.inputs:
@@ -82,19 +81,18 @@ def from_weights(traced: Traced, weights: Collection[str]) -> dict[str, str]:
     for i in index.order:
         name, op = index.names[i], index.ops[i]
         if op == "ReadVariableOp" and traced.where.get(name, ("",))[0] == "F":
-            handle = next(iter(states_of(index, i)))
+            (handle,) = states_of(index, i)
             if handle in weights:
                 sources[name] = handle
             continue
-        above = [index.names[p] for p, _ in index.data_preds[i]]
         if op in GIVEN or has_side_effects(op):
             continue
-        if all(p in constant for p in above):
+        above = {index.names[p] for p, _ in index.data_preds[i]} - constant
+        handles = {sources.get(p) for p in above}
+        if not above:
             constant.add(name)
-            continue
-        handles = {sources[p] for p in above if p in sources}
-        if len(handles) == 1 and all(p in sources or p in constant for p in above):
-            sources[name] = handles.pop()
+        elif len(handles) == 1 and (weight := handles.pop()) is not None:
+            sources[name] = weight
     return sources
 
 

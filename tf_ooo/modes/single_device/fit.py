@@ -7,6 +7,8 @@ import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+import tensorflow as tf
+
 from grappler_passes.graph.sizes import KnownShapes
 from grappler_passes.plugin import describe_keras
 from tf_ooo.compat import keras_fits, keras_trainable, tf_functions, train_function
@@ -81,9 +83,15 @@ class SingleDeviceMode:
         return SingleDeviceFit(controller, model)
 
     def describe(self) -> Report:
-        if self.controller is not None:
-            _fill_peak(self._report, self.controller)
-        return self._report
+        """Fill the peak for batches as large as those that trained: graphs of Keras leave their rows open."""
+        report, controller = self._report, self.controller
+        if controller is not None:
+            result, rows = controller.session.result, controller.rows
+            report.change(batch_rows=rows or report.batch_rows)
+            if result is not None and rows not in (None, report.peak_rows) and report.unknown_size_ops:
+                peak_bytes = peak_with(result, KnownShapes(rows))
+                report.change(predicted_peak_bytes=peak_bytes, peak_rows=rows)
+        return report
 
     def _known(self, model: keras.Model) -> StepController | None:
         known, stock = self.controller, train_function.train_function_of(model)
@@ -130,15 +138,6 @@ class SingleDeviceFit(Training):
         return Watched(result.schedule, tasks, why=why, one_by_one=True)
 
 
-def _fill_peak(report: Report, controller: StepController) -> None:
-    """Fill the peak for batches as large as those that trained: graphs of Keras leave their rows open."""
-    result, rows = controller.session.result, controller.rows
-    report.change(batch_rows=rows or report.batch_rows)
-    if result is None or rows in (None, report.peak_rows) or not report.unknown_size_ops:
-        return
-    report.change(predicted_peak_bytes=peak_with(result, KnownShapes(rows)), peak_rows=rows)
-
-
 def executions_of_fit(steps: int | None, together: int) -> int | None:
     """Return the executions of the fit that begins, with so many steps in an epoch; None: nobody knows."""
     epochs = keras_fits.epochs_of_fit()
@@ -157,16 +156,10 @@ def controller_of_model(
     rewritten, inputs = train_function.new_train_function(model), Inputs()
     if options.batch_size is None:
         inputs = Inputs(functools.partial(train_function.steps_per_execution, model))
-    samples_seen = functools.partial(keras_fits.samples_seen, model)
+    seen = functools.partial(keras_fits.samples_seen, model)
+    never = _never_pays()
     return StepController(
-        stock,
-        rewritten,
-        session,
-        options,
-        report,
-        inputs,
-        samples_seen=samples_seen,
-        never_pays=_never_pays(),
+        stock, rewritten, session, options, report, inputs, samples_seen=seen, never_pays=never
     )
 
 
@@ -184,8 +177,6 @@ def controller_of_function(
 
 def _never_pays() -> str:
     """Say why comparing orders cannot pay on this process' device; empty where it may."""
-    import tensorflow as tf
-
     on_cpu = not tf.config.list_physical_devices("GPU")
     return timing.ON_CPU if on_cpu and not timing.ORDERS_MAY_GAIN_ON_CPU else ""
 

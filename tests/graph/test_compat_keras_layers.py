@@ -173,6 +173,8 @@ def test_attributes_are_shadowed_in_turns():
     assert len(model.layers) == tracked, "Keras tracks what is only shadowed"
     keras_layers.unshadow(model, "train_step")
     assert model.train_step == 1
+    with keras_layers.shadowed(model, "train_step", 2):
+        assert model.train_step == 2
     keras_layers.unshadow(model, "train_step")
     assert model.train_step == own
     assert "train_step" not in vars(model)

@@ -10,7 +10,7 @@ from graphs import node
 from tensorflow.core.framework import graph_pb2
 
 from grappler_passes.analysis import classify
-from grappler_passes.analysis.classify import _can_inline, _no_weights_message, _results, _unconsumed, flatten
+from grappler_passes.analysis.classify import _can_inline, _no_weights_message, _results, flatten
 from grappler_passes.compat import traced_functions
 from grappler_passes.graph.flow import Edge, _targets
 from grappler_passes.graph.training_graph import Op, OpKind
@@ -77,11 +77,6 @@ def graph_of(*rows):
     return graph
 
 
-def test_what_no_node_reads():
-    """A control input is read too."""
-    assert _unconsumed(graph_of("x A:", "a A: x:1", "b A: x", "c A: ^b")) == ["a", "c"]
-
-
 def call(graph, name, function, xla=None):
     made = node(graph, name, "StatefulPartitionedCall")
     made.attr["f"].func.name = function
@@ -108,14 +103,14 @@ def test_what_xla_compiles_whole_is_not_inlined():
 
 def test_what_is_fetched_is_kept_where_calls_are_inlined(monkeypatch):
     """And what nobody reads."""
-    monkeypatch.setattr(classify.flattening, "inline_graph_def", lambda graph_def, keep: keep)
-    graph = graph_of("a A:", "b A: a")
+    monkeypatch.setattr(classify.graph_protos, "inline_graph_def", lambda graph_def, keep: keep)
+    graph = graph_of("a A:", "b A: a:1", "c A: ^a")
     call(graph, "call", "inner")
-    assert flatten(graph) == ["b", "call"]
-    assert flatten(graph, ["a", "call"]) == ["a", "call", "b", "call"]
+    assert flatten(graph) == ["b", "c", "call"]
+    assert flatten(graph, ["a", "call"]) == ["a", "call", "b", "c", "call"]
     # One that cannot be inlined does not keep the others from it.
     call(graph, "hidden", "inner", xla=True)
-    assert flatten(graph) == ["b", "call", "hidden"]
+    assert flatten(graph) == ["b", "c", "call", "hidden"]
 
 
 def test_functions_without_bodies_stay():

@@ -160,7 +160,7 @@ def test_jit_compile(monkeypatch):
     monkeypatch.setattr(tf.config, "list_physical_devices", lambda kind=None: gpu)
     model = dense_model()
     assert train_function.keras_compiles_by_itself(model) is KERAS_3
-    train_function.set_jit_compile(model, True)
+    model.jit_compile = True
     assert model.jit_compile is True
     monkeypatch.setattr(tf.config, "list_physical_devices", lambda kind=None: [])
     assert not train_function.keras_compiles_by_itself(model)

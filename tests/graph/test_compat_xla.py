@@ -166,10 +166,6 @@ def test_asking_for_hlo_draws_no_random_numbers():
     assert drawn[0] == drawn[1]
 
 
-def test_run_errors_are_exceptions():
-    assert all(issubclass(error, Exception) for error in xla.run_errors())
-
-
 @needs_xla_streams
 def test_repeated_function():
     """All rounds are in one loop of known length, none is left out."""

@@ -99,7 +99,8 @@ def weighted_means(model: keras.Model, weight: object) -> Iterator[None]:
     Keras 3 weighs the means of each output's loss by the rows that its trace knows.  ``fit`` traces with open
     rows, so that each batch counts alike; here each micro-batch counts its share of that.
     """
-    kind, loss = versions.keras_of(model).metrics.Mean, getattr(model, "_compile_loss", None)
+    kind = versions.keras_of(model).metrics.Mean
+    loss: Any = getattr(model, "_compile_loss", None)
     of_outputs = nests.each_once(getattr(loss, "metrics", ()))
     whole = isinstance(weight, float) and weight == 1.0
     means = [] if whole else [metric for metric in model.metrics if type(metric) is kind]

@@ -247,11 +247,6 @@ def keras_compiles_by_itself(model: keras.Model) -> bool:
     )
 
 
-def set_jit_compile(model: keras.Model, value: bool) -> None:
-    """Set it for functions that are made from now on."""
-    model.jit_compile = value
-
-
 Kind = Literal["test", "predict"]
 
 

@@ -6,8 +6,8 @@ import importlib
 import pkgutil
 
 import pytest
-from graphs import node, recurrent
-from tensorflow.core.framework import graph_pb2, types_pb2
+from graphs import graph_of, node, recurrent
+from tensorflow.core.framework import types_pb2
 
 from grappler_passes import passes
 from grappler_passes.errors import PassError, VerifyError
@@ -24,16 +24,6 @@ from grappler_passes.passes.steps import StepsPass, additions
 from grappler_passes.passes.verify import VerifyPass, verify
 
 CPU = "/job:localhost/replica:0/task:0/device:CPU:{}"
-
-
-def graph_of(*rows, **devices):
-    """``"name Op: input input"``."""
-    graph = graph_pb2.GraphDef()
-    for row in rows:
-        head, _, inputs = row.partition(":")
-        name, op = head.split()
-        node(graph, name, op, *inputs.split()).device = devices.get(name, "")
-    return graph
 
 
 def two_ops():

@@ -6,7 +6,6 @@ from functools import cached_property
 
 from grappler_passes.analysis.gradients import STASH_OPS, GradientFlow, bits_of, may_equal, several, union
 from grappler_passes.graph.flow import PACK_OPS, SPLIT_OPS, is_communication
-from grappler_passes.graph.variables import VariableAccess
 
 REARRANGING_OPS = frozenset({"Reshape", "Cast", "Identity", "Squeeze", "ExpandDims", "Transpose"})
 
@@ -83,12 +82,9 @@ class Backward:
 
     def _entries(self, nodes: list[int]) -> list[int]:
         """Return the nodes that read data or weights from outside ``nodes``."""
-        g, members = self.gradients, set(nodes)
-        return [
-            node
-            for node in nodes
-            if any((g.from_data[p] or g.depends[p]) and p not in members for p in g.cut.preds[node])
-        ]
+        g, preds = self.gradients, self.gradients.cut.preds
+        outside = {p for n in nodes for p in preds[n] if g.from_data[p] or g.depends[p]} - set(nodes)
+        return [node for node in nodes if not outside.isdisjoint(preds[node])]
 
     def _behind_views(self, node: int) -> int:
         """The end of a chain of re-arrangements, such as a bias' gradient on its way to rank 1."""
@@ -171,15 +167,13 @@ class Backward:
         if not g.cyclic:
             return set()
         inside = {n for n, kind in enumerate(self.flow.types) if kind in UNSTASH_OPS and self.is_backward[n]}
-        while reading_gradients := {
-            n
-            for n in inside
-            if any(
-                g.from_data[e.source] and not e.scalar and not g.forward[e.source] and e.source not in inside
-                for e in self.flow.data[n]
-            )
-        }:
-            inside -= reading_gradients
+
+        def reads_gradient(node: int) -> bool:
+            tensors = [e.source for e in self.flow.data[node] if g.from_data[e.source] and not e.scalar]
+            return any(not g.forward[source] and source not in inside for source in tensors)
+
+        while reading := set(filter(reads_gradient, inside)):
+            inside -= reading
         return inside
 
     @cached_property
@@ -189,29 +183,23 @@ class Backward:
         ``tf.recompute_grad`` adds a scalar, zero times a gradient, to the layer's input, so that this waits
         for the gradient; a tensor that is a gradient is never a sum with the forward pass.
         """
+        g = self.gradients
         out: set[int] = set()
-        for node in self.gradients.order:
-            if self.is_backward[node] and self._is_recomputed(node, out):
+        for node in (n for n in g.order if self.is_backward[n]):
+            tensors = [e.source for e in self.flow.data[node] if g.from_data[e.source] and not e.scalar]
+            of_forward = all(source in out or not self.is_backward[source] for source in tensors)
+            begins = bool(tensors) and self.flow.types[node] in {"Add", "AddN", "AddV2"}
+            if of_forward and (begins or not out.isdisjoint(tensors)):
                 out.add(node)
         return out
 
-    def _is_recomputed(self, node: int, known: set[int]) -> bool:
-        g = self.gradients
-        tensors = [e.source for e in self.flow.data[node] if g.from_data[e.source] and not e.scalar]
-        gradients = [source for source in tensors if self.is_backward[source] and source not in known]
-        if gradients or not tensors:
-            return False
-        begins = self.flow.types[node] in {"Add", "AddN", "AddV2"}
-        return begins or any(source in known for source in tensors)
-
     def needed_by(self, group_of_weight: list[int]) -> list[int]:
         """needed[i]: the groups of weights for whose gradients backward op i is needed."""
-        seeds: dict[int, int] = {}
-        for node in range(self.size):
-            if self.is_backward[node]:
-                groups = union(1 << group_of_weight[w] for w in bits_of(self.hands_over(node)))
-                if groups:
-                    seeds[node] = groups
+        seeds = {
+            node: union(1 << group_of_weight[w] for w in bits_of(self.hands_over(node)))
+            for node, backward in enumerate(self.is_backward)
+            if backward
+        }
         return self.gradients.needed.upstream(seeds, stop=lambda n: not self.is_backward[n])
 
     @cached_property
@@ -219,19 +207,11 @@ class Backward:
         """1 for each op on which a write of what is computed from gradients depends (slots, a loss scale)."""
         g = self.gradients
         ends = dict(g.all_sinks)
+        late = {read: 1 for w in g.weights for read in w.late_reads if not g.forward[read]}
+        reads_updated = g.full.downstream(late)
         for variable in g.variables:
-            if any(g.after[w] for w in variable.writes) or self._follows_a_weight(variable):
+            # A moving average, or a lookahead copy, is written from a weight's updated value.
+            follows = any(g.after[w] or reads_updated[w] for w in variable.writes)
+            if follows or any(self.is_update[read] for read in variable.reads):  # a step counter
                 ends.update(dict.fromkeys(variable.writes, 1))
         return g.needed.upstream(ends)
-
-    def _follows_a_weight(self, variable: VariableAccess) -> bool:
-        """Written from the updated value of a weight (a moving average, a lookahead copy), or used
-        by updates only (a step counter)."""
-        follows = any(self._reads_updated_weights[write] for write in variable.writes)
-        return follows or any(self.is_update[read] for read in variable.reads)
-
-    @cached_property
-    def _reads_updated_weights(self) -> list[int]:
-        g = self.gradients
-        late = {read: 1 for w in g.weights for read in w.late_reads if not g.forward[read]}
-        return g.full.downstream(late)

@@ -63,9 +63,10 @@ def assemble(backward: Backward) -> TrainingGraph:
     g = backward.gradients
     ops: dict[str, Op] = {}
     for node in g.order:
-        kind, layer, reason = _kind(backward, node, needed[node], update_layer[node])
         if g.flow.types[node] == "IdentityN":
             kind, layer, reason = _kind_of_gate([ops[g.flow.names[e.source]] for e in g.flow.data[node]])
+        else:
+            kind, layer, reason = _kind(backward, node, needed[node], update_layer[node])
         ops[g.flow.names[node]] = _op(g.flow, node, kind, layer, reason)
     mixed = _mixed(backward, needed, update_layer)
     reasons = {g.flow.names[n]: _mixed_reason(g.flow.types[n]) for n in mixed}
@@ -161,13 +162,9 @@ def _mixed(backward: Backward, needed: list[int], update_layer: list[int | None]
 
 def _handed_over(backward: Backward, layer_of: list[int], needed: list[int], own: int) -> dict[int, int]:
     """Return dO ops that updates of layers not in ``own`` take as the gradient: op -> layers as bits."""
-    handed_over: dict[int, int] = {}
-    for node, bits in enumerate(needed):
-        if backward.is_backward[node] and several(bits):
-            layers = union(1 << layer_of[w] for w in bits_of(backward.hands_over(node))) & ~own
-            if layers:
-                handed_over[node] = layers
-    return handed_over
+    shared = (node for node, bits in enumerate(needed) if backward.is_backward[node] and several(bits))
+    layers = {n: union(1 << layer_of[w] for w in bits_of(backward.hands_over(n))) & ~own for n in shared}
+    return {node: bits for node, bits in layers.items() if bits}
 
 
 def _layers(
@@ -258,7 +255,12 @@ def classify_graph_def(graph_def: graph_pb2.GraphDef, fetches: Sequence[str] | N
         GraphError: a dangling input, an unknown op or a cycle (the node is named); no variable is updated
             from a gradient; all of the step is hidden inside an op (``jit_compile=True``).
     """
-    _check(graph_def)
+    functions = {function.signature.name for function in graph_def.library.function}
+    known = {op for op in {node.op for node in graph_def.node} if op in functions or op_types.is_known_op(op)}
+    for node in graph_def.node:
+        if node.op not in known:
+            raise GraphError(f"TensorFlow knows no op {node.op!r}", node.name)
+    GraphIndex(graph_def)  # it refuses dangling inputs and cycles
     with shape_inference.graph_errors():
         graph_def = flatten(graph_def, fetches)
         outputs = shape_inference.infer_outputs(graph_def)
@@ -271,16 +273,6 @@ def classify_graph_def(graph_def: graph_pb2.GraphDef, fetches: Sequence[str] | N
     return assemble(Backward(gradients))
 
 
-def _check(graph_def: graph_pb2.GraphDef) -> None:
-    """GraphError names the node with an unknown op, a dangling input, or on a cycle."""
-    functions = {function.signature.name for function in graph_def.library.function}
-    known = {op for op in {node.op for node in graph_def.node} if op in functions or op_types.is_known_op(op)}
-    for node in graph_def.node:
-        if node.op not in known:
-            raise GraphError(f"TensorFlow knows no op {node.op!r}", node.name)
-    GraphIndex(graph_def)
-
-
 def flatten(graph_def: graph_pb2.GraphDef, fetches: Sequence[str] | None = None) -> graph_pb2.GraphDef:
     """The graph without function calls; the same object when they cannot be inlined."""
     functions = {f.signature.name: f for f in graph_def.library.function}
@@ -289,8 +281,9 @@ def flatten(graph_def: graph_pb2.GraphDef, fetches: Sequence[str] | None = None)
         return graph_def
     if any(_is_stub(functions[name]) for name in graph_protos.called_by(calls) if name in functions):
         return graph_def
-    keep = [*(fetches or ()), *_unconsumed(graph_def)]
-    return graph_protos.inline_graph_def(graph_def, keep)
+    consumed = {split_input(text)[0] for node in graph_def.node for text in node.input}
+    unconsumed = [node.name for node in graph_def.node if node.name not in consumed]
+    return graph_protos.inline_graph_def(graph_def, [*(fetches or ()), *unconsumed])
 
 
 def _is_stub(function: function_pb2.FunctionDef) -> bool:
@@ -301,12 +294,7 @@ def _is_stub(function: function_pb2.FunctionDef) -> bool:
 
 
 def _can_inline(node: node_def_pb2.NodeDef) -> bool:
-    return not node.attr["_XlaMustCompile"].b if "_XlaMustCompile" in node.attr else True
-
-
-def _unconsumed(graph_def: graph_pb2.GraphDef) -> list[str]:
-    consumed = {split_input(text)[0] for n in graph_def.node for text in n.input}
-    return [n.name for n in graph_def.node if n.name not in consumed]
+    return "_XlaMustCompile" not in node.attr or not node.attr["_XlaMustCompile"].b
 
 
 def _results(flow: FlowGraph, fetches: Sequence[str] | None) -> tuple[list[int], bool]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import operator
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -35,10 +37,7 @@ def memberships(groups: Iterable[Iterable[int]]) -> dict[int, int]:
 
 def union(sets: Iterable[int]) -> int:
     """All elements of all sets."""
-    out = 0
-    for bits in sets:
-        out |= bits
-    return out
+    return functools.reduce(operator.or_, sets, 0)
 
 
 Slots = dict[int, list[VariableAccess]]
@@ -72,12 +71,8 @@ def _ends(
 ) -> dict[int, int]:
     """Find where values leave the step: bit 0 for its results, bit i + 1 for ``written[i]`` that changes no
     other."""
-    ends = dict.fromkeys(results, 1)
-    for i, variable in enumerate(written):
-        if changes[i] & ~(1 << i) == 0:
-            for n in (write for write in variable.writes if fed[write]):
-                ends[n] = ends.get(n, 0) | 2 << i
-    return ends
+    last = [v.writes if changes[i] & ~(1 << i) == 0 else [] for i, v in enumerate(written)]
+    return memberships([results, *([write for write in writes if fed[write]] for writes in last)])
 
 
 def _set_preparations_aside(variable: VariableAccess, fed: list[int], to_end: list[int]) -> None:
@@ -88,17 +83,16 @@ def _set_preparations_aside(variable: VariableAccess, fed: list[int], to_end: li
     """
     from_data = bool(variable.trainable) and not variable.first_reads
     blind = {w for w in variable.writes if from_data or not fed[w]}
-    reads = [r for r, seen in variable.late_read_sources.items() if to_end[r] and set(seen) <= blind]
-    prepared = {w for r in reads for w in variable.late_read_sources[r]}
+    sources = variable.late_read_sources
+    prepared = {w for r, seen in sources.items() if to_end[r] and set(seen) <= blind for w in seen}
     if not prepared or prepared == set(variable.writes):
         return
-    for read, seen in list(variable.late_read_sources.items()):
-        before, after = [w for w in seen if w in prepared], [w for w in seen if w not in prepared]
-        if before:
+    for read, seen in list(sources.items()):
+        if before := [w for w in seen if w in prepared]:
             variable.prepared_read_sources[read] = before
-        variable.late_read_sources[read] = after
-        if not after:
-            del variable.late_read_sources[read]
+        sources[read] = [w for w in seen if w not in prepared]
+        if not sources[read]:
+            del sources[read]
             variable.late_reads.remove(read)
             variable.first_reads.append(read)
     variable.writes = [w for w in variable.writes if w not in prepared]
@@ -120,15 +114,13 @@ def _without_state(
     graph = values.propagation(cut_memory_of={v.handle for v in candidates})
     own_writes = {n for v in candidates for n in v.writes}
     forward = graph.upstream({n: 1 for n in ends if n not in own_writes})
-    shared = 0
     reached = graph.upstream(memberships(v.writes for v in candidates))
-    for node, here in enumerate(reached):
-        if not forward[node]:
-            shared |= here if several(here) else 0
+    behind = [here for node, here in enumerate(reached) if not forward[node]]
     for targets in values.targets_of_outputs.values():
         # A loss op may hand out its gradient as well: of reduction="sum" that is the gradient.
-        gradient = 0 if any(forward[t] for t in targets) else union(reached[t] for t in targets)
-        shared |= gradient if several(gradient) else 0
+        if not any(forward[t] for t in targets):
+            behind.append(union(reached[t] for t in targets))
+    shared = union(filter(several, behind))
     kept = [v for i, v in enumerate(candidates) if shared >> i & 1]
     return kept or candidates
 
@@ -165,18 +157,15 @@ STASH_OPS = PUSH_OPS | {"Merge", *SWITCHES, "Identity", "NextIteration"}
 
 def forward_ops(g: GradientFlow) -> list[int]:
     """1 for each op of the forward pass."""
-    fed = g.full.downstream(g.data_sources)
-    past = _past_forward(g)
-    state = (write for variable in g.variables for write in variable.writes)
+    fed, past = g.full.downstream(g.data_sources), _past_forward(g)
     ends = {
-        n: 1
-        for n in [*g.results, *state]
-        if n not in g.all_sinks and fed[n] and not g.after[n] and not past[n]
-    }
-    known = g.full.upstream(ends)
-    seeds = ends | _hidden(g, known)
+        *g.results,
+        *(write for variable in g.variables for write in variable.writes),
+    } - g.all_sinks.keys()
+    seeds = {n: 1 for n in ends if fed[n] and not g.after[n] and not past[n]}
+    seeds |= _hidden(g, g.full.upstream(seeds))
     known = g.full.upstream(seeds)
-    stash = _stashes(g, known)
+    stash = _stashes(g, known) if g.cyclic else []
     return g.full.upstream(seeds | dict.fromkeys(stash, 1)) if stash else known
 
 
@@ -223,8 +212,6 @@ def _stashes(g: GradientFlow, known: list[int]) -> list[int]:
     The LoopCond that their Switch asks belongs to a loop with a known result.  A gradient loop collects
     tensors as well (gradients of an RNN's inputs), but no forward result waits for its LoopCond.
     """
-    if not g.cyclic:
-        return []
     stashes: list[int] = []
     for group in g.full.groups:
         types = {g.flow.types[n] for n in group}
@@ -313,19 +300,20 @@ class GradientFlow(ValueFlow):
     def _reductions(self, weight: int, reach: list[int], after_others: list[int]) -> dict[int, int]:
         """Find ops that reduce tensors to a rank-0 weight's gradient, and their distance from its writes."""
         reductions: dict[int, int] = {}
-        seen = set()
-        level, distance = self.sinks(weight), 0
+        seen: set[int] = set()
+        level, distance = set(self.sinks(weight)), 0
         while level:
             distance += 1
             above = {p for node in level for p in self.full.preds[node] if p not in seen and not reach[p]}
             seen |= above
-            level = []
-            for node in above:
-                reduces = any(self.from_data[e.source] and not e.scalar for e in self.flow.data[node])
-                if reduces and not after_others[node]:
-                    reductions[node] = distance
-                else:
-                    level.append(node)
+            reducing = {
+                node
+                for node in above
+                if any(self.from_data[e.source] and not e.scalar for e in self.flow.data[node])
+                and not after_others[node]
+            }
+            reductions |= dict.fromkeys(reducing, distance)
+            level = above - reducing
         return reductions
 
     def _gradient_like(self, reach: list[int]) -> dict[int, int]:

@@ -21,14 +21,7 @@ WeightShape = tuple[int, ...]
 VIEW_OPS = REARRANGING_OPS | {"StopGradient", "Enter", *SWITCHES, "Merge", "Exit"}
 
 # They add up rows; what a product of matrices adds up is another layer's.
-_SUMS = {
-    "BiasAddGrad",
-    "FusedBatchNormGrad",
-    "FusedBatchNormGradV2",
-    "FusedBatchNormGradV3",
-    "Mean",
-    "Sum",
-}
+_SUMS = {"BiasAddGrad", "Mean", "Sum", *(f"FusedBatchNormGrad{version}" for version in ("", "V2", "V3"))}
 
 
 def group_weights(backward: Backward) -> list[list[int]]:
@@ -51,10 +44,7 @@ def group_weights(backward: Backward) -> list[list[int]]:
 
 
 def _in_order(layers: Sequence[Sequence[int]], behind: Sequence[int]) -> list[int]:
-    """The layers' numbers, each behind those that it is used behind, where these are not used behind it too.
-
-    ``behind``: of each weight, as bits, other weights.
-    """
+    """Order the layers' numbers topologically, cycles ignored; ``behind``: of each weight others, as bits."""
     layer_of = {weight: number for number, members in enumerate(layers) for weight in members}
     needs = [
         union(1 << layer_of[weight] for weight in bits_of(union(behind[member] for member in members)))
@@ -64,21 +54,18 @@ def _in_order(layers: Sequence[Sequence[int]], behind: Sequence[int]) -> list[in
     while grown:
         through = [own | union(needs[other] for other in bits_of(own)) for own in needs]
         grown, needs = through != needs, through
-    order: list[int] = []
-    placed = 0
+    order: dict[int, None] = {}
 
     def put(number: int) -> None:
-        nonlocal placed
         for other in bits_of(needs[number]):
-            if not placed >> other & 1 and not needs[other] >> number & 1:
+            if other not in order and not needs[other] >> number & 1:
                 put(other)
-        placed |= 1 << number
-        order.append(number)
+        order[number] = None
 
     for number in range(len(layers)):
-        if not placed >> number & 1:
+        if number not in order:
             put(number)
-    return order
+    return list(order)
 
 
 class _Units:
@@ -222,8 +209,10 @@ def _is_reduced(backward: Backward, node: int, port: int, shape: WeightShape | N
         return False
     if _is_summed(backward, node, port, shape):
         return True
-    targets = [t for t in backward.successors[node] if backward.is_backward[t]]
-    return bool(targets) and all(_sums_to(backward, target, shape) for target in targets)
+    flow, targets = backward.flow, [t for t in backward.successors[node] if backward.is_backward[t]]
+    return bool(targets) and all(
+        flow.types[target] in _SUMS and _has_shape(flow.outputs[target], shape) for target in targets
+    )
 
 
 def _is_vector(shape: WeightShape | None) -> bool:
@@ -246,10 +235,6 @@ def _is_summed(backward: Backward, node: int, port: int, shape: WeightShape | No
         edges = backward.flow.data[node]
         stack.extend((e.source, e.port) for e in edges if _continues_chain(backward, e.source))
     return False
-
-
-def _sums_to(backward: Backward, node: int, shape: WeightShape | None) -> bool:
-    return backward.flow.types[node] in _SUMS and _has_shape(backward.flow.outputs[node], shape)
 
 
 def _has_shape(outputs: Sequence[OutputInfo], shape: WeightShape | None) -> bool:
@@ -325,12 +310,12 @@ def _combining(g: GradientFlow) -> list[int]:
 
 def _tables(g: GradientFlow) -> list[int]:
     """Tensors of floating-point numbers that no weight goes into count as data: constants, a first state."""
+
+    def is_table(output: OutputInfo) -> bool:
+        return "float" in output.dtype and (output.shape is None or any(dim != 1 for dim in output.shape))
+
     return [
         node
         for node, bits in enumerate(g.depends_on_tensors)
-        if not bits and any(_is_table(output) for output in g.flow.outputs[node])
+        if not bits and any(map(is_table, g.flow.outputs[node]))
     ]
-
-
-def _is_table(output: OutputInfo) -> bool:
-    return "float" in output.dtype and (output.shape is None or any(dim != 1 for dim in output.shape))

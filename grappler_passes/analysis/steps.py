@@ -8,9 +8,9 @@ with what they are then, :data:`TURN_ATTR` says after how many updates.
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 
 from tensorflow.core.framework import graph_pb2, node_def_pb2, types_pb2
 
@@ -120,11 +120,8 @@ def microbatch_graph(
     """
     # A constant that a sum of slices needs carries the mark too, and hands on nothing.
     sums = {i for i, node in enumerate(graph_def.node) if is_sum(node) and data_inputs(node)}
-    handed_on = {
-        i: sources
-        for i in sums
-        if (sources := _handed_on(graph_def.node[i], index, sums, steps, number)) is not None
-    }
+    every = {i: _handed_on(graph_def.node[i], index, sums, steps, number) for i in sums}
+    handed_on = {i: sources for i, sources in every.items() if sources is not None}
 
     def reads(i: int) -> list[int]:
         if i in handed_on:
@@ -200,11 +197,9 @@ def _renamed(before: graph_pb2.GraphDef, after: graph_pb2.GraphDef, number: int)
     batch = dict(zip(_batch(before), _batch(after), strict=False))
     names = {node.name: batch.get(node.name, node.name.replace(old, new)) for node in before.node}
     nodes = {node.name: node for node in after.node}
-    for node in before.node:
-        other = nodes.get(names[node.name])
-        if other is None or not _alike(node, other, names):
-            return None
-    return names
+    pairs = ((node, nodes.get(names[node.name])) for node in before.node)
+    same = all(other is not None and _alike(node, other, names) for node, other in pairs)
+    return names if same else None
 
 
 def _batch(graph_def: graph_pb2.GraphDef) -> list[str]:
@@ -219,9 +214,8 @@ def _alike(node: node_def_pb2.NodeDef, other: node_def_pb2.NodeDef, names: Mappi
     if node.op != other.op or node.device != other.device or len(node.input) != len(other.input):
         return False
     renamed = (tensor(names.get(name, name), port) for name, port in map(split_input, node.input))
-    if list(renamed) != list(other.input):
-        return False
-    return node.op == "_Arg" or _attributes(node) == _attributes(other)
+    same_inputs = list(renamed) == list(other.input)
+    return same_inputs and (node.op == "_Arg" or _attributes(node) == _attributes(other))
 
 
 def _attributes(node: node_def_pb2.NodeDef) -> dict[str, bytes]:
@@ -233,8 +227,12 @@ def _with_names(graph: TrainingGraph, names: Mapping[str, str]) -> TrainingGraph
     def renamed(old: Sequence[str]) -> tuple[str, ...]:
         return tuple(names[name] for name in old)
 
+    def renamed_op(op: Op) -> Op:
+        inputs = tuple((names[producer], port) for producer, port in op.inputs)
+        return replace(op, name=names[op.name], inputs=inputs, control_inputs=renamed(op.control_inputs))
+
     layers = tuple(
-        dataclasses.replace(
+        replace(
             layer,
             weight_grad_ops=renamed(layer.weight_grad_ops),
             update_ops=renamed(layer.update_ops),
@@ -242,20 +240,10 @@ def _with_names(graph: TrainingGraph, names: Mapping[str, str]) -> TrainingGraph
         )
         for layer in graph.layers
     )
-    variables = tuple(dataclasses.replace(v, handle=names.get(v.handle, v.handle)) for v in graph.variables)
     return TrainingGraph(
-        ops={names[name]: _renamed_op(op, names) for name, op in graph.ops.items()},
+        ops={names[name]: renamed_op(op) for name, op in graph.ops.items()},
         layers=layers,
-        variables=variables,
+        variables=tuple(replace(v, handle=names.get(v.handle, v.handle)) for v in graph.variables),
         unclassified={names.get(name, name): why for name, why in graph.unclassified.items()},
         mixed={names.get(name, name): why for name, why in graph.mixed.items()},
-    )
-
-
-def _renamed_op(op: Op, names: Mapping[str, str]) -> Op:
-    return dataclasses.replace(
-        op,
-        name=names[op.name],
-        inputs=tuple((names[producer], port) for producer, port in op.inputs),
-        control_inputs=tuple(names[producer] for producer in op.control_inputs),
     )

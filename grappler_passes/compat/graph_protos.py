@@ -5,9 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, TypeGuard
 
-import tensorflow as tf
-from tensorflow.core.framework import graph_pb2, node_def_pb2
-
 if TYPE_CHECKING:
     from tensorflow.core.framework import graph_pb2, node_def_pb2, tensor_pb2
 
@@ -83,6 +80,7 @@ def inline_graph_def(graph_def: graph_pb2.GraphDef, fetches: list[str]) -> graph
 
     Runs Grappler's function optimizer alone, as TensorFlow itself does for TFLite and TensorRT.
     """
+    import tensorflow as tf
     from tensorflow.core.protobuf import config_pb2, meta_graph_pb2
     from tensorflow.python.grappler import tf_optimizer
 

@@ -75,7 +75,6 @@ def allows_types(node: node_def_pb2.NodeDef) -> bool:
 
 def keeps_random_state(op_type: str) -> bool:
     """Return whether an op draws random numbers from a state that its own kernel keeps (``tf.random.*``)."""
-    definition = op_def(op_type)
-    if definition is None or not definition.is_stateful:
-        return False
-    return {"seed", "seed2"} <= {attribute.name for attribute in definition.attr}
+    return (
+        op_def(op_type) is not None and is_stateful(op_type) and {"seed", "seed2"} <= attribute_names(op_type)
+    )

@@ -46,12 +46,9 @@ def device_memory_bytes() -> dict[str, int]:
     context.ensure_initialized()
     devices = pywrap_tfe.TFE_ContextListDevices(context._context_handle)
     try:
-        return {
-            pywrap_tfe.TF_DeviceListName(devices, number): pywrap_tf_session.TF_DeviceListMemoryBytes(
-                devices, number
-            )
-            for number in range(pywrap_tfe.TF_DeviceListCount(devices))
-        }
+        name_of, bytes_of = pywrap_tfe.TF_DeviceListName, pywrap_tf_session.TF_DeviceListMemoryBytes
+        numbers = range(pywrap_tfe.TF_DeviceListCount(devices))
+        return {name_of(devices, number): bytes_of(devices, number) for number in numbers}
     finally:
         pywrap_tfe.TF_DeleteDeviceList(devices)
 

@@ -165,7 +165,5 @@ def _with_handle_shapes(graph_def: graph_pb2.GraphDef) -> graph_pb2.GraphDef:
 
 def info_of(tensor: tf.Tensor) -> OutputInfo:
     """Return dtype, shape and element size of a tensor, as far as they are known."""
-    shape = tensor.shape
-    dims = None if shape.rank is None else tuple(shape.as_list())
-    dtype = tensor.dtype.base_dtype
-    return OutputInfo(dtype.name, dims, dtype.size)
+    dims = None if tensor.shape.rank is None else tuple(tensor.shape.as_list())
+    return OutputInfo(tensor.dtype.base_dtype.name, dims, tensor.dtype.size)

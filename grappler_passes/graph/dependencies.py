@@ -7,13 +7,14 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import combinations
-from typing import TypeVar
-
-from tensorflow.core.framework import graph_pb2
+from typing import TYPE_CHECKING, TypeVar
 
 from grappler_passes.compat import op_types
 from grappler_passes.errors import GraphError
 from grappler_passes.graph.node_input import split_input as split_input
+
+if TYPE_CHECKING:
+    from tensorflow.core.framework import graph_pb2
 
 Branch = tuple[str, int]
 
@@ -44,28 +45,19 @@ class Context:
 _ROOT = Context()
 
 
-def execution_contexts(
-    index: GraphIndex, frame_names: dict[int, str], constant_enters: set[int]
-) -> list[Context]:
-    """Return the context of every node.  ``frame_names`` gives each Enter its frame's name."""
-    if not frame_names and not any(op in SWITCHES for op in index.ops):
-        return [_ROOT] * len(index)
-    return _Contexts(index, frame_names, constant_enters).compute()
-
-
 class _Contexts:
     """One walk in topological order."""
 
-    def __init__(self, index: GraphIndex, frame_names: dict[int, str], constant_enters: set[int]) -> None:
+    def __init__(self, index: GraphIndex) -> None:
         self.index = index
-        self.frame_names = frame_names
-        self.constant_enters = constant_enters
         self.frames: list[tuple[str, ...]] = [()] * len(index)  # the frame that outputs arrive in
         self.branch_frame: dict[Branch, tuple[str, ...]] = {}
         self.branches: list[frozenset[Branch]] = [frozenset()] * len(index)
         self.result: list[Context] = [_ROOT] * len(index)
 
     def compute(self) -> list[Context]:
+        if not self.index.frame_names and not any(op in SWITCHES for op in self.index.ops):
+            return self.result
         for i in self.index.order:
             if self.index.preds(i):
                 self._visit(i)
@@ -77,26 +69,22 @@ class _Contexts:
         branches = self._merge(i) if op in MERGES else self._all_inputs(i)
         arrives, visible = frame, True
         if op in ENTERS:
-            arrives, visible = (*frame, self.frame_names[i]), i in self.constant_enters
+            arrives, visible = (*frame, self.index.frame_names[i]), i in self.index.constant_enters
         elif op in EXITS:
             arrives = frame[:-1]
         elif op in NEXT_ITERATIONS:
             visible = False
         self.frames[i] = arrives
         # Outside, a loop's value is dead only if the loop as a whole was: branches inside end at the Exit.
-        of_outputs = branches
-        if op in EXITS:
-            of_outputs = frozenset(b for b in branches if self.branch_frame[b] != frame)
+        inside = {b for b in branches if op in EXITS and self.branch_frame[b] == frame}
+        of_outputs = branches - inside if inside else branches
         self.branches[i] = of_outputs
         self.result[i] = Context(frame, arrives if visible else None, branches, of_outputs)
 
     def _all_inputs(self, i: int) -> frozenset[Branch]:
-        branches: frozenset[Branch] = frozenset()
-        for producer, port in self.index.data_preds[i]:
-            branches |= self._edge(producer, port)
-        for producer in self.index.control_preds[i]:
-            branches |= self.branches[producer]
-        return branches
+        of_data = (self._edge(producer, port) for producer, port in self.index.data_preds[i])
+        of_control = (self.branches[producer] for producer in self.index.control_preds[i])
+        return frozenset().union(*of_data, *of_control)
 
     def _edge(self, producer: int, port: int) -> frozenset[Branch]:
         if self.index.ops[producer] not in SWITCHES:
@@ -119,12 +107,9 @@ class _Contexts:
         """
         sides = [self._edge(producer, port) for producer, port in self.index.data_preds[i]]
         common = frozenset.intersection(*sides) if sides else frozenset()
-        if i in self.index.back_preds or len(sides) == 1:
-            return common
         rest = [side - common for side in sides]
-        if all(len(r) == 1 for r in rest) and len({next(iter(r))[0] for r in rest}) == 1:
-            return common
-        if not all(rest):
+        covers_all = all(len(r) == 1 for r in rest) and len({pred for r in rest for pred, _ in r}) == 1
+        if i in self.index.back_preds or len(sides) == 1 or covers_all or not all(rest):
             return common
         own = (self.index.names[i], 0)
         self.branch_frame[own] = max((self.frames[p] for p, _ in self.index.data_preds[i]), key=len)
@@ -287,15 +272,13 @@ class GraphIndex:
 
     @cached_property
     def contexts(self) -> list[Context]:
-        return execution_contexts(self, self.frame_names, self.constant_enters)
+        return _Contexts(self).compute()
 
     def arrival_frame(self, node: str | int) -> tuple[str, ...]:
         """Return the while frame that a node's outputs arrive in."""
-        i = self._as_index(node)
-        context = self.contexts[i]
-        if context.output_frame is not None:
-            return context.output_frame
-        return (*context.frame, self.frame_names[i]) if i in self.frame_names else context.frame
+        context = self.contexts[i := self._as_index(node)]
+        entered = (self.frame_names[i],) if i in self.frame_names else ()
+        return (*context.frame, *entered) if context.output_frame is None else context.output_frame
 
     def edge_is_legal(self, before: str, after: str) -> tuple[bool, str]:
         """May a control edge be added?  The reason is empty where it may.
@@ -321,7 +304,8 @@ class GraphIndex:
         if first.output_frame is None:
             return f"a control edge out of a {self.ops[source]} would fire in one iteration only"
         if first.output_frame != then.frame:
-            return f"different while frames: {_show(first.output_frame)} and {_show(then.frame)}"
+            frames = ("/".join(frame) or "the root frame" for frame in (first.output_frame, then.frame))
+            return f"different while frames: {' and '.join(frames)}"
         lacking = first.output_branches - then.branches
         if lacking:
             where = ", ".join(sorted(f"output {side} of {pred}" for pred, side in lacking))
@@ -338,10 +322,6 @@ def places_in(order: Sequence[int]) -> list[int]:
     for place, i in enumerate(order):
         places[i] = place
     return places
-
-
-def _show(frame: tuple[str, ...]) -> str:
-    return "/".join(frame) or "the root frame"
 
 
 # Registered as stateful so that they are not folded or shared, but they only name or hand on a value.
@@ -373,15 +353,14 @@ def only_reads(op_type: str) -> bool:
 
 def states_of(index: GraphIndex, i: int) -> set[str]:
     """Return what the effect of node ``i`` is on: the names of the resources' sources, or WORLD."""
-    inputs = index.data_preds[i]
-    sources = [inputs[place][0] for place in op_types.resource_inputs(index.ops[i]) if place < len(inputs)]
-    return {index.names[_source_of_handle(index, source)] for source in sources} or {WORLD}
-
-
-def _source_of_handle(index: GraphIndex, source: int) -> int:
-    while index.ops[source] in _HANDLE_COPIES and index.data_preds[source]:
-        source = index.data_preds[source][0][0]
-    return source
+    states = set()
+    for place in op_types.resource_inputs(index.ops[i]):
+        if place < len(index.data_preds[i]):
+            source = index.data_preds[i][place][0]
+            while index.ops[source] in _HANDLE_COPIES and index.data_preds[source]:
+                source = index.data_preds[source][0][0]
+            states.add(index.names[source])
+    return states or {WORLD}
 
 
 def conflicts(index: GraphIndex) -> Iterator[tuple[int, int]]:

@@ -108,16 +108,9 @@ def build_flow_graph(graph_def: graph_pb2.GraphDef, infos: dict[str, tuple[Outpu
     data: list[list[Edge]] = []
     control: list[list[int]] = []
     for node in graph_def.node:
-        edges, controls = [], []
-        for text in node.input:
-            name, port = split_input(text)
-            source = index[name]
-            if port < 0:
-                controls.append(source)
-                continue
-            edges.append(Edge(source, port, _is_scalar(outputs[source], port)))
-        data.append(edges)
-        control.append(controls)
+        inputs = [(index[name], port) for name, port in map(split_input, node.input)]
+        data.append([Edge(i, port, _is_scalar(outputs[i], port)) for i, port in inputs if port >= 0])
+        control.append([i for i, port in inputs if port < 0])
     types = [node.op for node in graph_def.node]
     return FlowGraph(
         names,

@@ -27,9 +27,14 @@ def last_uses(training_graph: TrainingGraph, order: Sequence[str]) -> dict[str, 
     Reads through views count; what an op outside ``order`` reads lives to the end, ``len(order)``.  Raises
     PlanError on unknown and repeated ops.
     """
-    place = _places(training_graph, order)
+    place: dict[str, int] = {}
+    for position, name in enumerate(order):
+        if name not in training_graph.ops:
+            raise PlanError(f"the order names an op that is not in the graph: {name!r}")
+        if name in place:
+            raise PlanError(f"the order names an op twice: {name!r}")
+        place[name] = position
     last = dict(place)
-    end = len(order)
     owners: dict[str, str] = {}
     for name in order:
         op = training_graph.ops[name]
@@ -41,7 +46,7 @@ def last_uses(training_graph: TrainingGraph, order: Sequence[str]) -> dict[str, 
     for name, op in training_graph.ops.items():
         if name not in place:
             for producer in place.keys() & op.producers:
-                last[owners[producer]] = end
+                last[owners[producer]] = len(order)
     return last
 
 
@@ -101,18 +106,4 @@ def _own_bytes(op: Op) -> int:
 
 def _owner(op: Op, owners: dict[str, str]) -> str:
     """Return the op whose memory ``op``'s output lies in."""
-    if op.type not in _VIEWS or not op.inputs:
-        return op.name
-    source = op.inputs[0][0]
-    return owners.get(source, op.name)
-
-
-def _places(training_graph: TrainingGraph, order: Sequence[str]) -> dict[str, int]:
-    place: dict[str, int] = {}
-    for position, name in enumerate(order):
-        if name not in training_graph.ops:
-            raise PlanError(f"the order names an op that is not in the graph: {name!r}")
-        if name in place:
-            raise PlanError(f"the order names an op twice: {name!r}")
-        place[name] = position
-    return place
+    return owners.get(op.producers[0], op.name) if op.type in _VIEWS and op.inputs else op.name

@@ -31,17 +31,16 @@ def iterations_of_ops(graph_def: graph_pb2.GraphDef) -> dict[str, int]:
     if not has_loops(graph_def):
         return {}
     loops, index = Loops(graph_def), GraphIndex(graph_def)
+    frames = [context.frame for context in index.contexts]
     of_frame: dict[str, int] = {}
-    for i, name in enumerate(index.names):
-        frame = index.contexts[i].frame
-        if frame and index.ops[i] in MERGES and frame[-1] not in of_frame:
-            count = loops.iterations(name)
-            if count is not None:
-                of_frame[frame[-1]] = count
+    for name, op, frame in zip(index.names, index.ops, frames, strict=True):
+        is_new = frame and op in MERGES and frame[-1] not in of_frame
+        if is_new and (count := loops.iterations(name)) is not None:
+            of_frame[frame[-1]] = count
     return {
-        name: math.prod(of_frame[frame] for frame in index.contexts[i].frame)
-        for i, name in enumerate(index.names)
-        if index.contexts[i].frame and all(frame in of_frame for frame in index.contexts[i].frame)
+        name: math.prod(map(of_frame.__getitem__, frame))
+        for name, frame in zip(index.names, frames, strict=True)
+        if frame and of_frame.keys() >= {*frame}
     }
 
 
@@ -69,8 +68,7 @@ class Loops:
     def iterations(self, merge: str) -> int | None:
         """Return how often a variable's loop runs at most: its counter is compared with a known number."""
         condition = self._conditions.get(merge)
-        counts = [] if condition is None else self._limits(condition)
-        return min(counts, default=None)
+        return None if condition is None else min(self._limits(condition), default=None)
 
     @cached_property
     def _conditions(self) -> dict[str, str]:
@@ -92,8 +90,7 @@ class Loops:
         """A constant, of a loop's variable the one that it begins with, behind a loop how often that ran."""
         name = self.source(text)
         while self.nodes[name].op in MERGES:
-            entering = self.entering(name)
-            if not entering:
+            if not (entering := self.entering(name)):
                 return None
             name = self.source(entering[0])
         node = self.nodes[name]
@@ -174,14 +171,10 @@ def with_sizes(
             ops[name] = replace(op, output_bytes=output_bytes(op.type, outputs.get(name, ())))
     for node in graph_def.node:
         if node.op in _AXES and node.name in ops and ops[node.name].output_bytes is None:
-            ops[node.name] = replace(ops[node.name], output_bytes=_bytes_of_axes(node, outputs))
+            # At most: each output names some axes of the larger shape that it is given.
+            shapes = [outputs[name][port] for name, port in map(split_input, data_inputs(node))]
+            ops[node.name] = replace(ops[node.name], output_bytes=output_bytes("", shapes))
     return replace(training_graph, ops=ops)
-
-
-def _bytes_of_axes(node: node_def_pb2.NodeDef, outputs: Mapping[str, tuple[OutputInfo, ...]]) -> int | None:
-    """Return the most bytes: each output names some axes of the larger shape that it is given."""
-    ends = [split_input(text) for text in node.input if not text.startswith("^")]
-    return output_bytes("", [outputs[name][port] for name, port in ends])
 
 
 def output_bytes(op_type: str, outputs: Iterable[OutputInfo]) -> int | None:
@@ -208,31 +201,22 @@ def outputs_with_sizes(
     filled = _filled(graph_def, known)
     for _ in range(_NESTED_CONDITIONALS):
         outputs = shape_inference.infer_some_outputs(filled)
-        merges = [node for node in filled.node if _is_open_merge(node, outputs)]
-        if not merges:
+        branches = [(node, _largest_branch(node, outputs)) for node in filled.node]
+        chosen = [(node, branch) for node, branch in branches if branch is not None]
+        for merge, branch in chosen:
+            make_identity(merge, [branch])
+        if not chosen:
             break
-        for merge in merges:
-            _take_largest(merge, outputs)
     return outputs
 
 
-def _is_open_merge(node: node_def_pb2.NodeDef, outputs: Mapping[str, tuple[OutputInfo, ...]]) -> bool:
-    """Return a Merge of unknown size with branches of known sizes."""
+def _largest_branch(node: node_def_pb2.NodeDef, outputs: Mapping[str, tuple[OutputInfo, ...]]) -> str | None:
+    """Return the largest input of a Merge of unknown size whose branches have known sizes; None of others."""
     if node.op not in MERGES or output_bytes(node.op, outputs[node.name][:1]) is not None:
-        return False
-    return None not in _branch_bytes(node, outputs).values()
-
-
-def _branch_bytes(
-    merge: node_def_pb2.NodeDef, outputs: Mapping[str, tuple[OutputInfo, ...]]
-) -> dict[str, int | None]:
-    ends = {text: split_input(text) for text in merge.input if not text.startswith("^")}
-    return {text: output_bytes("", outputs[name][port : port + 1]) for text, (name, port) in ends.items()}
-
-
-def _take_largest(merge: node_def_pb2.NodeDef, outputs: Mapping[str, tuple[OutputInfo, ...]]) -> None:
-    sizes = _branch_bytes(merge, outputs)
-    make_identity(merge, [max(sizes, key=lambda text: sizes[text] or 0)])
+        return None
+    ends = {text: split_input(text) for text in data_inputs(node)}
+    sizes = {text: output_bytes("", outputs[name][port : port + 1]) for text, (name, port) in ends.items()}
+    return None if None in sizes.values() else max(sizes, key=lambda text: sizes[text] or 0)
 
 
 def _filled(graph_def: graph_pb2.GraphDef, known: KnownShapes) -> graph_pb2.GraphDef:

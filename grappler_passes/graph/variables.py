@@ -51,11 +51,10 @@ def find_variables(graph_def: graph_pb2.GraphDef, flow: FlowGraph, order: list[i
     moved on by one op.
     """
     handles = _handle_of(flow, order)
-    variables = {
-        handle: _describe(graph_def.node[handle], flow.names[handle]) | {"handle": handle}
+    accesses = {
+        handle: VariableAccess(handle, **_describe(graph_def.node[handle], flow.names[handle]))
         for handle in sorted(set(handles.values()))
     }
-    accesses = {h: VariableAccess(**described) for h, described in variables.items()}
     for node in order:
         for handle in {handles[e.source] for e in flow.data[node] if e.source in handles}:
             if node in handles or flow.types[node] == "VariableShape":
@@ -101,14 +100,11 @@ def _is_iterator(flow: FlowGraph, access: VariableAccess) -> bool:
 
 def _describe(node: node_def_pb2.NodeDef, default_name: str) -> dict[str, Any]:
     info = json.loads(node.attr[VARIABLE_ATTR].s) if VARIABLE_ATTR in node.attr else {}
-    shape = None
-    for key in ("_handle_shapes", "shape"):
-        shapes = [node.attr[key].shape] if key == "shape" else node.attr[key].list.shape
-        if key in node.attr and len(shapes) and not shapes[0].unknown_rank:
-            if key == "shape" and node.op != "VarHandleOp":
-                continue
-            shape = tuple(dim.size for dim in shapes[0].dim)
-            break
+    shapes = list(node.attr["_handle_shapes"].list.shape[:1]) if "_handle_shapes" in node.attr else []
+    if "shape" in node.attr and node.op == "VarHandleOp":
+        shapes.append(node.attr["shape"].shape)
+    known = (tuple(dim.size for dim in shape.dim) for shape in shapes if not shape.unknown_rank)
+    shape = next(known, None)
     name = info.get("name") or default_name
     return {"name": name, "shape": shape, "trainable": info.get("trainable")}
 
@@ -116,15 +112,12 @@ def _describe(node: node_def_pb2.NodeDef, default_name: str) -> dict[str, Any]:
 def _shape_from_use(flow: FlowGraph, access: VariableAccess) -> tuple[int, ...] | None:
     """Return shape of what is read whole or assigned whole; None where neither happens or it is unknown."""
     whole = [flow.outputs[r][0].shape for r in access.first_reads if flow.types[r] == "ReadVariableOp"]
-    for write in access.writes:
-        if flow.types[write].startswith("Assign"):
-            value = flow.data[write][1]
-            whole.append(flow.outputs[value.source][value.port].shape)
-    for shape in whole:
-        known = [dim for dim in shape or () if dim is not None]
-        if shape is not None and len(known) == len(shape):
-            return tuple(known)
-    return None
+    values = [flow.data[write][1] for write in access.writes if flow.types[write].startswith("Assign")]
+    whole += [flow.outputs[value.source][value.port].shape for value in values]
+    known = (
+        tuple(d for d in shape if d is not None) for shape in whole if shape is not None and None not in shape
+    )
+    return next(known, None)
 
 
 def _split_reads(flow: FlowGraph, order: list[int], variables: list[VariableAccess]) -> None:

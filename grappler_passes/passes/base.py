@@ -17,7 +17,7 @@ from tensorflow.core.framework import graph_pb2, node_def_pb2
 from grappler_passes.compat import graph_protos
 from grappler_passes.compat.graph_protos import copy_of as copy_of
 from grappler_passes.errors import GraphError, PassError
-from grappler_passes.graph.node_input import split_input
+from grappler_passes.graph.node_input import control_inputs, data_inputs, split_input
 from grappler_passes.graph.node_input import tensor as tensor
 from grappler_passes.graph.training_graph import TrainingGraph
 
@@ -212,10 +212,9 @@ class GraphEditor:
 
     def set_inputs(self, name: str, inputs: Iterable[str]) -> None:
         """Replace all inputs of a node; data inputs come first, repeated control inputs once."""
-        unique = list(inputs)
-        data = [text for text in unique if text[0] != "^"]
-        control = list(dict.fromkeys(text for text in unique if text[0] == "^"))
-        self.nodes[name].input[:] = data + control
+        node = self.nodes[name]
+        node.input[:] = inputs
+        node.input[:] = [*data_inputs(node), *dict.fromkeys(control_inputs(node))]
 
     def map_inputs(self, name: str, replace: Callable[[str, int], list[str]]) -> None:
         """Rewrite each input: ``replace(producer, port)`` gives the inputs to have in its place."""

@@ -9,17 +9,17 @@ more: where inputs have other readers too, that is another one from run to run (
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 from tensorflow.core.framework import graph_pb2, node_def_pb2, types_pb2
 
 from grappler_passes.compat import graph_protos
-from grappler_passes.graph.node_input import split_input
+from grappler_passes.graph.node_input import control_inputs, data_inputs, split_input
 from grappler_passes.graph.training_graph import TrainingGraph
-from grappler_passes.passes.base import Pass, PassResult, Relaxation
-from grappler_passes.passes.verify import verify
+from grappler_passes.passes.base import PassResult, Relaxation
+from grappler_passes.passes.verify import VerifiedPass
 
 _ROUNDED = {types_pb2.DT_FLOAT, types_pb2.DT_DOUBLE, types_pb2.DT_HALF, types_pb2.DT_BFLOAT16}
 # AddN adds so many to its sum at once.
@@ -28,7 +28,7 @@ _PARTS = {"tmp_var": "TemporaryVariable", "tmp_var_initializer": "Assign"}
 
 
 @dataclass(frozen=True)
-class PlainSumsPass(Pass):
+class PlainSumsPass(VerifiedPass):
     """Makes an ``AddN`` of each variable, and of each ``AddN`` of shared inputs additions in their order.
 
     The sum keeps its name; of a variable, that of the op that read it last.
@@ -51,17 +51,14 @@ class PlainSumsPass(Pass):
         changed = gone | parts_of.keys() | {node.name for node in shared}
         return PassResult(after, True, (), frozenset(changed)) if changed else PassResult(graph_def, False)
 
-    def postconditions(
-        self, before: graph_pb2.GraphDef, result: PassResult, training_graph: TrainingGraph | None
-    ) -> None:
-        if result.modified:
-            verify(before, result.graph_def, replaced=result.replaced, relaxes=self.relaxes)
-
 
 def _taken_apart(graph_def: graph_pb2.GraphDef) -> dict[str, list[node_def_pb2.NodeDef]]:
     nodes = {node.name: node for node in graph_def.node}
     sums = [node.name for node in graph_def.node if node.op == "DestroyTemporaryVariable"]
-    readers = _readers(graph_def) if sums else {}
+    readers: dict[str, set[str]] = {}
+    for node in graph_def.node if sums else ():
+        for text in node.input:
+            readers.setdefault(split_input(text)[0], set()).add(node.name)
     return {name: parts for name in sums if (parts := _parts(nodes, readers, name))}
 
 
@@ -73,17 +70,13 @@ def _sums_of_shared(graph_def: graph_pb2.GraphDef) -> Iterator[node_def_pb2.Node
         if node.op == "AddN" and node.attr["N"].i > 2 and node.attr["T"].type in _ROUNDED
     ]
     if sums:
-        reads = Counter(text for node in graph_def.node for text in node.input if text[0] != "^")
-        yield from (node for node in sums if any(reads[text] > 1 for text in _data(node)))
-
-
-def _data(node: node_def_pb2.NodeDef) -> list[str]:
-    return [text for text in node.input if text[0] != "^"]
+        reads = Counter(text for node in graph_def.node for text in data_inputs(node))
+        yield from (node for node in sums if any(reads[text] > 1 for text in data_inputs(node)))
 
 
 def _additions(node: node_def_pb2.NodeDef) -> list[node_def_pb2.NodeDef]:
     """Makes the sum the last of its additions; the others."""
-    data, waits = _data(node), [text for text in node.input if text[0] == "^"]
+    data, waits = data_inputs(node), control_inputs(node)
     first = len(data) % _AT_ONCE
     first += _AT_ONCE if first < 2 else 0  # AddN begins with two to nine
     pieces = [data[:first], *(data[at : at + _AT_ONCE] for at in range(first, len(data), _AT_ONCE))]
@@ -107,14 +100,6 @@ def _additions(node: node_def_pb2.NodeDef) -> list[node_def_pb2.NodeDef]:
     return additions
 
 
-def _readers(graph_def: graph_pb2.GraphDef) -> dict[str, set[str]]:
-    readers: dict[str, set[str]] = {}
-    for node in graph_def.node:
-        for text in node.input:
-            readers.setdefault(split_input(text)[0], set()).add(node.name)
-    return readers
-
-
 def _parts(
     nodes: Mapping[str, node_def_pb2.NodeDef], readers: Mapping[str, set[str]], name: str
 ) -> list[node_def_pb2.NodeDef]:
@@ -134,17 +119,10 @@ def _parts(
 
 
 def _make_sum(node: node_def_pb2.NodeDef, parts: list[node_def_pb2.NodeDef]) -> None:
-    gone = {part.name for part in parts}
     data = [part.input[1] for part in parts[3:]]
-    waits = dict.fromkeys(_outside((node, *parts), gone | {split_input(text)[0] for text in data}))
+    inside = {f"^{part.name}" for part in parts} | {f"^{split_input(text)[0]}" for text in data}
+    waits = dict.fromkeys(text for part in (node, *parts) for text in control_inputs(part))
     node.op = "AddN"
-    node.input[:] = [*data, *waits]
+    node.input[:] = [*data, *(text for text in waits if text not in inside)]
     node.attr.pop("var_name", None)
     node.attr["N"].i = len(data)
-
-
-def _outside(nodes: Iterable[node_def_pb2.NodeDef], inside: set[str]) -> Iterable[str]:
-    for node in nodes:
-        for text in node.input:
-            if text[0] == "^" and text[1:] not in inside:
-                yield text

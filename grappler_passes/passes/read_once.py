@@ -12,12 +12,12 @@ from grappler_passes.errors import PlanError
 from grappler_passes.graph.dependencies import has_side_effects, only_reads
 from grappler_passes.graph.node_input import split_input
 from grappler_passes.graph.training_graph import TrainingGraph
-from grappler_passes.passes.base import Pass, PassResult, Relaxation, copy_of
-from grappler_passes.passes.verify import verify
+from grappler_passes.passes.base import PassResult, Relaxation, copy_of
+from grappler_passes.passes.verify import VerifiedPass
 
 
 @dataclass(frozen=True)
-class ReadOncePass(Pass):
+class ReadOncePass(VerifiedPass):
     """Whoever reads the value of a key of ``stands_for`` reads that of the op that stands for it.
 
     The reads stay, and the one that stands for them waits for them: what writes the variable still comes
@@ -48,9 +48,3 @@ class ReadOncePass(Pass):
                     node.input[place] = self.stands_for[producer]
                     replaced.add(node.name)
         return PassResult(after, bool(self.stands_for), (), frozenset(replaced))
-
-    def postconditions(
-        self, before: graph_pb2.GraphDef, result: PassResult, training_graph: TrainingGraph | None
-    ) -> None:
-        if result.modified:
-            verify(before, result.graph_def, replaced=result.replaced, relaxes=self.relaxes)

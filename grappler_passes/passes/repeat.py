@@ -10,10 +10,10 @@ from tensorflow.core.framework import graph_pb2, node_def_pb2
 from grappler_passes.compat import graph_protos
 from grappler_passes.errors import GraphError
 from grappler_passes.graph.dependencies import has_side_effects
-from grappler_passes.graph.node_input import split_input, tensor
+from grappler_passes.graph.node_input import data_inputs, split_input, tensor
 from grappler_passes.graph.training_graph import TrainingGraph
-from grappler_passes.passes.base import Pass, PassResult, Relaxation
-from grappler_passes.passes.verify import verify
+from grappler_passes.passes.base import PassResult, Relaxation
+from grappler_passes.passes.verify import VerifiedPass
 
 # On a copy: the name of the op that it repeats.
 REPEATS_ATTR = "_ooo_repeats"
@@ -23,7 +23,7 @@ _COLOCATED = "_class"
 
 
 @dataclass(frozen=True)
-class RepeatPass(Pass):
+class RepeatPass(VerifiedPass):
     """Copies ``repeated``, and has ``readers`` read the copies.
 
     A copy is the same op with the same attributes, on copies where they are there, else on the same tensors;
@@ -57,11 +57,9 @@ class RepeatPass(Pass):
     def postconditions(
         self, before: graph_pb2.GraphDef, result: PassResult, training_graph: TrainingGraph | None
     ) -> None:
-        if not result.modified:
-            return
-        verify(before, result.graph_def, replaced=result.replaced, relaxes=self.relaxes)
+        super().postconditions(before, result, training_graph)
         old = {node.name: node for node in before.node}
-        for node in result.graph_def.node:
+        for node in result.graph_def.node if result.modified else ():
             original = old[node.name.removesuffix(_SUFFIX)] if node.name not in old else old[node.name]
             changed = node.name not in old or node.name in self.readers
             if changed and not _same(original, node):
@@ -71,7 +69,7 @@ class RepeatPass(Pass):
         copy = node_def_pb2.NodeDef()
         copy.CopyFrom(node)
         copy.name = node.name + _SUFFIX
-        copy.input[:] = [self._read(text) for text in node.input if text[0] != "^"]
+        copy.input[:] = map(self._read, data_inputs(node))
         copy.attr.pop(_COLOCATED, None)
         copy.attr[REPEATS_ATTR].s = node.name.encode()
         return copy
@@ -90,10 +88,10 @@ def repeats(graph_def: graph_pb2.GraphDef) -> dict[str, str]:
 
 def _same(original: node_def_pb2.NodeDef, node: node_def_pb2.NodeDef) -> bool:
     """Return whether both are one op with equal attributes, on the same tensors or copies of them."""
-    attributes = [
+    attributes, copied = (
         {key: value for key, value in each.attr.items() if not key.startswith("_")}
         for each in (original, node)
-    ]
-    inputs = [[split_input(text) for text in each.input if text[0] != "^"] for each in (original, node)]
-    bare = [(name.removesuffix(_SUFFIX), port) for name, port in inputs[1]]
-    return original.op == node.op and attributes[0] == attributes[1] and inputs[0] == bare
+    )
+    inputs, read = (list(map(split_input, data_inputs(each))) for each in (original, node))
+    bare = [(name.removesuffix(_SUFFIX), port) for name, port in read]
+    return original.op == node.op and attributes == copied and inputs == bare

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from types import MappingProxyType
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import rustworkx as rx
 from tensorflow.core.framework import graph_pb2, node_def_pb2
@@ -16,9 +16,6 @@ from grappler_passes.errors import GraphError, PlanError
 from grappler_passes.graph.dependencies import GraphIndex, places_in
 from grappler_passes.graph.training_graph import TrainingGraph
 from grappler_passes.passes.base import GraphEditor, Note, Pass, PassResult, Relaxation, copy_of
-
-if TYPE_CHECKING:
-    from tensorflow.core.framework import graph_pb2
 
 
 @dataclass(frozen=True)
@@ -172,20 +169,16 @@ def _without_cycles(index: GraphIndex, edges: list[Pair], notes: list[Note]) -> 
     else:
         return edges
     graph = _as_rustworkx(index, edges)
-    component = [0] * len(index)
-    for number, members in enumerate(rx.strongly_connected_components(graph)):
-        for member in members:
-            component[member] = number
+    components = enumerate(rx.strongly_connected_components(graph))
+    component = {member: number for number, members in components for member in members}
     accepted = [edge for edge in edges if component[edge[0]] != component[edge[1]]]
     trial = _as_rustworkx(index, accepted)
-    for before, after in edges:
-        if component[before] != component[after]:
-            continue
+    for before, after in (edge for edge in edges if component[edge[0]] == component[edge[1]]):
         if rx.has_path(trial, after, before):
             notes.append(Note("skipped", CLOSES_A_CYCLE, (index.names[before], index.names[after])))
-            continue
-        trial.add_edge(before, after, None)
-        accepted.append((before, after))
+        else:
+            trial.add_edge(before, after, None)
+            accepted.append((before, after))
     return accepted
 
 
@@ -241,17 +234,20 @@ class AnnotatePass(Pass):
         return PassResult(after, modified)
 
     def _annotate(self, node: node_def_pb2.NodeDef) -> bool:
-        plan, name, values = self.plan, node.name, {}
+        plan, name = self.plan, node.name
+        numbered = {
+            "layer": plan.layers,
+            "stream": plan.streams,
+            "priority": plan.priorities,
+            "stage": plan.stages,
+        }
+        values = {
+            f"_ooo_{what}": AttrValue(i=numbers[name])
+            for what, numbers in numbered.items()
+            if name in numbers
+        }
         if name in plan.kinds:
             values["_ooo_kind"] = AttrValue(s=plan.kinds[name].encode())
-        for attribute, numbers in (
-            ("_ooo_layer", plan.layers),
-            ("_ooo_stream", plan.streams),
-            ("_ooo_priority", plan.priorities),
-            ("_ooo_stage", plan.stages),
-        ):
-            if name in numbers:
-                values[attribute] = AttrValue(i=numbers[name])
         changed = {key: value for key, value in values.items() if node.attr[key] != value}
         for key, value in changed.items():
             node.attr[key].CopyFrom(value)

@@ -40,7 +40,11 @@ def verify(
     """
     _control_inputs_last(after)
     old = GraphIndex(before)
-    new = _index(after)
+    try:
+        new = GraphIndex(after)
+    except GraphError as error:
+        rule = "acyclic" if "cycle" in str(error) else "structure"
+        raise VerifyError(error.node or "?", rule, str(error)) from error
     _frames(new)
     keep = set(fetches)
     if training_graph is not None:
@@ -55,6 +59,16 @@ def verify(
     _same_waits(old, new, allowed)
     _same_devices(before, after, allowed)
     _same_functions(before, after, allowed)
+
+
+class VerifiedPass(Pass):
+    """A pass whose result is verified at once: nothing but what it relaxes has changed."""
+
+    def postconditions(
+        self, before: graph_pb2.GraphDef, result: PassResult, training_graph: TrainingGraph | None
+    ) -> None:
+        if result.modified:
+            verify(before, result.graph_def, replaced=result.replaced, relaxes=self.relaxes)
 
 
 @dataclass(frozen=True)
@@ -98,14 +112,6 @@ def _control_inputs_last(after: graph_pb2.GraphDef) -> None:
                 control = True
             elif control:
                 raise VerifyError(node.name, "structure", f"data input {text!r} after a control input")
-
-
-def _index(after: graph_pb2.GraphDef) -> GraphIndex:
-    try:
-        return GraphIndex(after)
-    except GraphError as error:
-        rule = "acyclic" if "cycle" in str(error) else "structure"
-        raise VerifyError(error.node or "?", rule, str(error)) from error
 
 
 def _frames(new: GraphIndex) -> None:

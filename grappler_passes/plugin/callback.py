@@ -231,8 +231,16 @@ def answer(data: bytes, device_type: str = "CPU") -> bytes | None:
     if _under_way.nested:
         return None
     _under_way.nested = True
+    request: Request | None = None
     try:
-        return _answer_once(data, device_type)
+        graph_def = graph_protos.parse_graph_def(data)
+        marked = (node for node in graph_def.node if node.op == "_Arg" and REQUEST_ATTR in node.attr)
+        if (argument := next(marked, None)) is not None:
+            request = find(argument.attr[REQUEST_ATTR].s.decode())
+        return None if request is None else _answer(request, graph_def, device_type)
+    except BaseException as error:  # SystemExit and KeyboardInterrupt too: whoever ran the step raises them
+        _record(request, error)
+        return None
     finally:
         _under_way.nested = False
 
@@ -242,27 +250,6 @@ class _UnderWay(threading.local):
 
 
 _under_way = _UnderWay()
-
-
-def _answer_once(data: bytes, device_type: str) -> bytes | None:
-    request: Request | None = None
-    try:
-        graph_def = graph_protos.parse_graph_def(data)
-        request = _request_of(graph_def)
-        if request is None:
-            return None
-        return _answer(request, graph_def, device_type)
-    except BaseException as error:  # SystemExit and KeyboardInterrupt too: whoever ran the step raises them
-        _record(request, error)
-        return None
-
-
-def _request_of(graph_def: graph_pb2.GraphDef) -> Request | None:
-    """Return the request that the graph's arguments are marked with, if it is still registered."""
-    for node in graph_def.node:
-        if node.op == "_Arg" and REQUEST_ATTR in node.attr:
-            return find(node.attr[REQUEST_ATTR].s.decode())
-    return None
 
 
 def _answer(request: Request, graph_def: graph_pb2.GraphDef, device_type: str) -> bytes | None:
@@ -319,8 +306,8 @@ def refusing(graph_def: graph_pb2.GraphDef, message: str) -> graph_pb2.GraphDef:
     out = _waiting_for(graph_def, _REFUSED)
     device = _constant(out, f"{_REFUSED}/condition", graph_protos.tensor_proto(False))
     _constant(out, f"{_REFUSED}/message", graph_protos.tensor_proto(message))
-    check = out.node.add(name=_REFUSED, op="Assert", device=device)
-    check.input.extend([f"{_REFUSED}/condition", f"{_REFUSED}/message"])
+    given = [f"{_REFUSED}/condition", f"{_REFUSED}/message"]
+    check = out.node.add(name=_REFUSED, op="Assert", device=device, input=given)
     check.attr["T"].list.type.append(graph_protos.tensor_proto("").dtype)
     return out
 
@@ -333,8 +320,8 @@ def resting(graph_def: graph_pb2.GraphDef) -> graph_pb2.GraphDef:
     out = _waiting_for(graph_def, _RESTS)
     condition = graph_protos.tensor_proto(False)
     device = _constant(out, f"{_RESTS}/condition", condition)
-    switch = out.node.add(name=f"{_RESTS}/switch", op="Switch", device=device)
-    switch.input.extend([f"{_RESTS}/condition"] * 2)
+    given = [f"{_RESTS}/condition"] * 2
+    switch = out.node.add(name=f"{_RESTS}/switch", op="Switch", device=device, input=given)
     never = out.node.add(name=_RESTS, op="Identity", device=device, input=[f"{_RESTS}/switch:1"])
     for node in (switch, never):
         node.attr["T"].type = condition.dtype
@@ -343,8 +330,7 @@ def resting(graph_def: graph_pb2.GraphDef) -> graph_pb2.GraphDef:
         if split_input(node.input[0])[0] not in arguments:
             name = f"{_RESTS}/{node.name}"
             _constant(out, name, graph_protos.zero_of(node.attr["T"].type))
-            del node.input[:]
-            node.input.append(name)
+            node.input[:] = [name]
     return out
 
 

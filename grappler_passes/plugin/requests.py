@@ -44,7 +44,7 @@ class Request:
             inlined graph, on whichever thread compiles the function; must not mutate its argument.
         describe: given the ``tf.Variable``s that a function captures (or what has but their ``handle``), what
             the graph is to say about each, None for the variable's own.  Called once per traced function.
-            Keras keeps ``trainable`` to itself: see :func:`hook.describe_keras`.
+            Keras keeps ``trainable`` to itself: see :func:`describe_keras`.
         refuse_on: after these errors of ``rewrite`` the graph must not run in stock order either: the
             call raises ``tf.errors.InvalidArgumentError`` before any op has had an effect.
 

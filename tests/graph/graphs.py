@@ -22,6 +22,17 @@ def node(graph, name, op="NoOp", *inputs, **attrs):
     return made
 
 
+def graph_of(*rows, **devices):
+    """``"name Op: input input"``, and the devices of some; an Enter enters the frame ``loop``."""
+    graph = graph_pb2.GraphDef()
+    for row in rows:
+        head, _, inputs = row.partition(":")
+        name, op = head.split()
+        frame = {"frame_name": "loop"} if op == "Enter" else {}
+        node(graph, name, op, *inputs.split(), **frame).device = devices.get(name, "")
+    return graph
+
+
 def flat(function, *args):
     """(GraphDef, inputs, outputs) of a concrete function with calls inlined and control flow lowered."""
     concrete = function.get_concrete_function(*args)

@@ -6,13 +6,12 @@ from types import SimpleNamespace
 
 import pytest
 import tensorflow as tf
-from graphs import node
-from tensorflow.core.framework import graph_pb2
+from flows import flow_of
+from graphs import graph_of, node
 
 from grappler_passes.analysis import classify
-from grappler_passes.analysis.classify import _can_inline, _no_weights_message, _results, _unconsumed, flatten
+from grappler_passes.analysis.classify import _can_inline, _no_weights_message, _results, flatten
 from grappler_passes.compat import traced_functions
-from grappler_passes.graph.flow import Edge, _targets
 from grappler_passes.graph.training_graph import Op, OpKind
 
 F, DO, DW, U, COMM, OTHER = (
@@ -25,61 +24,27 @@ F, DO, DW, U, COMM, OTHER = (
 )
 
 
-class Flow:
-    """Nodes ``"name Op: input input:1"``; all have one output, but those in ``mute``."""
-
-    def __init__(self, *rows, mute=()):
-        heads = [row.partition(":") for row in rows]
-        self.names = [head.split()[0] for head, _, _ in heads]
-        self.types = [head.split()[1] for head, _, _ in heads]
-        self.index = {name: i for i, name in enumerate(self.names)}
-        self.data = [[self._edge(text) for text in inputs.split()] for _, _, inputs in heads]
-        self.targets = _targets([[edge.source for edge in edges] for edges in self.data])
-        self.control = [[] for _ in rows]
-        self.devices = [f"/device:{name}" for name in self.names]
-        self.outputs = [() if name in mute else ("tensor",) for name in self.names]
-
-    def _edge(self, text):
-        name, _, port = text.partition(":")
-        return Edge(self.index[name], int(port or 0), False)
-
-    def __len__(self):
-        return len(self.names)
-
-
 # -- results ---------------------------------------------------------------------------------------
 
 
 def test_results_are_what_the_caller_names():
-    flow = Flow("x _Arg:", "a Tanh: x", "b Tanh: a", "out _Retval: b")
+    flow = flow_of("x _Arg:", "a Tanh: x", "b Tanh: a", "out _Retval: b")
     assert _results(flow, ["b:0", "gone", "a"]) == ([2, 1], True)
     assert _results(flow, []) == ([], True)
 
 
 def test_results_are_what_the_graph_returns():
-    assert _results(Flow("x _Arg:", "a Tanh: x", "out _Retval: a"), None) == ([2], True)
-    assert _results(Flow("a Tanh:", "out _Retval: a", "b Tanh:"), None) == ([1], True)
+    assert _results(flow_of("x _Arg:", "a Tanh: x", "out _Retval: a"), None) == ([2], True)
+    assert _results(flow_of("a Tanh:", "out _Retval: a", "b Tanh:"), None) == ([1], True)
     # A function that returns nothing.
-    assert _results(Flow("x _Arg:", "a Tanh: x"), None) == ([], True)
+    assert _results(flow_of("x _Arg:", "a Tanh: x"), None) == ([], True)
 
 
 def test_else_results_are_what_nobody_reads():
-    flow = Flow("x Placeholder:", "a Tanh: x", "b Tanh: x", "c Tanh: b", "write Assign: c", mute=["write"])
+    flow = flow_of(
+        "x Placeholder:", "a Tanh: x", "b Tanh: x", "c Tanh: b", "write Assign: c", shapes={"write": ()}
+    )
     assert _results(flow, None) == ([1], False)
-
-
-def graph_of(*rows):
-    graph = graph_pb2.GraphDef()
-    for row in rows:
-        head, _, inputs = row.partition(":")
-        name, op = head.split()
-        node(graph, name, op, *inputs.split())
-    return graph
-
-
-def test_what_no_node_reads():
-    """A control input is read too."""
-    assert _unconsumed(graph_of("x A:", "a A: x:1", "b A: x", "c A: ^b")) == ["a", "c"]
 
 
 def call(graph, name, function, xla=None):
@@ -108,14 +73,14 @@ def test_what_xla_compiles_whole_is_not_inlined():
 
 def test_what_is_fetched_is_kept_where_calls_are_inlined(monkeypatch):
     """And what nobody reads."""
-    monkeypatch.setattr(classify.flattening, "inline_graph_def", lambda graph_def, keep: keep)
-    graph = graph_of("a A:", "b A: a")
+    monkeypatch.setattr(classify.graph_protos, "inline_graph_def", lambda graph_def, keep: keep)
+    graph = graph_of("a A:", "b A: a:1", "c A: ^a")
     call(graph, "call", "inner")
-    assert flatten(graph) == ["b", "call"]
-    assert flatten(graph, ["a", "call"]) == ["a", "call", "b", "call"]
+    assert flatten(graph) == ["b", "c", "call"]
+    assert flatten(graph, ["a", "call"]) == ["a", "call", "b", "c", "call"]
     # One that cannot be inlined does not keep the others from it.
     call(graph, "hidden", "inner", xla=True)
-    assert flatten(graph) == ["b", "call", "hidden"]
+    assert flatten(graph) == ["b", "c", "call", "hidden"]
 
 
 def test_functions_without_bodies_stay():
@@ -211,9 +176,8 @@ def test_a_gate_is_as_late_as_the_latest(producers, kind, layer):
 
 
 def test_an_op_as_plain_data():
-    flow = Flow("x _Arg:", "y Tanh: x x:1")
-    flow.control[1] = [0]
-    flow.outputs[1] = ()
+    flow = flow_of("x _Arg:", "y Tanh: x x:1")
+    flow.control[1], flow.outputs[1], flow.devices[1] = [0], (), "/device:y"
     made = classify._op(flow, 1, DW, 3, "why")
     assert (made.name, made.type, made.kind, made.layer, made.reason) == ("y", "Tanh", DW, 3, "why")
     assert (made.inputs, made.control_inputs, made.device) == ((("x", 0), ("x", 1)), ("x",), "/device:y")
@@ -246,7 +210,7 @@ def test_the_layer_whose_update_an_op_serves():
 def fused(**changed):
     """Node 0 hands dO on by port 0, read by a dO op, and a gradient of layer 1 by port 1."""
     rows = changed.pop("rows", ("fused Grad:", "on Tanh: fused", "own Tanh: fused:1", "apply Apply: own"))
-    flow = Flow(*rows)
+    flow = flow_of(*rows)
     size = len(flow)
     facts = {
         "is_backward": [True, True, True, False],
@@ -341,7 +305,7 @@ def weight(name, handle=0, trainable=True, writes=(1,)):
 
 def test_layers_with_their_ops():
     weights = [weight("a"), weight("b"), weight("c")]
-    flow = Flow("g Grad:", "h Grad:")
+    flow = flow_of("g Grad:", "h Grad:")
     gradients = SimpleNamespace(weights=weights, flow=flow)
     ops = {
         name: Op(name, "Any", kind, layer=layer)
@@ -358,7 +322,7 @@ def test_layers_with_their_ops():
 
 
 def test_variables_with_their_slots():
-    flow = Flow("ha V:", "hb V:")
+    flow = flow_of("ha V:", "hb V:")
     gradients = SimpleNamespace(
         weights=[weight("a", 1), weight("b", 0)], flow=flow, slots={1: [weight("m"), weight("v")]}
     )
@@ -381,7 +345,7 @@ def test_trainable_variables_without_a_gradient():
 
 
 def test_calls_that_hide_what_they_do():
-    flow = Flow("h V:", "x A:", "call StatefulPartitionedCall: x h", "f If: h", "t Tanh: h", "c While: x")
+    flow = flow_of("h V:", "x A:", "call StatefulPartitionedCall: x h", "f If: h", "t Tanh: h", "c While: x")
     ops = {name: Op(name, "Any", F if name == "f" else DW) for name in flow.names}
     found = classify._hidden_updates(SimpleNamespace(flow=flow, handle_nodes={0}), ops)
     assert list(found) == ["call"]

@@ -6,8 +6,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from grappler_passes import plugin
+from grappler_passes.analysis.steps import SUM_ATTR, TURN_ATTR
 from tests.graph.compat_models import square_step
 from tf_ooo.compat import func_graphs, tf_functions
+from tf_ooo.compat.func_graphs import OptimizedGraph
 from tf_ooo.errors import BackendError
 
 
@@ -170,3 +173,126 @@ def test_written_by():
     inside = {id(outer): inner for outer, inner in concrete.graph.captures}
     (written,) = func_graphs.written_by_op(branches)
     assert written is inside[id(branched.handle)], "of a branch it is not known what it writes"
+
+
+def test_grappler_leaves_marked_sums_a_chain():
+    plugin.load()
+    seen = []
+    request = plugin.register(plugin.Request("sums", rewrite=seen.append))
+    weight = tf.Variable(np.ones((5, 5), "float32"))
+
+    @tf.function
+    def step(x):
+        total = None
+        for part in tf.split(x, 4):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_sum(tf.square(part @ weight))
+            gradient = tape.gradient(loss, weight)
+            with func_graphs.marked_sums():
+                total = gradient if total is None else total + gradient
+        weight.assign_sub(0.1 * total)
+
+    try:
+        with plugin.tracing(request):
+            step(tf.ones((8, 5)))
+    finally:
+        plugin.unregister("sums")
+    sums = [node for node in seen[-1].node if SUM_ATTR in node.attr]
+    assert [node.op for node in sums].count("AddV2") == 3
+    assert not any(node.op == "AddN" for node in seen[-1].node)
+
+
+def nodes_of(step, *specs):
+    return tf_functions.concrete_function(step, specs).graph.as_graph_def().node
+
+
+def test_numbered_steps():
+    def step(x):
+        with func_graphs.numbered_step(3, "_ooo_test", "scope_"):
+            x = tf.exp(x, name="inside")
+            with func_graphs.numbered_step(4, "_ooo_test", "scope_"), func_graphs.numbered_turn(1):
+                x = tf.exp(x, name="within")
+        with func_graphs.numbered_step(0, "_ooo_test", ""):
+            x = tf.exp(x, name="unnamed")
+        return [tf.exp(x, name="outside")]
+
+    nodes = {node.name: node for node in nodes_of(step, tf.TensorSpec(()))}
+    assert nodes["scope_3/inside"].attr["_ooo_test"].i == 3, "Graph._attr_scope no longer marks ops"
+    assert nodes["scope_4/within"].attr["_ooo_test"].i == 4, "a scope that ends in a slash is no longer whole"
+    assert nodes["scope_4/within"].attr[TURN_ATTR].i == 1
+    assert TURN_ATTR not in nodes["scope_3/inside"].attr
+    assert "_ooo_test" in nodes["unnamed"].attr
+    assert "_ooo_test" not in nodes["outside"].attr
+
+
+def test_numbered_parts():
+    def step(x):
+        with func_graphs.numbered_part(2):
+            return [tf.exp(x, name="inside")]
+
+    (node,) = (node for node in nodes_of(step, tf.TensorSpec(())) if node.name == "inside")
+    assert node.attr[func_graphs.PART_ATTR].i == 2
+    with func_graphs.numbered_part(2):
+        assert tf.exp(0.0) == 1.0
+
+
+def test_leave_sums():
+    graph_def = tf.compat.v1.GraphDef()
+    for op in ("AddN", "AddV2", "Mul"):
+        graph_def.node.add(name=op, op=op)
+    func_graphs.leave_sums(graph_def)
+    assert [len(node.attr) for node in graph_def.node] == [1, 1, 0]
+
+
+SPECS = [tf.TensorSpec([None, 2]), tf.TensorSpec([])]
+
+
+def step_of(weight, large):
+    """Adds to a variable, and reads it before."""
+
+    def step(x, factor):
+        before = weight.read_value()
+        weight.assign_add(factor * tf.reduce_sum(x, axis=0))
+        return before + tf.reduce_sum(large), tf.identity(factor)
+
+    return tf_functions.concrete_function(step, SPECS)
+
+
+def as_optimizers_get_it(concrete):
+    """The graph with ends in the place of its inputs and outputs."""
+    graph_def = concrete.graph.as_graph_def()
+    places = {tensor.op.name: place for place, tensor in enumerate(concrete.graph.inputs)}
+    for node in graph_def.node:
+        if node.name in places:
+            dtype = node.attr["dtype"].type
+            node.op = "_Arg"
+            node.attr.clear()
+            node.attr["T"].type, node.attr["index"].i = dtype, places[node.name]
+    for place, tensor in enumerate(concrete.graph.outputs):
+        node = graph_def.node.add(name=f"returned_{place}", op="_Retval", input=[tensor.name])
+        node.attr["T"].type, node.attr["index"].i = tensor.dtype.as_datatype_enum, place
+    return graph_def
+
+
+def test_a_graph_is_called_as_it_is():
+    weight, other = tf.Variable([1.0, 2.0]), tf.Variable([10.0, 20.0])
+    large = tf.ones([200])  # too large for a constant
+    concrete = step_of(weight, large)
+    captured = [other.handle if tensor is weight.handle else tensor for tensor in concrete.captured_inputs]
+    function = OptimizedGraph(as_optimizers_get_it(concrete), concrete, captured)
+    before, factor = function(tf.ones([3, 2]), tf.constant(2.0))
+    assert before.numpy().tolist() == [210.0, 220.0]
+    assert factor.numpy() == 2.0, "wrap_function: an argument that is returned"
+    assert other.numpy().tolist() == [16.0, 26.0], "FuncGraph.control_outputs: what has no result did not run"
+    assert weight.numpy().tolist() == [1.0, 2.0]
+
+
+def test_what_is_no_whole_function():
+    weight, large = tf.Variable([1.0, 2.0]), tf.ones([200])
+    concrete = step_of(weight, large)
+    graph_def = as_optimizers_get_it(concrete)
+    kept = [node for node in graph_def.node if node.op != "AssignAddVariableOp"]
+    del graph_def.node[:]
+    graph_def.node.extend(kept)
+    with pytest.raises(ValueError, match="it lacks AssignAdd"):
+        OptimizedGraph(graph_def, concrete, concrete.captured_inputs)

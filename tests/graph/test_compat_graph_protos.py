@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 import tensorflow as tf
 
-from grappler_passes.compat import graph_protos
-from tests.graph.compat_models import square_step
+from grappler_passes.compat import graph_protos, traced_functions
+from tests.graph.compat_models import described, run_with, square_step
+from tf_ooo.compat import tf_functions
 
 
 def test_tensor_proto():
@@ -58,3 +59,74 @@ def test_copies():
     assert (other.library, other.versions) == (graph_def.library, graph_def.versions)
     other.node[0].name = "c"
     assert (graph_def.node[0].name, copy.node[0].name) == ("a", "b")
+
+
+def test_inline_graph_def():
+    weight, function = square_step()
+    graph_def, fetches = traced_functions.graph_def_of(function)
+    flat = graph_protos.inline_graph_def(graph_def, fetches)
+    ops = [node.op for node in flat.node]
+    assert "PartitionedCall" not in ops, "Grappler's function optimizer no longer inlines calls"
+    assert "Switch" in ops, "control flow is no longer lowered to Switch and Merge"
+    assert not {"If", "StatelessIf"} & set(ops)
+    assert described(flat) == [{"name": "weight", "trainable": True}], "node attributes were dropped"
+    del weight
+
+
+def test_conditions_without_effects_stay_one_op():
+    """Also within functions; and they run. Others are lowered."""
+    variable = tf.Variable(1.0)
+
+    @tf.function(autograph=False)
+    def inner(x):
+        return tf.cond(x > 0.0, lambda: x + 1.0, lambda: x - 1.0)
+
+    def step(x):
+        changed = tf.cond(x > 5.0, lambda: variable.assign(x), lambda: variable.assign(-x))
+        return [inner(x), changed]
+
+    graph_def, names = traced_functions.graph_def_of(
+        tf_functions.concrete_function(step, [tf.TensorSpec([])])
+    )
+    lowered = [node.op for node in graph_protos.inline_graph_def(graph_def, names).node]
+    whole = graph_protos.inline_graph_def(graph_protos.with_whole_branches(graph_def), names)
+    ops = [node.op for node in whole.node]
+    assert 0 < ops.count("Merge") < lowered.count("Merge")
+    assert graph_protos.WHOLE_BRANCH not in lowered
+    assert ops.count(graph_protos.WHOLE_BRANCH) == 1
+    name = next(node.name for node in whole.node if node.op == graph_protos.WHOLE_BRANCH)
+    assert [float(run_with(whole, {"x:0": x}, name)) for x in (2.0, -2.0)] == [3.0, -3.0]
+
+
+def test_flat_graphs_agree_on_names():
+    @tf.function(jit_compile=True)
+    def step(x):
+        return tf.while_loop(lambda i, _: i < 3, lambda i, a: (i + 1, a * 2.0), (0, x))[1]
+
+    graph_def = step.get_concrete_function(tf.TensorSpec(())).graph.as_graph_def()
+    functional, _ = graph_protos.flat_graphs(graph_def, ["Identity"])
+    assert any("While" in node.op for node in functional.node)
+
+
+def test_a_conditional_is_lowered_where_it_is_classified():
+    """Traced for XLA it is not marked: TensorFlow would leave it as one op, also in functions."""
+
+    @tf.function
+    def inner(x):
+        return tf.cond(x > 0.0, lambda: x * 2.0, lambda: x)
+
+    concrete = tf_functions.concrete_function(lambda x: [inner(x) + 1.0], [tf.TensorSpec(())], compiled=True)
+    graph_def = concrete.graph.as_graph_def()
+    functional, lowered = graph_protos.flat_graphs(graph_def, ["Identity"])
+    assert [node.op for node in functional.node if node.op.endswith("If")]
+    assert not [node.op for node in lowered.node if node.op.endswith("If")]
+    assert "Merge" in {node.op for node in lowered.node}
+
+
+def test_called_by():
+    """By the op's name, in an attribute, in a list of branches."""
+    graph_def = tf.compat.v1.GraphDef()
+    graph_def.node.add(name="a", op="by_name")
+    graph_def.node.add(name="b", op="While").attr["body"].func.name = "body"
+    graph_def.node.add(name="c", op="Case").attr["branches"].list.func.add(name="branch")
+    assert {"by_name", "body", "branch"} <= graph_protos.called_by(graph_def.node)

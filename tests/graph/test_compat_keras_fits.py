@@ -11,6 +11,7 @@ import pytest
 from tests.graph.compat_models import X, Y, dense_model, normalized_model
 from tests.zoo import KERAS_3, keras, needs_keras_3
 from tf_ooo.compat import keras_fits
+from tf_ooo.compat.keras_fits import Callback
 
 
 def test_the_callback_list_that_calls_is_found():
@@ -150,3 +151,19 @@ def test_callbacks_that_may_stop_within_epochs():
     assert told(keras.callbacks.TerminateOnNaN())
     assert told(early, Own())
     assert told(keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: None))
+
+
+def test_callback_is_asked_for_the_batches_that_it_wants():
+    class Epochs(Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            seen.append(("epoch", sorted(logs)))
+
+    class Batches(Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            seen.append(batch)
+
+    seen = []
+    dense_model("adam").fit(X, Y, batch_size=6, verbose=0, callbacks=[Epochs(), Batches()])
+    assert seen == [0, 1, ("epoch", ["loss"])]
+    asked = [Epochs()._implements_train_batch_hooks(), Batches()._implements_train_batch_hooks()]
+    assert asked == [False, True]

@@ -55,8 +55,6 @@ def test_means_of_outputs_that_are_made_later():
         x = keras.ops.ones((rows, 3))
         with keras_losses.weighted_means(model, 0.5):
             model.compute_loss(x=x, y=[x[:, :1], x[:, :1]], y_pred=model(x))
-    shadows = keras_losses._Shadows(0.5)
-    shadows.undo()  # of nothing
     counts = [float(metric.count) for metric in model._compile_loss.metrics]
     assert counts == [1.0, 1.0], "CompileLoss.metrics, build: batches count by the rows of their traces"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
+from unittest import mock
 
 import tensorflow as tf
 
@@ -172,3 +173,13 @@ def test_code_around_a_caller_s_is_left_as_written(caplog):
     assert tf.function(lambda x: ours(users, x))(tf.constant(1.0)) == 2.0, "AutoGraph's interface is another"
     assert turns == [0, 1]
     assert "could not be transformed" not in caplog.text
+
+
+def test_abandon():
+    with mock.patch("tensorflow.python.client.session.tf_session.TF_CloseSession") as close:
+        session = tf.compat.v1.Session(graph=tf.Graph())
+        tf_functions.abandon(session)
+        del session
+        assert not close.called, "Session._closed: the end of a session waits for a worker that is lost"
+        tf.compat.v1.Session(graph=tf.Graph()).close()
+        assert close.called

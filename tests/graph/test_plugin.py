@@ -15,6 +15,7 @@ from tensorflow.core.framework import graph_pb2
 
 from grappler_passes import plugin
 from grappler_passes.compat import releases
+from grappler_passes.compat.graph_protos import copy_of
 from grappler_passes.plugin import callback, loader, requests
 from grappler_passes.plugin.requests import DONE_ATTR, VARIABLE_ATTR
 from tf_ooo.rewriting.request import Failures
@@ -54,12 +55,6 @@ def train(steps: int = 3) -> tuple[list[bytes], list[float]]:
 
     losses = [float(step(x)) for _ in range(steps)]
     return [w.numpy().tobytes() for w in weights], losses
-
-
-def copy_of(graph_def):
-    out = type(graph_def)()
-    out.CopyFrom(graph_def)
-    return out
 
 
 def edit(change: Callable[[Any], None]) -> Callable[[Any], Any]:

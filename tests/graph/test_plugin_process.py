@@ -20,17 +20,12 @@ import tensorflow as tf
 import tf_ooo
 from grappler_passes import plugin
 from grappler_passes.compat import runtime
+from grappler_passes.compat.graph_protos import copy_of
 from grappler_passes.plugin import loader, requests
 from tests import forked
 
 pytestmark = pytest.mark.alone
 SHIM_SOURCE = Path(loader.__file__).with_name("shim.c")
-
-
-def copy_of(graph_def):
-    out = type(graph_def)()
-    out.CopyFrom(graph_def)
-    return out
 
 
 def run_one(value=3.0):

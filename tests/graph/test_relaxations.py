@@ -6,8 +6,8 @@ import importlib
 import pkgutil
 
 import pytest
-from graphs import node, recurrent
-from tensorflow.core.framework import graph_pb2, types_pb2
+from graphs import graph_of, node, recurrent
+from tensorflow.core.framework import types_pb2
 
 from grappler_passes import passes
 from grappler_passes.errors import PassError, VerifyError
@@ -21,19 +21,9 @@ from grappler_passes.passes.rewrite_plan import AnnotatePass, JoinsPass, OrderPa
 from grappler_passes.passes.separate import SeparatePass
 from grappler_passes.passes.separate_loops import SeparateLoopsPass
 from grappler_passes.passes.steps import StepsPass, additions
-from grappler_passes.passes.verify import VerifyPass, verify
+from grappler_passes.passes.verify import VerifiedPass, VerifyPass, verify
 
 CPU = "/job:localhost/replica:0/task:0/device:CPU:{}"
-
-
-def graph_of(*rows, **devices):
-    """``"name Op: input input"``."""
-    graph = graph_pb2.GraphDef()
-    for row in rows:
-        head, _, inputs = row.partition(":")
-        name, op = head.split()
-        node(graph, name, op, *inputs.split()).device = devices.get(name, "")
-    return graph
 
 
 def two_ops():
@@ -170,8 +160,9 @@ def test_no_pass_declares_what_it_never_changes():
 def test_every_pass_has_a_case():
     for module in pkgutil.iter_modules(passes.__path__):
         importlib.import_module(f"{passes.__name__}.{module.name}")
-    here = {kind for kind in Pass.__subclasses__() if kind.__module__.startswith(passes.__name__)}
-    assert here - {type(rewriting) for rewriting, _ in CASES} == {PassPipeline, VerifyPass}
+    kinds = {*Pass.__subclasses__(), *VerifiedPass.__subclasses__()}
+    here = {kind for kind in kinds if kind.__module__.startswith(passes.__name__)}
+    assert here - {type(rewriting) for rewriting, _ in CASES} == {PassPipeline, VerifyPass, VerifiedPass}
 
 
 def test_what_several_passes_may_change():

@@ -3,26 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from graphs import node
-from tensorflow.core.framework import graph_pb2
+from graphs import graph_of, node
 
 from grappler_passes.errors import PassError, VerifyError
 from grappler_passes.graph.training_graph import Layer, Op, OpKind, TrainingGraph
 from grappler_passes.passes.base import REORDERING, Relaxation
 from grappler_passes.passes.verify import VerifyPass, verify
-
-
-def graph_of(*rows):
-    """``"name Op: input input"``."""
-    graph = graph_pb2.GraphDef()
-    for row in rows:
-        head, _, inputs = row.partition(":")
-        name, op = head.split()
-        made = node(graph, name, op, *inputs.split())
-        if op == "Enter":
-            made.attr["frame_name"].s = b"loop"
-    return graph
-
 
 STEP = (
     "h _Arg:",

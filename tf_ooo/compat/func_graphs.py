@@ -8,7 +8,8 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.core.framework import attr_value_pb2, graph_pb2
+from tensorflow.core.framework import graph_pb2
+from tensorflow.core.framework.attr_value_pb2 import AttrValue
 
 from grappler_passes.analysis.steps import SUM_ATTR, TURN_ATTR
 from grappler_passes.compat import graph_protos, runtime
@@ -52,8 +53,10 @@ def made_again(op: tf.Operation, inputs: Sequence[Any]) -> list[Any]:
     own = {attribute.name for attribute in op.op_def.attr}
     attributes = {name: value for name, value in op.node_def.attr.items() if name in own}
     types = [result.dtype for result in op.outputs]
-    made = op.graph.create_op(op.type, list(inputs), types, attrs=attributes, name=op.name.rpartition("/")[2])
-    return list(made.outputs)
+    again = op.graph.create_op(
+        op.type, list(inputs), types, attrs=attributes, name=op.name.rpartition("/")[2]
+    )
+    return list(again.outputs)
 
 
 def without_placeholders(graph_def: graph_pb2.GraphDef) -> Any:
@@ -73,11 +76,8 @@ def bodies_of(op: tf.Operation) -> list[Any]:
     Their ``inputs`` are the op's: the last of them, where a condition has others before.
     """
     keys = {attr.name for attr in op.op_def.attr} & {"f", "then_branch", "else_branch", "branches"}
-    called = [op.get_attr(key) for key in sorted(keys)]
-    names = [
-        function.name for value in called for function in (value if isinstance(value, list) else [value])
-    ]
-    functions = [op.graph._get_function(name) for name in names]
+    called = tf.nest.flatten([op.get_attr(key) for key in sorted(keys)])
+    functions = [op.graph._get_function(function.name) for function in called]
     return [function.graph for function in functions if function is not None]
 
 
@@ -90,15 +90,9 @@ def captured_by(graph: object) -> dict[int, Any]:
 _WRITES = ("Assign", "ResourceApply", "ResourceScatter", "ResourceSparseApply", "ResourceStridedSliceAssign")
 
 
-def written_by(graph: object) -> set[int]:
+def written_by(graph: Any) -> set[int]:
     """Return the ``id`` of each tensor outside that stands for a variable which a FuncGraph writes to."""
-    return {id(_outside(graph, tensor)) for tensor in _written_in(graph)}
-
-
-def _written_in(graph: Any) -> Iterator[Any]:
-    """The tensors of the graph by which its ops, and the functions that they call, write to variables."""
-    for op in graph.get_operations():
-        yield from written_by_op(op)
+    return {id(_outside(graph, tensor)) for op in graph.get_operations() for tensor in written_by_op(op)}
 
 
 def written_by_op(op: tf.Operation) -> Iterator[Any]:
@@ -106,9 +100,9 @@ def written_by_op(op: tf.Operation) -> Iterator[Any]:
     if op.type.startswith(_WRITES):
         yield op.inputs[0]
     for body in bodies_of(op):
-        inside = {id(tensor) for tensor in _written_in(body)}
-        given = zip(body.inputs, op.inputs[len(op.inputs) - len(body.inputs) :], strict=True)
-        yield from (outer for inner, outer in given if id(inner) in inside)
+        inside = {id(tensor) for within in body.get_operations() for tensor in written_by_op(within)}
+        arguments = zip(body.inputs, op.inputs[len(op.inputs) - len(body.inputs) :], strict=True)
+        yield from (outer for inner, outer in arguments if id(inner) in inside)
 
 
 def _outside(graph: object, tensor: tf.Tensor) -> Any:
@@ -153,18 +147,14 @@ def set_random_numbers(graph: Any, number: float = 0.37) -> None:
         old = op.outputs[0]
         if not (old.dtype.is_floating or old.dtype.is_integer):
             continue
-        readers = [
-            (reader, place)
-            for reader in old.consumers()
-            for place, tensor in enumerate(reader.inputs)
-            if tensor is old
-        ]
+        readers = old.consumers()
         if op.type.endswith("Shuffle"):
             new = tf.reverse(op.inputs[0], [0])
         else:
             new = tf.fill(tf.shape(old), tf.cast(number, old.dtype))
-        for reader, place in dict.fromkeys(readers):
-            reader._update_input(place, new)
+        for reader in readers:
+            for place in [place for place, tensor in enumerate(reader.inputs) if tensor is old]:
+                reader._update_input(place, new)
 
 
 # On the communications of a gradient that travels in slices: which of them.
@@ -174,12 +164,8 @@ PART_ATTR = "_ooo_part"
 _LEAVE_SUMS = "_grappler_ArithmeticOptimizer_AddOpsRewriteStage"
 
 
-def _marked(attributes: Mapping[str, int | bool]) -> AbstractContextManager[None]:
-    values = {
-        name: attr_value_pb2.AttrValue(**{"b" if isinstance(value, bool) else "i": value})
-        for name, value in attributes.items()
-    }
-    scope: AbstractContextManager[None] = tf.compat.v1.get_default_graph()._attr_scope(values)
+def _marked(attributes: Mapping[str, AttrValue]) -> AbstractContextManager[None]:
+    scope: AbstractContextManager[None] = tf.compat.v1.get_default_graph()._attr_scope(attributes)
     return scope
 
 
@@ -191,23 +177,23 @@ def numbered_step(number: int, attribute: str, scope: str) -> Iterator[None]:
     may differ in the last bit.
     """
     named = tf.name_scope(f"{scope}{number}/") if scope else contextlib.nullcontext()
-    with _marked({attribute: number}), named:
+    with _marked({attribute: AttrValue(i=number)}), named:
         yield
 
 
 def numbered_turn(number: int) -> AbstractContextManager[None]:
     """Ops made inside say after how many updates of their step they come."""
-    return _marked({TURN_ATTR: number})
+    return _marked({TURN_ATTR: AttrValue(i=number)})
 
 
 def numbered_part(number: int) -> AbstractContextManager[None]:
     """Ops made inside say which slice they belong to; of no use where ops run at once."""
-    return contextlib.nullcontext() if tf.executing_eagerly() else _marked({PART_ATTR: number})
+    return contextlib.nullcontext() if tf.executing_eagerly() else _marked({PART_ATTR: AttrValue(i=number)})
 
 
 def marked_sums() -> AbstractContextManager[None]:
     """Ops made inside are sums of gradients, which Grappler leaves as they are."""
-    return _marked({SUM_ATTR: True, _LEAVE_SUMS: True})
+    return _marked(dict.fromkeys((SUM_ATTR, _LEAVE_SUMS), AttrValue(b=True)))
 
 
 def leave_sums(graph_def: graph_pb2.GraphDef) -> None:
@@ -215,9 +201,6 @@ def leave_sums(graph_def: graph_pb2.GraphDef) -> None:
     for node in graph_def.node:
         if node.op in ("Add", "AddV2", "AddN"):
             node.attr[_LEAVE_SUMS].b = True
-
-
-_ENDS = (ARGUMENT, "_Retval")
 
 
 class OptimizedGraph:
@@ -235,20 +218,17 @@ class OptimizedGraph:
 
     def __init__(self, graph_def: graph_pb2.GraphDef, concrete: Any, captured: Sequence[Any]) -> None:
         inner = concrete.graph
-        given = inner.inputs[: len(inner.inputs) - len(captured)]
-        specs = [tf.TensorSpec(tensor.shape, tensor.dtype) for tensor in given]
-        kept = {node.name for node in graph_def.node}
-        lacking = [op.name for op in inner.control_outputs if op.name not in kept]
+        arguments = inner.inputs[: len(inner.inputs) - len(captured)]
+        specs = [tf.TensorSpec(tensor.shape, tensor.dtype) for tensor in arguments]
+        needed, kept = [op.name for op in inner.control_outputs], {node.name for node in graph_def.node}
+        lacking = [name for name in needed if name not in kept]
         if lacking or graph_def.library.function:
             raise ValueError(f"it lacks {lacking[0]}" if lacking else "it calls functions")
 
         def body(*tensors: Any) -> list[Any]:
             graph = tf.compat.v1.get_default_graph()
-            arguments = [*tensors, *map(graph.capture, captured)]
-            returned = _imported(graph_def, arguments)
-            graph.control_outputs.extend(
-                map(graph.get_operation_by_name, (o.name for o in inner.control_outputs))
-            )
+            returned = _imported(graph_def, [*tensors, *map(graph.capture, captured)])
+            graph.control_outputs.extend(map(graph.get_operation_by_name, needed))
             return returned
 
         self._function = tf.compat.v1.wrap_function(body, specs)
@@ -262,7 +242,7 @@ class OptimizedGraph:
 
 def _imported(graph_def: graph_pb2.GraphDef, arguments: Sequence[Any]) -> list[Any]:
     """Puts the graph between these arguments and what it returns, into the graph that is being made."""
-    ends = {node.name: node for node in graph_def.node if node.op in _ENDS}
+    ends = {node.name: node for node in graph_def.node if node.op in (ARGUMENT, "_Retval")}
     inner = graph_protos.with_nodes(graph_def, (node for node in graph_def.node if node.name not in ends))
     for node in inner.node:
         graph_protos.keep_colocations(node, lambda name: False)  # all have their devices

@@ -7,36 +7,30 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import keras
 import tensorflow as tf
 
 from tf_ooo.compat import keras_layers, versions
 
-if TYPE_CHECKING:
-    import keras
-
-
-_HOOKS = ("on_{}_batch_begin", "on_{}_batch_end")
-
 
 class Callback(keras.callbacks.Callback):  # type: ignore[misc]
     """``keras.callbacks.Callback`` that ``tf_keras`` may be given, too: Keras 2 asks for its hooks."""
 
     def _implements_train_batch_hooks(self) -> bool:
-        return self._overrides("train") or self._overrides("", "on_batch_begin", "on_batch_end")
+        return _overrides(type(self), keras.callbacks.Callback, "train_batch", "batch")
 
     def _implements_test_batch_hooks(self) -> bool:
-        return self._overrides("test")
+        return _overrides(type(self), keras.callbacks.Callback, "test_batch")
 
     def _implements_predict_batch_hooks(self) -> bool:
-        return self._overrides("predict")
+        return _overrides(type(self), keras.callbacks.Callback, "predict_batch")
 
-    def _overrides(self, mode: str, *names: str) -> bool:
-        wanted = names or [name.format(mode) for name in _HOOKS]
-        own: Any = type(self)
-        return any(getattr(own, name) is not getattr(keras.callbacks.Callback, name) for name in wanted)
+
+def _overrides(callback: Any, base: Any, *whats: str) -> bool:
+    hooks = [f"on_{what}_{when}" for what in whats for when in ("begin", "end")]
+    return any(getattr(callback, name, None) is not getattr(base, name, None) for name in hooks)
 
 
 # The object that gives a ``fit`` its batches has this context manager around each epoch.
@@ -46,7 +40,7 @@ _KERAS_2_START = "_maybe_load_initial_counters_from_ckpt"
 
 def running_callback_list() -> Any:
     """The ``CallbackList`` that is calling this process' innermost callback; None: nobody calls one."""
-    for frame in _frames_above():
+    for frame in _frames(sys._getframe()):
         caller = frame.f_locals.get("self")
         if caller is not None and isinstance(caller, versions.keras_of(caller).callbacks.CallbackList):
             return caller
@@ -55,8 +49,7 @@ def running_callback_list() -> Any:
 
 def epochs_of_fit() -> int | None:
     """The ``epochs`` of the ``fit`` that is calling a callback; None: nobody knows."""
-    params = getattr(running_callback_list(), "params", None) or {}
-    epochs = params.get("epochs")
+    epochs = (getattr(running_callback_list(), "params", None) or {}).get("epochs")
     return None if epochs is None else int(epochs)
 
 
@@ -65,8 +58,7 @@ def may_stop_within_epochs() -> bool:
 
     Of Keras' own only ``TerminateOnNaN`` does, and ``LambdaCallback`` whatever it was given.
     """
-    callbacks = getattr(running_callback_list(), "callbacks", ())
-    return any(_acts_on_batches(callback) for callback in callbacks)
+    return any(map(_acts_on_batches, getattr(running_callback_list(), "callbacks", ())))
 
 
 def _acts_on_batches(callback: object) -> bool:
@@ -83,39 +75,27 @@ def _acts_on_batches(callback: object) -> bool:
 
 def argument_of_fit(name: str) -> Any:
     """Return the argument of that name of the innermost running ``fit``; None: nothing was given."""
-    for frame in _frames_above():
-        if frame.f_code.co_name == "fit" and name in frame.f_locals:
-            return frame.f_locals[name]
-    return None
+    fits = (frame.f_locals for frame in _frames(sys._getframe()) if frame.f_code.co_name == "fit")
+    return next((arguments[name] for arguments in fits if name in arguments), None)
 
 
 def running_batches() -> Any:
-    """Return what gives the innermost running ``fit`` its batches; None: no ``fit`` runs, or it is another
-    Keras.
-
-    It has :data:`AROUND_BATCHES`.
-    """
-    for frame in _frames_above():
+    """Return what gives the innermost ``fit`` its batches, by :data:`AROUND_BATCHES`; None: it is unknown."""
+    for frame in _frames(sys._getframe()):
         for name in ("epoch_iterator", "data_handler"):  # Keras 3, Keras 2
-            batches = frame.f_locals.get(name)
-            if hasattr(batches, AROUND_BATCHES):
+            if hasattr(batches := frame.f_locals.get(name), AROUND_BATCHES):
                 return batches
     return None
 
 
 def main_thread_trains() -> bool:
     """Return whether this process' main thread is in an epoch of a ``fit``; for another thread to ask."""
-    frame = sys._current_frames().get(threading.main_thread().ident or 0)
-    while frame is not None:
-        if frame.f_code.co_name == "fit" and "epoch" in frame.f_locals:
-            return True
-        frame = frame.f_back
-    return False
+    innermost = sys._current_frames().get(threading.main_thread().ident or 0)
+    return any(f.f_code.co_name == "fit" and "epoch" in f.f_locals for f in _frames(innermost))
 
 
-def _frames_above() -> Iterator[FrameType]:
-    """Yield the frames of the running functions, innermost first: Keras hands these things to nobody."""
-    frame: FrameType | None = sys._getframe(1)
+def _frames(frame: FrameType | None) -> Iterator[FrameType]:
+    """Yield a frame and those around it: Keras hands what is in them to nobody."""
     while frame is not None:
         yield frame
         frame = frame.f_back
@@ -159,8 +139,8 @@ _BACKUP_PATHS = (
 
 def backup_save(callback: object) -> Callable[[], None] | None:
     """Return how a ``BackupAndRestore`` saves; None for other callbacks and Keras 2's, which saves whole."""
-    is_backup = all(hasattr(callback, name) for name in (BACKUP_SAVE, *_BACKUP_PATHS[:3]))
-    return getattr(callback, BACKUP_SAVE) if is_backup else None
+    known = all(hasattr(callback, name) for name in (BACKUP_SAVE, *_BACKUP_PATHS[:3]))
+    return getattr(callback, BACKUP_SAVE) if known else None
 
 
 @contextlib.contextmanager

@@ -41,6 +41,16 @@ def unshadow(owner: object, name: str) -> None:
         del vars(owner)[_SHADOWED]
 
 
+@contextlib.contextmanager
+def shadowed(owner: object, name: str, value: object) -> Iterator[None]:
+    """Inside the block an object has another attribute of that name, as by :func:`shadow`."""
+    shadow(owner, name, value)
+    try:
+        yield
+    finally:
+        unshadow(owner, name)
+
+
 def set_on(owner: object, name: str, method: object) -> None:
     """Puts a method on one object, past Keras' tracking of attributes; None: the class' method again."""
     if method is not None:
@@ -104,7 +114,7 @@ def learned_from_data(layer: keras.layers.Layer) -> dict[str, int]:
     """
     sums = {}
     if hasattr(layer, "adapt_mean"):
-        values = [np.asarray(getattr(layer, name)).tobytes() for name in ("mean", "variance")]
+        values = (np.asarray(value).tobytes() for value in (layer.mean, layer.variance))
         sums["learned statistics"] = zlib.crc32(b"".join(values))
     if hasattr(layer, "get_vocabulary"):
         sums["vocabulary"] = zlib.crc32("\0".join(map(str, layer.get_vocabulary())).encode())
@@ -129,8 +139,12 @@ def made_in_strategy(model: keras.Model) -> bool:
 
 def batch_normalizations(model: keras.Model) -> list[str]:
     """Return titles of the layers that normalize over the rows of a batch."""
-    kind = versions.keras_of(model).layers.BatchNormalization
-    return [title_of(layer) for layer in parts_of(model, itself=False) if isinstance(layer, kind)]
+    return [title_of(layer) for layer in _layers(model, versions.keras_of(model).layers.BatchNormalization)]
+
+
+def _layers(model: keras.Model, *kinds: type) -> list[Any]:
+    """Return the layers of these kinds, those within others too."""
+    return [layer for layer in parts_of(model, itself=False) if isinstance(layer, kinds)]
 
 
 def moving_averages(model: keras.Model) -> list[tuple[Any, Any, float]]:
@@ -154,24 +168,19 @@ def normalizing_in_training(model: keras.Model) -> list[str]:
     alone.  Keras 3's ``fit`` runs functional models with ``training=True``, whatever their calls said.
     """
     kind = versions.keras_of(model).layers.BatchNormalization
-    layers = parts_of(model, itself=False)
-    called = layers if versions.is_of_keras_2(model) else []
+    called = parts_of(model, itself=False) if versions.is_of_keras_2(model) else []
     never = {id(part) for layer in called if _called_in_inference(layer) for part in parts_of(layer)}
-    return [
-        title_of(layer)
-        for layer in layers
-        if isinstance(layer, kind) and layer.trainable and id(layer) not in never
-    ]
+    training = (layer for layer in _layers(model, kind) if layer.trainable and id(layer) not in never)
+    return list(map(title_of, training))
 
 
 def _called_in_inference(layer: keras.layers.Layer) -> bool:
     """Return whether every call of a layer in functional models says ``training=False``."""
-    nodes = getattr(layer, "_inbound_nodes", [])
-    given = [
+    options = [
         node.arguments.kwargs if hasattr(node, "arguments") else getattr(node, "call_kwargs", {})
-        for node in nodes
+        for node in getattr(layer, "_inbound_nodes", [])
     ]
-    return bool(given) and all(kwargs.get("training") is False for kwargs in given)
+    return bool(options) and all(kwargs.get("training") is False for kwargs in options)
 
 
 def stateful_layers(model: keras.Model) -> list[str]:
@@ -181,25 +190,17 @@ def stateful_layers(model: keras.Model) -> list[str]:
 
 def recurrent(model: keras.Model) -> list[Any]:
     """Return the recurrent layers, those within others too."""
-    kind = versions.keras_of(model).layers.RNN
-    return [layer for layer in parts_of(model, itself=False) if isinstance(layer, kind)]
+    return _layers(model, versions.keras_of(model).layers.RNN)
 
 
 @contextlib.contextmanager
 def inference_only(model: keras.Model) -> Iterator[None]:
     """Inside the block layers compute as in inference, whatever they are told: no masks, no statistics."""
-    layers = [
-        layer
-        for layer in parts_of(model, itself=False)
-        if is_of_kerass_family(layer) and "training" in inspect.signature(layer.call).parameters
-    ]
-    for layer in layers:
-        shadow(layer, "call", _in_inference(layer.call))
-    try:
+    with contextlib.ExitStack() as shadows:
+        for layer in parts_of(model, itself=False):
+            if is_of_kerass_family(layer) and "training" in inspect.signature(layer.call).parameters:
+                shadows.enter_context(shadowed(layer, "call", _in_inference(layer.call)))
         yield
-    finally:
-        for layer in layers:
-            unshadow(layer, "call")
 
 
 def _in_inference(call: Any) -> Any:
@@ -225,6 +226,6 @@ def random_layers(model: keras.Model) -> list[str]:
     kinds = (layers.Dropout, layers.GaussianDropout, layers.GaussianNoise, layers.AlphaDropout)
     return [
         title_of(layer)
-        for layer in parts_of(model, itself=False)
-        if isinstance(layer, kinds) and (getattr(layer, "rate", None) or getattr(layer, "stddev", None))
+        for layer in _layers(model, *kinds)
+        if getattr(layer, "rate", None) or getattr(layer, "stddev", None)
     ]

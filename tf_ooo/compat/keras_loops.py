@@ -87,9 +87,8 @@ def _read_already(weights: Sequence[Any]) -> Iterator[None]:
 def _may_be_parted(given: dict[str, Any], count: int) -> bool:
     inputs = given["inputs"]
     # Keras' own layers have rows first, and give no number of time steps as a tensor.
-    if given["unroll"] or given["time_major"] or tf.is_tensor(given["input_length"]):
-        return False
-    return tf.is_tensor(inputs) and (inputs.shape[1] or 0) >= count * _LEAST_STEPS
+    is_other = given["unroll"] or given["time_major"] or tf.is_tensor(given["input_length"])
+    return not is_other and tf.is_tensor(inputs) and (inputs.shape[1] or 0) >= count * _LEAST_STEPS
 
 
 def _parted(whole: Callable[..., Any], given: dict[str, Any], count: int) -> Any:

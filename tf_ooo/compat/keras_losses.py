@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
-from tf_ooo.compat import keras_layers, versions
+from tf_ooo.compat import keras_layers, nests, versions
 
 if TYPE_CHECKING:
     import keras
@@ -21,7 +21,7 @@ def summed_losses(model: keras.Model) -> list[str]:
 
     Where a loss has no reduction, the gradient is that of the sum, unless the model's own code averages it.
     """
-    summed = {"sum"} if _has_own_loss_code(model, versions.keras_of(model)) else {"sum", "none", None}
+    summed = {"sum"} if _has_own_loss_code(model) else {"sum", "none", None}
     return [loss.name for loss in _losses(model) if loss.reduction in summed]
 
 
@@ -46,11 +46,11 @@ def is_kerass_own(loss: object) -> bool:
 
 def own_loss_code(model: keras.Model) -> list[str]:
     """Name what is not Keras' own and may decide how a loss depends on the rows of a batch, each in words."""
-    said = [] if not _has_own_loss_code(model, versions.keras_of(model)) else [type(model).__name__]
-    losses = [loss for loss in tf.nest.flatten(getattr(model, "loss", None)) if callable(loss)]
-    for loss in (loss for loss in losses if not _is_known(loss)):
-        name = getattr(loss, "name", None) or getattr(loss, "__name__", None) or type(loss).__name__
-        said.append(f"loss {name}")
+    said = [type(model).__name__] if _has_own_loss_code(model) else []
+    for loss in tf.nest.flatten(getattr(model, "loss", None)):
+        if callable(loss) and not _is_known(loss):
+            name = getattr(loss, "name", None) or getattr(loss, "__name__", None) or type(loss).__name__
+            said.append(f"loss {name}")
     for layer in keras_layers.parts_of(model, itself=False):
         if getattr(layer, "activity_regularizer", None) is not None:
             said.append(f"activity_regularizer of {keras_layers.title_of(layer)}")
@@ -77,8 +77,8 @@ def loss_weights(model: keras.Model) -> Any:
 
 
 def _losses(model: keras.Model) -> list[Any]:
-    losses = tf.nest.flatten(getattr(model, "loss", None))
-    return [loss for loss in losses if isinstance(loss, versions.keras_of(model).losses.Loss)]
+    kind = versions.keras_of(model).losses.Loss
+    return [loss for loss in tf.nest.flatten(getattr(model, "loss", None)) if isinstance(loss, kind)]
 
 
 def _ignored_class(loss: object) -> Any:
@@ -86,12 +86,10 @@ def _ignored_class(loss: object) -> Any:
     return getattr(loss, "ignore_class", getattr(loss, "_fn_kwargs", {}).get("ignore_class"))
 
 
-def _has_own_loss_code(model: keras.Model, keras: Any) -> bool:
-    kind = type(model)
-    return any(
-        getattr(kind, name, None) is not getattr(keras.Model, name, None)
-        for name in ("train_step", "compute_loss")
-    )
+def _has_own_loss_code(model: keras.Model) -> bool:
+    own, kerass = type(model), versions.keras_of(model).Model
+    names = ("train_step", "compute_loss")
+    return any(getattr(own, name, None) is not getattr(kerass, name, None) for name in names)
 
 
 @contextlib.contextmanager
@@ -101,63 +99,31 @@ def weighted_means(model: keras.Model, weight: object) -> Iterator[None]:
     Keras 3 weighs the means of each output's loss by the rows that its trace knows.  ``fit`` traces with open
     rows, so that each batch counts alike; here each micro-batch counts its share of that.
     """
-    kind, loss = versions.keras_of(model).metrics.Mean, getattr(model, "_compile_loss", None)
-    of_outputs = list(getattr(loss, "metrics", ()))
+    kind = versions.keras_of(model).metrics.Mean
+    loss: Any = getattr(model, "_compile_loss", None)
+    of_outputs = nests.each_once(getattr(loss, "metrics", ()))
     whole = isinstance(weight, float) and weight == 1.0
     means = [] if whole else [metric for metric in model.metrics if type(metric) is kind]
-    shadows = _Shadows(weight)
-    try:
-        for metric in means:
-            if not any(metric is each for each in of_outputs):
-                shadows.update_by(_update_mean, metric)
-        for metric in of_outputs:
-            shadows.update_by(_update_mean_of_output, metric)
-        if loss is not None and hasattr(loss, "metrics") and not loss.built:
-            shadows.update_when_built(loss)
-        yield
-    finally:
-        shadows.undo()
+    with contextlib.ExitStack() as shadows:
 
+        def weigh(metric: Any, always: bool) -> None:
+            update = functools.partial(_update_mean, metric.update_state, weight, always)
+            shadows.enter_context(keras_layers.shadowed(metric, "update_state", update))
 
-class _Shadows:
-    """Methods of metrics, and of a loss, that something else stands in for."""
-
-    def __init__(self, weight: object) -> None:
-        self._weight = weight
-        self._shadowed: list[tuple[Any, str]] = []
-
-    def _shadow(self, owner: object, name: str, value: object) -> None:
-        keras_layers.shadow(owner, name, value)
-        self._shadowed.append((owner, name))
-
-    def update_by(self, update: Any, metric: Any) -> None:
-        self._shadow(metric, "update_state", functools.partial(update, metric.update_state, self._weight))
-
-    def update_when_built(self, loss: Any) -> None:
-        """The means of outputs are made when the loss is called first."""
-        build = loss.build
-
-        def build_and_shadow(*args: Any) -> None:
+        def build_and_weigh(build: Any, *args: Any) -> None:
             build(*args)
             for metric in loss.metrics:
-                self.update_by(_update_mean_of_output, metric)
+                weigh(metric, always=True)
 
-        self._shadow(loss, "build", build_and_shadow)
-
-    def undo(self) -> None:
-        while self._shadowed:
-            keras_layers.unshadow(*self._shadowed.pop())
-
-
-def _update_mean(update: Any, weight: Any, values: Any, sample_weight: Any = None) -> Any:
-    single = sample_weight is None and tf.convert_to_tensor(values).shape.rank == 0
-    return update(values, sample_weight=weight if single else sample_weight)
+        for metric in nests.each_once([*of_outputs, *means]):
+            weigh(metric, always=any(metric is each for each in of_outputs))
+        if hasattr(loss, "metrics") and not loss.built:  # it makes the means of outputs in its first call
+            build = functools.partial(build_and_weigh, loss.build)
+            shadows.enter_context(keras_layers.shadowed(loss, "build", build))
+        yield
 
 
-def _update_mean_of_output(
-    update: Any,
-    weight: Any,
-    values: Any,
-    sample_weight: Any = None,  # noqa: ARG001 - the rows that the trace knows
-) -> Any:
-    return update(values, sample_weight=weight)
+def _update_mean(update: Any, weight: Any, always: bool, values: Any, sample_weight: Any = None) -> Any:
+    """``always``: the weight takes the place of the rows that the trace knows."""
+    weighs = always or (sample_weight is None and tf.convert_to_tensor(values).shape.rank == 0)
+    return update(values, sample_weight=weight if weighs else sample_weight)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+import tensorflow as tf
+
 from grappler_passes.compat import keras_values
 from tf_ooo.compat import keras_layers, keras_variables, nests, tf_functions, versions
 
@@ -16,13 +18,9 @@ Apply = Callable[..., Any]
 
 def is_optimizer(value: object) -> bool:
     """Return whether ``value`` is an optimizer of any Keras that is loaded."""
-    return any(isinstance(value, _kinds(keras)) for keras in versions.loaded_keras())
-
-
-def _kinds(keras: Any) -> tuple[type, ...]:
-    if versions.is_keras_2(keras):
-        return (keras.optimizers.Optimizer, keras.optimizers.legacy.Optimizer)
-    return (keras.optimizers.Optimizer,)
+    modules = [keras.optimizers for keras in versions.loaded_keras()]
+    modules += [keras.optimizers.legacy for keras in versions.loaded_keras() if versions.is_keras_2(keras)]
+    return any(isinstance(value, module.Optimizer) for module in modules)
 
 
 def inner_optimizers(optimizer: keras.optimizers.Optimizer) -> list[Any]:
@@ -58,12 +56,8 @@ def to_be_built(optimizer: keras.optimizers.Optimizer, variables: Sequence[Any])
     Another optimizer of the same settings is built in a graph that never runs, so that nothing is allocated.
     None: it cannot be made from its settings, or is one of the older ones.
     """
-    if is_built(optimizer):
-        return []
-    if _is_legacy(optimizer):
-        return None
-    import tensorflow as tf
-
+    if is_built(optimizer) or _is_legacy(optimizer):
+        return [] if is_built(optimizer) else None
     variable_of = getattr(versions.keras_of(optimizer), "Variable", None)
     try:
         settings = optimizer.get_config()
@@ -144,15 +138,15 @@ def variables_to_apply(optimizer: keras.optimizers.Optimizer, given: Any) -> lis
 def state_of(optimizer: keras.optimizers.Optimizer) -> list[Any]:
     """The variables of an optimizer; also of Horovod's wrapper, whose own property fails with Keras 3."""
     keras = versions.keras_of(optimizer)
+    numbers: list[Any] = []
     if not versions.is_keras_2(keras):
-        own = list(keras.optimizers.Optimizer.variables.fget(optimizer))
+        own = keras.optimizers.Optimizer.variables.fget(optimizer)
     elif _is_legacy(optimizer):
-        own = [*optimizer._weights, *(v for v in optimizer._hyper.values() if hasattr(v, "assign"))]
+        own, numbers = optimizer._weights, list(optimizer._hyper.values())
     else:
-        rate = _own_rate(optimizer)
-        own = [*optimizer.variables, *([rate] if hasattr(rate, "assign") else [])]
+        own, numbers = optimizer.variables, [_own_rate(optimizer)]
     within = [variable for inner in inner_optimizers(optimizer) for variable in state_of(inner)]
-    return nests.each_once([*own, *within])
+    return nests.each_once([*own, *(value for value in numbers if hasattr(value, "assign")), *within])
 
 
 def horovod_averages(optimizer: keras.optimizers.Optimizer) -> bool:

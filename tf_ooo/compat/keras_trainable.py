@@ -66,11 +66,8 @@ def as_first_fit(
         traced = _first_trace_of(model)
         if traced is None:
             return first_step(*args, **kwargs)
-        keras_layers.shadow(model, "optimizer", traced.optimizer)
-        try:
+        with keras_layers.shadowed(model, "optimizer", traced.optimizer):
             return first_step(*args, **kwargs)
-        finally:
-            keras_layers.unshadow(model, "optimizer")
 
     return called
 
@@ -83,19 +80,20 @@ def trained_variables(model: keras.Model) -> list[Any]:
 
 def _flags_of(model: keras.Model) -> Flags:
     """The flags with which the step was first traced since the model was compiled; today's if it was not."""
-    traced = _first_trace_of(model)
-    if traced is not None:
+    if (traced := _first_trace_of(model)) is not None:
         return traced.flags
-    flags, written = _now(model), _written_by_stock(model)
+    flags = [(layer, "_trainable", bool(layer._trainable)) for layer in keras_layers.parts_of(model)]
+    if not versions.is_of_keras_2(model):
+        flags += [(variable, "trainable", bool(variable.trainable)) for variable in model.weights]
+    written = _written_by_stock(model)
     return flags if written is None else _as_traced(model, flags, written)
 
 
 def _first_trace_of(model: keras.Model) -> _Traced | None:
     """Return our notes of the step's first trace; None: there was none since the model was compiled."""
     traced: _Traced | None = vars(model).get(_KNOWN)
-    if traced is None or traced.function is None or traced.function is not _stock_function(model):
-        return None
-    return traced
+    function = None if traced is None else traced.function
+    return traced if function is not None and function is _stock_function(model) else None
 
 
 def _written_by_stock(model: keras.Model) -> set[int] | None:
@@ -110,8 +108,7 @@ def other_optimizer(model: keras.Model) -> bool:
 
     Until it is compiled again stock Keras goes on with the one that was there then.
     """
-    traced = _first_trace_of(model)
-    if traced is not None:
+    if (traced := _first_trace_of(model)) is not None:
         return traced.optimizer is not getattr(model, "optimizer", None)
     written = _written_by_stock(model)
     if written is None or _known_to_optimizer(model) is None:  # the latter is known of Keras 3 only
@@ -127,14 +124,6 @@ def _stock_function(model: keras.Model) -> Any:
     """Keras' own train function, also while another stands in its place; None where there is none yet."""
     installed = getattr(vars(model).get("make_train_function"), "ooo", None)
     return model.train_function if installed is None else installed[1]
-
-
-def _now(model: keras.Model) -> Flags:
-    layers = keras_layers.parts_of(model)
-    flags = [(layer, "_trainable", bool(layer._trainable)) for layer in layers]
-    if versions.is_of_keras_2(model):
-        return flags
-    return flags + [(variable, "trainable", bool(variable.trainable)) for variable in model.weights]
 
 
 def _as_traced(model: keras.Model, flags: Flags, written: set[int]) -> Flags:
@@ -172,16 +161,13 @@ def _known_to_optimizer(model: keras.Model) -> set[int] | None:
 @contextlib.contextmanager
 def _set(flags: Flags) -> Iterator[None]:
     """Inside the block layers and variables have these flags."""
-    before = [(owner, name, getattr(owner, name)) for owner, name, value in flags]
-    changed = [old for old, new in zip(before, flags, strict=True) if old[2] != new[2]]
-    if not changed:
-        yield
-        return
+    before = [(owner, name, getattr(owner, name)) for owner, name, _ in flags]
+    changes = [old[2] for old in before] != [new[2] for new in flags]
     try:
-        _put(flags)
+        _put(flags if changes else [])
         yield
     finally:
-        _put(before)
+        _put(before if changes else [])
 
 
 def _put(flags: Flags) -> None:

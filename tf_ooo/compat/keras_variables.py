@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -38,12 +39,9 @@ def named(variables: Sequence[VariableT]) -> dict[str, VariableT]:
     """Keras variables by a unique name: the path, and a number where several have one."""
     by_name: dict[str, VariableT] = {}
     for variable in variables:
-        path, number = path_of(variable), 0
-        name = path
-        while name in by_name:
-            number += 1
-            name = f"{path}#{number}"
-        by_name[name] = variable
+        path = path_of(variable)
+        names = itertools.chain([path], (f"{path}#{number}" for number in itertools.count(1)))
+        by_name[next(name for name in names if name not in by_name)] = variable
     return by_name
 
 
@@ -131,9 +129,7 @@ def empty(variable: keras.Variable) -> None:
     variables that they read, as long as the process lives.
     """
     with tf.init_scope(), tf.device(variable.device):
-        nothing = (
-            tf.zeros((0,), variable.dtype) if variable.dtype != tf.string else tf.constant([], tf.string)
-        )
+        nothing = tf.constant([], variable.dtype)
         tf.raw_ops.AssignVariableOp(resource=variable.handle, value=nothing)
 
 

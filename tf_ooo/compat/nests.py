@@ -35,9 +35,8 @@ class Packed:
     def specs_in(self, specs: object) -> list[Any]:
         """Return the part of a nest of specs for each tensor; None where it is not one of such values."""
         flat = tf.nest.flatten(specs, expand_composites=True)
-        if len(flat) != len(self._flat):
-            return [None] * len(self._places)
-        return [flat[place] for place in self._places]
+        known = len(flat) == len(self._flat)
+        return [flat[place] if known else None for place in self._places]
 
     def unpack(self, tensors: Sequence[Any]) -> Any:
         flat = list(self._flat)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
+from tensorflow.python.autograph.core import ag_ctx
 from tensorflow.python.autograph.impl import api
 
 
@@ -93,10 +94,7 @@ def is_tf_function(value: object) -> bool:
 
 
 def functions_of(step: Callable[..., Any]) -> list[Any]:
-    """Return the ``tf.function`` itself, or those that a Python function closes over, outermost first.
-
-    Keras' train function is a Python function around a ``tf.function`` around another.
-    """
+    """Return the ``tf.function`` itself, or those that a Python function closes over, outermost first."""
     return list(_functions_in(step, _DEPTH))
 
 
@@ -122,18 +120,13 @@ def step_of_fit(train_function: Callable[..., Any]) -> Any:
 
 def is_concrete_function(value: object) -> bool:
     """Return whether ``value`` is a traced tf.function."""
-    return (
-        hasattr(value, "graph") and hasattr(value, "captured_inputs") and hasattr(value, "structured_outputs")
-    )
+    return all(hasattr(value, name) for name in ("graph", "captured_inputs", "structured_outputs"))
 
 
 def undecorated(function: Any) -> Any:
     """Return the function behind a ``tf.function``, its Python conditions as ops if it converts them."""
     if not is_tf_function(function):
         return function
-    from tensorflow.python.autograph.core import ag_ctx
-    from tensorflow.python.autograph.impl import api
-
     converted, context = function.python_function, contextlib.nullcontext()
     if function._autograph:
         context = ag_ctx.ControlStatusCtx(ag_ctx.Status.ENABLED)

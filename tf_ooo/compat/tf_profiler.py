@@ -55,11 +55,11 @@ def traced_events(events: list[TracedEvent], files: dict[str, bytes] | None = No
             tf.profiler.experimental.stop()
         except tf.errors.UnavailableError as error:
             raise BackendError("TensorFlow's profiler was stopped while it ran for the costs") from error
-        for path in Path(folder).rglob("*.xplane.pb"):
-            content = path.read_bytes()
-            events += _read_xplane(content)
-            if files is not None:
-                files[path.relative_to(folder).as_posix()] = content
+        written = _written(folder)
+    for content in written.values():
+        events += _read_xplane(content)
+    if files is not None:
+        files.update(written)
 
 
 def pool_work(events: Sequence[TracedEvent]) -> list[TracedEvent]:
@@ -111,8 +111,7 @@ def trace_workers(
     """Record for so long what TensorFlow servers run, by address; times since the epoch.
 
     Returns once they are through; the servers' clocks are taken as they are.  ``files`` as of
-    :func:`traced_events`.  BackendError: a server does not
-    answer.
+    :func:`traced_events`.  BackendError: a server does not answer.
     """
     with tempfile.TemporaryDirectory(prefix="tf_ooo_profile_") as folder:
         where = ",".join(f"grpc://{address}" for address in addresses)
@@ -120,19 +119,23 @@ def trace_workers(
             tf.profiler.experimental.client.trace(where, folder, round(seconds * 1e3), num_tracing_attempts=1)
         except (tf.errors.OpError, RuntimeError) as error:
             raise BackendError(f"{where}: cannot be profiled: {getattr(error, 'message', error)}") from error
-        paths = {path: path.read_bytes() for path in Path(folder).rglob("*.xplane.pb")}
-        if files is not None:
-            files.update((path.relative_to(folder).as_posix(), content) for path, content in paths.items())
-        written = {path.name: content for path, content in paths.items()}
+        written = _written(folder)
+    if files is not None:
+        files.update(written)
     names = {f"{address.replace(':', '_')}.xplane.pb": address for address in addresses}
-    return {names[name]: list(_since_epoch(content)) for name, content in written.items() if name in names}
+    by_name = {path.rpartition("/")[2]: content for path, content in written.items()}
+    return {names[name]: _since_epoch(content) for name, content in by_name.items() if name in names}
 
 
-def _since_epoch(content: bytes) -> Iterator[TracedEvent]:
+def _written(folder: str) -> dict[str, bytes]:
+    """Return what the profiler has written, by the paths below its folder."""
+    return {p.relative_to(folder).as_posix(): p.read_bytes() for p in Path(folder).rglob("*.xplane.pb")}
+
+
+def _since_epoch(content: bytes) -> list[TracedEvent]:
     began_s = 0.0
     for plane in _planes(content):
         for stat in plane.stats:
             if plane.stat_metadata[stat.metadata_id].name == "profile_start_time":
                 began_s = (stat.uint64_value or stat.int64_value) * 1e-9
-    for event in _read_xplane(content):
-        yield replace(event, begin_s=began_s + event.begin_s)
+    return [replace(event, begin_s=began_s + event.begin_s) for event in _read_xplane(content)]

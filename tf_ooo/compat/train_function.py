@@ -67,9 +67,12 @@ def train_function_of(model: keras.Model) -> Callable[..., Any]:
 
 def _may_be_traced_later(model: keras.Model) -> bool:
     """Return whether the train function is Keras 3's own, and its step is not traced yet."""
-    made_by = getattr(model.make_train_function, "__func__", None)
-    of_keras = made_by is versions.keras_of(model).Model.make_train_function
-    if not of_keras or versions.is_of_keras_2(model) or hasattr(model.train_function, "ooo_made_anew"):
+    made_by, kerass = getattr(model.make_train_function, "__func__", None), versions.keras_of(model).Model
+    if (
+        made_by is not kerass.make_train_function
+        or versions.is_of_keras_2(model)
+        or hasattr(model.train_function, "ooo_made_anew")
+    ):
         return False
     steps = tf_functions.functions_of(model.train_function)
     return bool(steps) and not any(map(tf_functions.concrete_functions_of, steps))
@@ -84,7 +87,7 @@ def new_train_function(
     own_step = keras_trainable.as_first_traced(model, model.train_step)
     train_step = own_step if wrap is None else wrap(own_step)
     try:
-        with _train_step_set_to(model, train_step):
+        with keras_layers.shadowed(model, "train_step", train_step):
             model.train_function = None
             model.make_train_function()
         function: Callable[..., Any] = model.train_function
@@ -96,19 +99,10 @@ def new_train_function(
 
     # Keras 2 looks train_step up when the function is traced.
     def call(iterator: object) -> Any:
-        with _train_step_set_to(model, train_step):
+        with keras_layers.shadowed(model, "train_step", train_step):
             return function(iterator)
 
     return call
-
-
-@contextlib.contextmanager
-def _train_step_set_to(model: keras.Model, train_step: Callable[..., Any]) -> Iterator[None]:
-    keras_layers.shadow(model, "train_step", train_step)
-    try:
-        yield
-    finally:
-        keras_layers.unshadow(model, "train_step")
 
 
 def install_train_function(
@@ -155,13 +149,25 @@ def step_on_data(
     """
     train_step = keras_trainable.as_first_traced(model, train_step)
     if versions.is_of_keras_2(model) and counts:
-        return _step_on_data_of_keras_2(model, train_step)
+        train_step = _counting(train_step, model._train_counter)
 
     def step(data: object) -> Any:
         convert = getattr(model, "_autoconvert_optionals", lambda function: function)
         return model.distribute_strategy.run(convert(train_step), args=(data,))
 
     return step
+
+
+def _counting(step: Callable[..., Any], counter: Any) -> Callable[..., Any]:
+    """Return the step as Keras 2 makes it: it counts a batch once what it returns is there."""
+
+    def counted(data: object) -> Any:
+        outputs = step(data)
+        with tf.control_dependencies([value for value in tf.nest.flatten(outputs) if tf.is_tensor(value)]):
+            counter.assign_add(1)
+        return outputs
+
+    return counted
 
 
 def has_kerass_train_step(model: keras.Model) -> bool:
@@ -173,19 +179,6 @@ def has_kerass_train_step(model: keras.Model) -> bool:
 def counts_steps(model: keras.Model) -> bool:
     """Say whether the ops of a step count it, so that the last of several parts differs from the others."""
     return versions.is_of_keras_2(model)
-
-
-def _step_on_data_of_keras_2(model: keras.Model, train_step: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a step as Keras 2's ``make_train_function``: a batch counts once its step has succeeded."""
-
-    def counted(data: object) -> Any:
-        outputs = train_step(data)
-        tensors = [value for value in tf.nest.flatten(outputs) if tf.is_tensor(value)]
-        with tf.control_dependencies(tensors):
-            model._train_counter.assign_add(1)
-        return outputs
-
-    return lambda data: model.distribute_strategy.run(counted, args=(data,))
 
 
 def steps_per_execution(model: keras.Model) -> int:
@@ -200,14 +193,14 @@ def steps_per_execution(model: keras.Model) -> int:
 def steps_per_execution_set_to(model: keras.Model, count: int) -> Iterator[None]:
     """Inside the block the train function takes ``count`` batches; Keras 3 takes what the iterator has."""
     usual = steps_per_execution(model)
-    if not versions.is_of_keras_2(model) or usual == count:
-        yield
-        return
-    model._steps_per_execution.assign(count)
+    changes = versions.is_of_keras_2(model) and usual != count
     try:
+        if changes:
+            model._steps_per_execution.assign(count)
         yield
     finally:
-        model._steps_per_execution.assign(usual)
+        if changes:
+            model._steps_per_execution.assign(usual)
 
 
 def functions_of(model: keras.Model) -> dict[str, Any]:
@@ -254,11 +247,6 @@ def keras_compiles_by_itself(model: keras.Model) -> bool:
     )
 
 
-def set_jit_compile(model: keras.Model, value: bool) -> None:
-    """Set it for functions that are made from now on."""
-    model.jit_compile = value
-
-
 Kind = Literal["test", "predict"]
 
 
@@ -270,19 +258,10 @@ def makes_its_own(model: keras.Model, kind: Kind) -> bool:
 
 def evaluation_on_data(model: keras.Model, kind: Kind) -> Callable[[Any], Any]:
     """Return Keras' test or predict step for one batch, not made into a ``tf.function``."""
-    step = getattr(model, f"{kind}_step")
-    on_data = step_on_data(model, step, counts=False)
-    if not versions.is_of_keras_2(model):
-        return on_data
-    counter = getattr(model, f"_{kind}_counter")
-
-    def counted(data: object) -> Any:
-        outputs = on_data(data)
-        with tf.control_dependencies([value for value in tf.nest.flatten(outputs) if tf.is_tensor(value)]):
-            counter.assign_add(1)
-        return outputs
-
-    return counted
+    on_data = step_on_data(model, getattr(model, f"{kind}_step"), counts=False)
+    return (
+        _counting(on_data, getattr(model, f"_{kind}_counter")) if versions.is_of_keras_2(model) else on_data
+    )
 
 
 def why_not_of_outputs(model: keras.Model) -> str:
@@ -318,11 +297,8 @@ def rest_of_test_step(model: keras.Model) -> Callable[[Any, Any], Any]:
     on_data = evaluation_on_data(model, "test")
 
     def rest(data: object, outputs: object) -> Any:
-        keras_layers.shadow(model, "call", lambda *args, **kwargs: outputs)
-        try:
+        with keras_layers.shadowed(model, "call", lambda *args, **kwargs: outputs):
             return on_data(data)
-        finally:
-            keras_layers.unshadow(model, "call")
 
     return rest
 

@@ -31,9 +31,8 @@ _lock = threading.RLock()
 
 def why_flags_are_fixed() -> str | None:
     """Say why this process cannot change XLA's flags any more; None where it can."""
-    if _library() is None:
-        return "this TensorFlow does not export what sets XLA's flags again; XLA read XLA_FLAGS at its start"
-    return None
+    why = "this TensorFlow does not export what sets XLA's flags again; XLA read XLA_FLAGS at its start"
+    return why if _library() is None else None
 
 
 def flags_of_process() -> str:
@@ -98,17 +97,16 @@ MLIR_TYPES = {
 
 def why_no_streams() -> str | None:
     """Say why this TensorFlow cannot call a function on a stream; None where it can."""
+    ours = f"TensorFlow {tf.__version__}"
     if releases.major_minor(tf.__version__) < OLDEST_TENSORFLOW:
-        return (
-            f"TensorFlow {tf.__version__}: its XLA inlines calls that are to run on a stream; 2.21 is needed"
-        )
+        return f"{ours}: its XLA inlines calls that are to run on a stream; 2.21 is needed"
     try:
         module = importlib.import_module(_OPS)
         importlib.import_module("tensorflow.compiler.xla.xla_data_pb2")
     except ImportError as error:
-        return f"TensorFlow {tf.__version__}: {error}"
+        return f"{ours}: {error}"
     missing = [name for name in ("xla_call_module", "xla_optimization_barrier") if not hasattr(module, name)]
-    return f"TensorFlow {tf.__version__} has no {missing[0]}" if missing else None
+    return f"{ours} has no {missing[0]}" if missing else None
 
 
 def platform() -> str:
@@ -153,9 +151,7 @@ def function_def(
 
     graph = tf.Graph()
     with graph.as_default():
-        for node, dtype, shape in inputs:
-            tf.compat.v1.placeholder(tf.as_dtype(dtype), shape, name=node)
-        arguments = [graph.get_tensor_by_name(f"{node}:0") for node, _, _ in inputs]
+        arguments = [tf.compat.v1.placeholder(dtype, shape, name=node) for node, dtype, shape in inputs]
         replaced = {tensor.name: tensor for tensor in arguments}
         tf.import_graph_def(nodes, input_map=replaced, name="")
         results = [graph.get_tensor_by_name(text) for text in outputs]
@@ -168,13 +164,10 @@ def function_def(
 
 def call_node(name: str, stream: int, function: str, module: str, inputs: Sequence[str], types: Any) -> Any:
     """Return the NodeDef of an ``XlaCallModule``; ``types`` are (input infos, output infos)."""
-    given, results = types
-    node = node_def_pb2.NodeDef(name=name, op="XlaCallModule", input=inputs)
+    node = _call_node(name, "XlaCallModule", inputs, types)
     node.attr["version"].i = MODULE_VERSION
     node.attr["module"].s = module.encode()
-    node.attr["Tin"].list.type.extend(tf.as_dtype(info.dtype).as_datatype_enum for info in given)
-    node.attr["Tout"].list.type.extend(tf.as_dtype(info.dtype).as_datatype_enum for info in results)
-    node.attr["Sout"].list.shape.extend(tf.TensorShape(info.shape).as_proto() for info in results)
+    node.attr["Sout"].list.shape.extend(tf.TensorShape(info.shape).as_proto() for info in types[1])
     node.attr["platforms"].list.s.append(b"CUDA")
     node.attr["disabled_checks"].list.s.append(b"platform")
     node.attr["function_list"].list.func.add().name = function
@@ -184,10 +177,15 @@ def call_node(name: str, stream: int, function: str, module: str, inputs: Sequen
 
 def plain_call_node(name: str, function: str, inputs: Sequence[str], types: Any) -> Any:
     """Return the NodeDef of a call that XLA inlines; ``types`` are (input infos, output infos)."""
-    node = node_def_pb2.NodeDef(name=name, op="PartitionedCall", input=inputs)
+    node = _call_node(name, "PartitionedCall", inputs, types)
+    node.attr["f"].func.name = function
+    return node
+
+
+def _call_node(name: str, op: str, inputs: Sequence[str], types: Any) -> Any:
+    node = node_def_pb2.NodeDef(name=name, op=op, input=inputs)
     for attribute, infos in zip(("Tin", "Tout"), types, strict=True):
         node.attr[attribute].list.type.extend(tf.as_dtype(info.dtype).as_datatype_enum for info in infos)
-    node.attr["f"].func.name = function
     return node
 
 
@@ -213,9 +211,6 @@ def barrier(tensors: Sequence[Any]) -> list[Any]:
     return list(gen_xla_ops.xla_optimization_barrier(input=list(tensors)))
 
 
-_CALL = re.compile(r"= .* call\(.*" + STREAM_ATTRIBUTE + r'="(\d+)"')
-
-
 def repeated_function(
     graph_def: graph_pb2.GraphDef, inputs: Mapping[str, Any], fetches: Sequence[str], times: int
 ) -> Callable[..., Any]:
@@ -228,27 +223,20 @@ def repeated_function(
     """
     body = func_graphs.without_placeholders(graph_def)
 
-    def run(*given: Any) -> list[Any]:
-        def again(_: Any, tensors: list[Any], results: list[Any]) -> tuple[list[Any], list[Any]]:
-            behind = barrier([*tensors, *results])
-            inside = behind[: len(tensors)]
-            fetched = func_graphs.import_here(body, dict(zip(inputs, inside, strict=True)), list(fetches))
-            return inside, [tf.cast(new, old.dtype) for new, old in zip(fetched, results, strict=True)]
+    def once(tensors: Sequence[Any]) -> list[Any]:
+        return func_graphs.import_here(body, dict(zip(inputs, tensors, strict=True)), list(fetches))
 
-        first = func_graphs.import_here(body, dict(zip(inputs, given, strict=True)), list(fetches))
-        state = (tf.constant(1), list(given), first)
-        looped = tf.while_loop(
-            lambda number, *_: number < times, lambda n, t, r: (n + 1, *again(n, t, r)), state
-        )
-        return list(looped[2])
+    def run(*arguments: Any) -> list[Any]:
+        def again(number: Any, tensors: list[Any], results: list[Any]) -> tuple[Any, list[Any], list[Any]]:
+            inside = barrier([*tensors, *results])[: len(tensors)]
+            casted = [tf.cast(new, old.dtype) for new, old in zip(once(inside), results, strict=True)]
+            return number + 1, inside, casted
+
+        state = (tf.constant(1), list(arguments), once(arguments))
+        return list(tf.while_loop(lambda number, *_: number < times, again, state)[2])
 
     function: Callable[..., Any] = tf_functions.plain_function(run, list(inputs.values()), compiled=True)
     return function
-
-
-def run_errors() -> tuple[type[BaseException], ...]:
-    """Return the errors that a compiled function raises where XLA cannot compile or start it."""
-    return (tf.errors.OpError,)
 
 
 def hlo_of(function: Any, specs: Sequence[Any], stage: str = "hlo") -> str:
@@ -268,4 +256,4 @@ def hlo_of(function: Any, specs: Sequence[Any], stage: str = "hlo") -> str:
 
 def stream_calls(hlo: str) -> list[int]:
     """Return the stream of each annotated call in an HLO text."""
-    return [int(match[1]) for line in hlo.splitlines() if (match := _CALL.search(line))]
+    return [int(stream) for stream in re.findall(rf'= .* call\(.*{STREAM_ATTRIBUTE}="(\d+)"', hlo)]

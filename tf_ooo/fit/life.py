@@ -67,7 +67,7 @@ class Uncompiled:
 
     def set_aside(self, model: keras.Model) -> None:
         if model.jit_compile is True and train_function.keras_compiles_by_itself(model):
-            train_function.set_jit_compile(model, False)
+            model.jit_compile = False
             self._model, self._optimizer = model, model.optimizer
 
     def note_in(self, report: Report) -> None:
@@ -78,7 +78,7 @@ class Uncompiled:
         """Set ``jit_compile`` back, unless the model has been compiled anew."""
         model, self._model = self._model, None
         if model is not None and model.optimizer is self._optimizer and model.jit_compile is False:
-            train_function.set_jit_compile(model, True)
+            model.jit_compile = True
         self._optimizer = None
 
 

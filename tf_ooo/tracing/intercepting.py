@@ -131,8 +131,7 @@ class Scaled:
                 method = keras_optimizers.loss_scaling(optimizer)
                 if method:
                     instead = self._instead_of(getattr(optimizer, method))
-                    keras_layers.shadow(optimizer, method, instead)
-                    shadows.callback(keras_layers.unshadow, optimizer, method)
+                    shadows.enter_context(keras_layers.shadowed(optimizer, method, instead))
             yield
 
     def _instead_of(self, scale: Callable[[Any], Any]) -> Callable[[Any], Any]:

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import tensorflow as tf
+
 from grappler_passes.compat import runtime
 from tf_ooo.compat import func_graphs, nests, tf_functions, xla
 from tf_ooo.compat.nests import Packed
@@ -57,7 +59,7 @@ class StreamStep:
             with watched(self.way.flags) as watch:
                 outputs = compiled(args, kwargs)
         # XLA compiles in the first call, before anything has changed.
-        except xla.run_errors() as error:
+        except tf.errors.OpError as error:
             self.session.fail(error, self.way.name)
             self._made[compiled.signature] = None
             return self.stock(*args, **kwargs)

@@ -249,12 +249,13 @@ def _traced_step(model: keras.Model, batch: object) -> _Traced:
         outputs.extend(tensor for tensor in tf.nest.flatten(result) if _is_of_rows(tensor))
         return result
 
-    with intercepted(optimizers_of(model), note), taped.noted(), keras_layers.inference_only(model):
-        keras_layers.shadow(model, "call", noted_call)
-        try:
-            logs = train_function.step_on_data(model, train_step, counts=False)(batch)
-        finally:
-            keras_layers.unshadow(model, "call")
+    with (
+        intercepted(optimizers_of(model), note),
+        taped.noted(),
+        keras_layers.inference_only(model),
+        keras_layers.shadowed(model, "call", noted_call),
+    ):
+        logs = train_function.step_on_data(model, train_step, counts=False)(batch)
     graph = tf.compat.v1.get_default_graph()
     return _Traced(losses, grads, [out for out in outputs if out.graph is graph], taped.began_at, logs)
 

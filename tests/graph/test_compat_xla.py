@@ -1,4 +1,4 @@
-"""Ops that put functions on streams: what an upgrade breaks."""
+"""XLA's flags, ops that put functions on streams, compiled functions: what an upgrade breaks."""
 
 from __future__ import annotations
 
@@ -10,7 +10,59 @@ from grappler_passes.compat import runtime
 from grappler_passes.compat.shape_inference import OutputInfo
 from tests.zoo import needs_xla_streams
 from tf_ooo.compat import func_graphs, tf_functions, xla
+from tf_ooo.errors import BackendError
 from tf_ooo.modes.compiled.outline import module_text
+from tf_ooo.modes.compiled.session import watched
+
+
+@needs_xla_streams
+class TestFlags:
+    """Flags of XLA for one compilation; a failure: the two functions are gone, or TensorFlow copies flags."""
+
+    def compiled(self, number):
+        run = tf.function(lambda x: x @ x + number, jit_compile=True)
+        return run(tf.ones((2, 2)))
+
+    def test_they_can_be_changed(self):
+        assert xla.why_flags_are_fixed() is None
+
+    def test_they_hold_inside_and_are_gone_behind(self, tmp_path):
+        before = xla.flags_of_process()
+        with xla.added([f"--xla_dump_to={tmp_path}"]):
+            self.compiled(1.0)
+        written = len(list(tmp_path.iterdir()))
+        assert written
+        self.compiled(2.0)
+        assert len(list(tmp_path.iterdir())) == written
+        assert xla.flags_of_process() == before
+
+    def test_flags_of_the_process_hold_again(self, tmp_path):
+        users, ours = tmp_path / "users", tmp_path / "ours"
+        with xla.added([f"--xla_dump_to={users}"]):
+            with xla.added([f"--xla_dump_to={ours}"]):
+                self.compiled(3.0)
+            assert not users.exists()
+            self.compiled(4.0)
+            assert users.exists()
+
+    def test_a_failure_inside_puts_them_back(self):
+        before = xla.flags_of_process()
+        with pytest.raises(KeyError), xla.added(["--xla_dump_hlo_as_text"]):
+            raise KeyError
+        assert xla.flags_of_process() == before
+
+    def test_where_they_are_fixed(self, monkeypatch):
+        monkeypatch.setattr(xla, "_LIBRARIES", ("libnothing.so",))
+        assert "does not export" in xla.why_flags_are_fixed()
+        raises = pytest.raises(BackendError, match="--xla_dump_hlo_as_text: this TensorFlow")
+        with raises, xla.added(["--xla_dump_hlo_as_text"]):
+            pass
+
+    def test_what_was_compiled_says_its_bytes(self):
+        with watched() as watch:
+            self.compiled(5.0)
+        assert watch.module is not None
+        assert watch.module.total_bytes >= 2 * 16, "the report of XLA's memory use has another form"
 
 
 @needs_xla_streams
@@ -97,3 +149,34 @@ def test_barrier():
     )
     np.testing.assert_array_equal(run(tf.zeros((2,)))[1], [1.0, 1.0])
     assert "opt-barrier" in xla.hlo_of(run, [tf.TensorSpec((2,))])
+
+
+@needs_xla_streams
+def test_asking_for_hlo_draws_no_random_numbers():
+    """TensorFlow finds out the device by drawing one, where it is not told."""
+    spec = tf.TensorSpec((2,))
+    run = tf_functions.plain_function(lambda x: x * 2.0, [spec], compiled=True)
+    drawn = []
+    for asks in (False, True):
+        tf.random.set_seed(3)
+        if asks:
+            assert "multiply" in xla.hlo_of(run, [spec])
+        shuffled = tf.data.Dataset.range(20).shuffle(20)
+        drawn.append((tf.random.normal(()).numpy(), [int(number) for number in shuffled]))
+    assert drawn[0] == drawn[1]
+
+
+@needs_xla_streams
+def test_repeated_function():
+    """All rounds are in one loop of known length, none is left out."""
+    graph = tf.Graph()
+    with graph.as_default():
+        x = tf.compat.v1.placeholder(tf.float32, (2, 2), name="x")
+        tf.linalg.matmul(x, x, name="square")
+    specs = {"x:0": tf.TensorSpec((2, 2))}
+    run = xla.repeated_function(graph.as_graph_def(), specs, ["square:0"], 5)
+    np.testing.assert_array_equal(run(tf.ones((2, 2)))[0], np.full((2, 2), 2.0))
+    hlo = xla.hlo_of(run, list(specs.values()), "optimized_hlo")
+    assert hlo.count("while(") == 1
+    assert "opt-barrier" in xla.hlo_of(run, list(specs.values()))
+    assert xla.stream_calls(hlo) == []

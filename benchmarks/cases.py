@@ -22,7 +22,6 @@ class Way:
 
     @property
     def is_baseline(self) -> bool:
-        """Return whether a user could have it instead of ours."""
         return self.had_by in (STOCK, PYTORCH)
 
 

@@ -56,20 +56,19 @@ class Row:
 
     @property
     def median_s(self) -> float:
-        """Seconds of a step in the median turn."""
         return statistics.median(self.turns_s)
 
 
 def rows_of(suite: str, case: Case, measured: Measured, began: datetime.datetime) -> list[Row]:
     """Return one row for each way that ran."""
-    stock, here, code = measured.stock_bits, machine(), commit()
+    shared: dict[str, Any] = {"run": f"{began:%Y-%m-%d %H:%M:%S} {case.name}", "suite": suite}
+    shared |= {"case": case.name, "mode": case.mode, "cores": measured.cores, "machine": machine()}
+    shared |= {"commit": commit(), "command": shlex.join(["python", *sys.orig_argv[1:]])}
     ways = [(way, measured.ways[way.name]) for way in case.ways if way.name in measured.ways]
+    stock = measured.stock_bits
     return [
         Row(
-            run=f"{began:%Y-%m-%d %H:%M:%S} {case.name}",
-            suite=suite,
-            case=case.name,
-            mode=case.mode,
+            **shared,
             way=way.name,
             had_by=way.had_by,
             baseline=way.is_baseline,
@@ -81,10 +80,6 @@ def rows_of(suite: str, case: Case, measured: Measured, began: datetime.datetime
             same_bits_as=[
                 of.name for of, other in ways if of is not way and other.bits == ran.bits is not None
             ],
-            machine=here,
-            cores=measured.cores,
-            commit=code,
-            command=shlex.join(["python", *sys.orig_argv[1:]]),
             options=dict(way.options),
             parameters=dict(case.parameters),
             about={**measured.about, **ran.about},
@@ -164,8 +159,8 @@ def gain_of(baseline_s: ArrayLike, ours_s: ArrayLike) -> Gain:
     if len(ratios) < LEAST_PAIRS:
         return Gain(middle)
     how = {"n_resamples": _RESAMPLES, "method": "percentile", "rng": np.random.default_rng(_SEED)}
-    low, high = bootstrap((ratios,), np.median, confidence_level=0.95, **how).confidence_interval
-    return Gain(middle, float(low), float(high))
+    interval = bootstrap((ratios,), np.median, confidence_level=0.95, **how).confidence_interval
+    return Gain(middle, *map(float, interval))
 
 
 class Compared(NamedTuple):

@@ -1,17 +1,12 @@
 """Stock Keras and ours in one process without limits, in turns of short fits."""
 
-from __future__ import annotations
-
 import functools
 import time
-from typing import TYPE_CHECKING
 
+import tf_ooo
 from benchmarks.cases import Case, Measured, WayRun, take_turns
 from benchmarks.models import Workload, compared, make, network_of, weights_of
 from benchmarks.processes import command, quiet, result_of
-
-if TYPE_CHECKING:
-    import tf_ooo
 
 # Fits of each way that are not counted.
 _WARM = 2
@@ -30,8 +25,6 @@ def run(case: Case) -> Measured:
 
 def measure(case: Case) -> Measured:
     """Run all ways in this process; the first is stock ``fit``."""
-    import tf_ooo
-
     network, steps, (stock, *ours) = network_of(case.parameters), case.parameters["steps"], case.ways
     workloads = {way.name: make(network) for way in case.ways}
     callbacks = {way.name: tf_ooo.OOOBackprop(**way.options) for way in ours}

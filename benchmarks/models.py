@@ -40,7 +40,6 @@ class Network:
         return keras.Model(inputs, KINDS[self.kind](inputs, self.classes, **self.settings))
 
     def data(self, rows: int, seed: int = SEED) -> tuple[np.ndarray, np.ndarray]:
-        """Return random rows and labels."""
         random, size = np.random.default_rng(seed), (rows, *self.shape)
         if "vocabulary" in self.settings:
             x = random.integers(0, self.settings["vocabulary"], size).astype("int32")

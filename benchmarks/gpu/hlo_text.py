@@ -1,7 +1,5 @@
 """HLO as text, made for calls and loops, and compiled by the XLA inside JAX, with a card or without one."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -15,9 +13,8 @@ def h100() -> Any:
     """Return an H100 to compile for, where JAX_PLATFORMS is ``cpu``."""
     from jax.experimental import topologies
 
-    return topologies.get_topology_desc(
-        "h100", "cuda", topology="1x1x1", target_config=_H100.read_text()
-    ).devices[0]
+    config = _H100.read_text()
+    return topologies.get_topology_desc("h100", "cuda", topology="1x1x1", target_config=config).devices[0]
 
 
 def executable_of(hlo: str, device: Any, flags: Iterable[tuple[str, str]], on_paper: bool = False) -> Any:
@@ -73,7 +70,7 @@ def looped(hlo: str, steps: int) -> str:
     head, _, body = hlo.partition("\n")
     before, _, step = body.rpartition("ENTRY ")
     given = dict(sorted((int(n), kind) for kind, n in re.findall(r"= (\S+) parameter\((\d+)\)", step)))
-    results = dict(enumerate(re.findall(_TYPE, _found(r"ROOT \S+ = \((.*?)\) tuple\(", step))))
+    results = dict(enumerate(re.findall(_TYPE, _match_of(r"ROOT \S+ = \((.*?)\) tuple\(", step))))
     new_of = {parameter: result for result, parameter in fed_back(hlo)}
     other = {n: kind for n, kind in results.items() if n not in new_of.values()}
     kinds = dict(enumerate(["s32[]", *given.values(), *other.values()]))
@@ -83,7 +80,7 @@ def looped(hlo: str, steps: int) -> str:
         state=f"({', '.join(kinds.values())})",
         returned=f"({', '.join(results.values())})",
         steps=steps,
-        step=_found(r"(%\S+)", step),
+        step=_match_of(r"(%\S+)", step),
         old=_each("  %old_{n} = {kind} get-tuple-element(%state), index={n}\n", kinds),
         new=_each("  %new_{n} = {kind} get-tuple-element(%done), index={n}\n", results),
         stepped=", ".join(f"%old_{n + 1}" for n in given),
@@ -101,7 +98,7 @@ def looped(hlo: str, steps: int) -> str:
     return "\n".join([re.sub(", entry_computation_layout=.*", "", head), before + step, loop])
 
 
-def _found(pattern: str, text: str) -> str:
+def _match_of(pattern: str, text: str) -> str:
     match = re.search(pattern, text)
     assert match is not None, pattern
     return match[1]

@@ -116,10 +116,8 @@ class Pipeline:
         for device in range(self.devices):
             tasks = [Task(k, n, m) for k in kinds for n, m in queues[k] if stages[n][2] == device]
             lanes[device, 0] = TaskList(tasks)
-        return Schedule(
-            "pipeline", self.style, lanes, microbatches=many, priority_lanes=frozenset(lanes),
-            stages=tuple((first, last) for first, last, _ in stages), after=self._after(stages),
-        )  # fmt: skip
+        schedule = Schedule("pipeline", self.style, lanes, microbatches=many, priority_lanes=frozenset(lanes))
+        return replace(schedule, stages=tuple(stage[:2] for stage in stages), after=self._after(stages))
 
     def _after(self, stages: Sequence[tuple[int, int, int]]) -> tuple[After, ...]:
         """(task, what it waits for beside data, 0), as in ModelScheduleHelper."""

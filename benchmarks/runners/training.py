@@ -143,12 +143,12 @@ class Training:
             model.optimizer.build(model.trainable_variables)
             batch = tuple(map(tf.constant, data))
 
-        @tf.function(autograph=False)
         def step() -> tf.Tensor:
             with tf.device(self._cluster.devices[0]):
                 return model.train_step(batch)["loss"]
 
-        stock = Steps(lambda: step().numpy(), model, about)
+        function = tf.function(step, autograph=False)
+        stock = Steps(lambda: function().numpy(), model, about)
         for _ in range(2):
             stock.step_s()
         return stock

@@ -14,7 +14,6 @@ import sys
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from itertools import groupby
-from math import isnan, nan
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,6 +25,10 @@ from benchmarks.cases import OURS, Case, Measured
 
 ROWS = Path(__file__).with_name("rows")
 SAME, DIFFERS = "stock", "differs"
+WON, LOST, NO_DIFFERENCE = "won", "lost", "no difference"
+# With fewer pairs a resampled median says little: such a gain has no interval, and nothing is won.
+LEAST_PAIRS = 6
+_RESAMPLES, _SEED = 4999, 0
 _PACKAGES = ("tensorflow", "tensorflow-cpu", "keras", "horovod", "torch")
 
 
@@ -124,19 +127,13 @@ def commit() -> str:
     return done.stdout.strip() or "unknown"
 
 
-WON, LOST, NO_DIFFERENCE = "won", "lost", "no difference"
-# With fewer pairs a resampled median says little: such a gain has no interval, and nothing is won.
-LEAST_PAIRS = 6
-_RESAMPLES, _SEED = 4999, 0
-
-
 class Gain(NamedTuple):
     """How many times as fast as a baseline a way is."""
 
     ratio: float  # the median over turns of the baseline's seconds through the way's, of the same turn
     # The 95% interval of that median by the percentile bootstrap (Efron 1979); nan: too few pairs.
-    low: float = nan
-    high: float = nan
+    low: float = np.nan
+    high: float = np.nan
 
     @property
     def verdict(self) -> str:
@@ -146,7 +143,7 @@ class Gain(NamedTuple):
     def text(self, digits: int = 2) -> str:
         """Write ``1.12 (1.10 to 1.15)``."""
         ratio, low, high = (f"{value:.{digits}f}" for value in self)
-        return ratio if isnan(self.low) else f"{ratio} ({low} to {high})"
+        return ratio if np.isnan(self.low) else f"{ratio} ({low} to {high})"
 
 
 def gain_of(baseline_s: ArrayLike, ours_s: ArrayLike) -> Gain:

@@ -119,8 +119,8 @@ def measured(case: Case, cluster: str) -> Measured:
     table = costs_of(*(parameters[name] for name in names))
     log.wait(0)
     microbatches = parameters["microbatches"]
-    settings = {"costs": table, "devices": cluster or devices, "microbatches": microbatches,
-                "profile_steps": 0, "compare": False, "check_loss": False}  # fmt: skip
+    settings = {"costs": table, "devices": cluster or devices, "microbatches": microbatches}
+    settings |= {"profile_steps": 0, "compare": False, "check_loss": False}
     known: list[Profile | None] = []
 
     def start(way: Way) -> Run:
@@ -129,8 +129,7 @@ def measured(case: Case, cluster: str) -> Measured:
         schedule = "auto"
         if "auto" not in way.options:
             schedule = f"{folder}/{way.name}.txt"
-            text = schedule_of(way.options, table, devices, microbatches).to_text()
-            Path(schedule).write_text(text)
+            Path(schedule).write_text(schedule_of(way.options, table, devices, microbatches).to_text())
         run = Run(Pipeline(schedule=schedule, **settings), table, known[0] if known else None)
         known.append(run.profile)
         return run

@@ -7,6 +7,14 @@ from typing import Any
 
 _UNTUNED = ("xla_gpu_autotune_level", "0")
 _H100, WAYS = (Path(__file__).with_name(name) for name in ("h100.textproto", "ways.toml"))
+_KINDS = {
+    "f32": "float32", "f16": "float16", "f64": "float64", "pred": "bool", "u8": "uint8", "s8": "int8",
+    "s32": "int32", "s64": "int64", "u32": "uint32", "u64": "uint64",
+}  # fmt: skip
+_TYPE = r"\w+\[[\d,]*\](?:\{[\d,]*\})?"
+# A Fourier transform of two numbers: XLA captures none in a graph, and so not the call that has one in it.
+# Its result is never below zero, so what is taken away from the gradient is +0, which changes no bit.
+_TRANSFORM, _LOOP = (Path(__file__).with_name(f"{name}.hlo").read_text() for name in ("apart", "loop"))
 
 
 def h100() -> Any:
@@ -34,16 +42,6 @@ def executable_of(hlo: str, device: Any, flags: Iterable[tuple[str, str]], on_pa
     options.env_option_overrides = [*flags, *([_UNTUNED] if on_paper else [])]
     make = device.client.compile if on_paper else device.client.compile_and_load
     return make(program, xla_client.DeviceList((device,)), options)
-
-
-_KINDS = {
-    "f32": "float32", "f16": "float16", "f64": "float64", "pred": "bool", "u8": "uint8", "s8": "int8",
-    "s32": "int32", "s64": "int64", "u32": "uint32", "u64": "uint64",
-}  # fmt: skip
-_TYPE = r"\w+\[[\d,]*\](?:\{[\d,]*\})?"
-# A Fourier transform of two numbers: XLA captures none in a graph, and so not the call that has one in it.
-# Its result is never below zero, so what is taken away from the gradient is +0, which changes no bit.
-_TRANSFORM, _LOOP = (Path(__file__).with_name(f"{name}.hlo").read_text() for name in ("apart", "loop"))
 
 
 def parameters_of(hlo: str) -> list[tuple[str, tuple[int, ...]]]:

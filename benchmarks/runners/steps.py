@@ -128,10 +128,7 @@ def started(case: Case, start: Callable[[Way], _Started]) -> tuple[dict[str, _St
 
 
 def train_in_turns(
-    ways: Mapping[str, Steps],
-    turns: int,
-    turn_s: Callable[[Any], float],
-    make: Callable[[], Workload] | None,
+    ways: Mapping[str, Steps], turns: int, turn_s: Callable[[Any], float], make: Callable[[], Workload] | None
 ) -> tuple[int, dict[str, WayRun], int | None]:
     """Let ways take turns; return how many steps all have made, their runs, and the bits of stock ``fit``.
 

@@ -10,6 +10,7 @@ import tomllib
 
 # Who can have a way: stock Keras or Horovod, PyTorch (and Megatron), us, or nobody outside of this bench.
 STOCK, PYTORCH, OURS, NOBODY = "stock", "pytorch", "tf_ooo", "nobody"
+SUITES: dict[str, Any] = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())
 
 
 @dataclass(frozen=True)
@@ -22,7 +23,6 @@ class Way:
 
     @property
     def is_baseline(self) -> bool:
-        """Return whether a user could have it instead of ours."""
         return self.had_by in (STOCK, PYTORCH)
 
 
@@ -82,9 +82,6 @@ def take_turns(steps: Mapping[str, Callable[[], float]], turns: int) -> dict[str
         for name in names[first:] + names[:first]:
             kept[name].append(steps[name]())
     return kept
-
-
-SUITES: dict[str, Any] = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())
 
 
 def cases_of(suite: str, quick: bool) -> tuple[Case, ...]:

@@ -14,7 +14,6 @@ import sys
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from itertools import groupby
-from math import isnan, nan
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,6 +25,10 @@ from benchmarks.cases import OURS, Case, Measured
 
 ROWS = Path(__file__).with_name("rows")
 SAME, DIFFERS = "stock", "differs"
+WON, LOST, NO_DIFFERENCE = "won", "lost", "no difference"
+# With fewer pairs a resampled median says little: such a gain has no interval, and nothing is won.
+LEAST_PAIRS = 6
+_RESAMPLES, _SEED = 4999, 0
 _PACKAGES = ("tensorflow", "tensorflow-cpu", "keras", "horovod", "torch")
 
 
@@ -56,20 +59,19 @@ class Row:
 
     @property
     def median_s(self) -> float:
-        """Seconds of a step in the median turn."""
         return statistics.median(self.turns_s)
 
 
 def rows_of(suite: str, case: Case, measured: Measured, began: datetime.datetime) -> list[Row]:
     """Return one row for each way that ran."""
-    stock, here, code = measured.stock_bits, machine(), commit()
+    shared: dict[str, Any] = {"run": f"{began:%Y-%m-%d %H:%M:%S} {case.name}", "suite": suite}
+    shared |= {"case": case.name, "mode": case.mode, "cores": measured.cores, "machine": machine()}
+    shared |= {"commit": commit(), "command": shlex.join(["python", *sys.orig_argv[1:]])}
     ways = [(way, measured.ways[way.name]) for way in case.ways if way.name in measured.ways]
+    stock = measured.stock_bits
     return [
         Row(
-            run=f"{began:%Y-%m-%d %H:%M:%S} {case.name}",
-            suite=suite,
-            case=case.name,
-            mode=case.mode,
+            **shared,
             way=way.name,
             had_by=way.had_by,
             baseline=way.is_baseline,
@@ -81,10 +83,6 @@ def rows_of(suite: str, case: Case, measured: Measured, began: datetime.datetime
             same_bits_as=[
                 of.name for of, other in ways if of is not way and other.bits == ran.bits is not None
             ],
-            machine=here,
-            cores=measured.cores,
-            commit=code,
-            command=shlex.join(["python", *sys.orig_argv[1:]]),
             options=dict(way.options),
             parameters=dict(case.parameters),
             about={**measured.about, **ran.about},
@@ -129,19 +127,13 @@ def commit() -> str:
     return done.stdout.strip() or "unknown"
 
 
-WON, LOST, NO_DIFFERENCE = "won", "lost", "no difference"
-# With fewer pairs a resampled median says little: such a gain has no interval, and nothing is won.
-LEAST_PAIRS = 6
-_RESAMPLES, _SEED = 4999, 0
-
-
 class Gain(NamedTuple):
     """How many times as fast as a baseline a way is."""
 
     ratio: float  # the median over turns of the baseline's seconds through the way's, of the same turn
     # The 95% interval of that median by the percentile bootstrap (Efron 1979); nan: too few pairs.
-    low: float = nan
-    high: float = nan
+    low: float = np.nan
+    high: float = np.nan
 
     @property
     def verdict(self) -> str:
@@ -151,7 +143,7 @@ class Gain(NamedTuple):
     def text(self, digits: int = 2) -> str:
         """Write ``1.12 (1.10 to 1.15)``."""
         ratio, low, high = (f"{value:.{digits}f}" for value in self)
-        return ratio if isnan(self.low) else f"{ratio} ({low} to {high})"
+        return ratio if np.isnan(self.low) else f"{ratio} ({low} to {high})"
 
 
 def gain_of(baseline_s: ArrayLike, ours_s: ArrayLike) -> Gain:
@@ -164,8 +156,8 @@ def gain_of(baseline_s: ArrayLike, ours_s: ArrayLike) -> Gain:
     if len(ratios) < LEAST_PAIRS:
         return Gain(middle)
     how = {"n_resamples": _RESAMPLES, "method": "percentile", "rng": np.random.default_rng(_SEED)}
-    low, high = bootstrap((ratios,), np.median, confidence_level=0.95, **how).confidence_interval
-    return Gain(middle, float(low), float(high))
+    interval = bootstrap((ratios,), np.median, confidence_level=0.95, **how).confidence_interval
+    return Gain(middle, *map(float, interval))
 
 
 class Compared(NamedTuple):

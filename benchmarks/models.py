@@ -1,7 +1,5 @@
 """Networks with the shapes of known ones, at sizes that two CPU cores can train, and random data for them."""
 
-from __future__ import annotations
-
 import importlib
 import json
 import sys
@@ -10,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import keras
 import numpy as np
@@ -19,10 +17,6 @@ from keras.layers import Dense, LayerNormalization
 
 from benchmarks.cases import WayRun
 from tf_ooo.errors import OptionsError
-
-if TYPE_CHECKING:
-    import keras
-
 
 EXAMPLES = Path(__file__).parents[1] / "examples" / "paper"
 Weights = Sequence[np.ndarray]
@@ -42,13 +36,10 @@ class Network:
 
     def build(self, rows: int | None = None) -> keras.Model:
         """Build the model; ``rows``: the size of a batch where the graph is to know it."""
-        import keras
-
         inputs = keras.Input(self.shape, rows, "int32" if "vocabulary" in self.settings else "float32")
         return keras.Model(inputs, KINDS[self.kind](inputs, self.classes, **self.settings))
 
     def data(self, rows: int, seed: int = SEED) -> tuple[np.ndarray, np.ndarray]:
-        """Return random rows and labels."""
         random, size = np.random.default_rng(seed), (rows, *self.shape)
         if "vocabulary" in self.settings:
             x = random.integers(0, self.settings["vocabulary"], size).astype("int32")
@@ -57,9 +48,6 @@ class Network:
         return x, random.integers(0, self.classes, (rows, *self.labels))
 
     def optimizer(self, momentum: float = 0.0) -> keras.Optimizer:
-        """Return SGD at rate 0.01."""
-        import keras
-
         return keras.optimizers.SGD(0.01, momentum)
 
 
@@ -90,13 +78,12 @@ class ScriptNetwork:
     def build(self, rows: int | None = None) -> Any:
         return loaded(self.script).build(self.given(), rows)
 
-    def data(self, rows: int, seed: int = 1) -> tuple[Any, Any]:
+    def data(self, rows: int, seed: int = SEED) -> Any:
         """Return the script's inputs and labels, made on the CPU that is no device of the benchmark."""
         import tensorflow as tf
 
         with tf.device("CPU:0"):
-            x, y = loaded(self.script).data(self.given(), rows, seed)
-        return x, y
+            return loaded(self.script).data(self.given(), rows, seed)
 
     def optimizer(self, momentum: float = 0.0) -> Any:
         return loaded(self.script).optimizer(self.given())
@@ -138,8 +125,6 @@ class Workload(NamedTuple):
 
 def make(network: Network | ScriptNetwork, microbatches: int = 1) -> Workload:
     """Make the same weights and data every time, with a batch of so many times the network's rows."""
-    import keras
-
     keras.utils.set_random_seed(SEED)
     # Layers get the same names again: what was found in one trace holds for the next.
     keras.backend.clear_session()
@@ -148,13 +133,6 @@ def make(network: Network | ScriptNetwork, microbatches: int = 1) -> Workload:
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile(network.optimizer(), loss, jit_compile=False)
     return Workload(model, *network.data(rows))
-
-
-def stock_weights(workload: Workload, steps: int) -> Weights:
-    """Return what stock ``fit`` trains in so many steps of the batch."""
-    model, x, y = workload
-    model.fit(x, y, batch_size=len(x), epochs=steps, shuffle=False, verbose=0)
-    return weights_of(model)
 
 
 def weights_of(model: keras.Model) -> Weights:
@@ -166,13 +144,11 @@ def compared(
     runs: Mapping[str, WayRun], trained: Mapping[str, Weights], stock: Weights
 ) -> tuple[int, dict[str, WayRun]]:
     """Return stock's bits, and runs with what they have trained beside it: bits, the largest difference."""
-    beside = {
-        name: replace(
-            runs[name], bits=check_sum(weights), largest_difference=largest_difference(weights, stock)
-        )
-        for name, weights in trained.items()
-    }
-    return check_sum(stock), {**runs, **beside}
+    with_bits = dict(runs)
+    for name, weights in trained.items():
+        apart = largest_difference(weights, stock)
+        with_bits[name] = replace(runs[name], bits=check_sum(weights), largest_difference=apart)
+    return check_sum(stock), with_bits
 
 
 def check_sum(weights: Weights) -> int:
@@ -248,20 +224,17 @@ def encoder(x: KerasTensor, classes: int, **settings: int) -> KerasTensor:
     """Return those of BERT's pooled first token (Devlin et al. 2019), after post-norm blocks."""
     of = SimpleNamespace(**settings)
     x = loaded("bert").blocks(LayerNormalization()(loaded("gpt3").embedded(x, of)), of)
-    pooled = Dense(of.width, "tanh")(x[:, 0])
-    return Dense(classes)(pooled)
+    return Dense(classes)(Dense(of.width, "tanh")(x[:, 0]))
 
 
 def encoder_of_vectors(x: KerasTensor, classes: int, **settings: int) -> KerasTensor:
     """Return those of the first vector behind BERT's blocks, which are given vectors."""
-    x = loaded("bert").blocks(x, SimpleNamespace(**settings))
-    return Dense(classes)(x[:, 0])
+    return Dense(classes)(loaded("bert").blocks(x, SimpleNamespace(**settings))[:, 0])
 
 
 def gpt2(x: KerasTensor, classes: int, **settings: int) -> KerasTensor:
     """Return those of GPT-2's next tokens (Radford et al. 2019), after pre-norm causal blocks."""
-    x = loaded("gpt3").states(x, SimpleNamespace(**settings))
-    return Dense(classes)(x)
+    return Dense(classes)(loaded("gpt3").states(x, SimpleNamespace(**settings)))
 
 
 def rnn(x: KerasTensor, classes: int, depth: int, width: int, cell: str = "SimpleRNN") -> KerasTensor:

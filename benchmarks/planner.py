@@ -72,9 +72,7 @@ ZB_2P, ZB_V = ([Gpt._make([*of[:-2], of[-1] / of[-2]]) for of in _DATA[name]] fo
 
 def flop_layers(name: str) -> tuple[LayerCosts, ...]:
     """Return layers whose F, dO and dW take their forward GFLOP each; the first one has no dO."""
-    dense = (
-        dense_layer(_BATCH, a, b, inputs=(n - 1,) if n else ()) for n, (a, b) in enumerate(pairwise(_MLP))
-    )
+    dense = (dense_layer(_BATCH, units_in, units_out) for units_in, units_out in pairwise(_MLP))
     layers = []
     for number, work in enumerate(dense if name == "mlp" else MODELS[name](_BATCH)):
         takes, weights = work.flop()[0] / 1e9, float(work.parameters * work.element_bytes)
@@ -111,9 +109,7 @@ def tables() -> dict[str, str]:
         | {name: of.gain(name, [of.layer()] * (of.layers + 2), Link()) for name in V_SHAPES}
         for of in ZB_V
     ]
-    gains_of = {
-        name: [layerpipe_gain(flop_layers(name), count) for count in PROCESSORS] for name in WORKLOADS
-    }
+    gains_of = {name: [layerpipe_gain(flop_layers(name), n) for n in PROCESSORS] for name in WORKLOADS}
     gains = pd.DataFrame(gains_of, index=PROCESSORS).rename_axis("Processors")
     means, most = gains.mean(), gains.loc[7:9].max()
     gains.loc["mean; published: 1.25"], gains.loc["7 to 9, most; published: 1.80"] = means, most

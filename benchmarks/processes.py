@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from multiprocessing.connection import Client, Connection
 from pathlib import Path
 from typing import Any
@@ -64,9 +64,8 @@ def cluster_of(
         logs = [Path(folder) / f"worker_{task}.log" for task in range(count)]
         for task, log in enumerate(logs):
             with log.open("wb") as said:
-                process = subprocess.Popen(
-                    line(cluster, task), env=environment, stdout=subprocess.PIPE, stderr=said
-                )
+                start = line(cluster, task)
+                process = subprocess.Popen(start, env=environment, stdout=subprocess.PIPE, stderr=said)
             processes.append(stack.enter_context(process))
             stack.callback(process.kill)
         for process, log in zip(processes, logs, strict=True):
@@ -87,12 +86,7 @@ class Job:
     """
 
     def __init__(
-        self,
-        starts: Iterable[Sequence[str]],
-        environment: Mapping[str, str],
-        address: Path,
-        ranks: int,
-        stops: bool = False,
+        self, starts: list[list[str]], environ: dict[str, str], address: Path, ranks: int, stops: bool = False
     ) -> None:
         self._log, self._count, self._stops = address.with_suffix(".log"), ranks, stops
         self.ranks: dict[int, tuple[Connection, int]] = {}  # by rank, with the process
@@ -101,7 +95,7 @@ class Job:
         self._listener.listen()
         self._listener.settimeout(_START_S)
         with self._log.open("wb") as log:
-            self.launchers = [subprocess.Popen(of, env=environment, stdout=log, stderr=log) for of in starts]
+            self.launchers = [subprocess.Popen(of, env=environ, stdout=log, stderr=log) for of in starts]
 
     def connect(self) -> None:
         """Wait until each rank has said who it is."""
@@ -121,17 +115,16 @@ class Job:
         try:
             for connection, _ in self.ranks.values():
                 connection.send(message)
-            answers = {rank: self._answer(connection) for rank, (connection, _) in self.ranks.items()}
+            answers = {}
+            for rank, (connection, _) in self.ranks.items():
+                if not connection.poll(_ANSWER_S):
+                    raise EOFError
+                answers[rank] = connection.recv()
         except (EOFError, OSError) as error:
             printed = last_of(self._log)
             raise BenchmarkError(f"a rank failed with {' '.join(message)}:\n{printed}") from error
         self.signal(signal.SIGSTOP)
         return answers[0]
-
-    def _answer(self, connection: Connection) -> Any:
-        if not connection.poll(_ANSWER_S):
-            raise EOFError
-        return connection.recv()
 
     def signal(self, number: int) -> None:
         """Stop the ranks (SIGSTOP), or let them go on."""
@@ -139,7 +132,6 @@ class Job:
             os.kill(process, number)
 
     def end(self) -> None:
-        """End all processes."""
         self._listener.close()
         for _, process in self.ranks.values():
             with contextlib.suppress(ProcessLookupError):

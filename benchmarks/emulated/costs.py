@@ -1,6 +1,6 @@
 """The layers of emulated models take these seconds, for one micro-batch."""
 
-from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -47,13 +47,10 @@ def costs_of(model: str, layers: int, devices: int, task_s: float | None, latenc
     """
     rows, output_bytes = _rows(model, layers), 4.0 * ROWS * WIDTH
     unit_s = 1.0 if task_s is None else task_s * devices / sum(forward for forward, _, _ in rows)
-    like = LayerCosts(
-        0.0, 0.0, 0.0, activation_bytes=output_bytes, weight_bytes=4.0 * WIDTH, output_bytes=output_bytes
-    )
+    like: dict[str, Any] = {"activation_bytes": output_bytes, "output_bytes": output_bytes}
+    like["weight_bytes"] = 4.0 * WIDTH
     costs = [
-        replace(like, forward_s=f * unit_s, output_grad_s=do * unit_s, weight_grad_s=dw * unit_s,
-                name=f"layer_{number:03d}")
-        for number, (f, do, dw) in enumerate(rows)
-    ]  # fmt: skip
-    costs[0] = replace(costs[0], output_grad_s=0.0)
+        LayerCosts(f * unit_s, do * unit_s if n else 0.0, dw * unit_s, name=f"layer_{n:03d}", **like)
+        for n, (f, do, dw) in enumerate(rows)
+    ]
     return CostTable(tuple(costs), Link(latency_s), rows=ROWS)

@@ -15,7 +15,7 @@ from benchmarks.cases import Case, Measured, Way, take_turns
 from benchmarks.emulated.costs import ROWS, WIDTH, costs_of
 from benchmarks.emulated.observed import Observed
 from benchmarks.models import SEED, Workload
-from benchmarks.runners.steps import Fit, started, train_in_turns
+from benchmarks.runners.steps import Fit, Profile, started, train_in_turns
 from tf_ooo import Link, Pipeline
 from tf_ooo.costs.table import CostTable
 from tf_ooo.demo.emulated import Emulated, emulated_model
@@ -26,7 +26,6 @@ from tf_ooo.modes.pipeline.planning import PlanRequest, make_plan, step_s_of
 from tf_ooo.planning.building.stages import merged
 from tf_ooo.planning.model.schedule import Schedule
 from tf_ooo.planning.model.schedule_file import ScheduleFile
-from tf_ooo.rewriting.step_graph import StepGraph
 
 # Tasks of a step of which a picture can be drawn; of more the median turn is not kept.
 _MOST_DRAWN = 100
@@ -75,9 +74,7 @@ def schedule_of(options: Mapping[str, Any], table: CostTable, devices: int, micr
 class Run(Fit):
     """The steps of one way; the first of them makes the plan."""
 
-    def __init__(
-        self, options: Pipeline, table: CostTable, known: tuple[StepGraph, CostTable] | None
-    ) -> None:
+    def __init__(self, options: Pipeline, table: CostTable, known: Profile | None) -> None:
         super().__init__(workload_of(table, options.microbatches or 1), options, known)
         self.start()
         self._layers, self._is_ours = table.layers, options.schedule == "auto"
@@ -117,9 +114,9 @@ def measured(case: Case, cluster: str) -> Measured:
     table = costs_of(*(parameters[name] for name in names))
     log.wait(0)
     microbatches = parameters["microbatches"]
-    settings = {"costs": table, "devices": cluster or devices, "microbatches": microbatches,
-                "profile_steps": 0, "compare": False, "check_loss": False}  # fmt: skip
-    known: list[tuple[StepGraph, CostTable] | None] = []
+    settings = {"costs": table, "devices": cluster or devices, "microbatches": microbatches}
+    settings |= {"profile_steps": 0, "compare": False, "check_loss": False}
+    known: list[Profile | None] = []
 
     def start(way: Way) -> Run:
         # The first way's schedule is a file: costs of whole layers are then taken as they are, and no layer
@@ -127,10 +124,9 @@ def measured(case: Case, cluster: str) -> Measured:
         schedule = "auto"
         if "auto" not in way.options:
             schedule = f"{folder}/{way.name}.txt"
-            text = schedule_of(way.options, table, devices, microbatches).to_text()
-            Path(schedule).write_text(text)
+            Path(schedule).write_text(schedule_of(way.options, table, devices, microbatches).to_text())
         run = Run(Pipeline(schedule=schedule, **settings), table, known[0] if known else None)
-        known.append(run.measured)
+        known.append(run.profile)
         return run
 
     def stock() -> Workload:

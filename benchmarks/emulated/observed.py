@@ -41,8 +41,7 @@ class Observed:
         """Look at the records of one step, which took so long."""
         self.turns.append((took_s, records))
         self.gaps_s["step"].append(took_s - float(records["end"].max() - records["start"].min()))
-        spans: dict[_Part, tuple[float, float]] = {}
-        places = set()
+        spans, places = dict[_Part, tuple[float, float]](), set()
         for _, began, ended, device, name in records.tolist():
             if name not in self._tasks:
                 self.violations += 1
@@ -74,13 +73,11 @@ class Observed:
         """Return device, kind, stage, micro-batch, start and end of each task of the median step, as JSON."""
         _, records = sorted(self.turns, key=lambda turn: turn[0])[len(self.turns) // 2]
         began_s = records["start"].min()
-        known = [
-            (*times_s, self._tasks[name]) for _, *times_s, _, name in records.tolist() if name in self._tasks
-        ]
         return [
-            [self._device_of_stage[of.stage], of.kind, of.stage, of.microbatch]
-            + [round(start - began_s, 6), round(end - began_s, 6)]
-            for start, end, of in known
+            [self._device_of_stage[task.stage], task.kind, task.stage, task.microbatch]
+            + [round(start_s - began_s, 6), round(end_s - began_s, 6)]
+            for _, start_s, end_s, _, name in records.tolist()
+            if (task := self._tasks.get(name))
         ]
 
     def to_dict(self) -> dict[str, Any]:

@@ -1,13 +1,13 @@
 """Write the HLO of compiled training steps, one file for each way."""
 
-from __future__ import annotations
-
 import functools
 import gzip
 from pathlib import Path
 from typing import Any
 
 import click
+import keras
+import tensorflow as tf
 import tomllib
 
 from benchmarks import models
@@ -16,12 +16,9 @@ from benchmarks.gpu.hlo_text import apart
 
 _CLASSES = 10
 NETWORKS = models.NETWORKS["GPU"] | {
-    f"densenet121-k{growth}": models.ScriptNetwork(
-        "densenet", "tiny", {"growth": growth, "classes": _CLASSES}
-    )
-    for growth in (12, 24)
+    f"densenet121-k{k}": models.ScriptNetwork("densenet", "tiny", {"growth": k, "classes": _CLASSES})
+    for k in (12, 24)
 }
-
 STOCK, APART = "xla", "apart"
 OURS: dict[str, dict[str, Any]] = tomllib.loads(hlo_text.WAYS.read_text())["ours"]
 WAYS = (STOCK, *OURS, APART)
@@ -45,9 +42,6 @@ def main(folder: Path, network: str, batch: int, ways: tuple[str, ...]) -> None:
 
 def _compiled(name: str, batch: int) -> tuple[Any, tuple[Any, Any]]:
     """Return a model whose variables are all there, and a batch on the device."""
-    import keras
-    import tensorflow as tf
-
     keras.utils.set_random_seed(models.SEED)
     model = NETWORKS[name].build(batch)
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)

@@ -1,7 +1,5 @@
 """HLO as text, made for calls and loops, and compiled by the XLA inside JAX, with a card or without one."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -9,15 +7,22 @@ from typing import Any
 
 _UNTUNED = ("xla_gpu_autotune_level", "0")
 _H100, WAYS = (Path(__file__).with_name(name) for name in ("h100.textproto", "ways.toml"))
+_KINDS = {
+    "f32": "float32", "f16": "float16", "f64": "float64", "pred": "bool", "u8": "uint8", "s8": "int8",
+    "s32": "int32", "s64": "int64", "u32": "uint32", "u64": "uint64",
+}  # fmt: skip
+_TYPE = r"\w+\[[\d,]*\](?:\{[\d,]*\})?"
+# A Fourier transform of two numbers: XLA captures none in a graph, and so not the call that has one in it.
+# Its result is never below zero, so what is taken away from the gradient is +0, which changes no bit.
+_TRANSFORM, _LOOP = (Path(__file__).with_name(f"{name}.hlo").read_text() for name in ("apart", "loop"))
 
 
 def h100() -> Any:
     """Return an H100 to compile for, where JAX_PLATFORMS is ``cpu``."""
     from jax.experimental import topologies
 
-    return topologies.get_topology_desc(
-        "h100", "cuda", topology="1x1x1", target_config=_H100.read_text()
-    ).devices[0]
+    config = _H100.read_text()
+    return topologies.get_topology_desc("h100", "cuda", topology="1x1x1", target_config=config).devices[0]
 
 
 def executable_of(hlo: str, device: Any, flags: Iterable[tuple[str, str]], on_paper: bool = False) -> Any:
@@ -37,16 +42,6 @@ def executable_of(hlo: str, device: Any, flags: Iterable[tuple[str, str]], on_pa
     options.env_option_overrides = [*flags, *([_UNTUNED] if on_paper else [])]
     make = device.client.compile if on_paper else device.client.compile_and_load
     return make(program, xla_client.DeviceList((device,)), options)
-
-
-_KINDS = {
-    "f32": "float32", "f16": "float16", "f64": "float64", "pred": "bool", "u8": "uint8", "s8": "int8",
-    "s32": "int32", "s64": "int64", "u32": "uint32", "u64": "uint64",
-}  # fmt: skip
-_TYPE = r"\w+\[[\d,]*\](?:\{[\d,]*\})?"
-# A Fourier transform of two numbers: XLA captures none in a graph, and so not the call that has one in it.
-# Its result is never below zero, so what is taken away from the gradient is +0, which changes no bit.
-_TRANSFORM, _LOOP = (Path(__file__).with_name(f"{name}.hlo").read_text() for name in ("apart", "loop"))
 
 
 def parameters_of(hlo: str) -> list[tuple[str, tuple[int, ...]]]:
@@ -73,7 +68,7 @@ def looped(hlo: str, steps: int) -> str:
     head, _, body = hlo.partition("\n")
     before, _, step = body.rpartition("ENTRY ")
     given = dict(sorted((int(n), kind) for kind, n in re.findall(r"= (\S+) parameter\((\d+)\)", step)))
-    results = dict(enumerate(re.findall(_TYPE, _found(r"ROOT \S+ = \((.*?)\) tuple\(", step))))
+    results = dict(enumerate(re.findall(_TYPE, _match_of(r"ROOT \S+ = \((.*?)\) tuple\(", step))))
     new_of = {parameter: result for result, parameter in fed_back(hlo)}
     other = {n: kind for n, kind in results.items() if n not in new_of.values()}
     kinds = dict(enumerate(["s32[]", *given.values(), *other.values()]))
@@ -83,7 +78,7 @@ def looped(hlo: str, steps: int) -> str:
         state=f"({', '.join(kinds.values())})",
         returned=f"({', '.join(results.values())})",
         steps=steps,
-        step=_found(r"(%\S+)", step),
+        step=_match_of(r"(%\S+)", step),
         old=_each("  %old_{n} = {kind} get-tuple-element(%state), index={n}\n", kinds),
         new=_each("  %new_{n} = {kind} get-tuple-element(%done), index={n}\n", results),
         stepped=", ".join(f"%old_{n + 1}" for n in given),
@@ -101,7 +96,7 @@ def looped(hlo: str, steps: int) -> str:
     return "\n".join([re.sub(", entry_computation_layout=.*", "", head), before + step, loop])
 
 
-def _found(pattern: str, text: str) -> str:
+def _match_of(pattern: str, text: str) -> str:
     match = re.search(pattern, text)
     assert match is not None, pattern
     return match[1]

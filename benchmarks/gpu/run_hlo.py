@@ -4,8 +4,6 @@ It needs JAX (requirements/gpu-jax.in) and what :mod:`benchmarks.gpu.export_hlo`
 ``python -m benchmarks.gpu.run_hlo FOLDER STEM``.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import datetime
@@ -110,10 +108,8 @@ def overlap_of(steps: Steps, events_to: Path | None) -> dict[str, Any]:
             steps.run(1)
         (path,) = glob.glob(f"{folder}/**/*.xplane.pb", recursive=True)
         planes = [of for of in jax.profiler.ProfileData.from_file(path).planes if "GPU" in of.name]
-    streams = [line for plane in planes for line in plane.lines if line.name.startswith("Stream")]
-    events = [
-        (of.name, event.name, event.start_ns, event.duration_ns) for of in streams for event in of.events
-    ]
+    lines = [line for plane in planes for line in plane.lines if line.name.startswith("Stream")]
+    events = [(line.name, of.name, of.start_ns, of.duration_ns) for line in lines for of in line.events]
     if events_to is not None:
         last = sorted(events, key=lambda event: event[2])[-len(events) // 3 :]
         events_to.write_bytes(gzip.compress(json.dumps(last).encode()))
@@ -177,7 +173,7 @@ def measure(asked: argparse.Namespace) -> None:
     began, began_s = datetime.datetime.now(datetime.UTC), time.monotonic()
     device = jax.devices()[0]
     texts = {way: text_of(asked.folder, asked.stem, way) for way in asked.ways}
-    jobs: dict[str, Future[Steps]] = {}
+    jobs = dict[str, Future[Steps]]()
     with ThreadPoolExecutor(max(2, (os.cpu_count() or 4) // 2)) as pool:
         for way, hlo in texts.items():
             jobs[way] = pool.submit(compiled, hlo, way, device)
@@ -211,8 +207,7 @@ def _in_turns(asked: argparse.Namespace, ready: dict[str, Steps]) -> dict[str, W
     apart = [None, *(largest_difference(weights, first) for weights in others)]
     call_s = max(steps.run(2) for steps in ready.values()) * _LOOP
     calls = max(1, min(50, round(_TURN_S / call_s)))
-    turns = int(asked.seconds / (1.2 * calls * call_s * len(ready)))
-    turns = max(_LEAST_TURNS, min(_MOST_TURNS, turns))
+    turns = int(np.clip(asked.seconds / (1.2 * calls * call_s * len(ready)), _LEAST_TURNS, _MOST_TURNS))
     turns_s = take_turns({way: functools.partial(of.run, calls) for way, of in ready.items()}, turns)
     shared = {"jaxlib": jaxlib.__version__, "steps in a turn": calls * _LOOP}
     runs = {}

@@ -1,7 +1,5 @@
 """Tables of what a GPU took, from kept rows, and of what XLA makes of a step on paper."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from pathlib import Path
 

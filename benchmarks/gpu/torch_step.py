@@ -1,7 +1,5 @@
 """Time the training steps of the same networks in PyTorch, compiled and in CUDA graphs, on a GPU."""
 
-from __future__ import annotations
-
 import argparse
 import datetime
 import functools

@@ -20,17 +20,11 @@ FREE = "free"
 # Shorter periods are not kept to exactly: the clock that ends a share ticks every 4 ms.
 PERIOD_US, _LEAST_QUOTA_US = 5_000, 1_000
 _END_S = 5.0
-# TensorFlow calls the threads of its executors so.
-_COMPUTING = ("tf_Compute",)
-# A process lives so long in which it is tried whether it may run first.
-_TRIED_S = 9
 _FIRST_NEEDS = {
     1: "CAP_SYS_NICE",
     # With that option such threads have time of their own, of which these groups have none.
     2: "CAP_SYS_NICE, and a Linux without CONFIG_RT_GROUP_SCHED",
 }
-
-
 # These are by version: the period and its file, the file of quotas, its word for none, the weights
 # of FREE and of the others, and the file of threads.
 _FILES = {
@@ -118,7 +112,7 @@ class Shares:
         computing = []
         for rank, process in enumerate(processes):
             self.put(FREE, process)
-            computing += [(rank, thread) for thread in threads(_COMPUTING, process)]
+            computing += [(rank, thread) for thread in threads(("tf_Compute",), process)]
         for rank, thread in computing:
             self._put_thread(rank, thread)
         return len(computing)
@@ -140,13 +134,11 @@ class Shares:
 
 def _end_processes(folders: Sequence[Path]) -> None:
     """Kill all processes in groups, but this one: nobody is left behind."""
-    until_s = time.monotonic() + _END_S
+    until_s, own = time.monotonic() + _END_S, {os.getpid()}
     for procs in (folder / "cgroup.procs" for folder in folders):
         with contextlib.suppress(OSError):  # it is a threaded group, whose processes are in the one above
-            while (
-                others := {*map(int, procs.read_text().split())} - {os.getpid()}
-            ) and time.monotonic() < until_s:
-                for process in others:
+            while (left := {*map(int, procs.read_text().split())} - own) and time.monotonic() < until_s:
+                for process in left:
                     with contextlib.suppress(ProcessLookupError):
                         os.kill(process, signal.SIGKILL)
                 time.sleep(0.05)
@@ -169,7 +161,7 @@ def why_not(with_link: bool = True) -> str:
             stack.enter_context(shares.made(0, 1.0))
             if with_link:
                 needs = f"the right to run threads first ({_FIRST_NEEDS[shares.system.version]})"
-                tried = stack.enter_context(subprocess.Popen(["sleep", str(_TRIED_S)]))
+                tried = stack.enter_context(subprocess.Popen(["sleep", "9"]))
                 stack.callback(tried.kill)
                 shares.put(FREE, tried.pid)
                 shares.run_first({tried.pid})
@@ -180,11 +172,6 @@ def why_not(with_link: bool = True) -> str:
     except subprocess.CalledProcessError as error:
         return f"needs {needs}: {error.stderr.strip() or error}"
     return ""
-
-
-def own_cores() -> int:
-    """Return how many cores this process may use."""
-    return len(os.sched_getaffinity(0))
 
 
 @contextlib.contextmanager
@@ -212,12 +199,12 @@ def _run(*command: str) -> None:
 
 def threads(named: tuple[str, ...] = ("",), process: int | None = None) -> set[int]:
     """Return the threads of a process, by default this one, whose names begin so."""
-    found = set()
+    ids = set()
     for thread in Path(f"/proc/{process or os.getpid()}/task").iterdir():
         with contextlib.suppress(OSError):  # it has ended
             if (thread / "comm").read_text().startswith(named):
-                found.add(int(thread.name))
-    return found
+                ids.add(int(thread.name))
+    return ids
 
 
 def keep_memory() -> None:

@@ -54,7 +54,6 @@ class System:
                 folder.rmdir()
 
     def write(self, folder: Path, files: Mapping[str, object]) -> None:
-        """Write into files of a group."""
         for file, value in files.items():
             (folder / file).write_text(str(value))
 
@@ -86,7 +85,7 @@ class MemoryGroup(NamedTuple):
     most: str
 
     def command(self, command: Sequence[str]) -> list[str]:
-        """Return the command, run in the group."""
+        """Return the command as one that is run in the group."""
         return ["/bin/sh", "-c", f'echo $$ > {self.folder}/cgroup.procs && exec "$@"', "sh", *command]
 
     @property

@@ -1,7 +1,5 @@
 """The twelve networks, what was published of each (networks.toml), and their scripts in examples/paper."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -76,7 +74,7 @@ class PaperNetwork:
         tiny = self.tiny if size == "tiny" else {}
         return ScriptNetwork(self.script, size, {**self.fixed, **tiny, **published, **given})
 
-    def of_depth(self, layers: int) -> PaperNetwork:
+    def of_depth(self, layers: int) -> "PaperNetwork":
         given, told = {"layers": layers}, "the paper has no run of this depth"
         runs = [replace(run, settings={**run.settings, **given}, assumed=told) for run in self.runs]
         title = f"{self.title.split('-')[0]}-{layers}"

@@ -32,6 +32,21 @@ NVLINK = Link(LATENCY_S, NVLINK_BYTES_PER_S)
 _NETWORK_BYTES_PER_S = {8: 3.125e9, 4: 1.25e9, 1: 1.25e9}
 # DeviceAllocatorManager.gpu_seq: neighbours have two NVLinks each, and so have the last and the first.
 IN_ORDER, RING = (0, 1, 2, 3, 4, 5, 6, 7), (0, 3, 2, 1, 5, 6, 7, 4)
+# Kernels are launched in 5 us; captured graphs, which the authors run on one GPU, launch one in 1 us.
+V100 = replace(known_device("v100").derated(0.8, 0.8), launch_s=5e-6)
+CAPTURED = replace(V100, launch_s=1e-6)
+# BytePS adds up within a machine, by PCIe, and each machine sends each gradient once.  How much it reaches of
+# a p3.8xlarge's 10 Gbit/s is not published; one TCP connection there reaches half.
+RATES_BYTES_PER_S = [1.25e9, 6.25e8]
+# The update of layer i waits for the next step's F of layer i - 3 (num_dependency=3 in arguments.py and the
+# edge in dp_schedule.py, of expr/data_par/code/OOO_backprop).
+NUM_DEPENDENCY = 3
+# BERT's WordPieces (Devlin et al. 2019), GPT-2's and GPT-3's byte pairs.
+WORDS = {"bert": 30522, "gpt3": 50257}
+# Numbers have 4 bytes.  Of the authors' scripts: words of a text, and hidden ones (max_predictions_per_seq).
+BYTES, _LENGTH, _HIDDEN = 4, 128, 20
+# Settings of a script that change nothing that the formulas count.
+_NOT_COUNTED = {"vocabulary", "hidden", "classes", "channels", "pixels", "blocks"}
 
 
 @dataclass(frozen=True)
@@ -116,10 +131,8 @@ class Pipeline:
         for device in range(self.devices):
             tasks = [Task(k, n, m) for k in kinds for n, m in queues[k] if stages[n][2] == device]
             lanes[device, 0] = TaskList(tasks)
-        return Schedule(
-            "pipeline", self.style, lanes, microbatches=many, priority_lanes=frozenset(lanes),
-            stages=tuple((first, last) for first, last, _ in stages), after=self._after(stages),
-        )  # fmt: skip
+        schedule = Schedule("pipeline", self.style, lanes, microbatches=many, priority_lanes=frozenset(lanes))
+        return replace(schedule, stages=tuple(stage[:2] for stage in stages), after=self._after(stages))
 
     def _after(self, stages: Sequence[tuple[int, int, int]]) -> tuple[After, ...]:
         """(task, what it waits for beside data, 0), as in ModelScheduleHelper."""
@@ -146,23 +159,6 @@ class Pipeline:
         # _schedule_microbatch_cap_fastforward: as many micro-batches are in flight as GPUs, and fewer behind.
         waits += [(("F", v or -own, cap + m), ("dW", v, v + m)) for v, m in pairs if cap + m < many]
         return tuple((Task(a, v + own, m), Task(b, w + own, n), 0) for (a, v, m), (b, w, n) in waits)
-
-
-# Kernels are launched in 5 us; captured graphs, which the authors run on one GPU, launch one in 1 us.
-V100 = replace(known_device("v100").derated(0.8, 0.8), launch_s=5e-6)
-CAPTURED = replace(V100, launch_s=1e-6)
-# BytePS adds up within a machine, by PCIe, and each machine sends each gradient once.  How much it reaches of
-# a p3.8xlarge's 10 Gbit/s is not published; one TCP connection there reaches half.
-RATES_BYTES_PER_S = [1.25e9, 6.25e8]
-# The update of layer i waits for the next step's F of layer i - 3 (num_dependency=3 in arguments.py and the
-# edge in dp_schedule.py, of expr/data_par/code/OOO_backprop).
-NUM_DEPENDENCY = 3
-# BERT's WordPieces (Devlin et al. 2019), GPT-2's and GPT-3's byte pairs.
-WORDS = {"bert": 30522, "gpt3": 50257}
-# Numbers have 4 bytes.  Of the authors' scripts: words of a text, and hidden ones (max_predictions_per_seq).
-BYTES, _LENGTH, _HIDDEN = 4, 128, 20
-# Settings of a script that change nothing that the formulas count.
-_NOT_COUNTED = {"vocabulary", "hidden", "classes", "channels", "pixels", "blocks"}
 
 
 class Prediction(NamedTuple):

@@ -29,8 +29,7 @@ def draw(rows: Sequence[Row], folder: Path) -> None:
 def forest(frame: pd.DataFrame, path: Path) -> None:
     """Draw the gain of every run with its interval, one line each, by mode."""
     figure, axes = plt.subplots(figsize=(9, 1.2 + 0.2 * len(frame)))
-    labels: dict[int, str] = {}
-    place = 0
+    labels, place = dict[int, str](), 0
     for mode, of_mode in frame.groupby("Mode", sort=False):
         place += 1
         left = axes.get_yaxis_transform()

@@ -11,6 +11,18 @@ from benchmarks.kept import LOST, SAME, Row, compared, gain_over, runs_of
 
 _TABLE = re.compile(r"(<!-- table: ([\w-]+) -->\n).*?(<!-- end of table -->)", re.DOTALL)
 _README = ["Mode", "Middle setting", "Baseline", "Gain (95%)", "All settings", "Lost"]
+# In the order of tables and pictures.
+TITLES = {
+    "pipeline": "Pipelines on workers",
+    "mesh": "Replicas and pipelines",
+    "unequal": "Workers of unequal speed",
+    "data_parallel": "Data parallel (Horovod)",
+    "layerpipe": "LayerPipe",
+    "one_cpu": "One CPU device",
+    "any_size": "Larger than a worker",
+    "emulated": "Emulated devices",
+    "torch": "Beside torch, by efficiency",
+}
 _MEASURED = ("pipeline", "mesh", "unequal", "data_parallel", "layerpipe", "one_cpu", "torch")
 
 
@@ -19,8 +31,7 @@ def tables_of(rows: Sequence[Row]) -> dict[str, str]:
     frame = frame_of(rows)
     if frame.empty:
         return {}
-    emulated = result(frame[frame["mode"] == "emulated"])
-    measured = result(frame[frame["mode"].isin(_MEASURED)])
+    emulated, measured = (result(frame[frame["mode"].isin(modes)]) for modes in (["emulated"], _MEASURED))
     by_name = {
         "result": measured,
         "emulated": emulated,
@@ -46,20 +57,6 @@ def markdown(table: pd.DataFrame) -> str:
 def with_tables(text: str, by_name: dict[str, str]) -> str:
     """Return the page with its tables made anew; KeyError: it asks for a table that there is none of."""
     return _TABLE.sub(lambda match: f"{match[1]}\n{by_name[match[2]]}\n{match[3]}", text)
-
-
-# In the order of tables and pictures.
-TITLES = {
-    "pipeline": "Pipelines on workers",
-    "mesh": "Replicas and pipelines",
-    "unequal": "Workers of unequal speed",
-    "data_parallel": "Data parallel (Horovod)",
-    "layerpipe": "LayerPipe",
-    "one_cpu": "One CPU device",
-    "any_size": "Larger than a worker",
-    "emulated": "Emulated devices",
-    "torch": "Beside torch, by efficiency",
-}
 
 
 def frame_of(rows: Iterable[Row]) -> pd.DataFrame:

@@ -13,7 +13,7 @@ import os
 import statistics
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -29,17 +29,15 @@ _WORKERS = 2
 _LOCAL_TURNS = 3
 # A message may wait for a rank that is stopped; Horovod's own limit is 30 s.
 _PATIENT = {"HOROVOD_GLOO_TIMEOUT_SECONDS": "36000", "HOROVOD_STALL_CHECK_DISABLE": "1"}
-
-
 # Kinds of ways: where gradients are averaged, and by whom.
 APPLY, TAPE, STRATEGY, CALLBACK, LOCAL = "apply", "tape", "strategy", "callback", "local"
 
 
 def why_not(case: Case) -> str:
     """Say why this machine cannot run the case; return an empty text where it can."""
-    cores = _WORKERS * float(case.parameters["cores"])
-    if cores > confine.own_cores():
-        return f"needs {cores:g} cores, and there are {confine.own_cores()}"
+    cores, there = _WORKERS * float(case.parameters["cores"]), len(os.sched_getaffinity(0))
+    if cores > there:
+        return f"needs {cores:g} cores, and there are {there}"
     if not _LAUNCHER.exists():
         return f"there is no {_LAUNCHER.name} beside Python: make horovod"
     return confine.why_not()
@@ -52,7 +50,7 @@ def run(case: Case) -> Measured:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         inside = stack.enter_context(confine.link(group))
         stack.enter_context(confine.Shares(group).made(_WORKERS, asked["cores"]))
-        job_of = stack.enter_context(_jobs(case, group, inside, folder))
+        job_of = _jobs(stack, case, group, inside, folder)
         local = next(way.name for way in case.ways if way.options["kind"] == LOCAL)
         facts = job_of[local].ask("make", local)
         compute_s = statistics.median(job_of[local].ask("turn", local) for _ in range(_LOCAL_TURNS))
@@ -71,7 +69,7 @@ def run(case: Case) -> Measured:
 
 
 def jobs_of(case: Case) -> dict[str, list[Way]]:
-    """Return group ways by what is a process's: Horovod's settings, as JSON; or TensorFlow's strategy."""
+    """Group ways by what is a process's: Horovod's settings, as JSON; or TensorFlow's strategy."""
     jobs: dict[str, list[Way]] = {}
     for way in case.ways:
         knobs = json.dumps(way.options.get("knobs", {}))
@@ -81,8 +79,8 @@ def jobs_of(case: Case) -> dict[str, list[Way]]:
 
 def measured(
     case: Case,
-    turns_s: Mapping[str, list[float]],
-    ends: Mapping[str, tuple[Weights, WayRun]],
+    turns_s: dict[str, list[float]],
+    ends: dict[str, tuple[Weights, WayRun]],
     about: dict[str, Any],
 ) -> Measured:
     """Compare the weights of all ways with those of the first, stock Horovod; one rank's are alone."""
@@ -90,8 +88,8 @@ def measured(
     stock, *others = case.ways
     trained = {way.name: ends[way.name][0] for way in others if way.options["kind"] != LOCAL}
     bits, runs = compared(runs, trained, ends[stock.name][0])
-    about = about | {"bits compared with": "stock Horovod, two ranks"}
-    return Measured(runs, bits, float(case.parameters["cores"]), about)
+    compared_with = {"bits compared with": "stock Horovod, two ranks"}
+    return Measured(runs, bits, float(case.parameters["cores"]), about | compared_with)
 
 
 def bandwidth_mbit(communication: float, gradient_bytes: int, compute_s: float) -> float:
@@ -102,22 +100,22 @@ def bandwidth_mbit(communication: float, gradient_bytes: int, compute_s: float) 
     return round(8 * 2 * (_WORKERS - 1) * gradient_bytes / (communication * compute_s) / 1e6, 1)
 
 
-@contextlib.contextmanager
-def _jobs(case: Case, group: str, inside: Sequence[str], folder: Path) -> Iterator[dict[str, Job]]:
-    """Start all jobs, and yield them by the names of their ways; they end with the block."""
+def _jobs(
+    stack: contextlib.ExitStack, case: Case, group: str, inside: Sequence[str], folder: Path
+) -> dict[str, Job]:
+    """Start all jobs, which end with the stack; return them by the names of their ways."""
     own = {name: value for name, value in quiet().items() if not name.startswith("HOROVOD_")}
     own["PATH"] = f"{_LAUNCHER.parent}{os.pathsep}{own.get('PATH', '')}"
     launch = [*inside, str(_LAUNCHER), "--gloo", "--network-interfaces", "lo", "-np", str(_WORKERS)]
     jobs: dict[str, Job] = {}
-    with contextlib.ExitStack() as stack:
-        cluster = [f"127.0.0.1:{port}" for port in stack.enter_context(held_ports(_WORKERS))]
-        for number, (knobs, ways) in enumerate(jobs_of(case).items()):
-            address, stops = folder / f"job_{number}", knobs != STRATEGY
-            start = [*launch, *command(f"{__name__}_rank:main", case, ways, group, str(address), cluster)]
-            environment = own | _PATIENT | (json.loads(knobs) if stops else {})
-            job = Job([start], environment, address, _WORKERS, stops)
-            stack.callback(job.end)
-            jobs |= {way.name: job for way in ways}
-        for job in jobs.values():
-            job.connect()
-        yield jobs
+    cluster = [f"127.0.0.1:{port}" for port in stack.enter_context(held_ports(_WORKERS))]
+    for number, (knobs, ways) in enumerate(jobs_of(case).items()):
+        address, stops = folder / f"job_{number}", knobs != STRATEGY
+        start = [*launch, *command(f"{__name__}_rank:main", case, ways, group, str(address), cluster)]
+        environment = own | _PATIENT | (json.loads(knobs) if stops else {})
+        job = Job([start], environment, address, _WORKERS, stops)
+        stack.callback(job.end)
+        jobs |= {way.name: job for way in ways}
+    for job in jobs.values():
+        job.connect()
+    return jobs

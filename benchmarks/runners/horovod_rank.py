@@ -153,12 +153,11 @@ class Trainer:
 
     def end(self) -> tuple[Weights, WayRun]:
         """Return the weights and what was planned."""
-        run = WayRun([])
-        if self.callback is not None:
-            report = self.callback.report
-            about = {"schedule": report.schedule, "reason": report.fallback_reason}
-            run = WayRun([], report.predicted_step_s, about=about)
-        return weights_of(self.model), run
+        if self.callback is None:
+            return weights_of(self.model), WayRun([])
+        report = self.callback.report
+        about = {"schedule": report.schedule, "reason": report.fallback_reason}
+        return weights_of(self.model), WayRun([], report.predicted_step_s, about=about)
 
 
 def _execution(model: keras.Model, together: int) -> Any:

@@ -8,8 +8,10 @@ import os
 import tempfile
 import time
 
+import keras
 import numpy as np
 
+import tf_ooo
 from benchmarks.cases import Case, Measured, Way, WayRun
 from benchmarks.machine.groups import memory_group, why_no_limit
 from benchmarks.models import SEED, Network, compared, weights_of
@@ -33,8 +35,7 @@ def why_not(case: Case) -> str:
 
 def run(case: Case) -> Measured:
     """Run one way after the other: together they would need more memory than there is."""
-    ways: dict[str, WayRun] = {}
-    not_run: dict[str, str] = {}
+    ways, not_run = dict[str, WayRun](), dict[str, str]()
     whole, limit_bytes = case.ways[0].name, case.parameters["limit_mb"] * 10**6
     with tempfile.TemporaryDirectory() as folder:
         for way in case.ways:
@@ -71,13 +72,8 @@ def _ran(case: Case, way: Way, limit_bytes: int, folder: str) -> WayRun:
 
 def train(case: Case, cluster: str, path: str) -> WayRun:
     """Train in this process, ours over the workers of a cluster, and save the weights."""
-    import keras
-
-    import tf_ooo
-
     given, steps = case.parameters, 1 + case.parameters["steps"]
-    marks: list[float] = []
-    losses: list[float] = []
+    marks, losses = list[float](), list[float]()
 
     def note(batch: int, logs: dict[str, float]) -> None:
         marks.append(time.perf_counter())

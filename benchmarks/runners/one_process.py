@@ -1,17 +1,12 @@
 """Stock Keras and ours in one process without limits, in turns of short fits."""
 
-from __future__ import annotations
-
-import functools
 import time
-from typing import TYPE_CHECKING
+from functools import partial
 
+import tf_ooo
 from benchmarks.cases import Case, Measured, WayRun, take_turns
-from benchmarks.models import Workload, compared, make, network_of, weights_of
+from benchmarks.models import compared, make, network_of, weights_of
 from benchmarks.processes import command, quiet, result_of
-
-if TYPE_CHECKING:
-    import tf_ooo
 
 # Fits of each way that are not counted.
 _WARM = 2
@@ -30,16 +25,18 @@ def run(case: Case) -> Measured:
 
 def measure(case: Case) -> Measured:
     """Run all ways in this process; the first is stock ``fit``."""
-    import tf_ooo
-
-    network, steps, (stock, *ours) = network_of(case.parameters), case.parameters["steps"], case.ways
+    network, steps, (stock, *ours) = network_of(case.parameters), int(case.parameters["steps"]), case.ways
     workloads = {way.name: make(network) for way in case.ways}
     callbacks = {way.name: tf_ooo.OOOBackprop(**way.options) for way in ours}
-    fits = {
-        name: functools.partial(_step_s, workload, steps, callbacks.get(name))
-        for name, workload in workloads.items()
-    }
-    turns_s = take_turns(fits, _WARM + case.turns)
+
+    def step_s(name: str) -> float:
+        """Return the seconds of a step in a short fit, with what the fit does before its first one."""
+        (model, x, y), own = workloads[name], [callbacks[name]] if name in callbacks else []
+        began_s = time.perf_counter()
+        model.fit(x, y, batch_size=len(x), epochs=steps, verbose=0, callbacks=own)
+        return (time.perf_counter() - began_s) / steps
+
+    turns_s = take_turns({name: partial(step_s, name) for name in workloads}, _WARM + case.turns)
     ways = {stock.name: WayRun(turns_s[stock.name][_WARM:])}
     for name, callback in callbacks.items():
         report = callback.report
@@ -49,11 +46,3 @@ def measure(case: Case) -> Measured:
     bits, ways = compared(ways, weights, weights.pop(stock.name))
     about = {"batch_rows": network.batch, "weights": workloads[stock.name].model.count_params()}
     return Measured(ways, bits, None, about)
-
-
-def _step_s(workload: Workload, steps: int, callback: tf_ooo.OOOBackprop | None) -> float:
-    """Return the seconds of a step in a short fit, with what the fit does before its first one."""
-    model, x, y = workload
-    began_s = time.perf_counter()
-    model.fit(x, y, batch_size=len(x), epochs=steps, verbose=0, callbacks=[callback] if callback else [])
-    return (time.perf_counter() - began_s) / steps

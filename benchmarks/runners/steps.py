@@ -1,4 +1,4 @@
-"""Steps that take turns: those of a callback's fit, and Keras' own on one worker."""
+"""Steps that take turns, such as those of a callback's fit; their weights are compared with stock ``fit``."""
 
 import dataclasses
 import statistics
@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import tensorflow as tf
 
 from benchmarks.cases import Case, Way, WayRun, take_turns
-from benchmarks.models import Workload, compared, stock_weights, weights_of
+from benchmarks.models import Workload, compared, weights_of
 from tf_ooo.costs.table import CostTable
 from tf_ooo.errors import BackendError, OOOError
 from tf_ooo.fit.life import FitLife
@@ -21,6 +21,7 @@ from tf_ooo.report.report import Report
 from tf_ooo.rewriting.step_graph import StepGraph
 
 _Started = TypeVar("_Started", bound="Steps")
+Profile = tuple[StepGraph, CostTable]  # a pipeline's step, taken apart, and its costs
 
 
 class Steps:
@@ -47,14 +48,12 @@ class Steps:
 class Fit(Steps):
     """The steps of a callback's fit, run without ``model.fit``."""
 
-    def __init__(
-        self, workload: Workload, options: Pipeline | LayerPipe, measured: tuple[StepGraph, CostTable] | None
-    ) -> None:
-        """Begin the fit; a pipeline is planned from another one's step, taken apart, and its costs."""
+    def __init__(self, workload: Workload, options: Pipeline | LayerPipe, profile: Profile | None) -> None:
+        """Begin the fit; a pipeline is planned from another one's ``profile``."""
         super().__init__(self._step, workload.model)
         self._pipeline = PipelineMode(options) if isinstance(options, Pipeline) else None
         if self._pipeline is not None:
-            self._pipeline.plans.planned_from = measured
+            self._pipeline.plans.planned_from = profile
         self._fit = FitLife(self._pipeline or mode_for(options))
         self._batches = iter(tf.data.Dataset.from_tensors((workload.x, workload.y)).repeat())
         self.model.make_train_function()
@@ -90,8 +89,8 @@ class Fit(Steps):
         return self.report.planned
 
     @property
-    def measured(self) -> tuple[StepGraph, CostTable] | None:
-        """The step of a pipeline taken apart, and its costs; None before."""
+    def profile(self) -> Profile | None:
+        """Return what other pipelines can be planned from; None: there is nothing yet."""
         return None if self._pipeline is None else self._pipeline.plans.planned_from
 
     def finish(self) -> None:
@@ -119,8 +118,7 @@ class Fit(Steps):
 
 def started(case: Case, start: Callable[[Way], _Started]) -> tuple[dict[str, _Started], dict[str, str]]:
     """Start each way, and say why others do not run."""
-    ways: dict[str, _Started] = {}
-    not_run: dict[str, str] = {}
+    ways, not_run = dict[str, _Started](), dict[str, str]()
     for way in case.ways:
         try:
             ways[way.name] = start(way)
@@ -130,10 +128,7 @@ def started(case: Case, start: Callable[[Way], _Started]) -> tuple[dict[str, _St
 
 
 def train_in_turns(
-    ways: Mapping[str, Steps],
-    turns: int,
-    turn_s: Callable[[Any], float],
-    make: Callable[[], Workload] | None,
+    ways: Mapping[str, Steps], turns: int, turn_s: Callable[[Any], float], make: Callable[[], Workload] | None
 ) -> tuple[int, dict[str, WayRun], int | None]:
     """Let ways take turns; return how many steps all have made, their runs, and the bits of stock ``fit``.
 
@@ -150,20 +145,7 @@ def train_in_turns(
     if make is None:
         return steps, runs, None
     trained = {name: weights_of(way.model) for name, way in ways.items() if way.model is not None}
-    bits, runs = compared(runs, trained, stock_weights(make(), steps))
+    model, x, y = make()
+    model.fit(x, y, batch_size=len(x), epochs=steps, shuffle=False, verbose=0)
+    bits, runs = compared(runs, trained, weights_of(model))
     return steps, runs, bits
-
-
-def stock_steps(make: Callable[[], Workload], device: str, about: dict[str, Any]) -> Steps:
-    """Return Keras' own training steps on one device."""
-    with tf.device(device):
-        model, *data = make()
-        model.optimizer.build(model.trainable_variables)
-        batch = tuple(map(tf.constant, data))
-
-    def step() -> tf.Tensor:
-        with tf.device(device):
-            return model.train_step(batch)["loss"]
-
-    function = tf.function(step, autograph=False)
-    return Steps(lambda: function().numpy(), model, about)

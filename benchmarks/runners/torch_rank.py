@@ -4,8 +4,6 @@ The thread that computes has its share of the CPU; those that communicate are le
 workers.
 """
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable
 

@@ -22,14 +22,13 @@ from benchmarks.cases import Case, Measured, Way
 from benchmarks.machine.confine import FREE, Shares
 from benchmarks.processes import BenchmarkError, Job
 from benchmarks.runners import torch
-from benchmarks.runners.steps import Fit, Steps, started, stock_steps, train_in_turns
+from benchmarks.runners.steps import Fit, Profile, Steps, started, train_in_turns
 from benchmarks.runners.workers import Workers
 from tf_ooo.costs.layer_costs import Link
 from tf_ooo.costs.table import CostTable
 from tf_ooo.errors import OOOError
 from tf_ooo.hosts.cluster import Cluster, connect
 from tf_ooo.modes.table import LayerPipe, Pipeline
-from tf_ooo.rewriting.step_graph import StepGraph
 
 
 def run(workers: Workers, case: Case) -> Measured:
@@ -62,7 +61,7 @@ class Training:
         self._network = models.network_of(case.parameters)
         self._make = partial(models.make, self._network, self.microbatches)
         self._orders: dict[str, Fit] = {}
-        self._measured: dict[int | None, tuple[StepGraph, CostTable] | None] = {}
+        self._profiles: dict[int | None, Profile | None] = {}
         self._late_costs: CostTable | None = None
 
     def run(self, shares: Shares, ranks: Job | None) -> Measured:
@@ -104,31 +103,30 @@ class Training:
         if late:
             self._late_costs = fit.report.costs
         else:
-            self._measured.setdefault(way.options.get("microbatches"), fit.measured)
+            self._profiles.setdefault(way.options.get("microbatches"), fit.profile)
         if "alike" in way.options:  # such a plan does not say what its step takes on these workers
             fit.predicted_s = None
         self._orders[way.name] = fit
         return fit
 
-    def _options(self, way: Way) -> tuple[Pipeline | LayerPipe, tuple[StepGraph, CostTable] | None]:
+    def _options(self, way: Way) -> tuple[Pipeline | LayerPipe, Profile | None]:
         """Return what a way runs with, and the costs of the first one of as many micro-batches."""
         own, devices = dict(way.options), self._workers.cluster
         if own.pop("layerpipe", False):
             return LayerPipe(**own, devices=devices, costs=self._late_costs), None
         if "unfused" in own:
             own["schedule"] = self._unfused(own.pop("unfused"))
-        measured = self._measured.get(own.get("microbatches"))
-        if own.pop("alike", False) and measured is not None:
-            step, costs = measured
+        profile = self._profiles.get(own.get("microbatches"))
+        if own.pop("alike", False) and profile is not None:
+            step, costs = profile
             speeds = costs.link.speeds
-            link = replace(costs.link, speeds=(max(speeds),) * len(speeds))
-            measured = step, replace(costs, link=link)
+            profile = step, replace(costs, link=replace(costs.link, speeds=(max(speeds),) * len(speeds)))
         # Without comparing: this process, in which one device would train, has more of a core than a worker.
         # Without checks of the loss: batches 1, 2, 4, 8, ... take several times as long as others.
         common: dict[str, Any] = {"profile_steps": 2, "compare": False, "check_loss": False}
         usual = own.pop("usual_microbatches", False)
         count = None if usual else self._case.parameters.get("microbatches")
-        return Pipeline(**(common | {"devices": devices, "microbatches": count} | own)), measured
+        return Pipeline(**(common | {"devices": devices, "microbatches": count} | own)), profile
 
     def _unfused(self, name: str) -> str:
         """Return a file with that way's order, in which a dO is sent before the dW of its stage has run."""
@@ -139,7 +137,18 @@ class Training:
         return str(path)
 
     def _stock(self, about: dict[str, Any]) -> Steps:
-        stock = stock_steps(self._make, self._cluster.devices[0], about)
+        """Return Keras' own training steps on the first worker."""
+        with tf.device(self._cluster.devices[0]):
+            model, *data = self._make()
+            model.optimizer.build(model.trainable_variables)
+            batch = tuple(map(tf.constant, data))
+
+        def step() -> tf.Tensor:
+            with tf.device(self._cluster.devices[0]):
+                return model.train_step(batch)["loss"]
+
+        function = tf.function(step, autograph=False)
+        stock = Steps(lambda: function().numpy(), model, about)
         for _ in range(2):
             stock.step_s()
         return stock

@@ -34,7 +34,7 @@ def why_not(case: Case) -> str:
 def run(case: Case) -> Measured:
     """Run a case on ``devices`` workers; all ways are steps of one process, in turns."""
     devices, group = case.parameters["devices"], f"benchmarks_{os.getpid()}"
-    cores = min(1.0, round(_SHARE * confine.own_cores() / devices, 2))
+    cores = min(1.0, round(_SHARE * len(os.sched_getaffinity(0)) / devices, 2))
     with (
         tempfile.TemporaryDirectory() as folder,
         confine.Shares(group).made(devices, cores),

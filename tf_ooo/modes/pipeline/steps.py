@@ -27,10 +27,11 @@ from tf_ooo.hosts.target import gone
 from tf_ooo.modes.pipeline import tasks_of
 from tf_ooo.modes.pipeline.first_batch import FirstBatch
 from tf_ooo.modes.pipeline.mesh import pieces_of
-from tf_ooo.modes.pipeline.placed_step import OutputsFirst, PlacedStep, StagedEvaluation
+from tf_ooo.modes.pipeline.placed_step import Evaluation, OutputsFirst, PlacedStep, StagedEvaluation
 from tf_ooo.modes.pipeline.plans import PipelinePlans, PlannedPipeline
-from tf_ooo.modes.pipeline.reporting import fill_report_of_graph, why_back
+from tf_ooo.modes.pipeline.reporting import why_back
 from tf_ooo.planning.simulation.measured import repeated
+from tf_ooo.report.parts import Rewritten
 from tf_ooo.rewriting.lowering import timed_ops
 from tf_ooo.rewriting.result import RewriteResult
 from tf_ooo.rewriting.staged import TracedBefore
@@ -284,7 +285,8 @@ class Cut(Training):
     def _say_in_report(self, result: RewriteResult | None) -> None:
         if result is not None:
             self._step.said_in_report = result
-            fill_report_of_graph(self._report, result)
+            self._report.put(Rewritten(result.moved_ops, result.added_edges, result.graph_def))
+            self._report.note(*result.notes)
 
     def _placed_traced_before(self, before: TracedBefore) -> bool:
         """Return whether the step that was traced before is placed now, for its first run; once."""
@@ -338,13 +340,10 @@ class Cut(Training):
         """Return what evaluates or predicts on the stages' devices; a class's own function stays."""
         if makes_its_own(self._steps.model, kind):
             return function
-        model, report, folder = self._steps.model, self._report, self._dump_dir
-
-        def make() -> StagedEvaluation | OutputsFirst:
-            if kind == "test":
-                return OutputsFirst(model, report, folder, self._pieces)
-            return StagedEvaluation(model, kind, report, folder, self._pieces)
-
+        model, given = self._steps.model, (self._report, self._dump_dir, self._pieces)
+        make: Callable[[], Evaluation] = functools.partial(StagedEvaluation, model, kind, *given)
+        if kind == "test":
+            make = functools.partial(OutputsFirst, model, *given)
         return functools.partial(self._step.evaluation(kind, function, make), function)
 
     def watched(self) -> Watched | None:

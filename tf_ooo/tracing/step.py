@@ -200,7 +200,7 @@ class StepFunctions:
 
     def _whole(self, logs: Sequence[Any], split: Split) -> Any:
         """Logs of the whole batch: a metric's result after the last micro-batch; see :func:`whole_logs`."""
-        metrics = names_by_handle(_metrics_of(self.model))
+        metrics = names_by_handle(metric_variables(self.model))
         return whole_logs(logs, split, lambda value: computed_from(value, metrics), self.note)
 
 
@@ -217,5 +217,6 @@ def refuse_no_gradient(model: keras.Model, updates: Sequence[Any]) -> None:
         )
 
 
-def _metrics_of(model: keras.Model) -> list[Any]:
+def metric_variables(model: keras.Model) -> list[Any]:
+    """Return the variables of all metrics of a model."""
     return [variable for metric in model.metrics for variable in metric.variables]

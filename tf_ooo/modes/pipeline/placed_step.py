@@ -7,6 +7,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import tensorflow as tf
+
 from tf_ooo.compat import nests, tf_functions, train_function
 from tf_ooo.compat.train_function import Kind
 from tf_ooo.errors import BackendError, OOOError
@@ -156,15 +158,11 @@ def known_rows(batch: object) -> int:
 
 def _has_rows(outputs: object, count: int) -> bool:
     """Return whether each tensor has so many rows."""
-    import tensorflow as tf
-
     shapes = [tensor.shape for tensor in tf.nest.flatten(outputs)]
     return all(shape.rank and shape[0] == count for shape in shapes)
 
 
 def _on_host(outputs: object) -> Any:
-    import tensorflow as tf
-
     with tf.device(host_device()):
         return tf.nest.map_structure(tf.identity, outputs, expand_composites=True)
 
@@ -211,8 +209,6 @@ class OutputsFirst:
         return not reason
 
     def _evaluated(self, batch: object, outputs: object) -> Any:
-        import tensorflow as tf
-
         with tf.device(host_device()):
             return self._rest(nests.as_tensors(batch), outputs)
 

@@ -140,24 +140,19 @@ class Comparison:
         return [nests.signature(pair) for pair in self.pairs_of(batch)[:1]] == [self._signature]
 
     def compare(self, batches: Sequence[Any]) -> tuple[list[Any], list[Compared]]:
-        """Compare those of the neighbours whose losses and gradients are finite; return these, and how.
-
-        Gates of value zero are open: a term that a callback lets in later is there already.
-        """
-        gates = self.of_both.closed_gates
+        """Return the neighbours whose losses and gradients are finite, and how each of them compares."""
+        gates = self.of_both.closed_gates  # a term that a callback lets in later is there already
         with set_to(gates, {name: np.ones_like(gate.numpy()) for name, gate in gates.items()}):
             pairs = [(pair, each) for pair in batches if (each := self._compared(pair)) is not None]
         return [pair for pair, _ in pairs], [each for _, each in pairs]
 
     def difference(self, compared: Sequence[Compared], earlier: Sequence[Compared] = ()) -> str:
-        """Say in words how batches differ from their micro-batches; empty: they do not.
-
-        ``earlier`` ones tell how large rounding is where losses and gradients have become small.
-        """
+        """Say how batches differ from their micro-batches, beside ``earlier`` ones; empty: they do not."""
         if compared and min(pair.outputs_off for pair in compared) > self._rounding:
             return "the outputs for two micro-batches in one are not those for each by itself"
         if not self.exact or not compared:
             return ""
+        # Where losses and gradients have become small, earlier ones tell how large rounding is.
         least = max((abs(pair.together) for pair in earlier), default=0.0)
         differing = [pair for pair in compared if pair.loss_off(least) > self._rounding]
         if differing:
@@ -197,10 +192,7 @@ class Comparison:
             return state_kinds([*as_they_are, *map(self._assigned, batches[:1])], of_both.used)
 
     def later_difference(self, batches: Sequence[Any]) -> str:
-        """Compare as :meth:`difference`, with counts of steps and states as they will be so many steps later.
-
-        Nothing is computed where neither the loss nor a gradient depends on such.
-        """
+        """Say how batches differ once counts of steps, and states, are as they will be some steps later."""
         states = {name: state for name, state in self.of_both.states.items() if name in self.of_both.used}
         clocks = states | self.of_both.counters
         if not clocks or not batches:

@@ -134,10 +134,7 @@ class FirstBatch:
     def build(
         self, model: keras.Model, batch: object, iterator: object, is_never_whole: Callable[[], bool]
     ) -> None:
-        """Make all variables; then, unless that was switched off, look at the loss of the batch.
-
-        ``is_never_whole``: asked once the variables are there.
-        """
+        """Make all variables, ask ``is_never_whole``, and look at the loss, unless that was switched off."""
         plans, options = self._plans, self._plans.options
         plans.find_limit()
         on_host, rows = in_host_memory(model), plans.division.split(rows_of(batch))

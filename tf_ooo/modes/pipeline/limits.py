@@ -69,10 +69,7 @@ class Limit:
         return None if self.bytes is None else peak_within(self.bytes)
 
     def is_far_from(self, kept_bytes: float) -> bool:
-        """Return whether a plan keeps a reported limit, so that nothing has to be planned for it.
-
-        ``kept_bytes``: the lowest limit that it keeps, as :attr:`Replicas.limit_bytes`.
-        """
+        """Return whether a plan that keeps a limit of ``kept_bytes`` keeps the reported one, as it is."""
         return self.reported and self.planned_bytes is not None and kept_bytes <= self.planned_bytes
 
 
@@ -98,10 +95,7 @@ def limit_of(asked_bytes: int | Sequence[int] | None, target: Target, engine: En
 
 
 def mesh_within(make: Callable[[PlanRequest], Mesh], wanted: PlanRequest, limit: Limit) -> Mesh:
-    """Plan with ``make``; under a reported limit, keep the unlimited plan if it fits.
-
-    MemoryLimitError: no plan does.
-    """
+    """Plan with ``make``; the plan without a reported limit stays if it fits. MemoryLimitError: none."""
     if limit.reported:
         free = make(dataclasses.replace(wanted, memory_limit_bytes=None))
         if limit.is_far_from(free.chosen.limit_bytes):

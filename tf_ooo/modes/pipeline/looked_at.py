@@ -130,10 +130,7 @@ class LookedAt:
 
     @property
     def counters(self) -> dict[str, Any]:
-        """Single whole numbers, no states, on which the loss or a gradient depends: a count of steps is one.
-
-        The optimizer counts, or a callback.
-        """
+        """Single whole numbers, no states, on which the loss or a gradient depends: a count of steps is one."""
         states, paths = set(map(id, self.states.values())), _paths_of(all_variables(self._model))
         counters = {
             paths.get(id(number.handle)) or keras_variables.unique_name_of(number): number
@@ -241,10 +238,7 @@ def _traced_step(
 
 
 def forward_tensors(model: keras.Model, batches: Sequence[Any]) -> list[dict[str, np.ndarray]]:
-    """All numbers of a forward pass that are no scalars, by :func:`_key`, in their order.
-
-    ``batches``: of one shape; the forward pass of each is the same trace.
-    """
+    """Return all tensors but scalars of the forward pass of batches of one shape, by :func:`_key`."""
 
     def step(batch: object) -> Any:
         *_, forward = _traced_step(model, batch)
@@ -281,10 +275,7 @@ def _value_of(grad: tf.Tensor | tf.IndexedSlices) -> np.ndarray | Slices:
 
 
 def dense(grads: Sequence[np.ndarray | Slices]) -> list[np.ndarray]:
-    """Return the gradients of one variable from several batches, as arrays of one shape.
-
-    Rows that none of them has are left out.
-    """
+    """Return one variable's gradients from several batches as arrays of the rows that any of them has."""
     if not any(isinstance(grad, Slices) for grad in grads):
         return [np.asarray(grad, np.float64) for grad in grads]
     rows = np.unique(np.concatenate([grad.rows for grad in grads if isinstance(grad, Slices)]))

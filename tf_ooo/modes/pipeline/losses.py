@@ -202,10 +202,7 @@ def _title(model: keras.Model, tensor: str) -> str:
 
 
 def _no_weight_of_one_value(model: keras.Model) -> AbstractContextManager[None]:
-    """Inside the block weights whose elements are all alike are a little off.
-
-    A gate or a kernel of zeros hides what stands behind it in the first step.
-    """
+    """Move weights of one value a little inside the block: a gate of zeros hides what stands behind it."""
     numbers, alike, moved = np.random.default_rng(0), dict[str, Any](), dict[str, np.ndarray]()
     for place, value in enumerate(values_of(model.trainable_variables)):
         if value is None or not value.dtype.is_floating:

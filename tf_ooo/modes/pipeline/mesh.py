@@ -111,11 +111,7 @@ class Mesh:
 
 
 def counts_of(replicas: int | str | None, devices: int, microbatches: int) -> tuple[int, ...]:
-    """Return how many replicas to try.
-
-    Raises:
-        OptionsError: the devices cannot be dealt out evenly to so many, or there are too few micro-batches.
-    """
+    """Return how many replicas to try.  OptionsError: devices cannot be dealt out, or micro-batches are few."""
     even = [count for count in range(1, devices + 1) if devices % count == 0]
     if replicas == AUTO:
         return tuple(count for count in even if count <= microbatches)
@@ -172,10 +168,7 @@ def with_whole_parts(mesh: Mesh, layers: Sequence[LayerCosts], units: Bounds) ->
 
 
 def _within_limit(layers: Sequence[LayerCosts], units: Bounds, wanted: PlanRequest, count: int) -> Replicas:
-    """Return the plan of so many replicas, made for less memory where one device holds more than its share.
-
-    MemoryLimitError: not even the plan that needs least keeps the limit.
-    """
+    """Plan so many replicas, with less memory where one holds more than its share, or MemoryLimitError."""
     asked, limit_bytes = wanted.of_replica(count), wanted.planned_limit_bytes
     measured, predicted = PEAK_MARGIN
 

@@ -90,10 +90,7 @@ def check_recomputed(file: ScheduleFile, layers: int, fixed: Collection[int]) ->
 
 
 def as_run(schedule: Schedule, count: int) -> Schedule:
-    """The schedule of a step with ``count`` micro-batches, which may be fewer; each stage as one layer.
-
-    What runs again is a matter of the stages' costs.
-    """
+    """Return the schedule of a step with ``count`` micro-batches, or fewer; each stage is one layer."""
     lanes = {
         lane: TaskList([task for task in tasks if task.microbatch < count])
         for lane, tasks in schedule.lanes.items()
@@ -103,7 +100,7 @@ def as_run(schedule: Schedule, count: int) -> Schedule:
         lanes=lanes,
         microbatches=count,
         stages=tuple((stage, stage) for stage in range(stages_of(schedule))),
-        recompute=(),
+        recompute=(),  # that is a matter of the stages' costs
         workers=1,
         predicted_step_s=None,
         predicted_peak_bytes=None,

@@ -95,16 +95,12 @@ class PlanRequest:
         return dataclasses.replace(self, devices=len(numbers), link=link, less_bytes=less)
 
     def of_replica(self, count: int) -> PlanRequest:
-        """Return the wishes for one of so many replicas: each place counts as its slowest and its smallest
-        device.
-
-        The first replica has the most micro-batches.
-        """
+        """Return the wishes for a replica: each place counts as its slowest and its smallest device."""
         devices = self.devices // count
         return dataclasses.replace(
             self,
             devices=devices,
-            microbatches=-(-self.microbatches // count),
+            microbatches=-(-self.microbatches // count),  # the first replica has the most
             link=self.link.of_replica(devices, count),
             less_bytes=less_of_places(self.less_bytes, devices),
         )

@@ -353,10 +353,7 @@ class PipelinePlans:
         return limit_bytes is None or fits_whole(layers, 1, limit_bytes)
 
     def grown_for(self, batch: object) -> PlannedPipeline | None:
-        """Plan anew for a batch of more micro-batches, with a limit of memory also for larger ones.
-
-        None: the present plan does.
-        """
+        """Plan for more micro-batches, or larger ones if there is a limit; None: the present plan does."""
         rows, known = self.asked.split(rows_of(batch)), self.rows
         if self.pipeline is None or self.planned_from is None:
             return None

@@ -85,10 +85,7 @@ class PipelineSteps:
 
     @functools.cached_property
     def never_whole(self) -> bool:
-        """Return whether it is known before the step is traced that no device is to run all of it.
-
-        Asked for when all variables are there; ranks decide alike.
-        """
+        """Return whether no device may run the whole step; asked once variables are there, ranks agree."""
         asked, limit_bytes = self.options.first_steps, self.plans.limit.least_bytes
         if asked != "auto":
             return asked == "cut"
@@ -115,10 +112,7 @@ class PipelineSteps:
         return functions
 
     def placing(self, what: str, traced: bool) -> AbstractContextManager[Any]:
-        """Say that the step is placed; the first time how long that takes, and from when on it all pays.
-
-        ``traced``: it is also traced anew.
-        """
+        """Say that the step is placed, also ``traced``; the first time how long it takes and when it pays."""
         first_s, self.first_s = self.first_s, 0.0
         about_s = timing.placing_s(first_s) + (first_s if traced else 0.0)
         stock_s = self.report.baselines_s.get(ONE_DEVICE)

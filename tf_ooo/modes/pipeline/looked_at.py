@@ -103,7 +103,6 @@ class LookedAt:
 
     def _seen(self, batch: object, after: Seen | None) -> Seen:
         with self._restoring:
-            # A variable that a metric has not made yet has no value.
             variables = [v for v in values_of(metric_variables(self._model)) if v is not None]
             if after is not None:
                 for variable, value in zip(variables, after.metrics, strict=True):
@@ -130,7 +129,7 @@ class LookedAt:
 
     @property
     def counters(self) -> dict[str, Any]:
-        """Single whole numbers, no states, on which the loss or a gradient depends: a count of steps is one."""
+        """Single whole numbers, no states, on which the loss or a gradient depends, as a count of steps."""
         states, paths = set(map(id, self.states.values())), _paths_of(all_variables(self._model))
         counters = {
             paths.get(id(number.handle)) or keras_variables.unique_name_of(number): number

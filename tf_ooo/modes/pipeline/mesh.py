@@ -111,7 +111,7 @@ class Mesh:
 
 
 def counts_of(replicas: int | str | None, devices: int, microbatches: int) -> tuple[int, ...]:
-    """Return how many replicas to try.  OptionsError: devices cannot be dealt out, or micro-batches are few."""
+    """Return how many replicas to try.  OptionsError: so many cannot share the devices or micro-batches."""
     even = [count for count in range(1, devices + 1) if devices % count == 0]
     if replicas == AUTO:
         return tuple(count for count in even if count <= microbatches)

@@ -205,10 +205,10 @@ class Cutter:
         The first counts weights, gradients and slots alone, the second and the third also the activations of
         one micro-batch and of all of them.
         """
-        cuts = []
+        cuts, messages = [], self._messages_s
         for kept in sorted({0, 1, self.microbatches}):
             sums = self._sums(len(rooms), functools.partial(held_bytes, kept))
-            cuts.append(cheapest(sums, self._messages_s, rooms, shortest_s(sums, rooms)))
+            cuts.append(cheapest(sums, messages, rooms, shortest_s(sums, rooms)))
         return tuple(dict.fromkeys(self._stages(ends) for ends in cuts if ends))
 
     def _sums(self, stages: int, of_layer: Callable[[LayerCosts], float]) -> np.ndarray:

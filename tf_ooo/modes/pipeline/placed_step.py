@@ -238,18 +238,9 @@ class PlacedStep:
             self._evaluations[kind] = function, evaluation
         return evaluation
 
-    def open(self) -> None:
-        """Run again after :meth:`close`."""
-        for request in self._requests:
-            request.open()
-
-    def close(self) -> None:
-        """End a fit."""
-        for request in self._requests:
-            request.close()
-
     @property
-    def _requests(self) -> list[RewriteRequest[Any]]:
+    def requests(self) -> list[RewriteRequest[Any]]:
+        """All that are open during a fit."""
         return [self.request, *(request for _, of in self._evaluations.values() for request in of.requests)]
 
     def why_not(self, steps: PipelineSteps) -> str:

@@ -207,9 +207,8 @@ class PipelinePlans:
         layers = tuple(LayerCosts(1.0, 1.0, 1.0, name=name) for name in names)
         cutter = Cutter(layers, units_of(len(names), step.known.inseparable), Link(), step.count)
         if self.own is not None:
-            check_recomputed(
-                self.own, len(names), layers_that_cannot(step) if self.own.schedule.recompute else ()
-            )
+            fixed = layers_that_cannot(step) if self.own.schedule.recompute else frozenset[int]()
+            check_recomputed(self.own, len(names), fixed)
             own_cuts(self.own, cutter, self.options.stages)
         elif self.options.stages is not None:
             named_bounds(cutter, self.options.stages)

@@ -186,7 +186,7 @@ class Cut(Training):
         self._steps, self._pipeline, self._to_measure = steps, pipeline, to_measure
         plans, replicas = steps.plans, pipeline.mesh.replicas
         self._report, self._dump_dir = plans.distributed.describe(), steps.options.dump_dir
-        self._step = self._of_fit_before(steps, pipeline) or PlacedStep(steps, pipeline)
+        self._step = self._of_fit_before(steps, pipeline.placed) or PlacedStep(steps, pipeline)
         self._step.functions.seen, pipeline.placed = steps.seen, None
         self._placed = Placed(steps.model, steps.target, self._step.moved)
         self._before = before if replicas == 1 == plans.replicas_at_first else None
@@ -197,14 +197,14 @@ class Cut(Training):
         self._step.functions.around_traces = tracing
 
     @staticmethod
-    def _of_fit_before(steps: PipelineSteps, pipeline: PlannedPipeline) -> PlacedStep | None:
+    def _of_fit_before(steps: PipelineSteps, placed: PlacedStep | None) -> PlacedStep | None:
         """Return what was traced for the plan; None: nothing, or nothing that is still right."""
-        why = "" if pipeline.placed is None else pipeline.placed.why_not(steps)
-        if why or pipeline.placed is None:
-            _LOG.info("the step is traced: %s", why or "no fit before has")
+        if placed is None or (why := placed.why_not(steps)):
+            _LOG.info("the step is traced: %s", "no fit before has" if placed is None else why)
             return None
-        pipeline.placed.open()
-        return pipeline.placed
+        for request in placed.requests:
+            request.open()
+        return placed
 
     def begin(self) -> None:
         """Moves the variables."""
@@ -252,13 +252,13 @@ class Cut(Training):
 
     def cut_step(self, batch: object) -> Any:
         """Return one step; its logs."""
+        functions, request = self._step.functions, self._step.request
         if self._before is not None and nests.signature(batch) == self._before.signature:
             with self._steps.placing(f"placing the step on {self._devices} devices", False):
                 if self._placed_traced_before(self._before):
-                    outputs = self._step.functions(batch)
+                    outputs = functions(batch)
                     nests.synchronize(outputs)
                     return outputs
-        functions, request = self._step.functions, self._step.request
         rewritten = request.count
         outputs, seconds, traced = timed_run(lambda: functions(batch), lambda: functions.traced)
         if not traced:
@@ -361,7 +361,8 @@ class Cut(Training):
 
     def restore(self) -> Sequence[str]:
         """Puts the variables back; names those that are lost."""
-        self._step.close()
+        for request in self._step.requests:
+            request.close()
         lost = self._placed.restore()
         if lost:
             self._pipeline.placed = None

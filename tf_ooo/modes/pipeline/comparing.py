@@ -16,15 +16,7 @@ from tf_ooo.compat import keras_layers, keras_losses, nests
 from tf_ooo.costs.places import first_of
 from tf_ooo.fit import timing
 from tf_ooo.modes.pipeline.looked_at import LookedAt, Seen, dense
-from tf_ooo.modes.pipeline.state_kinds import (
-    Assigned,
-    StateKinds,
-    States,
-    in_steps,
-    moved,
-    set_to,
-    state_kinds,
-)
+from tf_ooo.modes.pipeline.state_kinds import Assigned, StateKinds, in_steps, moved, set_to, state_kinds
 from tf_ooo.tracing.logs import MEAN
 from tf_ooo.tracing.micro_batches import parts_of, rows_of
 
@@ -217,7 +209,7 @@ class Comparison:
         first = self.difference(self.compare(batches[:1])[1], earlier)
         return first and self.difference(self.compare(batches)[1], earlier)
 
-    def _stepped(self, pair: object, values: States) -> States:
+    def _stepped(self, pair: object, values: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """States after a step from these values, and counters that have counted it."""
         states = self.of_both.states
         with set_to(states, {name: value for name, value in values.items() if name in states}):

@@ -249,9 +249,9 @@ def check_host_memory(model: keras.Model, options: Pipeline) -> None:
     if available is None or available.bytes > _ENOUGH * weight_bytes:
         return
     optimizer, on_cpu = getattr(model, "optimizer", None), ":CPU:" in home_device()
-    # There are none to be made where the optimizer has them, or nobody knows.
-    to_be_built = keras_optimizers.is_optimizer(optimizer)
-    slots = (keras_optimizers.to_be_built(optimizer, weights) if to_be_built else None) or ()
+    slots: Sequence[Any] = ()  # none are to be made where the optimizer has them, or nobody knows
+    if keras_optimizers.is_optimizer(optimizer):
+        slots = keras_optimizers.to_be_built(optimizer, weights) or ()
     asked = options.first_steps
     whole = on_cpu and asked != "cut" and (asked == "whole" or not in_host_memory(model))
     share = _COMPUTED_HERE if on_cpu else 0.0

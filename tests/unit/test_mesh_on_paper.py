@@ -153,7 +153,7 @@ def test_replicas_of_one_device_have_one_micro_batch_each_where_it_fits():
     units = units_of(len(layers), [])
     small = mesh_of(layers, 4, 8, 4)
     whole = with_whole_parts(small, layers, units)
-    assert (whole.microbatches, whole.replicas, whole.larger) == (4, 4, 2.0)
+    assert (whole.wanted.microbatches, whole.replicas, whole.larger) == (4, 4, 2.0)
     assert whole.plan.schedule.microbatches == 1
     assert whole.step_s == pytest.approx(small.step_s)
     assert whole.tried == (whole.chosen,)

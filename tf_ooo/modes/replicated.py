@@ -14,7 +14,7 @@ from tf_ooo.hosts.ranks.launch import resolved_name
 from tf_ooo.modes.data_parallel.fit import averaging_of, check_model
 from tf_ooo.modes.data_parallel.ranks import RanksInStep
 from tf_ooo.modes.pipeline.mode import PipelineMode
-from tf_ooo.modes.pipeline.options import Pipeline
+from tf_ooo.modes.pipeline.options import AUTO, Pipeline
 from tf_ooo.modes.pipeline.plans import PipelineRanks
 from tf_ooo.report.report import Report
 
@@ -36,9 +36,9 @@ class ReplicatedPipelineMode:
     def __init__(self, options: Pipeline) -> None:
         self.options = options
         self.pipeline = PipelineMode(options)
-        # Without what is other on each rank, or of this rank's pipeline alone.
-        own = dataclasses.replace(options, devices=None, costs=None, memory_limit_bytes=None)
-        self._agreed = own.shared()
+        # Ranks may differ in their devices, costs and limits.
+        alike = dataclasses.replace(options, devices=None, costs=None, memory_limit_bytes=None)
+        self._agreed = alike.shared()
         self._stock: Any = None  # that gradients are averaged of
 
     def join(self) -> Engine:
@@ -46,8 +46,13 @@ class ReplicatedPipelineMode:
         if resolved_name(self.options.engine) == "collectives":  # before they wait for each other
             raise BackendError(_BY_HOROVOD)
         engine = choose_engine(self.options.engine)
-        _check_replicas(self.options, engine.size)
-        if self.options.fall_back and engine.size > 1:
+        size, asked = engine.size, self.options.replicas
+        if asked not in (None, AUTO, size):
+            raise BackendError(
+                f"replicas={asked}: {size} process{'es were' if size > 1 else ' was'} launched; each replica "
+                f"is a process with devices of its own: horovodrun -np {asked} python train.py"
+            )
+        if self.options.fall_back and size > 1:
             raise BackendError(
                 "fall_back=True is for one process: several would have to leave their pipelines together; "
                 "leave it out"
@@ -67,14 +72,14 @@ class ReplicatedPipelineMode:
 
     def prepare(self, model: keras.Model, steps: int | None) -> Training:
         """Return the pipeline's steps, as many as all ranks run; one rank alone is a pipeline."""
-        fit, plans = self.pipeline.fit_of(model, steps), self.pipeline.plans
-        if plans.ranks.averaging is None:
+        fit, own = self.pipeline.fit_of(model, steps), self.pipeline.plans.own
+        engine, averaging = self.pipeline.plans.ranks.engine, self.pipeline.plans.ranks.averaging
+        if averaging is None:
             return fit
         agreed = self._agreed
-        if plans.own is not None:  # whatever each rank's file is called
-            order = dataclasses.replace(plans.own.schedule, predicted_step_s=None, predicted_peak_bytes=None)
+        if own is not None:  # whatever each rank's file is called
+            order = dataclasses.replace(own.schedule, predicted_step_s=None, predicted_peak_bytes=None)
             agreed = {**agreed, "schedule": order.to_text()}
-        engine, averaging = plans.ranks.engine, plans.ranks.averaging
         ranks = RanksInStep(fit, model, engine, averaging, self.options, agreed, steps)
 
         def run_batches(batches: list[Any], iterator: object) -> Any:
@@ -86,12 +91,3 @@ class ReplicatedPipelineMode:
     def describe(self) -> Report:
         """This rank's pipeline."""
         return self.pipeline.describe()
-
-
-def _check_replicas(options: Pipeline, size: int) -> None:
-    wanted = size if options.replicas in (None, "auto") else options.replicas
-    if wanted != size:
-        raise BackendError(
-            f"replicas={wanted}: {size} process{'es were' if size > 1 else ' was'} launched; each replica is "
-            f"a process with devices of its own: horovodrun -np {wanted} python train.py"
-        )

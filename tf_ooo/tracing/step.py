@@ -183,7 +183,7 @@ class StepFunctions:
             refuse_no_gradient(model, collecting.applied)
             with func_graphs.numbered_step(split.count, STEP_ATTR, scope):
                 # A metric's result after the last micro-batch.
-                metrics = names_by_handle([v for metric in model.metrics for v in metric.variables])
+                metrics = names_by_handle(metric_variables(model))
                 out = whole_logs(logs, split, lambda value: computed_from(value, metrics), self.note)
                 states.assign()  # as in the forward pass, before the updates
                 if not in_turns:
@@ -209,3 +209,8 @@ def refuse_no_gradient(model: keras.Model, updates: Sequence[Any]) -> None:
             "train_step applies no gradient through a Keras optimizer that is an attribute of the model; "
             "use optimizer.apply_gradients or optimizer.apply"
         )
+
+
+def metric_variables(model: keras.Model) -> list[Any]:
+    """Return the variables of all metrics of a model."""
+    return [variable for metric in model.metrics for variable in metric.variables]

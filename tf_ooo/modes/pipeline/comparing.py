@@ -16,15 +16,7 @@ from tf_ooo.compat import keras_layers, keras_losses, nests
 from tf_ooo.costs.places import first_of
 from tf_ooo.fit import timing
 from tf_ooo.modes.pipeline.looked_at import LookedAt, Seen, dense
-from tf_ooo.modes.pipeline.state_kinds import (
-    Assigned,
-    StateKinds,
-    States,
-    in_steps,
-    moved,
-    set_to,
-    state_kinds,
-)
+from tf_ooo.modes.pipeline.state_kinds import Assigned, StateKinds, in_steps, moved, set_to, state_kinds
 from tf_ooo.tracing.logs import MEAN
 from tf_ooo.tracing.micro_batches import parts_of, rows_of
 
@@ -102,20 +94,13 @@ class Compared:
         return beside
 
 
-@dataclass(frozen=True)
-class Pairs:
-    """Neighbouring micro-batches, two in one, whose losses and gradients are finite."""
-
-    batches: list[Any]
-    compared: list[Compared]
-
-
 class Comparison:
     """A step on two micro-batches of so many ``rows`` in one, and on each by itself: two traces of it.
 
     ``gradients=False``: losses and outputs alone.  No variable is changed.
     ``say_seconds`` is told what all will take.
     ``exact``: whether losses and gradients tell; else random numbers or masks are left in them.
+    ``of_both``: the step on two micro-batches.
     """
 
     def __init__(
@@ -130,19 +115,11 @@ class Comparison:
         pair = self.pairs_of(batch)[0]
         self._of_part = LookedAt(model, parts_of(pair, (rows, rows))[0], gradients)
         say_seconds(timing.look_s(self._of_part.trace_s))
-        self._of_both = LookedAt(model, pair, gradients)
+        self.of_both = LookedAt(model, pair, gradients)
         self.exact = not self._of_part.random and not keras_losses.masks(model)
-        self._signature = nests.signature(pair)
-
-    @property
-    def trace_s(self) -> float:
-        """Seconds in which the step on two micro-batches was traced."""
-        return self._of_both.trace_s
-
-    @property
-    def variables(self) -> list[Any]:
-        """All that the step reads, as it was traced."""
-        return list(self._of_both.variables)
+        self._signature, half = nests.signature(pair), keras_layers.computes_in_half(model)
+        self._rounding = _ROUNDING_OF_HALF if half else ROUNDING
+        self._gradient_rounding = _ROUNDING_OF_HALF if half else _GRADIENT_ROUNDING
 
     def pairs_of(self, batch: object) -> list[Any]:
         """Return the first neighbours of a batch."""
@@ -154,25 +131,22 @@ class Comparison:
         """Return whether a batch has such neighbours as the step was traced for."""
         return [nests.signature(pair) for pair in self.pairs_of(batch)[:1]] == [self._signature]
 
-    def compare(self, batches: Sequence[Any]) -> Pairs:
-        """Compare with gates of value zero open: a term that a callback lets in later is there already."""
-        gates = self._of_both.closed_gates
+    def compare(self, batches: Sequence[Any]) -> tuple[list[Any], list[Compared]]:
+        """Return the neighbours whose losses and gradients are finite, and how each of them compares."""
+        gates = self.of_both.closed_gates  # a term that a callback lets in later is there already
         with set_to(gates, {name: np.ones_like(gate.numpy()) for name, gate in gates.items()}):
             pairs = [(pair, each) for pair in batches if (each := self._compared(pair)) is not None]
-        return Pairs([pair for pair, _ in pairs], [each for _, each in pairs])
+        return [pair for pair, _ in pairs], [each for _, each in pairs]
 
     def difference(self, compared: Sequence[Compared], earlier: Sequence[Compared] = ()) -> str:
-        """Say in words how batches differ from their micro-batches; empty: they do not.
-
-        ``earlier`` ones tell how large rounding is where losses and gradients have become small.
-        """
-        half, rounding = self._is_half, self._rounding
-        if compared and min(pair.outputs_off for pair in compared) > rounding:
+        """Say how batches differ from their micro-batches, beside ``earlier`` ones; empty: they do not."""
+        if compared and min(pair.outputs_off for pair in compared) > self._rounding:
             return "the outputs for two micro-batches in one are not those for each by itself"
         if not self.exact or not compared:
             return ""
+        # Where losses and gradients have become small, earlier ones tell how large rounding is.
         least = max((abs(pair.together) for pair in earlier), default=0.0)
-        differing = [pair for pair in compared if pair.loss_off(least) > rounding]
+        differing = [pair for pair in compared if pair.loss_off(least) > self._rounding]
         if differing:
             return (
                 f"the loss of two micro-batches in one is {differing[0].together:.4g}, the mean of both "
@@ -181,7 +155,7 @@ class Comparison:
         norms = np.max([pair.norms for pair in earlier], axis=0) if earlier else 0.0
         off = np.min([pair.gradients_off(norms) for pair in compared], axis=0)
         largest = float(off.max(initial=0.0))
-        if largest > (_ROUNDING_OF_HALF if half else _GRADIENT_ROUNDING):
+        if largest > self._gradient_rounding:
             return (
                 "the gradients of two micro-batches in one are not the mean of each one's: they differ by "
                 f"{largest:.2g} of their size"
@@ -200,41 +174,29 @@ class Comparison:
         off |= {name: max(each.logs_off.get(name, 0.0) for each in compared) for name in compared[0].logs_off}
         return tuple(name for name in off if off[name] > self._rounding)
 
-    @property
-    def _is_half(self) -> bool:
-        return keras_layers.computes_in_half(self.model)
-
-    @property
-    def _rounding(self) -> float:
-        return _ROUNDING_OF_HALF if self._is_half else ROUNDING
-
-    def states(self, pairs: Pairs) -> StateKinds:
+    def states(self, batches: Sequence[Any]) -> StateKinds:
         """Find how states follow, as they are and moved a little; each step is taken once more for that."""
-        of_both, batches = self._of_both, pairs.batches
+        of_both = self.of_both
         if not of_both.states or self._of_part.random:
             return StateKinds()
         as_they_are = [self._assigned(pair) for pair in batches]
         with set_to(of_both.states, moved(of_both.values)):
             return state_kinds([*as_they_are, *map(self._assigned, batches[:1])], of_both.used)
 
-    def later_difference(self, pairs: Pairs) -> str:
-        """Compare as :meth:`difference`, with counts of steps and states as they will be so many steps later.
-
-        Nothing is computed where neither the loss nor a gradient depends on such.
-        """
-        states = {name: state for name, state in self._of_both.states.items() if name in self._of_both.used}
-        counters = self._of_both.counters
-        if not (states or counters) or not pairs.batches:
+    def later_difference(self, batches: Sequence[Any]) -> str:
+        """Say how batches differ once counts of steps, and states, are as they will be some steps later."""
+        states = {name: state for name, state in self.of_both.states.items() if name in self.of_both.used}
+        clocks = states | self.of_both.counters
+        if not clocks or not batches:
             return ""
-        clocks = states | counters
         now = {name: clock.numpy() for name, clock in clocks.items()}
-        once = self._stepped(pairs.batches[0], now)
-        twice = self._stepped(pairs.batches[0], once)
+        once = self._stepped(batches[0], now)
+        twice = self._stepped(batches[0], once)
         for steps in _LATER_STEPS:
             then = {name: in_steps(steps, now[name], once[name], twice[name]) for name in clocks}
             with set_to(clocks, then):
                 try:
-                    difference = self.difference_of(pairs.batches)
+                    difference = self.difference_of(batches)
                 except tf.errors.OpError as error:  # a number that no step would see
                     _LOG.debug("%d steps later nothing was compared: %s", steps, error)
                     continue
@@ -242,21 +204,21 @@ class Comparison:
                 return f"with {first_of(sorted(clocks))} as {steps} steps later, {difference}"
         return ""
 
-    def difference_of(self, batches: list[Any], earlier: Sequence[Compared] = ()) -> str:
+    def difference_of(self, batches: Sequence[Any], earlier: Sequence[Compared] = ()) -> str:
         """Compare as :meth:`difference`; most often the first neighbours tell that there is none."""
-        first = self.difference(self.compare(batches[:1]).compared, earlier)
-        return first and self.difference(self.compare(batches).compared, earlier)
+        first = self.difference(self.compare(batches[:1])[1], earlier)
+        return first and self.difference(self.compare(batches)[1], earlier)
 
-    def _stepped(self, pair: object, values: States) -> States:
+    def _stepped(self, pair: object, values: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """States after a step from these values, and counters that have counted it."""
-        states = self._of_both.states
+        states = self.of_both.states
         with set_to(states, {name: value for name, value in values.items() if name in states}):
-            after = self._of_both(pair).states
+            after = self.of_both(pair).states
         return {name: after[name] if name in states else value + 1 for name, value in values.items()}
 
     def _assigned(self, pair: object) -> Assigned:
-        of_both, of_part = self._of_both, self._of_part
-        before, both, parts = of_both.values, of_both(pair).states, self._parts(pair)
+        of_both, of_part = self.of_both, self._of_part
+        before, both, parts = of_both.values, of_both(pair).states, parts_of(pair, (self.rows,) * 2)
         first, second = (of_part(part).states for part in parts)
 
         def in_turn(name: str) -> np.ndarray:
@@ -265,38 +227,36 @@ class Comparison:
 
         return Assigned(before, both, first, second, in_turn)
 
-    def _parts(self, pair: object) -> list[Any]:
-        return parts_of(pair, (self.rows, self.rows))
-
     def _compared(self, pair: object) -> Compared | None:
-        part, other = self._parts(pair)
+        part, other = parts_of(pair, (self.rows, self.rows))
         first = self._of_part(part)
         second = self._of_part(other, after=first)
-        both, reversed_rows = self._of_both(pair), self._of_both(_reversed(pair))
-        if not all(seen.is_finite for seen in (first, second, both, reversed_rows)):
+        both = self.of_both(pair)
+        steps = [both, first, second, self.of_both(_reversed(pair))]
+        if not all(seen.is_finite for seen in steps):
             return None
         of_parts = [np.concatenate(parts) for parts in zip(first.outputs, second.outputs, strict=True)]
-        outputs = zip(both.outputs, of_parts, strict=True)
+        outputs, grads = zip(both.outputs, of_parts, strict=True), _dense(steps)
         compared = Compared(
             both.loss,
             (first.loss + second.loss) / 2,
-            *_gradients_off(both, first, second, (reversed_rows,)),
+            *_gradients_off(grads),
             max((off(a, b) for a, b in outputs), default=0.0),
             {name: off(both.results[name], said) for name, said in second.results.items()},
             self._logs_off(both, first, second),
-            _twice_off(both, first, second),
+            _twice_off(grads),
         )
         if compared.gradients_off(0.0).max(initial=0.0) <= _GRADIENT_ROUNDING:
             return compared
-        rounded = (reversed_rows, self._with_rounded_weights(pair, 0), self._with_rounded_weights(pair, 1))
-        grads_off, _ = _gradients_off(both, first, second, rounded)
+        steps += [self._with_rounded_weights(pair, seed) for seed in (0, 1)]
+        grads_off, _ = _gradients_off(_dense(steps))
         return dataclasses.replace(compared, grads_off=grads_off)
 
     def _logs_off(self, both: Seen, first: Seen, second: Seen) -> dict[str, float]:
         logs_off = {}
         for name in self._of_part.made.keys() & both.logs.keys():
-            made = _MADE[self._of_part.made[name]]((first.logs[name], second.logs[name]))
-            difference, size = abs(made - both.logs[name]), abs(both.logs[name])
+            of_parts = _MADE[self._of_part.made[name]]((first.logs[name], second.logs[name]))
+            difference, size = abs(of_parts - both.logs[name]), abs(both.logs[name])
             # Rounding is left where terms cancel, and nothing by nothing is no number.
             beside = difference / max(size, _NEGLIGIBLE) if math.isfinite(size) else 0.0
             logs_off[name] = math.inf if math.isnan(beside) else beside
@@ -306,35 +266,36 @@ class Comparison:
         """Return the step with all that it reads moved by as much as rounding in a layer makes."""
         numbers = np.random.default_rng(seed)
         read = {
-            str(place): v for place, v in enumerate(self.variables) if v.dtype.is_floating and v.shape.rank
+            str(place): variable
+            for place, variable in enumerate(self.of_both.variables)
+            if variable.dtype.is_floating and variable.shape.rank
         }
-        values = {name: variable.numpy() for name, variable in read.items()}
-        noise = {name: 1 + _ROUNDED * numbers.standard_normal(value.shape) for name, value in values.items()}
-        with set_to(
-            read, {name: (value * noise[name]).astype(value.dtype) for name, value in values.items()}
-        ):
-            return self._of_both(pair)
+
+        def rounded(value: np.ndarray) -> np.ndarray:
+            return (value * (1 + _ROUNDED * numbers.standard_normal(value.shape))).astype(value.dtype)
+
+        with set_to(read, {name: rounded(variable.numpy()) for name, variable in read.items()}):
+            return self.of_both(pair)
 
 
-def _twice_off(both: Seen, first: Seen, second: Seen) -> float:
-    parts = [dense(grads) for grads in zip(both.grads, first.grads, second.grads, strict=True)]
-    size = math.hypot(*(_norm(together) for together, *_ in parts))
-    return math.hypot(*(_norm(all_ - one - other) for all_, one, other in parts)) / size if size else 0.0
+def _dense(steps: Sequence[Seen]) -> list[list[np.ndarray]]:
+    """Return for each gradient that of each of these steps."""
+    return [dense(grads) for grads in zip(*(seen.grads for seen in steps), strict=True)]
 
 
-def _gradients_off(
-    both: Seen, first: Seen, second: Seen, rounded: Sequence[Seen]
-) -> tuple[np.ndarray, np.ndarray]:
+def _twice_off(of_each: Sequence[Sequence[np.ndarray]]) -> float:
+    """Return how far gradients are from the sum of both parts', beside their size; ``of_each`` as below."""
+    size = math.hypot(*(_norm(together) for together, *_ in of_each))
+    differences = (_norm(together - first - second) for together, first, second, *_ in of_each)
+    return math.hypot(*differences) / size if size else 0.0
+
+
+def _gradients_off(of_each: Sequence[Sequence[np.ndarray]]) -> tuple[np.ndarray, np.ndarray]:
     """Return how far each gradient is from the mean of both parts', 0 for rounding; and the norms.
 
-    ``rounded``: steps that differ from ``both`` by rounding alone; the first one has its rows in reverse.
+    Each gradient is that of both parts together, of the first and of the second, and then of steps that
+    differ from both by rounding alone; the first of these has its rows in reverse.
     """
-    of_each = [
-        dense(grads)
-        for grads in zip(
-            both.grads, first.grads, second.grads, *(seen.grads for seen in rounded), strict=True
-        )
-    ]
     norms = [max(map(_norm, grads[:3])) for grads in of_each]
     # Nothing but rounding is left of a gradient whose terms cancel, as a bias' does before normalization.
     cancelled = _NEGLIGIBLE * max(norms, default=0.0)
@@ -345,9 +306,8 @@ def _gradients_off(
         roundings = [_norm(together - grad) for grad in of_rounded]
         few = _ROUNDING_OF_HALF * norm
         most = [few, *[math.inf if norm < cancelled else few] * (len(roundings) - 1)]
-        rounding = max(
-            (each for each, limit in zip(roundings, most, strict=True) if each < limit), default=0.0
-        )
+        likely = [each for each, limit in zip(roundings, most, strict=True) if each < limit]
+        rounding = max(likely, default=0.0)
         differences.append(0.0 if difference < _BEYOND_ROUNDING * rounding else difference)
     return np.array(differences), np.array(norms)
 

@@ -25,8 +25,6 @@ from tf_ooo.tracing.traces import traced_anew
 from tf_ooo.tracing.variables import all_variables, bytes_of, optimizers_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     import keras
 
 
@@ -36,43 +34,35 @@ _WHY_ONE = (
     "its statistics are sums over all rows before any row is normalized, so at each such layer every "
     "micro-batch would wait for all others, forward and backward"
 )
+_STAYS_WHOLE = (
+    f"batch_norm={WHOLE_BATCH!r}: the batch stays in one micro-batch, as {{}} normalizes over it: {_WHY_ONE}"
+    "; the result is stock's, and devices mostly work one after another, so that memory is shared out and "
+    "little time is saved"
+)
 
 
 def division_of(model: keras.Model, options: Pipeline) -> Division:
     """Return how batches are divided. BackendError: the asked number cannot keep batch statistics."""
-    names = keras_layers.normalizing_in_training(model)
-    given, replicas = options.microbatches, options.replicas
-    if names and options.batch_norm == WHOLE_BATCH:
-        _refuse_several(names, given, replicas, is_file(options.schedule))
-        return Division(1)
-    if given is not None:
-        return Division(given)
-    if not names or is_file(options.schedule):  # a file says itself how many there are
-        return Division(MICROBATCHES)
-    return Division(MICROBATCHES, LEAST_ROWS, replicas if isinstance(replicas, int) else 1)
-
-
-def _refuse_several(names: Sequence[str], given: int | None, replicas: object, from_file: bool) -> None:
-    asked = f"microbatches={given}" if given not in (None, 1) else ""
-    if isinstance(replicas, int) and replicas > 1:
+    names, from_file = keras_layers.normalizing_in_training(model), is_file(options.schedule)
+    microbatches = options.microbatches
+    replicas = options.replicas if isinstance(options.replicas, int) else 1
+    if not names or options.batch_norm != WHOLE_BATCH:
+        if microbatches is not None:
+            return Division(microbatches)
+        if not names or from_file:  # a file says itself how many there are
+            return Division(MICROBATCHES)
+        return Division(MICROBATCHES, LEAST_ROWS, replicas)
+    asked = "a schedule of a file" if from_file and microbatches is None else ""
+    if microbatches not in (None, 1):
+        asked = f"microbatches={microbatches}"
+    if replicas > 1:
         asked = f"replicas={replicas}, which share a batch's micro-batches,"
-    if asked or (from_file and given is None):
+    if asked:
         raise BackendError(
-            f"batch_norm={WHOLE_BATCH!r} needs one micro-batch for {first_of(names)}, got "
-            f"{asked or 'a schedule of a file'}: {_WHY_ONE}; leave it out, or take batch_norm='micro_batch'"
+            f"batch_norm={WHOLE_BATCH!r} needs one micro-batch for {first_of(names)}, got {asked}: "
+            f"{_WHY_ONE}; leave it out, or take batch_norm='micro_batch'"
         )
-
-
-def one_micro_batch_note(model: keras.Model, options: Pipeline) -> str:
-    """Say why a batch stays whole, and what that costs; empty: nothing asks for it."""
-    names = keras_layers.normalizing_in_training(model) if options.batch_norm == WHOLE_BATCH else []
-    if not names:
-        return ""
-    return (
-        f"batch_norm={WHOLE_BATCH!r}: the batch stays in one micro-batch, as {first_of(names)} normalizes "
-        f"over it: {_WHY_ONE}; the result is stock's, and devices mostly work one after another, so that "
-        "memory is shared out and little time is saved"
-    )
+    return Division(1)
 
 
 def micro_batch_notes(model: keras.Model, rows: Sequence[int]) -> list[str]:
@@ -144,10 +134,7 @@ class FirstBatch:
     def build(
         self, model: keras.Model, batch: object, iterator: object, is_never_whole: Callable[[], bool]
     ) -> None:
-        """Make all variables; then, unless that was switched off, look at the loss of the batch.
-
-        ``is_never_whole``: asked once the variables are there.
-        """
+        """Make all variables, ask ``is_never_whole``, and look at the loss, unless that was switched off."""
         plans, options = self._plans, self._plans.options
         plans.find_limit()
         on_host, rows = in_host_memory(model), plans.division.split(rows_of(batch))
@@ -170,14 +157,13 @@ class FirstBatch:
             self._warn(_LOSS_UNCHECKED)
 
     def _check_loss(self, model: keras.Model, batch: object, microbatches: int, on_host: bool) -> None:
-        """Once for such batches, until the model is compiled again."""
+        """Look once for such batches, until the model is compiled again."""
         key = self._plans.distributed.stock, nests.signature(batch), microbatches
         if key[0] is None or self._checked != key:
             what = "looking whether rows of a batch depend on each other"
             with traced_anew(model), timing.said(what) as say_seconds:
                 checked = check_loss(model, batch, microbatches, not on_host, say_seconds)
-            self.states, self._later, self._checked = checked.states, checked.later, key
-            self.pass_s = checked.trace_s
+            (self.states, self._later, self.pass_s), self._checked = checked, key
         if self.states.unlike:
             self._warn(_UNLIKE.format(", ".join(self.states.unlike)))
         for name in self.states.metrics:
@@ -195,8 +181,9 @@ class FirstBatch:
 
     def say_what_changes(self, model: keras.Model, rows: Sequence[int]) -> None:
         """Warns of what micro-batches of so many rows change in the result; what was said before goes."""
-        report = self._plans.distributed.report
-        report.note(one_micro_batch_note(model, self._plans.options))
+        report, names = self._plans.distributed.report, keras_layers.normalizing_in_training(model)
+        if names and self._plans.options.batch_norm == WHOLE_BATCH:
+            report.note(_STAYS_WHOLE.format(first_of(names)))
         report.forget(*self._said)
         self._said = micro_batch_notes(model, rows) if len(rows) > 1 else []
         for text in self._said:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from tf_ooo.errors import MemoryLimitError
@@ -16,10 +16,6 @@ from tf_ooo.modes.pipeline.planning import PlanRequest, peak_within
 from tf_ooo.planning.model.problem import lacking_text, most_and_less
 
 _ASKED = "as asked"
-NONE_WANTED = 0
-
-# This is what a device says it has, with who says so; None: it says nothing.
-_Said = tuple[int, str] | None
 
 
 @dataclass(frozen=True)
@@ -64,7 +60,7 @@ class Limit:
         if self.less_bytes and error.smallest_bytes is not None:
             lacking = lacking_text(self.of_each(len(self.less_bytes)), error.smallest_bytes)
             because = "; ".join(filter(None, (lacking, because)))
-        said = f"{self.said}; memory_limit_bytes={NONE_WANTED} plans without a limit" if self.reported else ""
+        said = f"{self.said}; memory_limit_bytes=0 plans without a limit" if self.reported else ""
         return MemoryLimitError(self.bytes, error.smallest_bytes, error.unknown, because, said)
 
     @property
@@ -73,10 +69,7 @@ class Limit:
         return None if self.bytes is None else peak_within(self.bytes)
 
     def is_far_from(self, kept_bytes: float) -> bool:
-        """Return whether a plan keeps a reported limit, so that nothing has to be planned for it.
-
-        ``kept_bytes``: the lowest limit that it keeps, as :attr:`Replicas.limit_bytes`.
-        """
+        """Return whether a plan that keeps a limit of ``kept_bytes`` keeps the reported one, as it is."""
         return self.reported and self.planned_bytes is not None and kept_bytes <= self.planned_bytes
 
 
@@ -85,13 +78,10 @@ def limit_of(asked_bytes: int | Sequence[int] | None, target: Target, engine: En
 
     ``asked_bytes``: None: what devices report; 0: none; a number for each device.
     """
-    reported: dict[str, ReportedLimit] = {} if asked_bytes is not None else dict(target.memory_limits())
-    each: list[_Said] = [
-        (reported[name].bytes, reported[name].said) if name in reported else None for name in target.devices
-    ]
-    if engine.size > 1:  # all plan alike
-        places = itertools.zip_longest(*engine.gather(each))
-        each = [min((tuple(said) for said in place if said), default=None) for place in places]
+    reported: Mapping[str, ReportedLimit] = {} if asked_bytes is not None else target.memory_limits()
+    own = [(limit.bytes, limit.said) if (limit := reported.get(name)) else None for name in target.devices]
+    places = itertools.zip_longest(*engine.gather(own))  # all ranks plan alike
+    each = [min(map(tuple, filter(None, place)), default=None) for place in places]
     if isinstance(asked_bytes, int):
         return Limit(asked_bytes, _ASKED) if asked_bytes else Limit()
     if asked_bytes is not None:
@@ -99,16 +89,13 @@ def limit_of(asked_bytes: int | Sequence[int] | None, target: Target, engine: En
     known = [said for said in each if said is not None]
     if not known:
         return Limit()
-    most_bytes, _ = max(known)  # which a device that says nothing is taken to have
+    most_bytes, _ = max(known)  # a device that says nothing is taken to have as much
     sizes = [most_bytes if said is None else said[0] for said in each]
     return Limit.of_devices(sizes, min(known)[1], reported=True)
 
 
 def mesh_within(make: Callable[[PlanRequest], Mesh], wanted: PlanRequest, limit: Limit) -> Mesh:
-    """Plan with ``make``; under a reported limit, keep the unlimited plan if it fits.
-
-    MemoryLimitError: no plan does.
-    """
+    """Plan with ``make``; the plan without a reported limit stays if it fits. MemoryLimitError: none."""
     if limit.reported:
         free = make(dataclasses.replace(wanted, memory_limit_bytes=None))
         if limit.is_far_from(free.chosen.limit_bytes):

@@ -26,8 +26,9 @@ from tf_ooo.tracing.changed import Replay, Taped, refuse_moved
 from tf_ooo.tracing.intercepting import Update, intercepted
 from tf_ooo.tracing.logs import silent_logs
 from tf_ooo.tracing.micro_batches import FixedRows, computed_from, rows_of
+from tf_ooo.tracing.step import metric_variables
 from tf_ooo.tracing.traces import RestoringFunction
-from tf_ooo.tracing.variables import all_variables, key_of, names_by_handle, optimizers_of
+from tf_ooo.tracing.variables import all_variables, key_of, names_by_handle, optimizers_of, values_of
 
 if TYPE_CHECKING:
     import keras
@@ -102,7 +103,7 @@ class LookedAt:
 
     def _seen(self, batch: object, after: Seen | None) -> Seen:
         with self._restoring:
-            variables = _metric_variables(self._model)
+            variables = [v for v in values_of(metric_variables(self._model)) if v is not None]
             if after is not None:
                 for variable, value in zip(variables, after.metrics, strict=True):
                     variable.assign(value)
@@ -128,17 +129,12 @@ class LookedAt:
 
     @property
     def counters(self) -> dict[str, Any]:
-        """Single whole numbers, no states, on which the loss or a gradient depends: a count of steps is one.
-
-        The optimizer counts, or a callback.
-        """
-        states = set(map(id, self.states.values()))
-        numbers = [v for v in self.variables if v.dtype.is_integer and v.shape.num_elements() == 1]
-        paths = _paths_of(all_variables(self._model))
+        """Single whole numbers, no states, on which the loss or a gradient depends, as a count of steps."""
+        states, paths = set(map(id, self.states.values())), _paths_of(all_variables(self._model))
         counters = {
             paths.get(id(number.handle)) or keras_variables.unique_name_of(number): number
-            for number in numbers
-            if id(number) not in states
+            for number in self.variables
+            if number.dtype.is_integer and number.shape.num_elements() == 1 and id(number) not in states
         }
         return {name: counters[name] for name in self._read_of(counters)}
 
@@ -152,21 +148,30 @@ class LookedAt:
         return self._read_of(self.states)
 
     def _read_of(self, variables: Mapping[str, Any]) -> set[str]:
+        """Return names of those that the results are computed from, or what is assigned to such variables."""
         concrete = self._restoring.concrete
         inside = {id(outer): inner for outer, inner in concrete.graph.captures}
-        handles = {id(inside[id(variable.handle)]): name for name, variable in variables.items()}
-        return _read_by(concrete.outputs, handles)
+        names = {id(inside[id(variable.handle)]): name for name, variable in variables.items()}
+        seen, waiting, read = set[int](), list(concrete.outputs), set[str]()
+        while waiting:
+            tensor = waiting.pop()
+            if id(tensor) in names and names[id(tensor)] not in read:
+                read.add(names[id(tensor)])
+                waiting.extend(given for op in tensor.consumers() for given in op.inputs[1:])
+            if id(tensor.op) not in seen:
+                seen.add(id(tensor.op))
+                waiting.extend(tensor.op.inputs)
+        return read
 
     def _step(self, batch: object) -> Any:
-        traced = _traced_step(self._model, batch)
+        losses, grads, outputs, returned, _ = _traced_step(self._model, batch)
         func_graphs.set_random_numbers(tf.compat.v1.get_default_graph())
-        loss = tf.add_n([tf.cast(tf.reduce_sum(loss), tf.float32) for loss in traced.losses])
-        metrics = [variable for metric in self._model.metrics for variable in metric.variables]
-        handles, split = names_by_handle(metrics), FixedRows((rows_of(batch),) * 2)
-        logs = silent_logs(traced.logs, split, lambda value: computed_from(value, handles))
+        loss = tf.add_n([tf.cast(tf.reduce_sum(loss), tf.float32) for loss in losses])
+        handles, split = names_by_handle(metric_variables(self._model)), FixedRows((rows_of(batch),) * 2)
+        logs = silent_logs(returned, split, lambda value: computed_from(value, handles))
         self.made = {name: how for name, (_, how) in logs.items()}
         numbers = {name: tf.cast(value, tf.float32) for name, (value, _) in logs.items()}
-        return loss, traced.grads if self._gradients else [], traced.outputs, numbers
+        return loss, grads if self._gradients else [], outputs, numbers
 
 
 def _states(model: keras.Model, changed: Sequence[Any]) -> dict[str, Any]:
@@ -174,18 +179,12 @@ def _states(model: keras.Model, changed: Sequence[Any]) -> dict[str, Any]:
     paths = _paths_of(model.weights)
     trained = set(map(key_of, keras_trainable.trained_variables(model)))
     no_states = set(map(key_of, all_variables(model))) - paths.keys() | trained
-    states = {id(variable.handle): variable for variable in changed}
     paths = {**names_of_held(model), **paths}
     return {
-        paths.get(key) or keras_variables.unique_name_of(variable): variable
-        for key, variable in states.items()
-        if key not in no_states
+        paths.get(id(variable.handle)) or keras_variables.unique_name_of(variable): variable
+        for variable in changed
+        if id(variable.handle) not in no_states
     }
-
-
-def _metric_variables(model: keras.Model) -> list[Any]:
-    variables = [variable for metric in model.metrics for variable in metric.variables]
-    return [value for value in map(keras_variables.value_of, variables) if value is not None]
 
 
 def _results(model: keras.Model) -> dict[str, np.ndarray]:
@@ -193,9 +192,9 @@ def _results(model: keras.Model) -> dict[str, np.ndarray]:
     results = {}
     for metric in model.metrics:
         with contextlib.suppress(Exception):  # a class of the user's
-            said = metric.result()  # by name, where it holds several
-            named = said if isinstance(said, Mapping) else {metric.name: said}
-            results.update({name: np.asarray(value, np.float64) for name, value in named.items()})
+            said = metric.result()
+            by_name = said if isinstance(said, Mapping) else {metric.name: said}
+            results.update({name: np.asarray(value, np.float64) for name, value in by_name.items()})
     return results
 
 
@@ -203,38 +202,16 @@ def _paths_of(variables: Sequence[Any]) -> dict[int, str]:
     return {key_of(variable): path for path, variable in keras_variables.named(variables).items()}
 
 
-def _read_by(tensors: Sequence[Any], handles: Mapping[int, str]) -> set[str]:
-    """Return names of the variables that tensors are computed from, or what is assigned to such variables."""
-    seen, waiting, read = set[int](), list(tensors), set[str]()
-    while waiting:
-        tensor = waiting.pop()
-        if id(tensor) in handles and handles[id(tensor)] not in read:
-            read.add(handles[id(tensor)])
-            waiting.extend(given for op in tensor.consumers() for given in op.inputs[1:])
-        if id(tensor.op) not in seen:
-            seen.add(id(tensor.op))
-            waiting.extend(tensor.op.inputs)
-    return read
+def _traced_step(
+    model: keras.Model, batch: object
+) -> tuple[list[Any], list[Any], list[Any], Any, int | None]:
+    """Trace losses, gradients, outputs and logs; return them, and how many ops come before any gradient.
 
-
-@dataclass(frozen=True)
-class _Traced:
-    """The tensors of a step that is being traced; ``forward`` counts its ops before any gradient."""
-
-    losses: list[Any]
-    grads: list[Any]
-    outputs: list[Any]
-    forward: int | None
-    logs: Any
-
-
-def _traced_step(model: keras.Model, batch: object) -> _Traced:
-    """BackendError: ``train_step`` changes gradients."""
+    BackendError: ``train_step`` changes gradients.
+    """
     train_step = tf_functions.undecorated(model.train_step)
     taped = Taped(names_of_held(model))
-    losses: list[Any] = []
-    grads: list[Any] = []
-    outputs: list[Any] = []
+    losses, grads, outputs = list[Any](), list[Any](), list[Any]()
 
     def note(update: Update) -> None:
         collected = Replay(taped, update.grads).collected
@@ -257,20 +234,17 @@ def _traced_step(model: keras.Model, batch: object) -> _Traced:
     ):
         logs = train_function.step_on_data(model, train_step, counts=False)(batch)
     graph = tf.compat.v1.get_default_graph()
-    return _Traced(losses, grads, [out for out in outputs if out.graph is graph], taped.began_at, logs)
+    return losses, grads, [out for out in outputs if out.graph is graph], logs, taped.began_at
 
 
 def forward_tensors(model: keras.Model, batches: Sequence[Any]) -> list[dict[str, np.ndarray]]:
-    """All numbers of a forward pass that are no scalars, by :func:`_key`, in their order.
-
-    ``batches``: of one shape; the forward pass of each is the same trace.
-    """
+    """Return all tensors but scalars of the forward pass of batches of one shape, by :func:`_key`."""
 
     def step(batch: object) -> Any:
-        traced = _traced_step(model, batch)
+        *_, forward = _traced_step(model, batch)
         graph = tf.compat.v1.get_default_graph()
         func_graphs.set_random_numbers(graph)
-        ops = [op for op in graph.get_operations()[: traced.forward] if "Random" not in op.type]
+        ops = [op for op in graph.get_operations()[:forward] if "Random" not in op.type]
         outputs = [tensor for op in ops for tensor in op.outputs]
         return {tensor.name: tensor for tensor in outputs if _is_of_rows(tensor)}
 
@@ -301,10 +275,7 @@ def _value_of(grad: tf.Tensor | tf.IndexedSlices) -> np.ndarray | Slices:
 
 
 def dense(grads: Sequence[np.ndarray | Slices]) -> list[np.ndarray]:
-    """Return the gradients of one variable from several batches, as arrays of one shape.
-
-    Rows that none of them has are left out.
-    """
+    """Return one variable's gradients from several batches as arrays of the rows that any of them has."""
     if not any(isinstance(grad, Slices) for grad in grads):
         return [np.asarray(grad, np.float64) for grad in grads]
     rows = np.unique(np.concatenate([grad.rows for grad in grads if isinstance(grad, Slices)]))

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import logging
 import math
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -23,6 +22,7 @@ from tf_ooo.modes.pipeline.looked_at import LookedAt, forward_tensors
 from tf_ooo.modes.pipeline.state_kinds import StateKinds, set_to
 from tf_ooo.tracing.micro_batches import StepRefused, parts_of, rows_of, split_rows
 from tf_ooo.tracing.traces import traced_anew
+from tf_ooo.tracing.variables import values_of
 
 if TYPE_CHECKING:
     import keras
@@ -35,25 +35,13 @@ _ALWAYS = 16
 _MOST = 0.02
 
 
-@dataclass(frozen=True)
-class Checked:
-    """Says how states follow from micro-batches, and what compares later batches; None: one each.
-
-    ``trace_s``: of a pass that was traced for that; 0: none was.
-    """
-
-    states: StateKinds
-    later: LaterBatches | None = None
-    trace_s: float = 0.0
-
-
 def check_loss(
     model: keras.Model,
     batch: object,
     microbatches: int,
     gradients: bool = True,
     say_seconds: Callable[[float], None] = lambda seconds: None,
-) -> Checked:
+) -> tuple[StateKinds, LaterBatches | None, float]:
     """StepRefused where a step adds up rows, or compares them.
 
     Looks at the loss and the gradients that the optimizers would be given, of neighbouring micro-batches,
@@ -64,24 +52,28 @@ def check_loss(
     count of steps or a state that it changes will be another number then.
 
     ``say_seconds`` is told about how many all this will take, once a first trace tells.
+
+    Returns how states follow from micro-batches, what compares later batches (None: nothing does), and the
+    seconds of a pass that was traced for that (0: none was).
     """
     rows = split_rows(rows_of(batch), microbatches)
     if len(rows) == 1:
-        return Checked(StateKinds())
+        return StateKinds(), None, 0.0
     try:
         with _no_weight_of_one_value(model):
             comparison = Comparison(model, batch, rows[-1], gradients, say_seconds)
-            pairs = comparison.compare(comparison.pairs_of(batch))
+            pairs, compared = comparison.compare(comparison.pairs_of(batch))
             states = comparison.states(pairs)
-            difference = comparison.difference(pairs.compared) or comparison.later_difference(pairs)
+            difference = comparison.difference(compared) or comparison.later_difference(pairs)
     except BackendError:
         raise
     except Exception as error:  # the step that comes next raises it, if it is the user's
         _LOG.debug("a batch was not compared with its micro-batches: %s", error, exc_info=error)
         _refuse_if_whole_runs(model, batch, len(rows), error)
-        return Checked(StateKinds())
-    compared, own = pairs.compared, keras_losses.own_loss_code(model)
-    if compared and (own or comparison.exact) and all(pair.adds_up(comparison.exact) for pair in compared):
+        return StateKinds(), None, 0.0
+    exact = comparison.exact
+    may_tell = compared and (exact or keras_losses.own_loss_code(model))
+    if may_tell and all(pair.adds_up(exact) for pair in compared):
         raise StepRefused(
             f"the loss adds up rows ({_looked_at(model)}): of two micro-batches in one it is "
             f"{compared[0].together:.4g}, the mean of both {compared[0].apart:.4g}; micro-batches are "
@@ -99,7 +91,7 @@ def check_loss(
             "train with the micro-batches' mean"
         )
     states = dataclasses.replace(states, metrics=comparison.differing_metrics(compared))
-    return Checked(states, LaterBatches(comparison, compared), comparison.trace_s)
+    return states, LaterBatches(comparison, compared), comparison.of_both.trace_s
 
 
 class LaterBatches:
@@ -141,7 +133,7 @@ class LaterBatches:
 
     def _difference(self, batch: object, present: Mapping[int, Any]) -> str:
         comparison = self._comparison
-        moved = [variable for variable in comparison.variables if id(variable.handle) in present]
+        moved = [variable for variable in comparison.of_both.variables if id(variable.handle) in present]
         values = {keras_variables.unique_name_of(v): present[id(v.handle)].numpy() for v in moved}
         with set_to(dict(zip(values, moved, strict=True)), values):
             return comparison.difference_of(comparison.pairs_of(batch), self._first)
@@ -180,7 +172,7 @@ def _refuse_if_whole_runs(model: keras.Model, batch: object, microbatches: int, 
 
 
 def _first_place(model: keras.Model, batch: object, rows: int) -> str:
-    """Return name the layer and the op at which rows first differ from those of each part; empty: nowhere."""
+    """Name the layer and the op at which rows first differ from those of each part; empty: nowhere."""
     try:
         pair = parts_of(batch, [2 * rows, rows_of(batch) - 2 * rows])[0]
         (both,) = forward_tensors(model, [pair])
@@ -209,27 +201,15 @@ def _title(model: keras.Model, tensor: str) -> str:
     return f"layer {inner[-1]!r}, op {op}" if inner else f"op {op}"
 
 
-@contextlib.contextmanager
-def _no_weight_of_one_value(model: keras.Model) -> Iterator[None]:
-    """Inside the block weights whose elements are all alike are a little off.
-
-    A gate or a kernel of zeros hides what stands behind it in the first step.
-    """
-    numbers, before = np.random.default_rng(0), []
-    try:
-        for variable in model.trainable_variables:
-            value = keras_variables.value_of(variable)
-            if value is None or not value.dtype.is_floating or not _is_of_one_value(value):
-                continue
-            old = value.numpy()
-            before.append((value, old))
-            value.assign(old + (_MOVED * numbers.standard_normal(old.shape)).astype(old.dtype))
-        yield
-    finally:
-        for value, old in before:
-            value.assign(old)
-
-
-def _is_of_one_value(value: object) -> bool:
-    flat = tf.reshape(value, [-1])
-    return bool(tf.size(flat)) and bool(tf.reduce_all(flat == flat[0]))
+def _no_weight_of_one_value(model: keras.Model) -> AbstractContextManager[None]:
+    """Move weights of one value a little inside the block: a gate of zeros hides what stands behind it."""
+    numbers, alike, moved = np.random.default_rng(0), dict[str, Any](), dict[str, np.ndarray]()
+    for place, value in enumerate(values_of(model.trainable_variables)):
+        if value is None or not value.dtype.is_floating:
+            continue
+        flat = tf.reshape(value, [-1])
+        if tf.size(flat) and tf.reduce_all(flat == flat[0]):
+            old, name = value.numpy(), str(place)
+            alike[name] = value
+            moved[name] = old + (_MOVED * numbers.standard_normal(old.shape)).astype(old.dtype)
+    return set_to(alike, moved)

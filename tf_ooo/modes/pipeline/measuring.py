@@ -58,10 +58,7 @@ class Beginning(Training):
 
 
 class Measuring(Training):
-    """Steps on one device; the last of them makes the plan.
-
-    ``seen``: as of :class:`StepFunctions`.
-    """
+    """Steps on one device; the last of them makes the plan.  ``seen``: as of :class:`StepFunctions`."""
 
     def __init__(
         self,
@@ -84,12 +81,11 @@ class Measuring(Training):
         Ranks divide layers alike, or not at all.
         A schedule of the user's own that was planned with ``costs`` of whole layers counts those.
         """
-        plans, given = self._steps.plans, self._steps.options.costs
-        engine = plans.ranks.engine
-        whole = given is not None and not any(is_part(layer.name) for layer in given.layers)
-        if plans.own is not None and whole:
+        plans, costs = self._steps.plans, self._steps.options.costs
+        of_whole = costs is not None and not any(is_part(layer.name) for layer in costs.layers)
+        if plans.own is not None and of_whole:
             return WHOLE
-        if engine.size > 1 and len(set(engine.gather(repr(nests.signature(batch))))) > 1:
+        if len(set(plans.ranks.engine.gather(repr(nests.signature(batch))))) > 1:
             return WHOLE
         return least_share(len(self._steps.target.devices))
 

@@ -92,14 +92,9 @@ class Mesh:
         return max(self.chosen.peak_bytes)
 
     @property
-    def microbatches(self) -> int:
-        """Return the micro-batches of one step."""
-        return self.wanted.microbatches
-
-    @property
     def larger(self) -> float:
         """Return how many times as large a micro-batch is as those that layers' costs are of."""
-        return self.parts / self.microbatches if self.parts else 1.0
+        return self.parts / self.wanted.microbatches if self.parts else 1.0
 
     def slower_by(self) -> list[float]:
         """Return for each layer how many times as long its devices take, as the mean of replicas."""
@@ -114,18 +109,9 @@ class Mesh:
         chosen = _beside(plan, layers, self.replicas, self.chosen.devices, self.wanted.link)
         return dataclasses.replace(self, chosen=chosen, plan=plan)
 
-    def compared_with(self, other: Mesh) -> Mesh:
-        """Return the same plan, with what another one was compared with."""
-        plan = dataclasses.replace(self.plan, candidates=other.plan.candidates)
-        return dataclasses.replace(self, plan=plan, tried=other.tried)
-
 
 def counts_of(replicas: int | str | None, devices: int, microbatches: int) -> tuple[int, ...]:
-    """Return how many replicas to try.
-
-    Raises:
-        OptionsError: the devices cannot be dealt out evenly to so many, or there are too few micro-batches.
-    """
+    """Return how many replicas to try.  OptionsError: so many cannot share the devices or micro-batches."""
     even = [count for count in range(1, devices + 1) if devices % count == 0]
     if replicas == AUTO:
         return tuple(count for count in even if count <= microbatches)
@@ -175,50 +161,42 @@ def with_whole_parts(mesh: Mesh, layers: Sequence[LayerCosts], units: Bounds) ->
         whole = make_mesh(larger, units, dataclasses.replace(asked, microbatches=count), (count,))
     except OOOError:  # it takes too much memory, or the schedule needs more of them
         return mesh
+    if whole.step_s > mesh.step_s * (1 + _LEAST_GAIN):  # it may need to run forward passes again
+        return mesh
     tried = tuple(whole.chosen if each is mesh.chosen else each for each in mesh.tried)
-    parted = dataclasses.replace(whole, tried=tried, on=mesh.on, parts=asked.microbatches)
-    # It may fit only where forward passes run again.
-    return parted if whole.step_s <= mesh.step_s * (1 + _LEAST_GAIN) else mesh
+    return dataclasses.replace(whole, tried=tried, on=mesh.on, parts=asked.microbatches)
 
 
 def _within_limit(layers: Sequence[LayerCosts], units: Bounds, wanted: PlanRequest, count: int) -> Replicas:
-    """Return the plan of so many replicas, made for less memory where one device holds more than its share.
-
-    MemoryLimitError: not even the plan that needs least keeps the limit.
-    """
+    """Plan so many replicas, with less memory where one holds more than its share, or MemoryLimitError."""
     asked, limit_bytes = wanted.of_replica(count), wanted.planned_limit_bytes
     measured, predicted = PEAK_MARGIN
 
-    def planned(limited: PlanRequest) -> tuple[Replicas, list[tuple[int, int]]]:
-        """And what counts to the limit of each device, beside the others and by itself."""
+    def planned(limited: PlanRequest) -> tuple[Plan, Replicas]:
         plan = make_plan(_shared(layers, count), units, limited)
-        beside = _beside(plan, layers, count, wanted.devices // count, wanted.link)
-        charged = plan.problem.charged_bytes
-        peaks = zip(charged(beside.peak_bytes), charged(plan.timeline.peak_bytes), strict=True)
-        return beside, list(peaks)
+        return plan, _beside(plan, layers, count, wanted.devices // count, wanted.link)
 
     if limit_bytes is None or count == 1:
-        return planned(asked)[0]
+        return planned(asked)[1]
+    because = ""
     for _ in range(_TRIES):
         try:
-            replicas, peaks = planned(asked)
+            plan, replicas = planned(asked)
         except MemoryLimitError as error:
             if error.smallest_bytes is None:
                 raise
-            least, because = (
-                dataclasses.replace(asked, memory_limit_bytes=error.smallest_bytes),
-                error.because,
-            )
+            because = error.because
+            asked = dataclasses.replace(asked, memory_limit_bytes=error.smallest_bytes)
             break
-        left = [own - (peak - limit_bytes) for peak, own in peaks if peak > limit_bytes]
+        # This counts to the limit of each device: beside the other replicas, and of the plan by itself.
+        charged = map(plan.problem.charged_bytes, (replicas.peak_bytes, plan.timeline.peak_bytes))
+        left = [own - (peak - limit_bytes) for peak, own in zip(*charged, strict=True) if peak > limit_bytes]
         if not left:
             return replicas
         # From the plan's own peak on: it may be far below its limit, and the next one would be the same.
         lower = math.ceil(min(left) * measured / predicted)
         asked = dataclasses.replace(asked, memory_limit_bytes=max(1, lower))
-    else:
-        least, because = asked, ""
-    replicas, _ = planned(least)
+    _, replicas = planned(asked)
     if replicas.limit_bytes <= limit_bytes:
         return replicas
     smallest_bytes = math.ceil(replicas.limit_bytes * measured / predicted)
@@ -279,51 +257,34 @@ def on_best_devices(layers: Sequence[LayerCosts], units: Bounds, wanted: PlanReq
 
     Raises what :func:`make_mesh` raises for all devices, where fewer have no plan either.
     """
-    numbers = tuple(range(wanted.devices))
+    numbers = list(range(wanted.devices))
     best: Mesh | None = None
-    error: OOOError | None = None
+    tried: list[Replicas] = []
+    errors: list[OOOError] = []
     while numbers and (best is None or len(numbers) > 1):
+        counts = counts_of(AUTO, len(numbers), wanted.microbatches)
         try:
-            mesh = _on(numbers, layers, units, wanted)
-        except MemoryLimitError as too_large:
-            error = error or too_large
+            mesh = make_mesh(layers, units, wanted.among(numbers), counts)
+        except MemoryLimitError as error:
+            errors.append(error)
             if best is not None or len(set(wanted.less_of(numbers))) == 1:
                 break  # fewer devices hold no more
-            numbers = _without(max(numbers, key=lambda number: wanted.less_of([number])), numbers)
+            numbers.remove(max(numbers, key=lambda number: wanted.less_of([number])))
             continue
-        except OOOError as no_plan:  # fewer layers than devices, say
-            error = error or no_plan
+        except OOOError as error:  # fewer layers than devices, say
+            errors.append(error)
         else:
-            if best is not None:
-                tried = (*best.tried, *mesh.tried)
-                if mesh.step_s >= best.step_s * (1 - _LEAST_GAIN):
-                    best = dataclasses.replace(best, tried=tried)
-                    break
-                mesh = dataclasses.replace(mesh, tried=tried)
-            best = mesh
-        numbers = _without_slowest(numbers, wanted)
+            tried += mesh.tried
+            if best is not None and mesh.step_s >= best.step_s * (1 - _LEAST_GAIN):
+                break
+            best = dataclasses.replace(mesh, on=tuple(numbers))
+        # Equally slow ones are left out by memory, the least first.
+        numbers.remove(
+            min(reversed(numbers), key=lambda n: (wanted.link.speeds_of([n]), -wanted.less_of([n])[0]))
+        )
     if best is None:
-        assert error is not None
-        raise error
-    return best
-
-
-def _on(numbers: tuple[int, ...], layers: Sequence[LayerCosts], units: Bounds, wanted: PlanRequest) -> Mesh:
-    """Return the fastest division of these devices."""
-    count = len(numbers)
-    mesh = make_mesh(layers, units, wanted.among(numbers), counts_of(AUTO, count, wanted.microbatches))
-    return dataclasses.replace(mesh, on=numbers)
-
-
-def _without_slowest(numbers: tuple[int, ...], wanted: PlanRequest) -> tuple[int, ...]:
-    """Leave the slowest device out; of equally slow ones, the one that has the least memory."""
-    of_each = zip(wanted.link.speeds_of(numbers), wanted.less_of(numbers), strict=True)
-    known = dict(zip(numbers, of_each, strict=True))
-    return _without(min(reversed(numbers), key=lambda number: (known[number][0], -known[number][1])), numbers)
-
-
-def _without(left_out: int, numbers: tuple[int, ...]) -> tuple[int, ...]:
-    return tuple(number for number in numbers if number != left_out)
+        raise errors[0]
+    return dataclasses.replace(best, tried=tuple(tried))
 
 
 def loop_parts(asked: int | str, recurrent: int, devices: int, microbatches: int) -> int:
@@ -376,7 +337,6 @@ def pieces_of(mesh: Mesh, rows: int, limit_bytes: int | None) -> Pieces:
             held[number] += layer.weight_bytes + layer.slot_bytes
             needed = (layer.activation_bytes + layer.output_bytes) / rows
             of_a_row[number] = max(of_a_row[number], needed)
-    most = [
-        (limit_bytes - there) / each if each else math.inf for there, each in zip(held, of_a_row, strict=True)
-    ]
+    room = [limit_bytes - there for there in held]
+    most = [left / each if each else math.inf for left, each in zip(room, of_a_row, strict=True)]
     return Pieces(rows, max(0.0, min(most)))

@@ -88,7 +88,7 @@ class PipelineMode:
         self.plans.asked = division_of(model, self.options)
         if is_file(self.options.schedule):
             self._read_own(self.options.schedule)
-        self.plans.counts = self._counts()
+        self.plans.counts = self._counts(self.plans.own)
 
     def _check_model(self, model: keras.Model) -> None:
         check_model(model, self.options.mode)
@@ -99,13 +99,15 @@ class PipelineMode:
                 "use reduction='sum_over_batch_size' and a learning rate that is larger by the batch size"
             )
 
-    def _counts(self) -> tuple[int, ...]:
+    def _counts(self, own: ScheduleFile | None) -> tuple[int, ...]:
         """Return how many replicas may share this process' devices. OptionsError: they cannot."""
-        options, own, plans = self.options, self.plans.own, self.plans
-        if plans.ranks.engine.size > 1:  # each process is one
-            return (1,)
-        asked = own.schedule.workers if own is not None and options.replicas == AUTO else options.replicas
-        return counts_of(asked, len(self.distributed.target.devices), plans.asked.most)
+        return counts_of(self._replicas(own), len(self.distributed.target.devices), self.plans.asked.most)
+
+    def _replicas(self, own: ScheduleFile | None) -> int | str | None:
+        """Return the replicas that are asked for in this process; a file may say how many."""
+        if self.join().size > 1:  # each process is one
+            return 1
+        return own.schedule.workers if own and self.options.replicas == AUTO else self.options.replicas
 
     def _read_own(self, path: str | os.PathLike[str]) -> None:
         """The user's own schedule; where it is another than before, it is planned with anew."""
@@ -117,10 +119,10 @@ class PipelineMode:
             )
         own = read_schedule(path)
         if options.microbatches is None:
-            asked = own.schedule.workers if options.replicas == AUTO else options.replicas
-            replicas = 1 if self.join().size > 1 or not isinstance(asked, int) else asked
-            self.plans.asked = Division(own.schedule.microbatches * replicas)
-        check_own(own, *self._share_of(own))
+            asked = self._replicas(own)
+            self.plans.asked = Division(own.schedule.microbatches * (asked if isinstance(asked, int) else 1))
+        (count,), devices = self._counts(own), len(self.distributed.target.devices)
+        check_own(own, devices // count, -(-self.plans.asked.most // count), max(count, self.join().size))
         if options.recompute != NONE:
             raise own.error(
                 f"recompute={options.recompute!r}: the file's 'recompute' line says which layers do"
@@ -130,16 +132,6 @@ class PipelineMode:
         if before is not None and before.schedule != own.schedule:
             self.plans.forget()
         self.plans.own = own
-
-    def _share_of(self, own: ScheduleFile) -> tuple[int, int, int]:
-        """Devices and micro-batches of a replica with the user's own schedule, and how many there are."""
-        options, processes = self.options, self.join().size
-        devices, microbatches = len(self.distributed.target.devices), self.plans.asked.most
-        if processes > 1:
-            return devices, microbatches, processes
-        asked = own.schedule.workers if options.replicas == AUTO else options.replicas
-        (count,) = counts_of(asked, devices, microbatches)
-        return devices // count, -(-microbatches // count), count
 
     def prepare(self, model: keras.Model, steps: int | None) -> Training | None:
         """Prepare a fit; None: one device trains, as it is faster or the model is refused."""
@@ -256,49 +248,31 @@ def check_host_memory(model: keras.Model, options: Pipeline) -> None:
     weight_bytes, available = bytes_of(weights), available_bytes()
     if available is None or available.bytes > _ENOUGH * weight_bytes:
         return
-    slots = _slots(model, weights)
-    whole = _runs_whole_here(model, options)
-    working_bytes = _GRAPH_BYTES + round(_per_weight(options, whole) * weight_bytes)
+    optimizer, on_cpu = getattr(model, "optimizer", None), ":CPU:" in home_device()
+    slots: Sequence[Any] = ()  # none are to be made where the optimizer has them, or nobody knows
+    if keras_optimizers.is_optimizer(optimizer):
+        slots = keras_optimizers.to_be_built(optimizer, weights) or ()
+    asked = options.first_steps
+    whole = on_cpu and asked != "cut" and (asked == "whole" or not in_host_memory(model))
+    share = _COMPUTED_HERE if on_cpu else 0.0
+    if over_hosts(options.devices):
+        share = _WHOLE if whole else _SENT
+    working_bytes = _GRAPH_BYTES + round(share * weight_bytes)
     needed_bytes = bytes_of(slots) + working_bytes
     if needed_bytes <= available.bytes:
         return
-    of_slots = (
-        f"{bytes_of(slots)} bytes for the slots of {type(model.optimizer).__name__} and " if slots else ""
-    )
+    of_slots = f"{bytes_of(slots)} bytes for the slots of {type(optimizer).__name__} and " if slots else ""
+    ways = [
+        "train on a machine, or in a group, with more memory",
+        "take an optimizer with fewer slots" if slots else "",
+        "build the model in tf_ooo.host_memory(), so that no step runs whole here" if whole else "",
+    ]
     raise BackendError(
         f"this process has {weight_bytes} bytes of trainable weights and needs {of_slots}about "
         f"{working_bytes} bytes for gradients, messages and graphs beside them, but {available.bytes} are "
         f"{available.said}: about {needed_bytes - available.bytes} more would do; "
-        f"{_ways_out(bool(slots), whole)}"
+        f"{', or '.join(filter(None, ways))}"
     )
-
-
-def _per_weight(options: Pipeline, whole: bool) -> float:
-    if over_hosts(options.devices):
-        return _WHOLE if whole else _SENT
-    return _COMPUTED_HERE if ":CPU:" in home_device() else 0.0
-
-
-def _ways_out(slots: bool, whole: bool) -> str:
-    ways = ["train on a machine, or in a group, with more memory"]
-    ways += ["take an optimizer with fewer slots"] if slots else []
-    ways += ["build the model in tf_ooo.host_memory(), so that no step runs whole here"] if whole else []
-    return ", or ".join(ways)
-
-
-def _slots(model: keras.Model, weights: Sequence[Any]) -> Sequence[Any]:
-    """Return the slots that the model's optimizer will have; empty: it has them, or nobody knows."""
-    optimizer = getattr(model, "optimizer", None)
-    if not keras_optimizers.is_optimizer(optimizer):
-        return ()
-    return keras_optimizers.to_be_built(optimizer, weights) or ()
-
-
-def _runs_whole_here(model: keras.Model, options: Pipeline) -> bool:
-    """Return whether the first steps run whole, on this host's CPU."""
-    if options.first_steps == "cut" or ":CPU:" not in home_device():
-        return False
-    return options.first_steps == "whole" or not in_host_memory(model)
 
 
 def _in_this_process(variable: keras.Variable) -> bool:

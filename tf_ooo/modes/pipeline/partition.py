@@ -9,7 +9,7 @@ import dataclasses
 import functools
 import itertools
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -23,7 +23,6 @@ from tf_ooo.planning.simulation.simulator import validate
 
 # A step of a fit does not have these: fields of a schedule, and words in its file.
 _NOT_RUN = ("asynchronous", "parts", "after")
-_PLAIN = Schedule("pipeline", "plain")
 
 
 def check_own(file: ScheduleFile, devices: int, microbatches: int, replicas: int) -> None:
@@ -35,67 +34,8 @@ def check_own(file: ScheduleFile, devices: int, microbatches: int, replicas: int
     if schedule.mode != "pipeline":
         raise file.error(f"mode {schedule.mode}: a pipeline runs 'mode pipeline' only", "mode")
     for name in _NOT_RUN:
-        if getattr(schedule, name) != getattr(_PLAIN, name):
+        if getattr(schedule, name):
             raise file.error(f"{name}: a fit runs no such schedule; leave the line out", name)
-    _check_counts(file, devices, microbatches, replicas)
-    _check_lanes(file)
-    _check_tasks(file)
-
-
-def stages_of(schedule: Schedule) -> int:
-    """Count the stages."""
-    return len(schedule.stages) or 1 + max((task.stage for task in schedule.tasks), default=0)
-
-
-def check_layers(file: ScheduleFile, layers: int) -> None:
-    """ScheduleError where the file's stages hold other layers than those of the model."""
-    held = file.schedule.stages[-1][1] + 1
-    if held != layers:
-        last = len(file.schedule.stages) - 1
-        raise file.error(
-            f"stages hold {held} layers, the model has {layers} (report.layers): end with layer {layers - 1},"
-            " or leave the 'stage' lines out and the model is cut by costs",
-            f"stage {last}",
-        )
-
-
-def check_recomputed(file: ScheduleFile, layers: int, fixed: Collection[int]) -> None:
-    """ScheduleError for layers that there are not, or that cannot run again."""
-    for layer in file.schedule.recompute:
-        if layer >= layers:
-            raise file.error(f"recompute {layer}: the model has {layers} layers, from 0", "recompute")
-        if layer in fixed:
-            raise file.error(
-                f"recompute {layer}: this layer has a loop or random numbers and cannot run again",
-                "recompute",
-            )
-
-
-def as_run(schedule: Schedule, count: int) -> Schedule:
-    """The schedule of a step with ``count`` micro-batches, which may be fewer; each stage as one layer.
-
-    What runs again is a matter of the stages' costs.
-    """
-    number = stages_of(schedule)
-    lanes = {
-        lane: TaskList([task for task in tasks if task.microbatch < count])
-        for lane, tasks in schedule.lanes.items()
-    }
-    stages = tuple((stage, stage) for stage in range(number))
-    return dataclasses.replace(
-        schedule,
-        lanes=lanes,
-        microbatches=count,
-        stages=stages,
-        recompute=(),
-        workers=1,
-        predicted_step_s=None,
-        predicted_peak_bytes=None,
-    )
-
-
-def _check_counts(file: ScheduleFile, devices: int, microbatches: int, replicas: int) -> None:
-    schedule = file.schedule
     if schedule.microbatches != microbatches:
         raise file.error(
             f"microbatches {schedule.microbatches}: the fit has microbatches={microbatches}; give "
@@ -116,6 +56,55 @@ def _check_counts(file: ScheduleFile, devices: int, microbatches: int, replicas:
             f"give devices={len(used)}, or another file",
             "lane",
         )
+    _check_lanes(file)
+    _check_tasks(file)
+
+
+def stages_of(schedule: Schedule) -> int:
+    """Count the stages."""
+    return len(schedule.stages) or 1 + max((task.stage for task in schedule.tasks), default=0)
+
+
+def check_layers(file: ScheduleFile, layers: int) -> None:
+    """ScheduleError where the file's stages hold other layers than those of the model."""
+    stages = file.schedule.stages
+    held = stages[-1][1] + 1
+    if held != layers:
+        raise file.error(
+            f"stages hold {held} layers, the model has {layers} (report.layers): end with layer {layers - 1},"
+            " or leave the 'stage' lines out and the model is cut by costs",
+            f"stage {len(stages) - 1}",
+        )
+
+
+def check_recomputed(file: ScheduleFile, layers: int, fixed: Collection[int]) -> None:
+    """ScheduleError for layers that there are not, or that cannot run again."""
+    for layer in file.schedule.recompute:
+        if layer >= layers:
+            raise file.error(f"recompute {layer}: the model has {layers} layers, from 0", "recompute")
+        if layer in fixed:
+            raise file.error(
+                f"recompute {layer}: this layer has a loop or random numbers and cannot run again",
+                "recompute",
+            )
+
+
+def as_run(schedule: Schedule, count: int) -> Schedule:
+    """Return the schedule of a step with ``count`` micro-batches, or fewer; each stage is one layer."""
+    lanes = {
+        lane: TaskList([task for task in tasks if task.microbatch < count])
+        for lane, tasks in schedule.lanes.items()
+    }
+    return dataclasses.replace(
+        schedule,
+        lanes=lanes,
+        microbatches=count,
+        stages=tuple((stage, stage) for stage in range(stages_of(schedule))),
+        recompute=(),  # that is a matter of the stages' costs
+        workers=1,
+        predicted_step_s=None,
+        predicted_peak_bytes=None,
+    )
 
 
 def _check_lanes(file: ScheduleFile) -> None:
@@ -144,18 +133,17 @@ def _check_lanes(file: ScheduleFile) -> None:
 
 def _check_tasks(file: ScheduleFile) -> None:
     """Every task is there, and none waits for itself."""
-    number, there = stages_of(file.schedule), set(file.schedule.tasks)
+    schedule, count = file.schedule, file.schedule.microbatches
+    number, there = stages_of(schedule), set(schedule.tasks)
     for stage in range(number):
-        batches = itertools.product(range(file.schedule.microbatches), ("F", "dO", "dW"))
+        batches = itertools.product(range(count), ("F", "dO", "dW"))
         needed = [*(Task(kind, stage, batch) for batch, kind in batches), Task("U", stage)]
         for task in (task for task in needed if task not in there):
             raise file.located(
                 ScheduleError(f"missing: {task}; a fit needs F, dO and dW of each micro-batch, and U")
             )
-    stages = tuple((stage, stage) for stage in range(number))
-    each_one_layer = dataclasses.replace(file.schedule, stages=stages, recompute=())
     try:
-        validate(each_one_layer, [LayerCosts(1.0, 1.0, 1.0, 1.0)] * number)
+        validate(as_run(schedule, count), [LayerCosts(1.0, 1.0, 1.0, 1.0)] * number)
     except ScheduleError as error:
         raise file.located(error) from error
 
@@ -184,6 +172,8 @@ class Cutter:
     units: Bounds
     link: Link
     microbatches: int
+    # Policies ask for the same stages.
+    _cuts: dict[tuple[float, ...], Bounds] = field(default_factory=dict, compare=False, repr=False)
 
     def cut(self, devices: tuple[int, ...]) -> Bounds:
         """(first, last) layer of each stage: the best found of cuts with a short slowest stage.
@@ -196,23 +186,16 @@ class Cutter:
             self._cuts[speeds] = self._cut(speeds)
         return self._cuts[speeds]
 
-    @functools.cached_property
-    def _cuts(self) -> dict[tuple[float, ...], Bounds]:
-        """Policies ask for the same stages."""
-        return {}
-
     def _cut(self, speeds: tuple[float, ...]) -> Bounds:
         sums, messages = self._sums(len(speeds), lambda layer: layer.busy_s), self._messages_s
         limit = shortest_s(sums, speeds)
         cuts = [cheapest(sums, messages, speeds, limit * slack) for slack in _SLACK]
 
         def step_s(ends: Sequence[int]) -> float:
-            bounds = [0, *ends]
-            stages = zip(bounds, ends, speeds, strict=False)
+            stages = zip([0, *ends], ends, speeds, strict=False)
             longest = max((sums[b] - sums[a]) / speed for a, b, speed in stages)
-            sent = sum(messages[end - 1] for end in ends[:-1])
-            busiest = max((messages[end - 1] for end in ends[:-1]), default=0.0)
-            return float(max(longest, busiest) * self.microbatches + sent)
+            sent = [messages[end - 1] for end in ends[:-1]]
+            return float(max([longest, *sent]) * self.microbatches + sum(sent))
 
         return self._stages(min((ends for ends in cuts if ends), key=step_s))
 
@@ -222,10 +205,10 @@ class Cutter:
         The first counts weights, gradients and slots alone, the second and the third also the activations of
         one micro-batch and of all of them.
         """
-        cuts = []
+        cuts, messages = [], self._messages_s
         for kept in sorted({0, 1, self.microbatches}):
             sums = self._sums(len(rooms), functools.partial(held_bytes, kept))
-            cuts.append(cheapest(sums, self._messages_s, rooms, shortest_s(sums, rooms)))
+            cuts.append(cheapest(sums, messages, rooms, shortest_s(sums, rooms)))
         return tuple(dict.fromkeys(self._stages(ends) for ends in cuts if ends))
 
     def _sums(self, stages: int, of_layer: Callable[[LayerCosts], float]) -> np.ndarray:

@@ -7,6 +7,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import tensorflow as tf
+
 from tf_ooo.compat import nests, tf_functions, train_function
 from tf_ooo.compat.train_function import Kind
 from tf_ooo.errors import BackendError, OOOError
@@ -105,7 +107,8 @@ class StagedEvaluation:
         for part in parts:
             outputs.append(_on_host(self._step(part, own)))  # or a device would hold those of all rows
             if not _has_rows(outputs[-1], known_rows(part)):
-                self._say_whole()
+                self._pieces = WHOLE
+                say_whole(self._report, self._called, "its outputs have not one row for each of a batch")
                 return self._step(batch, spec)
         return train_function.joined(outputs)
 
@@ -115,35 +118,24 @@ class StagedEvaluation:
         outputs = self._functions(batch, spec)
         if self._functions.traced > self._looked_at:
             self._looked_at = self._functions.traced
-            self._look_at_traces()
+            try:
+                self._request.failures.raise_first()
+                if self._request.count < self._looked_at:
+                    self._say(self._request.skipped)
+            except OOOError as error:
+                self._say(in_one_line(error))
         return outputs
 
-    def _look_at_traces(self) -> None:
-        request = self._request
-        try:
-            request.failures.raise_first()
-        except OOOError as error:
-            self._say(in_one_line(error))
-            return
-        if request.count < self._functions.traced:
-            self._say(request.skipped)
-
     def _say(self, reason: str) -> None:
-        if self._told:
-            return
-        self._told = True
-        note = f"{self._called} runs on one device, to which all weights are sent: {reason}"
-        self._report.note(note, log=logging.WARNING)  # a plan before may have said it
-
-    def _say_whole(self) -> None:
-        self._pieces = WHOLE
-        say_whole(self._report, self._called, "its outputs have not one row for each of a batch")
+        if not self._told:
+            self._told = True
+            note = f"{self._called} runs on one device, to which all weights are sent: {reason}"
+            self._report.note(note, log=logging.WARNING)  # a plan before may have said it
 
 
 def say_whole(report: Report, called: str, reason: str) -> None:
-    """Once, where batches would not fit."""
-    note = f"{called} takes batches whole: {reason}"
-    report.note(note, log=logging.WARNING)
+    """Say once why batches that would not fit are not cut."""
+    report.note(f"{called} takes batches whole: {reason}", log=logging.WARNING)
 
 
 def known_rows(batch: object) -> int:
@@ -156,15 +148,11 @@ def known_rows(batch: object) -> int:
 
 def _has_rows(outputs: object, count: int) -> bool:
     """Return whether each tensor has so many rows."""
-    import tensorflow as tf
-
     shapes = [tensor.shape for tensor in tf.nest.flatten(outputs)]
     return all(shape.rank and shape[0] == count for shape in shapes)
 
 
 def _on_host(outputs: object) -> Any:
-    import tensorflow as tf
-
     with tf.device(host_device()):
         return tf.nest.map_structure(tf.identity, outputs, expand_composites=True)
 
@@ -199,7 +187,8 @@ class OutputsFirst:
             outputs = self._outputs(lambda _: _UNTRACEABLE, [batch])
             if outputs is _UNTRACEABLE or not self._may_be_cut():
                 return self._whole(stock, train_function.given_again(given, batches[number:]))
-            logs = self._evaluated(batch, outputs)
+            with tf.device(host_device()):
+                logs = self._rest(nests.as_tensors(batch), outputs)
         return logs
 
     def _may_be_cut(self) -> bool:
@@ -209,12 +198,6 @@ class OutputsFirst:
             self._pieces = WHOLE
             say_whole(self._report, "evaluate", reason)
         return not reason
-
-    def _evaluated(self, batch: object, outputs: object) -> Any:
-        import tensorflow as tf
-
-        with tf.device(host_device()):
-            return self._rest(nests.as_tensors(batch), outputs)
 
 
 Evaluation = StagedEvaluation | OutputsFirst
@@ -247,26 +230,17 @@ class PlacedStep:
         One that is traced already is put away in each fit, and stands for what Keras makes in its place.
         """
         function = self.moved.put_away(f"{kind}_function") or function
-        before, made = self._evaluations.get(kind, (None, None))
-        if made is None or before is not function:
-            for request in made.requests if made else ():
+        before, evaluation = self._evaluations.get(kind, (None, None))
+        if evaluation is None or before is not function:
+            for request in evaluation.requests if evaluation else ():
                 request.close()
-            made = make()
-            self._evaluations[kind] = function, made
-        return made
-
-    def open(self) -> None:
-        """Run again after :meth:`close`."""
-        for request in self._requests:
-            request.open()
-
-    def close(self) -> None:
-        """End a fit."""
-        for request in self._requests:
-            request.close()
+            evaluation = make()
+            self._evaluations[kind] = function, evaluation
+        return evaluation
 
     @property
-    def _requests(self) -> list[RewriteRequest[Any]]:
+    def requests(self) -> list[RewriteRequest[Any]]:
+        """All that are open during a fit."""
         return [self.request, *(request for _, of in self._evaluations.values() for request in of.requests)]
 
     def why_not(self, steps: PipelineSteps) -> str:

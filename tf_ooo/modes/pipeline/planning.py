@@ -75,12 +75,6 @@ class PlanRequest:
         """Return what plans stay within, see :func:`peak_within`."""
         return None if self.memory_limit_bytes is None else peak_within(self.memory_limit_bytes)
 
-    @property
-    def planned_less_bytes(self) -> tuple[int, ...]:
-        """Return for each device how much less than ``planned_limit_bytes`` its predicted peak may be."""
-        measured, predicted = PEAK_MARGIN
-        return tuple(math.ceil(less * predicted / measured) for less in self.less_bytes)
-
     def rooms_of(self, devices: Sequence[int]) -> tuple[float, ...]:
         """Return bytes for each of the stages on these devices, those on one share evenly; (): no limit."""
         if self.memory_limit_bytes is None:
@@ -101,16 +95,12 @@ class PlanRequest:
         return dataclasses.replace(self, devices=len(numbers), link=link, less_bytes=less)
 
     def of_replica(self, count: int) -> PlanRequest:
-        """Return the wishes for one of so many replicas: each place counts as its slowest and its smallest
-        device.
-
-        The first replica has the most micro-batches.
-        """
+        """Return the wishes for a replica: each place counts as its slowest and its smallest device."""
         devices = self.devices // count
         return dataclasses.replace(
             self,
             devices=devices,
-            microbatches=-(-self.microbatches // count),
+            microbatches=-(-self.microbatches // count),  # the first replica has the most
             link=self.link.of_replica(devices, count),
             less_bytes=less_of_places(self.less_bytes, devices),
         )
@@ -135,13 +125,15 @@ def make_plan(layers: Sequence[LayerCosts], units: Bounds, wanted: PlanRequest) 
         MemoryLimitError: none stays within the limit; says the lowest that one can keep.
     """
     cutter = Cutter(tuple(layers), units, wanted.link, wanted.microbatches)
+    measured, predicted = PEAK_MARGIN
     uncut = Problem(
         cutter.layers,
         wanted.devices,
         wanted.microbatches,
         wanted.link,
+        wanted.planned_limit_bytes,
+        tuple(math.ceil(less * predicted / measured) for less in wanted.less_bytes),
         mode=MODE,
-        less_bytes=wanted.planned_less_bytes,
         recompute=wanted.recompute,
         model=cutter.layers,
         fixed=wanted.fixed,
@@ -152,10 +144,7 @@ def make_plan(layers: Sequence[LayerCosts], units: Bounds, wanted: PlanRequest) 
         own = {name: value for name, value in wanted.options.items() if name in policy.options}
         for bounds, of_cut in _cuts(policy, cutter, wanted, errors):
             stages = merged(cutter.layers, bounds, wanted.microbatches)
-            limit, options = wanted.planned_limit_bytes, own | of_cut
-            yield dataclasses.replace(
-                uncut, layers=stages, memory_limit_bytes=limit, options=options, bounds=bounds
-            )
+            yield dataclasses.replace(uncut, layers=stages, options=own | of_cut, bounds=bounds)
 
     def rows_of(policies: Sequence[Policy]) -> list[Candidate]:
         asked = [(policy, problem) for policy in policies for problem in problems_of(policy)]
@@ -195,17 +184,17 @@ def step_s_of(schedule: Schedule, layers: Sequence[LayerCosts], link: Link) -> f
 
 
 def fits_whole(layers: Sequence[LayerCosts], microbatches: int, limit_bytes: int) -> bool:
-    """Return whether one device can run all of a step within a limit, in the order of some schedule."""
+    """Return whether one device can run all of a step within its limit, in the order of some schedule."""
     stages = merged(tuple(layers), ((0, len(layers) - 1),), microbatches)
     problem = Problem(stages, 1, microbatches, mode=MODE)
     trials = (tried(policy_named(name, MODE), problem, _STEP_TIME).trial for name in SCHEDULES)
-    return any(trial.peak_bytes <= limit_bytes for trial in trials if trial is not None)
+    return any(trial.peak_bytes <= peak_within(limit_bytes) for trial in trials if trial is not None)
 
 
 def _rank(candidate: Candidate) -> tuple[float, ...]:
     trial = candidate.trial
     if trial is None:
-        return (float("inf"),)
+        return (math.inf,)
     # The rounding of sums must not decide; fewer stages send less.
     return float(f"{trial.step_s:.6g}"), len(trial.problem.bounds), trial.peak_bytes
 
@@ -244,11 +233,10 @@ def _as_written(
     own: ScheduleFile, cutter: Cutter, uncut: Problem, wanted: PlanRequest, errors: list[OOOError]
 ) -> Iterator[Candidate]:
     """The user's own schedule with each cut that may be tried; nothing of it is changed to keep a limit."""
-    schedule, limit = as_run(own.schedule, wanted.microbatches), wanted.planned_limit_bytes
+    schedule = as_run(own.schedule, wanted.microbatches)
     for bounds in own_cuts(own, cutter, wanted.stages, wanted.rooms_of(own.schedule.device_of_stage)):
         stages = merged(cutter.layers, bounds, wanted.microbatches)
-        problem = dataclasses.replace(uncut, layers=stages, memory_limit_bytes=limit, bounds=bounds)
-        problem = dataclasses.replace(problem, recompute=NONE)
+        problem = dataclasses.replace(uncut, layers=stages, bounds=bounds, recompute=NONE)
         if own.schedule.recompute:
             problem = recomputed(problem, own.schedule.recompute)
         trial = Trial(schedule, problem, _STEP_TIME)
@@ -269,24 +257,22 @@ def own_cuts(
 
     OptionsError, ScheduleError: too many stages, or other layers.
     """
-    number = stages_of(own.schedule)
     if own.schedule.stages:
         check_layers(own, len(cutter.layers))
-        bounds = own.schedule.stages
-        for stage, (first, _) in enumerate(bounds):
+        for stage, (first, _) in enumerate(own.schedule.stages):
             if first not in {start for start, _ in cutter.units}:
                 raise own.error(
                     f"no cut is possible before layer {first}: a loop or a split layer stays whole",
                     f"stage {stage}",
                 )
-        return [bounds]
+        return [own.schedule.stages]
     if stages is not None:
-        bounds = named_bounds(cutter, stages)
+        bounds, number = named_bounds(cutter, stages), stages_of(own.schedule)
         if len(bounds) != number:
             raise own.error(f"the schedule has {number} stages, stages= names {len(bounds)}")
         return [bounds]
-    devices = tuple(own.schedule.device_of_stage)
-    return [cutter.cut(devices), *(cutter.cut_by_bytes(rooms) if rooms else ())]
+    by_time = cutter.cut(tuple(own.schedule.device_of_stage))
+    return [by_time, *(cutter.cut_by_bytes(rooms) if rooms else ())]
 
 
 def named_bounds(cutter: Cutter, stages: Stages) -> Bounds:
@@ -326,25 +312,20 @@ def _groups(units: Bounds, option: str, wanted: PlanRequest) -> Bounds:
 
 def _none_left(errors: Sequence[OOOError], wanted: PlanRequest, cutter: Cutter) -> OOOError:
     limits = [e.smallest_bytes for e in errors if isinstance(e, MemoryLimitError) and e.smallest_bytes]
-    if limits and wanted.memory_limit_bytes is not None:
-        measured, predicted = PEAK_MARGIN
-        smallest = -(-math.ceil(min(limits)) * measured // predicted)
-        because = _too_large(cutter, wanted.memory_limit_bytes)
-        return MemoryLimitError(wanted.memory_limit_bytes, smallest, because=because)
-    return errors[0] if errors else OptionsError(f"schedule={wanted.schedule!r}: no cut is possible")
-
-
-def _too_large(cutter: Cutter, limit_bytes: int) -> str:
-    """The layers that no device could hold, however many there were; empty: more devices may do."""
-    held = [(sum(held_bytes(1, cutter.layers[i]) for i in range(a, b + 1)), a) for a, b in cutter.units]
+    if not limits or wanted.memory_limit_bytes is None:
+        return errors[0] if errors else OptionsError(f"schedule={wanted.schedule!r}: no cut is possible")
+    measured, predicted = PEAK_MARGIN
+    smallest = -(-math.ceil(min(limits)) * measured // predicted)
+    held = [(sum(held_bytes(1, layer) for layer in cutter.layers[a : b + 1]), a) for a, b in cutter.units]
     largest_bytes, layer = max(held)
-    if largest_bytes <= limit_bytes:
-        return ""
-    name = cutter.layers[layer].name or f"layer {layer}"
-    return (
-        f"{name} alone takes {math.ceil(largest_bytes)} bytes (weights, gradients, slots, activations of one "
-        "micro-batch), and is not divided: more devices do not help"
-    )
+    because = ""
+    if largest_bytes > wanted.memory_limit_bytes:
+        because = (
+            f"{cutter.layers[layer].name or f'layer {layer}'} alone takes {math.ceil(largest_bytes)} bytes "
+            "(weights, gradients, slots, activations of one micro-batch), and is not divided: more devices "
+            "do not help"
+        )
+    return MemoryLimitError(wanted.memory_limit_bytes, smallest, because=because)
 
 
 def fastest_first(asked: Sequence[tuple[Policy, Problem]]) -> list[Candidate]:
@@ -370,22 +351,18 @@ def fastest_first(asked: Sequence[tuple[Policy, Problem]]) -> list[Candidate]:
 
     for number in sorted(range(len(asked)), key=rank):
         (policy, problem), unlimited = asked[number], free[number]
-        if unlimited.trial is None:
+        trial = unlimited.trial
+        if trial is None:
             rows[number] = dataclasses.replace(unlimited, problem=problem)
         elif unlimited.step_s > best_s * (1 - _LEAST_GAIN):
             taken = seconds_text(unlimited.step_s)
             reason = f"takes {taken} without the limit already, another {seconds_text(best_s)} within it"
             rows[number] = Candidate(policy.name, problem, reason=reason)
+        elif problem.recompute != ALL and problem.keeps_limit(trial.timeline.peak_bytes):  # as it is
+            kept = dataclasses.replace(problem, recompute=NONE)
+            trial = dataclasses.replace(trial, problem=kept)
+            rows[number] = dataclasses.replace(unlimited, problem=kept, trial=trial)
         else:
-            rows[number] = _kept(unlimited, problem) or tried(policy, problem, _STEP_TIME)
-            best_s = min(best_s, rows[number].step_s)
+            rows[number] = tried(policy, problem, _STEP_TIME)
+        best_s = min(best_s, rows[number].step_s)
     return [rows[number] for number in range(len(asked))]
-
-
-def _kept(unlimited: Candidate, problem: Problem) -> Candidate | None:
-    """Return the schedule without the limit, if it keeps it as it is."""
-    trial = unlimited.trial
-    if trial is None or problem.recompute == ALL or not problem.keeps_limit(trial.timeline.peak_bytes):
-        return None
-    asked = dataclasses.replace(problem, recompute=NONE)
-    return dataclasses.replace(unlimited, problem=asked, trial=dataclasses.replace(trial, problem=asked))

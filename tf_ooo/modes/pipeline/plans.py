@@ -7,10 +7,12 @@ import dataclasses
 import functools
 import logging
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
+
+import tensorflow as tf
 
 from tf_ooo.compat import keras_loops, train_function
 from tf_ooo.costs.layer_costs import LayerCosts, Link
@@ -29,8 +31,8 @@ from tf_ooo.modes.pipeline.limits import Limit, limit_of, mesh_within
 from tf_ooo.modes.pipeline.mesh import Mesh, loop_parts, make_mesh, on_best_devices, with_whole_parts
 from tf_ooo.modes.pipeline.options import AUTO, Pipeline
 from tf_ooo.modes.pipeline.partition import Cutter, check_recomputed, units_of
-from tf_ooo.modes.pipeline.planning import PlanRequest, fits_whole, named_bounds, own_cuts, peak_within
-from tf_ooo.modes.pipeline.reporting import advice, fill_report, forget_whole_parts, note_loops, note_turns
+from tf_ooo.modes.pipeline.planning import PlanRequest, fits_whole, named_bounds, own_cuts
+from tf_ooo.modes.pipeline.reporting import advice, fill_report, forget_whole_parts, note_loops_and_turns
 from tf_ooo.planning.building.stages import stage_of_layer
 from tf_ooo.planning.choosing.plan import NONE
 from tf_ooo.planning.model.schedule_file import ScheduleFile
@@ -72,12 +74,8 @@ class PipelineRanks:
 
         @contextlib.contextmanager
         def averaged(batch: object) -> Iterator[None]:
-            import tensorflow as tf
-
-            with (
-                tf.name_scope(_SCOPE),
-                averaging.active(optimizers_of(model), batch, model.trainable_weights),
-            ):
+            weights = model.trainable_weights
+            with tf.name_scope(_SCOPE), averaging.active(optimizers_of(model), batch, weights):
                 yield
 
         return averaged
@@ -94,21 +92,16 @@ class PlannedPipeline:
     """Holds what was planned, on devices with names; stays for the fits of one model."""
 
     def __init__(self, mesh: Mesh, step: StepGraph, devices: tuple[str, ...]) -> None:
-        self.mesh, planned = mesh, mesh.plan
+        self.mesh, planned, each = mesh, mesh.plan, mesh.chosen.devices
         self.step_s, self.turns = deque[float](maxlen=_TIMED), step.turns_with_updates
-        homes = homes_of(mesh, devices)
+        # Each replica has neighbouring devices, and holds a part of each stage's variables.
+        numbers = planned.schedule.device_of_stage
+        on = [[devices[replica * each + number] for number in numbers] for replica in range(mesh.replicas)]
+        homes = Homes(stage_of_layer(planned.problem.bounds), on, mesh.chosen.holders)
         again = planned.problem.recomputed
         self.plan = StagedPlan(planned.schedule, step.known, homes, available_devices(), again)
         self.devices = {name: homes.of_variables(layer) for name, layer in variable_layers(step).items()}
         self.placed: PlacedStep | None = None  # what the fit before has traced
-
-
-def homes_of(mesh: Mesh, devices: Sequence[str]) -> Homes:
-    """Each replica has neighbouring devices, and holds a part of each stage's variables."""
-    planned, each = mesh.plan, mesh.chosen.devices
-    numbers = planned.schedule.device_of_stage
-    on = [[devices[replica * each + number] for number in numbers] for replica in range(mesh.replicas)]
-    return Homes(stage_of_layer(planned.problem.bounds), on, mesh.chosen.holders)
 
 
 class PipelinePlans:
@@ -141,8 +134,9 @@ class PipelinePlans:
     @property
     def division(self) -> Division:
         """Return how batches are divided: as was asked, or as the plan does that has larger micro-batches."""
-        mesh = self.pipeline.mesh if self.pipeline is not None else None
-        return dataclasses.replace(self.asked, most=mesh.microbatches) if mesh and mesh.parts else self.asked
+        if self.pipeline is None or not self.pipeline.mesh.parts:
+            return self.asked
+        return dataclasses.replace(self.asked, most=self.pipeline.mesh.wanted.microbatches)
 
     def begin(self, model: keras.Model, steps: int | None) -> None:
         """Begin a fit; what is known is kept if it is of the same step on the same devices."""
@@ -185,10 +179,6 @@ class PipelinePlans:
         self.forget()
         self.planned_from = None
 
-    def _counts_for(self, step: StepGraph) -> tuple[int, ...]:
-        """Return numbers of replicas to choose from, where each replica has a micro-batch of the step."""
-        return tuple(count for count in self.counts if count <= step.count) or self.counts[:1]
-
     @property
     def replicas_at_first(self) -> int:
         """Return the first steps' replicas; 1 where a plan is to choose: sums of several have other bits."""
@@ -217,9 +207,8 @@ class PipelinePlans:
         layers = tuple(LayerCosts(1.0, 1.0, 1.0, name=name) for name in names)
         cutter = Cutter(layers, units_of(len(names), step.known.inseparable), Link(), step.count)
         if self.own is not None:
-            check_recomputed(
-                self.own, len(names), layers_that_cannot(step) if self.own.schedule.recompute else ()
-            )
+            fixed = layers_that_cannot(step) if self.own.schedule.recompute else frozenset[int]()
+            check_recomputed(self.own, len(names), fixed)
             own_cuts(self.own, cutter, self.options.stages)
         elif self.options.stages is not None:
             named_bounds(cutter, self.options.stages)
@@ -239,29 +228,24 @@ class PipelinePlans:
         return self.plan_with(step, costs, measured)
 
     def plan_with(self, step: StepGraph, costs: CostTable, measured: bool = True) -> PlannedPipeline:
-        """Plans, and says so in the report."""
-        limit_bytes = self.limit.bytes
-        unknown = unknown_sizes(step) if limit_bytes is not None else ()
-        if limit_bytes is not None and unknown:
+        """Plan, and say so in the report; a limit that was not asked for is none where sizes are unknown."""
+        report, limit = self.distributed.report, self.limit
+        if limit.bytes is not None and (unknown := unknown_sizes(step)):
             layers = layers_of(step, unknown)
             because = f"they are of {first_of(layers, 3)}; memory_limit_bytes=0 plans without a limit"
-            self._refuse_unknown(MemoryLimitError(limit_bytes, None, unknown, because if layers else ""))
-        note_loops(self.distributed.report, step)
-        note_turns(self.distributed.report, step)
+            error = MemoryLimitError(limit.bytes, None, unknown, because if layers else "")
+            if not limit.reported:
+                raise error
+            note = f"planned without the limit that devices report ({limit.said}): {error}"
+            report.note(note, log=logging.WARNING)
+            self.limit = Limit()
+        note_loops_and_turns(report, step)
         return self._take(self._planned(step, costs, measured), step, costs)
 
     def find_limit(self) -> None:
         """Find the limit before a plan is made; ranks agree on it. Blocks."""
-        options, engine = self.options, self.ranks.engine
-        self.limit = limit_of(options.memory_limit_bytes, self.distributed.target, engine)
-
-    def _refuse_unknown(self, error: MemoryLimitError) -> None:
-        """Raises it, unless the limit was not asked for: then there is none."""
-        if not self.limit.reported:
-            raise error
-        note = f"planned without the limit that devices report ({self.limit.said}): {error}"
-        self.distributed.report.note(note, log=logging.WARNING)
-        self.limit = Limit()
+        asked_bytes, target = self.options.memory_limit_bytes, self.distributed.target
+        self.limit = limit_of(asked_bytes, target, self.ranks.engine)
 
     def plan_again(self, costs: CostTable) -> PlannedPipeline | None:
         """Plan for costs that were measured while a plan ran; None: that one stays.
@@ -277,16 +261,17 @@ class PipelinePlans:
         costs = dataclasses.replace(costs, layers=layers, link=before.link)
         planned = self._planned(step, costs)
         kept = self.pipeline.mesh.with_costs(costs.layers)
-        better = planned.step_s < kept.step_s * (1 - _LEAST_GAIN)
         self.planned_from = (step, costs)
         report = self.distributed.report
         report.forget(*before.notes)
-        other = self._take(planned, step, costs) if better else None
-        if not better:
-            kept = kept.compared_with(planned)
-            self._fill(kept, step, costs)
+        if planned.step_s < kept.step_s * (1 - _LEAST_GAIN):
+            compared = f"instead of {seconds_text(kept.step_s)}"
+            other = self._take(planned, step, costs)
+        else:
+            compared, other = "no better, so the plan stays", None
+            plan = dataclasses.replace(kept.plan, candidates=planned.plan.candidates)
+            self._fill(dataclasses.replace(kept, plan=plan, tried=planned.tried), step, costs)
         said = f"planned again with costs that were measured while it ran: {seconds_text(planned.step_s)}"
-        compared = f"instead of {seconds_text(kept.step_s)}" if better else "no better, so the plan stays"
         report.note(f"{said} a step, {compared}")
         return other
 
@@ -306,29 +291,23 @@ class PipelinePlans:
         )
 
     def _planned(self, step: StepGraph, costs: CostTable, measured: bool = True) -> Mesh:
-        wanted, units = self._wanted(step, costs), units_of(len(costs.layers), step.known.inseparable)
-        if self._chooses_devices:
+        options, limit, alone = self.options, self.limit, self.ranks.engine.size == 1
+        units = units_of(len(costs.layers), step.known.inseparable)
+        by_hand = options.stages is not None or self.own is not None
+        if self.may_fall_back() and options.replicas == AUTO and not by_hand:  # fewer devices may train
             best: Callable[[PlanRequest], Mesh] = functools.partial(on_best_devices, costs.layers, units)
-        else:
-            best = functools.partial(make_mesh, costs.layers, units, counts=self._counts_for(step))
-        planned, options = mesh_within(best, wanted, self.limit), self.options
-        alone, limit = self.ranks.engine.size == 1, self.limit
-        by_hand = options.microbatches or options.stages is not None or self.own is not None
-        if measured and alone and not by_hand:
+        else:  # each replica has a micro-batch of the step
+            counts = tuple(count for count in self.counts if count <= step.count) or self.counts[:1]
+            best = functools.partial(make_mesh, costs.layers, units, counts=counts)
+        planned = mesh_within(best, self._wanted(step, costs), limit)
+        if measured and alone and not by_hand and not options.microbatches:
             whole = with_whole_parts(planned, costs.layers, units)
-            keeps = not limit.reported or limit.is_far_from(whole.chosen.limit_bytes)
-            planned = whole if keeps else planned
+            if not limit.reported or limit.is_far_from(whole.chosen.limit_bytes):
+                planned = whole
         layers = [layer.scaled(planned.larger) for layer in costs.layers]
         advise = functools.partial(advice, planned, layers, units, planned.wanted, alone)
         self.distributed.slower_warning.advise = advise
         return planned
-
-    @property
-    def _chooses_devices(self) -> bool:
-        """Return whether fewer devices than are given may train."""
-        options = self.options
-        by_hand = options.stages is not None or self.own is not None
-        return self.may_fall_back() and options.replicas == AUTO and not by_hand
 
     def _take(self, planned: Mesh, step: StepGraph, costs: CostTable) -> PlannedPipeline:
         report, given = self.distributed.report, self.distributed.target.devices
@@ -360,25 +339,20 @@ class PipelinePlans:
         asked, limit_bytes = self.options.first_steps, self.limit.least_bytes
         if asked != "auto" or limit_bytes is None or self.ranks.engine.size > 1 or unknown_sizes(step):
             return False
-        costs = measured_costs(step, None)
-        return not fits_whole(costs.layers, step.count, peak_within(limit_bytes))
+        return not fits_whole(measured_costs(step, None).layers, step.count, limit_bytes)
 
     def fits_uncut(self) -> bool:
         """Return whether one device may run a whole batch in one, as a stock step does."""
         if self.planned_from is None:
             return False
         (step, costs), limit_bytes = self.planned_from, self.limit.least_bytes
-        if limit_bytes is None:
-            free = available_bytes()
-            limit_bytes = None if free is None else free.bytes
+        if limit_bytes is None and (free := available_bytes()):
+            limit_bytes = free.bytes
         layers = [layer.scaled(step.count) for layer in costs.layers]
-        return limit_bytes is None or fits_whole(layers, 1, peak_within(limit_bytes))
+        return limit_bytes is None or fits_whole(layers, 1, limit_bytes)
 
     def grown_for(self, batch: object) -> PlannedPipeline | None:
-        """Plan anew for a batch of more micro-batches, with a limit of memory also for larger ones.
-
-        None: the present plan does.
-        """
+        """Plan for more micro-batches, or larger ones if there is a limit; None: the present plan does."""
         rows, known = self.asked.split(rows_of(batch)), self.rows
         if self.pipeline is None or self.planned_from is None:
             return None

@@ -7,7 +7,7 @@ import logging
 import math
 import statistics
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from tf_ooo.costs.layer_costs import SECONDS, LayerCosts
 from tf_ooo.costs.table import CostTable
@@ -22,12 +22,11 @@ from tf_ooo.planning.choosing.figures import recomputation
 from tf_ooo.planning.choosing.plan import Candidate, Plan
 from tf_ooo.planning.model.relation import stage_inputs
 from tf_ooo.planning.simulation.simulator import simulate
-from tf_ooo.report.parts import PlannedStep, Rewritten, StepOps
+from tf_ooo.report.parts import PlannedStep, StepOps
 from tf_ooo.report.report import Report
 from tf_ooo.report.sections import CandidateRow, LayerRow, LinkRow, PipelineSection, ReplicasRow, StageRow
 from tf_ooo.report.summary import Gain
 from tf_ooo.rewriting.parts import loops_of_layers
-from tf_ooo.rewriting.result import RewriteResult
 from tf_ooo.rewriting.step_graph import StepGraph
 from tf_ooo.units import bytes_text, seconds_text, with_units
 
@@ -56,11 +55,11 @@ def fill_report(
         StepOps.of(graph, layers),
         PlannedStep(planned, timeline, costs, mesh.step_s, limits_of(mesh, costs)),
     )
-    report.change(pipeline=section, predicted_peak_bytes=max(mesh.chosen.peak_bytes))
+    report.change(pipeline=section, predicted_peak_bytes=mesh.peak_bytes)
     report.note(plan.why, *costs.notes)
     forget_whole_parts(report)
     if mesh.parts:
-        report.note(_WHOLE_PARTS.format(mesh.microbatches, mesh.parts), log=logging.INFO)
+        report.note(_WHOLE_PARTS.format(mesh.wanted.microbatches, mesh.parts), log=logging.INFO)
 
 
 def forget_whole_parts(report: Report) -> None:
@@ -68,16 +67,10 @@ def forget_whole_parts(report: Report) -> None:
     report.forget(*(note for note in report.notes if note.startswith(_WHOLE_PARTS.partition("{")[0])))
 
 
-def fill_report_of_graph(report: Report, result: RewriteResult) -> None:
-    """Report what was done to the graph that runs."""
-    report.put(Rewritten(result.moved_ops, result.added_edges, result.graph_def))
-    report.note(*result.notes)
-
-
 def section_of(mesh: Mesh, costs: CostTable, devices: Sequence[str]) -> PipelineSection:
     """Return the plan's part of a report."""
     plan, chosen = mesh.plan, mesh.chosen
-    count, timeline, link = mesh.microbatches, plan.timeline, costs.link
+    count, timeline, link = mesh.wanted.microbatches, plan.timeline, costs.link
     again = recomputation(Candidate(plan.schedule.policy, plan.problem, plan.trial))
     return PipelineSection(
         devices=list(devices),
@@ -154,38 +147,28 @@ def _stage_row(plan: Plan, stage: int, costs: CostTable, devices: Sequence[str])
 
 def _why(plan: Plan, stage: int, costs: CostTable) -> str:
     """Its share of the seconds, and what cutting one layer earlier or later would mean."""
-
-    def busy_s(layers: Iterable[LayerCosts]) -> float:
-        return float(sum(layer.busy_s for layer in layers))
-
     first, last = plan.problem.bounds[stage]
-    speeds = plan.problem.link.speeds_of(plan.schedule.device_of_stage)
-    mine = busy_s(costs.layers[first : last + 1]) / speeds[stage]
-    fair = busy_s(costs.layers) / sum(speeds)
-    text = f"{seconds_text(mine)} of each micro-batch's forward and backward pass, an equal share would be "
-    text += seconds_text(fair)
-    if last + 1 < len(costs.layers):
-        sent = crossing_bytes(costs.layers, last)
-        text += f"; {bytes_text(sent)} cross the cut behind it"
-    largest = max(costs.layers[first : last + 1], key=lambda layer: layer.busy_s)
+    layers, speeds = costs.layers, plan.problem.link.speeds_of(plan.schedule.device_of_stage)
+    mine_s = sum(layer.busy_s for layer in layers[first : last + 1]) / speeds[stage]
+    fair_s = sum(layer.busy_s for layer in layers) / sum(speeds)
+    text = f"{seconds_text(mine_s)} of each micro-batch's forward and backward pass, an equal share would be "
+    text += seconds_text(fair_s)
+    if last + 1 < len(layers):
+        text += f"; {bytes_text(crossing_bytes(layers, last))} cross the cut behind it"
+    largest = max(layers[first : last + 1], key=lambda layer: layer.busy_s)
     alone_s = largest.busy_s / speeds[stage]
-    if alone_s > 1.2 * fair:
+    if alone_s > 1.2 * fair_s:
         text += f"; {largest.name} alone takes {seconds_text(alone_s)}, and is not cut further"
     return text
 
 
-def note_loops(report: Report, step: StepGraph) -> None:
-    """Note once which recurrent layers run in several loops, and what that changes in the result."""
-    counts = loops_of_layers(layer.name for layer in step.graph.layers)
-    said = ", ".join(f"{name} run in {count} loops" for name, count in counts.items())
+def note_loops_and_turns(report: Report, step: StepGraph) -> None:
+    """Note once which recurrent layers run in several loops, and that updates come in turns."""
+    counts, turns = loops_of_layers(layer.name for layer in step.graph.layers), step.turns_with_updates
     if counts:
+        said = ", ".join(f"{name} run in {count} loops" for name, count in counts.items())
         text = f"time steps of {said}: their weights' gradients are added up in that order"
         report.note(text, log=logging.INFO)
-
-
-def note_turns(report: Report, step: StepGraph) -> None:
-    """Note once that updates come in turns."""
-    turns = step.turns_with_updates
     if turns > 1:
         text = (
             f"train_step updates weights in {turns} turns, each by what the one before has left: all "
@@ -233,13 +216,9 @@ def _others(wanted: PlanRequest) -> Iterator[PlanRequest]:
     for devices in range(2, wanted.devices + 1):
         for microbatches in {max(1, wanted.microbatches // 2), wanted.microbatches, 2 * wanted.microbatches}:
             if (devices, microbatches) != (wanted.devices, wanted.microbatches):
-                schedule = "auto" if wanted.own else wanted.schedule
+                schedule, among = "auto" if wanted.own else wanted.schedule, wanted.among(range(devices))
                 yield dataclasses.replace(
-                    wanted.among(range(devices)),
-                    microbatches=microbatches,
-                    stages=None,
-                    schedule=schedule,
-                    own=None,
+                    among, microbatches=microbatches, stages=None, schedule=schedule, own=None
                 )
 
 

@@ -61,15 +61,11 @@ def state_kinds(assigned: Sequence[Assigned], used: Collection[str]) -> StateKin
         # If moved states make something else than numbers, the other samples tell.
         finite = [each for each in assigned if all(map(_is_finite, each.of(name)))]
         kind = next((kind for kind in _KINDS if all(_holds(kind, each, name) for each in finite)), "")
-        kinds[name] = kind or _nearest(np.asarray(assigned[0].before[name]))
+        # Else there is one update a step where that can be: of an average of extremes, say.
+        kinds[name] = kind or (MEAN if np.asarray(assigned[0].before[name]).dtype.kind == "f" else IN_TURN)
         if not kind or (kind == IN_TURN and name in used):
             unlike.append(name)
     return StateKinds(kinds, tuple(unlike), tuple(name for name in unlike if name in used))
-
-
-def _nearest(value: np.ndarray) -> str:
-    """Return one update a step where that can be: of an average of extremes, say."""
-    return MEAN if value.dtype.kind == "f" else IN_TURN
 
 
 def _is_finite(values: np.ndarray) -> bool:

@@ -27,10 +27,11 @@ from tf_ooo.hosts.target import gone
 from tf_ooo.modes.pipeline import tasks_of
 from tf_ooo.modes.pipeline.first_batch import FirstBatch
 from tf_ooo.modes.pipeline.mesh import pieces_of
-from tf_ooo.modes.pipeline.placed_step import OutputsFirst, PlacedStep, StagedEvaluation
+from tf_ooo.modes.pipeline.placed_step import Evaluation, OutputsFirst, PlacedStep, StagedEvaluation
 from tf_ooo.modes.pipeline.plans import PipelinePlans, PlannedPipeline
-from tf_ooo.modes.pipeline.reporting import fill_report_of_graph, why_back
+from tf_ooo.modes.pipeline.reporting import why_back
 from tf_ooo.planning.simulation.measured import repeated
+from tf_ooo.report.parts import Rewritten
 from tf_ooo.rewriting.lowering import timed_ops
 from tf_ooo.rewriting.result import RewriteResult
 from tf_ooo.rewriting.staged import TracedBefore
@@ -84,10 +85,7 @@ class PipelineSteps:
 
     @functools.cached_property
     def never_whole(self) -> bool:
-        """Return whether it is known before the step is traced that no device is to run all of it.
-
-        Asked for when all variables are there; ranks decide alike.
-        """
+        """Return whether no device may run the whole step; asked once variables are there, ranks agree."""
         asked, limit_bytes = self.options.first_steps, self.plans.limit.least_bytes
         if asked != "auto":
             return asked == "cut"
@@ -114,10 +112,7 @@ class PipelineSteps:
         return functions
 
     def placing(self, what: str, traced: bool) -> AbstractContextManager[Any]:
-        """Say that the step is placed; the first time how long that takes, and from when on it all pays.
-
-        ``traced``: it is also traced anew.
-        """
+        """Say that the step is placed, also ``traced``; the first time how long it takes and when it pays."""
         first_s, self.first_s = self.first_s, 0.0
         about_s = timing.placing_s(first_s) + (first_s if traced else 0.0)
         stock_s = self.report.baselines_s.get(ONE_DEVICE)
@@ -191,7 +186,7 @@ class Cut(Training):
         self._steps, self._pipeline, self._to_measure = steps, pipeline, to_measure
         plans, replicas = steps.plans, pipeline.mesh.replicas
         self._report, self._dump_dir = plans.distributed.describe(), steps.options.dump_dir
-        self._step = self._of_fit_before(steps, pipeline) or PlacedStep(steps, pipeline)
+        self._step = self._of_fit_before(steps, pipeline.placed) or PlacedStep(steps, pipeline)
         self._step.functions.seen, pipeline.placed = steps.seen, None
         self._placed = Placed(steps.model, steps.target, self._step.moved)
         self._before = before if replicas == 1 == plans.replicas_at_first else None
@@ -202,14 +197,14 @@ class Cut(Training):
         self._step.functions.around_traces = tracing
 
     @staticmethod
-    def _of_fit_before(steps: PipelineSteps, pipeline: PlannedPipeline) -> PlacedStep | None:
+    def _of_fit_before(steps: PipelineSteps, placed: PlacedStep | None) -> PlacedStep | None:
         """Return what was traced for the plan; None: nothing, or nothing that is still right."""
-        why = "" if pipeline.placed is None else pipeline.placed.why_not(steps)
-        if why or pipeline.placed is None:
-            _LOG.info("the step is traced: %s", why or "no fit before has")
+        if placed is None or (why := placed.why_not(steps)):
+            _LOG.info("the step is traced: %s", "no fit before has" if placed is None else why)
             return None
-        pipeline.placed.open()
-        return pipeline.placed
+        for request in placed.requests:
+            request.open()
+        return placed
 
     def begin(self) -> None:
         """Moves the variables."""
@@ -257,13 +252,13 @@ class Cut(Training):
 
     def cut_step(self, batch: object) -> Any:
         """Return one step; its logs."""
+        functions, request = self._step.functions, self._step.request
         if self._before is not None and nests.signature(batch) == self._before.signature:
             with self._steps.placing(f"placing the step on {self._devices} devices", False):
                 if self._placed_traced_before(self._before):
-                    outputs = self._step.functions(batch)
+                    outputs = functions(batch)
                     nests.synchronize(outputs)
                     return outputs
-        functions, request = self._step.functions, self._step.request
         rewritten = request.count
         outputs, seconds, traced = timed_run(lambda: functions(batch), lambda: functions.traced)
         if not traced:
@@ -284,7 +279,8 @@ class Cut(Training):
     def _say_in_report(self, result: RewriteResult | None) -> None:
         if result is not None:
             self._step.said_in_report = result
-            fill_report_of_graph(self._report, result)
+            self._report.put(Rewritten(result.moved_ops, result.added_edges, result.graph_def))
+            self._report.note(*result.notes)
 
     def _placed_traced_before(self, before: TracedBefore) -> bool:
         """Return whether the step that was traced before is placed now, for its first run; once."""
@@ -338,13 +334,10 @@ class Cut(Training):
         """Return what evaluates or predicts on the stages' devices; a class's own function stays."""
         if makes_its_own(self._steps.model, kind):
             return function
-        model, report, folder = self._steps.model, self._report, self._dump_dir
-
-        def make() -> StagedEvaluation | OutputsFirst:
-            if kind == "test":
-                return OutputsFirst(model, report, folder, self._pieces)
-            return StagedEvaluation(model, kind, report, folder, self._pieces)
-
+        model, given = self._steps.model, (self._report, self._dump_dir, self._pieces)
+        make: Callable[[], Evaluation] = functools.partial(StagedEvaluation, model, kind, *given)
+        if kind == "test":
+            make = functools.partial(OutputsFirst, model, *given)
         return functools.partial(self._step.evaluation(kind, function, make), function)
 
     def watched(self) -> Watched | None:
@@ -368,7 +361,8 @@ class Cut(Training):
 
     def restore(self) -> Sequence[str]:
         """Puts the variables back; names those that are lost."""
-        self._step.close()
+        for request in self._step.requests:
+            request.close()
         lost = self._placed.restore()
         if lost:
             self._pipeline.placed = None

@@ -19,7 +19,6 @@ from typing import Any
 from grappler_passes.compat import runtime
 from tf_ooo.compat import versions
 from tf_ooo.costs.layer_costs import Link
-from tf_ooo.costs.table import CostTable
 from tf_ooo.errors import BackendError, CostError, OOOError
 from tf_ooo.hosts.addresses import (
     START_S,
@@ -92,42 +91,30 @@ class Cluster:
         return link_between(self.devices) if self.link is None else self.link
 
     def hosts(self) -> list[str]:
-        """Return each device's host, from the address of its task."""
+        """Return each device's host, from the address of its task: CPUs of one host share its cores."""
         import tensorflow as tf
 
-        tasks = [tf.DeviceSpec.from_string(name).task for name in self.devices]
-        of_own = f"/job:{_OWN_JOB}/"
-        addresses = [
-            self.addresses[0 if name.startswith(of_own) else task]
-            for name, task in zip(self.devices, tasks, strict=True)
-        ]
-        return [host_port(address)[0] for address in addresses]
+        own = f"/job:{_OWN_JOB}/"
+        tasks = [0 if n.startswith(own) else tf.DeviceSpec.from_string(n).task for n in self.devices]
+        return [host_port(self.addresses[task])[0] for task in tasks]
 
     def memory_limits(self) -> dict[str, ReportedLimit]:
-        """Return the limits of GPUs, and of workers in control groups that have one. This process' own CPU
-        has none.
+        """Return the limits of GPUs, and of workers in control groups that have one.
 
-        There the whole model stands, and what it needs is looked at by itself.
+        This process' own CPU has none: the whole model is there, and what it needs is looked at by itself.
         """
+
         import tensorflow as tf
 
-        specs = {name: tf.DeviceSpec.from_string(name) for name in self.devices}
-        task_of = {
-            name: spec.task
-            for name, spec in specs.items()
-            if spec.job == "worker" and spec.device_type == "CPU"
-        }
+        cpus = [name for name in self.devices if name.startswith("/job:worker/") and ":CPU:" in name]
+        task_of = {name: tf.DeviceSpec.from_string(name).task for name in cpus}
         computing = dict.fromkeys(self.workers, 0) | Counter(task_of.values())
         of_tasks = limits_of_workers(computing, self.workers, own_facts(self.addresses, self.own_task or 0))
         of_cpus = {name: of_tasks[task] for name, task in task_of.items() if task in of_tasks}
         return limits_of_gpus(self.devices) | of_cpus
 
-    def costs(self, measured: CostTable) -> CostTable:
-        """Return the costs as they are: :meth:`speeds` says how fast each worker is."""
-        return measured
-
     def speeds(self) -> tuple[float, ...]:
-        """Return each device's speed relative to this process' device; measured once."""
+        """Return each device's speed, see :attr:`tf_ooo.Link.speeds`; measured once."""
         if self._speeds is None:
             self._speeds = relative_speeds(self.devices, self.hosts(), home_device())
         return self._speeds
@@ -144,17 +131,14 @@ class Cluster:
         """Raises BackendError if a worker was lost: what was left behind there, TensorFlow waits for."""
         lost = self.lost()
         if lost:
-            raise BackendError(
-                f"{self._named(lost)}; this process cannot join it again: start the worker "
-                f"({self._commands(lost)}) and train on from the last checkpoint in a new process"
-            )
+            raise self._error(lost, "this process cannot join it again: start the worker")
 
-    def _named(self, lost: Mapping[int, str]) -> str:
-        whom = (f"worker {self.addresses[task]} (task {task}): {why}" for task, why in lost.items())
-        return "lost " + "; ".join(whom)
-
-    def _commands(self, lost: Iterable[int]) -> str:
-        return "; ".join(_command(self.addresses, task) for task in lost)
+    def _error(self, lost: Mapping[int, str], what_now: str) -> BackendError:
+        who = "; ".join(f"worker {self.addresses[task]} (task {task}): {why}" for task, why in lost.items())
+        commands = "; ".join(_command(self.addresses, task) for task in lost)
+        return BackendError(
+            f"lost {who}; {what_now} ({commands}) and train on from the last checkpoint in a new process"
+        )
 
     def explain(self, error: Exception) -> Exception:
         """Return the error to raise: a BackendError that names the lost workers, or ``error`` itself."""
@@ -164,10 +148,7 @@ class Cluster:
         lost = self.lost()
         if not lost:
             return error
-        explained = BackendError(
-            f"{self._named(lost)}; what it held, weights and optimizer state, is gone: start it again "
-            f"({self._commands(lost)}) and train on from the last checkpoint in a new process"
-        )
+        explained = self._error(lost, "what it held, weights and optimizer state, is gone: start it again")
         explained.__cause__ = error
         return explained
 
@@ -212,10 +193,9 @@ def _meet_all(
     """Return the workers by task, and this process' own task."""
     workers = _meet(addresses, range(1, len(addresses)), deadline, silence)
     # Last: a worker for task 0 may still be starting.  Where nobody serves its address, this process does.
-    own_task = 0 if answers(addresses[0]) and not can_listen(addresses[0]) else None
-    if own_task is None:
-        workers = _meet(addresses, [0], deadline, silence) | workers
-    return workers, own_task
+    if answers(addresses[0]) and not can_listen(addresses[0]):
+        return workers, 0
+    return _meet(addresses, [0], deadline, silence) | workers, None
 
 
 def _meet(
@@ -354,20 +334,16 @@ def _devices(tasks: int, own_task: int | None) -> tuple[str, ...]:
     """Return full names, GPUs before CPUs, task by task."""
     import tensorflow as tf
 
+    own = f"/job:{_OWN_JOB}/replica:0/task:0"
+    listed = [device.name for device in tf.config.list_logical_devices()]
+    # TensorFlow leaves the job out of the names of this process' devices.
+    names = [name if name.startswith("/job:") else f"{own}{name}" for name in listed]
     devices: list[str] = []
     for task in range(tasks):
-        job = (
-            f"/job:{_OWN_JOB}/replica:0/task:0" if task == own_task else f"/job:worker/replica:0/task:{task}"
-        )
-        names = [full_name(device.name) for device in tf.config.list_logical_devices()]
-        mine = [name for name in names if name.startswith(f"{job}/")]
-        devices += [name for name in mine if ":GPU:" in name] or [name for name in mine if ":CPU:" in name]
+        job = own if task == own_task else f"/job:worker/replica:0/task:{task}"
+        of_job = [name for name in names if name.startswith(f"{job}/")]
+        devices += [name for name in of_job if ":GPU:" in name] or [n for n in of_job if ":CPU:" in n]
     return tuple(devices)
-
-
-def full_name(device: str) -> str:
-    """Return the name with its job: TensorFlow leaves it out of the names of this process' devices."""
-    return device if device.startswith("/job:") else f"/job:{_OWN_JOB}/replica:0/task:0{device}"
 
 
 def _command(addresses: Sequence[str], task: int) -> str:

@@ -8,8 +8,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from tf_ooo.errors import OptionsError
@@ -37,9 +37,9 @@ class Job:
     cluster: str = ""
 
     def __post_init__(self) -> None:
-        chosen = [name for name in ("ranks", "workers", "cluster") if getattr(self, name)]
+        chosen = [f"--{name}" for name in ("ranks", "workers", "cluster") if getattr(self, name)]
         if len(chosen) > 1:
-            raise OptionsError(f"{' and '.join(f'--{name}' for name in chosen)} do not go together; give one")
+            raise OptionsError(f"{' and '.join(chosen)} do not go together; give one")
         if self.cluster:
             parse(self.cluster)
 
@@ -76,7 +76,7 @@ class _Attempt:
     """One start of all processes, each the first of a group of its own."""
 
     script: subprocess.Popen[bytes]
-    workers: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+    workers: dict[str, subprocess.Popen[bytes]]
 
     def lost(self) -> list[str]:
         """Workers that have ended, in words."""
@@ -96,11 +96,6 @@ class _Attempt:
                 _end(self.script)
             time.sleep(0.1)
         return self.script.returncode
-
-    def end(self) -> None:
-        """Nobody is left."""
-        for process in (self.script, *self.workers.values()):
-            _end(process)
 
 
 def supervise(job: Job, max_restarts: int, say: Callable[[str], None]) -> int:
@@ -129,34 +124,21 @@ def supervise(job: Job, max_restarts: int, say: Callable[[str], None]) -> int:
 @contextlib.contextmanager
 def _started(job: Job) -> Iterator[_Attempt]:
     """All processes of the job; none is left at the end."""
-    with job.addresses() as addresses, _started_at(job, addresses) as attempt:
-        yield attempt
+    with job.addresses() as addresses, contextlib.ExitStack() as ends:
 
+        def start(command: Sequence[str], **environment: str) -> subprocess.Popen[bytes]:
+            try:
+                process = subprocess.Popen(command, env=os.environ | environment, start_new_session=True)
+            except FileNotFoundError as error:
+                raise OptionsError(f"{command[0]} is not installed: {error}") from error
+            ends.callback(_end, process)
+            return process
 
-@contextlib.contextmanager
-def _started_at(job: Job, addresses: str) -> Iterator[_Attempt]:
-    environment = {**os.environ, **({CLUSTER_VARIABLE: addresses} if addresses else {})}
-    workers: dict[str, subprocess.Popen[bytes]] = {}
-    try:
+        workers: dict[str, subprocess.Popen[bytes]] = {}
         for task in range(1, job.workers):
             command = [sys.executable, "-m", "tf_ooo", "worker", "--cluster", addresses, "--task", str(task)]
-            workers[f"worker {addresses.split(',')[task]}"] = _start(command, os.environ)
-        attempt = _Attempt(_start(job.command(), environment), workers)
-    except BaseException:
-        for process in workers.values():
-            _end(process)
-        raise
-    try:
-        yield attempt
-    finally:
-        attempt.end()
-
-
-def _start(command: Sequence[str], environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
-    try:
-        return subprocess.Popen(command, env=dict(environment), start_new_session=True)
-    except FileNotFoundError as error:
-        raise OptionsError(f"{command[0]} is not installed: {error}") from error
+            workers[f"worker {addresses.split(',')[task]}"] = start(command)
+        yield _Attempt(start(job.command(), **({CLUSTER_VARIABLE: addresses} if addresses else {})), workers)
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

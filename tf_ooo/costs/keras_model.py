@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import importlib
+import itertools
 import os
 import re
 import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from grappler_passes.analysis.backward_tasks import backward_tasks
@@ -54,20 +54,23 @@ _Specs = _Spec | list[_Spec] | dict[str, _Spec]
 _Shapes = InputShape | list[InputShape] | dict[str, InputShape]
 
 
-def costs_of_name(name: str, modules: Sequence[str] = (), **settings: Any) -> CostTable:
-    """Costs of what ``MODULE:NAME`` makes without arguments, or is: a model's class, a function, a model.
+def load_model(text: str, is_name: bool, modules: Sequence[str] = ()) -> keras.Model:
+    """Return the saved model at a path, or what ``MODULE:NAME`` stands for.
 
-    ``modules`` are imported first; ``settings`` of :func:`costs_of_model`.
-    OptionsError: there is no such module or name, or it makes no model.
+    ``modules`` are imported first: they register its own classes with Keras.  OptionsError: it cannot be
+    loaded or made.
     """
     versions.check_versions()
     versions.check_keras_backend()
-    module, colon, attribute = name.partition(":")
-    if not (module and colon and attribute):
-        raise OptionsError(f"model {name!r}: expected MODULE:NAME, such as my_models:Net")
-    for imported in modules:
-        import_module(imported)
-    model = getattr(import_module(module), attribute, None)
+    for module in modules:
+        _import_module(module)
+    return _named_model(text) if is_name else _saved_model(text)
+
+
+def _named_model(name: str) -> keras.Model:
+    """Return what it makes without arguments, or is: a model's class, a function, a model."""
+    module, _, attribute = name.partition(":")
+    model = getattr(_import_module(module), attribute, None)
     if model is None:
         raise OptionsError(f"module {module!r} has no {attribute!r}")
     if callable(model) and not hasattr(model, "train_on_batch") or isinstance(model, type):
@@ -77,10 +80,10 @@ def costs_of_name(name: str, modules: Sequence[str] = (), **settings: Any) -> Co
             raise OptionsError(f"{name} cannot be made without arguments: {_reason(error)}") from error
     if not hasattr(model, "train_on_batch"):
         raise OptionsError(f"{name} is no Keras model but a {type(model).__name__}")
-    return costs_of_model(model, **settings)
+    return model
 
 
-def import_module(name: str) -> Any:
+def _import_module(name: str) -> Any:
     """Return a module, also of the present folder.  OptionsError says why it cannot be imported."""
     if "" not in sys.path and os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
@@ -90,27 +93,18 @@ def import_module(name: str) -> Any:
         raise OptionsError(f"module {name!r} cannot be imported: {_reason(error)}") from error
 
 
-def costs_of_file(path: str | Path, modules: Sequence[str] = (), **settings: Any) -> CostTable:
-    """Costs of a saved model; ``settings`` of :func:`costs_of_model`.  OptionsError: it cannot be loaded.
-
-    ``modules`` are imported first: they register its own classes with Keras.
-    """
-    for imported in modules:
-        import_module(imported)
-    versions.check_versions()
-    versions.check_keras_backend()
+def _saved_model(path: str) -> keras.Model:
     keras = versions.user_keras()
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # that the optimizer's state does not fit: it is not needed
-            model = keras.saving.load_model(path)
+            return keras.saving.load_model(path)
     except Exception as error:  # whatever Keras, h5py or zipfile raise
         reason = _cause(error)
         hint = "" if versions.is_keras_2(keras) else "; if tf_keras has saved it, set TF_USE_LEGACY_KERAS=1"
         if reason.startswith(_UNKNOWN):
             hint = f"; --import MODULE imports the module that has it{hint}"
         raise OptionsError(f"{path}: Keras cannot load it: {reason}{hint}") from error
-    return costs_of_model(model, **settings)
 
 
 def _cause(error: Exception) -> str:
@@ -166,33 +160,27 @@ def costs_of_model(
     seconds = op_seconds(graph_def, roofline, profile, places(graph, tasks, forward))
     costs = graph_costs(graph, seconds.seconds, tasks, forward)
     layers = with_occupancy(costs.layers, graph, analytic_ops(graph_def, roofline).work, roofline)
-    notes = [*step.notes, *costs.notes, *seconds.notes]
-    notes += _left_out(costs.left_out_s)
+    notes = (*step.notes, *costs.notes, *seconds.notes, *_left_out(costs.left_out_s))
     where = roofline.name
     if profile is not None:
         times = f"step {profile.step_s * 1e3:.3g} ms, profiling {profile.overhead_s:.2g} s"
         where = f"this machine ({times})"
     assumed = (f"micro-batches of {batch} rows", *assumed)
-    return CostTable(
-        layers, Link(), seconds.source, where, assumed, tuple(notes), dict(seconds.seconds), rows=batch
-    )
+    return CostTable(layers, Link(), seconds.source, where, assumed, notes, dict(seconds.seconds), batch)
 
 
 def _assumed(
     roofline: DeviceModel, types: str, measure: bool, given: tuple[int | None, str | None, str | None]
 ) -> tuple[str, ...]:
     """Say for which device, types and inputs the seconds hold, and which of these nobody has given."""
-    row, own = split_device(roofline.name)
-    precision = own or "fp32"
+    row, precision = split_device(roofline.name)
     names = ("batch", "device", "precision")
-    silent = [name for name, value in zip(names, given, strict=True) if value is None]
+    silent = ", ".join(name for name, value in zip(names, given, strict=True) if value is None)
     peak = f"{roofline.flop_per_s / 1e12:.4g} TFLOP/s, {roofline.bytes_per_s / 1e9:.4g} GB/s"
-    device = f"device {row} at {precision}: {peak}, published peaks, which nothing reaches"
-    lines = [f"measured here; what no profile shows: {device}" if measure else device]
-    lines.append(f"tensors are {types}, as in the model")
-    if silent:
-        lines.append(f"not given, so assumed: {', '.join(silent)}")
-    return tuple(lines)
+    device = f"device {row} at {precision or 'fp32'}: {peak}, published peaks, which nothing reaches"
+    where = f"measured here; what no profile shows: {device}" if measure else device
+    lines = (where, f"tensors are {types}, as in the model")
+    return (*lines, f"not given, so assumed: {silent}") if silent else lines
 
 
 def _computed_in(model: keras.Model) -> str:
@@ -306,17 +294,13 @@ def _called(model: keras.Model, batch: int, shapes: _Shapes) -> tuple[_Specs, _S
         outputs = model(_nested(lambda each: tf.zeros(*each), specs))
     except Exception as error:  # whatever the user's layers raise
         raise OptionsError(f"model {model.name!r} does not take these inputs: {_reason(error)}") from error
-    places = iter(range(len(tf.nest.flatten(outputs))))
+    places = itertools.count()
 
     def target(tensor: Any) -> _Spec:
         own = tuple(tensor.shape), nests.dtype_name(tensor)
         return _target(_loss_of(model, next(places)), own)
 
-    if isinstance(outputs, dict):
-        return specs, {name: target(tensor) for name, tensor in outputs.items()}
-    if isinstance(outputs, (list, tuple)):
-        return specs, [target(tensor) for tensor in outputs]
-    return specs, target(outputs)
+    return specs, _nested(target, list(outputs) if isinstance(outputs, tuple) else outputs)
 
 
 def _with_rows(specs: _Specs, batch: int) -> _Specs:
@@ -338,10 +322,10 @@ def _like(structure: object, values: Sequence[_Spec]) -> _Specs:
     return list(values) if isinstance(structure, (list, tuple)) else values[0]
 
 
-def _nested(make: Callable[[_Spec], Any], value: _Specs) -> Any:
+def _nested(make: Callable[[Any], Any], value: Any) -> Any:
     if isinstance(value, dict):
-        return {key: make(spec) for key, spec in value.items()}
-    return [make(spec) for spec in value] if isinstance(value, list) else make(value)
+        return {key: make(each) for key, each in value.items()}
+    return list(map(make, value)) if isinstance(value, list) else make(value)
 
 
 def _spec(tensor: keras.KerasTensor, batch: int, hint: str = "") -> _Spec:

@@ -10,7 +10,6 @@ import numpy as np
 
 from tf_ooo.hosts.native import compiled
 
-
 # The environment has a file's name under this: all processes of a run map that file.
 LOG = "OOO_WAIT_LOG"
 # These are wait.c's.

@@ -14,7 +14,6 @@ import os
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
 
 from grappler_passes.compat import runtime
 from tf_ooo.compat import versions
@@ -287,20 +286,15 @@ def _join(
     tasks = {task: addresses[task] for task in workers}
     runtime.keep_order_on_workers()
     with _own_address(addresses, list(tasks.values()), own_task) as own:
-        jobs: dict[str, Any] = {_OWN_JOB: {0: own}}
-        if tasks:
-            jobs["worker"] = tasks
+        jobs = {_OWN_JOB: {0: own}, **({"worker": tasks} if tasks else {})}
         try:
             with only_at(own), runtime.failing_where_cut_off():
                 tf.config.experimental_connect_to_cluster(tf.train.ClusterSpec(jobs), job_name=_OWN_JOB)
                 tf.config.list_logical_devices()  # connects now, if TensorFlow had not started yet
-            for task, address in tasks.items():
-                say_used(address, task, Client(own, os.getpid()))
         except tf.errors.OpError as error:
-            lost = [
-                f"lost worker {addresses[task]} (task {task}): {silence.text()}" for task in silence.tasks()
-            ]
-            why = "; ".join(lost) or error.message
+            silent = silence.tasks()
+            lost = "; ".join(f"lost worker {addresses[n]} (task {n}): {silence.text()}" for n in silent)
+            why = lost or error.message
             raise BackendError(f"cannot join the cluster {','.join(addresses)}: {why}") from error
     runtime.keep_functions()  # the workers do not know them
     atexit.register(runtime.keep_functions)  # workers may end before this process has

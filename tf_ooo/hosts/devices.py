@@ -95,5 +95,4 @@ def _full_name(text: str, there: Sequence[str], tf: Any) -> str:
 
 
 def _local_job() -> str:
-    """Return the job, replica and task of this process' CPU."""
     return host_device().rsplit("/device:", 1)[0]

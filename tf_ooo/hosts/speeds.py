@@ -99,7 +99,6 @@ def seconds_of(function: Callable[[], Any]) -> float:
 
 
 def _warm(function: Callable[[], Any]) -> Callable[[], Any]:
-    """Return the function, which has run once."""
     function().numpy()
     return function
 
@@ -202,7 +201,6 @@ def _overhead_s_per_byte(
 
 
 def _product_s(tf: ModuleType, at: str) -> float:
-    """Return seconds of one product."""
     short, long = (_warm(_beside_messages(tf, at, at, at, count, 0, 0)) for count in (4, 12))
     return (min(seconds_of(long) for _ in range(3)) - min(seconds_of(short) for _ in range(3))) / 8
 
@@ -325,7 +323,6 @@ def _computing(name: str) -> str:
 
 
 def _rates(host_of: Mapping[str, str]) -> dict[str, float]:
-    """Return the rate of each device, as :func:`_rate` measures it."""
     on_host: defaultdict[str, list[str]] = defaultdict(list)
     for name, host in host_of.items():
         on_host[host].append(name)

@@ -6,6 +6,7 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from grappler_passes.analysis.backward_tasks import LayerTask, backward_tasks
 from grappler_passes.graph.liveness import owns_memory
@@ -65,12 +66,12 @@ def graph_costs(
     for layer in graph.layers:
         index = layer.index
         weight_grad = sizes.weight_grad[index]
-        of_kinds = {
+        kinds_s: dict[str, Any] = {
             name: _total_s(graph, by_task.get((kind, index), ()), seconds) for kind, name in SECONDS.items()
         }
         layers.append(
             LayerCosts(
-                **of_kinds,
+                **kinds_s,
                 # dW also needs the gradient that dO made; where that is larger than what dO frees, it counts
                 # from the start: rather too much memory than too little.
                 activation_bytes=max(sizes.kept[index], weight_grad),

@@ -9,6 +9,7 @@ import re
 import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from grappler_passes.analysis.backward_tasks import backward_tasks
@@ -30,7 +31,6 @@ from tf_ooo.costs.devices import (
 )
 from tf_ooo.costs.devices import device as device_named
 from tf_ooo.costs.from_graph import forward_layers, graph_costs, places, with_occupancy
-from tf_ooo.costs.input_shapes import InputShape, input_shapes
 from tf_ooo.costs.layer_costs import Link
 from tf_ooo.costs.profile import OpProfile, op_seconds, profile_ops
 from tf_ooo.costs.table import CostTable
@@ -51,7 +51,9 @@ _UNKNOWN = ("Could not locate class", "Unknown layer")
 # Shape and dtype.
 _Spec = tuple[tuple[int, ...], str]
 _Specs = _Spec | list[_Spec] | dict[str, _Spec]
-_Shapes = InputShape | list[InputShape] | dict[str, InputShape]
+# An input's shape as a user writes it: ``128,64``, ``ids=128:int32``.
+_SHAPE = re.compile(r"(?:([^=:,]+)=)?([1-9][0-9]{0,8}(?:,[1-9][0-9]{0,8})*):?([a-z][a-z0-9]*)?", re.ASCII)
+_EXPECTED = "sizes without the batch, such as 128,64, ids=128 or 128:int32"
 
 
 def load_model(text: str, is_name: bool, modules: Sequence[str] = ()) -> keras.Model:
@@ -139,7 +141,7 @@ def costs_of_model(
         GraphError: it trains nothing.
         CostError: unknown device, a precision that it lacks, or an op without known costs.
     """
-    shapes = None if input_shape is None else input_shapes(input_shape)
+    shapes = None if input_shape is None else _input_shapes(input_shape)
     inputs, targets = _given(model, 1 if shapes else batch or DEFAULT_ROWS, shapes)
     named = device or (_MEASURED_ON if measure else DEFAULT_DEVICE)
     device_named(named)
@@ -254,6 +256,48 @@ class _Step:
         return profile_ops(lambda: self._concrete(*self._data))
 
 
+@dataclass(frozen=True)
+class _InputShape:
+    """Sizes of one input without the batch; ``dtype`` None: the model's own, else float32."""
+
+    sizes: tuple[int, ...]
+    dtype: str | None = None
+
+
+_Shapes = _InputShape | list[_InputShape] | dict[str, _InputShape]
+
+
+def _input_shapes(value: object) -> _Shapes:
+    """Return one shape, or one for each input, by name or in order: ``128,64``, (128, 64), lists, maps."""
+    if isinstance(value, Mapping):
+        return {str(name): _input_shape(shape)[1] for name, shape in value.items()}
+    if not isinstance(value, Sequence):
+        raise OptionsError(f"input_shape={value!r:.80}: expected {_EXPECTED}")
+    alone = isinstance(value, str) or all(isinstance(size, int) for size in value)
+    values = [value] if alone else value
+    shapes = [_input_shape(each) for each in values]
+    names = [name for name, _ in shapes if name is not None]
+    if names and (len(names) < len(shapes) or len(set(names)) < len(names)):
+        raise OptionsError(f"input shapes {', '.join(map(str, values))!r:.80}: name each input once, or none")
+    if names:
+        return {str(name): shape for name, shape in shapes}
+    return shapes[0][1] if len(shapes) == 1 else [shape for _, shape in shapes]
+
+
+def _input_shape(value: object) -> tuple[str | None, _InputShape]:
+    """Return the name, where a text gives one, and the shape."""
+    if isinstance(value, str):
+        match = _SHAPE.fullmatch(value.replace(" ", ""))
+        if match is None:
+            raise OptionsError(f"input shape {value!r:.80}: expected {_EXPECTED}")
+        return match[1], _InputShape(tuple(map(int, match[2].split(","))), match[3])
+    sizes = tuple(value) if isinstance(value, Sequence) else ()
+    whole = all(isinstance(size, int) and not isinstance(size, bool) and size > 0 for size in sizes)
+    if not sizes or not whole:
+        raise OptionsError(f"input_shape={value!r:.80}: expected {_EXPECTED}")
+    return None, _InputShape(sizes)
+
+
 def _given(model: keras.Model, batch: int, shapes: _Shapes | None) -> tuple[_Specs, _Specs]:
     """Return inputs and targets that a step is called with."""
     if shapes is not None:
@@ -275,7 +319,7 @@ def _called(model: keras.Model, batch: int, shapes: _Shapes) -> tuple[_Specs, _S
     """Call, and so build, a model on zeros of the given shapes; return the specs of inputs and outputs."""
     import tensorflow as tf
 
-    def spec(shape: InputShape, tensor: object = None) -> _Spec:
+    def spec(shape: _InputShape, tensor: object = None) -> _Spec:
         own = "float32" if tensor is None else nests.dtype_name(tensor)
         return (batch, *shape.sizes), shape.dtype or own
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from grappler_passes.analysis.backward_tasks import LayerTask, backward_tasks
@@ -34,14 +34,12 @@ class GraphCosts:
     notes: tuple[str, ...] = ()
 
 
-@dataclass
 class _Sizes:
     """Bytes by layer, filled in one walk over the graph."""
 
-    kept: defaultdict[int, float] = field(default_factory=lambda: defaultdict(float))
-    weight_grad: defaultdict[int, float] = field(default_factory=lambda: defaultdict(float))
-    output: defaultdict[int, float] = field(default_factory=lambda: defaultdict(float))
-    unknown: list[str] = field(default_factory=list)
+    def __init__(self) -> None:
+        self.kept, self.weight_grad, self.output = (defaultdict[int, float](float) for _ in range(3))
+        self.unknown: list[str] = []
 
 
 def graph_costs(
@@ -50,7 +48,7 @@ def graph_costs(
     tasks: Tasks | None = None,
     forward: Mapping[str, int] | None = None,
 ) -> GraphCosts:
-    """Return sums op seconds up to layers.  CostError names an op whose seconds are missing or no time."""
+    """Sums op seconds up to layers.  CostError names an op whose seconds are missing or no time."""
     tasks = backward_tasks(graph).ops if tasks is None else tasks
     forward = forward_layers(graph) if forward is None else forward
     by_task = ops_by_task(graph, tasks, forward)

@@ -133,7 +133,7 @@ def profile_ops(step: Callable[[], Any], steps: int = MOST_STEPS) -> OpProfile:
 
 
 def read_profile(events: Iterable[TracedEvent]) -> OpProfile:
-    """Return sums up a trace in which every step is marked.  CostError if it has no step or no op."""
+    """Sums up a trace in which every step is marked.  CostError if it has no step or no op."""
     events = list(events)
     steps = (event for event in events if event.label.partition("#")[0] == tf_profiler.STEP_MARK)
     marks = sorted((step.begin_s, step.duration_s) for step in steps)
@@ -194,7 +194,7 @@ _Rate = Callable[[int, int], float]
 
 
 def _divided(threads: int, parts: int) -> float:
-    """Return ops that run one after the other, and overlap a little."""
+    """Ops run one after the other, and overlap a little."""
     return 1.0 / threads
 
 

@@ -36,7 +36,6 @@ from tf_ooo.hosts.facts import (
     Client,
     Facts,
     Line,
-    ReportedLimit,
     in_a_line,
     limits_of_gpus,
     limits_of_workers,
@@ -44,6 +43,7 @@ from tf_ooo.hosts.facts import (
     say_used,
     user_of,
 )
+from tf_ooo.hosts.memory import ReportedLimit
 from tf_ooo.hosts.speeds import link_between, measure_device_link, relative_speeds
 from tf_ooo.hosts.watch import SILENCE_S, Silence, Watch
 from tf_ooo.hosts.worker import LEAST_THREADS

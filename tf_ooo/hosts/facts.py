@@ -14,7 +14,7 @@ from grappler_passes.compat import runtime
 from tf_ooo.compat import tf_functions
 from tf_ooo.errors import BackendError
 from tf_ooo.hosts.addresses import answers
-from tf_ooo.hosts.memory import memory_group, taken_bytes
+from tf_ooo.hosts.memory import ReportedLimit, memory_group, taken_bytes
 from tf_ooo.version import __version__
 
 _CONTAINER = "tf_ooo_worker"
@@ -160,14 +160,6 @@ class Line:
         if self._session is not None:
             self._session.close()
             self._session = None
-
-
-@dataclass(frozen=True)
-class ReportedLimit:
-    """Holds the limit of one device; ``said``: who says so, in words."""
-
-    bytes: int
-    said: str
 
 
 def limits_of_gpus(devices: Sequence[str]) -> dict[str, ReportedLimit]:

@@ -46,8 +46,8 @@ class MemoryGroup:
 
 
 @dataclass(frozen=True)
-class Available:
-    """Bytes that this process may still take, and who says so, in words."""
+class ReportedLimit:
+    """Bytes that a device may have, or this process may still take; ``said``: who says so, in words."""
 
     bytes: int
     said: str
@@ -81,16 +81,16 @@ def taken_bytes(proc: Path = _PROC) -> int:
     return _kilobytes(proc / "self/status", "VmRSS") or 0
 
 
-def available_bytes(proc: Path = _PROC) -> Available | None:
+def available_bytes(proc: Path = _PROC) -> ReportedLimit | None:
     """Return the bytes that this process may still take: of the machine, or of its group where that is less.
 
     None where the system does not say.  What it may move to its swap space counts.
     """
     free, swap = (_kilobytes(proc / "meminfo", what) for what in ("MemAvailable", "SwapFree"))
-    rows = [] if free is None else [Available(free + (swap or 0), "free on this machine")]
+    rows = [] if free is None else [ReportedLimit(free + (swap or 0), "free on this machine")]
     if group := memory_group(proc):
         said = f"left of the {group.limit_bytes} of this process' control group {group.path}"
-        rows.append(Available(max(0, group.limit_bytes - group.used_bytes), said))
+        rows.append(ReportedLimit(max(0, group.limit_bytes - group.used_bytes), said))
     return min(rows, key=lambda row: row.bytes, default=None)
 
 

@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
@@ -70,12 +70,6 @@ def _pair(a: tf.Tensor, b: tf.Tensor) -> tf.Tensor:
     return tf.cast(of_x * x + of_y * y, a.dtype)
 
 
-class Gathers(Protocol):
-    """An engine, as far as messages need one."""
-
-    def gather(self, value: object) -> list[Any]: ...
-
-
 @dataclass(frozen=True)
 class Message:
     """The base of all kinds.  Tuples arrive as lists."""
@@ -84,7 +78,7 @@ class Message:
         """Return the message as JSON types, with the name of its kind."""
         return {"kind": type(self).__name__, **asdict(self)}
 
-    def told(self, engine: Gathers) -> list[Any]:
+    def told(self, engine: Engine) -> list[Any]:
         """Every rank's message, by rank: all of this kind, unless some ranks do something else.  Blocks."""
         kinds = {kind.__name__: kind for kind in Message.__subclasses__()}
         return [kinds[said.pop("kind")](**said) for said in map(dict, engine.gather(self.encoded()))]

@@ -20,16 +20,8 @@ from grappler_passes.graph.sizes import KnownShapes, with_sizes
 from grappler_passes.graph.training_graph import TrainingGraph
 from grappler_passes.passes.separate import SeparatePass
 from tf_ooo.compat import keras_layers, keras_optimizers, keras_variables, nests, versions
+from tf_ooo.costs import devices
 from tf_ooo.costs.analytic import analytic_ops
-from tf_ooo.costs.devices import (
-    DEFAULT_DEVICE,
-    PRECISIONS,
-    DeviceModel,
-    devices_with,
-    split_device,
-    usual_precision,
-)
-from tf_ooo.costs.devices import device as device_named
 from tf_ooo.costs.from_graph import forward_layers, graph_costs, places, with_occupancy
 from tf_ooo.costs.layer_costs import Link
 from tf_ooo.costs.profile import OpProfile, op_seconds, profile_ops
@@ -143,16 +135,16 @@ def costs_of_model(
     """
     shapes = None if input_shape is None else _input_shapes(input_shape)
     inputs, targets = _given(model, 1 if shapes else batch or DEFAULT_ROWS, shapes)
-    named = device or (_MEASURED_ON if measure else DEFAULT_DEVICE)
-    device_named(named)
-    if device is None and precision in PRECISIONS and named not in devices_with(precision):
+    named = device or (_MEASURED_ON if measure else devices.DEFAULT_DEVICE)
+    devices.device(named)
+    if device is None and precision in devices.PRECISIONS and named not in devices.devices_with(precision):
         raise CostError(
             f"precision={precision!r}: no device is given, and {named}, which is assumed then, has no "
-            f"{precision}; device= (--device) may be {', '.join(devices_with(precision))}"
+            f"{precision}; device= (--device) may be {', '.join(devices.devices_with(precision))}"
         )
     types = _computed_in(model)
-    usual = None if measure else usual_precision(named, types)
-    roofline = device_named(named, precision or usual)
+    usual = None if measure else devices.usual_precision(named, types)
+    roofline = devices.device(named, precision or usual)
     assumed = _assumed(roofline, types, measure, (batch, device, precision))
     batch = batch or DEFAULT_ROWS
     step = _Step(model, (_with_rows(inputs, batch), _with_rows(targets, batch)))
@@ -172,10 +164,10 @@ def costs_of_model(
 
 
 def _assumed(
-    roofline: DeviceModel, types: str, measure: bool, given: tuple[int | None, str | None, str | None]
+    roofline: devices.DeviceModel, types: str, measure: bool, given: tuple[int | None, str | None, str | None]
 ) -> tuple[str, ...]:
     """Say for which device, types and inputs the seconds hold, and which of these nobody has given."""
-    row, precision = split_device(roofline.name)
+    row, precision = devices.split_device(roofline.name)
     names = ("batch", "device", "precision")
     silent = ", ".join(name for name, value in zip(names, given, strict=True) if value is None)
     peak = f"{roofline.flop_per_s / 1e12:.4g} TFLOP/s, {roofline.bytes_per_s / 1e9:.4g} GB/s"

@@ -16,13 +16,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from grappler_passes.analysis.backward_tasks import backward_tasks
-from grappler_passes.graph.sizes import (
-    ITERATORS,
-    KnownShapes,
-    has_loops,
-    iterations_of_ops,
-    outputs_with_sizes,
-)
+from grappler_passes.graph import sizes
 from grappler_passes.graph.training_graph import TrainingGraph
 from tf_ooo.compat import nests, tf_profiler
 from tf_ooo.compat.tf_profiler import TracedEvent
@@ -274,8 +268,8 @@ def op_seconds(
     """
     whose = whose or Places({})
     # TensorFlow infers no shapes of what goes around a loop: there those are taken that go into it.
-    outputs = outputs_with_sizes(graph_def, KnownShapes()) if has_loops(graph_def) else None
-    analytic, times = analytic_ops(graph_def, on, outputs), iterations_of_ops(graph_def)
+    outputs = sizes.outputs_with_sizes(graph_def, sizes.KnownShapes()) if sizes.has_loops(graph_def) else None
+    analytic, times = analytic_ops(graph_def, on, outputs), sizes.iterations_of_ops(graph_def)
     calculated = {name: each_s * times.get(name, 1) for name, each_s in analytic.seconds.items()}
     measured = profile.seconds if profile else {}
     computing = [node.name for node in graph_def.node if node.op not in FREE_OPS]
@@ -283,7 +277,7 @@ def op_seconds(
     seconds = {node.name: known[node.name] for node in graph_def.node if node.name in known}
     filled = [n for n in computing if n not in measured and n in calculated]
     # Ops that wait for data take time of the data pipeline, not of the step.
-    waiting = {node.name for node in graph_def.node if node.op in ITERATORS}
+    waiting = {node.name for node in graph_def.node if node.op in sizes.ITERATORS}
     missing = [n for n in computing if n not in known and n not in waiting]
     share = sum(n in measured for n in computing) / len(computing) if computing else 1.0
     notes = []

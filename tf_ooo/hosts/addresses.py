@@ -179,10 +179,8 @@ def _ip(address: str) -> str:
 def only_at(address: str) -> Iterator[None]:
     """A server of this ``host:port`` that TensorFlow starts in the block listens at that address alone.
 
-    TensorFlow itself opens the port at all addresses of the machine.
-
-    Raises:
-        BackendError: it was opened at all addresses all the same, or this system cannot do it.
+    TensorFlow itself opens the port at all addresses of the machine.  BackendError: it did so all the same,
+    or this system cannot prevent it.
     """
     library, ip = load("_listening"), _ip(address)
     if library.ooo_listen_only(ip.encode(), host_port(address)[1]) <= 0:

@@ -14,6 +14,7 @@ import os
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
 
 from grappler_passes.compat import runtime
 from tf_ooo.compat import versions
@@ -33,7 +34,6 @@ from tf_ooo.hosts.addresses import (
 )
 from tf_ooo.hosts.devices import home_device
 from tf_ooo.hosts.facts import (
-    Client,
     Facts,
     Line,
     in_a_line,
@@ -75,15 +75,12 @@ class Cluster:
         self.devices = _devices(len(addresses), own_task)
         self._watch = Watch(self.workers, silence)
         self._watch.start()
-        self._link: Link | None = None
         self._speeds: tuple[float, ...] | None = None
 
-    @property
+    @cached_property
     def link(self) -> Link | None:
         """Return the link of first and last task, taken for all; measured when asked for; None: one task."""
-        if self._link is None and len(self.devices) > 1:
-            self._link = measure_device_link(self.devices[0], self.devices[-1])
-        return self._link
+        return measure_device_link(self.devices[0], self.devices[-1]) if len(self.devices) > 1 else None
 
     def link_between(self) -> Link:
         """Return :attr:`link`, or with one task the link between its devices."""
@@ -300,7 +297,7 @@ def _join(
     atexit.register(runtime.keep_functions)  # workers may end before this process has
     for task, address in tasks.items():
         try:
-            say_used(address, task, Client(own, os.getpid()))
+            say_used(address, task, own)
         except tf.errors.OpError as error:
             why = f"it does not answer: {in_a_line(error)}"
             raise BackendError(f"lost worker {address} (task {task}) while it was joined: {why}") from error

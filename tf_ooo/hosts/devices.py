@@ -34,14 +34,10 @@ def host_device() -> str:
 def full_names(value: Any, local_rank: int = 0) -> tuple[str, ...]:
     """Return the devices of a pipeline, in its order.
 
-    Args:
-        value: an int (the first so many GPUs, or CPUs where there are no GPUs; None: all of these), names
-            of logical or physical devices, or an object with ``devices``.
-        local_rank: of this process among those of its machine that share its GPUs: an int means the GPUs
-            behind those of the processes before it.
-
-    Raises:
-        BackendError: one does not exist, or stands there twice; says which there are.
+    ``value``: an int (the first so many GPUs, or CPUs where there are no GPUs; None: all of these), names of
+    logical or physical devices, or an object with ``devices``.  For the process ``local_rank`` of those that
+    share their machine's GPUs an int means the GPUs behind those of the processes before it.
+    BackendError: one does not exist, or stands there twice; says which there are.
     """
     import tensorflow as tf
 

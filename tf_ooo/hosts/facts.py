@@ -92,9 +92,10 @@ def user_of(address: str, task: int, timeout_s: float) -> Client | None:
     return None if answers(client.address) else client
 
 
-def say_used(address: str, task: int, client: Client) -> None:
-    """Tells the worker who uses it from now on."""
-    with Line(f"grpc://{address}", task, json.dumps(asdict(client)), "client") as line:
+def say_used(address: str, task: int, own: str) -> None:
+    """Tells the worker that this process, which listens at ``own``, uses it from now on."""
+    client = asdict(Client(own, os.getpid()))
+    with Line(f"grpc://{address}", task, json.dumps(client), "client") as line:
         line.run(10.0)
 
 
@@ -178,12 +179,8 @@ def limits_of_workers(
 ) -> dict[int, ReportedLimit]:
     """Return the limit of each CPU of workers in control groups that limit their memory, by task.
 
-    Processes of one group share its limit, less what all of them took before.
-
-    Args:
-        computing: CPU devices by task; 0 where a task has GPUs.
-        workers: what they say of themselves, by task.
-        own: the same of this process, which takes part where it is in such a group.
+    Processes of one group share its limit, less what all of them took before; ``own``, this process, takes
+    part where it is in such a group.  ``computing``: CPU devices by task; 0 where a task has GPUs.
     """
     groups: defaultdict[str, dict[int, Facts]] = defaultdict(dict)
     for task, facts in workers.items():

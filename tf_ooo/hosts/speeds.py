@@ -268,13 +268,7 @@ def relative_speeds(devices: Sequence[str], hosts: Sequence[str], home: str) -> 
 
     What differs by less than 40% counts as alike.  CPUs of one process are; only where there are other
     devices is anything measured: on all hosts at once, on the devices of one host one after the other.
-
-    Args:
-        devices, home: full names.
-        hosts: of each device, where it is.
-
-    Raises:
-        CostError: a device does not answer.
+    ``hosts`` says where each device is.  CostError: a device does not answer.
     """
     host_of = {_computing(name): host for name, host in zip(devices, hosts, strict=True)}
     host_of.pop(_computing(home), None)

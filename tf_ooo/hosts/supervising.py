@@ -67,10 +67,6 @@ def _check_script(script: Sequence[str]) -> None:
         raise OptionsError(f"SCRIPT {name!r} is not there; expected a Python file, or -m and a module")
 
 
-class _Stopped(Exception):
-    """This process was told to end."""
-
-
 @dataclass
 class _Attempt:
     """One start of all processes, each the first of a group of its own."""
@@ -84,12 +80,12 @@ class _Attempt:
             f"{name} ended with {p.returncode}" for name, p in self.workers.items() if p.poll() is not None
         ]
 
-    def wait(self, told: Sequence[str]) -> int:
-        """The script's exit status, or _Stopped when a signal is ``told``; a lost worker leaves a minute."""
+    def wait(self, told: Sequence[str]) -> int | None:
+        """The script's exit status, or None when a signal is ``told``; a lost worker leaves a minute."""
         deadline_s = float("inf")
         while self.script.poll() is None:
             if told:
-                raise _Stopped(told[0])
+                return None
             if self.lost():
                 deadline_s = min(deadline_s, time.monotonic() + _PATIENCE_S)
             if time.monotonic() > deadline_s:
@@ -107,13 +103,12 @@ def supervise(job: Job, max_restarts: int, say: Callable[[str], None]) -> int:
     _check_script(job.script)
     with _signals() as told:
         for left in range(max_restarts, -1, -1):
-            try:
-                with _started(job) as attempt:
-                    status = attempt.wait(told)
-                    lost = attempt.lost()
-            except _Stopped as stopped:
-                say(f"ended by {stopped}")
-                return 128 + signal.Signals[str(stopped)].value
+            with _started(job) as attempt:
+                status = attempt.wait(told)
+                lost = attempt.lost()
+            if status is None:
+                say(f"ended by {told[0]}")
+                return 128 + signal.Signals[told[0]].value
             if status == 0 or left == 0:
                 break
             why = "; ".join([f"the script ended with {status}", *lost])

@@ -109,11 +109,12 @@ def supervise(job: Job, max_restarts: int, say: Callable[[str], None]) -> int:
             if status is None:
                 say(f"ended by {told[0]}")
                 return 128 + signal.Signals[told[0]].value
+            exit_status = status if status >= 0 else 128 - status
             if status == 0 or left == 0:
                 break
             why = "; ".join([f"the script ended with {status}", *lost])
             say(f"{why}: starting again ({left} restart{'s' if left > 1 else ''} left)")
-    return status if status >= 0 else 128 - status
+    return exit_status
 
 
 @contextlib.contextmanager

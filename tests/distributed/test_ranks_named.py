@@ -176,7 +176,7 @@ def begin_late(seconds_s: float) -> None:
     """Horovod has begun on all; rank 1 reads data for so long."""
     import horovod.tensorflow as hvd
 
-    rendezvous._DEFAULT_S = 4.0
+    rendezvous.START_S = 4.0
     hvd.init()
     if hvd.rank() == 1:
         time.sleep(seconds_s)

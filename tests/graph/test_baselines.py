@@ -15,7 +15,7 @@ from tests.zoo import keras
 from tf_ooo.fit import timing
 from tf_ooo.fit.baseline import ONE_DEVICE, STEPS
 from tf_ooo.fit.timing import FEW
-from tf_ooo.hosts.memory import Available
+from tf_ooo.hosts.memory import ReportedLimit
 from tf_ooo.modes.pipeline import plans
 
 pytestmark = pytest.mark.devices(2)
@@ -87,7 +87,7 @@ def test_why_there_is_nothing_to_compare_with(mode, monkeypatch):
     if mode == "pipeline":  # the other refuses such a layer
         random = fit(network(Noise()), mode, compare=True)[0].report
         assert "draws random numbers from a state of its own" in random.no_baseline
-        monkeypatch.setattr(plans, "available_bytes", lambda: Available(1, "free"))
+        monkeypatch.setattr(plans, "available_bytes", lambda: ReportedLimit(1, "free"))
         short = fit(network(), mode)[0].report
         assert "the fit is too short to measure one device" in short.headline
         assert "compare=True" in short.headline

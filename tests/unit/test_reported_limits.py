@@ -8,7 +8,8 @@ import pytest
 
 from tf_ooo import LayerCosts
 from tf_ooo.errors import MemoryLimitError
-from tf_ooo.hosts.facts import Facts, ReportedLimit, limits_of_workers
+from tf_ooo.hosts.facts import Facts, limits_of_workers
+from tf_ooo.hosts.memory import ReportedLimit
 from tf_ooo.hosts.ranks.base import SingleEngine
 from tf_ooo.hosts.target import Devices
 from tf_ooo.modes.pipeline.limits import Limit, limit_of, mesh_within
@@ -61,17 +62,15 @@ def test_what_a_worker_of_another_release_says():
     assert Facts.from_text(text.replace('"taken_bytes": 0', '"colour": "red"')) == facts(1)
 
 
-class Cards:
+class Cards(Devices):
     """Two devices that report, and one that does not."""
 
-    devices = ("/device:GPU:0", "/device:GPU:1", "/device:CPU:0")
+    def __init__(self):
+        super().__init__(("/device:GPU:0", "/device:GPU:1", "/device:CPU:0"))
 
-    @staticmethod
-    def memory_limits():
-        return {
-            Cards.devices[0]: ReportedLimit(900, "the first"),
-            Cards.devices[1]: ReportedLimit(800, "the second"),
-        }
+    def memory_limits(self):
+        first, second, _ = self.devices
+        return {first: ReportedLimit(900, "the first"), second: ReportedLimit(800, "the second")}
 
 
 @pytest.mark.parametrize(
@@ -85,7 +84,7 @@ class Cards:
     ],
 )
 def test_which_limit_is_taken(asked, limit):
-    target = Devices(Cards.devices, Cards)
+    target = Cards()
     assert limit_of(asked, target, SingleEngine()) == limit
 
 
@@ -104,13 +103,13 @@ class Ranks:
 
 
 def test_ranks_take_the_least_of_all():
-    target = Devices(Cards.devices, Cards)
+    target = Cards()
     own = limit_of(None, target, SingleEngine())
     assert limit_of(None, target, Ranks([None] * 3)) == own
     with_another = limit_of(None, target, Ranks([[700, "another"], None, [1000, "a third"]]))
     assert with_another == Limit(1000, "another", reported=True, less_bytes=(300, 200, 0))
     assert limit_of(2000, target, Ranks([[700, "another"], None, None])).bytes == 2000
-    assert limit_of(None, Devices(Cards.devices), Ranks([[700, "another"]] * 3)).least_bytes == 700
+    assert limit_of(None, Devices(Cards().devices), Ranks([[700, "another"]] * 3)).least_bytes == 700
 
 
 LAYERS = tuple(

@@ -5,14 +5,16 @@ from __future__ import annotations
 import gc
 import socket
 import threading
+from dataclasses import asdict
 
 import pytest
 
 from tf_ooo.errors import BackendError
+from tf_ooo.hosts.addresses import START_VARIABLE
 from tf_ooo.hosts.ranks import roll
 from tf_ooo.hosts.ranks.line import Line
-from tf_ooo.hosts.ranks.rendezvous import LIMIT, Meeting, listening
-from tf_ooo.hosts.ranks.roll import Member, introduced
+from tf_ooo.hosts.ranks.rendezvous import Meeting, listening
+from tf_ooo.hosts.ranks.roll import Member
 
 
 def met(size):
@@ -22,26 +24,34 @@ def met(size):
         where = f"127.0.0.1:{listener.getsockname()[1]}"
 
         def join(rank):
-            rolls[rank] = Meeting(rank, size, LIMIT).join(lambda: where)
+            rolls[rank] = Meeting(rank, size, START_VARIABLE).join(lambda: where)
 
         threads = [threading.Thread(target=join, args=(rank,)) for rank in range(1, size)]
         for thread in threads:
             thread.start()
-        rolls[0] = Meeting(0, size, LIMIT).host(listener)
+        rolls[0] = Meeting(0, size, START_VARIABLE).host(listener)
         for thread in threads:
             thread.join(20)
     return [rolls[rank] for rank in range(size)]
 
 
 @pytest.fixture
-def three(monkeypatch):
+def heard():
+    """Who has left the fit of rank 0, as it is told, and whether it was."""
+    return [], threading.Event()
+
+
+@pytest.fixture
+def three(monkeypatch, heard):
     """Three ranks in touch."""
+    words, was_told = heard
     monkeypatch.setattr(roll.atexit, "register", lambda *_: None)
     monkeypatch.setattr(roll.sys, "excepthook", roll.sys.excepthook)
     monkeypatch.setattr(roll, "end_in_time", lambda: None)  # this process goes on
     rolls = met(3)
-    for one_roll in rolls:
-        one_roll.start()
+    rolls[0].start(lambda who: (words.append(who), was_told.set()))
+    for other in rolls[1:]:
+        other.start(lambda who: None)
     return rolls
 
 
@@ -79,17 +89,15 @@ def test_python_does_not_free_graphs_when_it_ends_after_a_loss(three, monkeypatc
 
 
 @pytest.fixture
-def told(three, monkeypatch):
-    """Note who has left the fit of rank 0, as it is told."""
+def told(three, heard, monkeypatch):
+    """All three are in a fit, and rank 0 is told who has left it."""
     monkeypatch.setattr(roll, "_WORD_S", 0.1)
-    words, heard = [], threading.Event()
-    three[0].when_lost(lambda who: (words.append(who), heard.set()))
     threads = [threading.Thread(target=rank.wait_for_all) for rank in three]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(20)
-    return words, heard
+    return heard
 
 
 def test_a_rank_is_told_who_has_left_its_fit(three, told):
@@ -110,28 +118,28 @@ def test_a_rank_that_has_ended_its_fit_waits_for_nobody(three, told):
 
 
 def test_strangers_at_the_meeting_are_turned_away(monkeypatch):
-    monkeypatch.setenv(LIMIT, "5")
+    monkeypatch.setenv(START_VARIABLE, "5")
     with listening("127.0.0.1", 0) as listener:
         rolls = []
-        hosting = threading.Thread(target=lambda: rolls.append(Meeting(0, 2, LIMIT).host(listener)))
+        hosting = threading.Thread(target=lambda: rolls.append(Meeting(0, 2, START_VARIABLE).host(listener)))
         hosting.start()
         for said in (b"GET / HTTP/1.1\r\n\r\n", b'{"rank": 7}\n', b'{"rank": "x", "run": "rm"}\n', b"\xff\n"):
             with socket.create_connection(listener.getsockname()) as stranger:
                 stranger.sendall(said)
         line = Line(socket.create_connection(listener.getsockname()))
-        line.send(introduced(Member(1)))
-        assert line.receive(20) == {"members": [introduced(member) for member in (Member(0), Member(1))]}
+        line.send(asdict(Member(1)))
+        assert line.receive(20) == {"members": [asdict(member) for member in (Member(0), Member(1))]}
         hosting.join(20)
     assert [member.rank for member in rolls[0].members] == [0, 1]
 
 
 def test_who_does_not_come_is_named(monkeypatch):
-    monkeypatch.setenv(LIMIT, "0.2")
+    monkeypatch.setenv(START_VARIABLE, "0.2")
     with listening("127.0.0.1", 0) as listener, pytest.raises(BackendError) as caught:
-        Meeting(0, 4, LIMIT).host(listener)
+        Meeting(0, 4, START_VARIABLE).host(listener)
     assert str(caught.value).startswith("rank 0 of 4: rank 1, 2, 3 did not come within 0 s")
     with pytest.raises(BackendError, match="rank 2 of 4: rank 0 did not come"):
-        Meeting(2, 4, LIMIT).join(lambda: "")
+        Meeting(2, 4, START_VARIABLE).join(lambda: "")
 
 
 def test_no_thread_is_made_when_a_rank_leaves(three, told, monkeypatch):

@@ -55,15 +55,14 @@ _NEVER_MORE_ROWS = frozenset({"Unique", "UniqueV2", "UnsortedSegmentSum"})
 _RESERVED_PORT = 5
 
 _Outputs = Mapping[str, Sequence[OutputInfo]]
-_MKL = re.compile(r"^_Mkl(Native)?")
-_FUSED = re.compile(r"^_?Fused(?=Conv|MatMul|BatchMatMul|Depthwise)")
-_SUFFIX = re.compile(r"(WithBias|V\d+|Ex)+$")
+# The marks of oneDNN, of fusion and of versions.
+_BEFORE = re.compile(r"^(_Mkl(Native)?)?(_?Fused(?=Conv|MatMul|BatchMatMul|Depthwise))?")
+_BEHIND = re.compile(r"(WithBias|V\d+|Ex)+$")
 
 
 def base_type(op_type: str) -> str:
-    """Return the op type without the marks of oneDNN, of fusion and of versions: ``Conv2D`` of
-    ``_MklNativeFusedConv2D``, ``FusedBatchNormGrad`` of ``FusedBatchNormGradV3``."""
-    return _SUFFIX.sub("", _FUSED.sub("", _MKL.sub("", op_type)))
+    """Return ``Conv2D`` for ``_MklNativeFusedConv2D``, ``FusedBatchNormGrad`` for its versions such as V3."""
+    return _BEHIND.sub("", _BEFORE.sub("", op_type))
 
 
 @dataclass(frozen=True)
@@ -78,12 +77,11 @@ class AnalyticOps:
 def analytic_ops(
     graph_def: graph_pb2.GraphDef,
     device: DeviceModel,
-    outputs: Mapping[str, Sequence[OutputInfo]] | None = None,
+    outputs: _Outputs | None = None,
 ) -> AnalyticOps:
     """Return costs of each node of a flat graph; ``outputs`` None: what TensorFlow can infer of them."""
-    outputs = with_largest_sizes(
-        graph_def, shape_inference.infer_outputs(graph_def) if outputs is None else outputs
-    )
+    outputs = shape_inference.infer_outputs(graph_def) if outputs is None else outputs
+    outputs = with_largest_sizes(graph_def, outputs)
     works: dict[str, Work] = {}
     seconds: dict[str, float] = {}
     unknown: dict[str, str] = {}
@@ -107,9 +105,8 @@ def op_work(
         return Work(pieces=1)
     if _NO_FORMULA.match(node.op):
         raise CostError(f"op {node.name!r} ({node.op}): there is no formula for what it takes")
-    rule = _RULES.get(base_type(node.op), _by_bytes)
     try:
-        return rule(_Op(node, inputs, outputs))
+        return _RULES.get(base_type(node.op), _by_bytes)(_Op(node, inputs, outputs))
     except (_UnknownShapeError, IndexError) as error:
         raise CostError(f"op {node.name!r} ({node.op}): {error or 'an input is missing'}") from error
 
@@ -156,13 +153,13 @@ def _by_bytes(op: _Op) -> Work:
     if kind in _REDUCTIONS:  # the axes are a few numbers, of which even the count may be open
         inputs = inputs[:1]
         outputs = [*outputs] if is_closed(outputs[0]) else [info for info in inputs if info]
-    written = _tensor_bytes(outputs)
+    moved = written = _tensor_bytes(outputs)
     if kind in _PARTIAL_READS:
-        moved = 2 * written
+        moved += written
     else:
-        moved = written + _tensor_bytes(inputs)
-        moved += _EXTRA_READS.get(kind, 0) * (_tensor_bytes(inputs[:1]) if kind in _EXTRA_READS else 0)
-        moved += _variable_bytes(op.node, inputs)
+        moved += _tensor_bytes(inputs) + _variable_bytes(op.node, inputs)
+        if kind in _EXTRA_READS:
+            moved += _EXTRA_READS[kind] * _tensor_bytes(inputs[:1])
     element_bytes = max((info.element_bytes for info in (*outputs, *inputs) if info), default=4) or 4
     return Work(0.0, moved, max(1.0, moved / element_bytes / ELEMENTS_A_PIECE))
 
@@ -170,11 +167,9 @@ def _by_bytes(op: _Op) -> Work:
 def _variable_bytes(node: node_def_pb2.NodeDef, inputs: Sequence[OutputInfo | None]) -> float:
     """Return the bytes moved behind handles: each variable is as large as the value that goes in."""
     handles = sum(info is not None and info.dtype == "resource" for info in inputs)
-    values = [info for info in inputs if info is not None and info.is_number]
-    if not handles or not values:
-        return 0.0
+    values = [info for info in inputs if handles and info is not None and info.is_number]
     passes = 1 if node.op == "AssignVariableOp" else 2
-    return passes * handles * max(_tensor_bytes([info]) for info in values)
+    return passes * handles * max((_tensor_bytes([info]) for info in values), default=0.0)
 
 
 def _matmul(op: _Op) -> Work:
@@ -193,15 +188,11 @@ _KERNEL_AND_OUTER = {"F": (1, _RESULT), "dO": (1, 2), "dW": (_RESULT, 2)}
 def _conv(kind: str) -> _Rule:
     def rule(op: _Op) -> Work:
         kernel, outer = (op.dims(place) for place in _KERNEL_AND_OUTER[kind])
-        rows = math.prod(kernel[:-1])
-        product: tuple[float, float, float]
+        rows, pixels = math.prod(kernel[:-1]), math.prod(outer) / kernel[-1]
+        product = (pixels, kernel[-1], rows) if kind == "F" else (rows, kernel[-1], pixels)
         if kind == "dO":
             inner = math.prod(op.dims(_RESULT)) / kernel[-2]
             product = inner, kernel[-2], math.prod(kernel[:-2]) * kernel[-1]
-        elif kind == "dW":
-            product = rows, kernel[-1], math.prod(outer) / kernel[-1]
-        else:
-            product = math.prod(outer) / kernel[-1], kernel[-1], rows
         return Work(2.0 * math.prod(outer) * rows, op.moved_bytes, gemm_pieces(*product))
 
     return rule
@@ -271,13 +262,13 @@ def _closed_now(
 ) -> Iterator[tuple[int, OutputInfo]]:
     """Outputs of the node whose sizes are open, and can be told by now."""
     sources = [split_input(text) for text in node.input]
+    usable = sources[:1] if node.op in _NEVER_MORE_ROWS else [s for s in sources if s in bounded]
     for port, info in enumerate(outputs[node.name]):
         if is_closed(info):
             continue
         if node.op == "FusedBatchNormV3" and port == _RESERVED_PORT:
             yield port, replace(info, shape=(0,))
             continue
-        usable = sources[:1] if node.op in _NEVER_MORE_ROWS else [s for s in sources if s in bounded]
         for name, source_port in usable:
             infos = outputs.get(name, ())
             filled = _filled(info, infos[source_port]) if 0 <= source_port < len(infos) else None
@@ -288,14 +279,11 @@ def _closed_now(
 
 def _filled(info: OutputInfo, source: OutputInfo) -> OutputInfo | None:
     """``info`` with the sizes of ``source`` where it has none; None: open too, or of another rank."""
-    if source.shape is None or None in source.shape:
+    own = source.shape if info.shape is None else info.shape
+    if not is_closed(source) or own is None or len(own) != len(source.shape or ()):
         return None
-    if info.shape is None:
-        return replace(info, shape=source.shape)
-    if len(info.shape) != len(source.shape):
-        return None
-    sizes = zip(info.shape, source.shape, strict=True)
-    return replace(info, shape=tuple(theirs if own is None else own for own, theirs in sizes))
+    sizes = zip(own, source.shape or (), strict=True)
+    return replace(info, shape=tuple(theirs if size is None else size for size, theirs in sizes))
 
 
 def is_closed(info: OutputInfo) -> bool:

@@ -123,16 +123,16 @@ _OF_TYPES = {"bfloat16": "bf16", "float16": "fp16"}
 
 @dataclass(frozen=True)
 class _Published:
-    """A row of a data sheet: bytes/s, processors, and dense FLOP/s of each precision that it has."""
+    """A row of a data sheet: bytes/s, processors, and dense TFLOP/s of each precision that it has."""
 
     name: str
     bytes_per_s: float
     parallel_width: int
-    flop_per_s: Mapping[str, float]
+    tflop_per_s: Mapping[str, float]
     launch_s: float = _LAUNCH_S
 
     def at(self, precision: str, name: str) -> DeviceModel:
-        peak = self.flop_per_s[precision]
+        peak = self.tflop_per_s[precision] * 1e12
         return DeviceModel(peak, self.bytes_per_s, self.launch_s, self.parallel_width, name)
 
 
@@ -140,54 +140,44 @@ _PUBLISHED = {
     row.name: row
     for row in (
         # NVIDIA V100 data sheet (2020), SXM2: 15.7 TFLOP/s single, 125 tensor; 900 GB/s; 80 SMs.
-        _Published("v100", 900e9, 80, {"fp32": 15.7e12, "fp16": 125e12}),
+        _Published("v100", 900e9, 80, {"fp32": 15.7, "fp16": 125}),
         # NVIDIA T4 data sheet (2019): 8.1 TFLOP/s single, 65 mixed FP16; 320 GB/s; 40 SMs.
-        _Published("t4", 320e9, 40, {"fp32": 8.1e12, "fp16": 65e12}),
+        _Published("t4", 320e9, 40, {"fp32": 8.1, "fp16": 65}),
         # NVIDIA A100 data sheet (2021), 80 GB SXM: 19.5 TFLOP/s single, 156 TF32, 312 BF16 and FP16, dense;
         # 2,039 GB/s; 108 SMs.
-        _Published("a100", 2039e9, 108, {"fp32": 19.5e12, "tf32": 156e12, "bf16": 312e12, "fp16": 312e12}),
+        _Published("a100", 2039e9, 108, {"fp32": 19.5, "tf32": 156, "bf16": 312, "fp16": 312}),
         # NVIDIA L40S data sheet (2023): 91.6 TFLOP/s single, 183 TF32, 362.05 BF16 and FP16, dense;
         # 864 GB/s; 142 SMs.
-        _Published(
-            "l40s", 864e9, 142, {"fp32": 91.6e12, "tf32": 183e12, "bf16": 362.05e12, "fp16": 362.05e12}
-        ),
+        _Published("l40s", 864e9, 142, {"fp32": 91.6, "tf32": 183, "bf16": 362.05, "fp16": 362.05}),
         # NVIDIA H100 data sheet (2023), SXM: 67 TFLOP/s single; 989 TF32, 1,979 BF16 and FP16 with sparsity,
         # half of it dense; 3.35 TB/s; 132 SMs.
-        _Published(
-            "h100", 3350e9, 132, {"fp32": 67e12, "tf32": 494.5e12, "bf16": 989.5e12, "fp16": 989.5e12}
-        ),
+        _Published("h100", 3350e9, 132, {"fp32": 67, "tf32": 494.5, "bf16": 989.5, "fp16": 989.5}),
         # NVIDIA H200 data sheet (2024), SXM: the H100's processors, 4.8 TB/s.
-        _Published(
-            "h200", 4800e9, 132, {"fp32": 67e12, "tf32": 494.5e12, "bf16": 989.5e12, "fp16": 989.5e12}
-        ),
+        _Published("h200", 4800e9, 132, {"fp32": 67, "tf32": 494.5, "bf16": 989.5, "fp16": 989.5}),
         # NVIDIA Blackwell data sheet (2025), one GPU of HGX B200: 75 TFLOP/s single; 2,200 TF32, 4,500 BF16
         # and FP16 with sparsity, half of it dense; 7.7 TB/s; 148 SMs.
-        _Published("b200", 7700e9, 148, {"fp32": 75e12, "tf32": 1100e12, "bf16": 2250e12, "fp16": 2250e12}),
+        _Published("b200", 7700e9, 148, {"fp32": 75, "tf32": 1100, "bf16": 2250, "fp16": 2250}),
         # NVIDIA GA102 white paper (2021), appendix: 35.6 TFLOP/s single and TF32, 71 BF16 and FP16 with FP32
         # sums, dense; 936 GB/s; 82 SMs.
-        _Published("rtx3090", 936e9, 82, {"fp32": 35.6e12, "tf32": 35.6e12, "bf16": 71e12, "fp16": 71e12}),
+        _Published("rtx3090", 936e9, 82, {"fp32": 35.6, "tf32": 35.6, "bf16": 71, "fp16": 71}),
         # NVIDIA Ada white paper (2022), appendix: 82.6 TFLOP/s single and TF32, 165.2 BF16 and FP16 with FP32
         # sums, dense; 1,008 GB/s; 128 SMs.
-        _Published(
-            "rtx4090", 1008e9, 128, {"fp32": 82.6e12, "tf32": 82.6e12, "bf16": 165.2e12, "fp16": 165.2e12}
-        ),
+        _Published("rtx4090", 1008e9, 128, {"fp32": 82.6, "tf32": 82.6, "bf16": 165.2, "fp16": 165.2}),
         # NVIDIA RTX Blackwell white paper (2025), appendix: 104.8 TFLOP/s single and TF32, 209.5 BF16 and
         # FP16 with FP32 sums, dense; 1,792 GB/s; 170 SMs.
-        _Published(
-            "rtx5090", 1792e9, 170, {"fp32": 104.8e12, "tf32": 104.8e12, "bf16": 209.5e12, "fp16": 209.5e12}
-        ),
+        _Published("rtx5090", 1792e9, 170, {"fp32": 104.8, "tf32": 104.8, "bf16": 209.5, "fp16": 209.5}),
         # NVIDIA Titan Xp product page (2017): 3,840 cores at 1,582 MHz x 2; 547.7 GB/s; 30 SMs.
-        _Published("titan-xp", 547.7e9, 30, {"fp32": 12.15e12}),
+        _Published("titan-xp", 547.7e9, 30, {"fp32": 12.15}),
         # Intel Xeon Platinum 8480+ product page (2023): 56 cores at 2.0 GHz (base), 8 channels of DDR5-4800.
         # Intel's optimization manual: 64 single-precision flop a cycle (two AVX-512 units), 1,024 of BF16
         # (AMX: 16 x 16 x 32 multiply-adds in 16 cycles).
-        _Published("xeon-8480", 307.2e9, 56, {"fp32": 7.17e12, "bf16": 114.7e12}, _CPU_LAUNCH_S),
+        _Published("xeon-8480", 307.2e9, 56, {"fp32": 7.17, "bf16": 114.7}, _CPU_LAUNCH_S),
         # AMD EPYC 9654 product page (2022): 96 cores at 2.4 GHz (base), 460.8 GB/s.  AMD's Zen 4 optimization
         # guide: 32 single-precision flop a cycle, 64 of BF16.
-        _Published("epyc-9654", 460.8e9, 96, {"fp32": 7.37e12, "bf16": 14.7e12}, _CPU_LAUNCH_S),
+        _Published("epyc-9654", 460.8e9, 96, {"fp32": 7.37, "bf16": 14.7}, _CPU_LAUNCH_S),
         # No data sheet: one core at 3 GHz with two 8-wide multiply-add units (AVX2); 10 GB/s is a usual
         # share of a server's memory.
-        _Published("cpu-core", 10e9, 1, {"fp32": 96e9}, _CPU_LAUNCH_S),
+        _Published("cpu-core", 10e9, 1, {"fp32": 0.096}, _CPU_LAUNCH_S),
     )
 }
 # This one is taken where none is given; plans state it.
@@ -196,7 +186,7 @@ DEFAULT_DEVICE = "v100"
 DEVICES: dict[str, DeviceModel] = {
     model.name: model
     for row in _PUBLISHED.values()
-    for precision in row.flop_per_s
+    for precision in row.tflop_per_s
     for model in [row.at(precision, row.name if precision == "fp32" else f"{row.name}-{precision}")]
 }
 
@@ -219,7 +209,7 @@ def device(name: str, precision: str | None = None) -> DeviceModel:
         raise CostError(f"precision={precision!r:.80} is not accepted; accepted: {', '.join(PRECISIONS)}")
     if own is not None and own != precision:
         raise CostError(f"device {name!r} is {row} at {own}, not at {precision}; write one of the two")
-    has = _PUBLISHED[row].flop_per_s
+    has = _PUBLISHED[row].tflop_per_s
     if precision not in has:
         raise CostError(f"device {row!r} has no {precision}; it has {', '.join(has)}")
     return DEVICES[row if precision == "fp32" else f"{row}-{precision}"]
@@ -227,7 +217,7 @@ def device(name: str, precision: str | None = None) -> DeviceModel:
 
 def devices_with(precision: str) -> list[str]:
     """Return the names of the devices that have a published peak for a precision."""
-    return [name for name, row in _PUBLISHED.items() if precision in row.flop_per_s]
+    return [name for name, row in _PUBLISHED.items() if precision in row.tflop_per_s]
 
 
 def usual_precision(name: str, computed_in: str) -> str:

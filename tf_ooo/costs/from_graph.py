@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 from grappler_passes.analysis.backward_tasks import LayerTask, backward_tasks
 from grappler_passes.graph.liveness import owns_memory
@@ -33,14 +34,12 @@ class GraphCosts:
     notes: tuple[str, ...] = ()
 
 
-@dataclass
 class _Sizes:
     """Bytes by layer, filled in one walk over the graph."""
 
-    kept: defaultdict[int, float] = field(default_factory=lambda: defaultdict(float))
-    weight_grad: defaultdict[int, float] = field(default_factory=lambda: defaultdict(float))
-    output: defaultdict[int, float] = field(default_factory=lambda: defaultdict(float))
-    unknown: list[str] = field(default_factory=list)
+    def __init__(self) -> None:
+        self.kept, self.weight_grad, self.output = (defaultdict[int, float](float) for _ in range(3))
+        self.unknown: list[str] = []
 
 
 def graph_costs(
@@ -49,7 +48,7 @@ def graph_costs(
     tasks: Tasks | None = None,
     forward: Mapping[str, int] | None = None,
 ) -> GraphCosts:
-    """Return sums op seconds up to layers.  CostError names an op whose seconds are missing or no time."""
+    """Sums op seconds up to layers.  CostError names an op whose seconds are missing or no time."""
     tasks = backward_tasks(graph).ops if tasks is None else tasks
     forward = forward_layers(graph) if forward is None else forward
     by_task = ops_by_task(graph, tasks, forward)
@@ -64,14 +63,13 @@ def graph_costs(
     layers = []
     for layer in graph.layers:
         index = layer.index
-        ops = {kind: by_task.get((kind, index), ()) for kind in SECONDS}
         weight_grad = sizes.weight_grad[index]
+        kinds_s: dict[str, Any] = {
+            name: _total_s(graph, by_task.get((kind, index), ()), seconds) for kind, name in SECONDS.items()
+        }
         layers.append(
             LayerCosts(
-                forward_s=_total_s(graph, ops["F"], seconds),
-                output_grad_s=_total_s(graph, ops["dO"], seconds),
-                weight_grad_s=_total_s(graph, ops["dW"], seconds),
-                update_s=_total_s(graph, ops["U"], seconds),
+                **kinds_s,
                 # dW also needs the gradient that dO made; where that is larger than what dO frees, it counts
                 # from the start: rather too much memory than too little.
                 activation_bytes=max(sizes.kept[index], weight_grad),
@@ -82,7 +80,7 @@ def graph_costs(
                 inputs=inputs[index],
                 name=layer.name,
                 slot_bytes=weights[index][1],
-                summand_bytes=_summand_bytes(graph, ops["dW"]),
+                summand_bytes=_summand_bytes(graph, by_task.get(("dW", index), ())),
             )
         )
     left_s: defaultdict[str, float] = defaultdict(float)
@@ -96,8 +94,6 @@ def places(
     graph: TrainingGraph, tasks: Tasks | None = None, forward: Mapping[str, int] | None = None
 ) -> Places:
     """Say in words which layer each op belongs to; ``tasks`` and ``forward`` where they are known already."""
-    tasks = backward_tasks(graph).ops if tasks is None else tasks
-    forward = forward_layers(graph) if forward is None else forward
     return Places.of_tasks(graph, ops_by_task(graph, tasks, forward))
 
 
@@ -137,10 +133,10 @@ def _latest_weights(graph: TrainingGraph, at_least: Mapping[str, int]) -> dict[s
     latest: dict[str, int] = {}
     for name, op in graph.ops.items():
         if op.kind in _FORWARD or name in at_least:
-            above = [latest[producer] for producer, _ in op.inputs if producer in latest]
-            highest = max([*above, at_least[name]] if name in at_least else above, default=None)
-            if highest is not None:
-                latest[name] = highest
+            known = [latest[producer] for producer, _ in op.inputs if producer in latest]
+            known += [at_least[name]] if name in at_least else []
+            if known:
+                latest[name] = max(known)
     return latest
 
 
@@ -153,15 +149,14 @@ def _raised(
         forward = [name for name in names if graph.ops[name].kind in _FORWARD]
         highest = max((latest[name] for name in forward if name in latest), default=None)
         if highest is not None and any(latest.get(name) != highest for name in forward):
-            raised.update(dict.fromkeys(forward, highest))
+            raised |= dict.fromkeys(forward, highest)
     return raised
 
 
 def _earliest_reader(graph: TrainingGraph, latest: Mapping[str, int]) -> dict[str, int]:
     """Return, for ops that depend on no weights, the lowest layer among the forward ops that read them."""
     earliest: dict[str, int] = {}
-    for name in reversed(list(graph.ops)):
-        op = graph.ops[name]
+    for name, op in reversed(list(graph.ops.items())):
         reader = latest.get(name, earliest.get(name)) if op.kind is OpKind.FORWARD else None
         if reader is not None:
             for producer, _ in op.inputs:
@@ -170,13 +165,17 @@ def _earliest_reader(graph: TrainingGraph, latest: Mapping[str, int]) -> dict[st
     return earliest
 
 
-def ops_by_task(graph: TrainingGraph, tasks: Tasks, forward: Mapping[str, int]) -> dict[LayerTask, list[str]]:
+def ops_by_task(
+    graph: TrainingGraph, tasks: Tasks | None = None, forward: Mapping[str, int] | None = None
+) -> dict[LayerTask, list[str]]:
     """The ops of each (kind, layer); a kernel that computes both (``FusedBatchNormGradV3``) counts for dO."""
+    tasks = backward_tasks(graph).ops if tasks is None else tasks
+    forward = forward_layers(graph) if forward is None else forward
     output_grads = {name for (kind, _), names in tasks.items() if kind == "dO" for name in names}
-    by_task: dict[LayerTask, list[str]] = {}
-    for (kind, index), names in tasks.items():
-        own = names if kind == "dO" else [name for name in names if name not in output_grads]
-        by_task[kind, index] = list(own)
+    by_task: dict[LayerTask, list[str]] = {
+        (kind, index): [name for name in names if kind == "dO" or name not in output_grads]
+        for (kind, index), names in tasks.items()
+    }
     for layer in graph.layers:
         by_task["U", layer.index] = [name for name in layer.update_ops if name in graph.ops]
     for name, index in forward.items():
@@ -301,10 +300,7 @@ def with_cores(
         busy_s = sum(core_s.get(name, seconds.get(name, 0.0)) for name in names)
         return min(1.0, max(busy_s / all_s, _LEAST_CORES) / cores) if all_s else 1 / cores
 
-    return tuple(
-        replace(layer, occupancy=(share("F", index), share("dO", index), share("dW", index)))
-        for index, layer in enumerate(layers)
-    )
+    return _with_shares(layers, share)
 
 
 def with_occupancy(
@@ -317,12 +313,16 @@ def with_occupancy(
     """The layers with the shares of the device that their F, dO and dW keep busy; their seconds stay."""
     if len(layers) != len(graph.layers):
         raise CostError(f"{len(layers)} layers have costs, the graph has {len(graph.layers)}")
-    by_task = ops_by_task(graph, backward_tasks(graph).ops if tasks is None else tasks, forward_layers(graph))
+    by_task = ops_by_task(graph, tasks)
 
     def share(kind: str, index: int) -> float:
         kernels = [work[n] for n in by_task.get((kind, index), ()) if n in work]
         return device.occupancy(kernel for kernel in kernels if kernel.flop or kernel.moved_bytes)
 
+    return _with_shares(layers, share)
+
+
+def _with_shares(layers: Sequence[LayerCosts], share: Callable[[str, int], float]) -> tuple[LayerCosts, ...]:
     return tuple(
         replace(layer, occupancy=(share("F", index), share("dO", index), share("dW", index)))
         for index, layer in enumerate(layers)

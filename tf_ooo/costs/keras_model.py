@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import importlib
+import itertools
 import os
 import re
 import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from grappler_passes.analysis.backward_tasks import backward_tasks
@@ -19,18 +20,9 @@ from grappler_passes.graph.sizes import KnownShapes, with_sizes
 from grappler_passes.graph.training_graph import TrainingGraph
 from grappler_passes.passes.separate import SeparatePass
 from tf_ooo.compat import keras_layers, keras_optimizers, keras_variables, nests, versions
+from tf_ooo.costs import devices
 from tf_ooo.costs.analytic import analytic_ops
-from tf_ooo.costs.devices import (
-    DEFAULT_DEVICE,
-    PRECISIONS,
-    DeviceModel,
-    devices_with,
-    split_device,
-    usual_precision,
-)
-from tf_ooo.costs.devices import device as device_named
 from tf_ooo.costs.from_graph import forward_layers, graph_costs, places, with_occupancy
-from tf_ooo.costs.input_shapes import InputShape, input_shapes
 from tf_ooo.costs.layer_costs import Link
 from tf_ooo.costs.profile import OpProfile, op_seconds, profile_ops
 from tf_ooo.costs.table import CostTable
@@ -51,23 +43,28 @@ _UNKNOWN = ("Could not locate class", "Unknown layer")
 # Shape and dtype.
 _Spec = tuple[tuple[int, ...], str]
 _Specs = _Spec | list[_Spec] | dict[str, _Spec]
-_Shapes = InputShape | list[InputShape] | dict[str, InputShape]
+# An input's shape as a user writes it: ``128,64``, ``ids=128:int32``.
+_SHAPE = re.compile(r"(?:([^=:,]+)=)?([1-9][0-9]{0,8}(?:,[1-9][0-9]{0,8})*):?([a-z][a-z0-9]*)?", re.ASCII)
+_EXPECTED = "sizes without the batch, such as 128,64, ids=128 or 128:int32"
 
 
-def costs_of_name(name: str, modules: Sequence[str] = (), **settings: Any) -> CostTable:
-    """Costs of what ``MODULE:NAME`` makes without arguments, or is: a model's class, a function, a model.
+def load_model(text: str, is_name: bool, modules: Sequence[str] = ()) -> keras.Model:
+    """Return the saved model at a path, or what ``MODULE:NAME`` stands for.
 
-    ``modules`` are imported first; ``settings`` of :func:`costs_of_model`.
-    OptionsError: there is no such module or name, or it makes no model.
+    ``modules`` are imported first: they register its own classes with Keras.  OptionsError: it cannot be
+    loaded or made.
     """
     versions.check_versions()
     versions.check_keras_backend()
-    module, colon, attribute = name.partition(":")
-    if not (module and colon and attribute):
-        raise OptionsError(f"model {name!r}: expected MODULE:NAME, such as my_models:Net")
-    for imported in modules:
-        import_module(imported)
-    model = getattr(import_module(module), attribute, None)
+    for module in modules:
+        _import_module(module)
+    return _named_model(text) if is_name else _saved_model(text)
+
+
+def _named_model(name: str) -> keras.Model:
+    """Return what it makes without arguments, or is: a model's class, a function, a model."""
+    module, _, attribute = name.partition(":")
+    model = getattr(_import_module(module), attribute, None)
     if model is None:
         raise OptionsError(f"module {module!r} has no {attribute!r}")
     if callable(model) and not hasattr(model, "train_on_batch") or isinstance(model, type):
@@ -77,10 +74,10 @@ def costs_of_name(name: str, modules: Sequence[str] = (), **settings: Any) -> Co
             raise OptionsError(f"{name} cannot be made without arguments: {_reason(error)}") from error
     if not hasattr(model, "train_on_batch"):
         raise OptionsError(f"{name} is no Keras model but a {type(model).__name__}")
-    return costs_of_model(model, **settings)
+    return model
 
 
-def import_module(name: str) -> Any:
+def _import_module(name: str) -> Any:
     """Return a module, also of the present folder.  OptionsError says why it cannot be imported."""
     if "" not in sys.path and os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
@@ -90,27 +87,18 @@ def import_module(name: str) -> Any:
         raise OptionsError(f"module {name!r} cannot be imported: {_reason(error)}") from error
 
 
-def costs_of_file(path: str | Path, modules: Sequence[str] = (), **settings: Any) -> CostTable:
-    """Costs of a saved model; ``settings`` of :func:`costs_of_model`.  OptionsError: it cannot be loaded.
-
-    ``modules`` are imported first: they register its own classes with Keras.
-    """
-    for imported in modules:
-        import_module(imported)
-    versions.check_versions()
-    versions.check_keras_backend()
+def _saved_model(path: str) -> keras.Model:
     keras = versions.user_keras()
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # that the optimizer's state does not fit: it is not needed
-            model = keras.saving.load_model(path)
+            return keras.saving.load_model(path)
     except Exception as error:  # whatever Keras, h5py or zipfile raise
         reason = _cause(error)
         hint = "" if versions.is_keras_2(keras) else "; if tf_keras has saved it, set TF_USE_LEGACY_KERAS=1"
         if reason.startswith(_UNKNOWN):
             hint = f"; --import MODULE imports the module that has it{hint}"
         raise OptionsError(f"{path}: Keras cannot load it: {reason}{hint}") from error
-    return costs_of_model(model, **settings)
 
 
 def _cause(error: Exception) -> str:
@@ -145,18 +133,18 @@ def costs_of_model(
         GraphError: it trains nothing.
         CostError: unknown device, a precision that it lacks, or an op without known costs.
     """
-    shapes = None if input_shape is None else input_shapes(input_shape)
+    shapes = None if input_shape is None else _input_shapes(input_shape)
     inputs, targets = _given(model, 1 if shapes else batch or DEFAULT_ROWS, shapes)
-    named = device or (_MEASURED_ON if measure else DEFAULT_DEVICE)
-    device_named(named)
-    if device is None and precision in PRECISIONS and named not in devices_with(precision):
+    named = device or (_MEASURED_ON if measure else devices.DEFAULT_DEVICE)
+    devices.device(named)
+    if device is None and precision in devices.PRECISIONS and named not in devices.devices_with(precision):
         raise CostError(
             f"precision={precision!r}: no device is given, and {named}, which is assumed then, has no "
-            f"{precision}; device= (--device) may be {', '.join(devices_with(precision))}"
+            f"{precision}; device= (--device) may be {', '.join(devices.devices_with(precision))}"
         )
     types = _computed_in(model)
-    usual = None if measure else usual_precision(named, types)
-    roofline = device_named(named, precision or usual)
+    usual = None if measure else devices.usual_precision(named, types)
+    roofline = devices.device(named, precision or usual)
     assumed = _assumed(roofline, types, measure, (batch, device, precision))
     batch = batch or DEFAULT_ROWS
     step = _Step(model, (_with_rows(inputs, batch), _with_rows(targets, batch)))
@@ -166,33 +154,27 @@ def costs_of_model(
     seconds = op_seconds(graph_def, roofline, profile, places(graph, tasks, forward))
     costs = graph_costs(graph, seconds.seconds, tasks, forward)
     layers = with_occupancy(costs.layers, graph, analytic_ops(graph_def, roofline).work, roofline)
-    notes = [*step.notes, *costs.notes, *seconds.notes]
-    notes += _left_out(costs.left_out_s)
+    notes = (*step.notes, *costs.notes, *seconds.notes, *_left_out(costs.left_out_s))
     where = roofline.name
     if profile is not None:
         times = f"step {profile.step_s * 1e3:.3g} ms, profiling {profile.overhead_s:.2g} s"
         where = f"this machine ({times})"
     assumed = (f"micro-batches of {batch} rows", *assumed)
-    return CostTable(
-        layers, Link(), seconds.source, where, assumed, tuple(notes), dict(seconds.seconds), rows=batch
-    )
+    return CostTable(layers, Link(), seconds.source, where, assumed, notes, dict(seconds.seconds), batch)
 
 
 def _assumed(
-    roofline: DeviceModel, types: str, measure: bool, given: tuple[int | None, str | None, str | None]
+    roofline: devices.DeviceModel, types: str, measure: bool, given: tuple[int | None, str | None, str | None]
 ) -> tuple[str, ...]:
     """Say for which device, types and inputs the seconds hold, and which of these nobody has given."""
-    row, own = split_device(roofline.name)
-    precision = own or "fp32"
+    row, precision = devices.split_device(roofline.name)
     names = ("batch", "device", "precision")
-    silent = [name for name, value in zip(names, given, strict=True) if value is None]
+    silent = ", ".join(name for name, value in zip(names, given, strict=True) if value is None)
     peak = f"{roofline.flop_per_s / 1e12:.4g} TFLOP/s, {roofline.bytes_per_s / 1e9:.4g} GB/s"
-    device = f"device {row} at {precision}: {peak}, published peaks, which nothing reaches"
-    lines = [f"measured here; what no profile shows: {device}" if measure else device]
-    lines.append(f"tensors are {types}, as in the model")
-    if silent:
-        lines.append(f"not given, so assumed: {', '.join(silent)}")
-    return tuple(lines)
+    device = f"device {row} at {precision or 'fp32'}: {peak}, published peaks, which nothing reaches"
+    where = f"measured here; what no profile shows: {device}" if measure else device
+    lines = (where, f"tensors are {types}, as in the model")
+    return (*lines, f"not given, so assumed: {silent}") if silent else lines
 
 
 def _computed_in(model: keras.Model) -> str:
@@ -266,6 +248,48 @@ class _Step:
         return profile_ops(lambda: self._concrete(*self._data))
 
 
+@dataclass(frozen=True)
+class _InputShape:
+    """Sizes of one input without the batch; ``dtype`` None: the model's own, else float32."""
+
+    sizes: tuple[int, ...]
+    dtype: str | None = None
+
+
+_Shapes = _InputShape | list[_InputShape] | dict[str, _InputShape]
+
+
+def _input_shapes(value: object) -> _Shapes:
+    """Return one shape, or one for each input, by name or in order: ``128,64``, (128, 64), lists, maps."""
+    if isinstance(value, Mapping):
+        return {str(name): _input_shape(shape)[1] for name, shape in value.items()}
+    if not isinstance(value, Sequence):
+        raise OptionsError(f"input_shape={value!r:.80}: expected {_EXPECTED}")
+    alone = isinstance(value, str) or all(isinstance(size, int) for size in value)
+    values = [value] if alone else value
+    shapes = [_input_shape(each) for each in values]
+    names = [name for name, _ in shapes if name is not None]
+    if names and (len(names) < len(shapes) or len(set(names)) < len(names)):
+        raise OptionsError(f"input shapes {', '.join(map(str, values))!r:.80}: name each input once, or none")
+    if names:
+        return {str(name): shape for name, shape in shapes}
+    return shapes[0][1] if len(shapes) == 1 else [shape for _, shape in shapes]
+
+
+def _input_shape(value: object) -> tuple[str | None, _InputShape]:
+    """Return the name, where a text gives one, and the shape."""
+    if isinstance(value, str):
+        match = _SHAPE.fullmatch(value.replace(" ", ""))
+        if match is None:
+            raise OptionsError(f"input shape {value!r:.80}: expected {_EXPECTED}")
+        return match[1], _InputShape(tuple(map(int, match[2].split(","))), match[3])
+    sizes = tuple(value) if isinstance(value, Sequence) else ()
+    whole = all(isinstance(size, int) and not isinstance(size, bool) and size > 0 for size in sizes)
+    if not sizes or not whole:
+        raise OptionsError(f"input_shape={value!r:.80}: expected {_EXPECTED}")
+    return None, _InputShape(sizes)
+
+
 def _given(model: keras.Model, batch: int, shapes: _Shapes | None) -> tuple[_Specs, _Specs]:
     """Return inputs and targets that a step is called with."""
     if shapes is not None:
@@ -287,7 +311,7 @@ def _called(model: keras.Model, batch: int, shapes: _Shapes) -> tuple[_Specs, _S
     """Call, and so build, a model on zeros of the given shapes; return the specs of inputs and outputs."""
     import tensorflow as tf
 
-    def spec(shape: InputShape, tensor: object = None) -> _Spec:
+    def spec(shape: _InputShape, tensor: object = None) -> _Spec:
         own = "float32" if tensor is None else nests.dtype_name(tensor)
         return (batch, *shape.sizes), shape.dtype or own
 
@@ -306,17 +330,13 @@ def _called(model: keras.Model, batch: int, shapes: _Shapes) -> tuple[_Specs, _S
         outputs = model(_nested(lambda each: tf.zeros(*each), specs))
     except Exception as error:  # whatever the user's layers raise
         raise OptionsError(f"model {model.name!r} does not take these inputs: {_reason(error)}") from error
-    places = iter(range(len(tf.nest.flatten(outputs))))
+    places = itertools.count()
 
     def target(tensor: Any) -> _Spec:
         own = tuple(tensor.shape), nests.dtype_name(tensor)
         return _target(_loss_of(model, next(places)), own)
 
-    if isinstance(outputs, dict):
-        return specs, {name: target(tensor) for name, tensor in outputs.items()}
-    if isinstance(outputs, (list, tuple)):
-        return specs, [target(tensor) for tensor in outputs]
-    return specs, target(outputs)
+    return specs, _nested(target, list(outputs) if isinstance(outputs, tuple) else outputs)
 
 
 def _with_rows(specs: _Specs, batch: int) -> _Specs:
@@ -338,10 +358,10 @@ def _like(structure: object, values: Sequence[_Spec]) -> _Specs:
     return list(values) if isinstance(structure, (list, tuple)) else values[0]
 
 
-def _nested(make: Callable[[_Spec], Any], value: _Specs) -> Any:
+def _nested(make: Callable[[Any], Any], value: Any) -> Any:
     if isinstance(value, dict):
-        return {key: make(spec) for key, spec in value.items()}
-    return [make(spec) for spec in value] if isinstance(value, list) else make(value)
+        return {key: make(each) for key, each in value.items()}
+    return list(map(make, value)) if isinstance(value, list) else make(value)
 
 
 def _spec(tensor: keras.KerasTensor, batch: int, hint: str = "") -> _Spec:

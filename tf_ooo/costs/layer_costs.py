@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from types import MappingProxyType, NoneType
 from typing import TypeGuard
 
@@ -14,18 +14,6 @@ from tf_ooo.errors import CostError
 # The field of LayerCosts with the seconds of each kind of task.
 SECONDS: Mapping[str, str] = MappingProxyType(
     {"F": "forward_s", "dO": "output_grad_s", "dW": "weight_grad_s", "U": "update_s"}
-)
-_BYTES = (
-    "activation_bytes",
-    "weight_bytes",
-    "output_bytes",
-    "slot_bytes",
-    "summand_bytes",
-    "recomputed_bytes",
-)
-_PER_MICROBATCH = (
-    *("forward_s", "output_grad_s", "weight_grad_s", "recomputed_s"),
-    *("activation_bytes", "output_bytes", "recomputed_bytes"),
 )
 
 
@@ -78,9 +66,10 @@ class LayerCosts:
     recomputed_s: float = 0.0
 
     def __post_init__(self) -> None:
-        for field in (*SECONDS.values(), *_BYTES, "recomputed_s"):
-            _check_amount(self.name, field, getattr(self, field))
-        _check_amount(self.name, "weight_grad_bytes", self.kept_bytes)
+        for amount in _AMOUNTS:
+            value = getattr(self, amount.name)
+            if value is not None or amount.default is not None:
+                _check_amount(self.name, amount.name, value)
         if self.weight_grad_bytes is not None and self.weight_grad_bytes > self.activation_bytes:
             raise CostError(
                 f"{_where(self.name)}weight_grad_bytes={self.weight_grad_bytes} is above "
@@ -92,8 +81,6 @@ class LayerCosts:
                     f"{_where(self.name)}{part}={getattr(self, part)} is above what it is part of, "
                     f"{whole}={getattr(self, whole)}"
                 )
-        if self.forward_bytes is not None:
-            _check_amount(self.name, "forward_bytes", self.forward_bytes)
         if not isinstance(self.name, str):
             raise CostError(f"name must be text, got {self.name!r:.80}")
         for field in ("inputs", "occupancy"):
@@ -139,10 +126,14 @@ class LayerCosts:
 
     def scaled(self, factor: float) -> LayerCosts:
         """The costs of ``factor`` times the micro-batch: all but the update and the weights."""
-        changed = {name: getattr(self, name) * factor for name in _PER_MICROBATCH}
-        kept = None if self.weight_grad_bytes is None else self.weight_grad_bytes * factor
-        forward_bytes = None if self.forward_bytes is None else self.forward_bytes * factor
-        return replace(self, **changed, weight_grad_bytes=kept, forward_bytes=forward_bytes)
+        amounts = {amount.name: getattr(self, amount.name) for amount in _AMOUNTS}
+        grown = {n: x * factor for n, x in amounts.items() if x is not None and n not in _PER_STEP}
+        return replace(self, **grown)
+
+
+_AMOUNTS = [field for field in fields(LayerCosts) if field.name.endswith(("_s", "_bytes"))]
+# Amounts that do not grow with the micro-batch.
+_PER_STEP = ("update_s", "weight_bytes", "slot_bytes", "summand_bytes")
 
 
 @dataclass(frozen=True)
@@ -173,10 +164,8 @@ class Link:
     speeds: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
-        whole = [
-            isinstance(n, int) and not isinstance(n, bool) and n >= 0 for n in (*self.machines, self.cores)
-        ]
-        if not all(whole) or (self.machines and not self.cores):
+        whole = all(is_amount(n) and isinstance(n, int) for n in (*self.machines, self.cores))
+        if not whole or (self.machines and not self.cores):
             raise CostError(
                 f"machines are whole numbers, of some cores; got {self.machines!r:.80}, {self.cores!r:.20}"
             )

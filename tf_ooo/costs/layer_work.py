@@ -199,11 +199,9 @@ def conv_layer(
     convolution.
     """
     normed = shape.elements_in if norm == "before" else shape.elements_out
-    forward = [shape.work("F", element_bytes), elementwise(normed, NORM_FORWARD, element_bytes)]
-    output_grad = [elementwise(normed, NORM_BACKWARD, element_bytes)]
-    if norm == "none":
-        forward[1:] = [elementwise(shape.elements_out, 2, element_bytes)]
-        output_grad = [elementwise(shape.elements_out, 3, element_bytes)]
+    forward_passes, backward_passes = (2, 3) if norm == "none" else (NORM_FORWARD, NORM_BACKWARD)
+    forward = [shape.work("F", element_bytes), elementwise(normed, forward_passes, element_bytes)]
+    output_grad = [elementwise(normed, backward_passes, element_bytes)]
     if not first:
         output_grad.append(shape.work("dO", element_bytes))
     if residual:

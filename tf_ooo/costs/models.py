@@ -31,12 +31,7 @@ _BASIC = (18, 34)
 # (VGG, arXiv 1409.1556, table 1, column D) channels; 0 is a pooling.
 _VGG16 = (64, 64, 0, 128, 128, 0, 256, 256, 256, 0, 512, 512, 512, 0, 512, 512, 512, 0)
 # (DenseNet, arXiv 1608.06993, table 1) layers in the four blocks.
-_DENSENET_BLOCKS = {
-    121: (6, 12, 24, 16),
-    169: (6, 12, 32, 32),
-    201: (6, 12, 48, 32),
-    264: (6, 12, 64, 48),
-}
+_DENSENET_BLOCKS = {121: (6, 12, 24, 16), 169: (6, 12, 32, 32), 201: (6, 12, 48, 32), 264: (6, 12, 64, 48)}
 # (MobileNetV3, arXiv 1905.02244, table 1) kernel, expanded, out, squeeze-and-excite, stride.
 _MOBILENET_V3_LARGE = (
     (3, 16, 16, False, 1),
@@ -87,7 +82,6 @@ class _Net:
     ) -> _Tensor:
         """Return a convolution; ``residual`` is added to its output."""
         shape = Conv(self.batch, x.size, x.channels, channels, kernel, stride, groups)
-        inputs = x.layers + (residual.layers if residual else ())
         layer = conv_layer(
             shape,
             norm=norm,
@@ -95,7 +89,7 @@ class _Net:
             first=not x.layers,
             residual=residual is not None,
             name=name,
-            inputs=tuple(sorted(set(inputs))),
+            inputs=tuple(sorted({*x.layers, *(residual.layers if residual else ())})),
         )
         return self._append(layer, channels, shape.size_out)
 
@@ -113,8 +107,7 @@ class _Net:
         small, large = (self.batch * side**2 * x.channels for side in (size, x.size))
         self.also(x.layers[-1], elementwise(small + large, 1, self.element_bytes))
         if len(x.layers) == 1:
-            layer = self.layers[x.layers[0]]
-            self.layers[x.layers[0]] = replace(layer, output_bytes=float(small * self.element_bytes))
+            self.change(x.layers[0], output_bytes=float(small * self.element_bytes))
         return replace(x, size=size)
 
     def over(self, index: int, x: _Tensor, passes: float) -> None:
@@ -123,9 +116,10 @@ class _Net:
 
     def also(self, index: int, work: Work) -> None:
         layer = self.layers[index]
-        self.layers[index] = replace(
-            layer, forward=(*layer.forward, work), output_grad=(work, *layer.output_grad)
-        )
+        self.change(index, forward=(*layer.forward, work), output_grad=(work, *layer.output_grad))
+
+    def change(self, index: int, **fields: Any) -> None:
+        self.layers[index] = replace(self.layers[index], **fields)
 
     def _append(self, layer: LayerWork, channels: int, size: int) -> _Tensor:
         self.layers.append(layer)
@@ -197,8 +191,7 @@ def densenet(
             x = net.pool(y, 2)
     fc = net.dense(replace(x, size=1), CLASSES, name="fc")
     net.over(fc.layers[0], x, 6)  # concatenation, normalization, pooling
-    last = net.layers[-1]
-    net.layers[-1] = replace(last, parameters=last.parameters + 2 * x.channels)
+    net.change(-1, parameters=net.layers[-1].parameters + 2 * x.channels)
     return tuple(net.layers)
 
 
@@ -233,17 +226,15 @@ def _inverted_residual(
     y = net.conv(y, expanded, kernel, stride, groups=expanded, name=f"{name}/depthwise")
     scale: tuple[int, ...] = ()
     if squeeze:
-        pooled = replace(y, size=1)
-        s = net.conv(pooled, _rounded(expanded / 4), 1, norm="none", name=f"{name}/squeeze")
+        s = net.conv(replace(y, size=1), _rounded(expanded / 4), 1, norm="none", name=f"{name}/squeeze")
         net.over(s.layers[0], y, 1)
-        s = net.conv(s, expanded, 1, norm="none", name=f"{name}/excite")
-        scale = s.layers
+        scale = net.conv(s, expanded, 1, norm="none", name=f"{name}/excite").layers
     residual = x if stride == 1 and out == x.channels else None
     z = net.conv(y, out, 1, residual=residual, name=f"{name}/project")
-    if scale:
-        net.over(z.layers[0], y, 2)
-        project = net.layers[z.layers[0]]
-        net.layers[z.layers[0]] = replace(project, inputs=tuple(sorted({*(project.inputs or ()), *scale})))
+    if squeeze:
+        (project,) = z.layers
+        net.over(project, y, 2)
+        net.change(project, inputs=tuple(sorted({*(net.layers[project].inputs or ()), *scale})))
     return z
 
 
@@ -289,10 +280,9 @@ def model_costs(name: str, device: DeviceModel, slots: int = 0, **options: Any) 
     if name not in MODELS:
         raise CostError(f"unknown model {name!r}; known: {', '.join(MODELS)}")
     try:
-        works = MODELS[name](**options)
+        return costs_on(MODELS[name](**options), device, slots)
     except TypeError as error:
         raise CostError(f"model {name!r}: {error}") from error
-    return costs_on(works, device, slots)
 
 
 def costs_on(works: Sequence[LayerWork], device: DeviceModel, slots: int = 0) -> tuple[LayerCosts, ...]:

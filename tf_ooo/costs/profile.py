@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bisect
 import contextlib
+import functools
 import math
 import os
 import re
@@ -15,17 +16,11 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from grappler_passes.analysis.backward_tasks import backward_tasks
-from grappler_passes.graph.sizes import (
-    ITERATORS,
-    KnownShapes,
-    has_loops,
-    iterations_of_ops,
-    outputs_with_sizes,
-)
+from grappler_passes.graph import sizes
 from grappler_passes.graph.training_graph import TrainingGraph
 from tf_ooo.compat import nests, tf_profiler
 from tf_ooo.compat.tf_profiler import TracedEvent
-from tf_ooo.costs.analytic import FREE_OPS, AnalyticOps, analytic_ops
+from tf_ooo.costs.analytic import FREE_OPS, analytic_ops
 from tf_ooo.costs.devices import DeviceModel, device
 from tf_ooo.costs.from_graph import Tasks, forward_layers, graph_costs, places
 from tf_ooo.costs.places import Places, counted
@@ -101,17 +96,12 @@ class StepProfiler:
 
     def run_anyway(self, step: Callable[[], Any], failed: Callable[[OOOError], None]) -> Any:
         """Runs one step exactly once, also where it cannot be traced: ``failed`` is told why."""
-        ran: list[Any] = []
-
-        def once() -> Any:
-            ran.append(step())
-            return ran[0]
-
+        once = functools.cache(step)
         try:
             return self.run(once)
         except OOOError as error:
             failed(error)
-            return ran[0] if ran else step()
+            return once()
 
     def close(self) -> None:
         """Ends a trace that got too few steps; its events are dropped."""
@@ -137,11 +127,10 @@ def profile_ops(step: Callable[[], Any], steps: int = MOST_STEPS) -> OpProfile:
 
 
 def read_profile(events: Iterable[TracedEvent]) -> OpProfile:
-    """Return sums up a trace in which every step is marked.  CostError if it has no step or no op."""
+    """Sums up a trace in which every step is marked.  CostError if it has no step or no op."""
     events = list(events)
-    marks = sorted(
-        (e.begin_s, e.duration_s) for e in events if e.label.partition("#")[0] == tf_profiler.STEP_MARK
-    )
+    steps = (event for event in events if event.label.partition("#")[0] == tf_profiler.STEP_MARK)
+    marks = sorted((step.begin_s, step.duration_s) for step in steps)
     if not marks:
         raise CostError("the profile has no step in it")
     return _summed_up(events, marks, _divided)
@@ -160,8 +149,8 @@ def read_side_by_side(events: Iterable[TracedEvent]) -> OpProfile:
 
 def _summed_up(events: list[TracedEvent], marks: list[tuple[float, float]], rate: _Rate) -> OpProfile:
     # tf.data's functions have ops that may have the names of ours.
-    labels = [(_EVENT.fullmatch(e.label), e) for e in events if not e.line.startswith(_INPUT_THREADS)]
-    ops = [(match[1], match[2], event) for match, event in labels if match]
+    own = [event for event in events if not event.line.startswith(_INPUT_THREADS)]
+    ops = [(match[1], match[2], event) for event in own if (match := _EVENT.fullmatch(event.label))]
     on_gpu = {name for name, _, event in ops if event.plane.startswith(_GPU_PLANE)}
     op_events = [event for _, _, event in ops]
     pool = tf_profiler.pool_work(events)
@@ -199,7 +188,7 @@ _Rate = Callable[[int, int], float]
 
 
 def _divided(threads: int, parts: int) -> float:
-    """Return ops that run one after the other, and overlap a little."""
+    """Ops run one after the other, and overlap a little."""
     return 1.0 / threads
 
 
@@ -223,11 +212,11 @@ def _seconds_at(
     rate: _Rate, events: list[TracedEvent], within_ops: Sequence[TracedEvent] = ()
 ) -> list[float]:
     """Return each event's seconds, at that rate; ``within_ops``: when threads worked on parts of ops."""
-    on_cpu = [event for event in events if not event.plane.startswith(_GPU_PLANE)]
-    changes = [(e.begin_s, 1, e.line, True) for e in on_cpu]
-    changes += [(e.begin_s + e.duration_s, -1, e.line, True) for e in on_cpu]
-    changes += [(e.begin_s, 1, e.line, False) for e in within_ops]
-    changes += [(e.begin_s + e.duration_s, -1, e.line, False) for e in within_ops]
+    on_cpu = [(event, True) for event in events if not event.plane.startswith(_GPU_PLANE)]
+    changes: list[tuple[float, int, str, bool]] = []
+    for event, runs_op in (*on_cpu, *((part, False) for part in within_ops)):
+        changes.append((event.begin_s, 1, event.line, runs_op))
+        changes.append((event.begin_s + event.duration_s, -1, event.line, runs_op))
     under_way: Counter[str] = Counter()  # of each thread: an op may call a function of other ops
     within: Counter[str] = Counter()
     share_s, before_s, got = 0.0, 0.0, {}
@@ -254,8 +243,6 @@ def _step_of(event: TracedEvent, marks: list[tuple[float, float]]) -> int | None
 
 
 _NAMED = 5
-# For the few ops that a profile does not show.
-_FILL_IN = "cpu-core"
 
 
 @dataclass(frozen=True)
@@ -280,17 +267,18 @@ def op_seconds(
     ``whose``: what notes call ops; None: by their names.
     """
     whose = whose or Places({})
-    analytic, times = _calculated(graph_def, on), iterations_of_ops(graph_def)
+    # TensorFlow infers no shapes of what goes around a loop: there those are taken that go into it.
+    outputs = sizes.outputs_with_sizes(graph_def, sizes.KnownShapes()) if sizes.has_loops(graph_def) else None
+    analytic, times = analytic_ops(graph_def, on, outputs), sizes.iterations_of_ops(graph_def)
     calculated = {name: each_s * times.get(name, 1) for name, each_s in analytic.seconds.items()}
     measured = profile.seconds if profile else {}
-    names = [node.name for node in graph_def.node]
     computing = [node.name for node in graph_def.node if node.op not in FREE_OPS]
-    seconds = {n: measured[n] if n in measured else calculated.get(n) for n in names}
+    known = {**calculated, **measured}
+    seconds = {node.name: known[node.name] for node in graph_def.node if node.name in known}
     filled = [n for n in computing if n not in measured and n in calculated]
     # Ops that wait for data take time of the data pipeline, not of the step.
-    waiting = {node.name for node in graph_def.node if node.op in ITERATORS}
-    unknown = [n for n in computing if n not in measured and n not in calculated]
-    missing = [n for n in unknown if n not in waiting]
+    waiting = {node.name for node in graph_def.node if node.op in sizes.ITERATORS}
+    missing = [n for n in computing if n not in known and n not in waiting]
     share = sum(n in measured for n in computing) / len(computing) if computing else 1.0
     notes = []
     if profile and filled:
@@ -304,13 +292,7 @@ def op_seconds(
         more = " ..." if len(missing) > _NAMED else ""
         notes.append(f"{counted(len(missing), 'op')} counted as taking no time: {reasons}{more}")
     source = "analytic" if not profile else "mixed" if filled else "measured"
-    return OpSeconds({n: s for n, s in seconds.items() if s is not None}, source, share, tuple(notes))
-
-
-def _calculated(graph_def: graph_pb2.GraphDef, on: DeviceModel) -> AnalyticOps:
-    """TensorFlow infers no shapes of what goes around a loop: there those are taken that go into it."""
-    outputs = outputs_with_sizes(graph_def, KnownShapes()) if has_loops(graph_def) else None
-    return analytic_ops(graph_def, on, outputs)
+    return OpSeconds(seconds, source, share, tuple(notes))
 
 
 def step_costs(
@@ -330,7 +312,7 @@ def step_costs(
     """
     tasks = backward_tasks(graph).ops if tasks is None else tasks
     forward = forward_layers(graph) if forward is None else forward
-    seconds = op_seconds(graph_def, on or device(_FILL_IN), profile, places(graph, tasks, forward))
+    seconds = op_seconds(graph_def, on or device("cpu-core"), profile, places(graph, tasks, forward))
     in_graph = {name: seconds.seconds.get(name, 0.0) * factor for name in graph.ops}
     costs = graph_costs(graph, in_graph, tasks, forward)
     notes = (*seconds.notes, *costs.notes)

@@ -17,12 +17,12 @@ def costs_for_model(model: object, modules: Sequence[str] = (), **settings: Any)
 
     ``modules`` are imported first; settings as of ``keras_model.costs_of_model``.
     """
-    from tf_ooo.costs.keras_model import costs_of_file, costs_of_model, costs_of_name  # imports TensorFlow
+    from tf_ooo.costs.keras_model import costs_of_model, load_model  # imports TensorFlow
 
-    if not isinstance(model, (str, os.PathLike)):
-        return costs_of_model(model, **settings)
-    of_text = costs_of_name if is_name(os.fspath(model)) else costs_of_file
-    return of_text(os.fspath(model), modules, **settings)
+    if isinstance(model, (str, os.PathLike)):
+        text = os.fspath(model)
+        model = load_model(text, is_name(text), modules)
+    return costs_of_model(model, **settings)
 
 
 def is_name(text: str) -> bool:

@@ -80,8 +80,13 @@ class CostTable:
 
     def to_json(self) -> str:
         """Return the text of the file; the same table gives the same text."""
-        layers = [{"name": layer.name, **_written(layer)} for layer in self.layers]
-        bandwidth = self.link.bytes_per_s
+        link = asdict(self.link)
+        if math.isinf(self.link.bytes_per_s):
+            link["bytes_per_s"] = UNLIMITED
+        if not self.link.machines:
+            del link["machines"], link["cores"]
+        if not self.link.speeds:
+            del link["speeds"]
         content = {
             "version": VERSION,
             "source": self.source,
@@ -89,22 +94,11 @@ class CostTable:
             "assumptions": list(self.assumptions),
             "notes": list(self.notes),
             "rows": self.rows,
-            "link": {
-                "latency_s": self.link.latency_s,
-                "bytes_per_s": UNLIMITED if math.isinf(bandwidth) else bandwidth,
-                "overhead_s_per_byte": self.link.overhead_s_per_byte,
-                **self._of_devices(),
-            },
-            "layers": layers,
+            "link": link,
+            "layers": [{"name": layer.name, **_written(layer)} for layer in self.layers],
             "op_seconds": dict(sorted(self.op_seconds.items())),
         }
         return json.dumps(content, indent=1, allow_nan=False, ensure_ascii=False) + "\n"
-
-    def _of_devices(self) -> dict[str, Any]:
-        """Return which devices share a machine's cores, and how fast devices are where they differ."""
-        link = self.link
-        shared = {"machines": list(link.machines), "cores": link.cores} if link.machines else {}
-        return shared | ({"speeds": list(link.speeds)} if link.speeds else {})
 
     def save(self, path: str | Path) -> Path:
         """Writes the file; returns its path."""
@@ -164,8 +158,7 @@ def _table(content: object) -> CostTable:
 
 
 def _written(layer: LayerCosts) -> dict[str, Any]:
-    values = asdict(layer)
-    return {name: value for name, value in values.items() if _RECOMPUTED.get(name, ...) != value}
+    return {name: value for name, value in asdict(layer).items() if _RECOMPUTED.get(name, ...) != value}
 
 
 def _layer(index: int, content: object) -> LayerCosts:
@@ -191,16 +184,15 @@ def _link(content: object) -> Link:
     content = _object(content, "link", {f.name for f in fields(Link)}, required)
     machines = tuple(int(n) for n in _numbers("link: machines", content.get("machines", []), int))
     speeds = _numbers("link: speeds", content.get("speeds", []), float)
-    bandwidth = content["bytes_per_s"]
-    if bandwidth == UNLIMITED:
-        bandwidth = math.inf
+    link = content | {"machines": machines, "speeds": speeds}
+    if link["bytes_per_s"] == UNLIMITED:
+        link["bytes_per_s"] = math.inf
     else:
-        _number("link: bytes_per_s", bandwidth)
-    overhead = content.get("overhead_s_per_byte", 0.0)
-    _number("link: latency_s", content["latency_s"])
-    _number("link: overhead_s_per_byte", overhead)
+        _number("link: bytes_per_s", link["bytes_per_s"])
+    _number("link: latency_s", link["latency_s"])
+    _number("link: overhead_s_per_byte", link.get("overhead_s_per_byte", 0.0))
     with errors_of("link"):
-        return Link(content["latency_s"], bandwidth, overhead, machines, content.get("cores", 0), speeds)
+        return Link(**link)
 
 
 def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tf_ooo.errors import BackendError
+from tf_ooo.hosts.native import compiled
 
 # The environment has a file's name under this: all processes of a run map that file.
 LOG = "OOO_WAIT_LOG"
@@ -21,13 +21,7 @@ RECORD = np.dtype(
 
 def library() -> Path:
     """Return the file of the compiled op; BackendError: there is none."""
-    path = Path(__file__).with_name("_wait.so")
-    if not path.exists():
-        raise BackendError(
-            "the op of emulated devices is not compiled, which is for Linux; install a C compiler, then "
-            "reinstall with: pip install ."
-        )
-    return path
+    return compiled(Path(__file__).with_name("_wait.so"), "the op of emulated devices, which is for Linux,")
 
 
 class Log:

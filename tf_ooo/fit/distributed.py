@@ -291,8 +291,8 @@ class FirstSteps:
         """Return whether the first step was taken apart, and nothing of it has run."""
         return self._layers.rested
 
-    def measured(self, target: Target) -> tuple[StepGraph, CostTable]:
-        """The step, taken apart, and what its layers cost there.  BackendError: no step was handed over."""
+    def measured(self) -> tuple[StepGraph, CostTable]:
+        """The step, taken apart, and what its layers cost.  BackendError: no step was handed over."""
         step = self._layers.step
         if step is None:
             raise not_cut(self._request)
@@ -300,7 +300,7 @@ class FirstSteps:
             return step, self._given
         # Without steps to measure the plan is the same every time.
         on = measured_model(home_device()) if self.rested and self._steps > 0 else None
-        return step, target.costs(measured_costs(step, self._profiler.profile, self.timed_s, on=on))
+        return step, measured_costs(step, self._profiler.profile, self.timed_s, on=on)
 
     def traced_before(self) -> TracedBefore | None:
         """Return the step that was taken apart, to be placed without another trace; None: it has not run."""

@@ -217,7 +217,7 @@ class InPlace:
 
     def __init__(self, step: StepGraph, count: int, target: Target, steps: int, signature: object) -> None:
         self.why_not, self.signature = "", signature
-        self._step, self._count, self._target = step, count, target
+        self._step, self._count = step, count
         self._addresses = target.addresses if isinstance(target, Cluster) else ()
         self._left = min(steps, 1 if self._addresses else MOST_STEPS)
         self._profiles: list[OpProfile] = []
@@ -253,9 +253,7 @@ class InPlace:
         profile = dataclasses.replace(
             self._profiles[-1], seconds=seconds, core_s=core_s, steps=count, step_s=0.0
         )
-        return self._target.costs(
-            measured_costs(self._step, profile, general=general_names(names, self._count))
-        )
+        return measured_costs(self._step, profile, general=general_names(names, self._count))
 
 
 def _by_host(events: Mapping[str, Sequence[TracedEvent]]) -> list[list[TracedEvent]]:

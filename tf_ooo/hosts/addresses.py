@@ -19,7 +19,6 @@ CLUSTER_VARIABLE = "TF_OOO_CLUSTER"
 START_VARIABLE, START_S = "TF_OOO_START_TIMEOUT_S", 45.0
 """Processes wait so many seconds for those that have not come yet."""
 
-_IS_IT_HERE = "is it another machine's address?"
 _WAYS_OUT = {
     errno.EADDRINUSE: "another process has that port (ss -ltnp names it): end it, or take another port, in "
     "the lists of all tasks",
@@ -35,16 +34,14 @@ _ACCEPTED = "an int, a list of device names such as ['CPU:0', 'CPU:1'], or a clu
 
 def is_cluster(text: object) -> bool:
     """Return whether ``devices=`` was given addresses: ``"host1:2222,host2:2222"``, not ``"CPU:0,CPU:1"``."""
-    if not isinstance(text, str):
-        return False
-    parts = [part.strip() for part in text.split(",")]
-    return all(_ADDRESS.fullmatch(part) and not _DEVICE.fullmatch(part) for part in parts)
+    return isinstance(text, str) and all(
+        _ADDRESS.fullmatch(part) and not _DEVICE.fullmatch(part) for part in map(str.strip, text.split(","))
+    )
 
 
 def parse(text: str | Sequence[str]) -> tuple[str, ...]:
     """The addresses, in the order of the tasks.  OptionsError: names what is no address, or given twice."""
-    parts = text.split(",") if isinstance(text, str) else list(text)
-    addresses = tuple(part.strip() for part in parts)
+    addresses = tuple(map(str.strip, text.split(",") if isinstance(text, str) else text))
     for address in addresses:
         match = _ADDRESS.fullmatch(address)
         if match is None or not 0 < int(match[2]) < 65536:
@@ -57,10 +54,8 @@ def parse(text: str | Sequence[str]) -> tuple[str, ...]:
 def cluster_of_environment() -> str | None:
     """Return the addresses in TF_OOO_CLUSTER; None: it is not set. OptionsError: it holds something else."""
     text = os.environ.get(CLUSTER_VARIABLE)
-    if not text:
-        return None
     try:
-        return ",".join(parse(text))
+        return ",".join(parse(text)) if text else None
     except OptionsError as error:
         raise OptionsError(f"{CLUSTER_VARIABLE}={text!r:.80}: {error}") from error
 
@@ -76,7 +71,8 @@ def can_listen(address: str) -> str:
     try:
         _bound(*host_port(address)).close()
     except OSError as error:
-        return f"{error.strerror or error}; {_WAYS_OUT.get(error.errno or 0, _IS_IT_HERE)}"
+        way_out = _WAYS_OUT.get(error.errno or 0, "is it another machine's address?")
+        return f"{error.strerror or error}; {way_out}"
     return ""
 
 
@@ -103,12 +99,9 @@ def answers(address: str, timeout_s: float = 5.0) -> str:
 def outward_host(addresses: Sequence[str]) -> str:
     """Return the name under which the machines at these addresses can reach this one."""
     for address in addresses:
-        try:
-            with socket.create_connection(host_port(address), timeout=5.0) as connection:
-                host: str = connection.getsockname()[0]
-        except OSError:
-            continue
-        return f"[{host}]" if ":" in host else host
+        with contextlib.suppress(OSError), socket.create_connection(host_port(address), timeout=5.0) as other:
+            host: str = other.getsockname()[0]
+            return f"[{host}]" if ":" in host else host
     return "localhost"
 
 
@@ -141,24 +134,22 @@ def has_devices(value: object) -> bool:
 
 def check_devices(value: object) -> None:
     """OptionsError unless ``value`` can be ``devices=``; whether they exist is known once TensorFlow runs."""
+    refused = f"devices={value!r:.80} is not accepted"
     if isinstance(value, bool) or (isinstance(value, int) and value < 1):
-        raise OptionsError(f"devices={value!r} is not accepted; accepted: an int of at least 1, or names")
+        raise OptionsError(f"{refused}; accepted: an int of at least 1, or names")
     if isinstance(value, int) or value is None or has_devices(value):
         return
     if isinstance(value, str):
-        if any(_PARTS.fullmatch(text.strip()) for text in value.split(",")):
-            raise OptionsError(
-                f"devices={value!r} is not accepted; write a list, {[t.strip() for t in value.split(',')]}"
-            )
+        parts = [part.strip() for part in value.split(",")]
+        if any(map(_PARTS.fullmatch, parts)):
+            raise OptionsError(f"{refused}; write a list, {parts}")
         try:
             parse(value)
         except OptionsError as error:
-            raise OptionsError(
-                f"devices={value!r:.80} is not accepted; accepted: {_ACCEPTED} ({error})"
-            ) from error
+            raise OptionsError(f"{refused}; accepted: {_ACCEPTED} ({error})") from error
         return
     if isinstance(value, bytes) or not isinstance(value, Sequence) or not value:
-        raise OptionsError(f"devices={value!r:.80} is not accepted; accepted: {_ACCEPTED}")
+        raise OptionsError(f"{refused}; accepted: {_ACCEPTED}")
     for name in value:
         text = str(getattr(name, "name", name))
         if not (_PARTS.fullmatch(text) or _FULL.fullmatch(text)) and ":physical_device:" not in text:
@@ -188,10 +179,8 @@ def _ip(address: str) -> str:
 def only_at(address: str) -> Iterator[None]:
     """A server of this ``host:port`` that TensorFlow starts in the block listens at that address alone.
 
-    TensorFlow itself opens the port at all addresses of the machine.
-
-    Raises:
-        BackendError: it was opened at all addresses all the same, or this system cannot do it.
+    TensorFlow itself opens the port at all addresses of the machine.  BackendError: it did so all the same,
+    or this system cannot prevent it.
     """
     library, ip = load("_listening"), _ip(address)
     if library.ooo_listen_only(ip.encode(), host_port(address)[1]) <= 0:

@@ -14,12 +14,11 @@ import os
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from functools import cached_property
 
 from grappler_passes.compat import runtime
 from tf_ooo.compat import versions
 from tf_ooo.costs.layer_costs import Link
-from tf_ooo.costs.table import CostTable
 from tf_ooo.errors import BackendError, CostError, OOOError
 from tf_ooo.hosts.addresses import (
     START_S,
@@ -35,10 +34,8 @@ from tf_ooo.hosts.addresses import (
 )
 from tf_ooo.hosts.devices import home_device
 from tf_ooo.hosts.facts import (
-    Client,
     Facts,
     Line,
-    ReportedLimit,
     in_a_line,
     limits_of_gpus,
     limits_of_workers,
@@ -46,6 +43,7 @@ from tf_ooo.hosts.facts import (
     say_used,
     user_of,
 )
+from tf_ooo.hosts.memory import ReportedLimit
 from tf_ooo.hosts.speeds import link_between, measure_device_link, relative_speeds
 from tf_ooo.hosts.watch import SILENCE_S, Silence, Watch
 from tf_ooo.hosts.worker import LEAST_THREADS
@@ -77,57 +75,42 @@ class Cluster:
         self.devices = _devices(len(addresses), own_task)
         self._watch = Watch(self.workers, silence)
         self._watch.start()
-        self._link: Link | None = None
         self._speeds: tuple[float, ...] | None = None
 
-    @property
+    @cached_property
     def link(self) -> Link | None:
         """Return the link of first and last task, taken for all; measured when asked for; None: one task."""
-        if self._link is None and len(self.devices) > 1:
-            self._link = measure_device_link(self.devices[0], self.devices[-1])
-        return self._link
+        return measure_device_link(self.devices[0], self.devices[-1]) if len(self.devices) > 1 else None
 
     def link_between(self) -> Link:
         """Return :attr:`link`, or with one task the link between its devices."""
         return link_between(self.devices) if self.link is None else self.link
 
     def hosts(self) -> list[str]:
-        """Return each device's host, from the address of its task."""
+        """Return each device's host, from the address of its task: CPUs of one host share its cores."""
         import tensorflow as tf
 
-        tasks = [tf.DeviceSpec.from_string(name).task for name in self.devices]
-        of_own = f"/job:{_OWN_JOB}/"
-        addresses = [
-            self.addresses[0 if name.startswith(of_own) else task]
-            for name, task in zip(self.devices, tasks, strict=True)
-        ]
-        return [host_port(address)[0] for address in addresses]
+        own = f"/job:{_OWN_JOB}/"
+        tasks = [0 if n.startswith(own) else tf.DeviceSpec.from_string(n).task for n in self.devices]
+        return [host_port(self.addresses[task])[0] for task in tasks]
 
     def memory_limits(self) -> dict[str, ReportedLimit]:
-        """Return the limits of GPUs, and of workers in control groups that have one. This process' own CPU
-        has none.
+        """Return the limits of GPUs, and of workers in control groups that have one.
 
-        There the whole model stands, and what it needs is looked at by itself.
+        This process' own CPU has none: the whole model is there, and what it needs is looked at by itself.
         """
+
         import tensorflow as tf
 
-        specs = {name: tf.DeviceSpec.from_string(name) for name in self.devices}
-        task_of = {
-            name: spec.task
-            for name, spec in specs.items()
-            if spec.job == "worker" and spec.device_type == "CPU"
-        }
+        cpus = [name for name in self.devices if name.startswith("/job:worker/") and ":CPU:" in name]
+        task_of = {name: tf.DeviceSpec.from_string(name).task for name in cpus}
         computing = dict.fromkeys(self.workers, 0) | Counter(task_of.values())
         of_tasks = limits_of_workers(computing, self.workers, own_facts(self.addresses, self.own_task or 0))
         of_cpus = {name: of_tasks[task] for name, task in task_of.items() if task in of_tasks}
         return limits_of_gpus(self.devices) | of_cpus
 
-    def costs(self, measured: CostTable) -> CostTable:
-        """Return the costs as they are: :meth:`speeds` says how fast each worker is."""
-        return measured
-
     def speeds(self) -> tuple[float, ...]:
-        """Return each device's speed relative to this process' device; measured once."""
+        """Return each device's speed, see :attr:`tf_ooo.Link.speeds`; measured once."""
         if self._speeds is None:
             self._speeds = relative_speeds(self.devices, self.hosts(), home_device())
         return self._speeds
@@ -144,17 +127,14 @@ class Cluster:
         """Raises BackendError if a worker was lost: what was left behind there, TensorFlow waits for."""
         lost = self.lost()
         if lost:
-            raise BackendError(
-                f"{self._named(lost)}; this process cannot join it again: start the worker "
-                f"({self._commands(lost)}) and train on from the last checkpoint in a new process"
-            )
+            raise self._error(lost, "this process cannot join it again: start the worker")
 
-    def _named(self, lost: Mapping[int, str]) -> str:
-        whom = (f"worker {self.addresses[task]} (task {task}): {why}" for task, why in lost.items())
-        return "lost " + "; ".join(whom)
-
-    def _commands(self, lost: Iterable[int]) -> str:
-        return "; ".join(_command(self.addresses, task) for task in lost)
+    def _error(self, lost: Mapping[int, str], what_now: str) -> BackendError:
+        who = "; ".join(f"worker {self.addresses[task]} (task {task}): {why}" for task, why in lost.items())
+        commands = "; ".join(_command(self.addresses, task) for task in lost)
+        return BackendError(
+            f"lost {who}; {what_now} ({commands}) and train on from the last checkpoint in a new process"
+        )
 
     def explain(self, error: Exception) -> Exception:
         """Return the error to raise: a BackendError that names the lost workers, or ``error`` itself."""
@@ -164,10 +144,7 @@ class Cluster:
         lost = self.lost()
         if not lost:
             return error
-        explained = BackendError(
-            f"{self._named(lost)}; what it held, weights and optimizer state, is gone: start it again "
-            f"({self._commands(lost)}) and train on from the last checkpoint in a new process"
-        )
+        explained = self._error(lost, "what it held, weights and optimizer state, is gone: start it again")
         explained.__cause__ = error
         return explained
 
@@ -212,10 +189,9 @@ def _meet_all(
     """Return the workers by task, and this process' own task."""
     workers = _meet(addresses, range(1, len(addresses)), deadline, silence)
     # Last: a worker for task 0 may still be starting.  Where nobody serves its address, this process does.
-    own_task = 0 if answers(addresses[0]) and not can_listen(addresses[0]) else None
-    if own_task is None:
-        workers = _meet(addresses, [0], deadline, silence) | workers
-    return workers, own_task
+    if answers(addresses[0]) and not can_listen(addresses[0]):
+        return workers, 0
+    return _meet(addresses, [0], deadline, silence) | workers, None
 
 
 def _meet(
@@ -307,26 +283,21 @@ def _join(
     tasks = {task: addresses[task] for task in workers}
     runtime.keep_order_on_workers()
     with _own_address(addresses, list(tasks.values()), own_task) as own:
-        jobs: dict[str, Any] = {_OWN_JOB: {0: own}}
-        if tasks:
-            jobs["worker"] = tasks
+        jobs = {_OWN_JOB: {0: own}, **({"worker": tasks} if tasks else {})}
         try:
             with only_at(own), runtime.failing_where_cut_off():
                 tf.config.experimental_connect_to_cluster(tf.train.ClusterSpec(jobs), job_name=_OWN_JOB)
                 tf.config.list_logical_devices()  # connects now, if TensorFlow had not started yet
-            for task, address in tasks.items():
-                say_used(address, task, Client(own, os.getpid()))
         except tf.errors.OpError as error:
-            lost = [
-                f"lost worker {addresses[task]} (task {task}): {silence.text()}" for task in silence.tasks()
-            ]
-            why = "; ".join(lost) or error.message
+            silent = silence.tasks()
+            lost = "; ".join(f"lost worker {addresses[n]} (task {n}): {silence.text()}" for n in silent)
+            why = lost or error.message
             raise BackendError(f"cannot join the cluster {','.join(addresses)}: {why}") from error
     runtime.keep_functions()  # the workers do not know them
     atexit.register(runtime.keep_functions)  # workers may end before this process has
     for task, address in tasks.items():
         try:
-            say_used(address, task, Client(own, os.getpid()))
+            say_used(address, task, own)
         except tf.errors.OpError as error:
             why = f"it does not answer: {in_a_line(error)}"
             raise BackendError(f"lost worker {address} (task {task}) while it was joined: {why}") from error
@@ -354,20 +325,16 @@ def _devices(tasks: int, own_task: int | None) -> tuple[str, ...]:
     """Return full names, GPUs before CPUs, task by task."""
     import tensorflow as tf
 
+    own = f"/job:{_OWN_JOB}/replica:0/task:0"
+    listed = [device.name for device in tf.config.list_logical_devices()]
+    # TensorFlow leaves the job out of the names of this process' devices.
+    names = [name if name.startswith("/job:") else f"{own}{name}" for name in listed]
     devices: list[str] = []
     for task in range(tasks):
-        job = (
-            f"/job:{_OWN_JOB}/replica:0/task:0" if task == own_task else f"/job:worker/replica:0/task:{task}"
-        )
-        names = [full_name(device.name) for device in tf.config.list_logical_devices()]
-        mine = [name for name in names if name.startswith(f"{job}/")]
-        devices += [name for name in mine if ":GPU:" in name] or [name for name in mine if ":CPU:" in name]
+        job = own if task == own_task else f"/job:worker/replica:0/task:{task}"
+        of_job = [name for name in names if name.startswith(f"{job}/")]
+        devices += [name for name in of_job if ":GPU:" in name] or [n for n in of_job if ":CPU:" in n]
     return tuple(devices)
-
-
-def full_name(device: str) -> str:
-    """Return the name with its job: TensorFlow leaves it out of the names of this process' devices."""
-    return device if device.startswith("/job:") else f"/job:{_OWN_JOB}/replica:0/task:0{device}"
 
 
 def _command(addresses: Sequence[str], task: int) -> str:

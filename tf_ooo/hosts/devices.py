@@ -5,16 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from grappler_passes.compat import runtime
 from tf_ooo.errors import BackendError
 from tf_ooo.hosts.addresses import has_devices
-
-_TYPES = ("GPU", "CPU")
 
 
 def available_devices() -> tuple[str, ...]:
     """Return full names of all devices that ops can be placed on."""
-    from grappler_passes.compat import runtime
-
     return tuple(sorted(runtime.runtime_devices()))
 
 
@@ -37,14 +34,10 @@ def host_device() -> str:
 def full_names(value: Any, local_rank: int = 0) -> tuple[str, ...]:
     """Return the devices of a pipeline, in its order.
 
-    Args:
-        value: an int (the first so many GPUs, or CPUs where there are no GPUs; None: all of these), names
-            of logical or physical devices, or an object with ``devices``.
-        local_rank: of this process among those of its machine that share its GPUs: an int means the GPUs
-            behind those of the processes before it.
-
-    Raises:
-        BackendError: one does not exist, or stands there twice; says which there are.
+    ``value``: an int (the first so many GPUs, or CPUs where there are no GPUs; None: all of these), names of
+    logical or physical devices, or an object with ``devices``.  For the process ``local_rank`` of those that
+    share their machine's GPUs an int means the GPUs behind those of the processes before it.
+    BackendError: one does not exist, or stands there twice; says which there are.
     """
     import tensorflow as tf
 
@@ -60,34 +53,30 @@ def full_names(value: Any, local_rank: int = 0) -> tuple[str, ...]:
 
 
 def _first(count: int | None, local_rank: int, tf: Any) -> tuple[str, ...]:
-    there: list[Any] = []
-    for kind in _TYPES:
-        own = (f"{_local_job()}/", "/device:")  # as they are listed once a cluster has been joined
-        there = [device for device in tf.config.list_logical_devices(kind) if device.name.startswith(own)]
-        if there:
+    own = (f"{_local_job()}/", "/device:")  # as they are listed once a cluster has been joined
+    names: list[str] = []
+    for kind in ("GPU", "CPU"):
+        names = [d.name for d in tf.config.list_logical_devices(kind) if d.name.startswith(own)]
+        if names:
             break
-    by_name = {device.name: device for device in there}
     first = 0 if count is None or kind == "CPU" else local_rank * count
-    if count is not None and first + count > len(by_name):
+    if count is not None and first + count > len(names):
         before = f" behind the {first} of other processes" if first else ""
         raise BackendError(
-            f"devices={count}{before}: there are {len(by_name)} ({', '.join(by_name) or 'none'}); CPU "
+            f"devices={count}{before}: there are {len(names)} ({', '.join(names) or 'none'}); CPU "
             "devices are made, before the first op, by tf.config.set_logical_device_configuration(tf.config."
             f"list_physical_devices('CPU')[0], [tf.config.LogicalDeviceConfiguration()] * {count})"
         )
-    end = None if count is None else first + count
-    return tuple(_full_name(name, available_devices(), tf) for name in list(by_name)[first:end])
+    return tuple(_full_name(name, available_devices(), tf) for name in names[first:][:count])
 
 
 def _full_name(text: str, there: Sequence[str], tf: Any) -> str:
-    if ":physical_device:" in text:
-        text = text.rsplit("physical_device:", 1)[1]
+    text = text.rsplit(":physical_device:", 1)[-1]
     try:
         wanted = tf.DeviceSpec.from_string(text if text.startswith("/") else f"/device:{text.split('/')[-1]}")
     except ValueError as error:
         raise BackendError(f"devices: {text!r} is no device name: {error}") from error
     asked = (wanted.job, wanted.replica, wanted.task, (wanted.device_type or "").upper(), wanted.device_index)
-    mine = _local_job()
     matches = []
     for name in there:
         has = tf.DeviceSpec.from_string(name)
@@ -95,12 +84,11 @@ def _full_name(text: str, there: Sequence[str], tf: Any) -> str:
         if all(a in (None, "") or a == b for a, b in zip(asked, have, strict=True)):
             matches.append(name)
     if len(matches) > 1:
-        matches = [name for name in matches if name.startswith(mine)] or matches
+        matches = [name for name in matches if name.startswith(_local_job())] or matches
     if len(matches) != 1:
         raise BackendError(f"devices: there is no {text!r}; there are {', '.join(there)}")
     return matches[0]
 
 
 def _local_job() -> str:
-    """Return the job, replica and task of this process' CPU."""
     return host_device().rsplit("/device:", 1)[0]

@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
+from grappler_passes.compat import runtime
 from tf_ooo.compat import tf_functions
 from tf_ooo.errors import BackendError
 from tf_ooo.hosts.addresses import answers
-from tf_ooo.hosts.memory import memory_group, taken_bytes
+from tf_ooo.hosts.memory import ReportedLimit, memory_group, taken_bytes
 from tf_ooo.version import __version__
 
 _CONTAINER = "tf_ooo_worker"
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Facts:
     """Describes one worker process; ``started`` tells two processes at the same address apart.
 
@@ -40,15 +40,13 @@ class Facts:
     taken_bytes: int = 0
 
     def to_text(self) -> str:
-        """JSON."""
-        return json.dumps(dataclasses.asdict(self))
+        return json.dumps(asdict(self))
 
     @classmethod
     def from_text(cls, text: str) -> Facts:
         """Fields that a later version may have added are left out; an earlier one says less."""
         told = json.loads(text)
-        names = {field.name for field in dataclasses.fields(cls)}
-        known = {name: value for name, value in told.items() if name in names}
+        known = {field.name: told[field.name] for field in fields(cls) if field.name in told}
         return cls(**{**known, "addresses": tuple(told["addresses"])})
 
 
@@ -57,16 +55,10 @@ def own_facts(addresses: tuple[str, ...], task: int) -> Facts:
     import tensorflow as tf
 
     started, group = f"{os.getpid()}@{time.time():.6f}", memory_group()
-    return Facts(
-        addresses,
-        task,
-        tf.__version__,
-        __version__,
-        started,
-        None if group is None else group.limit_bytes,
-        "" if group is None else group.name,
-        taken_bytes(),
-    )
+    facts = Facts(addresses, task, tf.__version__, __version__, started, taken_bytes=taken_bytes())
+    if group is None:
+        return facts
+    return replace(facts, memory_limit_bytes=group.limit_bytes, memory_group=group.name)
 
 
 def publish(target: str, facts: Facts) -> None:
@@ -80,7 +72,7 @@ def publish(target: str, facts: Facts) -> None:
             raise BackendError(f"the worker's own server does not answer: {error.message}") from error
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Client:
     """The training that uses a worker: the address at which its process listens."""
 
@@ -100,9 +92,10 @@ def user_of(address: str, task: int, timeout_s: float) -> Client | None:
     return None if answers(client.address) else client
 
 
-def say_used(address: str, task: int, client: Client) -> None:
-    """Tells the worker who uses it from now on."""
-    with Line(f"grpc://{address}", task, json.dumps(dataclasses.asdict(client)), "client") as line:
+def say_used(address: str, task: int, own: str) -> None:
+    """Tells the worker that this process, which listens at ``own``, uses it from now on."""
+    client = asdict(Client(own, os.getpid()))
+    with Line(f"grpc://{address}", task, json.dumps(client), "client") as line:
         line.run(10.0)
 
 
@@ -121,7 +114,6 @@ class Line:
     def __init__(self, target: str, task: int, write: str | None = None, name: str = "facts") -> None:
         self._target, self._task, self._write, self._name = target, task, write, name
         self._session: Any = None
-        self._op: Any = None
 
     def ask(self, timeout_s: float) -> Facts:
         """Ask the worker for its facts. OpError: no answer in ``timeout_s``, or it never published any."""
@@ -131,21 +123,20 @@ class Line:
         """Reads or writes the string."""
         import tensorflow as tf
 
+        milliseconds = round(timeout_s * 1e3)
         if self._session is None:
-            self._open(tf, timeout_s)
-        options = tf.compat.v1.RunOptions(timeout_in_ms=round(timeout_s * 1e3))
+            self._open(tf, milliseconds)
+        options = tf.compat.v1.RunOptions(timeout_in_ms=milliseconds)
         try:
             return self._session.run(self._op, options=options)
         except tf.errors.OpError:
             self.abandon()
             raise
 
-    def _open(self, tf: Any, timeout_s: float) -> None:
+    def _open(self, tf: Any, milliseconds: int) -> None:
         where = f"/job:worker/task:{self._task}"
         # The filter: or the session waits until all workers of the cluster have come.
-        config = tf.compat.v1.ConfigProto(
-            device_filters=[where], operation_timeout_in_ms=round(timeout_s * 1e3)
-        )
+        config = tf.compat.v1.ConfigProto(device_filters=[where], operation_timeout_in_ms=milliseconds)
         with tf.Graph().as_default() as graph, tf.device(f"{where}/device:CPU:0"):
             handle = tf.raw_ops.VarHandleOp(
                 dtype=tf.string, shape=[], shared_name=self._name, container=_CONTAINER
@@ -154,6 +145,7 @@ class Line:
                 self._op = tf.raw_ops.ReadVariableOp(resource=handle, dtype=tf.string)
             else:
                 self._op = tf.raw_ops.AssignVariableOp(resource=handle, value=self._write)
+
         self._session = tf.compat.v1.Session(self._target, graph=graph, config=config)
 
     def abandon(self) -> None:
@@ -171,29 +163,15 @@ class Line:
             self._session = None
 
 
-@dataclass(frozen=True)
-class ReportedLimit:
-    """Holds the limit of one device; ``said``: who says so, in words."""
-
-    bytes: int
-    said: str
-
-
 def limits_of_gpus(devices: Sequence[str]) -> dict[str, ReportedLimit]:
     """Return the bytes that TensorFlow may use of the GPUs among these devices, by full name.
 
-    Of CPUs it makes a number up.
+    For a CPU it makes a number up.
     """
-    if not any(":GPU:" in name for name in devices):
-        return {}
-    from grappler_passes.compat import runtime
-
-    sizes = runtime.device_memory_bytes()
-    return {
-        name: ReportedLimit(sizes[name], f"TensorFlow may use so many of {name}")
-        for name in devices
-        if ":GPU:" in name and sizes.get(name, 0) > 0
-    }
+    gpus = [name for name in devices if ":GPU:" in name]
+    sizes = runtime.device_memory_bytes() if gpus else {}
+    said = "TensorFlow may use so many of {}"
+    return {gpu: ReportedLimit(sizes[gpu], said.format(gpu)) for gpu in gpus if sizes.get(gpu, 0) > 0}
 
 
 def limits_of_workers(
@@ -201,12 +179,8 @@ def limits_of_workers(
 ) -> dict[int, ReportedLimit]:
     """Return the limit of each CPU of workers in control groups that limit their memory, by task.
 
-    Processes of one group share its limit, less what all of them took before.
-
-    Args:
-        computing: CPU devices by task; 0 where a task has GPUs.
-        workers: what they say of themselves, by task.
-        own: the same of this process, which takes part where it is in such a group.
+    Processes of one group share its limit, less what all of them took before; ``own``, this process, takes
+    part where it is in such a group.  ``computing``: CPU devices by task; 0 where a task has GPUs.
     """
     groups: defaultdict[str, dict[int, Facts]] = defaultdict(dict)
     for task, facts in workers.items():
@@ -229,9 +203,8 @@ def limits_of_workers(
 
 
 def _said(facts: Facts, processes: int, taken_bytes: int) -> str:
-    who = f"worker {facts.addresses[facts.task]} (task {facts.task})"
     shared = f", which {processes} processes share," if processes > 1 else ""
     return (
-        f"{who} has a control group of {facts.memory_limit_bytes} bytes{shared} of which {taken_bytes} were "
-        "taken before"
+        f"worker {facts.addresses[facts.task]} (task {facts.task}) has a control group of "
+        f"{facts.memory_limit_bytes} bytes{shared} of which {taken_bytes} were taken before"
     )

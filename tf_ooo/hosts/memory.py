@@ -16,8 +16,6 @@ from tf_ooo.hosts.devices import host_device
 
 if TYPE_CHECKING:
     import keras
-    import tensorflow as tf
-
 
 _PROC = Path("/proc")
 # Names of a group's files, by version of control groups.
@@ -48,18 +46,15 @@ class MemoryGroup:
 
 
 @dataclass(frozen=True)
-class Available:
-    """Bytes that this process may still take, and who says so, in words."""
+class ReportedLimit:
+    """Bytes that a device may have, or this process may still take; ``said``: who says so, in words."""
 
     bytes: int
     said: str
 
 
 def memory_group(proc: Path = _PROC) -> MemoryGroup | None:
-    """The group with the lowest limit that this process is in; None: the whole machine is there for it.
-
-    ``proc``: where the files of ``/proc`` are.
-    """
+    """The group with the lowest limit that this process is in; None: the whole machine is there for it."""
     located = _located(proc)
     if located is None:
         return None
@@ -86,18 +81,16 @@ def taken_bytes(proc: Path = _PROC) -> int:
     return _kilobytes(proc / "self/status", "VmRSS") or 0
 
 
-def available_bytes(proc: Path = _PROC) -> Available | None:
+def available_bytes(proc: Path = _PROC) -> ReportedLimit | None:
     """Return the bytes that this process may still take: of the machine, or of its group where that is less.
 
     None where the system does not say.  What it may move to its swap space counts.
     """
     free, swap = (_kilobytes(proc / "meminfo", what) for what in ("MemAvailable", "SwapFree"))
-    group = memory_group(proc)
-    rows = [] if free is None else [Available(free + (swap or 0), "free on this machine")]
-    if group is not None:
-        left = max(0, group.limit_bytes - group.used_bytes)
+    rows = [] if free is None else [ReportedLimit(free + (swap or 0), "free on this machine")]
+    if group := memory_group(proc):
         said = f"left of the {group.limit_bytes} of this process' control group {group.path}"
-        rows.append(Available(left, said))
+        rows.append(ReportedLimit(max(0, group.limit_bytes - group.used_bytes), said))
     return min(rows, key=lambda row: row.bytes, default=None)
 
 
@@ -134,11 +127,10 @@ def _plain(text: str) -> str:
 
 def _within(path: str, root: str) -> str:
     """Return the part of a group's path below what is mounted; a container may see its own group only."""
-    if ".." in path.split("/"):
+    root = root.rstrip("/")
+    if ".." in path.split("/") or not f"{path}/".startswith(f"{root}/"):
         return ""
-    if root != "/" and path != root and not path.startswith(f"{root}/"):
-        return ""
-    return path.removeprefix(root if root != "/" else "").lstrip("/")
+    return path.removeprefix(root).lstrip("/")
 
 
 def _used_bytes(folder: Path, version: int) -> int:
@@ -198,7 +190,7 @@ def host_memory() -> Iterator[None]:
         nonlocal there_bytes
         with tf.device(device):
             variable = next_creator(**arguments)
-        own_bytes = _bytes_of(variable)
+        own_bytes = int(variable.shape.num_elements() or 0) * int(variable.dtype.size)  # 0: its shape is open
         _check_room(variable.name, own_bytes, there_bytes)
         there_bytes += own_bytes
         keras_variables.mark_in_host_memory(variable)
@@ -209,23 +201,15 @@ def host_memory() -> Iterator[None]:
         yield
 
 
-def _bytes_of(variable: tf.Variable) -> int:
-    """0 for one whose shape is open."""
-    return int(variable.shape.num_elements() or 0) * int(variable.dtype.size)
-
-
 def _check_room(name: str, own_bytes: int, there_bytes: int) -> None:
     """BackendError: there is no room for another variable as large; its first value is made beside it."""
-    if own_bytes < _LARGE_BYTES:
-        return
-    available = available_bytes()
-    if available is None or available.bytes > own_bytes + _LEFT_BYTES:
-        return
-    raise BackendError(
-        f"tf_ooo.host_memory(): {there_bytes} bytes of weights are there, and {own_bytes} more for "
-        f"{name.removesuffix(':0')!r} are too many: {available.bytes} bytes are {available.said}; build the "
-        "model on a machine, or in a group, with more memory"
-    )
+    available = available_bytes() if own_bytes >= _LARGE_BYTES else None
+    if available is not None and available.bytes <= own_bytes + _LEFT_BYTES:
+        raise BackendError(
+            f"tf_ooo.host_memory(): {there_bytes} bytes of weights are there, and {own_bytes} more for "
+            f"{name.removesuffix(':0')!r} are too many: {available.bytes} bytes are {available.said}; build "
+            "the model on a machine, or in a group, with more memory"
+        )
 
 
 def in_host_memory(model: keras.Model) -> bool:
@@ -241,8 +225,9 @@ def evaluate_in_host_memory(model: keras.Model) -> None:
     """
     for kind in ("test", "predict"):
         name = f"make_{kind}_function"
-        if not hasattr(getattr(model, name), "on_host"):
-            keras_layers.set_on(model, name, _making_there(model, f"{kind}_function", getattr(model, name)))
+        make = getattr(model, name)
+        if not hasattr(make, "on_host"):
+            keras_layers.set_on(model, name, _making_there(model, f"{kind}_function", make))
 
 
 def _making_there(model: keras.Model, kept_as: str, make: Callable[..., Any]) -> Callable[..., Any]:

@@ -1,11 +1,10 @@
-"""This room's small C libraries, which setup.py compiles, and how a process ends that has lost others."""
+"""Small C libraries, which setup.py compiles, and how a process ends that has lost others."""
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
 import gc
-import importlib.machinery
 import sys
 from functools import cache
 from pathlib import Path
@@ -13,17 +12,18 @@ from pathlib import Path
 from tf_ooo.errors import BackendError
 
 
+def compiled(path: Path, who: str) -> Path:
+    """Return the path of a library that setup.py compiles; BackendError: it is not compiled."""
+    if not path.exists():
+        raise BackendError(f"{who} is not compiled; install a C compiler, then reinstall with: pip install .")
+    return path
+
+
 @cache
 def load(name: str) -> ctypes.CDLL:
-    """Return the library; BackendError: it is not compiled."""
-    for suffix in reversed(importlib.machinery.EXTENSION_SUFFIXES):  # the plain .so first
-        path = Path(__file__).with_name(f"{name}{suffix}")
-        if path.exists():
-            return ctypes.CDLL(str(path))
-    raise BackendError(
-        f"{name}, which several hosts need, is not compiled; install a C compiler, then reinstall with: "
-        "pip install ."
-    )
+    """Return a library of this room; BackendError: it is not compiled."""
+    path = Path(__file__).with_name(f"{name}.so")
+    return ctypes.CDLL(str(compiled(path, f"{name}, which several hosts need,")))
 
 
 # From the time when all that was registered for the end has run: Python frees a large model in less.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import statistics
 import time
 from collections import defaultdict
@@ -30,9 +31,7 @@ def busy_latency_s(
 ) -> float:
     """Return seconds of a message, less those that it occupies the link; not below the idle link's."""
     products = max(4, round(_SEGMENT_S / max(product_s, 1e-6)))
-    alone, sending = (_in_turns(tf, sender, receiver, products, size) for size in (0, _BUSY_BYTES))
-    for function in (alone, sending):
-        function().numpy()
+    alone, sending = (_warm(_in_turns(tf, sender, receiver, products, size)) for size in (0, _BUSY_BYTES))
     pairs = [(seconds_of(alone), seconds_of(sending)) for _ in range(repeats)]
     # Without messages both devices compute 2 n segments side by side; with them there are 2 n - 1 hops, and
     # the second device begins a segment later.
@@ -99,6 +98,11 @@ def seconds_of(function: Callable[[], Any]) -> float:
     return time.perf_counter() - started
 
 
+def _warm(function: Callable[[], Any]) -> Callable[[], Any]:
+    function().numpy()
+    return function
+
+
 _HOPS = 8
 # The computation beside which messages are sent: products of so large matrices, about so long.
 _COMPUTING_S = 0.1
@@ -114,10 +118,9 @@ def link_between(names: Sequence[str]) -> Link:
 
     Raises CostError where a device does not answer.
     """
-    pairs = [(a, b) for a, b in zip(names, names[1:], strict=False) if not _one_memory(a, b)]
-    if not pairs:
+    links = [measure_device_link(a, b) for a, b in itertools.pairwise(names) if not _one_memory(a, b)]
+    if not links:
         return Link(_HAND_OVER_S if len(names) > 1 else 0.0)
-    links = [measure_device_link(a, b) for a, b in pairs]
     return Link(
         max(x.latency_s for x in links),
         min(x.bytes_per_s for x in links),
@@ -131,17 +134,17 @@ def sharing_cores(link: Link, names: Sequence[str], hosts: Sequence[str]) -> Lin
     There the time that messages take from those that compute is time of these cores, and counts as that.
     """
     places = [host if ":CPU:" in name else name for name, host in zip(names, hosts, strict=True)]
-    machines = tuple(places.index(place) for place in places)
-    if len(set(machines)) == len(machines):
+    machines = tuple(map(places.index, places))
+    different = len(set(machines))
+    if different == len(machines):
         return link
-    overhead = link.overhead_s_per_byte if len(set(machines)) > 1 else 0.0
+    overhead = link.overhead_s_per_byte if different > 1 else 0.0
     return replace(link, overhead_s_per_byte=overhead, machines=machines, cores=usable_cores())
 
 
 def _one_memory(a: str, b: str) -> bool:
     """Return whether both are CPUs of one process."""
-    host = [name.rsplit("/device:", 1) for name in (a, b)]
-    return host[0][0] == host[1][0] and all(part[1].startswith("CPU") for part in host)
+    return _computing(a) == _computing(b) and "/device:CPU" in a
 
 
 def measure_device_link(
@@ -160,7 +163,7 @@ def measure_device_link(
         link = fit_link(samples, flat_ok=True)
         link = replace(link, overhead_s_per_byte=measure_overhead_s_per_byte(sender, receiver, link, repeats))
         with runtime.calls_not_optimized():  # or they would take the copies out
-            product_s = max(_product_s(tf, sender, receiver, at) for at in (sender, receiver))
+            product_s = max(_product_s(tf, at) for at in (sender, receiver))
             busy_s = busy_latency_s(tf, sender, receiver, link, product_s, min(repeats, 3))
     except CostError:
         raise
@@ -184,26 +187,21 @@ def measure_overhead_s_per_byte(sender: str, receiver: str, link: Link, repeats:
 def _overhead_s_per_byte(
     tf: ModuleType, sender: str, receiver: str, computing: str, link: Link, repeats: int
 ) -> float:
-    product_s = _product_s(tf, sender, receiver, computing)
-    count = min(512, max(8, round(_COMPUTING_S / max(product_s, 1e-6))))
-    total_bytes = int(_SENDING_SHARE * count * max(product_s, 1e-6) * min(link.bytes_per_s, 1e11))
+    product_s = max(_product_s(tf, computing), 1e-6)
+    count = min(512, max(8, round(_COMPUTING_S / product_s)))
+    total_bytes = int(_SENDING_SHARE * count * product_s * min(link.bytes_per_s, 1e11))
     if total_bytes < _LEAST_BYTES:
         return 0.0
     size = min(_MESSAGE_BYTES, total_bytes)
     messages = min(32, total_bytes // size)
-    alone = _beside_messages(tf, sender, receiver, computing, count, 0, 0)
-    beside = _beside_messages(tf, sender, receiver, computing, count, messages, size)
-    for function in (alone, beside):
-        function().numpy()
+    beside = _warm(_beside_messages(tf, sender, receiver, computing, count, messages, size))
+    alone = _warm(_beside_messages(tf, sender, receiver, computing, count, 0, 0))
     longer_s = statistics.median(seconds_of(beside) - seconds_of(alone) for _ in range(repeats))
     return max(0.0, longer_s) / (messages * size)
 
 
-def _product_s(tf: ModuleType, sender: str, receiver: str, computing: str) -> float:
-    """Return seconds of one product."""
-    short, long = (_beside_messages(tf, sender, receiver, computing, count, 0, 0) for count in (4, 12))
-    for function in (short, long):
-        function().numpy()
+def _product_s(tf: ModuleType, at: str) -> float:
+    short, long = (_warm(_beside_messages(tf, at, at, at, count, 0, 0)) for count in (4, 12))
     return (min(seconds_of(long) for _ in range(3)) - min(seconds_of(short) for _ in range(3))) / 8
 
 
@@ -236,9 +234,7 @@ def _hop_seconds(sender: str, receiver: str, size: int, repeats: int) -> list[fl
     import tensorflow as tf
 
     with runtime.calls_not_optimized():
-        start, end = _hops(tf, sender, receiver, size, 0), _hops(tf, sender, receiver, size, _HOPS)
-        for function in (start, end):
-            function().numpy()
+        start, end = (_warm(_hops(tf, sender, receiver, size, hops)) for hops in (0, _HOPS))
         empty_s = min(seconds_of(start) for _ in range(repeats))
         return [max(0.0, seconds_of(end) - empty_s) / _HOPS for _ in range(repeats)]
 
@@ -272,19 +268,14 @@ def relative_speeds(devices: Sequence[str], hosts: Sequence[str], home: str) -> 
 
     What differs by less than 40% counts as alike.  CPUs of one process are; only where there are other
     devices is anything measured: on all hosts at once, on the devices of one host one after the other.
-
-    Args:
-        devices, home: full names.
-        hosts: of each device, where it is.
-
-    Raises:
-        CostError: a device does not answer.
+    ``hosts`` says where each device is.  CostError: a device does not answer.
     """
-    at = {_computing(name): host for name, host in zip(devices, hosts, strict=True)}
-    if set(at) <= {_computing(home)}:
+    host_of = {_computing(name): host for name, host in zip(devices, hosts, strict=True)}
+    host_of.pop(_computing(home), None)
+    if not host_of:
         return ()
     own_rate = _rate(home)  # by itself: it may have a host in common with others
-    rates = {_computing(home): own_rate, **_rates({k: v for k, v in at.items() if k != _computing(home)})}
+    rates = {_computing(home): own_rate, **_rates(host_of)}
     speeds = levels({name: rate / own_rate for name, rate in rates.items()})
     own = tuple(speeds[_computing(name)] for name in devices)
     return () if set(own) == {1.0} else own
@@ -294,16 +285,14 @@ def levels(speeds: Mapping[str, float]) -> dict[str, float]:
     """The same for all that are about alike, 1 for those that are about 1: what measurements differ by is
     not to decide where a model is cut."""
     groups: list[list[str]] = []
-    for name in sorted(speeds, key=lambda name: speeds[name]):
-        if groups and speeds[name] < _ALIKE * speeds[groups[-1][0]]:
-            groups[-1].append(name)
-        else:
-            groups.append([name])
+    for name in sorted(speeds, key=speeds.__getitem__):
+        if not groups or speeds[name] >= _ALIKE * speeds[groups[-1][0]]:
+            groups.append([])
+        groups[-1].append(name)
     out: dict[str, float] = {}
     for names in groups:
         mean = sum(speeds[name] for name in names) / len(names)
-        near_one = 1 / _ALIKE < mean < _ALIKE
-        out |= dict.fromkeys(names, 1.0 if near_one else float(f"{mean:.2g}"))
+        out |= dict.fromkeys(names, 1.0 if 1 / _ALIKE < mean < _ALIKE else float(f"{mean:.2g}"))
     return out
 
 
@@ -316,7 +305,7 @@ def measured_model(device: str) -> DeviceModel:
     moved_bytes = 2 * 4 * _ELEMENTS  # read and written
     return DeviceModel(
         flop_per_s=_rate(device),
-        bytes_per_s=_of_device(device, _sums, moved_bytes),
+        bytes_per_s=_of_device(device, (_ELEMENTS,), lambda value, zeros: value + 1.0, moved_bytes),
         name=f"{device.rsplit('/device:', 1)[-1]} of this process, measured",
     )
 
@@ -328,38 +317,26 @@ def _computing(name: str) -> str:
 
 
 def _rates(host_of: Mapping[str, str]) -> dict[str, float]:
-    """Return the rate of each device, as :func:`_rate` measures it."""
     on_host: defaultdict[str, list[str]] = defaultdict(list)
     for name, host in host_of.items():
         on_host[host].append(name)
-
-    def of_host(names: Sequence[str]) -> dict[str, float]:
-        return {name: _rate(name) for name in names}
-
-    with ThreadPoolExecutor(max(1, len(on_host))) as pool:
-        rates = list(pool.map(of_host, on_host.values()))
-    return {name: rate for of_names in rates for name, rate in of_names.items()}
+    with ThreadPoolExecutor(len(on_host)) as pool:
+        rates = pool.map(lambda names: [(name, _rate(name)) for name in names], on_host.values())
+        return dict(itertools.chain.from_iterable(rates))
 
 
 def _rate(device: str) -> float:
     """Floating-point operations a second, in products."""
-    return _of_device(device, _products, 2.0 * _width(device) ** 3)
+    width = _CPU_WIDTH if ":CPU:" in device else _GPU_WIDTH
+    return _of_device(device, (width, width), lambda value, zeros: value @ zeros, 2.0 * width**3)
 
 
-def _width(device: str) -> int:
-    return _CPU_WIDTH if ":CPU:" in device else _GPU_WIDTH
-
-
-Work = Callable[[ModuleType, str], Any]
-
-
-def _of_device(device: str, work: Work, each: float) -> float:
+def _of_device(device: str, shape: tuple[int, ...], once: Callable[[Any, Any], Any], each: float) -> float:
     """Return how much of it the device does in a second, where once is ``each``."""
     import tensorflow as tf
 
     try:
-        function = work(tf, device)
-        return each * _per_second(function)
+        return each * _per_second(_repeated(tf, device, shape, once))
     except (tf.errors.OpError, ValueError) as error:
         raise CostError(f"speed of {device}: cannot be measured: {error}") from error
 
@@ -386,31 +363,22 @@ def _per_second(function: Any) -> float:
     return (many - few) / max(long_s - short_s, 1e-9)
 
 
-def _products(tf: ModuleType, device: str) -> Any:
-    shape = (_width(device), _width(device))
-    return _repeated(tf, device, shape, lambda value, given: tf.matmul(value, given))
-
-
-def _sums(tf: ModuleType, device: str) -> Any:
-    return _repeated(tf, device, (_ELEMENTS,), lambda value, given: value + 1.0)
-
-
 def _repeated(tf: ModuleType, device: str, shape: tuple[int, ...], once: Callable[[Any, Any], Any]) -> Any:
     """Return a function that does it as often as it is told, and returns one number of the result."""
-    zeros = keras_variables.zeros_on(device, tf.float32, shape)
+    variable = keras_variables.zeros_on(device, tf.float32, shape)
 
     def function(count: Any) -> Any:
         with tf.device(device):
-            given = zeros.read_value()
+            zeros = variable.read_value()
 
             def body(index: Any, value: Any) -> tuple[Any, Any]:
-                return index + 1, once(value, given)
+                return index + 1, once(value, zeros)
 
-            _, result = tf.while_loop(lambda index, _: index < count, body, (tf.constant(0), given))
+            _, result = tf.while_loop(lambda index, _: index < count, body, (tf.constant(0), zeros))
             return tf.reshape(result, [-1])[0]
 
     signature = tf.TensorSpec((), tf.int32)
     # Called as it was traced: TensorFlow would warn that there are several.
     concrete = tf.function(function, autograph=False).get_concrete_function(signature)
-    concrete.reads = zeros  # it does not keep it itself
+    concrete.reads = variable  # it does not keep it itself
     return concrete

@@ -8,8 +8,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from tf_ooo.errors import OptionsError
@@ -37,9 +37,9 @@ class Job:
     cluster: str = ""
 
     def __post_init__(self) -> None:
-        chosen = [name for name in ("ranks", "workers", "cluster") if getattr(self, name)]
+        chosen = [f"--{name}" for name in ("ranks", "workers", "cluster") if getattr(self, name)]
         if len(chosen) > 1:
-            raise OptionsError(f"{' and '.join(f'--{name}' for name in chosen)} do not go together; give one")
+            raise OptionsError(f"{' and '.join(chosen)} do not go together; give one")
         if self.cluster:
             parse(self.cluster)
 
@@ -67,16 +67,12 @@ def _check_script(script: Sequence[str]) -> None:
         raise OptionsError(f"SCRIPT {name!r} is not there; expected a Python file, or -m and a module")
 
 
-class _Stopped(Exception):
-    """This process was told to end."""
-
-
 @dataclass
 class _Attempt:
     """One start of all processes, each the first of a group of its own."""
 
     script: subprocess.Popen[bytes]
-    workers: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+    workers: dict[str, subprocess.Popen[bytes]]
 
     def lost(self) -> list[str]:
         """Workers that have ended, in words."""
@@ -84,23 +80,18 @@ class _Attempt:
             f"{name} ended with {p.returncode}" for name, p in self.workers.items() if p.poll() is not None
         ]
 
-    def wait(self, told: Sequence[str]) -> int:
-        """The script's exit status, or _Stopped when a signal is ``told``; a lost worker leaves a minute."""
+    def wait(self, told: Sequence[str]) -> int | None:
+        """The script's exit status, or None when a signal is ``told``; a lost worker leaves a minute."""
         deadline_s = float("inf")
         while self.script.poll() is None:
             if told:
-                raise _Stopped(told[0])
+                return None
             if self.lost():
                 deadline_s = min(deadline_s, time.monotonic() + _PATIENCE_S)
             if time.monotonic() > deadline_s:
                 _end(self.script)
             time.sleep(0.1)
         return self.script.returncode
-
-    def end(self) -> None:
-        """Nobody is left."""
-        for process in (self.script, *self.workers.values()):
-            _end(process)
 
 
 def supervise(job: Job, max_restarts: int, say: Callable[[str], None]) -> int:
@@ -112,51 +103,38 @@ def supervise(job: Job, max_restarts: int, say: Callable[[str], None]) -> int:
     _check_script(job.script)
     with _signals() as told:
         for left in range(max_restarts, -1, -1):
-            try:
-                with _started(job) as attempt:
-                    status = attempt.wait(told)
-                    lost = attempt.lost()
-            except _Stopped as stopped:
-                say(f"ended by {stopped}")
-                return 128 + signal.Signals[str(stopped)].value
+            with _started(job) as attempt:
+                status = attempt.wait(told)
+                lost = attempt.lost()
+            if status is None:
+                say(f"ended by {told[0]}")
+                return 128 + signal.Signals[told[0]].value
+            exit_status = status if status >= 0 else 128 - status
             if status == 0 or left == 0:
                 break
             why = "; ".join([f"the script ended with {status}", *lost])
             say(f"{why}: starting again ({left} restart{'s' if left > 1 else ''} left)")
-    return status if status >= 0 else 128 - status
+    return exit_status
 
 
 @contextlib.contextmanager
 def _started(job: Job) -> Iterator[_Attempt]:
     """All processes of the job; none is left at the end."""
-    with job.addresses() as addresses, _started_at(job, addresses) as attempt:
-        yield attempt
+    with job.addresses() as addresses, contextlib.ExitStack() as ends:
 
+        def start(command: Sequence[str], **environment: str) -> subprocess.Popen[bytes]:
+            try:
+                process = subprocess.Popen(command, env=os.environ | environment, start_new_session=True)
+            except FileNotFoundError as error:
+                raise OptionsError(f"{command[0]} is not installed: {error}") from error
+            ends.callback(_end, process)
+            return process
 
-@contextlib.contextmanager
-def _started_at(job: Job, addresses: str) -> Iterator[_Attempt]:
-    environment = {**os.environ, **({CLUSTER_VARIABLE: addresses} if addresses else {})}
-    workers: dict[str, subprocess.Popen[bytes]] = {}
-    try:
+        workers: dict[str, subprocess.Popen[bytes]] = {}
         for task in range(1, job.workers):
             command = [sys.executable, "-m", "tf_ooo", "worker", "--cluster", addresses, "--task", str(task)]
-            workers[f"worker {addresses.split(',')[task]}"] = _start(command, os.environ)
-        attempt = _Attempt(_start(job.command(), environment), workers)
-    except BaseException:
-        for process in workers.values():
-            _end(process)
-        raise
-    try:
-        yield attempt
-    finally:
-        attempt.end()
-
-
-def _start(command: Sequence[str], environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
-    try:
-        return subprocess.Popen(command, env=dict(environment), start_new_session=True)
-    except FileNotFoundError as error:
-        raise OptionsError(f"{command[0]} is not installed: {error}") from error
+            workers[f"worker {addresses.split(',')[task]}"] = start(command)
+        yield _Attempt(start(job.command(), **({CLUSTER_VARIABLE: addresses} if addresses else {})), workers)
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

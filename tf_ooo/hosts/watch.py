@@ -39,11 +39,10 @@ class Silence:
         self._peers[task] = peer
 
     def text(self) -> str:
-        """Say that a task is silent."""
         return f"it has not answered for {self.silence_s:.0f} s"
 
     def tasks(self) -> list[int]:
-        """Return the tasks that are silent."""
+        """Return the silent ones."""
         return [task for task, peer in self._peers.items() if _library().ooo_silent(peer)]
 
     def stop(self) -> None:
@@ -101,7 +100,7 @@ class Watch:
     def __init__(self, workers: Mapping[int, Facts], silence: Silence) -> None:
         self.lost: dict[int, str] = {}
         self._workers, self._silence = dict(workers), silence
-        self._silence_s, self._interval_s = silence.silence_s, silence.silence_s / _QUESTIONS
+        self._interval_s = silence.silence_s / _QUESTIONS
         self._answer_s = min(silence.silence_s, _MOST_ANSWER_S)
         self._answered: dict[int, float] = {}
         self._ended = threading.Event()
@@ -154,19 +153,18 @@ class Watch:
 
     def _why_lost(self, task: int) -> str:
         address = self._workers[task].addresses[task]
-        refused = answers(address, self._answer_s)
-        if refused:
-            return f"it does not answer: {refused}"
-        try:
-            with Line(f"grpc://{address}", task) as line:
-                return self._if_restarted(task, line.ask(self._answer_s))
-        except Exception as error:
-            return f"it does not answer: {in_a_line(error)}"
+        reason = answers(address, self._answer_s)
+        if not reason:
+            try:
+                with Line(f"grpc://{address}", task) as line:
+                    return self._if_restarted(task, line.ask(self._answer_s))
+            except Exception as error:
+                reason = in_a_line(error)
+        return f"it does not answer: {reason}"
 
     def _if_restarted(self, task: int, facts: Facts) -> str:
-        if facts.started == self._workers[task].started:
-            return ""
-        return "it has been started anew, and what it held is gone"
+        same = facts.started == self._workers[task].started
+        return "" if same else "it has been started anew, and what it held is gone"
 
     def _ask(self, task: int) -> None:
         """Asks one worker for ever."""
@@ -199,7 +197,7 @@ class Watch:
             if time.monotonic() - began > self._interval_s:
                 # This process itself was stopped (Ctrl-Z): nobody was asked.
                 self._answered = dict.fromkeys(self._workers, time.monotonic())
-            late = time.monotonic() - self._silence_s
+            late = time.monotonic() - self._silence.silence_s
             silent = [task for task, answered in self._answered.items() if answered < late]
             for task in {*silent, *self._silence.tasks()} - self.lost.keys():
                 self._lose(task, self._silence.text())

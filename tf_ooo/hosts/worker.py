@@ -69,7 +69,9 @@ def serve(
 
     def end(received: int, frame: object) -> None:
         ended.append(received)
-        _end_without_a_word_later()
+        timer = threading.Timer(_LAST_WORD_S, os._exit, (0,))  # in case that nobody reads what is said
+        timer.daemon = True
+        timer.start()
 
     for number in (signal.SIGTERM, signal.SIGINT):  # before anybody is told that this is ready
         signal.signal(number, end)
@@ -94,16 +96,8 @@ def _check(addresses: Sequence[str], task: int, inter_op_threads: int | None, in
             "user: TensorFlow's workers know no password. In a network of its own say --insecure-network; "
             "else keep to 127.0.0.1 and use a tunnel (docs/security.md)"
         )
-    reason = can_listen(addresses[task])
-    if reason:
+    if reason := can_listen(addresses[task]):
         raise BackendError(f"cannot listen at {addresses[task]} (task {task}): {reason}")
-
-
-def _end_without_a_word_later() -> None:
-    """End later, in case that nobody reads what is said."""
-    timer = threading.Timer(_LAST_WORD_S, os._exit, (0,))
-    timer.daemon = True
-    timer.start()
 
 
 def _wait_for_the_end(ended: Sequence[int], say: Callable[[str], None]) -> None:

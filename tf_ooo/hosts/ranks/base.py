@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
@@ -48,12 +48,12 @@ def check_ranks(size: int) -> None:
         raise BackendError(f"op='Adasum' needs 2, 4, 8, ... ranks, not {size}; use 'Average'")
 
 
-def adasum(gradients: Sequence[tf.Tensor]) -> tf.Tensor:
-    """Adds what two gradients agree on once, and the rest of both (Maleki et al., 2021).
+def adasum(gradients: tf.Tensor, ranks: int) -> tf.Tensor:
+    """Adds what two ranks' gradients agree on once, and the rest of both (Maleki et al., 2021).
 
-    As in Horovod: rank 0 with 1, 2 with 3, then the pairs.
+    As in Horovod: rank 0 with 1, 2 with 3, then the pairs.  ``gradients``: a row for each rank.
     """
-    level = list(gradients)
+    level = [gradients[rank] for rank in range(ranks)]
     while len(level) > 1:
         level = [_pair(a, b) for a, b in zip(level[::2], level[1::2], strict=True)]
     return level[0]
@@ -70,12 +70,6 @@ def _pair(a: tf.Tensor, b: tf.Tensor) -> tf.Tensor:
     return tf.cast(of_x * x + of_y * y, a.dtype)
 
 
-class Gathers(Protocol):
-    """An engine, as far as messages need one."""
-
-    def gather(self, value: object) -> list[Any]: ...
-
-
 @dataclass(frozen=True)
 class Message:
     """The base of all kinds.  Tuples arrive as lists."""
@@ -84,7 +78,7 @@ class Message:
         """Return the message as JSON types, with the name of its kind."""
         return {"kind": type(self).__name__, **asdict(self)}
 
-    def told(self, engine: Gathers) -> list[Any]:
+    def told(self, engine: Engine) -> list[Any]:
         """Every rank's message, by rank: all of this kind, unless some ranks do something else.  Blocks."""
         kinds = {kind.__name__: kind for kind in Message.__subclasses__()}
         return [kinds[said.pop("kind")](**said) for said in map(dict, engine.gather(self.encoded()))]
@@ -169,11 +163,9 @@ class Engine(ABC):
         out = []
         for group in _groups(arrays, limit_bytes=64 << 20):
             flat = np.concatenate([array.reshape(-1).view(np.uint8) for array in group])
-            received, begin = self.broadcast_bytes(flat), 0
-            for array in group:
-                part = received[begin : begin + array.nbytes]
+            ends = np.cumsum([array.nbytes for array in group])
+            for array, part in zip(group, np.split(self.broadcast_bytes(flat), ends[:-1]), strict=True):
                 out.append(np.frombuffer(part.tobytes(), array.dtype).reshape(array.shape))
-                begin += array.nbytes
         return out
 
     def renumber(self, graph_def: graph_pb2.GraphDef, number: int) -> None:  # noqa: B027 - by name
@@ -209,8 +201,7 @@ class Engine(ABC):
 
 def _groups(arrays: Sequence[np.ndarray], limit_bytes: int) -> list[list[np.ndarray]]:
     """Return neighbours together up to ``limit_bytes``; an array is never cut."""
-    groups: list[list[np.ndarray]] = []
-    room = -1
+    groups, room = list[list[np.ndarray]](), -1
     for array in arrays:
         if array.nbytes > room:
             groups.append([])

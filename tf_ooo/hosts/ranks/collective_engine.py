@@ -44,8 +44,7 @@ class CollectiveEngine(Engine):
         self._keys: dict[int, str] = {}
         self.roll = meet_at(addresses[0], self.rank, self.size)
         # TensorFlow waits for a rank that lives, as one does whose script goes on or that hangs at its end.
-        self.roll.when_lost(runtime.abort_collectives)
-        self.roll.start()
+        self.roll.start(runtime.abort_collectives)
         try:
             # Never entered: it sets the cluster up, starts this worker's server and watches the others.
             with self.all_needed():
@@ -59,12 +58,10 @@ class CollectiveEngine(Engine):
             ) from error
 
     def combine(self, packed: tf.Tensor, name: str, op: str, like: tf.Tensor) -> tf.Tensor:
-        if op != "Adasum":
-            reduced = restored(self.sum(packed, name), like)
-            return reduced / self.size if op == "Average" else reduced
-        # Every rank gets all gradients, each in a row of its own, and combines them.
-        rows = self._gather(packed[None], name)
-        return restored(adasum([rows[rank] for rank in range(self.size)]), like)
+        if op == "Adasum":  # every rank gets all gradients, each in a row of its own, and combines them
+            return restored(adasum(self._gather(packed[None], name), self.size), like)
+        reduced = restored(self.sum(packed, name), like)
+        return reduced / self.size if op == "Average" else reduced
 
     def _gather(self, part: tf.Tensor, name: str, number: tf.Tensor | None = None) -> tf.Tensor:
         """Return the rows of all ranks, as many of each.
@@ -114,7 +111,10 @@ class CollectiveEngine(Engine):
         """Return the op, of several instances the one of that number."""
         import tensorflow as tf
 
-        key = tf.constant(self._key(name, tensor))
+        # Within a graph a name is used once; two of the same name get the graph's numbering.
+        eager = tf.executing_eagerly()
+        unique = name if eager else tf.compat.v1.get_default_graph().unique_name(name, mark_as_used=False)
+        key = tf.constant(self._key_of(f"{unique} {tensor.dtype.name} {tensor.shape}"))
         return op(
             input=tensor,
             group_size=tf.constant(self.size),
@@ -125,19 +125,9 @@ class CollectiveEngine(Engine):
             **attributes,
         )
 
-    def _key(self, name: str, tensor: tf.Tensor) -> int:
-        """Return the same on all ranks for what is the same tensor, however often each rank traces.
-
-        Within a graph a name is used once; two of the same name get the graph's numbering.
-        """
-        import tensorflow as tf
-
-        if not tf.executing_eagerly():
-            name = tf.compat.v1.get_default_graph().unique_name(name, mark_as_used=False)
-        return self._key_of(f"{name} {tensor.dtype.name} {tensor.shape}")
-
     def _key_of(self, text: str) -> int:
-        """Return the first of as many keys as there are powers."""
+        """Return the first of as many keys as there are powers: the same for the same tensor on all ranks,
+        however often each traces."""
         block = zlib.crc32(text.encode()) % _BLOCKS
         while self._keys.setdefault(block, text) != text:
             block = (block + 1) % _BLOCKS

@@ -12,13 +12,9 @@ from tf_ooo.hosts.ranks.launch import ENGINES, resolved_name
 def choose_engine(name: str = "auto") -> Engine:
     """Return the engine of this process; the same object every time.
 
-    Args:
-        name: ``"auto"``: Horovod if its launcher started this process, else TensorFlow's collectives
-            if TF_CONFIG names several workers, Horovod if mpirun or srun started several processes, else one
-            process.
-
-    Raises:
-        BackendError: the engine is not installed, or was not launched.
+    ``"auto"`` is Horovod if its launcher started this process, else TensorFlow's collectives if TF_CONFIG
+    names several workers, Horovod if mpirun or srun started several processes, else one process.
+    BackendError: the engine is not installed, or was not launched.
     """
     return _make(resolved_name(name))
 

@@ -41,8 +41,7 @@ class HorovodEngine(Engine):
         self.roll = meet_by_horovods_server(begun=hvd.is_initialized())
         if self.roll is not None:
             # Horovod waits for a rank that lives, as one does whose script goes on.
-            self.roll.when_lost(lambda who: hvd.shutdown())
-            self.roll.start()
+            self.roll.start(lambda who: hvd.shutdown())
         if not hvd.is_initialized():
             remember_names()
             try:
@@ -68,8 +67,7 @@ class HorovodEngine(Engine):
 
         if op == "Adasum" and not self._hvd.mpi_enabled():
             # Horovod has Adasum over MPI only; over Gloo every rank gets all gradients and combines them.
-            rows = self._allgather(packed[None], name)
-            combined = adasum([rows[rank] for rank in range(self.size)])
+            combined = adasum(self._allgather(packed[None], name), self.size)
         elif packed.dtype == tf.bfloat16:
             combined = self._allreduce_bf16(name, packed, op)
         else:
@@ -131,5 +129,4 @@ def _fill_in_environment() -> None:
         "HOROVOD_CROSS_RANK": "0",
         "HOROVOD_CROSS_SIZE": "1",
     }
-    for name, value in defaults.items():
-        os.environ.setdefault(name, value)
+    os.environ.update(defaults | os.environ)

@@ -67,8 +67,15 @@ def tf_config() -> dict[str, Any]:
         )
     for job, addresses in cluster.items():
         _check_addresses(job, addresses)
-    if cluster:
-        _check_task(cluster, config.get("task"))
+    task = config.get("task")
+    job, index = (task.get("type"), task.get("index")) if isinstance(task, dict) else (None, None)
+    numbers = range(len(cluster.get(job, ()) if isinstance(job, str) else ()))
+    # An evaluator is in no cluster.
+    if cluster and job != "evaluator" and (isinstance(index, bool) or str(index) not in map(str, numbers)):
+        raise BackendError(
+            "TF_CONFIG: task: expected one of the cluster's, such as "
+            f"{{'type': {next(iter(cluster))!r}, 'index': 0}}, got {task!r:.80}"
+        )
     return config
 
 
@@ -82,20 +89,6 @@ def _check_addresses(job: str, addresses: object) -> None:
         parse(addresses)
     except OptionsError as error:
         raise BackendError(f"TF_CONFIG: {job} of the {error}") from error
-
-
-def _check_task(cluster: dict[str, list[str]], task: object) -> None:
-    """Check the task of this process; an evaluator is in no cluster."""
-    job, index = (task.get("type"), task.get("index")) if isinstance(task, dict) else (None, None)
-    if job == "evaluator":
-        return
-    numbers = range(len(cluster.get(job, ()) if isinstance(job, str) else ()))
-    if isinstance(index, bool) or str(index) not in map(str, numbers):
-        first = next(iter(cluster))
-        raise BackendError(
-            f"TF_CONFIG: task: expected one of the cluster's, such as {{'type': {first!r}, 'index': 0}}, got "
-            f"{task!r:.80}"
-        )
 
 
 def place_in_tf_config() -> tuple[int, list[str]]:
@@ -116,9 +109,7 @@ def place_in_tf_config() -> tuple[int, list[str]]:
 
 def launched_with_workers() -> bool:
     """Return whether ``mode="auto"`` means data parallel here: a launcher started more than one process."""
-    if launched():
-        return os.environ["HOROVOD_SIZE"] != "1"
-    return (_size_of_horovod() or 1) > 1
+    return os.environ["HOROVOD_SIZE"] != "1" if launched() else (_size_of_horovod() or 1) > 1
 
 
 def resolved_name(name: str) -> str:

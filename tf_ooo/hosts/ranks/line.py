@@ -105,12 +105,9 @@ class Attention:
 def ending_without(
     lines: Mapping[int, Line], texts: Mapping[int, tuple[str, str | None]], wait_s: float
 ) -> Iterator[None]:
-    """In the block this process ends where another one is lost, though Python's lock be held.
+    """In the block this process ends ``wait_s`` after another one is lost, though Python's lock be held.
 
-    Args:
-        lines: to those that are needed, by rank.
-        texts: what is said of each that has gone, and that is silent; None: its silence says nothing.
-        wait_s: so much later than that is noticed.
+    ``texts``: what is said of each rank that has gone, and that is silent; None: its silence says nothing.
     """
     try:
         library = load("_silence")

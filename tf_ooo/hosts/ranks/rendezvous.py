@@ -9,19 +9,18 @@ import socket
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from tf_ooo.errors import BackendError
 from tf_ooo.hosts.addresses import START_S, START_VARIABLE, can_listen, host_port, outward_host
 from tf_ooo.hosts.ranks.line import Line
-from tf_ooo.hosts.ranks.roll import Member, Roll, introduced, late, received_member, refusal
+from tf_ooo.hosts.ranks.roll import Member, Roll, late, received_member, refusal
 
 _LOG = logging.getLogger("tf_ooo")
 # Horovod's own variable for how long ranks wait for each other; it takes 30 s, several times over.
-HOROVODS_LIMIT, LIMIT = "HOROVOD_GLOO_TIMEOUT_SECONDS", START_VARIABLE
-_DEFAULT_S = START_S
+_HOROVODS_LIMIT = "HOROVOD_GLOO_TIMEOUT_SECONDS"
 # Where a script has called hvd.init() itself, all ranks are there; one may read data for longer.
 _BEGUN_S = 600.0
 _VARIABLES = ("HOROVOD_GLOO_RENDEZVOUS_ADDR", "HOROVOD_GLOO_RENDEZVOUS_PORT", "HOROVOD_RANK", "HOROVOD_SIZE")
@@ -38,7 +37,7 @@ class Meeting:
     rank: int
     size: int
     variable: str
-    default_s: float = _DEFAULT_S
+    default_s: float = START_S
 
     @property
     def limit_s(self) -> float:
@@ -46,13 +45,15 @@ class Meeting:
 
     def host(self, listener: socket.socket) -> Roll:
         """Rank 0, when all others have come.  BackendError: one has not, or runs another tf_ooo."""
-        begun_s, warned = time.monotonic(), self.limit_s <= _DEFAULT_S
+        begun_s, warned = time.monotonic(), self.limit_s <= START_S
         members, lines = {0: Member(0)}, dict[int, Line]()
         while len(members) < self.size and time.monotonic() < begun_s + self.limit_s:
-            if not warned and time.monotonic() > begun_s + _DEFAULT_S:
+            if not warned and time.monotonic() > begun_s + START_S:
                 warned = True
-                _LOG.warning("%s", self._late(sorted(set(range(self.size)) - members.keys())))
-            until_s = begun_s + (self.limit_s if warned else _DEFAULT_S)
+                who = f"rank {self._without(members)}"
+                limit = f"it is waited for up to {self.limit_s:.0f} s ({self.variable})"
+                _LOG.warning("%s; %s", late(who, START_S), limit)
+            until_s = begun_s + (self.limit_s if warned else START_S)
             listener.settimeout(max(0.01, until_s - time.monotonic()))
             with contextlib.suppress(TimeoutError):
                 line = Line(listener.accept()[0])
@@ -61,49 +62,46 @@ class Meeting:
                     line.close()
                     continue
                 members[member.rank], lines[member.rank] = member, line
-        missing = sorted(set(range(self.size)) - members.keys())
+        missing = self._without(members)
         why = self._missing(missing) if missing else refusal(members)
-        everyone = [introduced(member) for _, member in sorted(members.items())]
+        everyone = [member for _, member in sorted(members.items())]
         for line in lines.values():
-            line.send({"refused": why} if why else {"members": everyone})
+            line.send({"refused": why} if why else {"members": list(map(asdict, everyone))})
         if why:
             raise self._error(why)
-        return Roll(0, [members[rank] for rank in range(self.size)], lines, self.limit_s)
+        return Roll(0, everyone, lines, self.limit_s)
 
     def join(self, where: Callable[[], str]) -> Roll:
         """Another rank, when all have come; ``where``: rank 0's address, empty while it is not known."""
         deadline_s = time.monotonic() + self.limit_s
-        while True:
-            line, reply = self._asked(where())
-            if line is not None and reply is not None:
-                break
+        while (asked := self._asked(where())) is None:
             if time.monotonic() > deadline_s:
-                raise self._error(self._missing([0]))
+                raise self._error(self._missing("0"))
             time.sleep(0.05)
+        line, reply = asked
         if "members" not in reply:
             raise self._error(reply.get("refused") or "rank 0 does not say who is there")
         members = [Member(**member) for member in reply["members"]]
         return Roll(self.rank, members, {0: line}, self.limit_s)
 
-    def _asked(self, address: str) -> tuple[Line | None, dict[str, Any] | None]:
-        """Return a line to rank 0, and what it says when it has heard of all."""
+    def _asked(self, address: str) -> tuple[Line, dict[str, Any]] | None:
+        """Return a line to rank 0, and what it says when it has heard of all; None: it says nothing."""
         if not address:
-            return None, None
+            return None
         try:
             line = Line(socket.create_connection(host_port(address), timeout=_REPLY_S))
         except OSError:
-            return None, None
-        line.send(introduced(Member(self.rank)))
-        return line, line.receive(self.limit_s + 2 * _REPLY_S)
+            return None
+        line.send(asdict(Member(self.rank)))
+        reply = line.receive(self.limit_s + 2 * _REPLY_S)
+        return None if reply is None else (line, reply)
 
-    def _late(self, ranks: list[int]) -> str:
-        said = late(f"rank {', '.join(map(str, ranks))}", _DEFAULT_S)
-        return f"{said}; it is waited for up to {self.limit_s:.0f} s ({self.variable})"
+    def _without(self, members: Mapping[int, Member]) -> str:
+        return ", ".join(str(rank) for rank in range(self.size) if rank not in members)
 
-    def _missing(self, ranks: list[int]) -> str:
-        who = ", ".join(map(str, ranks))
+    def _missing(self, ranks: str) -> str:
         return (
-            f"rank {who} did not come within {self.limit_s:.0f} s ({self.variable}); it ended before "
+            f"rank {ranks} did not come within {self.limit_s:.0f} s ({self.variable}); it ended before "
             "training began, trains without OOOBackprop, or is still reading data: see what it has printed, "
             "then start all again"
         )
@@ -122,7 +120,7 @@ def meet_by_horovods_server(begun: bool = False) -> Roll | None:
     if not (address and port and rank.isdecimal() and size.isdecimal()):
         return None
     place = f"http://{address}:{port}/tf_ooo/roll"
-    variable, default_s = (LIMIT, _BEGUN_S) if begun else (HOROVODS_LIMIT, _DEFAULT_S)
+    variable, default_s = (START_VARIABLE, _BEGUN_S) if begun else (_HOROVODS_LIMIT, START_S)
     meeting = Meeting(int(rank), int(size), variable, default_s)
     if meeting.rank:
         return meeting.join(lambda: (_ask(place) or b"").decode())
@@ -138,7 +136,7 @@ def meet_at(address: str, rank: int, size: int) -> Roll:
 
     BackendError: it cannot listen there, or as of :class:`Meeting`.
     """
-    meeting = Meeting(rank, size, LIMIT)
+    meeting = Meeting(rank, size, START_VARIABLE)
     if rank:
         return meeting.join(lambda: address)
     try:

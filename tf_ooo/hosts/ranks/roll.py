@@ -17,7 +17,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any
 
@@ -70,25 +70,21 @@ class Roll:
         self._changed = threading.Condition()
         # These ends have been heard, earliest first: whose fits have ended, and whose process, and how.
         self._ended: dict[int, Mapping[str, Any]] = {}
-        self._gone: set[int] = set()
-        self._silent: set[int] = set()
-        self._elsewhere: set[int] = set()
+        self._gone, self._silent, self._elsewhere = set[int](), set[int](), set[int]()
         self._arrived = dict.fromkeys(range(len(members)), 0)
         self._follows = self._said = self.in_fit = False
-        self._when_lost: Callable[[str], None] | None = None
-        self._leaving: queue.SimpleQueue[tuple[float, int, Callable[[str], None]]] = queue.SimpleQueue()
+        self._leaving: queue.SimpleQueue[tuple[float, int]] = queue.SimpleQueue()
 
-    def when_lost(self, call: Callable[[str], None]) -> None:
-        """Has it called, in a thread, with who has left a fit in which this rank still is and may wait."""
-        self._when_lost = call
+    def start(self, when_lost: Callable[[str], object]) -> None:
+        """Listens until the end of the process, and says how that comes.
 
-    def start(self) -> None:
-        """Listens until the end of the process, and says how that comes."""
+        ``when_lost`` is called, in a thread, with who has left a fit in which this rank still is.
+        """
         for rank, line in self._lines.items():
             line.keep_alive()
             threading.Thread(target=self._listen, args=(rank, line), name="tf_ooo roll", daemon=True).start()
         # It exists before anybody leaves: Python makes no thread any more while it ends.
-        threading.Thread(target=self._say_who_left, name="tf_ooo roll", daemon=True).start()
+        threading.Thread(target=self._say_who_left, args=[when_lost], name="tf_ooo roll", daemon=True).start()
         atexit.register(self._at_exit)
         self._show_error, sys.excepthook = sys.excepthook, self._ended_by
 
@@ -126,9 +122,9 @@ class Roll:
         return [rank for rank, message in self._ended.items() if not message.get("follows")]
 
     def _how(self, rank: int) -> str:
-        said = self._ended[rank].get("ended")
         if rank in self._silent:
             return self._silence(rank)
+        said = self._ended[rank].get("ended")
         return f"{self.members[rank]} ended{f': {said}' if said else f' {_WITHOUT_A_WORD}'}"
 
     def _silence(self, rank: int) -> str:
@@ -203,13 +199,13 @@ class Roll:
 
     def _lines_of_end(self) -> dict[int, tuple[str, str | None]]:
         """Return the texts with which a thread of C says that a rank has gone, or is silent."""
-        lines: dict[int, tuple[str, str | None]] = {}
+        texts: dict[int, tuple[str, str | None]] = {}
         for rank in self._lines:
             member = self.members[rank]
-            texts = (f"ended: {member}", f"is silent: {self._silence(rank)}")
-            gone, silent = (_as_raised(self._before_training(f"another worker {text}")) for text in texts)
-            lines[rank] = gone, silent if member.pulses else None
-        return lines
+            said = (f"ended: {member}", f"is silent: {self._silence(rank)}")
+            gone, silent = (_as_raised(self._before_training(f"another worker {text}")) for text in said)
+            texts[rank] = gone, silent if member.pulses else None
+        return texts
 
     def _end(self, why: BackendError) -> None:
         self._follows = True
@@ -232,10 +228,8 @@ class Roll:
             return f"another worker {does}: {self._how(first)}"
 
     def _before_training(self, why: str) -> BackendError:
-        who = f"rank {self.rank} of {len(self.members)}"
-        return BackendError(
-            f"{who} stopped before training: {why}. See what it has printed, then start all again"
-        )
+        said = f"stopped before training: {why}. See what it has printed, then start all again"
+        return BackendError(f"rank {self.rank} of {len(self.members)} {said}")
 
     def _missing(self, count: int) -> list[int]:
         """Return who has not called so often; raises BackendError where one never will."""
@@ -291,27 +285,23 @@ class Roll:
                 self._elsewhere.add(rank)
             self._changed.notify_all()
             never = not self._arrived[self.rank]
-        if self._when_lost is not None and ("ended" in message or "gone" in message):
+        if "ended" in message or "gone" in message:
             # Not at once: this rank may know by itself, or come to the same error.
-            self._leaving.put((time.monotonic() + _WORD_S, rank, self._when_lost))
+            self._leaving.put((time.monotonic() + _WORD_S, rank))
         if "ask" in message and never and _main_thread_trains():
             self._tell({"elsewhere": True})
 
-    def _say_who_left(self) -> None:
+    def _say_who_left(self, when_lost: Callable[[str], object]) -> None:
+        """Says that a rank has left, unless it has come back, or this rank has ended its fit, too."""
         while True:
-            due_s, rank, call = self._leaving.get()
+            due_s, rank = self._leaving.get()
             time.sleep(max(0.0, due_s - time.monotonic()))
-            self._leave(rank, call)
-
-    def _leave(self, rank: int, call: Callable[[str], None]) -> None:
-        """Says that the rank has left, unless it has come back, or this rank has ended its fit, too."""
-        with self._changed:
-            message = self._ended.get(rank)
-            through = message is not None and message.get("ended") == _THROUGH and rank not in self._gone
-            left = message is not None and not through and not self._said and self.in_fit
-            who = self._how(rank) if left else ""
-        if who:
-            call(who)
+            with self._changed:
+                message = self._ended.get(rank)
+                through = message is None or (message.get("ended") == _THROUGH and rank not in self._gone)
+                who = "" if through or self._said or not self.in_fit else self._how(rank)
+            if who:
+                when_lost(who)
 
 
 def _main_thread_trains() -> bool:
@@ -328,10 +318,10 @@ def _as_raised(error: BackendError) -> str:
 def refusal(members: Mapping[int, Member]) -> str:
     """Say why ranks do not go together; empty where they do."""
     own = members[0].tf_ooo
-    different = next((member for member in members.values() if member.tf_ooo != own), None)
-    if different is None:
-        return ""
-    return f"{different} runs tf_ooo {different.tf_ooo}, rank 0 runs {own}: install the same version for all"
+    for member in members.values():
+        if (theirs := member.tf_ooo) != own:
+            return f"{member} runs tf_ooo {theirs}, rank 0 runs {own}: install the same version for all"
+    return ""
 
 
 def late(who: str, waited_s: float) -> str:
@@ -347,8 +337,3 @@ def received_member(line: Line, limit_s: float) -> Member | None:
     with contextlib.suppress(TypeError):
         return Member(**(line.receive(limit_s) or {}))
     return None
-
-
-def introduced(member: Member) -> dict[str, Any]:
-    """Return the member as it is sent."""
-    return asdict(member)

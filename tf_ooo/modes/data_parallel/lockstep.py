@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from tf_ooo.compat import keras_fits, train_function
 from tf_ooo.errors import BackendError, OptionsError
-from tf_ooo.hosts.ranks.base import Engine, Gathers, Message, naming_the_lost
+from tf_ooo.hosts.ranks.base import Engine, Message, naming_the_lost
 
 if TYPE_CHECKING:
     import keras
@@ -73,7 +73,7 @@ class Lockstep:
         counts: asks with the batches in hand, whatever numbers are known: the data of one may end earlier.
     """
 
-    def __init__(self, engine: Gathers, asks: bool = False, counts: bool = False) -> None:
+    def __init__(self, engine: Engine, asks: bool = False, counts: bool = False) -> None:
         self.engine, self.asks, self.counts = engine, asks, counts
         self.left: int | None = None  # steps left in this epoch; None: agree before each execution
         self.of_epoch: int | None = None  # steps of this epoch, where all ranks know them

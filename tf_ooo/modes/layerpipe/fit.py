@@ -246,7 +246,7 @@ class Measuring(Training):
 
         Those of layers that the measured step does not have as such are calculated from shapes.
         """
-        measured, costs = self._first.measured(self._fit.target)
+        measured, costs = self._first.measured()
         known = dict(zip((layer.variables for layer in measured.graph.layers), costs.layers, strict=True))
         own = self._traced.graph.layers
         others = [layer.name for layer in own if layer.variables not in known]

@@ -102,7 +102,7 @@ class Measuring(Training):
         if not first.done:
             return outputs
         try:
-            step, costs = first.measured(steps.target)
+            step, costs = first.measured()
         except BackendError as error:  # there is no graph; all steps so far have trained
             if not plans.may_fall_back():
                 raise
@@ -127,7 +127,7 @@ class Measuring(Training):
         steps, plans, batch = self._steps, self._steps.plans, given[0]
         options, report = steps.options, steps.report
         steps.first_batch.compare_no_later()
-        step, costs = self._first.measured(steps.target)
+        step, costs = self._first.measured()
         count = len(plans.division.split(rows_of(batch)))
         alone = plans.ranks.engine.size == 1  # ranks would have to be asked for the same step
         measures = options.costs is None and bool(options.profile_steps) and alone

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 
-from tf_ooo.costs.layer_costs import SECONDS, LayerCosts, Link
+from tf_ooo.costs.layer_costs import SECONDS, Link
 from tf_ooo.errors import CostError, ScheduleError
-from tf_ooo.planning.model.relation import Relation
+from tf_ooo.planning.model.relation import Layers, Relation, stage_sums
 from tf_ooo.planning.model.task import Bools, Ints
 from tf_ooo.planning.simulation.clock import LaneKind, LaneWork
 
 _SHOWN = 12
 
 
-def check_complete(relation: Relation, layers: Sequence[LayerCosts] | None) -> None:
+def check_complete(relation: Relation, layers: Layers | None) -> None:
     """ScheduleError or CostError unless every task that costs something is there, for all layers."""
     schedule = relation.schedule
     needed = schedule.stages[-1][1] + 1 if schedule.stages else relation.stages
@@ -27,12 +25,11 @@ def check_complete(relation: Relation, layers: Sequence[LayerCosts] | None) -> N
         there = [relation.has(kind, stage) for stage in range(relation.stages)]
         if kind in ("F", "U") and not any(there):
             continue  # the plan for a graph orders the backward pass alone
+        takes_s = None if layers is None else stage_sums(schedule, layers, SECONDS[kind], relation.stages)
         for stage in range(relation.stages):
             if there[stage]:
                 _check_all_there(relation, kind, stage)
-            elif layers is not None and any(
-                getattr(layers[i], SECONDS[kind]) for i in schedule.layers_of(stage)
-            ):
+            elif takes_s is not None and takes_s[stage]:
                 raise ScheduleError(f"missing: {kind}:{stage} has costs and is not in the schedule")
 
 

@@ -60,7 +60,7 @@ class Relation:
         self.device = np.array([device for device, _ in self.lanes], np.int32)[self.lane]
         highest = int(self.fields.stage.max(initial=-1)) + 1
         self.stages = max(len(schedule.stages) or highest, highest)
-        self._read_by_priority = np.array([lane in schedule.priority_lanes for lane in self.lanes], bool)
+        self.by_priority = [lane in schedule.priority_lanes for lane in self.lanes]
         self._stage_inputs = stage_inputs(schedule, layers, self.stages)
         self._tables = {kind: self._table(kind) for kind in KINDS}
 
@@ -232,7 +232,7 @@ class Relation:
         for lane in np.unique(self.lane[nodes]):
             there = nodes[self.lane[nodes] == lane]
             end = there.max() if last else there.min()
-            kept.append(there if self._read_by_priority[lane] else there[there == end])
+            kept.append(there if self.by_priority[lane] else there[there == end])
         return np.concatenate(kept)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 
 from tf_ooo.costs.layer_costs import SECONDS, Link
@@ -61,8 +63,7 @@ def never_start(relation: Relation) -> Bools:
 
 def lane_kinds(relation: Relation) -> Ints:
     """Return for each lane of the schedule whether its order is fixed or its tasks run by priority."""
-    by_priority = [lane in relation.schedule.priority_lanes for lane in relation.lanes]
-    return np.where(by_priority, LaneKind.PRIORITY, LaneKind.ORDERED).astype(np.int8)
+    return np.where(relation.by_priority, LaneKind.PRIORITY, LaneKind.ORDERED).astype(np.int8)
 
 
 def deadlock(relation: Relation) -> ScheduleError:
@@ -71,15 +72,11 @@ def deadlock(relation: Relation) -> ScheduleError:
     if not waits:  # within one step all is well
         tasks = "; ".join(f"{a} waits for {b} of {n} steps later" for a, b, n in relation.schedule.after if n)
         return ScheduleError(f"cycle: over several steps: {tasks}")
-    seen: dict[int, int] = {}
-    node = next(iter(waits))
-    path: list[tuple[int, str]] = []
-    while node not in seen:
-        seen[node] = len(path)
-        before, why = waits[node]
-        path.append((node, why))
+    node, path = next(iter(waits)), dict[int, str]()
+    while node not in path:
+        before, path[node] = waits[node]
         node = before
-    circle = path[seen[node] :]
+    circle = list(itertools.dropwhile(lambda step: step[0] != node, path.items()))
     shown = [f"{_named(relation, node)} waits for {why}" for node, why in circle[:_SHOWN]]
     more = f"; and {len(circle) - _SHOWN} more" if len(circle) > _SHOWN else ""
     return ScheduleError(f"cycle: {'; '.join(shown)}{more}")
@@ -89,13 +86,10 @@ def _waits(relation: Relation, stuck: Bools) -> dict[int, tuple[int, str]]:
     """Return, for each node that never starts, one that it waits for and why: data before lanes' order."""
     waits: dict[int, tuple[int, str]] = {}
     for node in np.flatnonzero(stuck).tolist():
-        lane = int(relation.lane[node])
-        ordered = relation.lanes[lane] not in relation.schedule.priority_lanes
-        if ordered and node > relation.bases[lane] and stuck[node - 1]:
+        lane = relation.lane[node]
+        if not relation.by_priority[lane] and node > relation.bases[lane] and stuck[node - 1]:
             waits[node] = node - 1, f"{relation.task(node - 1)}, which stands before it"
-    for edges in relation.edges:
-        if edges.steps:
-            continue
+    for edges in (edges for edges in relation.edges if not edges.steps):
         both = stuck[edges.source] & stuck[edges.target]
         for source, target in zip(edges.source[both].tolist(), edges.target[both].tolist(), strict=True):
             waits[target] = source, f"{_named(relation, source)} ({edges.why})"

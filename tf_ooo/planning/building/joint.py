@@ -173,9 +173,8 @@ def _checked(gains: object, stream: MainStream) -> Gains | None:
     for key, saved_s in gains.items():
         good = isinstance(key, tuple) and len(key) == 2 and key[0] in names and key[1] in range(stream.layers)
         if not good or not isinstance(saved_s, (int, float)) or not abs(saved_s) < float("inf"):
-            raise OptionsError(
-                f"gains[{key!r}]={saved_s!r}: expected ('dO:5' or 'F:3', layer) and finite seconds"
-            )
+            expected = "expected ('dO:5' or 'F:3', layer) and finite seconds"
+            raise OptionsError(f"gains[{key!r}]={saved_s!r}: {expected}")
     return gains
 
 

@@ -81,11 +81,9 @@ class _LaneSearch:
         """No order is faster: a lane's work, after what must be before it and before what must be after."""
         alone = [[node] for node in range(len(self.tasks.seconds))]
         before_s, after_s = (run(tasks, alone).start_s for tasks in (self.tasks, self.turned))
-        bound_s = 0.0
-        for lane in ([node for node in lane if self.tasks.seconds[node]] for lane in self.first):
-            before, after = (
-                min((times[node] for node in lane), default=0.0) for times in (before_s, after_s)
-            )
+        bound_s, lanes = 0.0, ([node for node in lane if self.tasks.seconds[node]] for lane in self.first)
+        for lane in filter(None, lanes):
+            before, after = (min(times[node] for node in lane) for times in (before_s, after_s))
             bound_s = max(bound_s, before + sum(self.tasks.seconds[node] for node in lane) + after)
         return bound_s
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
@@ -14,8 +14,8 @@ from tf_ooo.errors import OptionsError
 from tf_ooo.planning.building.choice import first_within
 from tf_ooo.planning.building.pipeline import lane_codes, places
 from tf_ooo.planning.model.problem import Problem
-from tf_ooo.planning.model.schedule import Schedule, Task, TaskList
-from tf_ooo.planning.model.task import Floats, Ints
+from tf_ooo.planning.model.schedule import Lane, Schedule, TaskList
+from tf_ooo.planning.model.task import KIND_NUMBER, Fields, Floats, Ints, encode
 
 # A dO is cut at multiples of this; the shares are refined afterwards.
 _GRID = 8
@@ -290,15 +290,11 @@ def in_rounds(schedule: Schedule) -> Schedule:
 
 
 def _ordered(schedule: Schedule, in_flight: Sequence[int]) -> Schedule:
-    """So many micro-batches in flight on each stage."""
-    orders = enumerate(_lane(schedule, stage, count) for stage, count in enumerate(in_flight))
-    return replace(schedule, lanes={(stage, 0): TaskList(order) for stage, order in orders})
-
-
-def _lane(schedule: Schedule, stage: int, in_flight: int) -> Iterator[Task]:
-    count = schedule.microbatches
-    order = places(count, min(in_flight, count), 0)
-    for task in TaskList(lane_codes((stage, stage, stage), np.arange(count), order)):
-        yield task
-        if task.kind == "dW":
-            yield Task("U", stage, task.microbatch)
+    """So many micro-batches in flight on each stage; each dW is followed by its update."""
+    count, lanes = schedule.microbatches, dict[Lane, TaskList]()
+    for stage, most in enumerate(in_flight):
+        codes = lane_codes((stage, stage, stage), np.arange(count), places(count, min(most, count), 0))
+        fields = Fields.of(codes)
+        at = np.flatnonzero(fields.kind == KIND_NUMBER["dW"])
+        lanes[stage, 0] = TaskList(np.insert(codes, at + 1, encode("U", stage, fields.microbatch[at])))
+    return replace(schedule, lanes=lanes)

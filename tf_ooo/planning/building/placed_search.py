@@ -107,7 +107,10 @@ def searched(tasks: StepTasks, busy_s: Floats, places: Iterable[Ints], effort: f
     starts = (Placed(place, shortest_justified(tasks, place, rounds_each)) for place in lists)
     start = min(starts, key=_makespan_s)
     changes = int(effort * min(_CHANGES_PER_DEVICE * tasks.devices, most))
-    draw, rounds = random.Random(0), _rounds(busy_s, tasks.devices)
+    shortest_first: list[int] = np.argsort(busy_s, kind="stable").tolist()
+    firsts = range(0, len(busy_s), tasks.devices)
+    rounds = [[stage for stage in shortest_first if 0 <= stage - first < tasks.devices] for first in firsts]
+    draw = random.Random(0)
 
     def changed(here: Placed) -> Placed | None:
         place = _changed(here.place, rounds, draw)
@@ -119,15 +122,6 @@ def searched(tasks: StepTasks, busy_s: Floats, places: Iterable[Ints], effort: f
     turns = (1 - number / changes for number in range(changes))
     bound_s = busy_s.sum() * tasks.count / tasks.devices * (1 + 1e-9)
     return walk(start, changed, _makespan_s, turns, bound_s=bound_s, tolerance=_TOLERANCE)
-
-
-def _rounds(busy_s: Floats, devices: int) -> list[list[int]]:
-    """Return the stages of each round, the shortest first."""
-    order = np.argsort(busy_s, kind="stable").tolist()
-    return [
-        [stage for stage in order if first <= stage < first + devices]
-        for first in range(0, len(order), devices)
-    ]
 
 
 def _changed(place: list[int], rounds: Sequence[Sequence[int]], draw: random.Random) -> list[int]:

@@ -76,13 +76,10 @@ def serve(ready_s: Seconds, seconds: Seconds, urgency: Sequence[int]) -> tuple[l
     return end_s, order
 
 
-def critical_block(
-    run_order: Sequence[int], end_s: Seconds, seconds: Seconds, tail_s: Seconds
-) -> tuple[int, int]:
-    """Places in the order of the first and last job of the block that decides: no idle time in between."""
-    last = max(range(len(run_order)), key=lambda at: (end_s[run_order[at]] + tail_s[run_order[at]], at))
-    first = last
-    while first and end_s[run_order[first - 1]] >= end_s[run_order[first]] - seconds[run_order[first]]:
+def critical_block(jobs: list[int], end_s: Seconds, seconds: Seconds, tail_s: Seconds) -> tuple[int, int]:
+    """Places in their order of the first and last job of the block that decides: no idle time in between."""
+    first = last = max(range(len(jobs)), key=lambda at: (end_s[jobs[at]] + tail_s[jobs[at]], at))
+    while first and end_s[jobs[first - 1]] >= end_s[jobs[first]] - seconds[jobs[first]]:
         first -= 1
     return first, last
 
@@ -156,9 +153,8 @@ class Effort:
             self.progress(min(self.done, self.evaluations), self.evaluations, best_s)
 
     def turns(self) -> Iterator[float]:
-        """Yield 1 until the effort is over."""
-        while not self.over:
-            yield 1.0
+        """Return 1 until the effort is over."""
+        return itertools.takewhile(lambda _: not self.over, itertools.repeat(1.0))
 
     @property
     def over(self) -> bool:
@@ -170,9 +166,7 @@ class Effort:
 class OrderSearch:
     """Looks for the fastest order with one way of slicing; the same ``seed`` finds the same."""
 
-    def __init__(
-        self, policy: str, model: StepModel, effort: Effort, seed: int = 0, may_order: bool = True
-    ) -> None:
+    def __init__(self, policy: str, model: StepModel, effort: Effort, seed: int, may_order: bool) -> None:
         self.policy, self.model, self.effort, self.may_order = policy, model, effort, may_order
         self.random = random.Random(seed)
         ahead_s = [sum(model.forward_s[layer:]) for layer in range(model.layers)]

@@ -88,10 +88,10 @@ class StepModel:
     def __init__(self, problem: Problem, shares: Shares | None = None) -> None:
         self.problem, self.shares = problem, shares or {}
         self.layers = len(problem.layers)
-        parts = [
-            (layer, part) for layer in range(self.layers) for part in range(len(self.shares.get(layer, (1,))))
+        slices = [len(self.shares.get(layer, (1,))) for layer in range(self.layers)]
+        comms = [
+            Task("comm", layer, part=part) for layer, count in enumerate(slices) for part in range(count)
         ]
-        comms = [Task("comm", layer, part=part) for layer, part in parts]
         backward = tasks_of(order(self.layers, 0))
         reference = one_worker("reference", problem, backward, comms, by_priority=True, shares=self.shares)
         relation = Relation(reference, problem.layers)

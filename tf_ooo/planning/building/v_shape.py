@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -146,7 +146,7 @@ class _Choice:
 
 
 def squeezed(
-    policy: str, stages: StagedLayers, lanes: Sequence[Sequence[Task]], limit: int, style: Style
+    policy: str, stages: StagedLayers, lanes: list[list[Task]], limit: int, style: Style
 ) -> Schedule:
     """The schedule with a new order of each device's tasks.
 
@@ -158,7 +158,7 @@ def squeezed(
 
 
 class _Squeezing:
-    def __init__(self, tasks: StepTasks, lanes: Sequence[Sequence[Task]], limit: int, style: Style) -> None:
+    def __init__(self, tasks: StepTasks, lanes: list[list[Task]], limit: int, style: Style) -> None:
         self.tasks, self.limit, self.style = tasks, limit, style
         self.seconds = tasks.tasks.seconds
         number = {kind: tasks.numbers[place].tolist() for place, kind in enumerate(KINDS)}

@@ -210,10 +210,9 @@ class Split:
 
 def splits(problem: Problem) -> list[Split]:
     """Return every division of the problem's devices, the fastest first; those that are impossible last."""
-    counts = [count for count in range(1, problem.devices + 1) if problem.devices % count == 0]
-    return sorted(
-        (_split(problem, count) for count in counts), key=lambda split: (split.step_s, split.replicas)
-    )
+    counts = range(1, problem.devices + 1)
+    rows = (_split(problem, count) for count in counts if problem.devices % count == 0)
+    return sorted(rows, key=lambda split: (split.step_s, split.replicas))
 
 
 def refuse_beside_splits(problem: Problem, schedule: str, mode: str | None) -> None:

@@ -29,13 +29,11 @@ Make = Callable[[Problem], "Trial"]
 
 def recomputed(problem: Problem, chosen: Collection[int]) -> Problem:
     """Return the same problem with these layers computed again."""
-    numbers = tuple(sorted(chosen))
-    layers = with_recomputed(problem.own_layers, numbers)
+    again = tuple(sorted(chosen))
+    layers = with_recomputed(problem.own_layers, again)
     if problem.model:
         layers = merged(layers, problem.bounds, problem.microbatches)
-    return dataclasses.replace(
-        problem, layers=layers, recompute=NONE, recomputed=numbers, plain=problem.layers
-    )
+    return dataclasses.replace(problem, layers=layers, recompute=NONE, recomputed=again, plain=problem.layers)
 
 
 def worth_it(problem: Problem) -> list[int]:

@@ -17,15 +17,13 @@ What is freed at an instant is free for what starts at that instant.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from tf_ooo.costs.layer_costs import LayerCosts
-from tf_ooo.planning.model.relation import Relation, stage_sums
+from tf_ooo.planning.model.relation import Layers, Relation, stage_sums
 from tf_ooo.planning.model.task import KIND_NUMBER, Floats, Ints
 
 
@@ -44,9 +42,7 @@ class MemoryCurve:
 class MemoryUse:
     """Collects what is allocated and freed when, and gives a curve for each device."""
 
-    def __init__(
-        self, relation: Relation, layers: Sequence[LayerCosts], start_s: Floats, end_s: Floats
-    ) -> None:
+    def __init__(self, relation: Relation, layers: Layers, start_s: Floats, end_s: Floats) -> None:
         self.relation, self.layers = relation, layers
         self.start_s, self.end_s = start_s, end_s
         self._changes: list[tuple[Ints, Floats, Floats]] = [(np.zeros(0, np.int32), np.zeros(0), np.zeros(0))]

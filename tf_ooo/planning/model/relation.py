@@ -27,6 +27,7 @@ from tf_ooo.errors import ScheduleError
 from tf_ooo.planning.model.schedule import Schedule
 from tf_ooo.planning.model.task import KIND_NUMBER, KINDS, Fields, Floats, Ints, Task
 
+Layers = Sequence[LayerCosts]
 # A table of all tasks there could be: at most so many places for each task that there is, and some.
 _PLACES_PER_TASK, _PLACES = 64, 1 << 16
 
@@ -48,19 +49,18 @@ class Edges:
 class Relation:
     """The tasks of one step as numbered nodes, and the edges between them; without layers: of a chain."""
 
-    def __init__(self, schedule: Schedule, layers: Sequence[LayerCosts] | None = None) -> None:
+    def __init__(self, schedule: Schedule, layers: Layers | None = None) -> None:
         self.schedule = schedule
         self.lanes = list(schedule.lanes)
-        lengths = [len(tasks) for tasks in schedule.lanes.values()]
-        self.lengths = np.array(lengths, np.int64)
+        self.lengths = np.array([len(tasks) for tasks in schedule.lanes.values()], np.int64)
         self.bases: Ints = np.concatenate([[0], np.cumsum(self.lengths)])
         self.codes = schedule.tasks.codes
         self.fields = Fields.of(self.codes)
-        self.lane = np.repeat(np.arange(len(lengths), dtype=np.int32), lengths)
+        self.lane = np.repeat(np.arange(len(self.lanes), dtype=np.int32), self.lengths)
         self.device = np.array([device for device, _ in self.lanes], np.int32)[self.lane]
         highest = int(self.fields.stage.max(initial=-1)) + 1
         self.stages = max(len(schedule.stages) or highest, highest)
-        self._read_by_priority = np.array([lane in schedule.priority_lanes for lane in self.lanes], bool)
+        self.by_priority = [lane in schedule.priority_lanes for lane in self.lanes]
         self._stage_inputs = stage_inputs(schedule, layers, self.stages)
         self._tables = {kind: self._table(kind) for kind in KINDS}
 
@@ -232,20 +232,17 @@ class Relation:
         for lane in np.unique(self.lane[nodes]):
             there = nodes[self.lane[nodes] == lane]
             end = there.max() if last else there.min()
-            kept.append(there if self._read_by_priority[lane] else there[there == end])
+            kept.append(there if self.by_priority[lane] else there[there == end])
         return np.concatenate(kept)
 
 
-def stage_sums(schedule: Schedule, layers: Sequence[LayerCosts], cost: str, stages: int) -> Floats:
+def stage_sums(schedule: Schedule, layers: Layers, cost: str, stages: int) -> Floats:
     """Return a cost of each stage's layers: seconds or bytes, of one micro-batch."""
-    return np.array(
-        [sum(getattr(layers[i], cost) for i in schedule.layers_of(stage)) for stage in range(stages)]
-    )
+    costs = [getattr(layer, cost) for layer in layers]
+    return np.array([sum(costs[i] for i in schedule.layers_of(stage)) for stage in range(stages)])
 
 
-def stage_inputs(
-    schedule: Schedule, layers: Sequence[LayerCosts] | None, stages: int
-) -> list[list[tuple[int, float]]]:
+def stage_inputs(schedule: Schedule, layers: Layers | None, stages: int) -> list[list[tuple[int, float]]]:
     """Return for each stage the stages that it reads, and how many bytes from each."""
     if layers is None:
         return [[(stage - 1, 0.0)] if stage else [] for stage in range(stages)]

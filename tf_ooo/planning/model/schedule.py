@@ -335,10 +335,7 @@ class Schedule:
         return max((steps for _, _, steps in self.after), default=0)
 
     def layers_of(self, stage: int) -> range:
-        """Return the layers of a stage."""
-        if not self.stages:
-            return range(stage, stage + 1)
-        first, last = self.stages[stage]
+        first, last = self.stages[stage] if self.stages else (stage, stage)
         return range(first, last + 1)
 
     def require(self, tasks: Iterable[Task]) -> None:

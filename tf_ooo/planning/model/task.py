@@ -58,7 +58,7 @@ class Task:
         match = _TASK.fullmatch(text)
         if match is None:
             expected = (
-                f"{', '.join(KINDS)}, then ':' and a stage, and '@' and a micro-batch if there are several"
+                ", ".join(KINDS) + ", then ':' and a stage, and '@' and a micro-batch if there are several"
             )
             raise ScheduleError(f"unknown op {text!r}; expected {expected}")
         task = cls(match[1], int(match[2]), int(match[4] or 0), int(match[3] or 0))

@@ -140,11 +140,6 @@ _SETTINGS = {
 }
 
 
-def save_html(timeline: Timeline, path: str | os.PathLike[str], measured: Timeline | None = None) -> None:
-    """Writes the page, ``measured`` beside it.  BackendError: plotly or jinja2 is not installed."""
-    write_page(path, render(timeline, measured))
-
-
 def write_page(path: str | os.PathLike[str], html: str) -> Path:
     """Writes a page, and beside it, once for all pages of a folder, the script that draws charts."""
     target = Path(path)

@@ -230,9 +230,8 @@ def bars_of(timeline: Timeline, view: View) -> Bars:
 def links_of(timeline: Timeline, view: View) -> tuple[list[tuple[int, int]], Ints, MessageColumns]:
     """Return the links between the devices of a view, (from, to), and each message's place in them."""
     sent, devices = timeline.message_columns, view.devices
-    sent = sent.of(
-        np.isin(sent.source, devices) & np.isin(sent.target, devices) & (sent.start_s < view.until_s)
-    )
+    between = np.isin(sent.source, devices) & np.isin(sent.target, devices)
+    sent = sent.of(between & (sent.start_s < view.until_s))
     links, link = np.unique(np.stack([sent.source, sent.target], axis=1), axis=0, return_inverse=True)
     return [(int(a), int(b)) for a, b in links], link.ravel(), sent
 

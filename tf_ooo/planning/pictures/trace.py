@@ -154,9 +154,7 @@ def _messages(timeline: Timeline, view: View) -> Iterator[dict[str, Any]]:
 
 
 def _memory(timeline: Timeline, view: View) -> Iterator[dict[str, Any]]:
-    for device in view.devices:
-        if device >= len(timeline.memory):
-            continue
+    for device in [device for device in view.devices if device < len(timeline.memory)]:
         time_s, alive = curve_points(timeline.memory[device], view.until_s, timeline.makespan_s)
         for at_s, count in zip(time_s.tolist(), alive.tolist(), strict=True):
             place = {"pid": device, "tid": 0, "ts": at_s * _MICROSECONDS}

@@ -33,6 +33,4 @@ def make(problem: Problem) -> Schedule:
     return stages.schedule(NAME, lanes, fused=True)
 
 
-POLICY = Policy(
-    NAME, ("pipeline",), make, ("chunks",), needs=Needs(chunks=Chunks((2, 3, 4), option="chunks"))
-)
+POLICY = Policy(NAME, ("pipeline",), make, ("chunks",), needs=Needs(chunks=Chunks((2, 3, 4), "chunks")))

@@ -68,10 +68,8 @@ def placed(problem: Problem, cuts: Sequence[Cut]) -> Schedule:
 def _placements(problem: Problem) -> list[Placement]:
     line = TaskLine.of(problem.layers, inside=True, lower_shares=problem.options.get(_SHARES, NO_SHARES))
     slacks: Sequence[int] = _SLACKS
-    if _SLACK in problem.options:
+    if _SLACK in problem.options or not problem.link.seconds(1.0):
         slacks = (problem.option(_SLACK, 0),)
-    elif not problem.link.seconds(1.0):
-        slacks = (0,)
     placements = []
     for slack in slacks:
         cuts = best_cuts(line, problem.devices, slack / 100)
@@ -106,9 +104,9 @@ def _pieces(takes: Mapping[str, float], inside: Sequence[Cut]) -> dict[str, list
     """Return each task's parts: how many of the layer's cuts lie before it, and its share."""
     order = inside[0].order if inside else ("F", "dO", "dW")
     pieces: dict[str, list[tuple[int, float]]] = {}
-    for place_, kind in enumerate(order):
-        before = sum(cut.before < place_ or (cut.before == place_ and not cut.share) for cut in inside)
-        split = [cut.share for cut in inside if cut.before == place_ and cut.share]
+    for number, kind in enumerate(order):
+        before = sum(cut.before < number or (cut.before == number and not cut.share) for cut in inside)
+        split = [cut.share for cut in inside if cut.before == number and cut.share]
         ends = itertools.pairwise([0.0, *split, 1.0])
         pieces[kind] = [(before + i, b - a) for i, (a, b) in enumerate(ends)]
     for kind, partner in (("dW", "dO"), ("dO", "dW"), ("F", "dO")):

@@ -31,9 +31,8 @@ def make(problem: Problem) -> Schedule:
     schedules = [schedule(problem, k) for k in by_period(problem)]
     if any(layer.occupancy for layer in problem.layers):
         # The simulator lets updates slow computation down, the model that sorted these does not.
-        schedules[:_COMPARED] = sorted(
-            schedules[:_COMPARED], key=lambda each: on_paper(problem, each).steady_step_s
-        )
+        compared = sorted(schedules[:_COMPARED], key=lambda each: on_paper(problem, each).steady_step_s)
+        schedules[:_COMPARED] = compared
     return first_or_leanest(problem, schedules)
 
 

@@ -150,10 +150,8 @@ POLICY = Policy(
     NAME,
     ("single_device", "data_parallel"),
     make,
-    (
-        "budget_s", "evaluations", "seed", "progress", "communication", "slice_bytes", "gains", "capture",
-    ),
+    ("budget_s", "evaluations", "seed", "progress", "communication", "slice_bytes", "gains", "capture"),
     of_programs=("progress", "gains", "capture"),
     needs=BY_COSTS,
     costs_only=("single_device",),
-)  # fmt: skip
+)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from tf_ooo.planning.building import v_shape
-from tf_ooo.planning.building.v_shape import HALF
 from tf_ooo.planning.model.problem import Problem
 from tf_ooo.planning.model.schedule import Schedule
 from tf_ooo.planning.policies.policy import MANY_TASKS, V_SHAPED, Policy
@@ -15,7 +14,7 @@ def make(problem: Problem) -> Schedule:
     At most ``2 * ((p + 2) // 2)`` stages' activations are stored on a device (1F1B: as much as 2p).  If
     F, dO and dW take a tick each, the bubble is ``6 * ceil(p / 2) - 7`` ticks for p > 2 (1F1B: 6p - 6).
     """
-    return v_shape.make("v_half", HALF, problem)
+    return v_shape.make("v_half", v_shape.HALF, problem)
 
 
 POLICY = Policy("v_half", ("pipeline",), make, needs=V_SHAPED, auto_tasks=MANY_TASKS)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from tf_ooo.planning.building import v_shape
-from tf_ooo.planning.building.v_shape import MIN
 from tf_ooo.planning.model.problem import Problem
 from tf_ooo.planning.model.schedule import Schedule
 from tf_ooo.planning.policies.policy import MANY_TASKS, V_SHAPED, Policy
@@ -16,7 +15,7 @@ def make(problem: Problem) -> Schedule:
     F, dO and dW take a tick each, the bubble for p > 2 is 4p - 7 ticks where 3 divides p, else 4p - 5
     (1F1B: 6p - 6).
     """
-    return v_shape.make("v_min", MIN, problem)
+    return v_shape.make("v_min", v_shape.MIN, problem)
 
 
 POLICY = Policy("v_min", ("pipeline",), make, needs=V_SHAPED, auto_tasks=MANY_TASKS)

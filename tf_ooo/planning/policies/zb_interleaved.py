@@ -74,12 +74,11 @@ def _effort(problem: Problem) -> float:
 def _most_chunks(problem: Problem) -> int:
     if problem.cut:
         return max(1, len(problem.cut) // problem.devices)
-    most = len(problem.layers) // problem.devices
+    layers, devices = len(problem.layers), problem.devices
+    most = layers // devices
     if most < _CHUNKS[0]:
-        raise OptionsError(
-            f"schedule {NAME!r}: {_CHUNKS[0]} stages on each of {problem.devices} devices are more than the "
-            f"{len(problem.layers)} layers"
-        )
+        stages = f"{_CHUNKS[0]} stages on each of {devices} devices"
+        raise OptionsError(f"schedule {NAME!r}: {stages} are more than the {layers} layers")
     return min(most, _CHUNKS[-1])
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from tf_ooo.planning.building import v_shape
-from tf_ooo.planning.building.v_shape import ZB
 from tf_ooo.planning.model.problem import Problem
 from tf_ooo.planning.model.schedule import Schedule
 from tf_ooo.planning.policies.policy import MANY_TASKS, V_SHAPED, Policy
@@ -16,7 +15,7 @@ def make(problem: Problem) -> Schedule:
     large.  If F, dO and dW take equally long, no device waits between its first and its last task; each
     starts one F after the one before.
     """
-    return v_shape.make("zb_v", ZB, problem)
+    return v_shape.make("zb_v", v_shape.ZB, problem)
 
 
 POLICY = Policy("zb_v", ("pipeline",), make, needs=V_SHAPED, auto_tasks=MANY_TASKS)

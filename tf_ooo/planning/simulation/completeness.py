@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
 
 import numpy as np
 
-from tf_ooo.costs.layer_costs import SECONDS, LayerCosts, Link
+from tf_ooo.costs.layer_costs import SECONDS, Link
 from tf_ooo.errors import CostError, ScheduleError
-from tf_ooo.planning.model.relation import Relation
+from tf_ooo.planning.model.relation import Layers, Relation, stage_sums
 from tf_ooo.planning.model.task import Bools, Ints
 from tf_ooo.planning.simulation.clock import LaneKind, LaneWork
 
 _SHOWN = 12
 
 
-def check_complete(relation: Relation, layers: Sequence[LayerCosts] | None) -> None:
+def check_complete(relation: Relation, layers: Layers | None) -> None:
     """ScheduleError or CostError unless every task that costs something is there, for all layers."""
     schedule = relation.schedule
     needed = schedule.stages[-1][1] + 1 if schedule.stages else relation.stages
@@ -27,12 +27,11 @@ def check_complete(relation: Relation, layers: Sequence[LayerCosts] | None) -> N
         there = [relation.has(kind, stage) for stage in range(relation.stages)]
         if kind in ("F", "U") and not any(there):
             continue  # the plan for a graph orders the backward pass alone
+        takes_s = None if layers is None else stage_sums(schedule, layers, SECONDS[kind], relation.stages)
         for stage in range(relation.stages):
             if there[stage]:
                 _check_all_there(relation, kind, stage)
-            elif layers is not None and any(
-                getattr(layers[i], SECONDS[kind]) for i in schedule.layers_of(stage)
-            ):
+            elif takes_s is not None and takes_s[stage]:
                 raise ScheduleError(f"missing: {kind}:{stage} has costs and is not in the schedule")
 
 
@@ -64,8 +63,7 @@ def never_start(relation: Relation) -> Bools:
 
 def lane_kinds(relation: Relation) -> Ints:
     """Return for each lane of the schedule whether its order is fixed or its tasks run by priority."""
-    by_priority = [lane in relation.schedule.priority_lanes for lane in relation.lanes]
-    return np.where(by_priority, LaneKind.PRIORITY, LaneKind.ORDERED).astype(np.int8)
+    return np.where(relation.by_priority, LaneKind.PRIORITY, LaneKind.ORDERED).astype(np.int8)
 
 
 def deadlock(relation: Relation) -> ScheduleError:
@@ -74,15 +72,11 @@ def deadlock(relation: Relation) -> ScheduleError:
     if not waits:  # within one step all is well
         tasks = "; ".join(f"{a} waits for {b} of {n} steps later" for a, b, n in relation.schedule.after if n)
         return ScheduleError(f"cycle: over several steps: {tasks}")
-    seen: dict[int, int] = {}
-    node = next(iter(waits))
-    path: list[tuple[int, str]] = []
-    while node not in seen:
-        seen[node] = len(path)
-        before, why = waits[node]
-        path.append((node, why))
+    node, path = next(iter(waits)), dict[int, str]()
+    while node not in path:
+        before, path[node] = waits[node]
         node = before
-    circle = path[seen[node] :]
+    circle = list(itertools.dropwhile(lambda step: step[0] != node, path.items()))
     shown = [f"{_named(relation, node)} waits for {why}" for node, why in circle[:_SHOWN]]
     more = f"; and {len(circle) - _SHOWN} more" if len(circle) > _SHOWN else ""
     return ScheduleError(f"cycle: {'; '.join(shown)}{more}")
@@ -92,13 +86,10 @@ def _waits(relation: Relation, stuck: Bools) -> dict[int, tuple[int, str]]:
     """Return, for each node that never starts, one that it waits for and why: data before lanes' order."""
     waits: dict[int, tuple[int, str]] = {}
     for node in np.flatnonzero(stuck).tolist():
-        lane = int(relation.lane[node])
-        ordered = relation.lanes[lane] not in relation.schedule.priority_lanes
-        if ordered and node > relation.bases[lane] and stuck[node - 1]:
+        lane = relation.lane[node]
+        if not relation.by_priority[lane] and node > relation.bases[lane] and stuck[node - 1]:
             waits[node] = node - 1, f"{relation.task(node - 1)}, which stands before it"
-    for edges in relation.edges:
-        if edges.steps:
-            continue
+    for edges in (edges for edges in relation.edges if not edges.steps):
         both = stuck[edges.source] & stuck[edges.target]
         for source, target in zip(edges.source[both].tolist(), edges.target[both].tolist(), strict=True):
             waits[target] = source, f"{_named(relation, source)} ({edges.why})"

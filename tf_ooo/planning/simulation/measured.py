@@ -21,6 +21,7 @@ from tf_ooo.units import seconds_text
 _MOST_STREAMS = 8
 _ON_STREAMS_OF_THEIR_OWN = ("comm", "U")
 TaskTimes = Mapping[Task, "TaskTime"]
+Spans = Mapping[Task, tuple[float, float]]
 
 
 class TaskTime(NamedTuple):
@@ -194,11 +195,8 @@ def against_plan(
     return [*lines, f"a step planned {seconds_text(step_s)}, {took}", planned_busy]
 
 
-def _order_text(
-    schedule: Schedule, times_s: Mapping[Task, tuple[float, float]], name_of: Callable[[Task], str], why: str
-) -> str:
-    moved, compared, first = 0, 0, ""
-    beside = True
+def _order_text(schedule: Schedule, times_s: Spans, name_of: Callable[[Task], str], why: str) -> str:
+    moved, compared, first, beside = 0, 0, "", True
     # Updates run whenever they can, a fused dW with its dO.
     unordered = {"U", "dW"} if schedule.fused_backward else {"U"}
     for tasks in schedule.lanes.values():
@@ -221,9 +219,7 @@ def _order_text(
     return f"measured order differs from the plan in {moved} of {compared} tasks: {first}; {reason}"
 
 
-def begun_early(
-    tasks: Sequence[Task], times_s: Mapping[Task, tuple[float, float]]
-) -> list[tuple[Task, Task]]:
+def begun_early(tasks: Sequence[Task], times_s: Spans) -> list[tuple[Task, Task]]:
     """The fewest tasks that must be taken out for the rest to have begun in this order.
 
     Returns:
@@ -264,10 +260,10 @@ def _longest_rising(values: Sequence[float]) -> set[int]:
 
 def _of_a_step(planned: Timeline) -> tuple[float, list[float]]:
     """Seconds of a step, and those in which each device computes; an asynchronous step is one batch."""
-    if planned.schedule.asynchronous:
-        batches = planned.schedule.microbatches
-        return planned.steady_step_s, [busy_s / batches for busy_s in planned.busy_s]
-    return planned.makespan_s / planned.steps, [busy_s / planned.steps for busy_s in planned.busy_s]
+    asynchronous = planned.schedule.asynchronous
+    steps = planned.schedule.microbatches if asynchronous else planned.steps
+    step_s = planned.steady_step_s if asynchronous else planned.makespan_s / steps
+    return step_s, [busy_s / steps for busy_s in planned.busy_s]
 
 
 def _shares(busy_s: Sequence[float], step_s: float) -> str:

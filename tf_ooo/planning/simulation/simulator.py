@@ -13,7 +13,7 @@ from tf_ooo.costs.layer_costs import SECONDS, LayerCosts, Link, check_layers
 from tf_ooo.errors import OptionsError, ScheduleError
 from tf_ooo.planning.model.memory import MemoryUse
 from tf_ooo.planning.model.problem import with_recomputed
-from tf_ooo.planning.model.relation import Edges, Relation, stage_sums
+from tf_ooo.planning.model.relation import Edges, Layers, Relation, stage_sums
 from tf_ooo.planning.model.schedule import Schedule
 from tf_ooo.planning.model.task import KIND_NUMBER, KINDS, Floats, Ints
 from tf_ooo.planning.simulation.clock import LaneKind, LaneWork
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from tf_ooo.costs.table import CostTable
 
 
+# (sources, targets, bytes of each message) of edges.
+_Sent = list[tuple[Ints, Ints, Floats]]
 Values = TypeVar("Values", Ints, Floats)
 
 
@@ -69,7 +71,7 @@ def simulate(
     return Timeline(schedule, start_s, end_s, memory, messages, repeat, fullest_s=work.fullest_s())
 
 
-def task_seconds(relation: Relation, layers: Sequence[LayerCosts], link: Link) -> Floats:
+def task_seconds(relation: Relation, layers: Layers, link: Link) -> Floats:
     """Return seconds of each node of one step, float64."""
     schedule, fields = relation.schedule, relation.fields
     seconds = np.zeros(len(relation))
@@ -126,9 +128,7 @@ class _Repeated:
         return np.concatenate(source), np.concatenate(target)
 
 
-def _work(
-    repeated: _Repeated, layers: Sequence[LayerCosts], link: Link, seconds: Floats
-) -> tuple[LaneWork, _Links]:
+def _work(repeated: _Repeated, layers: Layers, link: Link, seconds: Floats) -> tuple[LaneWork, _Links]:
     device = repeated.tile(repeated.relation.device)
     sources, targets, sent = _edges(repeated, device)
     links = _Links(repeated, device, sent, link)
@@ -164,7 +164,7 @@ def _overheads_s(links: _Links, link: Link, nodes: int) -> Floats:
     return taken_s
 
 
-def _new_weights_s(relation: Relation, layers: Sequence[LayerCosts], link: Link) -> Floats:
+def _new_weights_s(relation: Relation, layers: Layers, link: Link) -> Floats:
     """Return the seconds for an asynchronous U to send weights, and for F and dO elsewhere to get them."""
     taken_s = np.zeros(len(relation))
     if not (relation.schedule.asynchronous and link.overhead_s_per_byte):
@@ -182,9 +182,7 @@ def _new_weights_s(relation: Relation, layers: Sequence[LayerCosts], link: Link)
     return taken_s
 
 
-def _edges(
-    repeated: _Repeated, device: Ints
-) -> tuple[list[Ints], list[Ints], list[tuple[Ints, Ints, Floats]]]:
+def _edges(repeated: _Repeated, device: Ints) -> tuple[list[Ints], list[Ints], _Sent]:
     """Return edges without a message, sources and targets, and those with one: (source, target, bytes)."""
     sources, targets, sent = [], [], []
     for edges in repeated.relation.edges:
@@ -206,13 +204,9 @@ class _Links:
     Where all messages of a link come from one ordered lane, they become ready in its order.
     """
 
-    def __init__(
-        self, repeated: _Repeated, device: Ints, sent: list[tuple[Ints, Ints, Floats]], link: Link
-    ) -> None:
-        empty = np.zeros(0, np.int64)
-        source = np.concatenate([empty, *(s for s, _, _ in sent)])
-        self.consumer = np.concatenate([empty, *(t for _, t, _ in sent)])
-        size = np.concatenate([np.zeros(0), *(b for _, _, b in sent)])
+    def __init__(self, repeated: _Repeated, device: Ints, sent: _Sent, link: Link) -> None:
+        nothing = (np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0))
+        source, self.consumer, size = (np.concatenate(column) for column in zip(nothing, *sent, strict=True))
         devices = int(device.max(initial=0)) + 1
         pair = device[source].astype(np.int64) * devices + device[self.consumer]
         # Messages sorted by link, then by producer, which is the order of the lane.
@@ -248,9 +242,7 @@ class _Links:
         return np.array(kinds, np.int8)
 
 
-def _shared(
-    repeated: _Repeated, layers: Sequence[LayerCosts], link: Link, links: _Links
-) -> tuple[Floats, Ints] | None:
+def _shared(repeated: _Repeated, layers: Layers, link: Link, links: _Links) -> tuple[Floats, Ints] | None:
     """Shares of a device with several streams, where costs tell them; of devices of one machine, of that."""
     relation = repeated.relation
     devices = [device for device, _ in relation.lanes]
@@ -298,5 +290,5 @@ def validate(schedule: Schedule, layers: Sequence[LayerCosts] | None = None) -> 
     if never_start(relation).any():
         raise deadlock(relation)
     if schedule.steps_ahead:
-        ends = [relation.stages, *(last + 1 for _, last in schedule.stages)]
-        simulate(schedule, checked or [LayerCosts(0, 0, 0)] * max(ends), steps=schedule.steps_ahead + 2)
+        count = schedule.stages[-1][1] + 1 if schedule.stages else relation.stages
+        simulate(schedule, checked or [LayerCosts(0, 0, 0)] * count, steps=schedule.steps_ahead + 2)

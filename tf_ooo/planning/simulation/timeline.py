@@ -83,7 +83,6 @@ class Timeline:
 
     @property
     def steps(self) -> int:
-        """Return how many steps were run."""
         return len(self.start_s)
 
     @cached_property
@@ -220,10 +219,13 @@ class Timeline:
         Args:
             path: the file to write.
             measured: shown beside this, the predicted, timeline.
-        """
-        from tf_ooo.planning.pictures.page import save_html  # noqa: PLC0415 - needs plotly
 
-        save_html(self, path, measured)
+        Raises:
+            BackendError: plotly or jinja2 is not installed.
+        """
+        from tf_ooo.planning.pictures.page import render, write_page  # noqa: PLC0415 - needs plotly
+
+        write_page(path, render(self, measured))
 
     def save_trace(self, path: str | os.PathLike[str], layers: Mapping[int, str] | None = None) -> None:
         """Chrome/Perfetto trace JSON (chrome://tracing, ui.perfetto.dev); ``layers``: names by number."""

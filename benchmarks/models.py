@@ -166,6 +166,10 @@ def largest_difference(weights: Weights, stock: Weights) -> float:
     return apart / max(float(np.abs(theirs).max()) for theirs in stock)
 
 
+# Networks with the shapes of known ones: each function takes an input of a model and returns its logits.
+# Blocks that the paper's networks have, too, are those of their scripts in examples/paper.
+
+
 def mlp(x: KerasTensor, classes: int, widths: Sequence[int]) -> KerasTensor:
     """Return the logits of dense layers of so many units."""
     for width in widths:

@@ -49,6 +49,11 @@ BYTES, _LENGTH, _HIDDEN = 4, 128, 20
 _NOT_COUNTED = {"vocabulary", "hidden", "classes", "channels", "pixels", "blocks"}
 
 
+# The authors' pipelines: where their layers run, and which task waits for which. Facts are from
+# github.com/mlsys-seo/ooo-backprop, commit 0beb419d; its code is not used. File names below are those of
+# expr/pipe_par/code/OOO_backprop/schedule.
+
+
 @dataclass(frozen=True)
 class Pipeline:
     """One run of the authors' pipeline; its GPUs are on machines that have as many each."""

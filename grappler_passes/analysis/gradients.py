@@ -1,4 +1,13 @@
-"""Follows how far a gradient reaches: the forward pass, the weights, and whose updates each op changes."""
+"""Follows how far a gradient reaches: the forward pass, the weights, and whose updates each op changes.
+
+Everything here follows values through the graph; no layer name, no op name, no name scope:
+
+1. What a step writes and reads tells which variables are weights.
+2. Clipping by global norm, loss scaling, learning rates tie all weights together through one number (rank 0);
+   gradients flow through tensors.  With these edges cut, *reach* of an op = weights whose update it changes.
+3. An op that has a weight's shape and reaches that weight alone is its gradient, or comes after it.  Results
+   that depend on no such op are results of the forward pass.
+"""
 
 from __future__ import annotations
 
@@ -39,6 +48,10 @@ def union(sets: Iterable[int]) -> int:
     """All elements of all sets."""
     return functools.reduce(operator.or_, sets, 0)
 
+
+# Finds the variables that a step trains, and which others are an optimizer's slots of one of them. A *weight*
+# is written with a value that depends on data, and read on the way to a result of the step. A *slot* is
+# written too, but all it ever changes is one weight.
 
 Slots = dict[int, list[VariableAccess]]
 
@@ -150,6 +163,9 @@ def _not_dominated(
             kept.append(v)
     return kept
 
+
+# The forward pass: what the results of a step that depend on no gradient are computed from. A loss that is
+# not returned and what loops only stash lead to no such result; gradients that nobody reads are none.
 
 PUSH_OPS = frozenset({"TensorListPushBack", "TensorListSetItem"})
 STASH_OPS = PUSH_OPS | {"Merge", *SWITCHES, "Identity", "NextIteration"}

@@ -1,4 +1,8 @@
-"""The one dependency relation on a GraphDef: what must, and what may, run before what; side effects."""
+"""The one dependency relation on a GraphDef: what must, and what may, run before what; side effects.
+
+Nodes are ints, their index in ``graph_def.node``.  The edges NextIteration -> Merge that close a while loop
+are left out: the relation speaks of one iteration; a loop's Exits come after all its iterations.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +19,11 @@ from grappler_passes.graph.node_input import split_input as split_input
 
 if TYPE_CHECKING:
     from tensorflow.core.framework import graph_pb2
+
+# Execution contexts of the nodes of a flat graph: while frames and branches of lowered conds. TensorFlow runs
+# control flow as dataflow. A node inside a while loop runs in the loop's frame, and a control edge is only
+# delivered within one frame. A node behind a Switch is *dead* when the other output was taken, and deadness
+# travels along data and control edges up to a Merge.
 
 Branch = tuple[str, int]
 
@@ -323,6 +332,9 @@ def places_in(order: Sequence[int]) -> list[int]:
         places[i] = place
     return places
 
+
+# Finds ops with side effects and what these act on: a rewrite may not lose their order. TensorFlow says which
+# ops have state (``op_def.is_stateful``); the tables here are the exceptions.
 
 # Registered as stateful so that they are not folded or shared, but they only name or hand on a value.
 _HARMLESS = frozenset({"_Arg", "_Retval", "_DeviceArg", "_DeviceRetval", "VarHandleOp", "_VarHandlesOp"})

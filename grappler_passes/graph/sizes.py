@@ -1,4 +1,7 @@
-"""Bytes of tensors and of loops' lists whose shapes the graph leaves open, from the step's inputs."""
+"""Bytes of tensors and of loops' lists whose shapes the graph leaves open, from the step's inputs.
+
+Only for counting memory: classification and passes see the graph as it is.
+"""
 
 from __future__ import annotations
 
@@ -249,6 +252,10 @@ def _fill_list(
             for size in filled:
                 proto.dim.add(size=-1 if size is None else size)
 
+
+# Bytes of the lists that while loops fill: an element in each iteration. What a recurrent layer keeps for its
+# backward pass is in such lists, of which the graph says only how one element looks, and how often the loop
+# runs.
 
 # An op that adds to a list has the element as this input.
 _ADDED = {"TensorListPushBack": 1, "TensorListSetItem": 2}

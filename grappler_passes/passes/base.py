@@ -1,4 +1,8 @@
-"""Defines a pass, what it may change, and the copy of a graph that it edits; runs passes in a row."""
+"""Defines a pass, what it may change, and the copy of a graph that it edits; runs passes in a row.
+
+A pass is a frozen value: a name, what it may change, its parameters, and three methods.  It never changes
+its input.
+"""
 
 from __future__ import annotations
 

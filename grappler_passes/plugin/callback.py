@@ -57,6 +57,10 @@ def _say(request_id: str, ops: int, limit_s: float, thread: int) -> None:
     )  # fmt: skip
 
 
+# Checks a rewritten graph before TensorFlow gets it. TensorFlow survives most bad graphs by itself (it logs
+# and runs the original), but a dropped ``_Retval`` or a malformed device fails the user's call, and a well-
+# formed device that does not exist kills the process.
+
 ENDS = ("_Arg", "_Retval")
 _SUMS = ("AddN", "AddV2")
 

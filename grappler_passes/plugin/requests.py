@@ -1,4 +1,8 @@
-"""Keeps the requests: which graphs are to be rewritten, by what, and how they are told apart."""
+"""Keeps the requests: which graphs are to be rewritten, by what, and how they are told apart.
+
+A request is *registered* for as long as TensorFlow may compile a function that belongs to it, and
+*active* (:func:`tracing`) on one thread while such functions are traced.
+"""
 
 from __future__ import annotations
 
@@ -167,6 +171,11 @@ os.register_at_fork(after_in_child=_forget_in_child)
 
 
 _hook_lock = threading.Lock()
+
+
+# Marks the arguments of traced functions, so that their graphs can be told apart later. A graph that reaches
+# the plug-in carries no function name. Attributes of an argument's placeholder that start with ``_`` are
+# still on the ``_Arg`` nodes of the final graph.
 
 
 def install() -> None:

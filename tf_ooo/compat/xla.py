@@ -21,6 +21,9 @@ from grappler_passes.compat import releases
 from tf_ooo.compat import func_graphs, tf_functions
 from tf_ooo.errors import BackendError
 
+# XLA's flags for one compilation, in a process that has compiled before. XLA reads ``XLA_FLAGS`` at its first
+# use, but TensorFlow exports XLA's functions that read it again.
+
 _VARIABLE = "XLA_FLAGS"
 # xla::ResetFlagValues(), xla::ParseDebugOptionFlagsFromEnv(bool reset_envvar): no C++ types in either.
 _RESET, _PARSE = "_ZN3xla15ResetFlagValuesEv", "_ZN3xla28ParseDebugOptionFlagsFromEnvEb"

@@ -161,6 +161,10 @@ def over_hosts(value: object) -> bool:
     return is_cluster(value) or has_devices(value)
 
 
+# Decides at which addresses the servers that TensorFlow starts can be reached. They have no password: whoever
+# can open the port can run anything there that TensorFlow can.
+
+
 def is_loopback(address: str) -> bool:
     """Return whether only this machine reaches ``host:port``; true if the name is not known."""
     try:

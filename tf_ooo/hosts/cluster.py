@@ -43,8 +43,8 @@ from tf_ooo.hosts.facts import (
     say_used,
     user_of,
 )
-from tf_ooo.hosts.memory import ReportedLimit
 from tf_ooo.hosts.speeds import link_between, measure_device_link, relative_speeds
+from tf_ooo.hosts.system_memory import ReportedLimit
 from tf_ooo.hosts.watch import SILENCE_S, Silence, Watch
 from tf_ooo.hosts.worker import LEAST_THREADS
 

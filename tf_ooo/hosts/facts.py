@@ -1,4 +1,8 @@
-"""Publishes a worker's facts through its own TensorFlow runtime and reads them, memory limits included."""
+"""Publishes a worker's facts through its own TensorFlow runtime and reads them, memory limits included.
+
+Read with a session rather than eagerly: it can be given a deadline, and it asks the one worker
+without having joined its cluster.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +18,7 @@ from grappler_passes.compat import runtime
 from tf_ooo.compat import tf_functions
 from tf_ooo.errors import BackendError
 from tf_ooo.hosts.addresses import answers
-from tf_ooo.hosts.memory import ReportedLimit, memory_group, taken_bytes
+from tf_ooo.hosts.system_memory import ReportedLimit, memory_group, taken_bytes
 from tf_ooo.version import __version__
 
 _CONTAINER = "tf_ooo_worker"

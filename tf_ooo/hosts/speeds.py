@@ -21,6 +21,9 @@ from tf_ooo.costs.layer_costs import Link
 from tf_ooo.costs.profile import usable_cores
 from tf_ooo.errors import CostError
 
+# Measures a message between devices that both compute: it waits for a thread and, on a share of a processor,
+# for its turn: milliseconds, once for each hop of a pipeline.
+
 # Products of so large matrices, so many to a segment that it takes about so long.
 _WIDTH, _SEGMENT_S = 256, 0.03
 _ROUNDS, _BUSY_BYTES = 4, 256 * 1024

@@ -11,8 +11,8 @@ from tf_ooo.hosts.addresses import cluster_of_environment, is_cluster
 from tf_ooo.hosts.cluster import Cluster, connect
 from tf_ooo.hosts.devices import full_names, home_device
 from tf_ooo.hosts.facts import limits_of_gpus
-from tf_ooo.hosts.memory import ReportedLimit
 from tf_ooo.hosts.speeds import link_between, relative_speeds
+from tf_ooo.hosts.system_memory import ReportedLimit
 
 
 class Devices:

@@ -1,4 +1,10 @@
-"""Notices workers that are gone or silent, and keeps nobody waiting for them."""
+"""Notices workers that are gone or silent, and keeps nobody waiting for them.
+
+TensorFlow itself notices a process that ended: its connections close and the step fails at once.
+A machine that lost its power, or a process that was stopped, just never answers: it is asked every 5 s, and
+after 30 s of silence this process' connections to it are closed, so that whatever waits fails.  While
+TensorFlow holds Python's lock nobody here can ask: threads of C watch for silence.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Finds where weights are used, and the layer of each while loop, whose ops are one task."""
+"""Finds where weights are used, and the layer of each while loop, whose ops are one task.
+
+A forward loop belongs to the highest layer whose weights its results depend on, its gradient's loop to the
+same.
+"""
 
 from __future__ import annotations
 

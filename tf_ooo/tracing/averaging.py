@@ -1,4 +1,8 @@
-"""Gradients averaged over all ranks, where optimizers apply them and nobody has reduced them yet."""
+"""Gradients averaged over all ranks, where optimizers apply them and nobody has reduced them yet.
+
+Loss scaling, clipping, weight decay and accumulation come after, inside the optimizer, so that all ranks see
+the same numbers and take the same branches.
+"""
 
 from __future__ import annotations
 
@@ -24,6 +28,13 @@ from tf_ooo.tracing.variables import optimizers_of
 if TYPE_CHECKING:
     import keras
 
+
+# Finds the gradients that a train step has reduced over the ranks itself: by where their numbers come from. A
+# value is *own* where this rank's data go into it other than through a collective, and *reduced* where a
+# collective's result does. Weights, constants and random numbers are neither. A gradient that is reduced and
+# not own is the same on all ranks, whatever stands between: reshaped, cast, clipped, cut out of a buffer,
+# with a term for weight decay. One that is both may come from a model that communicates, such as synchronized
+# normalization, and is to be reduced; or something own was added to what is reduced, and nothing is right.
 
 OWN, REDUCED = 1, 2
 

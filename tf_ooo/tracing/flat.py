@@ -65,6 +65,9 @@ class FlatTrace:
         return self.results.unpack(fetched[: len(self.results.tensors)])
 
 
+# Several steps in one flat function, so that no step waits for all of the step before. Between two calls
+# everything is done, so that a checkpoint taken there holds every update.
+
 _LOG = logging.getLogger("tf_ooo")
 # Entered around the first run of every function; the benchmark lifts its workers' CPU quotas there.
 around_first_runs: list[Callable[[], AbstractContextManager[Any]]] = []

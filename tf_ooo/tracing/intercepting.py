@@ -110,6 +110,11 @@ def times(grad: tf.Tensor | tf.IndexedSlices, factor: object) -> Any:
     return grad * tf.cast(factor, grad.dtype)
 
 
+# Losses that an optimizer scales for float16: their gradients overflow where those of the whole batch do. The
+# mean over a micro-batch's rows has larger gradients for each row than that over the batch's. Here they are
+# multiplied by the micro-batch's share of the rows where the backward pass begins, not where it has ended, so
+# that all float16 numbers in between are stock's (Micikevicius et al. 2018, section 3.2).
+
 _SUMS = ("AddN", "AddV2")
 
 

@@ -268,6 +268,12 @@ class OneByOne:
         return self._parts.split.kind(number), number if alone else 0
 
 
+# A step whose updates come in turns: gradients of one are those of weights that another has just changed. A
+# critic is updated, then the generator by what the critic says now (Goodfellow et al. 2014, algorithm 1). All
+# micro-batches take each turn before its update, so that an update is that of the batch, and the next turn
+# sees it.
+
+
 class InTurns:
     """Traces a step; its first micro-batch is traced, the others are copies of it, turn by turn.
 

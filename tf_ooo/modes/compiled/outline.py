@@ -138,6 +138,10 @@ def _mlir_type(info: OutputInfo) -> str:
     return f"tensor<{dims}{xla.MLIR_TYPES[info.dtype]}>"
 
 
+# Verifies a step with calls on streams: put back in place of its calls, it must be the step that came. Calls
+# become the ops of their functions, and whoever reads through a barrier reads what went in. What then differs
+# from the original is found by :func:`grappler_passes.passes.verify.verify`.
+
 _BARRIER = "XlaOptimizationBarrier"
 _PUT_BACK = frozenset(
     {Relaxation.NEW_NODES, Relaxation.REPLACED_NODES, Relaxation.SIDE_EFFECTS, Relaxation.FUNCTIONS}

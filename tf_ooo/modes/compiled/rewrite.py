@@ -29,6 +29,11 @@ from tf_ooo.planning.model.schedule import Schedule, Task
 from tf_ooo.rewriting.lowering import task_ops
 from tf_ooo.rewriting.result import RewriteResult
 
+# Updates that ride on the side stream: part of the call that computes their dW. A call has one result (XLA
+# waits early for a call of several), so what can ride is what leads from dW to one tensor: the new weight of
+# plain gradient descent, the new velocity of momentum. Where a gradient has several readers (Adam's two
+# moments, a global norm) the update stays on the main stream.
+
 _ASSIGNMENTS = {"AssignSubVariableOp": "Sub", "AssignAddVariableOp": "AddV2"}
 _FLOATS = frozenset({1, 2, 14, 19})  # DT_FLOAT, DT_DOUBLE, DT_BFLOAT16, DT_HALF
 _ELEMENTWISE = frozenset(

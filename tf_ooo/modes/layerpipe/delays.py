@@ -28,6 +28,11 @@ if TYPE_CHECKING:
     import keras
 
 
+# Weights that no step changes (layers with ``trainable=False``): once on each device that reads them. What is
+# computed from them alone, a cast or a transpose, is the same in all rounds. So none of it goes through
+# registers; a device that needs it computes it from a copy of its own, made when an epoch begins.
+
+
 def frozen_weights(model: keras.Model, traced: Traced) -> frozenset[str]:
     """Return the placeholders of a model's weights that the step only reads; not of single numbers.
 

@@ -11,6 +11,12 @@ from tf_ooo.errors import GraphError
 from tf_ooo.modes.layerpipe.traced import Access, Traced, accesses
 from tf_ooo.planning.model.schedule import Schedule
 
+# Says which processor runs what of a layer, and in which round. Time goes in rounds. A batch that enters in
+# round n is in its forward pass on processor p in round n + p and in its backward pass in round n + 2 (P - 1)
+# - p, P being the number of processors: each round every processor works on other batches, and reads only
+# what was made in rounds before. The gradient of a layer that stands on processor p is applied 2 (P - 1 - p)
+# rounds after its forward pass (LayerPipe2, arXiv 2512.08160: twice the number of stages after the layer).
+
 # The part nearer to the loss of a dO in two parts, and what comes before it.
 HIGH = "dO/high"
 

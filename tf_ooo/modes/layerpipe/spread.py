@@ -28,6 +28,10 @@ if TYPE_CHECKING:
     import keras
 
 
+# A dO in two parts, on two consecutive processors (LayerPipe, arXiv 2108.06629, inter-layer). The op that
+# takes longest, a multiplication with the layer's weights, works on each row of the batch by itself: the
+# processor nearer to the loss gets the first rows, the other one the rest and all that comes after.
+
 # This input is the gradient, by op; its rows and those of the result are the batch's.
 _GRADIENT = {
     "MatMul": 0,

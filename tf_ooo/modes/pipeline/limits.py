@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from tf_ooo.errors import MemoryLimitError
-from tf_ooo.hosts.memory import ReportedLimit
 from tf_ooo.hosts.ranks.base import Engine
+from tf_ooo.hosts.system_memory import ReportedLimit
 from tf_ooo.hosts.target import Target
 from tf_ooo.modes.pipeline.mesh import Mesh
 from tf_ooo.modes.pipeline.planning import PlanRequest, peak_within

@@ -14,8 +14,9 @@ from tf_ooo.fit.mode import Training
 from tf_ooo.fit.timing import Budget
 from tf_ooo.hosts.addresses import over_hosts
 from tf_ooo.hosts.devices import home_device
-from tf_ooo.hosts.memory import available_bytes, evaluate_in_host_memory, in_host_memory
+from tf_ooo.hosts.memory import evaluate_in_host_memory, in_host_memory
 from tf_ooo.hosts.ranks.base import Engine
+from tf_ooo.hosts.system_memory import available_bytes
 from tf_ooo.modes.pipeline.first_batch import FirstBatch, division_of
 from tf_ooo.modes.pipeline.measuring import Beginning
 from tf_ooo.modes.pipeline.mesh import counts_of

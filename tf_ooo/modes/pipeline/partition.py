@@ -21,6 +21,8 @@ from tf_ooo.planning.model.schedule import Schedule, Task, TaskList
 from tf_ooo.planning.model.schedule_file import ScheduleFile
 from tf_ooo.planning.simulation.simulator import validate
 
+# A schedule of the user's own, in a file: whether a fit can run it, and how it is cut.
+
 # A step of a fit does not have these: fields of a schedule, and words in its file.
 _NOT_RUN = ("asynchronous", "parts", "after")
 

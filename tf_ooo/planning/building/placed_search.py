@@ -16,6 +16,12 @@ from tf_ooo.planning.building.walk import walk
 from tf_ooo.planning.model.task import Floats, Ints
 from tf_ooo.planning.simulation.clock import Times
 
+# Deals stages out to devices with several each: F, dO and dW of all devices are to be alike. A device whose
+# three sums are equal to the mean can be busy all the time. F counts by itself because nothing else can run
+# until the first micro-batch has been through, F and dO because dW fills what they leave. Of p devices each
+# has one of the first p stages, one of the next p and so on (a round): a device without an early stage would
+# begin late.
+
 # (weight of F and of dO beside the sum of all three, the power that makes the largest count most).
 _TASTES = ((0.1, 8), (0.1, 16), (0.3, 8), (0.3, 16), (1.0, 8), (1.0, 16))
 _SWEEPS = 20

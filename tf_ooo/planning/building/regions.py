@@ -1,4 +1,8 @@
-"""Says where dW run on one device with two streams, and counts launches outside of CUDA graphs."""
+"""Says where dW run on one device with two streams, and counts launches outside of CUDA graphs.
+
+In the words of out-of-order backprop (EuroSys 2022, doi 10.1145/3492321.3519563): ``BWD j``, beside dO of
+layer j - 1; ``FWD j``, beside the next step's F of layer j; ``NO``, on the main stream, as always layer 0's.
+"""
 
 from __future__ import annotations
 
@@ -108,6 +112,10 @@ def write(placement: Regions) -> dict[int, str]:
 
     return {layer: word(region) for layer, region in sorted(placement.items())}
 
+
+# Counts launches where a schedule keeps kernels out of CUDA graphs: a term of joint scheduling. XLA:GPU
+# captures what the main stream runs without interruption, ``least_run`` kernels or more; a call on a side
+# stream interrupts. Seen in modules compiled for an H100 (docs/design/xla.md).
 
 # XLA's own, flag xla_gpu_graph_min_graph_size.
 LEAST_RUN = 5

@@ -24,6 +24,11 @@ from tf_ooo.planning.model.schedule import Schedule
 Seconds = Sequence[float]
 
 
+# The best order on one link: jobs with release times and tails (Carlier, EJOR 11, 1982). Taking what is
+# ready, longest tail first, is optimal if jobs can be interrupted. They cannot: branch and bound over which
+# job of a critical block goes before or after all others of it.
+
+
 @dataclass(frozen=True)
 class _LinkRun:
     order: list[int]

@@ -80,6 +80,10 @@ class StepTasks:
         return [self.codes[begun[device_of == device]] for device in range(self.devices)]
 
 
+# List scheduling of a pipeline, the heuristic of Zero Bubble (arXiv 2401.10241, section 3.1), also for
+# several stages on a device: dO before F before dW, F only where memory allows, and a dW rather than a wait.
+
+
 @dataclass(frozen=True)
 class ListChoices:
     """Holds the choices that list scheduling leaves open.
@@ -174,6 +178,12 @@ class _Listing:
             return False
         weight_grad_s = self.tasks.tasks.seconds[device.weight_grads[0]]
         return device.coming[0][0] < now + self.choices.patience * weight_grad_s
+
+
+# Double justification of a pipeline's schedule (Valls, Ballestin and Quintanilla 2005). All tasks are started
+# anew as soon as they can, from the end of the step towards its beginning, those first that ended last; then
+# from the beginning again, those first that now begin first. Each time tasks that hold nothing up make way
+# for those that do.
 
 
 def justified(tasks: StepTasks, place: Sequence[int], times: Times) -> Times:

@@ -15,6 +15,10 @@ from tf_ooo.planning.building.step_tasks import KINDS, StepTasks
 from tf_ooo.planning.model.problem import Problem
 from tf_ooo.planning.model.schedule import Schedule, Task
 
+# Building blocks of V-shaped pipelines (arXiv 2405.15362, section 3): stages s and 2p-1-s are on device s. A
+# block says at which tick one micro-batch's F, F, dO and dO run on each device; it is repeated some ticks
+# later, and dW go where a device is free. Longer blocks store more activations and leave fewer bubbles.
+
 # F, dO and dW of two stages: a device is busy all the time if blocks follow each other this closely.
 FULL_PERIOD = 6
 _GAPS = 6
@@ -119,6 +123,12 @@ def lanes(of: Block, microbatches: int) -> list[list[Task]]:
         orders.append([task for _, task in sorted(timed, key=lambda row: row[0])])
     return orders
 
+
+# Takes the waiting out of a given order: tasks move forward into gaps while memory allows. Orders of V-shaped
+# schedules are for tasks of one tick. Run on paper with real costs, a device that would wait takes a later
+# task that is ready (arXiv 2405.15362, section 3.4, "squeezing" and "reordering"). It ends: a task moves
+# forward only if the order left stores at most ``limit`` activations everywhere; the first task left of the
+# given order heads its device's list, and what it needs is done.
 
 _STORES = {"F": 1, "dO": 0, "dW": -1}
 _CLASSES = 5

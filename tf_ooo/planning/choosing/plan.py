@@ -16,6 +16,10 @@ from tf_ooo.planning.policies import POLICIES, Policy
 from tf_ooo.planning.simulation.simulator import simulate
 from tf_ooo.planning.simulation.timeline import Timeline
 
+# Chooses the layers that run their forward again before their dO: as few seconds as keep a memory limit. A
+# layer's bytes are worth most where they cost few seconds and where many micro-batches are stored. Whether
+# some layers are enough, and what that costs, is simulated.
+
 NONE, AUTO, ALL = "none", "auto", "all"
 CHOICES = (AUTO, NONE, ALL)
 # Sets of layers that are tried, each with more of them; and layers that are left out again.

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 from tf_ooo.compat import keras_layers, keras_variables, train_function
 from tf_ooo.errors import BackendError
 from tf_ooo.hosts.devices import host_device
+from tf_ooo.hosts.system_memory import available_bytes
 
 if TYPE_CHECKING:
     import keras
-from tf_ooo.hosts.system_memory import available_bytes
 
 # Smaller variables are not looked at one by one; so much is left for everything else.
 _LARGE_BYTES, _LEFT_BYTES = 1 << 20, 32 << 20

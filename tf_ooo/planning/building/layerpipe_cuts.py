@@ -271,10 +271,7 @@ def _moved(cut: Cut, at_s: float) -> Cut:
 
 
 def whole_layers(name: str, problem: Problem) -> Schedule:
-    """1F1B over contiguous stages, within the memory limit if NOAM can be so low.
-
-    OptionsError: more devices than layers.
-    """
+    """1F1B over contiguous stages, within the memory limit if possible.  OptionsError: too few layers."""
     count, layers = problem.devices, len(problem.layers)
     cuts = best_cuts(TaskLine.of(problem.layers, inside=False), count)
     if cuts is None:

@@ -113,10 +113,9 @@ class StagedLayers:
 
     @cached_property
     def room_bytes(self) -> Floats:
-        """Return the bytes that the limit leaves each device for activations, beside weights, gradients and
-        slots.
+        """Return the bytes that the limit leaves each device for activations.
 
-        What one dO computes again has its place there, too.
+        Weights, gradients, slots and what one dO computes again have their place beside them.
         """
         devices = self.problem.devices
         if self.problem.memory_limit_bytes is None:

@@ -1,6 +1,4 @@
-"""Search over which device runs which stage, and in which order: threshold accepting, with orders that are
-justified anew for each placement.
-"""
+"""Searches for the device of each stage by threshold accepting; each placement's order is justified anew."""
 
 from __future__ import annotations
 

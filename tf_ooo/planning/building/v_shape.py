@@ -158,10 +158,7 @@ class _Choice:
 def squeezed(
     policy: str, stages: StagedLayers, lanes: list[list[Task]], limit: int, style: Style
 ) -> Schedule:
-    """The schedule with a new order of each device's tasks.
-
-    ``limit``: most activations on a device, where a stage's count one.
-    """
+    """Order each device's tasks anew; ``limit``: most activations on it, where a stage's count one."""
     tasks, place = StepTasks(stages), stages.devices.tolist()
     times = tasks.run(place, tasks.urgent, choose=_Squeezing(tasks, lanes, limit, style))
     return stages.with_updates(policy, tasks.orders(place, times), back=True)

@@ -1,7 +1,4 @@
-"""Measured timelines, beside what was planned: built from when tasks ran, and compared in plain words.
-
-No TensorFlow here.
-"""
+"""Measured timelines, beside what was planned: built from when tasks ran, and compared in plain words."""
 
 from __future__ import annotations
 

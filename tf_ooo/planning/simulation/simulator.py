@@ -50,10 +50,10 @@ def simulate(
     """
     if not isinstance(steps, int) or steps < 1:
         raise OptionsError(f"steps must be a whole number of at least 1, got {steps!r}")
-    given = check_layers(getattr(costs, "layers", costs))
-    if schedule.recompute and schedule.recompute[-1] >= len(given):
-        raise ScheduleError(f"recompute {schedule.recompute[-1]}: there are {len(given)} layers")
-    layers = with_recomputed(given, schedule.recompute)
+    plain = check_layers(getattr(costs, "layers", costs))
+    if schedule.recompute and schedule.recompute[-1] >= len(plain):
+        raise ScheduleError(f"recompute {schedule.recompute[-1]}: there are {len(plain)} layers")
+    layers = with_recomputed(plain, schedule.recompute)
     between: Link = link if link is not None else getattr(costs, "link", Link())
     relation = Relation(schedule, layers)
     check_complete(relation, layers)

@@ -11,14 +11,11 @@ from tf_ooo.compat.keras_fits import Callback
 class GainLogger(Callback):
     """Adds ``ooo_step_s``, ``ooo_speed_up``, ``ooo_bubble_planned`` and ``ooo_bubble_measured`` to the logs.
 
-    At the end of each epoch: they are in ``History``, and in what callbacks listed after this one write, as
-    TensorBoard and CSVLogger do.
-    The median seconds of a step; how many times faster than its baseline it is; the share of all devices'
-    time in which nothing runs, by the plan once steps repeat, and as measured where ``timeline=`` is given.
-    The seconds are of the steps that were timed.  On one device and in data parallel these are those of the
-    comparison, or the first ones where stock is kept without it: nothing is timed afterwards, and later
-    epochs have the same number.
-    NaN as long as one is not known, so that all epochs have the same names.
+    They are in ``History``, and in what callbacks listed after this one write at the end of each epoch, such
+    as TensorBoard and CSVLogger: the median seconds of a step; how many times faster than its baseline it is;
+    the share of all devices' time in which nothing runs, by the plan once steps repeat, and as measured with
+    ``timeline=``.  A number that is not known yet is NaN.  On one device and in data parallel the seconds are
+    those of the comparison, or of the first steps where stock is kept without it: later epochs repeat them.
 
     Example:
         >>> ooo = tf_ooo.OOOBackprop()

@@ -38,9 +38,8 @@ class BroadcastGlobalVariablesCallback(Callback):
         """Broadcast after the first batch, when all variables are there."""
         if not self._done:
             self._done = True
-            sync.broadcast_state(
-                choose_engine(), sync.shared_variables(self.model, optimizers_of(self.model))
-            )
+            variables = sync.shared_variables(self.model, optimizers_of(self.model))
+            sync.broadcast_state(choose_engine(), variables)
 
 
 class MetricAverageCallback(Callback):

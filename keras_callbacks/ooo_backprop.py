@@ -97,8 +97,7 @@ class OOOBackprop(Callback):
         self._life.epoch_begin(epoch)
 
     def on_test_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """Ranks take note of the samples trained on, before validation resets the count; those of an
-        evaluation of its own are averaged."""
+        """Ranks count the samples before validation resets that; they average an evaluation of its own."""
         self._life.test_begin(self.model)
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:

@@ -74,9 +74,8 @@ class OOOFunction:
 
     def __get__(self, instance: object, owner: type | None = None) -> Any:
         """As a method, each object gets a step, and a report, of its own."""
-        if instance is None:
-            return self
-        if not hasattr(self.python_function, "__get__"):  # a partial or an object with __call__ binds nothing
+        # A partial or an object with __call__ binds nothing.
+        if instance is None or not hasattr(self.python_function, "__get__"):
             return self
         name = f"_ooo_{self.python_function.__name__}"
         bound = instance.__dict__.get(name)
@@ -88,8 +87,7 @@ class OOOFunction:
 
     def _make_step(self) -> Callable[..., Any]:
         stock: Callable[..., Any] = self.stock
-        model = _name_of(self.python_function)
-        self.report.change(model=model, environment=environment())
+        self.report.change(model=_name_of(self.python_function), environment=environment())
         compiled = bool(self.jit_compile) or tf_functions.compiles_with_xla(self._given)
         try:
             if train_function.functions_run_eagerly():

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 
 from grappler_passes.errors import GraphError, PassError
 from grappler_passes.errors import GrapplerPassError as OOOError
+from tf_ooo.units import bytes_text
 
 __all__ = [
     "BackendError",
@@ -49,11 +50,9 @@ class MemoryLimitError(OOOError):
         said: str = "",
     ) -> None:
         why = _why_not(smallest_bytes, unknown) + (f"; {because}" if because else "")
-        source = _in_brackets(_with_unit(limit_bytes), said)
-        super().__init__(f"memory_limit_bytes={limit_bytes}{source}: {why}")
+        super().__init__(f"memory_limit_bytes={limit_bytes}{_in_brackets(limit_bytes, said)}: {why}")
         self.unknown, self.because = tuple(unknown), because
-        self.limit_bytes = limit_bytes
-        self.smallest_bytes = smallest_bytes
+        self.limit_bytes, self.smallest_bytes = limit_bytes, smallest_bytes
 
 
 def _why_not(smallest_bytes: int | None, unknown: Sequence[str]) -> str:
@@ -65,24 +64,16 @@ def _why_not(smallest_bytes: int | None, unknown: Sequence[str]) -> str:
             "where it is not known how often the loop runs"
         )
     return (
-        f"even the lowest peak needs {smallest_bytes} bytes{_in_brackets(_with_unit(smallest_bytes))}; "
+        f"even the lowest peak needs {smallest_bytes} bytes{_in_brackets(smallest_bytes)}; "
         f"raise the limit to at least {smallest_bytes} or use a smaller batch"
     )
 
 
-def _with_unit(count: int | None) -> str:
-    """``129 MB``, as in reports; nothing for what reads well in bytes."""
-    for unit, size in (("GB", 10**9), ("MB", 10**6)):
-        if count is not None and count >= size:
-            amount = count / size
-            return f"{amount:.0f} {unit}" if amount >= 100 else f"{amount:.3g} {unit}"
-    return ""
-
-
-def _in_brackets(*texts: str) -> str:
-    """`` (129 MB; a worker says so)``; nothing where there is no text."""
-    said = "; ".join(filter(None, texts))
-    return f" ({said})" if said else ""
+def _in_brackets(count: int | None, said: str = "") -> str:
+    """`` (128.9 MB; a worker says so)``; nothing where bytes read well and there is no text."""
+    size = bytes_text(count) if count is not None and count >= 10**6 else ""
+    texts = "; ".join(filter(None, (size, said)))
+    return f" ({texts})" if texts else ""
 
 
 class BackendError(OOOError):

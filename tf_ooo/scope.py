@@ -40,15 +40,13 @@ def enabled(options: Options | SingleDevice | None = None) -> AbstractContextMan
     if not isinstance(options, (Options, ModeOptions)):
         raise OptionsError(f"enabled() takes tf_ooo.Options(...), got {options!r:.80}")
     typed = options_for_steps("enabled()", options)
+    why_not = "is not accepted: enabled() measures nothing; leave it out"
     if typed.profile_steps not in (0, SingleDevice.profile_steps):
         raise OptionsError(
-            f"profile_steps={typed.profile_steps} is not accepted: enabled() measures nothing; "
-            "leave it out, or use OOOBackprop or tf_ooo.function"
+            f"profile_steps={typed.profile_steps} {why_not}, or use OOOBackprop or tf_ooo.function"
         )
     if typed.compare is not None:
-        raise OptionsError(
-            f"compare={typed.compare} is not accepted: enabled() measures nothing; leave it out"
-        )
+        raise OptionsError(f"compare={typed.compare} {why_not}")
     return _enabled(typed)
 
 

@@ -67,7 +67,7 @@ def bytes_text(count: float | None) -> str:
 
 def with_units(text: str) -> str:
     """Return numbers of bytes in a sentence as :func:`bytes_text` writes them."""
-    return re.sub(r"\b(\d{4,}) bytes( \([\d.]+ [MG]B\))?", lambda match: bytes_text(int(match[1])), text)
+    return re.sub(r"\b(\d{4,}) bytes( \([\d.]+ [MGT]B\))?", lambda match: bytes_text(int(match[1])), text)
 
 
 def sizes_text(sizes: Mapping[str, float]) -> str:

@@ -164,8 +164,8 @@ def test_a_limit_that_was_asked_for_is_refused_as_ever():
 def test_a_limit_says_bytes_and_a_unit_beside_them():
     error = MemoryLimitError(2**31, 135_646_335, said="worker b:2 says so")
     assert str(error) == (
-        "memory_limit_bytes=2147483648 (2.15 GB; worker b:2 says so): even the lowest peak needs 135646335 "
-        "bytes (136 MB); raise the limit to at least 135646335 or use a smaller batch"
+        "memory_limit_bytes=2147483648 (2.147 GB; worker b:2 says so): even the lowest peak needs 135646335 "
+        "bytes (135.6 MB); raise the limit to at least 135646335 or use a smaller batch"
     )
     assert (error.limit_bytes, error.smallest_bytes) == (2**31, 135_646_335)
     assert "(" not in str(MemoryLimitError(1000, 2000))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -47,11 +47,6 @@ def python() -> Finding:
     if sys.version_info[0] == 3 and first <= sys.version_info[1] <= last:
         return Finding("ok", version)
     return Finding("broken", version, f"take Python 3.{first} to 3.{last}")
-
-
-def package() -> Finding:
-    """Return the version of this package."""
-    return Finding("ok", __version__)
 
 
 def tensorflow() -> Finding:
@@ -178,7 +173,7 @@ def task(address: str) -> Finding:
     return Finding("broken", f"does not answer ({why_silent})", advice)
 
 
-_ALWAYS = {"tf_ooo": package, "Python": python, "host libraries": host_libraries, "ports": local_ports}
+_ALWAYS = {"Python": python, "host libraries": host_libraries, "ports": local_ports}
 _WITH_TENSORFLOW = {"Keras": keras, "plug-in": plug_in, "GPUs": gpus, "XLA": xla, "Horovod": horovod}
 
 
@@ -191,6 +186,7 @@ def findings(cluster: str | None = None) -> Iterator[tuple[str, Finding]]:
     """
     cluster = cluster or addresses.cluster_of_environment()
     tasks = addresses.parse(cluster) if cluster else ()
+    yield "tf_ooo", Finding("ok", __version__)
     for what, check in _ALWAYS.items():
         yield what, _told(check)
     of_tensorflow = _told(tensorflow)
@@ -228,20 +224,14 @@ def doctor(context: click.Context, cluster: str | None) -> None:
 
     Ends with 1 if something that training needs is broken.  What is only absent, such as a GPU, is not.
     """
-    found = list(findings(cluster))
-    console = Console(soft_wrap=True)
-    console.print(_table(found))
-    broken = [what for what, finding in found if finding.state == "broken"]
-    if broken:
+    looked_at, console = list(findings(cluster)), Console(soft_wrap=True)
+    columns = ("what", "state", "found here", "what to do")
+    table = Table(*columns, box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False)
+    for what, finding in looked_at:
+        state = Text(finding.state, style=_STYLES[finding.state])
+        table.add_row(Text(what), state, Text(finding.fact), Text(finding.advice))
+    console.print(table)
+    if broken := [what for what, finding in looked_at if finding.state == "broken"]:
         console.print(f"To be mended: {', '.join(broken)}")
         context.exit(1)
     console.print("Ready to train.")
-
-
-def _table(found: Sequence[tuple[str, Finding]]) -> Table:
-    columns = ("what", "state", "found here", "what to do")
-    rows = Table(*columns, box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False)
-    for what, finding in found:
-        state = Text(finding.state, style=_STYLES[finding.state])
-        rows.add_row(Text(what), state, Text(finding.fact), Text(finding.advice))
-    return rows

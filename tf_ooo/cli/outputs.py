@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from tf_ooo.planning.choosing.plan import step_s
-from tf_ooo.planning.pictures.page import Page
+from tf_ooo.planning.pictures.page import Page, page_html, write_page
 from tf_ooo.planning.pictures.style import steady_step_s
 from tf_ooo.planning.simulation.timeline import Timeline
 from tf_ooo.units import bytes_text, time_text
@@ -65,19 +65,19 @@ class Outputs:
             texts: files, and what makes their text.
         """
         saves: list[tuple[Path | None, Callable[[Path], object]]] = [
-            (self.html, timeline.save_html if page is None else _page_writer(page)),
+            (self.html, timeline.save_html if page is None else functools.partial(_write_page, page)),
             (self.png, timeline.save_png),
             (self.trace, functools.partial(timeline.save_trace, layers=layers)),
+            *((path, functools.partial(_write_text, text)) for path, text in texts),
         ]
         files: list[str] = []
-        for path, write in (*saves, *((path, _text_writer(text)) for path, text in texts)):
+        for path, write in saves:
             if path is not None:
                 try:
                     write(path)
                 except OSError as error:
-                    raise click.ClickException(
-                        f"{path} cannot be written: {error.strerror or error}"
-                    ) from error
+                    why_not = error.strerror or error
+                    raise click.ClickException(f"{path} cannot be written: {why_not}") from error
                 files.append(str(path))
         if self.as_json:
             content = {**timeline_facts(timeline), **facts, "files": files}
@@ -92,18 +92,13 @@ class Outputs:
             console.print(f"wrote {file}", highlight=False)
 
 
-def _page_writer(make: Callable[[], Page]) -> Callable[[Path], object]:
-    from tf_ooo.planning.pictures.page import page_html, write_page
-
-    return lambda path: write_page(path, page_html(make()))
+def _write_page(make: Callable[[], Page], path: Path) -> None:
+    write_page(path, page_html(make()))
 
 
-def _text_writer(make: Callable[[], str]) -> Callable[[Path], object]:
-    def write(path: Path) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(make(), encoding="utf-8")
-
-    return write
+def _write_text(make: Callable[[], str], path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(make(), encoding="utf-8")
 
 
 def timeline_table(timeline: Timeline) -> Table:

@@ -1,4 +1,4 @@
-"""``tf-ooo plan``: compares schedules on paper and writes the best one."""
+"""``tf-ooo plan`` compares schedules on paper and writes the best one; ``tf-ooo simulate`` runs one."""
 
 from __future__ import annotations
 
@@ -15,18 +15,26 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from tf_ooo.cli.inputs import BYTES, LINK, MODEL_SUFFIXES, SPEEDS, STAGES, policy_options, with_devices
-from tf_ooo.cli.outputs import EXISTING, FILE, Outputs, picture_options
-from tf_ooo.cli.plan_page import names_of, page_of_plan
+from tf_ooo.cli.inputs import (
+    BYTES,
+    LINK,
+    MODEL_SUFFIXES,
+    SPEEDS,
+    STAGES,
+    load_schedule,
+    policy_options,
+    with_devices,
+)
+from tf_ooo.cli.outputs import EXISTING, FILE, Outputs, picture_options, timeline_table
 from tf_ooo.cli.plan_table import CandidateRows, print_table, show_splits
 from tf_ooo.costs.devices import PRECISIONS
 from tf_ooo.costs.gains import GainTable
-from tf_ooo.costs.layer_costs import Link
+from tf_ooo.costs.layer_costs import LayerCosts, Link
 from tf_ooo.costs.sources import costs_for_model, is_name, rows_of_micro_batch, with_rows
 from tf_ooo.costs.table import CostTable
-from tf_ooo.errors import OptionsError
+from tf_ooo.errors import OptionsError, ScheduleError
 from tf_ooo.planning.building.stages import Stages
-from tf_ooo.planning.choosing.figures import assumptions, reference
+from tf_ooo.planning.choosing.figures import assumptions, one_device_s, over, over_one_device, reference
 from tf_ooo.planning.choosing.on_paper import (
     candidates,
     microbatches_of,
@@ -37,7 +45,9 @@ from tf_ooo.planning.choosing.on_paper import (
     usual_mode,
 )
 from tf_ooo.planning.choosing.on_paper import splits as divided
-from tf_ooo.planning.choosing.plan import CHOICES, Candidate, Plan, as_asked, choose, policy_named
+from tf_ooo.planning.choosing.plan import CHOICES, Candidate, Plan, Trial, as_asked, choose, policy_named
+from tf_ooo.planning.model.schedule import Schedule
+from tf_ooo.planning.pictures.page import Listed, Page, Table, bars_of, chart_of, layer_table, title
 from tf_ooo.planning.policies import POLICIES, Problem
 from tf_ooo.planning.simulation.timeline import Timeline
 from tf_ooo.report.later import if_it_takes
@@ -149,8 +159,8 @@ def plan(
     timeline, comments = _timeline(plan), "".join(f"# assumed: {line}\n" for line in assumed)
     wanted.show(
         timeline,
-        page=lambda: page_of_plan(plan, timeline, rows, problem.layers, assumed, notes),
-        layers=names_of(problem.layers),
+        page=lambda: _page_of(plan, timeline, rows, problem.layers, assumed, notes),
+        layers=_names_of(problem.layers),
         texts=[(out, lambda: comments + plan.schedule.to_text()), (costs_out, table.to_json)],
         notes=notes,
         assumptions=list(assumed),
@@ -160,9 +170,8 @@ def plan(
 
 def _mode_of(problem: Problem, schedule: str, mode: str | None) -> str:
     """Return the mode that is planned: as asked, a named schedule's, or the usual one."""
-    if mode is not None or schedule == "auto":
-        return usual_mode(problem, mode)
-    modes, usual = policy_named(schedule).modes, usual_mode(problem, None)
+    usual = usual_mode(problem, mode)
+    modes = (usual,) if mode is not None or schedule == "auto" else policy_named(schedule).modes
     return usual if usual in modes else modes[0]
 
 
@@ -208,6 +217,96 @@ def _timeline(plan: Plan) -> Timeline:
     # An asynchronous schedule's micro-batches are steps, and a pipeline's bubble is that of one step.
     steps = 1 if schedule.asynchronous or schedule.mode == "pipeline" else _SEVERAL_STEPS
     return plan.trial.of(steps).timeline
+
+
+@click.command()
+@click.argument("schedule", type=EXISTING)
+@click.argument("costs", type=EXISTING)
+@click.option("--steps", type=click.IntRange(1), default=1, show_default=True,
+              help="Training steps, one after the other.")  # fmt: skip
+@click.option("--link", type=LINK,
+              help="Between devices, such as 25Gbit or 10Gbit,20us; default: the table's.")  # fmt: skip
+@click.option("--speeds", type=SPEEDS, metavar="NUMBERS",
+              help="How fast each device is, such as 1,1,0.5; default: as the table says.")  # fmt: skip
+@picture_options
+def simulate(
+    schedule: Path, costs: Path, steps: int, link: Link | None, speeds: tuple[float, ...] | None,
+    **outputs: Any,
+) -> None:  # fmt: skip
+    """Run the SCHEDULE (text) on paper, with the COSTS (JSON) of its layers."""
+    from tf_ooo.planning.simulation.simulator import simulate as run
+
+    table, loaded = with_devices(CostTable.load(costs), link, speeds), load_schedule(schedule)
+    try:
+        timeline = run(loaded, table, steps=steps)
+    except ScheduleError as error:
+        raise ScheduleError(f"{schedule}: {error}") from error
+    names = _names_of(table.layers)
+
+    def page() -> Page:
+        places = _places(timeline.schedule, len(table.layers))
+        costs_table = layer_table(table.layers, places, "micro-batch")
+        return Page(title(timeline), chart=chart_of(timeline, None, names), sections=[costs_table])
+
+    Outputs(**outputs).show(timeline, table=timeline_table(timeline), page=page, layers=names)
+
+
+def _page_of(
+    plan: Plan,
+    timeline: Timeline,
+    rows: CandidateRows,
+    layers: Sequence[LayerCosts],
+    assumed: Sequence[str],
+    notes: Sequence[str],
+) -> Page:
+    """Build the page of a plan: the choice and its reason, its assumptions, and the picture."""
+    trial, schedule, compared = plan.trial, plan.trial.schedule, rows.reference
+    alone = over_one_device(trial)
+    steps_s = {"one device, the same work": one_device_s(schedule, trial.problem.layers)}
+    if compared is not None:
+        steps_s[compared.name] = compared.step_s
+    return Page(
+        f"Plan: {title(timeline)}",
+        _headline(trial, rows),
+        "back" if alone is not None and alone < 1 else "plain",
+        bars=bars_of({**steps_s, schedule.policy: trial.step_s}, schedule.policy),
+        bars_title="Predicted time of a step",
+        chart=chart_of(timeline, None, _names_of(layers), plan.problem.limits_bytes),
+        drawn="As planned",
+        sections=[
+            Table("Schedules compared", *rows.cells(schedule.policy), wide=True),
+            Listed("Assumed", assumed),
+            Listed("Notes", notes),
+            layer_table(layers, _places(schedule, len(layers)), "micro-batch"),
+        ],
+    )
+
+
+def _headline(trial: Trial, rows: CandidateRows) -> str:
+    text = f"predicted {time_text(trial.step_s)} a step with {trial.schedule.policy}"
+    alone, compared = over_one_device(trial), rows.reference
+    if alone is not None and trial.schedule.devices * trial.schedule.workers > 1:
+        text += f"; {alone:.2f}x as fast as one device"
+    if compared is not None and compared.trial is not None and compared.name != trial.schedule.policy:
+        ratio = over(trial, compared.trial)
+        text += "" if ratio is None else f", {ratio:.2f}x as fast as {compared.name}"
+    return text
+
+
+def _names_of(layers: Sequence[LayerCosts]) -> dict[int, str]:
+    return {number: layer.name for number, layer in enumerate(layers) if layer.name}
+
+
+def _places(schedule: Schedule, count: int) -> list[str]:
+    """Return each layer's stage and device; empty where its tasks are on several devices, or all on one."""
+    if schedule.mode != "pipeline" or schedule.devices == 1:
+        return []
+    stages = len(schedule.stages) or count
+    devices = schedule.device_of_stage
+    places = {
+        layer: f"{stage}, {devices[stage]}" for stage in range(stages) for layer in schedule.layers_of(stage)
+    }
+    return [places.get(layer, "") for layer in range(count)]
 
 
 @contextlib.contextmanager

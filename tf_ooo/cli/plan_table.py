@@ -48,8 +48,7 @@ class CandidateRows:
             table.add_column(column, justify="right", no_wrap=True)
         table.add_column("remark")
         for candidate in self.compared:
-            mine = candidate.name == chosen
-            costs = self._costs_text(candidate)
+            mine, costs = candidate.name == chosen, self._costs_text(candidate)
             remarks = ("chosen" if mine else "", costs, with_units(candidate.reason))
             remark = "; ".join(filter(None, remarks))
             table.add_row(candidate.name, *self._figures(candidate), remark, style="bold" if mine else "")
@@ -100,14 +99,12 @@ class CandidateRows:
     @cached_property
     def squeezed(self) -> dict[str, Squeezed]:
         """Return what the memory limit costs each candidate that it changed, by name."""
-        costs = {candidate.name: squeezed(candidate) for candidate in self.compared}
-        return {name: cost for name, cost in costs.items() if cost is not None}
+        return {each.name: cost for each in self.compared if (cost := squeezed(each)) is not None}
 
     @cached_property
     def recomputed(self) -> dict[str, Recomputed]:
         """Return what runs again, by name of the candidate, where something does."""
-        costs = {candidate.name: recomputation(candidate) for candidate in self.compared}
-        return {name: cost for name, cost in costs.items() if cost is not None}
+        return {each.name: cost for each in self.compared if (cost := recomputation(each)) is not None}
 
     def _columns(self) -> list[str]:
         rate = "rows/s" if self.rows else "micro-\nbatches/s"
@@ -117,12 +114,14 @@ class CandidateRows:
         trial = candidate.trial
         if trial is None:
             return [_LEFT_OUT] * (4 + len(self._columns()))
-        figures = [time_text(candidate.step_s), time_text(trial.makespan_s)]
-        figures += [f"{trial.timeline.bubble_fraction:.1%}", bytes_text(trial.peak_bytes)]
         rate = self._rate(candidate)
-        figures += [_LEFT_OUT if rate is None else f"{rate:,.4g}" if rate < 1000 else f"{rate:,.0f}"]
-        figures += [_times(over_one_device(trial))]
-        return figures + ([_times(self._over_reference(candidate))] if self.reference else [])
+        return [
+            *(time_text(candidate.step_s), time_text(trial.makespan_s)),
+            *(f"{trial.timeline.bubble_fraction:.1%}", bytes_text(trial.peak_bytes)),
+            _LEFT_OUT if rate is None else f"{rate:,.4g}" if rate < 1000 else f"{rate:,.0f}",
+            _times(over_one_device(trial)),
+            *([_times(self._over_reference(candidate))] if self.reference else []),
+        ]
 
     def _rate(self, candidate: Candidate) -> float | None:
         """Return rows a second, or micro-batches where the rows are not known."""

@@ -78,12 +78,17 @@ class Options:
         Args:
             workers: for ``fit`` in one of several processes that were launched, where auto is data_parallel.
         """
-        options_type = MODES[self._mode_of_auto(workers) if self.mode == AUTO else self.mode]
+        options_type, arguments = self._type(workers), dict(self.arguments)
+        if self.mode == AUTO and options_type is SingleDevice and arguments.get("devices") == 1:
+            del arguments["devices"]
         own = options_type.defaults()
-        arguments = self._arguments_for(options_type)
         for name, value in arguments.items():
-            if name not in own and not is_default(name, value):
-                raise self._refusal(options_type, name, value)
+            if name in own or is_default(name, value):
+                continue
+            if self.mode != AUTO or not owners_of(name):
+                raise options_type.refusal(name, value)
+            owners, mode = owners_of(name), options_type.mode
+            raise OptionsError(f"{name}={value!r:.80} needs {owners}; mode='auto' is {mode!r} here")
         given = {name: value for name, value in arguments.items() if name in own}
         if self.mode == AUTO and options_type is Pipeline:
             chosen: dict[str, Any] = {"replicas": AUTO}
@@ -92,22 +97,11 @@ class Options:
             given = chosen | given
         return options_type(**given)
 
-    def _mode_of_auto(self, workers: bool) -> str:
-        if workers:
-            return "data_parallel"
-        return SingleDevice.mode if self.arguments.get("devices") in (None, 1) else Pipeline.mode
-
-    def _arguments_for(self, options_type: type[ModeOptions]) -> dict[str, Any]:
-        """Auto on one device needs no ``devices=1``."""
-        single = self.mode == AUTO and options_type is SingleDevice and self.arguments.get("devices") == 1
-        return {name: value for name, value in self.arguments.items() if not (single and name == "devices")}
-
-    def _refusal(self, options_type: type[ModeOptions], name: str, value: object) -> OptionsError:
-        if self.mode != AUTO or not owners_of(name):
-            return options_type.refusal(name, value)
-        return OptionsError(
-            f"{name}={value!r:.80} needs {owners_of(name)}; mode='auto' is {options_type.mode!r} here"
-        )
+    def _type(self, workers: bool) -> type[ModeOptions]:
+        if self.mode != AUTO:
+            return MODES[self.mode]
+        single = self.arguments.get("devices") in (None, 1)
+        return MODES["data_parallel"] if workers else SingleDevice if single else Pipeline
 
 
 def options_for_fit(given: str | Options | ModeOptions, **arguments: Any) -> ModeOptions:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import MISSING, Field, dataclass, field, fields
+from dataclasses import MISSING, dataclass, field, fields
 from typing import Any, ClassVar, TypeGuard, TypeVar
 
 from tf_ooo.errors import OptionsError, did_you_mean
@@ -46,41 +46,29 @@ def _check(accepted: str, is_accepted: Callable[[object], bool]) -> Check:
     return check
 
 
+def _is_int(value: object, least: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= least
+
+
 def whole_number(least: int, *, optional: bool = False) -> Check:
-    """Return an int of at least ``least``, or None where it is ``optional``."""
-
-    def is_accepted(value: object) -> bool:
-        if value is None:
-            return optional
-        return isinstance(value, int) and not isinstance(value, bool) and value >= least
-
-    return _check(f"{'None or ' if optional else ''}an int of at least {least}", is_accepted)
+    """Accept an int of at least ``least``, or None where it is ``optional``."""
+    accepted = f"{'None or ' if optional else ''}an int of at least {least}"
+    return _check(accepted, lambda value: optional if value is None else _is_int(value, least))
 
 
 def number_or_numbers(least: int) -> Check:
-    """Return None, an int of at least ``least``, or a list of ints above that, none of which is left out."""
-
-    def is_number(value: object, least: int) -> bool:
-        return isinstance(value, int) and not isinstance(value, bool) and value >= least
+    """Accept None, an int of at least ``least``, or a list of such ints of at least 1."""
 
     def is_accepted(value: object) -> bool:
         if isinstance(value, (list, tuple)):
-            return bool(value) and all(is_number(each, max(1, least)) for each in value)
-        return value is None or is_number(value, least)
+            return bool(value) and all(_is_int(each, max(1, least)) for each in value)
+        return value is None or _is_int(value, least)
 
     return _check(f"None, an int of at least {least}, or a list with one of at least 1 for each", is_accepted)
 
 
-def _is_number_or_auto(value: object) -> bool:
-    return value is None or value == "auto" or (isinstance(value, int) and value is not True and value >= 1)
-
-
-number_or_auto = _check("None, 'auto', or an int of at least 1", _is_number_or_auto)
-
-
-parts_or_auto = _check(
-    "'auto', or an int of at least 1", lambda value: value is not None and _is_number_or_auto(value)
-)
+def _is_int_or_auto(value: object) -> bool:
+    return value == "auto" or _is_int(value, 1)
 
 
 def _are_seconds(value: object) -> bool:
@@ -91,6 +79,10 @@ def _is_folder(value: object) -> bool:
     return isinstance(value, (str, os.PathLike)) and bool(os.fspath(value))
 
 
+number_or_auto = _check(
+    "None, 'auto', or an int of at least 1", lambda value: value is None or _is_int_or_auto(value)
+)
+parts_or_auto = _check("'auto', or an int of at least 1", _is_int_or_auto)
 seconds = _check("None or seconds from 0", lambda value: value is None or _are_seconds(value))
 seconds_from_0 = _check("seconds from 0", _are_seconds)
 folder = _check("None or a folder", lambda value: value is None or _is_folder(value))
@@ -157,15 +149,15 @@ class ModeOptions:
             check_schedule(self.mode, self.schedule)
         for item in fields(self):
             if "check" in item.metadata:
-                self._check(item, getattr(self, item.name))
+                item.metadata["check"](item.name, getattr(self, item.name))
+                if item.metadata["of_policy"]:
+                    self._check_readers(item.name)
 
-    def _check(self, item: Field[Any], value: object) -> None:
-        item.metadata["check"](item.name, value)
-        if value is None or not item.metadata["of_policy"]:
-            return
-        readers = [policy.name for policy in POLICIES.values() if item.name in policy.options]
-        if self.schedule not in readers:
-            raise OptionsError(f"{item.name}={value} goes with schedule={listed(readers)} only")
+    def _check_readers(self, name: str) -> None:
+        value = getattr(self, name)
+        readers = [policy.name for policy in POLICIES.values() if name in policy.options]
+        if value is not None and self.schedule not in readers:
+            raise OptionsError(f"{name}={value} goes with schedule={listed(readers)} only")
 
     @classmethod
     def defaults(cls) -> dict[str, Any]:
@@ -175,11 +167,8 @@ class ModeOptions:
     @classmethod
     def refusal(cls, name: str, value: object) -> OptionsError:
         """Return the error to raise for an option that this mode does not have."""
-        owners = owners_of(name)
-        if not owners:
-            known = dict.fromkeys(
-                [*cls.defaults(), *(each for mode in _OF_MODES for each in mode.defaults())]
-            )
+        if not (owners := owners_of(name)):
+            known = dict.fromkeys(each for mode in (cls, *_OF_MODES) for each in mode.defaults())
             hint = did_you_mean(name, known)
             return OptionsError(f"unknown option {name}={value!r:.80}{hint}; known: {', '.join(known)}")
         clause = cls.why_not.get(name, f"is not for mode={cls.mode!r}")
@@ -193,8 +182,10 @@ class ModeOptions:
     @property
     def policy_options(self) -> dict[str, Any]:
         """Return the values of the schedule's own options; left out where nothing is given."""
-        names = [item.name for item in fields(self) if item.metadata.get("of_policy")]
-        return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+        values = {
+            item.name: getattr(self, item.name) for item in fields(self) if item.metadata.get("of_policy")
+        }
+        return {name: value for name, value in values.items() if value is not None}
 
     def shared(self) -> dict[str, Any]:
         """Return the options that all processes of one training must agree on, as JSON types."""
@@ -238,8 +229,8 @@ def check_schedule(mode: str, schedule: object) -> None:
     policy = POLICIES.get(schedule) if isinstance(schedule, str) else None
     if policy is None:
         choice(accepted)("schedule", schedule)
-        return
-    needed = " or ".join(f"mode={name!r}" for name in policy.trains)
-    raise OptionsError(
-        f"schedule={schedule!r} is none of mode={mode!r}: it needs {needed}; accepted: {listed(accepted)}"
-    )
+    else:
+        needed = " or ".join(f"mode={name!r}" for name in policy.trains)
+        raise OptionsError(
+            f"schedule={schedule!r} is none of mode={mode!r}: it needs {needed}; accepted: {listed(accepted)}"
+        )

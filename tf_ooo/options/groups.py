@@ -100,8 +100,7 @@ class DeviceOptions(ModeOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class OneDeviceOptions(ModeOptions):
-    """Holds options that :mod:`tf_ooo.rewriting`, the comparison in :mod:`tf_ooo.fit` and compiled steps
-    read.
+    """Holds options of rewriting, of the comparison and of compiled steps, on one device.
 
     Attributes:
         compare: ``"auto"``: True takes turns with stock from the first step on, however short the fit is;

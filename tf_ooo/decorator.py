@@ -8,6 +8,8 @@ import threading
 from collections.abc import Callable
 from typing import Any, overload
 
+import tensorflow as tf
+
 from grappler_passes.compat import releases
 from tf_ooo.compat import tf_functions, train_function
 from tf_ooo.errors import GraphError, OOOError, OptionsError
@@ -56,8 +58,6 @@ class OOOFunction:
         >>> module.saved_step = module.step.stock
         >>> tf.saved_model.save(module, "folder")
         """
-        import tensorflow as tf
-
         with self._lock:
             if self._stock is None:
                 self._stock = self._given or tf.function(self.python_function, jit_compile=self.jit_compile)
@@ -69,20 +69,27 @@ class OOOFunction:
 
     def experimental_get_tracing_count(self) -> int:
         """Return how often TensorFlow has traced the stock step, or the rewritten one if more often."""
-        ours = getattr(self._step, "rewritten", self.stock)
-        return max(traces.trace_count(self.stock), traces.trace_count(ours))
+        steps = self.stock, getattr(self._step, "rewritten", self.stock)
+        return max(map(traces.trace_count, steps))
 
     def __get__(self, instance: object, owner: type | None = None) -> Any:
         """As a method, each object gets a step, and a report, of its own."""
         # A partial or an object with __call__ binds nothing.
         if instance is None or not hasattr(self.python_function, "__get__"):
             return self
-        name = f"_ooo_{self.python_function.__name__}"
-        bound = instance.__dict__.get(name)
+        name = self.python_function.__name__
+        bound = instance.__dict__.get(f"_ooo_{name}")
         if bound is None:
-            _say_if_not_saved(instance, self.python_function.__name__)
+            # tf.saved_model.save looks for functions of TensorFlow's own class.
+            if isinstance(instance, tf.Module):
+                _LOG.warning(
+                    "%s.%s is not saved with its module: tf.saved_model.save keeps tf.functions only; keep "
+                    "one for it, module.saved_%s = module.%s.stock",
+                    *(type(instance).__name__, name, name, name),
+                )
             function = self.python_function.__get__(instance, owner)
-            bound = instance.__dict__.setdefault(name, OOOFunction(function, self.options, self.jit_compile))
+            step = OOOFunction(function, self.options, self.jit_compile)
+            bound = instance.__dict__.setdefault(f"_ooo_{name}", step)
         return bound
 
     def _make_step(self) -> Callable[..., Any]:
@@ -155,18 +162,6 @@ def function(
     if fn is None:
         return lambda later: OOOFunction(_callable(later), checked, jit_compile)
     return OOOFunction(_callable(fn), checked, jit_compile)
-
-
-def _say_if_not_saved(instance: object, name: str) -> None:
-    """Once for each module: ``tf.saved_model.save`` looks for functions of TensorFlow's own class."""
-    import tensorflow as tf
-
-    if isinstance(instance, tf.Module):
-        _LOG.warning(
-            "%s.%s is not saved with its module: tf.saved_model.save keeps tf.functions only; keep one for "
-            "it, module.saved_%s = module.%s.stock",
-            type(instance).__name__, name, name, name,
-        )  # fmt: skip
 
 
 def _name_of(fn: object) -> str:

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import keras
-import numpy as np
 import tensorflow as tf
 
 from benchmarks import torch_orders
@@ -19,7 +18,7 @@ from benchmarks.models import SEED, Workload
 from benchmarks.runners.steps import Fit, started, train_in_turns
 from tf_ooo import Link, Pipeline
 from tf_ooo.costs.table import CostTable
-from tf_ooo.demo.emulated import Emulated
+from tf_ooo.demo.emulated import Emulated, emulated_model
 from tf_ooo.demo.waits import LOG, Log, prefer
 from tf_ooo.hosts.worker import serve
 from tf_ooo.modes.pipeline import tasks_of
@@ -39,15 +38,11 @@ _TORCH: Mapping[str, Callable[..., Schedule]] = {
 def workload_of(table: CostTable, microbatches: int = 1) -> Workload:
     """Compile a model of such layers, always with the same names: graphs of one kind are alike."""
     keras.backend.clear_session()
-    keras.utils.set_random_seed(SEED)
     layers = [
         Emulated((layer.forward_s, layer.output_grad_s, layer.weight_grad_s), name=layer.name)
         for layer in table.layers
     ]
-    model = keras.Sequential([keras.Input((WIDTH,)), *layers], name="emulated")
-    model.compile(optimizer="sgd", loss="mse", jit_compile=False)
-    x, y = np.random.default_rng(SEED).normal(size=(2, ROWS * microbatches, WIDTH)).astype("f4")
-    return Workload(model, x, y)
+    return Workload(*emulated_model(layers, ROWS * microbatches, WIDTH, SEED))
 
 
 def serve_worker(cluster: str, task: int) -> None:

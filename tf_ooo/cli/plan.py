@@ -34,17 +34,8 @@ from tf_ooo.costs.sources import costs_for_model, is_name, rows_of_micro_batch, 
 from tf_ooo.costs.table import CostTable
 from tf_ooo.errors import OptionsError, ScheduleError
 from tf_ooo.planning.building.stages import Stages
+from tf_ooo.planning.choosing import on_paper
 from tf_ooo.planning.choosing.figures import assumptions, one_device_s, over, over_one_device, reference
-from tf_ooo.planning.choosing.on_paper import (
-    candidates,
-    microbatches_of,
-    mode_with_stages,
-    policies_of,
-    problem_of,
-    refuse_beside_splits,
-    usual_mode,
-)
-from tf_ooo.planning.choosing.on_paper import splits as divided
 from tf_ooo.planning.choosing.plan import CHOICES, Candidate, Plan, Trial, as_asked, choose, policy_named
 from tf_ooo.planning.model.schedule import Schedule
 from tf_ooo.planning.pictures.page import Listed, Page, Table, bars_of, chart_of, layer_table, title
@@ -126,22 +117,24 @@ def plan(
     """Compare schedules for the COSTS of layers (JSON), for a saved Keras MODEL, or for a --model."""
     what = _source(source, model)
     of_model = {"device": device, "precision": precision, "measure": measure}
-    microbatches = microbatches_of(microbatches, devices, schedule, mode, batch)
+    microbatches = on_paper.microbatches_of(microbatches, devices, schedule, mode, batch)
     batch = rows_of_micro_batch(batch, microbatches)
     table = _table(what, batch, modules, **of_model, input_shape=input_shape)
     table, given = with_devices(table, link, speeds), policy_options(options)
     if gains is not None:
         given["gains"] = dict(GainTable.load(gains).saved_s)
-    problem = problem_of(table.layers, devices, microbatches, table.link, memory, given, stages, recompute)
+    problem = on_paper.problem_of(
+        table.layers, devices, microbatches, table.link, memory, given, stages, recompute
+    )
     if splits:
-        refuse_beside_splits(problem, schedule, mode)
+        on_paper.refuse_beside_splits(problem, schedule, mode)
         if any([out, costs_out, *(outputs[name] for name in ("html", "png", "trace"))]):
             raise OptionsError("--splits prints one table: no files")
         with said_to_a_file(problem):
-            divisions = divided(problem)
+            divisions = on_paper.splits(problem)
         show_splits(divisions, assumptions(problem, table), table.rows, outputs["as_json"])
         return
-    mode = mode_with_stages(problem, schedule, mode)
+    mode = on_paper.mode_with_stages(problem, schedule, mode)
     with said_to_a_file(problem):
         compared = _compare(problem, schedule, mode)
     planned_mode = _mode_of(problem, schedule, mode)
@@ -170,7 +163,7 @@ def plan(
 
 def _mode_of(problem: Problem, schedule: str, mode: str | None) -> str:
     """Return the mode that is planned: as asked, a named schedule's, or the usual one."""
-    usual = usual_mode(problem, mode)
+    usual = on_paper.usual_mode(problem, mode)
     modes = (usual,) if mode is not None or schedule == "auto" else policy_named(schedule).modes
     return usual if usual in modes else modes[0]
 
@@ -198,13 +191,13 @@ def _table(source: Path | str, batch: int | None, modules: Sequence[str], **of_m
 
 def _compare(problem: Problem, schedule: str, mode: str | None) -> list[Candidate]:
     auto = schedule == "auto"
-    bar = Bar(len(policies_of(usual_mode(problem, mode))) if auto else 1)
+    bar = Bar(len(on_paper.policies_of(on_paper.usual_mode(problem, mode))) if auto else 1)
     with bar.progress:
         if auto or "progress" in policy_named(schedule, mode).options:
             watched = {**problem.options, "progress": bar.search}
             problem = dataclasses.replace(problem, options=watched)
         if auto:
-            return candidates(problem, mode, bar.policy)
+            return on_paper.candidates(problem, mode, bar.policy)
         bar.policy(schedule)
         plan = as_asked(policy_named(schedule, mode), dataclasses.replace(problem, mode=mode))
         trial = plan.trial.of(steps=1)

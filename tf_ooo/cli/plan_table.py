@@ -14,15 +14,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from tf_ooo.planning.choosing.figures import (
-    Recomputed,
-    Squeezed,
-    microbatches_per_s,
-    over,
-    over_one_device,
-    recomputation,
-    squeezed,
-)
+from tf_ooo.planning.choosing import figures
 from tf_ooo.planning.choosing.on_paper import AVERAGED, Split
 from tf_ooo.planning.choosing.plan import Candidate
 from tf_ooo.units import bytes_text, time_text, with_units
@@ -64,9 +56,9 @@ class CandidateRows:
             if candidate.trial is None:
                 rows.append([candidate.name, with_units(candidate.reason)])
                 continue
-            step, _, *figures = self._figures(candidate)
+            step, _, *rest = self._figures(candidate)
             remark = [self._costs_text(candidate)] if remarks else []
-            rows.append([candidate.name, step, *figures, *remark])
+            rows.append([candidate.name, step, *rest, *remark])
         mine = next((i for i, candidate in enumerate(self.compared) if candidate.name == chosen), None)
         return header, rows, range(1, len(header) - remarks), mine
 
@@ -86,7 +78,7 @@ class CandidateRows:
             "bubble_fraction": trial.timeline.bubble_fraction if trial else None,
             "peak_bytes": trial.timeline.peak_bytes if trial else None,
             "rows_per_s": self._rate(candidate) if self.rows else None,
-            "over_one_device": over_one_device(trial) if trial else None,
+            "over_one_device": figures.over_one_device(trial) if trial else None,
             "over": self.reference.name if self.reference else None,
             "over_reference": self._over_reference(candidate),
             "reason": candidate.reason,
@@ -97,14 +89,16 @@ class CandidateRows:
         }
 
     @cached_property
-    def squeezed(self) -> dict[str, Squeezed]:
+    def squeezed(self) -> dict[str, figures.Squeezed]:
         """Return what the memory limit costs each candidate that it changed, by name."""
-        return {each.name: cost for each in self.compared if (cost := squeezed(each)) is not None}
+        return {each.name: cost for each in self.compared if (cost := figures.squeezed(each)) is not None}
 
     @cached_property
-    def recomputed(self) -> dict[str, Recomputed]:
+    def recomputed(self) -> dict[str, figures.Recomputed]:
         """Return what runs again, by name of the candidate, where something does."""
-        return {each.name: cost for each in self.compared if (cost := recomputation(each)) is not None}
+        return {
+            each.name: cost for each in self.compared if (cost := figures.recomputation(each)) is not None
+        }
 
     def _columns(self) -> list[str]:
         rate = "rows/s" if self.rows else "micro-\nbatches/s"
@@ -119,18 +113,18 @@ class CandidateRows:
             *(time_text(candidate.step_s), time_text(trial.makespan_s)),
             *(f"{trial.timeline.bubble_fraction:.1%}", bytes_text(trial.peak_bytes)),
             _LEFT_OUT if rate is None else f"{rate:,.4g}" if rate < 1000 else f"{rate:,.0f}",
-            _times(over_one_device(trial)),
+            _times(figures.over_one_device(trial)),
             *([_times(self._over_reference(candidate))] if self.reference else []),
         ]
 
     def _rate(self, candidate: Candidate) -> float | None:
         """Return rows a second, or micro-batches where the rows are not known."""
-        rate = microbatches_per_s(candidate.trial) if candidate.trial else math.inf
+        rate = figures.microbatches_per_s(candidate.trial) if candidate.trial else math.inf
         return rate * (self.rows or 1) if math.isfinite(rate) else None
 
     def _over_reference(self, candidate: Candidate) -> float | None:
         trial, other = candidate.trial, self.reference.trial if self.reference else None
-        return over(trial, other) if trial and other else None
+        return figures.over(trial, other) if trial and other else None
 
 
 def print_table(assumed: Sequence[str], table: Table) -> None:
@@ -153,13 +147,13 @@ def show_splits(splits: Sequence[Split], assumed: Sequence[str], rows: int | Non
     title = "Predicted, the fastest first"
     table = Table(*columns, title=title, title_justify="left", box=box.SIMPLE_HEAD)
     for place, (split, fact) in enumerate(zip(splits, facts, strict=True)):
-        names = [str(split.replicas), str(split.devices)]
+        cells = [str(split.replicas), str(split.devices)]
         if split.plan is None:
-            table.add_row(*names, *["-"] * 5, with_units(split.reason))
+            table.add_row(*cells, *["-"] * 5, with_units(split.reason))
             continue
-        figures = [split.plan.trial.schedule.policy, time_text(split.step_s), f"{fact['per_s']:,.4g}"]
-        figures += [bytes_text(split.plan.trial.peak_bytes), _times(split.over_one_device)]
-        table.add_row(*names, *figures, "best" if place == 0 else "", style="bold" if place == 0 else "")
+        cells += [split.plan.trial.schedule.policy, time_text(split.step_s), f"{fact['per_s']:,.4g}"]
+        cells += [bytes_text(split.plan.trial.peak_bytes), _times(split.over_one_device)]
+        table.add_row(*cells, "best" if place == 0 else "", style="bold" if place == 0 else "")
     print_table([*assumed, AVERAGED], table)
 
 

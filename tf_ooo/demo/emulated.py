@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from tf_ooo.demo.waits import library
@@ -40,3 +42,14 @@ class Emulated(keras.layers.Layer):  # type: ignore[misc]
             return _WAIT(x=x * weight, seconds=forward_s, name="F"), gradients
 
         return tf.custom_gradient(run)(x, tf.convert_to_tensor(self.weight))
+
+
+def emulated_model(
+    layers: Sequence[Emulated], rows: int, width: int, seed: int
+) -> tuple[keras.Model, Any, Any]:
+    """Compile a model of such layers, and make a batch for it; the same weights and data every time."""
+    keras.utils.set_random_seed(seed)
+    model = keras.Sequential([keras.Input((width,)), *layers], name="emulated")
+    model.compile(optimizer="sgd", loss="mse", jit_compile=False)
+    x, y = np.random.default_rng(seed).normal(size=(2, rows, width)).astype("float32")
+    return model, x, y

@@ -118,18 +118,14 @@ def _make_devices() -> None:
 def _train(name: str, log: Log, folder: Path) -> tuple[Trained, list[Any]]:
     """Train a model from the same weights, always on the same batch."""
     import keras
-    import numpy as np
 
-    from tf_ooo.demo.emulated import Emulated
+    from tf_ooo.demo.emulated import Emulated, emulated_model
 
-    keras.utils.set_random_seed(_SEED)
     keras.backend.clear_session()
     # A device that is given the whole batch has each task as long as all micro-batches together.
     whole = MICROBATCHES if name == STOCK else 1
     layers = [Emulated((f * whole, do * whole, dw * whole)) for f, do, dw in layer_seconds()]
-    model = keras.Sequential([keras.Input((_WIDTH,)), *layers])
-    model.compile(keras.optimizers.SGD(0.01), "mse", jit_compile=False)
-    x, y = np.random.default_rng(_SEED).normal(size=(2, _ROWS * MICROBATCHES, _WIDTH)).astype("float32")
+    model, x, y = emulated_model(layers, _ROWS * MICROBATCHES, _WIDTH, _SEED)
     steps: list[tuple[float, Any]] = []
     prefer()  # threads that other ways have started, too
     watch = _watch(log, lambda seconds, records: steps.append((seconds, records)))
@@ -148,10 +144,13 @@ def _ours(name: str, folder: Path) -> Any:
     import tf_ooo
     from tf_ooo.costs.table import CostTable
 
-    like: dict[str, Any] = {"output_bytes": 4.0 * _ROWS * _WIDTH, "activation_bytes": 4.0 * _ROWS * _WIDTH}
-    layers = tuple(
-        tf_ooo.LayerCosts(*seconds, weight_bytes=4.0 * _WIDTH, **like) for seconds in layer_seconds()
-    )
+    row_bytes, batch_bytes = 4.0 * _WIDTH, 4.0 * _ROWS * _WIDTH
+    sizes: dict[str, Any] = {
+        "weight_bytes": row_bytes,
+        "output_bytes": batch_bytes,
+        "activation_bytes": batch_bytes,
+    }
+    layers = tuple(tf_ooo.LayerCosts(*seconds, **sizes) for seconds in layer_seconds())
     split: dict[str, Any] = {"devices": DEVICES, "microbatches": MICROBATCHES}
     costs, path = CostTable(layers, tf_ooo.Link(30e-6)), folder / f"{name}.txt"
     path.write_text(tf_ooo.plan(layers=costs, schedule=name, **split).to_text())

@@ -17,6 +17,8 @@ from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+import tensorflow as tf
+
 from tf_ooo.compat import keras_fits, keras_layers, train_function, versions
 from tf_ooo.errors import OOOError
 from tf_ooo.fit.saving import replacing, saving_backups_whole
@@ -37,8 +39,6 @@ def in_short(error: BaseException) -> BaseException:
     Other errors keep theirs: a fault of ours is to be found.  So does everything after
     ``keras.config.disable_traceback_filtering()`` or ``tf.debugging.disable_traceback_filtering()``.
     """
-    import tensorflow as tf
-
     keras_config = getattr(sys.modules.get("keras"), "config", None)
     filtering = getattr(keras_config, "is_traceback_filtering_enabled", lambda: True)
     if isinstance(error, OOOError) and tf.debugging.is_traceback_filtering_enabled() and filtering():
@@ -156,8 +156,6 @@ class Guard:
 
         @functools.wraps(function)
         def call(*args: Any, **kwargs: Any) -> Any:
-            import tensorflow as tf
-
             return (guarded if tf.executing_eagerly() else function)(*args, **kwargs)
 
         return call
@@ -205,7 +203,6 @@ class Guard:
 
         A callback may catch what its own ``predict`` raises; validation is the fit's.
         """
-        import tensorflow as tf
 
         def call(given: Any) -> Any:
             return self._training.evaluating(kind, function)(given)

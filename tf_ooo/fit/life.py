@@ -11,6 +11,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import tensorflow as tf
+
 from grappler_passes.compat import releases
 from tf_ooo.compat import train_function, versions
 from tf_ooo.errors import BackendError, OOOError
@@ -148,8 +150,6 @@ class FitLife:
         fall_back(report, reason)
 
     def _install(self, model: keras.Model, training: Training, stock: Callable[..., Any]) -> None:
-        import tensorflow as tf
-
         failed = functools.partial(self._failed, training)
         guard = Guard(model, training, failed, self._epoch_logs, self._epoch_end)
         recorder, step, folder = None, training.run, self.mode.options.timeline

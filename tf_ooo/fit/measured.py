@@ -198,7 +198,7 @@ def _shared(measured: Sequence[LayerCosts], parts: Sequence[LayerCosts]) -> list
     """Return the parts, with the measured seconds in proportion to their calculated ones."""
     longest = max(measured, key=lambda layer: layer.busy_s)
 
-    def seconds(field: str, part: LayerCosts) -> float:
+    def seconds(field: str, part: LayerCosts) -> Any:
         calculated_s = sum(getattr(each, field) for each in parts)
         # If nothing is calculated to take time all parts are alike.
         share = getattr(part, field) / calculated_s if calculated_s else 1 / len(parts)

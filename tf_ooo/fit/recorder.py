@@ -82,10 +82,7 @@ def run_traced(run: Callable[[], Any], addresses: Sequence[str], expected_s: flo
 
 @contextlib.contextmanager
 def _workers(
-    addresses: Sequence[str],
-    expected_s: float,
-    events: dict[str, list[TracedEvent]],
-    files: dict[str, bytes],
+    addresses: Sequence[str], expected_s: float, events: dict[str, list[TracedEvent]], files: dict[str, bytes]
 ) -> Iterator[None]:
     seconds = 2 * expected_s + 2 * _MARGIN_S
     with ThreadPoolExecutor(1) as threads:

@@ -3,9 +3,4 @@
 from tf_ooo.options.base import ModeOptions
 from tf_ooo.options.groups import DeviceOptions, OneDeviceOptions, RankOptions
 
-__all__ = [
-    "DeviceOptions",
-    "ModeOptions",
-    "OneDeviceOptions",
-    "RankOptions",
-]
+__all__ = ["DeviceOptions", "ModeOptions", "OneDeviceOptions", "RankOptions"]

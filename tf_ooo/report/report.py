@@ -247,11 +247,11 @@ class Report(
 
     def summary(self) -> str:
         """Return what was gained, a short table, and the first notes."""
-        (_, headline), *rows = [*self.rows(), *(("note", note) for note in self.notes[:_MOST_NOTES])]
+        rows = [*self.rows(), *(("note", note) for note in self.notes[:_MOST_NOTES])]
         if len(self.notes) > _MOST_NOTES:
             rows.append(("", f"and {len(self.notes) - _MOST_NOTES} more in report.notes"))
-        width = max(len(what) for what, _ in rows)
-        return "\n".join([headline, *(f"{what:<{width}}  {value}" for what, value in rows)])
+        width = max(len(what) for what, _ in rows[1:])
+        return "\n".join([rows[0][1], *(f"{what:<{width}}  {value}" for what, value in rows[1:])])
 
     def to_dict(self) -> dict[str, Any]:
         """Return all fields as JSON types; the schedule as text; graph, costs and gains are left out."""

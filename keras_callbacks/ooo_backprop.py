@@ -86,7 +86,7 @@ class OOOBackprop(Callback):
     @property
     def report(self) -> Report:
         """Return what was found, planned and measured for the model trained last."""
-        return self._life.report
+        return self._life.mode.describe()
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Puts the mode's training in the place of the model's train function."""
@@ -107,10 +107,3 @@ class OOOBackprop(Callback):
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
         """Puts the model's own train function back and writes the timeline."""
         self._life.finish()
-
-
-def checked(callback: object) -> OOOBackprop:
-    """Check the callback that others report on. OptionsError: it is another object."""
-    if not isinstance(callback, OOOBackprop):
-        raise OptionsError(f"callback={callback!r} is not accepted; accepted: an OOOBackprop")
-    return callback

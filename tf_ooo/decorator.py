@@ -21,6 +21,7 @@ from tf_ooo.report.summary import environment
 from tf_ooo.tracing import traces
 
 _LOG = logging.getLogger("tf_ooo")
+Given = str | SingleDevice | Options
 releases.say_at_import()  # modes, which would say it, load on first use
 
 
@@ -114,28 +115,20 @@ class OOOFunction:
 
 @overload
 def function(
-    fn: Callable[..., Any],
-    *,
-    mode: str | SingleDevice | Options = ...,
-    jit_compile: bool | None = ...,
-    **options: Any,
+    fn: Callable[..., Any], *, mode: Given = ..., jit_compile: bool | None = ..., **options: Any
 ) -> OOOFunction: ...
 
 
 @overload
 def function(
-    fn: None = None,
-    *,
-    mode: str | SingleDevice | Options = ...,
-    jit_compile: bool | None = ...,
-    **options: Any,
+    fn: None = None, *, mode: Given = ..., jit_compile: bool | None = ..., **options: Any
 ) -> Callable[[Callable[..., Any]], OOOFunction]: ...
 
 
 def function(
     fn: Callable[..., Any] | None = None,
     *,
-    mode: str | SingleDevice | Options = "single_device",
+    mode: Given = "single_device",
     jit_compile: bool | None = None,
     **options: Any,
 ) -> OOOFunction | Callable[[Callable[..., Any]], OOOFunction]:

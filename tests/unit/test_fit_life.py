@@ -201,8 +201,8 @@ def test_what_is_refused_is_raised_unless_the_stock_step_may_train():
     with pytest.raises(GraphError, match="not this one"):
         fit(model_of(), Mode(keeps_stock=True, strict=True, refuses=GraphError("not this one")))
     life = fit(model_of(), Mode(keeps_stock=True, refuses=GraphError("not this one")))
-    assert life.report.fell_back
-    assert life.report.fallback_reason == "not this one"
+    assert life.mode.describe().fell_back
+    assert life.mode.describe().fallback_reason == "not this one"
 
 
 def test_lost_variables_end_a_fit_that_was_through():

@@ -34,11 +34,9 @@ Costs = tuple[float, float, float]
 class Trained:
     """This is what one way came to.
 
-    Attributes:
-        steps_s: seconds of each counted step.
-        tasks: device, kind, start and end in seconds of each task of the median step.
-        same_bits: whether all weights are those of 1F1B at the end; None: it is another sum.
-        difference: the largest one of a weight from stock's.
+    ``steps_s``: of each counted step.  ``tasks``: device, kind, start and end in seconds of each task of
+    the median step.  ``difference``: the largest one of a weight from stock's.  ``same_bits``: whether all
+    weights are those of 1F1B at the end; None: it is another sum.
     """
 
     name: str
@@ -71,11 +69,9 @@ def trained() -> list[Trained]:
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "trained.json"
         own = {LOG: str(Path(folder) / "log"), "TF_CPP_MIN_LOG_LEVEL": "3", "OMP_NUM_THREADS": "1"}
-        command = [sys.executable, "-m", __name__, str(out)]
+        command, env = [sys.executable, "-m", __name__, str(out)], os.environ | own
         try:
-            done = subprocess.run(
-                command, env=os.environ | own, capture_output=True, text=True, timeout=_MOST_S
-            )
+            done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=_MOST_S)
         except subprocess.TimeoutExpired as error:
             raise BackendError(f"training on emulated devices took more than {_MOST_S:g} s") from error
         if done.returncode:
@@ -86,10 +82,15 @@ def trained() -> list[Trained]:
 def main(out: str) -> None:
     """Train each way, and write what it came to as JSON."""
     import numpy as np
+    import tensorflow as tf
 
     import tf_ooo.demo.emulated  # noqa: F401 - which makes the log's file
 
-    _make_devices()
+    tf.config.set_visible_devices([], "GPU")  # four emulated CPU devices are wanted
+    tf.config.threading.set_intra_op_parallelism_threads(1)
+    tf.config.threading.set_inter_op_parallelism_threads(2 * DEVICES + 4)
+    (cpu,) = tf.config.list_physical_devices("CPU")
+    tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * DEVICES)
     log = Log(os.environ[LOG])
     log.wait(1)
     ways = [_train(name, log, Path(out).parent) for name in (STOCK, ONE_F_ONE_B, AUTO)]
@@ -103,16 +104,6 @@ def main(out: str) -> None:
         for way, weights in ways
     ]
     Path(out).write_text(json.dumps([dataclasses.asdict(way) for way in finished]))
-
-
-def _make_devices() -> None:
-    import tensorflow as tf
-
-    tf.config.set_visible_devices([], "GPU")  # four emulated CPU devices are wanted
-    tf.config.threading.set_intra_op_parallelism_threads(1)
-    tf.config.threading.set_inter_op_parallelism_threads(2 * DEVICES + 4)
-    (cpu,) = tf.config.list_physical_devices("CPU")
-    tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * DEVICES)
 
 
 def _train(name: str, log: Log, folder: Path) -> tuple[Trained, list[Any]]:
@@ -144,13 +135,9 @@ def _ours(name: str, folder: Path) -> Any:
     import tf_ooo
     from tf_ooo.costs.table import CostTable
 
-    row_bytes, batch_bytes = 4.0 * _WIDTH, 4.0 * _ROWS * _WIDTH
-    sizes: dict[str, Any] = {
-        "weight_bytes": row_bytes,
-        "output_bytes": batch_bytes,
-        "activation_bytes": batch_bytes,
-    }
-    layers = tuple(tf_ooo.LayerCosts(*seconds, **sizes) for seconds in layer_seconds())
+    like: dict[str, Any] = dict.fromkeys(("output_bytes", "activation_bytes"), 4.0 * _ROWS * _WIDTH)
+    like["weight_bytes"] = 4.0 * _WIDTH
+    layers = tuple(tf_ooo.LayerCosts(*seconds, **like) for seconds in layer_seconds())
     split: dict[str, Any] = {"devices": DEVICES, "microbatches": MICROBATCHES}
     costs, path = CostTable(layers, tf_ooo.Link(30e-6)), folder / f"{name}.txt"
     path.write_text(tf_ooo.plan(layers=costs, schedule=name, **split).to_text())

@@ -41,7 +41,7 @@ _CHANGED = "traced again, the step is another than it was: something that it rea
 
 
 class StepController:
-    """Callable in place of the step, from any thread.
+    """Callable in place of the step, from any thread; its ``experiment`` says which step runs.
 
     Args:
         stock, rewritten: the step as TensorFlow runs it, and as a function of its own, not traced yet.
@@ -49,12 +49,8 @@ class StepController:
         inputs: finds the real sizes of batches, for the memory limit.
         on_decided: called once it is known which of the two is kept.
         more_steps: more rewritten ones by name; of all the fastest is kept.
-        never_pays: why ``"auto"`` compares nothing unless it is asked to.
         samples_seen: tells how many samples the steps so far have seen, where arguments do not show it.
-
-    Attributes:
-        experiment: stock steps first, then turns, then the one that is kept.
-        predicted: whether ops have been measured, for a prediction, or will never be.
+        never_pays: why ``"auto"`` compares nothing unless it is asked to.
 
     Raises (from a call): whatever the step raises; MemoryLimitError, before the step has changed
     anything; with ``strict`` also why a rewrite failed, after the first step has run.
@@ -85,7 +81,7 @@ class StepController:
             options, report, rewrites, limited=limited, asked=options.compare is True
         )
         self._never_pays = never_pays
-        self.predicted = not session.shows_ops
+        self.predicted = not session.shows_ops  # ops have been measured, or will never be
         self._lock = threading.RLock()
         self._on_decided = on_decided
         self._samples_seen = samples_seen or (lambda: 0.0)

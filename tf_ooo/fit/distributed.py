@@ -50,9 +50,8 @@ _ENDED = "training ended after "
 class Distributed:
     """Knows the model that a mode over several devices trains, from fit to fit.
 
-    ``known``: of which train function, on which devices, the report is; None before the first fit.
-    ``steps``: of the present fit, None: nobody knows.  ``step_s``: seconds of the latest steps of the plan
-    that runs.
+    ``known``: the train function and the devices of the report; None before the first fit.  ``steps``: of the
+    present fit, None: nobody knows.  ``step_s``: seconds of the latest steps of the plan that runs.
     """
 
     def __init__(self, mode: str) -> None:
@@ -115,12 +114,11 @@ class Distributed:
         always: bool = True,
         calls_python: bool = False,
     ) -> bool:
-        """Measure stock steps on one device, which a user had before; see ``compare=``.
+        """Measure stock steps on one device; return whether the fit is too short; see ``compare=``.
 
-        Return whether the fit is too short for that; a few are measured all the same, where ``always``.
-        ``serial_s``: about what such a step takes; ``calls_python``: it may.  What is left of the fit is no
-        longer than the plan says, and tracing takes no longer than that of the first step, of whose
-        micro-batches most are copies.
+        ``always``: a few are measured all the same.  ``serial_s``: about what such a step takes;
+        ``calls_python``: it may.  What is left of the fit is no longer than the plan says, and tracing takes
+        no longer than that of the first step, of whose micro-batches most are copies.
         """
         if ONE_DEVICE in self.report.baselines_s:  # of the fit before
             return False
@@ -182,15 +180,14 @@ class OnlyTraced:
 
 
 class FirstSteps:
-    """The first one traces, the next ones are measured; then it is known what the layers cost.
+    """Traces with the first step and measures the next ones; then it is known what the layers cost.
 
-    Of several that are measured the last one is profiled, and says how a step's time is divided among its
-    ops; those before it are timed only: ops take longer under the profiler.  Where the last one has other
-    rows than the first, as the end of an epoch may have, the next one is profiled in its place.
+    The last one is profiled, and says how a step's time is divided among its ops; those before it are timed
+    only: ops take longer under the profiler.  Where the last one has other rows than the first, as the end of
+    an epoch may have, the next one is profiled in its place.  With ``options.costs`` one step does.
 
-    With ``options.costs`` one step does.  ``rows`` are those of the largest micro-batch of the step that was
-    taken apart.  ``make_functions`` makes the step, given what is entered around its traces.  ``pass_s``:
-    what tracing a forward and backward pass took; 0: none was traced alone.
+    ``rows``: of the largest micro-batch of the step that was taken apart.  ``make_functions`` makes the step,
+    given what is entered around its traces.  ``pass_s``: of tracing a pass alone; 0: none was.
     """
 
     def __init__(

@@ -68,15 +68,10 @@ class Kept(Training):
 class StockFirst(Training):
     """Runs stock steps, until the rest of the fit is known to pay for an experiment, or not to.
 
-    Args:
-        budget: what the fit pays for.
-        report: gets the seconds of the steps.
-        stock: one execution.
-        traces: how often stock was traced.
-        keep: is told what is known, where stock stays in this fit.
-        begin: enters the next phase, where it does not.
-        comparable: whether an execution is as long as most are; only such are timed.
-        slowest: given seconds and whether something was traced here, the same for the slowest rank.
+    ``stock`` runs one execution, ``traces`` says how often it was traced.  ``keep`` is called where stock
+    stays in this fit, ``begin`` enters the next phase where it does not.  Only executions that are
+    ``comparable``, as long as most are, are timed.  ``slowest`` turns seconds, and whether something was
+    traced, into those of the slowest rank.
     """
 
     def __init__(
@@ -123,15 +118,10 @@ class StockFirst(Training):
 
 @dataclass(frozen=True)
 class Turn:
-    """One step, or several of equal length, of those that take turns.
+    """One step, or several ``steps`` of equal length, of those that take turns.
 
-    Attributes:
-        outputs: of the last step.
-        seconds: of one step.
-        traced: whether it did more than a step does.
-        kind: equal for steps that do equal work.
-        steps: how many ran.
-        comparable: whether the times of such turns tell something.
+    ``outputs`` are the last one's, ``seconds`` those of one step.  ``traced``: it did more than a step does.
+    ``kind`` is equal for steps that do equal work; the times of ``comparable`` turns tell something.
     """
 
     outputs: Any
@@ -145,12 +135,9 @@ class Turn:
 class Comparing(Training):
     """Has stock and rewritten steps take turns, until it is known which is faster.
 
-    Args:
-        experiment: enters another phase where a turn shows that there is nothing to compare.
-        comparison: the times.
-        take: runs one of the steps, given its name.
-        decide: enters the next phase.
-        beside: seconds of other steps, which come with the verdict.
+    ``take`` runs one of the steps, given its name, ``decide`` enters the next phase.  A turn may show that
+    there is nothing to compare: then ``experiment`` is in another phase.  ``beside``: seconds of other steps,
+    which come with the verdict.
     """
 
     def __init__(

@@ -77,16 +77,11 @@ _FINAL = "finalize_variable_values"
 class Guard:
     """Wraps what ``fit`` calls, from its ``on_train_begin`` on.
 
-    Args:
-        training: settles before anybody sees the weights between batches: before the first callback at the
-            end of an epoch, and before an evaluation, a prediction, saving, loading, ``train_on_batch`` or
-            taking the weights from the model, also where a callback asks for it.
-        failed: is told an error; returns the one to raise.
-        epoch_logs: is given an epoch and its logs before the first callback; False: none is to hear of it.
-        epoch_end: is given an epoch after the last callback.
-
-    Attributes:
-        sees_epochs: ``epoch_logs`` and ``epoch_end`` are called; the callbacks are not called by hand.
+    ``training`` settles before anybody sees the weights between batches: before the first callback at the
+    end of an epoch, and before an evaluation, a prediction, saving, loading, ``train_on_batch`` or taking the
+    weights from the model, also where a callback asks for it.  ``failed`` is told an error, and returns the
+    one to raise.  If the guard ``sees_epochs``, ``epoch_logs`` is given an epoch and its logs before the
+    first callback (False: none is to hear of it), and ``epoch_end`` the epoch after the last one.
     """
 
     def __init__(
@@ -105,7 +100,7 @@ class Guard:
         for name in _CALLS if callbacks is not None else ():
             function = getattr(callbacks, name)
             if name == "on_epoch_end":
-                function = _around_epoch_end(self._seen, epoch_logs, function, epoch_end)
+                function = self._around_epoch_end(function, epoch_logs, epoch_end)
             self._put(callbacks, name, self.guarded(function))
         for callback in getattr(callbacks, "callbacks", ()):
             backup = saving_backups_whole(callback)
@@ -134,6 +129,22 @@ class Guard:
     def _put(self, owner: object, name: str, method: Callable[..., Any]) -> None:
         self._kept.append((owner, name, vars(owner).get(name)))
         keras_layers.set_on(owner, name, method)
+
+    def _around_epoch_end(
+        self,
+        function: Callable[..., Any],
+        epoch_logs: Callable[[int, dict[str, Any]], bool],
+        epoch_end: Callable[[int], None],
+    ) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def call(epoch: int, logs: dict[str, Any] | None = None) -> None:
+            self._seen()
+            logs = {} if logs is None else logs
+            if epoch_logs(epoch, logs):
+                function(epoch, logs)
+                epoch_end(epoch)
+
+        return call
 
     def guarded(self, function: Callable[..., Any], *ends: type[BaseException]) -> Callable[..., Any]:
         """Return the function; ``ends`` are errors by which it says that there is no more."""
@@ -215,25 +226,6 @@ class Guard:
         while self._kept:
             keras_layers.set_on(*self._kept.pop())
         train_function.set_functions_of(self._model, train_function.functions_of(self._model))
-
-
-def _around_epoch_end(
-    seen: Callable[[], None],
-    epoch_logs: Callable[[int, dict[str, Any]], bool],
-    function: Callable[..., Any],
-    epoch_end: Callable[[int], None],
-) -> Callable[..., Any]:
-    """Return all callbacks' ``on_epoch_end``, with calls before the first and after the last of them."""
-
-    @functools.wraps(function)
-    def call(epoch: int, logs: dict[str, Any] | None = None) -> None:
-        seen()
-        logs = {} if logs is None else logs
-        if epoch_logs(epoch, logs):
-            function(epoch, logs)
-            epoch_end(epoch)
-
-    return call
 
 
 def _after(first: Callable[[], None], function: Callable[..., Any]) -> Callable[..., Any]:

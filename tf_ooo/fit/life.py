@@ -94,11 +94,6 @@ class FitLife:
         self._told = False
         self._written = ""  # the verdict that the latest decided fit has written
 
-    @property
-    def report(self) -> Report:
-        """Return the report of the model trained last."""
-        return self.mode.describe()
-
     def begin(self, model: keras.Model, params: dict[str, Any] | None = None) -> None:
         """Raises whatever the mode refuses, unless its stock step may train then."""
         self.end()
@@ -192,7 +187,10 @@ class FitLife:
         running = self._running
         if running is not None:
             running.training.ended()
-            self._say_gain()
+            report = self.mode.describe()
+            # One device's mode says what it has gained when it decides.
+            if report.mode != "single_device" and report.steps_s and self._rank == 0:
+                _LOG.info("%s: %s", report.mode, report.headline)
             if running.recorder is not None:
                 running.recorder.close()
         with timing.said("putting the model back as it was"):
@@ -201,12 +199,6 @@ class FitLife:
             self._save_timeline()
         if running is not None and lost:
             raise gone(lost, running.training.explain)
-
-    def _say_gain(self) -> None:
-        """Log what several devices or ranks have gained; one device's mode says so when it decides."""
-        report = self.mode.describe()
-        if report.mode != "single_device" and report.steps_s and self._rank == 0:
-            _LOG.info("%s: %s", report.mode, report.headline)
 
     def _save_timeline(self) -> None:
         """Writes the report; one without a verdict leaves that of an earlier fit where it is."""

@@ -60,10 +60,9 @@ def measured_costs(
 def tied_bytes(step: StepGraph) -> tuple[list[float], list[float], list[float]]:
     """Return bytes that weights which several layers share add to each layer, for one micro-batch.
 
-    Returns:
-        Three lists with a number for each layer: copies of a lower layer's weights, which are sent for F and
-        stay until dO; gradients of the layer's own weights that other layers have computed, which wait for
-        its dW; and the gradients of other layers' weights that its own dW computes, there while it runs.
+    These are copies of a lower layer's weights, which are sent for F and stay until dO; gradients of the
+    layer's own weights that other layers have computed, which wait for its dW; and the gradients of other
+    layers' weights that its own dW computes, there while it runs.
     """
     graph = step.graph
     copies, gradients, made_here = ([0.0] * len(graph.layers) for _ in range(3))
@@ -133,9 +132,8 @@ def check_costs(costs: CostTable, names: Sequence[str]) -> None:
 def _between_ops(step: StepGraph, profile: OpProfile, timed_s: Sequence[float]) -> float:
     """Return how many times as long a step took as its ops together: the rest is time between them.
 
-    The step ran its layers one after the other.  If some of its ops still ran side by side, the ratio may be
-    below 1; then it counts as 1.  Where steps were timed without the profiler, which delays small ops most,
-    the ratio may be below 1.  The shortest counts: whatever else the machine does makes steps longer only.
+    A ratio below 1, of ops that ran side by side, counts as 1, unless steps were timed without the profiler,
+    which delays small ops most.  The shortest counts: whatever else the machine does makes steps longer only.
     """
     ops_s = sum(value for name, value in profile.seconds.items() if name in step.index.index)
     step_s = min([profile.step_s, *timed_s])
@@ -152,12 +150,10 @@ def with_shared_link(costs: CostTable, target: Target) -> CostTable:
 
 
 def costs_of_parts(costs: CostTable, step: StepGraph) -> CostTable:
-    """The table as it is where it has the step's layers; else the seconds of each layer shared by its parts.
+    """Return the table if it has the step's layers; else share the seconds of each layer among its parts.
 
-    The shares are those of calculated seconds.  The table may have whole layers, or parts of other sizes,
-    as for more devices or larger batches.  Bytes of such parts are those of the step's shapes.
-
-    OptionsError: they are of another model.
+    The shares are those of calculated seconds, the bytes of such parts those of the step's shapes.  The table
+    may have whole layers, or parts of other sizes.  OptionsError: it is another model's.
     """
     names = [layer.name for layer in step.graph.layers]
     given, own = _groups([layer.name for layer in costs.layers]), _groups(names)
@@ -215,13 +211,8 @@ def _shared(measured: Sequence[LayerCosts], parts: Sequence[LayerCosts]) -> list
 class InPlace:
     """Traces the next steps that are run through it, at most three; one where workers have to be asked.
 
-    Args:
-        step: as it was taken apart.
-        count: micro-batches of those that run.
-        signature: of the batches on which steps are measured.
-
-    Attributes:
-        why_not: why there are no costs.
+    ``count``: micro-batches of the steps that run; ``signature``: of the batches on which they are measured;
+    ``why_not``: why there are no costs.
     """
 
     def __init__(self, step: StepGraph, count: int, target: Target, steps: int, signature: object) -> None:

@@ -37,14 +37,10 @@ _MARGIN_S = 0.4
 
 @dataclass(frozen=True)
 class Traced:
-    """Holds what ran once.
+    """Holds the outputs and the seconds of a call, and what ran in it.
 
-    Attributes:
-        outputs: what it returned.
-        events: by address of the worker; of this process by ``""``.
-        files: the profiler's own, by their paths below a folder of logs.
-        seconds: of the call.
-        failed: why there are no events; then nothing else but the outputs is there.
+    ``events`` are by the worker's address, those of this process by ``""``; ``files`` are the profiler's own,
+    by their paths below a folder of logs.  ``failed``: why there is nothing but the outputs.
     """
 
     outputs: Any
@@ -134,13 +130,9 @@ class Watched:
 
 
 class Recorder:
-    """Stands in the place of a training's ``run``.
+    """Stands in the place of a training's ``run``, and fills in the report.
 
-    Args:
-        run: one execution of the training.
-        watched: what runs; None as long as the plan does not run yet.
-        report: gives the report that is filled in.
-        folder: where ``plugins/profile`` goes, for TensorBoard.
+    ``watched`` tells what runs, None as long as the plan does not; ``plugins/profile`` goes into ``folder``.
     """
 
     def __init__(

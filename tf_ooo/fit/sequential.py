@@ -28,14 +28,11 @@ NO_GAIN_LEVEL = 0.03
 
 @dataclass(frozen=True)
 class Look:
-    """Says what pairs of steps show.
+    """Says what so many pairs of steps show.
 
-    Attributes:
-        faster: it is sure that the second step is faster than the first.
-        no_gain: it is sure that it is slower, or faster by less than WORTH.
-        interval: where the first one's seconds over the second one's are, in 95% of cases, however often
-            one looks; None: of fewer pairs than seven nothing is known.
-        pairs: how many there are.
+    It is sure that the second step is ``faster``, or that there is ``no_gain``: slower, or faster by less
+    than WORTH.  ``interval``: where the first one's seconds over the second one's are, in 95% of cases,
+    however often one looks; None: of fewer pairs than seven nothing is known.
     """
 
     faster: bool

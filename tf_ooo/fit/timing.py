@@ -144,7 +144,7 @@ class Budget:
         )
 
 
-# Of six models a step in 4 and in 8 micro-batches took 5 to 20 and 9 to 23 times as long as a forward and
+# In six models a step in 4 and in 8 micro-batches took 5 to 20 and 9 to 23 times as long as a forward and
 # backward pass that is traced alone, a stock step 6 to 9 times, placing a fifth to a third of the step that
 # was traced before it, and comparing rows 1.8 to 2.7 times as long as tracing the first such pass.
 _WHOLE = 8.0

@@ -36,7 +36,7 @@ def choice(accepted: Iterable[str]) -> Check:
     return check
 
 
-def _check(accepted: str, is_accepted: Callable[[object], bool]) -> Check:
+def accepting(accepted: str, is_accepted: Callable[[object], bool]) -> Check:
     """Refuses other values; ``accepted`` says what would do."""
 
     def check(name: str, value: object) -> None:
@@ -53,7 +53,7 @@ def _is_int(value: object, least: int) -> bool:
 def whole_number(least: int, *, optional: bool = False) -> Check:
     """Accept an int of at least ``least``, or None where it is ``optional``."""
     accepted = f"{'None or ' if optional else ''}an int of at least {least}"
-    return _check(accepted, lambda value: optional if value is None else _is_int(value, least))
+    return accepting(accepted, lambda value: optional if value is None else _is_int(value, least))
 
 
 def number_or_numbers(least: int) -> Check:
@@ -64,7 +64,9 @@ def number_or_numbers(least: int) -> Check:
             return bool(value) and all(_is_int(each, max(1, least)) for each in value)
         return value is None or _is_int(value, least)
 
-    return _check(f"None, an int of at least {least}, or a list with one of at least 1 for each", is_accepted)
+    return accepting(
+        f"None, an int of at least {least}, or a list with one of at least 1 for each", is_accepted
+    )
 
 
 def _is_int_or_auto(value: object) -> bool:
@@ -79,15 +81,15 @@ def _is_folder(value: object) -> bool:
     return isinstance(value, (str, os.PathLike)) and bool(os.fspath(value))
 
 
-number_or_auto = _check(
+number_or_auto = accepting(
     "None, 'auto', or an int of at least 1", lambda value: value is None or _is_int_or_auto(value)
 )
-parts_or_auto = _check("'auto', or an int of at least 1", _is_int_or_auto)
-seconds = _check("None or seconds from 0", lambda value: value is None or _are_seconds(value))
-seconds_from_0 = _check("seconds from 0", _are_seconds)
-folder = _check("None or a folder", lambda value: value is None or _is_folder(value))
-flag = _check("True, False", lambda value: isinstance(value, bool))
-yes_no_or_none = _check("True, False, None", lambda value: value is None or isinstance(value, bool))
+parts_or_auto = accepting("'auto', or an int of at least 1", _is_int_or_auto)
+seconds = accepting("None or seconds from 0", lambda value: value is None or _are_seconds(value))
+seconds_from_0 = accepting("seconds from 0", _are_seconds)
+folder = accepting("None or a folder", lambda value: value is None or _is_folder(value))
+flag = accepting("True, False", lambda value: isinstance(value, bool))
+yes_no_or_none = accepting("True, False, None", lambda value: value is None or isinstance(value, bool))
 
 
 def listed(accepted: Iterable[str]) -> str:

@@ -13,6 +13,7 @@ from tf_ooo.hosts.ranks.base import COMPRESSIONS, OPS
 from tf_ooo.hosts.ranks.launch import ENGINES
 from tf_ooo.options.base import (
     ModeOptions,
+    accepting,
     choice,
     flag,
     folder,
@@ -73,15 +74,6 @@ class RankOptions(ModeOptions):
                 )
 
 
-def _devices(name: str, value: object) -> None:
-    check_devices(value)
-
-
-def _cost_table(name: str, value: object) -> None:
-    if value is not None and not isinstance(value, CostTable):
-        raise OptionsError(f"{name}={value!r:.80} is not accepted; accepted: a CostTable")
-
-
 @dataclass(frozen=True, kw_only=True)
 class DeviceOptions(ModeOptions):
     """Holds options of modes in which one model is spread over several devices: pipeline and layerpipe.
@@ -93,9 +85,11 @@ class DeviceOptions(ModeOptions):
             was gained over them; None: at least three, six where that takes less than 5% of the fit.
     """
 
-    devices: Any = option(None, _devices)
+    devices: Any = option(None, lambda name, value: check_devices(value))
     compare: bool | None = option(None, yes_no_or_none)
-    costs: CostTable | None = option(None, _cost_table)
+    costs: CostTable | None = option(
+        None, accepting("a CostTable", lambda value: value is None or isinstance(value, CostTable))
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -80,7 +80,7 @@ class Fit(Steps):
 
     @property
     def report(self) -> Report:
-        return self._fit.report
+        return self._fit.mode.describe()
 
     @property
     def schedule(self) -> Schedule:

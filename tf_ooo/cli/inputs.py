@@ -18,8 +18,6 @@ from tf_ooo.planning.model.schedule import Schedule
 from tf_ooo.planning.model.schedule_file import read_schedule
 from tf_ooo.planning.policies import POLICIES
 
-MODEL_SUFFIXES = (".keras", ".h5", ".hdf5")
-
 
 class _Amount(click.ParamType):  # type: ignore[type-arg]
     """A value that one of the library's parsers reads."""

@@ -15,16 +15,7 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from tf_ooo.cli.inputs import (
-    BYTES,
-    LINK,
-    MODEL_SUFFIXES,
-    SPEEDS,
-    STAGES,
-    load_schedule,
-    policy_options,
-    with_devices,
-)
+from tf_ooo.cli.inputs import BYTES, LINK, SPEEDS, STAGES, load_schedule, policy_options, with_devices
 from tf_ooo.cli.outputs import EXISTING, FILE, Outputs, picture_options, timeline_table
 from tf_ooo.cli.plan_table import CandidateRows, print_table, show_splits
 from tf_ooo.costs.devices import PRECISIONS
@@ -180,7 +171,7 @@ def _source(source: Path | None, model: str | None) -> Path | str:
 
 
 def _table(source: Path | str, batch: int | None, modules: Sequence[str], **of_model: Any) -> CostTable:
-    if isinstance(source, str) or source.suffix.lower() in MODEL_SUFFIXES:
+    if isinstance(source, str) or source.suffix.lower() in (".keras", ".h5", ".hdf5"):
         return costs_for_model(source, modules, batch=batch, **of_model)
     for name, value in {**of_model, "import": modules}.items():
         if value:

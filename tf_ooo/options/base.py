@@ -184,10 +184,8 @@ class ModeOptions:
     @property
     def policy_options(self) -> dict[str, Any]:
         """Return the values of the schedule's own options; left out where nothing is given."""
-        values = {
-            item.name: getattr(self, item.name) for item in fields(self) if item.metadata.get("of_policy")
-        }
-        return {name: value for name, value in values.items() if value is not None}
+        names = [item.name for item in fields(self) if item.metadata.get("of_policy")]
+        return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
 
     def shared(self) -> dict[str, Any]:
         """Return the options that all processes of one training must agree on, as JSON types."""

@@ -83,9 +83,8 @@ def _chart(report: Report) -> Chart | None:
     if report.timeline is None:
         return None
     try:
-        return chart_of(
-            report.timeline, report.measured_timeline, report.layer_names, report.memory_limits_bytes
-        )
+        limits_bytes = report.memory_limits_bytes
+        return chart_of(report.timeline, report.measured_timeline, report.layer_names, limits_bytes)
     except BackendError as error:  # plotly is not installed
         _LOG.warning("the report's page has no chart: %s", error)
         return None
@@ -130,12 +129,8 @@ def _running(report: Report) -> list[CandidateRow]:
     """Return the running plan if it is none of the candidates: these are later ones, which were slower."""
     pipeline, step_s = report.pipeline, report.pipeline.predicted_step_s
     same = {(row.schedule, row.predicted_step_s) for row in pipeline.candidates}
-    if (
-        report.fell_back
-        or pipeline.replicas > 1
-        or not (same and step_s)
-        or (report.schedule, step_s) in same
-    ):
+    is_new = same and step_s and (report.schedule, step_s) not in same
+    if report.fell_back or pipeline.replicas > 1 or not is_new:
         return []
     peak_bytes = max(pipeline.predicted_peak_bytes, default=None)
     name = f"{report.schedule}, the plan that runs"

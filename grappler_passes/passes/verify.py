@@ -61,6 +61,7 @@ def verify(
     _same_functions(before, after, allowed)
 
 
+@dataclass(frozen=True)
 class VerifiedPass(Pass):
     """A pass whose result is verified at once: nothing but what it relaxes has changed."""
 

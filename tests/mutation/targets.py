@@ -38,7 +38,7 @@ TESTS: dict[str, list[str]] = {
     "tf_ooo/tracing/collecting.py": _tests(UNIT, "micro_batch_weights"),
     "tf_ooo/modes/layerpipe/delays.py": _tests(UNIT, "layerpipe_registers frozen_values"),
     "tf_ooo/modes/layerpipe/cutting.py": _tests(UNIT, "layerpipe_registers frozen_values"),
-    "grappler_passes/passes/rewrite_plan.py": [*_tests(GRAPH, "order_edges"), *_tests(UNIT, "frozen_values")],
+    "grappler_passes/passes/apply_plan.py": [*_tests(GRAPH, "order_edges"), *_tests(UNIT, "frozen_values")],
     "grappler_passes/passes/verify.py": [
         *_tests(GRAPH, "verify_rules verify"),
         *_tests(UNIT, "frozen_values"),

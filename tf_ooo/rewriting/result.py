@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, ClassVar
 from grappler_passes.graph.dependencies import WOULD_CLOSE_A_CYCLE
 from grappler_passes.graph.liveness import unknown_sizes
 from grappler_passes.graph.training_graph import TrainingGraph
+from grappler_passes.passes.apply_plan import CLOSES_A_CYCLE
 from grappler_passes.passes.base import Note
-from grappler_passes.passes.rewrite_plan import CLOSES_A_CYCLE
 from tf_ooo.costs.places import Places
 from tf_ooo.planning.model.schedule import Schedule, Task
 from tf_ooo.report.parts import Rewritten, StepOps

@@ -11,7 +11,7 @@ import shutil
 import statistics
 import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import groupby
 from pathlib import Path
@@ -201,3 +201,13 @@ def compared(rows: Iterable[Row]) -> list[Compared]:
     """Compare ours in each run with the strongest baseline there."""
     beside = (gain_over((row for row in run if row.baseline), run) for run in runs_of(rows))
     return [of for of in beside if of is not None]
+
+
+def largest_difference(weights: Sequence[Any], stock: Sequence[Any]) -> float:
+    """Return the largest difference of a weight from stock's, as a part of the largest weight of all.
+
+    Tensors are not taken one by one: the bias of attention's keys has no gradient but noise, so all of it
+    differs.
+    """
+    apart = max(float(np.abs(ours - theirs).max()) for ours, theirs in zip(weights, stock, strict=True))
+    return apart / max(float(np.abs(theirs).max()) for theirs in stock)

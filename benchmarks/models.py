@@ -16,6 +16,7 @@ from keras import KerasTensor, layers
 from keras.layers import Dense, LayerNormalization
 
 from benchmarks.cases import WayRun
+from benchmarks.kept import largest_difference
 from tf_ooo.errors import OptionsError
 
 EXAMPLES = Path(__file__).parents[1] / "examples" / "paper"
@@ -154,16 +155,6 @@ def compared(
 def check_sum(weights: Weights) -> int:
     """Return a check sum of the bits of all weights."""
     return zlib.crc32(b"".join(weight.tobytes() for weight in weights))
-
-
-def largest_difference(weights: Weights, stock: Weights) -> float:
-    """Return the largest difference of a weight from stock's, as a part of the largest weight of all.
-
-    Tensors are not taken one by one: the bias of attention's keys has no gradient but noise, so all of it
-    differs.
-    """
-    apart = max(float(np.abs(ours - theirs).max()) for ours, theirs in zip(weights, stock, strict=True))
-    return apart / max(float(np.abs(theirs).max()) for theirs in stock)
 
 
 # Networks with the shapes of known ones: each function takes an input of a model and returns its logits.

@@ -27,8 +27,7 @@ import tomllib
 
 from benchmarks.cases import NOBODY, STOCK, Case, Measured, Way, WayRun, take_turns
 from benchmarks.gpu.hlo_text import WAYS, executable_of, fed_back, h100, looped, parameters_of
-from benchmarks.kept import ROWS, rows_of, write
-from benchmarks.models import largest_difference
+from benchmarks.kept import ROWS, largest_difference, rows_of, write
 
 FLAGS: dict[str, dict[str, str]] = {"": {}, **tomllib.loads(WAYS.read_text())["flags"]}
 # Kernels of CUDA graphs are profiled as they run, in the graph.

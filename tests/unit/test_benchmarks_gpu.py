@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gzip
+import subprocess
+import sys
 
 from benchmarks.gpu import run_hlo
 
@@ -47,3 +49,10 @@ def test_launches_in_graphs_and_beside_them():
 def test_streams_side_by_side():
     assert run_hlo.side_by_side([(0.0, 2.0), (1.0, 3.0), (5.0, 6.0)]) == (4.0, 1.0)
     assert run_hlo.side_by_side([]) == (0.0, 0.0)
+
+
+def test_neither_tensorflow_nor_keras_is_needed():
+    """The machine with the card has JAX alone."""
+    without = "sys.modules.update(dict.fromkeys(('tensorflow', 'keras', 'tf_keras')))"
+    code = f"import sys; {without}; from benchmarks.gpu import run_hlo"
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -82,6 +82,10 @@ def test_as_many_layers_as_costs():
     assert refused(staged, five) == "missing: layer 4 has costs and is in no stage of the schedule"
 
 
+def test_parts_of_a_stage_that_is_not_there():
+    assert refused("parts comm:2: 0.5 0.5\n" + BOTH) == "parts comm:2: the schedule has 2 stages"
+
+
 def test_parts_are_as_many_as_are_said():
     lanes = "microbatches 2\nlane 0 0: dO:0@0 dO:0@1 dW:0@0 dW:0@1\n"
     assert refused(lanes.replace("dO:0@1", "dO:0@1 dO:0.1@1")) == (

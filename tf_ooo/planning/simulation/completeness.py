@@ -23,6 +23,9 @@ def check_complete(relation: Relation, layers: Layers | None) -> None:
         raise CostError(f"costs are missing for layer {len(layers)}: the schedule has {needed} layers")
     if layers is not None and needed < len(layers):
         raise ScheduleError(f"missing: layer {needed} has costs and is in no stage of the schedule")
+    for kind, stage in schedule.parts:
+        if stage >= relation.stages:
+            raise ScheduleError(f"parts {kind}:{stage}: the schedule has {relation.stages} stages")
     for kind in ("F", "dO", "dW", "U"):
         there = [relation.has(kind, stage) for stage in range(relation.stages)]
         if kind in ("F", "U") and not any(there):

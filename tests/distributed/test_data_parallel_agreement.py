@@ -16,7 +16,7 @@ from grappler_passes.passes.steps import StepsPass
 from tests.distributed import training as t
 from tests.zoo import needs_keras_3
 from tf_ooo.errors import GraphError
-from tf_ooo.fit import sequential, timing
+from tf_ooo.fit import comparison, timing
 from tf_ooo.fit.comparison import STOCK
 from tf_ooo.modes.data_parallel import ordering, planned, profiling, scheduled
 from tf_ooo.planning.building.step_model import COMPUTE
@@ -328,8 +328,8 @@ TIMES = {
 @pytest.mark.parametrize("name", TIMES)
 def test_the_slowest_rank_counts(engine, quick_plans, monkeypatch, takes, name):
     """All ranks wait for it in every step; no more of them are compared than the test needs to be sure."""
-    monkeypatch.setattr(sequential, "FASTER_LEVEL", 0.5)
-    monkeypatch.setattr(sequential, "NO_GAIN_LEVEL", 0.5)
+    monkeypatch.setattr(comparison, "FASTER_LEVEL", 0.5)
+    monkeypatch.setattr(comparison, "NO_GAIN_LEVEL", 0.5)
     seconds, slowest, kept = TIMES[name]
     takes.one_at_a_time(9.0, 9.0)
     takes.in_turns(*seconds)
@@ -362,8 +362,8 @@ def test_the_slowest_rank_counts_where_no_order_is_predicted_to_gain(
     engine, quick_plans, monkeypatch, takes, name
 ):
     """The stock order is compared, with gradients that are handed over in turn."""
-    monkeypatch.setattr(sequential, "FASTER_LEVEL", 0.5)
-    monkeypatch.setattr(sequential, "NO_GAIN_LEVEL", 0.5)
+    monkeypatch.setattr(comparison, "FASTER_LEVEL", 0.5)
+    monkeypatch.setattr(comparison, "NO_GAIN_LEVEL", 0.5)
     *seconds, said = ALONE_OR_TOGETHER[name]
     takes.one_at_a_time(1.0, 3.0)
     takes.in_turns(*seconds)

@@ -28,7 +28,7 @@ from tests.graph.layerpipe_spread import fit_spread
 from tests.zoo import keras
 from tf_ooo.costs.table import CostTable
 from tf_ooo.fit import distributed
-from tf_ooo.hosts import target
+from tf_ooo.hosts import cluster
 
 pytestmark = [pytest.mark.devices(4), pytest.mark.takes(50)]
 
@@ -285,7 +285,7 @@ def test_a_fit_with_the_costs_of_another_is_that_fit_going_on(tmp_path):
     costs = CostTable.load(first.report.costs.save(tmp_path / "costs.json"))
     before = resumed.get_weights()
     second = tf_ooo.OOOBackprop(mode="layerpipe", devices=2, schedule="pipedream", costs=costs)
-    with mock.patch.object(target, "link_between", side_effect=AssertionError("measured again")):
+    with mock.patch.object(cluster, "link_between", side_effect=AssertionError("measured again")):
         fitted_spread(resumed, second, 2, initial_epoch=1)
     links = [callback.report.costs.link for callback in (first, second)]
     assert [(link.latency_s, link.machines) for link in links] == [(30e-6, (0, 0))] * 2

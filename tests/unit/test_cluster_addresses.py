@@ -17,8 +17,8 @@ from tf_ooo.hosts.addresses import (
     outward_host,
     parse,
 )
+from tf_ooo.hosts.cluster import target_of
 from tf_ooo.hosts.supervising import Job
-from tf_ooo.hosts.target import target_of
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tf_ooo.fit import saving
-from tf_ooo.fit.saving import replacing
+from tf_ooo.fit import guard
+from tf_ooo.fit.guard import replacing
 
 
 def writing(text, error=None):
@@ -113,7 +113,7 @@ def files_of(folder):
 @pytest.mark.parametrize("exchanges", [True, False])
 def test_a_folder_gives_way_when_the_new_one_is_whole(tmp_path, monkeypatch, exchanges):
     if not exchanges:  # as on a system that cannot do both at once
-        monkeypatch.setattr(saving.ctypes, "CDLL", lambda name: None)
+        monkeypatch.setattr(guard.ctypes, "CDLL", lambda name: None)
     path = tmp_path / "exported"
     exporting({"saved_model.pb": "first", "variables/data": "first"})(path)
     (path / "more").mkdir()

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from tf_ooo.fit import sequential
-from tf_ooo.fit.sequential import MOST_STEPS, WORTH, look_at
+from tf_ooo.fit import comparison
+from tf_ooo.fit.comparison import MOST_STEPS, WORTH, look_at
 
 PAIRS = (MOST_STEPS - 2) // 2  # one step of each warms up
 TRIALS = 1000
@@ -53,7 +53,7 @@ def test_a_gain_worth_having_is_seldom_called_none(noise):
 
 def test_looks_at_the_usual_level_would_be_wrong_too_often(monkeypatch):
     """Repeated looks have a cost: the test above can fail."""
-    monkeypatch.setattr(sequential, "FASTER_LEVEL", 0.025)
+    monkeypatch.setattr(comparison, "FASTER_LEVEL", 0.025)
     assert share("faster", 0.0, NOISES["normal"]) > 0.05
 
 
@@ -112,5 +112,5 @@ def test_as_scipy_has_it(pairs):
     if sizes[0] < 1e-9 or any(b - a < 1e-9 for a, b in zip(sizes, sizes[1:], strict=False)):
         return
     p = stats.wilcoxon(logarithms, alternative="greater", method="exact").pvalue
-    assert look.faster == (p <= sequential.FASTER_LEVEL)
+    assert look.faster == (p <= comparison.FASTER_LEVEL)
     assert look.pairs == len(pairs)

@@ -7,8 +7,7 @@ import random
 
 import pytest
 
-from tf_ooo.fit.comparison import REWRITTEN, STOCK, Comparison, StepTimes
-from tf_ooo.fit.sequential import MOST_STEPS
+from tf_ooo.fit.comparison import MOST_STEPS, REWRITTEN, STOCK, Comparison, StepTimes
 
 PROFILED = 3
 

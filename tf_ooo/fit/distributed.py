@@ -20,10 +20,9 @@ from tf_ooo.fit.baseline import ONE_DEVICE, Baseline, stock_steps_s
 from tf_ooo.fit.measured import measured_costs
 from tf_ooo.fit.reporting import SlowerWarning
 from tf_ooo.fit.timing import timed_run
-from tf_ooo.hosts.cluster import Cluster
+from tf_ooo.hosts.cluster import Cluster, Devices, Target, target_of
 from tf_ooo.hosts.devices import home_device
 from tf_ooo.hosts.speeds import measured_model
-from tf_ooo.hosts.target import Devices, Target, target_of
 from tf_ooo.options import DeviceOptions
 from tf_ooo.report.report import Report
 from tf_ooo.report.summary import environment
@@ -84,7 +83,7 @@ class Distributed:
         return None if self.known is None else self.known[0]
 
     def place(self, model: keras.Model, devices: object, local_rank: int = 0) -> None:
-        """Find the target before each fit; see :func:`tf_ooo.hosts.target.target_of`."""
+        """Find the target before each fit; see :func:`tf_ooo.hosts.cluster.target_of`."""
         self.target = target_of(devices, local_rank)
         if isinstance(self.target, Cluster):
             renew(model)

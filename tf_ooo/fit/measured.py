@@ -16,9 +16,8 @@ from tf_ooo.costs.table import CostTable
 from tf_ooo.errors import CostError, OptionsError
 from tf_ooo.fit import timing
 from tf_ooo.fit.recorder import run_traced
-from tf_ooo.hosts.cluster import Cluster
+from tf_ooo.hosts.cluster import Cluster, Target
 from tf_ooo.hosts.speeds import sharing_cores
-from tf_ooo.hosts.target import Target
 from tf_ooo.rewriting.loops import ops_of_data
 from tf_ooo.rewriting.parts import is_part, layer_of_part
 from tf_ooo.rewriting.step_graph import StepGraph, general_names

@@ -1,4 +1,4 @@
-"""Several hosts: this process joins workers over TensorFlow's runtime.
+"""Several hosts: this process joins workers over TensorFlow's runtime; and where a model's parts run.
 
 >>> # on host2: tf-ooo worker --cluster host1:2222,host2:2222 --task 1 --insecure-network
 >>> # on host1:
@@ -13,8 +13,9 @@ import logging
 import os
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
+from typing import Any, TypeAlias
 
 from grappler_passes.compat import runtime
 from tf_ooo.compat import versions
@@ -25,14 +26,16 @@ from tf_ooo.hosts.addresses import (
     START_VARIABLE,
     answers,
     can_listen,
+    cluster_of_environment,
     held_ports,
     host_port,
+    is_cluster,
     is_loopback,
     only_at,
     outward_host,
     parse,
 )
-from tf_ooo.hosts.devices import home_device
+from tf_ooo.hosts.devices import full_names, home_device
 from tf_ooo.hosts.facts import (
     Facts,
     Line,
@@ -340,3 +343,62 @@ def _devices(tasks: int, own_task: int | None) -> tuple[str, ...]:
 def _command(addresses: Sequence[str], task: int) -> str:
     said = "" if is_loopback(addresses[task]) else " --insecure-network"
     return f"tf-ooo worker --cluster {','.join(addresses)} --task {task}{said}"
+
+
+class Devices:
+    """Devices of this process, none of which can be lost; the methods are those of :class:`Cluster`."""
+
+    def __init__(self, devices: Sequence[str]) -> None:
+        self.devices = tuple(devices)
+
+    def lost(self) -> Mapping[int, str]:
+        return {}
+
+    def reachable(self, device: str) -> bool:
+        return True
+
+    def explain(self, error: Exception) -> Exception:
+        return error
+
+    def link_between(self) -> Link:
+        return link_between(self.devices)
+
+    def speeds(self) -> tuple[float, ...]:
+        return relative_speeds(self.devices, self.hosts(), home_device())
+
+    def hosts(self) -> Sequence[str]:
+        """Return each device's process."""
+        return [name.rsplit("/device:", 1)[0] for name in self.devices]
+
+    def memory_limits(self) -> Mapping[str, ReportedLimit]:
+        return limits_of_gpus(self.devices)
+
+
+Target: TypeAlias = Cluster | Devices
+"""Devices, by full name in the order of the parts, and who answers for them."""
+
+
+def target_of(devices: Any, local_rank: int = 0) -> Target:
+    """Return what ``devices=`` stands for, see :func:`full_names`; joins the workers of a cluster.
+
+    BackendError: a device that does not exist, a worker that cannot be joined.
+    """
+    devices = cluster_of_environment() if devices is None else devices
+    given = connect(devices) if is_cluster(devices) else devices
+    names = full_names(given, local_rank)
+    return given if isinstance(given, Cluster) else Devices(names)
+
+
+def lost_text(variables: Sequence[str]) -> str:
+    """Say what has become of variables whose worker is gone."""
+    return (
+        f"{len(variables)} variables, first {variables[0]}, were on a device that is gone; they have the "
+        "values that they had before this fit: load the last checkpoint"
+    )
+
+
+def gone(lost: Sequence[str], explain: Callable[[Exception], Exception]) -> Exception:
+    """Return the error to raise for variables whose device is gone; names the worker, where there is one."""
+    error = RuntimeError(lost_text(lost))
+    explained = explain(error)
+    return BackendError(str(error)) if explained is error else explained

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import tensorflow as tf
@@ -13,7 +13,7 @@ from tensorflow.core.framework import graph_pb2
 
 from grappler_passes.analysis.classify import classify_graph_def
 from grappler_passes.compat import traced_functions
-from grappler_passes.graph.liveness import unknown_sizes
+from grappler_passes.graph.liveness import peak_bytes_by_device, unknown_sizes
 from grappler_passes.graph.sizes import KnownShapes, with_sizes
 from grappler_passes.graph.training_graph import TrainingGraph
 from grappler_passes.passes.steps import additions
@@ -25,9 +25,52 @@ from tf_ooo.options.base import check_schedule, whole_number
 from tf_ooo.planning.model.schedule import Schedule, Task, TaskList
 from tf_ooo.planning.policies import BACKWARD_ORDERS, DEFAULT_POLICY
 from tf_ooo.rewriting import passes
-from tf_ooo.rewriting.lowering import TaskOps, execution_order, lower, task_ops
-from tf_ooo.rewriting.peaks import highest_peak, require_sizes, stock_order, stock_peak
+from tf_ooo.rewriting.lowering import TaskOps, dependencies, execution_order, lower, task_ops
 from tf_ooo.rewriting.result import Orders, RewriteResult, told
+
+
+def highest_peak(graph: TrainingGraph, order: Sequence[str]) -> int:
+    """Return the highest peak of all devices: a limit holds for each of them."""
+    return max(peak_bytes_by_device(graph, order).values(), default=0)
+
+
+def require_sizes(graph: TrainingGraph, limit_bytes: int) -> None:
+    """Raises MemoryLimitError unless all sizes are known."""
+    if unknown := unknown_sizes(graph):
+        raise MemoryLimitError(limit_bytes, None, unknown)
+
+
+def stock_order(graph: TrainingGraph) -> list[str]:
+    """The order in which TensorFlow's executor takes ops up, first ready, first run: not rustworkx's."""
+    dag = dependencies(graph)
+    waiting = [dag.in_degree(op) for op in dag.node_indices()]
+    order = [op for op, count in enumerate(waiting) if not count]
+    for op in order:  # grows while it is read: a queue
+        for reader in sorted(dag.successor_indices(op)):
+            waiting[reader] -= 1
+            if not waiting[reader]:
+                order.append(reader)
+    return [dag[op] for op in order]
+
+
+def stock_peak(graph: TrainingGraph, order: Sequence[str]) -> int:
+    """Return the peak of the original order; ``graph`` has sizes, and lacks what was separated."""
+    return highest_peak(graph, [name for name in order if name in graph.ops])
+
+
+def check_memory(result: RewriteResult, known: KnownShapes, limit_bytes: int) -> int:
+    """The peak of the stock order with inputs of these shapes; 0 where nothing was planned with a limit.
+
+    Raises MemoryLimitError if what was planned goes over the limit with them.
+    """
+    if result.orders is None:
+        return 0
+    graph = with_sizes(result.training_graph, result.graph_def, known)
+    require_sizes(graph, limit_bytes)
+    peak = highest_peak(graph, result.orders.planned)
+    if peak > limit_bytes:
+        raise MemoryLimitError(limit_bytes, peak)
+    return stock_peak(graph, result.orders.stock)
 
 
 def classify(graph: graph_pb2.GraphDef | tf.types.experimental.ConcreteFunction) -> TrainingGraph:

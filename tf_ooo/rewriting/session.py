@@ -14,7 +14,7 @@ from grappler_passes.graph.sizes import KnownShapes
 from tf_ooo.errors import MemoryLimitError
 from tf_ooo.options import OneDeviceOptions
 from tf_ooo.rewriting import planner
-from tf_ooo.rewriting.peaks import check_memory
+from tf_ooo.rewriting.planner import check_memory
 from tf_ooo.rewriting.request import Failures, RewriteRequest
 from tf_ooo.rewriting.result import RewriteResult
 from tf_ooo.tracing.traces import Seen

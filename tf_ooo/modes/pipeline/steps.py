@@ -21,9 +21,8 @@ from tf_ooo.fit.mode import Function, Training
 from tf_ooo.fit.recorder import Watched
 from tf_ooo.fit.reporting import ENOUGH
 from tf_ooo.fit.timing import timed_run
-from tf_ooo.hosts.cluster import Cluster
+from tf_ooo.hosts.cluster import Cluster, gone
 from tf_ooo.hosts.memory import in_host_memory
-from tf_ooo.hosts.target import gone
 from tf_ooo.modes.pipeline import tasks_of
 from tf_ooo.modes.pipeline.first_batch import FirstBatch
 from tf_ooo.modes.pipeline.mesh import pieces_of

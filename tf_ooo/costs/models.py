@@ -280,9 +280,10 @@ def model_costs(name: str, device: DeviceModel, slots: int = 0, **options: Any) 
     if name not in MODELS:
         raise CostError(f"unknown model {name!r}; known: {', '.join(MODELS)}")
     try:
-        return costs_on(MODELS[name](**options), device, slots)
+        works = MODELS[name](**options)
     except TypeError as error:
         raise CostError(f"model {name!r}: {error}") from error
+    return costs_on(works, device, slots)
 
 
 def costs_on(works: Sequence[LayerWork], device: DeviceModel, slots: int = 0) -> tuple[LayerCosts, ...]:

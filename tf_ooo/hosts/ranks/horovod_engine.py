@@ -129,4 +129,5 @@ def _fill_in_environment() -> None:
         "HOROVOD_CROSS_RANK": "0",
         "HOROVOD_CROSS_SIZE": "1",
     }
-    os.environ.update(defaults | os.environ)
+    for name, value in defaults.items():
+        os.environ.setdefault(name, value)

@@ -372,8 +372,9 @@ class Rounds(Training):
     def settle(self, saving: bool) -> None:
         """All updates are in the weights; says what a fit that goes on from a saved batch would do."""
         if self._epoch is not None:
+            report = self._fit.distributed.describe()
             if saving and self._epoch.ahead:
-                self._fit.distributed.describe().note(_AHEAD, log=logging.WARNING)
+                report.note(_AHEAD, log=logging.WARNING)
             self._epoch.drain()
 
     def epoch_end(self, epoch: int) -> None:

@@ -115,8 +115,8 @@ class Ticks:
                 entering, results, ends = self._round(part, batch, late, name, ends)
                 late = self._shifted(late, entering)
                 logs += [tf.identity(value) for value in results]
-            for name, value in late.items():
-                self._stores[name].assign(value, read_value=False)
+            for name in filter(late.__contains__, self._stores):
+                self._stores[name].assign(late[name], read_value=False)
             return logs
 
         return tf_functions.plain_function(body, [spec for _ in range(rounds) for spec in specs])
@@ -148,9 +148,10 @@ class Ticks:
         """
         traced, turns = self.traced, part.turns
         arguments = dict(zip(traced.arguments, batch, strict=True)) if batch else {}
+        copies = self.copies.given()
         weights, behind = self.weights.given(part.low, part.high)
         read = {key: value for key, value in late.items() if key in part.read}
-        tensors = {**arguments, **traced.captured, **self.copies.given(), **weights, **read}
+        tensors = {**arguments, **traced.captured, **copies, **weights, **read}
         self._copies_made += 1
         ends = {key: end for key, end in ends.items() if key in turns.before.values()}
         graph_def = turns.copy(self._copies_made, ends, self._folder(f"copy_{self._copies_made}"))

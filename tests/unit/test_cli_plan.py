@@ -245,6 +245,11 @@ def test_limits_of_memory_that_are_none(given, said):
         tf_ooo.plan(layers=LAYERS, devices=2, memory_limit_bytes=given)
 
 
+def test_an_infinite_limit_is_none():
+    free = tf_ooo.plan(layers=LAYERS, devices=2)
+    assert tf_ooo.plan(layers=LAYERS, devices=2, memory_limit_bytes=float("inf")) == free
+
+
 def test_command_and_function_have_the_same_defaults(costs):
     named = {"memory": "memory_limit_bytes"}
     of_function = {name: parameter.default for name, parameter in signature(tf_ooo.plan).parameters.items()}

@@ -95,7 +95,7 @@ def limit_of(asked_bytes: int | Sequence[int] | None, target: Target, engine: En
 
 
 def mesh_within(make: Callable[[PlanRequest], Mesh], wanted: PlanRequest, limit: Limit) -> Mesh:
-    """Plan with ``make``; the plan without a reported limit stays if it fits. MemoryLimitError: no plan fits."""
+    """Plan with ``make``; the plan without a reported limit stays if it fits. MemoryLimitError: none does."""
     if limit.reported:
         free = make(dataclasses.replace(wanted, memory_limit_bytes=None))
         if limit.is_far_from(free.chosen.limit_bytes):

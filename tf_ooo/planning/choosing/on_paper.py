@@ -81,8 +81,9 @@ def problem_of(
     for limit in limits:
         if not is_number(limit) or not limit > 0:
             raise OptionsError(f"memory_limit_bytes must be above 0, got {limit!r}")
-    if limits is memory_limit_bytes:
-        check_limits(limits, devices)
+    if limits is not memory_limit_bytes:  # one for all, which may be infinite
+        return dataclasses.replace(problem, memory_limit_bytes=memory_limit_bytes)
+    check_limits(limits, devices)
     most_bytes, less_bytes = most_and_less(limits)
     return dataclasses.replace(problem, memory_limit_bytes=most_bytes, less_bytes=less_bytes)
 

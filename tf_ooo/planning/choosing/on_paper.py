@@ -77,15 +77,19 @@ def problem_of(
     check_problem(problem)
     if memory_limit_bytes is None:
         return problem
-    limits = memory_limit_bytes if isinstance(memory_limit_bytes, (list, tuple)) else (memory_limit_bytes,)
-    for limit in limits:
-        if not is_number(limit) or not limit > 0:
-            raise OptionsError(f"memory_limit_bytes must be above 0, got {limit!r}")
-    if limits is not memory_limit_bytes:  # one for all, which may be infinite
+    if not isinstance(memory_limit_bytes, (list, tuple)):  # one for all, which may be infinite
+        _check_limit(memory_limit_bytes)
         return dataclasses.replace(problem, memory_limit_bytes=memory_limit_bytes)
-    check_limits(limits, devices)
-    most_bytes, less_bytes = most_and_less(limits)
+    for limit in memory_limit_bytes:
+        _check_limit(limit)
+    check_limits(memory_limit_bytes, devices)
+    most_bytes, less_bytes = most_and_less(memory_limit_bytes)
     return dataclasses.replace(problem, memory_limit_bytes=most_bytes, less_bytes=less_bytes)
+
+
+def _check_limit(limit: object) -> None:
+    if not is_number(limit) or not limit > 0:
+        raise OptionsError(f"memory_limit_bytes must be above 0, got {limit!r}")
 
 
 def mode_with_stages(problem: Problem, schedule: str, mode: str | None) -> str | None:

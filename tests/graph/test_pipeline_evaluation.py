@@ -346,7 +346,7 @@ class UntraceableAlone(Custom):
 
     def refuse(self):
         frames = "".join(frame.filename for frame in traceback.extract_stack())
-        if "evaluating.py" in frames:
+        if "tracing/flat.py" in frames:
             raise ValueError("not here\nnor there")
 
 

@@ -17,7 +17,7 @@ import tf_ooo
 from tests import zoo
 from tests.zoo import KERAS_3, keras
 from tf_ooo.report.report import Report
-from tf_ooo.rewriting import planner
+from tf_ooo.rewriting import one_device
 from tf_ooo.rewriting.result import RewriteResult
 
 # Two steps are the six examples of tests/zoo.py; an epoch has them several times.
@@ -73,14 +73,14 @@ def values_of(model: Any) -> dict[str, np.ndarray]:
 def recorded_rewrites() -> Iterator[list[tuple[Any, RewriteResult]]]:
     """(GraphDef that came, what was made of it) of each rewrite in the block."""
     rewrites: list[tuple[Any, RewriteResult]] = []
-    rewrite_graph = planner.rewrite_graph
+    rewrite_graph = one_device.rewrite_graph
 
     def recorded(graph_def: Any, *arguments: Any) -> RewriteResult:
         result = rewrite_graph(graph_def, *arguments)
         rewrites.append((graph_def, result))
         return result
 
-    with mock.patch.object(planner, "rewrite_graph", recorded):
+    with mock.patch.object(one_device, "rewrite_graph", recorded):
         yield rewrites
 
 

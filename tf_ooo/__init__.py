@@ -20,7 +20,7 @@ _NAMES = {
     "tf_ooo.modes.compiled.priority": ["high_priority_main_stream"],
     "tf_ooo.modes.by_name": ["Options"],
     "tf_ooo.modes.table": ["SingleDevice", "DataParallel", "Pipeline", "LayerPipe"],
-    "tf_ooo.rewriting.planner": ["classify"],
+    "tf_ooo.rewriting.one_device": ["classify"],
     "tf_ooo.rewriting.plan": ["plan"],
     "tf_ooo.planning.model.schedule": ["Schedule"],
     "tf_ooo.report.report": ["Report"],

@@ -23,8 +23,8 @@ from tf_ooo.planning.model.schedule import Schedule as Schedule
 from tf_ooo.planning.simulation.simulator import simulate as simulate
 from tf_ooo.planning.simulation.timeline import Timeline as Timeline
 from tf_ooo.report.report import Report as Report
+from tf_ooo.rewriting.one_device import classify as classify
 from tf_ooo.rewriting.plan import plan as plan
-from tf_ooo.rewriting.planner import classify as classify
 from tf_ooo.scope import enabled as enabled
 
 __version__: str

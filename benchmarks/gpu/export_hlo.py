@@ -55,7 +55,7 @@ def _compiled(name: str, batch: int) -> tuple[Any, tuple[Any, Any]]:
 
 def hlo_of_step(model: Any, data: tuple[Any, Any], name: str) -> str:
     """Return the HLO of the model's step, as XLA is given it."""
-    from tf_ooo.modes.compiled import plans
+    from tf_ooo.modes.compiled import planning
     from tf_ooo.modes.compiled.rewrite import rewrite_step
     from tf_ooo.modes.compiled.session import StreamSession
     from tf_ooo.modes.compiled.step import STOCK_WAY, CompiledStep, StreamStep, Way
@@ -64,9 +64,9 @@ def hlo_of_step(model: Any, data: tuple[Any, Any], name: str) -> str:
     way = STOCK_WAY
     if name != STOCK:
         ours = OURS[name]
-        plan = functools.partial(plans.joint, capture=lambda what: plans.capture_of(what, None))
+        plan = functools.partial(planning.joint, capture=lambda what: planning.capture_of(what, None))
         if "plan" in ours:
-            plan = functools.partial(plans.every_layer, **ours["plan"])
+            plan = functools.partial(planning.every_layer, **ours["plan"])
         way = Way(functools.partial(rewrite_step, plan=plan, **{"store": "cost", **ours.get("rewrite", {})}))
     session = StreamSession(SingleDevice(schedule="multi_stream", any_platform=True))
     step = CompiledStep(StreamStep(model.train_step, model.train_step, session, way), (data,), {})

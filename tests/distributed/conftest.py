@@ -18,8 +18,8 @@ def engine() -> Any:
 @pytest.fixture
 def quick_plans(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fewer messages measure the link, and searches are short."""
-    from tf_ooo.modes.data_parallel import planned
+    from tf_ooo.modes.data_parallel import planning
 
-    monkeypatch.setattr(planned, "_SIZES", (64 * 1024, 256 * 1024))
-    monkeypatch.setattr(planned, "_SEARCH_S", 0.5)
-    monkeypatch.setattr(planned, "_SLICED_SEARCH_S", 0.2)
+    monkeypatch.setattr(planning, "_SIZES", (64 * 1024, 256 * 1024))
+    monkeypatch.setattr(planning, "_SEARCH_S", 0.5)
+    monkeypatch.setattr(planning, "_SLICED_SEARCH_S", 0.2)

@@ -18,7 +18,7 @@ from tests.zoo import needs_keras_3
 from tf_ooo.errors import GraphError
 from tf_ooo.fit import comparison, timing
 from tf_ooo.fit.comparison import STOCK
-from tf_ooo.modes.data_parallel import ordering, planned, profiling, scheduled
+from tf_ooo.modes.data_parallel import ordering, planning, profiling, scheduled
 from tf_ooo.planning.building.step_model import COMPUTE
 
 pytest.importorskip("horovod", reason="Horovod is not installed; run: make horovod")
@@ -180,7 +180,7 @@ def test_a_pass_that_fails_on_one_rank_keeps_all_in_the_stock_order(engine, monk
 
 
 def _reverse_first_1(graph: Any) -> Any:
-    return planned.plain_schedule(len(graph.layers), "reverse_first_k", 2, {"k": 1})
+    return planning.plain_schedule(len(graph.layers), "reverse_first_k", 2, {"k": 1})
 
 
 @pytest.mark.parametrize("strict", [False, True])
@@ -252,7 +252,7 @@ def test_a_step_that_draws_from_a_state_of_its_own_takes_no_turns(engine, quick_
     """Though the planned order is faster: its ops would begin their random numbers anew."""
     takes.one_at_a_time(9.0, 9.0)
     takes.in_turns((3.0, 1.0), (3.0, 1.0))
-    monkeypatch.setattr(planned, "make_plan", t.certain_plan)
+    monkeypatch.setattr(planning, "make_plan", t.certain_plan)
     noisy = keras.Sequential([keras.Input((12,)), Noisy(), *_model().layers])
     model = t.compiled(noisy, t.momentum(), steps_per_execution=TOGETHER)
     with t.warnings_of_tf_ooo():
@@ -267,7 +267,7 @@ def test_rank_0s_plan_is_taken(engine, quick_plans, monkeypatch):
     def ranks_own(layers: Any, link: Any, workers: int, *arguments: Any) -> Any:
         return t.gaining("reverse_first_k", layers, link, workers, k=2 if engine.rank == 0 else 1)
 
-    monkeypatch.setattr(planned, "make_plan", ranks_own)
+    monkeypatch.setattr(planning, "make_plan", ranks_own)
     report = _trained(engine, schedule="search", profile_steps=0)
     assert not report.fell_back, report.fallback_reason
     assert report.added_edges >= TOGETHER
@@ -333,7 +333,7 @@ def test_the_slowest_rank_counts(engine, quick_plans, monkeypatch, takes, name):
     seconds, slowest, kept = TIMES[name]
     takes.one_at_a_time(9.0, 9.0)
     takes.in_turns(*seconds)
-    monkeypatch.setattr(planned, "make_plan", t.certain_plan)
+    monkeypatch.setattr(planning, "make_plan", t.certain_plan)
     report = _trained(engine, compare=True)
     assert report.compared_steps == 4
     assert (report.stock_step_s, report.measured_step_s) == slowest
@@ -367,7 +367,7 @@ def test_the_slowest_rank_counts_where_no_order_is_predicted_to_gain(
     *seconds, said = ALONE_OR_TOGETHER[name]
     takes.one_at_a_time(1.0, 3.0)
     takes.in_turns(*seconds)
-    monkeypatch.setattr(planned, "TRIED", 10.0)  # no plan is worth it
+    monkeypatch.setattr(planning, "TRIED", 10.0)  # no plan is worth it
     report = _trained(engine, compare=True)
     assert report.fell_back
     assert report.compared_steps == 4

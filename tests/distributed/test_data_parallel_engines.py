@@ -15,7 +15,7 @@ import tf_ooo
 from tests.distributed import training as t
 from tests.zoo import needs_keras_3
 from tf_ooo.modes.data_parallel.ordering import sent_bytes
-from tf_ooo.modes.data_parallel.planned import one_step
+from tf_ooo.modes.data_parallel.planning import one_step
 from tf_ooo.tracing.sync import checksum
 
 pytest.importorskip("horovod", reason="Horovod is not installed; run: make horovod")

@@ -21,7 +21,7 @@ from tf_ooo.costs.layer_costs import Link
 from tf_ooo.errors import OptionsError
 from tf_ooo.fit import comparison, timing
 from tf_ooo.fit.baseline import STEPS
-from tf_ooo.modes.data_parallel import planned, scheduled
+from tf_ooo.modes.data_parallel import planning, scheduled
 from tf_ooo.planning.building.step_model import COMMUNICATION
 
 pytest.importorskip("horovod", reason="Horovod is not installed; run: make horovod")
@@ -114,8 +114,8 @@ def test_search(engine, quick_plans):
 
 def test_layers_communicate_in_the_order_of_the_schedule(engine, monkeypatch):
     """A link on which one byte under way is enough: each layer waits until the last but one is through."""
-    known = planned.MeasuredLink(Link(1e-4, 1e6), flight_bytes=1.0)
-    monkeypatch.setattr(planned, "measure_allreduce", lambda _: known)
+    known = planning.MeasuredLink(Link(1e-4, 1e6), flight_bytes=1.0)
+    monkeypatch.setattr(planning, "measure_allreduce", lambda _: known)
     callback = _against_stock(engine, schedule="reverse_first_k")
     result = t.ordered_steps(callback._life.mode.scheduled).rewritten.result
     steps = split_steps(result.graph_def)
@@ -194,7 +194,7 @@ def test_large_gradients_in_slices(engine, quick_plans, monkeypatch):
         known["parts"] = dict(gain.plan.schedule.parts)
         return gain
 
-    monkeypatch.setattr(planned, "make_plan", slicing)
+    monkeypatch.setattr(planning, "make_plan", slicing)
     report = _ordered(_against_stock(engine, schedule="search"))
     assert engine.rank or known["parts"]
     assert report.ops["comm"] >= 10 + 2 * 4  # of five kernels and biases at least four kernels are cut

@@ -14,7 +14,7 @@ from tests.distributed import training as t
 from tests.zoo import needs_keras_3
 from tf_ooo.fit import timing
 from tf_ooo.fit.experiment import StockFirst
-from tf_ooo.modes.data_parallel import planned
+from tf_ooo.modes.data_parallel import planning
 
 pytest.importorskip("horovod", reason="Horovod is not installed; run: make horovod")
 pytestmark = [needs_keras_3, pytest.mark.ranks(2), pytest.mark.takes(45)]
@@ -60,7 +60,7 @@ def test_a_short_fit_stays_stock_and_says_why(engine):
 
 def test_a_fit_that_pays_is_compared_and_says_what_it_took(engine, quick_plans, monkeypatch):
     """The second fit of a callback whose first was too short; the bits are those of stock."""
-    monkeypatch.setattr(planned, "make_plan", t.certain_plan)
+    monkeypatch.setattr(planning, "make_plan", t.certain_plan)
     model, callback = _model(), tf_ooo.OOOBackprop(mode="data_parallel")
     _trained(engine, callback, model, EXECUTIONS)
     assert callback.report.fell_back

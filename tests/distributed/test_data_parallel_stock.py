@@ -13,7 +13,7 @@ import pytest
 
 from tests.distributed import training as t
 from tests.zoo import needs_keras_3
-from tf_ooo.modes.data_parallel import planned
+from tf_ooo.modes.data_parallel import planning
 
 pytest.importorskip("horovod", reason="Horovod is not installed; run: make horovod")
 pytestmark = [pytest.mark.ranks(2), pytest.mark.takes(70)]
@@ -159,7 +159,7 @@ def test_horovods_tape(engine):
 
 def test_several_steps_per_execution_by_auto(engine, quick_plans, monkeypatch):
     """A plan that promises much is compared with the stock order, whichever is kept in the end."""
-    monkeypatch.setattr(planned, "make_plan", t.certain_plan)
+    monkeypatch.setattr(planning, "make_plan", t.certain_plan)
     one, several = (t.compiled(t.mlp(), "adam", steps_per_execution=k) for k in (1, t.TOGETHER))
     callback = t.ours(one, t.data(engine.rank))
     assert t.communicates(callback, one)

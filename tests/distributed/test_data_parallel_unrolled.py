@@ -10,7 +10,7 @@ import pytest
 
 from tests.distributed import training as t
 from tests.zoo import needs_keras_3
-from tf_ooo.modes.data_parallel import planned
+from tf_ooo.modes.data_parallel import planning
 
 pytest.importorskip("horovod", reason="Horovod is not installed; run: make horovod")
 pytestmark = [needs_keras_3, pytest.mark.ranks(2), pytest.mark.takes(25)]
@@ -94,5 +94,5 @@ def test_an_execution_longer_than_unroll(engine):
 @pytest.mark.parametrize("engine", [t.COLLECTIVES], indirect=True)
 def test_an_execution_longer_than_unroll_with_collectives(engine, quick_plans, monkeypatch):
     """By ``auto``: costs are measured in the parts of an execution; the plan promises much, so it is run."""
-    monkeypatch.setattr(planned, "make_plan", t.certain_plan)
+    monkeypatch.setattr(planning, "make_plan", t.certain_plan)
     _in_parts(engine, profile_steps=1, compare=True)

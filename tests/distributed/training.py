@@ -15,7 +15,7 @@ import tensorflow as tf
 
 import tf_ooo
 from tf_ooo.compat import func_graphs, keras_optimizers, tf_functions
-from tf_ooo.modes.data_parallel import planned
+from tf_ooo.modes.data_parallel import planning
 from tf_ooo.modes.data_parallel.profiling import OrderedSteps
 from tf_ooo.modes.data_parallel.scheduled import InTurns, KeptSteps, ScheduledSteps
 from tf_ooo.planning.choosing.plan import as_asked, policy_named
@@ -201,14 +201,14 @@ def assert_reordered(report: tf_ooo.Report, together: int) -> None:
     assert report.moved_ops >= together
 
 
-def gaining(policy: str, layers: Any, link: Any, workers: int, **options: Any) -> planned.PlannedGain:
+def gaining(policy: str, layers: Any, link: Any, workers: int, **options: Any) -> planning.PlannedGain:
     """A plan whose gain is beyond doubt, so that it is compared: in the place of ``planned.make_plan``."""
-    problem = Problem(tuple(layers), workers, link=link, options=options, mode=planned.MODE)
-    asked = as_asked(policy_named(policy, planned.MODE), problem)
-    return planned.PlannedGain(asked, 1.1 * asked.step_s)
+    problem = Problem(tuple(layers), workers, link=link, options=options, mode=planning.MODE)
+    asked = as_asked(policy_named(policy, planning.MODE), problem)
+    return planning.PlannedGain(asked, 1.1 * asked.step_s)
 
 
-def certain_plan(layers: Any, link: Any, workers: int, *arguments: Any) -> planned.PlannedGain:
+def certain_plan(layers: Any, link: Any, workers: int, *arguments: Any) -> planning.PlannedGain:
     """Reverse first-2, whatever is asked for."""
     return gaining("reverse_first_k", layers, link, workers, k=2)
 

@@ -9,7 +9,7 @@ from tests.graph.graphs import flat
 from tf_ooo.modes.single_device.options import SingleDevice
 from tf_ooo.planning.model.schedule import Schedule, Task, TaskList
 from tf_ooo.rewriting.lowering import lower, task_ops
-from tf_ooo.rewriting.planner import rewrite_graph
+from tf_ooo.rewriting.one_device import rewrite_graph
 
 
 def test_what_an_earlier_task_needs_gets_no_edge():

@@ -100,9 +100,9 @@ def dense_layers(*activations):
 @pytest.fixture
 def tanh_gradients_are_wrong(monkeypatch):
     """In the rewritten graph only, after it was verified."""
-    from tf_ooo.rewriting import planner
+    from tf_ooo.rewriting import one_device
 
-    rewrite = planner.rewrite_graph
+    rewrite = one_device.rewrite_graph
 
     def wrong(*arguments):
         result = rewrite(*arguments)
@@ -111,7 +111,7 @@ def tanh_gradients_are_wrong(monkeypatch):
                 node.input[1] = node.input[0]
         return result
 
-    monkeypatch.setattr(planner, "rewrite_graph", wrong)
+    monkeypatch.setattr(one_device, "rewrite_graph", wrong)
 
 
 @needs_keras_3

@@ -16,9 +16,9 @@ from tf_ooo.compat import xla
 from tf_ooo.costs.gains import GainTable
 from tf_ooo.errors import BackendError
 from tf_ooo.modes.by_name import Options
-from tf_ooo.modes.compiled import measuring, plans
+from tf_ooo.modes.compiled import measuring, planning
 from tf_ooo.modes.compiled.measuring import MeasuredGains, launch_s, piece_graph, piece_of, time_piece
-from tf_ooo.modes.compiled.plans import capture_of, kernels_by_task
+from tf_ooo.modes.compiled.planning import capture_of, kernels_by_task
 from tf_ooo.modes.compiled.rewrite import rewrite_step
 from tf_ooo.modes.compiled.session import CompiledModule, StreamSession
 from tf_ooo.modes.compiled.step import CompiledStep, StreamStep, Way
@@ -53,7 +53,7 @@ def planned():
 
     def plan(what):
         seen.append(what)
-        return plans.every_layer(what)
+        return planning.every_layer(what)
 
     _, step, x, y = small_step()
     session = StreamSession(Options(schedule="multi_stream", any_platform=True))
@@ -147,7 +147,7 @@ class TestMeasured:
         assert GainTable.load(tmp_path / "gains.json") == table
 
     def test_without_time_gains_are_calculated(self, planned):
-        costs = plans.layer_costs(planned, "h100")
+        costs = planning.layer_costs(planned, "h100")
         table = MeasuredGains(1e-9)(planned, costs)
         assert table.saved_s
         assert table.calculated == table.saved_s.keys()
@@ -155,7 +155,7 @@ class TestMeasured:
         assert "there was no time to measure them" in table.notes[1]
 
     def test_the_next_step_s_forward_only_where_there_is_one(self, planned):
-        costs = plans.layer_costs(planned, "h100")
+        costs = planning.layer_costs(planned, "h100")
         for delay in (False, True):
             regions = {region[0] for region, _ in MeasuredGains(1e-9, delay=delay)(planned, costs).saved_s}
             assert regions == ({"d", "F"} if delay else {"d"})
@@ -163,7 +163,7 @@ class TestMeasured:
     def test_it_is_measured_once(self, planned):
         told = []
         gains = MeasuredGains(1e-9, told.append)
-        costs = plans.layer_costs(planned, "h100")
+        costs = planning.layer_costs(planned, "h100")
         assert gains(planned, costs) is gains(planned, costs)
         assert len(told) == 1
 
@@ -171,23 +171,23 @@ class TestMeasured:
 class TestJoint:
     def test_nothing_gains(self, planned):
         with pytest.raises(BackendError, match="no dW saves time beside the main stream"):
-            plans.joint(planned, gains=GainTable({("dO:1", 2): -1e-6}), must_gain=True)
-        made = plans.joint(planned, gains=GainTable({("dO:1", 2): -1e-6}))
+            planning.joint(planned, gains=GainTable({("dO:1", 2): -1e-6}), must_gain=True)
+        made = planning.joint(planned, gains=GainTable({("dO:1", 2): -1e-6}))
         assert set(made.lanes) == {(0, 0)}
 
     def test_without_a_next_step_the_best_place_of_this_one(self, planned):
         """The table's best place is beside the next step's forward; dW:3 waits for dO:2, not for nothing."""
         gains = GainTable({("F:1", 3): 1.0, ("dO:2", 3): 0.001, ("dO:1", 3): 0.2, ("dO:1", 2): -1.0})
-        made = plans.joint(planned, gains=gains)
+        made = planning.joint(planned, gains=gains)
         assert made.after == ((Task("dW", 3), Task("dO", 2), 0),)
         assert [str(task) for task in made.lanes[0, 1] if task.kind == "dW"] == ["dW:3"]
         with pytest.raises(BackendError, match="no dW saves time"):
-            plans.joint(planned, gains=GainTable({("F:1", 3): 1.0}), must_gain=True)
+            planning.joint(planned, gains=GainTable({("F:1", 3): 1.0}), must_gain=True)
 
     def test_the_table_s_seconds_replace_calculated_ones(self, planned):
-        costs = plans.layer_costs(planned, "h100")
+        costs = planning.layer_costs(planned, "h100")
         table = GainTable({}, alone_s={"dW:2": 2 * costs[2].weight_grad_s, "F:1": 2 * costs[1].forward_s})
-        found = plans.with_measured(costs, table)
+        found = planning.with_measured(costs, table)
         assert found[2].weight_grad_s == pytest.approx(2 * costs[2].weight_grad_s)
         assert found[3].output_grad_s == pytest.approx(2 * costs[3].output_grad_s), "scaled like the others"
 
@@ -195,7 +195,7 @@ class TestJoint:
         """A gain of 20 us is worth it, until the kernels that leave the CUDA graphs cost more."""
         gains = GainTable({("dO:1", 2): 2e-5})
         stock = CompiledModule(launches=40, in_graphs=40, graphs=1)
-        plan = functools.partial(plans.joint, planned, gains=gains)
+        plan = functools.partial(planning.joint, planned, gains=gains)
         assert (0, 1) in plan().lanes
         for longer_s, moved in ((1e-8, True), (1e-3, False)):
             capture = capture_of(planned, stock)

@@ -44,7 +44,7 @@ TESTS: dict[str, list[str]] = {
         *_tests(UNIT, "frozen_values"),
     ],
     "tf_ooo/planning/simulation/clock.py": _CLOCK,
-    "tf_ooo/rewriting/planner.py": _PEAKS,
+    "tf_ooo/rewriting/one_device.py": _PEAKS,
     "grappler_passes/graph/liveness.py": _PEAKS,
     "grappler_passes/analysis/classify.py": _CLASSIFY,
     "grappler_passes/analysis/backward.py": [*_tests(GRAPH, "backward_parts"), *_CLASSIFY],

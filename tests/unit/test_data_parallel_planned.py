@@ -9,7 +9,7 @@ import pytest
 from grappler_passes.graph.training_graph import Layer, Op, OpKind, TrainingGraph, Variable
 from tf_ooo.costs.layer_costs import LayerCosts, Link
 from tf_ooo.modes.data_parallel.ordering import communication_edges, sent_bytes
-from tf_ooo.modes.data_parallel.planned import TRIED, calibrated, link_from, make_plan, step_time_of
+from tf_ooo.modes.data_parallel.planning import TRIED, calibrated, link_from, make_plan, step_time_of
 from tf_ooo.planning.choosing.plan import Trial
 from tf_ooo.planning.model.problem import Problem
 from tf_ooo.planning.model.schedule import Schedule, Task, TaskList

@@ -15,7 +15,7 @@ from tf_ooo.fit import experiment
 from tf_ooo.fit.experiment import StockFirst
 from tf_ooo.fit.mode import Training
 from tf_ooo.hosts.ranks.base import SingleEngine
-from tf_ooo.modes.data_parallel import planned, scheduled
+from tf_ooo.modes.data_parallel import planning, scheduled
 from tf_ooo.modes.data_parallel.options import DataParallel
 from tf_ooo.modes.data_parallel.scheduled import ScheduledSteps
 from tf_ooo.report.report import Report
@@ -56,7 +56,7 @@ def timed(run: Callable[[], Any], traces: Callable[[], int]) -> tuple[float, flo
 
 @pytest.fixture(autouse=True)
 def _made_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(planned, "most_seconds", lambda *arguments: 2.0)
+    monkeypatch.setattr(planning, "most_seconds", lambda *arguments: 2.0)
     monkeypatch.setattr(scheduled.train_function, "steps_per_execution", lambda model: TOGETHER)
     monkeypatch.setattr(scheduled, "RankFunctions", Functions)
     monkeypatch.setattr(scheduled, "Profiling", lambda *arguments: Training())
@@ -136,7 +136,7 @@ def test_what_is_asked_for_does_not_wait(options, waits):
 def test_a_slow_link_makes_measuring_it_long(monkeypatch):
     """It takes as long as steps that send as many bytes; where steps send little, they tell little."""
     monkeypatch.undo()
-    usual_s = planned.most_seconds(0.0, 1e6)
-    sent_bytes = (1 + planned._REPEATS) * sum(planned._count(size) * size for size in planned._SIZES)
-    assert planned.most_seconds(0.5, sent_bytes / 10) - usual_s == pytest.approx(5.0)
-    assert planned.most_seconds(1e-3, 100.0) - usual_s < 1.0
+    usual_s = planning.most_seconds(0.0, 1e6)
+    sent_bytes = (1 + planning._REPEATS) * sum(planning._count(size) * size for size in planning._SIZES)
+    assert planning.most_seconds(0.5, sent_bytes / 10) - usual_s == pytest.approx(5.0)
+    assert planning.most_seconds(1e-3, 100.0) - usual_s < 1.0

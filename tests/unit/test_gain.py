@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from tf_ooo.costs.layer_costs import LayerCosts, Link
 from tf_ooo.costs.table import CostTable
-from tf_ooo.modes.layerpipe.planned import make_plan as layerpipe_plan
+from tf_ooo.modes.layerpipe.planning import make_plan as layerpipe_plan
 from tf_ooo.modes.layerpipe.reporting import limits_of
 from tf_ooo.modes.pipeline.partition import units_of
 from tf_ooo.modes.pipeline.planning import PlanRequest, make_plan

@@ -3,7 +3,7 @@
 import pytest
 
 import tf_ooo
-from tf_ooo.modes.layerpipe.planned import LEAST_GAIN, make_plan
+from tf_ooo.modes.layerpipe.planning import LEAST_GAIN, make_plan
 from tf_ooo.planning.simulation.simulator import simulate
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tf_ooo.modes.layerpipe.planned import in_order_of
+from tf_ooo.modes.layerpipe.planning import in_order_of
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import pytest
 from grappler_passes.graph.training_graph import Layer, TrainingGraph
 from tf_ooo.costs.layer_costs import LayerCosts, Link
 from tf_ooo.costs.table import CostTable
-from tf_ooo.modes.layerpipe.planned import make_plan
+from tf_ooo.modes.layerpipe.planning import make_plan
 from tf_ooo.modes.layerpipe.reporting import _ways_bytes, fill_report, placed_rows
 from tf_ooo.modes.layerpipe.rounds import HIGH, Stages, stages_of
 from tf_ooo.report.report import Report

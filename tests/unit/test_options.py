@@ -13,7 +13,7 @@ from tf_ooo.costs.table import CostTable
 from tf_ooo.errors import OOOError, OptionsError
 from tf_ooo.fit.reporting import note_unused
 from tf_ooo.modes.by_name import Options, options_for_fit
-from tf_ooo.modes.compiled import plans
+from tf_ooo.modes.compiled import planning
 from tf_ooo.modes.compiled.controller import for_function
 from tf_ooo.modes.table import MODES, DataParallel, LayerPipe, Pipeline, SingleDevice
 from tf_ooo.planning.policies import POLICIES, schedules_of
@@ -319,7 +319,7 @@ def test_a_new_policy_without_streams_is_none_for_steps_that_xla_compiles(monkey
     monkeypatch.setitem(POLICIES, "new", new)
     assert "new" in schedules_of("single_device")
     assert schedules_of("single_device", streams=True) == ("multi_stream",)
-    assert plans.USUAL.name == "multi_stream"
+    assert planning.USUAL.name == "multi_stream"
     with pytest.raises(OptionsError, match="'new' orders the graph executor; jit_compile=True takes 'auto'"):
         for_function(abs, abs, SingleDevice(schedule="new"), Report())
 

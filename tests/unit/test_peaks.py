@@ -10,7 +10,7 @@ import tensorflow as tf
 from grappler_passes.graph.sizes import KnownShapes
 from grappler_passes.graph.training_graph import Op, OpKind, TrainingGraph
 from tf_ooo.errors import MemoryLimitError
-from tf_ooo.rewriting import planner
+from tf_ooo.rewriting import one_device
 from tf_ooo.rewriting.result import Orders
 
 
@@ -32,33 +32,33 @@ DIAMOND = graph("a 10 A:", "b 1 A: a", "c 2 A: a", "e 4 B:", "d 8 A: b c")
 
 def test_ready_first_runs_first():
     """``a`` and ``e`` wait for nothing; what ``a`` makes ready comes behind ``e``."""
-    assert planner.stock_order(DIAMOND) == ["a", "e", "b", "c", "d"]
+    assert one_device.stock_order(DIAMOND) == ["a", "e", "b", "c", "d"]
 
 
 def test_the_order_in_which_inputs_come_does_not_matter():
     """An op runs when the last of its producers has run, however often it reads one."""
     deep = graph("a 1 A:", "b 1 A: a", "c 1 A: b", "d 1 A: a c c", "e 1 A: a")
-    assert planner.stock_order(deep) == ["a", "b", "e", "c", "d"]
+    assert one_device.stock_order(deep) == ["a", "b", "e", "c", "d"]
 
 
 def test_the_highest_peak_is_that_of_the_fullest_device():
     """A: a 10, b 11, c 13, then a goes, d 11.  B: e 4."""
-    assert planner.highest_peak(DIAMOND, planner.stock_order(DIAMOND)) == 13
-    assert planner.highest_peak(graph("a 3 A:", "b 5 B:"), ["a", "b"]) == 5
-    assert planner.highest_peak(DIAMOND, []) == 0
+    assert one_device.highest_peak(DIAMOND, one_device.stock_order(DIAMOND)) == 13
+    assert one_device.highest_peak(graph("a 3 A:", "b 5 B:"), ["a", "b"]) == 5
+    assert one_device.highest_peak(DIAMOND, []) == 0
 
 
 def test_sizes_must_be_known():
-    planner.require_sizes(DIAMOND, 5)
+    one_device.require_sizes(DIAMOND, 5)
     with pytest.raises(MemoryLimitError, match="b") as raised:
-        planner.require_sizes(graph("a 1 A:", "b ? A: a"), 5)
+        one_device.require_sizes(graph("a 1 A:", "b ? A: a"), 5)
     assert raised.value.smallest_bytes is None
 
 
 def test_what_was_separated_is_no_part_of_the_stock_peak():
     """The order is that of the graph as it came, with an op that is taken apart since then."""
     order = ["a", "e", "b", "of_the_graph_as_it_came", "c", "d"]
-    assert planner.stock_peak(DIAMOND, order) == 13
+    assert one_device.stock_peak(DIAMOND, order) == 13
 
 
 @pytest.fixture
@@ -96,23 +96,23 @@ def rewritten():
 def test_peaks_with_inputs_of_another_size(rewritten):
     """Three tensors of ten rows at once: the input is somebody else's."""
     known = KnownShapes(batch_size=10)
-    assert planner.check_memory(rewritten(), known, 3 * 80) == 3 * 80
+    assert one_device.check_memory(rewritten(), known, 3 * 80) == 3 * 80
     with pytest.raises(MemoryLimitError) as raised:
-        planner.check_memory(rewritten(), known, 3 * 80 - 1)
+        one_device.check_memory(rewritten(), known, 3 * 80 - 1)
     assert raised.value.smallest_bytes == 3 * 80
-    assert planner.check_memory(rewritten(), KnownShapes(batch_size=5), 3 * 80 - 1) == 3 * 40
+    assert one_device.check_memory(rewritten(), KnownShapes(batch_size=5), 3 * 80 - 1) == 3 * 40
 
 
 def test_the_stock_peak_is_told_where_only_it_is_above_the_limit(rewritten):
     """The planned order, cut short here, has two tensors at once."""
     result = rewritten(planned=("x", "first", "second"))
-    assert planner.check_memory(result, KnownShapes(batch_size=10), 2 * 80) == 3 * 80
+    assert one_device.check_memory(result, KnownShapes(batch_size=10), 2 * 80) == 3 * 80
 
 
 def test_peaks_of_sizes_that_stay_open(rewritten):
     with pytest.raises(MemoryLimitError, match="first"):
-        planner.check_memory(rewritten(), KnownShapes(), 10**9)
+        one_device.check_memory(rewritten(), KnownShapes(), 10**9)
 
 
 def test_without_a_limit_there_is_nothing_to_check(rewritten):
-    assert planner.check_memory(rewritten(planned=None), KnownShapes(), 1) == 0
+    assert one_device.check_memory(rewritten(planned=None), KnownShapes(), 1) == 0

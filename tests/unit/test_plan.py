@@ -15,8 +15,8 @@ from tf_ooo.cli import main
 from tf_ooo.costs.layer_costs import LayerCosts, Link
 from tf_ooo.costs.table import CostTable
 from tf_ooo.errors import OptionsError
-from tf_ooo.modes.data_parallel import planned as data_parallel
-from tf_ooo.modes.layerpipe import planned as layerpipe
+from tf_ooo.modes.data_parallel import planning as data_parallel
+from tf_ooo.modes.layerpipe import planning as layerpipe
 from tf_ooo.modes.pipeline import planning as pipeline
 from tf_ooo.modes.pipeline.mesh import make_mesh
 from tf_ooo.modes.pipeline.partition import units_of

@@ -14,8 +14,8 @@ from tf_ooo.errors import OptionsError
 from tf_ooo.fit.reporting import SlowerWarning
 from tf_ooo.modes.data_parallel import alone as of_ranks
 from tf_ooo.modes.data_parallel.alone import note_alone
-from tf_ooo.modes.layerpipe.planned import advice as of_layerpipe
-from tf_ooo.modes.layerpipe.planned import make_plan
+from tf_ooo.modes.layerpipe.planning import advice as of_layerpipe
+from tf_ooo.modes.layerpipe.planning import make_plan
 from tf_ooo.modes.layerpipe.reporting import limits_of
 from tf_ooo.modes.pipeline.reporting import why_back
 from tf_ooo.planning.model.schedule import Schedule

@@ -8,7 +8,7 @@ from tests import hlo_order
 from tf_ooo.costs.gains import GainTable
 from tf_ooo.errors import CostError, OptionsError
 from tf_ooo.modes.by_name import Options
-from tf_ooo.modes.compiled import plans
+from tf_ooo.modes.compiled import planning
 from tf_ooo.modes.compiled.measuring import in_order
 from tf_ooo.planning.model.schedule import Schedule, Task, TaskList
 
@@ -116,7 +116,7 @@ class TestGains:
 class TestPlans:
     def test_side_lane_is_dealt_out_with_updates(self):
         side = [Task(kind, layer) for layer in (3, 2, 1) for kind in ("dW", "U")]
-        made = plans.dealt_out(
+        made = planning.dealt_out(
             Schedule("single_device", "x", {(0, 0): TaskList([]), (0, 1): TaskList(side)}), 2
         )
         assert [str(task) for task in made.lanes[0, 1]] == ["dW:3", "U:3", "dW:1", "U:1"]
@@ -124,7 +124,7 @@ class TestPlans:
 
     def test_one_stream_changes_nothing(self):
         made = Schedule("single_device", "x", {(0, 1): TaskList([Task("dW", 1)])})
-        assert plans.dealt_out(made, 1) is made
+        assert planning.dealt_out(made, 1) is made
 
 
 class TestOptions:

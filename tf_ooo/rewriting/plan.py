@@ -143,7 +143,7 @@ def _order_of(
     graph: TrainingGraph, schedule: str, limit_bytes: int | list[int] | tuple[int, ...] | None
 ) -> Schedule:
     """Order a graph whose ops have no costs. OptionsError: limits of several devices, of which it has one."""
-    from tf_ooo.rewriting.planner import plan_graph  # noqa: PLC0415 - imports TensorFlow
+    from tf_ooo.rewriting.one_device import plan_graph  # noqa: PLC0415 - imports TensorFlow
 
     if isinstance(limit_bytes, (list, tuple)):
         raise OptionsError(

@@ -13,8 +13,8 @@ from tensorflow.core.framework import graph_pb2
 from grappler_passes.graph.sizes import KnownShapes
 from tf_ooo.errors import MemoryLimitError
 from tf_ooo.options import OneDeviceOptions
-from tf_ooo.rewriting import planner
-from tf_ooo.rewriting.planner import check_memory
+from tf_ooo.rewriting import one_device
+from tf_ooo.rewriting.one_device import check_memory
 from tf_ooo.rewriting.request import Failures, RewriteRequest
 from tf_ooo.rewriting.result import RewriteResult
 from tf_ooo.tracing.traces import Seen
@@ -119,7 +119,7 @@ class RewriteSession(RewriteRequest[RewriteResult], StepSession):
         self._peaks = peaks = _Peaks(KnownShapes(options.batch_size))
 
         def rewrite(graph_def: graph_pb2.GraphDef) -> RewriteResult:
-            result = planner.rewrite_graph(graph_def, options, peaks.known)
+            result = one_device.rewrite_graph(graph_def, options, peaks.known)
             _LOG.info(
                 "planned %s for %d layers in %.2f s: %d ops wait for %d added edges",
                 result.schedule.policy,

@@ -11,7 +11,7 @@ from tf_ooo.costs.gains import GainTable
 from tf_ooo.errors import GraphError, MemoryLimitError, OptionsError
 from tf_ooo.fit.comparison import REWRITTEN, STOCK
 from tf_ooo.fit.controller import StepController
-from tf_ooo.modes.compiled import plans
+from tf_ooo.modes.compiled import planning
 from tf_ooo.modes.compiled.calls import StepToPlan
 from tf_ooo.modes.compiled.measuring import MeasuredGains
 from tf_ooo.modes.compiled.rewrite import Plan, rewrite_step, unchanged
@@ -135,17 +135,17 @@ def ways(options: OneDeviceOptions, steps: int = 1, session: StreamSession | Non
     ``steps`` of them go into one function for the way DELAYED, or for the one that is asked for.  The session
     is told of measured gains, and knows what XLA made of the stock step.
     """
-    policy = plans.USUAL if options.schedule == "auto" else POLICIES[options.schedule]
-    early = functools.partial(plans.every_layer, policy=policy, streams=options.streams)
+    policy = planning.USUAL if options.schedule == "auto" else POLICIES[options.schedule]
+    early = functools.partial(planning.every_layer, policy=policy, streams=options.streams)
     table = _gains(options, session, delay=steps > 1)
 
     def capture(what: StepToPlan) -> Capture | None:
-        return plans.capture_of(what, None if session is None else session.modules.get(STOCK))
+        return planning.capture_of(what, None if session is None else session.modules.get(STOCK))
 
     limit_bytes = options.memory_limit_bytes
     # With a limit a plan may move nothing for want of memory: XLA is asked what that step needs, too.
     joint = functools.partial(
-        plans.joint, policy=policy, streams=options.streams, gains=table, memory_limit_bytes=limit_bytes,
+        planning.joint, policy=policy, streams=options.streams, gains=table, memory_limit_bytes=limit_bytes,
         capture=capture if xla.platform() == "CUDA" else None,
         must_gain=_compares(options) and limit_bytes is None,
     )  # fmt: skip

@@ -14,7 +14,7 @@ from tf_ooo.errors import OOOError
 from tf_ooo.fit.baseline import STEPS, Baseline, stock_steps_s
 from tf_ooo.fit.reporting import SlowerWarning
 from tf_ooo.fit.timing import timed_run
-from tf_ooo.modes.data_parallel.planned import factor_for, stock_step_s
+from tf_ooo.modes.data_parallel.planning import factor_for, stock_step_s
 from tf_ooo.report.report import Report
 from tf_ooo.report.summary import Gain
 from tf_ooo.tracing.traces import trace_count

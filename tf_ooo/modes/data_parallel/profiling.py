@@ -17,7 +17,7 @@ from tf_ooo.fit import timing
 from tf_ooo.fit.mode import Training
 from tf_ooo.fit.timing import timed_run
 from tf_ooo.hosts.ranks.base import Engine, Message
-from tf_ooo.modes.data_parallel import planned
+from tf_ooo.modes.data_parallel import planning
 from tf_ooo.modes.data_parallel.options import DataParallel
 from tf_ooo.modes.data_parallel.ordering import FLIGHT_BYTES, LayerKey, digest, request_to_look
 from tf_ooo.report.report import Report
@@ -182,7 +182,7 @@ class Profiling(Training):
     ) -> None:
         self._functions, self._engine, self._options = functions, functions.engine, options
         self._report, self._together, self._take = report, together, take
-        self._needs_costs = planned.needs_costs(options.schedule, options.policy_options)
+        self._needs_costs = planning.needs_costs(options.schedule, options.policy_options)
         look = functools.partial(request_to_look, functions.model)
         self._probe: RewrittenSteps[PassResult] = RewrittenSteps(functions, functions.source, 1, look)
         self._failed = self._probe.failed
@@ -222,7 +222,7 @@ class Profiling(Training):
         """Rank 0 plans; all ranks take what it says."""
         started, link, plan = time.perf_counter(), None, Planned()
         try:
-            link = planned.measure_allreduce(self._engine) if self._needs_costs else None  # by all ranks
+            link = planning.measure_allreduce(self._engine) if self._needs_costs else None  # by all ranks
         except OOOError as error:
             self._cannot_plan(error)
         try:
@@ -240,21 +240,21 @@ class Profiling(Training):
         self._report.took(planned_s + self.single.steps.first_s + profiler_s)
         self._take(next((reply for reply in told if reply.failed), told[0]), self.single)
 
-    def _plan_on_rank_0(self, link: planned.MeasuredLink | None) -> Planned:
+    def _plan_on_rank_0(self, link: planning.MeasuredLink | None) -> Planned:
         probe, options, workers = self._probe, self._options, self._engine.size
         if probe.result is None:
             raise GraphError(f"the step was not profiled: {probe.failure}")
-        keys, step, graph = planned.one_step(probe.result.graph_def)
+        keys, step, graph = planning.one_step(probe.result.graph_def)
         if link is None:
-            schedule = planned.plain_schedule(len(keys), options.schedule, workers, options.policy_options)
+            schedule = planning.plain_schedule(len(keys), options.schedule, workers, options.policy_options)
             return Planned(schedule=schedule.to_text(), layers=keys)
         if self._profiler.profile is None:
             raise GraphError("the step was not profiled")
         costs = step_costs(step, graph, self._profiler.profile)
         single_s = statistics.median(self.single.seconds)
-        layers, table = planned.as_measured(costs, graph, link.link, workers, single_s)
+        layers, table = planning.as_measured(costs, graph, link.link, workers, single_s)
         of_steps = (self._together, link.flight_bytes, options.policy_options)
-        gain = planned.make_plan(layers, table.link, workers, options.schedule, *of_steps)
+        gain = planning.make_plan(layers, table.link, workers, options.schedule, *of_steps)
         plan, sizes = gain.plan, self._functions.averaging.slices.sizes
         self._report.change(costs=table, timeline=plan.timeline)
         left_out = [row for row in plan.candidates if row.reason]

@@ -17,7 +17,7 @@ from tf_ooo.fit.experiment import Comparing, Experiment, Kept, StockFirst, Turn
 from tf_ooo.fit.recorder import Watched
 from tf_ooo.fit.reporting import fall_back
 from tf_ooo.fit.timing import Budget, timed_run
-from tf_ooo.modes.data_parallel import planned
+from tf_ooo.modes.data_parallel import planning
 from tf_ooo.modes.data_parallel.alone import ALONE, note_alone
 from tf_ooo.modes.data_parallel.options import DataParallel
 from tf_ooo.modes.data_parallel.ordering import request_to_order
@@ -83,7 +83,7 @@ class ScheduledSteps:
         def slowest(seconds: float, traced: bool) -> tuple[float, bool]:
             everyone = ranks.engine.gather((seconds, traced))
             seconds, traced = max(theirs_s for theirs_s, _ in everyone), any(each for _, each in everyone)
-            budget.beside_s = planned.most_seconds(seconds / together, gradient_bytes)
+            budget.beside_s = planning.most_seconds(seconds / together, gradient_bytes)
             return seconds, traced
 
         return StockFirst(
@@ -156,9 +156,9 @@ class ScheduledSteps:
         self._stock_predicted_s = plan.stock_s
         schedule = Schedule.from_text(plan.schedule)
         if plan.step_s is not None:
-            gain = planned.predicted_gain(plan.step_s, plan.stock_s)
+            gain = planning.predicted_gain(plan.step_s, plan.stock_s)
             _LOG.info("planned %s, predicted gain %.1f%%", schedule.policy, 100 * gain)
-            if options.may_fall_back and not options.profile_steps and gain < planned.TRIED:
+            if options.may_fall_back and not options.profile_steps and gain < planning.TRIED:
                 self.keep_stock(f"no gain is predicted ({gain:.1%})", quiet=True)
                 report.change(how_to_record=f"schedule={schedule.policy!r}")
                 return

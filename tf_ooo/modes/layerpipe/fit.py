@@ -30,7 +30,7 @@ from tf_ooo.hosts.ranks.base import Engine, SingleEngine
 from tf_ooo.hosts.speeds import measured_model
 from tf_ooo.hosts.system_memory import available_bytes
 from tf_ooo.modes.layerpipe.options import LayerPipe
-from tf_ooo.modes.layerpipe.planned import in_order_of, note_rebuilt_weights, plan_spread
+from tf_ooo.modes.layerpipe.planning import in_order_of, note_rebuilt_weights, plan_spread
 from tf_ooo.modes.layerpipe.reporting import fill_spread, watched_round
 from tf_ooo.modes.layerpipe.spread import Spread, SpreadPlan, spread
 from tf_ooo.modes.layerpipe.ticks import Batches, Epoch, rounds_together, structure_of

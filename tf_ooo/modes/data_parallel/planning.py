@@ -31,6 +31,7 @@ from tf_ooo.planning.policies.reverse_first_k import POLICY as REVERSE_FIRST_K
 if TYPE_CHECKING:
     from tensorflow.core.framework import graph_pb2
 
+
 MODE = "data_parallel"
 _SIZES = (64 * 1024, 256 * 1024, 1024**2, 4 * 1024**2)
 # Each size is sent so often at least, and so many bytes of it: a network lets a part of less through at once.

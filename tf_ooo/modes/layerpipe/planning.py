@@ -32,6 +32,7 @@ from tf_ooo.units import seconds_text
 if TYPE_CHECKING:
     import keras
 
+
 _LOG = logging.getLogger("tf_ooo")
 # Batches of the plan, for each processor: enough for the rounds at both ends not to matter.
 _BATCHES = 4

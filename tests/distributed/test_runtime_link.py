@@ -30,9 +30,7 @@ def test_a_link_is_fitted_to_hops_that_were_made():
 
 
 def test_a_run_of_hops_copies_there_and_back():
-    import tensorflow as tf
-
-    function = runtime_link._hops(tf, CPU.format(0), CPU.format(1), 1024, 8)
+    function = runtime_link._hops(CPU.format(0), CPU.format(1), 1024, 8)
     placed = [
         op.device for op in function.get_concrete_function().graph.get_operations() if op.type == "Identity"
     ]

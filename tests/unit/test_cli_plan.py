@@ -387,3 +387,15 @@ def test_a_demo_without_tensorflow_says_what_to_install(missing, monkeypatch):
     last = result.output.splitlines()[-1]
     assert last.startswith("Error: this needs TensorFlow with Keras")
     assert f"{missing} is not installed here: pip install '.[cpu]'" in last
+
+
+def test_a_worker_without_tensorflow_says_what_to_install():
+    code = (
+        "import sys\n"
+        "sys.modules.update(dict.fromkeys(('tensorflow', 'keras')))\n"
+        "from tf_ooo.cli import main\n"
+        "main(['worker', '--cluster', '127.0.0.1:7001,127.0.0.1:7002', '--task', '1'])\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert ended.returncode != 0
+    assert ended.stderr.startswith("Error: TensorFlow cannot be imported"), ended.stderr

@@ -32,18 +32,18 @@ class Devices:
 
         return lambda: SimpleNamespace(numpy=numpy)
 
-    def hops(self, tf, sender, receiver, size, hops):
+    def hops(self, sender, receiver, size, hops):
         assert (sender, receiver) == (SENDER, RECEIVER)
         self.sizes.append(size)
         return self.takes(START_S + hops * (IDLE_S + size / self.link.bytes_per_s))
 
-    def beside_messages(self, tf, sender, receiver, computing, products, messages, size):
+    def beside_messages(self, sender, receiver, computing, products, messages, size):
         """The receiver has twice the sender's overhead: 4/3 and 2/3 of the mean."""
         of_mean = {SENDER: 2 / 3, RECEIVER: 4 / 3}[computing]
         longer_s = messages * size * self.link.overhead_s_per_byte * of_mean
         return self.takes(START_S + products * PRODUCT_S + longer_s)
 
-    def in_turns(self, tf, sender, receiver, products, size):
+    def in_turns(self, sender, receiver, products, size):
         """Eight segments on either device side by side; with messages seven hops, and one begins later."""
         assert products * PRODUCT_S == pytest.approx(SEGMENT_S)
         if not size:

@@ -11,7 +11,6 @@ import socket
 from collections.abc import Iterator, Sequence
 
 from tf_ooo.errors import BackendError, OptionsError
-from tf_ooo.hosts.native import load
 
 CLUSTER_VARIABLE = "TF_OOO_CLUSTER"
 """This variable stands for ``devices=`` where it is left out; ``tf-ooo run`` sets it."""
@@ -186,6 +185,8 @@ def only_at(address: str) -> Iterator[None]:
     TensorFlow itself opens the port at all addresses of the machine.  BackendError: it did so all the same,
     or this system cannot prevent it.
     """
+    from tf_ooo.hosts.native import load  # ctypes: most processes start no server
+
     library, ip = load("_listening"), _ip(address)
     if library.ooo_listen_only(ip.encode(), host_port(address)[1]) <= 0:
         raise BackendError(

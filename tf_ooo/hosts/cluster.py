@@ -17,6 +17,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any, TypeAlias
 
+import tensorflow as tf
+
 from grappler_passes.compat import runtime
 from tf_ooo.compat import versions
 from tf_ooo.costs.layer_costs import Link
@@ -40,7 +42,6 @@ from tf_ooo.hosts.facts import (
     Facts,
     Line,
     in_a_line,
-    limits_of_gpus,
     limits_of_workers,
     own_facts,
     say_used,
@@ -91,8 +92,6 @@ class Cluster:
 
     def hosts(self) -> list[str]:
         """Return each device's host, from the address of its task: CPUs of one host share its cores."""
-        import tensorflow as tf
-
         own = f"/job:{_OWN_JOB}/"
         tasks = [0 if n.startswith(own) else tf.DeviceSpec.from_string(n).task for n in self.devices]
         return [host_port(self.addresses[task])[0] for task in tasks]
@@ -102,8 +101,6 @@ class Cluster:
 
         This process' own CPU has none: the whole model is there, and what it needs is looked at by itself.
         """
-
-        import tensorflow as tf
 
         cpus = [name for name in self.devices if name.startswith("/job:worker/") and ":CPU:" in name]
         task_of = {name: tf.DeviceSpec.from_string(name).task for name in cpus}
@@ -214,8 +211,6 @@ def _meet(
 
 def _greet(addresses: Sequence[str], task: int, deadline: float, silence_s: float) -> Facts:
     """Ask a worker for its facts, once it is there; one that is silent is waited for ``silence_s``."""
-    import tensorflow as tf
-
     told = time.monotonic() + _PATIENCE_S
     heard = time.monotonic()  # if only that nobody is there
     while True:
@@ -277,8 +272,6 @@ def _join(
     addresses: Sequence[str], workers: Mapping[int, Facts], own_task: int | None, silence: Silence
 ) -> None:
     """Connects this process' eager context to the workers.  BackendError: names who is lost meanwhile."""
-    import tensorflow as tf
-
     with contextlib.suppress(RuntimeError):  # TensorFlow runs already, with the threads that it has
         # The workers' executors take the number from here.
         asked = tf.config.threading.get_inter_op_parallelism_threads() or os.cpu_count() or 1
@@ -326,8 +319,6 @@ def _own_address(addresses: Sequence[str], others: Sequence[str], own_task: int 
 
 def _devices(tasks: int, own_task: int | None) -> tuple[str, ...]:
     """Return full names, GPUs before CPUs, task by task."""
-    import tensorflow as tf
-
     own = f"/job:{_OWN_JOB}/replica:0/task:0"
     listed = [device.name for device in tf.config.list_logical_devices()]
     # TensorFlow leaves the job out of the names of this process' devices.
@@ -372,6 +363,17 @@ class Devices:
 
     def memory_limits(self) -> Mapping[str, ReportedLimit]:
         return limits_of_gpus(self.devices)
+
+
+def limits_of_gpus(devices: Sequence[str]) -> dict[str, ReportedLimit]:
+    """Return the bytes that TensorFlow may use of the GPUs among these devices, by full name.
+
+    For a CPU it makes a number up.
+    """
+    gpus = [name for name in devices if ":GPU:" in name]
+    sizes = runtime.device_memory_bytes() if gpus else {}
+    said = "TensorFlow may use so many of {}"
+    return {gpu: ReportedLimit(sizes[gpu], said.format(gpu)) for gpu in gpus if sizes.get(gpu, 0) > 0}
 
 
 Target: TypeAlias = Cluster | Devices

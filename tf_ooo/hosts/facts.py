@@ -1,7 +1,7 @@
 """Publishes a worker's facts through its own TensorFlow runtime and reads them, memory limits included.
 
 Read with a session rather than eagerly: it can be given a deadline, and it asks the one worker
-without having joined its cluster.
+without having joined its cluster.  TensorFlow is not imported before: a worker checks its version first.
 """
 
 from __future__ import annotations
@@ -10,12 +10,10 @@ import json
 import os
 import time
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
-from grappler_passes.compat import runtime
-from tf_ooo.compat import tf_functions
 from tf_ooo.errors import BackendError
 from tf_ooo.hosts.addresses import answers
 from tf_ooo.hosts.system_memory import ReportedLimit, memory_group, taken_bytes
@@ -154,6 +152,8 @@ class Line:
 
     def abandon(self) -> None:
         """Leaves the connection as it is: closing it would wait for the worker, too."""
+        from tf_ooo.compat import tf_functions
+
         if self._session is not None:
             tf_functions.abandon(self._session)
             self._session = None
@@ -165,17 +165,6 @@ class Line:
         if self._session is not None:
             self._session.close()
             self._session = None
-
-
-def limits_of_gpus(devices: Sequence[str]) -> dict[str, ReportedLimit]:
-    """Return the bytes that TensorFlow may use of the GPUs among these devices, by full name.
-
-    For a CPU it makes a number up.
-    """
-    gpus = [name for name in devices if ":GPU:" in name]
-    sizes = runtime.device_memory_bytes() if gpus else {}
-    said = "TensorFlow may use so many of {}"
-    return {gpu: ReportedLimit(sizes[gpu], said.format(gpu)) for gpu in gpus if sizes.get(gpu, 0) > 0}
 
 
 def limits_of_workers(

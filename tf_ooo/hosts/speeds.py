@@ -10,8 +10,9 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from types import ModuleType
 from typing import Any
+
+import tensorflow as tf
 
 from grappler_passes.compat import runtime
 from tf_ooo.compat import keras_variables
@@ -29,12 +30,10 @@ _WIDTH, _SEGMENT_S = 256, 0.03
 _ROUNDS, _BUSY_BYTES = 4, 256 * 1024
 
 
-def busy_latency_s(
-    tf: ModuleType, sender: str, receiver: str, link: Link, product_s: float, repeats: int
-) -> float:
+def busy_latency_s(sender: str, receiver: str, link: Link, product_s: float, repeats: int) -> float:
     """Return seconds of a message, less those that it occupies the link; not below the idle link's."""
     products = max(4, round(_SEGMENT_S / max(product_s, 1e-6)))
-    alone, sending = (_warm(_in_turns(tf, sender, receiver, products, size)) for size in (0, _BUSY_BYTES))
+    alone, sending = (_warm(_in_turns(sender, receiver, products, size)) for size in (0, _BUSY_BYTES))
     pairs = [(seconds_of(alone), seconds_of(sending)) for _ in range(repeats)]
     # Without messages both devices compute 2 n segments side by side; with them there are 2 n - 1 hops, and
     # the second device begins a segment later.
@@ -44,8 +43,8 @@ def busy_latency_s(
     return max(link.latency_s, hop_s - known_s)
 
 
-def _in_turns(tf: ModuleType, sender: str, receiver: str, products: int, size: int) -> Callable[[], Any]:
-    there, back = (_Segments(tf, name, products, size) for name in (sender, receiver))
+def _in_turns(sender: str, receiver: str, products: int, size: int) -> Callable[[], Any]:
+    there, back = (_Segments(name, products, size) for name in (sender, receiver))
 
     def function() -> Any:
         messages: list[Any] = []
@@ -67,8 +66,8 @@ def _in_turns(tf: ModuleType, sender: str, receiver: str, products: int, size: i
 class _Segments:
     """Segments of computation on one device, one after the other."""
 
-    def __init__(self, tf: ModuleType, name: str, products: int, size: int) -> None:
-        self._tf, self._name, self._products = tf, name, products
+    def __init__(self, name: str, products: int, size: int) -> None:
+        self._name, self._products = name, products
         self._matrix = keras_variables.zeros_on(name, tf.float32, (_WIDTH, _WIDTH))
         self._sent = keras_variables.zeros_on(name, tf.float32, (max(1, size // 4),))
         self.last: Any = None
@@ -76,21 +75,21 @@ class _Segments:
     def segment(self, after: Sequence[Any]) -> Any:
         """Begins after the one before, and after tensors of this device."""
         before = [] if self.last is None else [self.last]
-        with self._tf.device(self._name), self._tf.control_dependencies([*before, *after]):
+        with tf.device(self._name), tf.control_dependencies([*before, *after]):
             factor = product = self._matrix.read_value()
-        with self._tf.device(self._name):
+        with tf.device(self._name):
             for _ in range(self._products):
-                product = self._tf.matmul(product, factor)
+                product = tf.matmul(product, factor)
         self.last = product
         return product
 
     def message(self, after: object) -> Any:
-        with self._tf.device(self._name), self._tf.control_dependencies([after]):
+        with tf.device(self._name), tf.control_dependencies([after]):
             return self._sent.read_value()
 
     def arrived(self, messages: Sequence[Any]) -> list[Any]:
         """Something on this device that waits for each message."""
-        with self._tf.device(self._name):
+        with tf.device(self._name):
             return [message[0] for message in messages]
 
 
@@ -159,15 +158,13 @@ def measure_device_link(
     as latency.  What messages take from a computation on either device is measured, too; the latency is that
     between devices that compute.  CostError: no such device, or it does not answer.
     """
-    import tensorflow as tf
-
     try:
         samples = [(float(x), hop_s) for x in sizes for hop_s in _hop_seconds(sender, receiver, x, repeats)]
         link = fit_link(samples, flat_ok=True)
         link = replace(link, overhead_s_per_byte=measure_overhead_s_per_byte(sender, receiver, link, repeats))
         with runtime.calls_not_optimized():  # or they would take the copies out
-            product_s = max(_product_s(tf, at) for at in (sender, receiver))
-            busy_s = busy_latency_s(tf, sender, receiver, link, product_s, min(repeats, 3))
+            product_s = max(_product_s(at) for at in (sender, receiver))
+            busy_s = busy_latency_s(sender, receiver, link, product_s, min(repeats, 3))
     except CostError:
         raise
     except (tf.errors.OpError, ValueError) as error:
@@ -180,36 +177,32 @@ def measure_overhead_s_per_byte(sender: str, receiver: str, link: Link, repeats:
 
     The mean of both ends; 0 where the link is too slow for messages to be through in time.
     """
-    import tensorflow as tf
-
     with runtime.calls_not_optimized():
-        ends_s = [_overhead_s_per_byte(tf, sender, receiver, at, link, repeats) for at in (sender, receiver)]
+        ends_s = [_overhead_s_per_byte(sender, receiver, at, link, repeats) for at in (sender, receiver)]
     return statistics.mean(ends_s)
 
 
-def _overhead_s_per_byte(
-    tf: ModuleType, sender: str, receiver: str, computing: str, link: Link, repeats: int
-) -> float:
-    product_s = max(_product_s(tf, computing), 1e-6)
+def _overhead_s_per_byte(sender: str, receiver: str, computing: str, link: Link, repeats: int) -> float:
+    product_s = max(_product_s(computing), 1e-6)
     count = min(512, max(8, round(_COMPUTING_S / product_s)))
     total_bytes = int(_SENDING_SHARE * count * product_s * min(link.bytes_per_s, 1e11))
     if total_bytes < _LEAST_BYTES:
         return 0.0
     size = min(_MESSAGE_BYTES, total_bytes)
     messages = min(32, total_bytes // size)
-    beside = _warm(_beside_messages(tf, sender, receiver, computing, count, messages, size))
-    alone = _warm(_beside_messages(tf, sender, receiver, computing, count, 0, 0))
+    beside = _warm(_beside_messages(sender, receiver, computing, count, messages, size))
+    alone = _warm(_beside_messages(sender, receiver, computing, count, 0, 0))
     longer_s = statistics.median(seconds_of(beside) - seconds_of(alone) for _ in range(repeats))
     return max(0.0, longer_s) / (messages * size)
 
 
-def _product_s(tf: ModuleType, at: str) -> float:
-    short, long = (_warm(_beside_messages(tf, at, at, at, count, 0, 0)) for count in (4, 12))
+def _product_s(at: str) -> float:
+    short, long = (_warm(_beside_messages(at, at, at, count, 0, 0)) for count in (4, 12))
     return (min(seconds_of(long) for _ in range(3)) - min(seconds_of(short) for _ in range(3))) / 8
 
 
 def _beside_messages(
-    tf: ModuleType, sender: str, receiver: str, computing: str, products: int, messages: int, size: int
+    sender: str, receiver: str, computing: str, products: int, messages: int, size: int
 ) -> Any:
     """Return a function that multiplies matrices on one device while messages go from device to device."""
     sent = keras_variables.zeros_on(sender, tf.float32, (max(1, size // 4),))
@@ -234,15 +227,13 @@ def _beside_messages(
 
 
 def _hop_seconds(sender: str, receiver: str, size: int, repeats: int) -> list[float]:
-    import tensorflow as tf
-
     with runtime.calls_not_optimized():
-        start, end = (_warm(_hops(tf, sender, receiver, size, hops)) for hops in (0, _HOPS))
+        start, end = (_warm(_hops(sender, receiver, size, hops)) for hops in (0, _HOPS))
         empty_s = min(seconds_of(start) for _ in range(repeats))
         return [max(0.0, seconds_of(end) - empty_s) / _HOPS for _ in range(repeats)]
 
 
-def _hops(tf: ModuleType, sender: str, receiver: str, size: int, hops: int) -> Any:
+def _hops(sender: str, receiver: str, size: int, hops: int) -> Any:
     """A function that sends a tensor to and fro and returns one number of it."""
 
     def function() -> Any:
@@ -336,10 +327,8 @@ def _rate(device: str) -> float:
 
 def _of_device(device: str, shape: tuple[int, ...], once: Callable[[Any, Any], Any], each: float) -> float:
     """Return how much of it the device does in a second, where once is ``each``."""
-    import tensorflow as tf
-
     try:
-        return each * _per_second(_repeated(tf, device, shape, once))
+        return each * _per_second(_repeated(device, shape, once))
     except (tf.errors.OpError, ValueError) as error:
         raise CostError(f"speed of {device}: cannot be measured: {error}") from error
 
@@ -349,7 +338,6 @@ def _per_second(function: Any) -> float:
 
     What a call takes besides, tens of milliseconds on a worker, is as much with a small count.
     """
-    import tensorflow as tf
 
     def seconds(count: int) -> float:
         return seconds_of(lambda: function(tf.constant(count)))
@@ -366,7 +354,7 @@ def _per_second(function: Any) -> float:
     return (many - few) / max(long_s - short_s, 1e-9)
 
 
-def _repeated(tf: ModuleType, device: str, shape: tuple[int, ...], once: Callable[[Any, Any], Any]) -> Any:
+def _repeated(device: str, shape: tuple[int, ...], once: Callable[[Any, Any], Any]) -> Any:
     """Return a function that does it as often as it is told, and returns one number of the result."""
     variable = keras_variables.zeros_on(device, tf.float32, shape)
 

@@ -207,8 +207,7 @@ def _hidden(g: GradientFlow, known: list[int]) -> dict[int, int]:
 
 
 def _past_forward(g: GradientFlow) -> list[int]:
-    """Where nothing says which ops are results, gradients that nobody asked for are among those taken for
-    them.
+    """Gradients that nobody asked for are taken for results if nothing says which ops are results.
 
     They come after ops that change fewer weights than they depend on (``d loss / d x`` changes none).
     """

@@ -143,9 +143,9 @@ def facts(**flags):
     ],
 )
 def test_the_kind_of_an_op(flags, needed, update_layer, kind, layer, reason):
-    found = classify._kind(facts(**flags), 0, needed, update_layer)
-    assert found[:2] == (kind, layer)
-    assert reason in found[2]
+    answer = classify._kind(facts(**flags), 0, needed, update_layer)
+    assert answer[:2] == (kind, layer)
+    assert reason in answer[2]
 
 
 def op(kind, layer=None):
@@ -178,9 +178,9 @@ def test_a_gate_is_as_late_as_the_latest(producers, kind, layer):
 def test_an_op_as_plain_data():
     flow = flow_of("x _Arg:", "y Tanh: x x:1")
     flow.control[1], flow.outputs[1], flow.devices[1] = [0], (), "/device:y"
-    made = classify._op(flow, 1, DW, 3, "why")
-    assert (made.name, made.type, made.kind, made.layer, made.reason) == ("y", "Tanh", DW, 3, "why")
-    assert (made.inputs, made.control_inputs, made.device) == ((("x", 0), ("x", 1)), ("x",), "/device:y")
+    op = classify._op(flow, 1, DW, 3, "why")
+    assert (op.name, op.type, op.kind, op.layer, op.reason) == ("y", "Tanh", DW, 3, "why")
+    assert (op.inputs, op.control_inputs, op.device) == ((("x", 0), ("x", 1)), ("x",), "/device:y")
 
 
 def test_layers_of_a_kind():
@@ -326,8 +326,8 @@ def test_variables_with_their_slots():
     gradients = SimpleNamespace(
         weights=[weight("a", 1), weight("b", 0)], flow=flow, slots={1: [weight("m"), weight("v")]}
     )
-    found = [(v.name, v.handle, v.shape, v.slots) for v in classify._variables(gradients)]
-    assert found == [("a", "hb", (3,), ()), ("b", "ha", (3,), ("m", "v"))]
+    trained = [(v.name, v.handle, v.shape, v.slots) for v in classify._variables(gradients)]
+    assert trained == [("a", "hb", (3,), ()), ("b", "ha", (3,), ("m", "v"))]
 
 
 def test_trainable_variables_without_a_gradient():
@@ -339,17 +339,17 @@ def test_trainable_variables_without_a_gradient():
         SimpleNamespace(variables=("has",), weight_grad_ops=("w",)),
         SimpleNamespace(variables=("bare",), weight_grad_ops=()),
     )
-    found = classify._without_gradient(SimpleNamespace(variables=variables), layers)
-    assert list(found) == ["lacks", "bare"]
-    assert "a trainable variable without a dW" in found["bare"]
+    lacking = classify._without_gradient(SimpleNamespace(variables=variables), layers)
+    assert list(lacking) == ["lacks", "bare"]
+    assert "a trainable variable without a dW" in lacking["bare"]
 
 
 def test_calls_that_hide_what_they_do():
     flow = flow_of("h V:", "x A:", "call StatefulPartitionedCall: x h", "f If: h", "t Tanh: h", "c While: x")
     ops = {name: Op(name, "Any", F if name == "f" else DW) for name in flow.names}
-    found = classify._hidden_updates(SimpleNamespace(flow=flow, handle_nodes={0}), ops)
-    assert list(found) == ["call"]
-    assert found["call"].startswith("a call that cannot be inlined and uses h: ")
+    hidden = classify._hidden_updates(SimpleNamespace(flow=flow, handle_nodes={0}), ops)
+    assert list(hidden) == ["call"]
+    assert hidden["call"].startswith("a call that cannot be inlined and uses h: ")
 
 
 def test_why_an_op_is_mixed():

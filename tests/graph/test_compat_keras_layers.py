@@ -155,13 +155,13 @@ def test_is_wholly_built():
 
 
 def test_evaluate_makes_its_function_by_a_method_that_can_be_wrapped():
-    made, calls = normalized_model(), []
-    make = made.make_test_function
-    keras_layers.set_on(made, "make_test_function", lambda: calls.append(1) or make())
-    made.evaluate(np.ones((2, 3)), np.ones((2, 4)), verbose=0)
-    keras_layers.set_on(made, "make_test_function", None)
+    model, calls = normalized_model(), []
+    make = model.make_test_function
+    keras_layers.set_on(model, "make_test_function", lambda: calls.append(1) or make())
+    model.evaluate(np.ones((2, 3)), np.ones((2, 4)), verbose=0)
+    keras_layers.set_on(model, "make_test_function", None)
     assert calls == [1]
-    assert "make_test_function" not in vars(made)
+    assert "make_test_function" not in vars(model)
 
 
 def test_attributes_are_shadowed_in_turns():

@@ -60,8 +60,8 @@ def test_a_step_with_another_op_is_classified_by_itself(graphs):
     changed = [type(graph).FromString(graph.SerializeToString()) for graph in graphs]
     relu = next(node for node in changed[2].node if node.op == "ReluGrad")
     relu.op = "Relu6Grad"
-    found = steps.classify_steps(changed)[2].ops[relu.name]
-    assert found.type == "Relu6Grad"
+    last_relu = steps.classify_steps(changed)[2].ops[relu.name]
+    assert last_relu.type == "Relu6Grad"
 
 
 def test_layers_have_the_same_keys_in_every_step(graphs):

@@ -172,24 +172,26 @@ class TestJoint:
     def test_nothing_gains(self, planned):
         with pytest.raises(BackendError, match="no dW saves time beside the main stream"):
             planning.joint(planned, gains=GainTable({("dO:1", 2): -1e-6}), must_gain=True)
-        made = planning.joint(planned, gains=GainTable({("dO:1", 2): -1e-6}))
-        assert set(made.lanes) == {(0, 0)}
+        schedule = planning.joint(planned, gains=GainTable({("dO:1", 2): -1e-6}))
+        assert set(schedule.lanes) == {(0, 0)}
 
     def test_without_a_next_step_the_best_place_of_this_one(self, planned):
         """The table's best place is beside the next step's forward; dW:3 waits for dO:2, not for nothing."""
         gains = GainTable({("F:1", 3): 1.0, ("dO:2", 3): 0.001, ("dO:1", 3): 0.2, ("dO:1", 2): -1.0})
-        made = planning.joint(planned, gains=gains)
-        assert made.after == ((Task("dW", 3), Task("dO", 2), 0),)
-        assert [str(task) for task in made.lanes[0, 1] if task.kind == "dW"] == ["dW:3"]
+        schedule = planning.joint(planned, gains=gains)
+        assert schedule.after == ((Task("dW", 3), Task("dO", 2), 0),)
+        assert [str(task) for task in schedule.lanes[0, 1] if task.kind == "dW"] == ["dW:3"]
         with pytest.raises(BackendError, match="no dW saves time"):
             planning.joint(planned, gains=GainTable({("F:1", 3): 1.0}), must_gain=True)
 
     def test_the_table_s_seconds_replace_calculated_ones(self, planned):
         costs = planning.layer_costs(planned, "h100")
         table = GainTable({}, alone_s={"dW:2": 2 * costs[2].weight_grad_s, "F:1": 2 * costs[1].forward_s})
-        found = planning.with_measured(costs, table)
-        assert found[2].weight_grad_s == pytest.approx(2 * costs[2].weight_grad_s)
-        assert found[3].output_grad_s == pytest.approx(2 * costs[3].output_grad_s), "scaled like the others"
+        measured = planning.with_measured(costs, table)
+        assert measured[2].weight_grad_s == pytest.approx(2 * costs[2].weight_grad_s)
+        assert measured[3].output_grad_s == pytest.approx(2 * costs[3].output_grad_s), (
+            "scaled like the others"
+        )
 
     def test_launches_decide(self, planned):
         """A gain of 20 us is worth it, until the kernels that leave the CUDA graphs cost more."""

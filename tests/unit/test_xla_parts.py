@@ -123,8 +123,8 @@ class TestPlans:
         assert [str(task) for task in made.lanes[0, 2]] == ["dW:2", "U:2"]
 
     def test_one_stream_changes_nothing(self):
-        made = Schedule("single_device", "x", {(0, 1): TaskList([Task("dW", 1)])})
-        assert planning.dealt_out(made, 1) is made
+        dealt = Schedule("single_device", "x", {(0, 1): TaskList([Task("dW", 1)])})
+        assert planning.dealt_out(dealt, 1) is dealt
 
 
 class TestOptions:

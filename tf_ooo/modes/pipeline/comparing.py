@@ -144,7 +144,7 @@ class Comparison:
             return "the outputs for two micro-batches in one are not those for each by itself"
         if not self.exact or not compared:
             return ""
-        # Where losses and gradients have become small, earlier ones tell how large rounding is.
+        # Earlier losses and gradients tell how large rounding is once they have become small.
         least = max((abs(pair.together) for pair in earlier), default=0.0)
         differing = [pair for pair in compared if pair.loss_off(least) > self._rounding]
         if differing:

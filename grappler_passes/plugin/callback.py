@@ -5,12 +5,13 @@ Nothing may be raised here: ctypes would print it and TensorFlow would never kno
 
 from __future__ import annotations
 
+import functools
 import sys
 import threading
 import traceback
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Collection
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
 import rustworkx as rx
@@ -18,6 +19,7 @@ import rustworkx as rx
 from grappler_passes.compat import graph_protos, op_types, runtime
 from grappler_passes.graph.dependencies import MERGES, NEXT_ITERATIONS
 from grappler_passes.graph.node_input import split_input
+from grappler_passes.later import if_it_takes
 from grappler_passes.plugin.requests import DONE_ATTR, REQUEST_ATTR, SEEN_ATTR, Request, find, logger
 
 if TYPE_CHECKING:
@@ -30,17 +32,10 @@ DenseNet121 (18,904 ops), the slowest step of the zoo, it takes 6 s."""
 EXPECTED_S_PER_OP = 0.005
 
 
-@contextmanager
-def watched(request_id: str, ops: int) -> Iterator[None]:
+def watched(request_id: str, ops: int) -> AbstractContextManager[None]:
     """Warns once, with the line of the block that this thread is at, if the block takes too long."""
     limit_s = EXPECTED_S + EXPECTED_S_PER_OP * ops
-    timer = threading.Timer(limit_s, _say, [request_id, ops, limit_s, threading.get_ident()])
-    timer.daemon = True
-    timer.start()
-    try:
-        yield
-    finally:
-        timer.cancel()
+    return if_it_takes(limit_s, functools.partial(_say, request_id, ops, limit_s, threading.get_ident()))
 
 
 def _say(request_id: str, ops: int, limit_s: float, thread: int) -> None:

@@ -15,6 +15,7 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
+from grappler_passes.later import if_it_takes
 from tf_ooo.cli.inputs import BYTES, LINK, SPEEDS, STAGES, load_schedule, policy_options, with_devices
 from tf_ooo.cli.outputs import EXISTING, FILE, Outputs, picture_options, timeline_table
 from tf_ooo.cli.plan_table import CandidateRows, print_table, show_splits
@@ -32,7 +33,6 @@ from tf_ooo.planning.model.schedule import Schedule
 from tf_ooo.planning.pictures.page import Listed, Page, Table, bars_of, chart_of, layer_table, title
 from tf_ooo.planning.policies import POLICIES, Problem
 from tf_ooo.planning.simulation.timeline import Timeline
-from tf_ooo.report.later import if_it_takes
 from tf_ooo.rewriting.plan import plan as planned
 from tf_ooo.units import time_text
 

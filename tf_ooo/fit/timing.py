@@ -13,8 +13,8 @@ from typing import Any
 
 import click
 
+from grappler_passes.later import if_it_takes
 from tf_ooo.compat import keras_fits, nests
-from tf_ooo.report.later import if_it_takes
 from tf_ooo.units import about_count, about_text
 
 

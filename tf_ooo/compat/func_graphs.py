@@ -203,13 +203,17 @@ def leave_sums(graph_def: graph_pb2.GraphDef) -> None:
             node.attr[_LEAVE_SUMS].b = True
 
 
+# On functions, and calls of them, that XLA compiles as a whole.
+COMPILED = "_XlaMustCompile"
+
+
 class OptimizedGraph:
     """A graph as graph optimizers get it, with ``_Arg`` and ``_Retval`` nodes, as a function.
 
     It is called without being optimized again.
 
     Args:
-        graph_def: the graph; it may call no functions.
+        graph_def: the graph; it may call no functions but those that XLA compiles.
         concrete: the traced function that it was made of.
         captured: tensors in the place of those that ``concrete`` captures, in the same order.
 
@@ -222,7 +226,7 @@ class OptimizedGraph:
         specs = [tf.TensorSpec(tensor.shape, tensor.dtype) for tensor in arguments]
         needed, kept = [op.name for op in inner.control_outputs], {node.name for node in graph_def.node}
         lacking = [name for name in needed if name not in kept]
-        if lacking or graph_def.library.function:
+        if lacking or any(COMPILED not in function.attr for function in graph_def.library.function):
             raise ValueError(f"it lacks {lacking[0]}" if lacking else "it calls functions")
 
         def body(*tensors: Any) -> list[Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import importlib
 import itertools
 import os
@@ -185,6 +186,22 @@ def plain_call_node(name: str, function: str, inputs: Sequence[str], types: Any)
     return node
 
 
+def compiled_call_node(name: str, function: str, inputs: Sequence[str], types: Any) -> Any:
+    """Return the NodeDef of a call that XLA compiles as a whole; ``types``: as of :func:`call_node`."""
+    node = plain_call_node(name, function, inputs, types)
+    node.attr[func_graphs.COMPILED].b = True
+    for attribute in ("config", "config_proto", "executor_type"):
+        node.attr[attribute].s = b""
+    return node
+
+
+def compiled_function_def(name: str, nodes: object, inputs: Any, outputs: Sequence[str]) -> Any:
+    """Return :func:`function_def` of what XLA compiles as a whole, and no graph optimizer inlines."""
+    function = function_def(name, nodes, inputs, outputs)
+    function.attr[func_graphs.COMPILED].b = function.attr["_noinline"].b = True
+    return function
+
+
 def _call_node(name: str, op: str, inputs: Sequence[str], types: Any) -> Any:
     node = node_def_pb2.NodeDef(name=name, op=op, input=inputs)
     for attribute, infos in zip(("Tin", "Tout"), types, strict=True):
@@ -260,3 +277,38 @@ def hlo_of(function: Any, specs: Sequence[Any], stage: str = "hlo") -> str:
 def stream_calls(hlo: str) -> list[int]:
     """Return the stream of each annotated call in an HLO text."""
     return [int(stream) for stream in re.findall(rf'= .* call\(.*{STREAM_ATTRIBUTE}="(\d+)"', hlo)]
+
+
+# What XLA can compile, TensorFlow's own list of kernels says.
+
+_DEVICES = {"CPU": "XLA_CPU_JIT", "GPU": "XLA_GPU_JIT"}
+
+
+@functools.lru_cache
+def _kernels(op_type: str, device_type: str) -> tuple[Any, ...]:
+    from tensorflow.python.framework import kernels
+
+    _compile_once()
+    wanted = _DEVICES.get(device_type)
+    found = kernels.get_registered_kernels_for_op(op_type).kernel
+    return tuple(kernel for kernel in found if kernel.device_type == wanted)
+
+
+@functools.cache
+def _compile_once() -> None:
+    """TensorFlow registers XLA's kernels with its first compilation."""
+    tf_functions.plain_function(lambda x: x + x, [tf.TensorSpec((), tf.float32)], compiled=True)(
+        tf.constant(0.0)
+    )
+
+
+def can_compile(node: Any, device_type: str) -> bool:
+    """Return whether XLA has a kernel for a NodeDef, with its types, on ``CPU`` or ``GPU``."""
+    return any(
+        all(
+            node.attr[limit.name].type in limit.allowed_values.list.type
+            for limit in kernel.constraint
+            if limit.name in node.attr and limit.allowed_values.list.type
+        )
+        for kernel in _kernels(node.op, device_type)
+    )

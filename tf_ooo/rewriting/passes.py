@@ -8,8 +8,8 @@
 | its evaluation | | placement, local constants, verify |
 
 What comes out is verified against the graph as it came; plain sums and what runs again are checked by
-their own pass.  With a ``dump_dir`` all passes of a graph write into it, numbered in the order in which they
-run.
+their own pass, as are the tasks that XLA compiles, behind all others.  With a ``dump_dir`` all passes of a graph
+write into it, numbered in the order in which they run.
 """
 
 from __future__ import annotations
@@ -149,11 +149,16 @@ def placing(
     original: graph_pb2.GraphDef,
     dump_dir: Folder = None,
     before: PassPipeline | None = None,
+    last: Sequence[Pass] = (),
 ) -> PassPipeline:
-    """Pipeline: for a graph whose sums are ops, behind the passes ``before``; ``available``: all devices."""
+    """Pipeline: for a graph whose sums are ops, behind the passes ``before``; ``available``: all devices.
+
+    ``last`` are passes that check what they do themselves.
+    """
     placement = PlacementPass(plan, tuple(available))
     passes = [placement, LocalConstantsPass(), JoinsPass(plan), OrderPass(plan), AnnotatePass(plan)]
-    return _verified(passes, original, dump_dir, ran=1 + (len(before.passes) if before else 0))
+    ran = 1 + (len(before.passes) if before else 0)
+    return PassPipeline([*_verified(passes, original).passes, *last], dump_dir, ran)
 
 
 def placing_forward(

@@ -23,6 +23,7 @@ from tf_ooo.hosts.devices import available_devices
 from tf_ooo.planning.model.schedule import Schedule, Task, TaskList
 from tf_ooo.planning.model.task import replica_of_part
 from tf_ooo.rewriting import passes
+from tf_ooo.rewriting.compile_tasks import CompileTasksPass
 from tf_ooo.rewriting.lowering import LaneOrder
 from tf_ooo.rewriting.ordering import lane_tasks, ops_of_tasks, order_lane, order_updates, too_late
 from tf_ooo.rewriting.parts import LEAST_SHARE
@@ -30,6 +31,7 @@ from tf_ooo.rewriting.placing import Homes, crossing, one_pipeline, place, read_
 from tf_ooo.rewriting.request import RewriteRequest
 from tf_ooo.rewriting.result import RewriteResult, told
 from tf_ooo.rewriting.step_graph import Known, StepGraph, is_unrolled, take_apart
+from tf_ooo.rewriting.task_calls import keys_of
 from tf_ooo.tracing.variables import all_variables
 
 if TYPE_CHECKING:
@@ -54,7 +56,7 @@ class StagedPlan:
     replica of ``homes`` runs with its share of the micro-batches.
 
     ``known`` are the ops of the step that was planned, ``available`` all devices that exist.  Layers of
-    ``recompute`` run their forward again before their dO.
+    ``recompute`` run their forward again before their dO.  With ``compile_tasks`` XLA compiles each task.
     """
 
     schedule: Schedule
@@ -62,6 +64,7 @@ class StagedPlan:
     homes: Homes
     available: tuple[str, ...]
     recompute: tuple[int, ...] = ()
+    compile_tasks: bool = False
 
 
 def serial_plan(step: StepGraph, device: str, available: tuple[str, ...]) -> StagedPlan:
@@ -96,7 +99,8 @@ def rewrite_taken(step: StepGraph, plan: StagedPlan, dump_dir: passes.Folder = N
         graph_def = changes(step.graph_def).graph_def
         step = step.after(graph_def, repeats(graph_def))
     rewrite, left_out = _rewrite_plan(step, plan)
-    done = passes.placing(rewrite, plan.available, step.graph_def, dump_dir, changes)(step.graph_def)
+    last = [_compiling(step, plan, rewrite)] if plan.compile_tasks else []
+    done = passes.placing(rewrite, plan.available, step.graph_def, dump_dir, changes, last)(step.graph_def)
     layers, where = step.graph.layers, step.where.items()
     notes = told(
         lambda: Places({name: f"{kind} of {layers[layer].name}" for name, (kind, layer, _) in where}),
@@ -139,6 +143,13 @@ def _rewrite_plan(step: StepGraph, plan: StagedPlan) -> tuple[RewritePlan, Colle
         joins={join: device for device, order in orders for join in order.joins},
     )
     return rewrite, left_out
+
+
+def _compiling(step: StepGraph, plan: StagedPlan, rewrite: RewritePlan) -> CompileTasksPass:
+    """Return the pass that compiles the tasks of what has a place in the order."""
+    where = {name: at for name, at in step.where.items() if name in rewrite.kinds}
+    stages, fused = plan.homes.stage_of_layer, plan.schedule.fused_backward
+    return CompileTasksPass(keys_of(where, stages, fused), step.general)
 
 
 def _unordered_notes(step: StepGraph, left_out: Collection[int]) -> list[str]:

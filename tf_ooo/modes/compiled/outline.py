@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from tensorflow.core.framework import function_pb2, node_def_pb2
 
-from grappler_passes.compat import graph_protos, op_types
+from grappler_passes.compat import graph_protos
 from grappler_passes.compat.shape_inference import OutputInfo
 from grappler_passes.errors import VerifyError
 from grappler_passes.graph.dependencies import GraphIndex
@@ -18,6 +18,7 @@ from grappler_passes.passes.base import GraphEditor, Pass, PassResult, Relaxatio
 from grappler_passes.passes.verify import verify
 from tf_ooo.compat import xla
 from tf_ooo.modes.compiled.regions import FlatStep, GraphDef, Port, Region
+from tf_ooo.rewriting.task_functions import graph_input
 
 CALL_PREFIX = "ooo_dW"
 
@@ -208,13 +209,13 @@ class _PutBack:
         for inner in body.values():
             opened = node_def_pb2.NodeDef()
             opened.CopyFrom(inner)
-            texts = (_input_of(body, text) for text in inner.input)
+            texts = (graph_input(body, text) for text in inner.input)
             opened.input[:] = [given.get(split_input(text)[0], text) for text in texts]
             copied = self._nodes.setdefault(opened.name, opened)
             if not self._same(copied, opened):
                 raise VerifyError(opened.name, "calls", f"is another op in call {call.name!r}")
         for number, result in enumerate(function.signature.output_arg):
-            text = _input_of(body, function.ret[result.name])
+            text = graph_input(body, function.ret[result.name])
             self._stands_for[call.name, number] = given.get(split_input(text)[0], text)
 
     def _same(self, node: node_def_pb2.NodeDef, copied: node_def_pb2.NodeDef) -> bool:
@@ -248,18 +249,3 @@ class _PutBack:
         if port < 0:  # who waits for a call waits for all that is in it
             return [f"^{own}" for own in self._own.get(name, (name,))]
         return [tensor(*self.source((name, port)))]
-
-
-def _input_of(body: Mapping[str, node_def_pb2.NodeDef], text: str) -> str:
-    """``op:result:1``, as functions name tensors, as graphs do: ``op:3``."""
-    name, *place = text.split(":")
-    if not place:
-        return text
-    ports = 0
-    for result in op_types.op_def(body[name].op).output_arg if name in body else ():
-        if result.name == place[0]:
-            break
-        attributes = body[name].attr
-        counts = attributes[result.number_attr].i if result.number_attr else 1
-        ports += len(attributes[result.type_list_attr].list.type) if result.type_list_attr else counts
-    return tensor(name, ports + int(place[1]))

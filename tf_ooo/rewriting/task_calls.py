@@ -1,0 +1,231 @@
+"""Chooses which ops of a placed step become compiled calls: those of a task that XLA can have, in one call.
+
+No path leaves an interval of a topological order and comes back, and intervals that do not overlap can
+become single nodes together without closing a cycle.  So an order is made in which the ops of each task stand
+together as far as the graph allows, and each run of one task is a call.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from tensorflow.core.framework import graph_pb2, node_def_pb2
+
+from grappler_passes.compat.shape_inference import InferredOutputs, infer_some_outputs
+from grappler_passes.graph.dependencies import GraphIndex, has_side_effects
+from tf_ooo.compat import xla
+from tf_ooo.rewriting import fused_ops
+
+# An op alone is launched by itself as fast as in a call.
+LEAST_OPS = 2
+# XLA may have to know small constants when it compiles: shapes and axes.
+_MOST_CONSTANT_BYTES = 64 * 1024
+# These tasks are a call each, also of a single op.
+_WHOLE = ("F", "dO")
+_ENDS = frozenset({"_Arg", "_Retval", "NoOp", "Const", "Placeholder"})
+_SLICES = frozenset({"Slice", "StridedSlice"})
+
+TaskT = TypeVar("TaskT", bound=Hashable)
+
+STATE = "variables and other state"
+RANDOM = "random numbers"
+NO_KERNEL = "XLA has no such op"
+NO_NUMBERS = "strings and handles"
+OPEN_SHAPES = "sizes that are known only when the step runs"
+IN_LOOPS = "loops and conditions"
+ALONE = "single ops between calls"
+
+
+@dataclass(frozen=True)
+class TaskKey:
+    """Says whose ops a call holds; ``layer`` is None unless each layer has a call of its own."""
+
+    kind: str
+    stage: int
+    microbatch: int
+    layer: int | None = None
+
+
+@dataclass(frozen=True)
+class TaskCall:
+    """The ops of a call, in topological order, by their number in the graph."""
+
+    key: TaskKey
+    device: str
+    ops: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """The calls of a step; ``left`` counts ops of tasks that stay as they are, by reason and type."""
+
+    index: GraphIndex
+    outputs: InferredOutputs
+    calls: Sequence[TaskCall]
+    left: Mapping[tuple[str, str], int]
+
+
+def choose(graph_def: graph_pb2.GraphDef, tasks: Mapping[str, TaskKey]) -> Chosen:
+    """Return the calls of a placed and ordered step.  ``tasks``: of ops, by name.
+
+    GraphError: TensorFlow cannot read the graph.
+    """
+    index, outputs = GraphIndex(graph_def), infer_some_outputs(graph_def)
+    left: Counter[tuple[str, str]] = Counter()
+    task_of: list[tuple[TaskKey, str] | None] = [None] * len(index)
+    for i, node in enumerate(graph_def.node):
+        key = tasks.get(node.name)
+        if key is None or node.op in _ENDS or _slices_batch(index, i):
+            continue
+        reason = _why_not(index, i, node, outputs)
+        if reason:
+            left[reason, node.op] += 1
+        else:
+            task_of[i] = key, node.device
+    calls, whole = [], Counter(task for task in task_of if task is not None)
+    for (key, device), ops in runs(index, task_of, {i for i, n in enumerate(graph_def.node) if is_copied(n)}):
+        if len(ops) < LEAST_OPS and (key.kind not in _WHOLE or len(ops) < whole[key, device]):
+            left.update((ALONE, index.ops[i]) for i in ops)
+        else:
+            calls.append(TaskCall(key, device, tuple(ops)))
+    return Chosen(index, outputs, calls, left)
+
+
+def is_copied(node: node_def_pb2.NodeDef) -> bool:
+    """Return whether a call has its own copy of a constant."""
+    return bool(node.op == "Const" and node.attr["value"].ByteSize() <= _MOST_CONSTANT_BYTES)
+
+
+def _slices_batch(index: GraphIndex, i: int) -> bool:
+    """Return whether an op takes a micro-batch out of the batch: nothing else differs between tasks."""
+    return index.ops[i] in _SLICES and index.ops[index.data_preds[i][0][0]] == "_Arg"
+
+
+def _why_not(index: GraphIndex, i: int, node: node_def_pb2.NodeDef, outputs: InferredOutputs) -> str:
+    """Say why XLA cannot have an op; empty: it can."""
+    context = index.contexts[i]
+    if context.frame or context.output_frame or context.branches or context.output_branches:
+        return IN_LOOPS
+    if "Random" in node.op:
+        return RANDOM
+    if has_side_effects(node.op):
+        return STATE
+    read = [(index.names[p], port) for p, port in index.data_preds[i]]
+    infos = [*outputs[node.name], *(outputs[name][port] for name, port in read)]
+    if not all(info.is_number for info in infos):
+        return NO_NUMBERS
+    device_type = node.device.rpartition("device:")[2].partition(":")[0] or "CPU"
+    kinds = fused_ops.parts_of(node) or [node]
+    if not all(xla.can_compile(part, device_type) for part in kinds):
+        return NO_KERNEL
+    if any(info.shape is None or None in info.shape for info in infos):
+        return OPEN_SHAPES
+    return ""
+
+
+def runs(
+    index: GraphIndex, task_of: Sequence[TaskT | None], copied: set[int]
+) -> list[tuple[TaskT, list[int]]]:
+    """Return the runs of each task's nodes in a topological order in which they stand together if they can.
+
+    ``task_of``: of each node; None: of none.  Edges from ``copied`` nodes into tasks do not count.
+    """
+    return _Runs(index, task_of, copied).all()
+
+
+class _Runs(Generic[TaskT]):
+    """Makes the order: a task begins once nothing of others is missing, where there is such a task."""
+
+    def __init__(self, index: GraphIndex, task_of: Sequence[TaskT | None], copied: set[int]) -> None:
+        self._index, self._task_of, self._copied = index, task_of, copied
+        self._waiting = [0] * len(index)
+        self._missing: Counter[TaskT] = Counter()  # edges into a task from others that are not there yet
+        self._outside: list[int] = []
+        self._ready: dict[TaskT, list[int]] = {}
+        self._done = [False] * len(index)
+        for i in range(len(index)):
+            for successor in index.succs[i]:
+                if self._counts(i, successor):
+                    self._waiting[successor] += 1
+                    self._count_missing(i, successor, 1)
+        for i, count in enumerate(self._waiting):
+            if not count:
+                self._put(i)
+
+    def _counts(self, i: int, successor: int) -> bool:
+        return i not in self._copied or self._task_of[successor] is None
+
+    def _count_missing(self, i: int, successor: int, change: int) -> None:
+        task = self._task_of[successor]
+        if task is not None and task != self._task_of[i]:
+            self._missing[task] += change
+
+    def _put(self, i: int) -> None:
+        task = self._task_of[i]
+        (self._outside if task is None else self._ready.setdefault(task, [])).append(i)
+
+    def all(self) -> list[tuple[TaskT, list[int]]]:
+        found = []
+        while self._outside or self._ready:
+            while self._outside:
+                self._emit(self._outside.pop())
+            if self._ready:
+                task = self._next()
+                found.append((task, self._drained(task)))
+        return found
+
+    def _drained(self, task: TaskT) -> list[int]:
+        run = self._ready[task]
+        for i in run:  # grows while it is read
+            self._emit(i)
+        del self._ready[task]
+        return run
+
+    def _emit(self, i: int) -> None:
+        self._done[i] = True
+        for successor in self._index.succs[i]:
+            if not self._counts(i, successor):
+                continue
+            self._waiting[successor] -= 1
+            self._count_missing(i, successor, -1)
+            if not self._waiting[successor]:
+                self._put(successor)
+
+    def _next(self) -> TaskT:
+        """Return a task that misses nothing; else one that misses only what comes after its own ops."""
+        whole = (task for task in self._ready if not self._missing[task])
+        return next(whole, None) or self._divided()
+
+    def _divided(self) -> TaskT:
+        tasks = sorted(self._ready, key=lambda task: self._missing[task])
+        return next(filter(self._waits_for_itself, tasks), tasks[0])
+
+    def _waits_for_itself(self, task: TaskT) -> bool:
+        index = self._index
+        own = [i for i, of in enumerate(self._task_of) if of == task and not self._done[i]]
+        bits = sum(1 << index.position[i] for i in own)
+        missing = {p for i in own for p in index.preds(i) if not self._done[p] and self._task_of[p] != task}
+        return all(index.reach[p] & bits for p in missing if p not in self._copied)
+
+
+def keys_of(
+    where: Mapping[str, tuple[str, int, int]],
+    stage_of_layer: Sequence[int],
+    fused: bool,
+    by_layer: bool = False,
+) -> dict[str, TaskKey]:
+    """Return whose call each op is in.
+
+    ``where``: (kind, layer, micro-batch) of ops.  ``fused``: a dW is in the call of its dO; else each layer's
+    is a call of its own, as what waits for it need not wait for others'.  ``by_layer``: so is all else.
+    """
+
+    def key(kind: str, layer: int, microbatch: int) -> TaskKey:
+        kind = "dO" if fused and kind == "dW" else kind
+        own = layer if by_layer or kind == "dW" else None
+        return TaskKey(kind, stage_of_layer[layer], 0 if kind == "U" else microbatch, own)
+
+    return {name: key(*at) for name, at in where.items()}

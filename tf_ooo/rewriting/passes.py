@@ -8,8 +8,8 @@
 | its evaluation | | placement, local constants, verify |
 
 What comes out is verified against the graph as it came; plain sums and what runs again are checked by
-their own pass, as are the tasks that XLA compiles, behind all others.  With a ``dump_dir`` all passes of a graph
-write into it, numbered in the order in which they run.
+their own pass, as are the tasks that XLA compiles, behind all others.  With a ``dump_dir`` all passes of a
+graph write into it, numbered in the order in which they run.
 """
 
 from __future__ import annotations

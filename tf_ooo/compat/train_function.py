@@ -247,6 +247,11 @@ def keras_compiles_by_itself(model: keras.Model) -> bool:
     )
 
 
+def is_compiled(model: keras.Model) -> bool:
+    """Return whether XLA compiles the model's stock step: as asked for, or as Keras has chosen."""
+    return bool(model.jit_compile)
+
+
 Kind = Literal["test", "predict"]
 
 

@@ -18,7 +18,7 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.core.framework import graph_pb2, node_def_pb2
 
-from grappler_passes.compat import releases
+from grappler_passes.compat import releases, runtime
 from tf_ooo.compat import func_graphs, tf_functions
 from tf_ooo.errors import BackendError
 
@@ -88,6 +88,7 @@ def _library() -> ctypes.CDLL | None:
 OLDEST_TENSORFLOW = (2, 21)
 MODULE_VERSION = 9
 STREAM_ATTRIBUTE = "_xla_stream_annotation"
+_SHAPES = "_output_shapes"
 _FRONTEND = "_XlaFrontendAttributes"
 _OPS = "tensorflow.compiler.tf2xla.ops.gen_xla_ops"
 _numbers = itertools.count(1)
@@ -199,6 +200,8 @@ def compiled_function_def(name: str, nodes: object, inputs: Any, outputs: Sequen
     """Return :func:`function_def` of what XLA compiles as a whole, and no graph optimizer inlines."""
     function = function_def(name, nodes, inputs, outputs)
     function.attr[func_graphs.COMPILED].b = function.attr["_noinline"].b = True
+    for place, (_, _, shape) in enumerate(inputs):
+        function.arg_attr[place].attr[_SHAPES].list.shape.add().CopyFrom(tf.TensorShape(shape).as_proto())
     return function
 
 
@@ -312,3 +315,47 @@ def can_compile(node: Any, device_type: str) -> bool:
         )
         for kernel in _kernels(node.op, device_type)
     )
+
+
+def run_calls(calls: Sequence[tuple[Any, str]], times: int = 1) -> Callable[[], None]:
+    """Return what runs calls with zeros, each so often, one after the other, and waits for all of them.
+
+    ``calls``: FunctionDefs of :func:`compiled_function_def`, each with the device it runs on.  Raises
+    tf.errors.OpError where XLA cannot compile one.
+    """
+
+    graph_def, lasts = graph_pb2.GraphDef(), []
+    for number, (called, device) in enumerate(calls):
+        zeros = [f"zero_{number}_{place}" for place in range(len(called.signature.input_arg))]
+        for name, argument in zip(zeros, called.signature.input_arg, strict=True):
+            shape = called.arg_attr[int(name.rpartition("_")[2])].attr[_SHAPES].list.shape[0]
+            sizes = constant_node(f"{name}_sizes", np.array([dim.size for dim in shape.dim], np.int32))
+            zero = constant_node(f"{name}_value", np.zeros((), tf.as_dtype(argument.type).as_numpy_dtype))
+            filled = node_def_pb2.NodeDef(name=name, op="Fill", input=[sizes.name, zero.name], device=device)
+            filled.attr["T"].type, filled.attr["index_type"].type = argument.type, sizes.attr["dtype"].type
+            graph_def.node.extend([sizes, zero, filled])
+        for time in range(times):
+            after = [f"^call_{number}_{time - 1}"] if time else []
+            node = compiled_call_node(
+                f"call_{number}_{time}", called.signature.name, [*zeros, *after], ((), ())
+            )
+            for attribute, arguments in (("Tin", "input_arg"), ("Tout", "output_arg")):
+                types = [argument.type for argument in getattr(called.signature, arguments)]
+                node.attr[attribute].list.type.extend(types)
+            node.device = device
+            graph_def.node.append(node)
+        lasts.append(node.name)
+    made = {called.signature.name: called for called, _ in calls}
+    graph_def.library.function.extend(made.values())
+
+    def body() -> None:
+        ops = tf.graph_util.import_graph_def(graph_def, None, lasts, name="")
+        tf.compat.v1.get_default_graph().control_outputs.extend(ops)
+
+    function = tf.compat.v1.wrap_function(body, [])
+
+    def run() -> None:
+        with runtime.calls_not_optimized():
+            function()
+
+    return run

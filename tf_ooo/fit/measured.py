@@ -255,6 +255,24 @@ class InPlace:
         return measured_costs(self._step, profile, general=general_names(names, self._count))
 
 
+def costs_of_calls(
+    step: StepGraph, calls: Mapping[str, Sequence[str]], call_s: Mapping[str, float], costs: CostTable
+) -> CostTable:
+    """Return the costs of layers whose tasks run as compiled calls.
+
+    Each call's seconds are divided among its ops as they share the seconds that ``costs`` has of them; ops in
+    no call keep theirs.  ``calls``: the ops of each, ``call_s``: its seconds, by its name.
+    """
+    by_general = {step.general[name]: seconds for name, seconds in costs.op_seconds.items()}
+    seconds = {name: by_general.get(general, 0.0) for name, general in step.general.items()}
+    for call, ops in calls.items():
+        total_s = sum(seconds.get(name, 0.0) for name in ops)
+        for name in ops:
+            share = seconds.get(name, 0.0) / total_s if total_s else 1 / len(ops)
+            seconds[name] = call_s[call] * share
+    return measured_costs(step, OpProfile(seconds, {}, steps=1, step_s=0.0, overhead_s=0.0))
+
+
 def _by_host(events: Mapping[str, Sequence[TracedEvent]]) -> list[list[TracedEvent]]:
     """Return all that shares cores; threads of different processes have the same names."""
     hosts: defaultdict[str, list[TracedEvent]] = defaultdict(list)

@@ -93,6 +93,9 @@ seconds = accepting("None or seconds from 0", lambda value: value is None or _ar
 seconds_from_0 = accepting("seconds from 0", _are_seconds)
 folder = accepting("None or a folder", lambda value: value is None or _is_folder(value))
 flag = accepting("True, False", lambda value: isinstance(value, bool))
+flag_or_auto = accepting(
+    "'auto', True, False", lambda value: isinstance(value, bool) or isinstance(value, str) and value == "auto"
+)
 yes_no_or_none = accepting("True, False, None", lambda value: value is None or isinstance(value, bool))
 
 

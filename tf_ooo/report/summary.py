@@ -279,6 +279,7 @@ def _plan_rows(report: Report) -> list[tuple[str, str]]:
         ("ops per kind", ", ".join(counts)),
         ("layers", str(len(report.layers))),
         ("moved ops", f"{report.moved_ops} ({report.added_edges} edges added)"),
+        ("compiled by XLA", report.compiled_tasks),
         ("gradients that stay mixed", str(len(report.mixed) or "")),
         ("unclassified", str(len(report.unclassified) or "")),
     ]

@@ -67,11 +67,13 @@ class CompileTasksPass(Pass):
             result.node.append(node)
         result.node.extend(moved.others(graph_def))
         check(graph_def, result, called)
-        notes = (
-            Note(COMPILED, f"{len(made)} calls of {len(functions.made)} functions", tuple(made)),
-            *(Note(LEFT, f"{reason}: {op}", (str(count),)) for (reason, op), count in chosen.left.items()),
-        )
-        return PassResult(result, bool(made), notes, frozenset(moved.gone))
+        names = chosen.index.names
+        notes = [
+            Note(COMPILED, function, (name, *(names[i] for i in call.ops)))
+            for name, (call, function, _) in made.items()
+        ]
+        left = (Note(LEFT, f"{reason}: {op}", (str(count),)) for (reason, op), count in chosen.left.items())
+        return PassResult(result, bool(made), (*notes, *left), frozenset(moved.gone))
 
 
 def _mark(node: node_def_pb2.NodeDef, first: node_def_pb2.NodeDef) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, ClassVar
 
@@ -16,9 +17,12 @@ from tf_ooo.planning.model.schedule import Schedule, Task
 from tf_ooo.report.parts import Rewritten, StepOps
 from tf_ooo.report.report import Report
 from tf_ooo.report.sections import LayerRow
+from tf_ooo.rewriting.compile_tasks import COMPILED, LEFT
 
 if TYPE_CHECKING:
     from tensorflow.core.framework import graph_pb2
+
+    from tf_ooo.rewriting.step_graph import StepGraph
 
 
 @dataclass(frozen=True)
@@ -35,6 +39,40 @@ class Orders:
 
 
 @dataclass(frozen=True)
+class CompiledTasks:
+    """Holds the ops of each call that XLA compiles, by its name, and how many functions they share.
+
+    ``left``: numbers of ops that belong to tasks and run by themselves, by the reason.
+    """
+
+    calls: Mapping[str, Sequence[str]]
+    functions: int
+    left: Mapping[str, int]
+
+    @classmethod
+    def of(cls, notes: Iterable[Note]) -> CompiledTasks:
+        """Read what the pass has noted."""
+        calls: dict[str, Sequence[str]] = {}
+        functions: set[str] = set()
+        left: Counter[str] = Counter()
+        for note in notes:
+            if note.status == COMPILED:
+                calls[note.nodes[0]] = note.nodes[1:]
+                functions.add(note.reason)
+            elif note.status == LEFT:
+                left[note.reason.partition(":")[0]] += int(note.nodes[0])
+        return cls(calls, len(functions), left)
+
+    @property
+    def text(self) -> str:
+        """Say how much is compiled, and what is not."""
+        ops = sum(map(len, self.calls.values()))
+        left = ", ".join(f"{count} {reason}" for reason, count in sorted(self.left.items()))
+        said = f"{ops} ops in {len(self.calls)} calls of {self.functions} functions"
+        return f"{said}; op by op: {left}" if left else said
+
+
+@dataclass(frozen=True)
 class RewriteResult:
     """A rewritten graph, and what was done to it.
 
@@ -46,6 +84,7 @@ class RewriteResult:
         mixed: ops that compute dO and dW together, each with the reason why they were not taken apart.
         notes: what was left out, for the report.
         orders: with a memory limit only.
+        step: as it was before, where it may be rewritten once more; compiled: what XLA compiles, if it does.
     """
 
     training_graph: TrainingGraph
@@ -57,6 +96,8 @@ class RewriteResult:
     mixed: Mapping[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     orders: Orders | None = None
+    step: StepGraph | None = None
+    compiled: CompiledTasks | None = None
     modified: ClassVar[bool] = True  # ops are at least annotated
 
 

@@ -24,12 +24,13 @@ from tf_ooo.planning.model.schedule import Schedule, Task, TaskList
 from tf_ooo.planning.model.task import replica_of_part
 from tf_ooo.rewriting import passes
 from tf_ooo.rewriting.compile_tasks import CompileTasksPass
+from tf_ooo.rewriting.compiled_calls import compile_calls
 from tf_ooo.rewriting.lowering import LaneOrder
 from tf_ooo.rewriting.ordering import lane_tasks, ops_of_tasks, order_lane, order_updates, too_late
 from tf_ooo.rewriting.parts import LEAST_SHARE
 from tf_ooo.rewriting.placing import Homes, crossing, one_pipeline, place, read_once, reads_elsewhere
 from tf_ooo.rewriting.request import RewriteRequest
-from tf_ooo.rewriting.result import RewriteResult, told
+from tf_ooo.rewriting.result import CompiledTasks, RewriteResult, told
 from tf_ooo.rewriting.step_graph import Known, StepGraph, is_unrolled, take_apart
 from tf_ooo.rewriting.task_calls import keys_of
 from tf_ooo.tracing.variables import all_variables
@@ -91,7 +92,7 @@ def rewrite_step(
 
 def rewrite_taken(step: StepGraph, plan: StagedPlan, dump_dir: passes.Folder = None) -> RewriteResult:
     """:func:`rewrite_step` of a step that was taken apart with what the plan knows; PassError as there."""
-    started, homes = time.perf_counter(), plan.homes
+    started, homes, taken = time.perf_counter(), plan.homes, step
     merges = homes.replicas > 1 or (step.count > 1 and reads_elsewhere(step, homes))
     stands_for = read_once(step, homes.replica_of_node(step)) if merges else {}
     changes = passes.changing(step, plan.recompute, stands_for, dump_dir)
@@ -115,6 +116,8 @@ def rewrite_taken(step: StepGraph, plan: StagedPlan, dump_dir: passes.Folder = N
         plan_seconds=time.perf_counter() - started,
         mixed=dict(plan.known.graph.mixed),
         notes=(*notes, *_unordered_notes(step, left_out)),
+        step=taken,
+        compiled=CompiledTasks.of(done.notes) if plan.compile_tasks else None,
     )
 
 
@@ -228,8 +231,12 @@ def request_to_measure(model: keras.Model, layers: LayerByLayer) -> RewriteReque
 def request_to_place(
     model: keras.Model, plan: StagedPlan, dump_dir: passes.Folder = None
 ) -> RewriteRequest[RewriteResult]:
-    """Steps are placed and ordered as planned.  Raises BackendError as RewriteRequest."""
-    return _request(model, lambda graph_def: rewrite_step(graph_def, plan, dump_dir), dump_dir)
+    """Steps are placed and ordered as planned.  Raises BackendError as RewriteRequest.
+
+    XLA compiles none of them yet: TensorFlow takes no new functions from a plug-in.
+    """
+    by_ops = dataclasses.replace(plan, compile_tasks=False)
+    return _request(model, lambda graph_def: rewrite_step(graph_def, by_ops, dump_dir), dump_dir)
 
 
 def _request(
@@ -285,8 +292,9 @@ class TracedBefore:
     ) -> tuple[Callable[[Any], Any], RewriteResult]:
         """Return a function of a batch that runs the step as planned, and what was rewritten.
 
-        ``moved``: variables in the place of others, by the ``id`` of those' handles.  Raises GraphError where
-        only another trace can tell, BackendError as :func:`tf_ooo.compat.func_graphs.captures_of`, PassError.
+        ``moved``: variables in the place of others, by the ``id`` of those' handles.  Where tasks are to be
+        compiled they are when this returns.  Raises GraphError where only another trace can tell, or XLA
+        cannot compile, BackendError as :func:`tf_ooo.compat.func_graphs.captures_of`, PassError.
         """
         outside = [tensor for tensor, _ in func_graphs.captures_of(self.concrete)]
         captured = [moved[id(tensor)].handle if id(tensor) in moved else tensor for tensor in outside]
@@ -297,6 +305,8 @@ class TracedBefore:
             if handle is not None and handle.dtype == "resource":
                 node.device = handle.device
         result = rewrite_taken(dataclasses.replace(self.step, graph_def=graph_def), plan, dump_dir)
+        if plan.compile_tasks:
+            compile_calls(result.graph_def)
         try:
             function = OptimizedGraph(result.graph_def, self.concrete, captured)
         except ValueError as error:

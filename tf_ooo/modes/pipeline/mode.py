@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tf_ooo.compat import keras_losses, keras_optimizers, keras_variables, train_function
-from tf_ooo.errors import BackendError, ScheduleError
+from tf_ooo.errors import BackendError, OptionsError, ScheduleError
 from tf_ooo.fit.distributed import check_model
 from tf_ooo.fit.experiment import Experiment, Kept, StockFirst, forget_steps
 from tf_ooo.fit.mode import Training
@@ -86,6 +86,7 @@ class PipelineMode:
         self.distributed.place(model, self.options.devices, self.join().local_rank)
         if isinstance(self.options.memory_limit_bytes, Sequence):
             check_limits(self.options.memory_limit_bytes, len(self.distributed.target.devices))
+        self.plans.compile_tasks = compiles_tasks(model, self.options, self.distributed.target.devices)
         self.plans.asked = division_of(model, self.options)
         if is_file(self.options.schedule):
             self._read_own(self.options.schedule)
@@ -233,6 +234,20 @@ class ByBatches(Experiment):
         if not batches:
             raise StopIteration
         return self._fit.by_batches(batches, given)
+
+
+def compiles_tasks(model: keras.Model, options: Pipeline, devices: Sequence[str]) -> bool:
+    """Return whether XLA is to compile tasks.  OptionsError: nobody knows yet what memory they would need."""
+    asked, limited = options.compile_tasks, bool(options.memory_limit_bytes)
+    if asked is True and limited:
+        raise OptionsError(
+            "compile_tasks=True: predicted peaks do not count what a call of XLA keeps until its end, so "
+            "memory_limit_bytes= cannot be kept; leave one of both out"
+        )
+    if asked != AUTO:
+        return bool(asked)
+    on_gpus = all("GPU" in device for device in devices)
+    return on_gpus and not limited and train_function.is_compiled(model)
 
 
 def check_host_memory(model: keras.Model, options: Pipeline) -> None:

@@ -11,6 +11,7 @@ from tf_ooo.options import DeviceOptions, RankOptions
 from tf_ooo.options.base import (
     choice,
     flag,
+    flag_or_auto,
     folder,
     is_file,
     number_or_auto,
@@ -72,6 +73,9 @@ class Pipeline(DeviceOptions, RankOptions):
         fall_back: train on one device where that is no slower: where it is predicted, or the fit is too short
             to measure it, before the model is cut, and again when ten steps of the pipeline were measured.
             ``mode="auto"`` with ``devices=`` does.
+        compile_tasks: XLA compiles each task of a stage, F and dO of a micro-batch, dW of a layer, U, as one
+            call; what it cannot have runs op by op.  ``"auto"``: where all devices are GPUs and Keras would
+            compile the step, as ``jit_compile="auto"`` does there; not on CPUs.
         check_loss: refuse a step that adds up the rows of a batch or compares them with one another, and so
             is not the mean of its micro-batches' steps; False trains with that mean.
         dump_dir: folder for the graph after every pass; None writes nothing.
@@ -91,6 +95,7 @@ class Pipeline(DeviceOptions, RankOptions):
     first_steps: str = option("auto", choice(FIRST_STEPS))
     replicas: int | str | None = option(None, number_or_auto)
     fall_back: bool = option(False, flag)
+    compile_tasks: bool | str = option(AUTO, flag_or_auto)
     check_loss: bool = option(True, flag)
     dump_dir: str | os.PathLike[str] | None = option(None, folder)
 

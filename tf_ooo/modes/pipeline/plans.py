@@ -92,7 +92,9 @@ class PipelineRanks:
 class PlannedPipeline:
     """Holds what was planned, on devices with names; stays for the fits of one model."""
 
-    def __init__(self, mesh: Mesh, step: StepGraph, devices: tuple[str, ...]) -> None:
+    def __init__(
+        self, mesh: Mesh, step: StepGraph, devices: tuple[str, ...], compile_tasks: bool = False
+    ) -> None:
         self.mesh, planned, each = mesh, mesh.plan, mesh.chosen.devices
         self.step_s, self.turns = deque[float](maxlen=_TIMED), step.turns_with_updates
         # Each replica has neighbouring devices, and holds a part of each stage's variables.
@@ -100,7 +102,7 @@ class PlannedPipeline:
         on = [[devices[replica * each + number] for number in numbers] for replica in range(mesh.replicas)]
         homes = Homes(stage_of_layer(planned.problem.bounds), on, mesh.chosen.holders)
         again = planned.problem.recomputed
-        self.plan = StagedPlan(planned.schedule, step.known, homes, available_devices(), again)
+        self.plan = StagedPlan(planned.schedule, step.known, homes, available_devices(), again, compile_tasks)
         self.devices = {name: homes.of_variables(layer) for name, layer in variable_layers(step).items()}
         self.placed: PlacedStep | None = None  # what the fit before has traced
 
@@ -118,6 +120,8 @@ class PipelinePlans:
         own: a schedule of the user's own; None: a policy's is planned.
         counts: how many replicas may share the devices.
         one_device: why the stock step trains on one device; empty: it does not.
+        compile_tasks: whether XLA compiles the tasks of stages; ``measured_calls``: whether it is known what
+            they take so.
         stock_trace_s: what the execution took in which the stock step was traced; 0: not known.
     """
 
@@ -130,6 +134,7 @@ class PipelinePlans:
         self.asked, self.limit, self.rows = Division(1), Limit(), 0
         self.counts: tuple[int, ...] = (1,)
         self.one_device = ""
+        self.compile_tasks = self.measured_calls = False
         self.stock_trace_s = 0.0
 
     @property
@@ -319,7 +324,7 @@ class PipelinePlans:
             memory_limits_bytes=planned.of(limits) if limits else (),
             memory_limit_from=self.limit.said,
         )
-        self.pipeline = pipeline = PlannedPipeline(planned, step, devices)
+        self.pipeline = pipeline = PlannedPipeline(planned, step, devices, self.compile_tasks)
         self.distributed.step_s = pipeline.step_s
         self._fill(planned, step, costs)
         because = "distributed as asked"

@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 from tf_ooo.compat import nests
 from tf_ooo.compat.train_function import Kind, makes_its_own
+from tf_ooo.costs.table import CostTable
 from tf_ooo.errors import BackendError, OOOError
 from tf_ooo.fit import timing
 from tf_ooo.fit.baseline import ONE_DEVICE
 from tf_ooo.fit.distributed import Placed, Tracing, not_cut
 from tf_ooo.fit.experiment import Experiment
-from tf_ooo.fit.measured import InPlace
+from tf_ooo.fit.measured import InPlace, costs_of_calls
 from tf_ooo.fit.mode import Function, Training
 from tf_ooo.fit.recorder import Watched
 from tf_ooo.fit.reporting import ENOUGH
@@ -31,7 +32,9 @@ from tf_ooo.modes.pipeline.plans import PipelinePlans, PlannedPipeline
 from tf_ooo.modes.pipeline.reporting import why_back
 from tf_ooo.planning.simulation.measured import repeated
 from tf_ooo.report.parts import Rewritten
+from tf_ooo.rewriting.compiled_calls import call_seconds
 from tf_ooo.rewriting.lowering import timed_ops
+from tf_ooo.rewriting.request import in_one_line
 from tf_ooo.rewriting.result import RewriteResult
 from tf_ooo.rewriting.staged import TracedBefore
 from tf_ooo.tracing.micro_batches import BatchesSeen, Division
@@ -44,6 +47,8 @@ if TYPE_CHECKING:
 _LOG = logging.getLogger("tf_ooo")
 _CALCULATED = "costs are calculated from shapes, not measured"
 _LARGER = f"{_CALCULATED}: a larger batch came first"
+_OP_BY_OP = "batches of other sizes run op by op: their steps were traced for any number of rows"
+_NOT_COMPILED = "XLA does not compile the tasks"
 Given = tuple[Any, Any]  # a batch, and the iterator that it came from
 
 
@@ -188,7 +193,11 @@ class Cut(Training):
         self._step = self._of_fit_before(steps, pipeline.placed) or PlacedStep(steps, pipeline)
         self._step.functions.seen, pipeline.placed = steps.seen, None
         self._placed = Placed(steps.model, steps.target, self._step.moved)
-        self._before = before if replicas == 1 == plans.replicas_at_first else None
+        # Steps that were traced and can be placed without another trace, by the signature of their batches.
+        self._before: dict[Any, TracedBefore] = {}
+        self._first_traced = before if replicas == 1 == plans.replicas_at_first else None
+        if self._first_traced is not None:
+            self._before[self._first_traced.signature] = self._first_traced
         self._not_planned = ""  # why the latest step is not the one that was planned; it ran in stock order
         self._pieces = pieces_of(pipeline.mesh, plans.rows, plans.limit.planned_bytes)
         self._devices = len({name for names in pipeline.plan.homes.devices for name in names})
@@ -252,11 +261,13 @@ class Cut(Training):
     def cut_step(self, batch: object) -> Any:
         """Return one step; its logs."""
         functions, request = self._step.functions, self._step.request
-        if self._before is not None and nests.signature(batch) == self._before.signature:
+        before = self._before.pop(nests.signature(batch), None)
+        if before is not None:
             with self._steps.placing(f"placing the step on {self._devices} devices", False):
-                if self._placed_traced_before(self._before):
+                if self._placed_traced_before(before):
                     outputs = functions(batch)
                     nests.synchronize(outputs)
+                    self._plan_for_calls()
                     return outputs
         rewritten = request.count
         outputs, seconds, traced = timed_run(lambda: functions(batch), lambda: functions.traced)
@@ -273,32 +284,50 @@ class Cut(Training):
             self._not_planned = request.skipped
             return outputs
         self._say_in_report(self._step.said_in_report or request.result)
+        if self._pipeline.plan.compile_tasks:
+            self._compile_later(batch)
         return outputs
+
+    def _compile_later(self, batch: object) -> None:
+        """The next step on such a batch is compiled; the first one ran op by op, as it was traced."""
+        signature, traced = nests.signature(batch), self._step.request.latest
+        concrete = self._step.functions.concrete_of(signature)
+        if concrete is None or traced is None or traced.step is None:
+            self._report.note(_OP_BY_OP)
+        else:
+            self._before[signature] = TracedBefore(traced.step, concrete, signature)
 
     def _say_in_report(self, result: RewriteResult | None) -> None:
         if result is not None:
             self._step.said_in_report = result
-            self._report.put(Rewritten(result.moved_ops, result.added_edges, result.graph_def))
+            compiled = "" if result.compiled is None else result.compiled.text
+            self._report.put(Rewritten(result.moved_ops, result.added_edges, result.graph_def, (), compiled))
             self._report.note(*result.notes)
 
     def _placed_traced_before(self, before: TracedBefore) -> bool:
-        """Return whether the step that was traced before is placed now, for its first run; once."""
-        self._before = None
+        """Return whether the step that was traced before is placed now, for its first run."""
         try:
             function, result = before.placed(self._pipeline.plan, self.moved, self._dump_dir)
         except OOOError as error:
             _LOG.debug("the step is traced again", exc_info=error)
+            if self._pipeline.plan.compile_tasks:
+                self._report.note(f"{_NOT_COMPILED}: {in_one_line(error)}", log=logging.WARNING)
             return False
         self._step.functions.untraced[before.signature] = function
         self._say_in_report(result)
         return True
 
     def _plan_again(self, in_place: InPlace) -> None:
-        steps, plans = self._steps, self._steps.plans
+        steps = self._steps
         costs = in_place.costs([node.name for node in steps.report.rewritten_graph.node])
         if costs is None:
             steps.report.note(f"{_CALCULATED}: {in_place.why_not}")
-            return
+        else:
+            self._take_measured(costs)
+
+    def _take_measured(self, costs: CostTable) -> None:
+        """Take a plan for costs that were measured while this one runs, if it is better."""
+        steps, plans = self._steps, self._steps.plans
         try:
             with timing.said("planning again, with measured costs"):
                 other = plans.plan_again(costs)
@@ -306,8 +335,28 @@ class Cut(Training):
             steps.report.note(f"the plan with calculated costs stays: {error}")
             return
         if other is not None:
+            parts = {pipeline.mesh.wanted.microbatches for pipeline in (self._pipeline, other)}
             steps.bring_back()
-            steps.experiment.enter(Planned(steps, other))
+            traced = self._first_traced if len(parts) == 1 else None
+            steps.experiment.enter(Planned(steps, other, traced))
+
+    def _plan_for_calls(self) -> None:
+        """Plan again with what the compiled calls take; once, and not where costs are given."""
+        plans, result = self._steps.plans, self._step.said_in_report
+        given = plans.options.costs is not None or not plans.options.profile_steps
+        if (
+            result is None
+            or result.compiled is None
+            or plans.planned_from is None
+            or given
+            or plans.measured_calls
+        ):
+            return
+        plans.measured_calls = True
+        step, costs = plans.planned_from
+        with timing.said("measuring the compiled tasks"):
+            call_s = call_seconds(result.graph_def)
+        self._take_measured(costs_of_calls(step, result.compiled.calls, call_s, costs))
 
     def _forget_plan(self, why: str) -> None:
         """The next step is taken apart and planned, as if there had been no plan."""

@@ -43,6 +43,8 @@ class LayerCosts:
         recomputed_bytes: of ``activation_bytes``, what is freed after F and there again from the start of
             dO, because F runs again; see :meth:`recomputed`.
         recomputed_s: the seconds of that, part of ``output_grad_s``.
+        compiled: XLA's calls return all gradients of a stage at once, before any is added up, and all its new
+            weights and slots.
 
     Raises:
         CostError: a number is negative, NaN or infinite, or an input is no earlier layer.
@@ -64,6 +66,7 @@ class LayerCosts:
     forward_bytes: float | None = None
     recomputed_bytes: float = 0
     recomputed_s: float = 0.0
+    compiled: bool = False
 
     def __post_init__(self) -> None:
         for amount in _AMOUNTS:

@@ -19,8 +19,9 @@ SOURCES = ("measured", "analytic", "mixed", "edited")
 UNLIMITED = "unlimited"
 # Written unless they are this.
 _RECOMPUTED = {"recomputed_bytes": 0, "recomputed_s": 0, "forward_bytes": None}
+_LEFT_OUT = {**_RECOMPUTED, "compiled": False}
 # May be left out or null, with the meaning that LayerCosts gives to None, or to its absence.
-_OPTIONAL = ("weight_grad_bytes", "inputs", "occupancy", "name", "summand_bytes", *_RECOMPUTED)
+_OPTIONAL = ("weight_grad_bytes", "inputs", "occupancy", "name", "summand_bytes", *_LEFT_OUT)
 
 
 @dataclass(frozen=True, repr=False)
@@ -158,7 +159,7 @@ def _table(content: object) -> CostTable:
 
 
 def _written(layer: LayerCosts) -> dict[str, Any]:
-    return {name: value for name, value in asdict(layer).items() if _RECOMPUTED.get(name, ...) != value}
+    return {name: value for name, value in asdict(layer).items() if _LEFT_OUT.get(name, ...) != value}
 
 
 def _layer(index: int, content: object) -> LayerCosts:
@@ -169,6 +170,11 @@ def _layer(index: int, content: object) -> LayerCosts:
     values = {name: value for name, value in content.items() if value is not None}
     for name in names - set(_OPTIONAL) | {"weight_grad_bytes", "summand_bytes", *_RECOMPUTED} & values.keys():
         _number(f"{where}: {name}", content[name])
+    _expect(
+        isinstance(values.get("compiled", False), bool),
+        f"{where}: compiled: expected a bool",
+        values.get("compiled"),
+    )
     _expect(isinstance(values.get("name", ""), str), f"{where}: name: expected text", values.get("name"))
     for name, kind in (("inputs", int), ("occupancy", float)):
         if name in values:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tf_ooo.compat import keras_losses, keras_optimizers, keras_variables, train_function
-from tf_ooo.errors import BackendError, OptionsError, ScheduleError
+from tf_ooo.errors import BackendError, ScheduleError
 from tf_ooo.fit.distributed import check_model
 from tf_ooo.fit.experiment import Experiment, Kept, StockFirst, forget_steps
 from tf_ooo.fit.mode import Training
@@ -237,17 +237,10 @@ class ByBatches(Experiment):
 
 
 def compiles_tasks(model: keras.Model, options: Pipeline, devices: Sequence[str]) -> bool:
-    """Return whether XLA is to compile tasks.  OptionsError: nobody knows yet what memory they would need."""
-    asked, limited = options.compile_tasks, bool(options.memory_limit_bytes)
-    if asked is True and limited:
-        raise OptionsError(
-            "compile_tasks=True: predicted peaks do not count what a call of XLA keeps until its end, so "
-            "memory_limit_bytes= cannot be kept; leave one of both out"
-        )
-    if asked != AUTO:
-        return bool(asked)
-    on_gpus = all("GPU" in device for device in devices)
-    return on_gpus and not limited and train_function.is_compiled(model)
+    """Return whether XLA is to compile tasks: as asked for, or as Keras does with whole steps on GPUs."""
+    if options.compile_tasks != AUTO:
+        return bool(options.compile_tasks)
+    return all("GPU" in device for device in devices) and train_function.is_compiled(model)
 
 
 def check_host_memory(model: keras.Model, options: Pipeline) -> None:

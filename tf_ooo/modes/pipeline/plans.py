@@ -229,9 +229,15 @@ class PipelinePlans:
         costs = with_shared_link(costs_of_parts(costs, step), self.distributed.target)
         if costs.rows and self.rows:
             costs = costs.scaled(self.rows / costs.rows)
+        costs = self._as_calls(costs)
         self.planned_from = (step, costs)
         self.distributed.report.change(costs=costs)
         return self.plan_with(step, costs, measured)
+
+    def _as_calls(self, costs: CostTable) -> CostTable:
+        """Say in the costs whether XLA compiles the tasks, which then need more memory for a moment."""
+        layers = (dataclasses.replace(layer, compiled=self.compile_tasks) for layer in costs.layers)
+        return dataclasses.replace(costs, layers=tuple(layers))
 
     def plan_with(self, step: StepGraph, costs: CostTable, measured: bool = True) -> PlannedPipeline:
         """Plan, and say so in the report; a limit that was not asked for is none where sizes are unknown."""
@@ -264,7 +270,7 @@ class PipelinePlans:
         step, before = self.planned_from
         on_devices = zip(costs.layers, self.pipeline.mesh.slower_by(), strict=True)
         layers = tuple(layer.slowed(1 / slower) for layer, slower in on_devices)
-        costs = dataclasses.replace(costs, layers=layers, link=before.link)
+        costs = self._as_calls(dataclasses.replace(costs, layers=layers, link=before.link))
         planned = self._planned(step, costs)
         kept = self.pipeline.mesh.with_costs(costs.layers)
         self.planned_from = (step, costs)

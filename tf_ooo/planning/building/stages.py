@@ -128,7 +128,7 @@ def merged(layers: tuple[LayerCosts, ...], bounds: Bounds, microbatches: int = 1
     """The costs of stages, each as one layer.
 
     With several micro-batches the gradients of two layers, the one that is computed and the one that is
-    being added up, are there besides the sums.
+    being added up, are there besides the sums; compiled, those of all.
     """
     stage_of = stage_of_layer(bounds)
     inputs: list[set[int]] = [set() for _ in bounds]
@@ -154,7 +154,8 @@ def _sum(group: Sequence[LayerCosts], summands: int) -> LayerCosts:
         cost: float(sum(getattr(layer, cost) for layer in group))
         for cost in (*SECONDS.values(), "activation_bytes", "weight_bytes", "slot_bytes", "recomputed_bytes")
     }
-    names = [layer.name for layer in group]
+    names, compiled = [layer.name for layer in group], any(layer.compiled for layer in group)
+    summands = len(group) if compiled else summands
     added_up_bytes = sum(heapq.nlargest(summands, (layer.weight_bytes for layer in group)))
     return LayerCosts(
         **sums,
@@ -163,6 +164,7 @@ def _sum(group: Sequence[LayerCosts], summands: int) -> LayerCosts:
         name=names[0] if len(names) == 1 else f"{names[0]} .. {names[-1]}",
         summand_bytes=max(layer.summand_bytes for layer in group) + added_up_bytes,
         occupancy=_occupancy(group),
+        compiled=compiled,
     )
 
 

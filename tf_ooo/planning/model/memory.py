@@ -8,6 +8,7 @@ Per stage and device:
   the start of dO(m);
 - gradient: as large as the weights, from the start of the step's first dW to the end of its update;
 - parts of it that are not added up yet (``summand_bytes``): while a dW runs;
+- compiled: the new weights and slots besides the old ones, while the update runs;
 - asynchronous: older versions of the weights, from the update that replaced them until the last
   micro-batch whose forward read them is done.
 
@@ -128,7 +129,10 @@ class MemoryUse:
         holders = np.unique(self.relation.device[readers if len(readers) else weight_grads])
         keeper = self.relation.device[updates[0]] if len(updates) else self._home[stage]
         self._add(holders, np.zeros(len(holders)), float(size))
-        self._add(keeper, 0.0, float(sum(layer.slot_bytes for layer in group)))
+        slots = sum(layer.slot_bytes for layer in group)
+        self._add(keeper, 0.0, float(slots))
+        if any(layer.compiled for layer in group):
+            self._hold_while(updates, keeper, float(size + slots))
         if not len(weight_grads):
             return
         if self.relation.schedule.asynchronous:

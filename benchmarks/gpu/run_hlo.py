@@ -128,9 +128,12 @@ def on_paper(asked: argparse.Namespace, dump: Path) -> None:
     device = h100()
     for way in asked.ways:
         hlo = text_of(asked.folder, asked.stem, way)
+        for earlier in dump.glob("*thunk_sequence*.txt"):
+            earlier.unlink()
         about = compiled(hlo, way, device, count=1, on_paper=True).about
-        newest = max(dump.glob("*thunk_sequence_after_thunk_passes.txt"), key=os.path.getmtime)
-        kernels, captured, graphs = counts_of(newest.read_text())
+        # XLA writes the second, with a longer name, only where its passes have changed something.
+        latest = max(dump.glob("*thunk_sequence*.txt"), key=lambda path: len(path.name))
+        kernels, captured, graphs = counts_of(latest.read_text())
         about |= {"kernels": kernels, "outside_of_graphs": kernels - captured, "graphs": graphs}
         print(json.dumps({"network": asked.stem, "way": way, **about}), flush=True)
 

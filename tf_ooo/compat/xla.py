@@ -16,9 +16,10 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from tensorflow.core.framework import graph_pb2, node_def_pb2
+from tensorflow.core.framework import function_pb2, graph_pb2, node_def_pb2
 
-from grappler_passes.compat import releases
+from grappler_passes.compat import op_types, releases
+from grappler_passes.graph.node_input import split_input
 from tf_ooo.compat import func_graphs, tf_functions
 from tf_ooo.errors import BackendError
 
@@ -145,25 +146,33 @@ def unique_name(prefix: str) -> str:
 
 
 def function_def(
-    name: str, nodes: object, inputs: Sequence[tuple[str, Any, Any]], outputs: Sequence[str]
+    name: str, nodes: Sequence[Any], inputs: Sequence[tuple[str, str]], outputs: Sequence[tuple[str, str]]
 ) -> Any:
-    """Return a FunctionDef of ``nodes``, a GraphDef that reads the inputs by name.
+    """Return a FunctionDef of ``nodes``, NodeDefs that read the inputs by name.
 
-    ``inputs``: (name of the node that stands for it, dtype name, shape); ``outputs``: ``node:port``.
+    ``inputs``: (name, dtype name); ``outputs``: (``node:port``, dtype name).  All attributes are there, also
+    those with their default.
     """
-    from tensorflow.python.framework import graph_to_function_def
+    function = function_pb2.FunctionDef(node_def=nodes)
+    signature, body = function.signature, function.node_def
+    signature.name, signature.is_stateful = name, any(op_types.is_stateful(node.op) for node in body)
+    for argument, dtype in inputs:
+        signature.input_arg.add(name=argument, type=tf.as_dtype(dtype).as_datatype_enum)
+    texts = {port: text for text, port in ports_of(function).items()}
+    for node in body:
+        node.input[:] = [texts[split_input(text)] for text in node.input]
+    for place, (text, dtype) in enumerate(outputs):
+        result = signature.output_arg.add(name=f"r{place}", type=tf.as_dtype(dtype).as_datatype_enum)
+        function.ret[result.name] = texts[split_input(text)]
+    return function
 
-    graph = tf.Graph()
-    with graph.as_default():
-        arguments = [tf.compat.v1.placeholder(dtype, shape, name=node) for node, dtype, shape in inputs]
-        replaced = {tensor.name: tensor for tensor in arguments}
-        tf.import_graph_def(nodes, input_map=replaced, name="")
-        results = [graph.get_tensor_by_name(text) for text in outputs]
-    placeholders = {tensor.op for tensor in arguments}
-    body = [op for op in graph.get_operations() if op not in placeholders]
-    function_def = graph_to_function_def.graph_to_function_def(graph, body, arguments, results)
-    function_def.signature.name = name
-    return function_def
+
+def ports_of(function: Any) -> dict[str, tuple[str, int]]:
+    """Return node and port of each tensor in a FunctionDef, by the text for it inside."""
+    ports = {argument.name: (argument.name, 0) for argument in function.signature.input_arg}
+    for node in function.node_def:
+        ports |= {text: (node.name, port) for port, text in enumerate(op_types.output_names(node))}
+    return ports
 
 
 def call_node(name: str, stream: int, function: str, module: str, inputs: Sequence[str], types: Any) -> Any:
@@ -186,16 +195,20 @@ def plain_call_node(name: str, function: str, inputs: Sequence[str], types: Any)
     return node
 
 
-def compiled_call_node(name: str, function: str, inputs: Sequence[str], types: Any) -> Any:
-    """Return the NodeDef of a call that XLA compiles as a whole; ``types``: as of :func:`call_node`."""
-    node = plain_call_node(name, function, inputs, types)
+def compiled_call_node(name: str, function: Any, inputs: Sequence[str]) -> Any:
+    """Return the NodeDef of a call of a FunctionDef, which XLA compiles as a whole."""
+    signature = function.signature
+    node = node_def_pb2.NodeDef(name=name, op="PartitionedCall", input=inputs)
+    node.attr["f"].func.name = signature.name
+    node.attr["Tin"].list.type.extend(argument.type for argument in signature.input_arg)
+    node.attr["Tout"].list.type.extend(result.type for result in signature.output_arg)
     node.attr[func_graphs.COMPILED].b = True
     for attribute in ("config", "config_proto", "executor_type"):
         node.attr[attribute].s = b""
     return node
 
 
-def compiled_function_def(name: str, nodes: object, inputs: Any, outputs: Sequence[str]) -> Any:
+def compiled_function_def(name: str, nodes: Sequence[Any], inputs: Any, outputs: Any) -> Any:
     """Return :func:`function_def` of what XLA compiles as a whole, and no graph optimizer inlines."""
     function = function_def(name, nodes, inputs, outputs)
     function.attr[func_graphs.COMPILED].b = function.attr["_noinline"].b = True

@@ -9,6 +9,7 @@ import tensorflow as tf
 from grappler_passes import plugin
 from grappler_passes.analysis.steps import SUM_ATTR, TURN_ATTR
 from tests.graph.compat_models import square_step
+from tests.graph.graphs import as_optimizers_get_it
 from tf_ooo.compat import func_graphs, tf_functions
 from tf_ooo.compat.func_graphs import OptimizedGraph
 from tf_ooo.errors import BackendError
@@ -256,22 +257,6 @@ def step_of(weight, large):
         return before + tf.reduce_sum(large), tf.identity(factor)
 
     return tf_functions.concrete_function(step, SPECS)
-
-
-def as_optimizers_get_it(concrete):
-    """The graph with ends in the place of its inputs and outputs."""
-    graph_def = concrete.graph.as_graph_def()
-    places = {tensor.op.name: place for place, tensor in enumerate(concrete.graph.inputs)}
-    for node in graph_def.node:
-        if node.name in places:
-            dtype = node.attr["dtype"].type
-            node.op = "_Arg"
-            node.attr.clear()
-            node.attr["T"].type, node.attr["index"].i = dtype, places[node.name]
-    for place, tensor in enumerate(concrete.graph.outputs):
-        node = graph_def.node.add(name=f"returned_{place}", op="_Retval", input=[tensor.name])
-        node.attr["T"].type, node.attr["index"].i = tensor.dtype.as_datatype_enum, place
-    return graph_def
 
 
 def test_a_graph_is_called_as_it_is():

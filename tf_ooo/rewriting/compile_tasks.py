@@ -78,7 +78,7 @@ def with_calls(
     result = graph_pb2.GraphDef(versions=graph_def.versions, library=graph_def.library)
     result.library.function.extend(functions.made.values())
     for name, (call, function, ops) in made.items():
-        node = xla.compiled_call_node(name, function, moved.inputs_of_call(name, ops))
+        node = xla.compiled_call_node(name, function, moved.inputs(ops.inputs, ops.controls))
         _mark(node, chosen.nodes[call.ops[0]])
         result.node.append(node)
     result.node.extend(moved.others())
@@ -127,9 +127,6 @@ class _Moved:
         readers = (reader for i, _ in self._now for reader in self._index.succs[i])
         return frozenset(self._index.names[i] for i in {*self._gone, *readers})
 
-    def inputs_of_call(self, name: str, ops: CalledOps) -> list[str]:
-        return [text for text in self._inputs(ops.inputs, ops.controls) if text != f"^{name}"]
-
     def others(self) -> Iterator[node_def_pb2.NodeDef]:
         """Yield the nodes that stay, which read the calls' results."""
         names = {self._index.names[i] for i in self._gone}
@@ -139,11 +136,11 @@ class _Moved:
             copied = node_def_pb2.NodeDef()
             copied.CopyFrom(node)
             if i not in self._index.back_preds:  # no call is in a loop
-                copied.input[:] = self._inputs(self._index.data_preds[i], self._index.control_preds[i])
+                copied.input[:] = self.inputs(self._index.data_preds[i], self._index.control_preds[i])
             graph_protos.keep_colocations(copied, lambda name: name not in names)
             yield copied
 
-    def _inputs(self, data: Iterable[Port], controls: Iterable[int]) -> list[str]:
+    def inputs(self, data: Iterable[Port], controls: Iterable[int]) -> list[str]:
         """Return the inputs as they are now, control inputs once."""
         names = self._index.names
         read = [self._now.get((i, port)) or tensor(names[i], port) for i, port in data]
@@ -264,7 +261,7 @@ class _Comparison:
 
 def _compare(was: node_def_pb2.NodeDef, now: node_def_pb2.NodeDef, read: list[Tensor]) -> None:
     """Compare what ops compute, notes aside, and of what."""
-    before, after = ({k: v for k, v in node.attr.items() if k[0] != "_"} for node in (was, now))
+    before, after = ({key: node.attr[key] for key in node.attr if key[0] != "_"} for node in (was, now))
     if was.op != now.op or before != after:
         raise VerifyError(was.name, "attributes", f"was a {was.op}, is another {now.op}")
     expected = list(map(split_input, data_inputs(was)))

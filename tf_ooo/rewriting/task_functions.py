@@ -101,7 +101,7 @@ def _inner_nodes(node: node_def_pb2.NodeDef, name: str, given: Sequence[str]) ->
     """Return an op as it is inside of its function: under another name, without marks and device."""
     own = node_def_pb2.NodeDef(name=name, op=node.op)
     own.input.extend(sorted(given) if node.op in COMMUTATIVE else given)
-    for attribute, value in node.attr.items():
-        if not attribute.startswith("_"):
-            own.attr[attribute].CopyFrom(value)
+    for attribute in node.attr:
+        if attribute[0] != "_":
+            own.attr[attribute].CopyFrom(node.attr[attribute])
     return fused_ops.parts_of(own) or [own]

@@ -10,7 +10,7 @@ from grappler_passes import plugin
 from grappler_passes.analysis.steps import SUM_ATTR, TURN_ATTR
 from tests.graph.compat_models import square_step
 from tests.graph.graphs import as_optimizers_get_it
-from tf_ooo.compat import func_graphs, tf_functions
+from tf_ooo.compat import func_graphs, tf_functions, xla
 from tf_ooo.compat.func_graphs import OptimizedGraph
 from tf_ooo.errors import BackendError
 
@@ -281,3 +281,28 @@ def test_what_is_no_whole_function():
     graph_def.node.extend(kept)
     with pytest.raises(ValueError, match="it lacks AssignAdd"):
         OptimizedGraph(graph_def, concrete, concrete.captured_inputs)
+
+
+def with_a_call(concrete, compiled):
+    """The graph with the product in a function."""
+    graph_def = as_optimizers_get_it(concrete)
+    (product,) = [node for node in graph_def.node if node.op == "Mul"]
+    inside = type(product)()
+    inside.CopyFrom(product)
+    inside.input[:] = ["a0", "a1"]
+    make = xla.compiled_function_def if compiled else xla.function_def
+    given, returned = [("a0", "float32"), ("a1", "float32")], [(f"{product.name}:0", "float32")]
+    function = make(xla.unique_name("ooo_test"), [inside], given, returned)
+    graph_def.library.function.append(function)
+    product.CopyFrom(xla.compiled_call_node(product.name, function, product.input))
+    return graph_def
+
+
+def test_a_graph_may_call_what_xla_compiles_and_nothing_else():
+    weight, large = tf.Variable([1.0, 2.0]), tf.ones([200])
+    concrete = step_of(weight, large)
+    function = OptimizedGraph(with_a_call(concrete, True), concrete, concrete.captured_inputs)
+    function(tf.ones([3, 2]), tf.constant(2.0))
+    assert weight.numpy().tolist() == [7.0, 8.0], "import_graph_def: functions of a library are lost"
+    with pytest.raises(ValueError, match="it calls functions"):
+        OptimizedGraph(with_a_call(concrete, False), concrete, concrete.captured_inputs)

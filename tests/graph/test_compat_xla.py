@@ -179,3 +179,58 @@ def test_repeated_function():
     assert hlo.count("while(") == 1
     assert "opt-barrier" in xla.hlo_of(run, list(specs.values()))
     assert xla.stream_calls(hlo) == []
+
+
+@needs_xla_streams
+def test_compiled_calls(tmp_path):
+    """Built from nodes alone: a call that XLA compiles as a whole, in a graph that is not optimized again."""
+    graph = tf.Graph()
+    with graph.as_default():
+        a = tf.compat.v1.placeholder(tf.float32, (2,), name="a0")
+        first, second = tf.split(a * 2.0, 2, name="parts")
+        tf.subtract(second, first, name="difference")
+    nodes = func_graphs.without_placeholders(graph.as_graph_def()).node
+    name, inputs = xla.unique_name("ooo_test"), [("a0", "float32")]
+    function = xla.compiled_function_def(
+        name, nodes, inputs, [("difference", "float32"), ("parts:1", "float32")]
+    )
+    ports = xla.ports_of(function)
+    assert ports["parts:output:1"] == ("parts", 1), "OpDef.output_arg: tensors in functions have other names"
+    assert ports["a0"] == ("a0", 0)
+    assert dict(function.ret) == {"r0": "difference:z:0", "r1": "parts:output:1"}
+    body = tf.compat.v1.GraphDef(versions=graph.as_graph_def().versions)
+    body.library.function.append(function)
+    body.node.append(xla.constant_node("given", np.array([3.0, 4.0], "float32")))
+    body.node.append(xla.compiled_call_node("call", function, ["given"]))
+    runtime.register_functions(body)
+    with xla.added([f"--xla_dump_to={tmp_path}"]):
+        run = tf_functions.plain_function(lambda: func_graphs.import_here(body, {}, ["call:0", "call:1"]), [])
+        np.testing.assert_array_equal(run(), [[2.0], [8.0]])
+    assert list(tmp_path.iterdir()), "_XlaMustCompile: a call of a task is no longer compiled"
+
+
+def test_functions_with_state_say_so():
+    graph = tf.Graph()
+    with graph.as_default():
+        tf.raw_ops.VarHandleOp(dtype=tf.float32, shape=(), name="variable")
+    function = xla.function_def("f", graph.as_graph_def().node, [], [("variable:0", "resource")])
+    assert function.signature.is_stateful
+
+
+@pytest.mark.parametrize(
+    ("op", "type", "compiles"),
+    [
+        ("MatMul", tf.float32, True),
+        ("MatMul", tf.int8, False),
+        ("_FusedMatMul", tf.float32, False),
+        ("StringToNumber", tf.float32, False),
+        ("NoSuchOpAnywhere", tf.float32, False),
+    ],
+)
+def test_can_compile(op, type, compiles):
+    """TensorFlow lists XLA's kernels only after its first compilation."""
+    node = tf.compat.v1.NodeDef(op=op)
+    node.attr["T"].type = type.as_datatype_enum
+    said = "xla.can_compile: kernels are registered for another device type, or after something else"
+    assert xla.can_compile(node, "CPU") is compiles, said
+    assert not xla.can_compile(node, "TPU")

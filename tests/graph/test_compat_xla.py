@@ -200,12 +200,13 @@ def test_compiled_calls(tmp_path):
     assert dict(function.ret) == {"r0": "difference:z:0", "r1": "parts:output:1"}
     body = tf.compat.v1.GraphDef(versions=graph.as_graph_def().versions)
     body.library.function.append(function)
-    body.node.append(xla.constant_node("given", np.array([3.0, 4.0], "float32")))
-    body.node.append(xla.compiled_call_node("call", function, ["given"]))
+    body.node.append(xla.compiled_call_node("call", function, ["x:0"]))
     runtime.register_functions(body)
+    run = tf_functions.plain_function(
+        lambda x: func_graphs.import_here(body, {"x:0": x}, ["call:0", "call:1"]), [tf.TensorSpec((2,))]
+    )
     with xla.added([f"--xla_dump_to={tmp_path}"]):
-        run = tf_functions.plain_function(lambda: func_graphs.import_here(body, {}, ["call:0", "call:1"]), [])
-        np.testing.assert_array_equal(run(), [[2.0], [8.0]])
+        np.testing.assert_array_equal(run(tf.constant([3.0, 4.0])), [[2.0], [8.0]])
     assert list(tmp_path.iterdir()), "_XlaMustCompile: a call of a task is no longer compiled"
 
 

@@ -295,6 +295,22 @@ def test_what_waits_waits_for_the_call():
     assert dropped not in nodes
 
 
+def test_a_join_within_a_task_is_in_its_call():
+    """A pipeline has a dO end with what it sends; one between tasks stays."""
+
+    def joined(graph_def):
+        nodes = {n.name: n for n in graph_def.node}
+        for number, (before, after) in enumerate((("F_0/Exp", "F_0/Sin"), ("F_1/Exp", "dO_1/add"))):
+            node(graph_def, f"join_{number}", "NoOp", f"^{before}")
+            nodes[after].input.append(f"^join_{number}")
+        node(graph_def, "last", "NoOp", "^F_0/Exp")
+
+    function = then(lambda x: [tf.exp(x) * 2.0, tf.sin(x)], lambda a, b: a + b * b)
+    result = Traced(function, numbers(4, 3), change=joined).assert_runs_alike(4, 3)
+    kept = {n.name for n in result.graph_def.node}
+    assert kept & {"join_0", "join_1", "last"} == {"join_1", "last"}
+
+
 def test_a_call_without_results():
     """Only others' waits keep it."""
 

@@ -8,7 +8,7 @@ together as far as the graph allows, and each run of one task is a call.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Mapping, Sequence, Set
+from collections.abc import Hashable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -100,6 +100,9 @@ def choose(graph_def: graph_pb2.GraphDef, tasks: Mapping[str, TaskKey], general:
             left[reason, op] += 1
         else:
             task_of[i] = key, node.device
+    for i, task in _joins_inside(index, task_of):
+        if task is not None and task[1] == nodes[i].device:
+            task_of[i] = task
     calls, whole = [], Counter(task for task in task_of if task is not None)
     for (key, device), ops in runs(index, task_of, copied):
         if len(ops) < LEAST_OPS and (key.kind not in _WHOLE or len(ops) < whole[key, device]):
@@ -107,6 +110,15 @@ def choose(graph_def: graph_pb2.GraphDef, tasks: Mapping[str, TaskKey], general:
         else:
             calls.append(TaskCall(key, device, tuple(ops)))
     return Chosen(nodes, index, outputs, copied, calls, left)
+
+
+def _joins_inside(index: GraphIndex, task_of: Sequence[TaskT | None]) -> Iterator[tuple[int, TaskT | None]]:
+    """Yield each NoOp that orders ops of one task, and that one: it would divide the task."""
+    for i, op in enumerate(index.ops):
+        if op == "NoOp" and index.control_preds[i] and index.succs[i]:
+            around = {task_of[j] for j in (*index.control_preds[i], *index.succs[i])}
+            if len(around) == 1:
+                yield i, around.pop()
 
 
 def is_copied(node: node_def_pb2.NodeDef) -> bool:

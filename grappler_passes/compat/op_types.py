@@ -59,6 +59,17 @@ def attribute_names(op_type: str) -> frozenset[str]:
     return frozenset(() if definition is None else (attribute.name for attribute in definition.attr))
 
 
+def output_names(node: node_def_pb2.NodeDef) -> list[str]:
+    """Return how a function names the outputs of an op in its body, by port: ``op:result:number``."""
+    names: list[str] = []
+    for result in op_def(node.op).output_arg:
+        count = node.attr[result.number_attr].i if result.number_attr else 1
+        if result.type_list_attr:
+            count = len(node.attr[result.type_list_attr].list.type)
+        names += [f"{node.name}:{result.name}:{number}" for number in range(count)]
+    return names
+
+
 def allows_types(node: node_def_pb2.NodeDef) -> bool:
     """Return whether the types in a node's attributes are among those that its op's definition allows.
 

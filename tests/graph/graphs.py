@@ -44,6 +44,23 @@ def flat(function, *args):
     return graph_def, inputs, outputs
 
 
+def as_optimizers_get_it(concrete):
+    """The graph with ends in the place of its inputs and outputs."""
+    graph_def = concrete.graph.as_graph_def()
+    places = {tensor.op.name: place for place, tensor in enumerate(concrete.graph.inputs)}
+    for node in graph_def.node:
+        if node.name in places:
+            dtype, shape = node.attr["dtype"].type, concrete.graph.inputs[places[node.name]].shape
+            node.op = "_Arg"
+            node.attr.clear()
+            node.attr["_output_shapes"].list.shape.append(shape.as_proto())
+            node.attr["T"].type, node.attr["index"].i = dtype, places[node.name]
+    for place, tensor in enumerate(concrete.graph.outputs):
+        node = graph_def.node.add(name=f"returned_{place}", op="_Retval", input=[tensor.name])
+        node.attr["T"].type, node.attr["index"].i = tensor.dtype.as_datatype_enum, place
+    return graph_def
+
+
 def context_of(index, name):
     return index.contexts[index.of(name)]
 

@@ -9,7 +9,8 @@ import tensorflow as tf
 from grappler_passes import plugin
 from grappler_passes.analysis.steps import SUM_ATTR, TURN_ATTR
 from tests.graph.compat_models import square_step
-from tf_ooo.compat import func_graphs, tf_functions
+from tests.graph.graphs import as_optimizers_get_it
+from tf_ooo.compat import func_graphs, tf_functions, xla, xla_calls
 from tf_ooo.compat.func_graphs import OptimizedGraph
 from tf_ooo.errors import BackendError
 
@@ -258,22 +259,6 @@ def step_of(weight, large):
     return tf_functions.concrete_function(step, SPECS)
 
 
-def as_optimizers_get_it(concrete):
-    """The graph with ends in the place of its inputs and outputs."""
-    graph_def = concrete.graph.as_graph_def()
-    places = {tensor.op.name: place for place, tensor in enumerate(concrete.graph.inputs)}
-    for node in graph_def.node:
-        if node.name in places:
-            dtype = node.attr["dtype"].type
-            node.op = "_Arg"
-            node.attr.clear()
-            node.attr["T"].type, node.attr["index"].i = dtype, places[node.name]
-    for place, tensor in enumerate(concrete.graph.outputs):
-        node = graph_def.node.add(name=f"returned_{place}", op="_Retval", input=[tensor.name])
-        node.attr["T"].type, node.attr["index"].i = tensor.dtype.as_datatype_enum, place
-    return graph_def
-
-
 def test_a_graph_is_called_as_it_is():
     weight, other = tf.Variable([1.0, 2.0]), tf.Variable([10.0, 20.0])
     large = tf.ones([200])  # too large for a constant
@@ -296,3 +281,28 @@ def test_what_is_no_whole_function():
     graph_def.node.extend(kept)
     with pytest.raises(ValueError, match="it lacks AssignAdd"):
         OptimizedGraph(graph_def, concrete, concrete.captured_inputs)
+
+
+def with_a_call(concrete, compiled):
+    """The graph with the product in a function."""
+    graph_def = as_optimizers_get_it(concrete)
+    (product,) = [node for node in graph_def.node if node.op == "Mul"]
+    inside = type(product)()
+    inside.CopyFrom(product)
+    inside.input[:] = ["a0", "a1"]
+    make = xla_calls.function_def if compiled else xla.function_def
+    given, returned = [("a0", "float32"), ("a1", "float32")], [(f"{product.name}:0", "float32")]
+    function = make(xla.unique_name("ooo_test"), [inside], given, returned)
+    graph_def.library.function.append(function)
+    product.CopyFrom(xla_calls.call_node(product.name, function, product.input))
+    return graph_def
+
+
+def test_a_graph_may_call_what_xla_compiles_and_nothing_else():
+    weight, large = tf.Variable([1.0, 2.0]), tf.ones([200])
+    concrete = step_of(weight, large)
+    function = OptimizedGraph(with_a_call(concrete, True), concrete, concrete.captured_inputs)
+    function(tf.ones([3, 2]), tf.constant(2.0))
+    assert weight.numpy().tolist() == [7.0, 8.0], "import_graph_def: functions of a library are lost"
+    with pytest.raises(ValueError, match="it calls functions"):
+        OptimizedGraph(with_a_call(concrete, False), concrete, concrete.captured_inputs)

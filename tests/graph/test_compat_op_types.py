@@ -59,3 +59,20 @@ def test_allows_types():
         node = tf.compat.v1.NodeDef(name="n", op=op)
         node.attr["T"].type = dtype.as_datatype_enum
         assert op_types.allows_types(node) == allowed, (op, dtype)
+
+
+def test_output_names():
+    graph = tf.Graph()
+    with graph.as_default():
+        tf.split(tf.zeros([4]), 2, name="parts")
+        tf.raw_ops.FusedBatchNormV3(
+            x=tf.zeros([1, 2, 2, 1]), scale=[1.0], offset=[1.0], mean=[], variance=[], name="norm"
+        )
+        tf.raw_ops.IdentityN(input=[tf.zeros([]), tf.zeros([], tf.int64)], name="both")
+    nodes = {node.name: node for node in graph.as_graph_def().node}
+    assert op_types.output_names(nodes["parts"]) == ["parts:output:0", "parts:output:1"]
+    assert op_types.output_names(nodes["both"]) == ["both:output:0", "both:output:1"]
+    names = op_types.output_names(nodes["norm"])
+    assert names[:2] == ["norm:y:0", "norm:batch_mean:0"], "OpDef.output_arg: outputs have other names"
+    assert len(names) == 6
+    assert op_types.output_names(tf.compat.v1.NodeDef(op="NoOp")) == []

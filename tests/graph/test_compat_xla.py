@@ -85,10 +85,9 @@ def test_a_call_reaches_hlo_with_its_stream():
     with graph.as_default():
         a = tf.compat.v1.placeholder(tf.float32, (2, 2), name="in_function")
         tf.linalg.matmul(a, a, name="square")
-    nodes = func_graphs.without_placeholders(graph.as_graph_def())
+    nodes = func_graphs.without_placeholders(graph.as_graph_def()).node
     name = xla.unique_name("ooo_test")
-    inputs = [("in_function", "float32", (2, 2))]
-    function = xla.function_def(name, nodes, inputs, ["square:0"])
+    function = xla.function_def(name, nodes, [("in_function", "float32")], [("square:0", "float32")])
     body = tf.compat.v1.GraphDef(versions=graph.as_graph_def().versions)
     body.library.function.append(function)
     module = module_text([info], [info])
@@ -131,10 +130,10 @@ def test_calls_and_constants():
         tf.identity(a * 2.0, name="double")
     name = xla.unique_name("ooo_test")
     assert name != xla.unique_name("ooo_test")
-    nodes = func_graphs.without_placeholders(graph.as_graph_def())
-    inputs = [("in_function", "float32", (2,))]
+    nodes = func_graphs.without_placeholders(graph.as_graph_def()).node
+    function = xla.function_def(name, nodes, [("in_function", "float32")], [("double:0", "float32")])
     body = tf.compat.v1.GraphDef(versions=graph.as_graph_def().versions)
-    body.library.function.append(xla.function_def(name, nodes, inputs, ["double:0"]))
+    body.library.function.append(function)
     body.node.append(xla.constant_node("three", np.array([3.0, 4.0], "float32")))
     body.node.append(xla.plain_call_node("call", name, ["three:0"], ([info], [info])))
     runtime.register_functions(body)
@@ -180,3 +179,12 @@ def test_repeated_function():
     assert hlo.count("while(") == 1
     assert "opt-barrier" in xla.hlo_of(run, list(specs.values()))
     assert xla.stream_calls(hlo) == []
+
+
+@needs_xla_streams
+def test_functions_with_state_say_so():
+    graph = tf.Graph()
+    with graph.as_default():
+        tf.raw_ops.VarHandleOp(dtype=tf.float32, shape=(), name="variable")
+    function = xla.function_def("f", graph.as_graph_def().node, [], [("variable:0", "resource")])
+    assert function.signature.is_stateful

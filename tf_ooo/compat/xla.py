@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import functools
 import importlib
 import itertools
 import os
@@ -16,9 +15,10 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from tensorflow.core.framework import graph_pb2, node_def_pb2
+from tensorflow.core.framework import function_pb2, graph_pb2, node_def_pb2
 
-from grappler_passes.compat import releases, runtime
+from grappler_passes.compat import op_types, releases
+from grappler_passes.graph.node_input import split_input
 from tf_ooo.compat import func_graphs, tf_functions
 from tf_ooo.errors import BackendError
 
@@ -88,7 +88,6 @@ def _library() -> ctypes.CDLL | None:
 OLDEST_TENSORFLOW = (2, 21)
 MODULE_VERSION = 9
 STREAM_ATTRIBUTE = "_xla_stream_annotation"
-_SHAPES = "_output_shapes"
 _FRONTEND = "_XlaFrontendAttributes"
 _OPS = "tensorflow.compiler.tf2xla.ops.gen_xla_ops"
 _numbers = itertools.count(1)
@@ -146,25 +145,33 @@ def unique_name(prefix: str) -> str:
 
 
 def function_def(
-    name: str, nodes: object, inputs: Sequence[tuple[str, Any, Any]], outputs: Sequence[str]
+    name: str, nodes: Sequence[Any], inputs: Sequence[tuple[str, str]], outputs: Sequence[tuple[str, str]]
 ) -> Any:
-    """Return a FunctionDef of ``nodes``, a GraphDef that reads the inputs by name.
+    """Return a FunctionDef of ``nodes``, NodeDefs that read the inputs by name.
 
-    ``inputs``: (name of the node that stands for it, dtype name, shape); ``outputs``: ``node:port``.
+    ``inputs``: (name, dtype name); ``outputs``: (``node:port``, dtype name).  All attributes are there, also
+    those with their default.
     """
-    from tensorflow.python.framework import graph_to_function_def
+    function = function_pb2.FunctionDef(node_def=nodes)
+    signature, body = function.signature, function.node_def
+    signature.name, signature.is_stateful = name, any(op_types.is_stateful(node.op) for node in body)
+    for argument, dtype in inputs:
+        signature.input_arg.add(name=argument, type=tf.as_dtype(dtype).as_datatype_enum)
+    texts = {port: text for text, port in ports_of(function).items()}
+    for node in body:
+        node.input[:] = [texts[split_input(text)] for text in node.input]
+    for place, (text, dtype) in enumerate(outputs):
+        result = signature.output_arg.add(name=f"r{place}", type=tf.as_dtype(dtype).as_datatype_enum)
+        function.ret[result.name] = texts[split_input(text)]
+    return function
 
-    graph = tf.Graph()
-    with graph.as_default():
-        arguments = [tf.compat.v1.placeholder(dtype, shape, name=node) for node, dtype, shape in inputs]
-        replaced = {tensor.name: tensor for tensor in arguments}
-        tf.import_graph_def(nodes, input_map=replaced, name="")
-        results = [graph.get_tensor_by_name(text) for text in outputs]
-    placeholders = {tensor.op for tensor in arguments}
-    body = [op for op in graph.get_operations() if op not in placeholders]
-    function_def = graph_to_function_def.graph_to_function_def(graph, body, arguments, results)
-    function_def.signature.name = name
-    return function_def
+
+def ports_of(function: Any) -> dict[str, tuple[str, int]]:
+    """Return node and port of each tensor in a FunctionDef, by the text for it inside."""
+    ports = {argument.name: (argument.name, 0) for argument in function.signature.input_arg}
+    for node in function.node_def:
+        ports |= {text: (node.name, port) for port, text in enumerate(op_types.output_names(node))}
+    return ports
 
 
 def call_node(name: str, stream: int, function: str, module: str, inputs: Sequence[str], types: Any) -> Any:
@@ -185,24 +192,6 @@ def plain_call_node(name: str, function: str, inputs: Sequence[str], types: Any)
     node = _call_node(name, "PartitionedCall", inputs, types)
     node.attr["f"].func.name = function
     return node
-
-
-def compiled_call_node(name: str, function: str, inputs: Sequence[str], types: Any) -> Any:
-    """Return the NodeDef of a call that XLA compiles as a whole; ``types``: as of :func:`call_node`."""
-    node = plain_call_node(name, function, inputs, types)
-    node.attr[func_graphs.COMPILED].b = True
-    for attribute in ("config", "config_proto", "executor_type"):
-        node.attr[attribute].s = b""
-    return node
-
-
-def compiled_function_def(name: str, nodes: object, inputs: Any, outputs: Sequence[str]) -> Any:
-    """Return :func:`function_def` of what XLA compiles as a whole, and no graph optimizer inlines."""
-    function = function_def(name, nodes, inputs, outputs)
-    function.attr[func_graphs.COMPILED].b = function.attr["_noinline"].b = True
-    for place, (_, _, shape) in enumerate(inputs):
-        function.arg_attr[place].attr[_SHAPES].list.shape.add().CopyFrom(tf.TensorShape(shape).as_proto())
-    return function
 
 
 def _call_node(name: str, op: str, inputs: Sequence[str], types: Any) -> Any:
@@ -280,82 +269,3 @@ def hlo_of(function: Any, specs: Sequence[Any], stage: str = "hlo") -> str:
 def stream_calls(hlo: str) -> list[int]:
     """Return the stream of each annotated call in an HLO text."""
     return [int(stream) for stream in re.findall(rf'= .* call\(.*{STREAM_ATTRIBUTE}="(\d+)"', hlo)]
-
-
-# What XLA can compile, TensorFlow's own list of kernels says.
-
-_DEVICES = {"CPU": "XLA_CPU_JIT", "GPU": "XLA_GPU_JIT"}
-
-
-@functools.lru_cache
-def _kernels(op_type: str, device_type: str) -> tuple[Any, ...]:
-    from tensorflow.python.framework import kernels
-
-    _compile_once()
-    wanted = _DEVICES.get(device_type)
-    found = kernels.get_registered_kernels_for_op(op_type).kernel
-    return tuple(kernel for kernel in found if kernel.device_type == wanted)
-
-
-@functools.cache
-def _compile_once() -> None:
-    """TensorFlow registers XLA's kernels with its first compilation."""
-    tf_functions.plain_function(lambda x: x + x, [tf.TensorSpec((), tf.float32)], compiled=True)(
-        tf.constant(0.0)
-    )
-
-
-def can_compile(node: Any, device_type: str) -> bool:
-    """Return whether XLA has a kernel for a NodeDef, with its types, on ``CPU`` or ``GPU``."""
-    return any(
-        all(
-            node.attr[limit.name].type in limit.allowed_values.list.type
-            for limit in kernel.constraint
-            if limit.name in node.attr and limit.allowed_values.list.type
-        )
-        for kernel in _kernels(node.op, device_type)
-    )
-
-
-def run_calls(calls: Sequence[tuple[Any, str]], times: int = 1) -> Callable[[], None]:
-    """Return what runs calls with zeros, each so often, one after the other, and waits for all of them.
-
-    ``calls``: FunctionDefs of :func:`compiled_function_def`, each with the device it runs on.  Raises
-    tf.errors.OpError where XLA cannot compile one.
-    """
-
-    graph_def, lasts = graph_pb2.GraphDef(), []
-    for number, (called, device) in enumerate(calls):
-        zeros = [f"zero_{number}_{place}" for place in range(len(called.signature.input_arg))]
-        for name, argument in zip(zeros, called.signature.input_arg, strict=True):
-            shape = called.arg_attr[int(name.rpartition("_")[2])].attr[_SHAPES].list.shape[0]
-            sizes = constant_node(f"{name}_sizes", np.array([dim.size for dim in shape.dim], np.int32))
-            zero = constant_node(f"{name}_value", np.zeros((), tf.as_dtype(argument.type).as_numpy_dtype))
-            filled = node_def_pb2.NodeDef(name=name, op="Fill", input=[sizes.name, zero.name], device=device)
-            filled.attr["T"].type, filled.attr["index_type"].type = argument.type, sizes.attr["dtype"].type
-            graph_def.node.extend([sizes, zero, filled])
-        for time in range(times):
-            after = [f"^call_{number}_{time - 1}"] if time else []
-            node = compiled_call_node(
-                f"call_{number}_{time}", called.signature.name, [*zeros, *after], ((), ())
-            )
-            for attribute, arguments in (("Tin", "input_arg"), ("Tout", "output_arg")):
-                types = [argument.type for argument in getattr(called.signature, arguments)]
-                node.attr[attribute].list.type.extend(types)
-            node.device = device
-            graph_def.node.append(node)
-        lasts.append(node.name)
-    made = {called.signature.name: called for called, _ in calls}
-    graph_def.library.function.extend(made.values())
-
-    def body() -> None:
-        ops = tf.graph_util.import_graph_def(graph_def, None, lasts, name="")
-        tf.compat.v1.get_default_graph().control_outputs.extend(ops)
-
-    function = tf.compat.v1.wrap_function(body, [])
-
-    def run() -> None:
-        with runtime.calls_not_optimized():
-            function()
-
-    return run

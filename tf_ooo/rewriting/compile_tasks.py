@@ -3,27 +3,28 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from tensorflow.core.framework import graph_pb2, node_def_pb2
+from tensorflow.core.framework import function_pb2, graph_pb2, node_def_pb2
 
 from grappler_passes.compat import graph_protos
 from grappler_passes.errors import GraphError, VerifyError
-from grappler_passes.graph.dependencies import GraphIndex
-from grappler_passes.graph.node_input import data_inputs, split_input, tensor
+from grappler_passes.graph.dependencies import Context, GraphIndex, conflicts, has_side_effects
+from grappler_passes.graph.node_input import control_inputs, data_inputs, split_input, tensor
 from grappler_passes.graph.training_graph import TrainingGraph
 from grappler_passes.passes.base import Note, Pass, PassResult, Relaxation
-from grappler_passes.passes.verify import verify
-from tf_ooo.compat import xla
-from tf_ooo.rewriting import fused_ops, task_calls
-from tf_ooo.rewriting.task_calls import TaskCall, TaskKey
-from tf_ooo.rewriting.task_functions import COMMUTATIVE, CalledOps, Functions, Port, graph_input
+from tf_ooo.compat import xla, xla_calls
+from tf_ooo.rewriting import fused_ops, garbage, task_calls
+from tf_ooo.rewriting.task_calls import Chosen, TaskCall, TaskKey
+from tf_ooo.rewriting.task_functions import COMMUTATIVE, CalledOps, Functions, Port
 
 PREFIX = "ooo_task"
 # Calls are marked with these, as their first op is.
 _MARKS = ("_ooo_kind", "_ooo_layer", "_ooo_stream", "_ooo_priority", "_ooo_stage", "_ooo_step")
+# Tensors, by the name of the node that computes them, and their port.
+Tensor = tuple[str, int]
 COMPILED, LEFT = "compiled", "left"
 
 
@@ -46,34 +47,46 @@ class CompileTasksPass(Pass):
         {
             Relaxation.NEW_NODES,
             Relaxation.REPLACED_NODES,
+            Relaxation.SIDE_EFFECTS,  # updates read what a call returns
             Relaxation.FUNCTIONS,
             Relaxation.MORE_WAITS,  # who waited for an op waits for all of its call
             Relaxation.FEWER_WAITS,  # inside of a call there is no order but that of data
         }
     )
 
+    @garbage.collector_paused()
     def run(self, graph_def: graph_pb2.GraphDef, training_graph: TrainingGraph | None) -> PassResult:
-        chosen = task_calls.choose(graph_def, self.tasks)
-        functions = Functions(graph_def, chosen, self.general)
-        made = {name: (call, *functions.of(call)) for name, call in _named(chosen.calls).items()}
-        called = {name: ops for name, (_, _, ops) in made.items()}
-        moved = _Moved(graph_def, called)
-        result = graph_pb2.GraphDef(versions=graph_def.versions, library=graph_def.library)
-        result.library.function.extend(functions.made.values())
-        for name, (call, function, ops) in made.items():
-            types = [[chosen.outputs[op][port] for op, port in ports] for ports in (ops.inputs, ops.outputs)]
-            node = xla.compiled_call_node(name, function, moved.inputs_of_call(name, ops), types)
-            _mark(node, graph_def.node[call.ops[0]])
-            result.node.append(node)
-        result.node.extend(moved.others(graph_def))
-        check(graph_def, result, called)
+        chosen = task_calls.choose(graph_def, self.tasks, self.general)
+        result, called = with_calls(graph_def, chosen, self.general)
+        check(chosen, result, called)
+        functions = {node.name: node.attr["f"].func.name for node in result.node if node.name in called}
         names = chosen.index.names
         notes = [
-            Note(COMPILED, function, (name, *(names[i] for i in call.ops)))
-            for name, (call, function, _) in made.items()
+            Note(COMPILED, functions[call], (call, *(names[i] for i in ops.inner if i not in chosen.copied)))
+            for call, ops in called.items()
         ]
         left = (Note(LEFT, f"{reason}: {op}", (str(count),)) for (reason, op), count in chosen.left.items())
-        return PassResult(result, bool(made), (*notes, *left), frozenset(moved.gone))
+        moved = _Moved(chosen, called)
+        return PassResult(result, bool(called), (*notes, *left), moved.replaced())
+
+
+def with_calls(
+    graph_def: graph_pb2.GraphDef, chosen: Chosen, general: Mapping[str, str]
+) -> tuple[graph_pb2.GraphDef, dict[str, CalledOps]]:
+    """Return the graph with calls in the place of their ops, and the ops by the name of their call."""
+    functions = Functions(chosen, general)
+    made = {name: (call, *functions.of(call)) for name, call in _named(chosen.calls).items()}
+    called = {name: ops for name, (_, _, ops) in made.items()}
+    moved = _Moved(chosen, called)
+    result = graph_pb2.GraphDef(versions=graph_def.versions, library=graph_def.library)
+    result.library.function.extend(functions.made.values())
+    for name, (call, function, ops) in made.items():
+        shapes = [chosen.outputs[chosen.index.names[i]][port].shape or () for i, port in ops.inputs]
+        node = xla_calls.call_node(name, function, moved.inputs(ops.inputs, ops.controls), shapes)
+        _mark(node, chosen.nodes[call.ops[0]])
+        result.node.append(node)
+    result.node.extend(moved.others())
+    return result, called
 
 
 def _mark(node: node_def_pb2.NodeDef, first: node_def_pb2.NodeDef) -> None:
@@ -100,184 +113,161 @@ def _named(calls: Iterable[TaskCall]) -> dict[str, TaskCall]:
 class _Moved:
     """Where the ops that became calls, and their results, are now."""
 
-    def __init__(self, graph_def: graph_pb2.GraphDef, called: Mapping[str, CalledOps]) -> None:
-        self.gone: dict[str, str] = {}
-        self._now: dict[Port, Port] = {}
-        constants = {node.name for node in graph_def.node if node.op == "Const"}
-        for name, ops in called.items():
-            self.gone.update((op, name) for op in ops.inner if op not in constants)
-            self._now.update((port, (name, place)) for place, port in enumerate(ops.outputs))
-        kept = (node for node in graph_def.node if node.name not in self.gone)
-        read = {split_input(text)[0] for node in kept for text in node.input}
-        copied = {op for ops in called.values() for op in ops.inner if op in constants}
-        self._unread = copied - read  # only calls read them, which have copies
+    def __init__(self, chosen: Chosen, called: Mapping[str, CalledOps]) -> None:
+        self._nodes, self._index = chosen.nodes, chosen.index
+        self._call_of = {i: name for name, ops in called.items() for i in ops.inner if i not in chosen.copied}
+        self._now = {
+            port: tensor(name, place)
+            for name, ops in called.items()
+            for place, port in enumerate(ops.outputs)
+        }
+        copied = {i for ops in called.values() for i in ops.inner if i in chosen.copied}
+        # Only calls read these, which have copies.
+        unread = (i for i in copied if self._call_of.keys() >= set(self._index.succs[i]))
+        self._gone = self._call_of.keys() | set(unread)
 
-    def inputs_of_call(self, name: str, ops: CalledOps) -> list[str]:
-        texts = [*(tensor(*port) for port in ops.inputs), *(f"^{op}" for op in ops.controls)]
-        return [text for text in self._inputs(texts) if text != f"^{name}"]
+    def replaced(self) -> frozenset[str]:
+        """Return the names of what is gone, and of what reads a call's result in its place."""
+        readers = (reader for i, _ in self._now for reader in self._index.succs[i])
+        return frozenset(self._index.names[i] for i in {*self._gone, *readers})
 
-    def others(self, graph_def: graph_pb2.GraphDef) -> Iterator[node_def_pb2.NodeDef]:
+    def others(self) -> Iterator[node_def_pb2.NodeDef]:
         """Yield the nodes that stay, which read the calls' results."""
-        for node in graph_def.node:
-            if node.name in self.gone or node.name in self._unread:
+        names = {self._index.names[i] for i in self._gone}
+        for i, node in enumerate(self._nodes):
+            if i in self._gone:
                 continue
             copied = node_def_pb2.NodeDef()
             copied.CopyFrom(node)
-            copied.input[:] = self._inputs(node.input)
-            graph_protos.keep_colocations(copied, lambda op: op not in self.gone)
+            if i not in self._index.back_preds:  # no call is in a loop
+                copied.input[:] = self.inputs(self._index.data_preds[i], self._index.control_preds[i])
+            graph_protos.keep_colocations(copied, lambda name: name not in names)
             yield copied
 
-    def _inputs(self, texts: Iterable[str]) -> list[str]:
-        """Return the inputs as they are now, control inputs last and once."""
-        data, controls = [], []
-        for producer, port in map(split_input, texts):
-            if port < 0:
-                controls.append(f"^{self.gone.get(producer, producer)}")
-            else:
-                data.append(tensor(*self._now.get((producer, port), (producer, port))))
-        return [*data, *dict.fromkeys(controls)]
+    def inputs(self, data: Iterable[Port], controls: Iterable[int]) -> list[str]:
+        """Return the inputs as they are now, control inputs once."""
+        names = self._index.names
+        read = [self._now.get((i, port)) or tensor(names[i], port) for i, port in data]
+        return [*read, *dict.fromkeys(f"^{self._call_of.get(i) or names[i]}" for i in controls)]
 
 
-def check(before: graph_pb2.GraphDef, after: graph_pb2.GraphDef, called: Mapping[str, CalledOps]) -> None:
-    """Put the ops of all calls back: the graph must be the one before but for what waits for what.
+def check(chosen: Chosen, after: graph_pb2.GraphDef, called: Mapping[str, CalledOps]) -> None:
+    """Raise VerifyError, naming an op or a call, where the graph with calls is not the one without.
 
-    Raises VerifyError, naming an op or a call.
+    Each op is there once, by itself or in a call, on its device, computes the same of the same, and waits for
+    what it waited for, or for its call; nothing else is there; there is no cycle, and ops with side effects
+    run in their order.
     """
     try:
-        GraphIndex(after)
+        index = GraphIndex(after)
     except GraphError as error:
-        raise VerifyError(error.node or "?", "acyclic", str(error)) from error
-    verify(before, _PutBack(before, after, called).graph_def(), relaxes=_DIFFERING)
+        raise VerifyError(error.node or "?", "structure", str(error)) from error
+    _Comparison(chosen, after, called).compare()
+    for first, then in conflicts(chosen.index):
+        earlier, later = chosen.index.names[first], chosen.index.names[then]
+        if not index.implied(earlier, later):
+            raise VerifyError(later, "side effects", f"no longer runs after {earlier!r}")
 
 
-_DIFFERING = frozenset(
-    {
-        Relaxation.MORE_WAITS,
-        Relaxation.FEWER_WAITS,
-        Relaxation.NOTES,
-        Relaxation.NEW_NODES,
-        Relaxation.FUNCTIONS,
-    }
-)
+class _Body:
+    """The ops of a function, and which tensors they read and it returns."""
 
-
-class _PutBack:
-    """The ops of a graph's calls, by the functions that it has, under the names that they had before.
-
-    A NoOp stands before the ops of a call, for what they wait for, and one behind them.
-    """
-
-    def __init__(
-        self, before: graph_pb2.GraphDef, after: graph_pb2.GraphDef, called: Mapping[str, CalledOps]
-    ) -> None:
-        self._after, self._called = after, called
-        self._before = {node.name: node for node in before.node}
-        self._functions = {function.signature.name: function for function in after.library.function}
-        self._stands_for: dict[Port, str] = {}
-        self._opened: list[node_def_pb2.NodeDef] = []
-        calls = {node.name: node for node in after.node if node.name in called}
-        for name, ops in called.items():
-            if name not in calls:
-                raise VerifyError(name, "calls", "it is not in the graph")
-            self._open(calls[name], ops)
-
-    def _open(self, call: node_def_pb2.NodeDef, ops: CalledOps) -> None:
-        function = self._functions[call.attr["f"].func.name]
-        outer = {inner: op for op, inner in ops.inner.items()}
-        given = {
-            arg.name: text for arg, text in zip(function.signature.input_arg, data_inputs(call), strict=True)
+    def __init__(self, function: function_pb2.FunctionDef) -> None:
+        ports, signature = xla.ports_of(function), function.signature
+        self.arguments = [argument.name for argument in signature.input_arg]
+        self.nodes = {node.name: node for node in function.node_def}
+        self.reads = {
+            node.name: [ports.get(text, (text, -1)) for text in node.input] for node in function.node_def
         }
-        body = {node.name: node for node in function.node_def}
-
-        def outside(text: str) -> str:
-            producer, port = split_input(graph_input(body, text))
-            if producer in given:
-                return given[producer]
-            name, slash, part = producer.partition("/")
-            return tensor(outer[name] + slash + part, port)
-
-        for node in body.values():
-            opened = node_def_pb2.NodeDef()
-            opened.CopyFrom(node)
-            opened.name = outside(node.name)
-            opened.input[:] = map(outside, data_inputs(node))
-            opened.device = call.device
-            if node.op != "Const":
-                opened.input.append(f"^{_begin(call.name)}")
-            elif opened.attr["value"] != self._before[opened.name].attr["value"]:
-                raise VerifyError(opened.name, "calls", f"has another value in {function.signature.name!r}")
-            if node.op != "Const":
-                self._opened.append(opened)
-        for place, result in enumerate(function.signature.output_arg):
-            self._stands_for[call.name, place] = outside(function.ret[result.name])
-        waited_for = [text for text in call.input if text[0] == "^"]
-        names = [op for op in ops.inner if self._before[op].op != "Const"]
-        self._opened += [
-            node_def_pb2.NodeDef(name=_begin(call.name), op="NoOp", input=waited_for, device=call.device),
-            node_def_pb2.NodeDef(
-                name=_end(call.name), op="NoOp", input=[f"^{op}" for op in names], device=call.device
-            ),
-        ]
-
-    def graph_def(self) -> graph_pb2.GraphDef:
-        kept = [node for node in self._after.node if node.name not in self._called]
-        result = graph_pb2.GraphDef(versions=self._after.versions)
-        result.node.extend(kept)
-        result.node.extend(self._opened)
-        for node in result.node:
-            node.input[:] = map(self._source, node.input)
-        return self._fused(result)
-
-    def _source(self, text: str) -> str:
-        name, port = split_input(text)
-        if port < 0:
-            return f"^{_end(name)}" if name in self._called else text
-        while (name, port) in self._stands_for:
-            name, port = split_input(self._stands_for[name, port])
-        return tensor(name, port)
-
-    def _fused(self, graph_def: graph_pb2.GraphDef) -> graph_pb2.GraphDef:
-        """Put fused ops in the place of their parts, inputs of sums in their order, and constants back."""
-        there = {node.name: node for node in graph_def.node}
-        result = graph_pb2.GraphDef(versions=graph_def.versions)
-        parts: set[str] = set()
-        for name, was in self._before.items():
-            now = there.get(name)
-            expected = fused_ops.parts_of(was)
-            if now is None:
-                result.node.extend([was] if was.op == "Const" else [])
-            elif expected and now.op != was.op:
-                self._check_parts(expected, there)
-                parts.update(part.name for part in expected)
-                fused = result.node.add()
-                fused.CopyFrom(was)
-                fused.device = now.device
-                fused.input[:] = [*data_inputs(was), *(text for text in now.input if text[0] == "^")]
-            else:
-                if was.op in COMMUTATIVE and sorted(data_inputs(now)) == sorted(data_inputs(was)):
-                    now.input[:2] = data_inputs(was)
-                result.node.append(now)
-        result.node.extend(n for n in graph_def.node if n.name not in self._before and n.name not in parts)
-        return result
-
-    def _check_parts(
-        self, expected: Iterable[node_def_pb2.NodeDef], there: Mapping[str, node_def_pb2.NodeDef]
-    ) -> None:
-        for part in expected:
-            now = there.get(part.name)
-            if now is None or _said(now) != _said(part):
-                raise VerifyError(part.name, "calls", "is another op inside of its call")
+        results = [function.ret[result.name] for result in signature.output_arg]
+        self.results = [ports.get(text, (text, -1)) for text in results]
 
 
-def _said(node: node_def_pb2.NodeDef) -> tuple[str, list[str], dict[str, object]]:
-    """Return what a node computes, without marks."""
-    attributes = {name: value for name, value in node.attr.items() if not name.startswith("_")}
-    return node.op, data_inputs(node), attributes
+class _Comparison:
+    """A graph with calls, beside the one without."""
+
+    def __init__(self, chosen: Chosen, after: graph_pb2.GraphDef, called: Mapping[str, CalledOps]) -> None:
+        self._index, self._nodes, self._constants = chosen.index, chosen.nodes, chosen.copied
+        self._called = {
+            name: [i for i in ops.inner if i not in chosen.copied] for name, ops in called.items()
+        }
+        self._call_of = {i: name for name, own in self._called.items() for i in own}
+        self._now = {node.name: node for node in after.node}
+        self._bodies = {function.signature.name: _Body(function) for function in after.library.function}
+        self._results: dict[Tensor, Tensor] = {}
+        self._inner = {name: self._opened(name, ops) for name, ops in called.items()}
+
+    def compare(self) -> None:
+        """Raise VerifyError where they differ."""
+        for name, inner in self._inner.items():
+            self._compare_call(name, inner)
+        copied = {
+            node.name for inner in self._inner.values() for node in inner.values() if node.op == "Const"
+        }
+        for i, was in enumerate(self._nodes):
+            now = self._now.get(was.name)
+            if (now is None) != (i in self._call_of) and not (now is None and was.name in copied):
+                raise VerifyError(was.name, "kept", "is not there once, in a call or by itself")
+            if now is not None:
+                _compare(was, now, self._sources(now))
+                self._compare_place(now, [i], self._index.control_preds[i])
+        new = self._now.keys() - self._index.index.keys() - self._called.keys()
+        if new:
+            raise VerifyError(min(new), "new nodes", "it is no call")
+
+    def _opened(self, name: str, ops: CalledOps) -> dict[str, node_def_pb2.NodeDef]:
+        """Return what has to stand in a call, by the names inside, and keep what its results are."""
+        body, inner = self._body(name), {}
+        for i, name_inside in ops.inner.items():
+            node = self._nodes[i]
+            if has_side_effects(node.op) or self._index.contexts[i] != Context():
+                raise VerifyError(node.name, "calls", f"a {node.op} may not be in a call, or not where it is")
+            for part in fused_ops.parts_of(node) or [node]:
+                inner[name_inside + part.name.removeprefix(node.name)] = part
+        if inner.keys() != body.nodes.keys():
+            raise VerifyError(name, "calls", "other ops are in its function")
+        for place, (op, port) in enumerate(body.results):
+            self._results[name, place] = inner[op].name if op in inner else op, port
+        return inner
+
+    def _body(self, name: str) -> _Body:
+        function = self._now[name].attr["f"].func.name if name in self._now else ""
+        if function not in self._bodies:
+            raise VerifyError(name, "calls", "it, or its function, is not in the graph")
+        return self._bodies[function]
+
+    def _compare_call(self, name: str, inner: Mapping[str, node_def_pb2.NodeDef]) -> None:
+        call, body, own = self._now[name], self._body(name), self._called[name]
+        given = dict(zip(body.arguments, self._sources(call), strict=False))
+
+        def outside(op: str, port: int) -> Tensor:
+            return given.get(op) or (inner[op].name if op in inner else op, port)
+
+        for op, was in inner.items():
+            _compare(was, body.nodes[op], [outside(*port) for port in body.reads[op]])
+        waits = {p for i in own for p in self._index.control_preds[i]} - self._constants
+        self._compare_place(call, own, waits)
+
+    def _compare_place(self, now: node_def_pb2.NodeDef, ops: Sequence[int], waits: Iterable[int]) -> None:
+        for i in ops:
+            if now.device != self._nodes[i].device:
+                raise VerifyError(self._nodes[i].name, "devices", f"is on {now.device!r}")
+        expected = {self._call_of.get(i) or self._index.names[i] for i in waits} - {now.name}
+        differing = expected ^ {split_input(text)[0] for text in control_inputs(now)}
+        if differing:
+            raise VerifyError(now.name, "waits", f"{min(differing)!r} is waited for in one graph only")
+
+    def _sources(self, node: node_def_pb2.NodeDef) -> list[Tensor]:
+        """Return what a node reads, by the names without calls."""
+        ports = map(split_input, data_inputs(node))
+        return [self._results.get(port, port) for port in ports]
 
 
-def _begin(call: str) -> str:
-    return f"{call}/begin"
-
-
-def _end(call: str) -> str:
-    return f"{call}/end"
+def _compare(was: node_def_pb2.NodeDef, now: node_def_pb2.NodeDef, read: list[Tensor]) -> None:
+    """Compare what ops compute, notes aside, and of what."""
+    before, after = ({key: node.attr[key] for key in node.attr if key[0] != "_"} for node in (was, now))
+    if was.op != now.op or before != after:
+        raise VerifyError(was.name, "attributes", f"was a {was.op}, is another {now.op}")
+    expected = list(map(split_input, data_inputs(was)))
+    if read != expected and not (was.op in COMMUTATIVE and sorted(read) == sorted(expected)):
+        raise VerifyError(was.name, "data inputs", f"read {expected}, reads {read}")

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 import tensorflow as tf
-from tensorflow.core.framework import graph_pb2
+from tensorflow.core.framework import function_pb2, graph_pb2
 
-from tf_ooo.compat import xla
+from tf_ooo.compat import xla_calls
 from tf_ooo.compat.func_graphs import COMPILED
 from tf_ooo.errors import GraphError
 
 # A call is run once and so many times more in one function, whose own time the difference leaves out.
 _MORE = 3
 _ROUNDS = 3
-Called = tuple[str, str]
+# A function's name, its device, and the shapes of its arguments.
+Called = tuple[str, str, tuple[tuple[int, ...], ...]]
 
 
 def compile_calls(graph_def: graph_pb2.GraphDef) -> None:
@@ -24,29 +25,32 @@ def compile_calls(graph_def: graph_pb2.GraphDef) -> None:
 
     GraphError: XLA cannot compile one; nothing of the step has run.
     """
-    functions = {function.signature.name: function for function in graph_def.library.function}
-    called = {at: (functions[at[0]], at[1]) for at in _called(graph_def).values()}
+    functions, called = _functions(graph_def), dict.fromkeys(_called(graph_def).values())
     try:
-        xla.run_calls(list(called.values()))()
+        xla_calls.run_calls([(functions[name], *where) for name, *where in called])()
     except (tf.errors.OpError, ValueError) as error:
         raise GraphError(f"XLA cannot compile a task: {str(error).splitlines()[0]}") from error
 
 
 def call_seconds(graph_def: graph_pb2.GraphDef) -> dict[str, float]:
     """Return the seconds of each compiled call by itself, by its name; those of one function are alike."""
-    functions = {function.signature.name: function for function in graph_def.library.function}
-    called = _called(graph_def)
-    alone_s = {at: _measured_s(functions[at[0]], at[1]) for at in dict.fromkeys(called.values())}
+    functions, called = _functions(graph_def), _called(graph_def)
+    alone_s = {at: _measured_s(functions[at[0]], *at[1:]) for at in dict.fromkeys(called.values())}
     return {name: alone_s[at] for name, at in called.items()}
 
 
-def _called(graph_def: graph_pb2.GraphDef) -> Mapping[str, Called]:
-    """Return function and device of each call."""
-    return {n.name: (n.attr["f"].func.name, n.device) for n in graph_def.node if COMPILED in n.attr}
+def _functions(graph_def: graph_pb2.GraphDef) -> dict[str, function_pb2.FunctionDef]:
+    return {function.signature.name: function for function in graph_def.library.function}
 
 
-def _measured_s(function: object, device: str) -> float:
-    once, more = (xla.run_calls([(function, device)], times) for times in (1, 1 + _MORE))
+def _called(graph_def: graph_pb2.GraphDef) -> dict[str, Called]:
+    calls = (node for node in graph_def.node if COMPILED in node.attr)
+    return {node.name: (node.attr["f"].func.name, node.device, xla_calls.shapes_of(node)) for node in calls}
+
+
+def _measured_s(function: function_pb2.FunctionDef, device: str, shapes: xla_calls.Shapes) -> float:
+    called = [(function, device, shapes)]
+    once, more = (xla_calls.run_calls(called, times) for times in (1, 1 + _MORE))
     once(), more()
     return max(0.0, statistics.median(_seconds(more) - _seconds(once) for _ in range(_ROUNDS)) / _MORE)
 

@@ -13,6 +13,8 @@ from tensorflow.core.framework import graph_pb2
 
 from grappler_passes import plugin
 from grappler_passes.compat import graph_protos
+from grappler_passes.passes.base import Pass
+from grappler_passes.passes.plain_assigns import SUFFIX, PlainAssignsPass
 from grappler_passes.passes.repeat import repeats
 from grappler_passes.passes.rewrite_plan import RewritePlan
 from tf_ooo.compat import func_graphs, keras_trainable, keras_variables, nests
@@ -100,7 +102,7 @@ def rewrite_taken(step: StepGraph, plan: StagedPlan, dump_dir: passes.Folder = N
         graph_def = changes(step.graph_def).graph_def
         step = step.after(graph_def, repeats(graph_def))
     rewrite, left_out = _rewrite_plan(step, plan)
-    last = [_compiling(step, plan, rewrite)] if plan.compile_tasks else []
+    last = _compiling(step, plan, rewrite) if plan.compile_tasks else []
     done = passes.placing(rewrite, plan.available, step.graph_def, dump_dir, changes, last)(step.graph_def)
     layers, where = step.graph.layers, step.where.items()
     notes = told(
@@ -148,11 +150,13 @@ def _rewrite_plan(step: StepGraph, plan: StagedPlan) -> tuple[RewritePlan, Colle
     return rewrite, left_out
 
 
-def _compiling(step: StepGraph, plan: StagedPlan, rewrite: RewritePlan) -> CompileTasksPass:
-    """Return the pass that compiles the tasks of what has a place in the order."""
+def _compiling(step: StepGraph, plan: StagedPlan, rewrite: RewritePlan) -> list[Pass]:
+    """Return the passes that compile the tasks of what has a place in the order."""
     where = {name: at for name, at in step.where.items() if name in rewrite.kinds}
+    where |= {f"{name}{SUFFIX}": at for name, at in where.items()}
+    general = {**step.general, **{f"{name}{SUFFIX}": f"{of}{SUFFIX}" for name, of in step.general.items()}}
     stages, fused = plan.homes.stage_of_layer, plan.schedule.fused_backward
-    return CompileTasksPass(keys_of(where, stages, fused), step.general)
+    return [PlainAssignsPass(), CompileTasksPass(keys_of(where, stages, fused), general)]
 
 
 def _unordered_notes(step: StepGraph, left_out: Collection[int]) -> list[str]:

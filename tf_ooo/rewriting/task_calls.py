@@ -8,15 +8,15 @@ together as far as the graph allows, and each run of one task is a call.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from tensorflow.core.framework import graph_pb2, node_def_pb2
 
 from grappler_passes.compat.shape_inference import InferredOutputs, infer_some_outputs
-from grappler_passes.graph.dependencies import GraphIndex, has_side_effects
-from tf_ooo.compat import xla
+from grappler_passes.graph.dependencies import Context, GraphIndex, has_side_effects
+from tf_ooo.compat import xla_calls
 from tf_ooo.rewriting import fused_ops
 
 # An op alone is launched by itself as fast as in a call.
@@ -60,38 +60,65 @@ class TaskCall:
 
 @dataclass(frozen=True)
 class Chosen:
-    """The calls of a step; ``left`` counts ops of tasks that stay as they are, by reason and type."""
+    """The calls of a step; ``left`` counts ops of tasks that stay as they are, by reason and type.
 
+    ``copied``: constants of which each call has its own.
+    """
+
+    nodes: Sequence[node_def_pb2.NodeDef]
     index: GraphIndex
     outputs: InferredOutputs
+    copied: Set[int]
     calls: Sequence[TaskCall]
     left: Mapping[tuple[str, str], int]
 
 
-def choose(graph_def: graph_pb2.GraphDef, tasks: Mapping[str, TaskKey]) -> Chosen:
-    """Return the calls of a placed and ordered step.  ``tasks``: of ops, by name.
+def choose(graph_def: graph_pb2.GraphDef, tasks: Mapping[str, TaskKey], general: Mapping[str, str]) -> Chosen:
+    """Return the calls of a placed and ordered step.
 
-    GraphError: TensorFlow cannot read the graph.
+    ``tasks``: of ops, by name; ``general``: names that ops of all micro-batches have in common.  GraphError:
+    TensorFlow cannot read the graph.
     """
+    nodes = list(graph_def.node)  # held: protobuf wraps each anew for whoever looks at it
     index, outputs = GraphIndex(graph_def), infer_some_outputs(graph_def)
+    copied = {i for i, node in enumerate(nodes) if is_copied(node)}
     left: Counter[tuple[str, str]] = Counter()
     task_of: list[tuple[TaskKey, str] | None] = [None] * len(index)
-    for i, node in enumerate(graph_def.node):
-        key = tasks.get(node.name)
-        if key is None or node.op in _ENDS or _slices_batch(index, i):
+    reasons: dict[tuple[str, str, int, str], str] = {}
+    for i, node in enumerate(nodes):
+        name, op = index.names[i], index.ops[i]
+        key = tasks.get(name)
+        if key is None or op in _ENDS or _slices_batch(index, i):
             continue
-        reason = _why_not(index, i, node, outputs)
+        # Micro-batches differ in sizes, at most, and those may be known of one and not of another: XLA then
+        # compiles the task once for each size.
+        kind = general.get(name, name), op, node.attr["T"].type if "T" in node.attr else 0, node.device
+        if kind not in reasons:
+            reasons[kind] = _why_not(index, i, node, outputs)
+        reason = IN_LOOPS if _is_in_loop(index.contexts[i]) else reasons[kind]
         if reason:
-            left[reason, node.op] += 1
+            left[reason, op] += 1
         else:
             task_of[i] = key, node.device
+    for i, task in _joins_inside(index, task_of):
+        if task is not None and task[1] == nodes[i].device:
+            task_of[i] = task
     calls, whole = [], Counter(task for task in task_of if task is not None)
-    for (key, device), ops in runs(index, task_of, {i for i, n in enumerate(graph_def.node) if is_copied(n)}):
+    for (key, device), ops in runs(index, task_of, copied):
         if len(ops) < LEAST_OPS and (key.kind not in _WHOLE or len(ops) < whole[key, device]):
             left.update((ALONE, index.ops[i]) for i in ops)
         else:
             calls.append(TaskCall(key, device, tuple(ops)))
-    return Chosen(index, outputs, calls, left)
+    return Chosen(nodes, index, outputs, copied, calls, left)
+
+
+def _joins_inside(index: GraphIndex, task_of: Sequence[TaskT | None]) -> Iterator[tuple[int, TaskT | None]]:
+    """Yield each NoOp that orders ops of one task, and that one: it would divide the task."""
+    for i, op in enumerate(index.ops):
+        if op == "NoOp" and index.control_preds[i] and index.succs[i]:
+            around = {task_of[j] for j in (*index.control_preds[i], *index.succs[i])}
+            if len(around) == 1:
+                yield i, around.pop()
 
 
 def is_copied(node: node_def_pb2.NodeDef) -> bool:
@@ -104,22 +131,23 @@ def _slices_batch(index: GraphIndex, i: int) -> bool:
     return index.ops[i] in _SLICES and index.ops[index.data_preds[i][0][0]] == "_Arg"
 
 
+def _is_in_loop(context: Context) -> bool:
+    """Return whether an op runs in a loop, or only in one of two cases."""
+    return context != Context()
+
+
 def _why_not(index: GraphIndex, i: int, node: node_def_pb2.NodeDef, outputs: InferredOutputs) -> str:
     """Say why XLA cannot have an op; empty: it can."""
-    context = index.contexts[i]
-    if context.frame or context.output_frame or context.branches or context.output_branches:
-        return IN_LOOPS
     if "Random" in node.op:
         return RANDOM
     if has_side_effects(node.op):
         return STATE
-    read = [(index.names[p], port) for p, port in index.data_preds[i]]
-    infos = [*outputs[node.name], *(outputs[name][port] for name, port in read)]
+    infos = [*outputs[node.name], *(outputs[index.names[p]][port] for p, port in index.data_preds[i])]
     if not all(info.is_number for info in infos):
         return NO_NUMBERS
     device_type = node.device.rpartition("device:")[2].partition(":")[0] or "CPU"
     kinds = fused_ops.parts_of(node) or [node]
-    if not all(xla.can_compile(part, device_type) for part in kinds):
+    if not all(xla_calls.can_compile(part, device_type) for part in kinds):
         return NO_KERNEL
     if any(info.shape is None or None in info.shape for info in infos):
         return OPEN_SHAPES
@@ -127,7 +155,7 @@ def _why_not(index: GraphIndex, i: int, node: node_def_pb2.NodeDef, outputs: Inf
 
 
 def runs(
-    index: GraphIndex, task_of: Sequence[TaskT | None], copied: set[int]
+    index: GraphIndex, task_of: Sequence[TaskT | None], copied: Set[int]
 ) -> list[tuple[TaskT, list[int]]]:
     """Return the runs of each task's nodes in a topological order in which they stand together if they can.
 
@@ -139,13 +167,17 @@ def runs(
 class _Runs(Generic[TaskT]):
     """Makes the order: a task begins once nothing of others is missing, where there is such a task."""
 
-    def __init__(self, index: GraphIndex, task_of: Sequence[TaskT | None], copied: set[int]) -> None:
+    def __init__(self, index: GraphIndex, task_of: Sequence[TaskT | None], copied: Set[int]) -> None:
         self._index, self._task_of, self._copied = index, task_of, copied
         self._waiting = [0] * len(index)
         self._missing: Counter[TaskT] = Counter()  # edges into a task from others that are not there yet
         self._outside: list[int] = []
         self._ready: dict[TaskT, list[int]] = {}
+        self._members: dict[TaskT, list[int]] = {}
         self._done = [False] * len(index)
+        for i, task in enumerate(task_of):
+            if task is not None:
+                self._members.setdefault(task, []).append(i)
         for i in range(len(index)):
             for successor in index.succs[i]:
                 if self._counts(i, successor):
@@ -196,16 +228,15 @@ class _Runs(Generic[TaskT]):
 
     def _next(self) -> TaskT:
         """Return a task that misses nothing; else one that misses only what comes after its own ops."""
-        whole = (task for task in self._ready if not self._missing[task])
-        return next(whole, None) or self._divided()
-
-    def _divided(self) -> TaskT:
+        for task in self._ready:
+            if not self._missing[task]:
+                return task
         tasks = sorted(self._ready, key=lambda task: self._missing[task])
         return next(filter(self._waits_for_itself, tasks), tasks[0])
 
     def _waits_for_itself(self, task: TaskT) -> bool:
         index = self._index
-        own = [i for i, of in enumerate(self._task_of) if of == task and not self._done[i]]
+        own = [i for i in self._members[task] if not self._done[i]]
         bits = sum(1 << index.position[i] for i in own)
         missing = {p for i in own for p in index.preds(i) if not self._done[p] and self._task_of[p] != task}
         return all(index.reach[p] & bits for p in missing if p not in self._copied)

@@ -18,7 +18,6 @@ from grappler_passes.passes.base import GraphEditor, Pass, PassResult, Relaxatio
 from grappler_passes.passes.verify import verify
 from tf_ooo.compat import xla
 from tf_ooo.modes.compiled.regions import FlatStep, GraphDef, Port, Region
-from tf_ooo.rewriting.task_functions import graph_input
 
 CALL_PREFIX = "ooo_dW"
 
@@ -97,23 +96,20 @@ def call_of(
         node = xla.plain_call_node(name, function, inputs, infos)
     else:
         node = xla.call_node(name, stream, function, module_text(*infos), inputs, infos)
-    return _function_of(step, region, function, infos[0]), node
+    return _function_of(step, region, function), node
 
 
-def _function_of(
-    step: FlatStep, region: Region, name: str, infos: Sequence[OutputInfo]
-) -> function_pb2.FunctionDef:
+def _function_of(step: FlatStep, region: Region, name: str) -> function_pb2.FunctionDef:
     names = {port: f"input_{number}" for number, port in enumerate(region.inputs)}
     names |= {port: f"constant_{number}" for number, port in enumerate(region.constants)}
     constants = [xla.constant_node(names[port], value) for port, value in region.constants.items()]
-    ops, around = [step.nodes[op] for op in region.ops], step.graph_def
-    nodes = GraphDef(versions=around.versions, library=around.library, node=[*constants, *ops])
-    for node in nodes.node[len(constants) :]:
+    nodes = GraphDef(node=[*constants, *(step.nodes[op] for op in region.ops)]).node
+    for node in nodes[len(constants) :]:
         node.device = ""
         node.attr.pop("_class", None)
         node.input[:] = [names.get(port, tensor(*port)) for port in step.data_inputs(node.name)]
-    arguments = [(names[port], i.dtype, i.shape) for port, i in zip(region.inputs, infos, strict=True)]
-    results = [f"{op}:{port}" for op, port in region.outputs]
+    arguments = [(names[port], step.known(port).dtype) for port in region.inputs]
+    results = [(f"{op}:{port}", step.known((op, port)).dtype) for op, port in region.outputs]
     function: function_pb2.FunctionDef = xla.function_def(name, nodes, arguments, results)
     return function
 
@@ -205,18 +201,19 @@ class _PutBack:
             constants = (inner for inner in function.node_def if inner.name == expected.name)
             if any(inner.attr["value"] != expected.attr["value"] for inner in constants):
                 raise VerifyError(expected.name, "calls", f"has another value in {function.signature.name!r}")
-        body = {inner.name: inner for inner in function.node_def if inner.name not in given}
-        for inner in body.values():
+        ports = xla.ports_of(function)
+        for inner in function.node_def:
+            if inner.name in given:
+                continue
             opened = node_def_pb2.NodeDef()
             opened.CopyFrom(inner)
-            texts = (graph_input(body, text) for text in inner.input)
-            opened.input[:] = [given.get(split_input(text)[0], text) for text in texts]
+            opened.input[:] = [given.get(ports[text][0]) or tensor(*ports[text]) for text in inner.input]
             copied = self._nodes.setdefault(opened.name, opened)
             if not self._same(copied, opened):
                 raise VerifyError(opened.name, "calls", f"is another op in call {call.name!r}")
         for number, result in enumerate(function.signature.output_arg):
-            text = graph_input(body, function.ret[result.name])
-            self._stands_for[call.name, number] = given.get(split_input(text)[0], text)
+            port = ports[function.ret[result.name]]
+            self._stands_for[call.name, number] = given.get(port[0]) or tensor(*port)
 
     def _same(self, node: node_def_pb2.NodeDef, copied: node_def_pb2.NodeDef) -> bool:
         """Return whether a view and its copy in a call say the same."""

@@ -1,0 +1,104 @@
+"""Makes an update that adds to a variable compute its new value first, and assign that.
+
+What is computed can be part of a function that XLA compiles, an update cannot.  The bits stay: both add the
+same two numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar
+
+from tensorflow.core.framework import graph_pb2
+
+from grappler_passes.graph.dependencies import GraphIndex, has_side_effects, only_reads, states_of
+from grappler_passes.graph.node_input import control_inputs, data_inputs, split_input, tensor
+from grappler_passes.graph.training_graph import TrainingGraph
+from grappler_passes.passes.base import GraphEditor, PassResult, Relaxation
+from grappler_passes.passes.verify import VerifiedPass
+
+_SUMS = {"AssignAddVariableOp": "AddV2", "AssignSubVariableOp": "Sub"}
+_READ = "ReadVariableOp"
+# What computes the value that the update ``name`` assigns.
+SUFFIX = "/tf_ooo_value"
+
+
+@dataclass(frozen=True)
+class PlainAssignsPass(VerifiedPass):
+    """Replaces ``AssignAddVariableOp`` and ``AssignSubVariableOp`` where a read of the old value is there.
+
+    Who reads the variable next reads what was assigned.
+    """
+
+    name: ClassVar[str] = "plain_assigns"
+    relaxes = frozenset(
+        {Relaxation.NEW_NODES, Relaxation.REPLACED_NODES, Relaxation.OPS, Relaxation.SIDE_EFFECTS}
+    )
+
+    def run(self, graph_def: graph_pb2.GraphDef, training_graph: TrainingGraph | None) -> PassResult:
+        index, editor = GraphIndex(graph_def), GraphEditor(graph_def)
+        replaced: dict[str, str] = {}  # reads of the new value, and what has it
+        updates: set[str] = set()
+        for update, read, later in _updates(index):
+            node = editor.nodes[index.names[update]]
+            handle, change = data_inputs(node)
+            value = editor.add(
+                f"{node.name}{SUFFIX}", _SUMS[node.op], [index.names[read], change], node.device
+            )
+            value.attr["T"].CopyFrom(node.attr["dtype"])
+            for mark, said in node.attr.items():
+                if mark.startswith("_ooo_"):
+                    value.attr[mark].CopyFrom(said)
+            node.op = "AssignVariableOp"
+            node.attr["validate_shape"].b = False
+            node.input[:] = [handle, value.name, *control_inputs(node)]
+            updates.add(node.name)
+            replaced.update((index.names[i], value.name) for i in later)
+
+        def follow(producer: str, port: int) -> list[str]:
+            return [tensor(replaced.get(producer, producer) if port == 0 else producer, port)]
+
+        readers = {
+            name
+            for name, node in editor.nodes.items()
+            for text in data_inputs(node)
+            if split_input(text)[0] in replaced
+        }
+        for name in sorted(readers):
+            editor.map_inputs(name, follow)
+        return PassResult(editor.finish(), bool(updates), (), frozenset(updates | readers))
+
+
+def _updates(index: GraphIndex) -> Iterator[tuple[int, int, list[int]]]:
+    """Yield each update that adds, a read of the variable as it was then, and reads of what it has left.
+
+    All on one device, outside of loops and branches, and with no other write between them.
+    """
+    by_state: dict[str, list[int]] = {}
+    for i in index.order:
+        if has_side_effects(index.ops[i]):
+            for state in states_of(index, i):
+                by_state.setdefault(state, []).append(i)
+    for users in by_state.values():
+        writes = [i for i in users if not only_reads(index.ops[i])]
+        reads = [i for i in users if index.ops[i] == _READ and _is_plain(index, i)]
+        for update in writes:
+            if index.ops[update] not in _SUMS or not _is_plain(index, update):
+                continue
+            others = [write for write in writes if write != update]
+            before = [read for read in reads if index.implied(read, update)]
+            old = next((r for r in reversed(before) if _none_between(index, r, update, others)), None)
+            if old is not None:
+                after = [read for read in reads if index.implied(update, read)]
+                yield update, old, [r for r in after if _none_between(index, update, r, others)]
+
+
+def _none_between(index: GraphIndex, first: int, then: int, writes: list[int]) -> bool:
+    """Return whether each write surely comes before the first of two ops, or after the other."""
+    return all(index.implied(write, first) or index.implied(then, write) for write in writes)
+
+
+def _is_plain(index: GraphIndex, i: int) -> bool:
+    context = index.contexts[i]
+    return not (context.frame or context.branches)

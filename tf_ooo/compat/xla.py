@@ -292,7 +292,7 @@ def stream_calls(hlo: str) -> list[int]:
     return [int(stream) for stream in re.findall(rf'= .* call\(.*{STREAM_ATTRIBUTE}="(\d+)"', hlo)]
 
 
-# What XLA can compile, TensorFlow's own list of kernels says.
+# TensorFlow's own list of kernels says what XLA can compile.
 
 _DEVICES = {"CPU": "XLA_CPU_JIT", "GPU": "XLA_GPU_JIT"}
 

@@ -44,7 +44,7 @@ class Traced:
         return result
 
     def parts(self):
-        """What is checked: the chosen ops, the graph with calls, and the ops by call."""
+        """Return what is checked: the chosen ops, the graph with calls, and the ops by call."""
         chosen = task_calls.choose(self.before, self.tasks, self.general)
         return chosen, *compile_tasks.with_calls(self.before, chosen, self.general)
 
@@ -111,7 +111,7 @@ def test_a_training_step():
     assert again == result.graph_def, "XLA finds what it has compiled by the functions' names"
 
 
-# What ops may be like: each function has two micro-batches, and as many calls and functions as it says.
+# Ops may be like these: each function has two micro-batches, and becomes so many calls and functions.
 
 
 def of_each(kind, compute):
@@ -196,7 +196,7 @@ def test_what_ops_may_be_like(case):
 
 
 def test_unequal_micro_batches_have_a_function_together():
-    """Where no constant of theirs tells their sizes."""
+    """They do where no constant of theirs tells their sizes."""
 
     def step(x):
         results = []

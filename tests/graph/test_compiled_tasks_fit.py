@@ -25,7 +25,7 @@ def convolutions():
 
 @pytest.fixture
 def placed(monkeypatch):
-    """Whether steps that are placed are compiled, and the graphs that come of it."""
+    """Says whether placed steps are compiled, and keeps the graphs that come of it."""
     state = {"compiled": False, "graphs": []}
     place = TracedBefore.placed
 

@@ -121,7 +121,7 @@ def dense(x):
 
 
 def fuse(graph_def):
-    """As the remapper does."""
+    """Do what the remapper does."""
     nodes = {node.name: node for node in graph_def.node}
     for number in range(2):
         product, sum_ = nodes[f"F_{number}/MatMul"], nodes[f"F_{number}/BiasAdd"]

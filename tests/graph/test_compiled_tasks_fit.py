@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections import Counter
 
 import numpy as np
@@ -11,7 +10,6 @@ import pytest
 from tests.graph.pipeline_fits import Training, pipelined
 from tests.graph.pipeline_models import EVEN, IMAGES, Y, mlp
 from tests.zoo import keras, layers, needs_keras_3, needs_xla_streams
-from tf_ooo.rewriting.staged import TracedBefore
 
 pytestmark = [pytest.mark.devices(2), needs_keras_3, needs_xla_streams, pytest.mark.takes(30)]
 
@@ -21,22 +19,6 @@ def convolutions():
     for width, stride in ((4, 1), (5, 2), (6, 1)):
         x = layers.Conv2D(width, 3, strides=stride, padding="same", activation="relu")(x)
     return keras.Model(inputs, layers.Dense(3)(layers.GlobalAveragePooling2D()(x)))
-
-
-@pytest.fixture
-def placed(monkeypatch):
-    """Says whether placed steps are compiled, and keeps the graphs that come of it."""
-    state = {"compiled": False, "graphs": []}
-    place = TracedBefore.placed
-
-    def placing(self, plan, moved, dump_dir=None):
-        plan = dataclasses.replace(plan, compile_tasks=state["compiled"])
-        function, result = place(self, plan, moved, dump_dir)
-        state["graphs"].append(result.graph_def)
-        return function, result
-
-    monkeypatch.setattr(TracedBefore, "placed", placing)
-    return state
 
 
 def calls_of(graph_def):
@@ -54,22 +36,24 @@ def calls_of(graph_def):
         pytest.param(convolutions, (IMAGES, Y), "before {} (1)", id="convolutions"),
     ],
 )
-def test_they_train_alike(make, data, first, placed):
+def test_they_train_alike(make, data, first):
     """The steps before the last are on one device, where they are taken apart and measured."""
     training = Training(make, lambda: keras.optimizers.SGD(0.1), data, epochs=1, metrics=None)
     names = [layer.name for layer in training.model.layers if layer.weights]
     stages = [first.format(names[0]), names[2]]  # two layers in each
     functions = {}
     for count in (2, 4):
-        weights = []
-        for placed["compiled"] in (False, True):
+        fitted = {}
+        for compiled in (False, True):
             training._measured = None
-            callback = pipelined("1f1b", microbatches=count, stages=stages, first_steps="whole")
-            weights.append(training.piped(callback).weights)
-        kinds, functions[count] = calls_of(placed["graphs"][-1])
+            options = {"microbatches": count, "stages": stages, "compile_tasks": compiled}
+            fitted[compiled] = training.piped(pipelined("1f1b", first_steps="whole", **options))
+        kinds, functions[count] = calls_of(fitted[True].report.rewritten_graph)
         assert (kinds["F"], kinds["dO"]) == (2 * count, 2 * count), "a call for each task of each stage"
-        assert calls_of(placed["graphs"][-2]) == (Counter(), 0)
-        for was, now in zip(*weights, strict=True):
+        assert calls_of(fitted[False].report.rewritten_graph) == (Counter(), 0)
+        assert (
+            f" in {kinds.total()} calls of {functions[count]} functions" in fitted[True].report.compiled_tasks
+        )
+        for was, now in zip(fitted[False].weights, fitted[True].weights, strict=True):
             np.testing.assert_allclose(now, was, rtol=1e-5, atol=1e-5 * np.abs(was).max())
-    assert len(placed["graphs"]) == 4
     assert functions[2] == functions[4], "micro-batches have their functions together"

@@ -120,7 +120,7 @@ def test_every_file_is_looked_at():
         "tf_ooo": (
             "__init__", "func_graphs", "keras_fits", "keras_layers", "keras_loops", "keras_losses",
             "keras_optimizers", "keras_trainable", "keras_variables", "nests", "tf_functions", "tf_profiler",
-            "train_function", "versions", "xla",
+            "train_function", "versions", "xla", "xla_calls",
         ),
     }  # fmt: skip
     assert compat == {f"{package}/compat/{topic}.py" for package in topics for topic in topics[package]}

@@ -19,6 +19,7 @@ from tf_ooo.compat import xla, xla_calls
 from tf_ooo.rewriting import fused_ops, garbage, task_calls
 from tf_ooo.rewriting.task_calls import Chosen, TaskCall, TaskKey
 from tf_ooo.rewriting.task_functions import COMMUTATIVE, CalledOps, Functions, Port
+from tf_ooo.rewriting.task_views import own_views
 
 PREFIX = "ooo_task"
 # Calls are marked with these, as their first op is.
@@ -56,8 +57,9 @@ class CompileTasksPass(Pass):
 
     @garbage.collector_paused()
     def run(self, graph_def: graph_pb2.GraphDef, training_graph: TrainingGraph | None) -> PassResult:
-        chosen = task_calls.choose(graph_def, self.tasks, self.general)
-        result, called = with_calls(graph_def, chosen, self.general)
+        own = own_views(graph_def, self.tasks, self.general)
+        chosen = task_calls.choose(own.graph_def, own.tasks, own.general)
+        result, called = with_calls(own.graph_def, chosen, own.general)
         check(chosen, result, called)
         functions = {node.name: node.attr["f"].func.name for node in result.node if node.name in called}
         names = chosen.index.names

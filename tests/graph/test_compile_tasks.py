@@ -112,6 +112,26 @@ def test_a_training_step():
     assert again == result.graph_def, "XLA finds what it has compiled by the functions' names"
 
 
+def test_views_belong_to_who_reads_them():
+    """A reshaped result leaves its call as it was computed: XLA would copy it."""
+
+    def step(x):
+        results = []
+        for number in range(2):
+            rows = x[2 * number : 2 * number + 2]
+            with task(f"F_{number}"):
+                out = tf.nn.relu(rows * 2.0)
+                flat = tf.expand_dims(tf.reshape(out, (3, 2)), 0)
+            with task(f"dO_{number}"):
+                results.append(tf.reduce_sum(flat * 3.0, 1) + tf.reduce_sum(out * 0.5))
+        return results
+
+    result = Traced(step, numbers(4, 3)).assert_runs_alike(4, 2)
+    functions = result.graph_def.library.function
+    forward = [f for f in functions if f.signature.name.startswith("ooo_task_F")]
+    assert [len(f.signature.output_arg) for f in forward] == [1]
+
+
 # Ops may be like these: each function has two micro-batches, and becomes so many calls and functions.
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+import re
 import zlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import keras
 import numpy as np
 
 import tf_ooo
@@ -59,6 +61,17 @@ class Fits:
         for report, _ in pairs:
             _assert_rewritten(report)
             _assert_moved(report)
+
+    def compiled_pipelines(self, first: Mapping[str, Any], second: Mapping[str, Any]) -> None:
+        """Compares a pipeline op by op with one whose tasks XLA compiles, which has other roundings."""
+        pairs = [self._rewritten(mode="pipeline", **options) for options in (first, second)]
+        policy = keras.config.dtype_policy().name
+        far = beyond_rounding(pairs[0][1], pairs[1][1], policy)
+        for report, _ in pairs:
+            _assert_rewritten(report)
+        report = pairs[1][0]
+        assert why_not_compiled(report) != "", f"nothing compiled: {report.notes}"
+        assert not far, f"beyond rounding: in {policy}, {far}"
 
     def data_parallel(self, moves: bool, compression: str = "none", **options: Any) -> None:
         """Compares two ranks by stock Horovod with an order of ours."""
@@ -113,6 +126,38 @@ def different(a: Trained, b: Trained) -> list[str]:
     assert [name for name, _ in a] == [name for name, _ in b]
     pairs = zip(a, b, strict=True)
     return [name for (name, x), (_, y) in pairs if np.asarray(x).tobytes() != np.asarray(y).tobytes()]
+
+
+# XLA adds up in another order, and keeps halves as float32 in between.  After these few steps that is less
+# than so much of a variable's largest value: about 100 times the spacing of float32, 20 times that of halves.
+# In float64 rounding is told from faults; it has room for what is divided by something small.
+ROUNDING = {"float64": 1e-10, "float32": 1e-5, "mixed_float16": 2e-2, "mixed_bfloat16": 1e-1}
+# A variable that is smaller than this, as a gradient whose terms are opposite, is compared as if it were not.
+SMALLEST = 1e-2
+
+
+def beyond_rounding(a: Trained, b: Trained, policy: str) -> dict[str, float]:
+    """Return what is farther off than rounding under a dtype policy, with how far; integers are equal."""
+    assert [name for name, _ in a] == [name for name, _ in b]
+    off = {name: _relative(np.asarray(x), np.asarray(y)) for (name, x), (_, y) in zip(a, b, strict=True)}
+    return {name: value for name, value in off.items() if value > ROUNDING[policy]}
+
+
+def _relative(x: Any, y: Any) -> float:
+    if x.dtype.kind != "f":
+        return 0.0 if np.array_equal(x, y) else math.inf
+    finite = np.isfinite(x)
+    if not np.array_equal(x[~finite], y[~finite], equal_nan=True):
+        return math.inf
+    x, y = x[finite].astype("float64"), y[finite].astype("float64")
+    return float(np.abs(x - y).max(initial=0.0) / np.abs(x).max(initial=SMALLEST))
+
+
+def why_not_compiled(report: Any) -> str | None:
+    """Return the note that says why XLA compiles nothing, empty if there is none; None: it compiles tasks."""
+    if not re.match("0 ops|$", report.compiled_tasks):
+        return None
+    return next((note for note in report.notes if "XLA" in note or "op by op" in note), "")
 
 
 def average_by_horovod(optimizer: Any, **how: Any) -> None:

@@ -19,11 +19,16 @@ from tests.fuzz.catalogue import (
 )
 from tests.fuzz.models import Body, arguments_of, text_of
 from tests.fuzz.setups import Output, Setup
-from tests.fuzz.several import as_pipelines, as_ranks
+from tests.fuzz.several import as_compiled, as_pipelines, as_ranks
 from tests.harness.drawing import Cases, Draw
 
 # Each mode draws this beside the model.
-MODES = {"single": lambda setup, _: setup, "pipeline": as_pipelines, "data_parallel": as_ranks}
+MODES = {
+    "single": lambda setup, _: setup,
+    "pipeline": as_pipelines,
+    "data_parallel": as_ranks,
+    "compiled_pipeline": as_compiled,
+}
 UNITS = 3
 TARGETS = {
     "classes": f"random.integers(0, {UNITS}, rows)",

@@ -60,6 +60,7 @@ def body(setup: Setup) -> str:
             *([CONNECT.format(engine=setup.ranks.engine)] if setup.ranks else []),
             f"keras.utils.set_random_seed({setup.number % 2**31})",
             *([f'keras.config.set_dtype_policy("{setup.policy}")'] if setup.policy != "float32" else []),
+            *(['keras.config.set_floatx("float64")'] if setup.wide else []),
             "",
             *_model(setup),
             "",
@@ -77,7 +78,8 @@ def _comparison(setup: Setup) -> str:
         first, second = (
             {**_options(pipeline), "microbatches": setup.microbatches} for pipeline in setup.pipelines
         )
-        return f"fits.pipelines(\n    {first},\n    {second},\n)"
+        compared = "compiled_pipelines" if setup.mode == "compiled_pipeline" else "pipelines"
+        return f"fits.{compared}(\n    {first},\n    {second},\n)"
     options: dict[str, Any] = {"profile_steps": setup.profile_steps}
     if setup.ranks:
         options |= {**_options(setup.ranks), "engine": setup.ranks.engine}
@@ -99,7 +101,8 @@ def several(names: Sequence[str]) -> str:
 
 
 def _model(setup: Setup) -> Iterator[str]:
-    yield from setup.model
+    for line in setup.model:  # TensorFlow's bilinear op gives float32
+        yield line.replace("bilinear", "nearest") if setup.wide else line
     output_type = "float64" if setup.policy == "float64" else "float32"
     for number, _ in enumerate(setup.outputs):
         yield f'output_{number} = layers.Dense(units=3, dtype="{output_type}")(h)'

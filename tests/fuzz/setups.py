@@ -19,7 +19,10 @@ class Output:
 
 @dataclass(frozen=True)
 class Pipeline:
-    """Says how a pipeline runs. ``chunks`` is for interleaved_1f1b, ``group`` for modulo, others for all."""
+    """Says how a pipeline runs. ``chunks`` is for interleaved_1f1b, ``group`` for modulo, others for all.
+
+    ``compile_tasks`` is True or left out.
+    """
 
     schedule: str = "gpipe"
     devices: int = 2
@@ -28,6 +31,7 @@ class Pipeline:
     group: int | None = None
     replicas: int = 1
     recompute: str = "none"
+    compile_tasks: bool | None = None
 
     @property
     def layers(self) -> int:
@@ -90,8 +94,15 @@ class Setup:
     ranks: Ranks | None = None
 
     @property
+    def wide(self) -> bool:
+        """Return whether losses and metrics are float64, too, where what is rounding is told from faults."""
+        return self.policy == "float64" and self.mode == "compiled_pipeline"
+
+    @property
     def mode(self) -> str:
         """Return the mode as the command names it."""
         if self.ranks:
             return "data_parallel"
+        if any(pipeline.compile_tasks for pipeline in self.pipelines):
+            return "compiled_pipeline"
         return "pipeline" if self.pipelines else "single"

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from tests.fuzz.drawing import cases, drawn
 from tests.fuzz.program import program
 from tests.fuzz.setups import Pipeline, Ranks
-from tests.fuzz.several import LAUNCHES, ORDERS, SCHEDULES
+from tests.fuzz.several import LAUNCHES, ORDERS, SCHEDULES, SMOOTH
 
 NUMBERS = range(400)
 DENSE = 'h = layers.Dense(units=5, activation="tanh")(h)'
@@ -29,6 +31,21 @@ def test_two_schedules_and_layers_enough_for_both():
     assert {pipeline.devices for pipeline in pipelines} == {2, 3, 4}
     assert {pipeline.profile_steps for pipeline in pipelines} == {0, 1, 2}
     assert {setup.microbatches for setup in setups} == {1, 2, 3, 4}
+
+
+def test_the_second_pipeline_is_compiled_and_updates_are_smooth():
+    setups = [drawn(number, "compiled_pipeline") for number in NUMBERS]
+    for setup in setups:
+        assert [pipeline.compile_tasks for pipeline in setup.pipelines] == [None, True]
+        before = drawn(setup.number, "pipeline")
+        assert (setup.model, setup.inputs, setup.outputs) == (before.model, before.inputs, before.outputs)
+        assert setup.epochs > 1
+        assert "fits.compiled_pipelines(" in program(setup)
+    optimizers = [setup.optimizer.partition("(")[0].rpartition(".")[2] for setup in setups]
+    assert set(optimizers) == set(SMOOTH)
+    assert optimizers.count("SGD") > len(setups) / 2
+    assert "set_floatx" in program(replace(setups[0], policy="float64"))
+    assert "set_floatx" not in program(replace(drawn(0, "pipeline"), policy="float64"))
 
 
 def test_all_schedules_are_in_the_suite_s_twelve():

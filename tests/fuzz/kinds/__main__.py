@@ -16,7 +16,7 @@ def _run(setup: OwnSetup) -> Outcome:
 
 
 def _children(mode: str, jobs: int) -> Children:
-    return Children(_run, lambda setup: setting_of(setup.ranks, 2 if mode == "pipeline" else 0), jobs)
+    return Children(_run, lambda setup: setting_of(setup.ranks, 2 if mode.endswith("pipeline") else 0), jobs)
 
 
 main = Harness(

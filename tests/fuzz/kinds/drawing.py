@@ -96,8 +96,13 @@ class OwnSetup:
 @functools.cache
 def cases(mode: str) -> Cases[OwnSetup]:
     """The model of a number is the same in all modes."""
-    options_of = {"single": _single, "pipeline": _pipeline, "data_parallel": _ranks}[mode]
-    return Cases(lambda draw: options_of(_setup_of(draw, mode), draw))
+    options_of = {
+        "single": _single,
+        "pipeline": _pipeline,
+        "data_parallel": _ranks,
+        "compiled_pipeline": _compiled,
+    }
+    return Cases(lambda draw: options_of[mode](_setup_of(draw, mode), draw))
 
 
 @functools.cache
@@ -146,6 +151,11 @@ def _pipeline(setup: OwnSetup, draw: Draw) -> OwnSetup:
     if setup.variant == "whole_batch":
         options |= {"batch_norm": "whole_batch", "microbatches": 1}
     return replace(setup, options=options)
+
+
+def _compiled(setup: OwnSetup, draw: Draw) -> OwnSetup:
+    setup = _pipeline(setup, draw)
+    return replace(setup, options={**setup.options, "compile_tasks": True})
 
 
 def _ranks(setup: OwnSetup, draw: Draw) -> OwnSetup:

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from tests.fuzz.compared import why_not_compiled
 from tests.fuzz.kinds.drawing import OwnSetup
 from tests.fuzz.kinds.training import Trained, train
 from tests.harness.children import Outcome
@@ -63,7 +64,7 @@ def run(setup: OwnSetup) -> Outcome:
     if ours.refused:
         return _of_refusal(setup, ours)
     off = differences(stock, ours)
-    if setup.mode == "pipeline":
+    if setup.mode.endswith("pipeline"):
         return _of_pipeline(setup, off, ours)
     return _of_one_step(setup, off, ours)
 
@@ -88,7 +89,7 @@ def _of_refusal(setup: OwnSetup, ours: Trained) -> Outcome:
     if ours.changed:
         return Outcome("refused after a weight changed", f"{ours.changed[:3]}: {said}")
     words = ALWAYS_REFUSED.get(setup.variant)
-    if words is None and setup.mode == "pipeline" and setup.microbatches > 1:
+    if words is None and setup.mode.endswith("pipeline") and setup.microbatches > 1:
         words = REFUSALS.get(setup.kind)
     if not words:
         return Outcome("refused without need", said)
@@ -114,6 +115,8 @@ def _of_one_step(setup: OwnSetup, off: dict[str, float], ours: Trained) -> Outco
 def _of_pipeline(setup: OwnSetup, off: dict[str, float], ours: Trained) -> Outcome:
     if ours.report.rewritten_graph is None:
         return Outcome("not rewritten", f"{ours.report.fallback_reason}")
+    if setup.mode == "compiled_pipeline" and (said := why_not_compiled(ours.report)) is not None:
+        return Outcome(SAID, said) if said else Outcome("nothing compiled", f"{ours.report.notes}")
     half = setup.kind == "half precision"
     far = {name: value for name, value in off.items() if value > (OF_HALF if half else ROUNDING)}
     if not far:

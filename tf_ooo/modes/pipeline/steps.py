@@ -406,6 +406,9 @@ class Cut(Training):
         self._pipeline.placed = self._step
         if self._to_measure is not None:
             self._steps.report.note(f"{_CALCULATED}: the fit had too few steps")
+        result = self._step.said_in_report
+        if self._pipeline.plan.compile_tasks and self._before and result and result.compiled is None:
+            self._report.note(f"{_NOT_COMPILED}: the fit had too few steps")
 
     def restore(self) -> Sequence[str]:
         """Puts the variables back; names those that are lost."""

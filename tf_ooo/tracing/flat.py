@@ -169,8 +169,11 @@ class StepSource:
         """Return how many steps a graph takes that TensorFlow optimizes in bearable time."""
         return max(2, min(LARGEST, _NODES // self.trace().nodes))
 
-    def function(self, count: int) -> Any:
-        """Return a ``tf.function`` of so many steps, each marked for the passes; not traced yet."""
+    def function(self, count: int, spec: object = None) -> Any:
+        """Return a ``tf.function`` of so many steps, each marked for the passes; not traced yet.
+
+        ``spec``: of its batches, which says more than :attr:`element_spec`; None: that one.
+        """
         copied, renumber = self.trace(), self._renumber
 
         def copies(batches: Any) -> list[Any]:
@@ -181,7 +184,7 @@ class StepSource:
             return logs
 
         steps = copies if copied.may_be_copied else numbered_steps(self._step())
-        return tf_functions.plain_function(steps, [[self.element_spec] * count])
+        return tf_functions.plain_function(steps, [[self.element_spec if spec is None else spec] * count])
 
     def _step(self) -> Callable[[Any], Any]:
         return train_function.step_on_data(self.model, self._wrap(self.model.train_step))
@@ -191,6 +194,12 @@ class Unrolled:
     """Runs batches through a train step, several ``steps`` in one function, what is left over one by one.
 
     ``tracing`` is entered around calls; functions may be traced there.
+
+    Attributes:
+        around_traces: is given the number of steps, and entered around each first run; ``traced_now`` is told
+            of it when it has run.
+        untraced: what runs in the place of a traced function, for batches of some signatures.
+        first_runs: counts those of both.
     """
 
     def __init__(
@@ -200,8 +209,10 @@ class Unrolled:
         self._tracing = tracing
         self._functions: dict[int, Any] = {}
         self.first_s = 0.0  # the longest first run of a function
-        # Given the number of steps, entered around each first run.
         self.around_traces: Callable[[int], AbstractContextManager[Any]] = lambda count: nullcontext()
+        self.traced_now: Callable[[int], None] = lambda count: None
+        self.untraced: dict[Any, Callable[[Any], Any]] = {}
+        self._ran: set[int] = set()
 
     def __call__(self, batches: Sequence[Any]) -> Any:
         outputs, rest = None, list(batches)
@@ -213,6 +224,10 @@ class Unrolled:
     def run(self, batches: list[Any]) -> Any:
         if len(batches) not in self._functions:
             return self._first_run(batches)
+        other = self.untraced.get(nests.signature(batches)) if self.untraced else None
+        if other is not None:
+            self._ran.add(id(other))
+            return other(batches)[-1]
         with self._tracing():
             return self.function(len(batches))(batches)[-1]
 
@@ -231,11 +246,16 @@ class Unrolled:
         taken_s = time.perf_counter() - started
         self.first_s = max(self.first_s, taken_s)
         _LOG.info("compiled %d steps in %.1f s", len(batches), taken_s)
+        self.traced_now(len(batches))
         return logs
 
     @property
     def traced(self) -> int:
         return len(self._functions)
+
+    @property
+    def first_runs(self) -> int:
+        return self.traced + len(self._ran)
 
     def function(self, count: int) -> Any:
         if count not in self._functions:

@@ -10,10 +10,11 @@ import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from grappler_passes import plugin
-from grappler_passes.analysis.steps import classify_steps, split_steps
+from grappler_passes.analysis.steps import classify_steps, split_steps, steps_of
+from grappler_passes.compat import graph_protos
 from grappler_passes.graph.training_graph import OpKind, TrainingGraph
 from grappler_passes.passes.base import PassResult
 from grappler_passes.passes.steps import Additions, additions
@@ -25,10 +26,12 @@ from tf_ooo.errors import ScheduleError
 from tf_ooo.planning.building.step_model import COMMUNICATION, COMPUTE
 from tf_ooo.planning.model.schedule import Schedule, Task, TaskList
 from tf_ooo.rewriting import passes
-from tf_ooo.rewriting.lowering import TaskOps, first_ops, last_ops, lower, only_tasks, task_ops
+from tf_ooo.rewriting.compile_tasks import CompileTasksPass
+from tf_ooo.rewriting.lowering import TaskOps, first_ops, last_ops, lower, only_tasks, task_ops, tasks_of_ops
 from tf_ooo.rewriting.request import ResultT, RewriteRequest
-from tf_ooo.rewriting.result import RewriteResult, told
-from tf_ooo.rewriting.step_graph import is_unrolled
+from tf_ooo.rewriting.result import CompiledTasks, RewriteResult, told
+from tf_ooo.rewriting.step_graph import general_names, is_unrolled
+from tf_ooo.rewriting.task_calls import TaskKey
 from tf_ooo.tracing.slices import parts_of
 
 if TYPE_CHECKING:
@@ -64,11 +67,13 @@ def order_steps(
     flight_bytes: float = FLIGHT_BYTES,
     planned_for: Sequence[LayerKey] | None = None,
     dump_dir: passes.Folder = None,
+    compile_tasks: bool = False,
 ) -> RewriteResult:
     """Orders each step by itself, as ``schedule_for`` says for the first of them, by edges within the step.
 
     The argument is not changed.  ``planned_for``: the layers that the schedule counts (:func:`layer_keys`);
-    None: those of the first step in its order.
+    None: those of the first step in its order.  With ``compile_tasks`` XLA compiles each task, but for
+    communication: only :class:`tf_ooo.compat.func_graphs.OptimizedGraph` runs what comes out.
 
     Raises:
         GraphError: a step is no training step.
@@ -90,17 +95,36 @@ def order_steps(
         _order(*step, flight_bytes, None if dump_dir is None else Path(dump_dir) / f"step_{number:02d}")
         for number, step in enumerate(zip(graphs, classified, schedules, strict=True))
     ]
-    merge = passes.ordering_steps([step.gained for step in steps], graph_def, separated, dump_dir)
+    last = [_compiling(steps, separated.graph_def)] if compile_tasks else []
+    merge = passes.ordering_steps([step.gained for step in steps], graph_def, separated, dump_dir, last)
+    merged = merge(separated.graph_def)
     return RewriteResult(
         training_graph=steps[-1].graph,
         schedule=steps[-1].schedule,
-        graph_def=merge(separated.graph_def).graph_def,
+        graph_def=merged.graph_def,
         moved_ops=sum(step.tasks.moved_ops(step.gained.controls) for step in steps),
         added_edges=sum(len(controls) for step in steps for controls in step.gained.controls.values()),
         plan_seconds=time.perf_counter() - started,
         mixed={**steps[-1].graph.mixed, **separated.mixed},
         notes=tuple(dict.fromkeys(note for step in steps for note in step.notes)),
+        compiled=CompiledTasks.of(merged.notes) if compile_tasks else None,
     )
+
+
+def _compiling(steps: Sequence[_Ordered], graph_def: graph_pb2.GraphDef) -> CompileTasksPass:
+    """Return the pass that makes a call of each task of each step, in which a layer is a stage.
+
+    What several steps have in common belongs to the one that it is marked with.
+    """
+    names = [node.name for node in graph_def.node]
+    numbers = dict(zip(names, steps_of(graph_def), strict=True))
+    tasks = {
+        name: TaskKey(task.kind, task.stage, number)
+        for number, step in enumerate(steps)
+        for name, task in tasks_of_ops(step.graph).items()
+        if numbers[name] == number and task.kind != "comm"
+    }
+    return CompileTasksPass(tasks, general_names(names, len(steps)))
 
 
 def layer_keys(graph_def: graph_pb2.GraphDef, graph: TrainingGraph) -> list[LayerKey]:
@@ -236,6 +260,27 @@ def request_to_look(model: keras.Model) -> RewriteRequest[PassResult]:
         model,
         lambda graph_def: passes.separating_only(graph_def)(graph_def),
         lambda result, before: len(result.graph_def.node) >= len(before.graph_def.node),
+    )
+
+
+@dataclass(frozen=True)
+class Taken:
+    """Holds a graph that TensorFlow handed over; ``graph_def`` is what it runs, of which nothing does."""
+
+    taken: graph_pb2.GraphDef
+    graph_def: graph_pb2.GraphDef
+    modified: ClassVar[bool] = True
+
+
+def request_to_take(model: keras.Model) -> RewriteRequest[Taken]:
+    """Keeps graphs as TensorFlow would run them, and has it run none.
+
+    ``model`` names its variables.  Raises BackendError: unsupported TensorFlow, or no plug-in.
+    """
+    return _request(
+        model,
+        lambda graph_def: Taken(graph_protos.copy_of(graph_def), plugin.resting(graph_def)),
+        lambda result, before: True,
     )
 
 

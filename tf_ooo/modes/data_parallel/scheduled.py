@@ -19,8 +19,9 @@ from tf_ooo.fit.reporting import fall_back
 from tf_ooo.fit.timing import Budget, timed_run
 from tf_ooo.modes.data_parallel import planning
 from tf_ooo.modes.data_parallel.alone import ALONE, note_alone
+from tf_ooo.modes.data_parallel.compiled import CompiledSteps
 from tf_ooo.modes.data_parallel.options import DataParallel
-from tf_ooo.modes.data_parallel.ordering import request_to_order
+from tf_ooo.modes.data_parallel.ordering import order_steps, request_to_order
 from tf_ooo.modes.data_parallel.profiling import (
     OrderedSteps,
     Planned,
@@ -30,9 +31,11 @@ from tf_ooo.modes.data_parallel.profiling import (
     Single,
 )
 from tf_ooo.planning.model.schedule import Schedule
+from tf_ooo.planning.model.task import Task
 from tf_ooo.report.parts import Outcome
 from tf_ooo.report.report import Report
 from tf_ooo.rewriting.lowering import tasks_of_ops
+from tf_ooo.rewriting.result import RewriteResult
 from tf_ooo.tracing import traces
 from tf_ooo.tracing.flat import steps_together
 
@@ -56,10 +59,13 @@ class ScheduledSteps:
     the stock order.
 
     ``options``: ``schedule`` and its own, ``unroll``, ``profile_steps``, ``strict``, ``dump_dir``.
+    ``compiles``: XLA is to compile the tasks of ordered steps.
     """
 
-    def __init__(self, ranks: RanksInStep, options: DataParallel, report: Report) -> None:
-        self.ranks, self.options, self.report = ranks, options, report
+    def __init__(
+        self, ranks: RanksInStep, options: DataParallel, report: Report, compiles: bool = False
+    ) -> None:
+        self.ranks, self.options, self.report, self.compiles = ranks, options, report, compiles
         self.functions = functions = RankFunctions(ranks)
         self.steps = self.steps_of(ranks.lockstep.of_epoch)  # of one function
         self.stock = functions.unrolled(functions.source, self.steps)
@@ -106,6 +112,8 @@ class ScheduledSteps:
         if isinstance(phase, StockFirst):
             self.experiment.enter(self._stock_first(phase.budget.trace_s))
             self.report.put(Outcome())
+        elif isinstance(phase, InTurns | KeptSteps) and phase.ordered is not None:
+            phase.ordered.compile(ranks.batch)
 
     def steps_of(self, of_epoch: int | None) -> int:
         """Return how many steps go into one function where an epoch has so many."""
@@ -167,15 +175,14 @@ class ScheduledSteps:
     def _ordered_steps(self, plan: Planned, schedule: Schedule) -> OrderedSteps:
         functions, engine = self.functions, self.functions.engine
         dump_dir = self.options.dump_dir if engine.rank == 0 else None  # ranks may share the folder
+        source = functions.sliced(plan.slices) if plan.slices else functions.source
+        order = (lambda graph: schedule), plan.flight_bytes, plan.layers, dump_dir
         rewritten = RewrittenSteps(
-            functions,
-            functions.sliced(plan.slices) if plan.slices else functions.source,
-            self.steps,
-            lambda: request_to_order(
-                functions.model, lambda graph: schedule, plan.flight_bytes, plan.layers, dump_dir
-            ),
+            functions, source, self.steps, lambda: request_to_order(functions.model, *order)
         )
-        return OrderedSteps(rewritten, engine, self.report)
+        in_order = functools.partial(order_steps, compile_tasks=True)
+        compiled = CompiledSteps(source, lambda graph_def: in_order(graph_def, *order), engine, self.report)
+        return OrderedSteps(rewritten, engine, self.report, compiled if self.compiles else None)
 
     def decide(self, verdict: Verdict, ordered: OrderedSteps, single: Single) -> None:
         """Keep what the ranks have found the fastest."""
@@ -216,9 +223,14 @@ class ScheduledSteps:
         return outputs
 
     def compare_order(self, ordered: OrderedSteps) -> None:
-        """Compare after a trace what the ranks have made of it; all go back where they differ."""
+        """Compare after a trace what the ranks have made of it; all go back where they differ.
+
+        Where they are alike XLA may compile them.
+        """
         if apart := ordered.why_apart():
             self.cannot_order(apart, ordered)
+        else:
+            ordered.compile(self.ranks.batch)
 
     def keep_stock(
         self,
@@ -266,12 +278,14 @@ class InTurns(Comparing):
     def _take_turn(self, which: str, batches: Batches) -> Turn:
         scheduled, count = self._scheduled, len(batches)
         steps = scheduled.stock if which == STOCK else self.ordered.steps
-        outputs, seconds, traced = timed_run(lambda: steps(batches), lambda: steps.traced)
+        before = steps.traced
+        outputs, seconds, first = timed_run(lambda: steps(batches), lambda: steps.first_runs)
+        traced = steps.traced > before
         if traced and which != STOCK:
             scheduled.compare_order(self.ordered)
         elif traced and (draws := scheduled.draws_from_own_state(count)):
             scheduled.keep_stock(draws, self.ordered)
-        return Turn(outputs, seconds / count, traced, count, count, comparable=count >= scheduled.steps)
+        return Turn(outputs, seconds / count, first, count, count, comparable=count >= scheduled.steps)
 
 
 class KeptSteps(Kept):
@@ -282,8 +296,14 @@ class KeptSteps(Kept):
         self.ordered, self._report = ordered, report
 
     def watched(self) -> Watched | None:
-        result = None if self.ordered is None else self.ordered.rewritten.result
+        result = None if self.ordered is None else self.ordered.result
         if result is None:
             return None
         why = "the stock order was kept" if self._report.fell_back else ""
-        return Watched(result.schedule, functools.partial(tasks_of_ops, result.training_graph), why=why)
+        return Watched(result.schedule, functools.partial(_timed, result), why=why)
+
+
+def _timed(result: RewriteResult) -> dict[str, Task]:
+    """Return the tasks of the last step's ops, and of the calls that hold them."""
+    tasks, calls = tasks_of_ops(result.training_graph), result.compiled.calls if result.compiled else {}
+    return tasks | {name: tasks[ops[0]] for name, ops in calls.items() if tasks.keys() >= set(ops)}

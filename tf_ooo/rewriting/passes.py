@@ -120,18 +120,10 @@ def ordering_one_step(plan: RewritePlan, dump_dir: Folder = None) -> PassPipelin
 
 
 def ordering_steps(
-    gained: Sequence[Additions],
-    original: graph_pb2.GraphDef,
-    separated: PassResult,
-    dump_dir: Folder = None,
-    last: Sequence[Pass] = (),
+    gained: Sequence[Additions], original: graph_pb2.GraphDef, separated: PassResult, dump_dir: Folder = None
 ) -> PassPipeline:
-    """Return data parallel: for the graph of all steps, with what the graph of each step has gained.
-
-    ``last`` are passes that check what they do themselves.
-    """
-    verified = _verified([StepsPass(gained)], original, dump_dir, separated)
-    return PassPipeline([*verified.passes, *last], dump_dir, ran=1)
+    """Return data parallel: for the graph of all steps, with what the graph of each step has gained."""
+    return _verified([StepsPass(gained)], original, dump_dir, separated)
 
 
 def adding_up(dump_dir: Folder = None) -> PassPipeline:

@@ -198,7 +198,8 @@ class Unrolled:
     Attributes:
         around_traces: is given the number of steps, and entered around each first run; ``traced_now`` is told
             of it when it has run.
-        untraced: what runs in the place of a traced function, for batches of some signatures.
+        untraced: what runs in the place of a traced function, by the signature of batches, or by their number
+            for those of other signatures.
         first_runs: counts those of both.
     """
 
@@ -224,8 +225,8 @@ class Unrolled:
     def run(self, batches: list[Any]) -> Any:
         if len(batches) not in self._functions:
             return self._first_run(batches)
-        other = self.untraced.get(nests.signature(batches)) if self.untraced else None
-        if other is not None:
+        if len(batches) in self.untraced:
+            other = self.untraced.get(nests.signature(batches)) or self.untraced[len(batches)]
             self._ran.add(id(other))
             return other(batches)[-1]
         with self._tracing():

@@ -1,16 +1,17 @@
 """Ordered steps of which XLA compiles each task: functions in the place of those that were traced.
 
 TensorFlow takes no new functions from a plug-in, so a function runs op by op when it is traced.  Then it is
-made once more, of the same trace, for batches of one size, as XLA has to know all sizes; batches of another
-size go on as they were traced.
+made once more, of the same trace, for batches of one size, as XLA has to know all sizes.  Batches of another
+size go on op by op, but for updates: these have to round alike on all ranks, whatever batches they have.
 """
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import rustworkx as rx
@@ -26,19 +27,41 @@ from tf_ooo.fit import timing
 from tf_ooo.hosts.ranks.base import Engine, Message
 from tf_ooo.modes.data_parallel.ordering import request_to_take
 from tf_ooo.report.report import Report
+from tf_ooo.rewriting.compile_tasks import CompileTasksPass
 from tf_ooo.rewriting.compiled_calls import as_function, compile_calls
 from tf_ooo.rewriting.request import in_one_line
-from tf_ooo.rewriting.result import RewriteResult
+from tf_ooo.rewriting.result import CompiledTasks, RewriteResult
+from tf_ooo.rewriting.step_graph import general_names
 from tf_ooo.tracing.flat import StepSource, Unrolled
 
+_KINDS = frozenset({"F", "dO", "dW", "U"})
+_OTHER_SIZES = "; of batches of another size than the first one's only updates"
 Order = Callable[[graph_pb2.GraphDef], RewriteResult]
 
 
 @dataclass(frozen=True)
 class Compiled(Message):
-    """Tells whether a rank has compiled its steps; ``failed`` says why not."""
+    """Tells whether a rank has compiled its steps, and which functions its updates are.
+
+    ``failed`` says why it has not; ``updates`` is the same on ranks whose updates round alike.
+    """
 
     failed: str = ""
+    updates: str = ""
+
+
+@dataclass(frozen=True)
+class _Called:
+    """Steps with calls, as a function, and what was made of them."""
+
+    function: Callable[[Any], Any]
+    result: RewriteResult
+
+    @property
+    def updates(self) -> dict[str, str]:
+        """Return the function of each call of an update."""
+        calls = (node for node in self.result.graph_def.node if func_graphs.COMPILED in node.attr)
+        return {n.name: n.attr["f"].func.name for n in calls if n.attr["_ooo_kind"].s == b"U"}
 
 
 class CompiledSteps:
@@ -46,54 +69,67 @@ class CompiledSteps:
 
     Args:
         source: of the steps.
-        order: puts a graph of them in order, and makes calls of its tasks.
+        order: puts a graph of them in order.
 
     Attributes:
-        op_by_op: the ordered graphs of what was traced, by the number of its steps.
+        traced: the ordered graphs of what was traced, by the number of its steps.
         result: of the most steps that were compiled.
     """
 
     def __init__(self, source: StepSource, order: Order, engine: Engine, report: Report) -> None:
         self._source, self._order, self._engine, self._report = source, order, engine, report
-        self.op_by_op: dict[int, graph_pb2.GraphDef] = {}
+        self.traced: dict[int, RewriteResult] = {}
         self.result: RewriteResult | None = None
+        self._kinds, self._called = _KINDS, dict[Any, _Called]()
 
     def compile(self, steps: Unrolled, batch: Any) -> bool:
         """Compile what was traced, for batches of a spec; return whether all ranks have.  All call it."""
-        started, failed = time.perf_counter(), ""
-        try:
-            for count in self.op_by_op:
-                self._compile(steps, batch, count)
-        except OOOError as error:
-            failed = in_one_line(error)
-        told: list[Compiled] = Compiled(failed).told(self._engine)
+        started = time.perf_counter()
+        told: list[Compiled] = self._compiled(steps, batch).told(self._engine)
+        # Where a rank's updates would not round alike none is compiled.
+        if len({reply.updates for reply in told}) > 1 and not any(reply.failed for reply in told):
+            self._kinds = self._kinds - {"U"}
+            self._called.clear()
+            told = self._compiled(steps, batch).told(self._engine)
         self._report.took(time.perf_counter() - started)
         why_not = next(
             (f"rank {rank}: {reply.failed}" for rank, reply in enumerate(told) if reply.failed), ""
         )
+        steps.untraced.clear()
         if why_not:
-            steps.untraced.clear()
             self._report.note(f"XLA does not compile the tasks: {why_not}", log=logging.WARNING)
         else:
+            steps.untraced.update((key, called.function) for key, called in self._called.items())
             self._say_in_report()
         return not why_not
 
-    def _compile(self, steps: Unrolled, batch: Any, count: int) -> None:
-        """Put a function of so many steps in its place, unless it is there."""
-        zeros = _zeros(batch, count)
+    def _compiled(self, steps: Unrolled, batch: Any) -> Compiled:
+        updates: list[Any] = []
+        try:
+            for count in self.traced:
+                of_count = [called.updates for called in self._of_count(steps, batch, count)]
+                alike = all(each == of_count[0] for each in of_count)
+                updates.append(sorted(of_count[0].items()) if alike else self._engine.rank)
+        except OOOError as error:
+            return Compiled(in_one_line(error))
+        return Compiled(updates=hashlib.sha256(repr(updates).encode()).hexdigest())
+
+    def _of_count(self, steps: Unrolled, batch: Any, count: int) -> list[_Called]:
+        """Return what runs so many steps, on any batches first; it is made unless it is there."""
+        zeros, static = _zeros(batch, count), nests.is_static(self._source.element_spec)
         signature = nests.signature(zeros)
-        if signature in steps.untraced:
-            return
         with timing.said(f"compiling the tasks of {count} steps"):
-            function = self._source.function(count, batch)
-            concrete, graph_def = self._traced(function, zeros)
-            result = self._order(graph_def)
-            check_together(self.op_by_op[count], result.graph_def)
-            compile_calls(result.graph_def)
-            captured = [outside for outside, _ in func_graphs.captures_of(concrete)]
-            steps.untraced[signature] = as_function(result.graph_def, concrete, captured)
-        if self.result is None or len(result.graph_def.node) > len(self.result.graph_def.node):
-            self.result = result
+            if count not in self._called:
+                concrete = steps.function(count).get_concrete_function()
+                kinds = self._kinds if static else self._kinds & {"U"}
+                self._called[count] = _called(concrete, self.traced[count], kinds, count)
+            if signature not in self._called and not static:
+                concrete, graph_def = self._traced(self._source.function(count, batch), zeros)
+                called = _called(concrete, self._order(graph_def), self._kinds, count)
+                check_together(self._called[count].result.graph_def, called.result.graph_def)
+                self._called[signature] = called
+        keys = [count] if static else [count, signature]
+        return [self._called[key] for key in keys]
 
     def _traced(self, function: Any, zeros: list[Any]) -> tuple[Any, graph_pb2.GraphDef]:
         """Return a function's trace, and its graph as TensorFlow would run it; nothing of it runs."""
@@ -111,13 +147,29 @@ class CompiledSteps:
         return concrete, request.latest.taken
 
     def _say_in_report(self) -> None:
-        result = self.result
-        if result is None or result.compiled is None:
+        results = [called.result for called in self._called.values()]
+        self.result = result = max(
+            results, key=lambda result: len(result.compiled.calls if result.compiled else ())
+        )
+        if result.compiled is None:
             return
-        text = result.compiled.text
-        if not nests.is_static(self._source.element_spec):
-            text += "; batches of another size than the first one's: op by op"
-        self._report.change(compiled_tasks=text, rewritten_graph=result.graph_def)
+        others = "" if nests.is_static(self._source.element_spec) else _OTHER_SIZES
+        self._report.change(
+            compiled_tasks=f"{result.compiled.text}{others}", rewritten_graph=result.graph_def
+        )
+
+
+def _called(concrete: Any, ordered: RewriteResult, kinds: Collection[str], count: int) -> _Called:
+    """Have XLA compile the tasks of these kinds of ordered steps, and return what runs them."""
+    tasks = {name: key for name, key in ordered.tasks.items() if key.kind in kinds}
+    general = general_names((node.name for node in ordered.graph_def.node), count)
+    done = CompileTasksPass(tasks, general).run(ordered.graph_def, None)
+    compile_calls(done.graph_def)
+    captured = [outside for outside, _ in func_graphs.captures_of(concrete)]
+    function = as_function(done.graph_def, concrete, captured)
+    return _Called(
+        function, replace(ordered, graph_def=done.graph_def, compiled=CompiledTasks.of(done.notes))
+    )
 
 
 def _zeros(batch: Any, count: int) -> list[Any]:

@@ -26,11 +26,10 @@ from tf_ooo.errors import ScheduleError
 from tf_ooo.planning.building.step_model import COMMUNICATION, COMPUTE
 from tf_ooo.planning.model.schedule import Schedule, Task, TaskList
 from tf_ooo.rewriting import passes
-from tf_ooo.rewriting.compile_tasks import CompileTasksPass
 from tf_ooo.rewriting.lowering import TaskOps, first_ops, last_ops, lower, only_tasks, task_ops, tasks_of_ops
 from tf_ooo.rewriting.request import ResultT, RewriteRequest
-from tf_ooo.rewriting.result import CompiledTasks, RewriteResult, told
-from tf_ooo.rewriting.step_graph import general_names, is_unrolled
+from tf_ooo.rewriting.result import RewriteResult, told
+from tf_ooo.rewriting.step_graph import is_unrolled
 from tf_ooo.rewriting.task_calls import TaskKey
 from tf_ooo.tracing.slices import parts_of
 
@@ -67,13 +66,12 @@ def order_steps(
     flight_bytes: float = FLIGHT_BYTES,
     planned_for: Sequence[LayerKey] | None = None,
     dump_dir: passes.Folder = None,
-    compile_tasks: bool = False,
+    with_tasks: bool = False,
 ) -> RewriteResult:
     """Orders each step by itself, as ``schedule_for`` says for the first of them, by edges within the step.
 
     The argument is not changed.  ``planned_for``: the layers that the schedule counts (:func:`layer_keys`);
-    None: those of the first step in its order.  With ``compile_tasks`` XLA compiles each task, but for
-    communication: only :class:`tf_ooo.compat.func_graphs.OptimizedGraph` runs what comes out.
+    None: those of the first step in its order.  ``with_tasks``: the result says which op is of which task.
 
     Raises:
         GraphError: a step is no training step.
@@ -95,36 +93,32 @@ def order_steps(
         _order(*step, flight_bytes, None if dump_dir is None else Path(dump_dir) / f"step_{number:02d}")
         for number, step in enumerate(zip(graphs, classified, schedules, strict=True))
     ]
-    last = [_compiling(steps, separated.graph_def)] if compile_tasks else []
-    merge = passes.ordering_steps([step.gained for step in steps], graph_def, separated, dump_dir, last)
-    merged = merge(separated.graph_def)
+    merge = passes.ordering_steps([step.gained for step in steps], graph_def, separated, dump_dir)
     return RewriteResult(
         training_graph=steps[-1].graph,
         schedule=steps[-1].schedule,
-        graph_def=merged.graph_def,
+        graph_def=merge(separated.graph_def).graph_def,
         moved_ops=sum(step.tasks.moved_ops(step.gained.controls) for step in steps),
         added_edges=sum(len(controls) for step in steps for controls in step.gained.controls.values()),
         plan_seconds=time.perf_counter() - started,
         mixed={**steps[-1].graph.mixed, **separated.mixed},
         notes=tuple(dict.fromkeys(note for step in steps for note in step.notes)),
-        compiled=CompiledTasks.of(merged.notes) if compile_tasks else None,
+        tasks=_tasks(steps, separated.graph_def) if with_tasks else {},
     )
 
 
-def _compiling(steps: Sequence[_Ordered], graph_def: graph_pb2.GraphDef) -> CompileTasksPass:
-    """Return the pass that makes a call of each task of each step, in which a layer is a stage.
+def _tasks(steps: Sequence[_Ordered], graph_def: graph_pb2.GraphDef) -> dict[str, TaskKey]:
+    """Return the tasks of ops that compute; a layer is a stage, the number of the step a micro-batch.
 
     What several steps have in common belongs to the one that it is marked with.
     """
-    names = [node.name for node in graph_def.node]
-    numbers = dict(zip(names, steps_of(graph_def), strict=True))
-    tasks = {
+    numbers = dict(zip((node.name for node in graph_def.node), steps_of(graph_def), strict=True))
+    return {
         name: TaskKey(task.kind, task.stage, number)
         for number, step in enumerate(steps)
         for name, task in tasks_of_ops(step.graph).items()
         if numbers[name] == number and task.kind != "comm"
     }
-    return CompileTasksPass(tasks, general_names(names, len(steps)))
 
 
 def layer_keys(graph_def: graph_pb2.GraphDef, graph: TrainingGraph) -> list[LayerKey]:
@@ -290,6 +284,7 @@ def request_to_order(
     flight_bytes: float = FLIGHT_BYTES,
     planned_for: Sequence[LayerKey] | None = None,
     dump_dir: passes.Folder = None,
+    with_tasks: bool = False,
 ) -> RewriteRequest[RewriteResult]:
     """Make a request that orders each graph as :func:`order_steps`; keeps the result in which most ops moved.
 
@@ -297,7 +292,7 @@ def request_to_order(
     """
 
     def order(graph_def: graph_pb2.GraphDef) -> RewriteResult:
-        result = order_steps(graph_def, schedule_for, flight_bytes, planned_for, dump_dir)
+        result = order_steps(graph_def, schedule_for, flight_bytes, planned_for, dump_dir, with_tasks)
         _LOG.info("ordered the steps by %s in %.2f s", result.schedule.policy, result.plan_seconds)
         return result
 

@@ -137,7 +137,7 @@ class OrderedSteps:
 
     def _traced_now(self, count: int) -> None:
         if self.compiled is not None and self.rewritten.latest is not None:
-            self.compiled.op_by_op[count] = self.rewritten.latest.graph_def
+            self.compiled.traced[count] = self.rewritten.latest
 
     def why_apart(self) -> str:
         """Say after a trace why all ranks have to go back to the stock order; empty: they run the same."""

@@ -176,12 +176,13 @@ class ScheduledSteps:
         functions, engine = self.functions, self.functions.engine
         dump_dir = self.options.dump_dir if engine.rank == 0 else None  # ranks may share the folder
         source = functions.sliced(plan.slices) if plan.slices else functions.source
-        order = (lambda graph: schedule), plan.flight_bytes, plan.layers, dump_dir
+        order = (lambda graph: schedule), plan.flight_bytes, plan.layers, dump_dir, self.compiles
         rewritten = RewrittenSteps(
             functions, source, self.steps, lambda: request_to_order(functions.model, *order)
         )
-        in_order = functools.partial(order_steps, compile_tasks=True)
-        compiled = CompiledSteps(source, lambda graph_def: in_order(graph_def, *order), engine, self.report)
+        compiled = CompiledSteps(
+            source, lambda graph_def: order_steps(graph_def, *order), engine, self.report
+        )
         return OrderedSteps(rewritten, engine, self.report, compiled if self.compiles else None)
 
     def decide(self, verdict: Verdict, ordered: OrderedSteps, single: Single) -> None:

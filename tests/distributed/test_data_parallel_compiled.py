@@ -146,7 +146,7 @@ def test_messages_and_their_order_are_the_same(engine, monkeypatch):
     first.input.append(f"^{last.name}")
     for node in turned.node:  # the other way round, and a message of another name
         node.input[:] = [text for text in node.input if node is first or text[0] != "^"]
-    with pytest.raises(GraphError, match="would wait for those of ranks that run op by op"):
+    with pytest.raises(GraphError, match="would wait for those of ranks with batches of other sizes"):
         check(ops, turned)
     first.name += "_again"
     with pytest.raises(GraphError, match="other messages"):

@@ -86,7 +86,7 @@ class CompiledSteps:
         """Compile what was traced, for batches of a spec; return whether all ranks have.  All call it."""
         started = time.perf_counter()
         told: list[Compiled] = self._compiled(steps, batch).told(self._engine)
-        # Where a rank's updates would not round alike none is compiled.
+        # No update is compiled where the updates of one rank would round otherwise.
         if len({reply.updates for reply in told}) > 1 and not any(reply.failed for reply in told):
             self._kinds = self._kinds - {"U"}
             self._called.clear()
@@ -187,9 +187,10 @@ def check_together(one: graph_pb2.GraphDef, other: graph_pb2.GraphDef) -> None:
     They do with batches of different sizes.  Messages have to be the same, and no message of one rank may
     wait for what the other sends behind it.
     """
-    messages = _messages(one)
-    if messages != _messages(other):
-        raise GraphError("compiled, it would send other messages")
+    messages, others = _messages(one), _messages(other)
+    different = sorted(n for n in messages.keys() | others.keys() if messages.get(n) != others.get(n))
+    if different:
+        raise GraphError(f"of batches of one size alone it would send other messages, such as {different[0]}")
     dag: rx.PyDiGraph = rx.PyDiGraph(multigraph=False)
     places: dict[Any, int] = {}
     for number, graph_def in enumerate((one, other)):
@@ -206,7 +207,7 @@ def check_together(one: graph_pb2.GraphDef, other: graph_pb2.GraphDef) -> None:
                 if not (node.op in MERGES and ops[producer] in NEXT_ITERATIONS):
                     dag.add_edge(place(producer), place(node.name), None)
     if not rx.is_directed_acyclic_graph(dag):
-        raise GraphError("compiled, its messages would wait for those of ranks that run op by op")
+        raise GraphError("its messages would wait for those of ranks with batches of other sizes")
 
 
 def _messages(graph_def: graph_pb2.GraphDef) -> Mapping[str, list[bytes]]:

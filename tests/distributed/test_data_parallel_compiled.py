@@ -213,3 +213,19 @@ def test_one_process_trains_in_stock_order():
     t.fit(model, t.data(0), [callback])
     assert callback.report.fallback_reason == "one process: nothing to average"
     assert not callback.report.compiled_tasks
+
+
+def test_a_step_that_no_optimizer_hands_over_does_not_run(engine, monkeypatch):
+    """It would train on zeros."""
+    by_ops, _ = trained(engine, t.deep, t.data(engine.rank, t.STEPS * t.ROWS - 3), False)
+    request = compiled.request_to_take
+
+    def not_asked(model: Any) -> Any:
+        made = request(model)
+        made.close()
+        return made
+
+    monkeypatch.setattr(compiled, "request_to_take", not_asked)
+    model, callback = trained(engine, t.deep, t.data(engine.rank, t.STEPS * t.ROWS - 3), True)
+    assert any("the step cannot be traced for one size of batches" in note for note in callback.report.notes)
+    assert t.bits(by_ops) == t.bits(model)

@@ -115,18 +115,17 @@ class CopiedStep:
         return not collective and not any(map(op_types.keeps_random_state, types))
 
     def __call__(
-        self, batch: object, scope: str, attributes: dict[str, int], edit: Callable[[Any], None] | None = None
+        self, batch: object, scope: str, attributes: dict[str, int], edit: Callable[[Any], None]
     ) -> Any:
         """Return a copy of the step in the function that is being traced; what the step returns.
 
         ``scope`` is new in that function; all nodes get ``attributes``; ``edit`` changes the GraphDef before.
         """
         graph_def = graph_protos.copy_of(self._graph_def)
+        edit(graph_def)
         for node in graph_def.node:
             for key, value in attributes.items():
                 node.attr[key].i = value
-        if edit is not None:
-            edit(graph_def)
         copied = tf.graph_util.import_graph_def(
             graph_def, self._inputs(batch), list(self._trace.fetches), name=scope
         )
@@ -169,22 +168,31 @@ class StepSource:
         """Return how many steps a graph takes that TensorFlow optimizes in bearable time."""
         return max(2, min(LARGEST, _NODES // self.trace().nodes))
 
-    def function(self, count: int, spec: object = None) -> Any:
-        """Return a ``tf.function`` of so many steps, each marked for the passes; not traced yet.
+    def function(self, count: int) -> Any:
+        """Return a ``tf.function`` of so many steps, each marked for the passes; not traced yet."""
+        if self.trace().may_be_copied:
+            return self.copies(count, self.element_spec)
+        return tf_functions.plain_function(numbered_steps(self._step()), [[self.element_spec] * count])
 
-        ``spec``: of its batches, which says more than :attr:`element_spec`; None: that one.
+    def copies(self, count: int, spec: object, edit: Callable[[Any], None] = lambda graph_def: None) -> Any:
+        """Return :meth:`function` as copies of the trace, for batches of a spec that may say more.
+
+        ``edit`` changes the GraphDef of each.
         """
         copied, renumber = self.trace(), self._renumber
 
         def copies(batches: Any) -> list[Any]:
-            logs = []
-            for number, batch in enumerate(batches):
-                edit = None if renumber is None else functools.partial(renumber, number=number)
-                logs.append(copied(batch, f"{STEP_SCOPE}{number}", {STEP_ATTR: number}, edit))
-            return logs
+            return [
+                copied(batch, f"{STEP_SCOPE}{number}", {STEP_ATTR: number}, functools.partial(change, number))
+                for number, batch in enumerate(batches)
+            ]
 
-        steps = copies if copied.may_be_copied else numbered_steps(self._step())
-        return tf_functions.plain_function(steps, [[self.element_spec if spec is None else spec] * count])
+        def change(number: int, graph_def: Any) -> None:
+            edit(graph_def)
+            if renumber is not None:
+                renumber(graph_def, number=number)
+
+        return tf_functions.plain_function(copies, [[spec] * count])
 
     def _step(self) -> Callable[[Any], Any]:
         return train_function.step_on_data(self.model, self._wrap(self.model.train_step))

@@ -14,14 +14,16 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import rustworkx as rx
 import tensorflow as tf
-from tensorflow.core.framework import graph_pb2
+from tensorflow.core.framework import graph_pb2, node_def_pb2
 
-from grappler_passes.graph.dependencies import MERGES, NEXT_ITERATIONS
+from grappler_passes.analysis.steps import STEP_ATTR
+from grappler_passes.graph.dependencies import MERGES, NEXT_ITERATIONS, has_side_effects, only_reads
 from grappler_passes.graph.flow import COMMUNICATION_PREFIXES
 from grappler_passes.graph.node_input import data_inputs, split_input
-from tf_ooo.compat import func_graphs, nests
+from tf_ooo.compat import func_graphs, nests, xla
 from tf_ooo.errors import BackendError, GraphError, OOOError
 from tf_ooo.fit import timing
 from tf_ooo.hosts.ranks.base import Engine, Message
@@ -36,6 +38,7 @@ from tf_ooo.tracing.flat import StepSource, Unrolled
 
 _KINDS = frozenset({"F", "dO", "dW", "U"})
 _OTHER_SIZES = "; of batches of another size than the first one's only updates"
+_GUARD = "tf_ooo_guard"
 Order = Callable[[graph_pb2.GraphDef], RewriteResult]
 
 
@@ -124,16 +127,19 @@ class CompiledSteps:
                 kinds = self._kinds if static else self._kinds & {"U"}
                 self._called[count] = _called(concrete, self.traced[count], kinds, count)
             if signature not in self._called and not static:
-                concrete, graph_def = self._traced(self._source.function(count, batch), zeros)
+                concrete, graph_def = self._traced(count, batch, zeros)
                 called = _called(concrete, self._order(graph_def), self._kinds, count)
                 check_together(self._called[count].result.graph_def, called.result.graph_def)
                 self._called[signature] = called
         keys = [count] if static else [count, signature]
         return [self._called[key] for key in keys]
 
-    def _traced(self, function: Any, zeros: list[Any]) -> tuple[Any, graph_pb2.GraphDef]:
-        """Return a function's trace, and its graph as TensorFlow would run it; nothing of it runs."""
+    def _traced(self, count: int, batch: Any, zeros: list[Any]) -> tuple[Any, graph_pb2.GraphDef]:
+        """Return a trace for batches of a spec, and its graph as TensorFlow would run it; nothing runs."""
+        if not self._source.trace().may_be_copied:
+            raise GraphError("the step keeps random numbers, or messages in a loop, to itself")
         request = request_to_take(self._source.model)
+        function = self._source.copies(count, batch, _guard)
         try:
             with request.tracing():
                 concrete = function.get_concrete_function()
@@ -144,7 +150,7 @@ class CompiledSteps:
             request.close()
         if request.latest is None:
             raise GraphError(request.failure() or "")
-        return concrete, request.latest.taken
+        return concrete, _unguarded(request.latest.taken)
 
     def _say_in_report(self) -> None:
         results = [called.result for called in self._called.values()]
@@ -170,6 +176,36 @@ def _called(concrete: Any, ordered: RewriteResult, kinds: Collection[str], count
     return _Called(
         function, replace(ordered, graph_def=done.graph_def, compiled=CompiledTasks.of(done.notes))
     )
+
+
+def _guard(graph_def: graph_pb2.GraphDef) -> None:
+    """Have all ops that change something wait for one that fails.
+
+    TensorFlow would run the step on zeros where its own graph optimizers fail, and hand no graph over.
+    """
+    condition = xla.constant_node(f"{_GUARD}/never", np.array(False))
+    opaque = node_def_pb2.NodeDef(
+        name=f"{_GUARD}/condition", op="PlaceholderWithDefault", input=[condition.name]
+    )
+    opaque.attr["dtype"].type = condition.attr["dtype"].type
+    opaque.attr["shape"].shape.SetInParent()
+    fails = node_def_pb2.NodeDef(name=_GUARD, op="Assert", input=[opaque.name, opaque.name])
+    fails.attr["T"].list.type.append(condition.attr["dtype"].type)
+    for node in graph_def.node:
+        changes = has_side_effects(node.op) and not only_reads(node.op)
+        if changes or node.op.startswith(COMMUNICATION_PREFIXES):
+            node.input.append(f"^{_GUARD}")
+    graph_def.node.extend([condition, opaque, fails])
+
+
+def _unguarded(graph_def: graph_pb2.GraphDef) -> graph_pb2.GraphDef:
+    """Return the graph, whose guards let all pass."""
+    for node in graph_def.node:
+        if node.op == "Assert" and node.name.rpartition("/")[2] == _GUARD:
+            passes = node_def_pb2.NodeDef(name=node.name, op="NoOp", device=node.device)
+            passes.attr[STEP_ATTR].CopyFrom(node.attr[STEP_ATTR])
+            node.CopyFrom(passes)
+    return graph_def
 
 
 def _zeros(batch: Any, count: int) -> list[Any]:

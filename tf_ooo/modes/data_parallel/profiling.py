@@ -118,14 +118,9 @@ class OrderedSteps:
     ``compiled``: what XLA compiles of them; None: nothing is to be.
     """
 
-    def __init__(
-        self,
-        rewritten: RewrittenSteps[RewriteResult],
-        engine: Engine,
-        report: Report,
-        compiled: CompiledSteps | None = None,
-    ) -> None:
-        self.rewritten, self.steps, self.compiled = rewritten, rewritten.steps, compiled
+    def __init__(self, rewritten: RewrittenSteps[RewriteResult], engine: Engine, report: Report) -> None:
+        self.rewritten, self.steps = rewritten, rewritten.steps
+        self.compiled: CompiledSteps | None = None
         self._engine, self._report = engine, report
         self.steps.traced_now = self._traced_now
 

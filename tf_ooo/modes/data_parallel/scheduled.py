@@ -180,10 +180,12 @@ class ScheduledSteps:
         rewritten = RewrittenSteps(
             functions, source, self.steps, lambda: request_to_order(functions.model, *order)
         )
-        compiled = CompiledSteps(
-            source, lambda graph_def: order_steps(graph_def, *order), engine, self.report
-        )
-        return OrderedSteps(rewritten, engine, self.report, compiled if self.compiles else None)
+        ordered = OrderedSteps(rewritten, engine, self.report)
+        if self.compiles:
+            ordered.compiled = CompiledSteps(
+                source, lambda graph_def: order_steps(graph_def, *order), engine, self.report
+            )
+        return ordered
 
     def decide(self, verdict: Verdict, ordered: OrderedSteps, single: Single) -> None:
         """Keep what the ranks have found the fastest."""

@@ -180,12 +180,6 @@ def test_compiled_steps_are_compared(engine, runs, monkeypatch, quick_plans):
     assert runs["compiled"]
 
 
-def test_a_timeline_shows_the_calls(engine, tmp_path):
-    _, callback = trained(engine, t.deep, t.data(engine.rank), True, timeline=str(tmp_path / "timeline"))
-    if engine.rank == 0:
-        assert callback.report.measured_timeline is not None, callback.report.not_measured
-
-
 @pytest.mark.ranks(2, "collectives")
 def test_tensorflows_collectives(engine):
     data = t.data(engine.rank, t.STEPS * t.ROWS - 3 * engine.rank)

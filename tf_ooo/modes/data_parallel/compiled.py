@@ -11,7 +11,7 @@ import hashlib
 import logging
 import time
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -58,12 +58,13 @@ class _Called:
     """Steps with calls, as a function, and what was made of them."""
 
     function: Callable[[Any], Any]
-    result: RewriteResult
+    graph_def: graph_pb2.GraphDef
+    compiled: CompiledTasks
 
     @property
     def updates(self) -> dict[str, str]:
         """Return the function of each call of an update."""
-        calls = (node for node in self.result.graph_def.node if func_graphs.COMPILED in node.attr)
+        calls = (node for node in self.graph_def.node if func_graphs.COMPILED in node.attr)
         return {n.name: n.attr["f"].func.name for n in calls if n.attr["_ooo_kind"].s == b"U"}
 
 
@@ -76,13 +77,11 @@ class CompiledSteps:
 
     Attributes:
         traced: the ordered graphs of what was traced, by the number of its steps.
-        result: of the most steps that were compiled.
     """
 
     def __init__(self, source: StepSource, order: Order, engine: Engine, report: Report) -> None:
         self._source, self._order, self._engine, self._report = source, order, engine, report
         self.traced: dict[int, RewriteResult] = {}
-        self.result: RewriteResult | None = None
         self._kinds, self._called = _KINDS, dict[Any, _Called]()
 
     def compile(self, steps: Unrolled, batch: Any) -> bool:
@@ -129,7 +128,7 @@ class CompiledSteps:
             if signature not in self._called and not static:
                 concrete, graph_def = self._traced(count, batch, zeros)
                 called = _called(concrete, self._order(graph_def), self._kinds, count)
-                check_together(self._called[count].result.graph_def, called.result.graph_def)
+                check_together(self._called[count].graph_def, called.graph_def)
                 self._called[signature] = called
         keys = [count] if static else [count, signature]
         return [self._called[key] for key in keys]
@@ -153,16 +152,10 @@ class CompiledSteps:
         return concrete, _unguarded(request.latest.taken)
 
     def _say_in_report(self) -> None:
-        results = [called.result for called in self._called.values()]
-        self.result = result = max(
-            results, key=lambda result: len(result.compiled.calls if result.compiled else ())
-        )
-        if result.compiled is None:
-            return
+        largest = max(self._called.values(), key=lambda called: len(called.compiled.calls))
         others = "" if nests.is_static(self._source.element_spec) else _OTHER_SIZES
-        self._report.change(
-            compiled_tasks=f"{result.compiled.text}{others}", rewritten_graph=result.graph_def
-        )
+        text = f"{largest.compiled.text}{others}"
+        self._report.change(compiled_tasks=text, rewritten_graph=largest.graph_def)
 
 
 def _called(concrete: Any, ordered: RewriteResult, kinds: Collection[str], count: int) -> _Called:
@@ -173,9 +166,7 @@ def _called(concrete: Any, ordered: RewriteResult, kinds: Collection[str], count
     compile_calls(done.graph_def)
     captured = [outside for outside, _ in func_graphs.captures_of(concrete)]
     function = as_function(done.graph_def, concrete, captured)
-    return _Called(
-        function, replace(ordered, graph_def=done.graph_def, compiled=CompiledTasks.of(done.notes))
-    )
+    return _Called(function, done.graph_def, CompiledTasks.of(done.notes))
 
 
 def _guard(graph_def: graph_pb2.GraphDef) -> None:

@@ -124,12 +124,6 @@ class OrderedSteps:
         self._engine, self._report = engine, report
         self.steps.traced_now = self._traced_now
 
-    @property
-    def result(self) -> RewriteResult | None:
-        """The largest graph's; where XLA compiles its tasks, that with the calls; None: there is none."""
-        compiled = None if self.compiled is None else self.compiled.result
-        return compiled or self.rewritten.result
-
     def _traced_now(self, count: int) -> None:
         if self.compiled is not None and self.rewritten.latest is not None:
             self.compiled.traced[count] = self.rewritten.latest

@@ -31,11 +31,9 @@ from tf_ooo.modes.data_parallel.profiling import (
     Single,
 )
 from tf_ooo.planning.model.schedule import Schedule
-from tf_ooo.planning.model.task import Task
 from tf_ooo.report.parts import Outcome
 from tf_ooo.report.report import Report
 from tf_ooo.rewriting.lowering import tasks_of_ops
-from tf_ooo.rewriting.result import RewriteResult
 from tf_ooo.tracing import traces
 from tf_ooo.tracing.flat import steps_together
 
@@ -299,14 +297,8 @@ class KeptSteps(Kept):
         self.ordered, self._report = ordered, report
 
     def watched(self) -> Watched | None:
-        result = None if self.ordered is None else self.ordered.result
+        result = None if self.ordered is None else self.ordered.rewritten.result
         if result is None:
             return None
         why = "the stock order was kept" if self._report.fell_back else ""
-        return Watched(result.schedule, functools.partial(_timed, result), why=why)
-
-
-def _timed(result: RewriteResult) -> dict[str, Task]:
-    """Return the tasks of the last step's ops, and of the calls that hold them."""
-    tasks, calls = tasks_of_ops(result.training_graph), result.compiled.calls if result.compiled else {}
-    return tasks | {name: tasks[ops[0]] for name, ops in calls.items() if tasks.keys() >= set(ops)}
+        return Watched(result.schedule, functools.partial(tasks_of_ops, result.training_graph), why=why)

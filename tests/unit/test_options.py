@@ -39,6 +39,7 @@ OPTIONS = {
     "weighting": ("samples", {"data_parallel", "pipeline"}),
     "lockstep": ("execution", {"data_parallel", "pipeline"}),
     "stop_timeout_s": (30.0, {"data_parallel", "pipeline"}),
+    "compile_tasks": (True, {"data_parallel", "pipeline"}),
     "k": (3, {"data_parallel"}),
     "devices": (2, {"pipeline", "layerpipe"}),
     "costs": (COSTS, {"pipeline", "layerpipe"}),

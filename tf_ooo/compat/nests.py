@@ -82,6 +82,24 @@ def with_variables_read(values: object) -> Any:
     return tf.nest.map_structure(read, values)
 
 
+def specs_of(values: object) -> Any:
+    """Return the nest of the specs of tensors, which leave no size open; None stays."""
+    return tf.nest.map_structure(
+        lambda value: None if value is None else tf.type_spec_from_value(value), values
+    )
+
+
+def zeros_of(specs: object) -> Any:
+    """Return tensors of zeros.  ValueError: ragged or sparse ones may have any number of values."""
+
+    def zeros(spec: object) -> Any:
+        if not isinstance(spec, tf.TensorSpec):
+            raise ValueError(f"{type(spec).__name__} does not say how many values there are")
+        return tf.zeros(spec.shape, spec.dtype)
+
+    return tf.nest.map_structure(zeros, specs)
+
+
 def signature(values: object) -> Any:
     """Return equal for nests of the same structure, shapes, dtypes and other values."""
     flat = tf.nest.flatten(values, expand_composites=True)
@@ -106,6 +124,12 @@ def same_spec(a: object, b: object) -> bool:
     except (TypeError, ValueError):
         return False
     return bool(tf.nest.flatten(a) == tf.nest.flatten(b))
+
+
+def is_static(specs: object) -> bool:
+    """Return whether specs leave no size open."""
+    flat = tf.nest.flatten(specs)
+    return all(isinstance(spec, tf.TensorSpec) and spec.shape.is_fully_defined() for spec in flat)
 
 
 def open_rows(spec: Any, known: Any = None) -> Any:

@@ -243,6 +243,25 @@ def check_schedule(mode: str, schedule: object) -> None:
         )
 
 
+@dataclass(frozen=True, kw_only=True)
+class TaskOptions(ModeOptions):
+    """Holds the option of modes in which XLA may compile each task of a step by itself.
+
+    Attributes:
+        compile_tasks: each task (F and dO of a stage or layer, dW of a layer, U) is one call that XLA
+            compiles; what it cannot have runs op by op.  ``"auto"``: where all devices are GPUs and Keras
+            would compile the step, as ``jit_compile="auto"`` does there; not on CPUs.
+    """
+
+    compile_tasks: bool | str = option("auto", flag_or_auto)
+
+    def compiles_tasks(self, as_keras: bool, devices: Iterable[str]) -> bool:
+        """Return whether XLA is to compile tasks; ``as_keras``: whether Keras would have it compile steps."""
+        if self.compile_tasks != "auto":
+            return bool(self.compile_tasks)
+        return as_keras and all("GPU" in device for device in devices)
+
+
 WEIGHTINGS = ("ranks", "samples")
 LOCKSTEPS = ("auto", "epoch", "execution")
 # Only steps that XLA compiles read these.

@@ -18,6 +18,7 @@ from tf_ooo.report.parts import Rewritten, StepOps
 from tf_ooo.report.report import Report
 from tf_ooo.report.sections import LayerRow
 from tf_ooo.rewriting.compile_tasks import COMPILED, LEFT
+from tf_ooo.rewriting.task_calls import TaskKey
 
 if TYPE_CHECKING:
     from tensorflow.core.framework import graph_pb2
@@ -85,6 +86,7 @@ class RewriteResult:
         notes: what was left out, for the report.
         orders: with a memory limit only.
         step: as it was before, where it may be rewritten once more; compiled: what XLA compiles, if it does.
+        tasks: of ops, where XLA may be given them later.
     """
 
     training_graph: TrainingGraph
@@ -98,6 +100,7 @@ class RewriteResult:
     orders: Orders | None = None
     step: StepGraph | None = None
     compiled: CompiledTasks | None = None
+    tasks: Mapping[str, TaskKey] = field(default_factory=dict)
     modified: ClassVar[bool] = True  # ops are at least annotated
 
 

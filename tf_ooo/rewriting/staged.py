@@ -17,16 +17,15 @@ from grappler_passes.passes.base import Pass
 from grappler_passes.passes.plain_assigns import SUFFIX, PlainAssignsPass
 from grappler_passes.passes.repeat import repeats
 from grappler_passes.passes.rewrite_plan import RewritePlan
-from tf_ooo.compat import func_graphs, keras_trainable, keras_variables, nests
-from tf_ooo.compat.func_graphs import OptimizedGraph
+from tf_ooo.compat import func_graphs, keras_trainable, keras_variables
 from tf_ooo.costs.places import Places
-from tf_ooo.errors import GraphError, OptionsError, ScheduleError
+from tf_ooo.errors import OptionsError, ScheduleError
 from tf_ooo.hosts.devices import available_devices
 from tf_ooo.planning.model.schedule import Schedule, Task, TaskList
 from tf_ooo.planning.model.task import replica_of_part
 from tf_ooo.rewriting import passes
 from tf_ooo.rewriting.compile_tasks import CompileTasksPass
-from tf_ooo.rewriting.compiled_calls import compile_calls
+from tf_ooo.rewriting.compiled_calls import as_function, compile_calls
 from tf_ooo.rewriting.lowering import LaneOrder
 from tf_ooo.rewriting.ordering import lane_tasks, ops_of_tasks, order_lane, order_updates, too_late
 from tf_ooo.rewriting.parts import LEAST_SHARE
@@ -311,9 +310,4 @@ class TracedBefore:
         result = rewrite_taken(dataclasses.replace(self.step, graph_def=graph_def), plan, dump_dir)
         if plan.compile_tasks:
             compile_calls(result.graph_def)
-        try:
-            function = OptimizedGraph(result.graph_def, self.concrete, captured)
-        except ValueError as error:
-            raise GraphError(f"the optimized graph is no whole function: {error}") from error
-        results, batches = nests.Packed(self.concrete.graph.structured_outputs), nests.Packed
-        return lambda batch: results.unpack(function(*batches(batch).tensors)), result
+        return as_function(result.graph_def, self.concrete, captured), result

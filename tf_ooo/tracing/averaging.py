@@ -343,6 +343,8 @@ class Averaging:
         """This rank's samples over the mean of all ranks'; exactly 1 where all have as many."""
         first = next(t for t in tf.nest.flatten(data) if hasattr(t, "shape") and t.shape.rank != 0)
         count = tf.cast(tf.shape(first)[0], tf.float32)
+        # No constant, for batches of a known size either: graph optimizers would send it, once and for all.
+        count = tf.raw_ops.PlaceholderWithDefault(input=count, shape=[])
         total = self.engine.sum(count, "tf_ooo_samples")
         return count * (float(self.engine.size) / total)
 

@@ -115,18 +115,17 @@ class CopiedStep:
         return not collective and not any(map(op_types.keeps_random_state, types))
 
     def __call__(
-        self, batch: object, scope: str, attributes: dict[str, int], edit: Callable[[Any], None] | None = None
+        self, batch: object, scope: str, attributes: dict[str, int], edit: Callable[[Any], None]
     ) -> Any:
         """Return a copy of the step in the function that is being traced; what the step returns.
 
         ``scope`` is new in that function; all nodes get ``attributes``; ``edit`` changes the GraphDef before.
         """
         graph_def = graph_protos.copy_of(self._graph_def)
+        edit(graph_def)
         for node in graph_def.node:
             for key, value in attributes.items():
                 node.attr[key].i = value
-        if edit is not None:
-            edit(graph_def)
         copied = tf.graph_util.import_graph_def(
             graph_def, self._inputs(batch), list(self._trace.fetches), name=scope
         )
@@ -171,17 +170,29 @@ class StepSource:
 
     def function(self, count: int) -> Any:
         """Return a ``tf.function`` of so many steps, each marked for the passes; not traced yet."""
+        if self.trace().may_be_copied:
+            return self.copies(count, self.element_spec)
+        return tf_functions.plain_function(numbered_steps(self._step()), [[self.element_spec] * count])
+
+    def copies(self, count: int, spec: object, edit: Callable[[Any], None] = lambda graph_def: None) -> Any:
+        """Return :meth:`function` as copies of the trace, for batches of a spec that may say more.
+
+        ``edit`` changes the GraphDef of each.
+        """
         copied, renumber = self.trace(), self._renumber
 
         def copies(batches: Any) -> list[Any]:
-            logs = []
-            for number, batch in enumerate(batches):
-                edit = None if renumber is None else functools.partial(renumber, number=number)
-                logs.append(copied(batch, f"{STEP_SCOPE}{number}", {STEP_ATTR: number}, edit))
-            return logs
+            return [
+                copied(batch, f"{STEP_SCOPE}{number}", {STEP_ATTR: number}, functools.partial(change, number))
+                for number, batch in enumerate(batches)
+            ]
 
-        steps = copies if copied.may_be_copied else numbered_steps(self._step())
-        return tf_functions.plain_function(steps, [[self.element_spec] * count])
+        def change(number: int, graph_def: Any) -> None:
+            edit(graph_def)
+            if renumber is not None:
+                renumber(graph_def, number=number)
+
+        return tf_functions.plain_function(copies, [[spec] * count])
 
     def _step(self) -> Callable[[Any], Any]:
         return train_function.step_on_data(self.model, self._wrap(self.model.train_step))
@@ -191,6 +202,13 @@ class Unrolled:
     """Runs batches through a train step, several ``steps`` in one function, what is left over one by one.
 
     ``tracing`` is entered around calls; functions may be traced there.
+
+    Attributes:
+        around_traces: is given the number of steps, and entered around each first run; ``traced_now`` is told
+            of it when it has run.
+        untraced: what runs in the place of a traced function, by the signature of batches, or by their number
+            for those of other signatures.
+        first_runs: counts those of both.
     """
 
     def __init__(
@@ -200,8 +218,10 @@ class Unrolled:
         self._tracing = tracing
         self._functions: dict[int, Any] = {}
         self.first_s = 0.0  # the longest first run of a function
-        # Given the number of steps, entered around each first run.
         self.around_traces: Callable[[int], AbstractContextManager[Any]] = lambda count: nullcontext()
+        self.traced_now: Callable[[int], None] = lambda count: None
+        self.untraced: dict[Any, Callable[[Any], Any]] = {}
+        self._ran: set[int] = set()
 
     def __call__(self, batches: Sequence[Any]) -> Any:
         outputs, rest = None, list(batches)
@@ -213,6 +233,10 @@ class Unrolled:
     def run(self, batches: list[Any]) -> Any:
         if len(batches) not in self._functions:
             return self._first_run(batches)
+        if len(batches) in self.untraced:
+            other = self.untraced.get(nests.signature(batches)) or self.untraced[len(batches)]
+            self._ran.add(id(other))
+            return other(batches)[-1]
         with self._tracing():
             return self.function(len(batches))(batches)[-1]
 
@@ -231,11 +255,16 @@ class Unrolled:
         taken_s = time.perf_counter() - started
         self.first_s = max(self.first_s, taken_s)
         _LOG.info("compiled %d steps in %.1f s", len(batches), taken_s)
+        self.traced_now(len(batches))
         return logs
 
     @property
     def traced(self) -> int:
         return len(self._functions)
+
+    @property
+    def first_runs(self) -> int:
+        return self.traced + len(self._ran)
 
     def function(self, count: int) -> Any:
         if count not in self._functions:

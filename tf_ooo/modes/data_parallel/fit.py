@@ -12,6 +12,7 @@ from tf_ooo.compat import keras_layers, keras_trainable, nests, train_function
 from tf_ooo.errors import BackendError, OptionsError
 from tf_ooo.fit.mode import Training
 from tf_ooo.fit.recorder import Watched
+from tf_ooo.hosts.devices import home_device
 from tf_ooo.hosts.ranks.base import Engine
 from tf_ooo.hosts.ranks.engine import choose_engine
 from tf_ooo.modes.data_parallel.alone import StepByStep
@@ -54,6 +55,7 @@ class DataParallelMode:
         self.scheduled: ScheduledSteps | None = None
         self.ranks: RanksInStep | None = None
         self._report = Report(mode="data_parallel")
+        self._compiles = False
 
     def join(self) -> Engine:
         """Return the engine that was asked for, or that of the launcher."""
@@ -63,6 +65,8 @@ class DataParallelMode:
         """BackendError for a step that cannot be averaged; a single rank averages nothing."""
         if self.join().size > 1:
             check_model(model)
+        as_keras = train_function.is_compiled(model)
+        self._compiles = self.options.compiles_tasks(as_keras, [home_device()])
 
     def prepare(self, model: keras.Model, steps: int | None) -> Training | None:
         """All ranks begin; one alone trains in stock order.  OptionsError: a named schedule, run eagerly."""
@@ -104,7 +108,7 @@ class DataParallelMode:
             or known.steps_of(ranks.lockstep.of_epoch) > known.steps  # it was made for shorter epochs
             or not nests.same_spec(known.functions.element_spec, ranks.element_spec)
         ):
-            self.scheduled = known = ScheduledSteps(ranks, self.options, self._report)
+            self.scheduled = known = ScheduledSteps(ranks, self.options, self._report, self._compiles)
         return known(batches)
 
     def _new_report(self, model: keras.Model, engine: Engine) -> Report:

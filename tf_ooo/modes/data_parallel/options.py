@@ -7,18 +7,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from tf_ooo.options import RankOptions
+from tf_ooo.options import RankOptions, TaskOptions
 from tf_ooo.options.base import folder, option, whole_number, yes_no_or_none
 
 
 @dataclass(frozen=True, kw_only=True)
-class DataParallel(RankOptions):
+class DataParallel(RankOptions, TaskOptions):
     """Every process trains on its own part of the data; gradients are averaged.
 
     >>> callback = tf_ooo.OOOBackprop(tf_ooo.DataParallel(compression="fp16", lockstep="execution"))
 
     Schedules, which order computation and communication: ``"auto"``, ``"in_order"``, ``"fast_forward"``,
-    ``"reverse_first_k"``, ``"search"``.  How ranks are averaged: :class:`tf_ooo.options.RankOptions`.
+    ``"reverse_first_k"``, ``"search"``.  How ranks are averaged: :class:`tf_ooo.options.RankOptions`; what
+    XLA compiles: :class:`tf_ooo.options.TaskOptions`.
 
     Attributes:
         unroll: at most so many of the model's ``steps_per_execution`` go into one graph, in which no step

@@ -10,10 +10,11 @@ import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from grappler_passes import plugin
-from grappler_passes.analysis.steps import classify_steps, split_steps
+from grappler_passes.analysis.steps import classify_steps, split_steps, steps_of
+from grappler_passes.compat import graph_protos
 from grappler_passes.graph.training_graph import OpKind, TrainingGraph
 from grappler_passes.passes.base import PassResult
 from grappler_passes.passes.steps import Additions, additions
@@ -25,10 +26,11 @@ from tf_ooo.errors import ScheduleError
 from tf_ooo.planning.building.step_model import COMMUNICATION, COMPUTE
 from tf_ooo.planning.model.schedule import Schedule, Task, TaskList
 from tf_ooo.rewriting import passes
-from tf_ooo.rewriting.lowering import TaskOps, first_ops, last_ops, lower, only_tasks, task_ops
+from tf_ooo.rewriting.lowering import TaskOps, first_ops, last_ops, lower, only_tasks, task_ops, tasks_of_ops
 from tf_ooo.rewriting.request import ResultT, RewriteRequest
 from tf_ooo.rewriting.result import RewriteResult, told
 from tf_ooo.rewriting.step_graph import is_unrolled
+from tf_ooo.rewriting.task_calls import TaskKey
 from tf_ooo.tracing.slices import parts_of
 
 if TYPE_CHECKING:
@@ -64,11 +66,12 @@ def order_steps(
     flight_bytes: float = FLIGHT_BYTES,
     planned_for: Sequence[LayerKey] | None = None,
     dump_dir: passes.Folder = None,
+    with_tasks: bool = False,
 ) -> RewriteResult:
     """Orders each step by itself, as ``schedule_for`` says for the first of them, by edges within the step.
 
     The argument is not changed.  ``planned_for``: the layers that the schedule counts (:func:`layer_keys`);
-    None: those of the first step in its order.
+    None: those of the first step in its order.  ``with_tasks``: the result says which op is of which task.
 
     Raises:
         GraphError: a step is no training step.
@@ -100,7 +103,22 @@ def order_steps(
         plan_seconds=time.perf_counter() - started,
         mixed={**steps[-1].graph.mixed, **separated.mixed},
         notes=tuple(dict.fromkeys(note for step in steps for note in step.notes)),
+        tasks=_tasks(steps, separated.graph_def) if with_tasks else {},
     )
+
+
+def _tasks(steps: Sequence[_Ordered], graph_def: graph_pb2.GraphDef) -> dict[str, TaskKey]:
+    """Return the tasks of ops that compute; a layer is a stage, the number of the step a micro-batch.
+
+    What several steps have in common belongs to the one that it is marked with.
+    """
+    numbers = dict(zip((node.name for node in graph_def.node), steps_of(graph_def), strict=True))
+    return {
+        name: TaskKey(task.kind, task.stage, number)
+        for number, step in enumerate(steps)
+        for name, task in tasks_of_ops(step.graph).items()
+        if numbers[name] == number and task.kind != "comm"
+    }
 
 
 def layer_keys(graph_def: graph_pb2.GraphDef, graph: TrainingGraph) -> list[LayerKey]:
@@ -239,12 +257,34 @@ def request_to_look(model: keras.Model) -> RewriteRequest[PassResult]:
     )
 
 
+@dataclass(frozen=True)
+class Taken:
+    """Holds a graph that TensorFlow handed over; ``graph_def`` is what it runs, of which nothing does."""
+
+    taken: graph_pb2.GraphDef
+    graph_def: graph_pb2.GraphDef
+    modified: ClassVar[bool] = True
+
+
+def request_to_take(model: keras.Model) -> RewriteRequest[Taken]:
+    """Keeps graphs as TensorFlow would run them, and has it run none.
+
+    ``model`` names its variables.  Raises BackendError: unsupported TensorFlow, or no plug-in.
+    """
+    return _request(
+        model,
+        lambda graph_def: Taken(graph_protos.copy_of(graph_def), plugin.resting(graph_def)),
+        lambda result, before: True,
+    )
+
+
 def request_to_order(
     model: keras.Model,
     schedule_for: ScheduleFor,
     flight_bytes: float = FLIGHT_BYTES,
     planned_for: Sequence[LayerKey] | None = None,
     dump_dir: passes.Folder = None,
+    with_tasks: bool = False,
 ) -> RewriteRequest[RewriteResult]:
     """Make a request that orders each graph as :func:`order_steps`; keeps the result in which most ops moved.
 
@@ -252,7 +292,7 @@ def request_to_order(
     """
 
     def order(graph_def: graph_pb2.GraphDef) -> RewriteResult:
-        result = order_steps(graph_def, schedule_for, flight_bytes, planned_for, dump_dir)
+        result = order_steps(graph_def, schedule_for, flight_bytes, planned_for, dump_dir, with_tasks)
         _LOG.info("ordered the steps by %s in %.2f s", result.schedule.policy, result.plan_seconds)
         return result
 

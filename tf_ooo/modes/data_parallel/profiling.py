@@ -18,6 +18,7 @@ from tf_ooo.fit.mode import Training
 from tf_ooo.fit.timing import timed_run
 from tf_ooo.hosts.ranks.base import Engine, Message
 from tf_ooo.modes.data_parallel import planning
+from tf_ooo.modes.data_parallel.compiled import CompiledSteps
 from tf_ooo.modes.data_parallel.options import DataParallel
 from tf_ooo.modes.data_parallel.ordering import FLIGHT_BYTES, LayerKey, digest, request_to_look
 from tf_ooo.report.report import Report
@@ -108,26 +109,45 @@ class Ordered(Message):
 
     failed: str = ""
     digest: str = ""
+    compiles: bool = False
 
 
 class OrderedSteps:
-    """Steps in a planned order, which all ranks run alike or none does."""
+    """Steps in a planned order, which all ranks run alike or none does.
+
+    ``compiled``: what XLA compiles of them; None: nothing is to be.
+    """
 
     def __init__(self, rewritten: RewrittenSteps[RewriteResult], engine: Engine, report: Report) -> None:
         self.rewritten, self.steps = rewritten, rewritten.steps
+        self.compiled: CompiledSteps | None = None
         self._engine, self._report = engine, report
+        self.steps.traced_now = self._traced_now
+
+    def _traced_now(self, count: int) -> None:
+        if self.compiled is not None and self.rewritten.latest is not None:
+            self.compiled.traced[count] = self.rewritten.latest
 
     def why_apart(self) -> str:
         """Say after a trace why all ranks have to go back to the stock order; empty: they run the same."""
         latest = self.rewritten.latest
-        mine = Ordered(self.rewritten.failure, "" if latest is None else digest(latest))
+        mine = Ordered(
+            self.rewritten.failure, "" if latest is None else digest(latest), self.compiled is not None
+        )
         told: list[Ordered] = mine.told(self._engine)
+        if not all(reply.compiles for reply in told):  # with "auto", where not all ranks have a GPU
+            self.compiled = None
         self._fill_report()
         different = [rank for rank, reply in enumerate(told) if reply.digest != told[0].digest]
         failed = next((reply.failed for reply in told if reply.failed), "")
         if not failed and different:
             return f"rank {different[0]} has another graph than rank 0 ({len(different)} of {len(told)} have)"
         return failed
+
+    def compile(self, batch: Any) -> None:
+        """Have XLA compile what was traced, for batches like this one; all ranks call it together."""
+        if self.compiled is not None and not self.compiled.compile(self.steps, batch):
+            self.compiled = None
 
     def _fill_report(self) -> None:
         """Fill in the graph; what was planned and predicted for it stays."""

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
-from tf_ooo.compat import keras_fits, keras_optimizers, keras_variables, train_function
+from tf_ooo.compat import keras_fits, keras_optimizers, keras_variables, nests, train_function
 from tf_ooo.compat.train_function import Kind
 from tf_ooo.errors import BackendError
 from tf_ooo.fit.evaluation import numbers_of
@@ -52,6 +52,7 @@ class RanksInStep(Training):
         execute: runs the step; whoever times executions takes its place.
         element_spec: of the batches of all ranks, from the first batch on.
         batch_rows: of this rank's first batch.
+        batch: the specs of its tensors; None: there is none.
     """
 
     step: ParallelStep
@@ -74,6 +75,7 @@ class RanksInStep(Training):
         self.lockstep = Lockstep(engine, counts or may_stop, counts)
         self.element_spec: Any = None
         self.batch_rows: int | None = None
+        self.batch: Any = None
         self._first_epoch = 0
         self._agreed = {**agreed, "epochs": keras_fits.epochs_of_fit()}
         self._steps = steps
@@ -141,6 +143,7 @@ class RanksInStep(Training):
         model, engine = self.model, self.engine
         with contextlib.suppress(BackendError):  # its tensors do not have as many
             self.batch_rows = None if batch is None else rows_of(batch)
+        self.batch = nests.specs_of(batch)
         sync.build(model, optimizers_of(model), model.train_step, iterator)
         forget_traces(model)
         optimizers = optimizers_of(model)

@@ -19,8 +19,9 @@ from tf_ooo.fit.reporting import fall_back
 from tf_ooo.fit.timing import Budget, timed_run
 from tf_ooo.modes.data_parallel import planning
 from tf_ooo.modes.data_parallel.alone import ALONE, note_alone
+from tf_ooo.modes.data_parallel.compiled import CompiledSteps
 from tf_ooo.modes.data_parallel.options import DataParallel
-from tf_ooo.modes.data_parallel.ordering import request_to_order
+from tf_ooo.modes.data_parallel.ordering import order_steps, request_to_order
 from tf_ooo.modes.data_parallel.profiling import (
     OrderedSteps,
     Planned,
@@ -56,10 +57,13 @@ class ScheduledSteps:
     the stock order.
 
     ``options``: ``schedule`` and its own, ``unroll``, ``profile_steps``, ``strict``, ``dump_dir``.
+    ``compiles``: XLA is to compile the tasks of ordered steps.
     """
 
-    def __init__(self, ranks: RanksInStep, options: DataParallel, report: Report) -> None:
-        self.ranks, self.options, self.report = ranks, options, report
+    def __init__(
+        self, ranks: RanksInStep, options: DataParallel, report: Report, compiles: bool = False
+    ) -> None:
+        self.ranks, self.options, self.report, self.compiles = ranks, options, report, compiles
         self.functions = functions = RankFunctions(ranks)
         self.steps = self.steps_of(ranks.lockstep.of_epoch)  # of one function
         self.stock = functions.unrolled(functions.source, self.steps)
@@ -106,6 +110,8 @@ class ScheduledSteps:
         if isinstance(phase, StockFirst):
             self.experiment.enter(self._stock_first(phase.budget.trace_s))
             self.report.put(Outcome())
+        elif isinstance(phase, InTurns | KeptSteps) and phase.ordered is not None:
+            phase.ordered.compile(ranks.batch)
 
     def steps_of(self, of_epoch: int | None) -> int:
         """Return how many steps go into one function where an epoch has so many."""
@@ -167,15 +173,17 @@ class ScheduledSteps:
     def _ordered_steps(self, plan: Planned, schedule: Schedule) -> OrderedSteps:
         functions, engine = self.functions, self.functions.engine
         dump_dir = self.options.dump_dir if engine.rank == 0 else None  # ranks may share the folder
+        source = functions.sliced(plan.slices) if plan.slices else functions.source
+        order = (lambda graph: schedule), plan.flight_bytes, plan.layers, dump_dir, self.compiles
         rewritten = RewrittenSteps(
-            functions,
-            functions.sliced(plan.slices) if plan.slices else functions.source,
-            self.steps,
-            lambda: request_to_order(
-                functions.model, lambda graph: schedule, plan.flight_bytes, plan.layers, dump_dir
-            ),
+            functions, source, self.steps, lambda: request_to_order(functions.model, *order)
         )
-        return OrderedSteps(rewritten, engine, self.report)
+        ordered = OrderedSteps(rewritten, engine, self.report)
+        if self.compiles:
+            ordered.compiled = CompiledSteps(
+                source, lambda graph_def: order_steps(graph_def, *order), engine, self.report
+            )
+        return ordered
 
     def decide(self, verdict: Verdict, ordered: OrderedSteps, single: Single) -> None:
         """Keep what the ranks have found the fastest."""
@@ -216,9 +224,14 @@ class ScheduledSteps:
         return outputs
 
     def compare_order(self, ordered: OrderedSteps) -> None:
-        """Compare after a trace what the ranks have made of it; all go back where they differ."""
+        """Compare after a trace what the ranks have made of it; all go back where they differ.
+
+        Where they are alike XLA may compile them.
+        """
         if apart := ordered.why_apart():
             self.cannot_order(apart, ordered)
+        else:
+            ordered.compile(self.ranks.batch)
 
     def keep_stock(
         self,
@@ -266,12 +279,14 @@ class InTurns(Comparing):
     def _take_turn(self, which: str, batches: Batches) -> Turn:
         scheduled, count = self._scheduled, len(batches)
         steps = scheduled.stock if which == STOCK else self.ordered.steps
-        outputs, seconds, traced = timed_run(lambda: steps(batches), lambda: steps.traced)
+        before = steps.traced
+        outputs, seconds, first = timed_run(lambda: steps(batches), lambda: steps.first_runs)
+        traced = steps.traced > before
         if traced and which != STOCK:
             scheduled.compare_order(self.ordered)
         elif traced and (draws := scheduled.draws_from_own_state(count)):
             scheduled.keep_stock(draws, self.ordered)
-        return Turn(outputs, seconds / count, traced, count, count, comparable=count >= scheduled.steps)
+        return Turn(outputs, seconds / count, first, count, count, comparable=count >= scheduled.steps)
 
 
 class KeptSteps(Kept):

@@ -86,7 +86,8 @@ class PipelineMode:
         self.distributed.place(model, self.options.devices, self.join().local_rank)
         if isinstance(self.options.memory_limit_bytes, Sequence):
             check_limits(self.options.memory_limit_bytes, len(self.distributed.target.devices))
-        self.plans.compile_tasks = compiles_tasks(model, self.options, self.distributed.target.devices)
+        devices, as_keras = self.distributed.target.devices, train_function.is_compiled(model)
+        self.plans.compile_tasks = self.options.compiles_tasks(as_keras, devices)
         self.plans.asked = division_of(model, self.options)
         if is_file(self.options.schedule):
             self._read_own(self.options.schedule)
@@ -234,13 +235,6 @@ class ByBatches(Experiment):
         if not batches:
             raise StopIteration
         return self._fit.by_batches(batches, given)
-
-
-def compiles_tasks(model: keras.Model, options: Pipeline, devices: Sequence[str]) -> bool:
-    """Return whether XLA is to compile tasks: as asked for, or as Keras does with whole steps on GPUs."""
-    if options.compile_tasks != AUTO:
-        return bool(options.compile_tasks)
-    return all("GPU" in device for device in devices) and train_function.is_compiled(model)
 
 
 def check_host_memory(model: keras.Model, options: Pipeline) -> None:

@@ -7,11 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from tf_ooo.options import DeviceOptions, RankOptions
+from tf_ooo.options import DeviceOptions, RankOptions, TaskOptions
 from tf_ooo.options.base import (
     choice,
     flag,
-    flag_or_auto,
     folder,
     is_file,
     number_or_auto,
@@ -29,7 +28,7 @@ FIRST_STEPS = ("auto", "whole", "cut")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pipeline(DeviceOptions, RankOptions):
+class Pipeline(DeviceOptions, RankOptions, TaskOptions):
     """A model cut into stages on several devices, a batch into micro-batches that pass through them.
 
     >>> callback = tf_ooo.OOOBackprop(tf_ooo.Pipeline(devices=4, microbatches=8, schedule="zb_v"))
@@ -38,7 +37,8 @@ class Pipeline(DeviceOptions, RankOptions):
     with a dot or a slash, or a path, is a file with a schedule of one's own (docs/planner.md: Text form).
     ``profile_steps`` (3 at most) are measured before the model is cut for good.  Devices and costs:
     :class:`tf_ooo.options.DeviceOptions`; how replicas are averaged:
-    :class:`tf_ooo.options.RankOptions`; one pipeline alone refuses that.
+    :class:`tf_ooo.options.RankOptions`; one pipeline alone refuses that.  What XLA compiles:
+    :class:`tf_ooo.options.TaskOptions`.
 
     Attributes:
         microbatches: parts of a batch; None: 8, one for each replica where these have one device each, with
@@ -73,9 +73,6 @@ class Pipeline(DeviceOptions, RankOptions):
         fall_back: train on one device where that is no slower: where it is predicted, or the fit is too short
             to measure it, before the model is cut, and again when ten steps of the pipeline were measured.
             ``mode="auto"`` with ``devices=`` does.
-        compile_tasks: XLA compiles each task of a stage, F and dO of a micro-batch, dW of a layer, U, as one
-            call; what it cannot have runs op by op.  ``"auto"``: where all devices are GPUs and Keras would
-            compile the step, as ``jit_compile="auto"`` does there; not on CPUs.
         check_loss: refuse a step that adds up the rows of a batch or compares them with one another, and so
             is not the mean of its micro-batches' steps; False trains with that mean.
         dump_dir: folder for the graph after every pass; None writes nothing.
@@ -95,7 +92,6 @@ class Pipeline(DeviceOptions, RankOptions):
     first_steps: str = option("auto", choice(FIRST_STEPS))
     replicas: int | str | None = option(None, number_or_auto)
     fall_back: bool = option(False, flag)
-    compile_tasks: bool | str = option(AUTO, flag_or_auto)
     check_loss: bool = option(True, flag)
     dump_dir: str | os.PathLike[str] | None = option(None, folder)
 

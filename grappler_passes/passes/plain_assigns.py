@@ -20,7 +20,7 @@ from grappler_passes.passes.verify import VerifiedPass
 
 _SUMS = {"AssignAddVariableOp": "AddV2", "AssignSubVariableOp": "Sub"}
 _READ = "ReadVariableOp"
-# What computes the value that the update ``name`` assigns.
+# An op with this behind the name of an update computes the value that it assigns.
 SUFFIX = "/tf_ooo_value"
 
 

@@ -72,7 +72,7 @@ def test_without_a_read_the_update_stays(variables):
 
 
 def test_another_write_comes_between(variables):
-    """What was read before the first of two writes is not what the second adds to."""
+    """The second of two writes does not add to what was read before the first."""
     weight, other = variables
 
     def step():

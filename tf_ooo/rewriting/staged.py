@@ -84,16 +84,19 @@ def serial_plan(step: StepGraph, device: str, available: tuple[str, ...]) -> Sta
 def rewrite_step(
     graph_def: graph_pb2.GraphDef, plan: StagedPlan, dump_dir: passes.Folder = None
 ) -> RewriteResult:
-    """Places all ops on their stages' devices and orders each device's tasks.
+    """Places all ops on their stages' devices and orders each device's tasks; XLA compiles none.
 
-    Raises GraphError where the graph is not the step that was planned, PassError where a pass fails.
+    The result has the step where they are to be compiled.  Raises GraphError where the graph is not the step
+    that was planned, PassError where a pass fails.
     """
-    return rewrite_taken(take_apart(graph_def, plan.known), plan, dump_dir)
+    step, by_ops = take_apart(graph_def, plan.known), dataclasses.replace(plan, compile_tasks=False)
+    result = rewrite_taken(step, by_ops, dump_dir)
+    return dataclasses.replace(result, step=step if plan.compile_tasks else None)
 
 
 def rewrite_taken(step: StepGraph, plan: StagedPlan, dump_dir: passes.Folder = None) -> RewriteResult:
     """:func:`rewrite_step` of a step that was taken apart with what the plan knows; PassError as there."""
-    started, homes, taken = time.perf_counter(), plan.homes, step
+    started, homes = time.perf_counter(), plan.homes
     merges = homes.replicas > 1 or (step.count > 1 and reads_elsewhere(step, homes))
     stands_for = read_once(step, homes.replica_of_node(step)) if merges else {}
     changes = passes.changing(step, plan.recompute, stands_for, dump_dir)
@@ -117,7 +120,6 @@ def rewrite_taken(step: StepGraph, plan: StagedPlan, dump_dir: passes.Folder = N
         plan_seconds=time.perf_counter() - started,
         mixed=dict(plan.known.graph.mixed),
         notes=(*notes, *_unordered_notes(step, left_out)),
-        step=taken,
         compiled=CompiledTasks.of(done.notes) if plan.compile_tasks else None,
     )
 
@@ -238,8 +240,7 @@ def request_to_place(
 
     XLA compiles none of them yet: TensorFlow takes no new functions from a plug-in.
     """
-    by_ops = dataclasses.replace(plan, compile_tasks=False)
-    return _request(model, lambda graph_def: rewrite_step(graph_def, by_ops, dump_dir), dump_dir)
+    return _request(model, lambda graph_def: rewrite_step(graph_def, plan, dump_dir), dump_dir)
 
 
 def _request(

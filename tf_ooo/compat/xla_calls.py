@@ -76,28 +76,29 @@ def can_compile(node: Any, device_type: str) -> bool:
 
 
 def run_calls(calls: Sequence[tuple[Any, str, Shapes]], times: int = 1) -> Callable[[], None]:
-    """Return what makes calls with zeros, each so often, one after the other, and waits for all of them.
+    """Return what makes calls with zeros, each so often, and waits; a device makes one after the other.
 
     ``calls``: FunctionDefs, each with the device it runs on and the shapes of its arguments.  Running raises
     tf.errors.OpError where XLA cannot compile one.
     """
-    graph_def, lasts = graph_pb2.GraphDef(), list[str]()
+    graph_def, lasts = graph_pb2.GraphDef(), dict[str, str]()  # the latest call on each device
     for number, (function, device, shapes) in enumerate(calls):
         arguments = zip(function.signature.input_arg, shapes, strict=True)
+        before = [f"^{lasts[device]}"] if device in lasts else []
         zeros = [
-            _zeros(graph_def, f"zero_{number}_{i}", a.type, s, device) for i, (a, s) in enumerate(arguments)
+            _zeros(graph_def, f"zero_{number}_{place}", argument.type, shape, device, before)
+            for place, (argument, shape) in enumerate(arguments)
         ]
         for place in range(times):
-            after = [f"^{lasts.pop()}"] if place else []
-            node = call_node(f"call_{number}_{place}", function, [*zeros, *after])
+            node = call_node(f"call_{number}_{place}", function, [*zeros, *before])
             node.device = device
             graph_def.node.append(node)
-            lasts.append(node.name)
+            lasts[device], before = node.name, [f"^{node.name}"]
     by_name = {function.signature.name: function for function, _, _ in calls}
     graph_def.library.function.extend(by_name.values())
 
     def body() -> None:
-        ops = tf.graph_util.import_graph_def(graph_def, None, lasts, name="")
+        ops = tf.graph_util.import_graph_def(graph_def, None, list(lasts.values()), name="")
         tf.compat.v1.get_default_graph().control_outputs.extend(ops)
 
     function = tf.compat.v1.wrap_function(body, [])
@@ -109,11 +110,19 @@ def run_calls(calls: Sequence[tuple[Any, str, Shapes]], times: int = 1) -> Calla
     return run
 
 
-def _zeros(graph_def: graph_pb2.GraphDef, name: str, dtype: int, shape: Sequence[int], device: str) -> str:
-    """Add a node with so many zeros; return its name."""
+def _zeros(
+    graph_def: graph_pb2.GraphDef,
+    name: str,
+    dtype: int,
+    shape: Sequence[int],
+    device: str,
+    before: Sequence[str],
+) -> str:
+    """Add a node that makes so many zeros, after what comes ``before``; return its name."""
     sizes = xla.constant_node(f"{name}_sizes", np.array(shape, np.int32))
     zero = xla.constant_node(f"{name}_value", np.zeros((), tf.as_dtype(dtype).as_numpy_dtype))
-    filled = node_def_pb2.NodeDef(name=name, op="Fill", input=[sizes.name, zero.name], device=device)
+    inputs = [sizes.name, zero.name, *before]
+    filled = node_def_pb2.NodeDef(name=name, op="Fill", input=inputs, device=device)
     filled.attr["T"].type, filled.attr["index_type"].type = dtype, sizes.attr["dtype"].type
     graph_def.node.extend([sizes, zero, filled])
     return name

@@ -37,7 +37,7 @@ def as_function(
 
 
 def compile_calls(graph_def: graph_pb2.GraphDef) -> None:
-    """Have XLA compile each function for each device that calls it, side by side, on zeros.
+    """Have XLA compile each function for each device that calls it, on zeros, devices side by side.
 
     GraphError: XLA cannot compile one; nothing of the step has run.
     """

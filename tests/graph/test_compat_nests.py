@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 import tensorflow as tf
 
 from tests.zoo import keras
@@ -114,3 +115,17 @@ def test_as_tensors_reads_variables_of_keras_and_keeps_ragged_rows():
     assert isinstance(tensors["rate"], tf.Tensor)
     assert tensors["rows"] is rows
     assert tensors["text"].dtype == tf.string
+
+
+def test_specs_and_their_zeros():
+    """Ragged tensors may have any number of values."""
+    specs = nests.specs_of({"x": tf.ones((2, 3)), "n": None, "i": tf.constant([4])})
+    assert specs["n"] is None
+    assert nests.is_static([specs["x"], specs["i"]])
+    assert not nests.is_static([tf.TensorSpec((None, 3))])
+    zeros = nests.zeros_of([specs["x"], specs["i"]])
+    assert [(zero.shape.as_list(), zero.dtype) for zero in zeros] == [([2, 3], tf.float32), ([1], tf.int32)]
+    ragged = nests.specs_of(tf.ragged.constant([[1], [2, 3]]))
+    assert not nests.is_static([ragged])
+    with pytest.raises(ValueError, match="how many values"):
+        nests.zeros_of(ragged)

@@ -160,8 +160,9 @@ def test_jit_compile(monkeypatch):
     monkeypatch.setattr(tf.config, "list_physical_devices", lambda kind=None: gpu)
     model = dense_model()
     assert train_function.keras_compiles_by_itself(model) is KERAS_3
+    assert not train_function.is_compiled(model)
     model.jit_compile = True
-    assert model.jit_compile is True
+    assert train_function.is_compiled(model)
     monkeypatch.setattr(tf.config, "list_physical_devices", lambda kind=None: [])
     assert not train_function.keras_compiles_by_itself(model)
 

@@ -120,7 +120,7 @@ def _zeros(
 ) -> str:
     """Add a node that makes so many zeros, after what comes ``before``; return its name."""
     sizes = xla.constant_node(f"{name}_sizes", np.array(shape, np.int32))
-    zero = xla.constant_node(f"{name}_value", np.zeros((), tf.as_dtype(dtype).as_numpy_dtype))
+    zero = xla.constant_node(f"{name}_zero", np.zeros((), tf.as_dtype(dtype).as_numpy_dtype))
     inputs = [sizes.name, zero.name, *before]
     filled = node_def_pb2.NodeDef(name=name, op="Fill", input=inputs, device=device)
     filled.attr["T"].type, filled.attr["index_type"].type = dtype, sizes.attr["dtype"].type

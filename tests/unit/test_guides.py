@@ -45,7 +45,7 @@ MADE = re.compile(r"<!-- table: .*?<!-- end of table -->", re.DOTALL)
 
 
 # Lower a number when pages become shorter; a commit that raises one says why.
-@pytest.mark.parametrize(("pages", "budget"), [(USER_PAGES, 25_000), ("docs/design/*.md", 10_650)])
+@pytest.mark.parametrize(("pages", "budget"), [(USER_PAGES, 25_000), ("docs/design/*.md", 10_750)])
 def test_pages_stay_within_their_budget_of_words(pages, budget):
     texts = {page: MADE.sub("", page.read_text()) for name in pages.split() for page in ROOT.glob(name)}
     words = {page: len(text.split()) for page, text in texts.items()}

@@ -54,10 +54,10 @@ class Request:
 def test_steps_of_a_pipeline(takes_s):
     """One in which a function was traced is no sample."""
     running = pipeline.Cut.__new__(pipeline.Cut)
-    running._before, running._report = None, Report()
+    running._before, running._report = {}, Report()
     running._step = SimpleNamespace(functions=Functions(), said_in_report=None)
     running._step.request = Request(running._step.functions)
-    running._pipeline = SimpleNamespace(step_s=[])
+    running._pipeline = SimpleNamespace(step_s=[], plan=SimpleNamespace(compile_tasks=False))
     assert [running.cut_step(batch) for batch in ((9.0, True), (2.0, False), (3.0, False))] == [9.0, 2.0, 3.0]
     assert running._pipeline.step_s == [2.0, 3.0]
     assert running._report.notes == ["rewritten"]

@@ -28,7 +28,8 @@ SUFFIX = "/tf_ooo_value"
 class PlainAssignsPass(VerifiedPass):
     """Replaces ``AssignAddVariableOp`` and ``AssignSubVariableOp`` where a read of the old value is there.
 
-    Who reads the variable next reads what was assigned.
+    Who reads the variable next reads what was assigned.  The read is no longer on the way to a write that
+    depends on it, as that of a constraint does, which therefore waits for it.
     """
 
     name: ClassVar[str] = "plain_assigns"
@@ -40,7 +41,7 @@ class PlainAssignsPass(VerifiedPass):
         index, editor = GraphIndex(graph_def), GraphEditor(graph_def)
         replaced: dict[str, str] = {}  # reads of the new value, and what has it
         updates: set[str] = set()
-        for update, read, later in _updates(index):
+        for update, read, later, writes in _updates(index):
             node = editor.nodes[index.names[update]]
             handle, change = data_inputs(node)
             value = editor.add(
@@ -55,6 +56,10 @@ class PlainAssignsPass(VerifiedPass):
             node.input[:] = [handle, value.name, *control_inputs(node)]
             updates.add(node.name)
             replaced.update((index.names[i], value.name) for i in later)
+            for write in (index.names[i] for i in writes if later):
+                waits = (f"^{index.names[i]}" for i in later)
+                editor.set_inputs(write, [*editor.nodes[write].input, *waits])
+                updates.add(write)
 
         def follow(producer: str, port: int) -> list[str]:
             return [tensor(replaced.get(producer, producer) if port == 0 else producer, port)]
@@ -70,8 +75,8 @@ class PlainAssignsPass(VerifiedPass):
         return PassResult(editor.finish(), bool(updates), (), frozenset(updates | readers))
 
 
-def _updates(index: GraphIndex) -> Iterator[tuple[int, int, list[int]]]:
-    """Yield each update that adds, a read of the variable as it was then, and reads of what it has left.
+def _updates(index: GraphIndex) -> Iterator[tuple[int, int, list[int], list[int]]]:
+    """Yield each update that adds, a read of what was there, reads of what it has left, and later writes.
 
     All on one device, outside of loops and branches, and with no other write between them.
     """
@@ -91,7 +96,8 @@ def _updates(index: GraphIndex) -> Iterator[tuple[int, int, list[int]]]:
             old = next((r for r in reversed(before) if _none_between(index, r, update, others)), None)
             if old is not None:
                 after = [read for read in reads if index.implied(update, read)]
-                yield update, old, [r for r in after if _none_between(index, update, r, others)]
+                later = [r for r in after if _none_between(index, update, r, others)]
+                yield update, old, later, [write for write in others if index.implied(update, write)]
 
 
 def _none_between(index: GraphIndex, first: int, then: int, writes: list[int]) -> bool:

@@ -154,9 +154,13 @@ def _relative(x: Any, y: Any) -> float:
 
 
 def why_not_compiled(report: Any) -> str | None:
-    """Return the note that says why XLA compiles nothing, empty if there is none; None: it compiles tasks."""
-    if not re.match("0 ops|$", report.compiled_tasks):
-        return None
+    """Return the note that says why XLA compiles nothing, empty if there is none; None: it compiles tasks.
+
+    An error is no reason.
+    """
+    errors = [note for note in report.notes if re.search(r"XLA does not compile.*Error", note)]
+    if errors or not re.match("0 ops|$", report.compiled_tasks):
+        return "" if errors else None
     return next((note for note in report.notes if "XLA" in note or "op by op" in note), "")
 
 

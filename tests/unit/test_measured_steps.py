@@ -41,7 +41,7 @@ class Request:
     """Rewrites each trace of the functions."""
 
     failures = SimpleNamespace(raise_first=lambda: None)
-    result = SimpleNamespace(moved_ops=0, added_edges=0, graph_def=None, notes=("rewritten",))
+    result = SimpleNamespace(moved_ops=0, added_edges=0, graph_def=None, notes=("rewritten",), compiled=None)
 
     def __init__(self, functions):
         self._functions = functions

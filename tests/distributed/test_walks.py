@@ -25,7 +25,7 @@ def test_one_device():
 @pytest.mark.devices(2)
 def test_a_pipeline():
     files = walk_of(devices=2, compare=True)
-    walks.check("Pipeline", files, 149)
+    walks.check("Pipeline", files, 148)
 
 
 @pytest.mark.ranks(2)
@@ -37,4 +37,4 @@ def test_horovod(engine):
     files = walks.files_of(lambda: training.fit(model, training.data(engine.rank), [callback]))
     training.assert_reordered(callback.report, training.TOGETHER)
     if engine.rank == 0:
-        walks.check("Horovod", files, 95)
+        walks.check("Horovod", files, 94)

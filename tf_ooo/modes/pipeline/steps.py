@@ -263,7 +263,8 @@ class Cut(Training):
         functions, request = self._step.functions, self._step.request
         before = self._before.pop(nests.signature(batch), None)
         if before is not None:
-            with self._steps.placing(f"placing the step on {self._devices} devices", False):
+            compiling = " and compiling its tasks" if self._pipeline.plan.compile_tasks else ""
+            with self._steps.placing(f"placing the step on {self._devices} devices{compiling}", False):
                 if self._placed_traced_before(before):
                     outputs = functions(batch)
                     nests.synchronize(outputs)

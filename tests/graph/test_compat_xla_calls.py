@@ -10,6 +10,7 @@ from grappler_passes.compat import runtime
 from tf_ooo.compat import func_graphs, tf_functions, xla, xla_calls
 
 
+@needs_xla_streams
 def test_compiled_calls(tmp_path):
     """Built from nodes alone: a call that XLA compiles as a whole, in a graph that is not optimized again."""
     graph = tf.Graph()

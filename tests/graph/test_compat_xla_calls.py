@@ -7,6 +7,7 @@ import pytest
 import tensorflow as tf
 
 from grappler_passes.compat import runtime
+from tests.zoo import needs_xla_streams
 from tf_ooo.compat import func_graphs, tf_functions, xla, xla_calls
 
 

@@ -17,7 +17,7 @@ from tf_ooo.compat.func_graphs import OptimizedGraph
 
 
 def without_needless_waits(graph_def):
-    """TensorFlow's dependency optimizer leaves it so: who reads the result of an op does not wait for it too."""
+    """TensorFlow leaves it so: who reads the result of an op does not wait for it too."""
     index = GraphIndex(graph_def)
     for node in graph_def.node:
         i = index.of(node.name)

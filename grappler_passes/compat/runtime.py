@@ -70,6 +70,12 @@ def register_functions(graph_def: graph_pb2.GraphDef) -> None:
             context.add_function_def(function)
 
 
+def registered_function(name: str) -> Any:
+    """Return the FunctionDef of that name which TensorFlow's runtime knows; None: it knows none."""
+    context = _context()
+    return context.get_function_def(name) if context.has_function(name) else None
+
+
 def keep_order_on_workers() -> None:
     """Let ops that write to variables on workers be waited for; call it before workers are joined.
 

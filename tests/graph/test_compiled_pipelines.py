@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
 import tf_ooo
 from tests.fuzz.compared import beyond_rounding
@@ -75,6 +76,21 @@ def test_masks_of_dropout_are_the_same():
     for compile_tasks in (False, True):
         model = model_of(lambda: layers.Dropout(0.4, seed=5), lambda: layers.GaussianNoise(0.3, seed=6))
         trained.append(left(model, fit(model, callback(compile_tasks), rows=52)))
+    assert not beyond_rounding(*trained, "float32")
+
+
+def test_a_layer_that_xla_compiles_by_itself_stays_a_call(compiled):
+    def doubled():
+        function = tf.function(lambda x: 2.0 * tf.tanh(x), jit_compile=True)
+        return layers.Lambda(function, output_shape=(9,))
+
+    trained = []
+    for compile_tasks in (False, True):
+        model, ours = model_of(doubled), callback(compile_tasks)
+        trained.append(left(model, fit(model, ours)))
+    assert len(compiled) == 1
+    assert ours.report.compiled_tasks
+    assert not any("XLA does not compile" in note for note in ours.report.notes)
     assert not beyond_rounding(*trained, "float32")
 
 

@@ -228,6 +228,7 @@ class OptimizedGraph:
         lacking = [name for name in needed if name not in kept]
         if lacking or any(COMPILED not in function.attr for function in graph_def.library.function):
             raise ValueError(f"it lacks {lacking[0]}" if lacking else "it calls functions")
+        graph_def = _with_bodies(graph_def)
 
         def body(*tensors: Any) -> list[Any]:
             graph = tf.compat.v1.get_default_graph()
@@ -242,6 +243,18 @@ class OptimizedGraph:
         with runtime.calls_not_optimized():
             results: list[Any] = self._function(*tensors)
         return results
+
+
+def _with_bodies(graph_def: graph_pb2.GraphDef) -> graph_pb2.GraphDef:
+    """Return the graph with whole functions: optimizers get those that XLA compiles without what they do."""
+    empty = {f.signature.name for f in graph_def.library.function if not f.node_def}
+    known = {name: found for name in empty if (found := runtime.registered_function(name)) is not None}
+    if not known:
+        return graph_def
+    whole = graph_protos.copy_of(graph_def)
+    for function in whole.library.function:
+        function.CopyFrom(known.get(function.signature.name, function))
+    return whole
 
 
 def _imported(graph_def: graph_pb2.GraphDef, arguments: Sequence[Any]) -> list[Any]:

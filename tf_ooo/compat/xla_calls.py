@@ -34,6 +34,11 @@ def call_node(name: str, function: Any, inputs: Sequence[str], shapes: Shapes = 
     return node
 
 
+def is_call(node: Any) -> bool:
+    """Return whether a NodeDef is one of :func:`call_node`; users have XLA compile functions, too."""
+    return _SHAPES in node.attr
+
+
 def shapes_of(call: Any) -> tuple[tuple[int, ...], ...]:
     """Return the shapes of the arguments of a NodeDef of :func:`call_node`."""
     return tuple(tuple(dim.size for dim in shape.dim) for shape in call.attr[_SHAPES].list.shape)

@@ -11,7 +11,7 @@ import tensorflow as tf
 from tensorflow.core.framework import function_pb2, graph_pb2
 
 from tf_ooo.compat import nests, xla_calls
-from tf_ooo.compat.func_graphs import COMPILED, OptimizedGraph
+from tf_ooo.compat.func_graphs import OptimizedGraph
 from tf_ooo.errors import GraphError
 
 # A call is run once and so many times more in one function, whose own time the difference leaves out.
@@ -60,7 +60,7 @@ def _functions(graph_def: graph_pb2.GraphDef) -> dict[str, function_pb2.Function
 
 
 def _called(graph_def: graph_pb2.GraphDef) -> dict[str, Called]:
-    calls = (node for node in graph_def.node if COMPILED in node.attr)
+    calls = filter(xla_calls.is_call, graph_def.node)
     return {node.name: (node.attr["f"].func.name, node.device, xla_calls.shapes_of(node)) for node in calls}
 
 

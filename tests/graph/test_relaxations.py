@@ -15,6 +15,7 @@ from grappler_passes.passes.apply_plan import AnnotatePass, JoinsPass, OrderPass
 from grappler_passes.passes.base import Pass, PassPipeline, Relaxation, relaxed_by
 from grappler_passes.passes.gates import GatesPass
 from grappler_passes.passes.local_constants import LocalConstantsPass
+from grappler_passes.passes.plain_assigns import PlainAssignsPass
 from grappler_passes.passes.plain_sums import PlainSumsPass
 from grappler_passes.passes.read_once import ReadOncePass
 from grappler_passes.passes.repeat import RepeatPass
@@ -105,6 +106,13 @@ def two_reads():
     return graph_of("h _Arg:", "r1 ReadVariableOp: h", "r2 ReadVariableOp: h", "a Abs: r1", "b Abs: r2")
 
 
+def update():
+    return graph_of(
+        "h _Arg:", "x Placeholder:", "old ReadVariableOp: h", "change Mul: old x",
+        "add AssignAddVariableOp: h change", "new ReadVariableOp: h ^add", "used Abs: new",
+    )  # fmt: skip
+
+
 PLAN = RewritePlan(edges=(("a", "b"),), kinds={"a": "dO"}, devices={"a": CPU.format(1)}, joins={"join": ""})
 
 
@@ -119,6 +127,7 @@ CASES = [
     (LocalConstantsPass(), shared_constant),
     (OrderPass(PLAN), two_ops),
     (PlacementPass(PLAN, (CPU.format(1),)), two_ops),
+    (PlainAssignsPass(), update),
     (PlainSumsPass(), sums),
     (PlainSumsPass(), shared_terms),
     (ReadOncePass({"r2": "r1"}), two_reads),

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable
 
 import tensorflow as tf
 from tensorflow.core.framework import function_pb2, graph_pb2
 
-from tf_ooo.compat import nests, xla_calls
-from tf_ooo.compat.func_graphs import OptimizedGraph
+from tf_ooo.compat import xla_calls
 from tf_ooo.errors import GraphError
 
 # A call is run once and so many times more in one function, whose own time the difference leaves out.
@@ -19,21 +17,6 @@ _MORE = 3
 _ROUNDS = 3
 # A function's name, its device, and the shapes of its arguments.
 Called = tuple[str, str, tuple[tuple[int, ...], ...]]
-
-
-def as_function(
-    graph_def: graph_pb2.GraphDef, concrete: Any, captured: Sequence[Any]
-) -> Callable[[Any], Any]:
-    """Return what runs a graph in the place of the traced function it was made of, on an equal argument.
-
-    ``captured``: as of :class:`OptimizedGraph`.  GraphError: the graph is no whole function.
-    """
-    try:
-        function = OptimizedGraph(graph_def, concrete, captured)
-    except ValueError as error:
-        raise GraphError(f"the optimized graph is no whole function: {error}") from error
-    results, packed = nests.Packed(concrete.graph.structured_outputs), nests.Packed
-    return lambda given: results.unpack(function(*packed(given).tensors))
 
 
 def compile_calls(graph_def: graph_pb2.GraphDef) -> None:

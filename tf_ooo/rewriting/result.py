@@ -1,18 +1,21 @@
-"""Describes what was done to the graph of a step, and fills a report with it."""
+"""Describes what was done to the graph of a step, fills a report with it, and has the graph run."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from grappler_passes.graph.dependencies import WOULD_CLOSE_A_CYCLE
 from grappler_passes.graph.liveness import unknown_sizes
 from grappler_passes.graph.training_graph import TrainingGraph
 from grappler_passes.passes.apply_plan import CLOSES_A_CYCLE
 from grappler_passes.passes.base import Note
+from tf_ooo.compat import nests
+from tf_ooo.compat.func_graphs import OptimizedGraph
 from tf_ooo.costs.places import Places
+from tf_ooo.errors import GraphError
 from tf_ooo.planning.model.schedule import Schedule, Task
 from tf_ooo.report.parts import Rewritten, StepOps
 from tf_ooo.report.report import Report
@@ -155,3 +158,18 @@ def clear_plan(report: Report) -> None:
     report.forget(*report.plan_notes)
     report.put(Rewritten())
     report.change(planned=None, timeline=None)
+
+
+def as_function(
+    graph_def: graph_pb2.GraphDef, concrete: Any, captured: Sequence[Any]
+) -> Callable[[Any], Any]:
+    """Return what runs a graph in the place of the traced function it was made of, on an equal argument.
+
+    ``captured``: as of :class:`OptimizedGraph`.  GraphError: the graph is no whole function.
+    """
+    try:
+        function = OptimizedGraph(graph_def, concrete, captured)
+    except ValueError as error:
+        raise GraphError(f"the optimized graph is no whole function: {error}") from error
+    results, packed = nests.Packed(concrete.graph.structured_outputs), nests.Packed
+    return lambda given: results.unpack(function(*packed(given).tensors))

@@ -25,13 +25,13 @@ from tf_ooo.planning.model.schedule import Schedule, Task, TaskList
 from tf_ooo.planning.model.task import replica_of_part
 from tf_ooo.rewriting import passes
 from tf_ooo.rewriting.compile_tasks import CompileTasksPass
-from tf_ooo.rewriting.compiled_calls import as_function, compile_calls
+from tf_ooo.rewriting.compiled_calls import compile_calls
 from tf_ooo.rewriting.lowering import LaneOrder
 from tf_ooo.rewriting.ordering import lane_tasks, ops_of_tasks, order_lane, order_updates, too_late
 from tf_ooo.rewriting.parts import LEAST_SHARE
 from tf_ooo.rewriting.placing import Homes, crossing, one_pipeline, place, read_once, reads_elsewhere
 from tf_ooo.rewriting.request import RewriteRequest
-from tf_ooo.rewriting.result import CompiledTasks, RewriteResult, told
+from tf_ooo.rewriting.result import CompiledTasks, RewriteResult, as_function, told
 from tf_ooo.rewriting.step_graph import Known, StepGraph, is_unrolled, take_apart
 from tf_ooo.rewriting.task_calls import keys_of
 from tf_ooo.tracing.variables import all_variables

@@ -30,9 +30,9 @@ from tf_ooo.hosts.ranks.base import Engine, Message
 from tf_ooo.modes.data_parallel.ordering import request_to_take
 from tf_ooo.report.report import Report
 from tf_ooo.rewriting.compile_tasks import CompileTasksPass
-from tf_ooo.rewriting.compiled_calls import as_function, compile_calls
+from tf_ooo.rewriting.compiled_calls import compile_calls
 from tf_ooo.rewriting.request import in_one_line
-from tf_ooo.rewriting.result import CompiledTasks, RewriteResult
+from tf_ooo.rewriting.result import CompiledTasks, RewriteResult, as_function
 from tf_ooo.rewriting.step_graph import general_names
 from tf_ooo.tracing.flat import StepSource, Unrolled
 

@@ -117,7 +117,7 @@ def test_a_graph_that_cannot_be_taken_is_traced_again(caplog, monkeypatch):
     def refuse(*args):
         raise ValueError("it lacks an op")
 
-    monkeypatch.setattr("tf_ooo.rewriting.compiled_calls.OptimizedGraph", refuse)
+    monkeypatch.setattr("tf_ooo.rewriting.result.OptimizedGraph", refuse)
     again = counted.fit(unchecked("1f1b", profile_steps=1))
     assert counted.calls == 2
     assert FALLS_BACK in caplog.text

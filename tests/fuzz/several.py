@@ -15,6 +15,7 @@ MOST_DEVICES = 4
 # that is nothing but rounding has any sign.
 SMOOTH = ("SGD", "Adam", "AdamW", "Adamax", "Nadam", "Adagrad", "Adadelta", "RMSprop", "Ftrl")
 EPSILON = 1e-3
+PLAIN = "keras.optimizers.SGD(learning_rate=0.02)"
 SCHEDULES = ("gpipe", *sorted({"auto", *schedules_of("pipeline")} - {"gpipe"}))
 # Two ranks are started like this, with variables that say more of it; so many numbers in a row by each.
 LAUNCHES = {"horovod": {}, "unfused": {"HOROVOD_FUSION_THRESHOLD": "0"}, "collectives": {}}
@@ -56,15 +57,15 @@ def as_compiled(setup: Setup, draw: Draw) -> Setup:
     """A pipeline op by op, and another one whose tasks XLA compiles; mostly with plain steps or momentum."""
     setup = as_pipelines(setup, draw)
     first, second = setup.pipelines
-    plain = "keras.optimizers.SGD(learning_rate=0.02{})"
-    optimizer = draw.choice((plain.format(""), plain.format(", momentum=0.9"), ""))
+    momentum = PLAIN.replace(")", ", momentum=0.9)")
+    optimizer = draw.choice((PLAIN, momentum, ""))
     name = setup.optimizer.partition("(")[0].rpartition(".")[2]
     if not optimizer and name in SMOOTH:
         more = "" if name in ("SGD", "Ftrl") else f", epsilon={EPSILON}"
         optimizer = f"{setup.optimizer.removesuffix(')')}{more})"
     pipelines = (first, replace(second, compile_tasks=True))
     setup = replace(setup, epochs=2 if not second.profile_steps else 3)  # the first steps run op by op
-    return replace(setup, pipelines=pipelines, optimizer=optimizer or plain.format(", momentum=0.9"))
+    return replace(setup, pipelines=pipelines, optimizer=optimizer or momentum)
 
 
 def _pipeline(schedule: str, draw: Draw) -> Pipeline:

@@ -81,3 +81,11 @@ def test_run_calls(tmp_path):
 def test_shapes_of():
     node = xla_calls.call_node("call", doubled(), ["x"], [(3, 4)])
     assert xla_calls.shapes_of(node) == ((3, 4),)
+
+
+def test_is_call():
+    """What a user has XLA compile is a call, too, but none of a task."""
+    node = xla_calls.call_node("call", doubled(), ["x"], [(3, 4)])
+    assert xla_calls.is_call(node)
+    del node.attr["_ooo_shapes"]
+    assert not xla_calls.is_call(node)

@@ -84,7 +84,7 @@ def test_shapes_of():
 
 
 def test_is_call():
-    """What a user has XLA compile is a call, too, but none of a task."""
+    """A user may have XLA compile a function, too: a call of that is none of a task."""
     node = xla_calls.call_node("call", doubled(), ["x"], [(3, 4)])
     assert xla_calls.is_call(node)
     del node.attr["_ooo_shapes"]

@@ -356,6 +356,22 @@ def test_a_constant_that_waits():
     traced.assert_runs_alike(5, 3)
 
 
+def test_an_op_alone_reads_a_constant_that_waits():
+    """The op comes before the rest of the task that the constant waits for: it is a call, with its own copy."""
+
+    def step(x):
+        with task("dO_0"):
+            first = tf.nn.relu(x) * 2.0
+        with tf.control_dependencies([first]):
+            constant = tf.constant(3.0, name="waits")
+        with task("U_0"):
+            alone = x * constant
+        with task("dO_0"):
+            return tf.sigmoid(first + alone)
+
+    Traced(step, numbers(2, 3)).assert_runs_alike(2, 2)
+
+
 def test_an_order_that_only_a_constant_gave_is_missed():
     """The call drops it, and the check says so."""
     weight = tf.Variable(numbers(2, 2))

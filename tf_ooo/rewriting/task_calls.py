@@ -105,7 +105,8 @@ def choose(graph_def: graph_pb2.GraphDef, tasks: Mapping[str, TaskKey], general:
             task_of[i] = task
     calls, whole = [], Counter(task for task in task_of if task is not None)
     for (key, device), ops in runs(index, task_of, copied):
-        if len(ops) < LEAST_OPS and (key.kind not in _WHOLE or len(ops) < whole[key, device]):
+        alone = len(ops) < LEAST_OPS and (key.kind not in _WHOLE or len(ops) < whole[key, device])
+        if alone and not _reads_what_waits(index, ops, copied):
             left.update((ALONE, index.ops[i]) for i in ops)
         else:
             calls.append(TaskCall(key, device, tuple(ops)))
@@ -119,6 +120,11 @@ def _joins_inside(index: GraphIndex, task_of: Sequence[TaskT | None]) -> Iterato
             around = {task_of[j] for j in (*index.control_preds[i], *index.succs[i])}
             if len(around) == 1:
                 yield i, around.pop()
+
+
+def _reads_what_waits(index: GraphIndex, ops: Sequence[int], copied: Set[int]) -> bool:
+    """Return whether ops read a constant that waits for others: only what has its own copy may run before."""
+    return any(index.control_preds[p] for i in ops for p in index.preds(i) if p in copied)
 
 
 def is_copied(node: node_def_pb2.NodeDef) -> bool:

@@ -357,7 +357,7 @@ def test_a_constant_that_waits():
 
 
 def test_an_op_alone_reads_a_constant_that_waits():
-    """The op comes before the rest of the task that the constant waits for: it is a call, with its own copy."""
+    """The op comes before the rest of the task that the constant waits for, so it is a call with a copy."""
 
     def step(x):
         with task("dO_0"):

@@ -91,13 +91,13 @@ def _updates(index: GraphIndex) -> Iterator[tuple[int, int, list[int], list[int]
         for update in writes:
             if index.ops[update] not in _SUMS or not _is_plain(index, update):
                 continue
-            others = [write for write in writes if write != update]
+            other_writes = [write for write in writes if write != update]
             before = [read for read in reads if index.implied(read, update)]
-            old = next((r for r in reversed(before) if _none_between(index, r, update, others)), None)
+            old = next((r for r in reversed(before) if _none_between(index, r, update, other_writes)), None)
             if old is not None:
                 after = [read for read in reads if index.implied(update, read)]
-                later = [r for r in after if _none_between(index, update, r, others)]
-                yield update, old, later, [write for write in others if index.implied(update, write)]
+                later = [r for r in after if _none_between(index, update, r, other_writes)]
+                yield update, old, later, [write for write in other_writes if index.implied(update, write)]
 
 
 def _none_between(index: GraphIndex, first: int, then: int, writes: list[int]) -> bool:

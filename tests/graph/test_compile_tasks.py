@@ -135,34 +135,32 @@ def test_views_belong_to_who_reads_them():
 # Ops may be like these: each function has two micro-batches, and becomes so many calls and functions.
 
 
+def of_both(run):
+    """The results of a function of each micro-batch's number and rows."""
+
+    return lambda x: tf.nest.flatten([run(number, x[2 * number : 2 * number + 2]) for number in range(2)])
+
+
 def of_each(kind, compute):
     """The results of a function of each micro-batch's rows, whose ops are of one task."""
 
-    def step(x):
-        results = []
-        for number in range(2):
-            rows = x[2 * number : 2 * number + 2]
-            with task(f"{kind}_{number}"):
-                results.append(compute(rows))
-        return tf.nest.flatten(results)
+    def run(number, rows):
+        with task(f"{kind}_{number}"):
+            return compute(rows)
 
-    return step
+    return of_both(run)
 
 
 def then(first, second):
     """A task F whose results a task dO reads."""
 
-    def step(x):
-        results = []
-        for number in range(2):
-            rows = x[2 * number : 2 * number + 2]
-            with task(f"F_{number}"):
-                results.append(first(rows))
-            with task(f"dO_{number}"):
-                results.append(second(*results[-1]))
-        return tf.nest.flatten(results)
+    def run(number, rows):
+        with task(f"F_{number}"):
+            results = first(rows)
+        with task(f"dO_{number}"):
+            return results, second(*results)
 
-    return step
+    return of_both(run)
 
 
 def normalized(rows):

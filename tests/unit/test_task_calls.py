@@ -61,13 +61,13 @@ COPIED = ([(0, 1), (1, 2)], [1, None, 1], {1})  # comes back through a constant 
 @settings(max_examples=300)
 def test_runs_hold_each_op_once_and_close_no_cycle(graph):
     edges, task_of, copied = graph
-    found = runs(index_of(edges, len(task_of)), task_of, copied)
-    ops = [i for _, run in found for i in run]
+    in_order = runs(index_of(edges, len(task_of)), task_of, copied)
+    ops = [i for _, run in in_order for i in run]
     assert sorted(ops) == [i for i, task in enumerate(task_of) if task is not None]
-    assert all(task_of[i] == task for task, run in found for i in run)
+    assert all(task_of[i] == task for task, run in in_order for i in run)
     held, place = counted(edges, task_of, copied), {i: place for place, i in enumerate(ops)}
     assert all(place[first] < place[then] for first, then in held if {first, then} <= place.keys())
-    group_of = {i: ("run", number) for number, (_, run) in enumerate(found) for i in run}
+    group_of = {i: ("run", number) for number, (_, run) in enumerate(in_order) for i in run}
     contracted(held, {i: group_of.get(i, i) for i in range(len(task_of))})
 
 
@@ -80,8 +80,8 @@ def test_a_task_is_one_run_where_all_tasks_can_be(graph):
         contracted(counted(edges, task_of, copied), groups)
     except graphlib.CycleError:
         return
-    found = [task for task, _ in runs(index_of(edges, len(task_of)), task_of, copied)]
-    assert len(found) == len(set(found))
+    in_order = [task for task, _ in runs(index_of(edges, len(task_of)), task_of, copied)]
+    assert len(in_order) == len(set(in_order))
 
 
 @pytest.mark.parametrize(
@@ -94,10 +94,10 @@ def test_a_task_is_one_run_where_all_tasks_can_be(graph):
 )
 def test_what_has_to_be_divided(graph, sizes):
     edges, task_of, copied = graph
-    found = {}
+    in_order = {}
     for task, run in runs(index_of(edges, len(task_of)), task_of, copied):
-        found.setdefault(task, []).append(len(run))
-    assert sorted(map(sorted, found.values())) == sorted(map(sorted, sizes.values()))
+        in_order.setdefault(task, []).append(len(run))
+    assert sorted(map(sorted, in_order.values())) == sorted(map(sorted, sizes.values()))
 
 
 @pytest.mark.parametrize(("first", "other"), [(0, 1), (1, 0)])
@@ -106,8 +106,8 @@ def test_a_task_that_has_to_be_divided_is_divided_first(first, other):
     edges = [(first, 2), (2, 3), (3, 4), (other, 4)]
     task_of = [None, None, None, 1, 2]
     task_of[first], task_of[other] = 1, 2
-    found = runs(index_of(edges, 5), task_of, set())
-    assert [(task, len(run)) for task, run in found] == [(1, 1), (1, 1), (2, 2)]
+    in_order = runs(index_of(edges, 5), task_of, set())
+    assert [(task, len(run)) for task, run in in_order] == [(1, 1), (1, 1), (2, 2)]
 
 
 @pytest.mark.parametrize("fused", [False, True])

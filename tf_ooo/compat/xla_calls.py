@@ -57,8 +57,8 @@ def _kernels(op_type: str, device_type: str) -> tuple[Any, ...]:
 
     _compile_once()
     wanted = _KERNELS.get(device_type)
-    found = kernels.get_registered_kernels_for_op(op_type).kernel
-    return tuple(kernel for kernel in found if kernel.device_type == wanted)
+    registered = kernels.get_registered_kernels_for_op(op_type).kernel
+    return tuple(kernel for kernel in registered if kernel.device_type == wanted)
 
 
 @functools.cache

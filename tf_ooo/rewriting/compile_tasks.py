@@ -105,15 +105,14 @@ def _named(calls: Iterable[TaskCall]) -> dict[str, TaskCall]:
     parts: Counter[TaskKey] = Counter()
     for call in calls:
         key = call.key
-        layer = "" if key.layer is None else f"_layer_{key.layer}"
-        name = f"{PREFIX}/{key.kind}_stage_{key.stage}{layer}_{key.microbatch}"
+        name = f"{PREFIX}/{key.of_all}_{key.microbatch}"
         parts[key] += 1
         named[name if parts[key] == 1 else f"{name}/part_{parts[key]}"] = call
     return named
 
 
 class _Moved:
-    """Where the ops that became calls, and their results, are now."""
+    """Knows where the ops that became calls, and their results, are now."""
 
     def __init__(self, chosen: Chosen, called: Mapping[str, CalledOps]) -> None:
         self._nodes, self._index = chosen.nodes, chosen.index

@@ -154,8 +154,8 @@ def _rewrite_plan(step: StepGraph, plan: StagedPlan) -> tuple[RewritePlan, Colle
 def _compiling(step: StepGraph, plan: StagedPlan, rewrite: RewritePlan) -> list[Pass]:
     """Return the passes that compile the tasks of what has a place in the order."""
     where = {name: at for name, at in step.where.items() if name in rewrite.kinds}
+    general = {**step.general, **{f"{name}{SUFFIX}": f"{step.general[name]}{SUFFIX}" for name in where}}
     where |= {f"{name}{SUFFIX}": at for name, at in where.items()}
-    general = {**step.general, **{f"{name}{SUFFIX}": f"{of}{SUFFIX}" for name, of in step.general.items()}}
     stages, fused = plan.homes.stage_of_layer, plan.schedule.fused_backward
     return [PlainAssignsPass(), CompileTasksPass(keys_of(where, stages, fused), general)]
 

@@ -48,6 +48,11 @@ class TaskKey:
     microbatch: int
     layer: int | None = None
 
+    @property
+    def of_all(self) -> str:
+        """Return the text that the task has in common with those of the other micro-batches."""
+        return f"{self.kind}_stage_{self.stage}" + ("" if self.layer is None else f"_layer_{self.layer}")
+
 
 @dataclass(frozen=True)
 class TaskCall:
@@ -95,7 +100,7 @@ def choose(graph_def: graph_pb2.GraphDef, tasks: Mapping[str, TaskKey], general:
         kind = general.get(name, name), op, node.attr["T"].type if "T" in node.attr else 0, node.device
         if kind not in reasons:
             reasons[kind] = _why_not(index, i, node, outputs)
-        reason = IN_LOOPS if _is_in_loop(index.contexts[i]) else reasons[kind]
+        reason = IN_LOOPS if index.contexts[i] != Context() else reasons[kind]
         if reason:
             left[reason, op] += 1
         else:
@@ -135,11 +140,6 @@ def is_copied(node: node_def_pb2.NodeDef) -> bool:
 def _slices_batch(index: GraphIndex, i: int) -> bool:
     """Return whether an op takes a micro-batch out of the batch: nothing else differs between tasks."""
     return index.ops[i] in _SLICES and index.ops[index.data_preds[i][0][0]] == "_Arg"
-
-
-def _is_in_loop(context: Context) -> bool:
-    """Return whether an op runs in a loop, or only in one of two cases."""
-    return context != Context()
 
 
 def _why_not(index: GraphIndex, i: int, node: node_def_pb2.NodeDef, outputs: InferredOutputs) -> str:
@@ -206,14 +206,14 @@ class _Runs(Generic[TaskT]):
         (self._outside if task is None else self._ready.setdefault(task, [])).append(i)
 
     def all(self) -> list[tuple[TaskT, list[int]]]:
-        found = []
+        in_order = []
         while self._outside or self._ready:
             while self._outside:
                 self._emit(self._outside.pop())
             if self._ready:
                 task = self._next()
-                found.append((task, self._drained(task)))
-        return found
+                in_order.append((task, self._drained(task)))
+        return in_order
 
     def _drained(self, task: TaskT) -> list[int]:
         run = self._ready[task]

@@ -44,14 +44,10 @@ def own_views(
         name, port = split_input(text)
         if name not in views or (tasks[name], nodes[name].device) == (key, device):
             return text
-        layer = "" if key.layer is None else f"_{key.layer}"
-        copy, suffix = (
-            f"{name}{_SUFFIX}/{key.kind}_{key.stage}{layer}_{key.microbatch}",
-            f"{key.kind}_{key.stage}{layer}",
-        )
+        copy = f"{name}{_SUFFIX}/{key.of_all}_{key.microbatch}"
         if copy not in copies:
             copies[copy], tasks[copy] = name, key
-            general[copy] = f"{general.get(name, name)}{_SUFFIX}/{suffix}"
+            general[copy] = f"{general.get(name, name)}{_SUFFIX}/{key.of_all}"
             made = graph_def.node.add()
             made.CopyFrom(nodes[name])
             made.name, made.device = copy, device
@@ -84,5 +80,7 @@ def _check(before: graph_pb2.GraphDef, made: OwnViews) -> None:
         read = [(made.copies.get(name, name), port) for name, port in map(split_input, data_inputs(node))]
         if read != list(map(split_input, data_inputs(original))):
             raise VerifyError(node.name, "data inputs", "reads other tensors")
+        if node.name not in made.copies and control_inputs(node) != control_inputs(original):
+            raise VerifyError(node.name, "waits", "waits for others")
         if (node.op, node.attr) != (original.op, original.attr):
             raise VerifyError(node.name, "attributes", f"is not what {original.name!r} is")

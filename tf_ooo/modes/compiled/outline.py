@@ -18,6 +18,7 @@ from grappler_passes.passes.base import GraphEditor, Pass, PassResult, Relaxatio
 from grappler_passes.passes.verify import verify
 from tf_ooo.compat import xla
 from tf_ooo.modes.compiled.regions import FlatStep, GraphDef, Port, Region
+from tf_ooo.rewriting.compile_tasks import CompileTasksPass
 
 CALL_PREFIX = "ooo_dW"
 
@@ -52,17 +53,7 @@ class OutlinePass(Pass):
     calls: Sequence[Call]
     moved: Mapping[Port, Port]
     name: ClassVar[str] = "outline"
-    relaxes = frozenset(
-        {
-            Relaxation.NEW_NODES,
-            Relaxation.REPLACED_NODES,
-            Relaxation.SIDE_EFFECTS,  # updates read what a call returns
-            Relaxation.FUNCTIONS,
-            Relaxation.MORE_WAITS,  # who waited for an op waits for the call it is in
-            Relaxation.FEWER_WAITS,  # a call waits for its inputs alone
-            Relaxation.DEVICES,
-        }
-    )
+    relaxes = CompileTasksPass.relaxes | {Relaxation.DEVICES}
 
     def run(self, graph_def: GraphDef, training_graph: TrainingGraph | None) -> PassResult:
         """Views that other ops read, too, also stay outside."""

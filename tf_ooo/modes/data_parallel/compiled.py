@@ -162,7 +162,7 @@ def _called(concrete: Any, ordered: RewriteResult, kinds: Collection[str], count
     """Have XLA compile the tasks of these kinds of ordered steps, and return what runs them."""
     tasks = {name: key for name, key in ordered.tasks.items() if key.kind in kinds}
     general = general_names((node.name for node in ordered.graph_def.node), count)
-    done = CompileTasksPass(tasks, general).run(ordered.graph_def, None)
+    done = CompileTasksPass(tasks, general)(ordered.graph_def)
     compile_calls(done.graph_def)
     captured = [outside for outside, _ in func_graphs.captures_of(concrete)]
     function = as_function(done.graph_def, concrete, captured)

@@ -115,7 +115,11 @@ class CopiedStep:
         return not collective and not any(map(op_types.keeps_random_state, types))
 
     def __call__(
-        self, batch: object, scope: str, attributes: dict[str, int], edit: Callable[[Any], None]
+        self,
+        batch: object,
+        scope: str,
+        attributes: dict[str, int],
+        edit: Callable[[Any], None] = lambda graph_def: None,
     ) -> Any:
         """Return a copy of the step in the function that is being traced; what the step returns.
 

@@ -18,7 +18,7 @@ from grappler_passes.passes.base import Note, Pass, PassResult, Relaxation
 from tf_ooo.compat import xla, xla_calls
 from tf_ooo.rewriting import fused_ops, garbage, task_calls
 from tf_ooo.rewriting.task_calls import Chosen, TaskCall, TaskKey
-from tf_ooo.rewriting.task_functions import COMMUTATIVE, CalledOps, Functions, Port
+from tf_ooo.rewriting.task_functions import COMMUTATIVE, CalledOps, Functions, Port, computed
 from tf_ooo.rewriting.task_views import own_views
 
 PREFIX = "ooo_task"
@@ -176,7 +176,7 @@ class _Body:
     def __init__(self, function: function_pb2.FunctionDef) -> None:
         ports, signature = xla.ports_of(function), function.signature
         self.arguments = [argument.name for argument in signature.input_arg]
-        self.nodes = {node.name: node for node in function.node_def}
+        self.computed = {node.name: computed(node) for node in function.node_def}
         self.reads = {
             node.name: [ports.get(text, (text, -1)) for text in node.input] for node in function.node_def
         }
@@ -210,7 +210,7 @@ class _Comparison:
             if (now is None) != (i in self._call_of) and not (now is None and was.name in copied):
                 raise VerifyError(was.name, "kept", "is not there once, in a call or by itself")
             if now is not None:
-                _compare(was, now, self._sources(now))
+                _compare(was, computed(now), self._sources(now))
                 self._compare_place(now, [i], self._index.control_preds[i])
         new = self._now.keys() - self._index.index.keys() - self._called.keys()
         if new:
@@ -225,7 +225,7 @@ class _Comparison:
                 raise VerifyError(node.name, "calls", f"a {node.op} may not be in a call, or not where it is")
             for part in fused_ops.parts_of(node) or [node]:
                 inner[name_inside + part.name.removeprefix(node.name)] = part
-        if inner.keys() != body.nodes.keys():
+        if inner.keys() != body.computed.keys():
             raise VerifyError(name, "calls", "other ops are in its function")
         for place, (op, port) in enumerate(body.results):
             self._results[name, place] = inner[op].name if op in inner else op, port
@@ -245,7 +245,7 @@ class _Comparison:
             return given.get(op) or (inner[op].name if op in inner else op, port)
 
         for op, was in inner.items():
-            _compare(was, body.nodes[op], [outside(*port) for port in body.reads[op]])
+            _compare(was, body.computed[op], [outside(*port) for port in body.reads[op]])
         waits = {p for i in own for p in self._index.control_preds[i]} - self._constants
         self._compare_place(call, own, waits)
 
@@ -265,9 +265,8 @@ class _Comparison:
 
 
 def _compare(was: node_def_pb2.NodeDef, now: node_def_pb2.NodeDef, read: list[Tensor]) -> None:
-    """Compare what ops compute, notes aside, and of what."""
-    before, after = ({key: node.attr[key] for key in node.attr if key[0] != "_"} for node in (was, now))
-    if was.op != now.op or before != after:
+    """Compare what ops compute, which of ``now`` is all that is said, and of what."""
+    if now != computed(was):
         raise VerifyError(was.name, "attributes", f"was a {was.op}, is another {now.op}")
     expected = list(map(split_input, data_inputs(was)))
     if read != expected and not (was.op in COMMUTATIVE and sorted(read) == sorted(expected)):

@@ -97,11 +97,20 @@ class Functions:
         return self.chosen.outputs[self.chosen.index.names[port[0]]][port[1]].dtype
 
 
+def computed(node: node_def_pb2.NodeDef) -> node_def_pb2.NodeDef:
+    """Return an op and its attributes alone, without marks: what it computes of its inputs."""
+    bare = node_def_pb2.NodeDef()
+    bare.CopyFrom(node)
+    for other in ("name", "device", "input", "experimental_debug_info", "experimental_type"):
+        bare.ClearField(other)
+    for attribute in [attribute for attribute in bare.attr if attribute[0] == "_"]:
+        del bare.attr[attribute]
+    return bare
+
+
 def _inner_nodes(node: node_def_pb2.NodeDef, name: str, given: Sequence[str]) -> list[node_def_pb2.NodeDef]:
-    """Return an op as it is inside of its function: under another name, without marks and device."""
-    own = node_def_pb2.NodeDef(name=name, op=node.op)
+    """Return an op as it is inside of its function, under another name."""
+    own = computed(node)
+    own.name = name
     own.input.extend(sorted(given) if node.op in COMMUTATIVE else given)
-    for attribute in node.attr:
-        if attribute[0] != "_":
-            own.attr[attribute].CopyFrom(node.attr[attribute])
     return fused_ops.parts_of(own) or [own]

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from tensorflow.core.framework import graph_pb2, node_def_pb2
 
+from grappler_passes.compat import graph_protos
 from grappler_passes.errors import VerifyError
 from grappler_passes.graph.node_input import control_inputs, data_inputs, split_input, tensor
 from tf_ooo.rewriting.task_calls import TaskKey
@@ -33,9 +34,9 @@ def own_views(
     before: graph_pb2.GraphDef, tasks: Mapping[str, TaskKey], general: Mapping[str, str]
 ) -> OwnViews:
     """Return the step with the copies.  ``tasks``: of ops, by name; ``general``: as of CompileTasksPass."""
-    graph_def = graph_pb2.GraphDef(versions=before.versions, library=before.library)
+    graph_def = graph_protos.copy_of(before)
     nodes = {node.name: node for node in before.node}
-    views = {name for name, node in nodes.items() if _is_view(node, nodes) and name in tasks}
+    views = {name for name, node in nodes.items() if name in tasks and _is_view(node, nodes)}
     copies: dict[str, str] = {}
     tasks, general = dict(tasks), dict(general)
 
@@ -54,12 +55,10 @@ def own_views(
             made.input[:] = [own(read, key, device) for read in data_inputs(nodes[name])]
         return tensor(copy, port)
 
-    for node in before.node:
-        kept = graph_def.node.add()
-        kept.CopyFrom(node)
+    for node in list(graph_def.node):
         key = tasks.get(node.name)
-        if key is not None and any(split_input(text)[0] in views for text in data_inputs(node)):
-            kept.input[:] = [own(text, key, node.device) for text in data_inputs(node)] + control_inputs(node)
+        if key is not None and any(split_input(text)[0] in views for text in node.input):
+            node.input[:] = [own(text, key, node.device) for text in data_inputs(node)] + control_inputs(node)
     views_read = OwnViews(graph_def, tasks, general, copies)
     _check(before, views_read)
     return views_read
@@ -77,6 +76,8 @@ def _check(before: graph_pb2.GraphDef, made: OwnViews) -> None:
         raise VerifyError("?", "new nodes", "there are others than copies of views")
     for node in made.graph_def.node:
         original = was[made.copies.get(node.name, node.name)]
+        if node == original:
+            continue
         read = [(made.copies.get(name, name), port) for name, port in map(split_input, data_inputs(node))]
         if read != list(map(split_input, data_inputs(original))):
             raise VerifyError(node.name, "data inputs", "reads other tensors")

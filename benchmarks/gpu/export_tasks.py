@@ -116,14 +116,15 @@ def _hlo_of_calls(calls: Sequence[Any], functions: Iterable[Any], returned: Sequ
         node.CopyFrom(call)
         node.device = ""
         node.input[:] = [arguments.get(text, text) for text in data_inputs(call)]
-    results = returned or [f"{call.name}:{port}" for call in calls for port in range(len(call.attr["Tout"].list.type))]
+    results = returned or [f"{call.name}:{port}" for call in calls for port in range(_results(call))]
 
     def body(*tensors: Any) -> Any:
         fed = {f"{name}:0": tensor for name, tensor in zip(arguments.values(), tensors, strict=True)}
         fetched = [text if ":" in text else f"{text}:0" for text in results]
         return tf.graph_util.import_graph_def(graph_def, fed, fetched, name="")
 
-    return xla.hlo_of(tf.function(body, input_signature=list(given.values()), jit_compile=True), list(given.values()))
+    specs = list(given.values())
+    return xla.hlo_of(tf.function(body, input_signature=specs, jit_compile=True), specs)
 
 
 def _one_device(model: keras.Model, loss: Any, x: np.ndarray, y: np.ndarray, rows: int) -> dict[str, str]:

@@ -56,6 +56,10 @@ class InferredOutputs(Mapping[str, "tuple[OutputInfo, ...]"]):
             self._known[name] = tuple(map(info_of, self._op(name).outputs))
         return self._known[name]
 
+    def add(self, copies: Mapping[str, str]) -> None:
+        """Let each copy have the outputs of the op that it is a copy of."""
+        self._c_ops.update((copy, self._c_ops[name]) for copy, name in copies.items())
+
     def __iter__(self) -> Iterator[str]:
         return iter(self._c_ops)
 

@@ -18,8 +18,8 @@ from grappler_passes.passes.base import Note, Pass, PassResult, Relaxation
 from tf_ooo.compat import xla, xla_calls
 from tf_ooo.rewriting import fused_ops, garbage, task_calls
 from tf_ooo.rewriting.task_calls import Chosen, TaskCall, TaskKey
+from tf_ooo.rewriting.task_copies import own_copies
 from tf_ooo.rewriting.task_functions import COMMUTATIVE, CalledOps, Functions, Port, computed
-from tf_ooo.rewriting.task_views import own_views
 
 PREFIX = "ooo_task"
 # Calls are marked with these, as their first op is.
@@ -57,8 +57,8 @@ class CompileTasksPass(Pass):
 
     @garbage.collector_paused()
     def run(self, graph_def: graph_pb2.GraphDef, training_graph: TrainingGraph | None) -> PassResult:
-        own = own_views(graph_def, self.tasks, self.general)
-        chosen = task_calls.choose(own.graph_def, own.tasks, own.general)
+        own = own_copies(graph_def, self.tasks, self.general)
+        chosen = task_calls.choose(own.graph_def, own.tasks, own.general, own.outputs)
         result, called = with_calls(own.graph_def, chosen, own.general)
         check(chosen, result, called)
         functions = {node.name: node.attr["f"].func.name for node in result.node if node.name in called}

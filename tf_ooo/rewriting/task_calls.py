@@ -78,14 +78,20 @@ class Chosen:
     left: Mapping[tuple[str, str], int]
 
 
-def choose(graph_def: graph_pb2.GraphDef, tasks: Mapping[str, TaskKey], general: Mapping[str, str]) -> Chosen:
+def choose(
+    graph_def: graph_pb2.GraphDef,
+    tasks: Mapping[str, TaskKey],
+    general: Mapping[str, str],
+    outputs: InferredOutputs | None = None,
+) -> Chosen:
     """Return the calls of a placed and ordered step.
 
-    ``tasks``: of ops, by name; ``general``: names that ops of all micro-batches have in common.  GraphError:
-    TensorFlow cannot read the graph.
+    ``tasks``: of ops, by name; ``general``: names that ops of all micro-batches have in common; ``outputs``: of
+    ops, where they are known.  GraphError: TensorFlow cannot read the graph.
     """
     nodes = list(graph_def.node)  # held: protobuf wraps each anew for whoever looks at it
-    index, outputs = GraphIndex(graph_def), infer_some_outputs(graph_def)
+    index = GraphIndex(graph_def)
+    outputs = infer_some_outputs(graph_def) if outputs is None else outputs
     copied = {i for i, node in enumerate(nodes) if is_copied(node)}
     left: Counter[tuple[str, str]] = Counter()
     task_of: list[tuple[TaskKey, str] | None] = [None] * len(index)

@@ -1,0 +1,226 @@
+"""Gives each task its own copy of what it reads of others and XLA computes within other kernels.
+
+XLA returns a view as a copy of its data, and what it would never store, as the exponent of an activation or a
+scaled factor of a normalization, from a kernel of its own.  A task that computes these again, of what lies
+behind them, needs neither kernels nor memory for them, as with PyTorch's min-cut partitioner.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Set
+from dataclasses import dataclass
+
+from tensorflow.core.framework import graph_pb2, node_def_pb2
+
+from grappler_passes.compat import graph_protos
+from grappler_passes.compat.shape_inference import InferredOutputs, infer_some_outputs
+from grappler_passes.errors import VerifyError
+from grappler_passes.graph.node_input import control_inputs, data_inputs, split_input, tensor
+from tf_ooo.rewriting.task_calls import TaskKey
+
+# They rename what they are given; all else that they read is constant.
+_VIEWS = frozenset({"ExpandDims", "Identity", "Reshape", "Squeeze"})
+# An element of their results depends on one element of each input: XLA computes them where they are read.
+_ELEMENTWISE = frozenset(
+    "Abs Add AddN AddV2 Cast Div DivNoNan Equal Erf Erfc Exp Expm1 Greater GreaterEqual Less LessEqual Log Log1p "
+    "LogicalAnd LogicalNot LogicalOr Maximum Minimum Mul MulNoNan Neg NotEqual Pow RealDiv Reciprocal Rsqrt Select "
+    "SelectV2 Sigmoid Sign Softplus Sqrt Square SquaredDifference Sub Tanh".split()
+)
+# No longer chain of them is computed again.
+_MOST_STEPS = 16
+_SUFFIX = "/tf_ooo_copy"
+
+Place = tuple[TaskKey, str]  # a task and the device it is on
+
+
+@dataclass(frozen=True)
+class OwnCopies:
+    """A step in which no task reads of another one what it has its own copies of.
+
+    ``copies``: each with the op that it is a copy of; tasks, general names and outputs are those of all ops.
+    """
+
+    graph_def: graph_pb2.GraphDef
+    tasks: Mapping[str, TaskKey]
+    general: Mapping[str, str]
+    outputs: InferredOutputs
+    copies: Mapping[str, str]
+
+
+def own_copies(
+    before: graph_pb2.GraphDef, tasks: Mapping[str, TaskKey], general: Mapping[str, str]
+) -> OwnCopies:
+    """Return the step with the copies.
+
+    ``tasks``: of ops, by name; ``general``: as of CompileTasksPass.  GraphError: TensorFlow cannot read it.
+    """
+    step = _Step(before, tasks, general)
+    made = _Copies(step, graph_protos.copy_of(before))
+    made.read_instead()
+    step.outputs.add(made.copies)
+    own = OwnCopies(
+        made.graph_def, {**tasks, **made.tasks}, {**general, **made.general}, step.outputs, made.copies
+    )
+    _check(before, own)
+    return own
+
+
+@dataclass(frozen=True)
+class Again:
+    """Says which ops compute a result again, of which results that are stored or another task's."""
+
+    ops: Set[str]
+    given: Set[str]
+
+
+class _Step:
+    """A step as it is before, and which of its results may be computed again."""
+
+    def __init__(
+        self, graph_def: graph_pb2.GraphDef, tasks: Mapping[str, TaskKey], general: Mapping[str, str]
+    ) -> None:
+        self.nodes = {node.name: node for node in graph_def.node}
+        self.general, self.outputs = general, infer_some_outputs(graph_def)
+        self.reads = {name: list(map(split_input, data_inputs(node))) for name, node in self.nodes.items()}
+        self.place = {name: (tasks[name], node.device) for name, node in self.nodes.items() if name in tasks}
+        self.views = {name for name in self.place if self._is_view(self.nodes[name])}
+        self._elementwise = {name for name in self.place if self.nodes[name].op in _ELEMENTWISE}
+        self._stored = self._all_stored()
+        self._again: dict[tuple[str, int], Again | None] = {}
+        self._bytes: dict[str, int] = {}
+
+    def behind(self, name: str) -> tuple[str, list[str]]:
+        """Return what a tensor is a view of, or its own op, and the views between."""
+        views = []
+        while name in self.views:
+            views.append(name)
+            name = self.reads[name][0][0]
+        return name, views
+
+    def again(self, name: str, steps: int = _MOST_STEPS) -> Again | None:
+        """Return what it takes to compute a result again; None: it cannot be, or not in so many steps."""
+        if (name, steps) not in self._again:
+            self._again[name, steps] = self._found_again(name, steps)
+        return self._again[name, steps]
+
+    def _found_again(self, name: str, steps: int) -> Again | None:
+        if name not in self._elementwise or name in self._stored or not steps:
+            return None
+        ops, given = {name}, set[str]()
+        for read, views in (self.behind(read) for read, _ in self.reads[name]):
+            ops.update(views)
+            further = self.again(read, steps - 1) if self.place.get(read) == self.place[name] else None
+            if further is not None:
+                ops |= further.ops
+                given |= further.given
+            elif self.nodes[read].op != "Const":
+                given.add(read)
+        return Again(ops, given)
+
+    def bytes_of(self, name: str) -> int:
+        """Return the bytes of an op's results, of any micro-batch; a size that is not known counts as one."""
+        general = self.general.get(name, name)
+        if general not in self._bytes:
+            self._bytes[general] = sum(
+                info.element_bytes * math.prod(size or 1 for size in info.shape or ())
+                for info in self.outputs[name]
+            )
+        return self._bytes[general]
+
+    def _is_view(self, node: node_def_pb2.NodeDef) -> bool:
+        return node.op in _VIEWS and all(
+            self.nodes[read].op == "Const" for read, _ in self.reads[node.name][1:]
+        )
+
+    def _all_stored(self) -> set[str]:
+        """Return the results that are in memory anyway.
+
+        A kernel of their own task reads them that is not elementwise, or another device, or no task.
+        """
+        stored = set()
+        fused = self.views | self._elementwise
+        for name, node in self.nodes.items():
+            key, _ = self.place.get(name, (None, ""))
+            for read, _ in map(self.behind, {read for read, _ in self.reads[name]}):
+                place = self.place.get(read)
+                if place is None or place[1] != node.device or key is None:
+                    stored.add(read)
+                elif name not in fused and place[0] == key:
+                    stored.add(read)
+        return stored
+
+
+class _Copies:
+    """Makes the copies in a graph, and has the ops of tasks read them."""
+
+    def __init__(self, step: _Step, graph_def: graph_pb2.GraphDef) -> None:
+        self._step, self.graph_def = step, graph_def
+        self.copies: dict[str, str] = {}
+        self.tasks: dict[str, TaskKey] = {}
+        self.general: dict[str, str] = {}
+
+    def read_instead(self) -> None:
+        """Have all ops of tasks read their own copies."""
+        readers: dict[Place, list[node_def_pb2.NodeDef]] = {}
+        for node in list(self.graph_def.node):
+            if node.name in self._step.place:
+                readers.setdefault(self._step.place[node.name], []).append(node)
+        for place, nodes in readers.items():
+            copied = self._copied(place, nodes)
+            for node in nodes:
+                reads = self._step.reads[node.name]
+                if not copied.isdisjoint(name for name, _ in reads):
+                    node.input[:] = [self._own(*read, place, copied) for read in reads] + control_inputs(node)
+
+    def _copied(self, place: Place, nodes: Iterable[node_def_pb2.NodeDef]) -> set[str]:
+        """Return of which ops of others a task has copies: views, and what takes no more memory so."""
+        step = self._step
+        reads = {name for node in nodes for name, _ in step.reads[node.name]}
+        copied, given = set[str](), set[str]()
+        for name, views in (step.behind(name) for name in reads if step.place.get(name) != place):
+            copied.update(view for view in views if step.place[view] != place)
+            given.add(name)
+        for name in sorted(given, key=lambda name: (step.general.get(name, name), name)):
+            again = step.again(name) if step.nodes[name].device == place[1] else None
+            if again is not None and step.place[name] != place:
+                more = sum(map(step.bytes_of, again.given - given))
+                if more <= step.bytes_of(name):
+                    copied |= again.ops
+                    given |= again.given
+        return copied
+
+    def _own(self, name: str, port: int, place: Place, copied: set[str]) -> str:
+        """Return the text for a tensor as this task reads it."""
+        step, (key, device) = self._step, place
+        if name not in copied or step.place[name] == place:
+            return tensor(name, port)
+        copy = f"{name}{_SUFFIX}/{key.of_all}_{key.microbatch}"
+        if copy not in self.copies:
+            self.copies[copy], self.tasks[copy] = name, key
+            self.general[copy] = f"{step.general.get(name, name)}{_SUFFIX}/{key.of_all}"
+            made = self.graph_def.node.add()
+            made.CopyFrom(step.nodes[name])
+            made.name, made.device = copy, device
+            made.input[:] = [self._own(*read, place, copied) for read in step.reads[name]]
+        return tensor(copy, port)
+
+
+def _check(before: graph_pb2.GraphDef, made: OwnCopies) -> None:
+    """Raise VerifyError unless each op reads what it read, seen through the copies, and those are copies."""
+    was = {node.name: node for node in before.node}
+    if len(made.graph_def.node) != len(was) + len(made.copies):
+        raise VerifyError("?", "new nodes", "there are others than copies")
+    for node in made.graph_def.node:
+        original = was[made.copies.get(node.name, node.name)]
+        if node == original:
+            continue
+        if node.name in made.copies and node.op not in _VIEWS | _ELEMENTWISE:
+            raise VerifyError(node.name, "new nodes", f"a {node.op} is computed again")
+        read = [(made.copies.get(name, name), port) for name, port in map(split_input, data_inputs(node))]
+        if read != list(map(split_input, data_inputs(original))):
+            raise VerifyError(node.name, "data inputs", "reads other tensors")
+        if node.name not in made.copies and control_inputs(node) != control_inputs(original):
+            raise VerifyError(node.name, "waits", "waits for others")
+        if (node.op, node.attr) != (original.op, original.attr):
+            raise VerifyError(node.name, "attributes", f"is not what {original.name!r} is")

@@ -116,7 +116,9 @@ def _hlo_of_calls(calls: Sequence[Any], functions: Iterable[Any], returned: Sequ
         node.CopyFrom(call)
         node.device = ""
         node.input[:] = [arguments.get(text, text) for text in data_inputs(call)]
-    results = returned or [f"{call.name}:{port}" for call in calls for port in range(_results(call))]
+    results = returned or [
+        f"{call.name}:{port}" for call in calls for port, _ in enumerate(call.attr["Tout"].list.type)
+    ]
 
     def body(*tensors: Any) -> Any:
         fed = {f"{name}:0": tensor for name, tensor in zip(arguments.values(), tensors, strict=True)}
@@ -138,7 +140,7 @@ def _one_device(model: keras.Model, loss: Any, x: np.ndarray, y: np.ndarray, row
         with tf.GradientTape() as tape:
             value = loss(labels, model(inputs, training=True))
         new = tape.gradient(value, [weight.value for weight in weights])
-        return [value, *(total + tf.convert_to_tensor(gradient) for total, gradient in zip(sums, new, strict=True))]
+        return [value, *(total + tf.convert_to_tensor(one) for total, one in zip(sums, new, strict=True))]
 
     def update(*sums: Any) -> None:
         optimizer.apply(sums, weights)

@@ -10,6 +10,7 @@ import tensorflow as tf
 from tensorflow.core.framework import graph_pb2
 
 from grappler_passes.compat import graph_protos
+from grappler_passes.compat.shape_inference import infer_some_outputs
 from grappler_passes.errors import PassError, VerifyError
 from grappler_passes.passes.verify import verify
 from tests.graph.graphs import as_optimizers_get_it, node
@@ -45,7 +46,8 @@ class Traced:
 
     def parts(self):
         """Return what is checked: the chosen ops, the graph with calls, and the ops by call."""
-        chosen = task_calls.choose(self.before, self.tasks, self.general)
+        outputs = infer_some_outputs(self.before)
+        chosen = task_calls.choose(self.before, self.tasks, self.general, outputs)
         return chosen, *compile_tasks.with_calls(self.before, chosen, self.general)
 
     def run(self, graph_def):

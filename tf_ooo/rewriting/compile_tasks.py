@@ -10,6 +10,7 @@ from typing import ClassVar
 from tensorflow.core.framework import function_pb2, graph_pb2, node_def_pb2
 
 from grappler_passes.compat import graph_protos
+from grappler_passes.compat.shape_inference import infer_some_outputs
 from grappler_passes.errors import GraphError, VerifyError
 from grappler_passes.graph.dependencies import Context, GraphIndex, conflicts, has_side_effects
 from grappler_passes.graph.node_input import control_inputs, data_inputs, split_input, tensor
@@ -20,6 +21,7 @@ from tf_ooo.rewriting import fused_ops, garbage, task_calls
 from tf_ooo.rewriting.task_calls import Chosen, TaskCall, TaskKey
 from tf_ooo.rewriting.task_copies import own_copies
 from tf_ooo.rewriting.task_functions import COMMUTATIVE, CalledOps, Functions, Port, computed
+from tf_ooo.rewriting.task_means import divided_means
 
 PREFIX = "ooo_task"
 # Calls are marked with these, as their first op is.
@@ -57,8 +59,13 @@ class CompileTasksPass(Pass):
 
     @garbage.collector_paused()
     def run(self, graph_def: graph_pb2.GraphDef, training_graph: TrainingGraph | None) -> PassResult:
-        own = own_copies(graph_def, self.tasks, self.general)
-        chosen = task_calls.choose(own.graph_def, own.tasks, own.general, own.outputs)
+        outputs = infer_some_outputs(graph_def)
+        divided, sums = divided_means(graph_def, self.tasks, outputs)
+        tasks, general = dict(self.tasks), dict(self.general)
+        for total, mean in sums.items():
+            tasks[total], general[total] = tasks[mean], total.replace(mean, general.get(mean, mean))
+        own = own_copies(divided, tasks, general, outputs)
+        chosen = task_calls.choose(own.graph_def, own.tasks, own.general, outputs)
         result, called = with_calls(own.graph_def, chosen, own.general)
         check(chosen, result, called)
         functions = {node.name: node.attr["f"].func.name for node in result.node if node.name in called}

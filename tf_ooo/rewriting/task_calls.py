@@ -14,7 +14,7 @@ from typing import Generic, TypeVar
 
 from tensorflow.core.framework import graph_pb2, node_def_pb2
 
-from grappler_passes.compat.shape_inference import InferredOutputs, infer_some_outputs
+from grappler_passes.compat.shape_inference import InferredOutputs
 from grappler_passes.graph.dependencies import Context, GraphIndex, has_side_effects
 from tf_ooo.compat import xla_calls
 from tf_ooo.rewriting import fused_ops
@@ -82,16 +82,15 @@ def choose(
     graph_def: graph_pb2.GraphDef,
     tasks: Mapping[str, TaskKey],
     general: Mapping[str, str],
-    outputs: InferredOutputs | None = None,
+    outputs: InferredOutputs,
 ) -> Chosen:
     """Return the calls of a placed and ordered step.
 
-    ``tasks``: of ops, by name; ``general``: names that ops of all micro-batches have in common; ``outputs``: of
-    ops, where they are known.  GraphError: TensorFlow cannot read the graph.
+    ``tasks``: of ops, by name; ``general``: names that ops of all micro-batches have in common; ``outputs``:
+    of all ops.
     """
     nodes = list(graph_def.node)  # held: protobuf wraps each anew for whoever looks at it
     index = GraphIndex(graph_def)
-    outputs = infer_some_outputs(graph_def) if outputs is None else outputs
     copied = {i for i, node in enumerate(nodes) if is_copied(node)}
     left: Counter[tuple[str, str]] = Counter()
     task_of: list[tuple[TaskKey, str] | None] = [None] * len(index)
@@ -255,20 +254,17 @@ class _Runs(Generic[TaskT]):
 
 
 def keys_of(
-    where: Mapping[str, tuple[str, int, int]],
-    stage_of_layer: Sequence[int],
-    fused: bool,
-    by_layer: bool = False,
+    where: Mapping[str, tuple[str, int, int]], stage_of_layer: Sequence[int], fused: bool
 ) -> dict[str, TaskKey]:
     """Return whose call each op is in.
 
     ``where``: (kind, layer, micro-batch) of ops.  ``fused``: a dW is in the call of its dO; else each layer's
-    is a call of its own, as what waits for it need not wait for others'.  ``by_layer``: so is all else.
+    is a call of its own, as what waits for it need not wait for others'.
     """
 
     def key(kind: str, layer: int, microbatch: int) -> TaskKey:
         kind = "dO" if fused and kind == "dW" else kind
-        own = layer if by_layer or kind == "dW" else None
+        own = layer if kind == "dW" else None
         return TaskKey(kind, stage_of_layer[layer], 0 if kind == "U" else microbatch, own)
 
     return {name: key(*at) for name, at in where.items()}

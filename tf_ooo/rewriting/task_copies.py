@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from tensorflow.core.framework import graph_pb2, node_def_pb2
 
 from grappler_passes.compat import graph_protos
-from grappler_passes.compat.shape_inference import InferredOutputs, infer_some_outputs
+from grappler_passes.compat.shape_inference import InferredOutputs
 from grappler_passes.errors import VerifyError
 from grappler_passes.graph.node_input import control_inputs, data_inputs, split_input, tensor
 from tf_ooo.rewriting.task_calls import TaskKey
@@ -22,11 +22,12 @@ from tf_ooo.rewriting.task_calls import TaskKey
 # They rename what they are given; all else that they read is constant.
 _VIEWS = frozenset({"ExpandDims", "Identity", "Reshape", "Squeeze"})
 # An element of their results depends on one element of each input: XLA computes them where they are read.
-_ELEMENTWISE = frozenset(
-    "Abs Add AddN AddV2 Cast Div DivNoNan Equal Erf Erfc Exp Expm1 Greater GreaterEqual Less LessEqual Log Log1p "
-    "LogicalAnd LogicalNot LogicalOr Maximum Minimum Mul MulNoNan Neg NotEqual Pow RealDiv Reciprocal Rsqrt Select "
-    "SelectV2 Sigmoid Sign Softplus Sqrt Square SquaredDifference Sub Tanh".split()
-)
+_ELEMENTWISE = frozenset({
+    "Abs", "Add", "AddN", "AddV2", "Cast", "Div", "DivNoNan", "Equal", "Erf", "Erfc", "Exp", "Expm1",
+    "Greater", "GreaterEqual", "Less", "LessEqual", "Log", "Log1p", "LogicalAnd", "LogicalNot", "LogicalOr",
+    "Maximum", "Minimum", "Mul", "MulNoNan", "Neg", "NotEqual", "Pow", "RealDiv", "Reciprocal", "Rsqrt",
+    "Select", "SelectV2", "Sigmoid", "Sign", "Softplus", "Sqrt", "Square", "SquaredDifference", "Sub", "Tanh",
+})  # fmt: skip
 # No longer chain of them is computed again.
 _MOST_STEPS = 16
 _SUFFIX = "/tf_ooo_copy"
@@ -38,30 +39,30 @@ Place = tuple[TaskKey, str]  # a task and the device it is on
 class OwnCopies:
     """A step in which no task reads of another one what it has its own copies of.
 
-    ``copies``: each with the op that it is a copy of; tasks, general names and outputs are those of all ops.
+    ``copies``: each with the op that it is a copy of; tasks and general names are those of all ops.
     """
 
     graph_def: graph_pb2.GraphDef
     tasks: Mapping[str, TaskKey]
     general: Mapping[str, str]
-    outputs: InferredOutputs
     copies: Mapping[str, str]
 
 
 def own_copies(
-    before: graph_pb2.GraphDef, tasks: Mapping[str, TaskKey], general: Mapping[str, str]
+    before: graph_pb2.GraphDef,
+    tasks: Mapping[str, TaskKey],
+    general: Mapping[str, str],
+    outputs: InferredOutputs,
 ) -> OwnCopies:
-    """Return the step with the copies.
+    """Return the step with the copies, whose outputs are added.
 
-    ``tasks``: of ops, by name; ``general``: as of CompileTasksPass.  GraphError: TensorFlow cannot read it.
+    ``tasks``: of ops, by name; ``general``: as of CompileTasksPass; ``outputs``: of all ops.
     """
-    step = _Step(before, tasks, general)
+    step = _Step(before, tasks, general, outputs)
     made = _Copies(step, graph_protos.copy_of(before))
     made.read_instead()
-    step.outputs.add(made.copies)
-    own = OwnCopies(
-        made.graph_def, {**tasks, **made.tasks}, {**general, **made.general}, step.outputs, made.copies
-    )
+    outputs.add(made.copies)
+    own = OwnCopies(made.graph_def, {**tasks, **made.tasks}, {**general, **made.general}, made.copies)
     _check(before, own)
     return own
 
@@ -78,10 +79,14 @@ class _Step:
     """A step as it is before, and which of its results may be computed again."""
 
     def __init__(
-        self, graph_def: graph_pb2.GraphDef, tasks: Mapping[str, TaskKey], general: Mapping[str, str]
+        self,
+        graph_def: graph_pb2.GraphDef,
+        tasks: Mapping[str, TaskKey],
+        general: Mapping[str, str],
+        outputs: InferredOutputs,
     ) -> None:
         self.nodes = {node.name: node for node in graph_def.node}
-        self.general, self.outputs = general, infer_some_outputs(graph_def)
+        self.general, self.outputs = general, outputs
         self.reads = {name: list(map(split_input, data_inputs(node))) for name, node in self.nodes.items()}
         self.place = {name: (tasks[name], node.device) for name, node in self.nodes.items() if name in tasks}
         self.views = {name for name in self.place if self._is_view(self.nodes[name])}
@@ -144,9 +149,8 @@ class _Step:
             key, _ = self.place.get(name, (None, ""))
             for read, _ in map(self.behind, {read for read, _ in self.reads[name]}):
                 place = self.place.get(read)
-                if place is None or place[1] != node.device or key is None:
-                    stored.add(read)
-                elif name not in fused and place[0] == key:
+                outside = place is None or place[1] != node.device or key is None
+                if outside or (name not in fused and place == (key, node.device)):
                     stored.add(read)
         return stored
 

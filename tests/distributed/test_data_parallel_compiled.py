@@ -154,11 +154,11 @@ def test_messages_and_their_order_are_the_same(engine, monkeypatch):
 
 
 def test_where_one_rank_cannot_compile_none_does(engine, monkeypatch, runs):
-    def fails(graph_def: Any) -> None:
+    def fails(make: Any) -> None:
         raise GraphError("XLA cannot compile a task: no such op")
 
     if engine.rank == 1:
-        monkeypatch.setattr(compiled, "compile_calls", fails)
+        monkeypatch.setattr(compiled, "as_compiled", fails)
     model, callback = trained(engine, t.mlp, t.data(engine.rank), True)
     assert not runs["compiled"]
     report = callback.report

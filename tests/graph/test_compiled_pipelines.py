@@ -48,13 +48,13 @@ def left(model, history):
 @pytest.fixture
 def compiled(monkeypatch):
     """The graphs whose calls were compiled."""
-    graphs, compile_calls = [], staged.compile_calls
+    graphs, as_compiled = [], staged.as_compiled
 
-    def compiling(graph_def):
-        graphs.append(graph_def)
-        compile_calls(graph_def)
+    def compiling(make):
+        graphs.append(as_compiled(make))
+        return graphs[-1]
 
-    monkeypatch.setattr(staged, "compile_calls", compiling)
+    monkeypatch.setattr(staged, "as_compiled", compiling)
     return graphs
 
 

@@ -111,10 +111,9 @@ def test_a_task_that_has_to_be_divided_is_divided_first(first, other):
 
 
 @pytest.mark.parametrize("fused", [False, True])
-@pytest.mark.parametrize("by_layer", [False, True])
-def test_keys(fused, by_layer):
+def test_keys(fused):
     where = {"f": ("F", 2, 1), "o": ("dO", 2, 1), "w": ("dW", 2, 1), "u": ("U", 1, 3)}
-    keys = keys_of(where, (0, 0, 1), fused, by_layer)
-    assert keys["f"] == TaskKey("F", 1, 1, 2 if by_layer else None)
+    keys = keys_of(where, (0, 0, 1), fused)
+    assert keys["f"] == TaskKey("F", 1, 1)
     assert keys["w"] == (keys["o"] if fused else TaskKey("dW", 1, 1, 2))
-    assert keys["u"] == TaskKey("U", 0, 0, 1 if by_layer else None), "updates are of no micro-batch"
+    assert keys["u"] == TaskKey("U", 0, 0), "updates are of no micro-batch"

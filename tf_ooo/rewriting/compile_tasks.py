@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -18,7 +18,7 @@ from grappler_passes.graph.training_graph import TrainingGraph
 from grappler_passes.passes.base import Note, Pass, PassResult, Relaxation
 from tf_ooo.compat import xla, xla_calls
 from tf_ooo.rewriting import fused_ops, garbage, task_calls
-from tf_ooo.rewriting.task_calls import Chosen, TaskCall, TaskKey
+from tf_ooo.rewriting.task_calls import REFUSED, Chosen, TaskCall, TaskKey
 from tf_ooo.rewriting.task_copies import own_copies
 from tf_ooo.rewriting.task_functions import COMMUTATIVE, CalledOps, Functions, Port, computed
 from tf_ooo.rewriting.task_means import divided_means
@@ -41,10 +41,12 @@ class CompileTasksPass(Pass):
     Attributes:
         tasks: whose call each op is in, by name.
         general: names that ops of all micro-batches have in common.
+        refused: ops that stay as they are, as XLA could not compile the calls that they were in.
     """
 
     tasks: Mapping[str, TaskKey]
     general: Mapping[str, str]
+    refused: Set[str] = frozenset()
     name: ClassVar[str] = "compile_tasks"
     relaxes = frozenset(
         {
@@ -60,8 +62,9 @@ class CompileTasksPass(Pass):
     @garbage.collector_paused()
     def run(self, graph_def: graph_pb2.GraphDef, training_graph: TrainingGraph | None) -> PassResult:
         outputs = infer_some_outputs(graph_def)
-        divided, sums = divided_means(graph_def, self.tasks, outputs)
-        tasks, general = dict(self.tasks), dict(self.general)
+        tasks = {name: key for name, key in self.tasks.items() if name not in self.refused}
+        general = dict(self.general)
+        divided, sums = divided_means(graph_def, tasks, outputs)
         for total, mean in sums.items():
             tasks[total], general[total] = tasks[mean], total.replace(mean, general.get(mean, mean))
         own = own_copies(divided, tasks, general, outputs)
@@ -74,7 +77,13 @@ class CompileTasksPass(Pass):
             Note(COMPILED, functions[call], (call, *(names[i] for i in ops.inner if i not in chosen.copied)))
             for call, ops in called.items()
         ]
-        left = (Note(LEFT, f"{reason}: {op}", (str(count),)) for (reason, op), count in chosen.left.items())
+        refused = Counter(
+            (REFUSED, n.op) for n in graph_def.node if n.name in self.refused and n.name in self.tasks
+        )
+        left = (
+            Note(LEFT, f"{reason}: {op}", (str(count),))
+            for (reason, op), count in {**chosen.left, **refused}.items()
+        )
         moved = _Moved(chosen, called)
         return PassResult(result, bool(called), (*notes, *left), moved.replaced())
 

@@ -4,31 +4,57 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 
 import tensorflow as tf
 from tensorflow.core.framework import function_pb2, graph_pb2
 
 from tf_ooo.compat import xla_calls
 from tf_ooo.errors import GraphError
+from tf_ooo.rewriting.result import RewriteResult
 
 # A call is run once and so many times more in one function, whose own time the difference leaves out.
 _MORE = 3
 _ROUNDS = 3
+# What is left after ops were taken out may fail for another reason.
+_TRIES = 3
 # A function's name, its device, and the shapes of its arguments.
 Called = tuple[str, str, tuple[tuple[int, ...], ...]]
 
 
-def compile_calls(graph_def: graph_pb2.GraphDef) -> None:
-    """Have XLA compile each function for each device that calls it, on zeros, devices side by side.
+def as_compiled(make: Callable[[frozenset[str]], RewriteResult]) -> RewriteResult:
+    """Return a step whose calls XLA has compiled, each for each device that makes it.
 
-    GraphError: XLA cannot compile one; nothing of the step has run.
+    ``make``: rewrites the step, of which these ops stay as they are.  XLA only knows what it cannot compile,
+    as a shape that another task computes, when it tries.  GraphError: it cannot compile what is left either;
+    nothing of the step has run.
     """
-    functions, called = _functions(graph_def), dict.fromkeys(_called(graph_def).values())
+    refused = frozenset[str]()
+    for _ in range(_TRIES):
+        made = make(refused)
+        failed = _compile(made.graph_def)
+        if not failed or made.compiled is None:
+            return made
+        refused |= {op for call in failed for op in made.compiled.calls[call]}
+    raise GraphError(f"XLA cannot compile a task: {next(iter(failed.values()))}")
+
+
+def _compile(graph_def: graph_pb2.GraphDef) -> dict[str, str]:
+    """Have XLA compile each function on zeros, devices side by side; return why not, by call."""
+    functions, called = _functions(graph_def), _called(graph_def)
+    if not _why_not(functions, called.values()):
+        return {}
+    why_not = {at: _why_not(functions, [at]) for at in dict.fromkeys(called.values())}
+    return {name: why_not[at] for name, at in called.items() if why_not[at]}
+
+
+def _why_not(functions: Mapping[str, function_pb2.FunctionDef], called: Iterable[Called]) -> str:
+    """Say why XLA cannot compile functions; empty: it has."""
     try:
-        xla_calls.run_calls([(functions[name], *where) for name, *where in called])()
+        xla_calls.run_calls([(functions[name], *where) for name, *where in dict.fromkeys(called)])()
     except (tf.errors.OpError, ValueError) as error:
-        raise GraphError(f"XLA cannot compile a task: {str(error).splitlines()[0]}") from error
+        return str(error).splitlines()[0]
+    return ""
 
 
 def call_seconds(graph_def: graph_pb2.GraphDef) -> dict[str, float]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Set
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +25,7 @@ from tf_ooo.planning.model.schedule import Schedule, Task, TaskList
 from tf_ooo.planning.model.task import replica_of_part
 from tf_ooo.rewriting import passes
 from tf_ooo.rewriting.compile_tasks import CompileTasksPass
-from tf_ooo.rewriting.compiled_calls import compile_calls
+from tf_ooo.rewriting.compiled_calls import as_compiled
 from tf_ooo.rewriting.lowering import LaneOrder
 from tf_ooo.rewriting.ordering import lane_tasks, ops_of_tasks, order_lane, order_updates, too_late
 from tf_ooo.rewriting.parts import LEAST_SHARE
@@ -94,8 +94,13 @@ def rewrite_step(
     return dataclasses.replace(result, step=step if plan.compile_tasks else None)
 
 
-def rewrite_taken(step: StepGraph, plan: StagedPlan, dump_dir: passes.Folder = None) -> RewriteResult:
-    """:func:`rewrite_step` of a step that was taken apart with what the plan knows; PassError as there."""
+def rewrite_taken(
+    step: StepGraph, plan: StagedPlan, dump_dir: passes.Folder = None, refused: Set[str] = frozenset()
+) -> RewriteResult:
+    """:func:`rewrite_step` of a step that was taken apart with what the plan knows; PassError as there.
+
+    ``refused``: ops that XLA is known not to compile, with others of their tasks.
+    """
     started, homes = time.perf_counter(), plan.homes
     merges = homes.replicas > 1 or (step.count > 1 and reads_elsewhere(step, homes))
     stands_for = read_once(step, homes.replica_of_node(step)) if merges else {}
@@ -104,7 +109,7 @@ def rewrite_taken(step: StepGraph, plan: StagedPlan, dump_dir: passes.Folder = N
         graph_def = changes(step.graph_def).graph_def
         step = step.after(graph_def, repeats(graph_def))
     rewrite, left_out = _rewrite_plan(step, plan)
-    last = _compiling(step, plan, rewrite) if plan.compile_tasks else []
+    last = _compiling(step, plan, rewrite, refused) if plan.compile_tasks else []
     done = passes.placing(rewrite, plan.available, step.graph_def, dump_dir, changes, last)(step.graph_def)
     layers, where = step.graph.layers, step.where.items()
     notes = told(
@@ -151,13 +156,13 @@ def _rewrite_plan(step: StepGraph, plan: StagedPlan) -> tuple[RewritePlan, Colle
     return rewrite, left_out
 
 
-def _compiling(step: StepGraph, plan: StagedPlan, rewrite: RewritePlan) -> list[Pass]:
+def _compiling(step: StepGraph, plan: StagedPlan, rewrite: RewritePlan, refused: Set[str]) -> list[Pass]:
     """Return the passes that compile the tasks of what has a place in the order."""
     where = {name: at for name, at in step.where.items() if name in rewrite.kinds}
     general = {**step.general, **{f"{name}{SUFFIX}": f"{step.general[name]}{SUFFIX}" for name in where}}
     where |= {f"{name}{SUFFIX}": at for name, at in where.items()}
     stages, fused = plan.homes.stage_of_layer, plan.schedule.fused_backward
-    return [PlainAssignsPass(), CompileTasksPass(keys_of(where, stages, fused), general)]
+    return [PlainAssignsPass(), CompileTasksPass(keys_of(where, stages, fused), general, refused)]
 
 
 def _unordered_notes(step: StepGraph, left_out: Collection[int]) -> list[str]:
@@ -308,7 +313,10 @@ class TracedBefore:
             handle = devices.get(node.attr["index"].i) if node.op == "_Arg" else None
             if handle is not None and handle.dtype == "resource":
                 node.device = handle.device
-        result = rewrite_taken(dataclasses.replace(self.step, graph_def=graph_def), plan, dump_dir)
-        if plan.compile_tasks:
-            compile_calls(result.graph_def)
+        step = dataclasses.replace(self.step, graph_def=graph_def)
+
+        def rewritten(refused: Set[str] = frozenset()) -> RewriteResult:
+            return rewrite_taken(step, plan, dump_dir, refused)
+
+        result = as_compiled(rewritten) if plan.compile_tasks else rewritten()
         return as_function(result.graph_def, self.concrete, captured), result

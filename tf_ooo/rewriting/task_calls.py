@@ -37,6 +37,7 @@ NO_NUMBERS = "strings and handles"
 OPEN_SHAPES = "sizes that are known only when the step runs"
 IN_LOOPS = "loops and conditions"
 ALONE = "single ops between calls"
+REFUSED = "tasks that XLA cannot compile"
 
 
 @dataclass(frozen=True)

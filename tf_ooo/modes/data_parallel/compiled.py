@@ -10,8 +10,8 @@ from __future__ import annotations
 import hashlib
 import logging
 import time
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Set
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -30,7 +30,7 @@ from tf_ooo.hosts.ranks.base import Engine, Message
 from tf_ooo.modes.data_parallel.ordering import request_to_take
 from tf_ooo.report.report import Report
 from tf_ooo.rewriting.compile_tasks import CompileTasksPass
-from tf_ooo.rewriting.compiled_calls import compile_calls
+from tf_ooo.rewriting.compiled_calls import as_compiled
 from tf_ooo.rewriting.request import in_one_line
 from tf_ooo.rewriting.result import CompiledTasks, RewriteResult, as_function
 from tf_ooo.rewriting.step_graph import general_names
@@ -58,13 +58,12 @@ class _Called:
     """Steps with calls, as a function, and what was made of them."""
 
     function: Callable[[Any], Any]
-    graph_def: graph_pb2.GraphDef
-    compiled: CompiledTasks
+    result: RewriteResult
 
     @property
     def updates(self) -> dict[str, str]:
         """Return the function of each call of an update."""
-        calls = (node for node in self.graph_def.node if func_graphs.COMPILED in node.attr)
+        calls = (node for node in self.result.graph_def.node if func_graphs.COMPILED in node.attr)
         return {n.name: n.attr["f"].func.name for n in calls if n.attr["_ooo_kind"].s == b"U"}
 
 
@@ -128,7 +127,7 @@ class CompiledSteps:
             if signature not in self._called and not static:
                 concrete, graph_def = self._traced(count, batch, zeros)
                 called = _called(concrete, self._order(graph_def), self._kinds, count)
-                check_together(self._called[count].graph_def, called.graph_def)
+                check_together(self._called[count].result.graph_def, called.result.graph_def)
                 self._called[signature] = called
         keys = [count] if static else [count, signature]
         return [self._called[key] for key in keys]
@@ -152,21 +151,29 @@ class CompiledSteps:
         return concrete, _unguarded(request.latest.taken)
 
     def _say_in_report(self) -> None:
-        largest = max(self._called.values(), key=lambda called: len(called.compiled.calls))
+        compiled = [
+            (called.result.compiled, called.result.graph_def)
+            for called in self._called.values()
+            if called.result.compiled is not None
+        ]
+        largest, graph_def = max(compiled, key=lambda made: len(made[0].calls))
         others = "" if nests.is_static(self._source.element_spec) else _OTHER_SIZES
-        text = f"{largest.compiled.text}{others}"
-        self._report.change(compiled_tasks=text, rewritten_graph=largest.graph_def)
+        text = f"{largest.text}{others}"
+        self._report.change(compiled_tasks=text, rewritten_graph=graph_def)
 
 
 def _called(concrete: Any, ordered: RewriteResult, kinds: Collection[str], count: int) -> _Called:
     """Have XLA compile the tasks of these kinds of ordered steps, and return what runs them."""
     tasks = {name: key for name, key in ordered.tasks.items() if key.kind in kinds}
     general = general_names((node.name for node in ordered.graph_def.node), count)
-    done = CompileTasksPass(tasks, general)(ordered.graph_def)
-    compile_calls(done.graph_def)
+
+    def made(refused: Set[str]) -> RewriteResult:
+        done = CompileTasksPass(tasks, general, refused)(ordered.graph_def)
+        return replace(ordered, graph_def=done.graph_def, compiled=CompiledTasks.of(done.notes))
+
+    result = as_compiled(made)
     captured = [outside for outside, _ in func_graphs.captures_of(concrete)]
-    function = as_function(done.graph_def, concrete, captured)
-    return _Called(function, done.graph_def, CompiledTasks.of(done.notes))
+    return _Called(as_function(result.graph_def, concrete, captured), result)
 
 
 def _guard(graph_def: graph_pb2.GraphDef) -> None:

@@ -31,6 +31,9 @@ WEIGHTS = {
     "pipeline": 3,
     "pipeline_workers": 4,
     "replicas": 1,
+    "compiled_pipeline": 1,
+    "compiled_workers": 1,
+    "compiled_ranks": 1,
     "layerpipe": 2,
     "layerpipe_workers": 2,
 }

@@ -26,8 +26,14 @@ class Mode:
     devices: int = 0
     compiles: bool = False
 
+    @property
+    def rounds(self) -> bool:
+        """Whether a resumed training rounds otherwise: its first step runs before XLA has compiled it."""
+        return ("compile_tasks", True) in self.options
+
 
 _PIPELINE = (("mode", "pipeline"), ("microbatches", 2), ("schedule", "1f1b"))
+_BY_XLA = (("compile_tasks", True), ("first_steps", "whole"), ("profile_steps", 0))
 _LATE = (("mode", "layerpipe"), ("schedule", "layerpipe"))
 MODES = {
     "single": Mode((("schedule", "fast_forward"), ("profile_steps", 0))),
@@ -39,6 +45,16 @@ MODES = {
     "pipeline": Mode((*_PIPELINE, ("devices", 2)), devices=2),
     "pipeline_workers": Mode(_PIPELINE, workers=1),
     "replicas": Mode((*_PIPELINE, ("devices", 2), ("replicas", 2)), ranks=2, engine="horovod", devices=2),
+    "compiled_pipeline": Mode((*_PIPELINE, *_BY_XLA, ("devices", 2)), devices=2),
+    "compiled_workers": Mode((*_PIPELINE, *_BY_XLA), workers=1),
+    "compiled_ranks": Mode(
+        (
+            *(("mode", "data_parallel"), ("schedule", "reverse_first_k"), ("k", 2)),
+            *(("compile_tasks", True), ("profile_steps", 0), ("compare", False)),
+        ),
+        ranks=2,
+        engine="collectives",
+    ),
     "layerpipe": Mode((*_LATE, ("devices", 2)), devices=2),
     "layerpipe_workers": Mode(_LATE, workers=1),
 }

@@ -258,6 +258,8 @@ def train(order: Order) -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
     if ours.report.fell_back and mode.ranks == 1:
         print("not rewritten:", ours.report.fallback_reason, file=sys.stderr)
+    if mode.rounds:
+        print("compiled:", ours.report.compiled_tasks, ours.report.notes, file=sys.stderr)
     in_the_end = [] if order.fault is None else newest(training, order.disk)[1]
     ended = Ended(bits_of(model), history.history, first_epoch, (*unreadable, *in_the_end))
     unfinished = order.folder / f"unfinished{order.rank}"
@@ -267,7 +269,7 @@ def train(order: Order) -> None:
 
 def _placed(order: Order) -> dict[str, Any]:
     """Costs, so that the plan is the same whatever is measured, and the workers."""
-    if order.training.mode in ("single", "compiled", "data_parallel", "collectives"):
+    if dict(MODES[order.training.mode].options).get("mode") not in ("pipeline", "layerpipe"):
         return {}
     from tf_ooo.costs.layer_costs import LayerCosts, Link
     from tf_ooo.costs.table import CostTable

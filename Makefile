@@ -23,7 +23,7 @@ SMOKE := tests/graph/test_addons.py tests/graph/test_versions.py tests/test_smok
 JOBS ?= 3
 PYTEST := -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder --strict-skips
 
-.PHONY: gpu-hlo venv demo bench docs wheel wheel-smoke test test-quick lint horovod test-matrix smoke
+.PHONY: gpu-hlo gpu-tasks venv demo bench docs wheel wheel-smoke test test-quick lint horovod test-matrix smoke
 
 venv: $(VENV)/.installed
 
@@ -147,6 +147,15 @@ smoke: .venv-2.15/.installed
 GPU_NETWORKS = densenet121-k12 densenet121-k24 mobilenetv3l-a0.5 resnet50 encoder-6x512 lstm-2x512
 gpu-hlo: venv
 	$(foreach network,$(GPU_NETWORKS),$(BIN)/python -m benchmarks.gpu.export_hlo build/hlo $(network) &&) true
+
+# Kernels of a pipeline's compiled tasks, compiled for an H100 without one; six minutes on two cores.
+gpu-tasks: venv .venv-gpu-compiler/.installed
+	mkdir -p build/tasks
+	set -e; for stem in mlp conv transformer; do for order in 1f1b zb_h1; do at=build/tasks/$${stem}_$$order; \
+	  $(BIN)/python -m benchmarks.gpu.export_tasks build/tasks $$stem --schedule $$order; \
+	  .venv-gpu-compiler/bin/python -m benchmarks.gpu.run_hlo build/tasks $${stem}_$$order $$(cat $$at.modules) \
+	    --compile-only > $$at.kernels; done; done
+	$(BIN)/python -m benchmarks.gpu.count_tasks build/tasks
 
 # Random set-ups of a training, stock against rewritten; docs/testing.md.
 SEED ?= 1

@@ -38,7 +38,10 @@ ONE_DEVICE, UPDATE = "one-device", "one-device-update"
 @click.option("--microbatches", type=click.IntRange(2), default=4, show_default=True)
 @click.option("--schedule", default="1f1b", show_default=True)
 def main(folder: Path, network: str, devices: int, microbatches: int, schedule: str) -> None:
-    """Write FOLDER/STEM_MODULE.hlo.gz for each module, and FOLDER/STEM.json, which says what is called."""
+    """Write FOLDER/STEM_MODULE.hlo.gz for each module, and what is called in FOLDER/STEM.json.
+
+    FOLDER/STEM.modules has the names of the modules, as arguments of run_hlo.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     cpu = tf.config.list_physical_devices("CPU")[0]
     tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * devices)
@@ -63,7 +66,8 @@ def main(folder: Path, network: str, devices: int, microbatches: int, schedule: 
             "op_by_op": Counter(node.op for node in graph_def.node if _launches(node)),
         })
     )  # fmt: skip
-    click.echo(f"{folder}: {len(modules)} modules; {stem} " + " ".join(modules))
+    (folder / f"{stem}.modules").write_text(" ".join(modules))
+    click.echo(f"{folder}/{stem}: {len(modules)} modules")
 
 
 def _calls(graph_def: graph_pb2.GraphDef) -> list[Any]:

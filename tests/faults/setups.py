@@ -28,7 +28,7 @@ class Mode:
 
     @property
     def rounds(self) -> bool:
-        """Whether a resumed training rounds otherwise: its first step runs before XLA has compiled it."""
+        """Tell whether a resumed training rounds otherwise: its first step runs before XLA compiles it."""
         return ("compile_tasks", True) in self.options
 
 

@@ -33,7 +33,7 @@ def refuse(monkeypatch):
 
 
 def made_of(step):
-    """What makes calls of a step's tasks, as often as it is asked to, and the ops that it was refused."""
+    """Return a function that makes calls of a step's tasks, and the ops that it was refused each time."""
     asked = []
 
     def make(refused):

@@ -16,7 +16,7 @@ from tf_ooo.rewriting.result import RewriteResult
 # A call is run once and so many times more in one function, whose own time the difference leaves out.
 _MORE = 3
 _ROUNDS = 3
-# What is left after ops were taken out may fail for another reason.
+# After ops were taken out the others may fail for another reason.
 _TRIES = 3
 # A function's name, its device, and the shapes of its arguments.
 Called = tuple[str, str, tuple[tuple[int, ...], ...]]

@@ -59,6 +59,7 @@ class _Called:
 
     function: Callable[[Any], Any]
     result: RewriteResult
+    compiled: CompiledTasks
 
     @property
     def updates(self) -> dict[str, str]:
@@ -151,15 +152,10 @@ class CompiledSteps:
         return concrete, _unguarded(request.latest.taken)
 
     def _say_in_report(self) -> None:
-        compiled = [
-            (called.result.compiled, called.result.graph_def)
-            for called in self._called.values()
-            if called.result.compiled is not None
-        ]
-        largest, graph_def = max(compiled, key=lambda made: len(made[0].calls))
+        largest = max(self._called.values(), key=lambda called: len(called.compiled.calls))
         others = "" if nests.is_static(self._source.element_spec) else _OTHER_SIZES
-        text = f"{largest.text}{others}"
-        self._report.change(compiled_tasks=text, rewritten_graph=graph_def)
+        text = f"{largest.compiled.text}{others}"
+        self._report.change(compiled_tasks=text, rewritten_graph=largest.result.graph_def)
 
 
 def _called(concrete: Any, ordered: RewriteResult, kinds: Collection[str], count: int) -> _Called:
@@ -173,7 +169,8 @@ def _called(concrete: Any, ordered: RewriteResult, kinds: Collection[str], count
 
     result = as_compiled(made)
     captured = [outside for outside, _ in func_graphs.captures_of(concrete)]
-    return _Called(as_function(result.graph_def, concrete, captured), result)
+    function = as_function(result.graph_def, concrete, captured)
+    return _Called(function, result, result.compiled or CompiledTasks({}, 0, {}))
 
 
 def _guard(graph_def: graph_pb2.GraphDef) -> None:

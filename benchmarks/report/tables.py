@@ -19,11 +19,12 @@ TITLES = {
     "data_parallel": "Data parallel (Horovod)",
     "layerpipe": "LayerPipe",
     "one_cpu": "One CPU device",
+    "compiled": "Compiled tasks, one CPU",
     "any_size": "Larger than a worker",
     "emulated": "Emulated devices",
     "torch": "Beside torch, by efficiency",
 }
-_MEASURED = ("pipeline", "mesh", "unequal", "data_parallel", "layerpipe", "one_cpu", "torch")
+_MEASURED = ("pipeline", "mesh", "unequal", "data_parallel", "layerpipe", "one_cpu", "compiled", "torch")
 
 
 def tables_of(rows: Sequence[Row]) -> dict[str, str]:

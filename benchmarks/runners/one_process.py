@@ -3,6 +3,8 @@
 import time
 from functools import partial
 
+import tensorflow as tf
+
 import tf_ooo
 from benchmarks.cases import Case, Measured, WayRun, take_turns
 from benchmarks.models import compared, make, network_of, weights_of
@@ -24,10 +26,20 @@ def run(case: Case) -> Measured:
 
 
 def measure(case: Case) -> Measured:
-    """Run all ways in this process; the first is stock ``fit``."""
+    """Run all ways in this process; the first is stock ``fit``.
+
+    With ``devices`` and ``microbatches`` ours are pipelines on so many devices of the CPU.
+    """
     network, steps, (stock, *ours) = network_of(case.parameters), int(case.parameters["steps"]), case.ways
-    workloads = {way.name: make(network) for way in case.ways}
-    callbacks = {way.name: tf_ooo.OOOBackprop(**way.options) for way in ours}
+    pipeline = {
+        name: case.parameters[name] for name in ("devices", "microbatches") if name in case.parameters
+    }
+    if pipeline:
+        cpu = tf.config.list_physical_devices("CPU")[0]
+        devices = [tf.config.LogicalDeviceConfiguration()] * pipeline["devices"]
+        tf.config.set_logical_device_configuration(cpu, devices)
+    workloads = {way.name: make(network, pipeline.get("microbatches", 1)) for way in case.ways}
+    callbacks = {way.name: tf_ooo.OOOBackprop(**way.options, **pipeline) for way in ours}
 
     def step_s(name: str) -> float:
         """Return the seconds of a step in a short fit, with what the fit does before its first one."""
@@ -41,6 +53,8 @@ def measure(case: Case) -> Measured:
     for name, callback in callbacks.items():
         report = callback.report
         about = {"schedule": report.schedule, "moved_ops": report.moved_ops, "reason": report.fallback_reason}
+        if pipeline:
+            about["compiled_tasks"] = report.compiled_tasks
         ways[name] = WayRun(turns_s[name][_WARM:], report.predicted_step_s, about=about)
     weights = {name: weights_of(workload.model) for name, workload in workloads.items()}
     bits, ways = compared(ways, weights, weights.pop(stock.name))

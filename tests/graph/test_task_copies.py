@@ -59,6 +59,22 @@ def test_what_a_product_reads_is_stored_and_is_returned():
     assert returned(forward, lambda bent, out: tf.reduce_sum(bent, 1) + out[:, 0]) == ["MatMul", "Tanh"]
 
 
+def test_what_products_of_two_tasks_read_is_returned():
+    """Each of them would need a kernel that stores it."""
+
+    def run(number, rows):
+        with task(f"F_{number}"):
+            bent = tf.tanh(tf.matmul(rows, WIDE))
+        with task(f"dO_{number}"):
+            first = tf.matmul(bent, WIDE, transpose_b=True)
+        with task(f"U_{number}"):
+            return first, tf.matmul(bent, bent, transpose_b=True)
+
+    result = Traced(of_both(run), numbers(4, 3)).compiled()
+    returned_ops = {f.signature.name.split("_")[2]: f for f in result.graph_def.library.function}
+    assert "Tanh" not in {node.op for node in returned_ops["dO"].node_def}
+
+
 def test_nothing_is_computed_again_of_more_than_it_is():
     """One row's sum of two products is smaller than they are."""
 

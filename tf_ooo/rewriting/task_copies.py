@@ -1,8 +1,8 @@
 """Gives each task its own copy of what it reads of others and XLA computes within other kernels.
 
-XLA returns a view as a copy of its data, and what it would never store, as the exponent of an activation or a
-scaled factor of a normalization, from a kernel of its own.  A task that computes these again, of what lies
-behind them, needs neither kernels nor memory for them, as with PyTorch's min-cut partitioner.
+XLA returns a view as a copy of its data, and from a kernel of its own what it would never store, as the
+exponent of an activation.  A task that computes these again, of what lies behind them, needs neither kernels nor
+memory for them; PyTorch's min-cut partitioner does so, too.
 """
 
 from __future__ import annotations
@@ -141,17 +141,22 @@ class _Step:
     def _all_stored(self) -> set[str]:
         """Return the results that are in memory anyway.
 
-        A kernel of their own task reads them that is not elementwise, or another device, or no task.
+        A kernel of their own task that is not elementwise reads them, or kernels of two others, or another
+        device, or no task.
         """
-        stored = set()
-        fused = self.views | self._elementwise
+        stored, fused = set[str](), self.views | self._elementwise
+        read_by: dict[str, set[TaskKey]] = {}
         for name, node in self.nodes.items():
             key, _ = self.place.get(name, (None, ""))
             for read, _ in map(self.behind, {read for read, _ in self.reads[name]}):
                 place = self.place.get(read)
-                outside = place is None or place[1] != node.device or key is None
-                if outside or (name not in fused and place == (key, node.device)):
+                if place is None or key is None or place[1] != node.device:
                     stored.add(read)
+                elif name not in fused:
+                    read_by.setdefault(read, set()).add(key)
+        for read, keys in read_by.items():
+            if len(keys) > 1 or self.place[read][0] in keys:
+                stored.add(read)
         return stored
 
 

@@ -64,12 +64,26 @@ class Fits:
 
     def compiled_pipelines(self, first: Mapping[str, Any], second: Mapping[str, Any]) -> None:
         """Compares a pipeline op by op with one whose tasks XLA compiles, which has other roundings."""
-        pairs = [self._rewritten(mode="pipeline", **options) for options in (first, second)]
+        ways = [{"mode": "pipeline", **options} for options in (first, second)]
+        self._compare_compiled(*ways, lambda far: far)
+
+    def compiled_ranks(self, moves: bool, compile_tasks: bool, **options: Any) -> None:
+        """Compares two ranks op by op with the same whose tasks XLA compiles."""
+        ways = [{"mode": "data_parallel", "compile_tasks": how, **options} for how in (False, compile_tasks)]
+        self._compare_compiled(*ways, lambda far: max(self.ranks.gather(far), key=len))
+        self._assert_ranks_equal()
+
+    def _compare_compiled(
+        self,
+        first: Mapping[str, Any],
+        second: Mapping[str, Any],
+        of_all: Callable[[dict[str, float]], dict[str, float]],
+    ) -> None:
+        (of_first, one), (report, other) = (self._rewritten(**options) for options in (first, second))
         policy = keras.config.dtype_policy().name
-        far = beyond_rounding(pairs[0][1], pairs[1][1], policy)
-        for report, _ in pairs:
-            _assert_rewritten(report)
-        report = pairs[1][0]
+        far = of_all(beyond_rounding(one, other, policy))
+        _assert_rewritten(of_first)
+        _assert_rewritten(report)
         assert why_not_compiled(report) != "", f"nothing compiled: {report.notes}"
         assert not far, f"beyond rounding: in {policy}, {far}"
 
@@ -96,14 +110,17 @@ class Fits:
             self.model.steps_per_execution = 1
             bits = sum(self.ranks.gather(different(stock_horovod(), rewritten)), [])
         self._assert_same(bits, stock_horovod)
-        equal = (*self.model.trainable_variables, *self.model.optimizer.variables)
-        sums = self.ranks.gather([zlib.crc32(np.array(variable).tobytes()) for variable in equal])
-        assert sums[0] == sums[1], f"ranks differ: {sums}"
+        self._assert_ranks_equal()
         if options["schedule"] != "auto":
             _assert_rewritten(report)
             _assert_not_back(report)
         if options["schedule"] == "fast_forward" and moves:
             _assert_moved(report)
+
+    def _assert_ranks_equal(self) -> None:
+        equal = (*self.model.trainable_variables, *self.model.optimizer.variables)
+        sums = self.ranks.gather([zlib.crc32(np.array(variable).tobytes()) for variable in equal])
+        assert sums[0] == sums[1], f"ranks differ: {sums}"
 
     def _rewritten(self, **options: Any) -> tuple[Any, Trained]:
         self.stock_trains = True

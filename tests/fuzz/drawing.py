@@ -19,7 +19,7 @@ from tests.fuzz.catalogue import (
 )
 from tests.fuzz.models import Body, arguments_of, text_of
 from tests.fuzz.setups import Output, Setup
-from tests.fuzz.several import as_compiled, as_pipelines, as_ranks
+from tests.fuzz.several import as_compiled, as_compiled_ranks, as_pipelines, as_ranks
 from tests.harness.drawing import Cases, Draw
 
 # Each mode draws this beside the model.
@@ -28,6 +28,7 @@ MODES = {
     "pipeline": as_pipelines,
     "data_parallel": as_ranks,
     "compiled_pipeline": as_compiled,
+    "compiled_data_parallel": as_compiled_ranks,
 }
 UNITS = 3
 TARGETS = {

@@ -86,7 +86,7 @@ def _comparison(setup: Setup) -> str:
         del options["launch"]
     else:
         options["schedule"] = setup.schedule
-    kind = "data_parallel" if setup.ranks else "single"
+    kind = setup.mode.replace("compiled_data_parallel", "compiled_ranks")
     given = ", ".join(f"{name}={value!r}" for name, value in options.items())
     return f"fits.{kind}(moves={setup.moves}, {given})"
 

@@ -46,7 +46,10 @@ class Pipeline:
 
 @dataclass(frozen=True)
 class Ranks:
-    """Says how two ranks train: ``launch`` is a key of LAUNCHES, all else are options of the mode."""
+    """Says how two ranks train: ``launch`` is a key of LAUNCHES, all else are options of the mode.
+
+    ``compile_tasks`` is True or left out.
+    """
 
     launch: str = "horovod"
     schedule: str = "fast_forward"
@@ -56,6 +59,7 @@ class Ranks:
     compression: str = "none"
     weighting: str = "ranks"
     lockstep: str = "auto"
+    compile_tasks: bool | None = None
 
     @property
     def engine(self) -> str:
@@ -96,13 +100,13 @@ class Setup:
     @property
     def wide(self) -> bool:
         """Return whether losses and metrics are float64, too, where what is rounding is told from faults."""
-        return self.policy == "float64" and self.mode == "compiled_pipeline"
+        return self.policy == "float64" and self.mode.startswith("compiled")
 
     @property
     def mode(self) -> str:
         """Return the mode as the command names it."""
         if self.ranks:
-            return "data_parallel"
+            return "compiled_data_parallel" if self.ranks.compile_tasks else "data_parallel"
         if any(pipeline.compile_tasks for pipeline in self.pipelines):
             return "compiled_pipeline"
         return "pipeline" if self.pipelines else "single"

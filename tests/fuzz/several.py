@@ -11,7 +11,7 @@ from tests.harness.drawing import Draw
 from tf_ooo.planning.policies import schedules_of
 
 MOST_DEVICES = 4
-# A pipeline whose tasks XLA compiles is compared with these, whose updates are small where gradients are: one
+# What XLA compiles is compared with these, whose updates are small where gradients are: one
 # that is nothing but rounding has any sign.
 SMOOTH = ("SGD", "Adam", "AdamW", "Adamax", "Nadam", "Adagrad", "Adadelta", "RMSprop", "Ftrl")
 EPSILON = 1e-3
@@ -54,18 +54,30 @@ def as_pipelines(setup: Setup, draw: Draw) -> Setup:
 
 
 def as_compiled(setup: Setup, draw: Draw) -> Setup:
-    """A pipeline op by op, and another one whose tasks XLA compiles; mostly with plain steps or momentum."""
-    setup = as_pipelines(setup, draw)
+    """A pipeline op by op, and another one whose tasks XLA compiles."""
+    setup = _smooth(as_pipelines(setup, draw), draw)
     first, second = setup.pipelines
+    epochs = 2 if not second.profile_steps else 3  # the first steps run op by op
+    return replace(setup, pipelines=(first, replace(second, compile_tasks=True)), epochs=epochs)
+
+
+def as_compiled_ranks(setup: Setup, draw: Draw) -> Setup:
+    """Ranks whose steps run op by op, and the same with tasks that XLA compiles, in an order of a name."""
+    setup = _smooth(as_ranks(setup, draw), draw)
+    assert setup.ranks is not None
+    schedule = "fast_forward" if setup.ranks.schedule == "auto" else setup.ranks.schedule
+    return replace(setup, ranks=replace(setup.ranks, schedule=schedule, compile_tasks=True))
+
+
+def _smooth(setup: Setup, draw: Draw) -> Setup:
+    """With plain steps or momentum, mostly, or with one of the optimizers in which rounding stays small."""
     momentum = PLAIN.replace(")", ", momentum=0.9)")
     optimizer = draw.choice((PLAIN, momentum, ""))
     name = setup.optimizer.partition("(")[0].rpartition(".")[2]
     if not optimizer and name in SMOOTH:
         more = "" if name in ("SGD", "Ftrl") else f", epsilon={EPSILON}"
         optimizer = f"{setup.optimizer.removesuffix(')')}{more})"
-    pipelines = (first, replace(second, compile_tasks=True))
-    setup = replace(setup, epochs=2 if not second.profile_steps else 3)  # the first steps run op by op
-    return replace(setup, pipelines=pipelines, optimizer=optimizer or momentum)
+    return replace(setup, optimizer=optimizer or momentum)
 
 
 def _pipeline(schedule: str, draw: Draw) -> Pipeline:

@@ -1,8 +1,8 @@
 """Gives each task its own copy of what it reads of others and XLA computes within other kernels.
 
 XLA returns a view as a copy of its data, and from a kernel of its own what it would never store, as the
-exponent of an activation.  A task that computes these again, of what lies behind them, needs neither kernels nor
-memory for them; PyTorch's min-cut partitioner does so, too.
+exponent of an activation.  A task that computes these again, of what lies behind them, needs neither kernels
+nor memory for them; PyTorch's min-cut partitioner does so, too.
 """
 
 from __future__ import annotations

@@ -11,8 +11,8 @@ from tests.harness.drawing import Draw
 from tf_ooo.planning.policies import schedules_of
 
 MOST_DEVICES = 4
-# What XLA compiles is compared with these, whose updates are small where gradients are: one
-# that is nothing but rounding has any sign.
+# Compiled tasks are compared with these, whose updates are small where gradients are: one that is nothing
+# but rounding has any sign.
 SMOOTH = ("SGD", "Adam", "AdamW", "Adamax", "Nadam", "Adagrad", "Adadelta", "RMSprop", "Ftrl")
 EPSILON = 1e-3
 PLAIN = "keras.optimizers.SGD(learning_rate=0.02)"

@@ -48,6 +48,14 @@ def test_the_second_pipeline_is_compiled_and_updates_are_smooth():
     assert "set_floatx" not in program(replace(drawn(0, "pipeline"), policy="float64"))
 
 
+def test_ranks_are_compiled_in_an_order_of_a_name():
+    setups = [drawn(number, "compiled_data_parallel") for number in NUMBERS]
+    assert {setup.ranks.compile_tasks for setup in setups} == {True}
+    assert "auto" not in {setup.ranks.schedule for setup in setups}
+    assert {setup.ranks.launch for setup in setups} == set(LAUNCHES)
+    assert all("fits.compiled_ranks(moves=" in program(setup) for setup in setups)
+
+
 def test_all_schedules_are_in_the_suite_s_twelve():
     """They are as in tests/graph/test_random_pipelines.py; replicas and layers that run again are, too."""
     drawn_here = [pipeline for number in range(12) for pipeline in drawn(number, "pipeline").pipelines]

@@ -12,6 +12,7 @@ import keras
 import numpy as np
 
 import tf_ooo
+from tf_ooo.rewriting.task_calls import REFUSED
 
 BATCH_SIZE = 4
 Trained = list[tuple[str, Any]]
@@ -85,6 +86,7 @@ class Fits:
         _assert_rewritten(of_first)
         _assert_rewritten(report)
         assert why_not_compiled(report) != "", f"nothing compiled: {report.notes}"
+        assert REFUSED not in report.compiled_tasks, f"not compiled: {report.compiled_tasks}"
         assert not far, f"beyond rounding: in {policy}, {far}"
 
     def data_parallel(self, moves: bool, compression: str = "none", **options: Any) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from tests.graph.test_compile_tasks import traced_training
 from tf_ooo.errors import GraphError
@@ -32,6 +34,12 @@ def refuse(monkeypatch):
     return set_to
 
 
+@dataclass(frozen=True)
+class Made:
+    graph_def: Any
+    compiled: CompiledTasks
+
+
 def made_of(step):
     """Return a function that makes calls of a step's tasks, and the ops that it was refused each time."""
     asked = []
@@ -39,7 +47,7 @@ def made_of(step):
     def make(refused):
         asked.append(refused)
         done = CompileTasksPass(step.tasks, step.general, refused)(step.before)
-        return SimpleNamespace(graph_def=done.graph_def, compiled=CompiledTasks.of(done.notes))
+        return Made(done.graph_def, CompiledTasks.of(done.notes))
 
     return make, asked
 
@@ -53,7 +61,8 @@ def test_a_task_that_is_refused_stays_op_by_op(refuse):
     assert {name.split("/")[1].split("_")[0] for name in result.compiled.calls} == {"F", "U"}
     left = {name for name in step.tasks if name.startswith("dO")}
     assert left <= {node.name for node in result.graph_def.node}
-    assert result.compiled.text.endswith(f"op by op: {len(asked[-1])} tasks that XLA cannot compile")
+    said = f"op by op: {len(asked[-1])} tasks that XLA cannot compile (no kernel for "
+    assert said in result.compiled.text
     for was, now in zip(step.run(step.before), step.run(result.graph_def), strict=True):
         np.testing.assert_allclose(now, was, rtol=1e-5)
 
@@ -61,8 +70,21 @@ def test_a_task_that_is_refused_stays_op_by_op(refuse):
 def test_nothing_is_left_to_compile(refuse):
     refuse("F", "dO", "U")
     make, asked = made_of(traced_training())
-    assert as_compiled(make).compiled.calls == {}
-    assert len(asked) == 2
+    with pytest.raises(GraphError, match="XLA cannot compile a task: no kernel for ooo_task"):
+        as_compiled(make)
+    assert [bool(refused) for refused in asked] == [False, True, True]
+
+
+@pytest.mark.parametrize("error", [tf.errors.ResourceExhaustedError, tf.errors.UnavailableError])
+def test_a_full_or_lost_device_refuses_nothing(monkeypatch, error):
+    def run():
+        raise error(None, None, "no more\nof it")
+
+    monkeypatch.setattr(compiled_calls.xla_calls, "run_calls", lambda calls: run)
+    make, asked = made_of(traced_training())
+    with pytest.raises(GraphError, match="XLA cannot compile a task: no more$"):
+        as_compiled(make)
+    assert asked == [frozenset()]
 
 
 def test_what_always_fails_is_an_error(monkeypatch):

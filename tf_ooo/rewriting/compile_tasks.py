@@ -12,7 +12,14 @@ from tensorflow.core.framework import function_pb2, graph_pb2, node_def_pb2
 from grappler_passes.compat import graph_protos
 from grappler_passes.compat.shape_inference import infer_some_outputs
 from grappler_passes.errors import GraphError, VerifyError
-from grappler_passes.graph.dependencies import Context, GraphIndex, conflicts, has_side_effects
+from grappler_passes.graph.dependencies import (
+    ENTERS,
+    SWITCHES,
+    Context,
+    GraphIndex,
+    conflicts,
+    has_side_effects,
+)
 from grappler_passes.graph.node_input import control_inputs, data_inputs, split_input, tensor
 from grappler_passes.graph.training_graph import TrainingGraph
 from grappler_passes.passes.base import Note, Pass, PassResult, Relaxation
@@ -64,17 +71,24 @@ class CompileTasksPass(Pass):
         outputs = infer_some_outputs(graph_def)
         tasks = {name: key for name, key in self.tasks.items() if name not in self.refused}
         general = dict(self.general)
-        divided, sums = divided_means(graph_def, tasks, outputs)
+        inside = _in_loops(graph_def)
+        outside = {name: key for name, key in tasks.items() if name not in inside}
+        divided, sums = divided_means(graph_def, outside, outputs)
         for total, mean in sums.items():
-            tasks[total], general[total] = tasks[mean], total.replace(mean, general.get(mean, mean))
-        own = own_copies(divided, tasks, general, outputs)
-        chosen = task_calls.choose(own.graph_def, own.tasks, own.general, outputs)
+            outside[total] = tasks[mean]
+            general[total] = general.get(mean, mean) + total.removeprefix(mean)
+        own = own_copies(divided, outside, general, outputs)
+        chosen = task_calls.choose(own.graph_def, {**tasks, **own.tasks}, own.general, outputs)
         result, called = with_calls(own.graph_def, chosen, own.general)
         check(chosen, result, called)
         functions = {node.name: node.attr["f"].func.name for node in result.node if node.name in called}
-        names = chosen.index.names
+        names, new = chosen.index.names, own.copies.keys() | sums.keys()
         notes = [
-            Note(COMPILED, functions[call], (call, *(names[i] for i in ops.inner if i not in chosen.copied)))
+            Note(
+                COMPILED,
+                functions[call],
+                (call, *(names[i] for i in ops.inner if i not in chosen.copied and names[i] not in new)),
+            )
             for call, ops in called.items()
         ]
         refused = Counter(
@@ -101,18 +115,28 @@ def with_calls(
     for name, (call, function, ops) in made.items():
         shapes = [chosen.outputs[chosen.index.names[i]][port].shape or () for i, port in ops.inputs]
         node = xla_calls.call_node(name, function, moved.inputs(ops.inputs, ops.controls), shapes)
-        _mark(node, chosen.nodes[call.ops[0]])
+        _mark(node, call, chosen.nodes[call.ops[0]])
         result.node.append(node)
     result.node.extend(moved.others())
     return result, called
 
 
-def _mark(node: node_def_pb2.NodeDef, first: node_def_pb2.NodeDef) -> None:
-    """Put a call where its first op was, with that one's marks."""
+def _in_loops(graph_def: graph_pb2.GraphDef) -> set[str]:
+    """Return the names of ops within loops and branches, which stay as they are."""
+    if not any(node.op in ENTERS or node.op in SWITCHES for node in graph_def.node):
+        return set()
+    index = GraphIndex(graph_def)
+    return {name for name, context in zip(index.names, index.contexts, strict=True) if context != Context()}
+
+
+def _mark(node: node_def_pb2.NodeDef, call: TaskCall, first: node_def_pb2.NodeDef) -> None:
+    """Put a call where its first op was, with that one's marks, but for the kind, which is the call's."""
     node.device = first.device
     for mark in _MARKS:
         if mark in first.attr:
             node.attr[mark].CopyFrom(first.attr[mark])
+    if "_ooo_kind" in node.attr:
+        node.attr["_ooo_kind"].s = call.key.kind.encode()
 
 
 def _named(calls: Iterable[TaskCall]) -> dict[str, TaskCall]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 
 import tensorflow as tf
 from tensorflow.core.framework import function_pb2, graph_pb2
@@ -18,6 +19,10 @@ _MORE = 3
 _ROUNDS = 3
 # After ops were taken out the others may fail for another reason.
 _TRIES = 3
+_REFUSALS = (
+    *(tf.errors.InvalidArgumentError, tf.errors.UnimplementedError, tf.errors.NotFoundError),
+    *(tf.errors.FailedPreconditionError, tf.errors.InternalError),
+)
 # A function's name, its device, and the shapes of its arguments.
 Called = tuple[str, str, tuple[tuple[int, ...], ...]]
 
@@ -29,14 +34,16 @@ def as_compiled(make: Callable[[frozenset[str]], RewriteResult]) -> RewriteResul
     as a shape that another task computes, when it tries.  GraphError: it cannot compile what is left either;
     nothing of the step has run.
     """
-    refused = frozenset[str]()
+    refused, why_not = frozenset[str](), ""
     for _ in range(_TRIES):
         made = make(refused)
+        assert made.compiled is not None
         failed = _compile(made.graph_def)
-        if not failed or made.compiled is None:
-            return made
+        if not failed and (made.compiled.calls or not why_not):
+            return replace(made, compiled=replace(made.compiled, why_not=why_not))
         refused |= {op for call in failed for op in made.compiled.calls[call]}
-    raise GraphError(f"XLA cannot compile a task: {next(iter(failed.values()))}")
+        why_not = why_not or next(iter(failed.values()))
+    raise GraphError(f"XLA cannot compile a task: {why_not}")
 
 
 def _compile(graph_def: graph_pb2.GraphDef) -> dict[str, str]:
@@ -49,11 +56,13 @@ def _compile(graph_def: graph_pb2.GraphDef) -> dict[str, str]:
 
 
 def _why_not(functions: Mapping[str, function_pb2.FunctionDef], called: Iterable[Called]) -> str:
-    """Say why XLA cannot compile functions; empty: it has."""
+    """Say why XLA cannot compile functions; empty: it has.  GraphError: something else is in the way."""
     try:
         xla_calls.run_calls([(functions[name], *where) for name, *where in dict.fromkeys(called)])()
-    except (tf.errors.OpError, ValueError) as error:
+    except (*_REFUSALS, ValueError) as error:
         return str(error).splitlines()[0]
+    except tf.errors.OpError as error:  # a device that is full, or a worker that is lost
+        raise GraphError(f"XLA cannot compile a task: {str(error).splitlines()[0]}") from error
     return ""
 
 

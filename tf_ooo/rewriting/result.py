@@ -46,12 +46,14 @@ class Orders:
 class CompiledTasks:
     """Holds the ops of each call that XLA compiles, by its name, and how many functions they share.
 
-    ``left``: numbers of ops that belong to tasks and run by themselves, by the reason.
+    ``left``: numbers of ops that belong to tasks and run by themselves, by the reason; ``why_not``: what XLA
+    says of the first task that it refused.
     """
 
     calls: Mapping[str, Sequence[str]]
     functions: int
     left: Mapping[str, int]
+    why_not: str = ""
 
     @classmethod
     def of(cls, notes: Iterable[Note]) -> CompiledTasks:
@@ -73,7 +75,8 @@ class CompiledTasks:
         ops = sum(map(len, self.calls.values()))
         left = ", ".join(f"{count} {reason}" for reason, count in sorted(self.left.items()))
         said = f"{ops} ops in {len(self.calls)} calls of {self.functions} functions"
-        return f"{said}; op by op: {left}" if left else said
+        said = f"{said}; op by op: {left}" if left else said
+        return f"{said} ({self.why_not})" if self.why_not else said
 
 
 @dataclass(frozen=True)

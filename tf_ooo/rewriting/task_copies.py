@@ -18,6 +18,7 @@ from grappler_passes.compat.shape_inference import InferredOutputs
 from grappler_passes.errors import VerifyError
 from grappler_passes.graph.node_input import control_inputs, data_inputs, split_input, tensor
 from tf_ooo.rewriting.task_calls import TaskKey
+from tf_ooo.rewriting.task_functions import computed
 
 # They rename what they are given; all else that they read is constant.
 _VIEWS = frozenset({"ExpandDims", "Identity", "Reshape", "Squeeze"})
@@ -110,18 +111,23 @@ class _Step:
         return self._again[name, steps]
 
     def _found_again(self, name: str, steps: int) -> Again | None:
-        if name not in self._elementwise or name in self._stored or not steps:
+        if not self._may_be_again(name) or not steps:
             return None
         ops, given = {name}, set[str]()
         for read, views in (self.behind(read) for read, _ in self.reads[name]):
             ops.update(views)
-            further = self.again(read, steps - 1) if self.place.get(read) == self.place[name] else None
-            if further is not None:
+            if self._may_be_again(read) and self.place[read] == self.place[name]:
+                further = self.again(read, steps - 1)
+                if further is None:
+                    return None
                 ops |= further.ops
                 given |= further.given
             elif self.nodes[read].op != "Const":
                 given.add(read)
         return Again(ops, given)
+
+    def _may_be_again(self, name: str) -> bool:
+        return name in self._elementwise and name not in self._stored
 
     def bytes_of(self, name: str) -> int:
         """Return the bytes of an op's results, of any micro-batch; a size that is not known counts as one."""
@@ -144,7 +150,9 @@ class _Step:
         A kernel of their own task that is not elementwise reads them, or kernels of two others, or another
         device, or no task.
         """
-        stored, fused = set[str](), self.views | self._elementwise
+        # Numbers that are compared for equality have to be the same ones.
+        compared = {name for name in self._elementwise if self.nodes[name].op in ("Equal", "NotEqual")}
+        stored, fused = set[str](), self.views | self._elementwise - compared
         read_by: dict[str, set[TaskKey]] = {}
         for name, node in self.nodes.items():
             key, _ = self.place.get(name, (None, ""))
@@ -166,6 +174,7 @@ class _Copies:
     def __init__(self, step: _Step, graph_def: graph_pb2.GraphDef) -> None:
         self._step, self.graph_def = step, graph_def
         self.copies: dict[str, str] = {}
+        self._devices: dict[tuple[str, TaskKey], list[str]] = {}  # of the copies of an op that a task has
         self.tasks: dict[str, TaskKey] = {}
         self.general: dict[str, str] = {}
 
@@ -180,7 +189,7 @@ class _Copies:
             for node in nodes:
                 reads = self._step.reads[node.name]
                 if not copied.isdisjoint(name for name, _ in reads):
-                    node.input[:] = [self._own(*read, place, copied) for read in reads] + control_inputs(node)
+                    node.input[:] = [self._own(*read, node, copied) for read in reads] + control_inputs(node)
 
     def _copied(self, place: Place, nodes: Iterable[node_def_pb2.NodeDef]) -> set[str]:
         """Return of which ops of others a task has copies: views, and what takes no more memory so."""
@@ -199,20 +208,40 @@ class _Copies:
                     given |= again.given
         return copied
 
-    def _own(self, name: str, port: int, place: Place, copied: set[str]) -> str:
-        """Return the text for a tensor as this task reads it."""
-        step, (key, device) = self._step, place
+    def _own(self, name: str, port: int, reader: node_def_pb2.NodeDef, copied: set[str]) -> str:
+        """Return the text for a tensor as the task of a reader reads it."""
+        step, place = self._step, self._step.place[reader.name]
         if name not in copied or step.place[name] == place:
             return tensor(name, port)
-        copy = f"{name}{_SUFFIX}/{key.of_all}_{key.microbatch}"
-        if copy not in self.copies:
+        key, device = place
+        devices = self._devices.setdefault((name, key), [])
+        new = device not in devices
+        if new:
+            devices.append(device)
+        of_device = f"_device_{devices.index(device)}" if devices.index(device) else ""
+        copy = f"{name}{_SUFFIX}/{key.of_all}_{key.microbatch}{of_device}"
+        if new:
             self.copies[copy], self.tasks[copy] = name, key
-            self.general[copy] = f"{step.general.get(name, name)}{_SUFFIX}/{key.of_all}"
-            made = self.graph_def.node.add()
-            made.CopyFrom(step.nodes[name])
-            made.name, made.device = copy, device
-            made.input[:] = [self._own(*read, place, copied) for read in step.reads[name]]
+            self.general[copy] = f"{step.general.get(name, name)}{_SUFFIX}/{key.of_all}{of_device}"
+            self.graph_def.node.append(self._copied_op(step.nodes[name], copy, reader, copied))
         return tensor(copy, port)
+
+    def _copied_op(
+        self, original: node_def_pb2.NodeDef, name: str, reader: node_def_pb2.NodeDef, copied: set[str]
+    ) -> node_def_pb2.NodeDef:
+        """Return a copy of an op with its reader's marks, as it is of that one's task."""
+        made = computed(original)
+        made.name, made.device = name, reader.device
+        made.input.extend(self._own(*read, reader, copied) for read in self._step.reads[original.name])
+        made.input.extend(_waits(original, reader.device))
+        for mark in (mark for mark in reader.attr if mark.startswith("_ooo")):
+            made.attr[mark].CopyFrom(reader.attr[mark])
+        return made
+
+
+def _waits(original: node_def_pb2.NodeDef, device: str) -> list[str]:
+    """Return what a copy on a device waits for: elsewhere the tensor that it reads says enough."""
+    return control_inputs(original) if original.device == device else []
 
 
 def _check(before: graph_pb2.GraphDef, made: OwnCopies) -> None:
@@ -229,7 +258,7 @@ def _check(before: graph_pb2.GraphDef, made: OwnCopies) -> None:
         read = [(made.copies.get(name, name), port) for name, port in map(split_input, data_inputs(node))]
         if read != list(map(split_input, data_inputs(original))):
             raise VerifyError(node.name, "data inputs", "reads other tensors")
-        if node.name not in made.copies and control_inputs(node) != control_inputs(original):
+        if control_inputs(node) != _waits(original, node.device):
             raise VerifyError(node.name, "waits", "waits for others")
-        if (node.op, node.attr) != (original.op, original.attr):
+        if computed(node) != computed(original):
             raise VerifyError(node.name, "attributes", f"is not what {original.name!r} is")

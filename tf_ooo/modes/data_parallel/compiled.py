@@ -168,9 +168,10 @@ def _called(concrete: Any, ordered: RewriteResult, kinds: Collection[str], count
         return replace(ordered, graph_def=done.graph_def, compiled=CompiledTasks.of(done.notes))
 
     result = as_compiled(made)
+    assert result.compiled is not None
     captured = [outside for outside, _ in func_graphs.captures_of(concrete)]
     function = as_function(result.graph_def, concrete, captured)
-    return _Called(function, result, result.compiled or CompiledTasks({}, 0, {}))
+    return _Called(function, result, result.compiled)
 
 
 def _guard(graph_def: graph_pb2.GraphDef) -> None:

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import keras
 import numpy as np
+import tensorflow as tf
 from keras import KerasTensor, layers
 from keras.layers import Dense, LayerNormalization
 
@@ -134,6 +135,12 @@ def make(network: Network | ScriptNetwork, microbatches: int = 1) -> Workload:
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile(network.optimizer(), loss, jit_compile=False)
     return Workload(model, *network.data(rows))
+
+
+def make_devices(count: int) -> None:
+    """Make so many devices of the CPU, before TensorFlow's first op."""
+    cpu = tf.config.list_physical_devices("CPU")[0]
+    tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * count)
 
 
 def weights_of(model: keras.Model) -> Weights:

@@ -14,7 +14,7 @@ from benchmarks import torch_orders
 from benchmarks.cases import Case, Measured, Way, take_turns
 from benchmarks.emulated.costs import ROWS, WIDTH, costs_of
 from benchmarks.emulated.observed import Observed
-from benchmarks.models import SEED, Workload
+from benchmarks.models import SEED, Workload, make_devices
 from benchmarks.runners.steps import Fit, Profile, started, train_in_turns
 from tf_ooo import Link, Pipeline
 from tf_ooo.costs.table import CostTable
@@ -107,8 +107,7 @@ def measured(case: Case, cluster: str) -> Measured:
     tf.config.threading.set_intra_op_parallelism_threads(1)
     tf.config.threading.set_inter_op_parallelism_threads(2 * devices + 4)
     if not cluster:
-        (cpu,) = tf.config.list_physical_devices("CPU")
-        tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * devices)
+        make_devices(devices)
     parameters, log = {"task_s": None, **case.parameters}, Log(environ[LOG])
     names = ("model", "layers", "devices", "task_s", "latency_s")
     table = costs_of(*(parameters[name] for name in names))

@@ -28,10 +28,12 @@ def counted(path: Path) -> list[dict[str, object]]:
     for stage, function, times in said["calls"]:
         ours[stage] += kernels[function] * times
         updates[stage] += kernels[function] * times if "_U_" in function else 0
-    one = {stage: kernels[f"stage-{stage}"] * count + updates[stage] for stage in sorted(ours)}
+    in_one_module = {stage: kernels[f"stage-{stage}"] * count + updates[stage] for stage in sorted(ours)}
     alone = sum(said["op_by_op"].values())
     of_keras = kernels[ONE_DEVICE] * count + kernels[UPDATE]
-    table = [(f"stage {stage}", ours[stage], one[stage]) for stage in one]
+    table = [
+        (f"stage {stage}", ours[stage], kernels_in_one) for stage, kernels_in_one in in_one_module.items()
+    ]
     table.append(("all, with single ops, and Keras's step", ours.total() + alone, of_keras))
     return [
         {

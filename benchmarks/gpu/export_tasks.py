@@ -43,8 +43,7 @@ def main(folder: Path, network: str, devices: int, microbatches: int, schedule: 
     FOLDER/STEM.modules has the names of the modules, as arguments of run_hlo.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    cpu = tf.config.list_physical_devices("CPU")[0]
-    tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * devices)
+    models.make_devices(devices)
     model, x, y = models.make(NETWORKS[network], microbatches)
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile(keras.optimizers.Adam(1e-3), loss, jit_compile=False)
@@ -90,8 +89,8 @@ def _tasks(graph_def: graph_pb2.GraphDef) -> Iterator[tuple[str, str]]:
     for stage in sorted({_place(call)[0] for call in calls}):
         own = [call for call in calls if _place(call)[0] == stage and _is_of_second(call)]
         names = {call.name for call in own}
-        others = (text for node in graph_def.node if node.name not in names for text in data_inputs(node))
-        returned = sorted({text for text in others if split_input(text)[0] in names})
+        read = {text for node in graph_def.node if node.name not in names for text in data_inputs(node)}
+        returned = sorted(text for text in read if split_input(text)[0] in names)
         yield f"stage-{stage}", _hlo_of_calls(own, functions, returned)
 
 
@@ -144,7 +143,7 @@ def _one_device(model: keras.Model, loss: Any, x: np.ndarray, y: np.ndarray, row
         with tf.GradientTape() as tape:
             value = loss(labels, model(inputs, training=True))
         new = tape.gradient(value, [weight.value for weight in weights])
-        return [value, *(total + tf.convert_to_tensor(one) for total, one in zip(sums, new, strict=True))]
+        return [value, *(total + tf.convert_to_tensor(added) for total, added in zip(sums, new, strict=True))]
 
     def update(*sums: Any) -> None:
         optimizer.apply(sums, weights)

@@ -3,11 +3,9 @@
 import time
 from functools import partial
 
-import tensorflow as tf
-
 import tf_ooo
 from benchmarks.cases import Case, Measured, WayRun, take_turns
-from benchmarks.models import compared, make, network_of, weights_of
+from benchmarks.models import compared, make, make_devices, network_of, weights_of
 from benchmarks.processes import command, quiet, result_of
 
 # Fits of each way that are not counted.
@@ -35,9 +33,7 @@ def measure(case: Case) -> Measured:
         name: case.parameters[name] for name in ("devices", "microbatches") if name in case.parameters
     }
     if pipeline:
-        cpu = tf.config.list_physical_devices("CPU")[0]
-        devices = [tf.config.LogicalDeviceConfiguration()] * pipeline["devices"]
-        tf.config.set_logical_device_configuration(cpu, devices)
+        make_devices(pipeline["devices"])
     workloads = {way.name: make(network, pipeline.get("microbatches", 1)) for way in case.ways}
     callbacks = {way.name: tf_ooo.OOOBackprop(**way.options, **pipeline) for way in ours}
 

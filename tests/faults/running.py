@@ -316,17 +316,17 @@ class _Run:
                 name: values[len(values) - len(mine.history.get(name, values)) :]
                 for name, values in wanted.history.items()
             }
-            same_bits = mine.bits == wanted.bits or MODES[self.setup.training.mode].rounds
-            if not same_bits or (mine.history and not self._alike(mine.history, tails)):
+            if not self._are_same(mine, wanted.bits, tails):
                 raise Failed(
                     "other bits", f"rank {rank}: {mine} instead of {wanted}\n{self.processes.said()}"
                 )
 
-    def _alike(self, mine: dict[str, list[float]], wanted: dict[str, list[float]]) -> bool:
+    def _are_same(self, mine: Ended, bits: int, history: dict[str, list[float]]) -> bool:
+        """The bits and the history, or the history up to rounding."""
         if not MODES[self.setup.training.mode].rounds:
-            return mine == wanted
-        return mine.keys() == wanted.keys() and all(
-            np.allclose(mine[name], wanted[name], rtol=1e-4, atol=1e-6) for name in mine
+            return mine.bits == bits and mine.history in ({}, history)
+        return mine.history.keys() in (set(), history.keys()) and all(
+            np.allclose(values, history[name], rtol=1e-4, atol=1e-6) for name, values in mine.history.items()
         )
 
 

@@ -36,12 +36,12 @@ def as_compiled(make: Callable[[frozenset[str]], RewriteResult]) -> RewriteResul
     """
     refused, why_not = frozenset[str](), ""
     for _ in range(_TRIES):
-        made = make(refused)
-        assert made.compiled is not None
-        failed = _compile(made.graph_def)
-        if not failed and (made.compiled.calls or not why_not):
-            return replace(made, compiled=replace(made.compiled, why_not=why_not))
-        refused |= {op for call in failed for op in made.compiled.calls[call]}
+        result = make(refused)
+        assert result.compiled is not None
+        failed = _compile(result.graph_def)
+        if not failed and (result.compiled.calls or not why_not):
+            return replace(result, compiled=replace(result.compiled, why_not=why_not))
+        refused |= {op for call in failed for op in result.compiled.calls[call]}
         why_not = why_not or next(iter(failed.values()))
     raise GraphError(f"XLA cannot compile a task: {why_not}")
 

@@ -60,10 +60,10 @@ def own_copies(
     ``tasks``: of ops, by name; ``general``: as of CompileTasksPass; ``outputs``: of all ops.
     """
     step = _Step(before, tasks, general, outputs)
-    made = _Copies(step, graph_protos.copy_of(before))
-    made.read_instead()
-    outputs.add(made.copies)
-    own = OwnCopies(made.graph_def, {**tasks, **made.tasks}, {**general, **made.general}, made.copies)
+    new = _Copies(step, graph_protos.copy_of(before))
+    new.read_instead()
+    outputs.add(new.copies)
+    own = OwnCopies(new.graph_def, {**tasks, **new.tasks}, {**general, **new.general}, new.copies)
     _check(before, own)
     return own
 
@@ -215,12 +215,12 @@ class _Copies:
             return tensor(name, port)
         key, device = place
         devices = self._devices.setdefault((name, key), [])
-        new = device not in devices
-        if new:
+        if device not in devices:
             devices.append(device)
-        of_device = f"_device_{devices.index(device)}" if devices.index(device) else ""
+        number = devices.index(device)
+        of_device = f"_device_{number}" if number else ""
         copy = f"{name}{_SUFFIX}/{key.of_all}_{key.microbatch}{of_device}"
-        if new:
+        if copy not in self.copies:
             self.copies[copy], self.tasks[copy] = name, key
             self.general[copy] = f"{step.general.get(name, name)}{_SUFFIX}/{key.of_all}{of_device}"
             self.graph_def.node.append(self._copied_op(step.nodes[name], copy, reader, copied))
@@ -230,13 +230,13 @@ class _Copies:
         self, original: node_def_pb2.NodeDef, name: str, reader: node_def_pb2.NodeDef, copied: set[str]
     ) -> node_def_pb2.NodeDef:
         """Return a copy of an op with its reader's marks, as it is of that one's task."""
-        made = computed(original)
-        made.name, made.device = name, reader.device
-        made.input.extend(self._own(*read, reader, copied) for read in self._step.reads[original.name])
-        made.input.extend(_waits(original, reader.device))
+        copy = computed(original)
+        copy.name, copy.device = name, reader.device
+        copy.input.extend(self._own(*read, reader, copied) for read in self._step.reads[original.name])
+        copy.input.extend(_waits(original, reader.device))
         for mark in (mark for mark in reader.attr if mark.startswith("_ooo")):
-            made.attr[mark].CopyFrom(reader.attr[mark])
-        return made
+            copy.attr[mark].CopyFrom(reader.attr[mark])
+        return copy
 
 
 def _waits(original: node_def_pb2.NodeDef, device: str) -> list[str]:

@@ -47,3 +47,29 @@ def test_what_goes_round_in_two_variables_is_seen_in_both():
         return first.read_value()
 
     assert origin_of(around, 1) == OWN
+
+
+@pytest.mark.parametrize("where", ["function", "condition"])
+def test_a_variable_given_what_was_computed_of_it_in_a_called_function(where):
+    """The function's result depends on what is assigned outside of it, which depends on the result."""
+    state = tf.Variable([0.0, 0.0])
+    double = tf.function(lambda: 2.0 * state.read_value(), autograph=False)
+
+    def read(x):
+        if where == "function":
+            return double()
+        return tf.cond(x[0] > 0.0, state.read_value, double)
+
+    def stepped(x, more):
+        result = read(x)
+        state.assign(result + more)
+        return read(x)
+
+    assert origin_of(lambda x: stepped(x, 1.0), 1) == 0
+    assert origin_of(lambda x: stepped(x, x), 1) == OWN
+
+
+def test_each_call_of_a_function_is_told_apart():
+    double = tf.function(lambda x: 2.0 * x, autograph=False)
+    assert origin_of(lambda x: (double(tf.ones(2)), double(x))[1], 1) == OWN
+    assert origin_of(lambda x: (double(x), double(tf.ones(2)))[1], 1) == 0

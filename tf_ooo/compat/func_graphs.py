@@ -159,6 +159,8 @@ def set_random_numbers(graph: Any, number: float = 0.37) -> None:
 
 # On the communications of a gradient that travels in slices: which of them.
 PART_ATTR = "_ooo_part"
+# On the ops of a message: its name.
+_MESSAGE_ATTR = "_ooo_message"
 # Grappler's arithmetic optimizer writes this on sums that it has looked at: with it, a chain of sums stays a
 # chain. Else it becomes one AddN, which keeps the gradients of all micro-batches alive to the end.
 _LEAVE_SUMS = "_grappler_ArithmeticOptimizer_AddOpsRewriteStage"
@@ -189,6 +191,18 @@ def numbered_turn(number: int) -> AbstractContextManager[None]:
 def numbered_part(number: int) -> AbstractContextManager[None]:
     """Ops made inside say which slice they belong to; of no use where ops run at once."""
     return contextlib.nullcontext() if tf.executing_eagerly() else _marked({PART_ATTR: AttrValue(i=number)})
+
+
+def named_message(name: str) -> AbstractContextManager[None]:
+    """Ops made inside say which message they belong to; of no use where ops run at once.
+
+    Grappler merges ops that compute the same, and takes Horovod's for such.  Two weights have the same
+    gradient on all ranks, but Grappler may see so on one only, as where it knows the size of a batch: the
+    other ranks would wait for a message that is gone.  It merges no ops whose attributes differ.
+    """
+    if tf.executing_eagerly():
+        return contextlib.nullcontext()
+    return _marked({_MESSAGE_ATTR: AttrValue(s=name.encode())})
 
 
 def marked_sums() -> AbstractContextManager[None]:

@@ -13,6 +13,7 @@ import operator
 import re
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -61,6 +62,30 @@ _ADDED = {"Add", "AddN", "AddV2", "Select", "SelectV2", "Sub"}  # sums with othe
 _SCALED = {"ClipByValue", "DivNoNan", "Maximum", "Minimum", "Mul", "MulNoNan", "RealDiv"}  # and scalars.
 
 
+@dataclass(frozen=True, eq=False)
+class _Call:
+    """A call of a function; ``given`` are its arguments, by the ``id`` of the placeholder of each.
+
+    ``around`` is the call in whose function the op stands; None: it stands in the graph under way.
+    """
+
+    op: tf.Operation
+    around: _Call | None
+    given: dict[int, Any]
+
+
+@dataclass(frozen=True)
+class _At:
+    """A tensor, of a called function in one of its calls."""
+
+    call: _Call | None
+    tensor: Any
+
+    @property
+    def key(self) -> tuple[int, int]:
+        return id(self.call), id(self.tensor)
+
+
 class Origins:
     """Finds where the tensors of a graph under way come from.
 
@@ -68,67 +93,70 @@ class Origins:
 
     Args:
         weights: variables of which that is not true: what is trained, and what optimizers keep.
-        inputs: origins of a called function's placeholders, by ``id``; others are given from outside, as own.
     """
 
-    def __init__(self, weights: Iterable[Any] = (), inputs: dict[int, int] | None = None) -> None:
+    def __init__(self, weights: Iterable[Any] = ()) -> None:
         self._weights = list(weights)
         self._handles = {id(variable.handle) for variable in self._weights}
-        self._inputs = inputs or {}
         self._captured: dict[int, dict[int, Any]] = {}  # what placeholders stand for, by graph
         # The values that ops of a graph assign, by the ``id`` of the variable's handle outside of all.
         self._assigned: dict[int, dict[int, list[Any]]] = {}
-        self._known: dict[int, int] = {}
+        self._known: dict[tuple[int, int], int] = {}
         self._kept: list[Any] = []  # an id is only as good as its tensor lives
-        self._called: dict[int, list[tuple[Any, Origins]]] = {}
+        self._calls: dict[tuple[int, int], list[tuple[Any, _Call]]] = {}
 
     def of(self, tensor: tf.Tensor) -> int:
         """``OWN``, ``REDUCED``, both or 0."""
-        waiting, circles = [tensor], False
-        opened: dict[int, Sequence[Any]] = {}  # sources, by id
-        closed: list[tuple[Any, Sequence[Any]]] = []
+        first, circles = _At(None, tensor), False
+        waiting = [first]
+        opened: dict[tuple[int, int], list[_At]] = {}  # sources
+        closed: list[tuple[_At, list[_At]]] = []
         while waiting:
             here = waiting[-1]
-            if id(here) in self._known:
+            if here.key in self._known:
                 waiting.pop()
-            elif id(here) in opened:
+            elif here.key in opened:
                 waiting.pop()
-                closed.append((here, opened[id(here)]))
-                self._known[id(here)] = self._combined(*closed[-1])
+                closed.append((here, opened[here.key]))
+                self._known[here.key] = self._combined(*closed[-1])
             else:
                 self._kept.append(here)
-                sources = opened[id(here)] = self._sources(here)
-                unknown = [source for source in sources if id(source) not in self._known]
-                circles = circles or any(id(source) in opened for source in unknown)
-                waiting += [source for source in unknown if id(source) not in opened]
+                sources = opened[here.key] = self._sources(here)
+                unknown = [source for source in sources if source.key not in self._known]
+                circles = circles or any(source.key in opened for source in unknown)
+                waiting += [source for source in unknown if source.key not in opened]
         while circles:
             circles = sum(self._grows(here, sources) for here, sources in closed) > 0
-        return self._known[id(tensor)]
+        return self._known[first.key]
 
-    def _grows(self, tensor: tf.Tensor, sources: Sequence[Any]) -> bool:
+    def _grows(self, here: _At, sources: Sequence[_At]) -> bool:
         """Combined once more: what a variable was given may come from what was read of it, as a seed does."""
-        self._called.pop(id(tensor.op), None)
-        before = self._known[id(tensor)]
-        self._known[id(tensor)] = before | self._combined(tensor, sources)
-        return self._known[id(tensor)] != before
+        before = self._known[here.key]
+        self._known[here.key] = before | self._combined(here, sources)
+        return self._known[here.key] != before
 
-    def _sources(self, tensor: tf.Tensor) -> Sequence[Any]:
+    def _sources(self, here: _At) -> list[_At]:
+        call, tensor = here.call, here.tensor
         op = tensor.op
-        if id(tensor) in self._inputs or op.type in _SIZES or _is_collective(op):
-            return ()
+        if call is not None and id(tensor) in call.given:
+            return [_At(call.around, call.given[id(tensor)])]
+        if op.type in _SIZES or _is_collective(op):
+            return []
         if op.type == "IdentityN":
-            return [op.inputs[tensor.value_index]]
+            return [_At(call, op.inputs[tensor.value_index])]
         if op.type.startswith("Placeholder") and not op.inputs:
             captured = self._outside(tensor)
-            return (captured,) if tf.is_symbolic_tensor(captured) else ()
+            return [_At(call, captured)] if tf.is_symbolic_tensor(captured) else []
         if op.type == "ReadVariableOp":
-            return self._assigned_to(op.inputs[0])
-        return op.inputs  # type: ignore[no-any-return]
+            return self._assigned_to(op.inputs[0], call)
+        if op.type in _CALLS:
+            return [_At(inside, body.outputs[tensor.value_index]) for body, inside in self._called(op, call)]
+        return [_At(call, source) for source in op.inputs]
 
-    def _assigned_to(self, handle: tf.Tensor) -> list[Any]:
+    def _assigned_to(self, handle: tf.Tensor, call: _Call | None) -> list[_At]:
         """Return the values that a variable was given so far, none of a weight."""
         graph, variable = handle.graph, self._outermost(handle)
-        values: list[Any] = []
+        values: list[_At] = []
         while graph is not None and id(variable) not in self._handles:
             if id(graph) not in self._assigned:
                 self._kept.append(graph)
@@ -136,8 +164,9 @@ class Origins:
                 for op in graph.get_operations():
                     if op.type in _ASSIGNED:
                         assigned.setdefault(id(self._outermost(op.inputs[0])), []).append(op.inputs[1])
-            values += self._assigned[id(graph)].get(id(variable), [])
-            graph = getattr(graph, "outer_graph", None)
+            values += [_At(call, value) for value in self._assigned[id(graph)].get(id(variable), [])]
+            graph = getattr(graph, "outer_graph", None) if call is None else call.op.graph
+            call = None if call is None else call.around
         return values
 
     def _outermost(self, handle: tf.Tensor) -> Any:
@@ -153,35 +182,31 @@ class Origins:
             self._captured[id(graph)] = func_graphs.captured_by(graph)
         return self._captured[id(graph)].get(id(tensor))
 
-    def _combined(self, tensor: tf.Tensor, sources: Sequence[Any]) -> int:
-        op = tensor.op
-        if id(tensor) in self._inputs:
-            return self._inputs[id(tensor)]
+    def _combined(self, here: _At, sources: Sequence[_At]) -> int:
+        """Return the origin of a result; one branch that reduces, as Horovod's, counts for all."""
+        op = here.tensor.op
         if _is_collective(op):
             return REDUCED
         if op.type.startswith("Placeholder") and not op.inputs and not sources:
             # Variables are read through their resources.
-            neutral = tensor.dtype == tf.resource or self._outside(tensor) is not None
+            neutral = here.tensor.dtype == tf.resource or self._outside(here.tensor) is not None
             return 0 if neutral else OWN
         if op.type.startswith(_OF_RANK):
             return OWN
-        if op.type in _CALLS:
-            return self._of_call(tensor)
-        return _all_of(self._known.get(id(source), 0) for source in sources)
+        origins = [self._known.get(source.key, 0) for source in sources]
+        return REDUCED if op.type in _CALLS and REDUCED in origins else _all_of(origins)
 
-    def _of_call(self, tensor: tf.Tensor) -> int:
-        """Return the origin of a function's result; one branch that reduces, as Horovod's, counts for all."""
-        op = tensor.op
-        if id(op) not in self._called:
+    def _called(self, op: tf.Operation, around: _Call | None) -> list[tuple[Any, _Call]]:
+        """Return the functions that an op calls, each with its call: the same whenever one asks."""
+        key = id(op), id(around)
+        if key not in self._calls:
             self._kept.append(op)
-            self._called[id(op)] = [(body, self._inside(op, body)) for body in func_graphs.bodies_of(op)]
-        results = [origins.of(body.outputs[tensor.value_index]) for body, origins in self._called[id(op)]]
-        return REDUCED if REDUCED in results else _all_of(results)
-
-    def _inside(self, op: tf.Operation, body: Any) -> Origins:
-        given = op.inputs[len(op.inputs) - len(body.inputs) :]
-        pairs = zip(body.inputs, given, strict=True)
-        return Origins(self._weights, {id(inner): self._known.get(id(outer), 0) for inner, outer in pairs})
+            calls = self._calls[key] = []
+            for body in func_graphs.bodies_of(op):
+                given = op.inputs[len(op.inputs) - len(body.inputs) :]
+                inner = map(id, body.inputs)
+                calls.append((body, _Call(op, around, dict(zip(inner, given, strict=True)))))
+        return self._calls[key]
 
     def gradient(self, gradient: tf.Tensor | tf.IndexedSlices) -> int:
         """Return a gradient's origin; IndexedSlices have values and rows. 0 where the step runs eagerly."""

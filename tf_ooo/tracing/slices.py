@@ -47,7 +47,9 @@ class GradientSlices:
             if elements:
                 self.sizes[name] = elements * gradient.dtype.size
             count = min(self.counts.get(name, 1), elements)
-            out += reduce([(name, gradient)]) if count < 2 else [_in_slices(name, gradient, count, reduce)]
+            with func_graphs.named_message(name):
+                in_slices = count > 1
+                out += [_in_slices(name, gradient, count, reduce)] if in_slices else reduce([(name, gradient)])
         return out
 
 

@@ -102,6 +102,22 @@ def test_a_later_fit_with_batches_of_another_size_is_compiled_too(engine, runs):
     assert t.equal_on_all_ranks(engine, model)
 
 
+def two_inputs() -> keras.Model:
+    """Grappler sees that both biases have the same gradient only where it knows that rows are as many."""
+    given = [keras.Input((12,)) for _ in range(2)]
+    branches = [keras.layers.Dense(8)(keras.layers.Dense(6, activation="tanh")(each)) for each in given]
+    return keras.Model(given, keras.layers.Dense(4)(keras.layers.Average()(branches)))
+
+
+@pytest.mark.parametrize("compression", ["none", "fp16"])
+def test_weights_of_the_same_gradient_are_sent_apart(engine, runs, compression):
+    x, y = t.data(engine.rank, t.STEPS * t.ROWS - 3 * engine.rank)
+    model, callback = trained(engine, two_inputs, ([x, x], y), True, compression=compression)
+    assert runs["compiled"] == runs["all"] - 2 * engine.rank > 0
+    sent = [node.name for node in callback.report.rewritten_graph.node if node.op == "HorovodAllreduce"]
+    assert len(sent) == TOGETHER * len(model.trainable_variables)
+
+
 def texts(rank: int) -> Any:
     x, y = t.words(rank)
     return tf.constant(np.char.add("w", x.astype(str)).tolist()), y

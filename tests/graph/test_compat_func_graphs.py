@@ -237,6 +237,21 @@ def test_numbered_parts():
         assert tf.exp(0.0) == 1.0
 
 
+def test_named_messages():
+    def step(x):
+        with func_graphs.named_message("one"), func_graphs.numbered_part(2):
+            first = tf.exp(x, name="inside")
+        with func_graphs.named_message("other"):
+            return [first, tf.exp(x, name="beside")]
+
+    nodes = {node.name: node for node in nodes_of(step, tf.TensorSpec(()))}
+    assert nodes["inside"].attr["_ooo_message"].s == b"one"
+    assert nodes["inside"].attr[func_graphs.PART_ATTR].i == 2
+    assert nodes["beside"].attr["_ooo_message"].s == b"other"
+    with func_graphs.named_message("one"):
+        assert tf.exp(0.0) == 1.0
+
+
 def test_leave_sums():
     graph_def = tf.compat.v1.GraphDef()
     for op in ("AddN", "AddV2", "Mul"):

@@ -178,7 +178,7 @@ def test_the_layers_that_were_planned_may_have_other_numbers(some_steps):
     plan = "dO:0 dW:0 dO:1 dW:1", "comm:1 comm:0"
     result = order_steps(some_steps, lambda graph: schedule(*plan), planned_for=[[1], [0]])
     assert texts(result.schedule) == {(0, 0): "dO:1 dW:1 dW:0", (0, 1): "comm:0 comm:1"}
-    with pytest.raises(ScheduleError, match="^rank 0 and this rank do not have the same layers"):
+    with pytest.raises(ScheduleError, match="^rank 0.s plan and this graph do not have the same layers"):
         order_steps(some_steps, lambda graph: schedule(*plan), planned_for=[[0, 1]])
     with pytest.raises(ScheduleError, match="^the schedule has 3 layers, the graph 2"):
         order_steps(some_steps, lambda graph: schedule("dO:2 dO:1 dO:0 dW:0 dW:1 dW:2"))

@@ -196,13 +196,12 @@ def numbered_part(number: int) -> AbstractContextManager[None]:
 def named_message(name: str) -> AbstractContextManager[None]:
     """Ops made inside say which message they belong to; of no use where ops run at once.
 
-    Grappler merges ops that compute the same, and takes Horovod's for such.  Two weights have the same
-    gradient on all ranks, but Grappler may see so on one only, as where it knows the size of a batch: the
-    other ranks would wait for a message that is gone.  It merges no ops whose attributes differ.
+    Grappler merges ops that compute the same, Horovod's too, unless their attributes differ.  Where two
+    weights have the same gradient it may see so in one rank's graph only, as it does if it knows the size of
+    a batch: the other ranks would wait for a message that is gone.
     """
-    if tf.executing_eagerly():
-        return contextlib.nullcontext()
-    return _marked({_MESSAGE_ATTR: AttrValue(s=name.encode())})
+    mark = {_MESSAGE_ATTR: AttrValue(s=name.encode())}
+    return contextlib.nullcontext() if tf.executing_eagerly() else _marked(mark)
 
 
 def marked_sums() -> AbstractContextManager[None]:

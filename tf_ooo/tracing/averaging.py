@@ -64,9 +64,9 @@ _SCALED = {"ClipByValue", "DivNoNan", "Maximum", "Minimum", "Mul", "MulNoNan", "
 
 @dataclass(frozen=True, eq=False)
 class _Call:
-    """A call of a function; ``given`` are its arguments, by the ``id`` of the placeholder of each.
+    """Tells one call of a function from others; ``around`` is the call in whose function its op stands.
 
-    ``around`` is the call in whose function the op stands; None: it stands in the graph under way.
+    None is the graph under way.  ``given`` are the arguments, by the ``id`` of their placeholders.
     """
 
     op: tf.Operation
@@ -76,7 +76,7 @@ class _Call:
 
 @dataclass(frozen=True)
 class _At:
-    """A tensor, of a called function in one of its calls."""
+    """Names a tensor, and the call in which it is computed."""
 
     call: _Call | None
     tensor: Any

@@ -48,8 +48,8 @@ class GradientSlices:
                 self.sizes[name] = elements * gradient.dtype.size
             count = min(self.counts.get(name, 1), elements)
             with func_graphs.named_message(name):
-                in_slices = count > 1
-                out += [_in_slices(name, gradient, count, reduce)] if in_slices else reduce([(name, gradient)])
+                cut = count > 1
+                out += [_in_slices(name, gradient, count, reduce)] if cut else reduce([(name, gradient)])
         return out
 
 

@@ -85,7 +85,7 @@ def order_steps(
     keys = [layer_keys(*step) for step in zip(graphs, classified, strict=True)]
     wanted = keys[0] if planned_for is None else [tuple(key) for key in planned_for]
     if any(sorted(of_step) != sorted(wanted) for of_step in keys):
-        whose = "the steps of the unrolled graph" if planned_for is None else "rank 0 and this rank"
+        whose = "the steps of the unrolled graph" if planned_for is None else "rank 0's plan and this graph"
         raise ScheduleError(f"{whose} do not have the same layers")
     schedule = schedule_for(classified[0])
     schedules = [numbered_as(schedule, [of_step.index(key) for key in wanted]) for of_step in keys]

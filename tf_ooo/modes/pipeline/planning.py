@@ -144,7 +144,8 @@ def make_plan(layers: Sequence[LayerCosts], units: Bounds, wanted: PlanRequest) 
         own = {name: value for name, value in wanted.options.items() if name in policy.options}
         for bounds, of_cut in _cuts(policy, cutter, wanted, errors):
             stages = merged(cutter.layers, bounds, wanted.microbatches)
-            yield dataclasses.replace(uncut, layers=stages, options=own | of_cut, bounds=bounds)
+            cut = one_each(stages) if policy.needs.chunks.own and wanted.stages is not None else ()
+            yield dataclasses.replace(uncut, layers=stages, options=own | of_cut, bounds=bounds, cut=cut)
 
     def rows_of(policies: Sequence[Policy]) -> list[Candidate]:
         asked = [(policy, problem) for policy in policies for problem in problems_of(policy)]
@@ -152,6 +153,7 @@ def make_plan(layers: Sequence[LayerCosts], units: Bounds, wanted: PlanRequest) 
             rows = [tried(policy, problem, _STEP_TIME) for policy, problem in asked]
         else:
             rows = fastest_first(asked)
+        rows = [_as_cut(row) for row in rows]
         errors.extend(row.error for row in rows if row.error is not None)
         return rows
 
@@ -165,6 +167,28 @@ def make_plan(layers: Sequence[LayerCosts], units: Bounds, wanted: PlanRequest) 
     if all(candidate.trial is None for candidate in candidates):
         raise _none_left(errors, wanted, cutter)
     return choose(candidates, _rank)
+
+
+def one_each(layers: Sequence[LayerCosts]) -> Bounds:
+    """Return the cut in which each layer is a stage."""
+    return tuple((number, number) for number in range(len(layers)))
+
+
+def _as_cut(row: Candidate) -> Candidate:
+    """Return a candidate whose problem has stages as layers, also where the policy has cut them itself."""
+    if row.trial is None or row.trial.schedule.stages == one_each(row.trial.problem.layers):
+        return row
+    uncut, schedule = row.trial.problem, row.trial.schedule
+    bounds = tuple((uncut.bounds[first][0], uncut.bounds[last][1]) for first, last in schedule.stages)
+    stages = merged(uncut.model, bounds, uncut.microbatches)
+    problem = dataclasses.replace(uncut, layers=stages, bounds=bounds, recomputed=(), plain=())
+    if uncut.recomputed:
+        problem = recomputed(problem, uncut.recomputed)
+    trial = Trial(dataclasses.replace(schedule, stages=one_each(stages)), problem, _STEP_TIME)
+    if not trial.keeps_limit:
+        error = problem.over_limit(trial.kept_limit_bytes)
+        return Candidate(row.name, problem, reason=f"needs {error.smallest_bytes} bytes", error=error)
+    return dataclasses.replace(row, problem=problem, trial=trial, step_s=trial.step_s)
 
 
 def with_costs(plan: Plan, layers: Sequence[LayerCosts]) -> Plan:
@@ -204,6 +228,9 @@ def _cuts(
 ) -> Iterator[tuple[Bounds, dict[str, int]]]:
     """Cuts to try for a policy, with the options that make it take one stage for each."""
     chunks = policy.needs.chunks
+    if chunks.own:
+        yield named_bounds(cutter, wanted.stages) if wanted.stages is not None else cutter.units, {}
+        return
     if wanted.stages is not None:
         try:
             yield _by_hand(policy, cutter, wanted, wanted.stages)

@@ -22,6 +22,7 @@ from tf_ooo.planning.policies import (
     zb_h1,
     zb_h2,
     zb_interleaved,
+    zb_search,
     zb_v,
 )
 from tf_ooo.planning.policies.policy import BackwardOrder
@@ -30,7 +31,7 @@ from tf_ooo.planning.policies.policy import Policy as Policy
 _FILES = (
     in_order, fast_forward,
     gpipe, one_f_one_b, interleaved_1f1b, modulo, zb_h1, zb_h2, zb_auto, zb_interleaved,
-    zb_v, v_half, v_min, dualpipe_v, multi_stream, reverse_first_k, search, pipedream, layerpipe,
+    zb_search, zb_v, v_half, v_min, dualpipe_v, multi_stream, reverse_first_k, search, pipedream, layerpipe,
 )  # fmt: skip
 POLICIES: dict[str, Policy] = {file.POLICY.name: file.POLICY for file in _FILES}
 

@@ -29,6 +29,7 @@ class Chunks:
             where it has none.
         largest: of the numbers to compare only the largest for which there are enough layers.
         back: the second stage of each device is on the way back; else stages are dealt out in turn.
+        own: the policy cuts layers into stages itself, and says on which device each is.
     """
 
     tried: tuple[int, ...] = (1,)
@@ -36,6 +37,7 @@ class Chunks:
     group_option: str = ""
     largest: bool = False
     back: bool = False
+    own: bool = False
 
     def devices_of(self, stages: int, devices: int) -> tuple[int, ...]:
         """Return the device of each stage, where all are alike."""

@@ -1,0 +1,203 @@
+"""Searches cuts, the device of each stage and the order of all tasks together: every change is simulated.
+
+Each layer has a device, and neighbours on one device are a stage, so that one change moves a cut, a stage or
+several.  The order goes along: what ended first before a change is urgent after it, and double justification
+(step_tasks.py) mends what no longer fits.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+from operator import attrgetter
+
+import numpy as np
+
+from tf_ooo.planning.building.pipeline import StagedLayers, balanced, lane_peak_bytes
+from tf_ooo.planning.building.stages import Bounds, stage_of_layer
+from tf_ooo.planning.building.step_tasks import KINDS, StepTasks, justified, shortest_justified
+from tf_ooo.planning.building.v_shape import v_places
+from tf_ooo.planning.building.walk import walk
+from tf_ooo.planning.model.problem import Problem
+from tf_ooo.planning.model.schedule import Schedule
+from tf_ooo.planning.model.task import Floats, Ints
+from tf_ooo.planning.simulation.clock import Times
+
+# Stages on each device, at most: each one sends what the next one reads.
+_CHUNKS = 4
+# Acceptance threshold of the walk.
+_TOLERANCE = 0.004
+_ROUNDS = 3
+# Up to these shares, changes move a cut, give layers away, exchange two stages; the rest stir the order.
+_CUT, _GIVEN, _EXCHANGED = 0.35, 0.55, 0.8
+_UNITS_AT_ONCE = (1, 1, 2, 3)
+# Ends are stirred by so many times a mean task, normally distributed.
+_STIRRED = (0.5, 1.0, 2.0, 4.0)
+_KEPT_TASKS = 64
+# Changes that are drawn until one may help.
+_DRAWS = 30
+
+# The device of each unit: of each layer, or of each stage that is given.
+Owner = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Assigned:
+    """Holds the device of each unit, with the order that was found for it.
+
+    ``end_s``: when F, dO and dW of a unit's stage end, float64 (3, units, micro-batches).
+    ``over_bytes``: how much the device that lacks most is above its memory limit.
+    """
+
+    owner: Owner
+    stages: StagedLayers
+    tasks: StepTasks
+    times: Times
+    end_s: Floats
+    over_bytes: float
+
+    @property
+    def within_s(self) -> float:
+        """The makespan; infinity above the memory limit."""
+        return self.times.makespan_s if self.over_bytes <= 0 else float("inf")
+
+    def schedule(self, policy: str) -> Schedule:
+        return self.stages.with_updates(policy, self.tasks.orders(self.stages.place, self.times))
+
+
+class StageSearch:
+    """Looks for the fastest assignment; the same ``seed`` finds the same.
+
+    A problem that is cut already keeps its stages: only their devices change.
+    ``in_flight``: the most micro-batches of a stage between F and dW.
+    """
+
+    def __init__(self, problem: Problem, in_flight: int, seed: int = 0) -> None:
+        self.problem, self.in_flight = problem, in_flight
+        self.random, self.noise = random.Random(seed), np.random.default_rng(seed)
+        self.units = problem.cut or tuple((layer, layer) for layer in range(len(problem.layers)))
+        self.ends = np.array([last for _, last in self.units])
+        seconds = StagedLayers(problem, self.units).sums("busy_s")
+        self.work_s: Floats = seconds * problem.microbatches
+        self.task_s = float(seconds.mean()) / len(KINDS)
+        self.speeds = np.array(problem.link.speeds_of(range(problem.devices)))
+        self.most = max(_CHUNKS * problem.devices, len(problem.cut))
+        self._tasks: dict[tuple[Bounds, tuple[float, ...]], StepTasks] = {}
+
+    def start(self) -> Assigned:
+        """Return the best of the usual cuts and devices; where none fits, the one that lacks least."""
+        starts = [self.ordered(owner) for owner in self._owners()]
+        return min(starts, key=lambda start: (max(start.over_bytes, 0.0), start.times.makespan_s))
+
+    def run(self, start: Assigned, changes: int) -> Assigned:
+        """Return the best on a walk of so many changes."""
+        bound_s = self.work_s.sum() / self.speeds.sum() * (1 + 1e-9)
+        turns = (1 - number / changes for number in range(changes))
+        return walk(
+            start, self._changed, attrgetter("within_s"), turns, bound_s=bound_s, tolerance=_TOLERANCE
+        )
+
+    def ordered(self, owner: Owner, rounds: int = _ROUNDS) -> Assigned:
+        """Return these devices with an order of their own."""
+        stages = self._stages(owner)
+        return self._assigned(owner, stages, shortest_justified(self._tasks_of(stages), stages.place, rounds))
+
+    def _owners(self) -> Iterator[Owner]:
+        """Yield devices to begin with: one to four stages on each, dealt out in turn or there and back."""
+        devices, layers = self.problem.devices, self.problem.layers
+        if self.problem.cut:
+            yield tuple(stage % devices for stage in range(len(self.units)))
+            return
+        for chunks in range(1, min(_CHUNKS, len(layers) // devices) + 1):
+            back = [] if chunks % 2 else [v_places(devices) * (chunks // 2)]
+            for place in [tuple(range(devices)) * chunks, *back]:
+                bounds = balanced(layers, self.problem.link.speeds_of(place))
+                yield tuple(place[stage] for stage in stage_of_layer(bounds))
+
+    def _stages(self, owner: Owner) -> StagedLayers:
+        """Return units next to each other on one device as one stage, but for stages that are given."""
+        starts = [
+            unit
+            for unit, device in enumerate(owner)
+            if self.problem.cut or not unit or device != owner[unit - 1]
+        ]
+        ends = [*starts[1:], len(owner)]
+        bounds = tuple(
+            (self.units[start][0], self.units[end - 1][1]) for start, end in zip(starts, ends, strict=True)
+        )
+        return StagedLayers(self.problem, bounds, tuple(owner[start] for start in starts))
+
+    def _stage_of(self, stages: StagedLayers) -> Ints:
+        """Return the stage of each unit."""
+        numbers: Ints = np.searchsorted([last for _, last in stages.bounds], self.ends)
+        return numbers
+
+    def _tasks_of(self, stages: StagedLayers) -> StepTasks:
+        """Return the tasks of these stages; of their devices only the speeds count."""
+        key = stages.bounds, self.problem.link.speeds_of(stages.place)
+        if key not in self._tasks:
+            if len(self._tasks) >= _KEPT_TASKS:
+                self._tasks.pop(next(iter(self._tasks)))
+            self._tasks[key] = StepTasks(stages, self.in_flight)
+        return self._tasks[key]
+
+    def _assigned(self, owner: Owner, stages: StagedLayers, times: Times) -> Assigned:
+        tasks = self._tasks_of(stages)
+        ends_s: Floats = np.array(times.end_s).reshape(tasks.numbers.shape)[:, self._stage_of(stages)]
+        over_bytes = -1.0
+        if self.problem.memory_limit_bytes is not None:
+            full, kept = stages.sums("activation_bytes"), stages.sums("kept_bytes")
+            peaks = [lane_peak_bytes(codes, full, kept) for codes in tasks.orders(stages.place, times)]
+            over_bytes = float((peaks - stages.room_bytes).max())
+        return Assigned(owner, stages, tasks, times, ends_s, over_bytes)
+
+    def _changed(self, here: Assigned) -> Assigned | None:
+        """Return a neighbour with its order; None where none is found that may be as fast."""
+        for _ in range(_DRAWS):
+            kind = self.random.random()
+            if kind >= _EXCHANGED:
+                return self._like(here, here.owner, self.task_s * self.random.choice(_STIRRED))
+            owner = self._moved(here, kind)
+            if owner != here.owner and self._may_help(owner, here):
+                return self._like(here, owner)
+        return None
+
+    def _may_help(self, owner: Owner, here: Assigned) -> bool:
+        """Return whether all devices have something to do, and none too much."""
+        longest_s = (np.bincount(owner, self.work_s, self.problem.devices) / self.speeds).max()
+        all_busy = len(set(owner)) == self.problem.devices
+        return all_busy and bool(longest_s < here.times.makespan_s * (1 + _TOLERANCE))
+
+    def _like(self, here: Assigned, owner: Owner, stirred_s: float = 0.0) -> Assigned | None:
+        """Return other devices with the same order where that can be, its ends ``stirred_s`` about."""
+        stages = self._stages(owner)
+        if len(stages.bounds) > self.most:
+            return None
+        # An F of a stage ends with its last unit's, a dO and a dW with its first one's.
+        units = np.searchsorted(self.ends, np.array(stages.bounds))
+        end_s = np.concatenate([here.end_s[:1, units[:, 1]], here.end_s[1:, units[:, 0]]])
+        if stirred_s:
+            end_s = end_s + self.noise.normal(0.0, stirred_s, end_s.shape)
+        times = Times([], end_s.ravel().tolist(), [])
+        return self._assigned(owner, stages, justified(self._tasks_of(stages), stages.place, times))
+
+    def _moved(self, here: Assigned, kind: float) -> Owner:
+        """Return devices of which some have changed: at a cut, for a few units, or for two stages."""
+        owner, draw, count = list(here.owner), self.random, len(here.owner)
+        if kind < _CUT:
+            cuts = [unit for unit in range(1, count) if owner[unit] != owner[unit - 1]]
+            behind = draw.choice(cuts)
+            to, of = draw.sample((behind - 1, behind), 2)
+            owner[to] = owner[of]
+        elif kind < _GIVEN:
+            first = draw.randrange(count)
+            last = min(count, first + draw.choice(_UNITS_AT_ONCE))
+            owner[first:last] = [draw.randrange(self.problem.devices)] * (last - first)
+        else:
+            place = here.stages.place
+            one, other = draw.sample(range(len(place)), 2)
+            swapped = {one: place[other], other: place[one]}
+            numbers = self._stage_of(here.stages).tolist()
+            owner = [swapped.get(stage, device) for stage, device in zip(numbers, owner, strict=True)]
+        return tuple(owner)

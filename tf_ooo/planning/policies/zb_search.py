@@ -1,0 +1,63 @@
+"""Cuts, devices of stages and the order of all tasks are searched together (ours)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from tf_ooo.errors import OptionsError
+from tf_ooo.planning.building.stage_search import StageSearch
+from tf_ooo.planning.model.problem import Problem
+from tf_ooo.planning.model.schedule import Schedule
+from tf_ooo.planning.policies.policy import Chunks, Needs, Policy
+
+NAME = "zb_search"
+# Micro-batches for each device that show the steady state.
+_PERIODS = 4
+# The most changes that are tried, and tasks that are placed for that in all: a few seconds.
+_MOST_CHANGES, _MOST_TASKS = 1500, 2_500_000
+_CHUNKS, _ROUNDS = 3, 6
+# With a memory limit several problems are searched.
+_WITH_LIMIT = 0.25
+_MANY_TASKS = 30_000
+
+
+def make(problem: Problem) -> Schedule:
+    """Return the fastest of the cuts, devices and orders that were tried, within the memory limit.
+
+    A device has any stages, up to four for each device on average, so that layers of unequal costs need no
+    equal stages.  At most 2p micro-batches are in flight on a stage, less where memory has no room for them.
+    Cuts and devices are searched for 4p micro-batches at most.
+
+    OptionsError: there are fewer layers than devices.
+    """
+    units, devices = len(problem.cut or problem.layers), problem.devices
+    if units < devices:
+        raise OptionsError(f"{devices} stages are more than the {units} layers; use fewer devices")
+    count = min(problem.microbatches, _PERIODS * devices)
+    few, tasks = replace(problem, microbatches=count), 3 * count * min(units, _CHUNKS * devices)
+    changes = int(_effort(problem) * min(_MOST_CHANGES, _MOST_TASKS // (2 * tasks)))
+    for in_flight in (2 * devices, devices, -(-devices // 2), 1):
+        search = StageSearch(few, in_flight)
+        best = search.start()
+        if best.over_bytes <= 0:
+            best = search.run(best, changes)
+            break
+    if count < problem.microbatches:
+        best = StageSearch(problem, in_flight).ordered(best.owner, _ROUNDS)
+    return best.schedule(NAME)
+
+
+def _effort(problem: Problem) -> float:
+    """Return a share of the changes: fewer with a limit, none where nothing fits or layers run again."""
+    if problem.memory_limit_bytes is None:
+        return 1.0
+    return 0.0 if problem.recomputed or not problem.memory_limit_bytes else _WITH_LIMIT
+
+
+POLICY = Policy(
+    NAME,
+    ("pipeline",),
+    make,
+    needs=Needs(costs=True, link=True, chunks=Chunks(own=True)),
+    auto_tasks=_MANY_TASKS,
+)

@@ -43,7 +43,7 @@ def run(case: Case) -> Measured:
             turns = {name: lambda name=name: ranks.ask(name) for name in plans}  # type: ignore[misc]
             take_turns(turns, 1)  # first steps exchange shapes
             turns_s = take_turns(turns, case.turns)
-            losses, version = ranks.ask("losses"), ranks.ask("version")
+            losses, about = ranks.ask("losses"), ranks.ask("about")
         finally:
             ranks.end()
     if max(losses.values()) - min(losses.values()) > _APART * max(losses.values()):
@@ -52,16 +52,11 @@ def run(case: Case) -> Measured:
         name: WayRun(
             turns_s[name],
             simulate(plan, table, steps=steps).makespan_s / steps,
-            about={
-                "schedule": plan.policy,
-                "stages": len(plan.stages),
-                "loss": losses[name],
-                "torch": version,
-            },
+            about={"schedule": plan.policy, "stages": len(plan.stages), "loss": losses[name]},
         )
         for name, plan in plans.items()
     }
-    return Measured(runs, not_run=not_run)
+    return Measured(runs, about=about, not_run=not_run)
 
 
 def _ranks(folder: str, devices: int, *given: object) -> Job:

@@ -14,6 +14,7 @@ from torch.distributed.pipelining.schedules import _PipelineScheduleRuntime
 
 from benchmarks.emulated.costs import ROWS, WIDTH
 from benchmarks.processes import answer
+from tf_ooo.demo.waits import prefer
 
 # The class, the stages of each rank, and whether the second one is on the way back of a V.
 SCHEDULES = {
@@ -41,6 +42,7 @@ def main(
 ) -> None:  # fmt: skip
     """Answer until the process is ended."""
     torch.set_num_threads(1)
+    preferred = prefer()  # and with it all threads that are started from here
     dist.init_process_group("gloo", f"tcp://127.0.0.1:{port}", world_size=devices, rank=rank)
     losses = dict.fromkeys(plans, 0.0)
 
@@ -64,7 +66,8 @@ def main(
         name: partial(turn, name, _step(name, rank, devices, microbatches, seconds, plan, path))
         for name, plan in plans.items()
     }
-    answer(address, rank, tasks | {"losses": all_losses, "version": lambda: str(torch.__version__)})
+    about = {"torch": str(torch.__version__), "preferred": preferred}
+    answer(address, rank, tasks | {"losses": all_losses, "about": lambda: about})
 
 
 def _step(

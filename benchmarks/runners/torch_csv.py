@@ -6,9 +6,11 @@ instead of computing, so that the two cores of a small machine stand for devices
 
 import importlib.util
 import tempfile
+from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
-from benchmarks.cases import OURS, Case, Measured, Way, WayRun, started, take_turns
+from benchmarks.cases import Case, Measured, Way, WayRun, started, take_turns
 from benchmarks.emulated.costs import costs_of
 from benchmarks.processes import BenchmarkError, Job, command, quiet
 from benchmarks.torch_orders import schedule_of
@@ -16,7 +18,17 @@ from tf_ooo.hosts.addresses import free_port
 from tf_ooo.planning.model.schedule import Schedule
 from tf_ooo.planning.simulation.simulator import simulate
 
-_APART = 1e-5  # Losses are sums in float32 whose order differs.
+# Losses are sums of micro-batches in float32, whose order differs.
+_APART = 1e-5
+
+
+class Told(NamedTuple):
+    """A rank is told this of a way."""
+
+    stages: tuple[tuple[int, int], ...]  # first and last layer of each
+    ranks: list[int]  # of each stage
+    torch_class: str  # torch's own schedule; empty: ``csv`` has the order
+    csv: str
 
 
 def why_not(case: Case) -> str:
@@ -26,21 +38,24 @@ def why_not(case: Case) -> str:
 
 def run(case: Case) -> Measured:
     """Plan all ways, let the ranks take turns with them, and compare their losses."""
-    asked = case.parameters
-    sizes = {name: asked[name] for name in ("model", "layers", "devices", "task_s", "latency_s")}
-    table, steps = costs_of(**sizes), asked["steps"]
+    asked = dict(case.parameters)
+    devices, microbatches, steps = (asked.pop(name) for name in ("devices", "microbatches", "steps"))
+    table = costs_of(devices=devices, **asked)
 
     def planned(way: Way) -> Schedule:
-        return schedule_of(way.options, table, asked["devices"], asked["microbatches"])
+        return schedule_of(way.options, table, devices, microbatches)
 
     plans, not_run = started(case, planned)
-    ours = {way.name for way in case.ways if way.had_by == OURS}
+    told = {
+        way.name: _told(plans[way.name], way.options.get("class", ""))
+        for way in case.ways
+        if way.name in plans
+    }
     seconds = [(of.forward_s, of.output_grad_s, of.weight_grad_s) for of in table.layers]
-    told = {name: (of.stages, of.to_torch_csv() if name in ours else "") for name, of in plans.items()}
     with tempfile.TemporaryDirectory() as folder:
-        ranks = _ranks(folder, asked["devices"], asked["microbatches"], steps, seconds, told)
+        ranks = _ranks(folder, devices, microbatches, steps, seconds, told)
         try:
-            turns = {name: lambda name=name: ranks.ask(name) for name in plans}  # type: ignore[misc]
+            turns = {name: partial(ranks.ask, name) for name in plans}
             take_turns(turns, 1)  # first steps exchange shapes
             turns_s = take_turns(turns, case.turns)
             losses, about = ranks.ask("losses"), ranks.ask("about")
@@ -59,11 +74,15 @@ def run(case: Case) -> Measured:
     return Measured(runs, about=about, not_run=not_run)
 
 
+def _told(plan: Schedule, torch_class: str) -> Told:
+    csv = "" if torch_class else plan.to_torch_csv()
+    return Told(plan.stages, plan.device_of_stage, torch_class, csv)
+
+
 def _ranks(folder: str, devices: int, *given: object) -> Job:
     address, port = Path(folder) / "torch", free_port()
-    lines = [
-        command(f"{__name__}_rank:main", str(address), rank, devices, port, *given) for rank in range(devices)
-    ]
+    main = f"{__name__}_rank:main"
+    lines = [command(main, str(address), rank, devices, port, *given) for rank in range(devices)]
     job = Job(lines, quiet() | {"GLOO_SOCKET_IFNAME": "lo"}, address, devices)
     job.connect()
     return job

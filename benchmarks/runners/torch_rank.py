@@ -16,9 +16,16 @@ from benchmarks.machine import confine
 from benchmarks.models import NETWORKS, SEED
 from benchmarks.processes import answer
 from benchmarks.runners.torch import SERIAL, cut
-from benchmarks.runners.torch_csv_rank import SCHEDULES, stages_of
 
 _NETWORK = NETWORKS["PIPELINE"]["feed_forward"]
+# The class, the stages of each rank, and whether the second one is on the way back of a V.
+_SCHEDULES = {
+    "gpipe": (pipelining.ScheduleGPipe, 1, False),
+    "1f1b": (pipelining.Schedule1F1B, 1, False),
+    "interleaved_1f1b": (pipelining.ScheduleInterleaved1F1B, 2, False),
+    "interleaved_zb": (pipelining.ScheduleInterleavedZeroBubble, 2, False),
+    "zbv": (pipelining.ScheduleZBVZeroBubble, 2, True),
+}
 
 
 def main(
@@ -60,9 +67,9 @@ def _serial(rank: int, x: torch.Tensor, y: torch.Tensor) -> Callable[[], None]:
 def _pipeline(
     rank: int, devices: int, name: str, microbatches: int, x: torch.Tensor, y: torch.Tensor
 ) -> Callable[[], None]:
-    kind, chunks, in_v = SCHEDULES[name]
+    kind, chunks, in_v = _SCHEDULES[name]
     layers, count = _layers(), chunks * devices
-    mine = stages_of(rank, devices, chunks, in_v)
+    mine = [rank, count - 1 - rank] if in_v else list(range(rank, count, devices))
     modules = [nn.Sequential(*(layers[i] for i in cut(len(layers), count, stage))) for stage in mine]
     stages = [
         pipelining.PipelineStage(module, stage, count, torch.device("cpu"))

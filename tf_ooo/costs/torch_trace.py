@@ -1,9 +1,9 @@
 """Reads seconds of stages from traces of ``torch.profiler``: one Chrome trace for each rank of a pipeline.
 
 Torch 2.14 records each action of a multi-stage schedule as a range named ``PP:1F0``: stage, letter and
-micro-batch; :mod:`tf_ooo.planning.model.torch_csv` has the letters.  A range begins with a wait for what other
-ranks send, so the time from the first op in it to the end of the last one counts; on a GPU, that of the kernels
-that it launches.
+micro-batch; :mod:`tf_ooo.planning.model.torch_csv` has the letters.  A range begins with a wait for what
+others send, so the time from the first op in it to the end of the last one counts; on a GPU, that of the
+kernels that it launches.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ def costs_of_traces(paths: Iterable[Path], where: Path) -> CostTable:
                 seconds[stage, letter].append(run_s)
     if not seconds:
         raise CostError(
-            f"{where}: no action of a pipeline (PP:0F0) in its traces; torch names those of schedules of several "
-            "stages, and of whatever is loaded from a file (--torch-csv)"
+            f"{where}: no action of a pipeline (PP:0F0) in its traces; torch names those of schedules with "
+            "several stages on a rank, and of whatever is loaded from a file (--torch-csv)"
         )
     stages = range(max(stage for stage, _ in seconds) + 1)
     halved = any((stage, "W") not in seconds for stage in stages[1:])

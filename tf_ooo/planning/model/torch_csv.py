@@ -1,9 +1,9 @@
 """Writes a schedule as the CSV file that ``torch.distributed.pipelining`` loads.
 
-``_PipelineScheduleRuntime._load_csv`` of torch 2.14 takes a row for each rank.  An action is a stage, a letter and
-a micro-batch: F is the forward, I the gradients of a stage's inputs (dO), W those of its weights (dW), B both.
-Torch reads from the rows which rank has which stage, and adds all messages itself.  U has no action: the optimizer
-is the user's.
+``_PipelineScheduleRuntime._load_csv`` of torch 2.14 takes a row for each rank.  An action is a stage, a
+letter and a micro-batch: F is the forward, I the gradients of a stage's inputs (dO), W those of its weights
+(dW), B both.  Torch reads from the rows which rank has which stage, and adds all messages itself.  U has no
+action: the optimizer is the user's.
 """
 
 from __future__ import annotations

@@ -39,6 +39,7 @@ def tables_of(rows: Sequence[Row]) -> dict[str, str]:
         "result": measured,
         "emulated": emulated,
         "readme": pd.concat([measured, emulated])[_README],
+        "torch-settings": in_torch(frame),
         "emulated-settings": parts([row for row in rows if row.mode == "emulated"]),
         "losses": losses(frame),
         "predictions": prediction_table(rows),
@@ -106,6 +107,13 @@ def losses(frame: pd.DataFrame) -> pd.DataFrame:
     """Return the settings in whose last run ours was slower, by the whole interval."""
     last = newest(frame)
     return last[last["verdict"] == LOST][["Mode", "Setting", "Baseline", "Gain (95%)"]]
+
+
+def in_torch(frame: pd.DataFrame) -> pd.DataFrame:
+    """Return each setting in which our order ran in torch."""
+    last = newest(frame[frame["mode"] == "torch_csv"])
+    told = last["predicted"].map("{:.2f}".format)
+    return last[["Setting", "Baseline", "Gain (95%)"]].assign(Predicted=told)
 
 
 def parts(rows: Iterable[Row]) -> pd.DataFrame:

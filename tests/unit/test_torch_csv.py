@@ -120,6 +120,7 @@ def planned(mode, layers=4, **given):
         (TWO + LANES + "lane 2 0:\n", ["device 2 has no stage"]),
         (TWO + LANES.replace(" dW:0@1", "") + "lane 0 1: dW:0@1\n", ["lanes", "(0, 1)"]),
         (TWO + LANES.replace(" dW:0@1", "").replace("U:1", "dW:0@1 U:1"), ["dW:0@1 is on device 1"]),
+        (TWO + LANES.replace("@0", "@x").replace("@1", "@0").replace("@x", "@1"), ["order [1, 0]"]),
         (TWO + "after dW:0@0: dO:1@1\n" + LANES, ["'after'"]),
         (TWO + LANES.replace("lane 1 0", "lane 1 0 priority"), ["'priority'"]),
     ],

@@ -92,3 +92,7 @@ def _misplaced(schedule: Schedule) -> Iterator[str]:
             there = kinds.get((stage, microbatch), set())
             if "F" not in there or not there & {"dO", "dW"}:
                 yield f"F:{stage}@{microbatch} or its backward is missing; torch runs both of each stage"
+    last = max(rank_of)
+    order = [task.microbatch for task in schedule.tasks if (task.kind, task.stage) == ("F", last)]
+    if order != sorted(order):
+        yield f"F:{last}, of the last stage, have the order {order}; torch wants its micro-batches in order"

@@ -42,20 +42,17 @@ def run(case: Case) -> Measured:
     devices, microbatches, steps = (asked.pop(name) for name in ("devices", "microbatches", "steps"))
     table = costs_of(devices=devices, **asked)
 
-    def planned(way: Way) -> Schedule:
-        return schedule_of(way.options, table, devices, microbatches)
+    def planned(way: Way) -> tuple[Schedule, Told]:
+        plan, own = schedule_of(way.options, table, devices, microbatches), way.options.get("class", "")
+        return plan, Told(plan.stages, plan.device_of_stage, own, "" if own else plan.to_torch_csv())
 
-    plans, not_run = started(case, planned)
-    told = {
-        way.name: _told(plans[way.name], way.options.get("class", ""))
-        for way in case.ways
-        if way.name in plans
-    }
+    ways, not_run = started(case, planned)
+    told = {name: of for name, (_, of) in ways.items()}
     seconds = [(of.forward_s, of.output_grad_s, of.weight_grad_s) for of in table.layers]
     with tempfile.TemporaryDirectory() as folder:
         ranks = _ranks(folder, devices, microbatches, steps, seconds, told)
         try:
-            turns = {name: partial(ranks.ask, name) for name in plans}
+            turns = {name: partial(ranks.ask, name) for name in ways}
             take_turns(turns, 1)  # first steps exchange shapes
             turns_s = take_turns(turns, case.turns)
             losses, about = ranks.ask("losses"), ranks.ask("about")
@@ -69,14 +66,9 @@ def run(case: Case) -> Measured:
             simulate(plan, table, steps=steps).makespan_s / steps,
             about={"schedule": plan.policy, "stages": len(plan.stages), "loss": losses[name]},
         )
-        for name, plan in plans.items()
+        for name, (plan, _) in ways.items()
     }
     return Measured(runs, about=about, not_run=not_run)
-
-
-def _told(plan: Schedule, torch_class: str) -> Told:
-    csv = "" if torch_class else plan.to_torch_csv()
-    return Told(plan.stages, plan.device_of_stage, torch_class, csv)
 
 
 def _ranks(folder: str, devices: int, *given: object) -> Job:

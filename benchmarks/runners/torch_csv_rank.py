@@ -59,10 +59,8 @@ def _step(
 ) -> Callable[[], float]:
     """Return a training step, which returns the loss on the rank that has the last stage."""
     count, device = len(told.stages), torch.device("cpu")
-    mine = [stage for stage, place in enumerate(told.ranks) if place == rank]
-    held = {
-        stage: layers[first : last + 1] for stage, (first, last) in enumerate(told.stages) if stage in mine
-    }
+    bounds = {stage: of for stage, of in enumerate(told.stages) if told.ranks[stage] == rank}
+    held = {stage: layers[first : last + 1] for stage, (first, last) in bounds.items()}
     stages = [PipelineStage(nn.Sequential(*of), stage, count, device) for stage, of in held.items()]
     kind = schedules._PipelineScheduleRuntime
     if told.torch_class:
@@ -75,7 +73,7 @@ def _step(
     optimizer = torch.optim.SGD([layer.weight for of in held.values() for layer in of], 0.01)
     torch.manual_seed(_SEED)
     x, y = torch.randn(2, ROWS * microbatches, WIDTH)
-    inputs, targets = [x] * (0 in mine), y if count - 1 in mine else None
+    inputs, targets = [x] * (0 in held), y if count - 1 in held else None
 
     def step() -> float:
         losses: list[torch.Tensor] = []

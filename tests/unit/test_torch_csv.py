@@ -111,7 +111,7 @@ def planned(mode, layers=4, **given):
 @pytest.mark.parametrize(
     ("schedule", "words"),
     [
-        (planned("layerpipe", devices=2, microbatches=4), ["is asynchronous", "--mode pipeline"]),
+        (planned("layerpipe", devices=2, microbatches=4), ["layerpipe, asynchronous", "--mode pipeline"]),
         (planned("single_device"), ["mode single_device", "several devices"]),
         (planned("data_parallel", devices=2), ["mode data_parallel"]),
         (planned("pipeline", devices=2, microbatches=2, recompute="all"), ["0, 1, 2, 3", "checkpoint"]),

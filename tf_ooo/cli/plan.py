@@ -292,17 +292,12 @@ def _names_of(layers: Sequence[LayerCosts]) -> dict[int, str]:
     return {number: layer.name for number, layer in enumerate(layers) if layer.name}
 
 
-def _stage_notes(schedule: Schedule, layers: Sequence[LayerCosts]) -> list[str]:
-    """Return what the user's own stages have to hold."""
-    names = [layer.name or f"layer {number}" for number, layer in enumerate(layers)]
-    held = [
-        [names[layer] for layer in schedule.layers_of(stage)]
-        for stage in range(len(schedule.device_of_stage))
-    ]
-    return [
-        f"stage {stage} on rank {rank}: {' to '.join(dict.fromkeys((held[stage][0], held[stage][-1])))}"
-        for stage, rank in enumerate(schedule.device_of_stage)
-    ]
+def _stage_notes(schedule: Schedule, layers: Sequence[LayerCosts]) -> Iterator[str]:
+    """Yield what the user's own stages have to hold."""
+    for stage, rank in enumerate(schedule.device_of_stage):
+        held = schedule.layers_of(stage)
+        ends = [layers[number].name or f"layer {number}" for number in (held[0], held[-1])]
+        yield f"stage {stage} on rank {rank}: {' to '.join(dict.fromkeys(ends))}"
 
 
 def _places(schedule: Schedule, count: int) -> list[str]:

@@ -55,12 +55,8 @@ def _actions(tasks: Iterable[Task]) -> Iterator[str]:
 def _refused(schedule: Schedule) -> Iterator[str]:
     """Yield what torch cannot run."""
     if schedule.mode != "pipeline" or schedule.asynchronous or schedule.devices == 1:
-        what = (
-            "is asynchronous"
-            if schedule.asynchronous
-            else f"has mode {schedule.mode}, {schedule.devices} devices"
-        )
-        yield f"it {what}; plan a pipeline of several devices (--mode pipeline --devices 2)"
+        what = f"mode {schedule.mode}{', asynchronous' * schedule.asynchronous}, {schedule.devices} devices"
+        yield f"it has {what}; plan a pipeline of several devices (--mode pipeline --devices 2)"
     if schedule.workers > 1:
         yield f"it is one of {schedule.workers} replicas; plan one, and average gradients with torch's DDP"
     if schedule.recompute:

@@ -4,12 +4,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import tomllib
 
+from tf_ooo.errors import OOOError
+
 # Who can have a way: stock Keras or Horovod, PyTorch (and Megatron), us, or nobody outside of this bench.
 STOCK, PYTORCH, OURS, NOBODY = "stock", "pytorch", "tf_ooo", "nobody"
+_Started = TypeVar("_Started")
 SUITES: dict[str, Any] = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())
 
 
@@ -82,6 +85,17 @@ def take_turns(steps: Mapping[str, Callable[[], float]], turns: int) -> dict[str
         for name in names[first:] + names[:first]:
             kept[name].append(steps[name]())
     return kept
+
+
+def started(case: Case, start: Callable[[Way], _Started]) -> tuple[dict[str, _Started], dict[str, str]]:
+    """Start each way, and say why others do not run."""
+    ways, not_run = dict[str, _Started](), dict[str, str]()
+    for way in case.ways:
+        try:
+            ways[way.name] = start(way)
+        except (ValueError, OOOError) as error:
+            not_run[way.name] = str(error)
+    return ways, not_run
 
 
 def cases_of(suite: str, quick: bool) -> tuple[Case, ...]:

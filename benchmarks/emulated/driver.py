@@ -1,7 +1,6 @@
 """The process that trains all ways of a case on emulated devices, in turns: layers whose tasks are waits."""
 
 import tempfile
-from collections.abc import Callable, Mapping
 from dataclasses import replace
 from os import environ
 from pathlib import Path
@@ -10,28 +9,23 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from benchmarks import torch_orders
-from benchmarks.cases import Case, Measured, Way, take_turns
+from benchmarks.cases import Case, Measured, Way, started, take_turns
 from benchmarks.emulated.costs import ROWS, WIDTH, costs_of
 from benchmarks.emulated.observed import Observed
 from benchmarks.models import SEED, Workload, make_devices
-from benchmarks.runners.steps import Fit, Profile, started, train_in_turns
+from benchmarks.runners.steps import Fit, Profile, train_in_turns
+from benchmarks.torch_orders import schedule_of
 from tf_ooo import Link, Pipeline
 from tf_ooo.costs.table import CostTable
 from tf_ooo.demo.emulated import Emulated, emulated_model
 from tf_ooo.demo.waits import LOG, Log, prefer
 from tf_ooo.hosts.worker import serve
 from tf_ooo.modes.pipeline import tasks_of
-from tf_ooo.modes.pipeline.planning import PlanRequest, make_plan, step_s_of
+from tf_ooo.modes.pipeline.planning import step_s_of
 from tf_ooo.planning.building.stages import merged
-from tf_ooo.planning.model.schedule import Schedule
-from tf_ooo.planning.model.schedule_file import ScheduleFile
 
 # Tasks of a step of which a picture can be drawn; of more the median turn is not kept.
 _MOST_DRAWN = 100
-_TORCH: Mapping[str, Callable[..., Schedule]] = {
-    order.__name__: order for order in (torch_orders.interleaved_zero_bubble, torch_orders.zbv)
-}
 
 
 def workload_of(table: CostTable, microbatches: int = 1) -> Workload:
@@ -48,27 +42,6 @@ def serve_worker(cluster: str, task: int) -> None:
     """Be a worker with an emulated device."""
     prefer()  # and with it all threads that are started from here
     serve(cluster, task, inter_op_threads=8, intra_op_threads=1)
-
-
-def schedule_of(options: Mapping[str, Any], table: CostTable, devices: int, microbatches: int) -> Schedule:
-    """Plan a way of others, with the number of chunks that is fastest on paper, where it takes the sizes."""
-    if options.get("least_microbatches", 0) * devices > microbatches:
-        raise ValueError(f"torch takes no fewer micro-batches than stages, got {microbatches}")
-    units = tuple((layer, layer) for layer in range(len(table.layers)))
-    basic = PlanRequest(options.get("schedule", "auto"), devices, microbatches, table.link)
-    counts = range(2, len(units) // devices + 1)
-    plans = []
-    for chunks in [{"chunks": count} for count in counts] if "chunked" in options else [{}]:
-        wanted = replace(basic, options=chunks)
-        if "torch" in options:
-            order = _TORCH[options["torch"]](devices, microbatches, **chunks)
-            wanted = replace(basic, own=ScheduleFile(order.policy, order.to_text(), order))
-        plans.append(make_plan(table.layers, units, wanted))
-    if not plans:
-        raise ValueError(f"{len(units)} layers are too few for two stages on each of {devices} devices")
-    plan = min(plans, key=lambda plan: plan.trial.step_s)
-    fused = plan.schedule.fused_backward and not options.get("unfused")
-    return replace(plan.schedule, stages=plan.problem.bounds, fused_backward=fused)
 
 
 class Run(Fit):

@@ -23,7 +23,9 @@ TITLES = {
     "any_size": "Larger than a worker",
     "emulated": "Emulated devices",
     "torch": "Beside torch, by efficiency",
+    "torch_csv": "Our order in torch, emulated",
 }
+_EMULATED = ("emulated", "torch_csv")
 _MEASURED = ("pipeline", "mesh", "unequal", "data_parallel", "layerpipe", "one_cpu", "compiled", "torch")
 
 
@@ -32,11 +34,12 @@ def tables_of(rows: Sequence[Row]) -> dict[str, str]:
     frame = frame_of(rows)
     if frame.empty:
         return {}
-    emulated, measured = (result(frame[frame["mode"].isin(modes)]) for modes in (["emulated"], _MEASURED))
+    emulated, measured = (result(frame[frame["mode"].isin(modes)]) for modes in (_EMULATED, _MEASURED))
     by_name = {
         "result": measured,
         "emulated": emulated,
         "readme": pd.concat([measured, emulated])[_README],
+        "torch-settings": in_torch(frame),
         "emulated-settings": parts([row for row in rows if row.mode == "emulated"]),
         "losses": losses(frame),
         "predictions": prediction_table(rows),
@@ -104,6 +107,13 @@ def losses(frame: pd.DataFrame) -> pd.DataFrame:
     """Return the settings in whose last run ours was slower, by the whole interval."""
     last = newest(frame)
     return last[last["verdict"] == LOST][["Mode", "Setting", "Baseline", "Gain (95%)"]]
+
+
+def in_torch(frame: pd.DataFrame) -> pd.DataFrame:
+    """Return each setting in which our order ran in torch."""
+    last = newest(frame[frame["mode"] == "torch_csv"])
+    told = last["predicted"].map("{:.2f}".format)
+    return last[["Setting", "Baseline", "Gain (95%)"]].assign(Predicted=told)
 
 
 def parts(rows: Iterable[Row]) -> pd.DataFrame:

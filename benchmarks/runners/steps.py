@@ -5,11 +5,11 @@ import statistics
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 import tensorflow as tf
 
-from benchmarks.cases import Case, Way, WayRun, take_turns
+from benchmarks.cases import WayRun, take_turns
 from benchmarks.models import Workload, compared, weights_of
 from tf_ooo.costs.table import CostTable
 from tf_ooo.errors import BackendError, OOOError
@@ -20,7 +20,6 @@ from tf_ooo.planning.model.schedule import Schedule
 from tf_ooo.report.report import Report
 from tf_ooo.rewriting.step_graph import StepGraph
 
-_Started = TypeVar("_Started", bound="Steps")
 Profile = tuple[StepGraph, CostTable]  # a pipeline's step, taken apart, and its costs
 
 
@@ -114,17 +113,6 @@ class Fit(Steps):
             "predicted_peak_bytes": list(pipeline.predicted_peak_bytes),
             "compared_replicas": [dataclasses.asdict(row) for row in pipeline.compared_replicas],
         }
-
-
-def started(case: Case, start: Callable[[Way], _Started]) -> tuple[dict[str, _Started], dict[str, str]]:
-    """Start each way, and say why others do not run."""
-    ways, not_run = dict[str, _Started](), dict[str, str]()
-    for way in case.ways:
-        try:
-            ways[way.name] = start(way)
-        except (ValueError, OOOError) as error:
-            not_run[way.name] = str(error)
-    return ways, not_run
 
 
 def train_in_turns(

@@ -18,11 +18,11 @@ from typing import Any
 import tensorflow as tf
 
 from benchmarks import models
-from benchmarks.cases import Case, Measured, Way
+from benchmarks.cases import Case, Measured, Way, started
 from benchmarks.machine.confine import FREE, Shares
 from benchmarks.processes import BenchmarkError, Job
 from benchmarks.runners import torch
-from benchmarks.runners.steps import Fit, Profile, Steps, started, train_in_turns
+from benchmarks.runners.steps import Fit, Profile, Steps, train_in_turns
 from benchmarks.runners.workers import Workers
 from tf_ooo.costs.layer_costs import Link
 from tf_ooo.costs.table import CostTable

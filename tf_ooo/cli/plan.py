@@ -24,6 +24,7 @@ from tf_ooo.costs.gains import GainTable
 from tf_ooo.costs.layer_costs import LayerCosts, Link
 from tf_ooo.costs.sources import costs_for_model, is_name, rows_of_micro_batch, with_rows
 from tf_ooo.costs.table import CostTable
+from tf_ooo.costs.torch_trace import load_costs
 from tf_ooo.errors import OptionsError, ScheduleError
 from tf_ooo.planning.building.stages import Stages
 from tf_ooo.planning.choosing import on_paper
@@ -48,7 +49,7 @@ SAID_AFTER_S = 2.0
 
 
 @click.command()
-@click.argument("source", metavar="COSTS|MODEL", type=EXISTING, required=False)
+@click.argument("source", metavar="COSTS|MODEL", type=click.Path(path_type=Path, exists=True), required=False)
 @click.option("--model", metavar="MODULE:NAME", default=_DEFAULTS["model"],
               help="Instead of a file: a class or function that makes a model.")  # fmt: skip
 @click.option("--import", "modules", multiple=True, metavar="MODULE",
@@ -94,6 +95,7 @@ SAID_AFTER_S = 2.0
 @click.option("--splits", is_flag=True, default=_DEFAULTS["splits"],
               help="Compare all divisions of the devices into replicas of a pipeline instead.")  # fmt: skip
 @click.option("--out", type=FILE, help="Write the schedule, for tf-ooo simulate.")
+@click.option("--torch-csv", type=FILE, help="Write the schedule as torch.distributed.pipelining loads it.")
 @click.option("--costs-out", type=FILE, help="Write the costs that were used.")
 @picture_options
 def plan(
@@ -103,9 +105,12 @@ def plan(
     schedule: str, mode: str | None, options: tuple[str, ...], gains: Path | None, batch: int | None,
     device: str | None, precision: str | None, measure: bool,
     stages: Stages | None, recompute: str, splits: bool, out: Path | None,
-    costs_out: Path | None, **outputs: Any,
+    torch_csv: Path | None, costs_out: Path | None, **outputs: Any,
 ) -> None:  # fmt: skip
-    """Compare schedules for the COSTS of layers (JSON), for a saved Keras MODEL, or for a --model."""
+    """Compare schedules for the COSTS of layers (JSON), for a saved Keras MODEL, or for a --model.
+
+    COSTS may be a folder with each rank's trace of torch.profiler, too.
+    """
     what = _source(source, model)
     of_model = {"device": device, "precision": precision, "measure": measure}
     microbatches = on_paper.microbatches_of(microbatches, devices, schedule, mode, batch)
@@ -119,7 +124,7 @@ def plan(
     )
     if splits:
         on_paper.refuse_beside_splits(problem, schedule, mode)
-        if any([out, costs_out, *(outputs[name] for name in ("html", "png", "trace"))]):
+        if any([out, torch_csv, costs_out, *(outputs[name] for name in ("html", "png", "trace"))]):
             raise OptionsError("--splits prints one table: no files")
         with said_to_a_file(problem):
             divisions = on_paper.splits(problem)
@@ -140,12 +145,18 @@ def plan(
         if not wanted.as_json and (chosen or problem.memory_limit_bytes is not None):
             print_table(assumed, rows.table(chosen))
     notes = [*map(str, rows.squeezed.values()), *map(str, rows.recomputed.values()), *table.notes]
+    csv = plan.schedule.to_torch_csv() if torch_csv else ""
+    notes += _stage_notes(plan.schedule, problem.layers) if torch_csv else []
     timeline, comments = _timeline(plan), "".join(f"# assumed: {line}\n" for line in assumed)
     wanted.show(
         timeline,
         page=lambda: _page_of(plan, timeline, rows, problem.layers, assumed, notes),
         layers=_names_of(problem.layers),
-        texts=[(out, lambda: comments + plan.schedule.to_text()), (costs_out, table.to_json)],
+        texts=[
+            (out, lambda: comments + plan.schedule.to_text()),
+            (torch_csv, lambda: csv),
+            (costs_out, table.to_json),
+        ],
         notes=notes,
         assumptions=list(assumed),
         candidates=[rows.facts(candidate) for candidate in plan.candidates],
@@ -177,7 +188,7 @@ def _table(source: Path | str, batch: int | None, modules: Sequence[str], **of_m
         if value:
             option = name.replace("_", "-")
             raise OptionsError(f"--{option} needs a saved Keras model, {source} is a cost table")
-    return with_rows(CostTable.load(source), batch)
+    return with_rows(load_costs(source), batch)
 
 
 def _compare(problem: Problem, schedule: str, mode: str | None) -> list[Candidate]:
@@ -279,6 +290,14 @@ def _headline(trial: Trial, rows: CandidateRows) -> str:
 
 def _names_of(layers: Sequence[LayerCosts]) -> dict[int, str]:
     return {number: layer.name for number, layer in enumerate(layers) if layer.name}
+
+
+def _stage_notes(schedule: Schedule, layers: Sequence[LayerCosts]) -> Iterator[str]:
+    """Yield what the user's own stages have to hold."""
+    for stage, rank in enumerate(schedule.device_of_stage):
+        held = schedule.layers_of(stage)
+        ends = [layers[number].name or f"layer {number}" for number in (held[0], held[-1])]
+        yield f"stage {stage} on rank {rank}: {' to '.join(dict.fromkeys(ends))}"
 
 
 def _places(schedule: Schedule, count: int) -> list[str]:

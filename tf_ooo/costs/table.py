@@ -138,7 +138,16 @@ def errors_of(where: str) -> Iterator[None]:
         raise CostError(f"{where}: no cost table: {error}") from error
 
 
+def _of_seconds(layers: list[Any]) -> dict[str, Any]:
+    """Return the file for a list of layers that may have seconds alone: nothing else costs anything."""
+    free = {"latency_s": 0.0, "bytes_per_s": UNLIMITED}
+    nothing = {f.name: 0 for f in fields(LayerCosts) if f.default == 0 and f.name not in _OPTIONAL}
+    listed = [{**nothing, **layer} if isinstance(layer, dict) else layer for layer in layers]
+    return {"version": VERSION, "source": "edited", "link": free, "layers": listed}
+
+
 def _table(content: object) -> CostTable:
+    content = _of_seconds(content) if isinstance(content, list) else content
     known = {f.name for f in fields(CostTable)} | {"version"}
     content = _object(content, "the file", known, required={"version", "source", "link", "layers"})
     if content["version"] != VERSION or isinstance(content["version"], bool):

@@ -13,6 +13,7 @@ import numpy as np
 
 from tf_ooo.errors import ScheduleError
 from tf_ooo.planning.model.task import KINDS, After, Fields, Lane, Task, TaskList, check_lanes, codes_of
+from tf_ooo.planning.model.torch_csv import torch_csv
 
 NAME = re.compile(r"[A-Za-z0-9_]+", re.ASCII)
 _HEADER = "tf_ooo schedule v1"
@@ -350,6 +351,10 @@ class Schedule:
     def to_text(self) -> str:
         """Return the schedule as text; :meth:`from_text` gives an equal schedule back."""
         return "".join(f"{line}\n" for line in _lines(self))
+
+    def to_torch_csv(self) -> str:
+        """Return the CSV file that ``torch.distributed.pipelining`` loads; ScheduleError: torch cannot."""
+        return torch_csv(self)
 
     @classmethod
     def from_text(cls, text: str) -> Schedule:

@@ -8,7 +8,7 @@ from tf_ooo.errors import OptionsError
 from tf_ooo.planning.building.choice import fastest
 from tf_ooo.planning.building.pipeline import StagedLayers, interleaved
 from tf_ooo.planning.building.placed_search import placements, searched
-from tf_ooo.planning.building.step_tasks import ListChoices, StepTasks, listed, shortest_justified
+from tf_ooo.planning.building.step_tasks import ListChoices, StepTasks, listed_each, shortest_justified
 from tf_ooo.planning.model.problem import Problem
 from tf_ooo.planning.model.schedule import Schedule
 from tf_ooo.planning.policies.policy import Chunks, Needs, Policy
@@ -38,7 +38,7 @@ def make(problem: Problem) -> Schedule:
     in_turn = interleaved(stages, chunks, problem.microbatches, 1, delayed=True)
     # Each has at most as many micro-batches in flight as memory has room for.
     in_flight = (stages.most_in_flight(most) for most in (2 * problem.devices, problem.devices))
-    lists = [listed(NAME, stages, ListChoices(most, by_room=False)) for most in in_flight]
+    lists = listed_each(NAME, stages, (ListChoices(most, by_room=False) for most in in_flight))
     return fastest(problem, [_searched(stages), *lists, stages.schedule(NAME, in_turn)])
 
 

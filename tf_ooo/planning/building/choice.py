@@ -71,7 +71,7 @@ def fastest_of_cuts(
 
 
 def least_s(stages: StagedLayers) -> float:
-    """No order is faster: all that a device has to do, once its first forward can begin, or that a link has."""
+    """No order is faster: what a device has to do once its first forward can begin, or a link."""
     inputs = stage_inputs(stages.schedule("step", {}), stages.problem.layers, len(stages.bounds))
     devices = stages.problem.devices
     first_s = np.full(devices, np.inf)
@@ -91,7 +91,9 @@ def _begins_s(stages: StagedLayers, inputs: _Inputs) -> Floats:
     forward_s, devices = stages.seconds[0].tolist(), stages.devices.tolist()
     begins_s: list[float] = []
     for stage, read in enumerate(inputs):
-        sent_s = (0.0 if devices[i] == devices[stage] else stages.problem.link.seconds(size) for i, size in read)
+        sent_s = (
+            0.0 if devices[i] == devices[stage] else stages.problem.link.seconds(size) for i, size in read
+        )
         ready_s = (begins_s[i] + forward_s[i] + lag_s for (i, _), lag_s in zip(read, sent_s, strict=True))
         begins_s.append(max(ready_s, default=0.0))
     return np.array(begins_s)

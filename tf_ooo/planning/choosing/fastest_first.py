@@ -18,9 +18,9 @@ _NO_LIMIT = 1 << 62
 def fastest_first(asked: Sequence[tuple[Policy, Problem]], step_time: StepTime = STEADY) -> list[Candidate]:
     """Return a candidate for each policy and problem with a limit, in their order.
 
-    Each is planned without the limit first, which takes little time.  A limit makes no schedule faster, so
-    the search within it (leaner schedules, layers that run again) goes from the fastest of these on, and ends
-    where even they would be faster by less than 0.5% than the best that was found within the limit.
+    Each is planned without the limit first, which takes little time.  The search within it (leaner schedules,
+    layers that run again) begins with policies that plan quickly, goes from the fastest on, and leaves out
+    those that even without the limit are not faster by 0.5% than the best that was found within it.
     """
     # With a limit, though none that matters, policies search less.
     free = [

@@ -15,9 +15,9 @@ from tf_ooo.costs.layer_costs import LayerCosts, Link
 from tf_ooo.errors import MemoryLimitError, OOOError, OptionsError
 from tf_ooo.modes.pipeline.partition import Cutter, as_run, check_layers, held_bytes, stages_of
 from tf_ooo.planning.building.stages import Bounds, Stages, bounds_of, merged
+from tf_ooo.planning.choosing.fastest_first import fastest_first
 from tf_ooo.planning.choosing.on_paper import auto_candidates
 from tf_ooo.planning.choosing.plan import (
-    ALL,
     NONE,
     Candidate,
     Plan,
@@ -33,7 +33,6 @@ from tf_ooo.planning.model.schedule import Schedule
 from tf_ooo.planning.model.schedule_file import ScheduleFile
 from tf_ooo.planning.policies import Policy, schedules_of
 from tf_ooo.rewriting.parts import layer_of_part
-from tf_ooo.units import seconds_text
 
 MODE = "pipeline"
 # Measured peaks were up to 1.103 of the predicted ones: plans stay as much below a limit.
@@ -41,10 +40,6 @@ PEAK_MARGIN = (9, 8)
 SCHEDULES = schedules_of(MODE)
 # A step has ended when all devices are done: only then fit begins the next.
 _STEP_TIME = StepTime(lambda timeline: timeline.makespan_s)
-# Predictions are wrong by more.
-_LEAST_GAIN = 0.005
-_ABOUT = math.log(1.02)
-_NO_LIMIT = 1 << 62
 
 
 @dataclass(frozen=True)
@@ -152,7 +147,7 @@ def make_plan(layers: Sequence[LayerCosts], units: Bounds, wanted: PlanRequest) 
         if wanted.memory_limit_bytes is None:
             rows = [tried(policy, problem, _STEP_TIME) for policy, problem in asked]
         else:
-            rows = fastest_first(asked)
+            rows = fastest_first(asked, _STEP_TIME)
         rows = [_as_cut(row) for row in rows]
         errors.extend(row.error for row in rows if row.error is not None)
         return rows
@@ -353,43 +348,3 @@ def _none_left(errors: Sequence[OOOError], wanted: PlanRequest, cutter: Cutter) 
             "do not help"
         )
     return MemoryLimitError(wanted.memory_limit_bytes, smallest, because=because)
-
-
-def fastest_first(asked: Sequence[tuple[Policy, Problem]]) -> list[Candidate]:
-    """Return a candidate for each policy and problem with a limit, in their order.
-
-    Each is planned without the limit first, which takes little time.  A limit makes no schedule faster, so
-    the search within it (leaner schedules, layers that run again) goes from the fastest of these on, and ends
-    where even they would be faster by less than 0.5% than the best that was found within the limit.
-    """
-    # With a limit, though none that matters, policies search less.
-    free = [
-        tried(policy, dataclasses.replace(problem, memory_limit_bytes=_NO_LIMIT, recompute=NONE), _STEP_TIME)
-        for policy, problem in asked
-    ]
-    rows: dict[int, Candidate] = {}
-    best_s = math.inf
-
-    def rank(number: int) -> tuple[float, bool, float]:
-        """Rank by step time; of about equal ones, those whose search takes less time come first."""
-        step_s = free[number].step_s
-        about = math.floor(math.log(step_s) / _ABOUT) if 0 < step_s < math.inf else step_s
-        return about, asked[number][0].auto_tasks is not None, step_s
-
-    for number in sorted(range(len(asked)), key=rank):
-        (policy, problem), unlimited = asked[number], free[number]
-        trial = unlimited.trial
-        if trial is None:
-            rows[number] = dataclasses.replace(unlimited, problem=problem)
-        elif unlimited.step_s > best_s * (1 - _LEAST_GAIN):
-            taken = seconds_text(unlimited.step_s)
-            reason = f"takes {taken} without the limit already, another {seconds_text(best_s)} within it"
-            rows[number] = Candidate(policy.name, problem, reason=reason)
-        elif problem.recompute != ALL and problem.keeps_limit(trial.timeline.peak_bytes):  # as it is
-            kept = dataclasses.replace(problem, recompute=NONE)
-            trial = dataclasses.replace(trial, problem=kept)
-            rows[number] = dataclasses.replace(unlimited, problem=kept, trial=trial)
-        else:
-            rows[number] = tried(policy, problem, _STEP_TIME)
-        best_s = min(best_s, rows[number].step_s)
-    return [rows[number] for number in range(len(asked))]

@@ -114,18 +114,38 @@ def searched(tasks: StepTasks, busy_s: Floats, places: Iterable[Ints], effort: f
     shortest_first: list[int] = np.argsort(busy_s, kind="stable").tolist()
     firsts = range(0, len(busy_s), tasks.devices)
     rounds = [[stage for stage in shortest_first if 0 <= stage - first < tasks.devices] for first in firsts]
-    draw = random.Random(0)
+    draw, neighbours = random.Random(0), _Neighbours(tasks, busy_s)
 
     def changed(here: Placed) -> Placed | None:
-        place = _changed(here.place, rounds, draw)
-        longest_s = np.bincount(place, busy_s, tasks.devices).max() * tasks.count
-        if longest_s >= here.times.makespan_s:
-            return None
-        return Placed(place, justified(tasks, place, here.times))
+        return neighbours.of(here, _changed(here.place, rounds, draw))
 
     turns = (1 - number / changes for number in range(changes))
     bound_s = busy_s.sum() * tasks.count / tasks.devices * (1 + 1e-9)
     return walk(start, changed, _makespan_s, turns, bound_s=bound_s, tolerance=_TOLERANCE)
+
+
+class _Neighbours:
+    """Remembers the neighbours of the placement where the walk is: most changes are drawn several times."""
+
+    def __init__(self, tasks: StepTasks, busy_s: Floats) -> None:
+        self.tasks, self.busy_s = tasks, busy_s
+        self.here: Placed | None = None
+        self.known: dict[tuple[int, ...], Placed | None] = {}
+
+    def of(self, here: Placed, place: list[int]) -> Placed | None:
+        if here is not self.here:
+            self.here, self.known = here, {}
+        key = tuple(place)
+        if key not in self.known:
+            self.known[key] = self._justified(here, place)
+        return self.known[key]
+
+    def _justified(self, here: Placed, place: list[int]) -> Placed | None:
+        """Return nothing where a device has more to do than would be accepted."""
+        longest_s = np.bincount(place, self.busy_s, self.tasks.devices).max() * self.tasks.count
+        if longest_s >= here.times.makespan_s:
+            return None
+        return Placed(place, justified(self.tasks, place, here.times))
 
 
 def _changed(place: list[int], rounds: Sequence[Sequence[int]], draw: random.Random) -> list[int]:

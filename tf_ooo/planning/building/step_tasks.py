@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 
@@ -103,9 +103,18 @@ class ListChoices:
 
 def listed(policy: str, stages: StagedLayers, choices: ListChoices) -> Schedule:
     """The schedule that list scheduling makes."""
-    tasks, place = StepTasks(stages, choices.in_flight, in_turn=False), stages.devices.tolist()
-    times = tasks.run(place, tasks.urgent, choose=_Listing(stages, tasks, choices))
-    return stages.with_updates(policy, tasks.orders(place, times))
+    return next(listed_each(policy, stages, [choices]))
+
+
+def listed_each(policy: str, stages: StagedLayers, choices: Iterable[ListChoices]) -> Iterator[Schedule]:
+    """Yield the schedule that list scheduling makes with each of these choices."""
+    place, steps = stages.devices.tolist(), dict[int, StepTasks]()
+    for choice in choices:
+        if choice.in_flight not in steps:
+            steps[choice.in_flight] = StepTasks(stages, choice.in_flight, in_turn=False)
+        tasks = steps[choice.in_flight]
+        times = tasks.run(place, tasks.urgent, choose=_Listing(stages, tasks, choice))
+        yield stages.with_updates(policy, tasks.orders(place, times))
 
 
 @dataclass

@@ -12,8 +12,10 @@ from tf_ooo.costs.layer_costs import LayerCosts, Link, check_layers, is_number
 from tf_ooo.costs.table import CostTable
 from tf_ooo.errors import CostError, OOOError, OptionsError
 from tf_ooo.planning.building.stages import Stages, bounds_of, check_stages
+from tf_ooo.planning.choosing.fastest_first import fastest_first
 from tf_ooo.planning.choosing.figures import assumptions, one_device_s
 from tf_ooo.planning.choosing.plan import (
+    AUTO,
     CHOICES,
     NONE,
     Candidate,
@@ -120,12 +122,16 @@ def candidates(
     """Every schedule of a mode (None: the usual one), simulated, the fastest first, the slow to plan last."""
     wanted = usual_mode(problem, mode)
 
+    def asked(policy: Policy) -> tuple[Policy, Problem]:
+        if on_progress is not None:
+            on_progress(policy.name)
+        options = {name: value for name, value in problem.options.items() if name in policy.options}
+        return policy, dataclasses.replace(problem, options=options, mode=wanted)
+
     def rows_of(policies: Sequence[Policy]) -> Iterable[Candidate]:
-        for policy in policies:
-            if on_progress is not None:
-                on_progress(policy.name)
-            options = {name: value for name, value in problem.options.items() if name in policy.options}
-            yield tried(policy, dataclasses.replace(problem, options=options, mode=wanted))
+        if problem.recompute == AUTO and problem.memory_limit_bytes is not None:
+            return fastest_first([asked(policy) for policy in policies])
+        return (tried(*asked(policy)) for policy in policies)
 
     return sorted(auto_candidates(policies_of(wanted), problem, rows_of), key=shortest)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -15,6 +16,7 @@ from tf_ooo.planning.model.schedule import Schedule
 from tf_ooo.planning.policies import POLICIES, Policy
 from tf_ooo.planning.simulation.simulator import simulate
 from tf_ooo.planning.simulation.timeline import Timeline
+from tf_ooo.units import seconds_text
 
 # Chooses the layers that run their forward again before their dO: as few seconds as keep a memory limit. A
 # layer's bytes are worth most where they cost few seconds and where many micro-batches are stored. Whether
@@ -24,6 +26,10 @@ NONE, AUTO, ALL = "none", "auto", "all"
 CHOICES = (AUTO, NONE, ALL)
 # Sets of layers that are tried, each with more of them; and layers that are left out again.
 _ROUNDS, _LEFT_OUT = 12, 24
+# Leaving layers out again made no step faster by as much.
+_CLOSE = 1.1
+# Now and then a policy's schedule is faster within the limit than without, by less than this.
+_BEHIND = 1.1
 # Above so many only none and all are compared.
 _TASKS_TO_SEARCH = 20_000
 _STORES = {"F": 1, "dO": -1}
@@ -48,29 +54,49 @@ def worth_it(problem: Problem) -> list[int]:
     return sorted(numbers, key=lambda number: (layers[number].forward_s / saved[number], number))
 
 
-def search(problem: Problem, within: Make, free: Make) -> Trial:
+def slower_text(free_s: float, to_beat_s: float) -> str:
+    """Say why a schedule that is slower than another even without the memory limit is not searched for."""
+    return (
+        f"takes {seconds_text(free_s)} without the limit already, another {seconds_text(to_beat_s)} within it"
+    )
+
+
+def search(problem: Problem, within: Make, free: Make, to_beat_s: float = math.inf) -> Trial:
     """The fastest trial within the limit; without a limit, or where nothing is above it, nothing runs again.
+
+    A limit hardly makes a schedule faster: more layers run again only as long as that is not much slower
+    without the limit than what another policy found within it.
 
     Args:
         problem: with ``recompute`` all or auto.
         within: a policy's trial within the limit; raises MemoryLimitError where there is none.
         free: its trial, as if there were no limit.
+        to_beat_s: another policy's step within the limit.  OptionsError where everything here is slower.
     """
     if problem.recompute == ALL:
         return within(recomputed(problem, worth_it(problem)))
     plain = dataclasses.replace(problem, recompute=NONE)
-    if problem.memory_limit_bytes is None or free(plain).keeps_limit:
+    if problem.memory_limit_bytes is None:
+        return within(plain)
+    unlimited = free(plain)
+    if unlimited.keeps_limit:
         return within(plain)
     trials: list[Trial] = []
     errors: list[MemoryLimitError] = []
-    for chosen in ((), *_growing(plain, free)):
+    free_s, most_s = 0.0, to_beat_s * _BEHIND
+    for chosen, free_s in _growing(plain, unlimited, free):
+        if free_s > most_s:
+            break
         try:
             trials.append(within(recomputed(plain, chosen) if chosen else plain))
         except MemoryLimitError as error:
             errors.append(error)
+    if not trials and free_s > most_s:
+        raise OptionsError(f"with as many layers again as it needs, {slower_text(free_s, to_beat_s)}")
     if not trials:
         raise min(errors, key=lambda error: error.smallest_bytes or 0)
-    return _fewer(plain, min(trials, key=_cost), within)
+    best = min(trials, key=_cost)
+    return _fewer(plain, best, within) if best.step_s < to_beat_s * _CLOSE else best
 
 
 def _cost(trial: Trial) -> tuple[float, int]:
@@ -78,18 +104,22 @@ def _cost(trial: Trial) -> tuple[float, int]:
     return float(f"{trial.step_s:.9g}"), len(trial.problem.recomputed)
 
 
-def _growing(problem: Problem, free: Make) -> Iterator[tuple[int, ...]]:
-    """Sets of layers, each with more of them where too much is stored; the last are all that save bytes."""
+def _growing(problem: Problem, trial: Trial, free: Make) -> Iterator[tuple[tuple[int, ...], float]]:
+    """Yield sets of layers, and the step without the limit: each with more layers where too much is stored.
+
+    The first set is empty, with ``trial``; the last one has all that save bytes.
+    """
     order, chosen = worth_it(problem), set[int]()
-    for _ in range(_ROUNDS if len(free(problem).schedule.tasks) <= _TASKS_TO_SEARCH else 0):
-        trial = free(recomputed(problem, chosen))
+    yield (), trial.step_s
+    for _ in range(_ROUNDS if len(trial.schedule.tasks) <= _TASKS_TO_SEARCH else 0):
         added = _enough(problem, trial, [number for number in order if number not in chosen])
         if not added:
             break
         chosen |= added
-        yield tuple(sorted(chosen))
+        trial = free(recomputed(problem, chosen))
+        yield tuple(sorted(chosen)), trial.step_s
     if len(chosen) < len(order):
-        yield tuple(sorted(order))
+        yield tuple(sorted(order)), trial.step_s
 
 
 def _enough(problem: Problem, trial: Trial, left: list[int]) -> set[int]:
@@ -291,10 +321,19 @@ def as_asked(policy: Policy, problem: Problem, step_time: StepTime = STEADY, as_
     return Plan(_within_limit(policy, problem, step_time, as_run))
 
 
-def tried(policy: Policy, problem: Problem, step_time: StepTime = STEADY, as_run: AsRun = None) -> Candidate:
-    """Try a policy as :func:`as_asked` does; one that cannot says why, and raises nothing."""
+def tried(
+    policy: Policy,
+    problem: Problem,
+    step_time: StepTime = STEADY,
+    as_run: AsRun = None,
+    to_beat_s: float = math.inf,
+) -> Candidate:
+    """Try a policy as :func:`as_asked` does; one that cannot says why, and raises nothing.
+
+    It is searched less, or not at all, where it would hardly be faster than ``to_beat_s``.
+    """
     try:
-        trial = _within_limit(policy, problem, step_time, as_run)
+        trial = _within_limit(policy, problem, step_time, as_run, to_beat_s)
         return Candidate(policy.name, problem, trial, trial.step_s)
     except MemoryLimitError as error:
         return Candidate(policy.name, problem, reason=f"needs {error.smallest_bytes} bytes", error=error)
@@ -336,7 +375,9 @@ def _reasons(candidates: Sequence[Candidate]) -> str:
     return f"{', '.join(most)}: {reason}; ask for one of the {left} others by name to see why not"
 
 
-def _within_limit(policy: Policy, problem: Problem, step_time: StepTime, as_run: AsRun) -> Trial:
+def _within_limit(
+    policy: Policy, problem: Problem, step_time: StepTime, as_run: AsRun, to_beat_s: float = math.inf
+) -> Trial:
     """The policy's schedule, or its leanest one; MemoryLimitError where that needs more than the limit."""
     for name, value in problem.options.items():
         if name not in policy.options:
@@ -359,4 +400,4 @@ def _within_limit(policy: Policy, problem: Problem, step_time: StepTime, as_run:
     def free(asked: Problem) -> Trial:
         return made_for(dataclasses.replace(asked, memory_limit_bytes=None), asked)
 
-    return within(problem) if problem.recompute == NONE else search(problem, within, free)
+    return within(problem) if problem.recompute == NONE else search(problem, within, free, to_beat_s)

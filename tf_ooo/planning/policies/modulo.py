@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tf_ooo.errors import OptionsError
-from tf_ooo.planning.building.choice import fastest
+from tf_ooo.planning.building.choice import fastest_of_cuts
 from tf_ooo.planning.building.pipeline import StagedLayers
-from tf_ooo.planning.building.step_tasks import ListChoices, listed
+from tf_ooo.planning.building.step_tasks import ListChoices, listed_each
 from tf_ooo.planning.model.problem import Problem
 from tf_ooo.planning.model.schedule import Schedule
 from tf_ooo.planning.policies.policy import MANY_TASKS, Chunks, Needs, Policy
@@ -25,7 +25,7 @@ def make(problem: Problem) -> Schedule:
     has the groups instead.  A memory limit lowers the number of micro-batches in flight, down to one.
     """
     if problem.cut:
-        return fastest(problem, list(_schedules(problem, problem.cut)))
+        return fastest_of_cuts([StagedLayers(problem, problem.cut)], _schedules)
     count = len(problem.layers)
     most = count // problem.devices
     if not most:
@@ -41,7 +41,7 @@ def make(problem: Problem) -> Schedule:
         tuple((first, min(first + group, count) - 1) for first in range(0, count, group))
         for group in ([size] if size else _sizes(problem, most))
     ]
-    return fastest(problem, [schedule for cut in cuts for schedule in _schedules(problem, cut)])
+    return fastest_of_cuts([StagedLayers(problem, cut) for cut in cuts], _schedules)
 
 
 def _sizes(problem: Problem, most: int) -> Iterator[int]:
@@ -58,11 +58,10 @@ def _sizes(problem: Problem, most: int) -> Iterator[int]:
     yield most
 
 
-def _schedules(problem: Problem, bounds: tuple[tuple[int, int], ...]) -> Iterator[Schedule]:
-    stages = StagedLayers(problem, bounds)
-    in_flight = stages.most_in_flight(problem.devices)
-    for stage_first in (False, True):
-        yield listed(NAME, stages, ListChoices(in_flight, stage_first, by_room=False))
+def _schedules(stages: StagedLayers) -> Iterator[Schedule]:
+    in_flight = stages.most_in_flight(stages.problem.devices)
+    choices = (ListChoices(in_flight, stage_first, by_room=False) for stage_first in (False, True))
+    return listed_each(NAME, stages, choices)
 
 
 POLICY = Policy(

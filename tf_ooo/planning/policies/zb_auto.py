@@ -9,7 +9,7 @@ import numpy as np
 from tf_ooo.planning.building.choice import TASKS_TO_SIMULATE, fastest
 from tf_ooo.planning.building.lane_search import improved
 from tf_ooo.planning.building.pipeline import StagedLayers, paced
-from tf_ooo.planning.building.step_tasks import ListChoices, listed
+from tf_ooo.planning.building.step_tasks import ListChoices, listed_each
 from tf_ooo.planning.model.problem import Problem
 from tf_ooo.planning.model.schedule import Schedule
 from tf_ooo.planning.policies import one_f_one_b, zb_h1, zb_h2
@@ -40,8 +40,8 @@ def make(problem: Problem) -> Schedule:
         return fastest(problem, candidates)
     most, ahead = 2 * problem.devices - 1, problem.devices - np.arange(problem.devices)
     pairs = itertools.product((ahead, 2 * ahead - 1, np.full(problem.devices, most)), _PATIENCE)
-    lists = (listed(NAME, stages, ListChoices(most, patience=wait, ahead=ahead)) for ahead, wait in pairs)
-    first = fastest(problem, [*candidates, *lists])
+    choices = (ListChoices(most, patience=wait, ahead=ahead) for ahead, wait in pairs)
+    first = fastest(problem, [*candidates, *listed_each(NAME, stages, choices)])
     if tasks > _TASKS_TO_MOVE:
         return first
     return fastest(problem, [first, *(improved(stages, start) for start in (first, *candidates))])

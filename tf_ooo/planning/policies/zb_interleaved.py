@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import replace
 
+from tf_ooo.costs.layer_costs import LayerCosts, Link
 from tf_ooo.errors import OptionsError
 from tf_ooo.planning.building.choice import fastest
 from tf_ooo.planning.building.pipeline import StagedLayers, interleaved
 from tf_ooo.planning.building.placed_search import placements, searched
-from tf_ooo.planning.building.step_tasks import ListChoices, StepTasks, listed, shortest_justified
+from tf_ooo.planning.building.stages import Bounds
+from tf_ooo.planning.building.step_tasks import ListChoices, StepTasks, listed_each, shortest_justified
 from tf_ooo.planning.model.problem import Problem
 from tf_ooo.planning.model.schedule import Schedule
+from tf_ooo.planning.model.task import Ints
 from tf_ooo.planning.policies.policy import Chunks, Needs, Policy
 
 NAME = "zb_interleaved"
@@ -38,24 +42,37 @@ def make(problem: Problem) -> Schedule:
     in_turn = interleaved(stages, chunks, problem.microbatches, 1, delayed=True)
     # Each has at most as many micro-batches in flight as memory has room for.
     in_flight = (stages.most_in_flight(most) for most in (2 * problem.devices, problem.devices))
-    lists = [listed(NAME, stages, ListChoices(most, by_room=False)) for most in in_flight]
+    lists = listed_each(NAME, stages, (ListChoices(most, by_room=False) for most in in_flight))
     return fastest(problem, [_searched(stages), *lists, stages.schedule(NAME, in_turn)])
 
 
 def _searched(stages: StagedLayers) -> Schedule:
-    """Search places for the stages and an order of all tasks; placed for as few micro-batches as show it."""
+    """Search places for the stages and an order of all tasks."""
     problem = stages.problem
-    in_flight, some = 2 * problem.devices, _PERIODS * problem.devices
+    shape = problem.devices, problem.microbatches, problem.link, stages.bounds
+    place, orders = _placed(tuple(problem.layers), *shape, _effort(problem))
+    return replace(stages, place=tuple(place)).with_updates(NAME, orders)
+
+
+@functools.lru_cache(maxsize=16)
+def _placed(
+    layers: tuple[LayerCosts, ...], devices: int, microbatches: int, link: Link, bounds: Bounds, effort: float
+) -> tuple[list[int], list[Ints]]:
+    """Return the device of each stage and each device's order; placed for as few micro-batches as show it.
+
+    It is remembered, because a memory limit changes neither: with one, and without, it is asked for again.
+    """
+    stages = StagedLayers(Problem(layers, devices, microbatches, link), bounds)
+    in_flight, some = 2 * devices, _PERIODS * devices
     tasks = few = StepTasks(stages, in_flight)
-    if some < problem.microbatches:
-        few = StepTasks(replace(stages, problem=replace(problem, microbatches=some)), in_flight)
+    if some < microbatches:
+        few = StepTasks(replace(stages, problem=replace(stages.problem, microbatches=some)), in_flight)
     # Where devices differ, stages are cut for those that they are dealt out to in turn.
-    unequal = len(set(problem.link.speeds_of(range(problem.devices)))) > 1
-    places = [stages.devices] if unequal else placements(stages.seconds, problem.devices)
-    effort = 0.0 if unequal else _effort(problem)
-    best = searched(few, stages.seconds.sum(axis=0), places, effort)
+    unequal = len(set(link.speeds_of(range(devices)))) > 1
+    places = [stages.devices] if unequal else placements(stages.seconds, devices)
+    best = searched(few, stages.seconds.sum(axis=0), places, 0.0 if unequal else effort)
     times = best.times if few is tasks else shortest_justified(tasks, best.place, _ROUNDS)
-    return replace(stages, place=tuple(best.place)).with_updates(NAME, tasks.orders(best.place, times))
+    return best.place, tasks.orders(best.place, times)
 
 
 def _effort(problem: Problem) -> float:

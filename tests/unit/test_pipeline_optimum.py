@@ -1,8 +1,10 @@
-"""zb_auto against the optimum of small pipelines, found by OR-Tools CP-SAT from a model of its own."""
+"""zb_auto and zb_search against the optimum of small pipelines: OR-Tools CP-SAT has a model of its own."""
 
 from __future__ import annotations
 
+import itertools
 import random
+from collections import defaultdict
 
 import pytest
 
@@ -13,18 +15,20 @@ from tf_ooo.rewriting.plan import plan
 cp_model = pytest.importorskip("ortools.sat.python.cp_model")
 
 
-def optimum_s(costs, microbatches):
-    """Shortest makespan; micro-batches of one kind and stage keep their order, as equal tasks may."""
+def optimum_s(costs, microbatches, place=None):
+    """Shortest makespan; micro-batches of one kind and stage keep their order, as equal tasks may.
+
+    ``place``: the device of each stage; None: each has its own.
+    """
     model, stages = cp_model.CpModel(), range(len(costs))
     horizon = sum(map(sum, costs)) * microbatches
-    start = {}
-    for stage in stages:
-        intervals = []
-        for batch in range(microbatches):
-            for kind in range(3):
-                at = start[kind, stage, batch] = model.new_int_var(0, horizon, "")
-                intervals.append(model.new_fixed_size_interval_var(at, costs[stage][kind], ""))
-        model.add_no_overlap(intervals)
+    start, intervals = {}, defaultdict(list)
+    for kind, stage, batch in itertools.product(range(3), stages, range(microbatches)):
+        at = start[kind, stage, batch] = model.new_int_var(0, horizon, "")
+        device = stage if place is None else place[stage]
+        intervals[device].append(model.new_fixed_size_interval_var(at, costs[stage][kind], ""))
+    for of_device in intervals.values():
+        model.add_no_overlap(of_device)
     end = model.new_int_var(0, horizon, "")
     for (kind, stage, batch), at in start.items():
         done = at + costs[stage][kind]
@@ -57,3 +61,27 @@ def test_within_2_percent_of_the_optimum(seed):
 def test_the_optimum_by_hand():
     """Two stages, one micro-batch: F 1 + 2, dO 3 + 1, then dW 4; stage 1's dW runs beside."""
     assert optimum_s([(1, 1, 4), (2, 3, 2)], 1) == 1 + 2 + 3 + 1 + 4
+
+
+def best_cut_s(costs, devices, microbatches):
+    """Shortest makespan of all cuts and placements, each layer on any device; neighbours are one stage."""
+    best_s = sum(map(sum, costs)) * microbatches
+    for owner in itertools.product(range(devices), repeat=len(costs)):
+        first_seen = list(dict.fromkeys(owner))
+        if first_seen != list(range(devices)):  # the same with devices renamed, or one without a layer
+            continue
+        groups = [[i for i, _ in of] for _, of in itertools.groupby(enumerate(owner), lambda row: row[1])]
+        stages = [tuple(map(sum, zip(*(costs[i] for i in group), strict=True))) for group in groups]
+        best_s = min(best_s, optimum_s(stages, microbatches, [owner[group[0]] for group in groups]))
+    return best_s
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_searched_cuts_are_within_2_percent_of_the_optimum(seed):
+    chance = random.Random(seed)
+    devices, microbatches = chance.randint(2, 3), chance.randint(1, 3)
+    costs = [tuple(chance.randint(1, 9) for _ in range(3)) for _ in range(chance.randint(devices, 5))]
+    layers = [LayerCosts(*row) for row in costs]
+    made = plan(layers=layers, schedule="zb_search", devices=devices, microbatches=microbatches)
+    best_s = best_cut_s(costs, devices, microbatches)
+    assert best_s <= simulate(made, layers).makespan_s <= 1.02 * best_s

@@ -8,6 +8,7 @@ from operator import attrgetter
 
 import numpy as np
 
+from tf_ooo.costs.layer_costs import layer_inputs
 from tf_ooo.planning.building.pipeline import StagedLayers
 from tf_ooo.planning.model.problem import Problem
 from tf_ooo.planning.model.relation import stage_inputs
@@ -81,6 +82,20 @@ def least_s(stages: StagedLayers) -> float:
     work_s = np.bincount(stages.devices, busy_s, devices)
     longest_s = float((first_s + work_s)[np.isfinite(first_s)].max(initial=0.0))
     return max(longest_s, _sending_s(stages, inputs))
+
+
+def least_of_all_cuts_s(problem: Problem) -> float:
+    """No plan is faster: all work, dealt out evenly from when devices can begin, or a layer by itself."""
+    begins_s: list[float] = []
+    for number in range(len(problem.layers)):
+        read = layer_inputs(problem.layers, number)
+        begins_s.append(max((begins_s[i] + problem.layers[i].forward_s for i in read), default=0.0))
+    work_s = [layer.busy_s * problem.microbatches + layer.update_s for layer in problem.layers]
+    speeds = sorted(problem.link.speeds_of(range(problem.devices)), reverse=True)
+    first_s = [begin_s / speeds[0] for begin_s in sorted(begins_s)]
+    idle = sum(speed * begin_s for speed, begin_s in zip(speeds, first_s, strict=False))
+    alone_s = max((begin_s + s) / speeds[0] for begin_s, s in zip(begins_s, work_s, strict=True))
+    return max((sum(work_s) + idle) / sum(speeds), alone_s)
 
 
 _Inputs = list[list[tuple[int, float]]]

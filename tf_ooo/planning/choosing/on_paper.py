@@ -11,6 +11,7 @@ from typing import Any
 from tf_ooo.costs.layer_costs import LayerCosts, Link, check_layers, is_number
 from tf_ooo.costs.table import CostTable
 from tf_ooo.errors import CostError, OOOError, OptionsError
+from tf_ooo.planning.building.choice import least_of_all_cuts_s
 from tf_ooo.planning.building.stages import Stages, bounds_of, check_stages
 from tf_ooo.planning.choosing.fastest_first import fastest_first
 from tf_ooo.planning.choosing.figures import assumptions, one_device_s
@@ -30,6 +31,9 @@ from tf_ooo.planning.model.problem import Problem, check_limits, less_of_places,
 from tf_ooo.planning.model.schedule import Schedule
 from tf_ooo.planning.policies import POLICIES, Policy
 from tf_ooo.units import time_text
+
+# A plan so near to the bound is as good as any: predictions are wrong by more.
+_NEAR = 1.01
 
 # Micro-batches of a pipeline where none are asked for, in a fit too.
 MICROBATCHES = 8
@@ -141,11 +145,20 @@ def auto_candidates(
 ) -> list[Candidate]:
     """Return the candidates that ``auto`` compares; those it leaves out have a reason.
 
-    It leaves out policies that take long to plan so many tasks, where another is possible.
+    It leaves out policies that take long to plan so many tasks, where another is possible, and searches cuts
+    only where that may help.
     """
     tasks = 3 * problem.devices * problem.microbatches
     slow = [policy for policy in policies if policy.auto_tasks is not None and tasks > policy.auto_tasks]
-    rows = list(rows_of([policy for policy in policies if policy not in slow]))
+    own = [policy for policy in policies if policy.needs.chunks.own and policy not in slow]
+    rows = list(rows_of([policy for policy in policies if policy not in (*slow, *own)]))
+    if own:
+        step_s, least_s = min(row.step_s for row in rows), least_of_all_cuts_s(problem)
+        if step_s <= least_s * _NEAR:
+            why = f"not tried: another takes {time_text(step_s)}, and no cut less than {time_text(least_s)}"
+            rows += [Candidate(policy.name, problem, reason=why) for policy in own]
+        else:
+            rows += rows_of(own)
     if any(row.trial is not None for row in rows):
         why = f"not tried: takes long for {tasks:,} tasks; ask for it by name"
         rows += [Candidate(policy.name, problem, reason=why) for policy in slow]

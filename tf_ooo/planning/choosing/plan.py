@@ -126,8 +126,9 @@ def _enough(problem: Problem, trial: Trial, left: list[int]) -> set[int]:
     """Take layers left, in their order, so many on each device above its limit as may be enough."""
     schedule, limit = trial.schedule, problem.memory_limit_bytes or 0
     stored, device_of = _stored(schedule)
-    bounds = problem.bounds if problem.model else schedule.stages
-    stage_of = stage_of_layer(bounds or tuple((number, number) for number in range(len(problem.layers))))
+    stage_of = stage_of_layer(schedule.stages or tuple((at, at) for at in range(len(problem.layers))))
+    if problem.model:  # the schedule's stages hold ranges of its layers
+        stage_of = [stage_of[number] for number in stage_of_layer(problem.bounds)]
     charged = problem.charged_bytes(trial.timeline.peak_bytes)
     excess = {device: float(size - limit) for device, size in enumerate(charged)}
     added: set[int] = set()

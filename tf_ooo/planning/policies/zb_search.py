@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 
 from tf_ooo.errors import OptionsError
+from tf_ooo.planning.building.choice import fastest
+from tf_ooo.planning.building.lane_search import improved
 from tf_ooo.planning.building.stage_search import StageSearch
+from tf_ooo.planning.building.step_tasks import ListChoices, listed
 from tf_ooo.planning.model.problem import Problem
 from tf_ooo.planning.model.schedule import Schedule
 from tf_ooo.planning.policies.policy import Chunks, Needs, Policy
@@ -14,11 +18,13 @@ NAME = "zb_search"
 # Micro-batches for each device that show the steady state.
 _PERIODS = 4
 # The most changes that are tried, and tasks that are placed for that in all: a few seconds.
-_MOST_CHANGES, _MOST_TASKS = 1500, 2_500_000
+_MOST_CHANGES, _MOST_TASKS = 1000, 1_300_000
 _CHUNKS, _ROUNDS = 3, 6
 # With a memory limit several problems are searched.
 _WITH_LIMIT = 0.25
 _MANY_TASKS = 30_000
+# The best of so small problems are searched further.
+_FEW_TASKS, _MOVED, _LISTED, _PATIENCE = 100, 32, 12, (0.5, 1.0)
 
 
 def make(problem: Problem) -> Schedule:
@@ -37,14 +43,21 @@ def make(problem: Problem) -> Schedule:
     few, tasks = replace(problem, microbatches=count), 3 * count * min(units, _CHUNKS * devices)
     changes = int(_effort(problem) * min(_MOST_CHANGES, _MOST_TASKS // (2 * tasks)))
     for in_flight in (2 * devices, devices, -(-devices // 2), 1):
-        search = StageSearch(few, in_flight)
+        search = StageSearch(few, in_flight, small=tasks <= _FEW_TASKS)
         best = search.start()
         if best.over_bytes <= 0:
             best = search.run(best, changes)
             break
     if count < problem.microbatches:
         best = StageSearch(problem, in_flight).ordered(best.owner, _ROUNDS)
-    return best.schedule(NAME)
+    if not search.small:
+        return best.schedule(NAME)
+    nearly = sorted(search.found.values(), key=lambda found: found.within_s)[:_MOVED]
+    orders = [(found.stages, found.schedule(NAME)) for found in nearly]
+    for (stages, _), wait in itertools.product(orders[:_LISTED], _PATIENCE):
+        orders.append((stages, listed(NAME, stages, ListChoices(in_flight, patience=wait, by_room=False))))
+    moved = itertools.starmap(improved, orders)
+    return fastest(problem, [best.schedule(NAME), *moved])
 
 
 def _effort(problem: Problem) -> float:

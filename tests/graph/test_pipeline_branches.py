@@ -90,7 +90,7 @@ def test_two_towers():
         training, "1f1b", stages=[named("item", 4), *(["query_0"], named("query", 6)[1:]), ["score"]]
     )
     assert_beside(training, by_hand, [set(), set(), {1}, {0, 1, 2}])
-    assert by_hand["1f1b"].report.pipeline.stages[3].layers == tuple(join)
+    assert by_hand["1f1b"].report.pipeline.stages[3].layers == join
     assert_same_bits(training, {**usual, **by_hand}, weights_everywhere=False)
 
     with mock.patch.object(step_graph, "branch_by_branch", lambda graph, *_: Branches(graph)):
@@ -110,8 +110,8 @@ def test_what_joins_branches_is_a_layer_without_weights():
     training = Training(product_of_towers, momentum, EVEN, epochs=3)
     fits = fits_of(training, "gpipe")
     names = [layer.name for layer in training._measured[1].layers]
-    assert names == [*named("query", 4), "left_0", *named("item", 4), "right_0", "join behind right_0 (1)"]
-    starts = ["query_0", "item_0", "item_2", "join behind right_0 (1)"]
+    assert names == [*named("item", 4), "right_0", *named("query", 4), "left_0", "join behind left_0 (1)"]
+    starts = ["item_0", "query_0", "query_2", "join behind left_0 (1)"]
     fits |= fits_of(training, "zb_h1", stages=starts)
     assert_beside(training, {"zb_h1": fits["zb_h1"]}, [set(), set(), {1}, {0, 1, 2}])
     assert_same_bits(training, fits, far=None, weights_everywhere=False)
@@ -120,7 +120,7 @@ def test_what_joins_branches_is_a_layer_without_weights():
 def test_gradients_of_branches_meet_in_the_layer_that_both_read():
     training = Training(forked, momentum, EVEN, epochs=3)
     fits = fits_of(training, "gpipe")
-    starts = ["common_0", "right_0", "left_0", "join before score (1)"]
+    starts = ["common_0", "left_0", "right_0", "join before score (1)"]
     fits |= fits_of(training, "1f1b", stages=starts)
     assert_beside(training, {"1f1b": fits["1f1b"]}, [set(), {0}, {0}, {0, 1, 2}])
     assert_same_bits(training, fits, far=None, weights_everywhere=False)
@@ -144,35 +144,42 @@ def _inputs(draw):
     return inputs
 
 
-@given(_inputs())
-def test_an_order_is_topological(inputs):
-    order = depth_first(inputs)
+@given(_inputs(), st.randoms())
+def test_an_order_is_topological(inputs, random):
+    names = random.sample(range(len(inputs)), len(inputs))
+    order = depth_first(inputs, names)
     assert sorted(order) == list(range(len(inputs)))
     for place, layer in enumerate(order):
         assert set(bits_of(inputs[layer])) <= set(order[:place])
     chain = [(1 << layer) - 1 for layer in range(len(inputs))]
-    assert depth_first(chain) == list(range(len(inputs)))
-    numbers = {layer: place for place, layer in enumerate(order)}
-    again = [sum(1 << numbers[other] for other in bits_of(inputs[layer])) for layer in order]
-    assert depth_first(again) == list(range(len(inputs))), "what is in this order stays as it is"
+    assert depth_first(chain, names) == list(range(len(inputs)))
+
+
+@given(_inputs(), st.randoms())
+def test_an_order_does_not_depend_on_the_numbers(inputs, random):
+    new = random.sample(range(len(inputs)), len(inputs))
+    again = [0] * len(inputs)
+    for layer, bits in enumerate(inputs):
+        again[new[layer]] = sum(1 << new[other] for other in bits_of(bits))
+    keys = [new.index(number) for number in range(len(inputs))]
+    assert depth_first(again, keys) == [new[layer] for layer in depth_first(inputs, range(len(inputs)))]
 
 
 @given(
     st.lists(st.integers(1, 5), min_size=1, max_size=4), st.integers(0, 2), st.integers(0, 2), st.randoms()
 )
-def test_branches_are_contiguous(lengths, common, behind, random):
-    """Whatever the order was: chains that begin behind common layers, and meet."""
-    trunk, branches, number = list(range(common)), [], common
+def test_each_branch_is_in_one_piece(lengths, common, behind, random):
+    """Chains begin behind common layers, and meet; their layers had numbers in any order."""
     rest = [branch for branch, length in enumerate(lengths) for _ in range(length)]
     random.shuffle(rest)
     branches = [[] for _ in lengths]
-    inputs = [(1 << layer) - 1 for layer in trunk]
+    inputs = [(1 << layer) - 1 for layer in range(common)]
     for number, branch in enumerate(rest, common):
-        inputs.append(sum(1 << other for other in [*trunk, *branches[branch]]))
+        inputs.append(sum(1 << other for other in [*range(common), *branches[branch]]))
         branches[branch].append(number)
     inputs += [(1 << layer) - 1 for layer in range(len(inputs), len(inputs) + behind)]
-    order = depth_first(inputs)
+    order = depth_first(inputs, random.sample(range(len(inputs)), len(inputs)))
     for branch in branches:
         first = order.index(branch[0])
         assert order[first : first + len(branch)] == branch
-    assert order[:common] == trunk
+    assert order[:common] == list(range(common))

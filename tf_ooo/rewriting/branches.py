@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 from grappler_passes.analysis.gradients import bits_of, union
 from grappler_passes.graph.training_graph import Layer, OpKind, TrainingGraph
@@ -52,7 +54,7 @@ def branch_by_branch(
     joins = {name: pairs for name in flow.names if (pairs := flow.branches_meeting(name, of_layers, least_s))}
     if not joins or any(bits >> layer & 1 for layer, bits in enumerate(flow.inputs)):
         return Branches(graph)
-    order = depth_first(flow.inputs)
+    order = depth_first(flow.inputs, [_by_number(layer.name) for layer in graph.layers])
     place = {layer: number for number, layer in enumerate(order)}
     before = flow.first_reader([name for name in joins if not flow.applied[name]], place)
     numbered, numbers = _with_joins(graph, order, set(before.values()))
@@ -67,30 +69,39 @@ def branch_by_branch(
     return Branches(numbered, True, {name: numbers[reader] for name, reader in before.items()}, shared)
 
 
-def depth_first(inputs: Sequence[int]) -> list[int]:
+def depth_first(inputs: Sequence[int], keys: Sequence[Any]) -> list[int]:
     """Return an order of layers, given for each, as bits, the layers that it depends on, directly or not.
 
-    Each comes behind what it depends on.  A branch is followed to its end before the next begins, and the
-    first that is read first; a chain stays as it is.
+    Each comes behind what it depends on, and a branch is followed to its end before the next begins; of two
+    branches the one with the smaller key comes first.  A chain stays as it is.
     """
+
+    def in_turn(layers: Iterable[int]) -> list[int]:
+        return sorted(layers, key=lambda layer: (keys[layer], layer))
+
     direct = [bits & ~union(inputs[layer] for layer in bits_of(bits)) for bits in inputs]
     readers: list[list[int]] = [[] for _ in inputs]
     for layer, bits in enumerate(direct):
         for source in bits_of(bits):
             readers[source].append(layer)
     order: dict[int, None] = {}
-    waiting = list(reversed(range(len(inputs))))
+    waiting = in_turn(layer for layer, bits in enumerate(inputs) if not bits)[::-1]
     while waiting:
         layer = waiting[-1]
-        missing = next((source for source in bits_of(direct[layer]) if source not in order), None)
-        if layer not in order and missing is not None:
-            waiting.append(missing)
+        missing = in_turn(source for source in bits_of(direct[layer]) if source not in order)
+        if layer not in order and missing:
+            waiting.append(missing[0])
             continue
         waiting.pop()
         if layer not in order:
             order[layer] = None
-            waiting.extend(reversed(readers[layer]))
+            waiting.extend(in_turn(readers[layer])[::-1])
     return list(order)
+
+
+def _by_number(name: str) -> list[tuple[int, str]]:
+    """Return a key that has ``dense_9`` before ``dense_10``; by their depth branches come in any order."""
+    return [(int(piece), "") if piece.isdigit() else (-1, piece) for piece in re.split(r"(\d+)", name)]
 
 
 def _with_joins(

@@ -51,15 +51,15 @@ def branch_by_branch(
     flow = _Flow(graph, together)
     of_layers = flow.layer_seconds(seconds)
     least_s = share * sum(of_layers)
-    joins = {name: pairs for name in flow.names if (pairs := flow.branches_meeting(name, of_layers, least_s))}
-    if not joins or any(bits >> layer & 1 for layer, bits in enumerate(flow.inputs)):
+    meeting = {name: pairs for name in flow.names if (pairs := flow.branches_at(name, of_layers, least_s))}
+    if not meeting or any(bits >> layer & 1 for layer, bits in enumerate(flow.inputs)):
         return Branches(graph)
     order = depth_first(flow.inputs, [_by_number(layer.name) for layer in graph.layers])
     place = {layer: number for number, layer in enumerate(order)}
-    before = flow.first_reader([name for name in joins if not flow.applied[name]], place)
+    before = flow.first_reader([name for name in meeting if not flow.applied[name]], place)
     numbered, numbers = _with_joins(graph, order, set(before.values()))
     beside = [0] * len(graph.layers)
-    for one, other in itertools.chain.from_iterable(joins.values()):
+    for one, other in itertools.chain.from_iterable(meeting.values()):
         for these, those in ((one, other), (other, one)):
             for layer in bits_of(these):
                 beside[layer] |= those
@@ -184,7 +184,7 @@ class _Flow:
             inputs = grown
         return inputs
 
-    def branches_meeting(self, name: str, seconds: Sequence[float], least_s: float) -> list[tuple[int, int]]:
+    def branches_at(self, name: str, seconds: Sequence[float], least_s: float) -> list[tuple[int, int]]:
         """Return pairs of branches that meet in an op, the layers of each: those that take long enough."""
         pairs = []
         for one, other in itertools.combinations(sorted({self.reached[p] for p in self._read[name]}), 2):
@@ -215,8 +215,10 @@ class _Flow:
         reading = dict.fromkeys(self.names, 0)
         shared: set[str] = set()
         for name in reversed(self.names):
-            own = 1 << self._layer_of[name] if self.reached[name] else reading[name]
-            if not self.reached[name] and any(beside[layer] & own for layer in bits_of(own)):
+            own = reading[name]
+            if self.reached[name]:
+                own = 1 << self._layer_of[name]
+            elif any(beside[layer] & own for layer in bits_of(own)):
                 shared.add(name)
             for producer in self._read[name]:
                 reading[producer] |= own

@@ -79,9 +79,7 @@ def assign(
         if op.kind in (OpKind.WEIGHT_GRAD, OpKind.UPDATE) and op.layer is not None:
             where[name] = (_KINDS[op.kind], op.layer)
     touching = _touching(graph, forward)
-    below = (
-        _upstream(graph, forward) if branched else [(1 << number) - 1 for number in range(len(graph.layers))]
-    )
+    below = _upstream(graph, forward) if branched else [(1 << layer.index) - 1 for layer in graph.layers]
     output_grads = _output_grad_layers(graph, touching, of_loops, below)
     where.update((name, ("dO", layer)) for name, layer in output_grads.items())
     away = _weight_grads_away(graph, touching, output_grads, of_loops)
@@ -159,17 +157,17 @@ def _output_grad_layers(
             continue
         above = {layer_of[p] for p in op.producers if p in layer_of}
         lowest = min(above, default=last)
-        common = functools.reduce(
-            operator.and_, (below[layer] | 1 << layer for layer in above), (2 << lowest) - 1
-        )
-        cap = common.bit_length() - 1 if common else lowest
+        common = (below[layer] | 1 << layer for layer in above)
+        below_all = functools.reduce(operator.and_, common, (2 << lowest) - 1) or (2 << lowest) - 1
         computed = [p for p in op.producers if p in touching and graph.ops[p].type != "Const"]
         reads_gradient = any(p in gradients for p in op.producers)
         if reads_gradient or computed:
             gradients.add(name)
         said = computed if reads_gradient else op.producers
         layers = set().union(*(touching.get(p, set()) for p in said))
-        layer_of[name] = max((layer for layer in layers if layer <= cap), default=cap)
+        layer_of[name] = max(
+            (layer for layer in layers if below_all >> layer & 1), default=below_all.bit_length() - 1
+        )
     return layer_of
 
 

@@ -68,9 +68,10 @@ class Rewritten:
                     up.append(f"{source} -> {name}")
         return up
 
-    def unplanned(self):
+    def unplanned(self, upstream=None):
         """Return what ordered ops read of other tasks, though no schedule makes them wait for those.
 
+        ``upstream``: for each stage the stages that it depends on; all before it where None.
         Schedules know that F comes after F below, dO after F and after dO above, dW after F, dO and dO
         above.  What adds up the gradients of a tied weight, and what follows, is no part of any order.  A
         loop computes a stage's dO and dW, and begins with zeros for its dW.
@@ -84,7 +85,9 @@ class Rewritten:
             name, reader = index.names[i], self.tasks.get(index.names[i])
             for source in (index.names[p] for p, _ in index.data_preds[i]):
                 task = self.tasks.get(source)
-                if _not_of_one_micro_batch(task, reader) or (_expected(task, reader) and source not in adds):
+                if _not_of_one_micro_batch(task, reader) or (
+                    _expected(task, reader, upstream) and source not in adds
+                ):
                     continue
                 if index.ops[i] == "Enter" and task.stage == reader.stage:
                     continue
@@ -185,12 +188,17 @@ def _not_of_one_micro_batch(task, reader):
     return task.microbatch != reader.microbatch
 
 
-def _expected(source, reader):
+def _expected(source, reader, upstream=None):
+    def is_below(stage, other):
+        return stage == other or (stage < other if upstream is None else stage in upstream[other])
+
     if reader.kind not in ("dO", "dW"):
-        return source.kind == "F" and source.stage <= reader.stage
-    if source.kind == "F" or source == reader:
-        return True
-    return source.kind == "dO" and source.stage >= reader.stage
+        return source.kind == "F" and is_below(source.stage, reader.stage)
+    if source.kind == "F":
+        return (
+            upstream is None or is_below(source.stage, reader.stage) or is_below(reader.stage, source.stage)
+        )
+    return source == reader or (source.kind == "dO" and is_below(reader.stage, source.stage))
 
 
 def assert_in_order(report, devices, weights_everywhere=True):

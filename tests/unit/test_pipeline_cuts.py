@@ -247,3 +247,23 @@ def test_the_report_says_what_sharing_cores_costs():
     costs = CostTable(layers, apart)
     assert not any("share" in text for text in limits_of(plan, costs))
     assert section_of(plan, costs, ["CPU:0", "CPU:1"])["link"].get("cores") is None
+
+
+def test_a_cut_along_branches_has_no_stage_of_two():
+    """Branches have 6 and 4 equal layers, and one joins them: by time alone a stage has layers of both."""
+    inputs = [(), *((i,) for i in range(5)), (), *((i,) for i in range(6, 9)), (5, 9)]
+    layers = tuple(layer(1.0, inputs=read) for read in inputs)
+    cutter = Cutter(layers, units_of(11, []), Link(), 4)
+    by_time, along = cutter.cut((0, 1, 2, 3)), ((0, 2), (3, 5), (6, 7), (8, 10))
+    assert any(first <= 5 < last for first, last in by_time)
+    assert cutter.cut_along_branches((0, 1, 2, 3)) == (along,)
+    assert cutter.cut_along_branches((0,)) == (), "fewer stages than branches"
+    assert make_plan(layers, cutter.units, PlanRequest("1f1b", 4, 2, Link())).problem.bounds == along
+
+
+def test_branches_that_take_less_than_half_a_stage_are_not_cut_along():
+    inputs = [(), (0,), (1,), (), (2, 3), (4,), (5,), (6,)]  # the fourth layer is beside the first three
+    layers = tuple(layer(1.0, inputs=read) for read in inputs)
+    assert Cutter(layers, units_of(8, []), Link(), 4).cut_along_branches((0, 1)) == ()
+    chain = tuple(layer(1.0) for _ in range(8))
+    assert Cutter(chain, units_of(8, []), Link(), 4).cut_along_branches((0, 1, 2)) == ()

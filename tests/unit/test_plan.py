@@ -294,3 +294,15 @@ def test_sections_of_other_modes_are_empty():
 )
 def test_a_pipeline_has_the_micro_batches_of_a_fit(asked, count):
     assert plan(layers=[LayerCosts(1.0, 1.0, 1.0)] * 4, **asked).microbatches == count
+
+
+@pytest.mark.parametrize(("inputs", "step_s"), [((None, None, None), 16.0), (((), (), (0, 1)), 12.0)])
+def test_stages_of_two_branches_run_at_once(inputs, step_s):
+    """Backward of two micro-batches takes 6 s, and 3 s more for each stage that waits for the one above.
+
+    In a chain it begins after 3 s and two stages wait; where two stand beside each other, after 2 s, and one.
+    """
+    layers = [LayerCosts(1.0, 2.0, 1.0, inputs=read) for read in inputs]
+    for name in ("gpipe", "1f1b"):
+        schedule = tf_ooo.plan(layers=layers, devices=3, microbatches=2, schedule=name)
+        assert schedule.predicted_step_s == step_s

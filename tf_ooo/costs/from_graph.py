@@ -6,6 +6,7 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any
 
 from grappler_passes.analysis.backward_tasks import LayerTask, backward_tasks
@@ -102,25 +103,31 @@ def unknown_activations(graph: TrainingGraph, tasks: Tasks, forward: Mapping[str
     return tuple(_sizes(graph, tasks, forward).unknown)
 
 
-def forward_layers(graph: TrainingGraph, together: Sequence[Collection[str]] = ()) -> dict[str, int]:
+def forward_layers(
+    graph: TrainingGraph,
+    together: Sequence[Collection[str]] = (),
+    joins: Mapping[str, int] = MappingProxyType({}),
+) -> dict[str, int]:
     """Return the layer of each forward op: the highest whose weights its result depends on.
 
     One that depends on none (a dropout mask) counts for the lowest layer that reads it, and one that none
     reads (a metric of the labels) for the last.  ``together``: ops of one layer: loops, with edges that lead
-    back.
+    back.  ``joins``: ops that begin a layer without weights.
     """
-    known = layers_of_weights_and_readers(graph, together)
+    known = layers_of_weights_and_readers(graph, together, joins)
     last = len(graph.layers) - 1
     return {name: known.get(name, last) for name in graph.of_kind(OpKind.FORWARD)}
 
 
 def layers_of_weights_and_readers(
-    graph: TrainingGraph, together: Sequence[Collection[str]] = ()
+    graph: TrainingGraph,
+    together: Sequence[Collection[str]] = (),
+    joins: Mapping[str, int] = MappingProxyType({}),
 ) -> dict[str, int]:
     """:func:`forward_layers` without those that depend on no weights and are read by no layer."""
     at_least = {
         v.handle: layer.index for layer in graph.layers for v in graph.variables if v.name in layer.variables
-    }
+    } | dict(joins)
     latest = _latest_weights(graph, at_least)
     while raised := _raised(graph, latest, together):
         at_least |= raised

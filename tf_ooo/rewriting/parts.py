@@ -34,8 +34,14 @@ _PARTS_PER_DEVICE = 4
 _MOST_PARTS = 256
 # A cut may come so much later than where its part is long enough, if less is sent there.
 _LATER = 1.5
-# Parts are called like this: ``before dense (1)``, ``later in lstm (1)``.
-_BEFORE, _BEHIND, _LATER_IN = _PLACES = ("before ", "behind ", "later in ")
+# Parts are called like this: ``before dense (1)``, ``later in lstm (1)``, ``join before dense (1)``.
+_BEFORE, _BEHIND, _LATER_IN, JOIN_BEFORE, JOIN_BEHIND = _PLACES = (
+    "before ",
+    "behind ",
+    "later in ",
+    "join before ",
+    "join behind ",
+)
 _NAME = re.compile(rf"(?:{'|'.join(_PLACES)})(.+) \(\d+\)")
 
 

@@ -24,6 +24,8 @@ from grappler_passes.graph.variables import VARIABLE_ATTR
 from tf_ooo.costs.devices import device
 from tf_ooo.costs.profile import op_seconds
 from tf_ooo.errors import GraphError
+from tf_ooo.rewriting.branches import Branches, branch_by_branch
+from tf_ooo.rewriting.loops import forward_loops
 from tf_ooo.rewriting.parts import LEAST_SHARE, WHOLE, divided
 from tf_ooo.rewriting.tasks import assign, forward_and_loops
 
@@ -287,12 +289,15 @@ def _classified(alone: graph_pb2.GraphDef, general: Mapping[str, str], share: fl
     graph, index, parts = classify_graph_def(alone), GraphIndex(alone), None
     if index.frame_names:
         graph = with_list_sizes(with_sizes(graph, alone, KnownShapes(), only_open=True), alone)
+    branches = Branches(graph)
     if share != WHOLE:
-        forward, loops = forward_and_loops(graph, index)
         work = dataclasses.replace(device("cpu-core"), launch_s=0.0)  # of what an op does, not of its call
         seconds = op_seconds(alone, work).seconds
-        graph, parts = divided(graph, forward, seconds, loops, share)
-    assigned = assign(graph, index, parts)
+        branches = branch_by_branch(graph, forward_loops(graph, index), seconds, share)
+        forward, loops = forward_and_loops(branches.graph, index, branches.joins)
+        own = {name: layer for name, layer in forward.items() if name not in branches.shared}
+        graph, parts = divided(branches.graph, own, seconds, loops, share)
+    assigned = assign(graph, index, parts, branches.found)
     return Known(
         graph,
         alone,

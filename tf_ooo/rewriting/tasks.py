@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import functools
+import operator
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from grappler_passes.analysis.backward_tasks import LayerTask
 from grappler_passes.graph.dependencies import GraphIndex
@@ -24,16 +27,19 @@ Where = Mapping[str, tuple[str, int]]
 LayerRanges = tuple[tuple[int, int], ...]
 
 
-def forward_and_loops(graph: TrainingGraph, index: GraphIndex) -> tuple[dict[str, int], list[LoopTask]]:
+def forward_and_loops(
+    graph: TrainingGraph, index: GraphIndex, joins: Mapping[str, int] = MappingProxyType({})
+) -> tuple[dict[str, int], list[LoopTask]]:
     """Return the layer of each forward op, and the loops.
 
-    A forward op belongs to the highest layer whose weights its result depends on, all of a loop to one.
+    A forward op belongs to the highest layer whose weights its result depends on, all of a loop to one;
+    ``joins`` begin a layer without weights.
     """
     together = forward_loops(graph, index)
-    known = layers_of_weights_and_readers(graph, together)
+    known = layers_of_weights_and_readers(graph, together, joins)
     loops = loop_tasks(graph, index, known)
     of_loops = {name: loop.layer for loop in loops for name in loop.members}
-    forward = forward_layers(graph, together) | fed_to_loops(graph, index, known, loops)
+    forward = forward_layers(graph, together, joins) | fed_to_loops(graph, index, known, loops)
     return forward | {name: layer for name, layer in of_loops.items() if name in forward}, loops
 
 
@@ -51,11 +57,17 @@ class Assigned:
     joined: frozenset[str]
 
 
-def assign(graph: TrainingGraph, index: GraphIndex, parts: Mapping[str, int] | None = None) -> Assigned:
+def assign(
+    graph: TrainingGraph,
+    index: GraphIndex,
+    parts: Mapping[str, int] | None = None,
+    branched: bool = False,
+) -> Assigned:
     """Return kind and layer of each op; ops that serve several layers' updates are left out.
 
     A dO op belongs to the layer whose forward op it is the gradient of (:func:`_output_grad_layers`).
-    ``parts``: the layer of each forward op, where layers were divided.
+    ``parts``: the layer of each forward op, where layers were divided; ``branched``: some stand beside
+    others, so that gradients do not go down all layers.
     """
     if parts is None:
         forward, loops = forward_and_loops(graph, index)
@@ -67,7 +79,8 @@ def assign(graph: TrainingGraph, index: GraphIndex, parts: Mapping[str, int] | N
         if op.kind in (OpKind.WEIGHT_GRAD, OpKind.UPDATE) and op.layer is not None:
             where[name] = (_KINDS[op.kind], op.layer)
     touching = _touching(graph, forward)
-    output_grads = _output_grad_layers(graph, touching, of_loops)
+    below = _upstream(graph, forward) if branched else [(1 << layer.index) - 1 for layer in graph.layers]
+    output_grads = _output_grad_layers(graph, touching, of_loops, below)
     where.update((name, ("dO", layer)) for name, layer in output_grads.items())
     away = _weight_grads_away(graph, touching, output_grads, of_loops)
     handed_on = _handed_on(graph, forward, touching, away)
@@ -109,13 +122,27 @@ def _touching(graph: TrainingGraph, forward: Mapping[str, int]) -> dict[str, set
     }
 
 
+def _upstream(graph: TrainingGraph, forward: Mapping[str, int]) -> list[int]:
+    """Return for each layer, as bits, the layers whose results it depends on."""
+    upstream = [0] * len(graph.layers)
+    for name, layer in sorted(forward.items(), key=operator.itemgetter(1)):
+        for below in {forward[p] for p in graph.ops[name].producers if forward.get(p, layer) < layer}:
+            upstream[layer] |= upstream[below] | 1 << below
+    return upstream
+
+
 def _output_grad_layers(
-    graph: TrainingGraph, touching: Mapping[str, set[int]], of_loops: Mapping[str, int]
+    graph: TrainingGraph,
+    touching: Mapping[str, set[int]],
+    of_loops: Mapping[str, int],
+    below: Sequence[int],
 ) -> dict[str, int]:
-    """Return the layer of each dO op.
+    """Return the layer of each dO op; ``below``: of each layer, as bits, those that its gradients go down to.
 
     The forward tensors that it reads, each made by one layer and read by others, say whose gradient it is:
     backward goes down, so it is the highest of them that is not above the layers of the dO that the op reads.
+    Where these stand beside each other, it is below both: the sum of two branches' gradients belongs to the
+    layer that both read.
     Constants say it of ops that read no gradient only: one that a lower layer reads may stand for that of any
     other.
     """
@@ -128,14 +155,19 @@ def _output_grad_layers(
         if name in of_loops:
             layer_of[name] = of_loops[name]
             continue
-        cap = min((layer_of[p] for p in op.producers if p in layer_of), default=last)
+        above = {layer_of[p] for p in op.producers if p in layer_of}
+        lowest = min(above, default=last)
+        common = (below[layer] | 1 << layer for layer in above)
+        below_all = functools.reduce(operator.and_, common, (2 << lowest) - 1) or (2 << lowest) - 1
         computed = [p for p in op.producers if p in touching and graph.ops[p].type != "Const"]
         reads_gradient = any(p in gradients for p in op.producers)
         if reads_gradient or computed:
             gradients.add(name)
         said = computed if reads_gradient else op.producers
         layers = set().union(*(touching.get(p, set()) for p in said))
-        layer_of[name] = max((layer for layer in layers if layer <= cap), default=cap)
+        layer_of[name] = max(
+            (layer for layer in layers if below_all >> layer & 1), default=below_all.bit_length() - 1
+        )
     return layer_of
 
 

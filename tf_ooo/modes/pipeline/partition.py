@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
+import operator
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
@@ -200,6 +201,48 @@ class Cutter:
             return float(max([longest, *sent]) * self.microbatches + sum(sent))
 
         return self._stages(min((ends for ends in cuts if ends), key=step_s))
+
+    def cut_along_branches(self, devices: tuple[int, ...]) -> tuple[Bounds, ...]:
+        """Return the cut by time in which no stage holds parts of two branches; (): there are none.
+
+        A branch that takes less than half a stage does not count.
+        """
+        starts = self._branch_starts(len(devices))
+        parts = list(itertools.pairwise([0, *starts, len(self.units)]))
+        sums = self._sums(len(devices), lambda layer: layer.busy_s)
+        counts = [1] * len(parts)
+        while sum(counts) < len(devices):
+            slowest = [
+                (sums[b] - sums[a]) / n if n < b - a else -1.0
+                for (a, b), n in zip(parts, counts, strict=True)
+            ]
+            counts[int(np.argmax(slowest))] += 1
+        if not starts or sum(counts) > len(devices):
+            return ()
+        ends, left = list[int](), list(self.link.speeds_of(devices))
+        for (first, after), count in zip(parts, counts, strict=True):
+            speeds, left = left[:count], left[count:]
+            own, messages = sums[first : after + 1] - sums[first], self._messages_s[first:after]
+            ends += [first + end for end in cheapest(own, messages, speeds, shortest_s(own, speeds))]
+        return (self._stages(ends),)
+
+    def _branch_starts(self, stages: int) -> list[int]:
+        """Return the units at which a branch begins that can run beside the layers right before it."""
+        upstream: list[int] = []
+        for layer in range(len(self.layers)):
+            bits = (upstream[source] | 1 << source for source in layer_inputs(self.layers, layer))
+            upstream.append(functools.reduce(operator.or_, bits, 0))
+        seconds = [layer.busy_s for layer in self.layers]
+        least_s = sum(seconds) / stages / 2
+
+        def begins(start: int) -> bool:
+            beside = itertools.takewhile(
+                lambda i: not upstream[i] >> start - 1 & 1, range(start, len(seconds))
+            )
+            before = itertools.takewhile(lambda i: not upstream[start] >> i & 1, range(start - 1, -1, -1))
+            return all(sum(seconds[i] for i in layers) >= least_s for layers in (beside, before))
+
+        return [unit for unit, (first, _) in enumerate(self.units) if unit and begins(first)]
 
     def cut_by_bytes(self, rooms: Sequence[float]) -> tuple[Bounds, ...]:
         """Return cuts whose fullest stage holds as little as can be of the bytes that it has room for.

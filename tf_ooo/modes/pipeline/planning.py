@@ -242,7 +242,8 @@ def _cuts(
     for count in numbers:
         options, devices = chunks.options(count), chunks.devices_of(count * wanted.devices, wanted.devices)
         try:
-            yield cutter.cut(devices), options
+            for bounds in dict.fromkeys((cutter.cut(devices), *cutter.cut_along_branches(devices))):
+                yield bounds, options
             if wanted.memory_limit_bytes is not None:
                 rooms = wanted.rooms_of(devices)
                 yield from ((bounds, options) for bounds in cutter.cut_by_bytes(rooms))

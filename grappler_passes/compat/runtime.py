@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -74,6 +74,31 @@ def registered_function(name: str) -> Any:
     """Return the FunctionDef of that name which TensorFlow's runtime knows; None: it knows none."""
     context = _context()
     return context.get_function_def(name) if context.has_function(name) else None
+
+
+def kept_functions(functions: Iterable[Any]) -> list[Any]:
+    """Makes FunctionDefs known to TensorFlow's runtime, where it does not know them.
+
+    It knows them as long as whoever holds what this returns, or any other function of these names, lives.
+    """
+    from tensorflow.core.function.polymorphism import function_type
+    from tensorflow.python.eager.polymorphic_function import atomic_function
+
+    context, kept = _context(), []
+    for function in functions:
+        if not context.has_function(function.signature.name):
+            context.add_function_def(function)
+        counted = atomic_function.AtomicFunction(
+            function.signature.name, context, function_type.FunctionType([])
+        )
+        kept.append(counted)
+    return kept
+
+
+def call_function(name: str, inputs: Sequence[Any], results: int) -> list[Any]:
+    """Return the results, so many, of a function that the runtime knows; it has no nests, nor captures."""
+    returned: list[Any] | None = _context().call_function(name.encode(), list(inputs), results)
+    return returned or []
 
 
 def keep_order_on_workers() -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -147,12 +148,25 @@ def abort_collectives(why: str) -> None:
     _context().abort_collective_ops(tf.errors.UNAVAILABLE, why)
 
 
-@contextlib.contextmanager
-def calls_not_optimized() -> Iterator[None]:
+def calls_not_optimized() -> AbstractContextManager[None]:
     """Functions that are called in the block run as they are: no graph optimizer sees them."""
+    return _calling(_without_optimizers)
+
+
+def calls_without_idle_optimizers() -> AbstractContextManager[None]:
+    """Functions called in the block are spared graph optimizers that look at all and change nothing.
+
+    Without a GPU the layout optimizer converts nothing, and all that the memory optimizer does is to take
+    sums apart.  Whoever has set them otherwise has them run.
+    """
+    return contextlib.nullcontext() if has_gpu() else _calling(_without_idle_optimizers)
+
+
+@contextlib.contextmanager
+def _calling(changed: Callable[[bytes], Any]) -> Iterator[None]:
     here = _context()
     before = here.function_call_options
-    here.function_call_options = _without_optimizers(before.config_proto_serialized)
+    here.function_call_options = changed(before.config_proto_serialized)
     try:
         yield
     finally:
@@ -166,6 +180,20 @@ def _without_optimizers(config_proto: bytes) -> Any:
 
     config = config_pb2.ConfigProto.FromString(config_proto)
     config.graph_options.rewrite_options.disable_meta_optimizer = True
+    return context.FunctionCallOptions(config_proto=config)
+
+
+@functools.lru_cache(maxsize=4)
+def _without_idle_optimizers(config_proto: bytes) -> Any:
+    from tensorflow.core.protobuf import config_pb2
+    from tensorflow.python.eager import context
+
+    config = config_pb2.ConfigProto.FromString(config_proto)
+    options = config.graph_options.rewrite_options
+    if options.cpu_layout_conversion == options.NO_CONVERSION_ON_CPU:
+        options.layout_optimizer = options.OFF
+    if options.memory_optimization == options.DEFAULT_MEM_OPT:
+        options.memory_optimization = options.NO_MEM_OPT
     return context.FunctionCallOptions(config_proto=config)
 
 

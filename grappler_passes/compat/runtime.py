@@ -150,23 +150,35 @@ def abort_collectives(why: str) -> None:
 
 def calls_not_optimized() -> AbstractContextManager[None]:
     """Functions that are called in the block run as they are: no graph optimizer sees them."""
-    return _calling(_without_optimizers)
+    return _calling(_no_optimizers)
 
 
 def calls_without_idle_optimizers() -> AbstractContextManager[None]:
     """Functions called in the block are spared graph optimizers that look at all and change nothing.
 
-    Without a GPU the layout optimizer converts nothing, and all that the memory optimizer does is to take
+    On CPUs alone the layout optimizer converts nothing, and all that the memory optimizer does is to take
     sums apart.  Whoever has set them otherwise has them run.
     """
-    return contextlib.nullcontext() if has_gpu() else _calling(_without_idle_optimizers)
+    on_cpus = all("/device:CPU:" in name for name in runtime_devices())
+    return _calling(_no_idle_optimizers) if on_cpus else contextlib.nullcontext()
+
+
+def _no_optimizers(options: Any) -> None:
+    options.disable_meta_optimizer = True
+
+
+def _no_idle_optimizers(options: Any) -> None:
+    if options.cpu_layout_conversion == options.NO_CONVERSION_ON_CPU:
+        options.layout_optimizer = options.OFF
+    if options.memory_optimization == options.DEFAULT_MEM_OPT:
+        options.memory_optimization = options.NO_MEM_OPT
 
 
 @contextlib.contextmanager
-def _calling(changed: Callable[[bytes], Any]) -> Iterator[None]:
+def _calling(change: Callable[[Any], None]) -> Iterator[None]:
     here = _context()
     before = here.function_call_options
-    here.function_call_options = changed(before.config_proto_serialized)
+    here.function_call_options = _call_options(before.config_proto_serialized, change)
     try:
         yield
     finally:
@@ -174,26 +186,12 @@ def _calling(changed: Callable[[bytes], Any]) -> Iterator[None]:
 
 
 @functools.lru_cache(maxsize=4)
-def _without_optimizers(config_proto: bytes) -> Any:
+def _call_options(config_proto: bytes, change: Callable[[Any], None]) -> Any:
     from tensorflow.core.protobuf import config_pb2
     from tensorflow.python.eager import context
 
     config = config_pb2.ConfigProto.FromString(config_proto)
-    config.graph_options.rewrite_options.disable_meta_optimizer = True
-    return context.FunctionCallOptions(config_proto=config)
-
-
-@functools.lru_cache(maxsize=4)
-def _without_idle_optimizers(config_proto: bytes) -> Any:
-    from tensorflow.core.protobuf import config_pb2
-    from tensorflow.python.eager import context
-
-    config = config_pb2.ConfigProto.FromString(config_proto)
-    options = config.graph_options.rewrite_options
-    if options.cpu_layout_conversion == options.NO_CONVERSION_ON_CPU:
-        options.layout_optimizer = options.OFF
-    if options.memory_optimization == options.DEFAULT_MEM_OPT:
-        options.memory_optimization = options.NO_MEM_OPT
+    change(config.graph_options.rewrite_options)
     return context.FunctionCallOptions(config_proto=config)
 
 

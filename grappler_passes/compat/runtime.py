@@ -71,12 +71,6 @@ def register_functions(graph_def: graph_pb2.GraphDef) -> None:
             context.add_function_def(function)
 
 
-def registered_function(name: str) -> Any:
-    """Return the FunctionDef of that name which TensorFlow's runtime knows; None: it knows none."""
-    context = _context()
-    return context.get_function_def(name) if context.has_function(name) else None
-
-
 def kept_functions(functions: Iterable[Any]) -> list[Any]:
     """Makes FunctionDefs known to TensorFlow's runtime, where it does not know them.
 
@@ -169,7 +163,7 @@ def _no_optimizers(options: Any) -> None:
 
 def _no_idle_optimizers(options: Any) -> None:
     if options.cpu_layout_conversion == options.NO_CONVERSION_ON_CPU:
-        options.layout_optimizer = options.OFF
+        options.MergeFrom(type(options)(layout_optimizer=options.OFF))
     if options.memory_optimization == options.DEFAULT_MEM_OPT:
         options.memory_optimization = options.NO_MEM_OPT
 

@@ -31,8 +31,8 @@ def test_a_graph_is_called_as_it_is():
     function = OptimizedGraph(as_optimizers_get_it(concrete), concrete, captured)
     before, factor = function(tf.ones([3, 2]), tf.constant(2.0))
     assert before.numpy().tolist() == [210.0, 220.0]
-    assert factor.numpy() == 2.0, "wrap_function: an argument that is returned"
-    assert other.numpy().tolist() == [16.0, 26.0], "FuncGraph.control_outputs: what has no result did not run"
+    assert factor.numpy() == 2.0, "FunctionDef.ret: an argument that is returned"
+    assert other.numpy().tolist() == [16.0, 26.0], "FunctionDef.control_ret: what has no result did not run"
     assert weight.numpy().tolist() == [1.0, 2.0]
 
 
@@ -44,6 +44,16 @@ def test_what_is_no_whole_function():
     del graph_def.node[:]
     graph_def.node.extend(kept)
     with pytest.raises(ValueError, match="it lacks AssignAdd"):
+        OptimizedGraph(graph_def, concrete, concrete.captured_inputs)
+
+
+def test_a_tensor_that_nobody_computes():
+    weight, large = tf.Variable([1.0, 2.0]), tf.ones([200])
+    concrete = step_of(weight, large)
+    graph_def = as_optimizers_get_it(concrete)
+    for node in [node for node in graph_def.node if node.op == "Mul"]:
+        graph_def.node.remove(node)
+    with pytest.raises(ValueError, match="it lacks mul:0"):
         OptimizedGraph(graph_def, concrete, concrete.captured_inputs)
 
 
@@ -67,6 +77,6 @@ def test_a_graph_may_call_what_xla_compiles_and_nothing_else():
     concrete = step_of(weight, large)
     function = OptimizedGraph(with_a_call(concrete, True), concrete, concrete.captured_inputs)
     function(tf.ones([3, 2]), tf.constant(2.0))
-    assert weight.numpy().tolist() == [7.0, 8.0], "import_graph_def: functions of a library are lost"
+    assert weight.numpy().tolist() == [7.0, 8.0], "AtomicFunction: functions of a library are lost"
     with pytest.raises(ValueError, match="it calls functions"):
         OptimizedGraph(with_a_call(concrete, False), concrete, concrete.captured_inputs)

@@ -76,7 +76,7 @@ class OptimizedGraph:
         try:
             function = _as_function(graph_def, needed)
         except KeyError as error:
-            raise ValueError(f"it lacks the tensor {error}") from error
+            raise ValueError(f"it lacks {':'.join(map(str, error.args[0]))}") from error
         self._captured, self._results = list(captured), len(function.signature.output_arg)
         self._name = function.signature.name
         self._kept = runtime.kept_functions([*graph_def.library.function, function])

@@ -47,6 +47,15 @@ def test_what_is_no_whole_function():
         OptimizedGraph(graph_def, concrete, concrete.captured_inputs)
 
 
+def test_an_argument_that_was_left_out():
+    concrete = tf_functions.concrete_function(lambda x, unused, y: [x - y], [tf.TensorSpec([])] * 3)
+    graph_def = as_optimizers_get_it(concrete)
+    (unused,) = [node for node in graph_def.node if node.op == "_Arg" and node.attr["index"].i == 1]
+    graph_def.node.remove(unused)
+    (difference,) = OptimizedGraph(graph_def, concrete, [])(*map(tf.constant, (5.0, 7.0, 1.0)))
+    assert difference.numpy() == 4.0
+
+
 def test_a_tensor_that_nobody_computes():
     weight, large = tf.Variable([1.0, 2.0]), tf.ones([200])
     concrete = step_of(weight, large)

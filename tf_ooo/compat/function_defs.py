@@ -78,13 +78,16 @@ class OptimizedGraph:
         except KeyError as error:
             raise ValueError(f"it lacks {':'.join(map(str, error.args[0]))}") from error
         self._captured, self._results = list(captured), len(function.signature.output_arg)
+        # Optimizers leave out arguments that nothing reads.
+        self._read = [node.attr["index"].i for node in _ends(graph_def, ARGUMENT)]
         self._name = function.signature.name
         self._kept = runtime.kept_functions([*graph_def.library.function, function])
 
     def __call__(self, *tensors: Any) -> list[Any]:
         """Return the results, flat, for the arguments' tensors."""
+        given = [*tensors, *self._captured]
         with runtime.calls_not_optimized():
-            return runtime.call_function(self._name, [*tensors, *self._captured], self._results)
+            return runtime.call_function(self._name, [given[place] for place in self._read], self._results)
 
 
 def _as_function(graph_def: graph_pb2.GraphDef, needed: Iterable[str]) -> function_pb2.FunctionDef:

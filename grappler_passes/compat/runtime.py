@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -70,10 +71,29 @@ def register_functions(graph_def: graph_pb2.GraphDef) -> None:
             context.add_function_def(function)
 
 
-def registered_function(name: str) -> Any:
-    """Return the FunctionDef of that name which TensorFlow's runtime knows; None: it knows none."""
-    context = _context()
-    return context.get_function_def(name) if context.has_function(name) else None
+def kept_functions(functions: Iterable[Any]) -> list[Any]:
+    """Makes FunctionDefs known to TensorFlow's runtime, where it does not know them.
+
+    It knows them as long as whoever holds what this returns, or any other function of these names, lives.
+    """
+    from tensorflow.core.function.polymorphism import function_type
+    from tensorflow.python.eager.polymorphic_function import atomic_function
+
+    context, kept = _context(), []
+    for function in functions:
+        if not context.has_function(function.signature.name):
+            context.add_function_def(function)
+        counted = atomic_function.AtomicFunction(
+            function.signature.name, context, function_type.FunctionType([])
+        )
+        kept.append(counted)
+    return kept
+
+
+def call_function(name: str, inputs: Sequence[Any], results: int) -> list[Any]:
+    """Return the results, so many, of a function that the runtime knows; it has no nests, nor captures."""
+    returned: list[Any] | None = _context().call_function(name.encode(), list(inputs), results)
+    return returned or []
 
 
 def keep_order_on_workers() -> None:
@@ -122,12 +142,37 @@ def abort_collectives(why: str) -> None:
     _context().abort_collective_ops(tf.errors.UNAVAILABLE, why)
 
 
-@contextlib.contextmanager
-def calls_not_optimized() -> Iterator[None]:
+def calls_not_optimized() -> AbstractContextManager[None]:
     """Functions that are called in the block run as they are: no graph optimizer sees them."""
+    return _calling(_no_optimizers)
+
+
+def calls_without_idle_optimizers() -> AbstractContextManager[None]:
+    """Functions called in the block are spared graph optimizers that look at all and change nothing.
+
+    On CPUs alone the layout optimizer converts nothing, and all that the memory optimizer does is to take
+    sums apart.  Whoever has set them otherwise has them run.
+    """
+    on_cpus = all("/device:CPU:" in name for name in runtime_devices())
+    return _calling(_no_idle_optimizers) if on_cpus else contextlib.nullcontext()
+
+
+def _no_optimizers(options: Any) -> None:
+    options.disable_meta_optimizer = True
+
+
+def _no_idle_optimizers(options: Any) -> None:
+    if options.cpu_layout_conversion == options.NO_CONVERSION_ON_CPU:
+        options.MergeFrom(type(options)(layout_optimizer=options.OFF))
+    if options.memory_optimization == options.DEFAULT_MEM_OPT:
+        options.memory_optimization = options.NO_MEM_OPT
+
+
+@contextlib.contextmanager
+def _calling(change: Callable[[Any], None]) -> Iterator[None]:
     here = _context()
     before = here.function_call_options
-    here.function_call_options = _without_optimizers(before.config_proto_serialized)
+    here.function_call_options = _call_options(before.config_proto_serialized, change)
     try:
         yield
     finally:
@@ -135,12 +180,12 @@ def calls_not_optimized() -> Iterator[None]:
 
 
 @functools.lru_cache(maxsize=4)
-def _without_optimizers(config_proto: bytes) -> Any:
+def _call_options(config_proto: bytes, change: Callable[[Any], None]) -> Any:
     from tensorflow.core.protobuf import config_pb2
     from tensorflow.python.eager import context
 
     config = config_pb2.ConfigProto.FromString(config_proto)
-    config.graph_options.rewrite_options.disable_meta_optimizer = True
+    change(config.graph_options.rewrite_options)
     return context.FunctionCallOptions(config_proto=config)
 
 

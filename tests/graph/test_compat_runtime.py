@@ -52,8 +52,6 @@ def test_register_functions():
     runtime.register_functions(graph_def)
     context = runtime._context()
     assert context.has_function("ooo_test_registered"), "XLA would not find what a function_list names"
-    assert runtime.registered_function("ooo_test_registered").node_def == function.node_def
-    assert runtime.registered_function("ooo_test_of_no_graph") is None
 
 
 @pytest.mark.parametrize("kept", [True, False])
@@ -118,3 +116,28 @@ def test_calls_not_optimized():
     serialized = context.context().function_call_options.config_proto_serialized
     config = config_pb2.ConfigProto.FromString(serialized)
     assert not config.graph_options.rewrite_options.disable_meta_optimizer, "nothing is optimized any more"
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_kept_functions(kept):
+    _, concrete = square_step()
+    definition, context = concrete.graph.as_graph_def().library.function[0], runtime._context()
+    definition.signature.name = f"ooo_test_kept_{kept}"
+    held = runtime.kept_functions([definition])
+    assert context.has_function(definition.signature.name)
+    if not kept:
+        del held
+    gc.collect()
+    assert context.has_function(definition.signature.name) is kept, "AtomicFunction counts its uses otherwise"
+
+
+def test_calls_without_idle_optimizers():
+    function = tf.function(lambda x: tf.add_n([x, x, x]) * 2.0, autograph=False)
+    with runtime.calls_without_idle_optimizers():
+        options = runtime._context().function_call_options.config_proto_serialized
+        assert function(tf.ones([2])).numpy().tolist() == [6.0, 6.0]
+    rewrites = tf.compat.v1.ConfigProto.FromString(options).graph_options.rewrite_options
+    assert (rewrites.layout_optimizer == rewrites.OFF) is not runtime.has_gpu()
+    assert (rewrites.memory_optimization == rewrites.NO_MEM_OPT) is not runtime.has_gpu()
+    after = runtime._context().function_call_options.config_proto_serialized
+    assert after != options or runtime.has_gpu(), "the options are for the calls in the block"

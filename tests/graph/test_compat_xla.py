@@ -9,7 +9,7 @@ import tensorflow as tf
 from grappler_passes.compat import runtime
 from grappler_passes.compat.shape_inference import OutputInfo
 from tests.zoo import needs_xla_streams
-from tf_ooo.compat import func_graphs, tf_functions, xla
+from tf_ooo.compat import func_graphs, function_defs, tf_functions, xla
 from tf_ooo.errors import BackendError
 from tf_ooo.modes.compiled.outline import module_text
 from tf_ooo.modes.compiled.session import watched
@@ -86,8 +86,10 @@ def test_a_call_reaches_hlo_with_its_stream():
         a = tf.compat.v1.placeholder(tf.float32, (2, 2), name="in_function")
         tf.linalg.matmul(a, a, name="square")
     nodes = func_graphs.without_placeholders(graph.as_graph_def()).node
-    name = xla.unique_name("ooo_test")
-    function = xla.function_def(name, nodes, [("in_function", "float32")], [("square:0", "float32")])
+    name = function_defs.unique_name("ooo_test")
+    function = function_defs.function_def(
+        name, nodes, [("in_function", "float32")], [("square:0", "float32")]
+    )
     body = tf.compat.v1.GraphDef(versions=graph.as_graph_def().versions)
     body.library.function.append(function)
     module = module_text([info], [info])
@@ -128,10 +130,12 @@ def test_calls_and_constants():
     with graph.as_default():
         a = tf.compat.v1.placeholder(tf.float32, (2,), name="in_function")
         tf.identity(a * 2.0, name="double")
-    name = xla.unique_name("ooo_test")
-    assert name != xla.unique_name("ooo_test")
+    name = function_defs.unique_name("ooo_test")
+    assert name != function_defs.unique_name("ooo_test")
     nodes = func_graphs.without_placeholders(graph.as_graph_def()).node
-    function = xla.function_def(name, nodes, [("in_function", "float32")], [("double:0", "float32")])
+    function = function_defs.function_def(
+        name, nodes, [("in_function", "float32")], [("double:0", "float32")]
+    )
     body = tf.compat.v1.GraphDef(versions=graph.as_graph_def().versions)
     body.library.function.append(function)
     body.node.append(xla.constant_node("three", np.array([3.0, 4.0], "float32")))
@@ -188,8 +192,8 @@ def test_ports_of():
     with graph.as_default():
         tf.split(tf.compat.v1.placeholder(tf.float32, (2,), name="a0"), 2, name="parts")
     nodes = func_graphs.without_placeholders(graph.as_graph_def()).node
-    function = xla.function_def("f", nodes, [("a0", "float32")], [("parts:1", "float32")])
-    ports = xla.ports_of(function)
+    function = function_defs.function_def("f", nodes, [("a0", "float32")], [("parts:1", "float32")])
+    ports = function_defs.ports_of(function)
     assert ports["parts:output:1"] == ("parts", 1), "OpDef.output_arg: tensors in functions have other names"
     assert ports["a0"] == ("a0", 0)
 
@@ -198,5 +202,5 @@ def test_functions_with_state_say_so():
     graph = tf.Graph()
     with graph.as_default():
         tf.raw_ops.VarHandleOp(dtype=tf.float32, shape=(), name="variable")
-    function = xla.function_def("f", graph.as_graph_def().node, [], [("variable:0", "resource")])
+    function = function_defs.function_def("f", graph.as_graph_def().node, [], [("variable:0", "resource")])
     assert function.signature.is_stateful

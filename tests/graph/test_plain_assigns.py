@@ -13,7 +13,7 @@ from grappler_passes.graph.node_input import control_inputs, data_inputs
 from grappler_passes.passes.plain_assigns import SUFFIX, PlainAssignsPass
 from tests.graph.graphs import as_optimizers_get_it
 from tf_ooo.compat import tf_functions
-from tf_ooo.compat.func_graphs import OptimizedGraph
+from tf_ooo.compat.function_defs import OptimizedGraph
 
 
 def without_needless_waits(graph_def):

@@ -15,6 +15,8 @@ from tf_ooo.costs.layer_costs import LayerCosts, Link
 from tf_ooo.costs.table import CostTable
 from tf_ooo.modes.layerpipe.planning import make_plan as layerpipe_plan
 from tf_ooo.modes.layerpipe.reporting import limits_of
+from tf_ooo.modes.pipeline import reporting
+from tf_ooo.modes.pipeline.mesh import counts_of, make_mesh
 from tf_ooo.modes.pipeline.partition import units_of
 from tf_ooo.modes.pipeline.planning import PlanRequest, make_plan
 from tf_ooo.modes.pipeline.reporting import advice
@@ -249,6 +251,29 @@ def test_advice_names_fewer_devices_or_one():
         assert text in said
         if latency_s < 1:  # one process, whose devices may be replicas: they send nothing within a step
             assert "microbatches=8, replicas=4 takes" in advice(plan, layers, units, wanted, True, gain)
+
+
+LINKS = Link(), Link(machines=(0,) * 4, cores=2), Link(speeds=(1.0, 2.0, 1.0, 1.0))
+
+
+@pytest.mark.parametrize("occupancy", [None, (0.5, 0.6, 0.7)])
+@pytest.mark.parametrize("link", LINKS)
+def test_no_plan_is_simulated_to_take_less_than_there_is_to_compute(occupancy, link):
+    layers = [LayerCosts(1.0 + i, 2.0, 1.5, 0.1, occupancy=occupancy) for i in range(6)]
+    for devices, schedule in itertools.product((2, 4), ("gpipe", "zb_h1")):
+        wanted = PlanRequest(schedule, devices, 4, link.among(range(devices)))
+        mesh = make_mesh(layers, units_of(len(layers), ()), wanted, counts_of("auto", devices, 4))
+        least_s = reporting._least_step_s(layers, 4, wanted.link, devices)
+        assert 0.3 * mesh.step_s < least_s <= mesh.step_s * (1 + 1e-9)
+
+
+def test_advice_simulates_nothing_that_cannot_be_faster(monkeypatch):
+    monkeypatch.setattr(reporting, "make_mesh", lambda *_: pytest.fail("it cannot be faster than one device"))
+    wanted = PlanRequest("gpipe", 4, 4)
+    plan, layers = plan_of(wanted)
+    gain = Gain("one device", [0.01 * plan.step_s] * 5, [plan.step_s] * 5)
+    said = advice(plan, layers, units_of(len(layers), ()), wanted, True, gain)
+    assert "one device (mode='single_device') is faster than any other split" in said
 
 
 def test_device_text():

@@ -118,9 +118,9 @@ def test_every_file_is_looked_at():
             "traced_functions",
         ),
         "tf_ooo": (
-            "__init__", "func_graphs", "keras_fits", "keras_layers", "keras_loops", "keras_losses",
-            "keras_optimizers", "keras_trainable", "keras_variables", "nests", "tf_functions", "tf_profiler",
-            "train_function", "versions", "xla", "xla_calls",
+            "__init__", "func_graphs", "function_defs", "keras_fits", "keras_layers", "keras_loops",
+            "keras_losses", "keras_optimizers", "keras_trainable", "keras_variables", "nests", "tf_functions",
+            "tf_profiler", "train_function", "versions", "xla", "xla_calls",
         ),
     }  # fmt: skip
     assert compat == {f"{package}/compat/{topic}.py" for package in topics for topic in topics[package]}

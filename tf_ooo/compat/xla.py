@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import importlib
-import itertools
 import os
 import re
 import threading
@@ -15,10 +14,9 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from tensorflow.core.framework import function_pb2, graph_pb2, node_def_pb2
+from tensorflow.core.framework import graph_pb2, node_def_pb2
 
-from grappler_passes.compat import op_types, releases
-from grappler_passes.graph.node_input import split_input
+from grappler_passes.compat import releases
 from tf_ooo.compat import func_graphs, tf_functions
 from tf_ooo.errors import BackendError
 
@@ -90,7 +88,6 @@ MODULE_VERSION = 9
 STREAM_ATTRIBUTE = "_xla_stream_annotation"
 _FRONTEND = "_XlaFrontendAttributes"
 _OPS = "tensorflow.compiler.tf2xla.ops.gen_xla_ops"
-_numbers = itertools.count(1)
 
 MLIR_TYPES = {
     "bool": "i1", "int8": "i8", "int16": "i16", "int32": "i32", "int64": "i64", "uint8": "ui8",
@@ -137,41 +134,6 @@ def frontend_attributes(stream: int) -> bytes:
     marks = {STREAM_ATTRIBUTE: str(stream), "inlineable": "false"}
     serialized: bytes = xla_data_pb2.FrontendAttributes(map=marks).SerializeToString(deterministic=True)
     return serialized
-
-
-def unique_name(prefix: str) -> str:
-    """Return a function name that nothing else in this process has."""
-    return f"{prefix}_{next(_numbers)}"
-
-
-def function_def(
-    name: str, nodes: Sequence[Any], inputs: Sequence[tuple[str, str]], outputs: Sequence[tuple[str, str]]
-) -> Any:
-    """Return a FunctionDef of ``nodes``, NodeDefs that read the inputs by name.
-
-    ``inputs``: (name, dtype name); ``outputs``: (``node:port``, dtype name).  All attributes are there, also
-    those with their default.
-    """
-    function = function_pb2.FunctionDef(node_def=nodes)
-    signature, body = function.signature, function.node_def
-    signature.name, signature.is_stateful = name, any(op_types.is_stateful(node.op) for node in body)
-    for argument, dtype in inputs:
-        signature.input_arg.add(name=argument, type=tf.as_dtype(dtype).as_datatype_enum)
-    texts = {port: text for text, port in ports_of(function).items()}
-    for node in body:
-        node.input[:] = [texts[split_input(text)] for text in node.input]
-    for place, (text, dtype) in enumerate(outputs):
-        result = signature.output_arg.add(name=f"r{place}", type=tf.as_dtype(dtype).as_datatype_enum)
-        function.ret[result.name] = texts[split_input(text)]
-    return function
-
-
-def ports_of(function: Any) -> dict[str, tuple[str, int]]:
-    """Return node and port of each tensor in a FunctionDef, by the text for it inside."""
-    ports = {argument.name: (argument.name, 0) for argument in function.signature.input_arg}
-    for node in function.node_def:
-        ports |= {text: (node.name, port) for port, text in enumerate(op_types.output_names(node))}
-    return ports
 
 
 def call_node(name: str, stream: int, function: str, module: str, inputs: Sequence[str], types: Any) -> Any:

@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 from grappler_passes.analysis.steps import STEP_ATTR, STEP_SCOPE
+from grappler_passes.compat import runtime
 from tf_ooo.compat import func_graphs, keras_loops, nests, tf_functions
 from tf_ooo.planning.model.task import replica_of_part
 from tf_ooo.tracing.assigned import first_drawn
@@ -99,15 +100,19 @@ class StepFunctions:
         traced_key = key if opened is None else opened.key
         if traced_key in self._functions:
             with self._tracing():
-                return self._functions[traced_key](batch)
+                return self._called(traced_key, batch)
         with self.around_traces(), self._tracing(), traced_anew(self.model):
             if opened is not None and self._traced_open(opened, batch):
-                return self._functions[opened.key](batch)
+                return self._called(opened.key, batch)
             function = self._make(batch)
             traced = self._concrete[key] = function.get_concrete_function(batch)
             self.check_captures(traced.captured_inputs)
             self._functions[key] = function
-            return function(batch)
+            return self._called(key, batch)
+
+    def _called(self, key: object, batch: object) -> Any:
+        with runtime.calls_without_idle_optimizers():
+            return self._functions[key](batch)
 
     def forget_open(self) -> bool:
         """Return whether the latest trace was one for any number of rows; from now on there is none."""

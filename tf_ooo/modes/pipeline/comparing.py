@@ -81,6 +81,11 @@ class Compared:
         loss_is_sum = abs(self.together - _SUM * self.apart) < _NEAR * abs(self.apart)
         return loss_is_sum and (self.twice_off < _NEAR or not exact)
 
+    @property
+    def agrees(self) -> bool:
+        """Return whether the gradients are the mean of both parts'; else it may still be rounding."""
+        return bool(self.gradients_off(0.0).max(initial=0.0) <= _GRADIENT_ROUNDING)
+
     def loss_off(self, least: float) -> float:
         """Return how far the loss is off, beside the larger one, or ``least`` where that is more."""
         size = max(abs(self.together), abs(self.apart), least)
@@ -232,7 +237,7 @@ class Comparison:
         first = self._of_part(part)
         second = self._of_part(other, after=first)
         both = self.of_both(pair)
-        steps = [both, first, second, self.of_both(_reversed(pair))]
+        steps = [both, first, second]
         if not all(seen.is_finite for seen in steps):
             return None
         of_parts = [np.concatenate(parts) for parts in zip(first.outputs, second.outputs, strict=True)]
@@ -246,11 +251,16 @@ class Comparison:
             self._logs_off(both, first, second),
             _twice_off(grads),
         )
-        if compared.gradients_off(0.0).max(initial=0.0) <= _GRADIENT_ROUNDING:
+        if compared.agrees:
+            return compared
+        steps.append(self.of_both(_reversed(pair)))
+        if not steps[-1].is_finite:
+            return None
+        compared = dataclasses.replace(compared, grads_off=_gradients_off(_dense(steps))[0])
+        if compared.agrees:
             return compared
         steps += [self._with_rounded_weights(pair, seed) for seed in (0, 1)]
-        grads_off, _ = _gradients_off(_dense(steps))
-        return dataclasses.replace(compared, grads_off=grads_off)
+        return dataclasses.replace(compared, grads_off=_gradients_off(_dense(steps))[0])
 
     def _logs_off(self, both: Seen, first: Seen, second: Seen) -> dict[str, float]:
         logs_off = {}
@@ -293,8 +303,8 @@ def _twice_off(of_each: Sequence[Sequence[np.ndarray]]) -> float:
 def _gradients_off(of_each: Sequence[Sequence[np.ndarray]]) -> tuple[np.ndarray, np.ndarray]:
     """Return how far each gradient is from the mean of both parts', 0 for rounding; and the norms.
 
-    Each gradient is that of both parts together, of the first and of the second, and then of steps that
-    differ from both by rounding alone; the first of these has its rows in reverse.
+    Each gradient is that of both parts together, of the first and of the second, and then of steps, if any,
+    that differ from both by rounding alone; the first of these has its rows in reverse.
     """
     norms = [max(map(_norm, grads[:3])) for grads in of_each]
     # Nothing but rounding is left of a gradient whose terms cancel, as a bias' does before normalization.
@@ -305,8 +315,8 @@ def _gradients_off(of_each: Sequence[Sequence[np.ndarray]]) -> tuple[np.ndarray,
         # Rows that count by their place differ in reverse as well: that much is no rounding.
         roundings = [_norm(together - grad) for grad in of_rounded]
         few = _ROUNDING_OF_HALF * norm
-        most = [few, *[math.inf if norm < cancelled else few] * (len(roundings) - 1)]
-        likely = [each for each, limit in zip(roundings, most, strict=True) if each < limit]
+        most = math.inf if norm < cancelled else few
+        likely = [each for place, each in enumerate(roundings) if each < (most if place else few)]
         rounding = max(likely, default=0.0)
         differences.append(0.0 if difference < _BEYOND_ROUNDING * rounding else difference)
     return np.array(differences), np.array(norms)

@@ -9,7 +9,9 @@ import statistics
 import time
 from collections.abc import Iterator, Sequence
 
-from tf_ooo.costs.layer_costs import SECONDS, LayerCosts
+import numpy as np
+
+from tf_ooo.costs.layer_costs import SECONDS, LayerCosts, Link
 from tf_ooo.costs.table import CostTable
 from tf_ooo.errors import OOOError
 from tf_ooo.fit.baseline import ONE_DEVICE
@@ -192,7 +194,10 @@ def advice(
     began_s = time.perf_counter()
     corrected = gain.ours_median_s / plan.step_s
     predicted: list[tuple[float, PlanRequest, int]] = []
+    lost_s = min(gain.ours_median_s, gain.baseline_median_s)
     for other in _others(wanted):
+        if _least_step_s(layers, wanted.microbatches, other.link, other.devices) * corrected > lost_s:
+            continue
         if predicted and time.perf_counter() - began_s > _MOST_S:
             break
         of_part = [layer.scaled(wanted.microbatches / other.microbatches) for layer in layers]
@@ -203,13 +208,27 @@ def advice(
         except OOOError:  # too few layers, or too much memory
             continue
     best_s, best, count = min(predicted, key=lambda row: row[0], default=(math.inf, wanted, 1))
-    if best_s > min(gain.ours_median_s, gain.baseline_median_s):
+    if best_s > lost_s:
         better = "one device (mode='single_device') is faster than any other split that was simulated"
     else:
         options = f"devices={best.devices}, microbatches={best.microbatches}"
         options += f", replicas={count}" if count > 1 else ""
         better = f"by simulation {options} takes {seconds_text(best_s)}"
     return f"{gain.text}; {better}"
+
+
+def _least_step_s(layers: Sequence[LayerCosts], microbatches: int, link: Link, devices: int) -> float:
+    """Return seconds that no schedule on so many devices is simulated to beat: what there is to compute.
+
+    Each device, and the cores of a machine that has all of them, are at work all the time then.
+    """
+    least_s = sum(layer.busy_s for layer in layers) / sum(link.speeds_of(range(devices)))
+    shares = [layer.occupancy for layer in layers if layer.occupancy is not None]
+    alone = len(link.machines) == devices and len(set(link.machines)) == 1 and not link.speeds
+    if alone and len(shares) == len(layers):
+        tasks = [(layer.forward_s, layer.output_grad_s, layer.weight_grad_s) for layer in layers]
+        least_s = max(least_s, float((np.array(tasks) * np.array(shares)).sum()))
+    return microbatches * least_s
 
 
 def _others(wanted: PlanRequest) -> Iterator[PlanRequest]:

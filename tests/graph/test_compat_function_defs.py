@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 from tests.graph.graphs import as_optimizers_get_it
-from tf_ooo.compat import function_defs, tf_functions, xla_calls
+from tf_ooo.compat import func_graphs, function_defs, tf_functions, xla_calls
 from tf_ooo.compat.function_defs import OptimizedGraph
 
 SPECS = [tf.TensorSpec([None, 2]), tf.TensorSpec([])]
@@ -89,3 +89,15 @@ def test_a_graph_may_call_what_xla_compiles_and_nothing_else():
     assert weight.numpy().tolist() == [7.0, 8.0], "AtomicFunction: functions of a library are lost"
     with pytest.raises(ValueError, match="it calls functions"):
         OptimizedGraph(with_a_call(concrete, False), concrete, concrete.captured_inputs)
+
+
+def test_ports_of():
+    """An op's results are named inside of a function by the definition of the op."""
+    graph = tf.Graph()
+    with graph.as_default():
+        tf.split(tf.compat.v1.placeholder(tf.float32, (2,), name="a0"), 2, name="parts")
+    nodes = func_graphs.without_placeholders(graph.as_graph_def()).node
+    function = function_defs.function_def("f", nodes, [("a0", "float32")], [("parts:1", "float32")])
+    ports = function_defs.ports_of(function)
+    assert ports["parts:output:1"] == ("parts", 1), "OpDef.output_arg: tensors in functions have other names"
+    assert ports["a0"] == ("a0", 0)

@@ -19,6 +19,14 @@ def test_load_library():
         runtime.load_library("/no/such/library.so")
 
 
+def test_call_function():
+    concrete = tf.function(lambda x, y: (x - y, x)).get_concrete_function(*[tf.TensorSpec([])] * 2)
+    results = runtime.call_function(
+        concrete.function_def.signature.name, [tf.constant(5.0), tf.constant(2.0)], 2
+    )
+    assert [result.numpy() for result in results] == [3.0, 5.0], "context.call_function has another signature"
+
+
 def test_has_gpu():
     assert runtime.has_gpu() is bool(tf.config.list_physical_devices("GPU"))
 

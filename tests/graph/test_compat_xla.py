@@ -185,19 +185,6 @@ def test_repeated_function():
     assert xla.stream_calls(hlo) == []
 
 
-@needs_xla_streams
-def test_ports_of():
-    """An op's results are named inside of a function by the definition of the op."""
-    graph = tf.Graph()
-    with graph.as_default():
-        tf.split(tf.compat.v1.placeholder(tf.float32, (2,), name="a0"), 2, name="parts")
-    nodes = func_graphs.without_placeholders(graph.as_graph_def()).node
-    function = function_defs.function_def("f", nodes, [("a0", "float32")], [("parts:1", "float32")])
-    ports = function_defs.ports_of(function)
-    assert ports["parts:output:1"] == ("parts", 1), "OpDef.output_arg: tensors in functions have other names"
-    assert ports["a0"] == ("a0", 0)
-
-
 def test_functions_with_state_say_so():
     graph = tf.Graph()
     with graph.as_default():

@@ -297,7 +297,11 @@ def test_throughput_and_gains_by_hand(costs):
     CostTable(equal, rows=5).save(costs)
     ask = ("plan", costs, "--devices", 2, "--microbatches", 4)
     content = json.loads(_run(*ask, "--json").stdout)
-    rows = {row["schedule"]: row for row in content["candidates"]}
+    compared = [row for row in content["candidates"] if row["step_s"] is not None]
+    rows = {row["schedule"]: row for row in compared}
+    assert (
+        len(rows) == len(content["candidates"]) - 1
+    )  # no cut can be faster than the best, so none is searched
     one_device_s = 4 * 8 * 3e-3
     for row in rows.values():
         assert row["rows_per_s"] == pytest.approx(4 * 5 / row["step_s"])

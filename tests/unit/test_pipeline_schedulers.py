@@ -20,11 +20,12 @@ from tf_ooo.rewriting.plan import plan
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 ONE_STAGE = ["gpipe", "1f1b", "fast_forward", "zb_h1", "zb_h2", "zb_auto"]
-POLICIES = [*ONE_STAGE, "interleaved_1f1b", "modulo", "zb_interleaved"]
+BY_FORMULA = [*ONE_STAGE, "interleaved_1f1b", "modulo", "zb_interleaved"]
+POLICIES = [*BY_FORMULA, "zb_search"]
 FUSED = {"gpipe", "1f1b", "interleaved_1f1b"}
 
 
-@pytest.mark.parametrize("name", POLICIES)
+@pytest.mark.parametrize("name", BY_FORMULA)
 def test_golden(name):
     """Three devices, five micro-batches, six layers with F, dO, dW of 3, 4, 2 s.
 

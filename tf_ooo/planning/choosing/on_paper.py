@@ -153,7 +153,10 @@ def auto_candidates(
     own = [policy for policy in policies if policy.needs.chunks.own and policy not in slow]
     rows = list(rows_of([policy for policy in policies if policy not in (*slow, *own)]))
     if own:
-        step_s, least_s = min(row.step_s for row in rows), least_of_all_cuts_s(problem)
+        step_s, least_s = (
+            min((row.step_s for row in rows), default=float("inf")),
+            least_of_all_cuts_s(problem),
+        )
         if step_s <= least_s * _NEAR:
             why = f"not tried: another takes {time_text(step_s)}, and no cut less than {time_text(least_s)}"
             rows += [Candidate(policy.name, problem, reason=why) for policy in own]

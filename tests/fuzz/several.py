@@ -39,7 +39,8 @@ def launch_of(number: int) -> str:
 def as_pipelines(setup: Setup, draw: Draw) -> Setup:
     """Two schedules, each on devices of its own number; with layers enough for both."""
     first = draw.in_turn(SCHEDULES)
-    second = draw.choice([name for name in SCHEDULES if name != first])
+    # Half the table further, so that a few cases have every schedule.
+    second = SCHEDULES[(SCHEDULES.index(first) + len(SCHEDULES) // 2) % len(SCHEDULES)]
     pipelines = (_pipeline(first, draw), _pipeline(second, draw))
     microbatches = draw.choice((2, 2, 1, 3, 4))
     if draw.chance(1 / 3):  # the same number, or gradients are added up in another order

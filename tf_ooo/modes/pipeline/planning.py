@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from tf_ooo.costs.layer_costs import LayerCosts, Link
 from tf_ooo.errors import MemoryLimitError, OOOError, OptionsError
 from tf_ooo.modes.pipeline.partition import Cutter, as_run, check_layers, held_bytes, stages_of
-from tf_ooo.planning.building.stages import Bounds, Stages, bounds_of, merged
+from tf_ooo.planning.building.stages import Bounds, Stages, bounds_of, merged, one_each
 from tf_ooo.planning.choosing.fastest_first import fastest_first
 from tf_ooo.planning.choosing.on_paper import auto_candidates
 from tf_ooo.planning.choosing.plan import (
@@ -148,7 +148,6 @@ def make_plan(layers: Sequence[LayerCosts], units: Bounds, wanted: PlanRequest) 
             rows = [tried(policy, problem, _STEP_TIME) for policy, problem in asked]
         else:
             rows = fastest_first(asked, _STEP_TIME)
-        rows = [_as_cut(row) for row in rows]
         errors.extend(row.error for row in rows if row.error is not None)
         return rows
 
@@ -162,28 +161,6 @@ def make_plan(layers: Sequence[LayerCosts], units: Bounds, wanted: PlanRequest) 
     if all(candidate.trial is None for candidate in candidates):
         raise _none_left(errors, wanted, cutter)
     return choose(candidates, _rank)
-
-
-def one_each(layers: Sequence[LayerCosts]) -> Bounds:
-    """Return the cut in which each layer is a stage."""
-    return tuple((number, number) for number in range(len(layers)))
-
-
-def _as_cut(row: Candidate) -> Candidate:
-    """Return a candidate whose problem has stages as layers, also where the policy has cut them itself."""
-    if row.trial is None or row.trial.schedule.stages == one_each(row.trial.problem.layers):
-        return row
-    uncut, schedule = row.trial.problem, row.trial.schedule
-    bounds = tuple((uncut.bounds[first][0], uncut.bounds[last][1]) for first, last in schedule.stages)
-    stages = merged(uncut.model, bounds, uncut.microbatches)
-    problem = dataclasses.replace(uncut, layers=stages, bounds=bounds, recomputed=(), plain=())
-    if uncut.recomputed:
-        problem = recomputed(problem, uncut.recomputed)
-    trial = Trial(dataclasses.replace(schedule, stages=one_each(stages)), problem, _STEP_TIME)
-    if not trial.keeps_limit:
-        error = problem.over_limit(trial.kept_limit_bytes)
-        return Candidate(row.name, problem, reason=f"needs {error.smallest_bytes} bytes", error=error)
-    return dataclasses.replace(row, problem=problem, trial=trial, step_s=trial.step_s)
 
 
 def with_costs(plan: Plan, layers: Sequence[LayerCosts]) -> Plan:

@@ -90,9 +90,9 @@ class StageSearch:
         self.most = max(_CHUNKS * problem.devices, len(problem.cut))
         self._tasks: dict[tuple[Bounds, tuple[float, ...]], StepTasks] = {}
 
-    def start(self) -> Assigned:
-        """Return the best of the usual cuts and devices; where none fits, the one that lacks least."""
-        starts = [self.ordered(owner) for owner in self._owners()]
+    def start(self, most: int | None = None) -> Assigned:
+        """Return the best of the first ``most`` cuts and placements; where none fits, what lacks least."""
+        starts = [self.ordered(owner) for owner in itertools.islice(self._owners(), most)]
         return min(starts, key=lambda start: (max(start.over_bytes, 0.0), start.times.makespan_s))
 
     def run(self, start: Assigned, changes: int) -> Assigned:

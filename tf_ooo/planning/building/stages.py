@@ -124,6 +124,11 @@ def stage_of_layer(bounds: Bounds) -> list[int]:
     return [stage for stage, (first, last) in enumerate(bounds) for _ in range(first, last + 1)]
 
 
+def one_each(layers: Sequence[LayerCosts]) -> Bounds:
+    """Return the cut in which each layer is a stage."""
+    return tuple((number, number) for number in range(len(layers)))
+
+
 def merged(layers: tuple[LayerCosts, ...], bounds: Bounds, microbatches: int = 1) -> tuple[LayerCosts, ...]:
     """The costs of stages, each as one layer.
 

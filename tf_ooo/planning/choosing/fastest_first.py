@@ -43,7 +43,8 @@ def fastest_first(asked: Sequence[tuple[Policy, Problem]], step_time: StepTime =
             reason = slower_text(unlimited.step_s, best_s)
             rows[number] = Candidate(policy.name, problem, reason=reason)
         elif problem.recompute != ALL and problem.keeps_limit(trial.timeline.peak_bytes):  # as it is
-            kept = dataclasses.replace(problem, recompute=NONE)
+            limit_bytes = problem.memory_limit_bytes
+            kept = dataclasses.replace(trial.problem, memory_limit_bytes=limit_bytes, recompute=NONE)
             trial = dataclasses.replace(trial, problem=kept)
             rows[number] = dataclasses.replace(unlimited, problem=kept, trial=trial)
         else:

@@ -10,7 +10,7 @@ from functools import cached_property
 
 from tf_ooo.errors import MemoryLimitError, OOOError, OptionsError
 from tf_ooo.planning.building.choice import span_s, steps_to_show
-from tf_ooo.planning.building.stages import merged, stage_of_layer
+from tf_ooo.planning.building.stages import merged, one_each, stage_of_layer
 from tf_ooo.planning.model.problem import Problem, saved_bytes, with_recomputed
 from tf_ooo.planning.model.schedule import Schedule
 from tf_ooo.planning.policies import POLICIES, Policy
@@ -44,6 +44,18 @@ def recomputed(problem: Problem, chosen: Collection[int]) -> Problem:
     if problem.model:
         layers = merged(layers, problem.bounds, problem.microbatches)
     return dataclasses.replace(problem, layers=layers, recompute=NONE, recomputed=again, plain=problem.layers)
+
+
+def as_cut(schedule: Schedule, problem: Problem) -> tuple[Schedule, Problem]:
+    """Make a policy's own stages the problem's layers, where those stand for ranges of a model."""
+    if not problem.model or schedule.stages in ((), one_each(problem.layers)):
+        return schedule, problem
+    bounds = tuple((problem.bounds[first][0], problem.bounds[last][1]) for first, last in schedule.stages)
+    stages = merged(problem.model, bounds, problem.microbatches)
+    cut = dataclasses.replace(problem, layers=stages, bounds=bounds, recomputed=(), plain=())
+    if problem.recomputed:
+        cut = recomputed(cut, problem.recomputed)
+    return dataclasses.replace(schedule, stages=one_each(stages)), cut
 
 
 def worth_it(problem: Problem) -> list[int]:
@@ -126,9 +138,8 @@ def _enough(problem: Problem, trial: Trial, left: list[int]) -> set[int]:
     """Take layers left, in their order, so many on each device above its limit as may be enough."""
     schedule, limit = trial.schedule, problem.memory_limit_bytes or 0
     stored, device_of = _stored(schedule)
-    stage_of = stage_of_layer(schedule.stages or tuple((at, at) for at in range(len(problem.layers))))
-    if problem.model:  # the schedule's stages hold ranges of its layers
-        stage_of = [stage_of[number] for number in stage_of_layer(problem.bounds)]
+    bounds = trial.problem.bounds if problem.model else schedule.stages
+    stage_of = stage_of_layer(bounds or one_each(problem.layers))
     charged = problem.charged_bytes(trial.timeline.peak_bytes)
     excess = {device: float(size - limit) for device, size in enumerate(charged)}
     added: set[int] = set()
@@ -335,7 +346,7 @@ def tried(
     """
     try:
         trial = _within_limit(policy, problem, step_time, as_run, to_beat_s)
-        return Candidate(policy.name, problem, trial, trial.step_s)
+        return Candidate(policy.name, trial.problem, trial, trial.step_s)
     except MemoryLimitError as error:
         return Candidate(policy.name, problem, reason=f"needs {error.smallest_bytes} bytes", error=error)
     except OOOError as error:
@@ -387,7 +398,7 @@ def _within_limit(
 
     def made_for(asked: Problem, of: Problem) -> Trial:
         schedule = policy.make(asked)
-        return Trial(schedule if as_run is None else as_run(schedule), of, step_time)
+        return Trial(*as_cut(schedule if as_run is None else as_run(schedule), of), step_time)
 
     def within(asked: Problem) -> Trial:
         trial = made_for(asked, asked)

@@ -20,6 +20,8 @@ _PERIODS = 4
 # The most changes that are tried, and tasks that are placed for that in all: a few seconds.
 _MOST_CHANGES, _MOST_TASKS = 1000, 1_300_000
 _CHUNKS, _ROUNDS = 3, 6
+# Where nothing is searched, so many cuts and placements are compared.
+_FEW_STARTS = 2
 # With a memory limit several problems are searched.
 _WITH_LIMIT = 0.25
 _MANY_TASKS = 30_000
@@ -43,8 +45,8 @@ def make(problem: Problem) -> Schedule:
     few, tasks = replace(problem, microbatches=count), 3 * count * min(units, _CHUNKS * devices)
     changes = int(_effort(problem) * min(_MOST_CHANGES, _MOST_TASKS // (2 * tasks)))
     for in_flight in (2 * devices, devices, -(-devices // 2), 1):
-        search = StageSearch(few, in_flight, small=tasks <= _FEW_TASKS)
-        best = search.start()
+        search = StageSearch(few, in_flight, small=changes == _MOST_CHANGES and tasks <= _FEW_TASKS)
+        best = search.start(None if changes else _FEW_STARTS)
         if best.over_bytes <= 0:
             best = search.run(best, changes)
             break

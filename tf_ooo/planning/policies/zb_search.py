@@ -17,8 +17,9 @@ from tf_ooo.planning.policies.policy import Chunks, Needs, Policy
 NAME = "zb_search"
 # Micro-batches for each device that show the steady state.
 _PERIODS = 4
-# The most changes that are tried, and tasks that are placed for that in all: a few seconds.
-_MOST_CHANGES, _MOST_TASKS = 1000, 1_300_000
+# Two changes for each task are tried, at least a few; above so many tasks that are placed for that in all,
+# which takes seconds, fewer.
+_FEW_CHANGES, _MOST_TASKS = 200, 1_300_000
 _CHUNKS, _ROUNDS = 3, 6
 # Where nothing is searched, so many cuts and placements are compared.
 _FEW_STARTS = 2
@@ -26,7 +27,7 @@ _FEW_STARTS = 2
 _WITH_LIMIT = 0.25
 _MANY_TASKS = 30_000
 # The best of so small problems are searched further.
-_FEW_TASKS, _MOVED, _LISTED, _PATIENCE = 100, 32, 12, (0.5, 1.0)
+_FEW_TASKS, _MOVED_TASKS, _PATIENCE = 100, 1000, (0.5, 1.0)
 
 
 def make(problem: Problem) -> Schedule:
@@ -43,9 +44,9 @@ def make(problem: Problem) -> Schedule:
         raise OptionsError(f"{devices} stages are more than the {units} layers; use fewer devices")
     count = min(problem.microbatches, _PERIODS * devices)
     few, tasks = replace(problem, microbatches=count), 3 * count * min(units, _CHUNKS * devices)
-    changes = int(_effort(problem) * min(_MOST_CHANGES, _MOST_TASKS // (2 * tasks)))
+    changes = int(_effort(problem) * min(max(_FEW_CHANGES, 2 * tasks), _MOST_TASKS // (2 * tasks)))
     for in_flight in (2 * devices, devices, -(-devices // 2), 1):
-        search = StageSearch(few, in_flight, small=changes == _MOST_CHANGES and tasks <= _FEW_TASKS)
+        search = StageSearch(few, in_flight, small=_effort(problem) == 1 and tasks <= _FEW_TASKS)
         best = search.start(None if changes else _FEW_STARTS)
         if best.over_bytes <= 0:
             best = search.run(best, changes)
@@ -54,9 +55,9 @@ def make(problem: Problem) -> Schedule:
         best = StageSearch(problem, in_flight).ordered(best.owner, _ROUNDS)
     if not search.small:
         return best.schedule(NAME)
-    nearly = sorted(search.found.values(), key=lambda found: found.within_s)[:_MOVED]
+    nearly = sorted(search.found.values(), key=lambda found: found.within_s)[: _MOVED_TASKS // tasks]
     orders = [(found.stages, found.schedule(NAME)) for found in nearly]
-    for (stages, _), wait in itertools.product(orders[:_LISTED], _PATIENCE):
+    for (stages, _), wait in itertools.product(orders[: len(orders) // 3], _PATIENCE):
         orders.append((stages, listed(NAME, stages, ListChoices(in_flight, patience=wait, by_room=False))))
     moved = itertools.starmap(improved, orders)
     return fastest(problem, [best.schedule(NAME), *moved])

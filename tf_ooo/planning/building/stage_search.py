@@ -95,6 +95,10 @@ class StageSearch:
         starts = [self.ordered(owner) for owner in itertools.islice(self._owners(), most)]
         return min(starts, key=lambda start: (max(start.over_bytes, 0.0), start.times.makespan_s))
 
+    def leanest(self, most: int) -> Assigned:
+        """Return what lacks least of the first ``most``, however much there is."""
+        return min(map(self.ordered, itertools.islice(self._owners(), most)), key=attrgetter("over_bytes"))
+
     def run(self, start: Assigned, changes: int) -> Assigned:
         """Return the best on a walk of so many changes."""
         bound_s = self.work_s.sum() / self.speeds.sum() * (1 + 1e-9)

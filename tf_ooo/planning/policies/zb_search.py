@@ -6,9 +6,9 @@ import itertools
 from dataclasses import replace
 
 from tf_ooo.errors import OptionsError
-from tf_ooo.planning.building.choice import fastest
+from tf_ooo.planning.building.choice import fastest, within_limit
 from tf_ooo.planning.building.lane_search import improved
-from tf_ooo.planning.building.stage_search import StageSearch
+from tf_ooo.planning.building.stage_search import Assigned, StageSearch
 from tf_ooo.planning.building.step_tasks import ListChoices, listed
 from tf_ooo.planning.model.problem import Problem
 from tf_ooo.planning.model.schedule import Schedule
@@ -44,30 +44,47 @@ def make(problem: Problem) -> Schedule:
         raise OptionsError(f"{devices} stages are more than the {units} layers; use fewer devices")
     count = min(problem.microbatches, _PERIODS * devices)
     few, tasks = replace(problem, microbatches=count), 3 * count * min(units, _CHUNKS * devices)
-    changes = int(_effort(problem) * min(max(_FEW_CHANGES, 2 * tasks), _MOST_TASKS // (2 * tasks)))
+    if problem.memory_limit_bytes is None:
+        return _searched(problem, few, tasks)
+    lean = _for_all(problem, StageSearch(few, 1).leanest(_FEW_STARTS), 1)
+    if not within_limit(problem, lean):
+        return lean
+    found = _searched(problem, few, tasks)
+    return found if within_limit(problem, found) else lean
+
+
+def _searched(problem: Problem, few: Problem, tasks: int) -> Schedule:
+    """Search for ``few`` micro-batches; ``tasks``: about how many they are."""
+    effort, devices, whole = _effort(problem), problem.devices, few.microbatches == problem.microbatches
+    small = effort == 1 and whole and tasks <= _FEW_TASKS
+    changes = int(effort * min(max(_FEW_CHANGES, 2 * tasks), _MOST_TASKS // (2 * tasks)))
     for in_flight in (2 * devices, devices, -(-devices // 2), 1):
-        search = StageSearch(few, in_flight, small=_effort(problem) == 1 and tasks <= _FEW_TASKS)
+        search = StageSearch(few, in_flight, small)
         best = search.start(None if changes else _FEW_STARTS)
         if best.over_bytes <= 0:
             best = search.run(best, changes)
             break
-    if count < problem.microbatches:
-        best = StageSearch(problem, in_flight).ordered(best.owner, _ROUNDS)
-    if not search.small:
-        return best.schedule(NAME)
+    if not small:
+        return _for_all(problem, best, in_flight)
     nearly = sorted(search.found.values(), key=lambda found: found.within_s)[: _MOVED_TASKS // tasks]
     orders = [(found.stages, found.schedule(NAME)) for found in nearly]
     for (stages, _), wait in itertools.product(orders[: len(orders) // 3], _PATIENCE):
         orders.append((stages, listed(NAME, stages, ListChoices(in_flight, patience=wait, by_room=False))))
-    moved = itertools.starmap(improved, orders)
-    return fastest(problem, [best.schedule(NAME), *moved])
+    return fastest(problem, [best.schedule(NAME), *itertools.starmap(improved, orders)])
+
+
+def _for_all(problem: Problem, best: Assigned, in_flight: int) -> Schedule:
+    """Return the schedule of all micro-batches, with stages on the devices that were found for few."""
+    if best.stages.problem.microbatches < problem.microbatches:
+        best = StageSearch(problem, in_flight).ordered(best.owner, _ROUNDS)
+    return best.schedule(NAME)
 
 
 def _effort(problem: Problem) -> float:
-    """Return a share of the changes: fewer with a limit, none where nothing fits or layers run again."""
+    """Return a share of the changes: fewer with a limit, none where layers run again."""
     if problem.memory_limit_bytes is None:
         return 1.0
-    return 0.0 if problem.recomputed or not problem.memory_limit_bytes else _WITH_LIMIT
+    return 0.0 if problem.recomputed else _WITH_LIMIT
 
 
 POLICY = Policy(

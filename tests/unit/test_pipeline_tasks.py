@@ -33,7 +33,7 @@ def test_a_constant_that_all_layers_share_takes_no_gradient_to_the_first():
     graph = TrainingGraph({one.name: one for one in ops}, layers, ())
     # Constants depend on no weight, so they count to the first layer.
     forward = {"axes": 0, "x0": 0, "mean0": 0, "x1": 1, "mean1": 1, "x2": 2}
-    found = _output_grad_layers(graph, _touching(graph, forward), {})
+    found = _output_grad_layers(graph, _touching(graph, forward), {}, [0b0, 0b1, 0b11])
     assert found == {"grad2": 2, "sum1": 2, "grad1": 1, "sum0": 1, "grad0": 0}
 
 

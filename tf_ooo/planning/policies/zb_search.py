@@ -12,20 +12,19 @@ from tf_ooo.planning.building.stage_search import Assigned, StageSearch
 from tf_ooo.planning.building.step_tasks import ListChoices, listed
 from tf_ooo.planning.model.problem import Problem
 from tf_ooo.planning.model.schedule import Schedule
-from tf_ooo.planning.policies.policy import Chunks, Needs, Policy
+from tf_ooo.planning.policies.policy import MANY_TASKS, Chunks, Needs, Policy
 
 NAME = "zb_search"
 # Micro-batches for each device that show the steady state.
 _PERIODS = 4
 # Two changes for each task are tried, at least a few; above so many tasks that are placed for that in all,
 # which takes seconds, fewer.
-_FEW_CHANGES, _MOST_TASKS = 200, 1_300_000
+_FEW_CHANGES, _MOST_TASKS = 200, 1_000_000
 _CHUNKS, _ROUNDS = 3, 6
 # Where nothing is searched, so many cuts and placements are compared.
 _FEW_STARTS = 2
 # With a memory limit several problems are searched.
 _WITH_LIMIT = 0.25
-_MANY_TASKS = 30_000
 # The best of so small problems are searched further.
 _FEW_TASKS, _MOVED_TASKS, _PATIENCE = 100, 1000, (0.5, 1.0)
 
@@ -92,5 +91,5 @@ POLICY = Policy(
     ("pipeline",),
     make,
     needs=Needs(costs=True, link=True, chunks=Chunks(own=True)),
-    auto_tasks=_MANY_TASKS,
+    auto_tasks=MANY_TASKS,
 )

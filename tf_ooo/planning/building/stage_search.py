@@ -16,7 +16,7 @@ from operator import attrgetter
 import numpy as np
 
 from tf_ooo.planning.building.pipeline import StagedLayers, balanced, lane_peak_bytes
-from tf_ooo.planning.building.stages import Bounds, stage_of_layer
+from tf_ooo.planning.building.stages import Bounds, one_each, stage_of_layer
 from tf_ooo.planning.building.step_tasks import KINDS, StepTasks, justified, shortest_justified
 from tf_ooo.planning.building.v_shape import v_places
 from tf_ooo.planning.building.walk import walk
@@ -28,7 +28,7 @@ from tf_ooo.planning.simulation.clock import Times
 # Stages on each device, at most: each one sends what the next one reads.
 _CHUNKS = 4
 # Acceptance threshold of the walk.
-_TOLERANCE, _TOLERANCE_IF_SMALL = 0.004, 0.05
+_TOLERANCE = 0.004
 _ROUNDS = 3
 # Up to these shares, changes move a cut, give layers away, exchange two stages; the rest stir the order.
 _CUT, _GIVEN, _EXCHANGED = 0.35, 0.55, 0.8
@@ -70,18 +70,18 @@ class Assigned:
 
 
 class StageSearch:
-    """Looks for the fastest assignment; the same ``seed`` finds the same.
+    """Looks for the fastest assignment, always the same for the same costs.
 
     A problem that is cut already keeps its stages: only their devices change.
     ``in_flight``: the most micro-batches of a stage between F and dW.
     ``found``: the best order of each assignment that was looked at, where the problem is ``small``.
     """
 
-    def __init__(self, problem: Problem, in_flight: int, small: bool = False, seed: int = 0) -> None:
+    def __init__(self, problem: Problem, in_flight: int, small: bool = False) -> None:
         self.problem, self.in_flight, self.small = problem, in_flight, small
         self.found: dict[Owner, Assigned] = {}
-        self.random, self.noise = random.Random(seed), np.random.default_rng(seed)
-        self.units = problem.cut or tuple((layer, layer) for layer in range(len(problem.layers)))
+        self.random, self.noise = random.Random(0), np.random.default_rng(0)
+        self.units = problem.cut or one_each(problem.layers)
         self.ends = np.array([last for _, last in self.units])
         seconds = StagedLayers(problem, self.units).sums("busy_s")
         self.work_s: Floats = seconds * problem.microbatches
@@ -120,13 +120,12 @@ class StageSearch:
             return
         if self.small and devices ** (len(self.units) - 1) <= _MOST_OWNERS:
             owners = itertools.product(range(devices), repeat=len(self.units))
-            named_in_turn = (
-                len(set(self.speeds)) == 1
-            )  # exchanging two devices that are alike changes nothing
+            # To exchange two devices that are alike changes nothing.
+            alike = len(set(self.speeds)) == 1
             in_turn = list(range(devices))
             for owner in owners:
                 seen = list(dict.fromkeys(owner))
-                if seen == in_turn or (not named_in_turn and len(seen) == devices):
+                if seen == in_turn or (not alike and len(seen) == devices):
                     yield owner
         for chunks in range(1, min(_CHUNKS, len(layers) // devices) + 1):
             back = [] if chunks % 2 else [v_places(devices) * (chunks // 2)]
@@ -218,8 +217,8 @@ class StageSearch:
             owner[first:last] = [draw.randrange(self.problem.devices)] * (last - first)
         else:
             place = here.stages.place
-            one, other = draw.sample(range(len(place)), 2)
-            swapped = {one: place[other], other: place[one]}
+            first_stage, second_stage = draw.sample(range(len(place)), 2)
+            swapped = {first_stage: place[second_stage], second_stage: place[first_stage]}
             numbers = self._stage_of(here.stages).tolist()
             owner = [swapped.get(stage, device) for stage, device in zip(numbers, owner, strict=True)]
         return tuple(owner)

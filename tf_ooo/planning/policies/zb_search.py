@@ -21,7 +21,7 @@ _PERIODS = 4
 # which takes seconds, fewer.
 _FEW_CHANGES, _MOST_TASKS = 200, 1_000_000
 _CHUNKS, _ROUNDS = 3, 6
-# Where nothing is searched, so many cuts and placements are compared.
+# So many cuts and placements are compared where nothing is searched.
 _FEW_STARTS = 2
 # With a memory limit several problems are searched.
 _WITH_LIMIT = 0.25
@@ -48,8 +48,8 @@ def make(problem: Problem) -> Schedule:
     lean = _for_all(problem, StageSearch(few, 1).leanest(_FEW_STARTS), 1)
     if not within_limit(problem, lean):
         return lean
-    found = _searched(problem, few, tasks)
-    return found if within_limit(problem, found) else lean
+    searched = _searched(problem, few, tasks)
+    return searched if within_limit(problem, searched) else lean
 
 
 def _searched(problem: Problem, few: Problem, tasks: int) -> Schedule:

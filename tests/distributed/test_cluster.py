@@ -110,9 +110,9 @@ def test_what_calls_python_stays_in_this_process():
         train(ours, [callback])
     assert set(calls) == {os.getpid()}
     # Batches 1, 2, 4, 8, ... are compared before their steps.  Each of them has one pair of whole neighbours:
-    # that is run in one, in one in reverse, and each micro-batch by itself.
+    # that is run in one, and each micro-batch by itself; in one in reverse only where a row differs.
     compared = [batch for batch in (1, 2, 4, 8, 16) if batch <= 2 * BATCHES]
-    assert len(calls) == 2 * BATCHES * (1 + MICROBATCHES) + 4 * len(compared)
+    assert len(calls) == 2 * BATCHES * (1 + MICROBATCHES) + 3 * len(compared)
     assert len(set(devices_of(callback))) == 2
     assert callback.report.added_edges > 0
     assert int(ours.optimizer.iterations) == 2 * BATCHES

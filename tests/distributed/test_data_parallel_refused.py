@@ -11,9 +11,16 @@ import tensorflow as tf
 import tf_ooo
 from tests.distributed import training as t
 from tests.zoo import needs_keras_3
+from tf_ooo.hosts.ranks import roll
 
-pytest.importorskip("horovod", reason="Horovod is not installed; run: make horovod")
+horovod = pytest.importorskip("horovod.tensorflow", reason="Horovod is not installed; run: make horovod")
 pytestmark = pytest.mark.ranks(2)
+
+
+@pytest.fixture(autouse=True)
+def _ranks_come_to_the_same_error_at_any_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a busy machine one rank may come to it seconds after the other, which is not lost."""
+    monkeypatch.setattr(roll, "_WORD_S", 60.0)
 
 
 def _refused(engine: Any, model: Any, match: str, **more: Any) -> None:
@@ -142,3 +149,11 @@ def test_training_by_others_within_fit_is_refused(engine):
     callback = tf_ooo.OOOBackprop(mode="data_parallel")
     with pytest.raises(tf_ooo.BackendError, match="train_on_batch, or make_train_function, was called in"):
         t.fit(model, t.data(engine.rank, 80), [callback, trains])
+
+
+@pytest.mark.alone
+def test_a_fit_after_horovod_was_shut_down_says_to_restart(engine):
+    horovod.shutdown()
+    model = t.compiled(t.mlp(), keras.optimizers.SGD(0.05))
+    with pytest.raises(tf_ooo.BackendError, match="stopped before training: .* Restart all workers"):
+        t.ours(model, t.data(engine.rank, 80))

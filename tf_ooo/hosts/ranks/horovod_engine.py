@@ -16,7 +16,14 @@ if TYPE_CHECKING:
     import tensorflow as tf
 
 # Horovod's errors contain one of these when a process or the connection to it is gone.
-_LOST = ("Horovod has been shut down", "HorovodInternalError", "Connection closed by peer", "gloo", "NCCL")
+_LOST = (
+    "Horovod has been shut down",
+    "Horovod has not been initialized",
+    "HorovodInternalError",
+    "Connection closed by peer",
+    "gloo",
+    "NCCL",
+)
 
 
 class HorovodEngine(Engine):

@@ -47,7 +47,10 @@ def make(problem: Problem) -> Schedule:
         return _searched(problem, few, tasks)
     lean = _for_all(problem, StageSearch(few, 1).leanest(_FEW_STARTS), 1)
     if not within_limit(problem, lean):
-        return lean
+        if problem.recomputed:
+            return lean
+        # A search for time may end at a leaner cut.
+        return fastest(problem, [lean, make(replace(problem, memory_limit_bytes=None))])
     searched = _searched(problem, few, tasks)
     return searched if within_limit(problem, searched) else lean
 

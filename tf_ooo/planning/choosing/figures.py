@@ -205,6 +205,8 @@ def _link_text(link: Link) -> str:
     text = f"link {speed}, {time_text(link.latency_s)} latency, each direction of each two devices"
     if link.overhead_s_per_byte:
         text += f", {link.overhead_s_per_byte * 1e9:.3g} s of both processors for each GB"
+    of_runtime = {"sender": link.send_s, "receiver": link.receive_s}
+    text += "".join(f", {time_text(s)} of its {who}" for who, s in of_runtime.items() if s)
     return text
 
 

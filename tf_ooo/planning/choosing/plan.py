@@ -231,7 +231,7 @@ class Trial:
 
     @cached_property
     def step_s(self) -> float:
-        return self.step_time.step_s(self.timeline)
+        return self.step_time.step_s(self.timeline) + self.problem.link.step_s
 
     @property
     def makespan_s(self) -> float:

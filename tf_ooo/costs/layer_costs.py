@@ -163,8 +163,8 @@ class Link:
         step_s: seconds that the runtime takes for each step, before its first task and after its last one.
 
     Raises:
-        CostError: a negative latency, overhead or time of the runtime, a bandwidth or speed that is not positive, machines without
-            cores.
+        CostError: a negative latency, overhead or time of the runtime, a bandwidth or speed that is not
+            positive, machines without cores.
     """
 
     latency_s: float = 0.0

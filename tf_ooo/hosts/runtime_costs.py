@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import itertools
-import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import tensorflow as tf
@@ -17,38 +16,42 @@ from tf_ooo.hosts.devices import host_device
 from tf_ooo.hosts.speeds import seconds_of
 
 # Two numbers of the same, so that what all calls take is taken off.
-_MESSAGES, _SENDS, _TASKS = (2, 18), (2, 14), (32, 160)
+_MESSAGES, _TASKS = (2, 10), (32, 160)
 _REPEATS = 7
-# Between two sends a device computes for about a millisecond, so that one does not wait for the other.
+# A device computes about a millisecond for each message: those before it are through then.
 _WIDTH, _PRODUCTS = 256, 2
 
 
 def with_runtime(link: Link, devices: Sequence[str]) -> Link:
     """Return the link with what the runtime takes on these devices, which was not measured before.
 
-    The messages of a step are all asked for at its beginning, by all devices at once.  What their ends spend
-    is no latency.  CostError: a device does not answer.
+    What both ends spend on a message is no latency.  CostError: a device does not answer.
     """
+    first, last = devices[0], devices[-1]
     try:
         with runtime.calls_not_optimized():
-            ends_s, call_s = _line(lambda count: _neighbours(devices, count), _MESSAGES)
-            send_s, _ = _line(lambda count: _sends(devices[0], devices[-1], count), _SENDS)
-            task_s, _ = _line(lambda count: _tasks(devices[-1], count), _TASKS)
+            send_s = _each_s(partial(_sends, first, last), _MESSAGES)
+            receive_s = _each_s(partial(_receives, first, last), _MESSAGES)
+            task_s = _each_s(partial(_tasks, last), _TASKS)
+            step_s = _least_s([_called(_step(devices))])[0]
     except (tf.errors.OpError, ValueError) as error:
         raise CostError(f"runtime on {', '.join(devices)}: cannot be measured: {error}") from error
-    send_s = min(send_s, ends_s)
-    latency_s = max(0.0, link.latency_s - ends_s)
-    times = {"send_s": send_s, "receive_s": ends_s - send_s, "task_s": task_s, "step_s": call_s}
-    return replace(link, latency_s=latency_s, **times)
+    latency_s = max(0.0, link.latency_s - send_s - receive_s)
+    return replace(
+        link, latency_s=latency_s, send_s=send_s, receive_s=receive_s, task_s=task_s, step_s=step_s
+    )
 
 
-def _line(make: Callable[[int], Callable[..., Any]], counts: tuple[int, int]) -> tuple[float, float]:
-    """Return the seconds that one more takes, and those of a call without any; neither is below 0."""
-    few, many = (_called(make(count)) for count in counts)
-    pairs = [(seconds_of(few), seconds_of(many)) for _ in range(_REPEATS)]
-    few_s, many_s = (statistics.median(seconds) for seconds in zip(*pairs, strict=True))
-    each_s = max(0.0, many_s - few_s) / (counts[1] - counts[0])
-    return each_s, max(0.0, few_s - counts[0] * each_s)
+def _each_s(make: Callable[[int], Callable[..., Any]], counts: tuple[int, int]) -> float:
+    """Return the seconds that one more of them takes, not below 0."""
+    few_s, many_s = _least_s([_called(make(count)) for count in counts])
+    return max(0.0, many_s - few_s) / (counts[1] - counts[0])
+
+
+def _least_s(calls: Sequence[Callable[[], Any]]) -> list[float]:
+    """Return the shortest seconds of each: whatever else the machine does makes calls longer only."""
+    turns = [[seconds_of(call) for call in calls] for _ in range(_REPEATS)]
+    return [min(seconds) for seconds in zip(*turns, strict=True)]
 
 
 def _called(body: Callable[..., Any]) -> Callable[[], Any]:
@@ -59,41 +62,60 @@ def _called(body: Callable[..., Any]) -> Callable[[], Any]:
     return lambda: concrete(given)
 
 
-def _neighbours(devices: Sequence[str], messages: int) -> Callable[[Any], Any]:
-    """Each device sends so many tensors to the next one, the last to the first, as soon as it begins."""
+def _step(devices: Sequence[str]) -> Callable[[Any], Any]:
+    """Return a step in which each device runs one task, on what it is sent, and sends the result."""
 
     def function(given: Any) -> Any:
-        arrived = []
-        for sender, receiver in itertools.pairwise([*devices, devices[0]]):
-            with tf.device(sender):
-                sent = [given + float(number) for number in range(messages)]
-            with tf.device(receiver):
-                arrived.append(tf.add_n(sent))
+        results = []
+        for device in devices:
+            with tf.device(device):
+                results.append(given + 1.0)
         with tf.device(host_device()):
-            return tf.add_n(arrived)
+            return tf.add_n(results)
 
     return function
 
 
+def _computed(given: Any, message: Any = None) -> Any:
+    """Return the result of a millisecond of computing, which begins once the message is there."""
+    with tf.control_dependencies([] if message is None else [message]):
+        product = factor = tf.fill((_WIDTH, _WIDTH), given / _WIDTH)
+    for _ in range(_PRODUCTS):
+        product = tf.matmul(product, factor)
+    return product[0, 0]
+
+
 def _sends(sender: str, receiver: str, messages: int) -> Callable[[Any], Any]:
-    """One device computes; so many of its last results are sent to the other one."""
+    """One device computes as often for any number of messages; so many of its last results are sent."""
 
     def function(given: Any) -> Any:
-        results = []
         with tf.device(sender):
-            value = factor = tf.fill((_WIDTH, _WIDTH), given / _WIDTH)
-            for _ in range(_SENDS[1]):
-                for _ in range(_PRODUCTS):
-                    value = tf.matmul(value, factor)
-                results.append(value[0, 0])
+            results = [_computed(given)]
+            for _ in range(_MESSAGES[1] - 1):
+                results.append(_computed(results[-1]))
         with tf.device(receiver):
             return tf.add_n([result + 1.0 for result in results[-messages:]])
 
     return function
 
 
+def _receives(sender: str, receiver: str, messages: int) -> Callable[[Any], Any]:
+    """One device computes as often for any number of messages, each of which was sent at the beginning."""
+
+    def function(given: Any) -> Any:
+        with tf.device(sender):
+            sent = [given + float(number) for number in range(messages)]
+        with tf.device(receiver):
+            value = given
+            for number in range(_MESSAGES[1]):
+                value = _computed(value, sent[number] + 1.0 if number < messages else None)
+            return value
+
+    return function
+
+
 def _tasks(device: str, tasks: int) -> Callable[[Any], Any]:
-    """One device runs so many tasks that take next to no time, each behind the one before, as an order has it."""
+    """One device runs so many tasks that take next to no time, each behind the one before."""
 
     def function(given: Any) -> Any:
         with tf.device(device):

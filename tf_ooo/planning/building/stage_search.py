@@ -152,7 +152,7 @@ class StageSearch:
         return numbers
 
     def _tasks_of(self, stages: StagedLayers) -> StepTasks:
-        """Return the tasks of these stages; of their devices the speeds count, and where messages take time."""
+        """Return the tasks of these stages; their devices' speeds count, and where messages take time."""
         link = self.problem.link
         place = stages.place if link.send_s or link.receive_s else ()
         key = stages.bounds, link.speeds_of(stages.place), place

@@ -17,7 +17,7 @@ from tf_ooo.hosts.speeds import seconds_of
 
 # Two numbers of the same, so that what all calls take is taken off.
 _MESSAGES, _TASKS = (2, 10), (32, 160)
-_REPEATS = 7
+_REPEATS, _MICROBATCHES = 7, 4
 # A device computes about a millisecond for each message: those before it are through then.
 _WIDTH, _PRODUCTS = 256, 2
 
@@ -33,10 +33,14 @@ def with_runtime(link: Link, devices: Sequence[str]) -> Link:
             send_s = _each_s(partial(_sends, first, last), _MESSAGES)
             receive_s = _each_s(partial(_receives, first, last), _MESSAGES)
             task_s = _each_s(partial(_tasks, last), _TASKS)
-            step_s = _least_s([_called(_step(devices))])[0]
+            empty_s = _least_s([_called(_step(devices))])[0]
     except (tf.errors.OpError, ValueError) as error:
         raise CostError(f"runtime on {', '.join(devices)}: cannot be measured: {error}") from error
-    latency_s = max(0.0, link.latency_s - send_s - receive_s)
+    ends_s = send_s + receive_s
+    latency_s = max(0.0, link.latency_s - ends_s)
+    # The first micro-batch passes all devices there and back, and the others follow.
+    passes_s = 2 * (len(devices) - 1) * (latency_s + ends_s) + (_MICROBATCHES - 1) * ends_s
+    step_s = max(0.0, empty_s - passes_s)
     return replace(
         link, latency_s=latency_s, send_s=send_s, receive_s=receive_s, task_s=task_s, step_s=step_s
     )
@@ -63,14 +67,18 @@ def _called(body: Callable[..., Any]) -> Callable[[], Any]:
 
 
 def _step(devices: Sequence[str]) -> Callable[[Any], Any]:
-    """Return a step in which each device runs one task, on what it is sent, and sends the result."""
+    """Return a pipeline's step that computes nothing: a few micro-batches pass all devices there and back."""
 
     def function(given: Any) -> Any:
         results = []
-        for device in devices:
-            with tf.device(device):
-                results.append(given + 1.0)
-        with tf.device(host_device()):
+        for number in range(_MICROBATCHES):
+            with tf.device(host_device()):
+                value = given + float(number)
+            for device in (*devices, *reversed(devices[:-1])):
+                with tf.device(device):
+                    value = value + 1.0
+            results.append(value)
+        with tf.device(devices[0]):
             return tf.add_n(results)
 
     return function

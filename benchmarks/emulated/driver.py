@@ -16,7 +16,6 @@ from benchmarks.models import SEED, Workload, make_devices
 from benchmarks.runners.steps import Fit, Profile, train_in_turns
 from benchmarks.torch_orders import schedule_of
 from tf_ooo import Link, Pipeline
-from tf_ooo.costs.layer_costs import RUNTIME
 from tf_ooo.costs.table import CostTable
 from tf_ooo.demo.emulated import Emulated, emulated_model
 from tf_ooo.demo.waits import LOG, Log, prefer
@@ -117,6 +116,7 @@ def measured(case: Case, cluster: str) -> Measured:
     log.wait(1)
     take_turns({name: run.step_s for name, run in runs.items()}, 1)
     count, ways, bits = train_in_turns(runs, case.turns, lambda run: run.observed_step_s(log), stock)
-    about = {"weights": WIDTH * len(table.layers), "steps": count, "preferred": preferred}
-    about["runtime_us"] = {name: round(getattr(table.link, name) * 1e6, 1) for name in RUNTIME}
+    runtime_us = {name: round(seconds * 1e6, 1) for name, seconds in table.link.runtime.items()}
+    about: dict[str, Any] = {"weights": WIDTH * len(table.layers), "steps": count, "preferred": preferred}
+    about |= {"runtime_us": runtime_us} if cluster else {}
     return Measured(ways, bits, about=about, not_run=not_run)

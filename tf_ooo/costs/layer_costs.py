@@ -228,9 +228,14 @@ class Link:
         return replace(self, latency_s=latency_s, send_s=0.0, receive_s=0.0)
 
     @property
+    def runtime(self) -> dict[str, float]:
+        """Return what the runtime takes, by field; empty: nothing."""
+        return {name: getattr(self, name) for name in RUNTIME if getattr(self, name)}
+
+    @property
     def without_runtime(self) -> Link:
         """The same link, and a runtime that takes no time."""
-        return replace(self, **dict.fromkeys(RUNTIME, 0.0))
+        return replace(self, send_s=0.0, receive_s=0.0, task_s=0.0, step_s=0.0)
 
     def seconds(self, size_bytes: float) -> float:
         """Return seconds from sending until a message is there, on an idle link."""

@@ -88,9 +88,8 @@ class CostTable:
             del link["machines"], link["cores"]
         if not self.link.speeds:
             del link["speeds"]
-        for name in RUNTIME:
-            if not link[name]:
-                del link[name]
+        for name in set(RUNTIME) - self.link.runtime.keys():
+            del link[name]
         content = {
             "version": VERSION,
             "source": self.source,

@@ -8,7 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from tf_ooo.costs.layer_costs import RUNTIME, Link
+from tf_ooo.costs.communication import runtime_text
+from tf_ooo.costs.layer_costs import Link
 from tf_ooo.units import bytes_text, seconds_text, sizes_text
 
 if TYPE_CHECKING:
@@ -169,15 +170,6 @@ class ReplicasRow(Section):
         return f"{size}: {seconds_text(self.predicted_step_s)} ({self.schedule}){taken}"
 
 
-_OF_RUNTIME = {"send_s": "to send", "receive_s": "to receive", "task_s": "a task", "step_s": "a step"}
-
-
-def runtime_text(seconds: Mapping[str, float]) -> str:
-    """``TensorFlow itself takes 20 us a task, 8 ms a step``; an empty text: nothing."""
-    said = [f"{seconds_text(seconds[name])} {what}" for name, what in _OF_RUNTIME.items() if name in seconds]
-    return f"TensorFlow itself takes {', '.join(said)}" if said else ""
-
-
 @dataclass(eq=False, frozen=True)
 class LinkRow(Section):
     """The link between devices; ``bytes_per_s`` is None where it has no limit.
@@ -196,14 +188,13 @@ class LinkRow(Section):
     def of(cls, link: Link) -> LinkRow:
         bytes_per_s = None if math.isinf(link.bytes_per_s) else link.bytes_per_s
         cores = link.cores if link.machines else None
-        runtime = {name: getattr(link, name) for name in RUNTIME if getattr(link, name)}
-        return cls(link.latency_s, bytes_per_s, link.overhead_s_per_byte, cores, runtime or None)
+        return cls(link.latency_s, bytes_per_s, link.overhead_s_per_byte, cores, link.runtime or None)
 
     def text(self) -> str:
         speed = "no limit" if self.bytes_per_s is None else f"{bytes_text(round(self.bytes_per_s))}/s"
         shared = "" if self.cores is None else f"; devices share the {self.cores} cores of a machine"
-        runtime = runtime_text(self.runtime or {})
-        return f"{speed}, {seconds_text(self.latency_s)} each message{shared}{runtime and '; '}{runtime}"
+        runtime = f"; {runtime_text(self.runtime)}" if self.runtime else ""
+        return f"{speed}, {seconds_text(self.latency_s)} each message{shared}{runtime}"
 
 
 @dataclass(eq=False, frozen=True)

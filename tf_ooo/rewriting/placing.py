@@ -225,8 +225,8 @@ def far_slices(
 ) -> set[int]:
     """Return the slices of a batch that are cut off in another process than that of their task.
 
-    An order would send each of them there and back: the task before it says that it is done, and only then
-    the rows set out.
+    An order would send a message there and back before each task: the one before it says that it is done, and
+    only then its rows set out.  Without one all rows of a step are sent at its beginning.
     """
     index, far = step.index, set[int]()
     for name, (_, layer, _) in step.where.items():

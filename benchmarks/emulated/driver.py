@@ -19,6 +19,8 @@ from tf_ooo import Link, Pipeline
 from tf_ooo.costs.table import CostTable
 from tf_ooo.demo.emulated import Emulated, emulated_model
 from tf_ooo.demo.waits import LOG, Log, prefer
+from tf_ooo.hosts.cluster import connect
+from tf_ooo.hosts.runtime_costs import with_runtime
 from tf_ooo.hosts.worker import serve
 from tf_ooo.modes.pipeline import tasks_of
 from tf_ooo.modes.pipeline.planning import step_s_of
@@ -85,6 +87,9 @@ def measured(case: Case, cluster: str) -> Measured:
     names = ("model", "layers", "devices", "task_s", "latency_s")
     table = costs_of(*(parameters[name] for name in names))
     log.wait(0)
+    preferred = prefer()
+    if cluster:
+        table = replace(table, link=with_runtime(table.link, connect(cluster).devices))
     microbatches = parameters["microbatches"]
     settings = {"costs": table, "devices": cluster or devices, "microbatches": microbatches}
     settings |= {"profile_steps": 0, "compare": False, "check_loss": False}
@@ -107,9 +112,11 @@ def measured(case: Case, cluster: str) -> Measured:
 
     with tempfile.TemporaryDirectory() as folder:
         runs, not_run = started(case, start)
-    preferred = prefer()
+    prefer()  # and threads that were started since
     log.wait(1)
     take_turns({name: run.step_s for name, run in runs.items()}, 1)
     count, ways, bits = train_in_turns(runs, case.turns, lambda run: run.observed_step_s(log), stock)
-    about = {"weights": WIDTH * len(table.layers), "steps": count, "preferred": preferred}
+    runtime_us = {name: round(seconds * 1e6, 1) for name, seconds in table.link.runtime.items()}
+    about: dict[str, Any] = {"weights": WIDTH * len(table.layers), "steps": count, "preferred": preferred}
+    about |= {"runtime_us": runtime_us} if cluster else {}
     return Measured(ways, bits, about=about, not_run=not_run)

@@ -7,8 +7,9 @@ from unittest import mock
 
 import pytest
 
-from tf_ooo.costs.layer_costs import Link
+from tf_ooo.costs.layer_costs import RUNTIME, Link
 from tf_ooo.errors import CostError
+from tf_ooo.hosts import runtime_costs
 from tf_ooo.hosts import speeds as runtime_link
 
 CPU = "/job:localhost/replica:0/task:0/device:CPU:{}"
@@ -40,3 +41,11 @@ def test_a_run_of_hops_copies_there_and_back():
 def test_device_that_does_not_exist_is_said():
     with pytest.raises(CostError, match="cannot be measured"):
         runtime_link.measure_device_link(CPU.format(0), CPU.format(7), sizes=(1024, 4096))
+
+
+def test_the_runtime_is_measured_on_devices_that_there_are():
+    """However busy the machine: no time is below 0, and the link keeps what was known of it."""
+    link = runtime_costs.with_runtime(Link(0.5, 1e9), [CPU.format(0), CPU.format(1)])
+    assert link.bytes_per_s == 1e9
+    assert 0 <= link.latency_s <= 0.5
+    assert all(getattr(link, name) >= 0 for name in RUNTIME)

@@ -177,7 +177,7 @@ def _values(draw: Draw) -> Case:
             (
                 "tf_ooo.plan(layers=layers, link=Link(**given), devices=2)",
                 {"latency_s": 0.0, "bytes_per_s": 1e9},
-                "latency_s bytes_per_s overhead_s_per_byte",
+                "latency_s bytes_per_s overhead_s_per_byte send_s receive_s task_s step_s",
             ),
             (
                 "CostTable(**given).to_json()",

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tf_ooo.costs.gains import GainTable
-from tf_ooo.costs.layer_costs import LayerCosts, Link
+from tf_ooo.costs.layer_costs import RUNTIME, LayerCosts, Link
 from tf_ooo.costs.table import CostTable
 from tf_ooo.errors import CostError
 
@@ -38,7 +38,10 @@ def layer_costs(draw, index):
 def tables(draw):
     return CostTable(
         layers=tuple(draw(layer_costs(index)) for index in range(draw(st.integers(1, 4)))),
-        link=Link(draw(NUMBERS), draw(st.floats(1e-9, math.inf)), draw(NUMBERS)),
+        link=Link(
+            *(draw(NUMBERS), draw(st.floats(1e-9, math.inf)), draw(NUMBERS)),
+            **{name: draw(NUMBERS) for name in RUNTIME},
+        ),
         source=draw(st.sampled_from(["measured", "analytic", "mixed", "edited"])),
         device=draw(TEXTS),
         assumptions=tuple(draw(st.lists(TEXTS, max_size=3))),

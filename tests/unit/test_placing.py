@@ -8,7 +8,7 @@ import pytest
 from tensorflow.core.framework import graph_pb2, types_pb2
 
 from grappler_passes.graph.dependencies import GraphIndex
-from tf_ooo.rewriting.placing import Homes, one_pipeline, place
+from tf_ooo.rewriting.placing import Homes, far_slices, one_pipeline, place
 
 HOME, A, B, C, D = (f"/job:localhost/device:CPU:{number}" for number in range(5))
 HOMES = one_pipeline([0, 1], [A, B])
@@ -39,6 +39,20 @@ def test_micro_batches_are_cut_off_where_the_batch_is(op):
     rows = [row.replace("Slice", op) for row in BATCH]
     step = step_of(*rows, where={"part": 0, "first": 0, "second": 1})
     assert place(step, HOMES, {}) == {"part": HOME, "cast": HOME, "first": A, "second": B}
+
+
+WORKER = "/job:worker/device:CPU:0"
+
+
+@pytest.mark.parametrize(("device", "far"), [(A, []), (WORKER, ["part"])])
+def test_slices_that_are_sent_to_another_process_are_in_no_order(device, far):
+    step, homes = (
+        step_of(*BATCH, where={"part": 0, "first": 0, "second": 1}),
+        one_pipeline([0, 1], [device, B]),
+    )
+    placed = place(step, homes, {})
+    left_out = far_slices(step, homes, placed, [0] * len(step.index))
+    assert [step.index.names[i] for i in left_out] == far
 
 
 def test_a_slice_of_something_else_is_where_its_layer_is():

@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 import re
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from tf_ooo.costs.layer_costs import Link
 from tf_ooo.errors import CostError
+from tf_ooo.units import time_text
 
 # Messages that a measurement sends: latency shows in the small ones, bandwidth in the large ones.
 MEASURED_BYTES = (1024, 16 * 1024, 256 * 1024, 1024**2, 4 * 1024**2)
@@ -60,6 +61,15 @@ def _sample(index: int, sample: tuple[float, float]) -> tuple[float, float]:
     if not (0 <= size < math.inf and 0 <= seconds < math.inf):
         raise CostError(f"sample {index}: bytes and seconds must be finite and >= 0, got {sample!r:.80}")
     return size, seconds
+
+
+_OF_RUNTIME = {"send_s": "to send", "receive_s": "to receive", "task_s": "a task", "step_s": "a step"}
+
+
+def runtime_text(seconds: Mapping[str, float]) -> str:
+    """Say what is in :attr:`Link.runtime`: ``TensorFlow itself takes 20 us a task, 8 ms a step``."""
+    said = [f"{time_text(seconds[name])} {what}" for name, what in _OF_RUNTIME.items() if name in seconds]
+    return f"TensorFlow itself takes {', '.join(said)}"
 
 
 def link_of_ring(allreduce: Link, workers: int) -> Link:

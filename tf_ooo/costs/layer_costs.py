@@ -139,6 +139,10 @@ _AMOUNTS = [field for field in fields(LayerCosts) if field.name.endswith(("_s", 
 _PER_STEP = ("update_s", "weight_bytes", "slot_bytes", "summand_bytes")
 
 
+# The fields of Link with what the runtime takes, whatever the bytes.
+RUNTIME = ("send_s", "receive_s", "task_s", "step_s")
+
+
 @dataclass(frozen=True)
 class Link:
     """A connection between two devices, one for each direction.
@@ -153,10 +157,14 @@ class Link:
             messages between them, each of which takes a core at both ends; (): all have their own.
         cores: of each machine.
         speeds: how fast each device computes, where 1 is the one that the costs are of; (): all alike.
+        send_s, receive_s: seconds that the sender, and the receiver, compute less for each message: LogP's
+            overhead, whatever the bytes.
+        task_s: seconds that the runtime takes for each task, beside its costs, where these are not 0.
+        step_s: seconds that the runtime takes for each step, before its first task and after its last one.
 
     Raises:
-        CostError: a negative latency or overhead, a bandwidth or speed that is not positive, machines without
-            cores.
+        CostError: a negative latency, overhead or time of the runtime, a bandwidth or speed that is not
+            positive, machines without cores.
     """
 
     latency_s: float = 0.0
@@ -165,6 +173,10 @@ class Link:
     machines: tuple[int, ...] = ()
     cores: int = 0
     speeds: tuple[float, ...] = ()
+    send_s: float = 0.0
+    receive_s: float = 0.0
+    task_s: float = 0.0
+    step_s: float = 0.0
 
     def __post_init__(self) -> None:
         whole = all(is_amount(n) and isinstance(n, int) for n in (*self.machines, self.cores))
@@ -172,8 +184,8 @@ class Link:
             raise CostError(
                 f"machines are whole numbers, of some cores; got {self.machines!r:.80}, {self.cores!r:.20}"
             )
-        _check_amount("", "latency_s", self.latency_s)
-        _check_amount("", "overhead_s_per_byte", self.overhead_s_per_byte)
+        for name in ("latency_s", "overhead_s_per_byte", *RUNTIME):
+            _check_amount("", name, getattr(self, name))
         if not is_number(self.bytes_per_s) or not self.bytes_per_s > 0:
             raise CostError(f"bytes_per_s must be above 0, got {self.bytes_per_s!r:.80}")
         if not all(is_amount(speed) and speed > 0 for speed in self.speeds):
@@ -205,7 +217,25 @@ class Link:
     @property
     def free(self) -> Link:
         """A link of the same devices on which messages take no time."""
-        return Link(machines=self.machines, cores=self.cores, speeds=self.speeds)
+        return replace(
+            self, latency_s=0.0, bytes_per_s=math.inf, overhead_s_per_byte=0.0, send_s=0.0, receive_s=0.0
+        )
+
+    @property
+    def of_idle_ends(self) -> Link:
+        """The link on which a message takes as long, but no time of processors: all of that is latency."""
+        latency_s = self.latency_s + self.send_s + self.receive_s
+        return replace(self, latency_s=latency_s, send_s=0.0, receive_s=0.0)
+
+    @property
+    def runtime(self) -> dict[str, float]:
+        """Return what the runtime takes, by field; empty: nothing."""
+        return {name: getattr(self, name) for name in RUNTIME if getattr(self, name)}
+
+    @property
+    def without_runtime(self) -> Link:
+        """The same link, and a runtime that takes no time."""
+        return replace(self, send_s=0.0, receive_s=0.0, task_s=0.0, step_s=0.0)
 
     def seconds(self, size_bytes: float) -> float:
         """Return seconds from sending until a message is there, on an idle link."""
@@ -214,7 +244,7 @@ class Link:
     def allreduce_s(self, size_bytes: float, workers: int) -> float:
         """Return seconds of a ring allreduce: 2 (n - 1) rounds that each send 1/n (Patarasuk & Yuan 2009)."""
         rounds = 2 * (workers - 1)
-        return rounds * self.seconds(size_bytes / workers) if size_bytes else 0.0
+        return rounds * self.of_idle_ends.seconds(size_bytes / workers) if size_bytes else 0.0
 
 
 def check_layers(layers: object) -> tuple[LayerCosts, ...]:

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from tf_ooo.costs.layer_costs import LayerCosts, Link, check_layers, is_amount, is_number
+from tf_ooo.costs.layer_costs import RUNTIME, LayerCosts, Link, check_layers, is_amount, is_number
 from tf_ooo.errors import CostError, unreadable
 
 VERSION = 1
@@ -88,6 +88,8 @@ class CostTable:
             del link["machines"], link["cores"]
         if not self.link.speeds:
             del link["speeds"]
+        for name in set(RUNTIME) - self.link.runtime.keys():
+            del link[name]
         content = {
             "version": VERSION,
             "source": self.source,
@@ -205,7 +207,8 @@ def _link(content: object) -> Link:
     else:
         _number("link: bytes_per_s", link["bytes_per_s"])
     _number("link: latency_s", link["latency_s"])
-    _number("link: overhead_s_per_byte", link.get("overhead_s_per_byte", 0.0))
+    for name in ("overhead_s_per_byte", *RUNTIME):
+        _number(f"link: {name}", link.get(name, 0.0))
     with errors_of("link"):
         return Link(**link)
 

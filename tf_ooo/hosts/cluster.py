@@ -47,6 +47,7 @@ from tf_ooo.hosts.facts import (
     say_used,
     user_of,
 )
+from tf_ooo.hosts.runtime_costs import with_runtime
 from tf_ooo.hosts.speeds import link_between, measure_device_link, relative_speeds
 from tf_ooo.hosts.system_memory import ReportedLimit
 from tf_ooo.hosts.watch import SILENCE_S, Silence, Watch
@@ -84,7 +85,9 @@ class Cluster:
     @cached_property
     def link(self) -> Link | None:
         """Return the link of first and last task, taken for all; measured when asked for; None: one task."""
-        return measure_device_link(self.devices[0], self.devices[-1]) if len(self.devices) > 1 else None
+        if len(self.devices) < 2:
+            return None
+        return with_runtime(measure_device_link(self.devices[0], self.devices[-1]), self.devices)
 
     def link_between(self) -> Link:
         """Return :attr:`link`, or with one task the link between its devices."""

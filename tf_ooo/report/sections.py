@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from tf_ooo.costs.communication import runtime_text
 from tf_ooo.costs.layer_costs import Link
 from tf_ooo.units import bytes_text, seconds_text, sizes_text
 
@@ -173,24 +174,27 @@ class ReplicasRow(Section):
 class LinkRow(Section):
     """The link between devices; ``bytes_per_s`` is None where it has no limit.
 
-    ``cores`` of a machine that several devices share; None: all have their own.
+    ``cores`` of a machine that several devices share; None: all have their own.  ``runtime``: what it takes
+    itself, by the names of :class:`tf_ooo.Link`; None: nothing.
     """
 
     latency_s: float
     bytes_per_s: float | None
     overhead_s_per_byte: float
     cores: int | None = None
+    runtime: Mapping[str, float] | None = None
 
     @classmethod
     def of(cls, link: Link) -> LinkRow:
         bytes_per_s = None if math.isinf(link.bytes_per_s) else link.bytes_per_s
         cores = link.cores if link.machines else None
-        return cls(link.latency_s, bytes_per_s, link.overhead_s_per_byte, cores)
+        return cls(link.latency_s, bytes_per_s, link.overhead_s_per_byte, cores, link.runtime or None)
 
     def text(self) -> str:
         speed = "no limit" if self.bytes_per_s is None else f"{bytes_text(round(self.bytes_per_s))}/s"
         shared = "" if self.cores is None else f"; devices share the {self.cores} cores of a machine"
-        return f"{speed}, {seconds_text(self.latency_s)} each message{shared}"
+        runtime = f"; {runtime_text(self.runtime)}" if self.runtime else ""
+        return f"{speed}, {seconds_text(self.latency_s)} each message{shared}{runtime}"
 
 
 @dataclass(eq=False, frozen=True)

@@ -220,6 +220,25 @@ def slices_at_home(index: GraphIndex, nodes: _Nodes, placed: dict[str, str]) -> 
                 placed[name] = nodes[index.names[source]].device
 
 
+def far_slices(
+    step: StepGraph, homes: Homes, placed: Mapping[str, str], replica_of_node: Sequence[int | None]
+) -> set[int]:
+    """Return the slices of a batch that are cut off in another process than that of their task.
+
+    An order would send a message there and back before each task: the one before it says that it is done, and
+    only then its rows set out.  Without one all rows of a step are sent at its beginning.
+    """
+    index, far = step.index, set[int]()
+    for name, (_, layer, _) in step.where.items():
+        i = index.index[name]
+        sources = [index.ops[p] for p, _ in index.data_preds[i]]
+        if index.ops[i] in _SLICES and sources[:1] == ["_Arg"]:
+            own, there = placed.get(name, ""), homes.device_of(layer, replica_of_node[i])
+            if own.rpartition("/device:")[0] != there.rpartition("/device:")[0]:
+                far.add(i)
+    return far
+
+
 def follow(index: GraphIndex, nodes: _Nodes, placed: dict[str, str], bytes_of: Mapping[str, int]) -> None:
     """Others follow the largest tensor that they read, or else whoever reads them."""
 

@@ -29,7 +29,15 @@ from tf_ooo.rewriting.compiled_calls import as_compiled
 from tf_ooo.rewriting.lowering import LaneOrder
 from tf_ooo.rewriting.ordering import lane_tasks, ops_of_tasks, order_lane, order_updates, too_late
 from tf_ooo.rewriting.parts import LEAST_SHARE
-from tf_ooo.rewriting.placing import Homes, crossing, one_pipeline, place, read_once, reads_elsewhere
+from tf_ooo.rewriting.placing import (
+    Homes,
+    crossing,
+    far_slices,
+    one_pipeline,
+    place,
+    read_once,
+    reads_elsewhere,
+)
 from tf_ooo.rewriting.request import RewriteRequest
 from tf_ooo.rewriting.result import CompiledTasks, RewriteResult, as_function, told
 from tf_ooo.rewriting.step_graph import Known, StepGraph, is_unrolled, take_apart
@@ -134,8 +142,8 @@ def _rewrite_plan(step: StepGraph, plan: StagedPlan) -> tuple[RewritePlan, Colle
     homes, sizes = plan.homes, step.sizes
     stages, replica_of_node = homes.stage_of_layer, homes.replica_of_node(step)
     left_out = crossing(step, replica_of_node) if homes.replicas > 1 else ()
-    late = too_late(step)
-    ops = ops_of_tasks(step, stages, late.union(left_out))
+    late, devices = too_late(step), place(step, homes, sizes, replica_of_node)
+    ops = ops_of_tasks(step, stages, late.union(left_out, far_slices(step, homes, devices, replica_of_node)))
     orders: list[tuple[str, LaneOrder]] = []
     for device, name, tasks in _lanes(plan, step):
         join = f"{_JOIN}/{name}"
@@ -150,7 +158,7 @@ def _rewrite_plan(step: StepGraph, plan: StagedPlan) -> tuple[RewritePlan, Colle
         stages={name: stages[layer] for name, (_, layer, _) in where.items()},
         streams=dict.fromkeys(where, 0),
         priorities={name: rank for _, order in orders for name, rank in order.ranks.items()},
-        devices=place(step, homes, sizes, replica_of_node),
+        devices=devices,
         joins={join: device for device, order in orders for join in order.joins},
     )
     return rewrite, left_out

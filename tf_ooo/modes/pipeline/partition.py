@@ -268,7 +268,8 @@ class Cutter:
     @property
     def _messages_s(self) -> np.ndarray:
         """Seconds of what crosses the cut behind each unit, there and back."""
-        return np.array([2 * self.link.seconds(crossing_bytes(self.layers, last)) for _, last in self.units])
+        link = self.link.of_idle_ends
+        return np.array([2 * link.seconds(crossing_bytes(self.layers, last)) for _, last in self.units])
 
     def _stages(self, ends: Sequence[int]) -> Bounds:
         """(first, last) layer of each stage, given the ends of its units."""

@@ -107,8 +107,10 @@ def limits_of(mesh: Mesh, costs: CostTable) -> list[str]:
     """Say what the predicted step is spent on, other than all devices at work."""
     plan, exchange_s, link = mesh.plan, mesh.chosen.exchange_s, mesh.plan.problem.link
     stages, step_s, count = plan.problem.layers, plan.step_s, plan.schedule.microbatches
-    unlinked_s = simulate(plan.schedule, stages, link.free).makespan_s
-    apart_s = simulate(plan.schedule, stages, dataclasses.replace(link, machines=())).makespan_s
+    parts = link.free, dataclasses.replace(link, machines=()), link.without_runtime
+    unlinked_s, apart_s, alone_s = (
+        other.step_s + simulate(plan.schedule, stages, other).makespan_s for other in parts
+    )
     on_devices = zip(costs.layers, mesh.slower_by(), strict=True)
     largest_s, largest = max((layer.busy_s * slower, layer.name) for layer, slower in on_devices)
     return [
@@ -116,6 +118,7 @@ def limits_of(mesh: Mesh, costs: CostTable) -> list[str]:
         f"link {1 - unlinked_s / step_s:.0%}",
         *([f"adding up replicas' gradients {exchange_s / mesh.step_s:.0%}"] if exchange_s else []),
         *([f"devices that share {link.cores} cores {1 - apart_s / step_s:.0%}"] if apart_s < step_s else []),
+        *([f"the runtime itself {1 - alone_s / step_s:.0%}"] if alone_s < step_s else []),
         f"the largest layer, {largest}, {count * largest_s / step_s:.0%} of the step",
     ]
 

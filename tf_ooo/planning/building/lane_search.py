@@ -66,6 +66,9 @@ class _LaneSearch:
         self.relation = relation = Relation(schedule, problem.layers)
         self.stages, self.random = stages, random.Random(0)
         seconds = task_seconds(relation, problem.layers, problem.link)
+        kinds, numbers = relation.fields.kind, relation.fields.stage
+        sending = kinds < len(stages.messages_s)
+        seconds[sending] += stages.messages_s[kinds[sending], numbers[sending]]
         self.is_weight_grad = (relation.fields.kind == KIND_NUMBER["dW"]).tolist()
         self.fixed = (relation.fields.kind == KIND_NUMBER["U"]).tolist()
         source, target, lag_s = relation.within_step(problem.link)

@@ -13,6 +13,7 @@ from numpy.typing import ArrayLike
 from tf_ooo.costs.layer_costs import LayerCosts
 from tf_ooo.errors import OptionsError
 from tf_ooo.planning.model.problem import Problem
+from tf_ooo.planning.model.relation import stage_inputs
 from tf_ooo.planning.model.schedule import Lane, Schedule, Task, TaskList
 from tf_ooo.planning.model.task import KIND_NUMBER, Fields, Floats, Ints, encode
 
@@ -92,10 +93,32 @@ class StagedLayers:
 
     @cached_property
     def seconds(self) -> Floats:
-        """Seconds of F, dO and dW of each stage on its device, shape (3, stages)."""
+        """Seconds of F, dO and dW of each stage on its device, with the runtime's own, shape (3, stages)."""
         sums = np.stack([self.sums(name) for name in ("forward_s", "output_grad_s", "weight_grad_s")])
         on_devices: Floats = sums / np.array(self.problem.link.speeds_of(self.devices.tolist()))
-        return on_devices
+        return on_devices + self.problem.link.task_s * (sums > 0) + self.messages_s
+
+    @cached_property
+    def messages_s(self) -> Floats:
+        """Seconds that F, dO and dW of each stage spend on sending and receiving messages, (3, stages).
+
+        A device gets the same only once: its first stage that reads an output takes it, and the last one that
+        made what is read takes its gradient.
+        """
+        link, taken_s = self.problem.link, np.zeros((3, len(self.bounds)))
+        if not (link.send_s or link.receive_s):
+            return taken_s
+        shape = Schedule(MODE, "step", {}, stages=self.bounds)
+        inputs, devices = stage_inputs(shape, self.problem.layers, len(self.bounds)), self.devices.tolist()
+        pairs = [(source, stage) for stage, read in enumerate(inputs) for source, _ in read]
+        away = [(source, stage) for source, stage in pairs if devices[source] != devices[stage]]
+        outputs = {(source, devices[stage]): stage for source, stage in reversed(away)}
+        gradients = {(stage, devices[source]): source for source, stage in sorted(away)}
+        for kind, messages in enumerate((outputs, gradients)):
+            for (sender, _), receiver in messages.items():
+                taken_s[kind, sender] += link.send_s
+                taken_s[kind, receiver] += link.receive_s
+        return taken_s
 
     @cached_property
     def devices(self) -> Ints:
@@ -108,7 +131,7 @@ class StagedLayers:
         """Return whether all stages take the same time and messages none: the closed forms hold."""
         seconds, link = self.seconds, self.problem.link
         per_byte = link.overhead_s_per_byte or not np.isinf(link.bytes_per_s)
-        free = link.latency_s == 0 and not (per_byte and self.sums("output_bytes")[:-1].any())
+        free = link.of_idle_ends.latency_s == 0 and not (per_byte and self.sums("output_bytes")[:-1].any())
         return bool(free and np.allclose(seconds, seconds[:, :1], rtol=1e-9, atol=0))
 
     @cached_property

@@ -88,7 +88,7 @@ class StageSearch:
         self.task_s = float(seconds.mean()) / len(KINDS)
         self.speeds = np.array(problem.link.speeds_of(range(problem.devices)))
         self.most = max(_CHUNKS * problem.devices, len(problem.cut))
-        self._tasks: dict[tuple[Bounds, tuple[float, ...]], StepTasks] = {}
+        self._tasks: dict[tuple[Bounds, tuple[float, ...], tuple[int, ...]], StepTasks] = {}
 
     def start(self, most: int | None = None) -> Assigned:
         """Return the best of the first ``most`` cuts and placements; where none fits, what lacks least."""
@@ -152,8 +152,10 @@ class StageSearch:
         return numbers
 
     def _tasks_of(self, stages: StagedLayers) -> StepTasks:
-        """Return the tasks of these stages; of their devices only the speeds count."""
-        key = stages.bounds, self.problem.link.speeds_of(stages.place)
+        """Return the tasks of these stages; their devices' speeds count, and where messages take time."""
+        link = self.problem.link
+        place = stages.place if link.send_s or link.receive_s else ()
+        key = stages.bounds, link.speeds_of(stages.place), place
         if key not in self._tasks:
             if len(self._tasks) >= _KEPT_TASKS:
                 self._tasks.pop(next(iter(self._tasks)))

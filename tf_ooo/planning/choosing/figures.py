@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from tf_ooo.costs.communication import runtime_text
 from tf_ooo.costs.layer_costs import LayerCosts, Link
 from tf_ooo.costs.places import first_of
 from tf_ooo.costs.table import CostTable
@@ -208,7 +209,7 @@ def _link_text(link: Link) -> str:
     text = f"link {speed}, {time_text(link.latency_s)} latency, each direction of each two devices"
     if link.overhead_s_per_byte:
         text += f", {link.overhead_s_per_byte * 1e9:.3g} s of both processors for each GB"
-    return text
+    return f"{text}; {runtime_text(link.runtime)}" if link.runtime else text
 
 
 def _cores_texts(link: Link) -> tuple[str, ...]:

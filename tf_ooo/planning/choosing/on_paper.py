@@ -155,7 +155,7 @@ def auto_candidates(
     if own:
         step_s, least_s = (
             min((row.step_s for row in rows), default=float("inf")),
-            least_of_all_cuts_s(problem),
+            least_of_all_cuts_s(problem) + problem.link.step_s,
         )
         if step_s <= least_s * _NEAR:
             why = f"not tried: another takes {time_text(step_s)}, and no cut less than {time_text(least_s)}"

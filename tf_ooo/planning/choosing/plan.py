@@ -233,7 +233,9 @@ class Trial:
 
     @cached_property
     def step_s(self) -> float:
-        return self.step_time.step_s(self.timeline)
+        # Rounds of asynchronous steps run several in a call.
+        each_s = 0.0 if self.schedule.asynchronous else self.problem.link.step_s
+        return self.step_time.step_s(self.timeline) + each_s
 
     @property
     def makespan_s(self) -> float:

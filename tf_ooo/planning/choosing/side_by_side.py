@@ -97,7 +97,7 @@ class StageShare:
             return 0.0
         moved_bytes = self.stage_bytes - self.weight_bytes + (self.replicas - 1) * self.weight_bytes
         computing_s = 2 * moved_bytes * link.overhead_s_per_byte
-        return 2 * link.latency_s + link.occupied_s(moved_bytes) + computing_s
+        return 2 * link.of_idle_ends.latency_s + link.occupied_s(moved_bytes) + computing_s
 
     @property
     def bytes(self) -> float:

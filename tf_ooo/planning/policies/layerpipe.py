@@ -68,7 +68,7 @@ def placed(problem: Problem, cuts: Sequence[Cut]) -> Schedule:
 def _placements(problem: Problem) -> list[Placement]:
     line = TaskLine.of(problem.layers, inside=True, lower_shares=problem.options.get(_SHARES, NO_SHARES))
     slacks: Sequence[int] = _SLACKS
-    if _SLACK in problem.options or not problem.link.seconds(1.0):
+    if _SLACK in problem.options or not problem.link.of_idle_ends.seconds(1.0):
         slacks = (problem.option(_SLACK, 0),)
     placements = []
     for slack in slacks:
@@ -138,7 +138,7 @@ def _depths(problem: Problem, placement: Placement) -> dict[Task, int]:
     one_batch = replace(problem, microbatches=1)
     relation = Relation(_schedule(one_batch, placement, at_once, 1), problem.layers)
     period_s = max(placement.busy_s) or math.inf
-    source, target, travel_s = relation.within_step(problem.link)
+    source, target, travel_s = relation.within_step(problem.link.of_idle_ends)
     away = relation.device[source] != relation.device[target]
     rounds = np.where(away, 1 + np.ceil(travel_s / period_s), 0.0)
     nodes = range(len(relation))

@@ -89,10 +89,11 @@ def task_seconds(relation: Relation, layers: Layers, link: Link) -> Floats:
                 seconds[there] = sum(link.allreduce_s(size, schedule.workers) for size in sizes)
             else:
                 seconds[there] *= share
+    computing = fields.kind != KIND_NUMBER["comm"]
     if link.speeds:
-        computing = fields.kind != KIND_NUMBER["comm"]
         speeds = np.array(link.speeds_of([device for device, _ in relation.lanes]))
         seconds[computing] /= speeds[relation.lane[computing]]
+    seconds[computing & (seconds > 0)] += link.task_s
     return seconds
 
 
@@ -155,29 +156,32 @@ def _work(repeated: _Repeated, layers: Layers, link: Link, seconds: Floats) -> t
 def _overheads_s(links: _Links, link: Link, nodes: int) -> Floats:
     """Return the seconds that messages take from their senders, and from the first task that reads each."""
     taken_s = np.zeros(nodes)
-    if link.overhead_s_per_byte and len(links.producer):
+    if len(links.producer) and (link.overhead_s_per_byte or link.send_s or link.receive_s):
         each_s = links.size_bytes * link.overhead_s_per_byte
         reader = np.full(len(each_s), nodes)
         np.minimum.at(reader, links.message_of, links.consumer)
-        np.add.at(taken_s, links.producer, each_s)
-        np.add.at(taken_s, reader, each_s)
+        np.add.at(taken_s, links.producer, each_s + link.send_s)
+        np.add.at(taken_s, reader, each_s + link.receive_s)
     return taken_s
 
 
 def _new_weights_s(relation: Relation, layers: Layers, link: Link) -> Floats:
     """Return the seconds for an asynchronous U to send weights, and for F and dO elsewhere to get them."""
     taken_s = np.zeros(len(relation))
-    if not (relation.schedule.asynchronous and link.overhead_s_per_byte):
+    if not (relation.schedule.asynchronous and (link.overhead_s_per_byte or link.send_s or link.receive_s)):
         return taken_s
     for stage in range(relation.stages):
         weights = sum(layers[layer].weight_bytes for layer in relation.schedule.layers_of(stage))
+        if not weights:
+            continue
+        each_s = weights * link.overhead_s_per_byte
         updates, sent_to = relation.nodes("U", stage)[0], np.full(relation.schedule.microbatches, -1)
         for readers in (*relation.nodes("F", stage), *relation.nodes("dO", stage)):
             both = (updates >= 0) & (readers >= 0)
             to = np.where(both, relation.device[readers], -1)
             both &= (to != relation.device[updates]) & (to != sent_to)
-            taken_s[updates[both]] += weights * link.overhead_s_per_byte
-            taken_s[readers[both]] += weights * link.overhead_s_per_byte
+            taken_s[updates[both]] += each_s + link.send_s
+            taken_s[readers[both]] += each_s + link.receive_s
             sent_to = np.where(both, to, sent_to)
     return taken_s
 

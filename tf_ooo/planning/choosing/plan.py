@@ -30,8 +30,6 @@ _ROUNDS, _LEFT_OUT = 12, 24
 _CLOSE = 1.1
 # Now and then a policy's schedule is faster within the limit than without, by less than this.
 _BEHIND = 1.1
-# With a limit, though none that matters, policies search less.
-NO_LIMIT = 1 << 62
 # Above so many only none and all are compared.
 _TASKS_TO_SEARCH = 20_000
 _STORES = {"F": 1, "dO": -1}
@@ -279,10 +277,7 @@ _MOST_REASONS = 3
 
 @dataclass(frozen=True)
 class Candidate:
-    """A policy that was tried; where it cannot be taken, ``trial`` is None and ``reason`` says why.
-
-    ``unlimited``: its trial without the memory limit, where that was made, too.
-    """
+    """A policy that was tried; where it cannot be taken, ``trial`` is None and ``reason`` says why."""
 
     name: str
     problem: Problem
@@ -290,7 +285,6 @@ class Candidate:
     step_s: float = float("inf")
     reason: str = ""
     error: OOOError | None = None
-    unlimited: Trial | None = None
 
 
 Rank = Callable[[Candidate], tuple[float, ...]]

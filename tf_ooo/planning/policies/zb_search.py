@@ -84,9 +84,9 @@ def _for_all(problem: Problem, best: Assigned, in_flight: int) -> Schedule:
 
 def _effort(problem: Problem) -> float:
     """Return a share of the changes: fewer with a limit, none where layers run again."""
-    if problem.memory_limit_bytes is None:
-        return 1.0
-    return 0.0 if problem.recomputed else _WITH_LIMIT
+    if problem.recomputed:  # one of many sets of layers that are tried
+        return 0.0
+    return 1.0 if problem.memory_limit_bytes is None else _WITH_LIMIT
 
 
 POLICY = Policy(

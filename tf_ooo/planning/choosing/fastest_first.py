@@ -6,13 +6,12 @@ import dataclasses
 import math
 from collections.abc import Sequence
 
-from tf_ooo.planning.choosing.plan import ALL, NONE, STEADY, Candidate, StepTime, slower_text, tried
+from tf_ooo.planning.choosing.plan import ALL, NO_LIMIT, NONE, STEADY, Candidate, StepTime, slower_text, tried
 from tf_ooo.planning.model.problem import Problem
 from tf_ooo.planning.policies import Policy
 
 # Predictions are wrong by more.
 _LEAST_GAIN = 0.005
-_NO_LIMIT = 1 << 62
 
 
 def fastest_first(asked: Sequence[tuple[Policy, Problem]], step_time: StepTime = STEADY) -> list[Candidate]:
@@ -22,9 +21,8 @@ def fastest_first(asked: Sequence[tuple[Policy, Problem]], step_time: StepTime =
     layers that run again) begins with policies that plan quickly, goes from the fastest on, and leaves out
     those that even without the limit are not faster by 0.5% than the best that was found within it.
     """
-    # With a limit, though none that matters, policies search less.
     free = [
-        tried(policy, dataclasses.replace(problem, memory_limit_bytes=_NO_LIMIT, recompute=NONE), step_time)
+        tried(policy, dataclasses.replace(problem, memory_limit_bytes=NO_LIMIT, recompute=NONE), step_time)
         for policy, problem in asked
     ]
     rows: dict[int, Candidate] = {}
@@ -48,6 +46,6 @@ def fastest_first(asked: Sequence[tuple[Policy, Problem]], step_time: StepTime =
             trial = dataclasses.replace(trial, problem=kept)
             rows[number] = dataclasses.replace(unlimited, problem=kept, trial=trial)
         else:
-            rows[number] = tried(policy, problem, step_time, to_beat_s=best_s)
+            rows[number] = tried(policy, problem, step_time, to_beat_s=best_s, unlimited=trial)
         best_s = min(best_s, rows[number].step_s)
     return [rows[number] for number in range(len(asked))]

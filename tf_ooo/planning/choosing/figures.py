@@ -10,7 +10,7 @@ from tf_ooo.costs.communication import runtime_text
 from tf_ooo.costs.layer_costs import LayerCosts, Link
 from tf_ooo.costs.places import first_of
 from tf_ooo.costs.table import CostTable
-from tf_ooo.planning.choosing.plan import Candidate, Plan, Trial, policy_named, tried
+from tf_ooo.planning.choosing.plan import NO_LIMIT, Candidate, Plan, Trial, policy_named, tried
 from tf_ooo.planning.model.problem import Problem
 from tf_ooo.planning.model.schedule import Schedule
 from tf_ooo.planning.pictures.style import count_text
@@ -95,7 +95,7 @@ def squeezed(candidate: Candidate) -> Squeezed | None:
     trial = candidate.trial
     if trial is None or not trial.problem.limits_bytes or len(trial.schedule.tasks) > _TASKS_TO_MAKE_AGAIN:
         return None
-    without = tried(policy_named(candidate.name), _plain(trial.problem)).trial
+    without = _without_limit(candidate, trial.problem)
     if without is None or (_same(without.schedule, trial.schedule) and not trial.problem.recomputed):
         return None
     slower = trial.step_s / without.step_s - 1 if without.step_s else 0.0
@@ -141,17 +141,20 @@ def recomputation(candidate: Candidate) -> Recomputed | None:
         return None
     problem, layers = trial.problem, trial.problem.own_layers
     makes = candidate.name in POLICIES and len(trial.schedule.tasks) <= _TASKS_TO_MAKE_AGAIN
-    without = tried(policy_named(candidate.name), _plain(problem)).trial if makes else None
+    without = _without_limit(candidate, problem) if makes else None
     names = tuple(layers[number].name or str(number) for number in problem.recomputed)
     again_s = trial.schedule.microbatches * sum(layer.recomputed_s for layer in problem.layers)
     kept_bytes = None if without is None else without.peak_bytes
     return Recomputed(candidate.name, names, len(layers), again_s, trial.peak_bytes, kept_bytes)
 
 
-def _plain(problem: Problem) -> Problem:
-    """Return the problem without a limit, and without anything that runs again."""
+def _without_limit(candidate: Candidate, problem: Problem) -> Trial | None:
+    """Return its trial without a limit and without anything that runs again, searched as much as within."""
+    if candidate.unlimited is not None:
+        return candidate.unlimited
     layers = problem.plain or problem.layers
-    return replace(problem, layers=layers, recomputed=(), plain=(), memory_limit_bytes=None)
+    plain = replace(problem, layers=layers, recomputed=(), plain=(), memory_limit_bytes=NO_LIMIT)
+    return tried(policy_named(candidate.name), plain).trial
 
 
 def _same(schedule: Schedule, other: Schedule) -> bool:

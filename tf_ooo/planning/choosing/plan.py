@@ -25,11 +25,13 @@ from tf_ooo.units import seconds_text
 NONE, AUTO, ALL = "none", "auto", "all"
 CHOICES = (AUTO, NONE, ALL)
 # Sets of layers that are tried, each with more of them; and layers that are left out again.
-_ROUNDS, _LEFT_OUT = 12, 24
+_ROUNDS, _LEFT_OUT, _PLANNED_AGAIN = 12, 24, 6
 # Leaving layers out again made no step faster by as much.
 _CLOSE = 1.1
 # Now and then a policy's schedule is faster within the limit than without, by less than this.
 _BEHIND = 1.1
+# With a limit, though none that matters, policies search less.
+NO_LIMIT = 1 << 62
 # Above so many only none and all are compared.
 _TASKS_TO_SEARCH = 20_000
 _STORES = {"F": 1, "dO": -1}
@@ -73,7 +75,9 @@ def slower_text(free_s: float, to_beat_s: float) -> str:
     )
 
 
-def search(problem: Problem, within: Make, free: Make, to_beat_s: float = math.inf) -> Trial:
+def search(
+    problem: Problem, within: Make, free: Make, to_beat_s: float = math.inf, unlimited: Trial | None = None
+) -> Trial:
     """The fastest trial within the limit; without a limit, or where nothing is above it, nothing runs again.
 
     A limit hardly makes a schedule faster: more layers run again only as long as that is not much slower
@@ -84,25 +88,30 @@ def search(problem: Problem, within: Make, free: Make, to_beat_s: float = math.i
         within: a policy's trial within the limit; raises MemoryLimitError where there is none.
         free: its trial, as if there were no limit.
         to_beat_s: another policy's step within the limit.  OptionsError where everything here is slower.
+        unlimited: its trial with no limit that matters, where that was made already.
     """
     if problem.recompute == ALL:
         return within(recomputed(problem, worth_it(problem)))
     plain = dataclasses.replace(problem, recompute=NONE)
     if problem.memory_limit_bytes is None:
         return within(plain)
-    unlimited = free(plain)
-    if unlimited.keeps_limit:
+    unlimited = unlimited or free(plain)
+    if plain.keeps_limit(unlimited.timeline.peak_bytes):
         return within(plain)
     trials: list[Trial] = []
     errors: list[MemoryLimitError] = []
     free_s, most_s = 0.0, to_beat_s * _BEHIND
-    for chosen, free_s in _growing(plain, unlimited, free):
+    for chosen, trial in _growing(plain, unlimited, free):
+        free_s = trial.step_s
         if free_s > most_s:
             break
+        kept = _kept(trial, plain)
         try:
-            trials.append(within(recomputed(plain, chosen) if chosen else plain))
+            trials.append(kept or within(recomputed(plain, chosen) if chosen else plain))
         except MemoryLimitError as error:
             errors.append(error)
+        if kept:
+            break
     if not trials and free_s > most_s:
         raise OptionsError(f"with as many layers again as it needs, {slower_text(free_s, to_beat_s)}")
     if not trials:
@@ -111,27 +120,35 @@ def search(problem: Problem, within: Make, free: Make, to_beat_s: float = math.i
     return _fewer(plain, best, within) if best.step_s < to_beat_s * _CLOSE else best
 
 
+def _kept(trial: Trial, problem: Problem) -> Trial | None:
+    """Return a trial that was made without the limit as one within it, where it keeps it."""
+    if not problem.keeps_limit(trial.timeline.peak_bytes):
+        return None
+    limited = dataclasses.replace(trial.problem, memory_limit_bytes=problem.memory_limit_bytes)
+    return dataclasses.replace(trial, problem=limited)
+
+
 def _cost(trial: Trial) -> tuple[float, int]:
     """The rounding of sums must not decide."""
     return float(f"{trial.step_s:.9g}"), len(trial.problem.recomputed)
 
 
-def _growing(problem: Problem, trial: Trial, free: Make) -> Iterator[tuple[tuple[int, ...], float]]:
-    """Yield sets of layers, and the step without the limit: each with more layers where too much is stored.
+def _growing(problem: Problem, trial: Trial, free: Make) -> Iterator[tuple[tuple[int, ...], Trial]]:
+    """Yield sets of layers, and the trial without the limit: each with more layers where too much is stored.
 
     The first set is empty, with ``trial``; the last one has all that save bytes.
     """
     order, chosen = worth_it(problem), set[int]()
-    yield (), trial.step_s
+    yield (), trial
     for _ in range(_ROUNDS if len(trial.schedule.tasks) <= _TASKS_TO_SEARCH else 0):
         added = _enough(problem, trial, [number for number in order if number not in chosen])
         if not added:
             break
         chosen |= added
         trial = free(recomputed(problem, chosen))
-        yield tuple(sorted(chosen)), trial.step_s
+        yield tuple(sorted(chosen)), trial
     if len(chosen) < len(order):
-        yield tuple(sorted(order)), trial.step_s
+        yield tuple(sorted(order)), trial
 
 
 def _enough(problem: Problem, trial: Trial, left: list[int]) -> set[int]:
@@ -169,9 +186,16 @@ def _stored(schedule: Schedule) -> tuple[dict[int, int], dict[int, int]]:
 
 
 def _fewer(problem: Problem, best: Trial, within: Make) -> Trial:
-    """Leave out layers that the limit does not need, those of most seconds first."""
-    costly = sorted(best.problem.recomputed, key=lambda number: -problem.own_layers[number].forward_s)
-    for number in costly[:_LEFT_OUT] if len(best.schedule.tasks) <= _TASKS_TO_SEARCH else ():
+    """Leave out layers that the limit does not need, those of most seconds first.
+
+    An order is simulated as it is first, which takes little time; a few layers are left out of another order.
+    """
+    few = len(best.schedule.tasks) <= _TASKS_TO_SEARCH
+    for number in _costly(best)[:_LEFT_OUT] if few else ():
+        trial = _in_same_order(best, number)
+        if trial.keeps_limit:
+            best = min(best, trial, key=_cost)
+    for number in _costly(best)[:_PLANNED_AGAIN] if few else ():
         chosen = set(best.problem.recomputed) - {number}
         try:
             trial = within(recomputed(problem, chosen) if chosen else problem)
@@ -179,6 +203,20 @@ def _fewer(problem: Problem, best: Trial, within: Make) -> Trial:
             continue
         best = min(best, trial, key=_cost)
     return best
+
+
+def _costly(trial: Trial) -> list[int]:
+    """Return the layers that run again, those of most seconds first."""
+    layers = trial.problem.own_layers
+    return sorted(trial.problem.recomputed, key=lambda number: -layers[number].forward_s)
+
+
+def _in_same_order(trial: Trial, number: int) -> Trial:
+    """Return the same schedule in which one layer less runs again."""
+    problem = trial.problem
+    plain = dataclasses.replace(problem, layers=problem.plain, recomputed=(), plain=())
+    left = set(problem.recomputed) - {number}
+    return dataclasses.replace(trial, problem=recomputed(plain, left) if left else plain)
 
 
 # Above this, simulating takes most of the time of planning; simulate() tells what plan() leaves open.
@@ -277,7 +315,10 @@ _MOST_REASONS = 3
 
 @dataclass(frozen=True)
 class Candidate:
-    """A policy that was tried; where it cannot be taken, ``trial`` is None and ``reason`` says why."""
+    """A policy that was tried; where it cannot be taken, ``trial`` is None and ``reason`` says why.
+
+    ``unlimited``: its trial without the memory limit, where that was made, too.
+    """
 
     name: str
     problem: Problem
@@ -285,6 +326,7 @@ class Candidate:
     step_s: float = float("inf")
     reason: str = ""
     error: OOOError | None = None
+    unlimited: Trial | None = None
 
 
 Rank = Callable[[Candidate], tuple[float, ...]]
@@ -341,14 +383,16 @@ def tried(
     step_time: StepTime = STEADY,
     as_run: AsRun = None,
     to_beat_s: float = math.inf,
+    unlimited: Trial | None = None,
 ) -> Candidate:
     """Try a policy as :func:`as_asked` does; one that cannot says why, and raises nothing.
 
-    It is searched less, or not at all, where it would hardly be faster than ``to_beat_s``.
+    It is searched less, or not at all, where it would hardly be faster than ``to_beat_s``.  ``unlimited``: its
+    trial without the memory limit, where that was made already.
     """
     try:
-        trial = _within_limit(policy, problem, step_time, as_run, to_beat_s)
-        return Candidate(policy.name, trial.problem, trial, trial.step_s)
+        trial = _within_limit(policy, problem, step_time, as_run, to_beat_s, unlimited)
+        return Candidate(policy.name, trial.problem, trial, trial.step_s, unlimited=unlimited)
     except MemoryLimitError as error:
         return Candidate(policy.name, problem, reason=f"needs {error.smallest_bytes} bytes", error=error)
     except OOOError as error:
@@ -390,7 +434,12 @@ def _reasons(candidates: Sequence[Candidate]) -> str:
 
 
 def _within_limit(
-    policy: Policy, problem: Problem, step_time: StepTime, as_run: AsRun, to_beat_s: float = math.inf
+    policy: Policy,
+    problem: Problem,
+    step_time: StepTime,
+    as_run: AsRun,
+    to_beat_s: float = math.inf,
+    unlimited: Trial | None = None,
 ) -> Trial:
     """The policy's schedule, or its leanest one; MemoryLimitError where that needs more than the limit."""
     for name, value in problem.options.items():
@@ -414,4 +463,6 @@ def _within_limit(
     def free(asked: Problem) -> Trial:
         return made_for(dataclasses.replace(asked, memory_limit_bytes=None), asked)
 
-    return within(problem) if problem.recompute == NONE else search(problem, within, free, to_beat_s)
+    if problem.recompute == NONE:
+        return within(problem)
+    return search(problem, within, free, to_beat_s, unlimited)

@@ -24,8 +24,9 @@ from tf_ooo.units import seconds_text
 
 NONE, AUTO, ALL = "none", "auto", "all"
 CHOICES = (AUTO, NONE, ALL)
-# Sets of layers that are tried, each with more of them; and layers that are left out again.
-_ROUNDS, _LEFT_OUT = 12, 24
+# Sets of layers that are tried, each with more of them; layers that are left out again, and how many of them
+# with another order.
+_ROUNDS, _LEFT_OUT, _PLANNED_AGAIN = 12, 24, 12
 # Leaving layers out again made no step faster by as much.
 _CLOSE = 1.1
 # Now and then a policy's schedule is faster within the limit than without, by less than this.
@@ -191,11 +192,15 @@ def _fewer(problem: Problem, best: Trial, within: Make) -> Trial:
     Where the order that there is would be above the limit, another one was never faster.
     """
     costly = sorted(best.problem.recomputed, key=lambda number: -problem.own_layers[number].forward_s)
+    again = 0
     for number in costly[:_LEFT_OUT] if len(best.schedule.tasks) <= _TASKS_TO_SEARCH else ():
         trial = _in_same_order(best, number)
         if not trial.keeps_limit:
             continue
         best, chosen = min(best, trial, key=_cost), set(best.problem.recomputed) - {number}
+        again += 1
+        if again > _PLANNED_AGAIN:
+            continue
         try:
             trial = within(recomputed(problem, chosen) if chosen else problem)
         except MemoryLimitError:

@@ -83,6 +83,8 @@ _TOLERANCE = 0.004
 _ROUNDS = 6
 # The placements to begin with get this share of all that is placed.
 _STARTING = 0.25
+# Where nothing is changed, so many placements, the best after one round, get the other rounds.
+_LIKELY = 2
 # This share of the changes exchanges two stages of a round that take about as long; else only the order
 # changes.
 _EXCHANGES = 0.8
@@ -107,13 +109,19 @@ def searched(tasks: StepTasks, busy_s: Floats, places: Iterable[Ints], effort: f
     ``busy_s``: seconds of one micro-batch of each stage; ``effort``: of the changes so many are tried.
     """
     lists, most = [place.tolist() for place in places], _MOST_TASKS // (2 * len(tasks.stage))
+
+    def shortest_first(rounds: int) -> list[Placed]:
+        starts = (Placed(place, shortest_justified(tasks, place, rounds)) for place in lists)
+        return sorted(starts, key=_makespan_s)
+
     rounds_each = max(1, min(_ROUNDS, int(_STARTING * most) // len(lists)))
-    starts = (Placed(place, shortest_justified(tasks, place, rounds_each)) for place in lists)
-    start = min(starts, key=_makespan_s)
+    if not effort and rounds_each > 1:
+        lists = [start.place for start in shortest_first(1)[:_LIKELY]]
+    start = shortest_first(rounds_each)[0]
     changes = int(effort * min(_CHANGES_PER_DEVICE * tasks.devices, most))
-    shortest_first: list[int] = np.argsort(busy_s, kind="stable").tolist()
+    by_length: list[int] = np.argsort(busy_s, kind="stable").tolist()
     firsts = range(0, len(busy_s), tasks.devices)
-    rounds = [[stage for stage in shortest_first if 0 <= stage - first < tasks.devices] for first in firsts]
+    rounds = [[stage for stage in by_length if 0 <= stage - first < tasks.devices] for first in firsts]
     draw, neighbours = random.Random(0), _Neighbours(tasks, busy_s)
 
     def changed(here: Placed) -> Placed | None:

@@ -24,8 +24,9 @@ from tf_ooo.units import seconds_text
 
 NONE, AUTO, ALL = "none", "auto", "all"
 CHOICES = (AUTO, NONE, ALL)
-# Sets of layers that are tried, each with more of them; and layers that are left out again.
-_ROUNDS, _LEFT_OUT, _PLANNED_AGAIN = 12, 24, 6
+# Sets of layers that are tried, each with more of them; layers that are left out again, and how many of them
+# with another order.
+_ROUNDS, _LEFT_OUT, _PLANNED_AGAIN = 12, 24, 12
 # Leaving layers out again made no step faster by as much.
 _CLOSE = 1.1
 # Now and then a policy's schedule is faster within the limit than without, by less than this.
@@ -188,27 +189,24 @@ def _stored(schedule: Schedule) -> tuple[dict[int, int], dict[int, int]]:
 def _fewer(problem: Problem, best: Trial, within: Make) -> Trial:
     """Leave out layers that the limit does not need, those of most seconds first.
 
-    An order is simulated as it is first, which takes little time; a few layers are left out of another order.
+    Where the order that there is would be above the limit, another one was never faster.
     """
-    few = len(best.schedule.tasks) <= _TASKS_TO_SEARCH
-    for number in _costly(best)[:_LEFT_OUT] if few else ():
+    costly = sorted(best.problem.recomputed, key=lambda number: -problem.own_layers[number].forward_s)
+    again = 0
+    for number in costly[:_LEFT_OUT] if len(best.schedule.tasks) <= _TASKS_TO_SEARCH else ():
         trial = _in_same_order(best, number)
-        if trial.keeps_limit:
-            best = min(best, trial, key=_cost)
-    for number in _costly(best)[:_PLANNED_AGAIN] if few else ():
-        chosen = set(best.problem.recomputed) - {number}
+        if not trial.keeps_limit:
+            continue
+        best, chosen = min(best, trial, key=_cost), set(best.problem.recomputed) - {number}
+        again += 1
+        if again > _PLANNED_AGAIN:
+            continue
         try:
             trial = within(recomputed(problem, chosen) if chosen else problem)
         except MemoryLimitError:
             continue
         best = min(best, trial, key=_cost)
     return best
-
-
-def _costly(trial: Trial) -> list[int]:
-    """Return the layers that run again, those of most seconds first."""
-    layers = trial.problem.own_layers
-    return sorted(trial.problem.recomputed, key=lambda number: -layers[number].forward_s)
 
 
 def _in_same_order(trial: Trial, number: int) -> Trial:

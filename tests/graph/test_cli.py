@@ -14,7 +14,11 @@ def test_info():
     assert "loaded for CPU" in result.output
 
 
-def test_demo(tmp_path):
+def test_demo(tmp_path, monkeypatch):
+    # A checkout in the folder that it is called from is not what was installed.
+    (tmp_path / "tf_ooo").mkdir()
+    (tmp_path / "tf_ooo" / "__init__.py").write_text("raise ImportError('nothing is compiled here')")
+    monkeypatch.chdir(tmp_path)
     result = CliRunner().invoke(main, ["demo", "--epochs", "1", "--out", str(tmp_path)])
     assert result.exit_code == 0, result.output
     emulated, real = result.output.split("This machine's own device")

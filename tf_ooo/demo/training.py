@@ -69,9 +69,14 @@ def trained() -> list[Trained]:
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "trained.json"
         own = {LOG: str(Path(folder) / "log"), "TF_CPP_MIN_LOG_LEVEL": "3", "OMP_NUM_THREADS": "1"}
+        # A checkout in this folder, of which nothing is compiled, is not what was installed.
+        paths = [str(Path(__file__).resolve().parents[2]), os.environ.get("PYTHONPATH", "")]
+        own["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
         command, env = [sys.executable, "-m", __name__, str(out)], os.environ | own
         try:
-            done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=_MOST_S)
+            done = subprocess.run(
+                command, env=env, cwd=folder, capture_output=True, text=True, timeout=_MOST_S
+            )
         except subprocess.TimeoutExpired as error:
             raise BackendError(f"training on emulated devices took more than {_MOST_S:g} s") from error
         if done.returncode:

@@ -383,8 +383,8 @@ def tried(
 ) -> Candidate:
     """Try a policy as :func:`as_asked` does; one that cannot says why, and raises nothing.
 
-    It is searched less, or not at all, where it would hardly be faster than ``to_beat_s``.  ``unlimited``: its
-    trial without the memory limit, where that was made already.
+    It is searched less, or not at all, where it would hardly be faster than ``to_beat_s``.
+    ``unlimited``: its trial without the memory limit, where that was made already.
     """
     try:
         trial = _within_limit(policy, problem, step_time, as_run, to_beat_s, unlimited)

@@ -72,7 +72,7 @@ def _searched(problem: Problem, few: Problem, tasks: int) -> Schedule:
 
 
 def _moved(search: StageSearch, best: Assigned, tasks: int) -> Schedule:
-    """Return the best of a small problem's orders in which tasks were moved: of found, listed and random ones.
+    """Return the best that comes of moving tasks in found, listed and random orders of a small problem.
 
     Where moving tasks ends too early from what looks best, a random order leads elsewhere.
     """

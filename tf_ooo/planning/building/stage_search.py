@@ -112,6 +112,12 @@ class StageSearch:
         stages = self._stages(owner)
         return self._assigned(owner, stages, shortest_justified(self._tasks_of(stages), stages.place, rounds))
 
+    def shuffled(self, here: Assigned, count: int) -> Iterator[Assigned]:
+        """Yield so many random orders on the same devices, of which none waits while a task is ready."""
+        for _ in range(count):
+            urgent = self.random.sample(here.tasks.urgent, len(here.tasks.urgent))
+            yield self._assigned(here.owner, here.stages, here.tasks.run(here.stages.place, urgent))
+
     def _owners(self) -> Iterator[Owner]:
         """Yield devices to begin with: one to four stages on each, dealt out in turn or there and back."""
         devices, layers = self.problem.devices, self.problem.layers

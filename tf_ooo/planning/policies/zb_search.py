@@ -6,7 +6,7 @@ import itertools
 from dataclasses import replace
 
 from tf_ooo.errors import OptionsError
-from tf_ooo.planning.building.choice import fastest, within_limit
+from tf_ooo.planning.building.choice import fastest, makespan_s, on_paper, within_limit
 from tf_ooo.planning.building.lane_search import improved
 from tf_ooo.planning.building.stage_search import Assigned, StageSearch
 from tf_ooo.planning.building.step_tasks import ListChoices, listed
@@ -27,6 +27,8 @@ _FEW_STARTS = 2
 _WITH_LIMIT = 0.25
 # The best of so small problems are searched further.
 _FEW_TASKS, _MOVED_TASKS, _PATIENCE = 100, 1000, (0.5, 1.0)
+# The best assignments are searched from so many random orders each.
+_LIKELY, _SHUFFLED = 2, 10
 
 
 def make(problem: Problem) -> Schedule:
@@ -66,13 +68,25 @@ def _searched(problem: Problem, few: Problem, tasks: int) -> Schedule:
         if best.over_bytes <= 0:
             best = search.run(best, changes)
             break
-    if not small:
-        return _for_all(problem, best, in_flight)
+    return _moved(search, best, tasks) if small else _for_all(problem, best, in_flight)
+
+
+def _moved(search: StageSearch, best: Assigned, tasks: int) -> Schedule:
+    """Return the best that comes of moving tasks in found, listed and random orders of a small problem.
+
+    Where moving tasks ends too early from what looks best, a random order leads elsewhere.
+    """
     nearly = sorted(search.found.values(), key=lambda found: found.within_s)[: _MOVED_TASKS // tasks]
-    orders = [(found.stages, found.schedule(NAME)) for found in nearly]
-    for (stages, _), wait in itertools.product(orders[: len(orders) // 3], _PATIENCE):
-        orders.append((stages, listed(NAME, stages, ListChoices(in_flight, patience=wait, by_room=False))))
-    return fastest(problem, [best.schedule(NAME), *itertools.starmap(improved, orders)])
+    moved = [(found.owner, improved(found.stages, found.schedule(NAME))) for found in nearly]
+    for found, wait in itertools.product(nearly[: len(nearly) // 3], _PATIENCE):
+        order = listed(NAME, found.stages, ListChoices(search.in_flight, patience=wait, by_room=False))
+        moved.append((found.owner, improved(found.stages, order)))
+    moved.sort(key=lambda row: makespan_s(on_paper(search.problem, row[1])))
+    schedules = [best.schedule(NAME), *(schedule for _, schedule in moved)]
+    for owner in list(dict.fromkeys(owner for owner, _ in moved))[:_LIKELY]:
+        orders = search.shuffled(search.found[owner], _SHUFFLED)
+        schedules += [improved(order.stages, order.schedule(NAME)) for order in orders]
+    return fastest(search.problem, schedules)
 
 
 def _for_all(problem: Problem, best: Assigned, in_flight: int) -> Schedule:

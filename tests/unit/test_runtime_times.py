@@ -89,7 +89,7 @@ def test_searches_and_bounds_count_what_is_simulated(layers, times, place):
 BRANCHES = [None, None, (0, 1), (0,), (2, 3), (1, 4)]
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(LAYERS, TIMES, st.permutations((0, 0, 1, 1, 2, 2)))
 def test_bounds_hold_where_layers_read_several(layers, times, place):
     layers = tuple(replace(layer, inputs=read) for layer, read in zip(layers, BRANCHES, strict=True))

@@ -103,7 +103,8 @@ _Inputs = list[list[tuple[int, float]]]
 
 def _begins_s(stages: StagedLayers, inputs: _Inputs) -> Floats:
     """Return when the first F of each stage begins at the earliest, float64 (stages,)."""
-    forward_s, devices = stages.seconds[0].tolist(), stages.devices.tolist()
+    # The order decides which of a device's stages takes a message that several read.
+    forward_s, devices = (stages.seconds - stages.messages_s)[0].tolist(), stages.devices.tolist()
     begins_s: list[float] = []
     for stage, read in enumerate(inputs):
         sent_s = (

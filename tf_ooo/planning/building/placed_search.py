@@ -83,7 +83,7 @@ _TOLERANCE = 0.004
 _ROUNDS = 6
 # The placements to begin with get this share of all that is placed.
 _STARTING = 0.25
-# Where nothing is changed, so many placements, the best after one round, get the other rounds.
+# So many placements, the best after one round, get the other rounds where nothing is changed.
 _LIKELY = 2
 # This share of the changes exchanges two stages of a round that take about as long; else only the order
 # changes.

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from grappler_passes.compat import op_types
 from grappler_passes.errors import GraphError
+from grappler_passes.graph.flow import is_communication
 from grappler_passes.graph.node_input import split_input as split_input
 
 if TYPE_CHECKING:
@@ -350,11 +351,14 @@ WORLD = ""
 def has_side_effects(op_type: str) -> bool:
     """True for an op that reads or changes state, waits for another process, or is seen outside.
 
-    Also for an op that is unknown, and for assignments to reference variables (TensorFlow 1).
+    Also for an op that is unknown, and for assignments to reference variables (TensorFlow 1). Horovod does
+    not register its ops as stateful, though a second run of one would wait for ranks that do not send again.
     """
     if op_type in _HARMLESS:
         return False
-    return op_type in _HARMFUL or op_types.is_stateful(op_type) or op_types.has_reference_inputs(op_type)
+    if op_type in _HARMFUL or is_communication(op_type):
+        return True
+    return op_types.is_stateful(op_type) or op_types.has_reference_inputs(op_type)
 
 
 @lru_cache(maxsize=4096)

@@ -144,6 +144,13 @@ def test_ops_with_side_effects(op):
     assert has_side_effects(op)
 
 
+def test_a_reduction_may_not_run_twice_once_horovod_is_loaded():
+    """Horovod registers its ops, and says that they hold no state."""
+    pytest.importorskip("horovod.tensorflow")
+    has_side_effects.cache_clear()
+    assert has_side_effects("HorovodAllreduce")
+
+
 @pytest.mark.parametrize(
     "op",
     [

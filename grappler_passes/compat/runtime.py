@@ -167,7 +167,7 @@ def _no_idle_optimizers(options: Any) -> None:
         options.MergeFrom(type(options)(layout_optimizer=options.OFF))
     if options.memory_optimization == options.DEFAULT_MEM_OPT:
         options.memory_optimization = options.NO_MEM_OPT
-    options.disable_tfg_optimizer = True
+    options.MergeFrom(type(options)(disable_tfg_optimizer=True))
 
 
 @contextlib.contextmanager

@@ -29,7 +29,8 @@ from tf_ooo.errors import OptionsError, ScheduleError
 from tf_ooo.planning.building.stages import Stages
 from tf_ooo.planning.choosing import on_paper
 from tf_ooo.planning.choosing.figures import assumptions, one_device_s, over, over_one_device, reference
-from tf_ooo.planning.choosing.plan import CHOICES, Candidate, Plan, Trial, as_asked, choose, policy_named
+from tf_ooo.planning.choosing.plan import Candidate, Plan, Trial, as_asked, choose, policy_named
+from tf_ooo.planning.choosing.recomputing import CHOICES
 from tf_ooo.planning.model.schedule import Schedule
 from tf_ooo.planning.pictures.page import Listed, Page, Table, bars_of, chart_of, layer_table, title
 from tf_ooo.planning.policies import POLICIES, Problem

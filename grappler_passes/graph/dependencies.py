@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, TypeVar
 
 from grappler_passes.compat import op_types
 from grappler_passes.errors import GraphError
-from grappler_passes.graph.flow import is_communication
 from grappler_passes.graph.node_input import split_input as split_input
 
 if TYPE_CHECKING:
@@ -356,7 +355,7 @@ def has_side_effects(op_type: str) -> bool:
     """
     if op_type in _HARMLESS:
         return False
-    if op_type in _HARMFUL or is_communication(op_type):
+    if op_type in _HARMFUL or op_types.is_communication(op_type):
         return True
     return op_types.is_stateful(op_type) or op_types.has_reference_inputs(op_type)
 

@@ -13,6 +13,7 @@ from functools import cached_property
 import rustworkx as rx
 from tensorflow.core.framework import graph_pb2
 
+from grappler_passes.compat.op_types import is_communication
 from grappler_passes.compat.shape_inference import OutputInfo
 from grappler_passes.graph.node_input import split_input
 
@@ -21,17 +22,11 @@ CALL_OPS = frozenset(
      "Case", "StatelessCase"}
 )  # fmt: skip
 BACK_EDGE_OP = "NextIteration"
-COMMUNICATION_PREFIXES = ("Horovod", "Collective", "Nccl", "_Send", "_Recv", "_HostSend", "_HostRecv")
 GROUPED_COMMUNICATION = ("HorovodGrouped",)
 SPLIT_OPS = frozenset({"SplitV", "Split", "Unpack"})
 PACK_OPS = frozenset({"ConcatV2", "Pack"})
 # These may stand between packing, communicating and splitting: scaling, compression, shape.
 ON_THE_WAY = frozenset({"Identity", "Reshape", "Cast", "Mul", "RealDiv"})
-
-
-def is_communication(op_type: str) -> bool:
-    """Collectives and transfers, told by op type: dataflow cannot see that an op talks."""
-    return op_type.startswith(COMMUNICATION_PREFIXES)
 
 
 @dataclass(frozen=True)

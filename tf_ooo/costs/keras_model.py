@@ -12,8 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from grappler_passes.analysis.backward_tasks import backward_tasks
 from grappler_passes.analysis.classify import classify_graph_def, flatten
+from grappler_passes.analysis.layer_tasks import backward_tasks, forward_layers
 from grappler_passes.compat import traced_functions
 from grappler_passes.graph.liveness import unknown_sizes
 from grappler_passes.graph.sizes import KnownShapes, with_sizes
@@ -22,7 +22,7 @@ from grappler_passes.passes.separate import SeparatePass
 from tf_ooo.compat import keras_layers, keras_optimizers, keras_variables, nests, versions
 from tf_ooo.costs import devices
 from tf_ooo.costs.analytic import analytic_ops
-from tf_ooo.costs.from_graph import forward_layers, graph_costs, places, with_occupancy
+from tf_ooo.costs.from_graph import graph_costs, places, with_occupancy
 from tf_ooo.costs.layer_costs import Link
 from tf_ooo.costs.profile import OpProfile, op_seconds, profile_ops
 from tf_ooo.costs.table import CostTable

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from grappler_passes.analysis.backward_tasks import LayerTask
+from grappler_passes.analysis.layer_tasks import LayerTask
 from grappler_passes.graph.training_graph import TrainingGraph
 
 _MOST = 5

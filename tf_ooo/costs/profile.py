@@ -20,14 +20,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from grappler_passes.analysis.backward_tasks import backward_tasks
+from grappler_passes.analysis.layer_tasks import Tasks, backward_tasks, forward_layers
 from grappler_passes.graph import sizes
 from grappler_passes.graph.training_graph import TrainingGraph
 from tf_ooo.compat import nests, tf_profiler
 from tf_ooo.compat.tf_profiler import TracedEvent
 from tf_ooo.costs.analytic import FREE_OPS, analytic_ops
 from tf_ooo.costs.devices import DeviceModel, device
-from tf_ooo.costs.from_graph import Tasks, forward_layers, graph_costs, places
+from tf_ooo.costs.from_graph import graph_costs, places
 from tf_ooo.costs.places import Places, counted
 from tf_ooo.costs.table import CostTable
 from tf_ooo.errors import CostError, OOOError, OptionsError

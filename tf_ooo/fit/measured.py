@@ -7,9 +7,10 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from grappler_passes.analysis.layer_tasks import Tasks
 from tf_ooo.compat.tf_profiler import TracedEvent
 from tf_ooo.costs.devices import DeviceModel
-from tf_ooo.costs.from_graph import Tasks, unknown_activations, with_cores
+from tf_ooo.costs.from_graph import unknown_activations, with_cores
 from tf_ooo.costs.layer_costs import SECONDS, LayerCosts, Link
 from tf_ooo.costs.profile import MOST_STEPS, OpProfile, medians, read_side_by_side, step_costs, usable_cores
 from tf_ooo.costs.table import CostTable

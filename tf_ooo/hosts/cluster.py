@@ -38,15 +38,7 @@ from tf_ooo.hosts.addresses import (
     parse,
 )
 from tf_ooo.hosts.devices import full_names, home_device
-from tf_ooo.hosts.facts import (
-    Facts,
-    Line,
-    in_a_line,
-    limits_of_workers,
-    own_facts,
-    say_used,
-    user_of,
-)
+from tf_ooo.hosts.facts import Facts, Line, in_a_line, limits_of_workers, own_facts, say_used, user_of
 from tf_ooo.hosts.runtime_costs import with_runtime
 from tf_ooo.hosts.speeds import link_between, measure_device_link, relative_speeds
 from tf_ooo.hosts.system_memory import ReportedLimit
@@ -70,11 +62,7 @@ class Cluster:
     """
 
     def __init__(
-        self,
-        addresses: Sequence[str],
-        workers: Mapping[int, Facts],
-        own_task: int | None,
-        silence: Silence,
+        self, addresses: Sequence[str], workers: Mapping[int, Facts], own_task: int | None, silence: Silence
     ) -> None:
         self.addresses, self.workers, self.own_task = tuple(addresses), dict(workers), own_task
         self.devices = _devices(len(addresses), own_task)

@@ -57,10 +57,7 @@ class Assigned:
 
 
 def assign(
-    graph: TrainingGraph,
-    index: GraphIndex,
-    parts: Mapping[str, int] | None = None,
-    branched: bool = False,
+    graph: TrainingGraph, index: GraphIndex, parts: Mapping[str, int] | None = None, branched: bool = False
 ) -> Assigned:
     """Return kind and layer of each op; ops that serve several layers' updates are left out.
 
@@ -131,10 +128,7 @@ def _upstream(graph: TrainingGraph, forward: Mapping[str, int]) -> list[int]:
 
 
 def _output_grad_layers(
-    graph: TrainingGraph,
-    touching: Mapping[str, set[int]],
-    of_loops: Mapping[str, int],
-    below: Sequence[int],
+    graph: TrainingGraph, touching: Mapping[str, set[int]], of_loops: Mapping[str, int], below: Sequence[int]
 ) -> dict[str, int]:
     """Return the layer of each dO op; ``below``: of each layer, as bits, those that its gradients go down to.
 

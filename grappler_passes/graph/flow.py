@@ -6,7 +6,9 @@ flows into every later read of it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+import functools
+import operator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -27,6 +29,36 @@ SPLIT_OPS = frozenset({"SplitV", "Split", "Unpack"})
 PACK_OPS = frozenset({"ConcatV2", "Pack"})
 # These may stand between packing, communicating and splitting: scaling, compression, shape.
 ON_THE_WAY = frozenset({"Identity", "Reshape", "Cast", "Mul", "RealDiv"})
+
+
+# Sets of small numbers are whole numbers: bit i stands for i.
+
+
+def several(bits: int) -> bool:
+    """Return whether there is more than one element."""
+    return bool(bits & (bits - 1))
+
+
+def bits_of(bits: int) -> Iterator[int]:
+    """The elements, smallest first."""
+    while bits:
+        low = bits & -bits
+        yield low.bit_length() - 1
+        bits ^= low
+
+
+def memberships(groups: Iterable[Iterable[int]]) -> dict[int, int]:
+    """Return the groups of each member: bit i for the i-th."""
+    groups_of: dict[int, int] = {}
+    for i, members in enumerate(groups):
+        for member in members:
+            groups_of[member] = groups_of.get(member, 0) | 1 << i
+    return groups_of
+
+
+def union(sets: Iterable[int]) -> int:
+    """All elements of all sets."""
+    return functools.reduce(operator.or_, sets, 0)
 
 
 @dataclass(frozen=True)

@@ -48,9 +48,9 @@ class Outputs:
         self,
         timeline: Timeline,
         *,
+        page: Callable[[], Page],
+        layers: Mapping[int, str],
         table: Table | None = None,
-        page: Callable[[], Page] | None = None,
-        layers: Mapping[int, str] | None = None,
         texts: Sequence[tuple[Path | None, Callable[[], str]]] = (),
         notes: Sequence[str] = (),
         **facts: Any,
@@ -59,13 +59,13 @@ class Outputs:
 
         Args:
             timeline: to show.
-            table, notes: printed with it; with --json instead what is known of it and the ``facts``.
-            page: what --html writes; None: the timeline by itself.
+            page: what --html writes.
             layers: their names by number, for --trace.
+            table, notes: printed with it; with --json instead what is known of it and the ``facts``.
             texts: files, and what makes their text.
         """
         saves: list[tuple[Path | None, Callable[[Path], object]]] = [
-            (self.html, timeline.save_html if page is None else functools.partial(_write_page, page)),
+            (self.html, lambda path: write_page(path, page_html(page()))),
             (self.png, timeline.save_png),
             (self.trace, functools.partial(timeline.save_trace, layers=layers)),
             *((path, functools.partial(_write_text, text)) for path, text in texts),
@@ -90,10 +90,6 @@ class Outputs:
             console.print(f"note: {note}", highlight=False, markup=False)
         for file in files:
             console.print(f"wrote {file}", highlight=False)
-
-
-def _write_page(make: Callable[[], Page], path: Path) -> None:
-    write_page(path, page_html(make()))
 
 
 def _write_text(make: Callable[[], str], path: Path) -> None:
@@ -122,12 +118,9 @@ def timeline_table(timeline: Timeline) -> Table:
 
 def timeline_facts(timeline: Timeline) -> dict[str, Any]:
     """Return the figures of one simulation as JSON types."""
+    of_schedule = ("policy", "mode", "devices", "workers", "microbatches")
     return {
-        "policy": timeline.schedule.policy,
-        "mode": timeline.schedule.mode,
-        "devices": timeline.schedule.devices,
-        "workers": timeline.schedule.workers,
-        "microbatches": timeline.schedule.microbatches,
+        **{name: getattr(timeline.schedule, name) for name in of_schedule},
         "steps": timeline.steps,
         "tasks": int(timeline.start_s.size),
         "step_s": step_s(timeline),

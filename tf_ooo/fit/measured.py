@@ -118,10 +118,8 @@ def _tasks(step: StepGraph) -> tuple[Tasks, dict[str, int]]:
 def check_costs(costs: CostTable, names: Sequence[str]) -> None:
     """OptionsError: they are of another model, or its layers were divided otherwise."""
     other = "of batches of another size, by which layers that take long are cut; measure them again"
-    if len(costs.layers) != len(names):
-        raise OptionsError(
-            f"costs= has {len(costs.layers)} layers, the model {len(names)}: not its costs, or {other}"
-        )
+    if (count := len(costs.layers)) != len(names):
+        raise OptionsError(f"costs= has {count} layers, the model {len(names)}: not its costs, or {other}")
     for number, (own, name) in enumerate(zip(costs.layers, names, strict=True)):
         if is_part(own.name) != is_part(name):
             raise OptionsError(

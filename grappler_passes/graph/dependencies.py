@@ -378,18 +378,23 @@ def states_of(index: GraphIndex, i: int) -> set[str]:
     return states or {WORLD}
 
 
-def conflicts(index: GraphIndex) -> Iterator[tuple[int, int]]:
-    """Pairs (first, then) of ops on the same state, not both reads, whose order the graph fixes.
-
-    These are the read-after-write, write-after-read and write-after-write hazards.
-    """
+def users_of_states(index: GraphIndex) -> Iterable[list[int]]:
+    """Return the ops with side effects on each state, in the order of the graph."""
     by_state: dict[str, list[int]] = {}
     for i in index.order:
         if has_side_effects(index.ops[i]):
             for state in states_of(index, i):
                 by_state.setdefault(state, []).append(i)
+    return by_state.values()
+
+
+def conflicts(index: GraphIndex) -> Iterator[tuple[int, int]]:
+    """Pairs (first, then) of ops on the same state, not both reads, whose order the graph fixes.
+
+    These are the read-after-write, write-after-read and write-after-write hazards.
+    """
     met: set[tuple[int, int]] = set()
-    for members in by_state.values():
+    for members in users_of_states(index):
         for first, then in combinations(members, 2):
             if only_reads(index.ops[first]) and only_reads(index.ops[then]):
                 continue

@@ -203,29 +203,23 @@ class Propagation:
         condensed.extend_from_edge_list(sorted(edges))
         return [components[c] for c in rx.topological_sort(condensed)]
 
-    def downstream(self, seeds: dict[int, int], stop: Callable[[int], bool] | None = None) -> list[int]:
-        """bits[i] = OR of the seeds at i and at all nodes that flow into i.
-
-        Nothing flows out of a node for which ``stop`` holds (it keeps its own bits).
-        """
+    def downstream(self, seeds: dict[int, int]) -> list[int]:
+        """bits[i] = OR of the seeds at i and at all nodes that flow into i."""
         bits = [0] * len(self.preds)
         for group in self.groups:
             total = 0
             for node in group:
                 total |= seeds.get(node, 0)
                 for pred in self.preds[node]:
-                    if stop is None or not stop(pred):
-                        total |= bits[pred]
+                    total |= bits[pred]
             if total:
                 for node in group:
                     bits[node] = total
         return bits
 
     def upstream(self, seeds: dict[int, int], stop: Callable[[int], bool] | None = None) -> list[int]:
-        """bits[i] = OR of the seeds at i and at all nodes into which i flows."""
-        bits = [0] * len(self.preds)
-        for node, seed in seeds.items():
-            bits[node] |= seed
+        """bits[i] = OR of the seeds at i and at all nodes into which i flows, not past what ``stop`` names."""
+        bits = [seeds.get(node, 0) for node in range(len(self.preds))]
         for group in reversed(self.groups):
             total = 0
             for node in group:

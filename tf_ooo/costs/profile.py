@@ -252,11 +252,10 @@ _NAMED = 5
 
 @dataclass(frozen=True)
 class OpSeconds:
-    """Seconds by node name, their ``source`` as in CostTable, and the share of ops that was measured."""
+    """Seconds by node name, and their ``source`` as in CostTable."""
 
     seconds: Mapping[str, float]
     source: str
-    measured_share: float
     notes: tuple[str, ...] = ()
 
 
@@ -284,7 +283,6 @@ def op_seconds(
     # Ops that wait for data take time of the data pipeline, not of the step.
     waiting = {node.name for node in graph_def.node if node.op in sizes.ITERATORS}
     missing = [n for n in computing if n not in known and n not in waiting]
-    share = sum(n in measured for n in computing) / len(computing) if computing else 1.0
     notes = []
     if profile and filled:
         total_s = sum(calculated[n] for n in filled)
@@ -297,7 +295,7 @@ def op_seconds(
         more = " ..." if len(missing) > _NAMED else ""
         notes.append(f"{counted(len(missing), 'op')} counted as taking no time: {reasons}{more}")
     source = "analytic" if not profile else "mixed" if filled else "measured"
-    return OpSeconds(seconds, source, share, tuple(notes))
+    return OpSeconds(seconds, source, tuple(notes))
 
 
 def step_costs(

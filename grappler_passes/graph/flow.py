@@ -218,7 +218,7 @@ class Propagation:
         return bits
 
     def upstream(self, seeds: dict[int, int], stop: Callable[[int], bool] | None = None) -> list[int]:
-        """bits[i] = OR of the seeds at i and at all nodes into which i flows, not past what ``stop`` names."""
+        """bits[i] = OR of the seeds at i and at all into which i flows, not past what ``stop`` names."""
         bits = [seeds.get(node, 0) for node in range(len(self.preds))]
         for group in reversed(self.groups):
             total = 0

@@ -76,8 +76,7 @@ class Backward:
             shape = g.weights[weight].shape
             exact = (n for n in passed if any(o.shape == shape for o in self.flow.outputs[n]))
             near = (n for n in passed if any(may_equal(o.shape, shape) for o in self.flow.outputs[n]))
-            first = next(exact, next(near, None))
-            if first is not None:
+            if (first := next(exact, next(near, None))) is not None:
                 gradients.append(self._behind_views(first))
         return gradients
 

@@ -317,8 +317,7 @@ def _results(flow: FlowGraph, fetches: Sequence[str] | None) -> tuple[list[int],
 
 
 def _no_weights_message(graph_def: graph_pb2.GraphDef) -> str:
-    opaque = [n for n in graph_def.node if n.op in CALL_OPS and not _can_inline(n)]
-    if opaque:
+    if opaque := [n for n in graph_def.node if n.op in CALL_OPS and not _can_inline(n)]:
         return (
             f"the step is hidden inside {opaque[0].name} (jit_compile=True): XLA compiles it whole; "
             "use jit_compile=False to have it reordered"

@@ -315,8 +315,7 @@ class GraphIndex:
         if first.output_frame != then.frame:
             frames = ("/".join(frame) or "the root frame" for frame in (first.output_frame, then.frame))
             return f"different while frames: {' and '.join(frames)}"
-        lacking = first.output_branches - then.branches
-        if lacking:
+        if lacking := first.output_branches - then.branches:
             where = ", ".join(sorted(f"output {side} of {pred}" for pred, side in lacking))
             return f"the source may be dead where the target is not ({where})"
         return ""

@@ -79,8 +79,7 @@ def check_answer(before: graph_pb2.GraphDef, after: object) -> None:
 
 def _unique_nodes(graph_def: graph_pb2.GraphDef) -> dict[str, node_def_pb2.NodeDef]:
     names = Counter(node.name for node in graph_def.node)
-    twice = [name for name, count in names.items() if count > 1]
-    if twice:
+    if twice := [name for name, count in names.items() if count > 1]:
         raise AnswerError(f"two nodes are named {twice[0]!r}")
     return {node.name: node for node in graph_def.node}
 

@@ -167,8 +167,7 @@ def _summed_up(events: list[TracedEvent], marks: list[tuple[float, float]], rate
         # For an op with kernels on a GPU the CPU's event is only their launch.
         if name in on_gpu and not event.plane.startswith(_GPU_PLANE):
             continue
-        number = _step_of(event, marks)
-        if number is not None:
+        if (number := _step_of(event, marks)) is not None:
             sums[number][name] += seconds
             types[name] = op_type
             if name not in on_gpu:

@@ -243,10 +243,8 @@ def follow(index: GraphIndex, nodes: _Nodes, placed: dict[str, str], bytes_of: M
         return [i for i in order if index.names[i] not in placed and index.ops[i] not in _FREE]
 
     for i in rest(index.order):
-        sources = [index.names[p] for p, _ in index.data_preds[i] if index.names[p] in placed]
-        if sources:
+        if sources := [index.names[p] for p, _ in index.data_preds[i] if index.names[p] in placed]:
             placed[index.names[i]] = placed[max(sources, key=lambda name: bytes_of.get(name, 0))]
     for i in reversed(rest(index.order)):
-        readers = [index.names[s] for s in index.succs[i] if index.names[s] in placed]
-        if readers:
+        if readers := [index.names[s] for s in index.succs[i] if index.names[s] in placed]:
             placed[index.names[i]] = placed[readers[0]]

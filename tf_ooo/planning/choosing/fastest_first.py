@@ -35,8 +35,7 @@ def fastest_first(asked: Sequence[tuple[Policy, Problem]], step_time: StepTime =
 
     for number in sorted(range(len(asked)), key=rank):
         (policy, problem), unlimited = asked[number], free[number]
-        trial = unlimited.trial
-        if trial is None:
+        if (trial := unlimited.trial) is None:
             rows[number] = dataclasses.replace(unlimited, problem=problem)
         elif unlimited.step_s > best_s * (1 - _LEAST_GAIN):
             reason = slower_text(unlimited.step_s, best_s)

@@ -258,8 +258,7 @@ def choose(candidates: Sequence[Candidate], rank: Rank = shortest, why: str = ""
     trial = min(candidates, key=rank).trial
     if trial is None:
         errors = [candidate.error for candidate in candidates]
-        over = [error for error in errors if isinstance(error, MemoryLimitError)]
-        if over:
+        if over := [error for error in errors if isinstance(error, MemoryLimitError)]:
             raise min(over, key=lambda error: error.smallest_bytes or 0)
         raise OptionsError(f"no schedule is possible: {_reasons(candidates)}")
     return Plan(trial, tuple(candidates), why)

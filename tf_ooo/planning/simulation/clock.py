@@ -297,8 +297,7 @@ class _Clock:
         woken, waiting = self.woken, self.waiting
         while woken:
             lane = woken.pop()
-            source = next(lane, None)
-            if source is not None:
+            if (source := next(lane, None)) is not None:
                 waiting.setdefault(source, []).append(lane)
 
     def _in_order(self, lane: Sequence[int]) -> Iterator[int]:

@@ -138,7 +138,8 @@ def read_profile(events: Iterable[TracedEvent]) -> OpProfile:
     marks = sorted((step.begin_s, step.duration_s) for step in steps)
     if not marks:
         raise CostError("the profile has no step in it")
-    return _summed_up(events, marks, _divided)
+    # Ops run one after the other, and overlap a little.
+    return _summed_up(events, marks, lambda threads, parts: 1.0 / threads)
 
 
 def read_side_by_side(events: Iterable[TracedEvent]) -> OpProfile:
@@ -189,11 +190,6 @@ def medians(sums: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
 # A rate says what a second counts for an op while so many threads run ops, and so many work on parts of one.
 _Rate = Callable[[int, int], float]
-
-
-def _divided(threads: int, parts: int) -> float:
-    """Ops run one after the other, and overlap a little."""
-    return 1.0 / threads
 
 
 def _at_work(threads: int, parts: int) -> float:

@@ -52,10 +52,9 @@ sends
 predicted_bubble_fraction
 serial_step_s
 
-# For tests: how often Python was called, how much of a step was measured, whether an optimum is proved, and
-# all that may be wrong with a schedule (the simulator itself asks only for deadlocks and missing tasks).
+# For tests: how often Python was called, whether an optimum is proved, and all that may be wrong with a
+# schedule (the simulator itself asks only for deadlocks and missing tasks).
 python_calls
-measured_share
 proved
 validate
 

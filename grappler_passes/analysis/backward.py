@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from functools import cached_property
 
-from grappler_passes.analysis.gradients import STASH_OPS, GradientFlow, bits_of, may_equal, several, union
-from grappler_passes.graph.flow import PACK_OPS, SPLIT_OPS, is_communication
+from grappler_passes.analysis.gradients import STASH_OPS, GradientFlow, may_equal
+from grappler_passes.compat.op_types import is_communication
+from grappler_passes.graph.flow import PACK_OPS, SPLIT_OPS, bits_of, several, union
 
 REARRANGING_OPS = frozenset({"Reshape", "Cast", "Identity", "Squeeze", "ExpandDims", "Transpose"})
 
@@ -75,8 +76,7 @@ class Backward:
             shape = g.weights[weight].shape
             exact = (n for n in passed if any(o.shape == shape for o in self.flow.outputs[n]))
             near = (n for n in passed if any(may_equal(o.shape, shape) for o in self.flow.outputs[n]))
-            first = next(exact, next(near, None))
-            if first is not None:
+            if (first := next(exact, next(near, None))) is not None:
                 gradients.append(self._behind_views(first))
         return gradients
 

@@ -19,12 +19,20 @@ from dataclasses import replace
 from tensorflow.core.framework import function_pb2, graph_pb2, node_def_pb2
 
 from grappler_passes.analysis.backward import Backward
-from grappler_passes.analysis.gradients import RETURN_OPS, GradientFlow, bits_of, memberships, several, union
+from grappler_passes.analysis.gradients import RETURN_OPS, GradientFlow
 from grappler_passes.analysis.layers import group_weights
 from grappler_passes.compat import graph_protos, op_types, shape_inference
 from grappler_passes.errors import GraphError
 from grappler_passes.graph.dependencies import SWITCHES, GraphIndex
-from grappler_passes.graph.flow import CALL_OPS, FlowGraph, build_flow_graph
+from grappler_passes.graph.flow import (
+    CALL_OPS,
+    FlowGraph,
+    bits_of,
+    build_flow_graph,
+    memberships,
+    several,
+    union,
+)
 from grappler_passes.graph.node_input import split_input
 from grappler_passes.graph.sizes import output_bytes
 from grappler_passes.graph.training_graph import Layer, Op, OpKind, TrainingGraph, Variable
@@ -309,8 +317,7 @@ def _results(flow: FlowGraph, fetches: Sequence[str] | None) -> tuple[list[int],
 
 
 def _no_weights_message(graph_def: graph_pb2.GraphDef) -> str:
-    opaque = [n for n in graph_def.node if n.op in CALL_OPS and not _can_inline(n)]
-    if opaque:
+    if opaque := [n for n in graph_def.node if n.op in CALL_OPS and not _can_inline(n)]:
         return (
             f"the step is hidden inside {opaque[0].name} (jit_compile=True): XLA compiles it whole; "
             "use jit_compile=False to have it reordered"

@@ -11,43 +11,13 @@ Everything here follows values through the graph; no layer name, no op name, no 
 
 from __future__ import annotations
 
-import functools
-import operator
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
 from grappler_passes.graph.dependencies import SWITCHES
-from grappler_passes.graph.flow import Propagation
+from grappler_passes.graph.flow import Propagation, memberships, several, union
 from grappler_passes.graph.variables import ValueFlow, VariableAccess
-
-
-def several(bits: int) -> bool:
-    """Return whether there is more than one element."""
-    return bool(bits & (bits - 1))
-
-
-def bits_of(bits: int) -> Iterator[int]:
-    """The elements, smallest first."""
-    while bits:
-        low = bits & -bits
-        yield low.bit_length() - 1
-        bits ^= low
-
-
-def memberships(groups: Iterable[Iterable[int]]) -> dict[int, int]:
-    """Return the groups of each member: bit i for the i-th."""
-    groups_of: dict[int, int] = {}
-    for i, members in enumerate(groups):
-        for member in members:
-            groups_of[member] = groups_of.get(member, 0) | 1 << i
-    return groups_of
-
-
-def union(sets: Iterable[int]) -> int:
-    """All elements of all sets."""
-    return functools.reduce(operator.or_, sets, 0)
-
 
 # Finds the variables that a step trains, and which others are an optimizer's slots of one of them. A *weight*
 # is written with a value that depends on data, and read on the way to a result of the step. A *slot* is

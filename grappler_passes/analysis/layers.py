@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from grappler_passes.analysis.backward import REARRANGING_OPS, Backward
-from grappler_passes.analysis.gradients import GradientFlow, bits_of, may_equal, several, union
+from grappler_passes.analysis.gradients import GradientFlow, may_equal
 from grappler_passes.compat.shape_inference import OutputInfo
 from grappler_passes.graph.dependencies import SWITCHES
-from grappler_passes.graph.flow import SPLIT_OPS
+from grappler_passes.graph.flow import SPLIT_OPS, bits_of, several, union
 
 WeightShape = tuple[int, ...]
 

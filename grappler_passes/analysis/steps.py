@@ -37,8 +37,7 @@ def part_of(graph_def: graph_pb2.GraphDef, index: GraphIndex, members: Collectio
     """The graph of these nodes, in their order, without control edges from others; the library is kept."""
     part = graph_protos.with_nodes(graph_def, (graph_def.node[i] for i in sorted(members)))
     for i, node in zip(sorted(members), part.node, strict=True):
-        outside = {f"^{index.names[p]}" for p in index.control_preds[i] if p not in members}
-        if outside:
+        if outside := {f"^{index.names[p]}" for p in index.control_preds[i] if p not in members}:
             node.input[:] = [text for text in node.input if text not in outside]
     return part
 

@@ -8,6 +8,13 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from tensorflow.core.framework import node_def_pb2
 
+_COMMUNICATION_PREFIXES = ("Horovod", "Collective", "Nccl", "_Send", "_Recv", "_HostSend", "_HostRecv")
+
+
+def is_communication(op_type: str) -> bool:
+    """Collectives and transfers, told by op type: dataflow cannot see that an op talks."""
+    return op_type.startswith(_COMMUNICATION_PREFIXES)
+
 
 def op_def(op_type: str) -> Any:
     """Return TensorFlow's definition of an op type, None where it knows no such op."""

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, TypeVar
 
 from grappler_passes.compat import op_types
 from grappler_passes.errors import GraphError
-from grappler_passes.graph.flow import is_communication
 from grappler_passes.graph.node_input import split_input as split_input
 
 if TYPE_CHECKING:
@@ -316,8 +315,7 @@ class GraphIndex:
         if first.output_frame != then.frame:
             frames = ("/".join(frame) or "the root frame" for frame in (first.output_frame, then.frame))
             return f"different while frames: {' and '.join(frames)}"
-        lacking = first.output_branches - then.branches
-        if lacking:
+        if lacking := first.output_branches - then.branches:
             where = ", ".join(sorted(f"output {side} of {pred}" for pred, side in lacking))
             return f"the source may be dead where the target is not ({where})"
         return ""
@@ -356,7 +354,7 @@ def has_side_effects(op_type: str) -> bool:
     """
     if op_type in _HARMLESS:
         return False
-    if op_type in _HARMFUL or is_communication(op_type):
+    if op_type in _HARMFUL or op_types.is_communication(op_type):
         return True
     return op_types.is_stateful(op_type) or op_types.has_reference_inputs(op_type)
 
@@ -379,18 +377,23 @@ def states_of(index: GraphIndex, i: int) -> set[str]:
     return states or {WORLD}
 
 
-def conflicts(index: GraphIndex) -> Iterator[tuple[int, int]]:
-    """Pairs (first, then) of ops on the same state, not both reads, whose order the graph fixes.
-
-    These are the read-after-write, write-after-read and write-after-write hazards.
-    """
+def users_of_states(index: GraphIndex) -> Iterable[list[int]]:
+    """Return the ops with side effects on each state, in the order of the graph."""
     by_state: dict[str, list[int]] = {}
     for i in index.order:
         if has_side_effects(index.ops[i]):
             for state in states_of(index, i):
                 by_state.setdefault(state, []).append(i)
+    return by_state.values()
+
+
+def conflicts(index: GraphIndex) -> Iterator[tuple[int, int]]:
+    """Pairs (first, then) of ops on the same state, not both reads, whose order the graph fixes.
+
+    These are the read-after-write, write-after-read and write-after-write hazards.
+    """
     met: set[tuple[int, int]] = set()
-    for members in by_state.values():
+    for members in users_of_states(index):
         for first, then in combinations(members, 2):
             if only_reads(index.ops[first]) and only_reads(index.ops[then]):
                 continue

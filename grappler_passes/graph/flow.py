@@ -6,13 +6,16 @@ flows into every later read of it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+import functools
+import operator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
 import rustworkx as rx
 from tensorflow.core.framework import graph_pb2
 
+from grappler_passes.compat.op_types import is_communication
 from grappler_passes.compat.shape_inference import OutputInfo
 from grappler_passes.graph.node_input import split_input
 
@@ -21,7 +24,6 @@ CALL_OPS = frozenset(
      "Case", "StatelessCase"}
 )  # fmt: skip
 BACK_EDGE_OP = "NextIteration"
-COMMUNICATION_PREFIXES = ("Horovod", "Collective", "Nccl", "_Send", "_Recv", "_HostSend", "_HostRecv")
 GROUPED_COMMUNICATION = ("HorovodGrouped",)
 SPLIT_OPS = frozenset({"SplitV", "Split", "Unpack"})
 PACK_OPS = frozenset({"ConcatV2", "Pack"})
@@ -29,9 +31,34 @@ PACK_OPS = frozenset({"ConcatV2", "Pack"})
 ON_THE_WAY = frozenset({"Identity", "Reshape", "Cast", "Mul", "RealDiv"})
 
 
-def is_communication(op_type: str) -> bool:
-    """Collectives and transfers, told by op type: dataflow cannot see that an op talks."""
-    return op_type.startswith(COMMUNICATION_PREFIXES)
+# Sets of small numbers are whole numbers: bit i stands for i.
+
+
+def several(bits: int) -> bool:
+    """Return whether there is more than one element."""
+    return bool(bits & (bits - 1))
+
+
+def bits_of(bits: int) -> Iterator[int]:
+    """The elements, smallest first."""
+    while bits:
+        low = bits & -bits
+        yield low.bit_length() - 1
+        bits ^= low
+
+
+def memberships(groups: Iterable[Iterable[int]]) -> dict[int, int]:
+    """Return the groups of each member: bit i for the i-th."""
+    groups_of: dict[int, int] = {}
+    for i, members in enumerate(groups):
+        for member in members:
+            groups_of[member] = groups_of.get(member, 0) | 1 << i
+    return groups_of
+
+
+def union(sets: Iterable[int]) -> int:
+    """All elements of all sets."""
+    return functools.reduce(operator.or_, sets, 0)
 
 
 @dataclass(frozen=True)
@@ -176,29 +203,23 @@ class Propagation:
         condensed.extend_from_edge_list(sorted(edges))
         return [components[c] for c in rx.topological_sort(condensed)]
 
-    def downstream(self, seeds: dict[int, int], stop: Callable[[int], bool] | None = None) -> list[int]:
-        """bits[i] = OR of the seeds at i and at all nodes that flow into i.
-
-        Nothing flows out of a node for which ``stop`` holds (it keeps its own bits).
-        """
+    def downstream(self, seeds: dict[int, int]) -> list[int]:
+        """bits[i] = OR of the seeds at i and at all nodes that flow into i."""
         bits = [0] * len(self.preds)
         for group in self.groups:
             total = 0
             for node in group:
                 total |= seeds.get(node, 0)
                 for pred in self.preds[node]:
-                    if stop is None or not stop(pred):
-                        total |= bits[pred]
+                    total |= bits[pred]
             if total:
                 for node in group:
                     bits[node] = total
         return bits
 
     def upstream(self, seeds: dict[int, int], stop: Callable[[int], bool] | None = None) -> list[int]:
-        """bits[i] = OR of the seeds at i and at all nodes into which i flows."""
-        bits = [0] * len(self.preds)
-        for node, seed in seeds.items():
-            bits[node] |= seed
+        """bits[i] = OR of the seeds at i and at all into which i flows, not past what ``stop`` names."""
+        bits = [seeds.get(node, 0) for node in range(len(self.preds))]
         for group in reversed(self.groups):
             total = 0
             for node in group:

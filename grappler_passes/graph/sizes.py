@@ -246,8 +246,7 @@ def _fill_list(
 ) -> None:
     for dtype, proto in zip(dtypes, shapes, strict=True):
         dims = None if proto.unknown_rank else tuple(d.size if d.size >= 0 else None for d in proto.dim)
-        filled = known.fill(dtype, dims)
-        if filled is not None:
+        if (filled := known.fill(dtype, dims)) is not None:
             proto.Clear()
             for size in filled:
                 proto.dim.add(size=-1 if size is None else size)

@@ -129,8 +129,7 @@ def _split_reads(flow: FlowGraph, order: list[int], variables: list[VariableAcce
     past = Propagation(flow.waits, order, cyclic=False).downstream(write_bits)
     for variable in variables:
         for read in variable.first_reads:
-            seen = [w for w in variable.writes if w != read and past[read] & write_bits[w]]
-            if seen:
+            if seen := [w for w in variable.writes if w != read and past[read] & write_bits[w]]:
                 variable.late_read_sources[read] = seen
         variable.late_reads = [r for r in variable.first_reads if r in variable.late_read_sources]
         variable.first_reads = [r for r in variable.first_reads if r not in variable.late_read_sources]

@@ -21,8 +21,7 @@ from grappler_passes.passes.rewrite_plan import RewritePlan
 def require_nodes(graph_def: graph_pb2.GraphDef, names: Iterable[str], done: str) -> None:
     """Raise PlanError for a node of the plan that the graph does not have, and what is ``done`` to it."""
     there = {node.name for node in graph_def.node}
-    unknown = next((name for name in names if name not in there), None)
-    if unknown is not None:
+    if (unknown := next((name for name in names if name not in there), None)) is not None:
         raise PlanError(
             f"the plan {done} {unknown!r}, which the graph does not have: it is another graph's plan"
         )

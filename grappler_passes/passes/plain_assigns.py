@@ -12,7 +12,7 @@ from typing import ClassVar
 
 from tensorflow.core.framework import graph_pb2
 
-from grappler_passes.graph.dependencies import GraphIndex, has_side_effects, only_reads, states_of
+from grappler_passes.graph.dependencies import GraphIndex, only_reads, users_of_states
 from grappler_passes.graph.node_input import control_inputs, data_inputs, split_input, tensor
 from grappler_passes.graph.training_graph import TrainingGraph
 from grappler_passes.passes.base import GraphEditor, PassResult, Relaxation
@@ -80,12 +80,7 @@ def _updates(index: GraphIndex) -> Iterator[tuple[int, int, list[int], list[int]
 
     All on one device, outside of loops and branches, and with no other write between them.
     """
-    by_state: dict[str, list[int]] = {}
-    for i in index.order:
-        if has_side_effects(index.ops[i]):
-            for state in states_of(index, i):
-                by_state.setdefault(state, []).append(i)
-    for users in by_state.values():
+    for users in users_of_states(index):
         writes = [i for i in users if not only_reads(index.ops[i])]
         reads = [i for i in users if index.ops[i] == _READ and _is_plain(index, i)]
         for update in writes:

@@ -168,8 +168,7 @@ def _restore_orders(index: GraphIndex, after: graph_pb2.GraphDef) -> list[Note]:
         earlier, later = index.names[first], index.names[then]
         if new.implied(earlier, later):
             continue
-        reason = index.context_conflict(first, then)
-        if reason:
+        if reason := index.context_conflict(first, then):
             raise GrapplerPassError(f"cannot keep {later!r} after {earlier!r}: {reason}")
         nodes[later].input.append(f"^{earlier}")
         notes.append(Note("done", "an order of side effects is now an edge of its own", (earlier, later)))

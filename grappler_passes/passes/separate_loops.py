@@ -219,16 +219,14 @@ class _LoopSplit:
             if self.index.ops[i] in ENTERS:
                 continue
             for source, port in self.index.data_preds[i]:
-                if source not in self.moved and source != self.loop.condition:
-                    reason = self._crossing(source, port)
-                    if reason:
-                        return reason
+                known = source in self.moved or source == self.loop.condition
+                if not known and (reason := self._crossing(source, port)):
+                    return reason
         return "" if self.stored else "the weight gradient reads nothing of a step"
 
     def _crossing(self, source: int, port: int) -> str:
         index, name = self.index, self.index.names[source]
-        outside = self._outside(source)
-        if outside is not None:
+        if (outside := self._outside(source)) is not None:
             self.invariant[source, port] = outside
         elif index.ops[source] == "Const":
             self.constants.add(source)

@@ -188,8 +188,7 @@ def _added_edges(old: GraphIndex, new: GraphIndex) -> None:
             source = old.index.get(producer)
             if producer in was or source is None:
                 continue
-            reason = old.context_conflict(source, i)
-            if reason:
+            if reason := old.context_conflict(source, i):
                 raise VerifyError(name, "control edge", f"from {producer!r}: {reason}")
 
 

@@ -10,7 +10,6 @@ import sys
 import threading
 import traceback
 from collections import Counter
-from collections.abc import Callable, Collection
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
@@ -64,20 +63,15 @@ class AnswerError(Exception):
     """The rewritten graph cannot be given to TensorFlow; the message names the node."""
 
 
-def check_answer(
-    before: graph_pb2.GraphDef, after: object, devices: Callable[[], Collection[str]] | None = None
-) -> None:
-    """Raises :class:`AnswerError` unless ``after`` is a GraphDef that may take the place of ``before``.
-
-    ``devices`` gives the full names of existing devices; called only where a device is new to the graph.
-    """
+def check_answer(before: graph_pb2.GraphDef, after: object) -> None:
+    """Raises :class:`AnswerError` unless ``after`` is a GraphDef that may take the place of ``before``."""
     if not graph_protos.is_graph_def(after):
         raise AnswerError(f"a rewrite gave a {type(after).__name__}; expected a GraphDef or None")
     if not after.node:
         raise AnswerError("a rewrite gave an empty graph")
     nodes = _unique_nodes(after)
     _check_ends(before, after)
-    _check_devices(before, after, devices or runtime.runtime_devices)
+    _check_devices(before, after)
     _check_ops(before, after)
     _check_inputs(nodes, before)
     _check_acyclic(nodes)
@@ -85,8 +79,7 @@ def check_answer(
 
 def _unique_nodes(graph_def: graph_pb2.GraphDef) -> dict[str, node_def_pb2.NodeDef]:
     names = Counter(node.name for node in graph_def.node)
-    twice = [name for name, count in names.items() if count > 1]
-    if twice:
+    if twice := [name for name, count in names.items() if count > 1]:
         raise AnswerError(f"two nodes are named {twice[0]!r}")
     return {node.name: node for node in graph_def.node}
 
@@ -101,14 +94,12 @@ def _check_ends(before: graph_pb2.GraphDef, after: graph_pb2.GraphDef) -> None:
         raise AnswerError(f"{op} {name!r} (index {index}) was {change}; arguments and results must stay")
 
 
-def _check_devices(
-    before: graph_pb2.GraphDef, after: graph_pb2.GraphDef, devices: Callable[[], Collection[str]]
-) -> None:
+def _check_devices(before: graph_pb2.GraphDef, after: graph_pb2.GraphDef) -> None:
     known = {node.device for node in before.node}
     changed = [node for node in after.node if node.device not in known]
     if not changed:
         return
-    existing = set(devices())
+    existing = set(runtime.runtime_devices())
     for node in changed:
         if node.device not in existing:
             there = ", ".join(sorted(existing))

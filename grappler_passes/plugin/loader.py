@@ -102,8 +102,7 @@ def shim_path(device_type: str) -> Path:
 
 
 def _device_types() -> list[str]:
-    reason = releases.why_unsupported()
-    if reason is not None:
+    if (reason := releases.why_unsupported()) is not None:
         raise PluginError(reason)
     return ["CPU", "GPU"] if runtime.has_gpu() else ["CPU"]
 

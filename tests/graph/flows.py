@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from types import SimpleNamespace
 
-from grappler_passes.analysis.gradients import memberships
 from grappler_passes.compat.shape_inference import OutputInfo
-from grappler_passes.graph.flow import Edge, FlowGraph, Propagation
+from grappler_passes.graph.flow import Edge, FlowGraph, Propagation, memberships
 from grappler_passes.graph.variables import VariableAccess
 
 _NUMBER = OutputInfo("float32", None, 4)

@@ -11,7 +11,6 @@ from grappler_passes.analysis.classify import flatten
 from grappler_passes.compat import traced_functions
 from grappler_passes.graph.training_graph import OpKind
 from tests import zoo
-from tf_ooo.costs.analytic import FREE_OPS
 from tf_ooo.costs.devices import device
 from tf_ooo.costs.from_graph import graph_costs
 from tf_ooo.costs.profile import op_seconds, profile_ops
@@ -91,8 +90,6 @@ def test_measured_costs_of_a_rewritten_step():
     graph = tf_ooo.classify(graph_def)
     seconds = op_seconds(graph_def, CPU, profile)
     assert {n for n, op in graph.ops.items() if op.type == "MatMul"} <= profile.seconds.keys()
-    computing = [node.name for node in graph_def.node if node.op not in FREE_OPS]
-    assert seconds.measured_share == sum(name in profile.seconds for name in computing) / len(computing)
     assert seconds.source in ("measured", "mixed")
     assert (seconds.source == "mixed") == any("were not measured" in note for note in seconds.notes)
     layers = graph_costs(graph, seconds.seconds).layers

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from grappler_passes.analysis.gradients import bits_of
+from grappler_passes.graph.flow import bits_of
 from tests.graph.pipeline_fits import Training, assert_equal_bits, assert_same_bits, fits_of
 from tests.graph.pipeline_graphs import Rewritten
 from tests.graph.pipeline_models import EVEN, X, Y, momentum, normal

@@ -13,8 +13,8 @@ from grappler_passes.analysis.gradients import (
     _set_preparations_aside,
     _without_state,
     find_weights,
-    memberships,
 )
+from grappler_passes.graph.flow import memberships
 from grappler_passes.graph.variables import ValueFlow
 
 

@@ -16,7 +16,7 @@ from tf_ooo.cli import main
 from tf_ooo.costs.table import CostTable
 from tf_ooo.errors import CostError, MemoryLimitError, OptionsError, ScheduleError
 from tf_ooo.planning.choosing.figures import one_device_s
-from tf_ooo.planning.choosing.plan import worth_it
+from tf_ooo.planning.choosing.recomputing import worth_it
 from tf_ooo.planning.model.problem import Problem, saved_bytes, with_recomputed
 from tf_ooo.planning.model.schedule import Schedule
 from tf_ooo.planning.policies import schedules_of

@@ -53,8 +53,7 @@ def tensorflow() -> Finding:
     """Check whether TensorFlow can be imported and is of a supported version."""
     from grappler_passes.compat import releases
 
-    reason = releases.why_unsupported()
-    if reason is not None:
+    if (reason := releases.why_unsupported()) is not None:
         fact, _, advice = reason.partition("; ")
         return Finding("broken", fact, advice)
     import tensorflow as tf
@@ -112,8 +111,7 @@ def xla() -> Finding:
     if releases.major_minor(tf.__version__) < (2, 21):
         fact = "compiled steps stay in stock order with this TensorFlow"
         return Finding("absent", fact, "TensorFlow 2.21, if you train on a GPU")
-    reason = xla_flags.why_flags_are_fixed()
-    if reason is not None:
+    if (reason := xla_flags.why_flags_are_fixed()) is not None:
         return Finding("absent", reason, "set XLA_FLAGS before Python starts, if you want other flags")
     return Finding("ok", "compiled steps can be rewritten on a GPU, and flags can be set")
 
@@ -166,8 +164,7 @@ def task(address: str) -> Finding:
     why_silent = addresses.answers(address, timeout_s=2.0)
     if not why_silent:
         return Finding("ok", "answers")
-    why_not_here = addresses.can_listen(address)
-    if not why_not_here:
+    if not addresses.can_listen(address):
         return Finding("absent", "free on this machine", "start its worker, or train here as task 0")
     advice = "start tf-ooo worker there, and let this machine reach the port"
     return Finding("broken", f"does not answer ({why_silent})", advice)

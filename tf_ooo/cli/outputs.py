@@ -17,7 +17,7 @@ from tf_ooo.planning.choosing.plan import step_s
 from tf_ooo.planning.pictures.page import Page, page_html, write_page
 from tf_ooo.planning.pictures.style import steady_step_s
 from tf_ooo.planning.simulation.timeline import Timeline
-from tf_ooo.units import bytes_text, time_text
+from tf_ooo.units import bytes_text, count_text, time_text
 
 FILE = click.Path(path_type=Path, dir_okay=False)
 EXISTING = click.Path(path_type=Path, dir_okay=False, exists=True)
@@ -48,9 +48,9 @@ class Outputs:
         self,
         timeline: Timeline,
         *,
+        page: Callable[[], Page],
+        layers: Mapping[int, str],
         table: Table | None = None,
-        page: Callable[[], Page] | None = None,
-        layers: Mapping[int, str] | None = None,
         texts: Sequence[tuple[Path | None, Callable[[], str]]] = (),
         notes: Sequence[str] = (),
         **facts: Any,
@@ -59,13 +59,13 @@ class Outputs:
 
         Args:
             timeline: to show.
-            table, notes: printed with it; with --json instead what is known of it and the ``facts``.
-            page: what --html writes; None: the timeline by itself.
+            page: what --html writes.
             layers: their names by number, for --trace.
+            table, notes: printed with it; with --json instead what is known of it and the ``facts``.
             texts: files, and what makes their text.
         """
         saves: list[tuple[Path | None, Callable[[Path], object]]] = [
-            (self.html, timeline.save_html if page is None else functools.partial(_write_page, page)),
+            (self.html, lambda path: write_page(path, page_html(page()))),
             (self.png, timeline.save_png),
             (self.trace, functools.partial(timeline.save_trace, layers=layers)),
             *((path, functools.partial(_write_text, text)) for path, text in texts),
@@ -92,10 +92,6 @@ class Outputs:
             console.print(f"wrote {file}", highlight=False)
 
 
-def _write_page(make: Callable[[], Page], path: Path) -> None:
-    write_page(path, page_html(make()))
-
-
 def _write_text(make: Callable[[], str], path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(make(), encoding="utf-8")
@@ -108,7 +104,7 @@ def timeline_table(timeline: Timeline) -> Table:
     peaks = timeline.peak_bytes
     rows = [
         ("schedule", f"{schedule.policy}, {schedule.mode}"),
-        ("tasks", f"{timeline.start_s.size:,} in {timeline.steps} step{'s' if timeline.steps > 1 else ''}"),
+        ("tasks", f"{timeline.start_s.size:,} in {count_text(timeline.steps, 'step')}"),
         ("makespan", time_text(timeline.makespan_s)),
         ("steady step", time_text(steady_step_s(timeline))),
         ("bubble", f"{timeline.bubble_fraction:.2%}"),
@@ -122,12 +118,9 @@ def timeline_table(timeline: Timeline) -> Table:
 
 def timeline_facts(timeline: Timeline) -> dict[str, Any]:
     """Return the figures of one simulation as JSON types."""
+    of_schedule = ("policy", "mode", "devices", "workers", "microbatches")
     return {
-        "policy": timeline.schedule.policy,
-        "mode": timeline.schedule.mode,
-        "devices": timeline.schedule.devices,
-        "workers": timeline.schedule.workers,
-        "microbatches": timeline.schedule.microbatches,
+        **{name: getattr(timeline.schedule, name) for name in of_schedule},
         "steps": timeline.steps,
         "tasks": int(timeline.start_s.size),
         "step_s": step_s(timeline),

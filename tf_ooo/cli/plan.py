@@ -29,7 +29,8 @@ from tf_ooo.errors import OptionsError, ScheduleError
 from tf_ooo.planning.building.stages import Stages
 from tf_ooo.planning.choosing import on_paper
 from tf_ooo.planning.choosing.figures import assumptions, one_device_s, over, over_one_device, reference
-from tf_ooo.planning.choosing.plan import CHOICES, Candidate, Plan, Trial, as_asked, choose, policy_named
+from tf_ooo.planning.choosing.plan import Candidate, Plan, Trial, as_asked, choose, policy_named
+from tf_ooo.planning.choosing.recomputing import CHOICES
 from tf_ooo.planning.model.schedule import Schedule
 from tf_ooo.planning.pictures.page import Listed, Page, Table, bars_of, chart_of, layer_table, title
 from tf_ooo.planning.policies import POLICIES, Problem
@@ -122,20 +123,32 @@ def plan(
     problem = on_paper.problem_of(
         table.layers, devices, microbatches, table.link, memory, given, stages, recompute
     )
-    if splits:
-        on_paper.refuse_beside_splits(problem, schedule, mode)
-        if any([out, torch_csv, costs_out, *(outputs[name] for name in ("html", "png", "trace"))]):
-            raise OptionsError("--splits prints one table: no files")
-        with said_to_a_file(problem):
-            divisions = on_paper.splits(problem)
-        show_splits(divisions, assumptions(problem, table), table.rows, outputs["as_json"])
-        return
-    mode = on_paper.mode_with_stages(problem, schedule, mode)
+    show = _show_splits if splits else _show_plan
+    show(problem, table, schedule, mode, Outputs(**outputs), (out, torch_csv, costs_out))
+
+
+Files = tuple[Path | None, Path | None, Path | None]
+
+
+def _show_splits(
+    problem: Problem, table: CostTable, schedule: str, mode: str | None, wanted: Outputs, files: Files
+) -> None:
+    on_paper.refuse_beside_splits(problem, schedule, mode)
+    if any([*files, wanted.html, wanted.png, wanted.trace]):
+        raise OptionsError("--splits prints one table: no files")
+    with said_to_a_file(problem):
+        divisions = on_paper.splits(problem)
+    show_splits(divisions, assumptions(problem, table), table.rows, wanted.as_json)
+
+
+def _show_plan(
+    problem: Problem, table: CostTable, schedule: str, mode: str | None, wanted: Outputs, files: Files
+) -> None:
+    mode, chosen = on_paper.mode_with_stages(problem, schedule, mode), ""
     with said_to_a_file(problem):
         compared = _compare(problem, schedule, mode)
     planned_mode = _mode_of(problem, schedule, mode)
     assumed = assumptions(problem, table, planned_mode)
-    wanted, chosen = Outputs(**outputs), ""
     rows = CandidateRows(compared, reference(compared, problem, planned_mode), table.rows)
     try:
         plan = choose(compared)
@@ -145,18 +158,15 @@ def plan(
         if not wanted.as_json and (chosen or problem.memory_limit_bytes is not None):
             print_table(assumed, rows.table(chosen))
     notes = [*map(str, rows.squeezed.values()), *map(str, rows.recomputed.values()), *table.notes]
-    csv = plan.schedule.to_torch_csv() if torch_csv else ""
-    notes += _stage_notes(plan.schedule, problem.layers) if torch_csv else []
+    csv = plan.schedule.to_torch_csv() if files[1] else ""
+    notes += _stage_notes(plan.schedule, problem.layers) if files[1] else []
     timeline, comments = _timeline(plan), "".join(f"# assumed: {line}\n" for line in assumed)
+    texts = (lambda: comments + plan.schedule.to_text(), lambda: csv, table.to_json)
     wanted.show(
         timeline,
         page=lambda: _page_of(plan, timeline, rows, problem.layers, assumed, notes),
         layers=_names_of(problem.layers),
-        texts=[
-            (out, lambda: comments + plan.schedule.to_text()),
-            (torch_csv, lambda: csv),
-            (costs_out, table.to_json),
-        ],
+        texts=list(zip(files, texts, strict=True)),
         notes=notes,
         assumptions=list(assumed),
         candidates=[rows.facts(candidate) for candidate in plan.candidates],
@@ -304,8 +314,7 @@ def _places(schedule: Schedule, count: int) -> list[str]:
     """Return each layer's stage and device; empty where its tasks are on several devices, or all on one."""
     if schedule.mode != "pipeline" or schedule.devices == 1:
         return []
-    stages = len(schedule.stages) or count
-    devices = schedule.device_of_stage
+    stages, devices = len(schedule.stages) or count, schedule.device_of_stage
     places = {
         layer: f"{stage}, {devices[stage]}" for stage in range(stages) for layer in schedule.layers_of(stage)
     }

@@ -130,9 +130,7 @@ class CandidateRows:
 def print_table(assumed: Sequence[str], table: Table) -> None:
     """Print the assumptions and the table; no column is left out to fit a narrow terminal."""
     console = Console(soft_wrap=True, width=max(Console().width, _FULL_WIDTH))
-    console.print("Assumed:", highlight=False)
-    for line in assumed:
-        console.print(f"  {line}", highlight=False, markup=False)
+    console.print("\n  ".join(["Assumed:", *assumed]), highlight=False, markup=False)
     console.print(table)
 
 

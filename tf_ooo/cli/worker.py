@@ -26,9 +26,7 @@ def worker(
     """
     from tf_ooo.hosts.worker import serve  # imports TensorFlow
 
-    serve(
-        cluster, task, inter_op_threads, intra_op_threads, insecure_network, say=lambda text: click.echo(text)
-    )
+    serve(cluster, task, inter_op_threads, intra_op_threads, insecure_network, say=click.echo)
 
 
 @click.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})

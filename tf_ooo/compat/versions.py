@@ -20,8 +20,7 @@ OLDEST_KERAS = (2, 15)
 
 def check_versions() -> None:
     """Raises BackendError, naming the version and the way out, outside the supported range."""
-    reason = releases.why_unsupported()
-    if reason is not None:
+    if (reason := releases.why_unsupported()) is not None:
         raise BackendError(reason)
 
 

@@ -75,9 +75,7 @@ class AnalyticOps:
 
 
 def analytic_ops(
-    graph_def: graph_pb2.GraphDef,
-    device: DeviceModel,
-    outputs: _Outputs | None = None,
+    graph_def: graph_pb2.GraphDef, device: DeviceModel, outputs: _Outputs | None = None
 ) -> AnalyticOps:
     """Return costs of each node of a flat graph; ``outputs`` None: what TensorFlow can infer of them."""
     outputs = shape_inference.infer_outputs(graph_def) if outputs is None else outputs

@@ -4,26 +4,24 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from types import MappingProxyType
 from typing import Any
 
-from grappler_passes.analysis.backward_tasks import LayerTask, backward_tasks
+from grappler_passes.analysis.layer_tasks import LayerTask, Tasks, backward_tasks, forward_layers, ops_by_task
 from grappler_passes.graph.liveness import owns_memory
 from grappler_passes.graph.training_graph import Op, OpKind, TrainingGraph
 from tf_ooo.costs.devices import DeviceModel, Work
 from tf_ooo.costs.layer_costs import SECONDS, LayerCosts
-from tf_ooo.costs.places import Places, counted
+from tf_ooo.costs.places import Places
 from tf_ooo.errors import CostError
+from tf_ooo.units import count_text
 
 _ASSUMED_ELEMENT_BYTES = 4
 _SUMS = ("AddN", "AddV2", "Add")
 _BACKWARD = (OpKind.OUTPUT_GRAD, OpKind.WEIGHT_GRAD)
-_FORWARD = (OpKind.FORWARD, OpKind.OTHER)
 # A task keeps so many cores busy at least: rounding must not make it none.
 _LEAST_CORES = 0.01
-Tasks = Mapping[LayerTask, Sequence[str]]
 
 
 @dataclass(frozen=True)
@@ -58,7 +56,7 @@ def graph_costs(
     notes: list[str] = []
     if sizes.unknown:
         shown = Places.of_tasks(graph, by_task).listed(sizes.unknown)
-        notes.append(f"{counted(len(sizes.unknown), 'tensor')} of unknown size, taken as 0 bytes: {shown}")
+        notes.append(f"{count_text(len(sizes.unknown), 'tensor')} of unknown size, taken as 0 bytes: {shown}")
     inputs = _layer_inputs(graph, forward)
     weights = variable_bytes(graph, notes)
     layers = []
@@ -101,93 +99,6 @@ def places(
 def unknown_activations(graph: TrainingGraph, tasks: Tasks, forward: Mapping[str, int]) -> tuple[str, ...]:
     """Return the tensors that :func:`graph_costs` counts as 0 bytes, as their sizes are not known."""
     return tuple(_sizes(graph, tasks, forward).unknown)
-
-
-def forward_layers(
-    graph: TrainingGraph,
-    together: Sequence[Collection[str]] = (),
-    joins: Mapping[str, int] = MappingProxyType({}),
-) -> dict[str, int]:
-    """Return the layer of each forward op: the highest whose weights its result depends on.
-
-    One that depends on none (a dropout mask) counts for the lowest layer that reads it, and one that none
-    reads (a metric of the labels) for the last.  ``together``: ops of one layer: loops, with edges that lead
-    back.  ``joins``: ops that begin a layer without weights.
-    """
-    known = layers_of_weights_and_readers(graph, together, joins)
-    last = len(graph.layers) - 1
-    return {name: known.get(name, last) for name in graph.of_kind(OpKind.FORWARD)}
-
-
-def layers_of_weights_and_readers(
-    graph: TrainingGraph,
-    together: Sequence[Collection[str]] = (),
-    joins: Mapping[str, int] = MappingProxyType({}),
-) -> dict[str, int]:
-    """:func:`forward_layers` without those that depend on no weights and are read by no layer."""
-    at_least = {
-        v.handle: layer.index for layer in graph.layers for v in graph.variables if v.name in layer.variables
-    } | dict(joins)
-    latest = _latest_weights(graph, at_least)
-    while raised := _raised(graph, latest, together):
-        at_least |= raised
-        latest = _latest_weights(graph, at_least)
-    return _earliest_reader(graph, latest) | latest
-
-
-def _latest_weights(graph: TrainingGraph, at_least: Mapping[str, int]) -> dict[str, int]:
-    """The highest layer that each forward op's result depends on; some ops and weights are known to."""
-    latest: dict[str, int] = {}
-    for name, op in graph.ops.items():
-        if op.kind in _FORWARD or name in at_least:
-            known = [latest[producer] for producer, _ in op.inputs if producer in latest]
-            known += [at_least[name]] if name in at_least else []
-            if known:
-                latest[name] = max(known)
-    return latest
-
-
-def _raised(
-    graph: TrainingGraph, latest: Mapping[str, int], together: Sequence[Collection[str]]
-) -> dict[str, int]:
-    """Return the layers of groups in which not all ops have the highest; empty: all have."""
-    raised: dict[str, int] = {}
-    for names in together:
-        forward = [name for name in names if graph.ops[name].kind in _FORWARD]
-        highest = max((latest[name] for name in forward if name in latest), default=None)
-        if highest is not None and any(latest.get(name) != highest for name in forward):
-            raised |= dict.fromkeys(forward, highest)
-    return raised
-
-
-def _earliest_reader(graph: TrainingGraph, latest: Mapping[str, int]) -> dict[str, int]:
-    """Return, for ops that depend on no weights, the lowest layer among the forward ops that read them."""
-    earliest: dict[str, int] = {}
-    for name, op in reversed(list(graph.ops.items())):
-        reader = latest.get(name, earliest.get(name)) if op.kind is OpKind.FORWARD else None
-        if reader is not None:
-            for producer, _ in op.inputs:
-                if producer not in latest:
-                    earliest[producer] = min(earliest.get(producer, reader), reader)
-    return earliest
-
-
-def ops_by_task(
-    graph: TrainingGraph, tasks: Tasks | None = None, forward: Mapping[str, int] | None = None
-) -> dict[LayerTask, list[str]]:
-    """The ops of each (kind, layer); a kernel that computes both (``FusedBatchNormGradV3``) counts for dO."""
-    tasks = backward_tasks(graph).ops if tasks is None else tasks
-    forward = forward_layers(graph) if forward is None else forward
-    output_grads = {name for (kind, _), names in tasks.items() if kind == "dO" for name in names}
-    by_task: dict[LayerTask, list[str]] = {
-        (kind, index): [name for name in names if kind == "dO" or name not in output_grads]
-        for (kind, index), names in tasks.items()
-    }
-    for layer in graph.layers:
-        by_task["U", layer.index] = [name for name in layer.update_ops if name in graph.ops]
-    for name, index in forward.items():
-        by_task.setdefault(("F", index), []).append(name)
-    return by_task
 
 
 def _total_s(graph: TrainingGraph, names: Iterable[str], seconds: Mapping[str, float]) -> float:

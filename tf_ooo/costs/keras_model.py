@@ -3,27 +3,25 @@
 from __future__ import annotations
 
 import importlib
-import itertools
 import os
-import re
 import sys
 import warnings
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from grappler_passes.analysis.backward_tasks import backward_tasks
 from grappler_passes.analysis.classify import classify_graph_def, flatten
+from grappler_passes.analysis.layer_tasks import backward_tasks, forward_layers
 from grappler_passes.compat import traced_functions
 from grappler_passes.graph.liveness import unknown_sizes
 from grappler_passes.graph.sizes import KnownShapes, with_sizes
 from grappler_passes.graph.training_graph import TrainingGraph
 from grappler_passes.passes.separate import SeparatePass
-from tf_ooo.compat import keras_layers, keras_optimizers, keras_variables, nests, versions
+from tf_ooo.compat import keras_layers, keras_optimizers, keras_variables, versions
 from tf_ooo.costs import devices
 from tf_ooo.costs.analytic import analytic_ops
-from tf_ooo.costs.from_graph import forward_layers, graph_costs, places, with_occupancy
+from tf_ooo.costs.from_graph import graph_costs, places, with_occupancy
 from tf_ooo.costs.layer_costs import Link
+from tf_ooo.costs.model_inputs import Specs, given_specs, nested, reason_of, with_rows
 from tf_ooo.costs.profile import OpProfile, op_seconds, profile_ops
 from tf_ooo.costs.table import CostTable
 from tf_ooo.errors import CostError, OptionsError
@@ -36,16 +34,8 @@ _OPTIMIZER, _LOSS = "adam", "mse"
 # Rows of a micro-batch where none are said: Keras' batch.
 DEFAULT_ROWS = 32
 _MEASURED_ON = "cpu-core"
-# For a size that is open, in an example.
-_OPEN_SIZE = 128
 # So Keras' errors about a class begin that nobody has registered.
 _UNKNOWN = ("Could not locate class", "Unknown layer")
-# Shape and dtype.
-_Spec = tuple[tuple[int, ...], str]
-_Specs = _Spec | list[_Spec] | dict[str, _Spec]
-# An input's shape as a user writes it: ``128,64``, ``ids=128:int32``.
-_SHAPE = re.compile(r"(?:([^=:,]+)=)?([1-9][0-9]{0,8}(?:,[1-9][0-9]{0,8})*):?([a-z][a-z0-9]*)?", re.ASCII)
-_EXPECTED = "sizes without the batch, such as 128,64, ids=128 or 128:int32"
 
 
 def load_model(text: str, is_name: bool, modules: Sequence[str] = ()) -> keras.Model:
@@ -71,7 +61,7 @@ def _named_model(name: str) -> keras.Model:
         try:
             model = model()
         except Exception as error:  # whatever it raises
-            raise OptionsError(f"{name} cannot be made without arguments: {_reason(error)}") from error
+            raise OptionsError(f"{name} cannot be made without arguments: {reason_of(error)}") from error
     if not hasattr(model, "train_on_batch"):
         raise OptionsError(f"{name} is no Keras model but a {type(model).__name__}")
     return model
@@ -84,7 +74,7 @@ def _import_module(name: str) -> Any:
     try:
         return importlib.import_module(name)
     except Exception as error:  # whatever the user's file raises
-        raise OptionsError(f"module {name!r} cannot be imported: {_reason(error)}") from error
+        raise OptionsError(f"module {name!r} cannot be imported: {reason_of(error)}") from error
 
 
 def _saved_model(path: str) -> keras.Model:
@@ -133,8 +123,7 @@ def costs_of_model(
         GraphError: it trains nothing.
         CostError: unknown device, a precision that it lacks, or an op without known costs.
     """
-    shapes = None if input_shape is None else _input_shapes(input_shape)
-    inputs, targets = _given(model, 1 if shapes else batch or DEFAULT_ROWS, shapes)
+    inputs, targets = given_specs(model, batch or DEFAULT_ROWS, input_shape)
     named = device or (_MEASURED_ON if measure else devices.DEFAULT_DEVICE)
     devices.device(named)
     if device is None and precision in devices.PRECISIONS and named not in devices.devices_with(precision):
@@ -147,7 +136,7 @@ def costs_of_model(
     roofline = devices.device(named, precision or usual)
     assumed = _assumed(roofline, types, measure, (batch, device, precision))
     batch = batch or DEFAULT_ROWS
-    step = _Step(model, (_with_rows(inputs, batch), _with_rows(targets, batch)))
+    step = _Step(model, (with_rows(inputs, batch), with_rows(targets, batch)))
     graph_def, graph = step.classified(batch)
     profile = step.profiled() if measure else None
     tasks, forward = backward_tasks(graph).ops, forward_layers(graph)
@@ -203,7 +192,7 @@ _OF_NO_LAYER = {
 class _Step:
     """One training step of a model, traced for inputs and targets of fixed sizes."""
 
-    def __init__(self, model: keras.Model, specs: tuple[_Specs, _Specs]) -> None:
+    def __init__(self, model: keras.Model, specs: tuple[Specs, Specs]) -> None:
         import tensorflow as tf
 
         self._model = model
@@ -212,7 +201,7 @@ class _Step:
             model.compile(_OPTIMIZER, _LOSS, jit_compile=False)
             self.notes.append(f"the model is not compiled: {_OPTIMIZER} and {_LOSS} assumed")
         model.jit_compile = False
-        self._data = tuple(_nested(lambda spec: tf.zeros(*spec), part) for part in specs)
+        self._data = tuple(nested(lambda spec: tf.zeros(*spec), part) for part in specs)
         if keras_layers.is_wholly_built(model):
             keras_optimizers.build_optimizer(model.optimizer, model.trainable_variables)
         self._function = tf.function(lambda x, y: model.train_step((x, y)), jit_compile=False)
@@ -246,162 +235,3 @@ class _Step:
 
     def profiled(self) -> OpProfile:
         return profile_ops(lambda: self._concrete(*self._data))
-
-
-@dataclass(frozen=True)
-class _InputShape:
-    """Sizes of one input without the batch; ``dtype`` None: the model's own, else float32."""
-
-    sizes: tuple[int, ...]
-    dtype: str | None = None
-
-
-_Shapes = _InputShape | list[_InputShape] | dict[str, _InputShape]
-
-
-def _input_shapes(value: object) -> _Shapes:
-    """Return one shape, or one for each input, by name or in order: ``128,64``, (128, 64), lists, maps."""
-    if isinstance(value, Mapping):
-        return {str(name): _input_shape(shape)[1] for name, shape in value.items()}
-    if not isinstance(value, Sequence):
-        raise OptionsError(f"input_shape={value!r:.80}: expected {_EXPECTED}")
-    alone = isinstance(value, str) or all(isinstance(size, int) for size in value)
-    values = [value] if alone else value
-    shapes = [_input_shape(each) for each in values]
-    names = [name for name, _ in shapes if name is not None]
-    if names and (len(names) < len(shapes) or len(set(names)) < len(names)):
-        raise OptionsError(f"input shapes {', '.join(map(str, values))!r:.80}: name each input once, or none")
-    if names:
-        return {str(name): shape for name, shape in shapes}
-    return shapes[0][1] if len(shapes) == 1 else [shape for _, shape in shapes]
-
-
-def _input_shape(value: object) -> tuple[str | None, _InputShape]:
-    """Return the name, where a text gives one, and the shape."""
-    if isinstance(value, str):
-        match = _SHAPE.fullmatch(value.replace(" ", ""))
-        if match is None:
-            raise OptionsError(f"input shape {value!r:.80}: expected {_EXPECTED}")
-        return match[1], _InputShape(tuple(map(int, match[2].split(","))), match[3])
-    sizes = tuple(value) if isinstance(value, Sequence) else ()
-    whole = all(isinstance(size, int) and not isinstance(size, bool) and size > 0 for size in sizes)
-    if not sizes or not whole:
-        raise OptionsError(f"input_shape={value!r:.80}: expected {_EXPECTED}")
-    return None, _InputShape(sizes)
-
-
-def _given(model: keras.Model, batch: int, shapes: _Shapes | None) -> tuple[_Specs, _Specs]:
-    """Return inputs and targets that a step is called with."""
-    if shapes is not None:
-        return _called(model, batch, shapes)
-    inputs, outputs = getattr(model, "inputs", None), getattr(model, "outputs", None)
-    if not inputs or not outputs:
-        raise OptionsError(
-            f"model {model.name!r} is not built, or has no inputs of known shape; say it, without the batch: "
-            "--input-shape 128,64 (input_shape=(128, 64))"
-        )
-    specs = [_spec(tensor, batch, _shapes_hint(model)) for tensor in inputs]
-    targets = [_target(_loss_of(model, place), _spec(out, batch)) for place, out in enumerate(outputs)]
-    # A Sequential model has neither input nor output as attributes; its one of each goes in alone.
-    inputs_like, outputs_like = getattr(model, "input", None), getattr(model, "output", None)
-    return _like(inputs_like, specs), _like(outputs_like, targets)
-
-
-def _called(model: keras.Model, batch: int, shapes: _Shapes) -> tuple[_Specs, _Specs]:
-    """Call, and so build, a model on zeros of the given shapes; return the specs of inputs and outputs."""
-    import tensorflow as tf
-
-    def spec(shape: _InputShape, tensor: object = None) -> _Spec:
-        own = "float32" if tensor is None else nests.dtype_name(tensor)
-        return (batch, *shape.sizes), shape.dtype or own
-
-    specs: _Specs
-    known = getattr(model, "input", None) if getattr(model, "inputs", None) else None
-    if isinstance(shapes, dict):
-        of_name = known if isinstance(known, dict) else {}
-        specs = {name: spec(shape, of_name.get(name)) for name, shape in shapes.items()}
-    elif isinstance(shapes, list):
-        specs = [spec(shape) for shape in shapes]
-    elif isinstance(known, dict):
-        specs = {name: spec(shapes, tensor) for name, tensor in known.items()}
-    else:
-        specs = spec(shapes, known if hasattr(known, "dtype") else None)
-    try:
-        outputs = model(_nested(lambda each: tf.zeros(*each), specs))
-    except Exception as error:  # whatever the user's layers raise
-        raise OptionsError(f"model {model.name!r} does not take these inputs: {_reason(error)}") from error
-    places = itertools.count()
-
-    def target(tensor: Any) -> _Spec:
-        own = tuple(tensor.shape), nests.dtype_name(tensor)
-        return _target(_loss_of(model, next(places)), own)
-
-    return specs, _nested(target, list(outputs) if isinstance(outputs, tuple) else outputs)
-
-
-def _with_rows(specs: _Specs, batch: int) -> _Specs:
-    return _nested(lambda spec: ((batch, *spec[0][1:]), spec[1]), specs)  # type: ignore[no-any-return]
-
-
-def _reason(error: Exception) -> str:
-    """Return the first line of what was raised, without Keras' own above it and its colours; or the name."""
-    text = re.sub(r"\x1b\[[0-9;]*m", "", str(error))
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    lines = [line for line in lines if not line.startswith("Exception encountered when calling")]
-    return (lines or [type(error).__name__])[0]
-
-
-def _like(structure: object, values: Sequence[_Spec]) -> _Specs:
-    """Return the values as one alone, a list, or a dictionary, as the model's own inputs are given."""
-    if isinstance(structure, dict):
-        return dict(zip(structure, values, strict=True))
-    return list(values) if isinstance(structure, (list, tuple)) else values[0]
-
-
-def _nested(make: Callable[[Any], Any], value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: make(each) for key, each in value.items()}
-    return list(map(make, value)) if isinstance(value, list) else make(value)
-
-
-def _spec(tensor: keras.KerasTensor, batch: int, hint: str = "") -> _Spec:
-    """``hint``: how open sizes of an input are said."""
-    shape = (batch, *tensor.shape[1:])
-    if None in shape:
-        raise OptionsError(
-            f"input or output {tensor.name!r} has an open shape {tensor.shape}: only the batch may be open"
-            + hint
-        )
-    return shape, nests.dtype_name(tensor)
-
-
-def _shapes_hint(model: keras.Model) -> str:
-    """Say how to give the sizes of all inputs, with 128 for each that is open."""
-
-    def text(tensor: keras.KerasTensor) -> str:
-        dtype = nests.dtype_name(tensor)
-        sizes = ",".join(str(size or _OPEN_SIZE) for size in tensor.shape[1:])
-        return sizes if dtype == "float32" else f"{sizes}:{dtype}"
-
-    known = getattr(model, "input", None)
-    if isinstance(known, dict):
-        shapes = [f"{name}={text(tensor)}" for name, tensor in known.items()]
-    else:
-        shapes = [text(tensor) for tensor in model.inputs]
-    options = " ".join(f"--input-shape {shape}" for shape in shapes)
-    return f"; say all sizes, without the batch, such as {options} (input_shape={shapes})"
-
-
-def _loss_of(model: keras.Model, place: int) -> Any:
-    loss = getattr(model, "loss", None)  # not there before compile
-    loss = list(loss.values()) if isinstance(loss, dict) else loss
-    if isinstance(loss, (list, tuple)):
-        return loss[place] if place < len(loss) else None
-    return loss
-
-
-def _target(loss: object, output: _Spec) -> _Spec:
-    """Class numbers where the loss is a sparse one, else what the output is."""
-    shape, dtype = output
-    name = loss if isinstance(loss, str) else getattr(loss, "name", None) or getattr(loss, "__name__", "")
-    return (shape[:-1], "int32") if str(name).startswith("sparse_") else (shape, dtype)

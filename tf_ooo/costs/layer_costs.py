@@ -215,6 +215,11 @@ class Link:
         return size_bytes / self.bytes_per_s
 
     @property
+    def busies_ends(self) -> bool:
+        """Return whether a message takes time of its sender or of its receiver."""
+        return bool(self.overhead_s_per_byte or self.send_s or self.receive_s)
+
+    @property
     def free(self) -> Link:
         """A link of the same devices on which messages take no time."""
         return replace(

@@ -20,17 +20,18 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from grappler_passes.analysis.backward_tasks import backward_tasks
+from grappler_passes.analysis.layer_tasks import Tasks, backward_tasks, forward_layers
 from grappler_passes.graph import sizes
 from grappler_passes.graph.training_graph import TrainingGraph
 from tf_ooo.compat import nests, tf_profiler
 from tf_ooo.compat.tf_profiler import TracedEvent
 from tf_ooo.costs.analytic import FREE_OPS, analytic_ops
 from tf_ooo.costs.devices import DeviceModel, device
-from tf_ooo.costs.from_graph import Tasks, forward_layers, graph_costs, places
-from tf_ooo.costs.places import Places, counted
+from tf_ooo.costs.from_graph import graph_costs, places
+from tf_ooo.costs.places import Places
 from tf_ooo.costs.table import CostTable
 from tf_ooo.errors import CostError, OOOError, OptionsError
+from tf_ooo.units import count_text
 
 if TYPE_CHECKING:
     from tensorflow.core.framework import graph_pb2
@@ -138,7 +139,8 @@ def read_profile(events: Iterable[TracedEvent]) -> OpProfile:
     marks = sorted((step.begin_s, step.duration_s) for step in steps)
     if not marks:
         raise CostError("the profile has no step in it")
-    return _summed_up(events, marks, _divided)
+    # Ops run one after the other, and overlap a little.
+    return _summed_up(events, marks, lambda threads, parts: 1.0 / threads)
 
 
 def read_side_by_side(events: Iterable[TracedEvent]) -> OpProfile:
@@ -167,8 +169,7 @@ def _summed_up(events: list[TracedEvent], marks: list[tuple[float, float]], rate
         # For an op with kernels on a GPU the CPU's event is only their launch.
         if name in on_gpu and not event.plane.startswith(_GPU_PLANE):
             continue
-        number = _step_of(event, marks)
-        if number is not None:
+        if (number := _step_of(event, marks)) is not None:
             sums[number][name] += seconds
             types[name] = op_type
             if name not in on_gpu:
@@ -190,11 +191,6 @@ def medians(sums: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
 # A rate says what a second counts for an op while so many threads run ops, and so many work on parts of one.
 _Rate = Callable[[int, int], float]
-
-
-def _divided(threads: int, parts: int) -> float:
-    """Ops run one after the other, and overlap a little."""
-    return 1.0 / threads
 
 
 def _at_work(threads: int, parts: int) -> float:
@@ -252,11 +248,10 @@ _NAMED = 5
 
 @dataclass(frozen=True)
 class OpSeconds:
-    """Seconds by node name, their ``source`` as in CostTable, and the share of ops that was measured."""
+    """Seconds by node name, and their ``source`` as in CostTable."""
 
     seconds: Mapping[str, float]
     source: str
-    measured_share: float
     notes: tuple[str, ...] = ()
 
 
@@ -284,7 +279,6 @@ def op_seconds(
     # Ops that wait for data take time of the data pipeline, not of the step.
     waiting = {node.name for node in graph_def.node if node.op in sizes.ITERATORS}
     missing = [n for n in computing if n not in known and n not in waiting]
-    share = sum(n in measured for n in computing) / len(computing) if computing else 1.0
     notes = []
     if profile and filled:
         total_s = sum(calculated[n] for n in filled)
@@ -295,9 +289,9 @@ def op_seconds(
     if missing:
         reasons = "; ".join(dict.fromkeys(whose.told(analytic.unknown[n]) for n in missing[:_NAMED]))
         more = " ..." if len(missing) > _NAMED else ""
-        notes.append(f"{counted(len(missing), 'op')} counted as taking no time: {reasons}{more}")
+        notes.append(f"{count_text(len(missing), 'op')} counted as taking no time: {reasons}{more}")
     source = "analytic" if not profile else "mixed" if filled else "measured"
-    return OpSeconds(seconds, source, share, tuple(notes))
+    return OpSeconds(seconds, source, tuple(notes))
 
 
 def step_costs(

@@ -157,11 +157,12 @@ def _table(content: object) -> CostTable:
     op_seconds = content.get("op_seconds", {})
     _expect(isinstance(content["layers"], list), "layers: expected a list", content["layers"])
     _expect(isinstance(op_seconds, dict), "op_seconds: expected an object", op_seconds)
+    _expect(isinstance(content["source"], str), "source: expected text", content["source"])
     return CostTable(
         layers=tuple(_layer(index, layer) for index, layer in enumerate(content["layers"])),
         link=_link(content["link"]),
-        source=_text(content, "source"),
-        device=_text(content, "device"),
+        source=content["source"],
+        device=content.get("device", ""),
         assumptions=check_texts("assumptions", content.get("assumptions", ())),
         notes=check_texts("notes", content.get("notes", ())),
         op_seconds=op_seconds,
@@ -230,12 +231,6 @@ def _object(content: object, where: str, known: set[str], required: set[str]) ->
     if missing := sorted(required - content.keys()):
         raise CostError(f"{where}: {missing[0]} is missing")
     return content
-
-
-def _text(content: dict[str, Any], key: str) -> str:
-    value: str = content.get(key, "")
-    _expect(isinstance(value, str), f"{key}: expected text", value)
-    return value
 
 
 def check_texts(key: str, value: Any) -> tuple[str, ...]:

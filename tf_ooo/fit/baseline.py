@@ -104,8 +104,7 @@ def undone_steps_s(concrete: Any, batch: Any, least: int, calls_python: bool) ->
     Raises whatever a call raises; BackendError for one that keeps random numbers to itself, or communicates,
     or ``calls_python``, unless it may: nobody can put back what Python does.
     """
-    draws = random_state_in(concrete.graph.as_graph_def())
-    if draws:
+    if draws := random_state_in(concrete.graph.as_graph_def()):
         raise BackendError(f"{draws}, which steps beside the fit would move on")
     for name, kind in func_graphs.ops_reached_from(concrete.graph):
         if kind.startswith(_SENDS):

@@ -250,8 +250,7 @@ class StepController:
                 self.session.give_up()
         result, limit_bytes = self.session.result, self.options.memory_limit_bytes
         fill_plan(self.report, result)
-        reason = self.session.failure()
-        if reason is not None:
+        if (reason := self.session.failure()) is not None:
             if self.choice != STOCK:
                 unchecked = "" if limit_bytes is None else "; memory_limit_bytes is not checked"
                 self._keep_stock(f"{reason}{unchecked}")

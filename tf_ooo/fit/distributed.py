@@ -160,8 +160,7 @@ def check_model(model: keras.Model, mode: str) -> None:
             f"the model was made in the scope of a tf.distribute strategy; mode={mode!r} needs one "
             "made outside"
         )
-    stateful = keras_layers.stateful_layers(model)
-    if stateful:
+    if stateful := keras_layers.stateful_layers(model):
         raise BackendError(
             f"mode={mode!r}: {stateful[0]} keeps the states of its rows from batch to batch (stateful=True), "
             "and batches are on their way side by side; make it with stateful=False"

@@ -253,8 +253,7 @@ class Guard:
                 function = self._around_epoch_end(function, epoch_logs, epoch_end)
             self._put(callbacks, name, self.guarded(function))
         for callback in getattr(callbacks, "callbacks", ()):
-            backup = saving_backups_whole(callback)
-            if backup is not None:
+            if (backup := saving_backups_whole(callback)) is not None:
                 self._put(callback, keras_fits.BACKUP_SAVE, backup)
         self._guard_batches()
         if hasattr(model.optimizer, _FINAL):

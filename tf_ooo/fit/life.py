@@ -112,8 +112,7 @@ class FitLife:
     def _begin(self, model: keras.Model, steps: int | None) -> None:
         ranks = self.mode.join()
         self._rank = ranks.rank
-        reason = releases.why_unsupported()
-        if reason is not None:
+        if (reason := releases.why_unsupported()) is not None:
             if ranks.size > 1:  # in stock order they do not average, and each would have another model
                 raise BackendError(f"{reason}; {ranks.size} processes would train without averaging")
             if self.mode.options.strict:
@@ -213,8 +212,7 @@ class FitLife:
 
     def end(self) -> None:
         """Puts all back, whatever has happened; does nothing the second time."""
-        lost = self._restore()
-        if lost:
+        if lost := self._restore():
             _LOG.warning("%s", lost_text(lost))
 
     def _restore(self) -> Sequence[str]:

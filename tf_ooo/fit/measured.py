@@ -7,9 +7,10 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from grappler_passes.analysis.layer_tasks import Tasks
 from tf_ooo.compat.tf_profiler import TracedEvent
 from tf_ooo.costs.devices import DeviceModel
-from tf_ooo.costs.from_graph import Tasks, unknown_activations, with_cores
+from tf_ooo.costs.from_graph import unknown_activations, with_cores
 from tf_ooo.costs.layer_costs import SECONDS, LayerCosts, Link
 from tf_ooo.costs.profile import MOST_STEPS, OpProfile, medians, read_side_by_side, step_costs, usable_cores
 from tf_ooo.costs.table import CostTable
@@ -117,10 +118,8 @@ def _tasks(step: StepGraph) -> tuple[Tasks, dict[str, int]]:
 def check_costs(costs: CostTable, names: Sequence[str]) -> None:
     """OptionsError: they are of another model, or its layers were divided otherwise."""
     other = "of batches of another size, by which layers that take long are cut; measure them again"
-    if len(costs.layers) != len(names):
-        raise OptionsError(
-            f"costs= has {len(costs.layers)} layers, the model {len(names)}: not its costs, or {other}"
-        )
+    if (count := len(costs.layers)) != len(names):
+        raise OptionsError(f"costs= has {count} layers, the model {len(names)}: not its costs, or {other}")
     for number, (own, name) in enumerate(zip(costs.layers, names, strict=True)):
         if is_part(own.name) != is_part(name):
             raise OptionsError(

@@ -261,8 +261,7 @@ def _after_forward(times: TaskTimes, spans: Mapping[Task, list[Span]]) -> Iterat
         if forward is None or extent.begin_s >= forward.begin_s:
             yield task, extent
             continue
-        after = [span for span in spans[task] if span[0] >= forward.begin_s]
-        if after:
+        if after := [span for span in spans[task] if span[0] >= forward.begin_s]:
             yield task, _extent(sorted(after))
 
 

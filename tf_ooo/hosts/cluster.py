@@ -38,15 +38,7 @@ from tf_ooo.hosts.addresses import (
     parse,
 )
 from tf_ooo.hosts.devices import full_names, home_device
-from tf_ooo.hosts.facts import (
-    Facts,
-    Line,
-    in_a_line,
-    limits_of_workers,
-    own_facts,
-    say_used,
-    user_of,
-)
+from tf_ooo.hosts.facts import Facts, Line, in_a_line, limits_of_workers, own_facts, say_used, user_of
 from tf_ooo.hosts.runtime_costs import with_runtime
 from tf_ooo.hosts.speeds import link_between, measure_device_link, relative_speeds
 from tf_ooo.hosts.system_memory import ReportedLimit
@@ -70,11 +62,7 @@ class Cluster:
     """
 
     def __init__(
-        self,
-        addresses: Sequence[str],
-        workers: Mapping[int, Facts],
-        own_task: int | None,
-        silence: Silence,
+        self, addresses: Sequence[str], workers: Mapping[int, Facts], own_task: int | None, silence: Silence
     ) -> None:
         self.addresses, self.workers, self.own_task = tuple(addresses), dict(workers), own_task
         self.devices = _devices(len(addresses), own_task)
@@ -128,8 +116,7 @@ class Cluster:
 
     def refuse_if_lost(self) -> None:
         """Raises BackendError if a worker was lost: what was left behind there, TensorFlow waits for."""
-        lost = self.lost()
-        if lost:
+        if lost := self.lost():
             raise self._error(lost, "this process cannot join it again: start the worker")
 
     def _error(self, lost: Mapping[int, str], what_now: str) -> BackendError:
@@ -169,8 +156,7 @@ def connect(
         BackendError: names the worker that is missing, or has another TensorFlow, tf_ooo or cluster.
     """
     addresses = parse(cluster)
-    known = _clusters.get(addresses)
-    if known is not None:
+    if (known := _clusters.get(addresses)) is not None:
         known.refuse_if_lost()
         return known
     versions.check_versions()
@@ -263,8 +249,7 @@ def _check(addresses: Sequence[str], task: int, facts: Facts) -> None:
 
 def _refuse_if_used(address: str, task: int) -> None:
     """BackendError: another training computes there; both would wait for each other's memory and cores."""
-    client = user_of(address, task, 10.0)
-    if client is not None:
+    if (client := user_of(address, task, 10.0)) is not None:
         raise BackendError(
             f"worker {address} (task {task}) is in use by another training, process {client.process} at "
             f"{client.address}: wait for its end, or start workers of your own at other addresses"

@@ -46,8 +46,7 @@ def full_names(value: Any, local_rank: int = 0) -> tuple[str, ...]:
     names = value.devices if has_devices(value) else value
     there = available_devices()
     chosen = [_full_name(str(getattr(name, "name", name)), there, tf) for name in names]
-    twice = [name for name in chosen if chosen.count(name) > 1]
-    if twice:
+    if twice := [name for name in chosen if chosen.count(name) > 1]:
         raise BackendError(f"devices: {twice[0]} is named twice; a device runs one part of the pipeline")
     return tuple(chosen)
 

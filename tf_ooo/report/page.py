@@ -2,23 +2,12 @@
 
 from __future__ import annotations
 
-import logging
 import statistics
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from tf_ooo.errors import BackendError
 from tf_ooo.planning.model.schedule import Schedule
-from tf_ooo.planning.pictures.page import (
-    Chart,
-    Listed,
-    Page,
-    Table,
-    bars_of,
-    chart_of,
-    layer_table,
-    page_html,
-)
+from tf_ooo.planning.pictures.page import Listed, Page, Table, bars_of, chart_of, layer_table, page_html
 from tf_ooo.report.sections import CandidateRow, device_text
 from tf_ooo.units import bytes_text, seconds_text
 
@@ -26,7 +15,6 @@ if TYPE_CHECKING:
     from tf_ooo.report.report import Report
     from tf_ooo.report.sections import LayerRow
 
-_LOG = logging.getLogger("tf_ooo")
 _BAR_HEIGHT, _ROW_WIDTH = 24, 900
 # A box takes so many pixels per character of its label at 11 px, and so many beside the label.
 _CHARACTER_WIDTH, _PADDING, _GAP = 6.6, 8, 3
@@ -45,8 +33,11 @@ _KIND_NAMES = {
 
 
 def render(report: Report) -> str:
-    """Return the page's HTML; without a chart where plotly is not installed."""
-    chart, planned, ours = _chart(report), report.planned, _ours(report)
+    """Return the page's HTML."""
+    planned, ours, chart = report.planned, _ours(report), None
+    if report.timeline is not None:
+        limits_bytes = report.memory_limits_bytes
+        chart = chart_of(report.timeline, report.measured_timeline, report.layer_names, limits_bytes)
     kinds = {task.kind: None for tasks in (planned.lanes.values() if planned else ()) for task in tasks}
     samples = {**report.baselines_s, ours: report.steps_s}
     medians_s = {name: statistics.median(times_s) for name, times_s in samples.items() if times_s}
@@ -77,17 +68,6 @@ def _sections(report: Report) -> Iterator[Table | Listed]:
     header = ("op", "reason")
     yield Table("Ops that compute dO and dW together", header, list(report.mixed.items()))
     yield Table("Unclassified ops of the backward pass", header, list(report.unclassified.items()))
-
-
-def _chart(report: Report) -> Chart | None:
-    if report.timeline is None:
-        return None
-    try:
-        limits_bytes = report.memory_limits_bytes
-        return chart_of(report.timeline, report.measured_timeline, report.layer_names, limits_bytes)
-    except BackendError as error:  # plotly is not installed
-        _LOG.warning("the report's page has no chart: %s", error)
-        return None
 
 
 def _drawn(report: Report) -> str:

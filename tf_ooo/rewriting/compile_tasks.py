@@ -252,8 +252,7 @@ class _Comparison:
             if now is not None:
                 _compare(was, computed(now), self._sources(now))
                 self._compare_place(now, [i], self._index.control_preds[i])
-        new = self._now.keys() - self._index.index.keys() - self._called.keys()
-        if new:
+        if new := self._now.keys() - self._index.index.keys() - self._called.keys():
             raise VerifyError(min(new), "new nodes", "it is no call")
 
     def _opened(self, name: str, ops: CalledOps) -> dict[str, node_def_pb2.NodeDef]:
@@ -294,8 +293,7 @@ class _Comparison:
             if now.device != self._nodes[i].device:
                 raise VerifyError(self._nodes[i].name, "devices", f"is on {now.device!r}")
         expected = {self._call_of.get(i) or self._index.names[i] for i in waits} - {now.name}
-        differing = expected ^ {split_input(text)[0] for text in control_inputs(now)}
-        if differing:
+        if differing := expected ^ {split_input(text)[0] for text in control_inputs(now)}:
             raise VerifyError(now.name, "waits", f"{min(differing)!r} is waited for in one graph only")
 
     def _sources(self, node: node_def_pb2.NodeDef) -> list[Tensor]:

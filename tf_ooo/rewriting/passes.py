@@ -173,11 +173,8 @@ def _verified(
     original: graph_pb2.GraphDef,
     dump_dir: Folder = None,
     separated: PassResult | None = None,
-    ran: int = 0,
 ) -> PassPipeline:
     """Verify the passes: nothing may differ from ``original`` but what they and the separation declare."""
-    if separated is None:
-        check = VerifyPass(original, frozenset(), relaxed_by(*passes))
-    else:
-        check, ran = VerifyPass(original, separated.replaced, relaxed_by(SeparatePass, *passes)), 1
-    return PassPipeline([*passes, check], dump_dir, ran)
+    before, replaced = ((), frozenset[str]()) if separated is None else ((SeparatePass,), separated.replaced)
+    check = VerifyPass(original, replaced, relaxed_by(*before, *passes))
+    return PassPipeline([*passes, check], dump_dir, ran=len(before))

@@ -13,6 +13,7 @@ from grappler_passes.graph.dependencies import SWITCHES, GraphIndex, has_side_ef
 from tf_ooo.hosts.devices import host_device
 from tf_ooo.planning.model.task import replica_of_part
 from tf_ooo.rewriting.step_graph import StepGraph
+from tf_ooo.rewriting.task_calls import slices_batch
 
 _READ = "ReadVariableOp"
 
@@ -138,7 +139,6 @@ def _of_others(bits: Mapping[int, int], replica: int) -> int:
 
 _Nodes = Mapping[str, node_def_pb2.NodeDef]
 
-_SLICES = ("Slice", "StridedSlice")
 _HANDS_ON = ("Identity", *SWITCHES, "Merge", "Enter", "Exit", "NextIteration")
 _FREE = ("Const", "_Arg", "_Retval")
 # tf.py_function and tf.numpy_function: what they call is in the process that traced them.
@@ -214,10 +214,8 @@ def on_variables(index: GraphIndex, nodes: _Nodes) -> dict[str, str]:
 def slices_at_home(index: GraphIndex, nodes: _Nodes, placed: dict[str, str]) -> None:
     """A micro-batch is cut off where the batch is, so that no whole batch is sent."""
     for i, name in enumerate(index.names):
-        if index.ops[i] in _SLICES and index.data_preds[i]:
-            source = index.data_preds[i][0][0]
-            if index.ops[source] == "_Arg":
-                placed[name] = nodes[index.names[source]].device
+        if slices_batch(index, i):
+            placed[name] = nodes[index.names[index.data_preds[i][0][0]]].device
 
 
 def far_slices(
@@ -231,8 +229,7 @@ def far_slices(
     index, far = step.index, set[int]()
     for name, (_, layer, _) in step.where.items():
         i = index.index[name]
-        sources = [index.ops[p] for p, _ in index.data_preds[i]]
-        if index.ops[i] in _SLICES and sources[:1] == ["_Arg"]:
+        if slices_batch(index, i):
             own, there = placed.get(name, ""), homes.device_of(layer, replica_of_node[i])
             if own.rpartition("/device:")[0] != there.rpartition("/device:")[0]:
                 far.add(i)
@@ -246,10 +243,8 @@ def follow(index: GraphIndex, nodes: _Nodes, placed: dict[str, str], bytes_of: M
         return [i for i in order if index.names[i] not in placed and index.ops[i] not in _FREE]
 
     for i in rest(index.order):
-        sources = [index.names[p] for p, _ in index.data_preds[i] if index.names[p] in placed]
-        if sources:
+        if sources := [index.names[p] for p, _ in index.data_preds[i] if index.names[p] in placed]:
             placed[index.names[i]] = placed[max(sources, key=lambda name: bytes_of.get(name, 0))]
     for i in reversed(rest(index.order)):
-        readers = [index.names[s] for s in index.succs[i] if index.names[s] in placed]
-        if readers:
+        if readers := [index.names[s] for s in index.succs[i] if index.names[s] in placed]:
             placed[index.names[i]] = placed[readers[0]]

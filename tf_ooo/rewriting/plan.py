@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from inspect import signature
 from typing import Any
 
-from grappler_passes.analysis.backward_tasks import backward_tasks
+from grappler_passes.analysis.layer_tasks import backward_tasks
 from grappler_passes.graph.training_graph import TrainingGraph
 from tf_ooo.costs.from_graph import GraphCosts, graph_costs
 from tf_ooo.costs.layer_costs import LayerCosts, Link
@@ -96,7 +96,7 @@ def plan(
     microbatches = microbatches_of(microbatches, devices, schedule, mode, batch)
     rows = rows_of_micro_batch(batch, microbatches)
     if model is None:
-        refuse_of_models("what is given", **of_model)
+        refuse_of_models(**of_model)
     elif training_graph is not None or layers is not None:
         raise OptionsError("plan(): give a model, or a training graph, or layers; not two of them")
     else:

@@ -266,8 +266,7 @@ def _request(
         """Tell graphs the names of variables, and which Keras takes for trainable."""
         trainable = {id(variable) for variable in keras_trainable.trained_variables(model)}
         for name, variable in keras_variables.named(all_variables(model)).items():
-            value = keras_variables.value_of(variable)
-            if value is not None:
+            if (value := keras_variables.value_of(variable)) is not None:
                 yield value.handle, {"name": name, "trainable": id(variable) in trainable}
 
     def of_steps(graph_def: graph_pb2.GraphDef) -> RewriteResult | None:

@@ -335,7 +335,6 @@ def _used_with(step: StepGraph, arguments: Sequence[int]) -> int | None:
     read = [p for u in users for p, _ in index.data_preds[u]]
     for nodes in (users, [*users, *read, *(s for u in users for s in index.succs[u])]):
         places = [step.where[index.names[i]] for i in nodes if index.names[i] in step.where]
-        layers = [layer for kind, layer, _ in places if kind == "F"]
-        if layers:
+        if layers := [layer for kind, layer, _ in places if kind == "F"]:
             return max(layers)
     return None

@@ -99,7 +99,7 @@ def choose(
     for i, node in enumerate(nodes):
         name, op = index.names[i], index.ops[i]
         key = tasks.get(name)
-        if key is None or op in _ENDS or _slices_batch(index, i):
+        if key is None or op in _ENDS or slices_batch(index, i):
             continue
         # Micro-batches differ in sizes, at most, and those may be known of one and not of another: XLA then
         # compiles the task once for each size.
@@ -143,7 +143,7 @@ def is_copied(node: node_def_pb2.NodeDef) -> bool:
     return bool(node.op == "Const" and node.attr["value"].ByteSize() <= _MOST_CONSTANT_BYTES)
 
 
-def _slices_batch(index: GraphIndex, i: int) -> bool:
+def slices_batch(index: GraphIndex, i: int) -> bool:
     """Return whether an op takes a micro-batch out of the batch: nothing else differs between tasks."""
     return index.ops[i] in _SLICES and index.ops[index.data_preds[i][0][0]] == "_Arg"
 

@@ -8,10 +8,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from grappler_passes.analysis.backward_tasks import LayerTask
+from grappler_passes.analysis.layer_tasks import LayerTask, forward_layers, layers_of_weights_and_readers
 from grappler_passes.graph.dependencies import GraphIndex
 from grappler_passes.graph.training_graph import OpKind, TrainingGraph
-from tf_ooo.costs.from_graph import forward_layers, layers_of_weights_and_readers
 from tf_ooo.rewriting.loops import (
     LoopTask,
     fed_to_loops,
@@ -58,10 +57,7 @@ class Assigned:
 
 
 def assign(
-    graph: TrainingGraph,
-    index: GraphIndex,
-    parts: Mapping[str, int] | None = None,
-    branched: bool = False,
+    graph: TrainingGraph, index: GraphIndex, parts: Mapping[str, int] | None = None, branched: bool = False
 ) -> Assigned:
     """Return kind and layer of each op; ops that serve several layers' updates are left out.
 
@@ -132,10 +128,7 @@ def _upstream(graph: TrainingGraph, forward: Mapping[str, int]) -> list[int]:
 
 
 def _output_grad_layers(
-    graph: TrainingGraph,
-    touching: Mapping[str, set[int]],
-    of_loops: Mapping[str, int],
-    below: Sequence[int],
+    graph: TrainingGraph, touching: Mapping[str, set[int]], of_loops: Mapping[str, int], below: Sequence[int]
 ) -> dict[str, int]:
     """Return the layer of each dO op; ``below``: of each layer, as bits, those that its gradients go down to.
 

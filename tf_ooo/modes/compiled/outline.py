@@ -40,11 +40,6 @@ class Call:
     wave: int = 0
 
 
-def results_of(calls: Sequence[Call]) -> dict[Port, Port]:
-    """Map each tensor that leaves a region to where it is once the calls are in place."""
-    return {port: (call.name, number) for call in calls for number, port in enumerate(call.region.outputs)}
-
-
 @dataclass(frozen=True)
 class OutlinePass(Pass):
     """Replaces each region by its call; ``moved``: where the tensors that calls read or return now are."""

@@ -6,9 +6,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
+from grappler_passes.analysis.layer_tasks import forward_layers, ops_by_task
 from tf_ooo.costs.analytic import analytic_ops
 from tf_ooo.costs.devices import GRAPH_LAUNCH_S, device
-from tf_ooo.costs.from_graph import forward_layers, graph_costs, ops_by_task, with_occupancy
+from tf_ooo.costs.from_graph import graph_costs, with_occupancy
 from tf_ooo.costs.gains import GainTable
 from tf_ooo.costs.layer_costs import SECONDS, LayerCosts
 from tf_ooo.errors import BackendError

@@ -23,7 +23,7 @@ from tf_ooo.errors import GraphError
 from tf_ooo.modes.compiled import barriers
 from tf_ooo.modes.compiled.barriers import Barrier
 from tf_ooo.modes.compiled.calls import Parts, StepToPlan, last_of_main, make_calls
-from tf_ooo.modes.compiled.outline import Call, OutlinePass, VerifyStreamsPass, results_of
+from tf_ooo.modes.compiled.outline import Call, OutlinePass, VerifyStreamsPass
 from tf_ooo.modes.compiled.regions import FlatStep, GraphDef, Port, Region, find_regions, is_pure, region_of
 from tf_ooo.planning.model.schedule import Schedule, Task
 from tf_ooo.rewriting.lowering import task_ops
@@ -282,7 +282,8 @@ def _passes_for(
     calls = [call for own in by_step for call in own]
     kinds = {name: op for parts in steps for name, op in parts.graph.ops.items()}
     stored = barriers.activations_to_store(step, kinds, calls, store)
-    moved = {port: place for barrier in stored for port, place in barrier.behind.items()} | results_of(calls)
+    moved = {port: place for barrier in stored for port, place in barrier.behind.items()}
+    moved |= {port: (call.name, number) for call in calls for number, port in enumerate(call.region.outputs)}
     holds, joins = barriers.holds_of(calls), list(_joins(step, steps, by_step, moved))
     passes = [
         barriers.StorePass(step, stored, {}),

@@ -158,8 +158,7 @@ class StreamSession(StepSession):
     shows_ops = False  # the profiler sees XLA's kernels
 
     def __init__(self, options: OneDeviceOptions, report: Report | None = None) -> None:
-        reason = why_not(options)
-        if reason is not None:
+        if (reason := why_not(options)) is not None:
             raise BackendError(reason)
         self.options = options
         self.several = False  # whether ways are compared
@@ -289,8 +288,7 @@ class StreamSession(StepSession):
 
 def why_not(options: OneDeviceOptions) -> str | None:
     """Say why no compiled step can be rewritten in this process; None where it can."""
-    reason = xla.why_no_streams()
-    if reason is not None:
+    if (reason := xla.why_no_streams()) is not None:
         return f"jit_compile=True: {reason}"
     platform = xla.platform()
     if platform != _WHERE_STREAMS_ARE and not options.any_platform:

@@ -120,8 +120,7 @@ class CompiledStep:
     def __init__(self, step: StreamStep, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self.inputs, self.signature = Packed((args, kwargs)), nests.signature((args, kwargs))
         specs = self.inputs.specs
-        open_shapes = [spec for spec in specs if not spec.shape.is_fully_defined()]
-        if open_shapes:
+        if open_shapes := [spec for spec in specs if not spec.shape.is_fully_defined()]:
             raise GraphError(f"an input of open shape, {open_shapes[0]}: streams need fixed sizes")
         self._trace = _traced(step, self.inputs, self.signature)
         graph_def = self._trace.graph_def()

@@ -20,8 +20,8 @@ import tensorflow as tf
 from tensorflow.core.framework import graph_pb2, node_def_pb2
 
 from grappler_passes.analysis.steps import STEP_ATTR
+from grappler_passes.compat.op_types import is_communication
 from grappler_passes.graph.dependencies import MERGES, NEXT_ITERATIONS, has_side_effects, only_reads
-from grappler_passes.graph.flow import COMMUNICATION_PREFIXES
 from grappler_passes.graph.node_input import data_inputs, split_input
 from tf_ooo.compat import func_graphs, function_defs, nests, xla
 from tf_ooo.errors import BackendError, GraphError, OOOError
@@ -188,8 +188,7 @@ def _guard(graph_def: graph_pb2.GraphDef) -> None:
     fails = node_def_pb2.NodeDef(name=_GUARD, op="Assert", input=[opaque.name, opaque.name])
     fails.attr["T"].list.type.append(condition.attr["dtype"].type)
     for node in graph_def.node:
-        changes = has_side_effects(node.op) and not only_reads(node.op)
-        if changes or node.op.startswith(COMMUNICATION_PREFIXES):
+        if has_side_effects(node.op) and not only_reads(node.op):
             node.input.append(f"^{_GUARD}")
     graph_def.node.extend([condition, opaque, fails])
 
@@ -251,5 +250,5 @@ def _messages(graph_def: graph_pb2.GraphDef) -> Mapping[str, list[bytes]]:
         sources += [nodes[split_input(text)[0]] for node in sources for text in data_inputs(node)]
         return [node.attr["value"].SerializeToString() for node in sources if node.op == "Const"]
 
-    sent = (node.name for node in graph_def.node if node.op.startswith(COMMUNICATION_PREFIXES))
+    sent = (node.name for node in graph_def.node if is_communication(node.op))
     return {name: constants(name) for name in sent}

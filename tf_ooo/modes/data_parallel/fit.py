@@ -172,8 +172,7 @@ def check_model(model: keras.Model) -> None:
         )
     if keras_trainable.other_optimizer(model):
         raise BackendError(train_function.OTHER_OPTIMIZER)
-    unsynchronized = keras_layers.unsynchronized(model)
-    if unsynchronized:
+    if unsynchronized := keras_layers.unsynchronized(model):
         raise BackendError(
             f"{unsynchronized[0]}: synchronized=True is over the replicas of a tf.distribute strategy; here "
             "each process would normalize its own rows, without a word: leave it out"

@@ -66,8 +66,7 @@ class Copies:
         """Return the weights, by placeholder."""
         weights = {}
         for name, (handle, device, info) in self._wanted.items():
-            copy = self._copies.get((handle, device))
-            if copy is None:
+            if (copy := self._copies.get((handle, device))) is None:
                 weights[name] = read_where_it_is(self._captured[handle], info.dtype, info.shape)
             else:
                 with tf.device(device):

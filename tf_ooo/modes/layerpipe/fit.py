@@ -288,7 +288,7 @@ class Planned(Training):
             return None
         with timing.said(f"spreading the step over {len(self._plan.devices)} devices"):
             step = self._step(batch)
-        rounds = Rounds(self._fit, self._plan, self._placed, step)
+        rounds = InRounds(self._fit, self._plan, self._placed, step)
         self._fit.enter(rounds)
         return rounds.begin(batch, given)
 
@@ -319,7 +319,7 @@ class Planned(Training):
         return self._placed.restore()
 
 
-class Rounds(Training):
+class InRounds(Training):
     """The step is spread; each epoch runs in rounds."""
 
     def __init__(self, fit: LayerPipeFit, plan: SpreadPlan, placed: Placed, step: SpreadStep) -> None:

@@ -134,8 +134,7 @@ def note_rebuilt_weights(report: Report, model: keras.Model) -> None:
         for optimizer in optimizers_of(model)
         if not keras_optimizers.is_plain_sgd(optimizer)
     ]
-    names = keras_layers.batch_normalizations(model)
-    if names:
+    if names := keras_layers.batch_normalizations(model):
         notes.append(
             f"weights='ema': {len(names)} BatchNormalization layers, {names[0]} first, use the "
             "statistics of their forward pass with rebuilt weights"

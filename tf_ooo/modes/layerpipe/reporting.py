@@ -57,8 +57,7 @@ def fill_report(
     )
     report.change(layerpipe=section, predicted_peak_bytes=plan.trial.peak_bytes)
     report.note(plan.why, *costs.notes)
-    delay = max((row.delay_steps or 0 for row in layers), default=0)
-    if delay:
+    if delay := max((row.delay_steps or 0 for row in layers), default=0):
         report.note(_CHANGES.format(delay=delay))
 
 

@@ -210,8 +210,7 @@ def _flat(
     whole = graph_protos.with_whole_branches(graph_def)
     flat_def = graph_protos.inline_graph_def(whole, list(dict.fromkeys(kept)))
     flat_def = _checked(GatesPass(), flat_def, dump_dir, 0)
-    loop = next((node.name for node in flat_def.node if node.op in _LOOPS), None)
-    if loop is not None:
+    if (loop := next((node.name for node in flat_def.node if node.op in _LOOPS), None)) is not None:
         raise GraphError(_loop_message(model, loop, any(node.op in _ENTERS for node in flat_def.node)))
     func_graphs.leave_sums(flat_def)
     return flat_def

@@ -26,7 +26,7 @@ from tf_ooo.modes.pipeline.planning import SCHEDULES
 from tf_ooo.modes.pipeline.plans import PipelinePlans
 from tf_ooo.modes.pipeline.steps import PipelineSteps
 from tf_ooo.options.base import is_file
-from tf_ooo.planning.choosing.plan import NONE
+from tf_ooo.planning.choosing.recomputing import NONE
 from tf_ooo.planning.model.problem import check_limits
 from tf_ooo.planning.model.schedule_file import ScheduleFile, read_schedule
 from tf_ooo.report.report import Report

@@ -20,7 +20,7 @@ from tf_ooo.options.base import (
     whole_number,
 )
 from tf_ooo.planning.building.stages import Stages, check_stages, is_nested
-from tf_ooo.planning.choosing.plan import CHOICES, NONE
+from tf_ooo.planning.choosing.recomputing import CHOICES, NONE
 
 AUTO = "auto"
 MICRO_BATCH, WHOLE_BATCH = BATCH_NORMS = ("micro_batch", "whole_batch")

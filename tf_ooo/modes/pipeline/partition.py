@@ -265,7 +265,7 @@ class Cutter:
             )
         return np.cumsum([0.0, *(sum(map(of_layer, self.layers[a : b + 1])) for a, b in self.units)])
 
-    @property
+    @functools.cached_property
     def _messages_s(self) -> np.ndarray:
         """Seconds of what crosses the cut behind each unit, there and back."""
         link = self.link.of_idle_ends

@@ -17,17 +17,8 @@ from tf_ooo.modes.pipeline.partition import Cutter, as_run, check_layers, held_b
 from tf_ooo.planning.building.stages import Bounds, Stages, bounds_of, merged, one_each
 from tf_ooo.planning.choosing.fastest_first import fastest_first
 from tf_ooo.planning.choosing.on_paper import auto_candidates
-from tf_ooo.planning.choosing.plan import (
-    NONE,
-    Candidate,
-    Plan,
-    StepTime,
-    Trial,
-    choose,
-    policy_named,
-    recomputed,
-    tried,
-)
+from tf_ooo.planning.choosing.plan import Candidate, Plan, StepTime, Trial, choose, policy_named, tried
+from tf_ooo.planning.choosing.recomputing import NONE, recomputed
 from tf_ooo.planning.model.problem import Problem, less_of_places
 from tf_ooo.planning.model.schedule import Schedule
 from tf_ooo.planning.model.schedule_file import ScheduleFile

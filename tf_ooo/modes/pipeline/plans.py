@@ -35,7 +35,7 @@ from tf_ooo.modes.pipeline.partition import Cutter, check_recomputed, units_of
 from tf_ooo.modes.pipeline.planning import PlanRequest, fits_whole, named_bounds, own_cuts
 from tf_ooo.modes.pipeline.reporting import advice, fill_report, forget_whole_parts, note_loops_and_turns
 from tf_ooo.planning.building.stages import stage_of_layer
-from tf_ooo.planning.choosing.plan import NONE
+from tf_ooo.planning.choosing.recomputing import NONE
 from tf_ooo.planning.model.schedule_file import ScheduleFile
 from tf_ooo.report.parts import Outcome
 from tf_ooo.rewriting.passes import layers_that_cannot

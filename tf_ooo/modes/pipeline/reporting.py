@@ -54,8 +54,7 @@ def fill_report(
     )
     timeline = dataclasses.replace(plan.timeline, schedule=mesh.schedule)
     report.put(
-        StepOps.of(graph, layers),
-        PlannedStep(planned, timeline, costs, mesh.step_s, limits_of(mesh, costs)),
+        StepOps.of(graph, layers), PlannedStep(planned, timeline, costs, mesh.step_s, limits_of(mesh, costs))
     )
     report.change(pipeline=section, predicted_peak_bytes=mesh.peak_bytes)
     report.note(plan.why, *costs.notes)

@@ -21,7 +21,6 @@ from tf_ooo.fit.measured import InPlace, costs_of_calls
 from tf_ooo.fit.mode import Function, Training
 from tf_ooo.fit.recorder import Watched
 from tf_ooo.fit.reporting import ENOUGH
-from tf_ooo.fit.timing import timed_run
 from tf_ooo.hosts.cluster import Cluster, gone
 from tf_ooo.hosts.memory import in_host_memory
 from tf_ooo.modes.pipeline import tasks_of
@@ -137,8 +136,7 @@ class PipelineSteps:
 
     def bring_back(self) -> None:
         """Bring the variables back.  BackendError: a variable's worker is gone."""
-        lost = self.experiment.restore()
-        if lost:
+        if lost := self.experiment.restore():
             raise gone(lost, self.target.explain)
 
 
@@ -166,8 +164,7 @@ class Planned(Training):
     def run(self, given: Given) -> Any:
         """Run the first cut step."""
         steps, to_measure = self._steps, self._to_measure
-        grown = steps.plans.grown_for(given[0])
-        if grown is not None and to_measure is not None:
+        if (grown := steps.plans.grown_for(given[0])) and to_measure:
             to_measure = None
             steps.report.note(_LARGER)
         cut = Cut(steps, grown or self._pipeline, self._before, to_measure)
@@ -195,11 +192,9 @@ class Cut(Training):
         self._step = self._of_fit_before(steps, pipeline.placed) or PlacedStep(steps, pipeline)
         self._step.functions.seen, pipeline.placed = steps.seen, None
         self._placed = Placed(steps.model, steps.target, self._step.moved)
+        self._first_traced = first = before if replicas == 1 == plans.replicas_at_first else None
         # Steps that were traced and can be placed without another trace, by the signature of their batches.
-        self._before: dict[Any, TracedBefore] = {}
-        self._first_traced = before if replicas == 1 == plans.replicas_at_first else None
-        if self._first_traced is not None:
-            self._before[self._first_traced.signature] = self._first_traced
+        self._before: dict[Any, TracedBefore] = {} if first is None else {first.signature: first}
         self._not_planned = ""  # why the latest step is not the one that was planned; it ran in stock order
         self._pieces = pieces_of(pipeline.mesh, plans.rows, plans.limit.planned_bytes)
         self._devices = len({name for names in pipeline.plan.homes.devices for name in names})
@@ -228,8 +223,7 @@ class Cut(Training):
     def run(self, given: Given) -> Any:
         """Run a step; a batch that is larger than planned for is planned for first."""
         steps = self._steps
-        grown = steps.plans.grown_for(given[0])
-        if grown is None:
+        if (grown := steps.plans.grown_for(given[0])) is None:
             return self.step(given[0])
         if self._to_measure is not None:
             steps.report.note(_LARGER)
@@ -256,8 +250,12 @@ class Cut(Training):
         if len(timed) > before:
             timed.pop()  # the profiler's
         if to_measure.done:
-            self._to_measure = None
-            self._plan_again(to_measure)
+            self._to_measure, report = None, self._steps.report
+            costs = to_measure.costs([node.name for node in report.rewritten_graph.node])
+            if costs is None:
+                report.note(f"{_CALCULATED}: {to_measure.why_not}")
+            else:
+                self._take_measured(costs)
         return outputs
 
     def cut_step(self, batch: object) -> Any:
@@ -273,7 +271,7 @@ class Cut(Training):
                     self._plan_for_calls()
                     return outputs
         rewritten = request.count
-        outputs, seconds, traced = timed_run(lambda: functions(batch), lambda: functions.traced)
+        outputs, seconds, traced = timing.timed_run(lambda: functions(batch), lambda: functions.traced)
         if not traced:
             self._pipeline.step_s.append(seconds)
             return outputs
@@ -320,14 +318,6 @@ class Cut(Training):
         self._say_in_report(result)
         return True
 
-    def _plan_again(self, in_place: InPlace) -> None:
-        steps = self._steps
-        costs = in_place.costs([node.name for node in steps.report.rewritten_graph.node])
-        if costs is None:
-            steps.report.note(f"{_CALCULATED}: {in_place.why_not}")
-        else:
-            self._take_measured(costs)
-
     def _take_measured(self, costs: CostTable) -> None:
         """Take a plan for costs that were measured while this one runs, if it is better."""
         steps, plans = self._steps, self._steps.plans
@@ -347,13 +337,7 @@ class Cut(Training):
         """Plan again with what the compiled calls take; once, and not where costs are given."""
         plans, result = self._steps.plans, self._step.said_in_report
         given = plans.options.costs is not None or not plans.options.profile_steps
-        if (
-            result is None
-            or result.compiled is None
-            or plans.planned_from is None
-            or given
-            or plans.measured_calls
-        ):
+        if given or plans.measured_calls or not (result and result.compiled and plans.planned_from):
             return
         plans.measured_calls = True
         step, costs = plans.planned_from
@@ -366,9 +350,8 @@ class Cut(Training):
         steps, plans = self._steps, self._steps.plans
         note = f"a step ran in stock order, and the next ones are planned anew: {why}"
         steps.report.note(note, log=logging.WARNING)
-        steps.may_plan_anew = False
+        steps.may_plan_anew, plans.planned_from = False, None
         plans.forget()
-        plans.planned_from = None
         steps.bring_back()
         steps.experiment.enter(steps.beginning)
 
@@ -417,7 +400,6 @@ class Cut(Training):
         """Puts the variables back; names those that are lost."""
         for request in self._step.requests:
             request.close()
-        lost = self._placed.restore()
-        if lost:
+        if lost := self._placed.restore():
             self._pipeline.placed = None
         return lost

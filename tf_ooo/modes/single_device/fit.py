@@ -68,8 +68,7 @@ class SingleDeviceMode:
             self.controller.session.close()
             self.controller = None
         self._report = Report(self.options.mode, model=str(model.name), environment=environment(model))
-        reason = train_function.why_not_rewritable(model)
-        if reason is not None:
+        if (reason := train_function.why_not_rewritable(model)) is not None:
             raise GraphError(reason)
 
     def prepare(self, model: keras.Model, steps: int | None) -> Training:

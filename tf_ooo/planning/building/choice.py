@@ -11,7 +11,6 @@ import numpy as np
 from tf_ooo.costs.layer_costs import layer_inputs
 from tf_ooo.planning.building.pipeline import StagedLayers
 from tf_ooo.planning.model.problem import Problem
-from tf_ooo.planning.model.relation import stage_inputs
 from tf_ooo.planning.model.schedule import Schedule
 from tf_ooo.planning.model.task import Floats
 from tf_ooo.planning.simulation.simulator import simulate
@@ -73,15 +72,14 @@ def fastest_of_cuts(
 
 def least_s(stages: StagedLayers) -> float:
     """No order is faster: what a device has to do once its first forward can begin, or a link."""
-    inputs = stage_inputs(stages.schedule("step", {}), stages.problem.layers, len(stages.bounds))
     devices = stages.problem.devices
     first_s = np.full(devices, np.inf)
-    np.minimum.at(first_s, stages.devices, _begins_s(stages, inputs))
+    np.minimum.at(first_s, stages.devices, _begins_s(stages))
     speeds = np.array(stages.problem.link.speeds_of(stages.devices.tolist()))
     busy_s = stages.seconds.sum(axis=0) * stages.problem.microbatches + stages.sums("update_s") / speeds
     work_s = np.bincount(stages.devices, busy_s, devices)
     longest_s = float((first_s + work_s)[np.isfinite(first_s)].max(initial=0.0))
-    return max(longest_s, _sending_s(stages, inputs))
+    return max(longest_s, _sending_s(stages))
 
 
 def least_of_all_cuts_s(problem: Problem) -> float:
@@ -98,15 +96,12 @@ def least_of_all_cuts_s(problem: Problem) -> float:
     return max((sum(work_s) + idle) / sum(speeds), alone_s)
 
 
-_Inputs = list[list[tuple[int, float]]]
-
-
-def _begins_s(stages: StagedLayers, inputs: _Inputs) -> Floats:
+def _begins_s(stages: StagedLayers) -> Floats:
     """Return when the first F of each stage begins at the earliest, float64 (stages,)."""
     # The order decides which of a device's stages takes a message that several read.
     forward_s, devices = (stages.seconds - stages.messages_s)[0].tolist(), stages.devices.tolist()
     begins_s: list[float] = []
-    for stage, read in enumerate(inputs):
+    for stage, read in enumerate(stages.inputs):
         sent_s = (
             0.0 if devices[i] == devices[stage] else stages.problem.link.seconds(size) for i, size in read
         )
@@ -115,11 +110,11 @@ def _begins_s(stages: StagedLayers, inputs: _Inputs) -> Floats:
     return np.array(begins_s)
 
 
-def _sending_s(stages: StagedLayers, inputs: _Inputs) -> float:
+def _sending_s(stages: StagedLayers) -> float:
     """Return how long the busiest link takes for what F and dO send; a device gets the same only once."""
     devices = stages.devices.tolist()
     largest: dict[tuple[str, int, int], float] = {}
-    for stage, read in enumerate(inputs):
+    for stage, read in enumerate(stages.inputs):
         for source, size in read:
             if devices[source] != devices[stage]:
                 for key in (("F", source, devices[stage]), ("dO", stage, devices[source])):

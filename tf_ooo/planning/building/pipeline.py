@@ -105,12 +105,10 @@ class StagedLayers:
         A device gets the same only once: its first stage that reads an output takes it, and the last one that
         made what is read takes its gradient.
         """
-        link, taken_s = self.problem.link, np.zeros((3, len(self.bounds)))
-        if not (link.send_s or link.receive_s):
+        link, taken_s, devices = self.problem.link, np.zeros((3, len(self.bounds))), self.devices.tolist()
+        if not link.busies_ends:
             return taken_s
-        shape = Schedule(MODE, "step", {}, stages=self.bounds)
-        inputs, devices = stage_inputs(shape, self.problem.layers, len(self.bounds)), self.devices.tolist()
-        pairs = [(source, stage) for stage, read in enumerate(inputs) for source, _ in read]
+        pairs = [(source, stage) for stage, read in enumerate(self.inputs) for source, _ in read]
         away = [(source, stage) for source, stage in pairs if devices[source] != devices[stage]]
         outputs = {(source, devices[stage]): stage for source, stage in reversed(away)}
         gradients = {(stage, devices[source]): source for source, stage in sorted(away)}
@@ -119,6 +117,11 @@ class StagedLayers:
                 taken_s[kind, sender] += link.send_s
                 taken_s[kind, receiver] += link.receive_s
         return taken_s
+
+    @cached_property
+    def inputs(self) -> list[list[tuple[int, float]]]:
+        """Return for each stage the stages that it reads, and how many bytes from each."""
+        return stage_inputs(self.schedule("step", {}), self.problem.layers, len(self.bounds))
 
     @cached_property
     def devices(self) -> Ints:

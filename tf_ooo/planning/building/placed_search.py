@@ -9,7 +9,7 @@ from operator import attrgetter
 
 import numpy as np
 
-from tf_ooo.planning.building.step_tasks import StepTasks, justified, shortest_justified
+from tf_ooo.planning.building.step_tasks import ROUNDS, StepTasks, justified, shortest_justified
 from tf_ooo.planning.building.walk import walk
 from tf_ooo.planning.model.task import Floats, Ints
 from tf_ooo.planning.simulation.clock import Times
@@ -80,7 +80,6 @@ class _Balancing:
 
 # Acceptance threshold: the search goes on with an order that is so much longer; it decays to nothing.
 _TOLERANCE = 0.004
-_ROUNDS = 6
 # The placements to begin with get this share of all that is placed.
 _STARTING = 0.25
 # So many placements, the best after one round, get the other rounds where nothing is changed.
@@ -114,7 +113,7 @@ def searched(tasks: StepTasks, busy_s: Floats, places: Iterable[Ints], effort: f
         starts = (Placed(place, shortest_justified(tasks, place, rounds)) for place in lists)
         return sorted(starts, key=_makespan_s)
 
-    rounds_each = max(1, min(_ROUNDS, int(_STARTING * most) // len(lists)))
+    rounds_each = max(1, min(ROUNDS, int(_STARTING * most) // len(lists)))
     if not effort and rounds_each > 1:
         lists = [start.place for start in shortest_first(1)[:_LIKELY]]
     start = shortest_first(rounds_each)[0]

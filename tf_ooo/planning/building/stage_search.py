@@ -160,7 +160,7 @@ class StageSearch:
     def _tasks_of(self, stages: StagedLayers) -> StepTasks:
         """Return the tasks of these stages; their devices' speeds count, and where messages take time."""
         link = self.problem.link
-        place = stages.place if link.send_s or link.receive_s else ()
+        place = stages.place if link.busies_ends else ()
         key = stages.bounds, link.speeds_of(stages.place), place
         if key not in self._tasks:
             if len(self._tasks) >= _KEPT_TASKS:

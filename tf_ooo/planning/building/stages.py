@@ -92,8 +92,7 @@ def _starts_of_groups(
         layer = layer_of_part(name)
         if place not in stage_of and layer in names and names.index(layer) in stage_of:
             stage_of[place] = stage_of[names.index(layer)]
-    left = [name for place, name in enumerate(names) if place not in stage_of]
-    if left:
+    if left := [name for place, name in enumerate(names) if place not in stage_of]:
         more = f" nor are {len(left) - 1} more" if len(left) > 1 else ""
         raise OptionsError(f"stages: layer {left[0]!r} is in no stage{more}: each layer has to be in one")
     order = [stage_of[place] for place in range(len(names))]

@@ -203,7 +203,11 @@ def justified(tasks: StepTasks, place: Sequence[int], times: Times) -> Times:
     return times
 
 
-def shortest_justified(tasks: StepTasks, place: Sequence[int], rounds: int) -> Times:
+# Orders are justified so often, unless one is of many.
+ROUNDS = 6
+
+
+def shortest_justified(tasks: StepTasks, place: Sequence[int], rounds: int = ROUNDS) -> Times:
     """Return the shortest of so many rounds, from list scheduling on."""
     runs = [tasks.run(place, tasks.urgent)]
     for _ in range(rounds):

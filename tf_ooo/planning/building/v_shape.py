@@ -228,8 +228,6 @@ _FAMILY = (ZB, HALF, MIN)
 STYLES = (Style(), Style(patience=0.0), Style(fill="F"), Style(yielding=False))
 # Beyond this many tasks styles are compared for fewer micro-batches.
 _TASKS_TO_COMPARE = 4_000
-# Micro-batches for each device that show the steady state.
-_PERIODS = 4
 
 
 def make(policy: str, steps: Steps, problem: Problem) -> Schedule:
@@ -265,11 +263,10 @@ def _fastest(policy: str, stages: StagedLayers, of: Block) -> tuple[bool, Schedu
 
 def _styles(policy: str, stages: StagedLayers, of: Block) -> tuple[Style, ...]:
     """Return all; with many tasks the one that is best for so few micro-batches as show the steady state."""
-    count, some = stages.problem.microbatches, _PERIODS * stages.problem.devices
-    if 3 * len(stages.bounds) * count <= _TASKS_TO_COMPARE or count <= some:
+    count, few = stages.problem.microbatches, dataclasses.replace(stages, problem=stages.problem.shortened)
+    if 3 * len(stages.bounds) * count <= _TASKS_TO_COMPARE or count == few.problem.microbatches:
         return STYLES
-    few = dataclasses.replace(stages, problem=dataclasses.replace(stages.problem, microbatches=some))
-    order = lanes(of, some)
+    order = lanes(of, few.problem.microbatches)
 
     def seconds(style: Style) -> tuple[bool, float]:
         schedule = squeezed(policy, few, order, of.limit, style)

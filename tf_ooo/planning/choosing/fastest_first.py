@@ -6,7 +6,8 @@ import dataclasses
 import math
 from collections.abc import Sequence
 
-from tf_ooo.planning.choosing.plan import ALL, NO_LIMIT, NONE, STEADY, Candidate, StepTime, slower_text, tried
+from tf_ooo.planning.choosing.plan import NO_LIMIT, STEADY, Candidate, StepTime, tried
+from tf_ooo.planning.choosing.recomputing import ALL, NONE, kept_within, slower_text
 from tf_ooo.planning.model.problem import Problem
 from tf_ooo.planning.policies import Policy
 
@@ -34,17 +35,13 @@ def fastest_first(asked: Sequence[tuple[Policy, Problem]], step_time: StepTime =
 
     for number in sorted(range(len(asked)), key=rank):
         (policy, problem), unlimited = asked[number], free[number]
-        trial = unlimited.trial
-        if trial is None:
+        if (trial := unlimited.trial) is None:
             rows[number] = dataclasses.replace(unlimited, problem=problem)
         elif unlimited.step_s > best_s * (1 - _LEAST_GAIN):
             reason = slower_text(unlimited.step_s, best_s)
             rows[number] = Candidate(policy.name, problem, reason=reason)
-        elif problem.recompute != ALL and problem.keeps_limit(trial.timeline.peak_bytes):  # as it is
-            limit_bytes = problem.memory_limit_bytes
-            kept = dataclasses.replace(trial.problem, memory_limit_bytes=limit_bytes, recompute=NONE)
-            trial = dataclasses.replace(trial, problem=kept)
-            rows[number] = dataclasses.replace(unlimited, problem=kept, trial=trial)
+        elif problem.recompute != ALL and (kept := kept_within(trial, problem)):
+            rows[number] = dataclasses.replace(unlimited, problem=kept.problem, trial=kept)
         else:
             rows[number] = tried(policy, problem, step_time, to_beat_s=best_s, unlimited=trial)
         best_s = min(best_s, rows[number].step_s)

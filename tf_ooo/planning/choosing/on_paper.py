@@ -15,18 +15,8 @@ from tf_ooo.planning.building.choice import least_of_all_cuts_s
 from tf_ooo.planning.building.stages import Stages, bounds_of, check_stages
 from tf_ooo.planning.choosing.fastest_first import fastest_first
 from tf_ooo.planning.choosing.figures import assumptions, one_device_s
-from tf_ooo.planning.choosing.plan import (
-    AUTO,
-    CHOICES,
-    NONE,
-    Candidate,
-    Plan,
-    as_asked,
-    choose,
-    policy_named,
-    shortest,
-    tried,
-)
+from tf_ooo.planning.choosing.plan import Candidate, Plan, as_asked, choose, policy_named, shortest, tried
+from tf_ooo.planning.choosing.recomputing import AUTO, CHOICES, NONE
 from tf_ooo.planning.model.problem import Problem, check_limits, less_of_places, most_and_less
 from tf_ooo.planning.model.schedule import Schedule
 from tf_ooo.planning.policies import POLICIES, Policy

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tf_ooo.costs.layer_costs import LayerCosts, Link, layer_inputs
 from tf_ooo.errors import MemoryLimitError, OptionsError
+
+# Micro-batches for each device that show the steady state.
+_PERIODS = 4
 
 
 def with_recomputed(layers: Sequence[LayerCosts], numbers: Collection[int]) -> tuple[LayerCosts, ...]:
@@ -75,6 +78,11 @@ class Problem:
     def own_layers(self) -> tuple[LayerCosts, ...]:
         """The layers of the model, where ``layers`` are stages of it."""
         return self.model or self.layers
+
+    @property
+    def shortened(self) -> Problem:
+        """Return the problem with as few micro-batches as show the steady state."""
+        return replace(self, microbatches=min(self.microbatches, _PERIODS * self.devices))
 
     def limit_of(self, peak_bytes: Sequence[int]) -> int:
         """The lowest ``memory_limit_bytes`` that the devices would keep with these peaks."""

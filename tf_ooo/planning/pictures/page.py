@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tf_ooo.costs.layer_costs import LayerCosts
-from tf_ooo.errors import BackendError
 from tf_ooo.planning.pictures import style
-from tf_ooo.planning.pictures.style import count_text, numbers_text, steady_step_s, view_of
-from tf_ooo.units import bytes_text, time_text
+from tf_ooo.planning.pictures.style import numbers_text, steady_step_s, view_of
+from tf_ooo.units import bytes_text, count_text, time_text
 
 if TYPE_CHECKING:
     from tf_ooo.planning.simulation.timeline import Timeline
@@ -159,11 +158,9 @@ def render(timeline: Timeline, measured: Timeline | None = None) -> str:
 
 
 def page_html(page: Page) -> str:
-    """Return a page's HTML.  BackendError: jinja2 is not installed."""
-    try:
-        import jinja2
-    except ImportError as error:
-        raise BackendError(f"pages need jinja2: pip install jinja2 ({error})") from error
+    """Return a page's HTML."""
+    import jinja2
+
     loader = jinja2.FileSystemLoader(Path(__file__).parent / "templates")
     environment = jinja2.Environment(loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True)
     looks = {"colours": style.COLOURS, "text_colours": style.TEXT_COLOURS, "kind_names": style.NAMES}
@@ -183,14 +180,9 @@ def chart_of(
         measured: of one step.
         layers: names by number.
         limits_bytes: of each device's memory, or one for all; empty: there is none.
-
-    Raises:
-        BackendError: plotly is not installed.
     """
-    try:
-        from tf_ooo.planning.pictures.figure import Run, figure
-    except ImportError as error:
-        raise BackendError(f"pages need plotly: pip install plotly ({error})") from error
+    from tf_ooo.planning.pictures.figure import Run, figure
+
     names = layers or {}
     if measured is None:
         runs = [Run(timeline, view_of(timeline, MOST_TASKS, MOST_LANES), "", names)]

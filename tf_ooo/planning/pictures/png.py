@@ -49,11 +49,9 @@ def image(timeline: Timeline) -> str:
 
 
 def draw(timeline: Timeline) -> Figure:
-    """Return the picture as a matplotlib figure; BackendError without matplotlib."""
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise BackendError(f"this picture needs matplotlib: pip install matplotlib ({error})") from error
+    """Return the picture as a matplotlib figure."""
+    from matplotlib.figure import Figure
+
     view = view_of(timeline, _MOST_TASKS, _MOST_LANES)
     rows_in = len(view.lanes) * max(min(_ROW_IN, _ALL_ROWS_IN / max(len(view.lanes), 1)), _LEAST_ROW_IN)
     memory_in = _MEMORY_IN if timeline.memory else 0.01

@@ -2,38 +2,21 @@
 
 from __future__ import annotations
 
+from importlib import import_module
+
 from tf_ooo.planning.model.problem import Problem as Problem
-from tf_ooo.planning.policies import (
-    dualpipe_v,
-    fast_forward,
-    gpipe,
-    in_order,
-    interleaved_1f1b,
-    layerpipe,
-    modulo,
-    multi_stream,
-    one_f_one_b,
-    pipedream,
-    reverse_first_k,
-    search,
-    v_half,
-    v_min,
-    zb_auto,
-    zb_h1,
-    zb_h2,
-    zb_interleaved,
-    zb_search,
-    zb_v,
-)
+from tf_ooo.planning.policies import fast_forward, in_order
 from tf_ooo.planning.policies.policy import BackwardOrder
 from tf_ooo.planning.policies.policy import Policy as Policy
 
 _FILES = (
-    in_order, fast_forward,
-    gpipe, one_f_one_b, interleaved_1f1b, modulo, zb_h1, zb_h2, zb_auto, zb_interleaved,
-    zb_search, zb_v, v_half, v_min, dualpipe_v, multi_stream, reverse_first_k, search, pipedream, layerpipe,
+    "in_order", "fast_forward",
+    "gpipe", "one_f_one_b", "interleaved_1f1b", "modulo", "zb_h1", "zb_h2", "zb_auto", "zb_interleaved",
+    "zb_search", "zb_v", "v_half", "v_min", "dualpipe_v",
+    "multi_stream", "reverse_first_k", "search", "pipedream", "layerpipe",
 )  # fmt: skip
-POLICIES: dict[str, Policy] = {file.POLICY.name: file.POLICY for file in _FILES}
+_ALL: list[Policy] = [import_module(f"{__name__}.{file}").POLICY for file in _FILES]
+POLICIES = {policy.name: policy for policy in _ALL}
 
 
 def schedules_of(mode: str, streams: bool | None = None) -> tuple[str, ...]:

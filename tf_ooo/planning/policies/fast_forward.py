@@ -30,10 +30,9 @@ def _order(backward_layers: Sequence[int]) -> list[Task]:
     return output_grads + [Task("dW", layer) for layer in sorted(backward_layers)]
 
 
-def _backward_order(backward_layers: Sequence[int], tasks: frozenset[Task]) -> list[Task]:
-    return [task for task in _order(backward_layers) if task in tasks]
-
-
 POLICY = Policy(
-    "fast_forward", ("single_device", "data_parallel", "pipeline"), make, backward_order=_backward_order
+    "fast_forward",
+    ("single_device", "data_parallel", "pipeline"),
+    make,
+    backward_order=lambda layers, tasks: [task for task in _order(layers) if task in tasks],
 )

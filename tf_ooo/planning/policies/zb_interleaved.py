@@ -19,10 +19,7 @@ from tf_ooo.planning.policies.policy import Chunks, Needs, Policy
 
 NAME = "zb_interleaved"
 _CHUNKS = (2, 3, 4)
-# Micro-batches for each device that show the steady state.
-_PERIODS = 4
 _WITH_LIMIT = 0.25
-_ROUNDS = 6
 _FEW_TASKS = 100
 # Above this a few changes would be all that is tried in some seconds.
 _MANY_TASKS = 30_000
@@ -62,16 +59,16 @@ def _placed(
 
     It is remembered, because a memory limit changes neither: with one, and without, it is asked for again.
     """
-    stages = StagedLayers(Problem(layers, devices, microbatches, link), bounds)
-    in_flight, some = 2 * devices, _PERIODS * devices
+    problem, in_flight = Problem(layers, devices, microbatches, link), 2 * devices
+    stages = StagedLayers(problem, bounds)
     tasks = few = StepTasks(stages, in_flight)
-    if some < microbatches:
-        few = StepTasks(replace(stages, problem=replace(stages.problem, microbatches=some)), in_flight)
+    if problem.shortened.microbatches < microbatches:
+        few = StepTasks(replace(stages, problem=problem.shortened), in_flight)
     # Where devices differ, stages are cut for those that they are dealt out to in turn.
     unequal = len(set(link.speeds_of(range(devices)))) > 1
     places = [stages.devices] if unequal else placements(stages.seconds, devices)
     best = searched(few, stages.seconds.sum(axis=0), places, 0.0 if unequal else effort)
-    times = best.times if few is tasks else shortest_justified(tasks, best.place, _ROUNDS)
+    times = best.times if few is tasks else shortest_justified(tasks, best.place)
     return best.place, tasks.orders(best.place, times)
 
 

@@ -9,18 +9,16 @@ from tf_ooo.errors import OptionsError
 from tf_ooo.planning.building.choice import fastest, makespan_s, on_paper, within_limit
 from tf_ooo.planning.building.lane_search import improved
 from tf_ooo.planning.building.stage_search import Assigned, StageSearch
-from tf_ooo.planning.building.step_tasks import ListChoices, listed
+from tf_ooo.planning.building.step_tasks import ROUNDS, ListChoices, listed
 from tf_ooo.planning.model.problem import Problem
 from tf_ooo.planning.model.schedule import Schedule
 from tf_ooo.planning.policies.policy import MANY_TASKS, Chunks, Needs, Policy
 
 NAME = "zb_search"
-# Micro-batches for each device that show the steady state.
-_PERIODS = 4
 # Two changes for each task are tried, at least a few; above so many tasks that are placed for that in all,
 # which takes seconds, fewer.
 _FEW_CHANGES, _MOST_TASKS = 200, 1_000_000
-_CHUNKS, _ROUNDS = 3, 6
+_CHUNKS = 3
 # So many cuts and placements are compared where nothing is searched.
 _FEW_STARTS = 2
 # With a memory limit several problems are searched.
@@ -43,8 +41,8 @@ def make(problem: Problem) -> Schedule:
     units, devices = len(problem.cut or problem.layers), problem.devices
     if units < devices:
         raise OptionsError(f"{devices} stages are more than the {units} layers; use fewer devices")
-    count = min(problem.microbatches, _PERIODS * devices)
-    few, tasks = replace(problem, microbatches=count), 3 * count * min(units, _CHUNKS * devices)
+    few = problem.shortened
+    tasks = 3 * few.microbatches * min(units, _CHUNKS * devices)
     if problem.memory_limit_bytes is None:
         return _searched(problem, few, tasks)
     lean = _for_all(problem, StageSearch(few, 1).leanest(_FEW_STARTS), 1)
@@ -92,7 +90,7 @@ def _moved(search: StageSearch, best: Assigned, tasks: int) -> Schedule:
 def _for_all(problem: Problem, best: Assigned, in_flight: int) -> Schedule:
     """Return the schedule of all micro-batches, with stages on the devices that were found for few."""
     if best.stages.problem.microbatches < problem.microbatches:
-        best = StageSearch(problem, in_flight).ordered(best.owner, _ROUNDS)
+        best = StageSearch(problem, in_flight).ordered(best.owner, ROUNDS)
     return best.schedule(NAME)
 
 

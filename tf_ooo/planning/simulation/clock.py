@@ -23,8 +23,7 @@ _MANY = 1_000_000
 
 
 class LaneKind(enum.IntEnum):
-    """Says how a lane takes its next task: in the order listed, of what is ready the first listed, or the one
-    that was ready first."""
+    """Says how a lane takes its next task: as listed, the first listed that is ready, or what was first."""
 
     ORDERED = 0
     PRIORITY = 1
@@ -179,9 +178,8 @@ class _Clock:
     def __init__(
         self, tasks: Tasks, lanes: Lanes, kinds: Sequence[int], choose: Choose | None, sharing: Sharing | None
     ) -> None:
-        count = len(tasks.seconds)
         self.tasks, self.choose, self.sharing = tasks, choose, sharing
-        self.start_s = [float("nan")] * count
+        self.start_s = [float("nan")] * len(tasks.seconds)
         # An edge from -1 finds the last one, which is always there.
         self.end_s = [*self.start_s, 0.0]
         self.begun: list[int] = []
@@ -194,8 +192,8 @@ class _Clock:
         kinds = kinds or [LaneKind.ORDERED] * len(lanes)
         self.chooses = any(kind != LaneKind.ORDERED for kind in kinds)
         self.by_time = [kind == LaneKind.FIFO for kind in kinds]
-        by_rank = ([] if by_time else lane for lane, by_time in zip(lanes, self.by_time, strict=True))
-        self.by_rank: list[Any] = list(by_rank)
+        by_rank = zip(lanes, self.by_time, strict=True)
+        self.by_rank: list[Any] = [[] if by_time else lane for lane, by_time in by_rank]
         self.ready: list[list[int]] = [[] for _ in lanes]
         self.idle = [True] * len(lanes)
         self.touched: list[int] = []
@@ -299,8 +297,7 @@ class _Clock:
         woken, waiting = self.woken, self.waiting
         while woken:
             lane = woken.pop()
-            source = next(lane, None)
-            if source is not None:
+            if (source := next(lane, None)) is not None:
                 waiting.setdefault(source, []).append(lane)
 
     def _in_order(self, lane: Sequence[int]) -> Iterator[int]:
@@ -372,9 +369,8 @@ class LaneWork:
 
     def times(self) -> tuple[Floats, Floats]:
         """Return start and end of each task in seconds; NaN where it can never start (a deadlock)."""
-        bounds, kinds = self.lane_starts.tolist(), self.lane_kinds
+        bounds, kinds, lane = self.lane_starts.tolist(), self.lane_kinds, self.lane_of
         source, target, lag_s, sharing = self.source, self.target, self.lag_s, None
-        lane = self.lane_of
         if self.shared is not None:
             # Nobody knows how long a task takes, so no lane can run ahead of the clock.
             occupancy, lane_device = self.shared

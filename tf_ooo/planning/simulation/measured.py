@@ -148,8 +148,7 @@ def _side_by_side(tasks: Iterable[Task], times: TaskTimes) -> list[list[Task]]:
     """Return streams in which no task begins before the one in front of it has ended."""
     streams: list[list[Task]] = []
     for task in tasks:
-        free = [stream for stream in streams if times[stream[-1]].end_s <= times[task].begin_s]
-        if free:
+        if free := [stream for stream in streams if times[stream[-1]].end_s <= times[task].begin_s]:
             free[0].append(task)
         elif len(streams) < _MOST_STREAMS:
             streams.append([task])

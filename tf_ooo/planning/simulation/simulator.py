@@ -156,7 +156,7 @@ def _work(repeated: _Repeated, layers: Layers, link: Link, seconds: Floats) -> t
 def _overheads_s(links: _Links, link: Link, nodes: int) -> Floats:
     """Return the seconds that messages take from their senders, and from the first task that reads each."""
     taken_s = np.zeros(nodes)
-    if len(links.producer) and (link.overhead_s_per_byte or link.send_s or link.receive_s):
+    if len(links.producer) and link.busies_ends:
         each_s = links.size_bytes * link.overhead_s_per_byte
         reader = np.full(len(each_s), nodes)
         np.minimum.at(reader, links.message_of, links.consumer)
@@ -168,7 +168,7 @@ def _overheads_s(links: _Links, link: Link, nodes: int) -> Floats:
 def _new_weights_s(relation: Relation, layers: Layers, link: Link) -> Floats:
     """Return the seconds for an asynchronous U to send weights, and for F and dO elsewhere to get them."""
     taken_s = np.zeros(len(relation))
-    if not (relation.schedule.asynchronous and (link.overhead_s_per_byte or link.send_s or link.receive_s)):
+    if not (relation.schedule.asynchronous and link.busies_ends):
         return taken_s
     for stage in range(relation.stages):
         weights = sum(layers[layer].weight_bytes for layer in relation.schedule.layers_of(stage))

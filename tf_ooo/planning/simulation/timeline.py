@@ -219,9 +219,6 @@ class Timeline:
         Args:
             path: the file to write.
             measured: shown beside this, the predicted, timeline.
-
-        Raises:
-            BackendError: plotly or jinja2 is not installed.
         """
         from tf_ooo.planning.pictures.page import render, write_page  # noqa: PLC0415 - needs plotly
 

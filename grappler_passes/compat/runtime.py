@@ -151,8 +151,8 @@ def calls_without_idle_optimizers() -> AbstractContextManager[None]:
     """Functions called in the block are spared graph optimizers that look at all and change nothing.
 
     On CPUs alone the layout optimizer converts nothing, and all that the memory optimizer does is to take
-    sums apart.  The graph is sorted and given shapes in another dialect, twice, which took 15% of the seconds
-    before the first step of MobileNetV2.  Whoever has set them otherwise has them run.
+    sums apart; whoever has set them otherwise has them run.  The graph is sorted and given shapes in another
+    dialect, twice, which took 15% of the seconds before the first step of MobileNetV2.
     """
     on_cpus = all("/device:CPU:" in name for name in runtime_devices())
     return _calling(_no_idle_optimizers) if on_cpus else contextlib.nullcontext()

@@ -13,7 +13,7 @@ from keras_callbacks import GainLogger
 from tests.distributed import training as t
 from tests.zoo import needs_keras_3
 from tf_ooo.fit import timing
-from tf_ooo.fit.experiment import StockFirst
+from tf_ooo.fit.mode import StockFirst
 from tf_ooo.modes.data_parallel import planning
 
 pytest.importorskip("horovod", reason="Horovod is not installed; run: make horovod")

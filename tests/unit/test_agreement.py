@@ -14,8 +14,7 @@ from tests import zoo
 from tf_ooo.compat import keras_optimizers
 from tf_ooo.errors import GraphError, OptionsError
 from tf_ooo.fit.comparison import REWRITTEN, STOCK, StepComparison, slowest
-from tf_ooo.fit.experiment import Experiment
-from tf_ooo.fit.mode import Training
+from tf_ooo.fit.mode import Experiment, Training
 from tf_ooo.modes.by_name import Options
 from tf_ooo.modes.data_parallel import agreement, profiling
 from tf_ooo.modes.data_parallel.ordering import digest

@@ -11,9 +11,8 @@ from typing import Any
 import pytest
 
 from tests.unit.test_data_parallel_parts import Threads
-from tf_ooo.fit import experiment
-from tf_ooo.fit.experiment import StockFirst
-from tf_ooo.fit.mode import Training
+from tf_ooo.fit import mode
+from tf_ooo.fit.mode import StockFirst, Training
 from tf_ooo.hosts.ranks.base import SingleEngine
 from tf_ooo.modes.data_parallel import planning, scheduled
 from tf_ooo.modes.data_parallel.options import DataParallel
@@ -61,7 +60,7 @@ def _made_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scheduled, "RankFunctions", Functions)
     monkeypatch.setattr(scheduled, "Profiling", lambda *arguments: Training())
     monkeypatch.setattr(scheduled.traces, "random_state", lambda function: "")
-    monkeypatch.setattr(experiment, "timed_run", timed)
+    monkeypatch.setattr(mode, "timed_run", timed)
 
 
 def steps_of(step_s: float, executions: int | None, engine: Any = None, **options: Any) -> ScheduledSteps:

@@ -20,8 +20,7 @@ from tf_ooo.compat import nests
 from tf_ooo.costs.profile import StepProfiler, step_costs
 from tf_ooo.errors import BackendError, GraphError, MemoryLimitError, OOOError
 from tf_ooo.fit.comparison import REWRITTEN, STOCK, StepComparison, Verdict
-from tf_ooo.fit.experiment import Comparing, Experiment, StockFirst, Turn
-from tf_ooo.fit.mode import Training
+from tf_ooo.fit.mode import Comparing, Experiment, StockFirst, Training, Turn
 from tf_ooo.fit.reporting import fall_back
 from tf_ooo.fit.timing import Budget, timed_run
 from tf_ooo.options import OneDeviceOptions

@@ -1,19 +1,28 @@
-"""Defines what a fit asks of a mode. ``docs/design/house.md`` says when."""
+"""Defines what a fit asks of a mode, and the one experiment that a fit is in every mode, in phases.
+
+``docs/design/house.md`` says when each method is called.  Stock steps run first, until the rest of the fit is
+known to pay for more; then steps are profiled and a plan is made; stock and planned steps are compared; one of
+them is kept.  Which of these phases a mode has, and what follows each, is the mode's business.  Every step of
+every phase trains.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import statistics
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from tf_ooo.compat.train_function import Kind
+from tf_ooo.fit.comparison import STOCK, StepComparison, Verdict
 from tf_ooo.fit.recorder import Watched
+from tf_ooo.fit.timing import Budget, timed_run
 from tf_ooo.hosts.ranks.base import Engine
 from tf_ooo.options import ModeOptions
 from tf_ooo.report.report import Report
 
 if TYPE_CHECKING:
     import keras
-
 
 Function = Callable[[Any], Any]
 
@@ -104,3 +113,153 @@ class Mode(Protocol):
 
     def describe(self) -> Report:
         """Return what was found, planned and measured so far, for the model trained last."""
+
+
+class Experiment(Training):
+    """Runs one phase at a time; a phase runs until it enters another, and holds what nobody needs later."""
+
+    def __init__(self, first: Training) -> None:
+        self.phase = first
+
+    def enter(self, phase: Training) -> None:
+        """Go on with another phase, from the next execution on."""
+        self.phase = phase
+
+    def run(self, given: Any) -> Any:
+        return self.phase.run(given)
+
+    def restore(self) -> Sequence[str]:
+        """End the present phase; an interrupted end goes on with the next call."""
+        lost = self.phase.restore()
+        self.phase = Training()
+        return lost
+
+    def settle(self, saving: bool) -> None:
+        self.phase.settle(saving)
+
+    def epoch_end(self, epoch: int) -> None:
+        self.phase.epoch_end(epoch)
+
+    def ended(self) -> None:
+        self.phase.ended()
+
+    def evaluating(self, kind: Kind, function: Function) -> Function:
+        return self.phase.evaluating(kind, function)
+
+    def watched(self) -> Watched | None:
+        return self.phase.watched()
+
+
+class Kept(Training):
+    """It is decided what runs from now on."""
+
+    def __init__(self, step: Callable[[Any], Any]) -> None:
+        self.step = step
+
+    def run(self, given: Any) -> Any:
+        return self.step(given)
+
+
+class StockFirst(Training):
+    """Runs stock steps, until the rest of the fit is known to pay for an experiment, or not to.
+
+    ``stock`` runs one execution, ``traces`` says how often it was traced.  ``keep`` is called where stock
+    stays in this fit, ``begin`` enters the next phase where it does not.  Only executions that are
+    ``comparable``, as long as most are, are timed.  ``slowest`` turns seconds, and whether something was
+    traced, into those of the slowest rank.
+    """
+
+    def __init__(
+        self,
+        budget: Budget,
+        report: Report,
+        stock: Callable[[Any], Any],
+        traces: Callable[[], int],
+        keep: Callable[[Budget], None],
+        begin: Callable[[Budget], None],
+        comparable: Callable[[Any], bool] = lambda given: True,
+        slowest: Callable[[float, bool], tuple[float, bool]] = lambda seconds, traced: (seconds, traced),
+    ) -> None:
+        self.budget, self._report, self._stock, self._traces = budget, report, stock, traces
+        self._keep, self._begin, self._comparable, self._slowest = keep, begin, comparable, slowest
+        self._told = False
+
+    def run(self, given: Any) -> Any:
+        """Return one execution of stock; afterwards it may be known how the fit goes on."""
+        budget = self.budget
+        self._keep_if_known()
+        if budget.untimed and self._comparable(given):
+            outputs, seconds, traced = timed_run(lambda: self._stock(given), self._traces)
+            budget.add(*self._slowest(seconds, traced))
+            # A baseline that an earlier fit has measured stays: these steps are no verdict on it.
+            if (steps_s := budget.steps_s) and not self._report.baselines_s:
+                self._report.change(
+                    steps_s=steps_s, stock_step_s=statistics.median(steps_s), first_steps_s=[]
+                )
+        else:
+            outputs = self._stock(given)
+            budget.add(None, False)
+        self._report.change(undecided="" if budget.why_not else budget.waits)
+        self._keep_if_known()
+        if budget.begins:
+            self._begin(budget)
+        return outputs
+
+    def _keep_if_known(self) -> None:
+        if self.budget.why_not and not self._told:
+            self._told = True
+            self._keep(self.budget)
+
+
+@dataclass(frozen=True)
+class Turn:
+    """One step, or several ``steps`` of equal length, of those that take turns.
+
+    ``outputs`` are the last one's, ``seconds`` those of one step.  ``traced``: it did more than a step does.
+    ``kind`` is equal for steps that do equal work; the times of ``comparable`` turns tell something.
+    """
+
+    outputs: Any
+    seconds: float
+    traced: bool
+    kind: Hashable
+    steps: int = 1
+    comparable: bool = True
+
+
+class Comparing(Training):
+    """Has stock and rewritten steps take turns, until it is known which is faster.
+
+    ``take`` runs one of the steps, given its name, ``decide`` enters the next phase.  A turn may show that
+    there is nothing to compare: then ``experiment`` is in another phase.  ``beside``: seconds of other steps,
+    which come with the verdict.
+    """
+
+    def __init__(
+        self,
+        experiment: Experiment,
+        comparison: StepComparison,
+        take: Callable[[str, Any], Turn],
+        decide: Callable[[Verdict], None],
+        beside: Mapping[str, Sequence[float]] | None = None,
+    ) -> None:
+        self._experiment, self._comparison = experiment, comparison
+        self._take, self._decide, self._beside = take, decide, beside
+
+    def run(self, given: Any) -> Any:
+        """Return the outputs of the next one's turn."""
+        comparison = self._comparison
+        which = comparison.times.next
+        turn = self._take(which, given)
+        counts = comparison.add(which, turn.seconds, turn.traced or not turn.comparable, turn.kind)
+        if which != STOCK and turn.comparable and not counts:
+            comparison.report.took(turn.steps * turn.seconds)
+        if self._experiment.phase is self and (verdict := comparison.verdict(self._beside)) is not None:
+            self._decide(verdict)
+        return turn.outputs
+
+
+def forget_steps(report: Report) -> None:
+    """Takes back what :class:`StockFirst` noted in an earlier fit: another step may run in this one."""
+    if report.stock_step_s is not None and not report.baselines_s:
+        report.change(steps_s=[], stock_step_s=None)

@@ -13,7 +13,7 @@ from tf_ooo.compat import train_function
 from tf_ooo.errors import GraphError
 from tf_ooo.fit.baseline import Baseline, undone_steps_s
 from tf_ooo.fit.comparison import STOCK, StepComparison, Verdict
-from tf_ooo.fit.experiment import Comparing, Experiment, Kept, StockFirst, Turn
+from tf_ooo.fit.mode import Comparing, Experiment, Kept, StockFirst, Turn
 from tf_ooo.fit.recorder import Watched
 from tf_ooo.fit.reporting import fall_back
 from tf_ooo.fit.timing import Budget, timed_run

@@ -19,9 +19,8 @@ from tf_ooo.costs.table import CostTable
 from tf_ooo.errors import BackendError, OptionsError
 from tf_ooo.fit import timing
 from tf_ooo.fit.distributed import Distributed, FirstSteps, OnlyTraced, Placed, check_model
-from tf_ooo.fit.experiment import Experiment
 from tf_ooo.fit.measured import check_costs, measured_costs, with_shared_link
-from tf_ooo.fit.mode import Training
+from tf_ooo.fit.mode import Experiment, Training
 from tf_ooo.fit.recorder import Watched
 from tf_ooo.fit.reporting import ENOUGH
 from tf_ooo.hosts.devices import home_device

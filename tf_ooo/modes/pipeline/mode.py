@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 from tf_ooo.compat import keras_losses, keras_optimizers, keras_variables, train_function
 from tf_ooo.errors import BackendError, ScheduleError
 from tf_ooo.fit.distributed import check_model
-from tf_ooo.fit.experiment import Experiment, Kept, StockFirst, forget_steps
-from tf_ooo.fit.mode import Training
+from tf_ooo.fit.mode import Experiment, Kept, StockFirst, Training, forget_steps
 from tf_ooo.fit.timing import Budget
 from tf_ooo.hosts.addresses import over_hosts
 from tf_ooo.hosts.devices import home_device

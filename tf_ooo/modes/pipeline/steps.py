@@ -16,9 +16,8 @@ from tf_ooo.errors import BackendError, OOOError
 from tf_ooo.fit import timing
 from tf_ooo.fit.baseline import ONE_DEVICE
 from tf_ooo.fit.distributed import Placed, Tracing, not_cut
-from tf_ooo.fit.experiment import Experiment
 from tf_ooo.fit.measured import InPlace, costs_of_calls
-from tf_ooo.fit.mode import Function, Training
+from tf_ooo.fit.mode import Experiment, Function, Training
 from tf_ooo.fit.recorder import Watched
 from tf_ooo.fit.reporting import ENOUGH
 from tf_ooo.hosts.cluster import Cluster, gone

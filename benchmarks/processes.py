@@ -14,7 +14,7 @@ from multiprocessing.connection import Client, Connection
 from pathlib import Path
 from typing import Any
 
-from tf_ooo.hosts.addresses import held_ports
+from tf_ooo.hosts.devices import held_ports
 
 _OUT, _TAIL = "BENCHMARKS_OUT", 3000
 _START_S, _ANSWER_S, _END_S = 300.0, 900.0, 20.0

@@ -19,7 +19,7 @@ import numpy as np
 from keras import layers
 
 import tf_ooo
-from tf_ooo.hosts.addresses import free_port
+from tf_ooo.hosts.devices import free_port
 
 WHO = ["anna", "ben", "clara", "david", "emma", "felix", "grace", "henry"]
 WHERE = ["paris", "rome", "cairo", "lima", "oslo", "tokyo", "delhi", "boston"]

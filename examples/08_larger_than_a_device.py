@@ -23,7 +23,7 @@ import numpy as np
 from keras import layers
 
 import tf_ooo
-from tf_ooo.hosts.addresses import free_ports
+from tf_ooo.hosts.devices import free_ports
 
 WORKERS, LENGTH, LETTERS = 4, 32, 128
 BATCH, MICROBATCHES = 16, 4

@@ -25,7 +25,7 @@ import numpy as np
 from keras import layers
 
 import tf_ooo
-from tf_ooo.hosts.addresses import free_ports
+from tf_ooo.hosts.devices import free_ports
 
 WORKERS, LENGTH, LETTERS = 4, 64, 128
 PARTS = ("asyncio", "email", "http", "importlib", "json", "logging", "unittest", "xml")

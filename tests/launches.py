@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from tests import forked
-from tf_ooo.hosts.addresses import free_ports
+from tf_ooo.hosts.devices import free_ports
 
 BIN = Path(sys.executable).parent
 

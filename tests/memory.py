@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from grappler_passes.graph.liveness import freed_after, owns_memory
+from grappler_passes.graph.training_graph import freed_after, owns_memory
 
 
 def memory_curve(graph, order, resident_bytes=0):

@@ -16,8 +16,8 @@ from tf_ooo.options import ModeOptions
 from tf_ooo.report.parts import Outcome
 from tf_ooo.report.report import Report
 from tf_ooo.report.summary import environment
+from tf_ooo.rewriting.request import RewriteSession
 from tf_ooo.rewriting.result import fill_plan
-from tf_ooo.rewriting.session import RewriteSession
 
 _LOG = logging.getLogger("tf_ooo")
 

@@ -19,7 +19,7 @@ from tensorflow.core.framework import graph_pb2
 
 import tf_ooo
 from benchmarks import models
-from grappler_passes.graph.node_input import data_inputs, split_input
+from grappler_passes.compat.graph_protos import data_inputs, split_input
 from tf_ooo.compat import xla, xla_calls
 
 NETWORKS = models.NETWORKS["TASKS"]

@@ -22,7 +22,7 @@ from benchmarks.cases import Case, Measured, Way, WayRun, take_turns
 from benchmarks.machine import confine
 from benchmarks.models import Weights, compared
 from benchmarks.processes import Job, command, quiet
-from tf_ooo.hosts.addresses import held_ports
+from tf_ooo.hosts.devices import held_ports
 
 _LAUNCHER = Path(sys.executable).with_name("horovodrun")
 _WORKERS = 2

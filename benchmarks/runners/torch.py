@@ -11,7 +11,7 @@ from pathlib import Path
 from benchmarks.cases import Case, Measured
 from benchmarks.processes import Job, command, quiet
 from benchmarks.runners import workers
-from tf_ooo.hosts.addresses import free_port
+from tf_ooo.hosts.devices import free_port
 
 SERIAL = "serial"
 

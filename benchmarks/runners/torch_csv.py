@@ -14,7 +14,7 @@ from benchmarks.cases import Case, Measured, Way, WayRun, started, take_turns
 from benchmarks.emulated.costs import costs_of
 from benchmarks.processes import BenchmarkError, Job, command, quiet
 from benchmarks.torch_orders import schedule_of
-from tf_ooo.hosts.addresses import free_port
+from tf_ooo.hosts.devices import free_port
 from tf_ooo.planning.model.schedule import Schedule
 from tf_ooo.planning.simulation.simulator import simulate
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cached_property
 
 from grappler_passes.analysis.gradients import STASH_OPS, GradientFlow, may_equal
-from grappler_passes.compat.op_types import is_communication
+from grappler_passes.compat.graph_protos import is_communication
 from grappler_passes.graph.flow import PACK_OPS, SPLIT_OPS, bits_of, several, union
 
 REARRANGING_OPS = frozenset({"Reshape", "Cast", "Identity", "Squeeze", "ExpandDims", "Transpose"})

@@ -21,7 +21,8 @@ from tensorflow.core.framework import function_pb2, graph_pb2, node_def_pb2
 from grappler_passes.analysis.backward import Backward
 from grappler_passes.analysis.gradients import RETURN_OPS, GradientFlow
 from grappler_passes.analysis.layers import group_weights
-from grappler_passes.compat import graph_protos, op_types, shape_inference
+from grappler_passes.compat import graph_protos, shape_inference
+from grappler_passes.compat.graph_protos import split_input
 from grappler_passes.errors import GraphError
 from grappler_passes.graph.dependencies import SWITCHES, GraphIndex
 from grappler_passes.graph.flow import (
@@ -33,7 +34,6 @@ from grappler_passes.graph.flow import (
     several,
     union,
 )
-from grappler_passes.graph.node_input import split_input
 from grappler_passes.graph.sizes import output_bytes
 from grappler_passes.graph.training_graph import Layer, Op, OpKind, TrainingGraph, Variable
 from grappler_passes.graph.variables import find_variables
@@ -264,7 +264,9 @@ def classify_graph_def(graph_def: graph_pb2.GraphDef, fetches: Sequence[str] | N
             from a gradient; all of the step is hidden inside an op (``jit_compile=True``).
     """
     functions = {function.signature.name for function in graph_def.library.function}
-    known = {op for op in {node.op for node in graph_def.node} if op in functions or op_types.is_known_op(op)}
+    known = {
+        op for op in {node.op for node in graph_def.node} if op in functions or graph_protos.is_known_op(op)
+    }
     for node in graph_def.node:
         if node.op not in known:
             raise GraphError(f"TensorFlow knows no op {node.op!r}", node.name)

@@ -16,8 +16,14 @@ from tensorflow.core.framework import graph_pb2, node_def_pb2, types_pb2
 
 from grappler_passes.analysis.classify import classify_graph_def
 from grappler_passes.compat import graph_protos
+from grappler_passes.compat.graph_protos import (
+    control_inputs,
+    data_inputs,
+    make_identity,
+    split_input,
+    tensor,
+)
 from grappler_passes.graph.dependencies import GraphIndex, reached
-from grappler_passes.graph.node_input import control_inputs, data_inputs, make_identity, split_input, tensor
 from grappler_passes.graph.training_graph import Op, TrainingGraph
 
 

@@ -10,8 +10,8 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.core.framework import graph_pb2, node_def_pb2
 
-from grappler_passes.compat import graph_protos, op_types
-from grappler_passes.compat.traced_functions import HANDLE_SHAPES
+from grappler_passes.compat import graph_protos
+from grappler_passes.compat.runtime import HANDLE_SHAPES
 from grappler_passes.errors import GraphError
 
 # Graph optimizers see a function's argument as an op of this type.
@@ -140,7 +140,7 @@ def _readable(graph_def: graph_pb2.GraphDef) -> graph_pb2.GraphDef:
         if node.op == ARGUMENT:
             return "shape" in node.attr
         return node.op in _FUSED and (
-            node.op.startswith("_FusedBatchNorm") or not op_types.allows_types(node)
+            node.op.startswith("_FusedBatchNorm") or not graph_protos.allows_types(node)
         )
 
     if not any(map(is_odd, graph_def.node)):
@@ -157,7 +157,7 @@ def _readable(graph_def: graph_pb2.GraphDef) -> graph_pb2.GraphDef:
 def _unfuse(node: node_def_pb2.NodeDef) -> None:
     node.op, count = _FUSED[node.op]
     node.input[:] = [name for name in node.input if not name.startswith("^")][:count]
-    known = op_types.attribute_names(node.op)
+    known = graph_protos.attribute_names(node.op)
     for name in list(node.attr):
         if not name.startswith("_") and name not in known:
             del node.attr[name]

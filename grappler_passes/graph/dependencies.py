@@ -13,9 +13,9 @@ from functools import cached_property, lru_cache
 from itertools import combinations
 from typing import TYPE_CHECKING, TypeVar
 
-from grappler_passes.compat import op_types
+from grappler_passes.compat import graph_protos
+from grappler_passes.compat.graph_protos import split_input as split_input
 from grappler_passes.errors import GraphError
-from grappler_passes.graph.node_input import split_input as split_input
 
 if TYPE_CHECKING:
     from tensorflow.core.framework import graph_pb2
@@ -354,9 +354,9 @@ def has_side_effects(op_type: str) -> bool:
     """
     if op_type in _HARMLESS:
         return False
-    if op_type in _HARMFUL or op_types.is_communication(op_type):
+    if op_type in _HARMFUL or graph_protos.is_communication(op_type):
         return True
-    return op_types.is_stateful(op_type) or op_types.has_reference_inputs(op_type)
+    return graph_protos.is_stateful(op_type) or graph_protos.has_reference_inputs(op_type)
 
 
 @lru_cache(maxsize=4096)
@@ -368,7 +368,7 @@ def only_reads(op_type: str) -> bool:
 def states_of(index: GraphIndex, i: int) -> set[str]:
     """Return what the effect of node ``i`` is on: the names of the resources' sources, or WORLD."""
     states = set()
-    for place in op_types.resource_inputs(index.ops[i]):
+    for place in graph_protos.resource_inputs(index.ops[i]):
         if place < len(index.data_preds[i]):
             source = index.data_preds[i][place][0]
             while index.ops[source] in _HANDLE_COPIES and index.data_preds[source]:

@@ -15,9 +15,8 @@ from functools import cached_property
 import rustworkx as rx
 from tensorflow.core.framework import graph_pb2
 
-from grappler_passes.compat.op_types import is_communication
+from grappler_passes.compat.graph_protos import is_communication, split_input
 from grappler_passes.compat.shape_inference import OutputInfo
-from grappler_passes.graph.node_input import split_input
 
 CALL_OPS = frozenset(
     {"PartitionedCall", "StatefulPartitionedCall", "While", "StatelessWhile", "If", "StatelessIf",

@@ -16,9 +16,9 @@ import tensorflow as tf
 from tensorflow.core.framework import graph_pb2, node_def_pb2, tensor_shape_pb2, types_pb2
 
 from grappler_passes.compat import graph_protos, shape_inference
+from grappler_passes.compat.graph_protos import data_inputs, make_identity, split_input
 from grappler_passes.compat.shape_inference import OutputInfo
 from grappler_passes.graph.dependencies import ENTERS, EXITS, MERGES, NEXT_ITERATIONS, SWITCHES, GraphIndex
-from grappler_passes.graph.node_input import data_inputs, make_identity, split_input
 from grappler_passes.graph.training_graph import TrainingGraph
 
 _PASSING_ON = ("Identity", *ENTERS, *SWITCHES, *NEXT_ITERATIONS)

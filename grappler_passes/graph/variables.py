@@ -11,11 +11,11 @@ from typing import Any
 
 from tensorflow.core.framework import graph_pb2, node_def_pb2
 
-from grappler_passes.compat import op_types, traced_functions
+from grappler_passes.compat import graph_protos, runtime
 from grappler_passes.graph.dependencies import SWITCHES, only_reads
 from grappler_passes.graph.flow import BACK_EDGE_OP, FlowGraph, Propagation
 
-VARIABLE_ATTR = traced_functions.VARIABLE_ATTR
+VARIABLE_ATTR = runtime.VARIABLE_ATTR
 HANDLE_SOURCES = ("_Arg", "Placeholder", "VarHandleOp")
 HANDLE_FORWARDERS = ("Identity", "Enter", "RefEnter", *SWITCHES, "Merge", "Exit", "NextIteration")
 
@@ -73,7 +73,7 @@ def find_variables(graph_def: graph_pb2.GraphDef, flow: FlowGraph, order: list[i
 
 def _changes_what_it_reads(op_type: str) -> bool:
     """RngReadAndSkip, ResourceCountUpTo and the like; a call is only known to be given the handle."""
-    return 0 in op_types.resource_inputs(op_type) and not only_reads(op_type)
+    return 0 in graph_protos.resource_inputs(op_type) and not only_reads(op_type)
 
 
 def _handle_of(flow: FlowGraph, order: list[int]) -> dict[int, int]:
@@ -199,7 +199,7 @@ class ValueFlow:
                 sources[node] = 1
             elif kind in HANDLE_SOURCES or kind in METADATA_OPS or node in reads:
                 continue
-            elif self.flow.outputs[node] and op_types.is_stateful(kind):
+            elif self.flow.outputs[node] and graph_protos.is_stateful(kind):
                 sources[node] = 1
         return sources
 

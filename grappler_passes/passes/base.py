@@ -19,10 +19,10 @@ from google.protobuf import text_format
 from tensorflow.core.framework import graph_pb2, node_def_pb2
 
 from grappler_passes.compat import graph_protos
+from grappler_passes.compat.graph_protos import control_inputs, data_inputs, split_input
 from grappler_passes.compat.graph_protos import copy_of as copy_of
+from grappler_passes.compat.graph_protos import tensor as tensor
 from grappler_passes.errors import GraphError, PassError
-from grappler_passes.graph.node_input import control_inputs, data_inputs, split_input
-from grappler_passes.graph.node_input import tensor as tensor
 from grappler_passes.graph.training_graph import TrainingGraph
 
 

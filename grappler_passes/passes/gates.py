@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from tensorflow.core.framework import graph_pb2
 
-from grappler_passes.graph.node_input import split_input
+from grappler_passes.compat.graph_protos import split_input
 from grappler_passes.graph.training_graph import TrainingGraph
 from grappler_passes.passes.base import GraphEditor, Pass, PassResult, Relaxation, tensor
 

@@ -12,8 +12,8 @@ from typing import ClassVar
 
 from tensorflow.core.framework import graph_pb2
 
+from grappler_passes.compat.graph_protos import control_inputs, data_inputs, split_input, tensor
 from grappler_passes.graph.dependencies import GraphIndex, only_reads, users_of_states
-from grappler_passes.graph.node_input import control_inputs, data_inputs, split_input, tensor
 from grappler_passes.graph.training_graph import TrainingGraph
 from grappler_passes.passes.base import GraphEditor, PassResult, Relaxation
 from grappler_passes.passes.verify import VerifiedPass

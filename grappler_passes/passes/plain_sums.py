@@ -16,7 +16,7 @@ from typing import ClassVar
 from tensorflow.core.framework import graph_pb2, node_def_pb2, types_pb2
 
 from grappler_passes.compat import graph_protos
-from grappler_passes.graph.node_input import control_inputs, data_inputs, split_input
+from grappler_passes.compat.graph_protos import control_inputs, data_inputs, split_input
 from grappler_passes.graph.training_graph import TrainingGraph
 from grappler_passes.passes.base import PassResult, Relaxation
 from grappler_passes.passes.verify import VerifiedPass

@@ -8,9 +8,9 @@ from typing import ClassVar
 
 from tensorflow.core.framework import graph_pb2
 
+from grappler_passes.compat.graph_protos import split_input
 from grappler_passes.errors import PlanError
 from grappler_passes.graph.dependencies import has_side_effects, only_reads
-from grappler_passes.graph.node_input import split_input
 from grappler_passes.graph.training_graph import TrainingGraph
 from grappler_passes.passes.base import PassResult, Relaxation, copy_of
 from grappler_passes.passes.verify import VerifiedPass

@@ -8,9 +8,9 @@ from typing import ClassVar
 from tensorflow.core.framework import graph_pb2, node_def_pb2
 
 from grappler_passes.compat import graph_protos
+from grappler_passes.compat.graph_protos import data_inputs, split_input, tensor
 from grappler_passes.errors import GraphError
 from grappler_passes.graph.dependencies import has_side_effects
-from grappler_passes.graph.node_input import data_inputs, split_input, tensor
 from grappler_passes.graph.training_graph import TrainingGraph
 from grappler_passes.passes.base import PassResult, Relaxation
 from grappler_passes.passes.verify import VerifiedPass

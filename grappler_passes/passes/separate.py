@@ -14,9 +14,9 @@ from typing import ClassVar
 from tensorflow.core.framework import graph_pb2
 
 from grappler_passes.analysis.classify import FUSED_REASONS
+from grappler_passes.compat.graph_protos import control_inputs, data_inputs, split_input
 from grappler_passes.errors import GrapplerPassError
 from grappler_passes.graph.dependencies import GraphIndex, conflicts, has_side_effects
-from grappler_passes.graph.node_input import control_inputs, data_inputs, split_input
 from grappler_passes.graph.training_graph import TrainingGraph
 from grappler_passes.passes.base import GraphEditor, Note, Pass, PassResult, Relaxation, tensor
 from grappler_passes.passes.separate_loops import SeparateLoopsPass

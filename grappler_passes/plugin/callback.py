@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING
 
 import rustworkx as rx
 
-from grappler_passes.compat import graph_protos, op_types, runtime
+from grappler_passes.compat import graph_protos, runtime
+from grappler_passes.compat.graph_protos import split_input
 from grappler_passes.graph.dependencies import MERGES, NEXT_ITERATIONS
-from grappler_passes.graph.node_input import split_input
 from grappler_passes.later import if_it_takes
 from grappler_passes.plugin.requests import DONE_ATTR, REQUEST_ATTR, SEEN_ATTR, Request, find, logger
 
@@ -111,7 +111,7 @@ def _check_devices(before: graph_pb2.GraphDef, after: graph_pb2.GraphDef) -> Non
 def _check_ops(before: graph_pb2.GraphDef, after: graph_pb2.GraphDef) -> None:
     """Every op is known, and no op with side effects was lost."""
     functions = {function.signature.name for function in after.library.function}
-    op_defs = {op: op_types.op_def(op) for op in {n.op for g in (before, after) for n in g.node}}
+    op_defs = {op: graph_protos.op_def(op) for op in {n.op for g in (before, after) for n in g.node}}
     for node in after.node:
         if op_defs[node.op] is None and node.op not in functions:
             raise AnswerError(f"node {node.name!r} has op {node.op!r}, which TensorFlow does not know")
@@ -162,7 +162,7 @@ def _type_of(source: node_def_pb2.NodeDef, port: int) -> int | None:
 
 def _types(node: node_def_pb2.NodeDef, of_inputs: bool) -> list[int] | None:
     """``DataType`` numbers of data inputs, or outputs; None: no op that is registered (a function)."""
-    op_def = op_types.op_def(node.op)
+    op_def = graph_protos.op_def(node.op)
     if op_def is None:
         return None
     types: list[int] = []

@@ -15,8 +15,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypedDict
 
-from grappler_passes.compat import keras_values, traced_functions
-from grappler_passes.compat.traced_functions import VARIABLE_ATTR as VARIABLE_ATTR
+from grappler_passes.compat import keras_values, runtime
+from grappler_passes.compat.runtime import VARIABLE_ATTR as VARIABLE_ATTR
 
 logger = logging.getLogger("tf_ooo")
 
@@ -181,7 +181,7 @@ _hook_lock = threading.Lock()
 def install() -> None:
     """Has every traced function looked at from now on; does nothing the second time."""
     with _hook_lock:
-        transforms = traced_functions.func_graph_transforms()
+        transforms = runtime.func_graph_transforms()
         if mark_arguments not in transforms:
             transforms.append(mark_arguments)
 
@@ -250,9 +250,9 @@ def _mark_captured(func_graph: Any, request: Request) -> None:
     infos = _infos([variable for _, variable in captured], request)
     unique = _unique([info for info in infos if info is not None])
     for (op, _), info in zip(captured, infos, strict=True):
-        traced_functions.set_string_attr(op, REQUEST_ATTR, request.id)
+        runtime.set_string_attr(op, REQUEST_ATTR, request.id)
         if info is not None:
-            traced_functions.set_string_attr(op, VARIABLE_ATTR, json.dumps(next(unique)))
+            runtime.set_string_attr(op, VARIABLE_ATTR, json.dumps(next(unique)))
 
 
 @dataclass(frozen=True)
@@ -278,6 +278,6 @@ def _own(variable: Any) -> VariableInfo:
 
 def _unique(infos: Sequence[VariableInfo]) -> Iterator[VariableInfo]:
     """Yield the infos with names that differ."""
-    names = traced_functions.numbered([info["name"] for info in infos])
+    names = runtime.numbered([info["name"] for info in infos])
     for info, name in zip(infos, names, strict=True):
         yield VariableInfo(name=name, trainable=info["trainable"])

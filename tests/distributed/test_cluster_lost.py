@@ -38,7 +38,7 @@ from tf_ooo.hosts import cluster as cluster_module
 from tf_ooo.hosts import speeds as runtime_link
 from tf_ooo.hosts.cluster import connect
 from tf_ooo.modes.pipeline import plans as pipeline_plans
-from tf_ooo.modes.pipeline.losses import LaterBatches
+from tf_ooo.modes.pipeline.first_batch import LaterBatches
 from tf_ooo.rewriting import staged as rewriting
 from tf_ooo.tracing.variables import Moved
 

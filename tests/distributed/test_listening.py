@@ -14,11 +14,11 @@ import pytest
 import tf_ooo
 from tests import forked, launches
 from tests.distributed.clusters import addresses, lose, start_worker, workers
-from tf_ooo.hosts import addresses as listening
 from tf_ooo.hosts import cluster as cluster_module
+from tf_ooo.hosts import devices as listening
 from tf_ooo.hosts import native, worker
-from tf_ooo.hosts.addresses import answers, held_ports, host_port
 from tf_ooo.hosts.cluster import connect
+from tf_ooo.hosts.devices import answers, held_ports, host_port
 
 pytestmark = pytest.mark.takes(20)
 

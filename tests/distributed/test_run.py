@@ -15,7 +15,7 @@ from tests import forked, launches
 from tests.distributed import forked_scripts
 from tests.distributed.clusters import addresses, workers
 from tf_ooo.errors import OptionsError
-from tf_ooo.hosts.addresses import CLUSTER_VARIABLE
+from tf_ooo.hosts.devices import CLUSTER_VARIABLE
 from tf_ooo.hosts.supervising import Job, supervise
 
 pytestmark = pytest.mark.takes(70)

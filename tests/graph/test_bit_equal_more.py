@@ -244,7 +244,7 @@ def test_what_a_callback_changes_between_steps_changes_no_trace(options):
 @needs_keras_3  # Keras 2's Dropout draws from a state that each function has of its own
 def test_a_pass_that_fails_on_a_retrace_of_fit(monkeypatch, caplog):
     """The same callback, batches of another fixed size: planned again, which fails from then on."""
-    from grappler_passes.passes.apply_plan import OrderPass
+    from grappler_passes.passes.rewrite_plan import OrderPass
 
     run, failing, trained = OrderPass.run, [], []
 

@@ -130,7 +130,7 @@ def test_failing_pass_trains_on_and_is_logged_once(monkeypatch, caplog):
     def broken(self, graph_def, training_graph):
         raise ValueError("broken pass")
 
-    monkeypatch.setattr("grappler_passes.passes.apply_plan.OrderPass.run", broken)
+    monkeypatch.setattr("grappler_passes.passes.rewrite_plan.OrderPass.run", broken)
     callback = tf_ooo.OOOBackprop(compare=True)
     assert_same(callback)
     assert "broken pass" in callback.report.fallback_reason

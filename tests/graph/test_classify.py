@@ -18,7 +18,7 @@ from classification import (
 )
 
 from grappler_passes.analysis.classify import classify_graph_def, flatten
-from grappler_passes.compat import traced_functions
+from grappler_passes.compat import runtime
 from grappler_passes.errors import GraphError
 from grappler_passes.graph.sizes import KnownShapes
 from grappler_passes.graph.training_graph import TrainingGraph
@@ -29,7 +29,7 @@ GOLDEN = Path(__file__).parents[1] / "golden" / "classified" / "models"
 
 
 def classify(function, hints: bool = True) -> TrainingGraph:
-    graph_def, fetches = traced_functions.graph_def_of(function)
+    graph_def, fetches = runtime.graph_def_of(function)
     if not hints:
         for node in graph_def.node:
             node.attr.pop("_ooo_variable", None)
@@ -71,7 +71,7 @@ def test_kinds_and_layers_of_small_models_are_what_was_written_down(traced):
 
 @of_models(*zoo.SMALL)
 def test_backward_flop_is_classified(traced):
-    graph_def, fetches = traced_functions.graph_def_of(traced[0])
+    graph_def, fetches = runtime.graph_def_of(traced[0])
     flat = flatten(graph_def, fetches)
     graph = classify_graph_def(flat, fetches)
     for node in flat.node:
@@ -109,7 +109,7 @@ def test_mixed_precision():
 @of_models("convolutions")
 def test_names_play_no_part(traced):
     """The same graph under other names is classified in the same way."""
-    graph_def, fetches = traced_functions.graph_def_of(traced[0])
+    graph_def, fetches = runtime.graph_def_of(traced[0])
     new = {node.name: f"n{i}" for i, node in enumerate(graph_def.node)}
     before = classify_graph_def(graph_def, fetches)
     for node in graph_def.node:

@@ -11,7 +11,7 @@ from graphs import graph_of, node
 
 from grappler_passes.analysis import classify
 from grappler_passes.analysis.classify import _can_inline, _no_weights_message, _results, flatten
-from grappler_passes.compat import traced_functions
+from grappler_passes.compat import runtime
 from grappler_passes.graph.training_graph import Op, OpKind
 
 F, DO, DW, U, COMM, OTHER = (
@@ -288,7 +288,7 @@ def test_layers_with_a_dw_are_handed_nothing(monkeypatch):
             weight.assign_sub(gradient)
         return loss
 
-    traced = traced_functions.graph_def_of(step.get_concrete_function(tf.TensorSpec((7, 3))))
+    traced = runtime.graph_def_of(step.get_concrete_function(tf.TensorSpec((7, 3))))
     graph = classify.classify_graph_def(*traced)
     assert [layer.variables for layer in graph.layers] == [("w0",), ("w1",), ("w2",)]
     monkeypatch.setattr(classify, "_mixed", lambda *given: {0: 0b1001, 1: 0b100000})

@@ -10,7 +10,7 @@ from tensorflow.core.framework import graph_pb2
 import tf_ooo
 from grappler_passes import plugin
 from grappler_passes.analysis.classify import classify_graph_def
-from grappler_passes.compat import traced_functions
+from grappler_passes.compat import runtime
 from grappler_passes.graph.dependencies import GraphIndex, has_side_effects, only_reads, states_of
 from grappler_passes.graph.training_graph import OpKind
 
@@ -19,7 +19,7 @@ X = tf.TensorSpec((5, 3))
 
 def classified(step, *specs):
     """The TrainingGraph of a traced step."""
-    return classify_graph_def(*traced_functions.graph_def_of(tf.function(step).get_concrete_function(*specs)))
+    return classify_graph_def(*runtime.graph_def_of(tf.function(step).get_concrete_function(*specs)))
 
 
 def kinds(graph, op_type):

@@ -11,7 +11,7 @@ from classification import check
 from classified_steps import STEPS, traced
 
 from grappler_passes.analysis.classify import classify_graph_def
-from grappler_passes.compat import traced_functions
+from grappler_passes.compat import runtime
 from grappler_passes.graph.training_graph import OpKind
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "classified"
@@ -31,7 +31,7 @@ def classified():
         if name not in graphs:
             concrete, function = traced(name)
             kept.append(function)
-            graphs[name] = classify_graph_def(*traced_functions.graph_def_of(concrete))
+            graphs[name] = classify_graph_def(*runtime.graph_def_of(concrete))
         return graphs[name]
 
     return of

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import tensorflow as tf
 
-from grappler_passes.compat import graph_protos, traced_functions
+from grappler_passes.compat import graph_protos, runtime
 from tests.graph.compat_models import described, run_with, square_step
 from tf_ooo.compat import tf_functions
 
@@ -63,7 +63,7 @@ def test_copies():
 
 def test_inline_graph_def():
     weight, function = square_step()
-    graph_def, fetches = traced_functions.graph_def_of(function)
+    graph_def, fetches = runtime.graph_def_of(function)
     flat = graph_protos.inline_graph_def(graph_def, fetches)
     ops = [node.op for node in flat.node]
     assert "PartitionedCall" not in ops, "Grappler's function optimizer no longer inlines calls"
@@ -85,9 +85,7 @@ def test_conditions_without_effects_stay_one_op():
         changed = tf.cond(x > 5.0, lambda: variable.assign(x), lambda: variable.assign(-x))
         return [inner(x), changed]
 
-    graph_def, names = traced_functions.graph_def_of(
-        tf_functions.concrete_function(step, [tf.TensorSpec([])])
-    )
+    graph_def, names = runtime.graph_def_of(tf_functions.concrete_function(step, [tf.TensorSpec([])]))
     lowered = [node.op for node in graph_protos.inline_graph_def(graph_def, names).node]
     whole = graph_protos.inline_graph_def(graph_protos.with_whole_branches(graph_def), names)
     ops = [node.op for node in whole.node]
@@ -130,3 +128,81 @@ def test_called_by():
     graph_def.node.add(name="b", op="While").attr["body"].func.name = "body"
     graph_def.node.add(name="c", op="Case").attr["branches"].list.func.add(name="branch")
     assert {"by_name", "body", "branch"} <= graph_protos.called_by(graph_def.node)
+
+
+def test_op_def():
+    assert graph_protos.op_def("MatMul").input_arg[0].name == "a"
+    assert graph_protos.op_def("NoSuchOpAnywhere") is None
+
+
+def test_is_stateful():
+    assert graph_protos.is_stateful("AssignVariableOp"), "op_def_registry: state is no longer told"
+    assert graph_protos.is_stateful("NoSuchOpAnywhere"), "an unknown op must count as stateful"
+    assert not graph_protos.is_stateful("MatMul")
+
+
+def test_is_known_op():
+    assert graph_protos.is_known_op("MatMul")
+    assert not graph_protos.is_known_op("NoSuchOpAnywhere")
+
+
+def test_has_reference_inputs():
+    assert graph_protos.has_reference_inputs("Assign"), (
+        "OpDef.ArgDef.is_ref: writes to old variables are not seen"
+    )
+    assert not graph_protos.has_reference_inputs("RefSwitch"), "control flow only hands a variable on"
+    assert not graph_protos.has_reference_inputs("MatMul")
+
+
+def test_resource_inputs():
+    assert graph_protos.resource_inputs("AssignVariableOp") == (0,)
+    assert graph_protos.resource_inputs("ResourceApplyMomentum") == (0, 1), "slots are no longer found"
+    assert graph_protos.resource_inputs("MatMul") == graph_protos.resource_inputs("NoSuchOpAnywhere") == ()
+
+
+def test_keeps_random_state():
+    assert graph_protos.keeps_random_state("RandomUniform"), (
+        "a copy of such a step would draw the same numbers"
+    )
+    assert not graph_protos.keeps_random_state("StatelessRandomUniformV2")
+    assert not graph_protos.keeps_random_state("NoSuchOpAnywhere")
+
+
+def test_attribute_names():
+    assert {"T", "strides", "padding"} <= graph_protos.attribute_names("Conv2D")
+    assert graph_protos.attribute_names("NoSuchOp") == frozenset()
+
+
+def test_allows_types():
+    """If the fused op learns bfloat16, it need not be taken apart any more."""
+    for op, dtype, allowed in (
+        ("Conv2D", tf.bfloat16, True),
+        ("_FusedConv2D", tf.float32, True),
+        ("_FusedConv2D", tf.bfloat16, False),
+        ("NoSuchOp", tf.bfloat16, True),
+    ):
+        node = tf.compat.v1.NodeDef(name="n", op=op)
+        node.attr["T"].type = dtype.as_datatype_enum
+        assert graph_protos.allows_types(node) == allowed, (op, dtype)
+
+
+def test_output_names():
+    graph = tf.Graph()
+    with graph.as_default():
+        tf.split(tf.zeros([4]), 2, name="parts")
+        tf.raw_ops.FusedBatchNormV3(
+            x=tf.zeros([1, 2, 2, 1]), scale=[1.0], offset=[1.0], mean=[], variance=[], name="norm"
+        )
+        tf.raw_ops.IdentityN(input=[tf.zeros([]), tf.zeros([], tf.int64)], name="both")
+    nodes = {node.name: node for node in graph.as_graph_def().node}
+    assert graph_protos.output_names(nodes["parts"]) == ["parts:output:0", "parts:output:1"]
+    assert graph_protos.output_names(nodes["both"]) == ["both:output:0", "both:output:1"]
+    names = graph_protos.output_names(nodes["norm"])
+    assert names[:2] == ["norm:y:0", "norm:batch_mean:0"], "OpDef.output_arg: outputs have other names"
+    assert len(names) == 6
+    assert graph_protos.output_names(tf.compat.v1.NodeDef(op="NoOp")) == []
+
+
+def test_what_communicates():
+    assert all(map(graph_protos.is_communication, ("HorovodAllreduce", "CollectiveReduceV2", "_Recv")))
+    assert not graph_protos.is_communication("MatMul")

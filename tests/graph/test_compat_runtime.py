@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import gc
+import json
 import os
 import threading
 
 import pytest
 import tensorflow as tf
 
-from grappler_passes.compat import runtime
-from tests.graph.compat_models import square_step
+from grappler_passes.compat import runtime, shape_inference
+from tests.graph.compat_models import described, square_step
 
 
 def test_load_library():
@@ -150,3 +151,51 @@ def test_calls_without_idle_optimizers():
     assert rewrites.disable_tfg_optimizer is not runtime.has_gpu()
     after = runtime._context().function_call_options.config_proto_serialized
     assert after != options or runtime.has_gpu(), "the options are for the calls in the block"
+
+
+def test_graph_def_of():
+    weight, function = square_step()
+    graph_def, fetches = runtime.graph_def_of(function)
+    assert described(graph_def) == [{"name": "weight", "trainable": True}], (
+        "FuncGraph.captures, Variable.handle or FuncGraph._weak_variables changed: no variable is found"
+    )
+    handle = next(node for node in graph_def.node if "_ooo_variable" in node.attr)
+    shape = handle.attr[shape_inference.HANDLE_SHAPES].list.shape[0]
+    assert [dim.size for dim in shape.dim] == weight.shape, "handle_data_util no longer knows the shape"
+    assert set(fetches) <= {node.name for node in graph_def.node}
+
+
+def test_graph_def_of_survives_a_deleted_variable():
+    weight, function = square_step()
+    del weight
+    assert runtime.graph_def_of(function)[1]
+
+
+def test_func_graph_transforms():
+    seen = []
+    transforms = runtime.func_graph_transforms()
+    transforms.append(seen.append)
+    try:
+        tf.function(lambda x: x + 1.0)(tf.constant(1.0))
+    finally:
+        transforms.remove(seen.append)
+    assert seen, "FUNC_GRAPH_TRANSFORMS is no longer called: no graph is marked, nothing is rewritten"
+    assert hasattr(seen[0], "captures")
+    assert hasattr(seen[0], "variables")
+
+
+def test_set_string_attr():
+    with tf.Graph().as_default() as graph:
+        op = tf.constant(1.0, name="one").op
+        runtime.set_string_attr(op, "_ooo_test", "value")
+    node = graph.as_graph_def().node[0]
+    assert node.attr["_ooo_test"].s == b"value", "Operation._set_attr no longer writes into the graph"
+
+
+def test_variables_of_one_name_are_told_apart():
+    assert list(runtime.numbered(["a", "a_1", "a", "b", "a"])) == ["a", "a_1", "a_2", "b", "a_3"]
+    first, second = tf.Variable([1.0, 2.0], name="kernel"), tf.Variable([3.0], name="kernel")
+    concrete = tf.function(lambda: first[0] + second[0]).get_concrete_function()
+    graph_def, _ = runtime.graph_def_of(concrete)
+    described = [node.attr[runtime.VARIABLE_ATTR].s for node in graph_def.node]
+    assert [json.loads(text)["name"] for text in described if text] == ["kernel", "kernel_1"]

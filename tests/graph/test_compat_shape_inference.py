@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from grappler_passes.compat import shape_inference, traced_functions
+from grappler_passes.compat import runtime, shape_inference
 from grappler_passes.compat.shape_inference import InferredOutputs, OutputInfo
 from grappler_passes.errors import GraphError
 from tests.graph.compat_models import square_step
 
 
 def test_infer_outputs():
-    graph_def, _ = traced_functions.graph_def_of(square_step()[1])
+    graph_def, _ = runtime.graph_def_of(square_step()[1])
     outputs = shape_inference.infer_outputs(graph_def)
     assert set(outputs) == {node.name for node in graph_def.node}, "infer_outputs lost nodes"
     handles = [o for info in outputs.values() for o in info if o.dtype == "resource"]
@@ -28,7 +28,7 @@ def test_infer_outputs_reads_the_shape_behind_a_handle():
     """Read of a variable: known only if the handle's shape reaches shape inference."""
     weight = tf.Variable(np.zeros((4, 5), "float32"))
     function = tf.function(lambda: weight.read_value()).get_concrete_function()
-    graph_def, _ = traced_functions.graph_def_of(function)
+    graph_def, _ = runtime.graph_def_of(function)
     outputs = shape_inference.infer_outputs(graph_def)
     shapes = {outputs[n.name][0].shape for n in graph_def.node if n.op == "ReadVariableOp"}
     assert shapes == {(4, 5)}, "_Arg with _handle_shapes no longer tells what a handle points to"

@@ -9,7 +9,7 @@ import tensorflow as tf
 from grappler_passes.compat import runtime
 from grappler_passes.compat.shape_inference import OutputInfo
 from tests.zoo import needs_xla_streams
-from tf_ooo.compat import func_graphs, function_defs, tf_functions, xla
+from tf_ooo.compat import func_graphs, tf_functions, xla
 from tf_ooo.errors import BackendError
 from tf_ooo.modes.compiled.outline import module_text
 from tf_ooo.modes.compiled.session import watched
@@ -86,10 +86,8 @@ def test_a_call_reaches_hlo_with_its_stream():
         a = tf.compat.v1.placeholder(tf.float32, (2, 2), name="in_function")
         tf.linalg.matmul(a, a, name="square")
     nodes = func_graphs.without_placeholders(graph.as_graph_def()).node
-    name = function_defs.unique_name("ooo_test")
-    function = function_defs.function_def(
-        name, nodes, [("in_function", "float32")], [("square:0", "float32")]
-    )
+    name = func_graphs.unique_name("ooo_test")
+    function = func_graphs.function_def(name, nodes, [("in_function", "float32")], [("square:0", "float32")])
     body = tf.compat.v1.GraphDef(versions=graph.as_graph_def().versions)
     body.library.function.append(function)
     module = module_text([info], [info])
@@ -130,12 +128,10 @@ def test_calls_and_constants():
     with graph.as_default():
         a = tf.compat.v1.placeholder(tf.float32, (2,), name="in_function")
         tf.identity(a * 2.0, name="double")
-    name = function_defs.unique_name("ooo_test")
-    assert name != function_defs.unique_name("ooo_test")
+    name = func_graphs.unique_name("ooo_test")
+    assert name != func_graphs.unique_name("ooo_test")
     nodes = func_graphs.without_placeholders(graph.as_graph_def()).node
-    function = function_defs.function_def(
-        name, nodes, [("in_function", "float32")], [("double:0", "float32")]
-    )
+    function = func_graphs.function_def(name, nodes, [("in_function", "float32")], [("double:0", "float32")])
     body = tf.compat.v1.GraphDef(versions=graph.as_graph_def().versions)
     body.library.function.append(function)
     body.node.append(xla.constant_node("three", np.array([3.0, 4.0], "float32")))
@@ -189,5 +185,5 @@ def test_functions_with_state_say_so():
     graph = tf.Graph()
     with graph.as_default():
         tf.raw_ops.VarHandleOp(dtype=tf.float32, shape=(), name="variable")
-    function = function_defs.function_def("f", graph.as_graph_def().node, [], [("variable:0", "resource")])
+    function = func_graphs.function_def("f", graph.as_graph_def().node, [], [("variable:0", "resource")])
     assert function.signature.is_stateful

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from grappler_passes.compat import runtime
 from tests.zoo import needs_xla_streams
-from tf_ooo.compat import func_graphs, function_defs, tf_functions, xla, xla_calls
+from tf_ooo.compat import func_graphs, tf_functions, xla, xla_calls
 
 
 @needs_xla_streams
@@ -20,11 +20,11 @@ def test_compiled_calls(tmp_path):
         first, second = tf.split(a * 2.0, 2, name="parts")
         tf.subtract(second, first, name="difference")
     nodes = func_graphs.without_placeholders(graph.as_graph_def()).node
-    name, inputs = function_defs.unique_name("ooo_test"), [("a0", "float32")]
+    name, inputs = func_graphs.unique_name("ooo_test"), [("a0", "float32")]
     function = xla_calls.function_def(
         name, nodes, inputs, [("difference", "float32"), ("parts:1", "float32")]
     )
-    ports = function_defs.ports_of(function)
+    ports = func_graphs.ports_of(function)
     assert ports["parts:output:1"] == ("parts", 1), "OpDef.output_arg: tensors in functions have other names"
     assert ports["a0"] == ("a0", 0)
     assert dict(function.ret) == {"r0": "difference:z:0", "r1": "parts:output:1"}
@@ -66,7 +66,7 @@ def doubled(dtype="float32"):
         tf.multiply(tf.compat.v1.placeholder(dtype, None, name="a0"), tf.constant(2, dtype), name="twice")
     nodes = func_graphs.without_placeholders(graph.as_graph_def()).node
     return xla_calls.function_def(
-        function_defs.unique_name("ooo_test"), nodes, [("a0", dtype)], [("twice:0", dtype)]
+        func_graphs.unique_name("ooo_test"), nodes, [("a0", dtype)], [("twice:0", dtype)]
     )
 
 

@@ -15,7 +15,7 @@ from grappler_passes.errors import PassError, VerifyError
 from grappler_passes.passes.verify import verify
 from tests.graph.graphs import as_optimizers_get_it, node
 from tf_ooo.compat import tf_functions
-from tf_ooo.compat.function_defs import OptimizedGraph
+from tf_ooo.compat.func_graphs import OptimizedGraph
 from tf_ooo.rewriting import compile_tasks, task_calls
 from tf_ooo.rewriting.compile_tasks import CompileTasksPass
 from tf_ooo.rewriting.task_calls import TaskKey

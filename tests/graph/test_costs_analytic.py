@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 from grappler_passes.analysis.classify import flatten
-from grappler_passes.compat import traced_functions
+from grappler_passes.compat import runtime
 from tests import zoo
 from tf_ooo.costs.analytic import FREE_OPS, analytic_ops, base_type
 from tf_ooo.costs.devices import DeviceModel
@@ -194,9 +194,7 @@ def test_every_op_of_a_keras_step_has_a_number(name):
     def step(x, y):
         return model.train_step((x, y))
 
-    graph_def, fetches = traced_functions.graph_def_of(
-        step.get_concrete_function(tf.constant(x), tf.constant(y))
-    )
+    graph_def, fetches = runtime.graph_def_of(step.get_concrete_function(tf.constant(x), tf.constant(y)))
     graph_def = flatten(graph_def, fetches)
     found = analytic_ops(graph_def, DEVICE)
     assert not found.unknown

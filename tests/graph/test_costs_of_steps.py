@@ -8,7 +8,7 @@ import tensorflow as tf
 
 import tf_ooo
 from grappler_passes.analysis.classify import flatten
-from grappler_passes.compat import traced_functions
+from grappler_passes.compat import runtime
 from grappler_passes.graph.training_graph import OpKind
 from tests import zoo
 from tf_ooo.costs.devices import device
@@ -38,7 +38,7 @@ def _keras_step(name):
 def test_calculated_costs_of_small_models(name):
     concrete = _keras_step(name)
     graph = tf_ooo.classify(concrete)
-    seconds = op_seconds(flatten(*traced_functions.graph_def_of(concrete)), CPU)
+    seconds = op_seconds(flatten(*runtime.graph_def_of(concrete)), CPU)
     assert seconds.source == "analytic"
     costs = graph_costs(graph, seconds.seconds)
     assert len(costs.layers) == len(graph.layers)
@@ -57,7 +57,7 @@ def test_calculated_costs_of_small_models(name):
 @pytest.mark.parametrize("name", sorted(LOOPS))
 def test_a_loop_cannot_be_calculated_and_says_so(name):
     concrete = _keras_step(name)
-    seconds = op_seconds(flatten(*traced_functions.graph_def_of(concrete)), CPU)
+    seconds = op_seconds(flatten(*runtime.graph_def_of(concrete)), CPU)
     assert any("no formula" in note for note in seconds.notes)
     with pytest.raises(CostError, match="seconds are missing"):
         graph_costs(tf_ooo.classify(concrete), seconds.seconds)

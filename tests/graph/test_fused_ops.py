@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 from tensorflow.core.framework import graph_pb2
 
-from grappler_passes.compat import op_types
+from grappler_passes.compat import graph_protos
 from tests.graph.graphs import run
 from tests.graph.test_compile_tasks import Traced, numbers, task
 from tf_ooo.compat import xla_calls
@@ -23,7 +23,7 @@ def fused_node(op, inputs, **attributes):
     """The NodeDef of an op with the defaults of what is not given."""
     graph = graph_pb2.GraphDef()
     node = graph.node.add(name="fused", op=op, input=inputs)
-    for attribute in op_types.op_def(op).attr:
+    for attribute in graph_protos.op_def(op).attr:
         node.attr[attribute.name].CopyFrom(attribute.default_value)
     node.attr["T"].type = FLOAT
     for name, value in attributes.items():

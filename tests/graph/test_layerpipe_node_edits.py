@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from grappler_passes.compat import shape_inference, traced_functions
+from grappler_passes.compat import runtime, shape_inference
 from grappler_passes.graph.variables import VARIABLE_ATTR
 from tests.graph.compat_models import run_with
 from tests.zoo import keras
@@ -27,7 +27,7 @@ def test_variables_have_unique_names():
     concrete = tf_functions.concrete_function(
         lambda x: layers[0](x) + layers[1](x), [tf.TensorSpec([None, 2])]
     )
-    graph_def, _ = traced_functions.graph_def_of(concrete)
+    graph_def, _ = runtime.graph_def_of(concrete)
     captured = {inside.op.name: outside for outside, inside in concrete.graph.captures}
     name_variables(graph_def, captured, variables)
     named = [node for node in graph_def.node if VARIABLE_ATTR in node.attr]
@@ -78,7 +78,7 @@ def test_copies_of_a_step_draw_other_numbers():
     concrete = tf_functions.concrete_function(
         lambda x: x + tf.random.normal([4], seed=2), [tf.TensorSpec([4])]
     )
-    graph_def, (name,) = traced_functions.graph_def_of(concrete)
+    graph_def, (name,) = runtime.graph_def_of(concrete)
     drawn = [run_with(ReseedPass(n)(graph_def).graph_def, {"x:0": np.zeros(4)}, name) for n in (1, 1, 2)]
     np.testing.assert_array_equal(drawn[0], drawn[1])
     assert not np.any(drawn[0] == drawn[2])

@@ -17,7 +17,7 @@ import tensorflow as tf
 from keras import layers
 
 import tf_ooo
-from grappler_passes.graph.liveness import last_uses, owns_memory
+from grappler_passes.graph.training_graph import last_uses, owns_memory
 from tests.same_bits import assert_ordered, recorded_rewrites
 
 # One op at a time, as the prediction has it.

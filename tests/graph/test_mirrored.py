@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 import tf_ooo
-from grappler_passes.graph.liveness import peak_bytes_by_device
+from grappler_passes.graph.training_graph import peak_bytes_by_device
 from tests.memory import peak_bytes
 from tests.zoo import keras
 

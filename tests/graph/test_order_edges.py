@@ -7,9 +7,8 @@ from graphs import edge_set, node
 from tensorflow.core.framework import graph_pb2
 
 from grappler_passes.errors import PassError, PlanError
-from grappler_passes.passes.apply_plan import OrderPass
 from grappler_passes.passes.base import PassResult
-from grappler_passes.passes.rewrite_plan import RewritePlan
+from grappler_passes.passes.rewrite_plan import OrderPass, RewritePlan
 
 
 def chain(*rows):

@@ -10,9 +10,8 @@ from tensorflow.core.framework import graph_pb2
 
 from grappler_passes.errors import PassError, PlanError, VerifyError
 from grappler_passes.graph.dependencies import GraphIndex
-from grappler_passes.passes.apply_plan import AnnotatePass, OrderPass, PlacementPass
 from grappler_passes.passes.base import Pass, PassPipeline, PassResult, relaxed_by
-from grappler_passes.passes.rewrite_plan import RewritePlan
+from grappler_passes.passes.rewrite_plan import AnnotatePass, OrderPass, PlacementPass, RewritePlan
 from grappler_passes.passes.verify import VerifyPass, verify
 
 CPU = "/job:localhost/replica:0/task:0/device:CPU:0"

@@ -9,7 +9,7 @@ import tensorflow as tf
 from tests.graph.pipeline_fits import assert_equal_bits, distance, pipelined
 from tests.zoo import keras, needs_keras_3
 from tf_ooo.errors import BackendError
-from tf_ooo.modes.pipeline.losses import LaterBatches
+from tf_ooo.modes.pipeline.first_batch import LaterBatches
 
 pytestmark = [pytest.mark.devices(2), needs_keras_3]
 

@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 
 from grappler_passes.analysis.steps import is_sum
-from grappler_passes.passes.apply_plan import AnnotatePass
+from grappler_passes.passes.rewrite_plan import AnnotatePass
 from tests.graph.pipeline_fits import Training, assert_equal_bits, pipelined, places
 from tests.graph.pipeline_models import EVEN, mlp, momentum
 from tf_ooo.errors import PassError

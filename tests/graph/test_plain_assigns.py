@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from grappler_passes.compat.graph_protos import control_inputs, data_inputs
 from grappler_passes.graph.dependencies import GraphIndex
-from grappler_passes.graph.node_input import control_inputs, data_inputs
 from grappler_passes.passes.plain_assigns import SUFFIX, PlainAssignsPass
 from tests.graph.graphs import as_optimizers_get_it
 from tf_ooo.compat import tf_functions
-from tf_ooo.compat.function_defs import OptimizedGraph
+from tf_ooo.compat.func_graphs import OptimizedGraph
 
 
 def without_needless_waits(graph_def):

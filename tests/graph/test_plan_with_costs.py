@@ -7,7 +7,7 @@ import tensorflow as tf
 
 import tf_ooo
 from grappler_passes.analysis.classify import flatten
-from grappler_passes.compat import traced_functions
+from grappler_passes.compat import runtime
 from tests import zoo
 from tf_ooo.costs.devices import device
 from tf_ooo.costs.profile import op_seconds
@@ -26,7 +26,7 @@ def graph_and_seconds():
 
     concrete = step.get_concrete_function(*tf.nest.map_structure(tf.constant, (x, y)))
     return tf_ooo.classify(concrete), op_seconds(
-        flatten(*traced_functions.graph_def_of(concrete)), device("cpu-core")
+        flatten(*runtime.graph_def_of(concrete)), device("cpu-core")
     ).seconds
 
 

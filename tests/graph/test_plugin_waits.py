@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 from grappler_passes import plugin
-from grappler_passes.compat import graph_protos, traced_functions
+from grappler_passes.compat import graph_protos, runtime
 from grappler_passes.plugin import callback
 
 
@@ -59,7 +59,7 @@ def test_a_marked_graph_is_inlined_without_asking_for_its_rewriting():
     try:
         with plugin.tracing(request):
             step = step_of(weight).get_concrete_function(tf.TensorSpec(()))
-        graph_def, names = traced_functions.graph_def_of(step)
+        graph_def, names = runtime.graph_def_of(step)
         flat = graph_protos.inline_graph_def(graph_def, list(names))
     finally:
         plugin.unregister(request.id)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 import tf_ooo
-from grappler_passes.passes.apply_plan import OrderPass
 from grappler_passes.passes.base import PassResult
+from grappler_passes.passes.rewrite_plan import OrderPass
 from grappler_passes.passes.separate import SeparatePass
 from tests import zoo
 from tests.same_bits import Training, assert_ordered, assert_same_bits

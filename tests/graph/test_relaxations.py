@@ -11,7 +11,6 @@ from tensorflow.core.framework import types_pb2
 
 from grappler_passes import passes
 from grappler_passes.errors import PassError, VerifyError
-from grappler_passes.passes.apply_plan import AnnotatePass, JoinsPass, OrderPass, PlacementPass
 from grappler_passes.passes.base import Pass, PassPipeline, Relaxation, relaxed_by
 from grappler_passes.passes.gates import GatesPass
 from grappler_passes.passes.local_constants import LocalConstantsPass
@@ -19,7 +18,7 @@ from grappler_passes.passes.plain_assigns import PlainAssignsPass
 from grappler_passes.passes.plain_sums import PlainSumsPass
 from grappler_passes.passes.read_once import ReadOncePass
 from grappler_passes.passes.repeat import RepeatPass
-from grappler_passes.passes.rewrite_plan import RewritePlan
+from grappler_passes.passes.rewrite_plan import AnnotatePass, JoinsPass, OrderPass, PlacementPass, RewritePlan
 from grappler_passes.passes.separate import SeparatePass
 from grappler_passes.passes.separate_loops import SeparateLoopsPass
 from grappler_passes.passes.steps import StepsPass, additions

@@ -7,9 +7,9 @@ import pytest
 import tensorflow as tf
 
 from grappler_passes.analysis.classify import classify_graph_def, flatten
-from grappler_passes.compat import traced_functions
-from grappler_passes.graph.liveness import unknown_sizes
+from grappler_passes.compat import runtime
 from grappler_passes.graph.sizes import KnownShapes, with_sizes
+from grappler_passes.graph.training_graph import unknown_sizes
 
 FLOAT, INT = tf.float32.as_datatype_enum, tf.int32.as_datatype_enum
 
@@ -52,7 +52,7 @@ def step():
         return loss
 
     data = tf.data.Dataset.from_tensor_slices(np.ones((8, 3), "float32")).batch(4)
-    graph_def, fetches = traced_functions.graph_def_of(train.get_concrete_function(iter(data)))
+    graph_def, fetches = runtime.graph_def_of(train.get_concrete_function(iter(data)))
     graph_def = flatten(graph_def, fetches)
     return graph_def, classify_graph_def(graph_def, fetches)
 

@@ -201,7 +201,7 @@ def test_strict_raises_at_the_first_call_of_an_inference_function():
 
 def fails_from(number, monkeypatch):
     """The order pass raises from its ``number``th run on."""
-    from grappler_passes.passes.apply_plan import OrderPass
+    from grappler_passes.passes.rewrite_plan import OrderPass
 
     run, calls = OrderPass.run, []
 

@@ -101,8 +101,8 @@ def _somebody(draw: Draw) -> Case:
     who = draw.choice(("nobody", *says, "a server of gRPC that is no TensorFlow", "a name that is none"))
 
     def attempt(folder: Path) -> None:
-        from tf_ooo.hosts.addresses import free_port
         from tf_ooo.hosts.cluster import connect
+        from tf_ooo.hosts.devices import free_port
 
         with contextlib.ExitStack() as stack:
             other = "no.such.host.invalid:2222"

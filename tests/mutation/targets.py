@@ -16,7 +16,6 @@ _CLOCK = _tests(UNIT, "clock simulator_parts simulator")
 _PEAKS = _tests(UNIT, "peaks liveness")
 TESTS: dict[str, list[str]] = {
     "tf_ooo/planning/model/relation.py": _SCHEDULES,
-    "tf_ooo/planning/simulation/completeness.py": [*_tests(UNIT, "validate_errors"), *_SCHEDULES],
     "tf_ooo/planning/simulation/simulator.py": [
         *_tests(UNIT, "validate_errors simulator_parts"),
         *_SCHEDULES,
@@ -38,14 +37,14 @@ TESTS: dict[str, list[str]] = {
     "tf_ooo/tracing/collecting.py": _tests(UNIT, "micro_batch_weights"),
     "tf_ooo/modes/layerpipe/delays.py": _tests(UNIT, "layerpipe_registers frozen_values"),
     "tf_ooo/modes/layerpipe/cutting.py": _tests(UNIT, "layerpipe_registers frozen_values"),
-    "grappler_passes/passes/apply_plan.py": [*_tests(GRAPH, "order_edges"), *_tests(UNIT, "frozen_values")],
+    "grappler_passes/passes/rewrite_plan.py": [*_tests(GRAPH, "order_edges"), *_tests(UNIT, "frozen_values")],
     "grappler_passes/passes/verify.py": [
         *_tests(GRAPH, "verify_rules verify"),
         *_tests(UNIT, "frozen_values"),
     ],
     "tf_ooo/planning/simulation/clock.py": _CLOCK,
     "tf_ooo/rewriting/one_device.py": _PEAKS,
-    "grappler_passes/graph/liveness.py": _PEAKS,
+    "grappler_passes/graph/training_graph.py": _PEAKS,
     "grappler_passes/analysis/classify.py": _CLASSIFY,
     "grappler_passes/analysis/backward.py": [*_tests(GRAPH, "backward_parts"), *_CLASSIFY],
     "grappler_passes/analysis/gradients.py": [*_tests(GRAPH, "gradients_parts weights_parts"), *_CLASSIFY],

@@ -5,7 +5,8 @@ import socket
 import pytest
 
 from tf_ooo.errors import OptionsError
-from tf_ooo.hosts.addresses import (
+from tf_ooo.hosts.cluster import target_of
+from tf_ooo.hosts.devices import (
     answers,
     can_listen,
     check_devices,
@@ -17,7 +18,6 @@ from tf_ooo.hosts.addresses import (
     outward_host,
     parse,
 )
-from tf_ooo.hosts.cluster import target_of
 from tf_ooo.hosts.supervising import Job
 
 

@@ -19,8 +19,7 @@ from tf_ooo.modes.by_name import Options
 from tf_ooo.planning.model.schedule import Schedule
 from tf_ooo.planning.model.task import Task
 from tf_ooo.report.report import Report
-from tf_ooo.rewriting.request import Failures
-from tf_ooo.rewriting.session import StepSession
+from tf_ooo.rewriting.request import Failures, StepSession
 
 
 class Session(StepSession):

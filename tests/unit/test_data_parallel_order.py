@@ -7,7 +7,7 @@ import tensorflow as tf
 from tensorflow.core.framework import graph_pb2
 
 from grappler_passes.analysis.steps import steps_of
-from grappler_passes.compat import traced_functions
+from grappler_passes.compat import runtime
 from grappler_passes.graph.dependencies import GraphIndex
 from grappler_passes.graph.training_graph import Layer, Op, OpKind, TrainingGraph, Variable
 from tf_ooo.errors import ScheduleError
@@ -58,7 +58,7 @@ def some_steps():
                     weight.assign_sub(0.1 * averaged(gradient, 10 * number + place))
         return loss
 
-    graph_def = traced_functions.graph_def_of(steps.get_concrete_function(tf.TensorSpec((STEPS, 5, 3))))[0]
+    graph_def = runtime.graph_def_of(steps.get_concrete_function(tf.TensorSpec((STEPS, 5, 3))))[0]
     for node in graph_def.node:  # TensorFlow has collectives wait for each other
         if node.op.startswith("Collective"):
             data = [text for text in node.input if text[0] != "^"]
@@ -200,7 +200,7 @@ def test_steps_of_different_layers_are_refused():
                     weight.assign_sub(0.1 * gradient)
         return loss
 
-    graph_def = traced_functions.graph_def_of(steps.get_concrete_function(tf.TensorSpec((5, 3))))[0]
+    graph_def = runtime.graph_def_of(steps.get_concrete_function(tf.TensorSpec((5, 3))))[0]
     with pytest.raises(ScheduleError, match="^the steps of the unrolled graph do not have the same layers"):
         order_steps(graph_def, lambda graph: schedule(*LATE_FIRST))
 

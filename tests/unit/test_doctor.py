@@ -13,12 +13,12 @@ from click.testing import CliRunner
 from grappler_passes.compat import releases
 from tf_ooo.cli import checks, main
 from tf_ooo.errors import BackendError
-from tf_ooo.hosts import addresses, native
+from tf_ooo.hosts import devices, native
 
 
 @pytest.fixture(autouse=True)
 def _no_cluster(monkeypatch):
-    monkeypatch.delenv(addresses.CLUSTER_VARIABLE, raising=False)
+    monkeypatch.delenv(devices.CLUSTER_VARIABLE, raising=False)
 
 
 @pytest.fixture
@@ -131,17 +131,17 @@ def test_no_port(monkeypatch):
     def refused(*_):
         raise OSError("not permitted")
 
-    monkeypatch.setattr(addresses, "_bound", refused)
+    monkeypatch.setattr(devices, "_bound", refused)
     assert checks.local_ports().state == "absent"
 
 
 def test_tasks_of_a_cluster(listener, without_tensorflow, monkeypatch):
-    free = f"127.0.0.1:{addresses.free_port()}"
+    free = f"127.0.0.1:{devices.free_port()}"
     findings = dict(checks.findings(f"{listener},{free},nowhere.invalid:2222"))
     assert findings[listener].fact == "answers"
     assert findings[free].state == "absent"
     assert findings["nowhere.invalid:2222"].state == "broken"
-    monkeypatch.setenv(addresses.CLUSTER_VARIABLE, listener)
+    monkeypatch.setenv(devices.CLUSTER_VARIABLE, listener)
     assert listener in dict(checks.findings())
 
 

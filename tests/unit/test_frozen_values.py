@@ -9,9 +9,8 @@ import pkgutil
 import pytest
 
 from grappler_passes import passes
-from grappler_passes.passes.apply_plan import OrderPass
 from grappler_passes.passes.base import Pass
-from grappler_passes.passes.rewrite_plan import RewritePlan
+from grappler_passes.passes.rewrite_plan import OrderPass, RewritePlan
 from grappler_passes.passes.steps import Additions
 from grappler_passes.passes.verify import VerifyPass
 from tf_ooo.modes import compiled, layerpipe

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tf_ooo.costs.layer_costs import LayerCosts, Link
+from tf_ooo.planning.building.lane_search import placements, searched
 from tf_ooo.planning.building.pipeline import StagedLayers
-from tf_ooo.planning.building.placed_search import placements, searched
 from tf_ooo.planning.building.step_tasks import StepTasks, justified, shortest_justified
 from tf_ooo.planning.model.problem import Problem
 from tf_ooo.planning.model.relation import stage_inputs

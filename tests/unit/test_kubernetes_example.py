@@ -9,7 +9,7 @@ from typing import Any
 import yaml  # type: ignore[import-untyped]
 
 from tf_ooo.cli.worker import worker
-from tf_ooo.hosts.addresses import parse
+from tf_ooo.hosts.devices import parse
 
 ROOT = Path(__file__).parents[2]
 

@@ -3,13 +3,15 @@ from __future__ import annotations
 import pytest
 
 from grappler_passes.errors import PlanError
-from grappler_passes.graph.liveness import (
+from grappler_passes.graph.training_graph import (
+    Op,
+    OpKind,
+    TrainingGraph,
     freed_after,
     last_uses,
     peak_bytes_by_device,
     unknown_sizes,
 )
-from grappler_passes.graph.training_graph import Op, OpKind, TrainingGraph
 from tests.memory import memory_curve, peak_bytes
 
 

@@ -14,7 +14,7 @@ from tf_ooo.errors import MemoryLimitError
 from tf_ooo.modes.pipeline.mesh import counts_of, make_mesh, with_whole_parts
 from tf_ooo.modes.pipeline.partition import units_of
 from tf_ooo.modes.pipeline.planning import PlanRequest, make_plan
-from tf_ooo.planning.choosing.side_by_side import StageShare, held_evenly, side_by_side
+from tf_ooo.planning.choosing.figures import StageShare, held_evenly, side_by_side
 from tf_ooo.planning.model.task import replica_of_part
 
 EVEN = tuple(LayerCosts(1.0, 1.0, 1.0, weight_bytes=100.0) for _ in range(4))

@@ -114,11 +114,10 @@ def test_every_file_is_looked_at():
     compat = {str(path.relative_to(ROOT)) for path in _files() if _is_compat(path)}
     topics = {
         "grappler_passes": (
-            "__init__", "graph_protos", "keras_values", "op_types", "releases", "runtime", "shape_inference",
-            "traced_functions",
+            "__init__", "graph_protos", "keras_values", "releases", "runtime", "shape_inference",
         ),
         "tf_ooo": (
-            "__init__", "func_graphs", "function_defs", "keras_fits", "keras_layers", "keras_loops",
+            "__init__", "func_graphs", "keras_fits", "keras_layers", "keras_loops",
             "keras_losses", "keras_optimizers", "keras_trainable", "keras_variables", "nests", "tf_functions",
             "tf_profiler", "train_function", "versions", "xla", "xla_calls",
         ),

@@ -10,7 +10,7 @@ from dataclasses import asdict
 import pytest
 
 from tf_ooo.errors import BackendError
-from tf_ooo.hosts.addresses import START_VARIABLE
+from tf_ooo.hosts.devices import START_VARIABLE
 from tf_ooo.hosts.ranks import roll
 from tf_ooo.hosts.ranks.line import Line
 from tf_ooo.hosts.ranks.rendezvous import Meeting, listening

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tf_ooo.modes.pipeline.state_kinds import in_steps
+from tf_ooo.tracing.states import in_steps
 
 RULES = {
     "count": (lambda s: s + 1, np.int64(5)),

@@ -7,8 +7,7 @@ import pytest
 from tf_ooo import LayerCosts, Schedule
 from tf_ooo.errors import CostError, ScheduleError
 from tf_ooo.planning.model.relation import Relation
-from tf_ooo.planning.simulation.completeness import deadlock
-from tf_ooo.planning.simulation.simulator import validate
+from tf_ooo.planning.simulation.simulator import deadlock, validate
 
 HEAD = "tf_ooo schedule v1\nmode pipeline\npolicy byhand\n"
 COSTS = [LayerCosts(1, 2, 3, update_s=4), LayerCosts(2, 3, 4, update_s=5)]

@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tf_ooo.errors import BackendError, OOOError
-from tf_ooo.hosts import addresses
+from tf_ooo.hosts import devices
 from tf_ooo.version import __version__
 
 PYTHONS = (10, 13)
@@ -152,7 +152,7 @@ def host_libraries() -> Finding:
 def local_ports() -> Finding:
     """Check whether this machine gives a program a port of its own, as training over processes needs."""
     try:
-        with addresses.held_ports(1) as (port,):
+        with devices.held_ports(1) as (port,):
             return Finding("ok", f"127.0.0.1 gives free ports, such as {port}")
     except OSError as error:
         advice = "allow connections on the loopback interface; one process alone trains without them"
@@ -161,10 +161,10 @@ def local_ports() -> Finding:
 
 def task(address: str) -> Finding:
     """Check whether something answers at an address of a cluster, or else this machine could listen there."""
-    why_silent = addresses.answers(address, timeout_s=2.0)
+    why_silent = devices.answers(address, timeout_s=2.0)
     if not why_silent:
         return Finding("ok", "answers")
-    if not addresses.can_listen(address):
+    if not devices.can_listen(address):
         return Finding("absent", "free on this machine", "start its worker, or train here as task 0")
     advice = "start tf-ooo worker there, and let this machine reach the port"
     return Finding("broken", f"does not answer ({why_silent})", advice)
@@ -181,8 +181,8 @@ def findings(cluster: str | None = None) -> Iterator[tuple[str, Finding]]:
         cluster: ``"host1:port,host2:port"``, whose addresses are asked too; None: what TF_OOO_CLUSTER says.
             OptionsError: it is no cluster.
     """
-    cluster = cluster or addresses.cluster_of_environment()
-    tasks = addresses.parse(cluster) if cluster else ()
+    cluster = cluster or devices.cluster_of_environment()
+    tasks = devices.parse(cluster) if cluster else ()
     yield "tf_ooo", Finding("ok", __version__)
     for what, check in _ALWAYS.items():
         yield what, _told(check)

@@ -11,8 +11,8 @@ import tensorflow as tf
 from tensorflow.core.framework import graph_pb2, node_def_pb2
 
 from grappler_passes.compat import runtime
-from tf_ooo.compat import function_defs, tf_functions, xla
-from tf_ooo.compat.function_defs import COMPILED
+from tf_ooo.compat import func_graphs, tf_functions, xla
+from tf_ooo.compat.func_graphs import COMPILED
 
 # The sizes of a call's arguments stand on it: a function says none.
 _SHAPES = "_ooo_shapes"
@@ -45,8 +45,8 @@ def shapes_of(call: Any) -> tuple[tuple[int, ...], ...]:
 
 
 def function_def(name: str, nodes: Sequence[Any], inputs: Any, outputs: Any) -> Any:
-    """Return :func:`tf_ooo.compat.function_defs.function_def` of what no graph optimizer inlines."""
-    function = function_defs.function_def(name, nodes, inputs, outputs)
+    """Return :func:`tf_ooo.compat.func_graphs.function_def` of what no graph optimizer inlines."""
+    function = func_graphs.function_def(name, nodes, inputs, outputs)
     function.attr[COMPILED].b = function.attr["_noinline"].b = True
     return function
 

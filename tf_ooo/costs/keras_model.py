@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from grappler_passes.analysis.classify import classify_graph_def, flatten
 from grappler_passes.analysis.layer_tasks import backward_tasks, forward_layers
-from grappler_passes.compat import traced_functions
-from grappler_passes.graph.liveness import unknown_sizes
+from grappler_passes.compat import runtime
 from grappler_passes.graph.sizes import KnownShapes, with_sizes
-from grappler_passes.graph.training_graph import TrainingGraph
+from grappler_passes.graph.training_graph import TrainingGraph, unknown_sizes
 from grappler_passes.passes.separate import SeparatePass
 from tf_ooo.compat import keras_layers, keras_optimizers, keras_variables, versions
 from tf_ooo.costs import devices
@@ -215,7 +214,7 @@ class _Step:
 
     def classified(self, batch: int) -> tuple[graph_pb2.GraphDef, TrainingGraph]:
         """Return the flat graph with dO and dW separated, and its classification."""
-        graph_def, fetches = traced_functions.graph_def_of(self._concrete, self._names())
+        graph_def, fetches = runtime.graph_def_of(self._concrete, self._names())
         graph_def = flatten(graph_def, fetches)
         graph = classify_graph_def(graph_def, fetches)
         separated = SeparatePass()(graph_def, graph)

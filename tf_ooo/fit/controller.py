@@ -29,8 +29,8 @@ from tf_ooo.planning.simulation.measured import one_by_one
 from tf_ooo.report.parts import Outcome
 from tf_ooo.report.report import NOT_PREDICTED, Report
 from tf_ooo.rewriting.lowering import tasks_of_ops
+from tf_ooo.rewriting.request import StepSession
 from tf_ooo.rewriting.result import RewriteResult, fill_plan
-from tf_ooo.rewriting.session import StepSession
 from tf_ooo.tracing import traces
 from tf_ooo.tracing.traces import Inputs
 

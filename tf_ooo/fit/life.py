@@ -17,7 +17,6 @@ from grappler_passes.compat import releases
 from tf_ooo.compat import train_function, versions
 from tf_ooo.errors import BackendError, OOOError
 from tf_ooo.fit import timing
-from tf_ooo.fit.evaluation import average_evaluation
 from tf_ooo.fit.guard import Guard, in_short
 from tf_ooo.fit.mode import Mode, Training
 from tf_ooo.fit.recorder import Recorder
@@ -27,6 +26,7 @@ from tf_ooo.report.parts import Recorded
 from tf_ooo.report.report import Report
 from tf_ooo.report.summary import environment
 from tf_ooo.rewriting.request import in_one_line
+from tf_ooo.tracing.sync import average_evaluation
 
 if TYPE_CHECKING:
     import keras

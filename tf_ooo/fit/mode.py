@@ -1,9 +1,9 @@
 """Defines what a fit asks of a mode, and the one experiment that a fit is in every mode, in phases.
 
-``docs/design/house.md`` says when each method is called.  Stock steps run first, until the rest of the fit is
-known to pay for more; then steps are profiled and a plan is made; stock and planned steps are compared; one of
-them is kept.  Which of these phases a mode has, and what follows each, is the mode's business.  Every step of
-every phase trains.
+``docs/design/house.md`` says when each method is called.  Stock steps run first, until the rest of the fit
+is known to pay for more; then steps are profiled and a plan is made; stock and planned steps are compared;
+one of them is kept.  Which of these phases a mode has, and what follows each, is the mode's business.  Every
+step of every phase trains.
 """
 
 from __future__ import annotations

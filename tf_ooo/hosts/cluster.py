@@ -23,13 +23,15 @@ from grappler_passes.compat import runtime
 from tf_ooo.compat import versions
 from tf_ooo.costs.layer_costs import Link
 from tf_ooo.errors import BackendError, CostError, OOOError
-from tf_ooo.hosts.addresses import (
+from tf_ooo.hosts.devices import (
     START_S,
     START_VARIABLE,
     answers,
     can_listen,
     cluster_of_environment,
+    full_names,
     held_ports,
+    home_device,
     host_port,
     is_cluster,
     is_loopback,
@@ -37,11 +39,10 @@ from tf_ooo.hosts.addresses import (
     outward_host,
     parse,
 )
-from tf_ooo.hosts.devices import full_names, home_device
 from tf_ooo.hosts.facts import Facts, Line, in_a_line, limits_of_workers, own_facts, say_used, user_of
+from tf_ooo.hosts.memory import ReportedLimit
 from tf_ooo.hosts.runtime_costs import with_runtime
 from tf_ooo.hosts.speeds import link_between, measure_device_link, relative_speeds
-from tf_ooo.hosts.system_memory import ReportedLimit
 from tf_ooo.hosts.watch import SILENCE_S, Silence, Watch
 from tf_ooo.hosts.worker import LEAST_THREADS
 

@@ -1,13 +1,211 @@
-"""``devices=``: from a count, names or a cluster to full names of devices that exist."""
+"""``devices=``: a count, names, or a cluster ``host1:port,host2:port``; which exist, and who can be reached.
+
+Nothing here imports TensorFlow before it is asked for devices that exist.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+import errno
+import ipaddress
+import os
+import re
+import socket
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from grappler_passes.compat import runtime
-from tf_ooo.errors import BackendError
-from tf_ooo.hosts.addresses import has_devices
+from tf_ooo.errors import BackendError, OptionsError
+
+CLUSTER_VARIABLE = "TF_OOO_CLUSTER"
+"""This variable stands for ``devices=`` where it is left out; ``tf-ooo run`` sets it."""
+
+START_VARIABLE, START_S = "TF_OOO_START_TIMEOUT_S", 45.0
+"""Processes wait so many seconds for those that have not come yet."""
+
+_WAYS_OUT = {
+    errno.EADDRINUSE: "another process has that port (ss -ltnp names it): end it, or take another port, in "
+    "the lists of all tasks",
+    errno.EACCES: "ports below 1024 need root: take another port, in the lists of all tasks",
+}
+_ADDRESS = re.compile(r"(\[[0-9a-fA-F:.]+\]|[A-Za-z0-9._-]+):(\d{1,5})")
+_DEVICE = re.compile(r"(CPU|GPU|TPU|XLA_CPU|XLA_GPU):\d+", re.IGNORECASE)
+_PARTS = re.compile(r"(?:/?(?:device:)?)(CPU|GPU|TPU):(\d+)", re.IGNORECASE)
+_FULL = re.compile(r"/job:[^/]+/(?:replica:\d+/)?task:\d+/(?:device:)?(?:CPU|GPU|TPU):\d+", re.IGNORECASE)
+
+_ACCEPTED = "an int, a list of device names such as ['CPU:0', 'CPU:1'], or a cluster, 'host1:port,host2:port'"
+
+
+def is_cluster(text: object) -> bool:
+    """Return whether ``devices=`` was given addresses: ``"host1:2222,host2:2222"``, not ``"CPU:0,CPU:1"``."""
+    return isinstance(text, str) and all(
+        _ADDRESS.fullmatch(part) and not _DEVICE.fullmatch(part) for part in map(str.strip, text.split(","))
+    )
+
+
+def parse(text: str | Sequence[str]) -> tuple[str, ...]:
+    """The addresses, in the order of the tasks.  OptionsError: names what is no address, or given twice."""
+    addresses = tuple(map(str.strip, text.split(",") if isinstance(text, str) else text))
+    for address in addresses:
+        match = _ADDRESS.fullmatch(address)
+        if match is None or not 0 < int(match[2]) < 65536:
+            raise OptionsError(f"cluster: {address!r} is no address; expected host:port, such as node1:2222")
+        if addresses.count(address) > 1:
+            raise OptionsError(f"cluster: {address} is given twice; each task needs an address of its own")
+    return addresses
+
+
+def cluster_of_environment() -> str | None:
+    """Return the addresses in TF_OOO_CLUSTER; None: it is not set. OptionsError: it holds something else."""
+    text = os.environ.get(CLUSTER_VARIABLE)
+    try:
+        return ",".join(parse(text)) if text else None
+    except OptionsError as error:
+        raise OptionsError(f"{CLUSTER_VARIABLE}={text!r:.80}: {error}") from error
+
+
+def host_port(address: str) -> tuple[str, int]:
+    """``("::1", 2222)`` of ``"[::1]:2222"``."""
+    host, _, port = address.rpartition(":")
+    return host.strip("[]"), int(port)
+
+
+def can_listen(address: str) -> str:
+    """Say why this machine cannot listen at that address, and what can be done; empty where it can."""
+    try:
+        _bound(*host_port(address)).close()
+    except OSError as error:
+        way_out = _WAYS_OUT.get(error.errno or 0, "is it another machine's address?")
+        return f"{error.strerror or error}; {way_out}"
+    return ""
+
+
+def _bound(host: str, port: int) -> socket.socket:
+    """Return a socket that does not listen: another one that asks for the same port may."""
+    family, kind, proto, _, where = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    with contextlib.ExitStack() as stack:
+        holder = stack.enter_context(socket.socket(family, kind, proto))
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        holder.bind(where)
+        stack.pop_all()
+        return holder
+
+
+def answers(address: str, timeout_s: float = 5.0) -> str:
+    """Say why nobody accepts connections at that address; empty where someone does."""
+    try:
+        with socket.create_connection(host_port(address), timeout=timeout_s):
+            return ""
+    except OSError as error:
+        return error.strerror or str(error) or type(error).__name__
+
+
+def outward_host(addresses: Sequence[str]) -> str:
+    """Return the name under which the machines at these addresses can reach this one."""
+    for address in addresses:
+        with contextlib.suppress(OSError), socket.create_connection(host_port(address), timeout=5.0) as other:
+            host: str = other.getsockname()[0]
+            return f"[{host}]" if ":" in host else host
+    return "localhost"
+
+
+@contextlib.contextmanager
+def held_ports(count: int, host: str = "127.0.0.1") -> Iterator[list[int]]:
+    """Different TCP ports of an address of this machine that nobody else is given within the block.
+
+    A server that is told the number can listen there, as TensorFlow's do (with ``SO_REUSEADDR``).
+    """
+    with contextlib.ExitStack() as stack:
+        holders = [stack.enter_context(_bound(host, 0)) for _ in range(count)]
+        yield [holder.getsockname()[1] for holder in holders]
+
+
+def free_port() -> int:
+    """Return a TCP port that nobody listens at now."""
+    return free_ports(1)[0]
+
+
+def free_ports(count: int) -> list[int]:
+    """Different TCP ports that nobody listens at now."""
+    with held_ports(count, "0.0.0.0") as ports:
+        return ports
+
+
+def has_devices(value: object) -> bool:
+    """Return whether ``devices=`` is an object that has devices, such as a cluster that was joined."""
+    return hasattr(value, "devices") and not isinstance(value, Sequence)
+
+
+def check_devices(value: object) -> None:
+    """OptionsError unless ``value`` can be ``devices=``; whether they exist is known once TensorFlow runs."""
+    refused = f"devices={value!r:.80} is not accepted"
+    if isinstance(value, bool) or (isinstance(value, int) and value < 1):
+        raise OptionsError(f"{refused}; accepted: an int of at least 1, or names")
+    if isinstance(value, int) or value is None or has_devices(value):
+        return
+    if isinstance(value, str):
+        parts = [part.strip() for part in value.split(",")]
+        if any(map(_PARTS.fullmatch, parts)):
+            raise OptionsError(f"{refused}; write a list, {parts}")
+        try:
+            parse(value)
+        except OptionsError as error:
+            raise OptionsError(f"{refused}; accepted: {_ACCEPTED} ({error})") from error
+        return
+    if isinstance(value, bytes) or not isinstance(value, Sequence) or not value:
+        raise OptionsError(f"{refused}; accepted: {_ACCEPTED}")
+    for name in value:
+        text = str(getattr(name, "name", name))
+        if not (_PARTS.fullmatch(text) or _FULL.fullmatch(text)) and ":physical_device:" not in text:
+            raise OptionsError(f"devices: {text!r} is no device name; write 'CPU:0', 'GPU:1' or a full name")
+
+
+def over_hosts(value: object) -> bool:
+    """Return whether ``devices=`` are those of a cluster: its addresses, or an object that has devices."""
+    return is_cluster(value) or has_devices(value)
+
+
+# Decides at which addresses the servers that TensorFlow starts can be reached. They have no password: whoever
+# can open the port can run anything there that TensorFlow can.
+
+
+def is_loopback(address: str) -> bool:
+    """Return whether only this machine reaches ``host:port``; true if the name is not known."""
+    try:
+        return ipaddress.ip_address(_ip(address)).is_loopback
+    except OSError:
+        return True
+
+
+def _ip(address: str) -> str:
+    host, port = host_port(address)
+    ip = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][4][0]
+    return str(ip).partition("%")[0]
+
+
+@contextlib.contextmanager
+def only_at(address: str) -> Iterator[None]:
+    """A server of this ``host:port`` that TensorFlow starts in the block listens at that address alone.
+
+    TensorFlow itself opens the port at all addresses of the machine.  BackendError: it did so all the same,
+    or this system cannot prevent it.
+    """
+    from tf_ooo.hosts.native import load  # ctypes: most processes start no server
+
+    library, ip = load("_listening"), _ip(address)
+    if library.ooo_listen_only(ip.encode(), host_port(address)[1]) <= 0:
+        raise BackendError(
+            f"cannot listen at {address} alone: TensorFlow opens ports in another way than it did"
+        )
+    try:
+        yield
+        if not library.ooo_narrowed():
+            raise BackendError(
+                f"{address} was opened at all addresses of this machine, and whoever reaches the port can "
+                "run anything: end this process"
+            )
+    finally:
+        library.ooo_listen_only(b"::", 0)
 
 
 def available_devices() -> tuple[str, ...]:

@@ -15,8 +15,8 @@ from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 from tf_ooo.errors import BackendError
-from tf_ooo.hosts.addresses import answers
-from tf_ooo.hosts.system_memory import ReportedLimit, memory_group, taken_bytes
+from tf_ooo.hosts.devices import answers
+from tf_ooo.hosts.memory import ReportedLimit, memory_group, taken_bytes
 from tf_ooo.version import __version__
 
 _CONTAINER = "tf_ooo_worker"

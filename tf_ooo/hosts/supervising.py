@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tf_ooo.errors import OptionsError
-from tf_ooo.hosts.addresses import CLUSTER_VARIABLE, held_ports, parse
+from tf_ooo.hosts.devices import CLUSTER_VARIABLE, held_ports, parse
 
 # A script has so long to end by itself when a worker of it has ended, or it was told to; then it is killed.
 _PATIENCE_S = 60.0

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 
 from tf_ooo.compat import versions
 from tf_ooo.errors import BackendError, OptionsError
-from tf_ooo.hosts.addresses import can_listen, is_loopback, only_at, parse
+from tf_ooo.hosts.devices import can_listen, is_loopback, only_at, parse
 from tf_ooo.hosts.facts import own_facts, publish
 
 # Fewer, and a worker that computes cannot serve the tensors that others wait for.

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from tf_ooo.errors import BackendError, OptionsError
-from tf_ooo.hosts.addresses import over_hosts
+from tf_ooo.hosts.devices import over_hosts
 from tf_ooo.hosts.ranks.launch import launched_by_horovod, launched_for_collectives, launched_with_workers
 from tf_ooo.modes.data_parallel.options import DataParallel
 from tf_ooo.modes.layerpipe.options import LayerPipe

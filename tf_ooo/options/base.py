@@ -10,7 +10,7 @@ from typing import Any, ClassVar, TypeGuard, TypeVar
 from tf_ooo.costs.layer_costs import is_amount
 from tf_ooo.costs.table import CostTable
 from tf_ooo.errors import OptionsError, did_you_mean
-from tf_ooo.hosts.addresses import check_devices
+from tf_ooo.hosts.devices import check_devices
 from tf_ooo.hosts.ranks.base import COMPRESSIONS, OPS
 from tf_ooo.hosts.ranks.launch import ENGINES
 from tf_ooo.planning.policies import POLICIES, schedules_of

@@ -10,6 +10,7 @@ from typing import ClassVar
 from tensorflow.core.framework import function_pb2, graph_pb2, node_def_pb2
 
 from grappler_passes.compat import graph_protos
+from grappler_passes.compat.graph_protos import control_inputs, data_inputs, split_input, tensor
 from grappler_passes.compat.shape_inference import infer_some_outputs
 from grappler_passes.errors import GraphError, VerifyError
 from grappler_passes.graph.dependencies import (
@@ -20,10 +21,9 @@ from grappler_passes.graph.dependencies import (
     conflicts,
     has_side_effects,
 )
-from grappler_passes.graph.node_input import control_inputs, data_inputs, split_input, tensor
 from grappler_passes.graph.training_graph import TrainingGraph
 from grappler_passes.passes.base import Note, Pass, PassResult, Relaxation
-from tf_ooo.compat import function_defs, xla_calls
+from tf_ooo.compat import func_graphs, xla_calls
 from tf_ooo.rewriting import fused_ops, garbage, task_calls
 from tf_ooo.rewriting.task_calls import REFUSED, Chosen, TaskCall, TaskKey
 from tf_ooo.rewriting.task_copies import own_copies
@@ -43,7 +43,7 @@ class CompileTasksPass(Pass):
     """Puts the ops of each task into a function that XLA compiles, and calls it in their place.
 
     The graph that comes out has a library of functions, which no plug-in of Grappler can hand to TensorFlow:
-    it runs by :class:`tf_ooo.compat.function_defs.OptimizedGraph`.
+    it runs by :class:`tf_ooo.compat.func_graphs.OptimizedGraph`.
 
     Attributes:
         tasks: whose call each op is in, by name.
@@ -214,7 +214,7 @@ class _Body:
     """The ops of a function, and which tensors they read and it returns."""
 
     def __init__(self, function: function_pb2.FunctionDef) -> None:
-        ports, signature = function_defs.ports_of(function), function.signature
+        ports, signature = func_graphs.ports_of(function), function.signature
         self.arguments = [argument.name for argument in signature.input_arg]
         self.computed = {node.name: computed(node) for node in function.node_def}
         self.reads = {

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from tensorflow.core.framework import node_def_pb2
 
-from grappler_passes.compat import op_types
-from grappler_passes.graph.node_input import data_inputs
+from grappler_passes.compat import graph_protos
+from grappler_passes.compat.graph_protos import data_inputs
 
 # The op that a fused one begins with, and how many of its inputs are that one's.
 _FIRST = {"_FusedMatMul": ("MatMul", 2), "_FusedConv2D": ("Conv2D", 2)}
@@ -41,7 +41,7 @@ def parts_of(node: node_def_pb2.NodeDef, given: Sequence[str] | None = None) -> 
 
 def _part(node: node_def_pb2.NodeDef, op: str, name: str, inputs: Sequence[str]) -> node_def_pb2.NodeDef:
     part = node_def_pb2.NodeDef(name=name, op=op, input=inputs)
-    for attribute in op_types.op_def(op).attr:
+    for attribute in graph_protos.op_def(op).attr:
         own = "leakyrelu_alpha" if (op, attribute.name) == ("LeakyRelu", "alpha") else attribute.name
         value = node.attr.get(own, attribute.default_value)
         part.attr[attribute.name].CopyFrom(value)

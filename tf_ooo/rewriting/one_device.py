@@ -10,10 +10,9 @@ import tensorflow as tf
 from tensorflow.core.framework import graph_pb2
 
 from grappler_passes.analysis.classify import classify_graph_def
-from grappler_passes.compat import traced_functions
-from grappler_passes.graph.liveness import peak_bytes_by_device, unknown_sizes
+from grappler_passes.compat import runtime
 from grappler_passes.graph.sizes import KnownShapes, with_sizes
-from grappler_passes.graph.training_graph import TrainingGraph
+from grappler_passes.graph.training_graph import TrainingGraph, peak_bytes_by_device, unknown_sizes
 from grappler_passes.passes.steps import additions
 from tf_ooo.compat import tf_functions
 from tf_ooo.costs.from_graph import places
@@ -81,7 +80,7 @@ def classify(graph: graph_pb2.GraphDef | tf.types.experimental.ConcreteFunction)
         GraphError: it is not a training step; the message says what is missing.
     """
     if tf_functions.is_concrete_function(graph):
-        return classify_graph_def(*traced_functions.graph_def_of(graph))
+        return classify_graph_def(*runtime.graph_def_of(graph))
     if not hasattr(graph, "node"):
         raise GraphError(f"expected a GraphDef or a ConcreteFunction, got a {type(graph).__name__}")
     return classify_graph_def(graph)

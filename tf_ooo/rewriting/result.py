@@ -8,12 +8,11 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from grappler_passes.graph.dependencies import WOULD_CLOSE_A_CYCLE
-from grappler_passes.graph.liveness import unknown_sizes
-from grappler_passes.graph.training_graph import TrainingGraph
-from grappler_passes.passes.apply_plan import CLOSES_A_CYCLE
+from grappler_passes.graph.training_graph import TrainingGraph, unknown_sizes
 from grappler_passes.passes.base import Note
+from grappler_passes.passes.rewrite_plan import CLOSES_A_CYCLE
 from tf_ooo.compat import nests
-from tf_ooo.compat.function_defs import OptimizedGraph
+from tf_ooo.compat.func_graphs import OptimizedGraph
 from tf_ooo.costs.places import Places
 from tf_ooo.errors import GraphError
 from tf_ooo.planning.model.schedule import Schedule, Task

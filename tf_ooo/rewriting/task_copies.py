@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from tensorflow.core.framework import graph_pb2, node_def_pb2
 
 from grappler_passes.compat import graph_protos
+from grappler_passes.compat.graph_protos import control_inputs, data_inputs, split_input, tensor
 from grappler_passes.compat.shape_inference import InferredOutputs
 from grappler_passes.errors import VerifyError
-from grappler_passes.graph.node_input import control_inputs, data_inputs, split_input, tensor
 from tf_ooo.rewriting.task_calls import TaskKey
 from tf_ooo.rewriting.task_functions import computed
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from tensorflow.core.framework import function_pb2, graph_pb2, node_def_pb2
 
-from grappler_passes.graph.node_input import tensor
+from grappler_passes.compat.graph_protos import tensor
 from tf_ooo.compat import xla_calls
 from tf_ooo.rewriting import fused_ops
 from tf_ooo.rewriting.task_calls import Chosen, TaskCall

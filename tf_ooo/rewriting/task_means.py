@@ -10,9 +10,9 @@ import tensorflow as tf
 from tensorflow.core.framework import graph_pb2, node_def_pb2
 
 from grappler_passes.compat import graph_protos
+from grappler_passes.compat.graph_protos import control_inputs, data_inputs, split_input
 from grappler_passes.compat.shape_inference import InferredOutputs
 from grappler_passes.errors import VerifyError
-from grappler_passes.graph.node_input import control_inputs, data_inputs, split_input
 
 _SUM, _COUNT = "/tf_ooo_sum", "/tf_ooo_count"
 # Sums of half types are rounded before they are divided, which means are not.

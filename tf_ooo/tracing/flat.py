@@ -14,7 +14,7 @@ import tensorflow as tf
 from tensorflow.core.framework import graph_pb2
 
 from grappler_passes.analysis.steps import STEP_ATTR, STEP_SCOPE
-from grappler_passes.compat import graph_protos, op_types, traced_functions
+from grappler_passes.compat import graph_protos, runtime
 from tf_ooo.compat import func_graphs, nests, tf_functions, train_function
 from tf_ooo.compat.nests import Packed
 
@@ -43,7 +43,7 @@ class FlatTrace:
 
     def graph_def(self) -> graph_pb2.GraphDef:
         """Return the graph, whose placeholders say which variables they are."""
-        graph_def: graph_pb2.GraphDef = traced_functions.graph_def_of(self.concrete)[0]
+        graph_def: graph_pb2.GraphDef = runtime.graph_def_of(self.concrete)[0]
         return graph_def
 
     @property
@@ -112,7 +112,7 @@ class CopiedStep:
         called = {node.op for function in self._graph_def.library.function for node in function.node_def}
         types = called | {node.op for node in self._graph_def.node}
         collective = any(kind.startswith("Collective") for kind in called)
-        return not collective and not any(map(op_types.keeps_random_state, types))
+        return not collective and not any(map(graph_protos.keeps_random_state, types))
 
     def __call__(
         self,

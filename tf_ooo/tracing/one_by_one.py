@@ -13,9 +13,9 @@ import tensorflow as tf
 from tensorflow.core.framework import graph_pb2
 
 from grappler_passes.analysis.steps import STEP_ATTR, STEP_SCOPE
-from grappler_passes.compat import graph_protos, op_types
+from grappler_passes.compat import graph_protos
+from grappler_passes.compat.graph_protos import split_input
 from grappler_passes.graph.dependencies import has_side_effects, only_reads
-from grappler_passes.graph.node_input import split_input
 from tf_ooo.compat import func_graphs, keras_losses, keras_optimizers, nests, tf_functions, train_function
 from tf_ooo.tracing.assigned import Writes, read_after
 from tf_ooo.tracing.collecting import Collecting
@@ -81,7 +81,7 @@ class TracedPart:
         """Say why copies of these ops would not do what others traced do; empty: they would."""
         called = {kind for _, kind in func_graphs.ops_called_from(graph)}
         for kind in sorted({node.op for node in self._nodes.values()} | called):
-            if op_types.keeps_random_state(kind) and not (self._draws_anew and kind not in called):
+            if graph_protos.keeps_random_state(kind) and not (self._draws_anew and kind not in called):
                 return f"{kind} draws random numbers from a state of its own"
             if kind.startswith(_SENDS):
                 return f"{kind} has a name that other processes know"
@@ -151,7 +151,7 @@ class _Renamed:
     def change(self, node: Any) -> None:
         """Names, inputs from inside, colocations, the mark, and seeds that are not drawn themselves."""
         node.name = self.name(node.name)
-        if op_types.keeps_random_state(node.op) and (node.attr["seed"].i or node.attr["seed2"].i):
+        if graph_protos.keeps_random_state(node.op) and (node.attr["seed"].i or node.attr["seed2"].i):
             node.attr["seed2"].i += self._more_seed
         for place, text in enumerate(node.input):
             name, _ = split_input(text)

@@ -1,7 +1,8 @@
-"""State that all ranks share: weights and optimizers at the start, logs at the end of an epoch."""
+"""State that all ranks share: weights and optimizers at the start, logs as an epoch or evaluation ends."""
 
 from __future__ import annotations
 
+import contextlib
 import math
 import zlib
 from collections.abc import Mapping, Sequence
@@ -9,12 +10,39 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
-from tf_ooo.compat import keras_layers, keras_optimizers, nests, tf_functions, train_function
+from tf_ooo.compat import keras_fits, keras_layers, keras_optimizers, nests, tf_functions, train_function
 from tf_ooo.errors import BackendError
-from tf_ooo.hosts.ranks.base import Engine
+from tf_ooo.hosts.ranks.base import Engine, naming_the_lost
 
 if TYPE_CHECKING:
     import keras
+
+
+def numbers_of(logs: Mapping[str, Any]) -> dict[str, float]:
+    """Return the entries of logs that are numbers."""
+    out = {}
+    for key, value in logs.items():
+        with contextlib.suppress(TypeError, ValueError):
+            out[key] = float(value)
+    return out
+
+
+def average_evaluation(engine: Engine, model: keras.Model) -> None:
+    """The evaluation that begins ends with logs averaged over all ranks, weighted by samples."""
+    callbacks = keras_fits.running_callback_list()
+    if engine.size == 1 or callbacks is None:
+        return
+    own = callbacks.on_test_end
+
+    def on_test_end(logs: dict[str, Any] | None = None) -> None:
+        keras_layers.set_on(callbacks, "on_test_end", None)
+        logs = {} if logs is None else logs
+        with naming_the_lost(engine, "at the end of an evaluation"):
+            replies = engine.gather([numbers_of(logs), keras_fits.samples_seen(model)])
+        logs.update(average_logs(*zip(*replies, strict=True)))
+        own(logs)
+
+    keras_layers.set_on(callbacks, "on_test_end", on_test_end)
 
 
 def build(model: keras.Model, optimizers: Sequence[Any], train_step: Any, iterator: Any) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import tensorflow as tf
 
-from grappler_passes.compat import op_types
+from grappler_passes.compat import graph_protos
 from tf_ooo.compat import func_graphs, keras_layers, nests, tf_functions, train_function
 from tf_ooo.compat.tf_functions import functions_of
 from tf_ooo.tracing.assigned import READS
@@ -112,7 +112,7 @@ def random_state_in(graph_def: graph_pb2.GraphDef) -> str:
 
 
 def _random_state_of(ops: Iterable[tuple[str, str]]) -> str:
-    name = next((name for name, op_type in ops if op_types.keeps_random_state(op_type)), None)
+    name = next((name for name, op_type in ops if graph_protos.keeps_random_state(op_type)), None)
     return "" if name is None else f"{name} draws random numbers from a state of its own"
 
 

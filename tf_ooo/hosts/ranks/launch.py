@@ -8,7 +8,7 @@ import sys
 from typing import Any
 
 from tf_ooo.errors import BackendError, OptionsError
-from tf_ooo.hosts.addresses import parse
+from tf_ooo.hosts.devices import parse
 
 ENGINES = ("auto", "horovod", "collectives", "single")
 # Launchers say in these how many processes they have started; srun with PMIx has Slurm's variable only.

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from tf_ooo.errors import BackendError
-from tf_ooo.hosts.addresses import START_S, START_VARIABLE, can_listen, host_port, outward_host
+from tf_ooo.hosts.devices import START_S, START_VARIABLE, can_listen, host_port, outward_host
 from tf_ooo.hosts.ranks.line import Line
 from tf_ooo.hosts.ranks.roll import Member, Roll, late, received_member, refusal
 

@@ -20,7 +20,7 @@ import tensorflow as tf
 from tensorflow.core.framework import node_def_pb2
 
 from grappler_passes.compat import runtime
-from grappler_passes.graph.node_input import split_input
+from grappler_passes.compat.graph_protos import split_input
 from tf_ooo.compat import nests, tf_functions, xla
 from tf_ooo.costs.gains import GainTable
 from tf_ooo.costs.layer_costs import SECONDS, LayerCosts

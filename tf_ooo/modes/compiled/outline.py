@@ -9,14 +9,14 @@ from typing import ClassVar
 from tensorflow.core.framework import function_pb2, node_def_pb2
 
 from grappler_passes.compat import graph_protos
+from grappler_passes.compat.graph_protos import split_input
 from grappler_passes.compat.shape_inference import OutputInfo
 from grappler_passes.errors import VerifyError
 from grappler_passes.graph.dependencies import GraphIndex
-from grappler_passes.graph.node_input import split_input
 from grappler_passes.graph.training_graph import TrainingGraph
 from grappler_passes.passes.base import GraphEditor, Pass, PassResult, Relaxation, tensor
 from grappler_passes.passes.verify import verify
-from tf_ooo.compat import function_defs, xla
+from tf_ooo.compat import func_graphs, xla
 from tf_ooo.modes.compiled.regions import FlatStep, GraphDef, Port, Region
 from tf_ooo.rewriting.compile_tasks import CompileTasksPass
 
@@ -77,7 +77,7 @@ def call_of(
 ) -> tuple[function_pb2.FunctionDef, node_def_pb2.NodeDef]:
     """Return a region's function and the op that calls it; ``stream`` None: where the op stands."""
     infos = [step.known(port) for port in region.inputs], [step.known(port) for port in region.outputs]
-    function = function_defs.unique_name(name)
+    function = func_graphs.unique_name(name)
     if stream is None:
         node = xla.plain_call_node(name, function, inputs, infos)
     else:
@@ -96,7 +96,7 @@ def _function_of(step: FlatStep, region: Region, name: str) -> function_pb2.Func
         node.input[:] = [names.get(port, tensor(*port)) for port in step.data_inputs(node.name)]
     arguments = [(names[port], step.known(port).dtype) for port in region.inputs]
     results = [(f"{op}:{port}", step.known((op, port)).dtype) for op, port in region.outputs]
-    function: function_pb2.FunctionDef = function_defs.function_def(name, nodes, arguments, results)
+    function: function_pb2.FunctionDef = func_graphs.function_def(name, nodes, arguments, results)
     return function
 
 
@@ -187,7 +187,7 @@ class _PutBack:
             constants = (inner for inner in function.node_def if inner.name == expected.name)
             if any(inner.attr["value"] != expected.attr["value"] for inner in constants):
                 raise VerifyError(expected.name, "calls", f"has another value in {function.signature.name!r}")
-        ports = function_defs.ports_of(function)
+        ports = func_graphs.ports_of(function)
         for inner in function.node_def:
             if inner.name in given:
                 continue

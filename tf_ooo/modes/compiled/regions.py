@@ -12,12 +12,11 @@ from typing import Any, TypeAlias
 import numpy as np
 from tensorflow.core.framework import graph_pb2
 
-from grappler_passes.compat import op_types
+from grappler_passes.compat.graph_protos import is_stateful, split_input
 from grappler_passes.compat.shape_inference import InferredOutputs, OutputInfo
 from grappler_passes.errors import GraphError
 from grappler_passes.graph.dependencies import GraphIndex, reached
 from grappler_passes.graph.flow import CALL_OPS
-from grappler_passes.graph.node_input import split_input
 from grappler_passes.graph.training_graph import TrainingGraph
 from tf_ooo.compat import xla
 
@@ -191,7 +190,7 @@ def _results(step: FlatStep, own: Iterable[str], ops: Iterable[str]) -> list[Por
 def is_pure(step: FlatStep, name: str) -> bool:
     """No state, no call, and only numbers in and out."""
     op = step.nodes[name].op
-    if op_types.is_stateful(op) or op in CALL_OPS - {"StatelessWhile", "StatelessIf"} or op == "Placeholder":
+    if is_stateful(op) or op in CALL_OPS - {"StatelessWhile", "StatelessIf"} or op == "Placeholder":
         return False
     infos = map(step.info, step.touched(name))
     return all(info is not None and info.dtype in xla.MLIR_TYPES for info in infos)

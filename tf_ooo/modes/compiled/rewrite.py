@@ -12,9 +12,9 @@ from tensorflow.core.framework import node_def_pb2
 
 from grappler_passes.analysis.classify import classify_graph_def
 from grappler_passes.analysis.steps import split_steps
-from grappler_passes.compat import graph_protos, op_types, shape_inference
+from grappler_passes.compat import graph_protos, shape_inference
+from grappler_passes.compat.graph_protos import is_stateful, split_input
 from grappler_passes.graph.dependencies import reached
-from grappler_passes.graph.node_input import split_input
 from grappler_passes.graph.training_graph import OpKind, TrainingGraph
 from grappler_passes.passes.base import Pass, PassPipeline, PassResult, Relaxation, copy_of, relaxed_by
 from grappler_passes.passes.gates import GatesPass
@@ -54,9 +54,7 @@ class DeadEndsPass(Pass):
         """Inputs of the graph stay."""
         nodes = {node.name: node for node in graph_def.node}
         wanted = [split_input(text)[0] for text in self.fetches]
-        wanted += [
-            name for name, node in nodes.items() if op_types.is_stateful(node.op) or node.op == "Placeholder"
-        ]
+        wanted += [name for name, node in nodes.items() if is_stateful(node.op) or node.op == "Placeholder"]
         needed = reached(wanted, lambda name: [split_input(text)[0] for text in nodes[name].input])
         kept = graph_protos.with_nodes(graph_def, (nodes[name] for name in nodes if name in needed))
         dropped = frozenset(nodes.keys() - needed)

@@ -19,9 +19,8 @@ from tf_ooo.options import OneDeviceOptions
 from tf_ooo.report.parts import Ways
 from tf_ooo.report.report import Report
 from tf_ooo.report.sections import Section
-from tf_ooo.rewriting.request import Failures
+from tf_ooo.rewriting.request import Failures, StepSession, is_larger
 from tf_ooo.rewriting.result import RewriteResult, clear_plan, fill_plan
-from tf_ooo.rewriting.session import StepSession, is_larger
 from tf_ooo.tracing.flat import FlatTrace
 from tf_ooo.units import bytes_text
 

@@ -20,10 +20,9 @@ import tensorflow as tf
 from tensorflow.core.framework import graph_pb2, node_def_pb2
 
 from grappler_passes.analysis.steps import STEP_ATTR
-from grappler_passes.compat.op_types import is_communication
+from grappler_passes.compat.graph_protos import data_inputs, is_communication, split_input
 from grappler_passes.graph.dependencies import MERGES, NEXT_ITERATIONS, has_side_effects, only_reads
-from grappler_passes.graph.node_input import data_inputs, split_input
-from tf_ooo.compat import func_graphs, function_defs, nests, xla
+from tf_ooo.compat import func_graphs, nests, xla
 from tf_ooo.errors import BackendError, GraphError, OOOError
 from tf_ooo.fit import timing
 from tf_ooo.hosts.ranks.base import Engine, Message
@@ -64,7 +63,7 @@ class _Called:
     @property
     def updates(self) -> dict[str, str]:
         """Return the function of each call of an update."""
-        calls = (node for node in self.result.graph_def.node if function_defs.COMPILED in node.attr)
+        calls = (node for node in self.result.graph_def.node if func_graphs.COMPILED in node.attr)
         return {n.name: n.attr["f"].func.name for n in calls if n.attr["_ooo_kind"].s == b"U"}
 
 

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 from tf_ooo.compat import keras_fits, keras_optimizers, keras_variables, nests, train_function
 from tf_ooo.compat.train_function import Kind
 from tf_ooo.errors import BackendError
-from tf_ooo.fit.evaluation import numbers_of
 from tf_ooo.fit.mode import Function, Training
 from tf_ooo.fit.recorder import Watched
 from tf_ooo.hosts.ranks.base import Engine, naming_the_lost
@@ -22,6 +21,7 @@ from tf_ooo.options import RankOptions
 from tf_ooo.tracing import sync
 from tf_ooo.tracing.averaging import Averaging
 from tf_ooo.tracing.micro_batches import rows_of
+from tf_ooo.tracing.sync import numbers_of
 from tf_ooo.tracing.traces import forget_traces
 from tf_ooo.tracing.variables import optimizers_of
 

@@ -13,9 +13,9 @@ from typing import ClassVar
 from tensorflow.core.framework import graph_pb2, node_def_pb2
 
 from grappler_passes.compat import graph_protos
+from grappler_passes.compat.graph_protos import data_inputs, split_input
 from grappler_passes.errors import VerifyError
 from grappler_passes.graph.dependencies import has_side_effects
-from grappler_passes.graph.node_input import data_inputs, split_input
 from grappler_passes.graph.training_graph import TrainingGraph
 from grappler_passes.passes.base import Pass, PassResult, Relaxation, tensor
 from tf_ooo.modes.layerpipe.rounds import GIVEN, Rounds

@@ -14,9 +14,9 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.core.framework import graph_pb2, node_def_pb2
 
+from grappler_passes.compat.graph_protos import split_input
 from grappler_passes.compat.shape_inference import OutputInfo
 from grappler_passes.graph.dependencies import states_of
-from grappler_passes.graph.node_input import split_input
 from grappler_passes.passes.base import PassPipeline, tensor
 from tf_ooo.errors import GraphError
 from tf_ooo.modes.layerpipe.cutting import LOCAL, CutPass, Reads, Register, late_name

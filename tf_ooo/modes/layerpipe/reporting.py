@@ -6,7 +6,7 @@ import dataclasses
 import math
 from collections.abc import Iterable, Sequence
 
-from grappler_passes.graph.node_input import split_input
+from grappler_passes.compat.graph_protos import split_input
 from grappler_passes.graph.training_graph import TrainingGraph
 from tf_ooo.costs.table import CostTable
 from tf_ooo.fit.recorder import Watched

@@ -12,8 +12,8 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.core.framework import graph_pb2
 
+from grappler_passes.compat.graph_protos import split_input
 from grappler_passes.compat.shape_inference import OutputInfo
-from grappler_passes.graph.node_input import split_input
 from grappler_passes.passes.base import PassPipeline
 from tf_ooo.compat import func_graphs, keras_variables, nests, tf_functions, train_function
 from tf_ooo.fit import timing

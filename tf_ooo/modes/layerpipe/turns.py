@@ -14,9 +14,9 @@ from typing import ClassVar
 from tensorflow.core.framework import graph_pb2, types_pb2
 
 from grappler_passes.compat import graph_protos
+from grappler_passes.compat.graph_protos import split_input
 from grappler_passes.errors import VerifyError
 from grappler_passes.graph.dependencies import GraphIndex
-from grappler_passes.graph.node_input import split_input
 from grappler_passes.graph.training_graph import TrainingGraph
 from grappler_passes.passes.base import Pass, PassPipeline, PassResult, Relaxation, copy_of, relaxed_by
 from grappler_passes.passes.verify import verify

@@ -15,9 +15,9 @@ from typing import ClassVar
 
 from tensorflow.core.framework import graph_pb2, node_def_pb2
 
+from grappler_passes.compat.graph_protos import split_input
 from grappler_passes.compat.shape_inference import OutputInfo
 from grappler_passes.graph.dependencies import has_side_effects, states_of
-from grappler_passes.graph.node_input import split_input
 from grappler_passes.graph.training_graph import TrainingGraph
 from grappler_passes.passes.base import Pass, PassResult, Relaxation, copy_of, tensor
 from tf_ooo.modes.layerpipe.rounds import GIVEN, HIGH, Stages

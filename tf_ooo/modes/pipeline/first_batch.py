@@ -1,32 +1,40 @@
-"""Looks at batches before a model is cut: what micro-batches change in the result of training."""
+"""Looks at batches before a model is cut: is a step on one the mean of the steps on its micro-batches?"""
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import logging
+import math
+import re
+import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
-from tf_ooo.compat import keras_layers, keras_losses, nests
+import numpy as np
+import tensorflow as tf
+
+from tf_ooo.compat import keras_layers, keras_losses, keras_variables, nests
 from tf_ooo.costs.places import first_of
 from tf_ooo.errors import BackendError
 from tf_ooo.fit import timing
 from tf_ooo.hosts.devices import home_device
 from tf_ooo.hosts.memory import host_memory, in_host_memory
-from tf_ooo.modes.pipeline.losses import LaterBatches, check_loss
+from tf_ooo.modes.pipeline.comparing import ROUNDING, Compared, Comparison, off
+from tf_ooo.modes.pipeline.looked_at import LookedAt, forward_tensors
 from tf_ooo.modes.pipeline.options import WHOLE_BATCH, Pipeline
 from tf_ooo.modes.pipeline.plans import PipelinePlans
-from tf_ooo.modes.pipeline.state_kinds import StateKinds
 from tf_ooo.options.base import is_file
 from tf_ooo.planning.choosing.on_paper import MICROBATCHES
 from tf_ooo.tracing import sync
-from tf_ooo.tracing.micro_batches import Division, rows_of
+from tf_ooo.tracing.micro_batches import Division, StepRefused, parts_of, rows_of, split_rows
+from tf_ooo.tracing.states import StateKinds, set_to
 from tf_ooo.tracing.traces import traced_anew
-from tf_ooo.tracing.variables import all_variables, bytes_of, optimizers_of
+from tf_ooo.tracing.variables import all_variables, bytes_of, optimizers_of, values_of
 
 if TYPE_CHECKING:
     import keras
-
 
 # With fewer rows statistics are so rough that models train visibly worse (Wu and He 2018, figure 1).
 LEAST_ROWS = 8
@@ -39,6 +47,12 @@ _STAYS_WHOLE = (
     "; the result is stock's, and devices mostly work one after another, so that memory is shared out and "
     "little time is saved"
 )
+_LOG = logging.getLogger("tf_ooo")
+# A weight whose elements are all alike (a gate or a kernel of zeros) is moved by this while it is looked at.
+_MOVED = 0.05
+# Later batches are compared so far whatever it takes, then for this share of the time at most.
+_ALWAYS = 16
+_MOST = 0.02
 
 
 def division_of(model: keras.Model, options: Pipeline) -> Division:
@@ -191,3 +205,183 @@ class FirstBatch:
 
     def _warn(self, note: str) -> None:
         self._plans.distributed.report.note(note, log=logging.WARNING)
+
+
+def check_loss(
+    model: keras.Model,
+    batch: object,
+    microbatches: int,
+    gradients: bool = True,
+    say_seconds: Callable[[float], None] = lambda seconds: None,
+) -> tuple[StateKinds, LaterBatches | None, float]:
+    """StepRefused where a step adds up rows, or compares them.
+
+    Looks at the loss and the gradients that the optimizers would be given, of neighbouring micro-batches,
+    two in one and each by itself, without dropout and batch statistics, and with one number in the place of
+    all random ones.  No variable is changed.  Where the loss is divided by masks the outputs are compared
+    instead.  ``gradients=False`` compares losses and outputs alone.  Refused is also a step whose result
+    depends on a state that does not follow from micro-batches, and one that does so in later steps, as the
+    count of steps or a state that it changes will be another number then.
+
+    ``say_seconds`` is told about how many all this will take, once a first trace tells.
+
+    Returns how states follow from micro-batches, what compares later batches (None: nothing does), and the
+    seconds of a pass that was traced for that (0: none was).
+    """
+    rows = split_rows(rows_of(batch), microbatches)
+    if len(rows) == 1:
+        return StateKinds(), None, 0.0
+    try:
+        with _no_weight_of_one_value(model):
+            comparison = Comparison(model, batch, rows[-1], gradients, say_seconds)
+            pairs, compared = comparison.compare(comparison.pairs_of(batch))
+            states = comparison.states(pairs)
+            difference = comparison.difference(compared) or comparison.later_difference(pairs)
+    except BackendError:
+        raise
+    except Exception as error:  # the step that comes next raises it, if it is the user's
+        _LOG.debug("a batch was not compared with its micro-batches: %s", error, exc_info=error)
+        _refuse_if_whole_runs(model, batch, len(rows), error)
+        return StateKinds(), None, 0.0
+    exact = comparison.exact
+    may_tell = compared and (exact or keras_losses.own_loss_code(model))
+    if may_tell and all(pair.adds_up(exact) for pair in compared):
+        raise StepRefused(
+            f"the loss adds up rows ({_looked_at(model)}): of two micro-batches in one it is "
+            f"{compared[0].together:.4g}, the mean of both {compared[0].apart:.4g}; micro-batches are "
+            f"averaged, so its gradients would be {len(rows)} times smaller: divide it by the number of rows "
+            "and take a learning rate that is larger by it, or use microbatches=1; check_loss=False trains "
+            "with the micro-batches' mean"
+        )
+    if difference:
+        raise _refused(model, batch, rows[-1], difference)
+    if states.used:
+        raise StepRefused(
+            f"what the forward pass assigns to {first_of(states.used)} for two micro-batches in one is "
+            "neither the mean of what it assigns for each, nor do their changes add up, and the loss or a "
+            "gradient depends on it, in this step or a later one; use microbatches=1, or check_loss=False to "
+            "train with the micro-batches' mean"
+        )
+    states = dataclasses.replace(states, metrics=comparison.differing_metrics(compared))
+    return states, LaterBatches(comparison, compared), comparison.of_both.trace_s
+
+
+class LaterBatches:
+    """Compares rows again in the batches 2, 4, 8, ...: there they may meet that did not in the first one.
+
+    From the 32nd batch on only while that has taken less than 2% of the time since the first one.
+    """
+
+    def __init__(self, comparison: Comparison, first: list[Compared]) -> None:
+        self._comparison, self._first = comparison, first
+        self._batch, self._next = 1, 2.0
+        self._began_s, self._took_s = time.perf_counter(), 0.0
+
+    def check(self, batch: object, present: Callable[[], Mapping[int, Any]]) -> str:
+        """StepRefused where rows meet.  Returns why no batch is compared from now on; empty: they are.
+
+        ``present``: each moved variable, by the ``id`` of its old handle.
+        """
+        self._batch += 1
+        if self._batch < self._next or not self._comparison.fits(batch):
+            return ""
+        self._next, started = 2 * self._batch, time.perf_counter()
+        if self._batch > _ALWAYS and self._took_s > _MOST * (started - self._began_s):
+            return ""
+        try:
+            difference = self._difference(batch, present())
+        except Exception as error:  # no memory beside the stages; a lost worker
+            _LOG.debug("batch %d was not compared", self._batch, exc_info=error)
+            self._next = math.inf
+            said = next(iter(str(error).splitlines()), "")
+            return f"rows are not compared from batch {self._batch} on: {type(error).__name__}: {said}"
+        self._took_s += time.perf_counter() - started
+        if difference:
+            where = f"in batch {self._batch}, whose update was not made (compared are 1, 2, 4, 8, ...)"
+            model, rows = self._comparison.model, self._comparison.rows
+            with traced_anew(model):
+                raise _refused(model, batch, rows, f"{where}, {difference}")
+        return ""
+
+    def _difference(self, batch: object, present: Mapping[int, Any]) -> str:
+        comparison = self._comparison
+        moved = [variable for variable in comparison.of_both.variables if id(variable.handle) in present]
+        values = {keras_variables.unique_name_of(v): present[id(v.handle)].numpy() for v in moved}
+        with set_to(dict(zip(values, moved, strict=True)), values):
+            return comparison.difference_of(comparison.pairs_of(batch), self._first)
+
+
+def _looked_at(model: keras.Model) -> str:
+    return f"looked at: {first_of(keras_losses.own_loss_code(model) or [type(model).__name__], 3)}"
+
+
+def _refused(model: keras.Model, batch: object, rows: int, difference: str) -> StepRefused:
+    # A class of the user's that normalizes as Keras' does is not known to be exempt.
+    whole = ", batch_norm='whole_batch'" if keras_layers.normalizing_in_training(model) else ""
+    return StepRefused(
+        f"{difference} ({_looked_at(model)}{_first_place(model, batch, rows)}): the step compares rows "
+        "with one another, or divides by something else than rows, and a pipeline does that for each "
+        f"micro-batch; use microbatches=1{whole}, or check_loss=False to train with the micro-batches' "
+        "mean"
+    )
+
+
+def _refuse_if_whole_runs(model: keras.Model, batch: object, microbatches: int, error: Exception) -> None:
+    """StepRefused where the step fails on parts of a batch, with ``error``, and does not on all of it."""
+    try:
+        LookedAt(model, batch, gradients=False)(batch)
+    except Exception:  # the model's own fault
+        return
+    plain = re.sub(r"\x1b\[\d*m", "", str(error))
+    lines = [line.strip() for line in plain.splitlines() if line.strip()]
+    # Keras says on the first line where it was; what was wrong comes behind.
+    said = " ".join(lines[:2] if lines[:1] and "Exception encountered" in lines[0] else lines[:1])
+    raise StepRefused(
+        f"the step runs on a batch and fails on one of its {microbatches} micro-batches "
+        f"({type(error).__name__}: {said}): something in it needs the whole batch, or an input has no "
+        "row for each example, as the matrix of a graph's edges; use microbatches=1"
+    ) from None
+
+
+def _first_place(model: keras.Model, batch: object, rows: int) -> str:
+    """Name the layer and the op at which rows first differ from those of each part; empty: nowhere."""
+    try:
+        pair = parts_of(batch, [2 * rows, rows_of(batch) - 2 * rows])[0]
+        (both,) = forward_tensors(model, [pair])
+        first, second = forward_tensors(model, parts_of(pair, (rows, rows)))
+    except Exception as error:  # it is looked for only to be named
+        _LOG.debug("the layer is not known: %s", error)
+        return ""
+    for name, whole in both.items():
+        parts = [part[name] for part in (first, second) if name in part]
+        if len(parts) < 2 or len(whole) != 2 * rows or len(parts[0]) != rows:
+            continue
+        if parts[0].shape[1:] != whole.shape[1:] or off(whole, np.concatenate(parts)) > ROUNDING:
+            return f"; rows first meet at {_title(model, name)}"
+    return ""
+
+
+def _title(model: keras.Model, tensor: str) -> str:
+    """Return the layer in whose scope a tensor is, and its op."""
+    op = tensor.split(":")[0]
+    titles = {
+        layer.name: keras_layers.title_of(layer) for layer in keras_layers.parts_of(model, itself=False)
+    }
+    # Scopes that came before have a number: dense_1 for the layer dense.
+    scopes = [scope if scope in titles else scope.rpartition("_")[0] for scope in op.split("/")]
+    inner = [titles[scope] for scope in scopes if scope in titles]
+    return f"layer {inner[-1]!r}, op {op}" if inner else f"op {op}"
+
+
+def _no_weight_of_one_value(model: keras.Model) -> AbstractContextManager[None]:
+    """Move weights of one value a little inside the block: a gate of zeros hides what stands behind it."""
+    numbers, alike, moved = np.random.default_rng(0), dict[str, Any](), dict[str, np.ndarray]()
+    for place, value in enumerate(values_of(model.trainable_variables)):
+        if value is None or not value.dtype.is_floating:
+            continue
+        flat = tf.reshape(value, [-1])
+        if tf.size(flat) and tf.reduce_all(flat == flat[0]):
+            old, name = value.numpy(), str(place)
+            alike[name] = value
+            moved[name] = old + (_MOVED * numbers.standard_normal(old.shape)).astype(old.dtype)
+    return set_to(alike, moved)

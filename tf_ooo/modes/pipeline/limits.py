@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 from tf_ooo.errors import MemoryLimitError
 from tf_ooo.hosts.cluster import Target
+from tf_ooo.hosts.memory import ReportedLimit
 from tf_ooo.hosts.ranks.base import Engine
-from tf_ooo.hosts.system_memory import ReportedLimit
 from tf_ooo.modes.pipeline.mesh import Mesh
 from tf_ooo.modes.pipeline.planning import PlanRequest, peak_within
 from tf_ooo.planning.model.problem import lacking_text, most_and_less

@@ -24,9 +24,8 @@ from tf_ooo.compat import (
 from tf_ooo.tracing.assigned import names_of_held
 from tf_ooo.tracing.changed import Replay, Taped, refuse_moved
 from tf_ooo.tracing.intercepting import Update, intercepted
-from tf_ooo.tracing.logs import silent_logs
 from tf_ooo.tracing.micro_batches import FixedRows, computed_from, rows_of
-from tf_ooo.tracing.step import metric_variables
+from tf_ooo.tracing.step import metric_variables, silent_logs
 from tf_ooo.tracing.traces import RestoringFunction
 from tf_ooo.tracing.variables import all_variables, key_of, names_by_handle, optimizers_of, values_of
 

@@ -16,8 +16,8 @@ from tf_ooo.errors import MemoryLimitError, OOOError, OptionsError
 from tf_ooo.modes.pipeline.options import AUTO
 from tf_ooo.modes.pipeline.planning import PEAK_MARGIN, PlanRequest, make_plan, step_s_of, with_costs
 from tf_ooo.planning.building.stages import Bounds, stage_of_layer
+from tf_ooo.planning.choosing.figures import held_evenly, side_by_side, stage_shares
 from tf_ooo.planning.choosing.plan import Plan
-from tf_ooo.planning.choosing.side_by_side import held_evenly, side_by_side, stage_shares
 from tf_ooo.planning.model.schedule import Schedule
 
 Value = TypeVar("Value")

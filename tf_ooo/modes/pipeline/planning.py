@@ -15,8 +15,7 @@ from tf_ooo.costs.layer_costs import LayerCosts, Link
 from tf_ooo.errors import MemoryLimitError, OOOError, OptionsError
 from tf_ooo.modes.pipeline.partition import Cutter, as_run, check_layers, held_bytes, stages_of
 from tf_ooo.planning.building.stages import Bounds, Stages, bounds_of, merged, one_each
-from tf_ooo.planning.choosing.fastest_first import fastest_first
-from tf_ooo.planning.choosing.on_paper import auto_candidates
+from tf_ooo.planning.choosing.on_paper import auto_candidates, fastest_first
 from tf_ooo.planning.choosing.plan import Candidate, Plan, StepTime, Trial, choose, policy_named, tried
 from tf_ooo.planning.choosing.recomputing import NONE, recomputed
 from tf_ooo.planning.model.problem import Problem, less_of_places

@@ -26,7 +26,7 @@ from tf_ooo.report.report import Report
 from tf_ooo.report.summary import environment
 from tf_ooo.rewriting.lowering import tasks_of_ops
 from tf_ooo.rewriting.one_device import peak_with
-from tf_ooo.rewriting.session import RewriteSession
+from tf_ooo.rewriting.request import RewriteSession
 from tf_ooo.tracing import sync
 from tf_ooo.tracing.traces import Inputs
 

@@ -8,8 +8,8 @@ from dataclasses import replace
 from tf_ooo.costs.layer_costs import LayerCosts, Link
 from tf_ooo.errors import OptionsError
 from tf_ooo.planning.building.choice import fastest
+from tf_ooo.planning.building.lane_search import placements, searched
 from tf_ooo.planning.building.pipeline import StagedLayers, interleaved
-from tf_ooo.planning.building.placed_search import placements, searched
 from tf_ooo.planning.building.stages import Bounds
 from tf_ooo.planning.building.step_tasks import ListChoices, StepTasks, listed_each, shortest_justified
 from tf_ooo.planning.model.problem import Problem

@@ -13,10 +13,9 @@ import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from google.protobuf import text_format
-from tensorflow.core.framework import graph_pb2, node_def_pb2
 
 from grappler_passes.compat import graph_protos
 from grappler_passes.compat.graph_protos import control_inputs, data_inputs, split_input
@@ -24,6 +23,9 @@ from grappler_passes.compat.graph_protos import copy_of as copy_of
 from grappler_passes.compat.graph_protos import tensor as tensor
 from grappler_passes.errors import GraphError, PassError
 from grappler_passes.graph.training_graph import TrainingGraph
+
+if TYPE_CHECKING:
+    from tensorflow.core.framework import graph_pb2, node_def_pb2
 
 
 class Relaxation(str, enum.Enum):

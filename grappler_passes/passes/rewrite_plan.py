@@ -6,16 +6,17 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from types import MappingProxyType
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import rustworkx as rx
-from tensorflow.core.framework import graph_pb2, node_def_pb2
-from tensorflow.core.framework.attr_value_pb2 import AttrValue
 
 from grappler_passes.errors import GraphError, PlanError
 from grappler_passes.graph.dependencies import GraphIndex, places_in
 from grappler_passes.graph.training_graph import TrainingGraph
 from grappler_passes.passes.base import GraphEditor, Note, Pass, PassResult, Relaxation, copy_of
+
+if TYPE_CHECKING:
+    from tensorflow.core.framework import graph_pb2, node_def_pb2
 
 
 @dataclass(frozen=True)
@@ -233,6 +234,8 @@ class AnnotatePass(Pass):
         return PassResult(after, modified)
 
     def _annotate(self, node: node_def_pb2.NodeDef) -> bool:
+        from tensorflow.core.framework.attr_value_pb2 import AttrValue  # noqa: PLC0415 - plans need no TensorFlow
+
         plan, name = self.plan, node.name
         numbered = {
             "layer": plan.layers,

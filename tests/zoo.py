@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tf_ooo.compat import keras_optimizers, versions
+from tf_ooo.compat import keras_compiled, versions
 
 # The user's ``tf.keras`` is this: Keras 3, Keras 2 on TensorFlow 2.15, tf_keras with TF_USE_LEGACY_KERAS=1.
 keras = versions.user_keras()
@@ -252,6 +252,6 @@ def make_variables(model, x, y):
 def traced_step(model, x, y):
     """The model's own train step as one ConcreteFunction, batch size unknown."""
     make_variables(model, x, y)
-    keras_optimizers.build_optimizer(model.optimizer, model.trainable_variables)
+    keras_compiled.build_optimizer(model.optimizer, model.trainable_variables)
     spec = tf.nest.map_structure(lambda a: tf.TensorSpec((None, *a.shape[1:]), a.dtype), (x, y))
     return tf.function(lambda data: model.train_step(data)).get_concrete_function(spec)

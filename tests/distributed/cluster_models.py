@@ -84,9 +84,9 @@ def hosts_of(model):
 
 
 def optimizer_variables(model):
-    from tf_ooo.compat import keras_optimizers
+    from tf_ooo.compat import keras_compiled
 
-    return keras_optimizers.state_of(model.optimizer)
+    return keras_compiled.state_of(model.optimizer)
 
 
 def devices_of(callback):

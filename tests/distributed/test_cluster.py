@@ -41,11 +41,10 @@ from tests.distributed.clusters import (
 )
 from tf_ooo.costs.communication import MEASURED_BYTES, fit_link
 from tf_ooo.errors import BackendError, OptionsError
-from tf_ooo.hosts import facts, worker
 from tf_ooo.hosts import speeds as runtime_link
+from tf_ooo.hosts import worker
 from tf_ooo.hosts.cluster import _check, connect
-from tf_ooo.hosts.facts import Line, own_facts
-from tf_ooo.hosts.worker import serve
+from tf_ooo.hosts.worker import Line, own_facts, serve
 
 pytestmark = [pytest.mark.alone, pytest.mark.takes(40)]
 
@@ -138,7 +137,7 @@ def test_other_versions_are_refused():
             said = line.ask(120.0)
         assert (said.addresses, said.task, said.tf_ooo) == (tuple(where), 1, tf_ooo.__version__)
         assert said.taken_bytes > 100e6
-        facts.publish(target, dataclasses.replace(said, tensorflow="2.20.0"))
+        worker.publish(target, dataclasses.replace(said, tensorflow="2.20.0"))
         with pytest.raises(BackendError, match=rf"worker {where[1]} \(task 1\) runs TensorFlow 2.20.0"):
             connect(cluster)
 
@@ -154,9 +153,9 @@ def of_another_release():
         tensorflow: str
         tf_ooo: str
         started: str
-        to_text = facts.Facts.to_text
+        to_text = worker.Facts.to_text
 
-    own = facts.own_facts
+    own = worker.own_facts
     worker.own_facts = lambda *given: Before(*dataclasses.astuple(own(*given))[:3], "0.0.9", "1@2.0")
     main()
 

@@ -14,7 +14,7 @@ import pytest
 import tensorflow as tf
 
 import tf_ooo
-from tf_ooo.compat import func_graphs, keras_optimizers, tf_functions
+from tf_ooo.compat import func_graphs, keras_compiled, tf_functions
 from tf_ooo.modes.data_parallel import planning
 from tf_ooo.modes.data_parallel.profiling import OrderedSteps
 from tf_ooo.modes.data_parallel.scheduled import InTurns, KeptSteps, ScheduledSteps
@@ -112,7 +112,7 @@ def stock_in_apply(model: keras.Model, xy: tuple[Any, Any], **more: Any) -> None
         return [hvd.allreduce(grad, op=hvd.Average) for grad in grads]
 
     optimizer = model.optimizer
-    keras_optimizers.build_optimizer(optimizer, model.trainable_variables)  # traced once instead of twice
+    keras_compiled.build_optimizer(optimizer, model.trainable_variables)  # traced once instead of twice
     if KERAS_3:
         apply = optimizer.apply
         object.__setattr__(optimizer, "apply", lambda grads, variables=None: apply(mean(grads), variables))

@@ -9,7 +9,7 @@ from tests.graph.layerpipe_by_hand import distance
 from tests.graph.layerpipe_fit import layerpipe, trained_weights
 from tests.graph.layerpipe_spread import fit_spread
 from tests.zoo import keras
-from tf_ooo.compat import keras_optimizers, keras_variables
+from tf_ooo.compat import keras_compiled, keras_variables
 
 RATE, BATCHES, ROWS = 0.2, 14, 12
 RNG = np.random.default_rng(0)
@@ -242,7 +242,7 @@ class ByHand:
             return [w - RATE * g for w, g in zip(weights, dense, strict=True)]
         variables = self.model.trainable_variables
         assign(variables, weights)
-        keras_optimizers.update(optimizer, gradients, variables)
+        keras_compiled.update(optimizer, gradients, variables)
         return trained_weights(self.model)
 
 

@@ -15,7 +15,7 @@ import tensorflow as tf
 import tf_ooo
 from tests.graph.pipeline_graphs import assert_in_order
 from tests.zoo import keras
-from tf_ooo.compat import keras_optimizers, keras_variables
+from tf_ooo.compat import keras_compiled, keras_variables
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class Training:
         model = compiled_model(self.make, self.optimizer, **self.compiled)
         if not model.built or not model.trainable_weights:
             model(tf.nest.map_structure(lambda rows: rows[:2], self.data[0]))
-        keras_optimizers.build_optimizer(model.optimizer, model.trainable_variables)
+        keras_compiled.build_optimizer(model.optimizer, model.trainable_variables)
         self.untrained = model.get_weights()
         return model
 
@@ -67,7 +67,7 @@ class Training:
         return [(variable, variable.numpy()) for variable in self._variables()]
 
     def _variables(self):
-        return [*self.model.variables, *keras_optimizers.state_of(self.model.optimizer)]
+        return [*self.model.variables, *keras_compiled.state_of(self.model.optimizer)]
 
     def fit(self, *callbacks, **settings):
         """From the beginning; returns the history."""
@@ -123,7 +123,7 @@ class Training:
     def left(self, history=None, report=None) -> Fitted:
         """Return what training has left."""
         model = self.model
-        state = [np.asarray(variable) for variable in keras_optimizers.state_of(model.optimizer)]
+        state = [np.asarray(variable) for variable in keras_compiled.state_of(model.optimizer)]
         return Fitted(model.get_weights(), state, history or {}, report, places(model, []))
 
 

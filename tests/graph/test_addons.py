@@ -15,7 +15,7 @@ import tf_ooo
 from tests import addons, forked
 from tests.same_bits import assert_ordered
 from tests.zoo import keras
-from tf_ooo.compat import keras_optimizers
+from tf_ooo.compat import keras_compiled
 
 EPOCHS, BATCH_SIZE = 4, 3  # two steps an epoch
 
@@ -39,7 +39,7 @@ def trained(schedule, build, optimizer="adam", loss=None, callbacks=()):
 
 def state_of(model):
     """Weights and every slot that the optimizer keeps."""
-    return [*model.get_weights(), *(v.numpy() for v in keras_optimizers.state_of(model.optimizer))]
+    return [*model.get_weights(), *(v.numpy() for v in keras_compiled.state_of(model.optimizer))]
 
 
 def assert_same_bits(build, optimizer="adam", loss=None, schedule="fast_forward"):

@@ -8,20 +8,20 @@ import tensorflow as tf
 
 from tests.graph.compat_models import dense_model, normalized_model
 from tests.zoo import KERAS_3, keras, needs_keras_3
-from tf_ooo.compat import keras_optimizers, keras_variables, tf_functions
+from tf_ooo.compat import keras_compiled, keras_variables, tf_functions
 
 CPU = "/job:localhost/replica:0/task:0/device:CPU:0"
 
 
 def test_a_variable_s_copy_is_known_to_the_optimizer():
     made = normalized_model()
-    keras_optimizers.build_optimizer(made.optimizer, made.trainable_variables)
+    keras_compiled.build_optimizer(made.optimizer, made.trainable_variables)
     kernel = made.trainable_variables[0]
     old = keras_variables.value_of(kernel)
     keras_variables.set_value_of(kernel, keras_variables.copy_on("/device:CPU:0", old))
     assert keras_variables.value_of(kernel) is not old
     assert np.array_equal(kernel.numpy(), old.numpy())
-    keras_optimizers.update(
+    keras_compiled.update(
         made.optimizer, [tf.ones(v.shape) for v in made.trainable_variables], made.trainable_variables
     )
     assert not np.array_equal(kernel.numpy(), old.numpy())

@@ -26,7 +26,7 @@ from tests.graph.pipeline_models import (
     whole,
 )
 from tests.zoo import keras, needs_keras_3
-from tf_ooo.compat import keras_optimizers
+from tf_ooo.compat import keras_compiled
 from tf_ooo.tracing import one_by_one, step
 from tf_ooo.tracing.micro_batches import Division
 
@@ -84,7 +84,7 @@ class Traced:
         keras.backend.clear_session()  # the same names
         model = compiled_model(make, adam, **settings)
         model(tf.nest.map_structure(lambda rows: rows[:1], self.data[0]))
-        keras_optimizers.build_optimizer(model.optimizer, model.trainable_variables)
+        keras_compiled.build_optimizer(model.optimizer, model.trainable_variables)
         functions, calls = step.StepFunctions(model, Division(4)), []
         train_step = model.train_step
         model.train_step = lambda data: calls.append(1) or train_step(data)
@@ -101,7 +101,7 @@ class Traced:
         left = []
         for model, functions, _ in (self.copying, self.tracing):
             logs = [functions(self.data) for _ in range(2)]
-            state = [variable.numpy() for variable in keras_optimizers.state_of(model.optimizer)]
+            state = [variable.numpy() for variable in keras_compiled.state_of(model.optimizer)]
             left.append([*model.get_weights(), *state, *map(np.asarray, tf.nest.flatten(logs))])
         return left
 
@@ -162,7 +162,7 @@ def test_a_train_step_of_one_s_own(monkeypatch):
 def test_marks_and_names():
     """Each copy's ops are marked, and named, as its own."""
     model = compiled_model(mlp, adam)
-    keras_optimizers.build_optimizer(model.optimizer, model.trainable_variables)
+    keras_compiled.build_optimizer(model.optimizer, model.trainable_variables)
     functions = step.StepFunctions(model, Division(4))
     graph_def = functions.concrete((tf.constant(X[:16]), tf.constant(Y[:16]))).graph.as_graph_def()
     scope = re.compile(rf"(?:^|/){STEP_SCOPE}(\d+)(?:/|$)")
@@ -179,7 +179,7 @@ def test_marks_and_names():
 def test_variables_that_the_first_step_makes_do_not_trace_it_twice():
     """Metrics are made by the first step."""
     calls, model = [], compiled_model(mlp, adam)
-    keras_optimizers.build_optimizer(model.optimizer, model.trainable_variables)
+    keras_compiled.build_optimizer(model.optimizer, model.trainable_variables)
     train_step = model.train_step
     model.train_step = lambda data: calls.append(1) or train_step(data)
     logs = step.StepFunctions(model, Division(4))((tf.constant(X[:16]), tf.constant(Y[:16])))

@@ -11,7 +11,7 @@ from grappler_passes.compat import graph_protos
 from tests.graph.graphs import run
 from tests.graph.test_compile_tasks import Traced, numbers, task
 from tf_ooo.compat import xla_calls
-from tf_ooo.rewriting.fused_ops import parts_of
+from tf_ooo.rewriting.task_calls import parts_of
 
 FLOAT = tf.float32.as_datatype_enum
 ACTIVATIONS = ("Relu", "Relu6", "Elu", "Tanh", "Sigmoid", "LeakyRelu")

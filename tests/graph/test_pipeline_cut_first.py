@@ -12,7 +12,7 @@ import tf_ooo
 from tests.graph.pipeline_fits import Training, assert_equal_bits, distance, pipelined
 from tests.graph.pipeline_models import EVEN, UNEVEN, X, adam, deep, mlp, momentum, normal, whole
 from tests.zoo import keras
-from tf_ooo.compat import keras_optimizers, keras_variables
+from tf_ooo.compat import keras_compiled, keras_variables
 from tf_ooo.fit import distributed
 
 pytestmark = [pytest.mark.devices(3), pytest.mark.takes(60)]
@@ -168,7 +168,7 @@ def test_a_model_in_host_memory(whole_steps_refused):
     assert tf_ooo.hosts.memory.in_host_memory(model)
     report = fitted(training, profile_steps=2).report
     assert "no device is to hold" in report.summary()
-    states = keras_optimizers.state_of(model.optimizer)
+    states = keras_compiled.state_of(model.optimizer)
     devices = {keras_variables.value_of(variable).device for variable in (*model.variables, *states)}
     assert {device[-5:] for device in devices} == {"CPU:0"}
     outside = Training(mlp, adam, EVEN)

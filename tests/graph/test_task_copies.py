@@ -10,7 +10,7 @@ from grappler_passes.compat.shape_inference import infer_some_outputs
 from grappler_passes.errors import VerifyError
 from tests.graph.graphs import flat, run
 from tests.graph.test_compile_tasks import Traced, numbers, of_both, task
-from tf_ooo.rewriting import task_copies, task_means
+from tf_ooo.rewriting import task_copies
 from tf_ooo.rewriting.compile_tasks import CompileTasksPass
 from tf_ooo.rewriting.task_calls import TaskKey
 
@@ -227,7 +227,7 @@ def means(x):
 
 def divided(function):
     traced = Traced(function, numbers(4, 3))
-    return task_means.divided_means(traced.before, traced.tasks, infer_some_outputs(traced.before))
+    return task_copies.divided_means(traced.before, traced.tasks, infer_some_outputs(traced.before))
 
 
 def test_means_have_sums():
@@ -261,10 +261,10 @@ def the_wrong_way_round(nodes):
 @pytest.mark.parametrize("tamper", [another_sum, another_number, no_quotient, the_wrong_way_round])
 def test_a_mean_that_was_tampered_with_is_refused(tamper):
     traced = Traced(means, numbers(4, 3))
-    after, sums = task_means.divided_means(traced.before, traced.tasks, infer_some_outputs(traced.before))
+    after, sums = task_copies.divided_means(traced.before, traced.tasks, infer_some_outputs(traced.before))
     said = tamper({node.name: node for node in after.node})
     with pytest.raises(VerifyError, match=said):
-        task_means._check(traced.before, after, {"F_0/Mean": 4, "F_0/Mean_1": 12})
+        task_copies._check(traced.before, after, {"F_0/Mean": 4, "F_0/Mean_1": 12})
 
 
 def reads_another(copy, nodes, was):

@@ -35,12 +35,12 @@ def perceptron() -> Any:
 
 def state_of(model: Any) -> dict[str, Any]:
     """Values of all variables, in their order, and what ``fit`` would go on with."""
-    from tf_ooo.compat import keras_optimizers
+    from tf_ooo.compat import keras_compiled
 
     variables = enumerate(model.variables if model.built else ())
     values = {f"variable {place}": np.array(variable) for place, variable in variables}
     optimizer = getattr(model, "optimizer", None)
-    states = enumerate(keras_optimizers.state_of(optimizer) if optimizer is not None else ())
+    states = enumerate(keras_compiled.state_of(optimizer) if optimizer is not None else ())
     values |= {f"variable {place} of the optimizer": np.array(variable) for place, variable in states}
     return {
         **values,

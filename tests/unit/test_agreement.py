@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from grappler_passes.graph.training_graph import Layer, Op, OpKind, TrainingGraph, Variable
 from tests import zoo
-from tf_ooo.compat import keras_optimizers
+from tf_ooo.compat import keras_compiled
 from tf_ooo.errors import GraphError, OptionsError
 from tf_ooo.fit.comparison import REWRITTEN, STOCK, StepComparison, slowest
 from tf_ooo.fit.mode import Experiment, Training
@@ -143,7 +143,7 @@ def test_an_optimizer_by_its_config():
         (Odd(), {"momentum": 0.5, "rule": "object"}),
         (Shy(), {"config": "not serializable"}),
     ):
-        count = len(keras_optimizers.state_of(optimizer))
+        count = len(keras_compiled.state_of(optimizer))
         said = agreement._optimizer(optimizer)
         assert said == {"class": type(optimizer).__name__, "state variables": count} | own
 

@@ -5,8 +5,7 @@ import math
 
 import pytest
 
-from grappler_passes.analysis.layer_tasks import forward_layers
-from grappler_passes.graph.training_graph import Layer, Op, OpKind, TrainingGraph, Variable
+from grappler_passes.graph.training_graph import Layer, Op, OpKind, TrainingGraph, Variable, forward_layers
 from tf_ooo.costs.from_graph import graph_costs
 from tf_ooo.costs.keras_model import _left_out
 from tf_ooo.errors import CostError

@@ -25,7 +25,8 @@ from tf_ooo.hosts.ranks.engine import choose_engine
 from tf_ooo.hosts.ranks.horovod_engine import HorovodEngine
 from tf_ooo.hosts.ranks.launch import mpi_size, resolved_name, tf_config
 from tf_ooo.modes.data_parallel import agreement, shard
-from tf_ooo.modes.data_parallel.lockstep import EpochBegins, EpochEnds, Lockstep, ParallelStep
+from tf_ooo.modes.data_parallel.agreement import EpochBegins, EpochEnds, Lockstep
+from tf_ooo.modes.data_parallel.ranks import ParallelStep
 from tf_ooo.modes.replicated import ReplicatedPipelineMode
 from tf_ooo.tracing import sync
 from tf_ooo.tracing.averaging import Averaging

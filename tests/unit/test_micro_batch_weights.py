@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 from grappler_passes.analysis.steps import SUM_ATTR
-from tf_ooo.compat import keras_optimizers, versions
+from tf_ooo.compat import keras_compiled, versions
 from tf_ooo.errors import BackendError
 from tf_ooo.tracing.collecting import Collecting
 from tf_ooo.tracing.intercepting import TurnsNeeded
@@ -76,7 +76,7 @@ def test_parts_of_sparse_tensors():
     np.testing.assert_array_equal(found[0], dense[:1])
 
 
-UPDATE = keras_optimizers.update
+UPDATE = keras_compiled.update
 
 
 class Given:
@@ -86,7 +86,7 @@ class Given:
         self.optimizers = [keras.optimizers.SGD(1.0) for _ in range(count)]
         self.updates = []
         self.apply = UPDATE
-        monkeypatch.setattr(keras_optimizers, "update", lambda *update: self.updates.append(update))
+        monkeypatch.setattr(keras_compiled, "update", lambda *update: self.updates.append(update))
 
     def grads(self):
         return [grad for _, grads, _ in self.updates for grad in grads]

@@ -117,8 +117,8 @@ def test_every_file_is_looked_at():
             "__init__", "graph_protos", "keras_values", "releases", "runtime", "shape_inference",
         ),
         "tf_ooo": (
-            "__init__", "func_graphs", "keras_fits", "keras_layers", "keras_loops",
-            "keras_losses", "keras_optimizers", "keras_trainable", "keras_variables", "nests", "tf_functions",
+            "__init__", "func_graphs", "keras_compiled", "keras_fits", "keras_layers", "keras_loops",
+            "keras_trainable", "keras_variables", "nests", "tf_functions",
             "tf_profiler", "train_function", "versions", "xla", "xla_calls",
         ),
     }  # fmt: skip

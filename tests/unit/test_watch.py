@@ -8,8 +8,8 @@ import threading
 import pytest
 
 from tf_ooo.hosts import watch
-from tf_ooo.hosts.facts import own_facts
 from tf_ooo.hosts.watch import Silence
+from tf_ooo.hosts.worker import own_facts
 
 ADDRESSES = ("127.0.0.1:1", "127.0.0.1:2", "127.0.0.1:3")
 AT_JOINING = {task: own_facts(ADDRESSES, task) for task in (1, 2)}

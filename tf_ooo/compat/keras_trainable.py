@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
-from tf_ooo.compat import func_graphs, keras_layers, keras_optimizers, keras_variables, tf_functions, versions
+from tf_ooo.compat import func_graphs, keras_compiled, keras_layers, keras_variables, tf_functions, versions
 
 if TYPE_CHECKING:
     import keras
@@ -115,7 +115,7 @@ def other_optimizer(model: keras.Model) -> bool:
         return False
     weights, state = (
         {id(keras_variables.handle_of(v)) for v in variables} & written
-        for variables in (model.weights, keras_optimizers.state_of(model.optimizer))
+        for variables in (model.weights, keras_compiled.state_of(model.optimizer))
     )
     return bool(weights) and not state
 
@@ -152,9 +152,9 @@ def _known_to_optimizer(model: keras.Model) -> set[int] | None:
     """Return the ``id`` of each variable that Keras' own step updates; None: the step is another's."""
     optimizer = getattr(model, "optimizer", None)
     own_step = type(model).train_step is not versions.keras_of(model).Model.train_step
-    if own_step or not keras_optimizers.is_optimizer(optimizer):
+    if own_step or not keras_compiled.is_optimizer(optimizer):
         return None
-    optimizers = [optimizer, *keras_optimizers.inner_optimizers(optimizer)]
+    optimizers = [optimizer, *keras_compiled.inner_optimizers(optimizer)]
     return {id(v) for each in optimizers for v in keras_variables.made_trainable(each)}
 
 

@@ -8,8 +8,17 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from grappler_passes.analysis.layer_tasks import LayerTask, Tasks, backward_tasks, forward_layers, ops_by_task
-from grappler_passes.graph.training_graph import Op, OpKind, TrainingGraph, owns_memory
+from grappler_passes.graph.training_graph import (
+    LayerTask,
+    Op,
+    OpKind,
+    Tasks,
+    TrainingGraph,
+    backward_tasks,
+    forward_layers,
+    ops_by_task,
+    owns_memory,
+)
 from tf_ooo.costs.devices import DeviceModel, Work
 from tf_ooo.costs.layer_costs import SECONDS, LayerCosts
 from tf_ooo.costs.places import Places

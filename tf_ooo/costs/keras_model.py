@@ -10,12 +10,11 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from grappler_passes.analysis.classify import classify_graph_def, flatten
-from grappler_passes.analysis.layer_tasks import backward_tasks, forward_layers
 from grappler_passes.compat import runtime
 from grappler_passes.graph.sizes import KnownShapes, with_sizes
-from grappler_passes.graph.training_graph import TrainingGraph, unknown_sizes
+from grappler_passes.graph.training_graph import TrainingGraph, backward_tasks, forward_layers, unknown_sizes
 from grappler_passes.passes.separate import SeparatePass
-from tf_ooo.compat import keras_layers, keras_optimizers, keras_variables, versions
+from tf_ooo.compat import keras_compiled, keras_layers, keras_variables, versions
 from tf_ooo.costs import devices
 from tf_ooo.costs.analytic import analytic_ops
 from tf_ooo.costs.from_graph import graph_costs, places, with_occupancy
@@ -202,7 +201,7 @@ class _Step:
         model.jit_compile = False
         self._data = tuple(nested(lambda spec: tf.zeros(*spec), part) for part in specs)
         if keras_layers.is_wholly_built(model):
-            keras_optimizers.build_optimizer(model.optimizer, model.trainable_variables)
+            keras_compiled.build_optimizer(model.optimizer, model.trainable_variables)
         self._function = tf.function(lambda x, y: model.train_step((x, y)), jit_compile=False)
         try:
             self._concrete = self._function.get_concrete_function(*self._data)
@@ -228,7 +227,7 @@ class _Step:
     def _names(self) -> dict[int, str]:
         """Keras' paths, by the id of a variable's handle: subclassed models' own names are all alike."""
         model = self._model
-        by_name = keras_variables.named([*model.variables, *keras_optimizers.state_of(model.optimizer)])
+        by_name = keras_variables.named([*model.variables, *keras_compiled.state_of(model.optimizer)])
         values = ((name, keras_variables.value_of(variable)) for name, variable in by_name.items())
         return {id(value.handle): name for name, value in values if value is not None}
 

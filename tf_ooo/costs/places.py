@@ -6,8 +6,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from grappler_passes.analysis.layer_tasks import LayerTask
-from grappler_passes.graph.training_graph import TrainingGraph
+from grappler_passes.graph.training_graph import LayerTask, TrainingGraph
 
 _MOST = 5
 # An op is named by the last so many parts: most ops' names share those before.

@@ -20,9 +20,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from grappler_passes.analysis.layer_tasks import Tasks, backward_tasks, forward_layers
 from grappler_passes.graph import sizes
-from grappler_passes.graph.training_graph import TrainingGraph
+from grappler_passes.graph.training_graph import Tasks, TrainingGraph, backward_tasks, forward_layers
 from tf_ooo.compat import nests, tf_profiler
 from tf_ooo.compat.tf_profiler import TracedEvent
 from tf_ooo.costs.analytic import FREE_OPS, analytic_ops

@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from grappler_passes.analysis.layer_tasks import Tasks
+from grappler_passes.graph.training_graph import Tasks
 from tf_ooo.compat.tf_profiler import TracedEvent
 from tf_ooo.costs.devices import DeviceModel
 from tf_ooo.costs.from_graph import unknown_activations, with_cores

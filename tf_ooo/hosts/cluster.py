@@ -39,12 +39,20 @@ from tf_ooo.hosts.devices import (
     outward_host,
     parse,
 )
-from tf_ooo.hosts.facts import Facts, Line, in_a_line, limits_of_workers, own_facts, say_used, user_of
 from tf_ooo.hosts.memory import ReportedLimit
 from tf_ooo.hosts.runtime_costs import with_runtime
 from tf_ooo.hosts.speeds import link_between, measure_device_link, relative_speeds
 from tf_ooo.hosts.watch import SILENCE_S, Silence, Watch
-from tf_ooo.hosts.worker import LEAST_THREADS
+from tf_ooo.hosts.worker import (
+    LEAST_THREADS,
+    Facts,
+    Line,
+    in_a_line,
+    limits_of_workers,
+    own_facts,
+    say_used,
+    user_of,
+)
 
 logger = logging.getLogger("tf_ooo")
 

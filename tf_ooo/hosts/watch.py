@@ -22,8 +22,8 @@ from functools import cache
 from grappler_passes.compat import runtime
 from tf_ooo.errors import BackendError
 from tf_ooo.hosts.devices import answers, host_port
-from tf_ooo.hosts.facts import Facts, Line, in_a_line
 from tf_ooo.hosts.native import end_in_time, load
+from tf_ooo.hosts.worker import Facts, Line, in_a_line
 
 
 class Silence:

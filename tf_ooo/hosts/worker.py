@@ -1,23 +1,33 @@
-"""A worker process: TensorFlow's server of one task of a cluster, until it is told to end."""
+"""A worker process: TensorFlow's server of one task of a cluster, and the facts that it publishes of itself.
+
+They are read with a session rather than eagerly: it can be given a deadline, and it asks the one worker
+without having joined its cluster.  TensorFlow is not imported before: a worker checks its version first.
+"""
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any
 
 from tf_ooo.compat import versions
 from tf_ooo.errors import BackendError, OptionsError
-from tf_ooo.hosts.devices import can_listen, is_loopback, only_at, parse
-from tf_ooo.hosts.facts import own_facts, publish
+from tf_ooo.hosts.devices import answers, can_listen, is_loopback, only_at, parse
+from tf_ooo.hosts.memory import ReportedLimit, memory_group, taken_bytes
+from tf_ooo.version import __version__
 
 # Fewer, and a worker that computes cannot serve the tensors that others wait for.
 LEAST_THREADS = 4
 # Whoever has to read what a worker says at its end may be gone, or not read.
 _LAST_WORD_S = 3.0
+_CONTAINER = "tf_ooo_worker"
 
 
 def serve(
@@ -109,3 +119,184 @@ def _wait_for_the_end(ended: Sequence[int], say: Callable[[str], None]) -> None:
         sys.stdout.flush()
     finally:
         os._exit(0)  # TensorFlow's server has no way to stop
+
+
+@dataclass(frozen=True)
+class Facts:
+    """Describes one worker process; ``started`` tells two processes at the same address apart.
+
+    Attributes:
+        memory_limit_bytes: that its control group may have; None: all that the machine has.
+        memory_group: tells that group apart from others, also of other machines.
+        taken_bytes: that its process has had before the first training.
+    """
+
+    addresses: tuple[str, ...]
+    task: int
+    tensorflow: str
+    tf_ooo: str
+    started: str
+    memory_limit_bytes: int | None = None
+    memory_group: str = ""
+    taken_bytes: int = 0
+
+    def to_text(self) -> str:
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_text(cls, text: str) -> Facts:
+        """Fields that a later version may have added are left out; an earlier one says less."""
+        told = json.loads(text)
+        known = {field.name: told[field.name] for field in fields(cls) if field.name in told}
+        return cls(**{**known, "addresses": tuple(told["addresses"])})
+
+
+def own_facts(addresses: tuple[str, ...], task: int) -> Facts:
+    """Return the facts of this process."""
+    import tensorflow as tf
+
+    started, group = f"{os.getpid()}@{time.time():.6f}", memory_group()
+    facts = Facts(addresses, task, tf.__version__, __version__, started, taken_bytes=taken_bytes())
+    if group is None:
+        return facts
+    return replace(facts, memory_limit_bytes=group.limit_bytes, memory_group=group.name)
+
+
+def publish(target: str, facts: Facts) -> None:
+    """Puts them into the runtime of the server at ``target``, of this process."""
+    import tensorflow as tf
+
+    with Line(target, facts.task, write=facts.to_text()) as line:
+        try:
+            line.run(30.0)
+        except tf.errors.OpError as error:
+            raise BackendError(f"the worker's own server does not answer: {error.message}") from error
+
+
+@dataclass(frozen=True)
+class Client:
+    """The training that uses a worker: the address at which its process listens."""
+
+    address: str
+    process: int
+
+
+def user_of(address: str, task: int, timeout_s: float) -> Client | None:
+    """Return who has said last that it uses the worker, if its process still listens there."""
+    import tensorflow as tf
+
+    try:
+        with Line(f"grpc://{address}", task, name="client") as line:
+            client = Client(**json.loads(line.run(timeout_s).decode()))
+    except (tf.errors.OpError, ValueError, TypeError):
+        return None  # nobody ever has
+    return None if answers(client.address) else client
+
+
+def say_used(address: str, task: int, own: str) -> None:
+    """Tells the worker that this process, which listens at ``own``, uses it from now on."""
+    client = asdict(Client(own, os.getpid()))
+    with Line(f"grpc://{address}", task, json.dumps(client), "client") as line:
+        line.run(10.0)
+
+
+def in_a_line(error: Exception) -> str:
+    """Return TensorFlow's message for a call that failed, shortened."""
+    text = getattr(error, "message", None) or str(error)
+    return " ".join(text.replace("Graph execution error:", "").split())[:200] or type(error).__name__
+
+
+class Line:
+    """A connection to one worker, kept open; with ``write`` for what it says from now on, else to ask.
+
+    ``name``: of the string that is read or written.
+    """
+
+    def __init__(self, target: str, task: int, write: str | None = None, name: str = "facts") -> None:
+        self._target, self._task, self._write, self._name = target, task, write, name
+        self._session: Any = None
+
+    def ask(self, timeout_s: float) -> Facts:
+        """Ask the worker for its facts. OpError: no answer in ``timeout_s``, or it never published any."""
+        return Facts.from_text(self.run(timeout_s).decode())
+
+    def run(self, timeout_s: float) -> Any:
+        """Reads or writes the string."""
+        import tensorflow as tf
+
+        milliseconds = round(timeout_s * 1e3)
+        if self._session is None:
+            self._open(tf, milliseconds)
+        options = tf.compat.v1.RunOptions(timeout_in_ms=milliseconds)
+        try:
+            return self._session.run(self._op, options=options)
+        except tf.errors.OpError:
+            self.abandon()
+            raise
+
+    def _open(self, tf: Any, milliseconds: int) -> None:
+        where = f"/job:worker/task:{self._task}"
+        # The filter: or the session waits until all workers of the cluster have come.
+        config = tf.compat.v1.ConfigProto(device_filters=[where], operation_timeout_in_ms=milliseconds)
+        with tf.Graph().as_default() as graph, tf.device(f"{where}/device:CPU:0"):
+            handle = tf.raw_ops.VarHandleOp(
+                dtype=tf.string, shape=[], shared_name=self._name, container=_CONTAINER
+            )
+            if self._write is None:
+                self._op = tf.raw_ops.ReadVariableOp(resource=handle, dtype=tf.string)
+            else:
+                self._op = tf.raw_ops.AssignVariableOp(resource=handle, value=self._write)
+
+        self._session = tf.compat.v1.Session(self._target, graph=graph, config=config)
+
+    def abandon(self) -> None:
+        """Leaves the connection as it is: closing it would wait for the worker, too."""
+        from tf_ooo.compat import tf_functions
+
+        if self._session is not None:
+            tf_functions.abandon(self._session)
+            self._session = None
+
+    def __enter__(self) -> Line:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._session is not None:
+            self._session.close()
+            self._session = None
+
+
+def limits_of_workers(
+    computing: Mapping[int, int], workers: Mapping[int, Facts], own: Facts
+) -> dict[int, ReportedLimit]:
+    """Return the limit of each CPU of workers in control groups that limit their memory, by task.
+
+    Processes of one group share its limit, less what all of them took before; ``own``, this process, takes
+    part where it is in such a group.  ``computing``: CPU devices by task; 0 where a task has GPUs.
+    """
+    groups: defaultdict[str, dict[int, Facts]] = defaultdict(dict)
+    for task, facts in workers.items():
+        if facts.memory_limit_bytes is not None:
+            groups[facts.memory_group][task] = facts
+    limits: dict[int, ReportedLimit] = {}
+    for name, members in groups.items():
+        beside = [own] if own.memory_group == name else []
+        devices = sum(computing[task] for task in members)
+        taken_bytes = sum(facts.taken_bytes for facts in (*members.values(), *beside))
+        limits |= {
+            task: ReportedLimit(
+                max(1, (facts.memory_limit_bytes - taken_bytes) // devices),
+                _said(facts, len(members) + len(beside), taken_bytes),
+            )
+            for task, facts in members.items()
+            if computing[task] and facts.memory_limit_bytes is not None
+        }
+    return limits
+
+
+def _said(facts: Facts, processes: int, taken_bytes: int) -> str:
+    shared = f", which {processes} processes share," if processes > 1 else ""
+    return (
+        f"worker {facts.addresses[facts.task]} (task {facts.task}) has a control group of "
+        f"{facts.memory_limit_bytes} bytes{shared} of which {taken_bytes} were taken before"
+    )

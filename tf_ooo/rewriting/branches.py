@@ -15,9 +15,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from grappler_passes.analysis.layer_tasks import layers_of_weights_and_readers
 from grappler_passes.graph.flow import bits_of, union
-from grappler_passes.graph.training_graph import Layer, OpKind, TrainingGraph
+from grappler_passes.graph.training_graph import Layer, OpKind, TrainingGraph, layers_of_weights_and_readers
 from tf_ooo.rewriting.loops import layers_of_weights, ops_of_data
 from tf_ooo.rewriting.parts import JOIN_BEFORE, JOIN_BEHIND
 

@@ -24,11 +24,10 @@ from grappler_passes.graph.dependencies import (
 from grappler_passes.graph.training_graph import TrainingGraph
 from grappler_passes.passes.base import Note, Pass, PassResult, Relaxation
 from tf_ooo.compat import func_graphs, xla_calls
-from tf_ooo.rewriting import fused_ops, garbage, task_calls
+from tf_ooo.rewriting import garbage, task_calls
 from tf_ooo.rewriting.task_calls import REFUSED, Chosen, TaskCall, TaskKey
-from tf_ooo.rewriting.task_copies import own_copies
+from tf_ooo.rewriting.task_copies import divided_means, own_copies
 from tf_ooo.rewriting.task_functions import COMMUTATIVE, CalledOps, Functions, Port, computed
-from tf_ooo.rewriting.task_means import divided_means
 
 PREFIX = "ooo_task"
 # Calls are marked with these, as their first op is.
@@ -262,7 +261,7 @@ class _Comparison:
             node = self._nodes[i]
             if has_side_effects(node.op) or self._index.contexts[i] != Context():
                 raise VerifyError(node.name, "calls", f"a {node.op} may not be in a call, or not where it is")
-            for part in fused_ops.parts_of(node) or [node]:
+            for part in task_calls.parts_of(node) or [node]:
                 inner[name_inside + part.name.removeprefix(node.name)] = part
         if inner.keys() != body.computed.keys():
             raise VerifyError(name, "calls", "other ops are in its function")

@@ -12,14 +12,15 @@ from typing import TYPE_CHECKING, Protocol
 
 import rustworkx as rx
 
-from grappler_passes.analysis.layer_tasks import (
+from grappler_passes.graph.dependencies import reached
+from grappler_passes.graph.training_graph import (
     LayerTask,
+    OpKind,
+    TrainingGraph,
     backward_tasks,
     layers_of_weights_and_readers,
     producers_of,
 )
-from grappler_passes.graph.dependencies import reached
-from grappler_passes.graph.training_graph import OpKind, TrainingGraph
 from grappler_passes.passes.rewrite_plan import RewritePlan
 from tf_ooo.planning.model.schedule import Schedule, TaskList
 from tf_ooo.planning.model.task import Task

@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 from inspect import signature
 from typing import Any
 
-from grappler_passes.analysis.layer_tasks import backward_tasks
-from grappler_passes.graph.training_graph import TrainingGraph
+from grappler_passes.graph.training_graph import TrainingGraph, backward_tasks
 from tf_ooo.costs.from_graph import GraphCosts, graph_costs
 from tf_ooo.costs.layer_costs import LayerCosts, Link
 from tf_ooo.costs.sources import costs_for_model, refuse_of_models, rows_of_micro_batch, with_rows

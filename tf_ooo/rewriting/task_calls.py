@@ -2,7 +2,8 @@
 
 No path leaves an interval of a topological order and comes back, and intervals that do not overlap can
 become single nodes together without closing a cycle.  So an order is made in which the ops of each task stand
-together as far as the graph allows, and each run of one task is a call.
+together as far as the graph allows, and each run of one task is a call.  XLA knows only the parts of what
+TensorFlow's remapper has fused, and fuses by itself: such ops are taken apart.
 """
 
 from __future__ import annotations
@@ -14,10 +15,11 @@ from typing import Generic, TypeVar
 
 from tensorflow.core.framework import graph_pb2, node_def_pb2
 
+from grappler_passes.compat import graph_protos
+from grappler_passes.compat.graph_protos import data_inputs
 from grappler_passes.compat.shape_inference import InferredOutputs
 from grappler_passes.graph.dependencies import Context, GraphIndex, has_side_effects
 from tf_ooo.compat import xla_calls
-from tf_ooo.rewriting import fused_ops
 
 # An op alone is launched by itself as fast as in a call.
 LEAST_OPS = 2
@@ -38,6 +40,11 @@ OPEN_SHAPES = "sizes that are known only when the step runs"
 IN_LOOPS = "loops and conditions"
 ALONE = "single ops between calls"
 REFUSED = "tasks that XLA cannot compile"
+# The op that a fused one begins with, and how many of its inputs are that one's.
+_FIRST = {"_FusedMatMul": ("MatMul", 2), "_FusedConv2D": ("Conv2D", 2)}
+_UNARY = "_UnaryOpsComposition"
+_BIAS = "BiasAdd"
+_ACTIVATIONS = frozenset({"Relu", "Relu6", "Elu", "Tanh", "Sigmoid", "LeakyRelu"})
 
 
 @dataclass(frozen=True)
@@ -158,7 +165,7 @@ def _why_not(index: GraphIndex, i: int, node: node_def_pb2.NodeDef, outputs: Inf
     if not all(info.is_number for info in infos):
         return NO_NUMBERS
     device_type = node.device.rpartition("device:")[2].partition(":")[0] or "CPU"
-    kinds = fused_ops.parts_of(node) or [node]
+    kinds = parts_of(node) or [node]
     if not all(xla_calls.can_compile(part, device_type) for part in kinds):
         return NO_KERNEL
     if any(info.shape is None or None in info.shape for info in infos):
@@ -269,3 +276,35 @@ def keys_of(
         return TaskKey(kind, stage_of_layer[layer], 0 if kind == "U" else microbatch, own)
 
     return {name: key(*at) for name, at in where.items()}
+
+
+def parts_of(node: node_def_pb2.NodeDef, given: Sequence[str] | None = None) -> list[node_def_pb2.NodeDef]:
+    """Return the ops that a fused one stands for, the last under its name; none for another op.
+
+    ``given``: its data inputs under other names.  One with parts that are not known is not taken apart.
+    """
+    names = [name.decode() for name in node.attr["fused_ops"].list.s] if "fused_ops" in node.attr else []
+    if node.op == _UNARY:
+        first, names, count = "", [name.decode() for name in node.attr["op_names"].list.s], 1
+    elif node.op in _FIRST and _ACTIVATIONS.issuperset(set(names) - {_BIAS}):
+        first, count = _FIRST[node.op]
+    else:
+        return []
+    inputs = list(data_inputs(node) if given is None else given)
+    current, extra = inputs[:count], inputs[count:]
+    parts: list[node_def_pb2.NodeDef] = []
+    for place, op in enumerate([first, *names] if first else names):
+        reads = [*current, extra.pop(0)] if op == _BIAS else current
+        last = place == len(names) - (0 if first else 1)
+        parts.append(_part(node, op, node.name if last else f"{node.name}/part_{place}", reads))
+        current = [parts[-1].name]
+    return parts
+
+
+def _part(node: node_def_pb2.NodeDef, op: str, name: str, inputs: Sequence[str]) -> node_def_pb2.NodeDef:
+    part = node_def_pb2.NodeDef(name=name, op=op, input=inputs)
+    for attribute in graph_protos.op_def(op).attr:
+        own = "leakyrelu_alpha" if (op, attribute.name) == ("LeakyRelu", "alpha") else attribute.name
+        value = node.attr.get(own, attribute.default_value)
+        part.attr[attribute.name].CopyFrom(value)
+    return part

@@ -10,7 +10,7 @@ from tensorflow.core.framework import function_pb2, graph_pb2, node_def_pb2
 
 from grappler_passes.compat.graph_protos import tensor
 from tf_ooo.compat import xla_calls
-from tf_ooo.rewriting import fused_ops
+from tf_ooo.rewriting import task_calls
 from tf_ooo.rewriting.task_calls import Chosen, TaskCall
 
 # Tensors, by the number of the node that computes them, and their port.
@@ -113,4 +113,4 @@ def _inner_nodes(node: node_def_pb2.NodeDef, name: str, given: Sequence[str]) ->
     own = computed(node)
     own.name = name
     own.input.extend(sorted(given) if node.op in COMMUTATIVE else given)
-    return fused_ops.parts_of(own) or [own]
+    return task_calls.parts_of(own) or [own]

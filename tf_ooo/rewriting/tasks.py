@@ -8,9 +8,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from grappler_passes.analysis.layer_tasks import LayerTask, forward_layers, layers_of_weights_and_readers
 from grappler_passes.graph.dependencies import GraphIndex
-from grappler_passes.graph.training_graph import OpKind, TrainingGraph
+from grappler_passes.graph.training_graph import (
+    LayerTask,
+    OpKind,
+    TrainingGraph,
+    forward_layers,
+    layers_of_weights_and_readers,
+)
 from tf_ooo.rewriting.loops import (
     LoopTask,
     fed_to_loops,

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 
 from grappler_passes.graph.dependencies import reached
-from tf_ooo.compat import func_graphs, keras_layers, keras_optimizers, keras_variables
+from tf_ooo.compat import func_graphs, keras_compiled, keras_layers, keras_variables
 from tf_ooo.errors import BackendError
 from tf_ooo.tracing.micro_batches import DRAWN, OfData, StepRefused, behind, rows_of_part
 from tf_ooo.tracing.variables import all_variables, names_by_handle, optimizers_of
@@ -89,7 +89,7 @@ class Writes:
         self._operations, self._begin = graph.get_operations(), begin
         self._of_data, self._rows = OfData(part), rows_of_part(part)
         weights = names_by_handle(model.weights)
-        states = [state for each in optimizers_of(model) for state in keras_optimizers.state_of(each)]
+        states = [state for each in optimizers_of(model) for state in keras_compiled.state_of(each)]
         of_optimizers = names_by_handle(states)
         held, captured = names_of_held(model), func_graphs.captured_by(graph)
         own = {inside: held[id(outside)] for inside, outside in captured.items() if id(outside) in held}

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import tensorflow as tf
 
-from tf_ooo.compat import func_graphs, keras_optimizers, keras_variables, tf_functions
+from tf_ooo.compat import func_graphs, keras_compiled, keras_variables, tf_functions
 from tf_ooo.errors import BackendError
 from tf_ooo.hosts.ranks.base import Engine
 from tf_ooo.tracing.intercepting import Update, intercepted, tensors_of, times
@@ -294,7 +294,7 @@ class Averaging:
             weights: all that is trained.
         """
         self._factor = self._weight_of(data) if self.weighting == "samples" else 1.0
-        states = [state for optimizer in optimizers for state in keras_optimizers.state_of(optimizer)]
+        states = [state for optimizer in optimizers for state in keras_compiled.state_of(optimizer)]
         self._weights = [keras_variables.value_of(variable) for variable in (*weights, *states)]
         try:
             with intercepted(optimizers, self._average_first):
@@ -303,7 +303,7 @@ class Averaging:
             self._factor = 1.0
 
     def _average_first(self, update: Update) -> Any:
-        if keras_optimizers.horovod_averages(update.optimizer):
+        if keras_compiled.horovod_averages(update.optimizer):
             self.left_alone.update(map(keras_variables.path_of, update.variables))
             return update.proceed(update.grads)
         if tf.executing_eagerly() and self.op != "Average" and not self._seen_eagerly:

@@ -15,7 +15,7 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.core.framework import node_def_pb2
 
-from tf_ooo.compat import func_graphs, keras_optimizers, keras_variables
+from tf_ooo.compat import func_graphs, keras_compiled, keras_variables
 from tf_ooo.tracing.changed import Replay, Taped, refuse_settings
 from tf_ooo.tracing.intercepting import (
     Scaled,
@@ -200,7 +200,7 @@ class Collecting:
             begin = ops_so_far()
             with keras_variables.reads_on_own_device():
                 variables = update.variables if update.explicit else None
-                keras_optimizers.update(update.optimizer, grads, variables)
+                keras_compiled.update(update.optimizer, grads, variables)
             if len(self.weights) > 1:
                 refuse_settings(update.optimizer, grads, begin)
         self._applying = False

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
-from tf_ooo.compat import keras_layers, keras_optimizers, tf_functions
+from tf_ooo.compat import keras_compiled, keras_layers, tf_functions
 from tf_ooo.errors import BackendError
 from tf_ooo.tracing.micro_batches import StepRefused, computed_from
 
@@ -55,7 +55,7 @@ def intercepted(optimizers: Sequence[Any], on_update: Callable[[Update], Any]) -
             if proceeding:
                 return as_called(grads, trainable_variables)
             explicit = trainable_variables is not None
-            variables = keras_optimizers.variables_to_apply(optimizer, trainable_variables)
+            variables = keras_compiled.variables_to_apply(optimizer, trainable_variables)
 
             def proceed(changed: Sequence[Any]) -> Any:
                 nonlocal proceeding
@@ -70,12 +70,12 @@ def intercepted(optimizers: Sequence[Any], on_update: Callable[[Update], Any]) -
         return intercepted_apply
 
     for optimizer in optimizers:
-        keras_optimizers.shadow_update(optimizer, functools.partial(instead_of, optimizer))
+        keras_compiled.shadow_update(optimizer, functools.partial(instead_of, optimizer))
     try:
         yield
     finally:
         for optimizer in optimizers:
-            keras_optimizers.unshadow_update(optimizer)
+            keras_compiled.unshadow_update(optimizer)
 
 
 def refuse_twice(optimizer: keras.optimizers.Optimizer, applied: Iterable[Any], instead: str) -> None:
@@ -133,7 +133,7 @@ class Scaled:
         """Inside the block the gradients of what these optimizers scale count their share."""
         with contextlib.ExitStack() as shadows:
             for optimizer in () if isinstance(self._share, float) and self._share == 1.0 else optimizers:
-                method = keras_optimizers.loss_scaling(optimizer)
+                method = keras_compiled.loss_scaling(optimizer)
                 if method:
                     instead = self._instead_of(getattr(optimizer, method))
                     shadows.enter_context(keras_layers.shadowed(optimizer, method, instead))
@@ -170,7 +170,7 @@ class Scaled:
 
 def by_hand(optimizer: Any) -> list[str]:
     """Says of an optimizer that scales losses, and was given gradients of others, what that changes."""
-    method = keras_optimizers.loss_scaling(optimizer)
+    method = keras_compiled.loss_scaling(optimizer)
     if not method:
         return []
     return [

@@ -16,7 +16,7 @@ from grappler_passes.analysis.steps import STEP_ATTR, STEP_SCOPE
 from grappler_passes.compat import graph_protos
 from grappler_passes.compat.graph_protos import split_input
 from grappler_passes.graph.dependencies import has_side_effects, only_reads
-from tf_ooo.compat import func_graphs, keras_losses, keras_optimizers, nests, tf_functions, train_function
+from tf_ooo.compat import func_graphs, keras_compiled, nests, tf_functions, train_function
 from tf_ooo.tracing.assigned import Writes, read_after
 from tf_ooo.tracing.collecting import Collecting
 from tf_ooo.tracing.intercepting import CopiesNeeded, TurnsNeeded, ops_so_far
@@ -189,7 +189,7 @@ class MicroBatches:
         with (
             self.states.micro_batch(given),
             self.collecting.micro_batch(number, share),
-            keras_losses.weighted_means(self.model, share),
+            keras_compiled.weighted_means(self.model, share),
         ):
             logs = train_function.step_on_data(self.model, train_step, counts)(rows)
             return nests.with_variables_held(logs)
@@ -217,7 +217,7 @@ class OneByOne:
             with self._parts.numbered(number):
                 logs.append(self._run(number, split.part(batch, number)))
             for applied in () if number else self._parts.collecting.applied:
-                variables = [*applied.update.variables, *keras_optimizers.state_of(applied.update.optimizer)]
+                variables = [*applied.update.variables, *keras_compiled.state_of(applied.update.optimizer)]
                 if again := read_after([(variables, applied.collected_at)]):
                     raise TurnsNeeded(again)
         return logs

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
-from tf_ooo.compat import keras_fits, keras_layers, keras_optimizers, nests, tf_functions, train_function
+from tf_ooo.compat import keras_compiled, keras_fits, keras_layers, nests, tf_functions, train_function
 from tf_ooo.errors import BackendError
 from tf_ooo.hosts.ranks.base import Engine, naming_the_lost
 
@@ -53,7 +53,7 @@ def build(model: keras.Model, optimizers: Sequence[Any], train_step: Any, iterat
     """
     if train_function.has_kerass_train_step(model):
         build_optimizer(model)
-    if model.built and all(map(keras_optimizers.is_built, optimizers)):
+    if model.built and all(map(keras_compiled.is_built, optimizers)):
         return
     if model.run_eagerly and model.weights:
         return
@@ -74,11 +74,11 @@ def build_optimizer(model: keras.Model) -> None:
     main: Any = getattr(model, "optimizer", None)
     if (
         keras_layers.is_wholly_built(model)
-        and keras_optimizers.is_optimizer(main)
-        and not keras_optimizers.is_built(main)
+        and keras_compiled.is_optimizer(main)
+        and not keras_compiled.is_built(main)
         and model.trainable_weights
     ):
-        keras_optimizers.build_optimizer(main, model.trainable_weights)
+        keras_compiled.build_optimizer(main, model.trainable_weights)
 
 
 def common_spec(engine: Engine, spec: object) -> Any:
@@ -103,7 +103,7 @@ def _common(shapes: Sequence[list[int | None] | None]) -> list[int | None] | Non
 
 def shared_variables(model: keras.Model, optimizers: Sequence[Any]) -> list[Any]:
     """Return weights and optimizer state, each once.  Random seeds stay each rank's own."""
-    states = [variable for optimizer in optimizers for variable in keras_optimizers.state_of(optimizer)]
+    states = [variable for optimizer in optimizers for variable in keras_compiled.state_of(optimizer)]
     return nests.each_once([*model.weights, *states])
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
-from tf_ooo.compat import keras_layers, keras_optimizers, keras_variables, nests, tf_functions, train_function
+from tf_ooo.compat import keras_compiled, keras_layers, keras_variables, nests, tf_functions, train_function
 from tf_ooo.errors import BackendError
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ def optimizers_of(model: keras.Model) -> list[Any]:
         if values_in is None or id(value) in seen:
             continue
         seen.add(id(value))
-        if values_in is keras_optimizers.inner_optimizers:
+        if values_in is keras_compiled.inner_optimizers:
             held[id(value)] = value
         waiting.extend([*values_in(value)][::-1])
     return list(held.values())
@@ -43,8 +43,8 @@ def optimizers_of(model: keras.Model) -> list[Any]:
 
 def _inside(value: object) -> Callable[[Any], Iterable[Any]] | None:
     """Return the function that lists what such a value holds; None: no optimizer can be in it."""
-    if keras_optimizers.is_optimizer(value):
-        return keras_optimizers.inner_optimizers
+    if keras_compiled.is_optimizer(value):
+        return keras_compiled.inner_optimizers
     if keras_layers.is_layer(value):
         return keras_layers.attributes_of
     if isinstance(value, dict):
@@ -56,7 +56,7 @@ def all_variables(model: keras.Model) -> list[Any]:
     """Return weights, states, metrics and optimizers' variables of a model, each once."""
     optimizers = optimizers_of(model)
     metrics = [variable for metric in model.metrics for variable in metric.variables]
-    states = [variable for optimizer in optimizers for variable in keras_optimizers.state_of(optimizer)]
+    states = [variable for optimizer in optimizers for variable in keras_compiled.state_of(optimizer)]
     return nests.each_once([*model.variables, *metrics, *states])
 
 

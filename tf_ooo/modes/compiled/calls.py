@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from grappler_passes.analysis.layer_tasks import forward_layers
-from grappler_passes.graph.training_graph import OpKind, TrainingGraph
+from grappler_passes.graph.training_graph import OpKind, TrainingGraph, forward_layers
 from tf_ooo.compat.xla import MLIR_TYPES
 from tf_ooo.modes.compiled.outline import CALL_PREFIX, Call
 from tf_ooo.modes.compiled.regions import FlatStep, GraphDef, Port, Region

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from grappler_passes.analysis.layer_tasks import forward_layers, ops_by_task
+from grappler_passes.graph.training_graph import forward_layers, ops_by_task
 from tf_ooo.costs.analytic import analytic_ops
 from tf_ooo.costs.devices import GRAPH_LAUNCH_S, device
 from tf_ooo.costs.from_graph import graph_costs, with_occupancy

@@ -1,20 +1,25 @@
-"""Ranks that do not train the same thing are refused by name before the first step."""
+"""Ranks agree: who trains another thing is refused before the first step; all run as many steps.
+
+A rank that hears another kind of message than its own knows what the others are doing; none waits for a rank
+that has run out of data or has stopped.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import math
 import platform
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import tensorflow as tf
 
-from tf_ooo.compat import keras_fits, keras_layers, keras_losses, keras_optimizers, train_function, versions
-from tf_ooo.errors import OptionsError
-from tf_ooo.hosts.ranks.base import Message
+from tf_ooo.compat import keras_compiled, keras_fits, keras_layers, train_function, versions
+from tf_ooo.errors import BackendError, OptionsError
+from tf_ooo.hosts.ranks.base import Engine, Message
 from tf_ooo.tracing.averaging import unnumbered
 
 if TYPE_CHECKING:
@@ -24,6 +29,8 @@ _OWN_TO_A_PROCESS = (
     "name", "seed", "function", "registered_name", "build_config", "shared_object_id",
     "batch_shape", "batch_input_shape", "vocabulary",
 )  # fmt: skip
+_LOG = logging.getLogger("tf_ooo")
+Kind = TypeVar("Kind", bound=Message)
 
 
 @dataclass(frozen=True)
@@ -66,7 +73,7 @@ def description_of(
         ],
         layers=[_layer(part) for part in keras_layers.parts_of(model)],
         loss=_loss(getattr(model, "loss", None)),
-        loss_weights=keras_losses.loss_weights(model),
+        loss_weights=keras_compiled.loss_weights(model),
         class_weight={str(key): float(value) for key, value in weights.items()} if of_classes else None,
         optimizers=[_optimizer(optimizer) for optimizer in optimizers],
         steps_per_execution=train_function.steps_per_execution(model),
@@ -111,7 +118,7 @@ def _loss(loss: object) -> Any:
     if loss is None or isinstance(loss, str):
         return loss
     name = getattr(loss, "__name__", None) or type(loss).__name__
-    settings = _settings(loss) if keras_losses.is_kerass_own(loss) else {}
+    settings = _settings(loss) if keras_compiled.is_kerass_own(loss) else {}
     return {"class": name, **settings} if settings else name
 
 
@@ -122,7 +129,7 @@ def _optimizer(optimizer: keras.optimizers.Optimizer) -> dict[str, Any]:
     except (NotImplementedError, TypeError, ValueError):
         config["config"] = "not serializable"
     config = _without_rates(config)
-    config["state variables"] = len(keras_optimizers.state_of(optimizer))
+    config["state variables"] = len(keras_compiled.state_of(optimizer))
     return config
 
 
@@ -183,3 +190,147 @@ def differences(who: str, theirs: Any, ours: Any, where: str = "") -> list[str]:
 def _text(value: object) -> str:
     text = json.dumps(value)
     return text if len(text) <= 80 else text[:77] + "..."
+
+
+@dataclass(frozen=True)
+class EpochBegins(Message):
+    """Told when one does; the ``steps`` of this rank, if known."""
+
+    epoch: int
+    steps: int | None
+
+
+@dataclass(frozen=True)
+class MayRun(Message):
+    """Told before each execution, if asked for: this rank has data for so many ``steps``."""
+
+    steps: int
+
+
+@dataclass(frozen=True)
+class EpochEnds(Message):
+    """Told when one does: logs, the samples behind those of training and of validation, the weights' bits."""
+
+    logs: Mapping[str, float] = field(default_factory=dict)
+    train_samples: float = 0.0
+    test_samples: float = 0.0
+    weights: int = 0
+
+
+@dataclass(frozen=True)
+class CallbacksRan(Message):
+    """Told when all have heard of an epoch: whether one of them has stopped the training."""
+
+    stop: bool
+
+
+@dataclass(frozen=True)
+class TrainingEnds(Message):
+    """Told after the last epoch: the weights' bits, which callbacks may have put back; did a step run?"""
+
+    weights: int = 0
+    trained: bool = True
+
+
+class Lockstep:
+    """Counts how many steps this rank may run.
+
+    Args:
+        asks: before each execution whether all go on, which costs a message but lets one rank alone stop
+            within an epoch.  Done in any case where the number of batches is not known.
+        counts: asks with the batches in hand, whatever numbers are known: the data of one may end earlier.
+    """
+
+    def __init__(self, engine: Engine, asks: bool = False, counts: bool = False) -> None:
+        self.engine, self.asks, self.counts = engine, asks, counts
+        self.left: int | None = None  # steps left in this epoch; None: agree before each execution
+        self.of_epoch: int | None = None  # steps of this epoch, where all ranks know them
+        self.others_ended = False
+        self.trained = True  # whether a rank has run a step, as far as they have told
+        self._told = False
+
+    def begin_epoch(self, epoch: int, steps: int | None) -> None:
+        """Agrees on the number of steps of an epoch.  OptionsError: the ranks are at different epochs."""
+        replies = self._exchange(EpochBegins(epoch, steps))
+        if not replies:
+            return
+        epochs = [reply.epoch for reply in replies]
+        if len(set(epochs)) > 1:
+            raise OptionsError(
+                f"the ranks are at different epochs (rank 0, 1, ...: {epochs}); pass the same "
+                "initial_epoch, and list BackupAndRestore before OOOBackprop"
+            )
+        counts = [reply.steps for reply in replies]
+        known = [count for count in counts if count is not None]
+        if self.counts or len(known) < len(counts):
+            self.left = self.of_epoch = None
+            return
+        self.left = self.of_epoch = least = min(known)
+        if max(known) != least and not self._told:
+            self._told = True
+            _LOG.warning(
+                "the ranks have %s batches an epoch (rank 0, 1, ...): each epoch ends after %d", counts, least
+            )
+
+    def may_run(self, available: int) -> int:
+        """Return how many of the ``available`` steps all ranks run now; 0: the epoch is over."""
+        if self.others_ended:
+            return 0
+        count = available if self.left is None else min(available, self.left)
+        if self.left is None or self.asks:
+            count = min((reply.steps for reply in self._exchange(MayRun(count))), default=0)
+        if self.left is not None:
+            self.left -= count
+        return count
+
+    def did_not_run(self, count: int) -> None:
+        """Takes back what :meth:`may_run` allowed: the data had ended."""
+        if self.left is not None:
+            self.left += count
+
+    def end_epoch(self, mine: EpochEnds) -> list[EpochEnds]:
+        """Exchange what every rank has to say about the epoch; only ``mine`` if the others have ended."""
+        return self._exchange(mine) or [mine]
+
+    def stops(self, mine: bool) -> bool:
+        """Return whether a callback of any rank has stopped the training."""
+        return any(reply.stop for reply in self._exchange(CallbacksRan(mine))) or mine or self.others_ended
+
+    def end(self, weights: int = 0, trained: bool = True) -> bool:
+        """Says that this rank trains no more; whether all that end now have the same weights."""
+        replies = self._exchange(TrainingEnds(weights, trained))
+        self.trained = not replies or any(reply.trained for reply in replies)
+        return len({reply.weights for reply in replies}) <= 1
+
+    def _exchange(self, mine: Kind) -> list[Kind]:
+        """Return the ranks' messages of this kind; none if some do something else, so that this is over."""
+        while not self.others_ended:
+            replies = mine.told(self.engine)
+            if all(isinstance(reply, type(mine)) for reply in replies):
+                return replies
+            if isinstance(mine, TrainingEnds):
+                break
+            ended = [str(rank) for rank, reply in enumerate(replies) if isinstance(reply, TrainingEnds)]
+            if ended:
+                self.others_ended = True
+                _LOG.warning("rank %s ended training: this rank stops too", ", ".join(ended))
+            elif not isinstance(mine, EpochEnds):
+                break
+            # The others are told of the end before a batch: they end the epoch and say so, too.
+        return []
+
+
+def ended_early(engine: Engine, missing: int) -> BackendError:
+    """The error of a rank that has no data where the others train on: they would wait for it for ever."""
+    return BackendError(
+        f"rank {engine.rank}'s data ended {missing} batches before the end of the epoch that all ranks "
+        "agreed on; give fit the right steps_per_epoch"
+    )
+
+
+def stopped_alone(engine: Engine, left: int) -> BackendError:
+    """Return the error of a rank that stopped within an epoch, where the others may go on and wait for it."""
+    return BackendError(
+        f"rank {engine.rank} stopped training {left} steps before the end of the epoch, and the others do "
+        "not answer; a callback that may stop some ranks only needs OOOBackprop(lockstep='auto')"
+    )

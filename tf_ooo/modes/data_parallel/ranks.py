@@ -9,14 +9,16 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
-from tf_ooo.compat import keras_fits, keras_optimizers, keras_variables, nests, train_function
+import tensorflow as tf
+
+from tf_ooo.compat import keras_compiled, keras_fits, keras_variables, nests, train_function
 from tf_ooo.compat.train_function import Kind
 from tf_ooo.errors import BackendError
 from tf_ooo.fit.mode import Function, Training
 from tf_ooo.fit.recorder import Watched
 from tf_ooo.hosts.ranks.base import Engine, naming_the_lost
 from tf_ooo.modes.data_parallel import agreement
-from tf_ooo.modes.data_parallel.lockstep import EpochEnds, Lockstep, ParallelStep, ended_early, stopped_alone
+from tf_ooo.modes.data_parallel.agreement import EpochEnds, Lockstep, ended_early, stopped_alone
 from tf_ooo.options import RankOptions
 from tf_ooo.tracing import sync
 from tf_ooo.tracing.averaging import Averaging
@@ -151,8 +153,8 @@ class RanksInStep(Training):
         mine = agreement.description_of(model, optimizers, self._agreed, alike)
         agreement.refuse_different([vars(theirs) for theirs in mine.told(engine)])
         self.element_spec = sync.common_spec(engine, iterator.element_spec)
-        for optimizer in filter(keras_optimizers.is_horovod_optimizer, optimizers):
-            if not keras_optimizers.horovod_averages(optimizer):
+        for optimizer in filter(keras_compiled.is_horovod_optimizer, optimizers):
+            if not keras_compiled.horovod_averages(optimizer):
                 _LOG.warning(
                     "hvd.DistributedOptimizer averages nothing with Keras 3; tf_ooo averages instead, by the "
                     "op and compression of OOOBackprop: compile with the optimizer itself"
@@ -304,3 +306,89 @@ def _averaged(replies: Sequence[EpochEnds]) -> dict[str, float]:
 
     train, test = [reply.train_samples for reply in replies], [reply.test_samples for reply in replies]
     return averaged(False, train) | averaged(True, test)
+
+
+class ParallelStep:
+    """Callable in place of the train function.
+
+    Args:
+        function: the train function that averages.
+        on_batches: called with the batches of an execution and their iterator in place of ``function``, if
+            given: what runs several steps together must not run out of data in the middle.
+        prepare: called once, with the first batch and the iterator, before the first step of a ``fit``.
+        verify: called once, after that step.
+        steps_known: ``fit`` knows how many steps an epoch has.
+
+    Raises (from a call): whatever the step raises; StopIteration where the epoch is over for some rank
+    (Keras 2 would end all training if it expects more steps: it gets the last logs once more, without a
+    step); BackendError when another rank is gone.
+    """
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        engine: Engine,
+        lockstep: Lockstep,
+        model: keras.Model,
+        prepare: Callable[[Any, Any], None],
+        verify: Callable[[], None],
+        on_batches: Callable[[list[Any], Any], Any] | None = None,
+        steps_known: bool = True,
+    ) -> None:
+        self.function, self.engine, self.lockstep, self.model = function, engine, lockstep, model
+        self._prepare, self._verify, self._on_batches = prepare, verify, on_batches
+        self.prepared = False
+        self.executions = 0
+        self._last: Any = None
+        self._fit_expects_more = steps_known and keras_fits.ends_training_without_data(model)
+
+    def __call__(self, iterator: object) -> Any:
+        """Return one execution: ``steps_per_execution`` steps, or as many as all ranks have data for."""
+        with naming_the_lost(self.engine, f"in execution {self.executions + 1}"):
+            return self._run(iterator)
+
+    def _run(self, iterator: object) -> Any:
+        wanted = train_function.steps_per_execution(self.model)
+        taken = None
+        if not self.prepared:
+            # No more than are trained on: a data set that repeats goes on behind them in the next epoch.
+            taken = train_function.take(iterator, min(wanted, self.lockstep.left or wanted))
+            self._prepare(taken[0] if taken else None, iterator)
+        if self.lockstep.left is not None:
+            count = self.lockstep.may_run(wanted)
+        else:
+            taken = train_function.take(iterator, wanted) if taken is None else taken
+            count = self.lockstep.may_run(len(taken))
+        if count == 0:
+            self.model.stop_training = self.model.stop_training or self.lockstep.others_ended
+            if self._fit_expects_more and self._last is not None:
+                return self._last
+            # Keras 2 takes the first epoch's number of steps for that of all, where it did not know.
+            self._fit_expects_more = keras_fits.ends_training_without_data(self.model)
+            raise StopIteration
+        outputs = self._execute(iterator, taken, count, wanted)
+        self.executions += 1
+        if not self.prepared:
+            self._verify()
+            self.prepared = True
+        self._last = outputs
+        return outputs
+
+    def _execute(self, iterator: object, taken: list[Any] | None, count: int, wanted: int) -> Any:
+        if taken is None and wanted == 1 and self._on_batches is None:
+            try:
+                return self.function(iterator)
+            except (StopIteration, tf.errors.OutOfRangeError):
+                self.lockstep.did_not_run(1)
+                raise
+        taken = train_function.take(iterator, count) if taken is None else taken[:count]
+        if self._on_batches is not None:
+            if len(taken) < count:
+                raise ended_early(self.engine, count - len(taken))
+            return self._on_batches(taken, iterator)
+        # Without data on all ranks the epoch ends, as in Keras; on this one alone that shows at its end.
+        self.lockstep.did_not_run(count - len(taken))
+        if not taken:
+            raise StopIteration
+        with train_function.steps_per_execution_set_to(self.model, len(taken)):
+            return self.function(train_function.iterator_over(taken, iterator))

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from tf_ooo.compat import keras_layers, keras_optimizers
+from tf_ooo.compat import keras_compiled, keras_layers
 from tf_ooo.costs.layer_costs import LayerCosts, Link
 from tf_ooo.costs.table import CostTable
 from tf_ooo.errors import OOOError
@@ -132,7 +132,7 @@ def note_rebuilt_weights(report: Report, model: keras.Model) -> None:
         f"weights='ema': earlier weights are rebuilt from the updates that {type(optimizer).__name__} made, "
         "which change from step to step; weights='stash' is exact"
         for optimizer in optimizers_of(model)
-        if not keras_optimizers.is_plain_sgd(optimizer)
+        if not keras_compiled.is_plain_sgd(optimizer)
     ]
     if names := keras_layers.batch_normalizations(model):
         notes.append(

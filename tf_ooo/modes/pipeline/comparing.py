@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import tensorflow as tf
 
-from tf_ooo.compat import keras_layers, keras_losses, nests
+from tf_ooo.compat import keras_compiled, keras_layers, nests
 from tf_ooo.costs.places import first_of
 from tf_ooo.fit import timing
 from tf_ooo.modes.pipeline.looked_at import LookedAt, Seen, dense
@@ -121,7 +121,7 @@ class Comparison:
         self._of_part = LookedAt(model, parts_of(pair, (rows, rows))[0], gradients)
         say_seconds(timing.look_s(self._of_part.trace_s))
         self.of_both = LookedAt(model, pair, gradients)
-        self.exact = not self._of_part.random and not keras_losses.masks(model)
+        self.exact = not self._of_part.random and not keras_compiled.masks(model)
         self._signature, half = nests.signature(pair), keras_layers.computes_in_half(model)
         self._rounding = _ROUNDING_OF_HALF if half else ROUNDING
         self._gradient_rounding = _ROUNDING_OF_HALF if half else _GRADIENT_ROUNDING

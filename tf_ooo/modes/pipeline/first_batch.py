@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import tensorflow as tf
 
-from tf_ooo.compat import keras_layers, keras_losses, keras_variables, nests
+from tf_ooo.compat import keras_compiled, keras_layers, keras_variables, nests
 from tf_ooo.costs.places import first_of
 from tf_ooo.errors import BackendError
 from tf_ooo.fit import timing
@@ -98,7 +98,7 @@ def micro_batch_notes(model: keras.Model, rows: Sequence[int]) -> list[str]:
             "random numbers are drawn for each micro-batch, others than for the whole batch and the same for "
             f"all schedules: {first_of(random)}; masks are as random as stock's, but other ones"
         )
-    masks = keras_losses.masks(model)
+    masks = keras_compiled.masks(model)
     if masks:
         texts.append(
             f"where the loss divides by what is not masked, or by weights of rows ({masks[0]}), each "
@@ -167,7 +167,7 @@ class FirstBatch:
         if options.first_steps == "auto" and plans.ranks.engine.size == 1:  # so it is too large
             size, limit_bytes = bytes_of(all_variables(model)), plans.limit.least_bytes
             self._warn(_ALSO_WHOLE.format(size, home_device(), limit_bytes))
-        if options.check_loss and keras_losses.own_loss_code(model):
+        if options.check_loss and keras_compiled.own_loss_code(model):
             self._warn(_LOSS_UNCHECKED)
 
     def _check_loss(self, model: keras.Model, batch: object, microbatches: int, on_host: bool) -> None:
@@ -244,7 +244,7 @@ def check_loss(
         _refuse_if_whole_runs(model, batch, len(rows), error)
         return StateKinds(), None, 0.0
     exact = comparison.exact
-    may_tell = compared and (exact or keras_losses.own_loss_code(model))
+    may_tell = compared and (exact or keras_compiled.own_loss_code(model))
     if may_tell and all(pair.adds_up(exact) for pair in compared):
         raise StepRefused(
             f"the loss adds up rows ({_looked_at(model)}): of two micro-batches in one it is "
@@ -312,7 +312,7 @@ class LaterBatches:
 
 
 def _looked_at(model: keras.Model) -> str:
-    return f"looked at: {first_of(keras_losses.own_loss_code(model) or [type(model).__name__], 3)}"
+    return f"looked at: {first_of(keras_compiled.own_loss_code(model) or [type(model).__name__], 3)}"
 
 
 def _refused(model: keras.Model, batch: object, rows: int, difference: str) -> StepRefused:

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from tf_ooo.compat import keras_losses, keras_optimizers, keras_variables, train_function
+from tf_ooo.compat import keras_compiled, keras_variables, train_function
 from tf_ooo.errors import BackendError, ScheduleError
 from tf_ooo.fit.distributed import check_model
 from tf_ooo.fit.mode import Experiment, Kept, StockFirst, Training, forget_steps
@@ -92,7 +92,7 @@ class PipelineMode:
 
     def _check_model(self, model: keras.Model) -> None:
         check_model(model, self.options.mode)
-        summed = keras_losses.summed_losses(model)
+        summed = keras_compiled.summed_losses(model)
         if summed:
             raise BackendError(
                 f"loss {summed[0]!r} adds up rows (reduction='sum' or none), and micro-batches are averaged; "
@@ -250,8 +250,8 @@ def check_host_memory(model: keras.Model, options: Pipeline) -> None:
         return
     optimizer, on_cpu = getattr(model, "optimizer", None), ":CPU:" in home_device()
     slots: Sequence[Any] = ()  # none are to be made where the optimizer has them, or nobody knows
-    if keras_optimizers.is_optimizer(optimizer):
-        slots = keras_optimizers.to_be_built(optimizer, weights) or ()
+    if keras_compiled.is_optimizer(optimizer):
+        slots = keras_compiled.to_be_built(optimizer, weights) or ()
     asked = options.first_steps
     whole = on_cpu and asked != "cut" and (asked == "whole" or not in_host_memory(model))
     share = _COMPUTED_HERE if on_cpu else 0.0

@@ -11,8 +11,7 @@ from typing import Any
 from tf_ooo.compat.keras_fits import Callback
 from tf_ooo.errors import OptionsError
 from tf_ooo.hosts.ranks.engine import choose_engine
-from tf_ooo.tracing import sync
-from tf_ooo.tracing.variables import optimizers_of
+from tf_ooo.tracing.variables import average_logs, broadcast_state, optimizers_of, shared_variables
 
 _LOG = logging.getLogger("tf_ooo")
 
@@ -38,8 +37,8 @@ class BroadcastGlobalVariablesCallback(Callback):
         """Broadcast after the first batch, when all variables are there."""
         if not self._done:
             self._done = True
-            variables = sync.shared_variables(self.model, optimizers_of(self.model))
-            sync.broadcast_state(choose_engine(), variables)
+            variables = shared_variables(self.model, optimizers_of(self.model))
+            broadcast_state(choose_engine(), variables)
 
 
 class MetricAverageCallback(Callback):
@@ -52,7 +51,7 @@ class MetricAverageCallback(Callback):
         """Changes ``logs`` in place."""
         if logs:
             everyone = choose_engine().gather({name: float(value) for name, value in logs.items()})
-            logs.update(sync.average_logs(everyone, [1.0] * len(everyone)))
+            logs.update(average_logs(everyone, [1.0] * len(everyone)))
 
 
 class LearningRateWarmupCallback(Callback):

@@ -16,7 +16,7 @@ from tests.distributed import training as t
 from tests.zoo import needs_keras_3
 from tf_ooo.modes.data_parallel.ordering import sent_bytes
 from tf_ooo.modes.data_parallel.planning import one_step
-from tf_ooo.tracing.sync import checksum
+from tf_ooo.tracing.variables import checksum
 
 pytest.importorskip("horovod", reason="Horovod is not installed; run: make horovod")
 pytestmark = pytest.mark.takes(75)

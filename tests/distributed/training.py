@@ -20,7 +20,7 @@ from tf_ooo.modes.data_parallel.profiling import OrderedSteps
 from tf_ooo.modes.data_parallel.scheduled import InTurns, KeptSteps, ScheduledSteps
 from tf_ooo.planning.choosing.plan import as_asked, policy_named
 from tf_ooo.planning.model.problem import Problem
-from tf_ooo.tracing.sync import checksum
+from tf_ooo.tracing.variables import checksum
 
 # An epoch has so many steps, and so many run together: five whole executions and a shorter one.
 STEPS, TOGETHER, ROWS = 22, 4, 8

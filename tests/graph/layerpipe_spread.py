@@ -18,8 +18,7 @@ from tf_ooo.modes.layerpipe.rounds import HIGH, Stages
 from tf_ooo.modes.layerpipe.spread import SpreadPlan, spread
 from tf_ooo.modes.layerpipe.ticks import Epoch
 from tf_ooo.modes.layerpipe.turns import with_given
-from tf_ooo.tracing.sync import build
-from tf_ooo.tracing.variables import Moved, all_variables
+from tf_ooo.tracing.variables import Moved, all_variables, build
 
 DEVICES = [f"/job:localhost/replica:0/task:0/device:CPU:{number}" for number in range(4)]
 # Three of the nine batches are left when the rounds of four devices are full.

@@ -28,9 +28,8 @@ from tf_ooo.modes.data_parallel import agreement, shard
 from tf_ooo.modes.data_parallel.agreement import EpochBegins, EpochEnds, Lockstep
 from tf_ooo.modes.data_parallel.ranks import ParallelStep
 from tf_ooo.modes.replicated import ReplicatedPipelineMode
-from tf_ooo.tracing import sync
 from tf_ooo.tracing.averaging import Averaging
-from tf_ooo.tracing.variables import optimizers_of
+from tf_ooo.tracing.variables import average_logs, common_spec, optimizers_of
 
 
 class Threads:
@@ -133,8 +132,8 @@ def test_differences_name_rank_place_and_both_values():
 
 def test_logs_are_weighted_by_samples():
     logs = [{"loss": 1.0, "only_here": 5.0}, {"loss": 4.0}]
-    assert sync.average_logs(logs, [30, 10]) == {"loss": 1.75, "only_here": 5.0}
-    assert sync.average_logs(logs, [0, 0]) == {"loss": 2.5, "only_here": 5.0}
+    assert average_logs(logs, [30, 10]) == {"loss": 1.75, "only_here": 5.0}
+    assert average_logs(logs, [0, 0]) == {"loss": 2.5, "only_here": 5.0}
 
 
 def test_all_optimizers_are_found():
@@ -322,7 +321,7 @@ class Told:
 
 def test_dimensions_in_which_ranks_differ_are_open() -> None:
     spec = ({"a": tf.TensorSpec((8, 3), tf.float32)}, tf.TensorSpec((None,), tf.int32), tf.TensorSpec(None))
-    found = sync.common_spec(Told([[5, 3], [None], None]), spec)
+    found = common_spec(Told([[5, 3], [None], None]), spec)
     assert [one.shape.as_list() if one.shape.rank else None for one in tf.nest.flatten(found)] == [
         [None, 3],
         [None],
@@ -330,7 +329,7 @@ def test_dimensions_in_which_ranks_differ_are_open() -> None:
     ]
     assert tf.nest.map_structure(lambda one: one.dtype, found) == ({"a": tf.float32}, tf.int32, tf.float32)
     ragged = tf.RaggedTensorSpec((None, None))
-    assert sync.common_spec(Told([[1]]), ragged) is ragged
+    assert common_spec(Told([[1]]), ragged) is ragged
 
 
 @pytest.mark.skipif(not zoo.KERAS_3, reason="config of Keras 3")

@@ -15,7 +15,7 @@ from tf_ooo.planning.model.problem import Problem
 from tf_ooo.planning.model.schedule import Schedule, Task, TaskList
 from tf_ooo.rewriting.plan import plan
 from tf_ooo.tracing.flat import steps_together
-from tf_ooo.tracing.slices import counts_for
+from tf_ooo.tracing.intercepting import counts_for
 
 
 @pytest.mark.parametrize(

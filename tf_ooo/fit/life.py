@@ -26,7 +26,7 @@ from tf_ooo.report.parts import Recorded
 from tf_ooo.report.report import Report
 from tf_ooo.report.summary import environment
 from tf_ooo.rewriting.request import in_one_line
-from tf_ooo.tracing.sync import average_evaluation
+from tf_ooo.tracing.variables import average_evaluation
 
 if TYPE_CHECKING:
     import keras

@@ -22,8 +22,7 @@ import tensorflow as tf
 from tf_ooo.compat import func_graphs, keras_compiled, keras_variables, tf_functions
 from tf_ooo.errors import BackendError
 from tf_ooo.hosts.ranks.base import Engine
-from tf_ooo.tracing.intercepting import Update, intercepted, tensors_of, times
-from tf_ooo.tracing.slices import GradientSlices
+from tf_ooo.tracing.intercepting import GradientSlices, Update, intercepted, tensors_of, times
 from tf_ooo.tracing.variables import optimizers_of
 
 if TYPE_CHECKING:

@@ -1,21 +1,26 @@
-"""Stands between a step's gradients and its optimizers, and scales losses for float16 there."""
+"""Stands between a step's gradients and its optimizers: scales losses for float16, cuts large gradients."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
+from tensorflow.core.framework import graph_pb2
 
-from tf_ooo.compat import keras_compiled, keras_layers, tf_functions
+from grappler_passes.graph.training_graph import TrainingGraph
+from tf_ooo.compat import func_graphs, keras_compiled, keras_layers, tf_functions
 from tf_ooo.errors import BackendError
+from tf_ooo.planning.model.schedule import Schedule
 from tf_ooo.tracing.micro_batches import StepRefused, computed_from
 
 if TYPE_CHECKING:
     import keras
+
+Named = Sequence[tuple[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -197,3 +202,73 @@ def is_of_half(tensor: tf.Tensor) -> bool:
     return (
         isinstance(tensor, tf.Tensor) and tensor.op.type == "Cast" and tensor.op.inputs[0].dtype == tf.float16
     )
+
+
+class GradientSlices:
+    """Into how many slices each gradient is cut; every element is added up as it would be anyway.
+
+    By name: ``sizes`` in bytes of what may be cut, filled in while a step is traced; ``counts`` of slices.
+    """
+
+    def __init__(self) -> None:
+        self.sizes: dict[str, int] = {}
+        self.counts: Mapping[str, int] = {}
+
+    def wrap(self, step: Callable[[Any], Any], counts: Mapping[str, int]) -> Callable[[Any], Any]:
+        def sliced(data: object) -> Any:
+            kept, self.counts = self.counts, counts
+            try:
+                return step(data)
+            finally:
+                self.counts = kept
+
+        return sliced
+
+    def allreduce(self, named: Named, reduce: Callable[[Named], list[Any]], may_slice: bool) -> list[Any]:
+        """``reduce`` of all (name, gradient); of those to be cut slice by slice.
+
+        ``may_slice``: the elements of a gradient are reduced one by one.
+        """
+        out = []
+        for name, gradient in named:
+            whole = not may_slice or isinstance(gradient, tf.IndexedSlices)
+            elements = 0 if whole else gradient.shape.num_elements() or 0  # 0 also where it is open
+            if elements:
+                self.sizes[name] = elements * gradient.dtype.size
+            count = min(self.counts.get(name, 1), elements)
+            with func_graphs.named_message(name):
+                cut = count > 1
+                out += [_in_slices(name, gradient, count, reduce)] if cut else reduce([(name, gradient)])
+        return out
+
+
+def _in_slices(name: str, gradient: tf.Tensor, count: int, reduce: Callable[[Named], list[Any]]) -> Any:
+    elements = gradient.shape.num_elements()
+    ends = [elements * (number + 1) // count for number in range(count)]
+    sizes = [end - begin for begin, end in zip([0, *ends], ends, strict=False)]
+    parts = []
+    for number, part in enumerate(tf.split(tf.reshape(gradient, [-1]), sizes)):
+        with func_graphs.numbered_part(number):
+            parts += reduce([(f"{name}_part_{number}", part)])
+    return tf.reshape(tf.concat(parts, 0), gradient.shape)
+
+
+def counts_for(schedule: Schedule, graph: TrainingGraph, sizes: Mapping[str, int]) -> dict[str, int]:
+    """Return slices by the names of communications; of n parts of a layer, what is larger is cut into n."""
+    counts: dict[str, int] = {}
+    for (kind, layer), shares in schedule.parts.items():
+        if kind != "comm":
+            continue
+        names = {op.rsplit("/", 1)[-1] for op in graph.layers[layer].communication_ops} & sizes.keys()
+        whole = sum(sizes[name] for name in names)
+        counts |= {name: len(shares) for name in sorted(names) if sizes[name] * len(shares) > whole}
+    return counts
+
+
+def parts_of(graph_def: graph_pb2.GraphDef) -> dict[str, int]:
+    """Return the slice that each communication belongs to, by the name of its op."""
+    return {
+        node.name: int(node.attr[func_graphs.PART_ATTR].i)
+        for node in graph_def.node
+        if func_graphs.PART_ATTR in node.attr
+    }

@@ -31,7 +31,7 @@ from tf_ooo.rewriting.request import ResultT, RewriteRequest
 from tf_ooo.rewriting.result import RewriteResult, told
 from tf_ooo.rewriting.step_graph import is_unrolled
 from tf_ooo.rewriting.task_calls import TaskKey
-from tf_ooo.tracing.slices import parts_of
+from tf_ooo.tracing.intercepting import parts_of
 
 if TYPE_CHECKING:
     import keras

@@ -25,7 +25,7 @@ from tf_ooo.report.report import Report
 from tf_ooo.rewriting.request import ResultT, RewriteRequest
 from tf_ooo.rewriting.result import RewriteResult, fill_plan
 from tf_ooo.tracing.flat import StepSource, Unrolled, Wrapper
-from tf_ooo.tracing.slices import counts_for
+from tf_ooo.tracing.intercepting import counts_for
 
 if TYPE_CHECKING:
     from tf_ooo.modes.data_parallel.ranks import RanksInStep

@@ -20,12 +20,20 @@ from tf_ooo.hosts.ranks.base import Engine, naming_the_lost
 from tf_ooo.modes.data_parallel import agreement
 from tf_ooo.modes.data_parallel.agreement import EpochEnds, Lockstep, ended_early, stopped_alone
 from tf_ooo.options import RankOptions
-from tf_ooo.tracing import sync
 from tf_ooo.tracing.averaging import Averaging
 from tf_ooo.tracing.micro_batches import rows_of
-from tf_ooo.tracing.sync import numbers_of
 from tf_ooo.tracing.traces import forget_traces
-from tf_ooo.tracing.variables import optimizers_of
+from tf_ooo.tracing.variables import (
+    average_logs,
+    broadcast_state,
+    build,
+    build_optimizer,
+    checksum,
+    common_spec,
+    numbers_of,
+    optimizers_of,
+    shared_variables,
+)
 
 if TYPE_CHECKING:
     import keras
@@ -146,20 +154,20 @@ class RanksInStep(Training):
         with contextlib.suppress(BackendError):  # its tensors do not have as many
             self.batch_rows = None if batch is None else rows_of(batch)
         self.batch = nests.specs_of(batch)
-        sync.build(model, optimizers_of(model), model.train_step, iterator)
+        build(model, optimizers_of(model), model.train_step, iterator)
         forget_traces(model)
         optimizers = optimizers_of(model)
         alike = agreement.batch_of(batch) if self.options.weighting == "ranks" else None
         mine = agreement.description_of(model, optimizers, self._agreed, alike)
         agreement.refuse_different([vars(theirs) for theirs in mine.told(engine)])
-        self.element_spec = sync.common_spec(engine, iterator.element_spec)
+        self.element_spec = common_spec(engine, iterator.element_spec)
         for optimizer in filter(keras_compiled.is_horovod_optimizer, optimizers):
             if not keras_compiled.horovod_averages(optimizer):
                 _LOG.warning(
                     "hvd.DistributedOptimizer averages nothing with Keras 3; tf_ooo averages instead, by the "
                     "op and compression of OOOBackprop: compile with the optimizer itself"
                 )
-        sync.broadcast_state(engine, sync.shared_variables(model, optimizers))
+        broadcast_state(engine, shared_variables(model, optimizers))
 
     def _verify(self) -> None:
         """Check after the first step: something must have been averaged, and all that was updated."""
@@ -170,7 +178,7 @@ class RanksInStep(Training):
             )
         known = self.averaging.averaged
         weights = [w for w in self.model.trainable_weights if keras_variables.path_of(w) not in known]
-        mine = [sync.checksum([weight]) for weight in weights]
+        mine = [checksum([weight]) for weight in weights]
         with naming_the_lost(self.engine, "after a step"):
             sums = zip(*self.engine.gather(mine), strict=True)
         parted = [
@@ -209,7 +217,7 @@ class RanksInStep(Training):
             numbers_of(logs),
             train_samples=self._train_samples if validated else seen,
             test_samples=seen if validated else 0.0,
-            weights=sync.checksum(self.model.trainable_weights),
+            weights=checksum(self.model.trainable_weights),
         )
         replies = self._in_time(mine)
         if len(replies) == 1:
@@ -268,7 +276,7 @@ class RanksInStep(Training):
         """Tells the other ranks; callbacks may have put weights back, each rank's its own."""
         self._own.ended()
         try:
-            weights = sync.checksum(self.model.trainable_weights)
+            weights = checksum(self.model.trainable_weights)
             alike = self.lockstep.end(weights, trained=self.step.prepared)
             if not self.lockstep.trained:
                 alike = self._share_without_a_step() or alike
@@ -283,12 +291,12 @@ class RanksInStep(Training):
     def _share_without_a_step(self) -> bool:
         """All epochs were trained before: the others take over what rank 0 has restored, if they can."""
         optimizers = optimizers_of(self.model)
-        sync.build_optimizer(self.model)
-        variables = sync.shared_variables(self.model, optimizers)
+        build_optimizer(self.model)
+        variables = shared_variables(self.model, optimizers)
         shapes = self.engine.gather([list(variable.shape) for variable in variables])
         if any(theirs != shapes[0] for theirs in shapes):
             return False
-        sync.broadcast_state(self.engine, variables)
+        broadcast_state(self.engine, variables)
         return True
 
     def forget_traces(self) -> None:
@@ -302,7 +310,7 @@ def _averaged(replies: Sequence[EpochEnds]) -> dict[str, float]:
 
     def averaged(of_test: bool, samples: list[float]) -> dict[str, float]:
         logs = [{k: v for k, v in reply.logs.items() if k.startswith("val_") == of_test} for reply in replies]
-        return sync.average_logs(logs, samples)
+        return average_logs(logs, samples)
 
     train, test = [reply.train_samples for reply in replies], [reply.test_samples for reply in replies]
     return averaged(False, train) | averaged(True, test)

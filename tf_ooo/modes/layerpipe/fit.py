@@ -38,10 +38,9 @@ from tf_ooo.report.report import Report
 from tf_ooo.rewriting.parts import WHOLE
 from tf_ooo.rewriting.staged import LayerByLayer
 from tf_ooo.rewriting.step_graph import StepGraph
-from tf_ooo.tracing import sync
 from tf_ooo.tracing.micro_batches import Division
 from tf_ooo.tracing.step import StepFunctions
-from tf_ooo.tracing.variables import Moved, all_variables, optimizers_of, values_of
+from tf_ooo.tracing.variables import Moved, all_variables, build, optimizers_of, values_of
 
 if TYPE_CHECKING:
     import keras
@@ -209,7 +208,7 @@ class Beginning(Training):
     def _look(self, iterator: Iterator[Any]) -> Traced | None:
         model = self._fit.model
         with host_memory() if in_host_memory(model) else contextlib.nullcontext():
-            sync.build(model, optimizers_of(model), model.train_step, iterator)
+            build(model, optimizers_of(model), model.train_step, iterator)
         batch = self._fit.batches.look(iterator)
         return None if batch is None else trace(model, batch, data_spec=self._fit.data_spec)
 

@@ -27,11 +27,10 @@ from tf_ooo.modes.pipeline.options import WHOLE_BATCH, Pipeline
 from tf_ooo.modes.pipeline.plans import PipelinePlans
 from tf_ooo.options.base import is_file
 from tf_ooo.planning.choosing.on_paper import MICROBATCHES
-from tf_ooo.tracing import sync
 from tf_ooo.tracing.micro_batches import Division, StepRefused, parts_of, rows_of, split_rows
 from tf_ooo.tracing.states import StateKinds, set_to
 from tf_ooo.tracing.traces import traced_anew
-from tf_ooo.tracing.variables import all_variables, bytes_of, optimizers_of, values_of
+from tf_ooo.tracing.variables import all_variables, build, bytes_of, optimizers_of, values_of
 
 if TYPE_CHECKING:
     import keras
@@ -153,7 +152,7 @@ class FirstBatch:
         plans.find_limit()
         on_host, rows = in_host_memory(model), plans.division.split(rows_of(batch))
         with host_memory() if on_host else contextlib.nullcontext():
-            sync.build(model, optimizers_of(model), model.train_step, iterator)
+            build(model, optimizers_of(model), model.train_step, iterator)
             never_whole = is_never_whole()
             if options.check_loss and (on_host or not never_whole):  # of a few rows; nothing is kept
                 self._check_loss(model, batch, len(rows), on_host)

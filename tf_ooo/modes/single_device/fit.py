@@ -27,8 +27,8 @@ from tf_ooo.report.summary import environment
 from tf_ooo.rewriting.lowering import tasks_of_ops
 from tf_ooo.rewriting.one_device import peak_with
 from tf_ooo.rewriting.request import RewriteSession
-from tf_ooo.tracing import sync
 from tf_ooo.tracing.traces import Inputs
+from tf_ooo.tracing.variables import build_optimizer
 
 if TYPE_CHECKING:
     import keras
@@ -109,7 +109,7 @@ class SingleDeviceFit(Training):
         """Run one execution; Keras would make the optimizer as it traces the first, and trace it twice."""
         if self._builds:
             with self._model.distribute_strategy.scope():
-                sync.build_optimizer(self._model)
+                build_optimizer(self._model)
             self._builds = False
         return self._controller(given)
 

@@ -12,10 +12,9 @@ from tf_ooo.hosts.cluster import Devices
 from tf_ooo.hosts.memory import ReportedLimit
 from tf_ooo.hosts.ranks.base import SingleEngine
 from tf_ooo.hosts.worker import Facts, limits_of_workers
-from tf_ooo.modes.pipeline.limits import Limit, limit_of, mesh_within
-from tf_ooo.modes.pipeline.mesh import make_mesh, on_best_devices
+from tf_ooo.modes.pipeline.mesh import make_mesh, mesh_within, on_best_devices
 from tf_ooo.modes.pipeline.partition import units_of
-from tf_ooo.modes.pipeline.planning import PlanRequest
+from tf_ooo.modes.pipeline.planning import Limit, PlanRequest, limit_of
 
 ADDRESSES = ("a:1", "b:2", "c:3", "d:4")
 

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
 from tf_ooo.costs.layer_costs import LayerCosts, Link
 from tf_ooo.errors import MemoryLimitError, OOOError, OptionsError
 from tf_ooo.modes.pipeline.options import AUTO
-from tf_ooo.modes.pipeline.planning import PEAK_MARGIN, PlanRequest, make_plan, step_s_of, with_costs
+from tf_ooo.modes.pipeline.planning import PEAK_MARGIN, Limit, PlanRequest, make_plan, step_s_of, with_costs
 from tf_ooo.planning.building.stages import Bounds, stage_of_layer
 from tf_ooo.planning.choosing.figures import held_evenly, side_by_side, stage_shares
 from tf_ooo.planning.choosing.plan import Plan
@@ -340,3 +340,15 @@ def pieces_of(mesh: Mesh, rows: int, limit_bytes: int | None) -> Pieces:
     room = [limit_bytes - there for there in held]
     most = [left / each if each else math.inf for left, each in zip(room, of_a_row, strict=True)]
     return Pieces(rows, max(0.0, min(most)))
+
+
+def mesh_within(make: Callable[[PlanRequest], Mesh], wanted: PlanRequest, limit: Limit) -> Mesh:
+    """Plan with ``make``; the plan without a reported limit stays if it fits. MemoryLimitError: none does."""
+    if limit.reported:
+        free = make(dataclasses.replace(wanted, memory_limit_bytes=None))
+        if limit.is_far_from(free.chosen.limit_bytes):
+            return free
+    try:
+        return make(wanted)
+    except MemoryLimitError as error:
+        raise limit.explained(error) from error

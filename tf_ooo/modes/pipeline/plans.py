@@ -27,11 +27,24 @@ from tf_ooo.hosts.cluster import Cluster
 from tf_ooo.hosts.devices import available_devices
 from tf_ooo.hosts.memory import available_bytes, in_host_memory
 from tf_ooo.hosts.ranks.base import Engine, SingleEngine
-from tf_ooo.modes.pipeline.limits import Limit, limit_of, mesh_within
-from tf_ooo.modes.pipeline.mesh import Mesh, loop_parts, make_mesh, on_best_devices, with_whole_parts
+from tf_ooo.modes.pipeline.mesh import (
+    Mesh,
+    loop_parts,
+    make_mesh,
+    mesh_within,
+    on_best_devices,
+    with_whole_parts,
+)
 from tf_ooo.modes.pipeline.options import AUTO, Pipeline
 from tf_ooo.modes.pipeline.partition import Cutter, check_recomputed, units_of
-from tf_ooo.modes.pipeline.planning import PlanRequest, fits_whole, named_bounds, own_cuts
+from tf_ooo.modes.pipeline.planning import (
+    Limit,
+    PlanRequest,
+    fits_whole,
+    limit_of,
+    named_bounds,
+    own_cuts,
+)
 from tf_ooo.modes.pipeline.reporting import advice, fill_report, forget_whole_parts, note_loops_and_turns
 from tf_ooo.planning.building.stages import stage_of_layer
 from tf_ooo.planning.choosing.recomputing import NONE

@@ -11,7 +11,7 @@ from keras import layers
 from tests import hlo_order
 from tests.gpu.hlo_compiler import compiled, why_not
 from tf_ooo.compat import xla
-from tf_ooo.costs.gains import GainTable
+from tf_ooo.costs.table import GainTable
 from tf_ooo.modes.by_name import Options
 from tf_ooo.modes.compiled.controller import ways
 from tf_ooo.modes.compiled.session import CONCURRENT, CONCURRENT_FLAGS, CompiledModule, StreamSession

@@ -15,7 +15,7 @@ import tf_ooo
 from grappler_passes.passes.base import tensor
 from tests import zoo
 from tf_ooo.compat import nests, xla
-from tf_ooo.costs.gains import GainTable
+from tf_ooo.costs.table import GainTable
 from tf_ooo.errors import GraphError, MemoryLimitError, OptionsError
 from tf_ooo.modes.by_name import Options
 from tf_ooo.modes.compiled.controller import JOINT, RECOMPUTED, ways

@@ -13,7 +13,7 @@ import tf_ooo
 from grappler_passes.compat import runtime
 from tests import zoo
 from tf_ooo.compat import xla
-from tf_ooo.costs.gains import GainTable
+from tf_ooo.costs.table import GainTable
 from tf_ooo.errors import BackendError
 from tf_ooo.modes.by_name import Options
 from tf_ooo.modes.compiled import measuring, planning

@@ -49,8 +49,7 @@ def drawn_costs(draw: Draw) -> Case:
 def read(path: Path, gains: bool) -> None:
     """Read the file as its user does; then a good file in its place."""
     import tf_ooo
-    from tf_ooo.costs.gains import GainTable
-    from tf_ooo.costs.table import CostTable
+    from tf_ooo.costs.table import CostTable, GainTable
 
     load: Callable[[Path], Any] = GainTable.load if gains else CostTable.load
     before = path.read_bytes() if path.is_file() else b""
@@ -167,8 +166,7 @@ def _spoiled(draw: Draw) -> Case:
 def _values(draw: Draw) -> Case:
     """Costs of a layer, of a link or of a table, made in Python."""
     from tf_ooo.costs import Link
-    from tf_ooo.costs.gains import GainTable
-    from tf_ooo.costs.table import CostTable
+    from tf_ooo.costs.table import CostTable, GainTable
 
     seconds = dict.fromkeys(("forward_s", "output_grad_s", "weight_grad_s"), 1.0)
     python, usual, fields = draw.choice(

@@ -16,8 +16,7 @@ import tf_ooo
 from tf_ooo.cli import main
 from tf_ooo.cli.plan import plan as command
 from tf_ooo.costs import LayerCosts, Link
-from tf_ooo.costs.gains import GainTable
-from tf_ooo.costs.table import CostTable
+from tf_ooo.costs.table import CostTable, GainTable
 from tf_ooo.errors import OptionsError
 from tf_ooo.planning.model.schedule import Schedule, Task
 from tf_ooo.planning.policies import POLICIES

@@ -7,9 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tf_ooo.costs.gains import GainTable
 from tf_ooo.costs.layer_costs import RUNTIME, LayerCosts, Link
-from tf_ooo.costs.table import CostTable
+from tf_ooo.costs.table import CostTable, GainTable
 from tf_ooo.errors import CostError
 
 NUMBERS = st.one_of(st.integers(0, 2**53), st.floats(0, 1e300))

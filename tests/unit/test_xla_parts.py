@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests import hlo_order
-from tf_ooo.costs.gains import GainTable
+from tf_ooo.costs.table import GainTable
 from tf_ooo.errors import CostError, OptionsError
 from tf_ooo.modes.by_name import Options
 from tf_ooo.modes.compiled import planning

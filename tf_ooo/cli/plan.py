@@ -20,10 +20,9 @@ from tf_ooo.cli.inputs import BYTES, LINK, SPEEDS, STAGES, load_schedule, policy
 from tf_ooo.cli.outputs import EXISTING, FILE, Outputs, picture_options, timeline_table
 from tf_ooo.cli.plan_table import CandidateRows, print_table, show_splits
 from tf_ooo.costs.devices import PRECISIONS
-from tf_ooo.costs.gains import GainTable
 from tf_ooo.costs.layer_costs import LayerCosts, Link
 from tf_ooo.costs.sources import costs_for_model, is_name, rows_of_micro_batch, with_rows
-from tf_ooo.costs.table import CostTable
+from tf_ooo.costs.table import CostTable, GainTable
 from tf_ooo.costs.torch_trace import load_costs
 from tf_ooo.errors import OptionsError, ScheduleError
 from tf_ooo.planning.building.stages import Stages

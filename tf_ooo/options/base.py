@@ -350,7 +350,7 @@ class OneDeviceOptions(ModeOptions):
             plain gradient descent, the velocity of momentum) runs on the side stream, too.
         any_platform: jit_compile=True: rewrite also where XLA has no streams, such as on a CPU.  The
             calls then run one after the other: for tests, there is no gain.
-        gains: jit_compile=True: file of a :class:`tf_ooo.costs.gains.GainTable`, seconds saved by running a
+        gains: jit_compile=True: file of a :class:`tf_ooo.costs.table.GainTable`, seconds saved by running a
             dW beside a part of the main stream; None: they are measured, or calculated.
         measure_gains_s: jit_compile=True, schedules ``"auto"`` and ``"multi_stream"``: seconds for measuring
             gains before the first step, into ``report.gains``; 0: they are calculated; None: 60 on a CUDA

@@ -11,8 +11,7 @@ from tf_ooo.report.sections import LayerRow, Section
 
 if TYPE_CHECKING:
     from grappler_passes.graph.training_graph import TrainingGraph
-    from tf_ooo.costs.gains import GainTable
-    from tf_ooo.costs.table import CostTable
+    from tf_ooo.costs.table import CostTable, GainTable
     from tf_ooo.planning.model.schedule import Schedule
     from tf_ooo.planning.simulation.timeline import Timeline
 
@@ -202,7 +201,7 @@ class Ways(Part):
     Attributes:
         way: which of several is kept.
         compiled: what XLA made of each.
-        gains: the :class:`tf_ooo.costs.gains.GainTable` that was measured, to save and edit.
+        gains: the :class:`tf_ooo.costs.table.GainTable` that was measured, to save and edit.
     """
 
     way: str = ""

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from tf_ooo.compat import keras_fits, train_function, xla
-from tf_ooo.costs.gains import GainTable
+from tf_ooo.costs.table import GainTable
 from tf_ooo.errors import GraphError, MemoryLimitError, OptionsError
 from tf_ooo.fit.comparison import REWRITTEN, STOCK
 from tf_ooo.fit.controller import StepController

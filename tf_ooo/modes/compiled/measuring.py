@@ -22,8 +22,8 @@ from tensorflow.core.framework import node_def_pb2
 from grappler_passes.compat import runtime
 from grappler_passes.compat.graph_protos import split_input
 from tf_ooo.compat import nests, tf_functions, xla
-from tf_ooo.costs.gains import GainTable
 from tf_ooo.costs.layer_costs import SECONDS, LayerCosts
+from tf_ooo.costs.table import GainTable
 from tf_ooo.modes.compiled.calls import Parts, StepToPlan
 from tf_ooo.modes.compiled.outline import CALL_PREFIX, call_of
 from tf_ooo.modes.compiled.regions import (

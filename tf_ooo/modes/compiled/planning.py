@@ -10,8 +10,8 @@ from grappler_passes.graph.training_graph import forward_layers, ops_by_task
 from tf_ooo.costs.analytic import analytic_ops
 from tf_ooo.costs.devices import GRAPH_LAUNCH_S, device
 from tf_ooo.costs.from_graph import graph_costs, with_occupancy
-from tf_ooo.costs.gains import GainTable
 from tf_ooo.costs.layer_costs import SECONDS, LayerCosts
+from tf_ooo.costs.table import GainTable
 from tf_ooo.errors import BackendError
 from tf_ooo.modes.compiled.barriers import DEVICE
 from tf_ooo.modes.compiled.calls import StepToPlan

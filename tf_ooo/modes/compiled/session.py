@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tf_ooo.compat import xla
-from tf_ooo.costs.gains import GainTable
+from tf_ooo.costs.table import GainTable
 from tf_ooo.errors import BackendError, OOOError
 from tf_ooo.fit.comparison import REWRITTEN, STOCK
 from tf_ooo.options import OneDeviceOptions

@@ -16,7 +16,7 @@ import functools
 import heapq
 from collections.abc import Callable, Iterator, Mapping
 
-from tf_ooo.costs.gains import Gains
+from tf_ooo.costs.table import Gains
 from tf_ooo.errors import OptionsError
 from tf_ooo.planning.building.choice import first_or_leanest, on_paper, within_limit
 from tf_ooo.planning.building.regions import Capture, CapturedRuns, MainStream, Regions, own, schedule

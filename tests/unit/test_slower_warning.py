@@ -12,8 +12,8 @@ from tf_ooo.costs.layer_costs import LayerCosts, Link
 from tf_ooo.costs.table import CostTable
 from tf_ooo.errors import OptionsError
 from tf_ooo.fit.reporting import SlowerWarning
-from tf_ooo.modes.data_parallel import alone as of_ranks
-from tf_ooo.modes.data_parallel.alone import note_alone
+from tf_ooo.modes.data_parallel import planning as of_ranks
+from tf_ooo.modes.data_parallel.planning import note_alone
 from tf_ooo.modes.layerpipe.planning import advice as of_layerpipe
 from tf_ooo.modes.layerpipe.planning import make_plan
 from tf_ooo.modes.layerpipe.reporting import limits_of

@@ -1,22 +1,25 @@
-"""``model.fit`` on several processes: gradients averaged, ranks in step, state shared."""
+"""``model.fit`` on several processes: gradients averaged, ranks in step, state shared, one timed alone."""
 
 from __future__ import annotations
 
 import functools
 import logging
+import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tf_ooo.compat import keras_layers, keras_trainable, nests, train_function
 from tf_ooo.errors import BackendError, OptionsError
+from tf_ooo.fit.baseline import STEPS, Baseline, stock_steps_s
 from tf_ooo.fit.mode import Training
 from tf_ooo.fit.recorder import Watched
+from tf_ooo.fit.timing import timed_run
 from tf_ooo.hosts.devices import home_device
 from tf_ooo.hosts.ranks.base import Engine
 from tf_ooo.hosts.ranks.engine import choose_engine
-from tf_ooo.modes.data_parallel.alone import StepByStep
 from tf_ooo.modes.data_parallel.options import DataParallel
+from tf_ooo.modes.data_parallel.planning import ALONE, note_alone
 from tf_ooo.modes.data_parallel.ranks import RanksInStep
 from tf_ooo.modes.data_parallel.scheduled import ScheduledSteps
 from tf_ooo.options import RankOptions
@@ -25,6 +28,7 @@ from tf_ooo.report.report import Report
 from tf_ooo.report.summary import environment
 from tf_ooo.tracing.averaging import Averaging
 from tf_ooo.tracing.flat import LARGEST
+from tf_ooo.tracing.traces import trace_count
 
 if TYPE_CHECKING:
     import keras
@@ -182,3 +186,69 @@ def check_model(model: keras.Model) -> None:
             "the model was made in the scope of a tf.distribute strategy, which averages by itself; "
             "make it outside"
         )
+
+
+class StepByStep:
+    """Takes the place of a training's ``run``; stays for the fits of one model.
+
+    The first executions of a fit are timed; then some steps of this rank alone are measured and undone.
+
+    Args:
+        function: the train function that averages, which is traced in executions.
+        compare: as of the mode's options.
+        report: gets the seconds.
+    """
+
+    _run: Callable[[Any], Any]
+    _ranks: RanksInStep
+
+    def __init__(self, function: Callable[[Any], Any], compare: bool | None, report: Report) -> None:
+        self._function, self._compare, self._report = function, compare, report
+        self._trace_s = 0.0  # the longest execution in which the function was traced
+
+    def begin(self, run: Callable[[Any], Any], ranks: RanksInStep) -> None:
+        """Begin a fit: ``run`` is one execution of all ``ranks``."""
+        self._run, self._ranks = run, ranks
+        self._seen, self._done = 0, bool(self._report.alone_s)
+        self._steps_s: list[float] = []
+        if not self._done:
+            self._report.change(steps_s=[])
+
+    def __call__(self, iterator: object) -> Any:
+        """Return one execution.  Raises what ``run`` does."""
+        if self._done:
+            return self._run(iterator)
+        executions = self._ranks.executions_of_fit()
+        # The first one traces, and one still comes when the others have been compared.
+        enough = STEPS if executions is None else max(1, min(STEPS, executions - 2))
+        if len(self._steps_s) >= enough:
+            self._done = True
+            return self._beside_alone(iterator)
+        outputs, taken_s, traced = timed_run(lambda: self._run(iterator), lambda: trace_count(self._function))
+        self._seen += 1
+        if traced:
+            self._trace_s = max(self._trace_s, taken_s)
+        elif self._seen > 1:  # the first one also builds and compares the ranks' models
+            self._steps_s.append(taken_s / train_function.steps_per_execution(self._ranks.model))
+            self._report.change(steps_s=list(self._steps_s))
+        return outputs
+
+    def _beside_alone(self, iterator: object) -> Any:
+        """Return one execution, after steps of this rank alone with its first batch."""
+        ranks, model = self._ranks, self._ranks.model
+        together, left = train_function.steps_per_execution(model), ranks.lockstep.left
+        batches = train_function.take(iterator, together if left is None else min(together, left))
+        if not batches:
+            return self._run(iterator)
+        step_s, asked = statistics.median(self._steps_s), self._compare
+
+        def run(least: int) -> list[float]:
+            return stock_steps_s(model, batches[0], least, asked is True)
+
+        baseline = Baseline(ALONE, self._report, asked, ranks.steps_of_fit(), always=True)
+        try:
+            alone_s = baseline.measured(run, step_s, self._trace_s)
+        finally:
+            ranks.forget_traces()  # of parts of the step, which do not average
+        note_alone(self._report, alone_s, ranks)
+        return self._run(train_function.iterator_over(batches, iterator))

@@ -1,8 +1,10 @@
-"""Plans the order to run: measured costs and link in, a schedule out. Rank 0 plans for all."""
+"""Plans the order to run, of measured costs and link, on rank 0 for all; simulates what fewer ranks take."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import functools
 import math
 import statistics
 import time
@@ -19,6 +21,8 @@ from grappler_passes.graph.training_graph import TrainingGraph
 from tf_ooo.costs.communication import link_of_ring
 from tf_ooo.costs.layer_costs import LayerCosts, Link
 from tf_ooo.costs.table import CostTable
+from tf_ooo.errors import OOOError
+from tf_ooo.fit.reporting import SlowerWarning
 from tf_ooo.hosts.ranks.base import Engine
 from tf_ooo.modes.data_parallel.ordering import LayerKey, layer_keys, sent_bytes, with_weight_bytes
 from tf_ooo.planning.choosing.on_paper import auto_candidates, policies_of
@@ -27,10 +31,13 @@ from tf_ooo.planning.model.problem import Problem
 from tf_ooo.planning.model.schedule import Schedule
 from tf_ooo.planning.policies import POLICIES, STOCK_ORDER, Policy
 from tf_ooo.planning.policies.reverse_first_k import POLICY as REVERSE_FIRST_K
+from tf_ooo.report.report import Report
+from tf_ooo.report.summary import Gain
 
 if TYPE_CHECKING:
     from tensorflow.core.framework import graph_pb2
 
+    from tf_ooo.modes.data_parallel.ranks import RanksInStep
 
 MODE = "data_parallel"
 _SIZES = (64 * 1024, 256 * 1024, 1024**2, 4 * 1024**2)
@@ -52,6 +59,12 @@ WORTH = 0.02
 # from stock, and which gained -1 to 9% on each of five networks.  Turns may tell far more than is predicted:
 # where a busy machine had disturbed the profile of a VGG-16, that was 1.4%, and the order gained 19%.
 TRIED = 0.005
+ALONE = "a rank alone"
+# Batches of so many times the rows.
+_ROWS = (1, 2, 4, 8)
+# A link that was measured before may be wrong by so much.
+_MOST_OFF = 64.0
+StepSeconds = Callable[[int, int], float]
 
 
 @dataclass(frozen=True)
@@ -268,3 +281,75 @@ def _told(policy: Policy, problem: Problem, given: Mapping[str, Any]) -> Problem
 def step_time_of(steps: int) -> StepTime:
     """Seconds of one of some steps that run together and end together."""
     return StepTime(lambda timeline: timeline.makespan_s / steps, steps)
+
+
+def note_alone(report: Report, alone_s: list[float], ranks: RanksInStep, steps: int = 1) -> None:
+    """Note this rank's time alone; rank 0 says so where all together are slower.
+
+    ``steps`` go into one function.
+    """
+    report.change(alone_s=alone_s)
+    if ranks.engine.rank or not alone_s:
+        return
+    slower_warning = SlowerWarning()
+    slower_warning.advise = functools.partial(_advice, report, steps)
+    slower_warning.look(report, report.ranks_gain)
+
+
+def _advice(report: Report, steps: int, gain: Gain) -> str:
+    """Advise by simulation of costs, where they were measured."""
+    alone_s, together_s = statistics.median(report.alone_s), statistics.median(report.running_s)
+    step_s = from_times(report.ranks, alone_s, together_s)
+    if report.costs is not None:
+        layers, link = report.costs.layers, report.costs.link
+        with contextlib.suppress(OOOError):
+            step_s = from_costs(layers, link, alone_s, together_s, report.ranks, steps)
+    return advice(report.ranks, alone_s, step_s, gain)
+
+
+def advice(ranks: int, alone_s: float, step_s: StepSeconds, gain: Gain) -> str:
+    """Return one line: how much slower, and how many ranks, or how large batches, to take.
+
+    Args:
+        ranks: that train now.
+        alone_s: seconds of one rank's step without the others; of larger batches as many times more.
+        step_s: predicts the seconds of a step of so many ranks with so many times the rows.
+        gain: as measured.
+    """
+    best, best_ranks, best_rows = 1.0, 1, 1
+    for count in range(2, ranks + 1):
+        for rows in _ROWS:
+            throughput = count * rows * alone_s / step_s(count, rows)
+            if throughput > best:
+                best, best_ranks, best_rows = throughput, count, rows
+    if best_ranks == 1:
+        return f"{gain.text}; one rank alone is faster than all that was simulated: python train.py"
+    rows_text = f" with batches of {best_rows} times as many rows" if best_rows > 1 else ""
+    return f"{gain.text}; by simulation {best_ranks} ranks{rows_text} reach {best:.2f}x the throughput of one"
+
+
+def from_times(ranks: int, alone_s: float, together_s: float) -> StepSeconds:
+    """Estimate step times from two known ones: a ring sends (n - 1) / n of the bytes."""
+    sent_s = max(0.0, together_s - alone_s) / ((ranks - 1) / ranks)
+    return lambda count, rows: rows * alone_s + sent_s * (count - 1) / count
+
+
+def from_costs(
+    layers: Sequence[LayerCosts], link: Link, alone_s: float, together_s: float, ranks: int, steps: int
+) -> StepSeconds:
+    """Simulate the stock order, with costs of layers that are made to fit both measured times.
+
+    Work is scaled by what a rank takes alone, messages by what all take.  OOOError: it cannot be simulated.
+    """
+    factor = alone_s / max(sum(layer.busy_s + layer.update_s for layer in layers), 1e-9)
+    fitted = [layer.slowed(factor) for layer in layers]
+
+    def together(times: float) -> float:
+        return stock_step_s(fitted, link.slowed(times), ranks, steps)
+
+    between = link.slowed(factor_for(together, together_s, (1 / _MOST_OFF, _MOST_OFF)))
+
+    def step_s(count: int, rows: int) -> float:
+        return stock_step_s([layer.scaled(rows) for layer in fitted], between, count, steps)
+
+    return step_s

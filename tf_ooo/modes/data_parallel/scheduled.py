@@ -18,10 +18,10 @@ from tf_ooo.fit.recorder import Watched
 from tf_ooo.fit.reporting import fall_back
 from tf_ooo.fit.timing import Budget, timed_run
 from tf_ooo.modes.data_parallel import planning
-from tf_ooo.modes.data_parallel.alone import ALONE, note_alone
 from tf_ooo.modes.data_parallel.compiled import CompiledSteps
 from tf_ooo.modes.data_parallel.options import DataParallel
 from tf_ooo.modes.data_parallel.ordering import order_steps, request_to_order
+from tf_ooo.modes.data_parallel.planning import ALONE, note_alone
 from tf_ooo.modes.data_parallel.profiling import (
     OrderedSteps,
     Planned,

@@ -39,7 +39,7 @@ from tf_ooo.hosts.devices import (
     outward_host,
     parse,
 )
-from tf_ooo.hosts.memory import ReportedLimit
+from tf_ooo.hosts.memory import ReportedLimit, limits_of_gpus
 from tf_ooo.hosts.runtime_costs import with_runtime
 from tf_ooo.hosts.speeds import link_between, measure_device_link, relative_speeds
 from tf_ooo.hosts.watch import SILENCE_S, Silence, Watch
@@ -360,17 +360,6 @@ class Devices:
 
     def memory_limits(self) -> Mapping[str, ReportedLimit]:
         return limits_of_gpus(self.devices)
-
-
-def limits_of_gpus(devices: Sequence[str]) -> dict[str, ReportedLimit]:
-    """Return the bytes that TensorFlow may use of the GPUs among these devices, by full name.
-
-    For a CPU it makes a number up.
-    """
-    gpus = [name for name in devices if ":GPU:" in name]
-    sizes = runtime.device_memory_bytes() if gpus else {}
-    said = "TensorFlow may use so many of {}"
-    return {gpu: ReportedLimit(sizes[gpu], said.format(gpu)) for gpu in gpus if sizes.get(gpu, 0) > 0}
 
 
 Target: TypeAlias = Cluster | Devices

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from grappler_passes.compat import runtime
 from tf_ooo.compat import keras_layers, keras_variables, train_function
 from tf_ooo.errors import BackendError
 from tf_ooo.hosts.devices import host_device
@@ -98,6 +99,17 @@ def available_bytes(proc: Path = _PROC) -> ReportedLimit | None:
         said = f"left of the {group.limit_bytes} of this process' control group {group.path}"
         rows.append(ReportedLimit(max(0, group.limit_bytes - group.used_bytes), said))
     return min(rows, key=lambda row: row.bytes, default=None)
+
+
+def limits_of_gpus(devices: Sequence[str]) -> dict[str, ReportedLimit]:
+    """Return the bytes that TensorFlow may use of the GPUs among these devices, by full name.
+
+    For a CPU it makes a number up.
+    """
+    gpus = [name for name in devices if ":GPU:" in name]
+    sizes = runtime.device_memory_bytes() if gpus else {}
+    said = "TensorFlow may use so many of {}"
+    return {gpu: ReportedLimit(sizes[gpu], said.format(gpu)) for gpu in gpus if sizes.get(gpu, 0) > 0}
 
 
 def _located(proc: Path) -> tuple[int, Path, Path] | None:

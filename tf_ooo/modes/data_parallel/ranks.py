@@ -20,20 +20,10 @@ from tf_ooo.hosts.ranks.base import Engine, naming_the_lost
 from tf_ooo.modes.data_parallel import agreement
 from tf_ooo.modes.data_parallel.agreement import EpochEnds, Lockstep, ended_early, stopped_alone
 from tf_ooo.options import RankOptions
+from tf_ooo.tracing import variables
 from tf_ooo.tracing.averaging import Averaging
 from tf_ooo.tracing.micro_batches import rows_of
 from tf_ooo.tracing.traces import forget_traces
-from tf_ooo.tracing.variables import (
-    average_logs,
-    broadcast_state,
-    build,
-    build_optimizer,
-    checksum,
-    common_spec,
-    numbers_of,
-    optimizers_of,
-    shared_variables,
-)
 
 if TYPE_CHECKING:
     import keras
@@ -154,20 +144,20 @@ class RanksInStep(Training):
         with contextlib.suppress(BackendError):  # its tensors do not have as many
             self.batch_rows = None if batch is None else rows_of(batch)
         self.batch = nests.specs_of(batch)
-        build(model, optimizers_of(model), model.train_step, iterator)
+        variables.build(model, variables.optimizers_of(model), model.train_step, iterator)
         forget_traces(model)
-        optimizers = optimizers_of(model)
+        optimizers = variables.optimizers_of(model)
         alike = agreement.batch_of(batch) if self.options.weighting == "ranks" else None
         mine = agreement.description_of(model, optimizers, self._agreed, alike)
         agreement.refuse_different([vars(theirs) for theirs in mine.told(engine)])
-        self.element_spec = common_spec(engine, iterator.element_spec)
+        self.element_spec = variables.common_spec(engine, iterator.element_spec)
         for optimizer in filter(keras_compiled.is_horovod_optimizer, optimizers):
             if not keras_compiled.horovod_averages(optimizer):
                 _LOG.warning(
                     "hvd.DistributedOptimizer averages nothing with Keras 3; tf_ooo averages instead, by the "
                     "op and compression of OOOBackprop: compile with the optimizer itself"
                 )
-        broadcast_state(engine, shared_variables(model, optimizers))
+        variables.broadcast_state(engine, variables.shared_variables(model, optimizers))
 
     def _verify(self) -> None:
         """Check after the first step: something must have been averaged, and all that was updated."""
@@ -178,7 +168,7 @@ class RanksInStep(Training):
             )
         known = self.averaging.averaged
         weights = [w for w in self.model.trainable_weights if keras_variables.path_of(w) not in known]
-        mine = [checksum([weight]) for weight in weights]
+        mine = [variables.checksum([weight]) for weight in weights]
         with naming_the_lost(self.engine, "after a step"):
             sums = zip(*self.engine.gather(mine), strict=True)
         parted = [
@@ -214,10 +204,10 @@ class RanksInStep(Training):
         seen = keras_fits.samples_seen(self.model)
         validated = any(key.startswith("val_") for key in logs)
         mine = EpochEnds(
-            numbers_of(logs),
+            variables.numbers_of(logs),
             train_samples=self._train_samples if validated else seen,
             test_samples=seen if validated else 0.0,
-            weights=checksum(self.model.trainable_weights),
+            weights=variables.checksum(self.model.trainable_weights),
         )
         replies = self._in_time(mine)
         if len(replies) == 1:
@@ -276,7 +266,7 @@ class RanksInStep(Training):
         """Tells the other ranks; callbacks may have put weights back, each rank's its own."""
         self._own.ended()
         try:
-            weights = checksum(self.model.trainable_weights)
+            weights = variables.checksum(self.model.trainable_weights)
             alike = self.lockstep.end(weights, trained=self.step.prepared)
             if not self.lockstep.trained:
                 alike = self._share_without_a_step() or alike
@@ -290,13 +280,13 @@ class RanksInStep(Training):
 
     def _share_without_a_step(self) -> bool:
         """All epochs were trained before: the others take over what rank 0 has restored, if they can."""
-        optimizers = optimizers_of(self.model)
-        build_optimizer(self.model)
-        variables = shared_variables(self.model, optimizers)
-        shapes = self.engine.gather([list(variable.shape) for variable in variables])
+        optimizers = variables.optimizers_of(self.model)
+        variables.build_optimizer(self.model)
+        shared = variables.shared_variables(self.model, optimizers)
+        shapes = self.engine.gather([list(variable.shape) for variable in shared])
         if any(theirs != shapes[0] for theirs in shapes):
             return False
-        broadcast_state(self.engine, variables)
+        variables.broadcast_state(self.engine, shared)
         return True
 
     def forget_traces(self) -> None:
@@ -310,7 +300,7 @@ def _averaged(replies: Sequence[EpochEnds]) -> dict[str, float]:
 
     def averaged(of_test: bool, samples: list[float]) -> dict[str, float]:
         logs = [{k: v for k, v in reply.logs.items() if k.startswith("val_") == of_test} for reply in replies]
-        return average_logs(logs, samples)
+        return variables.average_logs(logs, samples)
 
     train, test = [reply.train_samples for reply in replies], [reply.test_samples for reply in replies]
     return averaged(False, train) | averaged(True, test)

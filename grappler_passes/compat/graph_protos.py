@@ -1,4 +1,4 @@
-"""GraphDefs: their nodes, the text form of inputs, what the registry says of ops; flat ones without calls."""
+"""GraphDefs: nodes, the text form of inputs, what the registry says of ops; flat ones, with calls inlined."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from tests.zoo import keras
 from tf_ooo.fit import timing
 from tf_ooo.fit.baseline import ONE_DEVICE, STEPS
 from tf_ooo.fit.timing import FEW
-from tf_ooo.hosts.memory import ReportedLimit
+from tf_ooo.hosts.system_memory import ReportedLimit
 from tf_ooo.modes.pipeline import plans
 
 pytestmark = pytest.mark.devices(2)

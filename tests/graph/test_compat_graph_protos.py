@@ -206,3 +206,24 @@ def test_output_names():
 def test_what_communicates():
     assert all(map(graph_protos.is_communication, ("HorovodAllreduce", "CollectiveReduceV2", "_Recv")))
     assert not graph_protos.is_communication("MatMul")
+
+
+@pytest.mark.parametrize(
+    ("text", "pair"), [("a", ("a", 0)), ("a:3", ("a", 3)), ("^a", ("a", -1)), ("s/a:0", ("s/a", 0))]
+)
+def test_split_input(text, pair):
+    assert graph_protos.split_input(text) == pair
+
+
+def test_inputs_of_a_node():
+    node = tf.compat.v1.NodeDef(name="sum", op="AddV2", input=["a", "b:1", "^c"])
+    assert graph_protos.data_inputs(node) == ["a", "b:1"]
+    assert graph_protos.control_inputs(node) == ["^c"]
+    assert [graph_protos.tensor("a", port) for port in (-1, 0, 2)] == ["^a", "a", "a:2"]
+
+
+def test_make_identity():
+    node = tf.compat.v1.NodeDef(name="sum", op="AddN", input=["a", "b"])
+    node.attr["T"].type, node.attr["N"].i, node.attr["_note"].i = tf.float32.as_datatype_enum, 2, 3
+    graph_protos.make_identity(node, ["b", "^c"])
+    assert (node.op, list(node.input), sorted(node.attr)) == ("Identity", ["b", "^c"], ["T", "_note"])

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from tensorflow.core.framework import graph_pb2
 
 from grappler_passes.errors import GraphError
-from grappler_passes.graph.dependencies import GraphIndex, split_input
+from grappler_passes.graph.dependencies import GraphIndex
 
 
 def chain(*rows):
@@ -16,13 +16,6 @@ def chain(*rows):
     for name, *inputs in rows:
         node(graph, name, "NoOp", *inputs)
     return graph
-
-
-@pytest.mark.parametrize(
-    ("text", "pair"), [("a", ("a", 0)), ("a:3", ("a", 3)), ("^a", ("a", -1)), ("s/a:0", ("s/a", 0))]
-)
-def test_split_input(text, pair):
-    assert split_input(text) == pair
 
 
 def test_order_ancestors_and_implied():

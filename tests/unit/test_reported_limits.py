@@ -9,8 +9,8 @@ import pytest
 from tf_ooo import LayerCosts
 from tf_ooo.errors import MemoryLimitError
 from tf_ooo.hosts.cluster import Devices
-from tf_ooo.hosts.memory import ReportedLimit
 from tf_ooo.hosts.ranks.base import SingleEngine
+from tf_ooo.hosts.system_memory import ReportedLimit
 from tf_ooo.hosts.worker import Facts, limits_of_workers
 from tf_ooo.modes.pipeline.mesh import make_mesh, mesh_within, on_best_devices
 from tf_ooo.modes.pipeline.partition import units_of

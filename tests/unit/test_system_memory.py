@@ -11,11 +11,11 @@ import pytest
 
 from benchmarks.machine import groups
 from tests.memory_limited import needs_memory_groups
-from tf_ooo.hosts.memory import available_bytes, memory_group, taken_bytes
+from tf_ooo.hosts.system_memory import available_bytes, memory_group, taken_bytes
 
 MIB = 2**20
 TELLS = (
-    "import json; from tf_ooo.hosts.memory import *\n"
+    "import json; from tf_ooo.hosts.system_memory import *\n"
     "kept = bytearray(40 << 20); group = memory_group()\n"
     "print(json.dumps([group.limit_bytes, group.used_bytes, group.name, group.path, available_bytes().bytes, "
     "available_bytes().said, taken_bytes()]))"

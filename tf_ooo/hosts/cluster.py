@@ -39,9 +39,10 @@ from tf_ooo.hosts.devices import (
     outward_host,
     parse,
 )
-from tf_ooo.hosts.memory import ReportedLimit, limits_of_gpus
+from tf_ooo.hosts.memory import limits_of_gpus
 from tf_ooo.hosts.runtime_costs import with_runtime
 from tf_ooo.hosts.speeds import link_between, measure_device_link, relative_speeds
+from tf_ooo.hosts.system_memory import ReportedLimit
 from tf_ooo.hosts.watch import SILENCE_S, Silence, Watch
 from tf_ooo.hosts.worker import (
     LEAST_THREADS,

@@ -20,7 +20,7 @@ from typing import Any
 from tf_ooo.compat import versions
 from tf_ooo.errors import BackendError, OptionsError
 from tf_ooo.hosts.devices import answers, can_listen, is_loopback, only_at, parse
-from tf_ooo.hosts.memory import ReportedLimit, memory_group, taken_bytes
+from tf_ooo.hosts.system_memory import ReportedLimit, memory_group, taken_bytes
 from tf_ooo.version import __version__
 
 # Fewer, and a worker that computes cannot serve the tensors that others wait for.

@@ -24,9 +24,10 @@ from tf_ooo.fit.mode import Experiment, Training
 from tf_ooo.fit.recorder import Watched
 from tf_ooo.fit.reporting import ENOUGH
 from tf_ooo.hosts.devices import home_device
-from tf_ooo.hosts.memory import available_bytes, host_memory, in_host_memory
+from tf_ooo.hosts.memory import host_memory, in_host_memory
 from tf_ooo.hosts.ranks.base import Engine, SingleEngine
 from tf_ooo.hosts.speeds import measured_model
+from tf_ooo.hosts.system_memory import available_bytes
 from tf_ooo.modes.layerpipe.options import LayerPipe
 from tf_ooo.modes.layerpipe.planning import in_order_of, note_rebuilt_weights, plan_spread
 from tf_ooo.modes.layerpipe.reporting import fill_spread, watched_round

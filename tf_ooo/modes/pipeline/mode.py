@@ -12,8 +12,9 @@ from tf_ooo.fit.distributed import check_model
 from tf_ooo.fit.mode import Experiment, Kept, StockFirst, Training, forget_steps
 from tf_ooo.fit.timing import Budget
 from tf_ooo.hosts.devices import home_device, over_hosts
-from tf_ooo.hosts.memory import available_bytes, evaluate_in_host_memory, in_host_memory
+from tf_ooo.hosts.memory import evaluate_in_host_memory, in_host_memory
 from tf_ooo.hosts.ranks.base import Engine
+from tf_ooo.hosts.system_memory import available_bytes
 from tf_ooo.modes.pipeline.first_batch import FirstBatch, division_of
 from tf_ooo.modes.pipeline.measuring import Beginning
 from tf_ooo.modes.pipeline.mesh import counts_of

@@ -24,8 +24,8 @@ from tf_ooo.planning.policies import Policy, schedules_of
 
 if TYPE_CHECKING:
     from tf_ooo.hosts.cluster import Target
-    from tf_ooo.hosts.memory import ReportedLimit
     from tf_ooo.hosts.ranks.base import Engine
+    from tf_ooo.hosts.system_memory import ReportedLimit
 from tf_ooo.rewriting.parts import layer_of_part
 
 MODE = "pipeline"

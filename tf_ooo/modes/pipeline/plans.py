@@ -25,8 +25,9 @@ from tf_ooo.fit.measured import costs_of_parts, layers_of, measured_costs, unkno
 from tf_ooo.fit.reporting import fall_back
 from tf_ooo.hosts.cluster import Cluster
 from tf_ooo.hosts.devices import available_devices
-from tf_ooo.hosts.memory import available_bytes, in_host_memory
+from tf_ooo.hosts.memory import in_host_memory
 from tf_ooo.hosts.ranks.base import Engine, SingleEngine
+from tf_ooo.hosts.system_memory import available_bytes
 from tf_ooo.modes.pipeline.mesh import (
     Mesh,
     loop_parts,

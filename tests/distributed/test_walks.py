@@ -25,7 +25,7 @@ def test_one_device():
 @pytest.mark.devices(2)
 def test_a_pipeline():
     files = walk_of(devices=2, compare=True)
-    walks.check("Pipeline", files, 134)
+    walks.check("Pipeline", files, 135)
 
 
 @pytest.mark.ranks(2)

@@ -370,7 +370,7 @@ class Limit:
 
     @property
     def planned_bytes(self) -> int | None:
-        """Return what plans stay within on the device that has most, see :func:`.planning.peak_within`."""
+        """Return what plans stay within on the device that has most, see :func:`peak_within`."""
         return None if self.bytes is None else peak_within(self.bytes)
 
     def is_far_from(self, kept_bytes: float) -> bool:

@@ -8,7 +8,7 @@ from typing import Any
 from keras_callbacks.ooo_backprop import OOOBackprop
 from tf_ooo.compat.keras_fits import Callback
 from tf_ooo.errors import OptionsError
-from tf_ooo.fit.reporting import save_timeline
+from tf_ooo.report.parts import save_timeline
 
 
 class GainLogger(Callback):

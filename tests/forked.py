@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
-from grappler_passes.later import if_it_takes
+from grappler_passes.blocks import if_it_takes
 
 _PR_SET_PDEATHSIG = 1
 ROOT = Path(__file__).parents[1]

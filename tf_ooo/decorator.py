@@ -13,9 +13,9 @@ import tensorflow as tf
 from grappler_passes.compat import releases
 from tf_ooo.compat import tf_functions, train_function
 from tf_ooo.errors import GraphError, OOOError, OptionsError
-from tf_ooo.fit.reporting import fall_back, save_timeline
 from tf_ooo.modes.by_name import Options, options_for_steps
 from tf_ooo.modes.table import SingleDevice, function_controller
+from tf_ooo.report.parts import fall_back, save_timeline
 from tf_ooo.report.report import Report
 from tf_ooo.report.summary import environment
 from tf_ooo.tracing import traces

@@ -9,11 +9,10 @@ from contextlib import AbstractContextManager, contextmanager
 from grappler_passes.compat import releases
 from tf_ooo.errors import OOOError, OptionsError
 from tf_ooo.fit.comparison import AS_ASKED
-from tf_ooo.fit.reporting import note_unused, save_timeline
 from tf_ooo.modes.by_name import Options, options_for_steps
 from tf_ooo.modes.table import SingleDevice
 from tf_ooo.options import ModeOptions
-from tf_ooo.report.parts import Outcome
+from tf_ooo.report.parts import Outcome, note_unused, save_timeline
 from tf_ooo.report.report import Report
 from tf_ooo.report.summary import environment
 from tf_ooo.rewriting.request import RewriteSession
@@ -63,7 +62,7 @@ def _enabled(options: SingleDevice) -> Iterator[Report]:
         report.put(Outcome(True, str(error)))
         yield report
         return
-    note_unused(report, options)
+    note_unused(report, options.given_for_xla)
     try:
         with session.tracing():
             yield report

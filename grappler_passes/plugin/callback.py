@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING
 
 import rustworkx as rx
 
+from grappler_passes.blocks import if_it_takes
 from grappler_passes.compat import graph_protos, runtime
 from grappler_passes.compat.graph_protos import split_input
 from grappler_passes.graph.dependencies import MERGES, NEXT_ITERATIONS
-from grappler_passes.later import if_it_takes
 from grappler_passes.plugin.requests import DONE_ATTR, REQUEST_ATTR, SEEN_ATTR, Request, find, logger
 
 if TYPE_CHECKING:

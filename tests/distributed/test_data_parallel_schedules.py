@@ -20,7 +20,7 @@ from tests.zoo import needs_keras_3
 from tf_ooo.costs.layer_costs import Link
 from tf_ooo.errors import OptionsError
 from tf_ooo.fit import comparison, timing
-from tf_ooo.fit.baseline import STEPS
+from tf_ooo.fit.timing import STEPS
 from tf_ooo.modes.data_parallel import planning, scheduled
 from tf_ooo.planning.building.step_model import COMMUNICATION
 

@@ -19,13 +19,13 @@ def walk_of(**options):
 
 def test_one_device():
     files = walk_of(compare=True)
-    walks.check("One device", files, 73)
+    walks.check("One device", files, 69)
 
 
 @pytest.mark.devices(2)
 def test_a_pipeline():
     files = walk_of(devices=2, compare=True)
-    walks.check("Pipeline", files, 135)
+    walks.check("Pipeline", files, 130)
 
 
 @pytest.mark.ranks(2)
@@ -37,4 +37,4 @@ def test_horovod(engine):
     files = walks.files_of(lambda: training.fit(model, training.data(engine.rank), [callback]))
     training.assert_reordered(callback.report, training.TOGETHER)
     if engine.rank == 0:
-        walks.check("Horovod", files, 81)
+        walks.check("Horovod", files, 80)

@@ -13,8 +13,7 @@ import tf_ooo
 from tests.graph.pipeline_fits import assert_equal_bits
 from tests.zoo import keras
 from tf_ooo.fit import timing
-from tf_ooo.fit.baseline import ONE_DEVICE, STEPS
-from tf_ooo.fit.timing import FEW
+from tf_ooo.fit.timing import FEW, ONE_DEVICE, STEPS
 from tf_ooo.hosts.system_memory import ReportedLimit
 from tf_ooo.modes.pipeline import plans
 

@@ -14,10 +14,10 @@ from tf_ooo.costs.table import CostTable
 from tf_ooo.fit import controller, timing
 from tf_ooo.fit.comparison import REWRITTEN, Comparison, StepTimes
 from tf_ooo.fit.controller import StepController
-from tf_ooo.fit.reporting import fall_back
 from tf_ooo.modes.by_name import Options
 from tf_ooo.planning.model.schedule import Schedule
 from tf_ooo.planning.model.task import Task
+from tf_ooo.report.parts import fall_back
 from tf_ooo.report.report import Report
 from tf_ooo.rewriting.request import Failures, StepSession
 

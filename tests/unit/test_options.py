@@ -11,12 +11,12 @@ import tf_ooo
 from keras_callbacks.ooo_backprop import OOOBackprop
 from tf_ooo.costs.table import CostTable
 from tf_ooo.errors import OOOError, OptionsError
-from tf_ooo.fit.reporting import note_unused
 from tf_ooo.modes.by_name import Options, options_for_fit
 from tf_ooo.modes.compiled import planning
 from tf_ooo.modes.compiled.controller import for_function
 from tf_ooo.modes.table import MODES, DataParallel, LayerPipe, Pipeline, SingleDevice
 from tf_ooo.planning.policies import POLICIES, schedules_of
+from tf_ooo.report.parts import note_unused
 from tf_ooo.report.report import Report
 
 ALL = {"schedule": "auto", "profile_steps": 7, "timeline": "out", "strict": True}
@@ -310,7 +310,7 @@ def test_weighting_by_samples_is_an_average():
 )  # fmt: skip
 def test_options_for_xla_are_named_where_it_does_not_compile(options, said, caplog):
     report = Report()
-    note_unused(report, SingleDevice(**options))
+    note_unused(report, SingleDevice(**options).given_for_xla)
     assert report.notes == said == caplog.messages
 
 

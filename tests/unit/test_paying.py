@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tf_ooo.fit.baseline import STEPS, Baseline
-from tf_ooo.fit.timing import FEW, MOST, Budget
+from tf_ooo.fit.timing import FEW, MOST, STEPS, Baseline, Budget
 from tf_ooo.report.report import Report
 
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 from grappler_passes.graph.dependencies import WOULD_CLOSE_A_CYCLE
 from grappler_passes.passes.base import Note
 from grappler_passes.passes.rewrite_plan import CLOSES_A_CYCLE
-from tf_ooo.costs.places import Places, first_of
 from tf_ooo.rewriting.result import told
-from tf_ooo.units import count_text
+from tf_ooo.units import Places, count_text, first_of
 
 PLACES = Places({"a/conv/MatMul": "dO of conv", "a/conv/Sum": "dW of conv", "a/conv/Sum_1": "dW of conv"})
 

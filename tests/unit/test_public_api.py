@@ -118,7 +118,7 @@ def test_every_file_is_looked_at():
         ),
         "tf_ooo": (
             "__init__", "func_graphs", "keras_compiled", "keras_fits", "keras_layers", "keras_loops",
-            "keras_trainable", "keras_variables", "nests", "tf_functions",
+            "keras_variables", "nests", "tf_functions",
             "tf_profiler", "train_function", "versions", "xla", "xla_calls",
         ),
     }  # fmt: skip

@@ -11,7 +11,6 @@ import pytest
 from tf_ooo.costs.layer_costs import LayerCosts, Link
 from tf_ooo.costs.table import CostTable
 from tf_ooo.errors import OptionsError
-from tf_ooo.fit.reporting import SlowerWarning
 from tf_ooo.modes.data_parallel import planning as of_ranks
 from tf_ooo.modes.data_parallel.planning import note_alone
 from tf_ooo.modes.layerpipe.planning import advice as of_layerpipe
@@ -19,6 +18,7 @@ from tf_ooo.modes.layerpipe.planning import make_plan
 from tf_ooo.modes.layerpipe.reporting import limits_of
 from tf_ooo.modes.pipeline.reporting import why_back
 from tf_ooo.planning.model.schedule import Schedule
+from tf_ooo.report.parts import SlowerWarning
 from tf_ooo.report.report import Report
 from tf_ooo.report.summary import Gain
 

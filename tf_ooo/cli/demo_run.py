@@ -19,7 +19,7 @@ from tf_ooo.demo.strips import strips, verdict
 from tf_ooo.demo.training import BLOCKS, DEVICES, MICROBATCHES, trained
 from tf_ooo.demo.waits import library
 from tf_ooo.errors import BackendError
-from tf_ooo.fit.reporting import save_timeline
+from tf_ooo.report.parts import save_timeline
 from tf_ooo.report.report import Report
 from tf_ooo.units import seconds_text
 

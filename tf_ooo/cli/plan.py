@@ -15,7 +15,7 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from grappler_passes.later import if_it_takes
+from grappler_passes.blocks import if_it_takes
 from tf_ooo.cli.inputs import BYTES, LINK, SPEEDS, STAGES, load_schedule, policy_options, with_devices
 from tf_ooo.cli.outputs import EXISTING, FILE, Outputs, picture_options, timeline_table
 from tf_ooo.cli.plan_table import CandidateRows, print_table, show_splits

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import tensorflow as tf
 
-from tf_ooo.compat import keras_layers, keras_trainable, tf_functions, versions
+from tf_ooo.compat import keras_fits, keras_layers, tf_functions, versions
 
 if TYPE_CHECKING:
     import keras
@@ -58,7 +58,7 @@ def train_function_of(model: keras.Model) -> Callable[..., Any]:
     if model.train_function is None:
         model.make_train_function()
     if _may_be_traced_later(model):
-        as_first_fit = functools.partial(keras_trainable.as_first_fit, model, model.train_step)
+        as_first_fit = functools.partial(keras_fits.as_first_fit, model, model.train_step)
         model.train_function = new_train_function(model, as_first_fit)
         model.train_function.ooo_made_anew = True
     function: Callable[..., Any] = model.train_function
@@ -84,7 +84,7 @@ def new_train_function(
     """Return a second, untraced train function, of ``wrap(train_step)``; the model keeps its first one."""
     # Keras 2 keeps the tf.function a second time.
     kept = {name: getattr(model, name) for name in _FUNCTIONS if hasattr(model, name)}
-    own_step = keras_trainable.as_first_traced(model, model.train_step)
+    own_step = keras_fits.as_first_traced(model, model.train_step)
     train_step = own_step if wrap is None else wrap(own_step)
     try:
         with keras_layers.shadowed(model, "train_step", train_step):
@@ -147,7 +147,7 @@ def step_on_data(
 
     ``counts``: Keras 2 counts the step; False where another part of the same step does.
     """
-    train_step = keras_trainable.as_first_traced(model, train_step)
+    train_step = keras_fits.as_first_traced(model, train_step)
     if versions.is_of_keras_2(model) and counts:
         train_step = _counting(train_step, model._train_counter)
 
@@ -231,11 +231,11 @@ def why_not_rewritable(model: keras.Model) -> str | None:
         return "ParameterServerStrategy: the step is traced by a coordinator, for other processes"
     if functions_run_eagerly():
         return RUN_EAGERLY
-    if keras_trainable.other_optimizer(model):
+    if keras_fits.other_optimizer(model):
         return OTHER_OPTIMIZER
     # The first step builds what is not built yet, and may have weights then.
     built = all(layer.built for layer in keras_layers.parts_of(model))
-    if model.weights and built and not keras_trainable.trained_variables(model):
+    if model.weights and built and not keras_fits.trained_variables(model):
         return "the model has no trainable weights: there is no backward pass to reorder"
     return None
 

@@ -21,9 +21,8 @@ from grappler_passes.graph.training_graph import (
 )
 from tf_ooo.costs.devices import DeviceModel, Work
 from tf_ooo.costs.layer_costs import SECONDS, LayerCosts
-from tf_ooo.costs.places import Places
 from tf_ooo.errors import CostError
-from tf_ooo.units import count_text
+from tf_ooo.units import Places, count_text
 
 _ASSUMED_ELEMENT_BYTES = 4
 _SUMS = ("AddN", "AddV2", "Add")

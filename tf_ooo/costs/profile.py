@@ -27,10 +27,9 @@ from tf_ooo.compat.tf_profiler import TracedEvent
 from tf_ooo.costs.analytic import FREE_OPS, analytic_ops
 from tf_ooo.costs.devices import DeviceModel, device
 from tf_ooo.costs.from_graph import graph_costs, places
-from tf_ooo.costs.places import Places
 from tf_ooo.costs.table import CostTable
 from tf_ooo.errors import CostError, OOOError, OptionsError
-from tf_ooo.units import count_text
+from tf_ooo.units import Places, count_text
 
 if TYPE_CHECKING:
     from tensorflow.core.framework import graph_pb2

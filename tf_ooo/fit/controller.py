@@ -21,12 +21,11 @@ from tf_ooo.costs.profile import StepProfiler, step_costs
 from tf_ooo.errors import BackendError, GraphError, MemoryLimitError, OOOError
 from tf_ooo.fit.comparison import REWRITTEN, STOCK, StepComparison, Verdict
 from tf_ooo.fit.mode import Comparing, Experiment, StockFirst, Training, Turn
-from tf_ooo.fit.reporting import fall_back
 from tf_ooo.fit.timing import Budget, timed_run
 from tf_ooo.options import OneDeviceOptions
 from tf_ooo.planning.model.task import Task
 from tf_ooo.planning.simulation.measured import one_by_one
-from tf_ooo.report.parts import Outcome
+from tf_ooo.report.parts import Outcome, fall_back
 from tf_ooo.report.report import NOT_PREDICTED, Report
 from tf_ooo.rewriting.lowering import tasks_of_ops
 from tf_ooo.rewriting.request import StepSession

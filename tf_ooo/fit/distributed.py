@@ -16,14 +16,13 @@ from tf_ooo.costs.profile import MOST_STEPS, StepProfiler
 from tf_ooo.costs.table import CostTable
 from tf_ooo.errors import BackendError
 from tf_ooo.fit import timing
-from tf_ooo.fit.baseline import ONE_DEVICE, Baseline, stock_steps_s
 from tf_ooo.fit.measured import measured_costs
-from tf_ooo.fit.reporting import SlowerWarning
-from tf_ooo.fit.timing import timed_run
+from tf_ooo.fit.timing import ONE_DEVICE, Baseline, stock_steps_s, timed_run
 from tf_ooo.hosts.cluster import Cluster, Devices, Target, target_of
 from tf_ooo.hosts.devices import home_device
 from tf_ooo.hosts.speeds import measured_model
 from tf_ooo.options import DeviceOptions
+from tf_ooo.report.parts import SlowerWarning
 from tf_ooo.report.report import Report
 from tf_ooo.report.summary import environment
 from tf_ooo.rewriting.request import RewriteRequest

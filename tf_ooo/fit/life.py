@@ -20,9 +20,8 @@ from tf_ooo.fit import timing
 from tf_ooo.fit.guard import Guard, in_short
 from tf_ooo.fit.mode import Mode, Training
 from tf_ooo.fit.recorder import Recorder
-from tf_ooo.fit.reporting import fall_back, save_timeline
 from tf_ooo.hosts.cluster import gone, lost_text
-from tf_ooo.report.parts import Recorded
+from tf_ooo.report.parts import Recorded, fall_back, save_timeline
 from tf_ooo.report.report import Report
 from tf_ooo.report.summary import environment
 from tf_ooo.rewriting.request import in_one_line

@@ -13,12 +13,11 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tf_ooo.costs.places import KIND_WORDS
 from tf_ooo.planning.model.schedule import Schedule
 from tf_ooo.report import parts
 from tf_ooo.report.sections import LayerPipeSection, PipelineSection
 from tf_ooo.report.summary import Gain, summary_rows
-from tf_ooo.units import seconds_text
+from tf_ooo.units import KIND_WORDS, seconds_text
 
 if TYPE_CHECKING:
     from tf_ooo.planning.model.task import Task

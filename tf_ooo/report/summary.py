@@ -10,8 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from tf_ooo.costs.places import KIND_WORDS
-from tf_ooo.units import bytes_text, seconds_text
+from tf_ooo.units import KIND_WORDS, bytes_text, seconds_text
 
 if TYPE_CHECKING:
     from keras import Model

@@ -9,6 +9,7 @@ from typing import ClassVar
 
 from tensorflow.core.framework import function_pb2, graph_pb2, node_def_pb2
 
+from grappler_passes import blocks
 from grappler_passes.compat import graph_protos
 from grappler_passes.compat.graph_protos import control_inputs, data_inputs, split_input, tensor
 from grappler_passes.compat.shape_inference import infer_some_outputs
@@ -24,7 +25,7 @@ from grappler_passes.graph.dependencies import (
 from grappler_passes.graph.training_graph import TrainingGraph
 from grappler_passes.passes.base import Note, Pass, PassResult, Relaxation
 from tf_ooo.compat import func_graphs, xla_calls
-from tf_ooo.rewriting import garbage, task_calls
+from tf_ooo.rewriting import task_calls
 from tf_ooo.rewriting.task_calls import REFUSED, Chosen, TaskCall, TaskKey
 from tf_ooo.rewriting.task_copies import divided_means, own_copies
 from tf_ooo.rewriting.task_functions import COMMUTATIVE, CalledOps, Functions, Port, computed
@@ -65,7 +66,7 @@ class CompileTasksPass(Pass):
         }
     )
 
-    @garbage.collector_paused()
+    @blocks.collector_paused()
     def run(self, graph_def: graph_pb2.GraphDef, training_graph: TrainingGraph | None) -> PassResult:
         outputs = infer_some_outputs(graph_def)
         tasks = {name: key for name, key in self.tasks.items() if name not in self.refused}

@@ -9,6 +9,7 @@ from dataclasses import replace
 import tensorflow as tf
 from tensorflow.core.framework import graph_pb2
 
+from grappler_passes import blocks
 from grappler_passes.analysis.classify import classify_graph_def
 from grappler_passes.compat import runtime
 from grappler_passes.graph.sizes import KnownShapes, with_sizes
@@ -21,7 +22,7 @@ from tf_ooo.options import OneDeviceOptions
 from tf_ooo.options.base import check_schedule, whole_number
 from tf_ooo.planning.model.schedule import Schedule, Task, TaskList
 from tf_ooo.planning.policies import BACKWARD_ORDERS, DEFAULT_POLICY
-from tf_ooo.rewriting import garbage, passes
+from tf_ooo.rewriting import passes
 from tf_ooo.rewriting.lowering import TaskOps, dependencies, execution_order, lower, task_ops
 from tf_ooo.rewriting.result import Orders, RewriteResult, told
 
@@ -150,7 +151,7 @@ def peak_with(result: RewriteResult, known: KnownShapes) -> int | None:
     return highest_peak(graph, _order_of(result.schedule, graph, task_ops(graph)))
 
 
-@garbage.collector_paused()
+@blocks.collector_paused()
 def rewrite_graph(
     graph_def: graph_pb2.GraphDef, options: OneDeviceOptions, known: KnownShapes | None = None
 ) -> RewriteResult:

@@ -13,7 +13,6 @@ from grappler_passes.passes.base import Note
 from grappler_passes.passes.rewrite_plan import CLOSES_A_CYCLE
 from tf_ooo.compat import nests
 from tf_ooo.compat.func_graphs import OptimizedGraph
-from tf_ooo.costs.places import Places
 from tf_ooo.errors import GraphError
 from tf_ooo.planning.model.schedule import Schedule, Task
 from tf_ooo.report.parts import Rewritten, StepOps
@@ -21,6 +20,7 @@ from tf_ooo.report.report import Report
 from tf_ooo.report.sections import LayerRow
 from tf_ooo.rewriting.compile_tasks import COMPILED, LEFT
 from tf_ooo.rewriting.task_calls import TaskKey
+from tf_ooo.units import Places
 
 if TYPE_CHECKING:
     from tensorflow.core.framework import graph_pb2

@@ -17,8 +17,7 @@ from grappler_passes.passes.base import Pass
 from grappler_passes.passes.plain_assigns import SUFFIX, PlainAssignsPass
 from grappler_passes.passes.repeat import repeats
 from grappler_passes.passes.rewrite_plan import RewritePlan
-from tf_ooo.compat import func_graphs, keras_trainable, keras_variables
-from tf_ooo.costs.places import Places
+from tf_ooo.compat import func_graphs, keras_fits, keras_variables
 from tf_ooo.errors import OptionsError, ScheduleError
 from tf_ooo.hosts.devices import available_devices
 from tf_ooo.planning.model.schedule import Schedule, Task, TaskList
@@ -43,6 +42,7 @@ from tf_ooo.rewriting.result import CompiledTasks, RewriteResult, as_function, t
 from tf_ooo.rewriting.step_graph import Known, StepGraph, is_unrolled, take_apart
 from tf_ooo.rewriting.task_calls import keys_of
 from tf_ooo.tracing.variables import all_variables
+from tf_ooo.units import Places
 
 if TYPE_CHECKING:
     import keras
@@ -264,7 +264,7 @@ def _request(
 ) -> RewriteRequest[RewriteResult]:
     def described() -> Iterator[tuple[Any, VariableInfo]]:
         """Tell graphs the names of variables, and which Keras takes for trainable."""
-        trainable = {id(variable) for variable in keras_trainable.trained_variables(model)}
+        trainable = {id(variable) for variable in keras_fits.trained_variables(model)}
         for name, variable in keras_variables.named(all_variables(model)).items():
             if (value := keras_variables.value_of(variable)) is not None:
                 yield value.handle, {"name": name, "trainable": id(variable) in trainable}

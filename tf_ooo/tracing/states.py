@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import tensorflow as tf
 
-from tf_ooo.compat import func_graphs, keras_layers, keras_trainable, keras_variables, train_function
+from tf_ooo.compat import func_graphs, keras_fits, keras_layers, keras_variables, train_function
 from tf_ooo.tracing.assigned import feeds_random_numbers, names_of_held, what_is_added
 from tf_ooo.tracing.collecting import add_to, added_up
 from tf_ooo.tracing.intercepting import ops_so_far, times
@@ -80,7 +80,7 @@ class States:
         kinds: Mapping[str, str],
         each: Collection[str] = (),
     ) -> None:
-        self._trained = set(map(key_of, keras_trainable.trained_variables(model)))
+        self._trained = set(map(key_of, keras_fits.trained_variables(model)))
         self._paths = {key_of(v): path for path, v in keras_variables.named(model.weights).items()}
         self._weights = set(self._paths)
         self._model, self._held_names = model, names_of_held(model)

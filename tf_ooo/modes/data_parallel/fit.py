@@ -9,12 +9,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from tf_ooo.compat import keras_layers, keras_trainable, nests, train_function
+from tf_ooo.compat import keras_fits, keras_layers, nests, train_function
 from tf_ooo.errors import BackendError, OptionsError
-from tf_ooo.fit.baseline import STEPS, Baseline, stock_steps_s
 from tf_ooo.fit.mode import Training
 from tf_ooo.fit.recorder import Watched
-from tf_ooo.fit.timing import timed_run
+from tf_ooo.fit.timing import STEPS, Baseline, stock_steps_s, timed_run
 from tf_ooo.hosts.devices import home_device
 from tf_ooo.hosts.ranks.base import Engine
 from tf_ooo.hosts.ranks.engine import choose_engine
@@ -174,7 +173,7 @@ def check_model(model: keras.Model) -> None:
         raise BackendError(
             "jit_compile=True: XLA cannot communicate; compile the model with jit_compile=False"
         )
-    if keras_trainable.other_optimizer(model):
+    if keras_fits.other_optimizer(model):
         raise BackendError(train_function.OTHER_OPTIMIZER)
     if unsynchronized := keras_layers.unsynchronized(model):
         raise BackendError(

@@ -18,7 +18,7 @@ from grappler_passes.compat import graph_protos
 from grappler_passes.graph.training_graph import OpKind, TrainingGraph
 from grappler_passes.passes.base import PassResult
 from grappler_passes.passes.steps import Additions, additions
-from tf_ooo.compat import keras_trainable
+from tf_ooo.compat import keras_fits
 from tf_ooo.costs.communication import as_allreduce_bytes
 from tf_ooo.costs.from_graph import places, variable_bytes
 from tf_ooo.costs.layer_costs import LayerCosts
@@ -309,7 +309,7 @@ def _request(
         lambda graph_def: rewrite(graph_def) if is_unrolled(graph_def) else None,
         replaces,
         lambda request: "TensorFlow handed no graph over to be ordered",
-        plugin.describe_keras(model, keras_trainable.trained_variables),
+        plugin.describe_keras(model, keras_fits.trained_variables),
     )
 
 

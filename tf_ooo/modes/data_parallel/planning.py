@@ -22,7 +22,6 @@ from tf_ooo.costs.communication import link_of_ring
 from tf_ooo.costs.layer_costs import LayerCosts, Link
 from tf_ooo.costs.table import CostTable
 from tf_ooo.errors import OOOError
-from tf_ooo.fit.reporting import SlowerWarning
 from tf_ooo.hosts.ranks.base import Engine
 from tf_ooo.modes.data_parallel.ordering import LayerKey, layer_keys, sent_bytes, with_weight_bytes
 from tf_ooo.planning.choosing.on_paper import auto_candidates, policies_of
@@ -31,6 +30,7 @@ from tf_ooo.planning.model.problem import Problem
 from tf_ooo.planning.model.schedule import Schedule
 from tf_ooo.planning.policies import POLICIES, STOCK_ORDER, Policy
 from tf_ooo.planning.policies.reverse_first_k import POLICY as REVERSE_FIRST_K
+from tf_ooo.report.parts import SlowerWarning
 from tf_ooo.report.report import Report
 from tf_ooo.report.summary import Gain
 

@@ -11,12 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 from tf_ooo.compat import train_function
 from tf_ooo.errors import GraphError
-from tf_ooo.fit.baseline import Baseline, undone_steps_s
 from tf_ooo.fit.comparison import STOCK, StepComparison, Verdict
 from tf_ooo.fit.mode import Comparing, Experiment, Kept, StockFirst, Turn
 from tf_ooo.fit.recorder import Watched
-from tf_ooo.fit.reporting import fall_back
-from tf_ooo.fit.timing import Budget, timed_run
+from tf_ooo.fit.timing import Baseline, Budget, timed_run, undone_steps_s
 from tf_ooo.modes.data_parallel import planning
 from tf_ooo.modes.data_parallel.compiled import CompiledSteps
 from tf_ooo.modes.data_parallel.options import DataParallel
@@ -31,7 +29,7 @@ from tf_ooo.modes.data_parallel.profiling import (
     Single,
 )
 from tf_ooo.planning.model.schedule import Schedule
-from tf_ooo.report.parts import Outcome
+from tf_ooo.report.parts import Outcome, fall_back
 from tf_ooo.report.report import Report
 from tf_ooo.rewriting.lowering import tasks_of_ops
 from tf_ooo.tracing import traces

@@ -14,7 +14,6 @@ import tensorflow as tf
 
 from tf_ooo.compat import nests, train_function
 from tf_ooo.compat.keras_variables import value_of
-from tf_ooo.costs.places import first_of
 from tf_ooo.costs.table import CostTable
 from tf_ooo.errors import BackendError, OptionsError
 from tf_ooo.fit import timing
@@ -22,7 +21,6 @@ from tf_ooo.fit.distributed import Distributed, FirstSteps, OnlyTraced, Placed, 
 from tf_ooo.fit.measured import check_costs, measured_costs, with_shared_link
 from tf_ooo.fit.mode import Experiment, Training
 from tf_ooo.fit.recorder import Watched
-from tf_ooo.fit.reporting import ENOUGH
 from tf_ooo.hosts.devices import home_device
 from tf_ooo.hosts.memory import host_memory, in_host_memory
 from tf_ooo.hosts.ranks.base import Engine, SingleEngine
@@ -34,7 +32,7 @@ from tf_ooo.modes.layerpipe.reporting import fill_spread, watched_round
 from tf_ooo.modes.layerpipe.spread import Spread, SpreadPlan, spread
 from tf_ooo.modes.layerpipe.ticks import Batches, Epoch, rounds_together, structure_of
 from tf_ooo.modes.layerpipe.traced import Traced, renumbered, trace
-from tf_ooo.report.parts import Outcome
+from tf_ooo.report.parts import ENOUGH, Outcome
 from tf_ooo.report.report import Report
 from tf_ooo.rewriting.parts import WHOLE
 from tf_ooo.rewriting.staged import LayerByLayer
@@ -42,6 +40,7 @@ from tf_ooo.rewriting.step_graph import StepGraph
 from tf_ooo.tracing.micro_batches import Division
 from tf_ooo.tracing.step import StepFunctions
 from tf_ooo.tracing.variables import Moved, all_variables, build, optimizers_of, values_of
+from tf_ooo.units import first_of
 
 if TYPE_CHECKING:
     import keras

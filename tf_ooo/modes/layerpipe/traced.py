@@ -21,7 +21,7 @@ from grappler_passes.passes.base import Pass, PassPipeline, relaxed_by
 from grappler_passes.passes.gates import GatesPass
 from grappler_passes.passes.verify import VerifyPass
 from tf_ooo.compat import func_graphs, keras_layers, keras_variables, nests, tf_functions, train_function
-from tf_ooo.compat.keras_trainable import trained_variables
+from tf_ooo.compat.keras_fits import trained_variables
 from tf_ooo.compat.nests import Packed
 from tf_ooo.errors import GraphError, OOOError
 from tf_ooo.rewriting.passes import Folder

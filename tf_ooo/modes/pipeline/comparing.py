@@ -13,12 +13,12 @@ import numpy as np
 import tensorflow as tf
 
 from tf_ooo.compat import keras_compiled, keras_layers, nests
-from tf_ooo.costs.places import first_of
 from tf_ooo.fit import timing
 from tf_ooo.modes.pipeline.looked_at import LookedAt, Seen, dense
 from tf_ooo.tracing.micro_batches import parts_of, rows_of
 from tf_ooo.tracing.states import Assigned, StateKinds, in_steps, moved, set_to, state_kinds
 from tf_ooo.tracing.step import MEAN
+from tf_ooo.units import first_of
 
 if TYPE_CHECKING:
     import keras

@@ -16,7 +16,6 @@ import numpy as np
 import tensorflow as tf
 
 from tf_ooo.compat import keras_compiled, keras_layers, keras_variables, nests
-from tf_ooo.costs.places import first_of
 from tf_ooo.errors import BackendError
 from tf_ooo.fit import timing
 from tf_ooo.hosts.devices import home_device
@@ -31,6 +30,7 @@ from tf_ooo.tracing.micro_batches import Division, StepRefused, parts_of, rows_o
 from tf_ooo.tracing.states import StateKinds, set_to
 from tf_ooo.tracing.traces import traced_anew
 from tf_ooo.tracing.variables import all_variables, build, bytes_of, optimizers_of, values_of
+from tf_ooo.units import first_of
 
 if TYPE_CHECKING:
     import keras

@@ -13,14 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from grappler_passes.compat import runtime
-from tf_ooo.compat import (
-    func_graphs,
-    keras_layers,
-    keras_trainable,
-    keras_variables,
-    tf_functions,
-    train_function,
-)
+from tf_ooo.compat import func_graphs, keras_fits, keras_layers, keras_variables, tf_functions, train_function
 from tf_ooo.tracing.assigned import names_of_held
 from tf_ooo.tracing.changed import Replay, Taped, refuse_moved
 from tf_ooo.tracing.intercepting import Update, intercepted
@@ -176,7 +169,7 @@ class LookedAt:
 def _states(model: keras.Model, changed: Sequence[Any]) -> dict[str, Any]:
     """The variables among these that are not trained, nor a metric's, an optimizer's or a seed, by name."""
     paths = _paths_of(model.weights)
-    trained = set(map(key_of, keras_trainable.trained_variables(model)))
+    trained = set(map(key_of, keras_fits.trained_variables(model)))
     no_states = set(map(key_of, all_variables(model))) - paths.keys() | trained
     paths = {**names_of_held(model), **paths}
     return {

@@ -8,6 +8,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from grappler_passes.blocks import collector_paused
 from tf_ooo.compat import nests
 from tf_ooo.costs.table import CostTable
 from tf_ooo.errors import BackendError
@@ -21,7 +22,6 @@ from tf_ooo.modes.pipeline.first_batch import NEVER_WHOLE
 from tf_ooo.modes.pipeline.plans import PlannedPipeline
 from tf_ooo.modes.pipeline.reporting import why_uncut
 from tf_ooo.modes.pipeline.steps import Given, PipelineSteps, Planned
-from tf_ooo.rewriting.garbage import collector_paused
 from tf_ooo.rewriting.parts import WHOLE, is_part, least_share
 from tf_ooo.rewriting.staged import LayerByLayer, TracedBefore
 from tf_ooo.rewriting.step_graph import StepGraph

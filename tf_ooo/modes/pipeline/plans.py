@@ -16,13 +16,11 @@ import tensorflow as tf
 
 from tf_ooo.compat import keras_loops, train_function
 from tf_ooo.costs.layer_costs import LayerCosts, Link
-from tf_ooo.costs.places import first_of
 from tf_ooo.costs.table import CostTable
 from tf_ooo.errors import MemoryLimitError
-from tf_ooo.fit.baseline import ONE_DEVICE
 from tf_ooo.fit.distributed import Distributed
 from tf_ooo.fit.measured import costs_of_parts, layers_of, measured_costs, unknown_sizes, with_shared_link
-from tf_ooo.fit.reporting import fall_back
+from tf_ooo.fit.timing import ONE_DEVICE
 from tf_ooo.hosts.cluster import Cluster
 from tf_ooo.hosts.devices import available_devices
 from tf_ooo.hosts.memory import in_host_memory
@@ -50,7 +48,7 @@ from tf_ooo.modes.pipeline.reporting import advice, fill_report, forget_whole_pa
 from tf_ooo.planning.building.stages import stage_of_layer
 from tf_ooo.planning.choosing.recomputing import NONE
 from tf_ooo.planning.model.schedule_file import ScheduleFile
-from tf_ooo.report.parts import Outcome
+from tf_ooo.report.parts import Outcome, fall_back
 from tf_ooo.rewriting.passes import layers_that_cannot
 from tf_ooo.rewriting.placing import Homes
 from tf_ooo.rewriting.staged import StagedPlan
@@ -58,7 +56,7 @@ from tf_ooo.rewriting.step_graph import StepGraph, variable_layers
 from tf_ooo.tracing.averaging import Averaging
 from tf_ooo.tracing.micro_batches import Division, rows_of
 from tf_ooo.tracing.variables import optimizers_of
-from tf_ooo.units import seconds_text
+from tf_ooo.units import first_of, seconds_text
 
 if TYPE_CHECKING:
     import keras

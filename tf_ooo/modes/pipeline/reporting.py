@@ -14,7 +14,7 @@ import numpy as np
 from tf_ooo.costs.layer_costs import SECONDS, LayerCosts, Link
 from tf_ooo.costs.table import CostTable
 from tf_ooo.errors import OOOError
-from tf_ooo.fit.baseline import ONE_DEVICE
+from tf_ooo.fit.timing import ONE_DEVICE
 from tf_ooo.modes.pipeline.mesh import Mesh, Replicas, counts_of, make_mesh
 from tf_ooo.modes.pipeline.options import AUTO
 from tf_ooo.modes.pipeline.partition import crossing_bytes

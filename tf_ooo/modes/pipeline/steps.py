@@ -9,17 +9,17 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
+from grappler_passes.blocks import collector_paused
 from tf_ooo.compat import nests
 from tf_ooo.compat.train_function import Kind, makes_its_own
 from tf_ooo.costs.table import CostTable
 from tf_ooo.errors import BackendError, OOOError
 from tf_ooo.fit import timing
-from tf_ooo.fit.baseline import ONE_DEVICE
 from tf_ooo.fit.distributed import Placed, Tracing, not_cut
 from tf_ooo.fit.measured import InPlace, costs_of_calls
 from tf_ooo.fit.mode import Experiment, Function, Training
 from tf_ooo.fit.recorder import Watched
-from tf_ooo.fit.reporting import ENOUGH
+from tf_ooo.fit.timing import ONE_DEVICE
 from tf_ooo.hosts.cluster import Cluster, gone
 from tf_ooo.hosts.memory import in_host_memory
 from tf_ooo.modes.pipeline import tasks_of
@@ -29,9 +29,8 @@ from tf_ooo.modes.pipeline.placed_step import Evaluation, OutputsFirst, PlacedSt
 from tf_ooo.modes.pipeline.plans import PipelinePlans, PlannedPipeline
 from tf_ooo.modes.pipeline.reporting import why_back
 from tf_ooo.planning.simulation.measured import repeated
-from tf_ooo.report.parts import Rewritten
+from tf_ooo.report.parts import ENOUGH, Rewritten
 from tf_ooo.rewriting.compiled_calls import call_seconds
-from tf_ooo.rewriting.garbage import collector_paused
 from tf_ooo.rewriting.lowering import timed_ops
 from tf_ooo.rewriting.request import in_one_line
 from tf_ooo.rewriting.result import RewriteResult

@@ -11,17 +11,17 @@ import tensorflow as tf
 
 from grappler_passes.graph.sizes import KnownShapes
 from grappler_passes.plugin import describe_keras
-from tf_ooo.compat import keras_fits, keras_trainable, tf_functions, train_function
+from tf_ooo.compat import keras_fits, tf_functions, train_function
 from tf_ooo.errors import GraphError
 from tf_ooo.fit import timing
 from tf_ooo.fit.controller import StepController
 from tf_ooo.fit.mode import Training
 from tf_ooo.fit.recorder import Watched
-from tf_ooo.fit.reporting import note_unused
 from tf_ooo.hosts.ranks.base import Engine, SingleEngine
 from tf_ooo.modes.single_device.options import SingleDevice
 from tf_ooo.planning.model.schedule import Schedule
 from tf_ooo.planning.policies import schedules_of
+from tf_ooo.report.parts import note_unused
 from tf_ooo.report.report import Report
 from tf_ooo.report.summary import environment
 from tf_ooo.rewriting.lowering import tasks_of_ops
@@ -151,7 +151,7 @@ def controller_of_model(
 ) -> StepController:
     """Make the controller of a model whose step TensorFlow's executor runs."""
     _check(options, report)
-    session = RewriteSession(options, describe=describe_keras(model, keras_trainable.trained_variables))
+    session = RewriteSession(options, describe=describe_keras(model, keras_fits.trained_variables))
     rewritten, inputs = train_function.new_train_function(model), Inputs()
     if options.batch_size is None:
         inputs = Inputs(functools.partial(train_function.steps_per_execution, model))
@@ -185,4 +185,4 @@ def _check(options: SingleDevice, report: Report) -> None:
         raise GraphError(
             f"schedule={options.schedule!r} is for steps that XLA compiles: it needs jit_compile=True"
         )
-    note_unused(report, options)
+    note_unused(report, options.given_for_xla)

@@ -9,13 +9,12 @@ from dataclasses import dataclass, replace
 
 from tf_ooo.costs.communication import runtime_text
 from tf_ooo.costs.layer_costs import LayerCosts, Link, layer_inputs
-from tf_ooo.costs.places import first_of
 from tf_ooo.costs.table import CostTable
 from tf_ooo.planning.choosing.plan import NO_LIMIT, Candidate, Plan, Trial, policy_named, tried
 from tf_ooo.planning.model.problem import Problem
 from tf_ooo.planning.model.schedule import Schedule, Task, TaskList
 from tf_ooo.planning.policies import POLICIES, REFERENCES
-from tf_ooo.units import bytes_text, count_text, time_text
+from tf_ooo.units import bytes_text, count_text, first_of, time_text
 
 # Above this, the schedule without the limit takes too long only to compare it.
 _TASKS_TO_MAKE_AGAIN = 100_000

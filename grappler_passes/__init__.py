@@ -1,1 +1,1 @@
-"""GraphDef in, GraphDef out: training graphs analysed and rewritten; knows no schedules, costs or Keras."""
+"""Analyses and rewrites training graphs, GraphDef in, GraphDef out; knows no schedules, costs or Keras."""

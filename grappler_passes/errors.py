@@ -1,10 +1,10 @@
-"""The errors this package raises; ``tf_ooo.errors`` derives its public tree from them."""
+"""Defines the errors this package raises; ``tf_ooo.errors`` derives its public tree from them."""
 
 from __future__ import annotations
 
 
 class GrapplerPassError(Exception):
-    """Base of every error raised on purpose by ``grappler_passes``."""
+    """Is the base of every error raised on purpose by ``grappler_passes``."""
 
     # AutoGraph leaves it as it is: else a page of its caller's lines stands before the message.
     ag_pass_through = True

@@ -1,4 +1,4 @@
-"""Keras callbacks: thin, the logic is in ``tf_ooo``."""
+"""Holds Keras callbacks, which are thin: the logic is in ``tf_ooo``."""
 
 from keras_callbacks.horovod import (
     BroadcastGlobalVariablesCallback,

@@ -1,4 +1,4 @@
-"""Horovod's own callbacks, which crash with Keras 3, for scripts that have them.
+"""Replaces Horovod's own callbacks, which crash with Keras 3, for scripts that have them.
 
 With ``OOOBackprop`` the first two are not needed: it broadcasts and averages by itself.
 """

@@ -1,4 +1,4 @@
-"""Callbacks that tell what an ``OOOBackprop`` gains: as numbers of each epoch, and as a report."""
+"""Defines callbacks that tell what an ``OOOBackprop`` gains: as numbers of each epoch, and as a report."""
 
 from __future__ import annotations
 

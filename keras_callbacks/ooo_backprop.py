@@ -1,4 +1,4 @@
-"""The one line in ``model.fit``."""
+"""Is the one line in ``model.fit``."""
 
 from __future__ import annotations
 

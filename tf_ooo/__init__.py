@@ -1,4 +1,4 @@
-"""Out-of-order backprop for unmodified TensorFlow and Keras.
+"""Brings out-of-order backprop to unmodified TensorFlow and Keras.
 
 The names load on first use, so ``import tf_ooo`` does not import TensorFlow; ``__init__.pyi`` tells type
 checkers what they are.

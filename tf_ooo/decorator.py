@@ -1,4 +1,4 @@
-"""``tf_ooo.function``: a ``tf.function`` whose training step is rewritten."""
+"""Defines ``tf_ooo.function``: a ``tf.function`` whose training step is rewritten."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ releases.say_at_import()  # modes, which would say it, load on first use
 
 
 class OOOFunction:
-    """A training step that runs rewritten where that is faster; ``.report`` says what happened.
+    """Is a training step that runs rewritten where that is faster; ``.report`` says what happened.
 
     Args:
         function: a Python function or a ``tf.function`` over one.
@@ -54,7 +54,8 @@ class OOOFunction:
 
     @property
     def stock(self) -> Any:
-        """The ``tf.function`` in TensorFlow's own order: what a ``tf.Module`` saves, under a name of its own.
+        """Return the ``tf.function`` in TensorFlow's own order: what a ``tf.Module`` saves, under a name of
+        its own.
 
         >>> module.saved_step = module.step.stock
         >>> tf.saved_model.save(module, "folder")
@@ -132,7 +133,7 @@ def function(
     jit_compile: bool | None = None,
     **options: Any,
 ) -> OOOFunction | Callable[[Callable[..., Any]], OOOFunction]:
-    """Decorator like ``tf.function`` whose backward pass is reordered.
+    """Decorate like ``tf.function``, and reorder the backward pass.
 
     >>> @tf_ooo.function(mode="single_device")
     ... def train_step(x, y): ...

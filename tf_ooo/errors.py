@@ -1,4 +1,4 @@
-"""The errors that users see.  All derive from :class:`OOOError`, also those that the passes raise."""
+"""Defines the errors that users see. All derive from :class:`OOOError`, also those that the passes raise."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def _why_not(smallest_bytes: int | None, unknown: Sequence[str]) -> str:
 
 
 def _in_brackets(count: int | None, said: str = "") -> str:
-    """`` (128.9 MB; a worker says so)``; nothing where bytes read well and there is no text."""
+    """Return `` (128.9 MB; a worker says so)``; nothing where bytes read well and there is no text."""
     size = bytes_text(count) if count is not None and count >= 10**6 else ""
     texts = "; ".join(filter(None, (size, said)))
     return f" ({texts})" if texts else ""

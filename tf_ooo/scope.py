@@ -1,4 +1,4 @@
-"""``tf_ooo.enabled``: every tf.function first called inside is rewritten."""
+"""Defines ``tf_ooo.enabled``: every tf.function first called inside is rewritten."""
 
 from __future__ import annotations
 

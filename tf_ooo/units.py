@@ -1,4 +1,4 @@
-"""Seconds, bytes, names and ops as a reader wants to see them."""
+"""Writes seconds, bytes, names and ops as a reader wants to see them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ KIND_WORDS = {
 
 @dataclass(frozen=True)
 class Unit:
-    """A unit that numbers are shown in: ``value / size`` and its name."""
+    """Is a unit that numbers are shown in: ``value / size`` and its name."""
 
     name: str
     size: float
@@ -49,7 +49,7 @@ def bytes_unit(count: float) -> Unit:
 
 
 def time_text(seconds: float | None) -> str:
-    """``12.3 ms``; a dash for None."""
+    """Return ``12.3 ms``; a dash for None."""
     if seconds is None:
         return "-"
     unit = time_unit(seconds)
@@ -57,32 +57,32 @@ def time_text(seconds: float | None) -> str:
 
 
 def seconds_text(seconds: float | None) -> str:
-    """Two decimals: ``12.34 ms``, ``1.20 s``; a dash for None."""
+    """Return two decimals: ``12.34 ms``, ``1.20 s``; a dash for None."""
     if seconds is None:
         return "-"
     return f"{seconds:.2f} s" if seconds >= 1 else f"{seconds * 1e3:.2f} ms"
 
 
 def about_text(seconds: float) -> str:
-    """Two digits or so: ``25 s``, ``0.9 s``, ``1.1 ms``."""
+    """Return two digits or so: ``25 s``, ``0.9 s``, ``1.1 ms``."""
     if seconds < 0.1:
         return f"{seconds * 1e3:.2g} ms" if seconds < 0.01 else f"{seconds * 1e3:.0f} ms"
     return f"{seconds:.2g} s" if seconds < 10 else f"{seconds:.0f} s"
 
 
 def about_count(count: float) -> str:
-    """``27,000`` for 27,158: two digits or so."""
+    """Return ``27,000`` for 27,158: two digits or so."""
     return f"{float(f'{count:.2g}'):,.0f}"
 
 
 def count_text(number: int, what: str) -> str:
-    """``1 device``, ``1,000 micro-batches``."""
+    """Return ``1 device``, ``1,000 micro-batches``."""
     plural = "es" if what.endswith("ch") else "s"
     return f"{number:,} {what}{plural if number != 1 else ''}"
 
 
 def bytes_text(count: float | None) -> str:
-    """``1.23 GB``; a dash for None."""
+    """Return ``1.23 GB``; a dash for None."""
     if count is None:
         return "-"
     unit = bytes_unit(count)
@@ -95,13 +95,14 @@ def with_units(text: str) -> str:
 
 
 def sizes_text(sizes: Mapping[str, float]) -> str:
-    """``stash 12.3 MB, ema 1.2 MB``."""
+    """Return ``stash 12.3 MB, ema 1.2 MB``."""
     return ", ".join(f"{what} {bytes_text(size)}" for what, size in sizes.items())
 
 
 @dataclass(frozen=True)
 class Places:
-    """``weight gradient of conv2d``, by the names of ops; of those of no layer the end of their names."""
+    """Gives ``weight gradient of conv2d``, by the names of ops; of those of no layer the end of their
+    names."""
 
     of: Mapping[str, str]
 
@@ -131,6 +132,6 @@ class Places:
 
 
 def first_of(names: Sequence[str], most: int = _MOST) -> str:
-    """``a, b and 3 more``."""
+    """Return ``a, b and 3 more``."""
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(names[:most]) + more

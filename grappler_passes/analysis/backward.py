@@ -1,4 +1,4 @@
-"""The backward pass of a training step: where it ends, and what each of its ops is needed for."""
+"""Defines the backward pass of a training step: where it ends, and what each of its ops is needed for."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ class Backward:
 
     @cached_property
     def _packing(self) -> set[int]:
-        """Concatenations in front of a communication that nothing else reads, and the splits behind."""
+        """Return concatenations in front of a communication that nothing else reads, and the splits
+        behind."""
         targets = self.flow.raw_targets
         packing = set()
         for node, kind in enumerate(self.flow.types):
@@ -41,7 +42,7 @@ class Backward:
 
     @cached_property
     def is_update(self) -> list[bool]:
-        """Ops from where a gradient first meets optimizer state, another weight's gradient or the
+        """Return ops from where a gradient first meets optimizer state, another weight's gradient or the
         result of a communication, to the writes."""
         g = self.gradients
         seeds = dict.fromkeys(self._state_reads(), 1)
@@ -87,7 +88,7 @@ class Backward:
         return [node for node in nodes if not outside.isdisjoint(preds[node])]
 
     def _behind_views(self, node: int) -> int:
-        """The end of a chain of re-arrangements, such as a bias' gradient on its way to rank 1."""
+        """Return the end of a chain of re-arrangements, such as a bias' gradient on its way to rank 1."""
         g = self.gradients
         while True:
             targets = [t for t in self.successors[node] if g.from_data[t]]
@@ -133,7 +134,7 @@ class Backward:
         ]
 
     def _meets_forward(self, weight: int) -> list[int]:
-        """The ops of a lone weight's backward pass in which dO meets tensors of the forward pass."""
+        """Return the ops of a lone weight's backward pass in which dO meets tensors of the forward pass."""
         g = self.gradients
         return [
             n
@@ -162,7 +163,8 @@ class Backward:
 
     @cached_property
     def unstashing(self) -> set[int]:
-        """Ops of a gradient loop that only hand out what the forward loop has stashed: no gradients."""
+        """Return ops of a gradient loop that only hand out what the forward loop has stashed: no
+        gradients."""
         g = self.gradients
         if not g.cyclic:
             return set()
@@ -178,7 +180,7 @@ class Backward:
 
     @cached_property
     def recomputed(self) -> set[int]:
-        """Ops that run the forward pass again within the backward pass: no gradients either.
+        """Return ops that run the forward pass again within the backward pass: no gradients either.
 
         ``tf.recompute_grad`` adds a scalar, zero times a gradient, to the layer's input, so that this waits
         for the gradient; a tensor that is a gradient is never a sum with the forward pass.
@@ -194,7 +196,7 @@ class Backward:
         return out
 
     def needed_by(self, group_of_weight: list[int]) -> list[int]:
-        """needed[i]: the groups of weights for whose gradients backward op i is needed."""
+        """Return needed[i], the groups of weights for whose gradients backward op i is needed."""
         seeds = {
             node: union(1 << group_of_weight[w] for w in bits_of(self.hands_over(node)))
             for node, backward in enumerate(self.is_backward)
@@ -204,7 +206,8 @@ class Backward:
 
     @cached_property
     def serves_update(self) -> list[int]:
-        """1 for each op on which a write of what is computed from gradients depends (slots, a loss scale)."""
+        """Return 1 for each op on which a write of what is computed from gradients depends (slots, a loss
+        scale)."""
         g = self.gradients
         ends = dict(g.all_sinks)
         late = {read: 1 for w in g.weights for read in w.late_reads if not g.forward[read]}

@@ -146,7 +146,7 @@ def _op(flow: FlowGraph, node: int, kind: OpKind, layer: int | None, reason: str
 
 
 def _mixed(backward: Backward, needed: list[int], update_layer: list[int | None]) -> dict[int, int]:
-    """dO ops with an output that serves one layer only: op -> those layers as bits."""
+    """Return dO ops with an output that serves one layer only: op -> those layers as bits."""
     ports: dict[int, dict[int, int]] = {}
     for node in range(backward.size):
         bits = needed[node] if backward.is_backward[node] else 0
@@ -220,7 +220,7 @@ def _variables(g: GradientFlow) -> tuple[Variable, ...]:
 
 
 def _without_gradient(g: GradientFlow, layers: tuple[Layer, ...]) -> dict[str, str]:
-    """Variables that are said to be trainable and are written, yet no op computes their gradient.
+    """Return variables that are said to be trainable and are written, yet no op computes their gradient.
 
     One that is only read is frozen: Keras' own ``trainable`` does not reach the variable underneath.
     """
@@ -284,7 +284,7 @@ def classify_graph_def(graph_def: graph_pb2.GraphDef, fetches: Sequence[str] | N
 
 
 def flatten(graph_def: graph_pb2.GraphDef, fetches: Sequence[str] | None = None) -> graph_pb2.GraphDef:
-    """The graph without function calls; the same object when they cannot be inlined."""
+    """Return the graph without function calls; the same object when they cannot be inlined."""
     functions = {f.signature.name: f for f in graph_def.library.function}
     calls = [n for n in graph_def.node if n.op in functions or n.op in CALL_OPS]
     if not any(_can_inline(n) for n in calls):

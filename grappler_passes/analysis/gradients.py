@@ -142,7 +142,7 @@ STASH_OPS = PUSH_OPS | {"Merge", *SWITCHES, "Identity", "NextIteration"}
 
 
 def forward_ops(g: GradientFlow) -> list[int]:
-    """1 for each op of the forward pass."""
+    """Return 1 for each op of the forward pass."""
     fed, past = g.full.downstream(g.data_sources), _past_forward(g)
     ends = {
         *g.results,
@@ -156,8 +156,8 @@ def forward_ops(g: GradientFlow) -> list[int]:
 
 
 def _hidden(g: GradientFlow, known: list[int]) -> dict[int, int]:
-    """Forward ops that lead to no visible result, such as a loss that is not returned: they change gradients
-    of weights on which they do not depend yet.
+    """Return forward ops that lead to no visible result, such as a loss that is not returned: they change
+    gradients of weights on which they do not depend yet.
 
     In ``h = x @ v; loss = sum((h @ w)**2)`` the op ``h`` depends on v alone and changes the gradients of
     both.
@@ -192,7 +192,7 @@ def _past_forward(g: GradientFlow) -> list[int]:
 
 
 def _stashes(g: GradientFlow, known: list[int]) -> list[int]:
-    """Loop variables of a forward loop that only collect tensors for the gradient loop.
+    """Return loop variables of a forward loop that only collect tensors for the gradient loop.
 
     The LoopCond that their Switch asks belongs to a loop with a known result.  A gradient loop collects
     tensors as well (gradients of an RNN's inputs), but no forward result waits for its LoopCond.
@@ -216,7 +216,7 @@ RETURN_OPS = ("_Retval", "_DeviceRetval")
 
 @dataclass
 class GradientFlow(ValueFlow):
-    """The facts that classification is made of; bit i stands for ``weights[i]``."""
+    """Holds the facts that classification is made of; bit i stands for ``weights[i]``."""
 
     results: list[int] = field(default_factory=list)
     results_are_certain: bool = True
@@ -234,7 +234,8 @@ class GradientFlow(ValueFlow):
 
     @cached_property
     def full(self) -> Propagation:
-        """All values, but not through a weight's own memory: that leads to the next step's forward pass."""
+        """Return all values, but not through a weight's own memory: that leads to the next step's forward
+        pass."""
         return self.propagation(cut_memory_of=self.weight_handles)
 
     @cached_property
@@ -249,7 +250,7 @@ class GradientFlow(ValueFlow):
 
     @cached_property
     def from_data(self) -> list[int]:
-        """1 for each op whose value changes with the data other than through one number."""
+        """Return 1 for each op whose value changes with the data other than through one number."""
         return self.cut.downstream(self.data_sources)
 
     # -- reach ------------------------------------------------------------------------------
@@ -262,12 +263,12 @@ class GradientFlow(ValueFlow):
 
     @cached_property
     def all_sinks(self) -> dict[int, int]:
-        """1 for the writes of all weights and slots, as seeds for a propagation."""
+        """Return 1 for the writes of all weights and slots, as seeds for a propagation."""
         return {sink: 1 for i in range(len(self.weights)) for sink in self.sinks(i)}
 
     @cached_property
     def reach(self) -> list[int]:
-        """reach[i]: the weights whose update op i changes, one-number edges cut."""
+        """Return reach[i], the weights whose update op i changes, one-number edges cut."""
         seeds = memberships(map(self.sinks, range(len(self.weights))))
         bits = self.cut.upstream(seeds)
         scalars = [i for i, w in enumerate(self.weights) if w.shape == ()]
@@ -322,7 +323,8 @@ class GradientFlow(ValueFlow):
         return alike
 
     def lone_reads(self, reach: list[int]) -> dict[int, set[int]]:
-        """The weights whose forward pass changes no other weight's update (a model with one): its reads."""
+        """Return the weights whose forward pass changes no other weight's update (a model with one): its
+        reads."""
         to_results = self.full.upstream(dict.fromkeys(self.results, 1))
         lone: dict[int, set[int]] = {}
         for i, weight in enumerate(self.weights):
@@ -350,12 +352,12 @@ class GradientFlow(ValueFlow):
 
     @cached_property
     def after(self) -> list[int]:
-        """after[i]: the weights whose gradients op i may depend on, any edge counted."""
+        """Return after[i], the weights whose gradients op i may depend on, any edge counted."""
         return self.full.downstream(self._gradient_like(self.reach))
 
     @cached_property
     def depends(self) -> list[int]:
-        """depends[i]: the weights whose values op i depends on."""
+        """Return depends[i], the weights whose values op i depends on."""
         return self.full.downstream(self.read_bits)
 
     @cached_property
@@ -365,7 +367,7 @@ class GradientFlow(ValueFlow):
 
     @cached_property
     def read_bits(self) -> dict[int, int]:
-        """The reads of weights: whose."""
+        """Return the reads of weights, each with whose it is."""
         return memberships(weight.reads for weight in self.weights)
 
     @cached_property

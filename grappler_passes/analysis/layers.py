@@ -1,4 +1,4 @@
-"""Layers: weights whose gradients start from the same dO, numbered by first use.
+"""Finds layers: weights whose gradients start from the same dO, numbered by first use.
 
 Weights that the forward pass combines before data meet them (weight normalization, low-rank products) are
 one unit.
@@ -44,7 +44,8 @@ def group_weights(backward: Backward) -> list[list[int]]:
 
 
 def _in_order(layers: Sequence[Sequence[int]], behind: Sequence[int]) -> list[int]:
-    """Order the layers' numbers topologically, cycles ignored; ``behind``: of each weight others, as bits."""
+    """Order the layers' numbers topologically, cycles ignored; ``behind`` gives each weight others, as
+    bits."""
     layer_of = {weight: number for number, members in enumerate(layers) for weight in members}
     needs = [
         union(1 << layer_of[weight] for weight in bits_of(union(behind[member] for member in members)))
@@ -69,7 +70,8 @@ def _in_order(layers: Sequence[Sequence[int]], behind: Sequence[int]) -> list[in
 
 
 class _Units:
-    """Weights that are combined before data meet them, and what is noted of each unit; bit u is unit u."""
+    """Holds weights that are combined before data meet them, and what is noted of each unit; bit u is unit
+    u."""
 
     def __init__(self, backward: Backward) -> None:
         self.of_weight = units_of(backward.gradients)
@@ -84,7 +86,8 @@ class _Units:
         self.handed_out = self._handed_out(backward)
 
     def _handed_out(self, backward: Backward) -> set[tuple[int, int]]:
-        """Outputs of forward ops that are gradients of several units: a loss op computes them as well."""
+        """Return outputs of forward ops that are gradients of several units: a loss op computes them as
+        well."""
         return {
             output
             for output, targets in backward.gradients.targets_of_outputs.items()

@@ -1,4 +1,5 @@
-"""Graphs in which steps are unrolled, or the micro-batches of a step: each as a graph of its own.
+"""Tells apart the steps of an unrolled graph, or a step's micro-batches, and gives each as a graph of its
+own.
 
 Whoever unrolls steps marks the nodes of step t with :data:`STEP_ATTR` and puts their names into a scope
 ``tf_ooo_step_t``.  Micro-batch m is marked as step m, what comes once, after all of them, as the step behind
@@ -30,7 +31,8 @@ from grappler_passes.graph.training_graph import Op, TrainingGraph
 def with_inputs(
     index: GraphIndex, nodes: Iterable[int], reads: Callable[[int], Iterable[int]] | None = None
 ) -> set[int]:
-    """Nodes with all that they are computed from, loops whole; ``reads``: producers of what a node reads."""
+    """Return nodes with all that they are computed from, loops whole; ``reads``: producers of what a node
+    reads."""
 
     def producers(i: int) -> list[int]:
         read = (p for p, _ in index.data_preds[i]) if reads is None else reads(i)
@@ -40,7 +42,8 @@ def with_inputs(
 
 
 def part_of(graph_def: graph_pb2.GraphDef, index: GraphIndex, members: Collection[int]) -> graph_pb2.GraphDef:
-    """The graph of these nodes, in their order, without control edges from others; the library is kept."""
+    """Return the graph of these nodes, in their order, without control edges from others; the library is
+    kept."""
     part = graph_protos.with_nodes(graph_def, (graph_def.node[i] for i in sorted(members)))
     for i, node in zip(sorted(members), part.node, strict=True):
         if outside := {f"^{index.names[p]}" for p in index.control_preds[i] if p not in members}:
@@ -156,7 +159,8 @@ def _handed_on(
     steps: Sequence[int | None],
     number: int,
 ) -> list[str] | None:
-    """The inputs that a sum keeps: what leads to this micro-batch's gradient; None: the sum stands before it.
+    """Return the inputs that a sum keeps: what leads to this micro-batch's gradient; None: the sum stands
+    before it.
 
     Where the sums of replicas are added up it is that of the replica which has the micro-batch.  TensorFlow
     merges a concat of concats into one: a table that is looked up twice gives a micro-batch's rows in two

@@ -1,4 +1,5 @@
-"""GraphDefs: nodes, the text form of inputs, what the registry says of ops; flat ones, with calls inlined."""
+"""Reads GraphDefs: nodes, the text form of inputs, what the registry says of ops; flattens them, calls
+inlined."""
 
 from __future__ import annotations
 
@@ -116,7 +117,8 @@ def with_whole_branches(graph_def: graph_pb2.GraphDef) -> graph_pb2.GraphDef:
 def flat_graphs(
     graph_def: graph_pb2.GraphDef, fetches: list[str]
 ) -> tuple[graph_pb2.GraphDef, graph_pb2.GraphDef]:
-    """The graph without calls, once with loops and conditionals as single ops and once with them lowered.
+    """Return the graph without calls, once with loops and conditionals as single ops and once with them
+    lowered.
 
     Traced for XLA a conditional is not marked to be lowered: one that may skip an update would read all
     gradients.
@@ -168,7 +170,8 @@ def _drop_unused_functions(graph_def: graph_pb2.GraphDef) -> None:
 
 
 def called_by(nodes: Iterable[node_def_pb2.NodeDef]) -> set[str]:
-    """Names of functions that nodes call: by their op, or in an attribute (a loop's body, a branch)."""
+    """Return names of functions that nodes call: by their op, or in an attribute (a loop's body, a
+    branch)."""
     values = [value for node in nodes for value in node.attr.values()]
     named = {value.func.name for value in values if value.HasField("func")}
     listed = {function.name for value in values for function in value.list.func}
@@ -176,7 +179,7 @@ def called_by(nodes: Iterable[node_def_pb2.NodeDef]) -> set[str]:
 
 
 def is_communication(op_type: str) -> bool:
-    """Collectives and transfers, told by op type: dataflow cannot see that an op talks."""
+    """Tell collectives and transfers by op type: dataflow cannot see that an op talks."""
     return op_type.startswith(_COMMUNICATION_PREFIXES)
 
 
@@ -210,7 +213,8 @@ def has_reference_inputs(op_type: str) -> bool:
 
 @lru_cache(maxsize=4096)
 def resource_inputs(op_type: str) -> tuple[int, ...]:
-    """The places of the inputs that are handles; those behind an input of variable length are left out."""
+    """Return the places of the inputs that are handles; those behind an input of variable length are left
+    out."""
     from tensorflow.core.framework import types_pb2
 
     definition = op_def(op_type)

@@ -33,7 +33,8 @@ def has_gradient(dtype: object) -> bool:
 
 
 def optimizer_variables(model: object) -> list[Any]:
-    """The variables of the optimizers that are attributes of a model: none is a weight, whatever it says."""
+    """Return the variables of the optimizers that are attributes of a model: none is a weight, whatever it
+    says."""
     attributes = [getattr(model, "optimizer", None), *vars(model).values()]
     attributes += [getattr(owner, "inner_optimizer", None) for owner in attributes]  # behind a scaled loss
     optimizers = {id(owner): owner for owner in attributes if hasattr(owner, "apply_gradients")}

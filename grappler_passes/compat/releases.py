@@ -17,7 +17,7 @@ _said: set[str] = set()
 
 
 def major_minor(version: str) -> tuple[int, int]:
-    """``(2, 22)`` of ``"2.22.0-rc1"``."""
+    """Return ``(2, 22)`` of ``"2.22.0-rc1"``."""
     major, minor = version.split(".")[:2]
     return int(major), int(minor)
 

@@ -1,4 +1,5 @@
-"""TensorFlow's runtime in this process: devices, plug-ins and functions, those that it has traced, too."""
+"""Asks TensorFlow's runtime in this process: for devices, plug-ins and functions, those that it has traced,
+too."""
 
 from __future__ import annotations
 
@@ -38,7 +39,7 @@ def has_gpu() -> bool:
 
 
 def runtime_devices() -> frozenset[str]:
-    """Full names of the devices of this process and of its cluster, once TensorFlow has run an op."""
+    """Return full names of the devices of this process and of its cluster, once TensorFlow has run an op."""
     return frozenset(_context().devices())
 
 
@@ -205,9 +206,9 @@ def _context() -> Any:
 
 
 def graph_def_of(concrete_function, own_names=None):
-    """(GraphDef, names of the result ops); placeholders of captured variables say which these are.
+    """Return (GraphDef, names of the result ops); placeholders of captured variables say which these are.
 
-    ``own_names``: of some variables, by the id of their handles; others have TensorFlow's names.
+    ``own_names`` names some variables by the id of their handles; others have TensorFlow's names.
     """
     graph = concrete_function.graph
     graph_def = graph.as_graph_def()
@@ -231,7 +232,7 @@ def graph_def_of(concrete_function, own_names=None):
 
 
 def numbered(names: Sequence[str]) -> Iterator[str]:
-    """The names; ``_1``, ``_2``, ... is appended to those that were there before.
+    """Yield the names; ``_1``, ``_2``, ... is appended to those that were there before.
 
     Layers of a subclassed Keras model that are built when it is called have variables of the same names.
     """
@@ -258,7 +259,7 @@ def _describe_capture(node, placeholder, variable, name) -> None:
 
 
 def func_graph_transforms() -> list[Callable[[Any], None]]:
-    """The functions that TensorFlow calls with each ``FuncGraph`` it has traced."""
+    """Return the functions that TensorFlow calls with each ``FuncGraph`` it has traced."""
     from tensorflow.python.eager.polymorphic_function import transform
 
     transforms: list[Callable[[Any], None]] = transform.FUNC_GRAPH_TRANSFORMS

@@ -1,4 +1,4 @@
-"""Shapes and dtypes of a graph's tensors, as TensorFlow's own shape functions tell them."""
+"""Tells shapes and dtypes of a graph's tensors, as TensorFlow's own shape functions tell them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ ARGUMENT = "_Arg"
 
 @dataclass(frozen=True)
 class OutputInfo:
-    """dtype name (``float32``), shape (None: unknown rank; None in it: unknown size), bytes of an element."""
+    """Holds dtype name (``float32``), shape (None: unknown rank; None in it: unknown size), bytes of an
+    element."""
 
     dtype: str
     shape: tuple[int | None, ...] | None
@@ -42,7 +43,8 @@ def graph_errors() -> Iterator[None]:
 
 
 class InferredOutputs(Mapping[str, "tuple[OutputInfo, ...]"]):
-    """The outputs of each op of a graph; each is looked up when it is asked for, which takes a while."""
+    """Holds the outputs of each op of a graph; each is looked up when it is asked for, which takes a
+    while."""
 
     def __init__(self, graph: tf.Graph) -> None:
         from tensorflow.python.client import pywrap_tf_session
@@ -76,7 +78,8 @@ class InferredOutputs(Mapping[str, "tuple[OutputInfo, ...]"]):
         return ops.Operation._from_c_op(c_op=self._c_ops[name], g=self._graph)
 
     def constant(self, name: str, port: int) -> Any:
-        """The value, as an array, of a tensor that follows from constants and static shapes; else None."""
+        """Return the value, as an array, of a tensor that follows from constants and static shapes; else
+        None."""
         from tensorflow.python.framework import tensor_util
 
         return tensor_util.try_evaluate_constant(self._op(name).outputs[port])
@@ -109,7 +112,7 @@ def infer_some_outputs(graph_def: graph_pb2.GraphDef) -> InferredOutputs:
 
 
 def _without_library(graph_def: graph_pb2.GraphDef) -> graph_pb2.GraphDef:
-    """Functions tell shape inference nothing about a PartitionedCall, and those that Grappler leaves
+    """Return functions tell shape inference nothing about a PartitionedCall, and those that Grappler leaves
     behind may be inconsistent; only ops that are functions by name need theirs."""
     functions = {function.signature.name for function in graph_def.library.function}
     if not functions or any(node.op in functions for node in graph_def.node):
@@ -128,13 +131,11 @@ _FUSED = {
 
 
 def _readable(graph_def: graph_pb2.GraphDef) -> graph_pb2.GraphDef:
-    """Graphs that TensorFlow runs itself, but does not import as they are.
-
-    2.15 and 2.18 fuse a batch normalization with its Relu on CPUs for any number of channels, while the
-    shape function asks for a multiple of 4, and give ``_Arg`` a ``shape`` that the op's definition lacks.
-    All fuse bfloat16 convolutions on CPUs, which the fused op's definition does not know.
-    The outputs are those of the op alone.
-    """
+    """Return graphs that TensorFlow runs itself, but does not import as they are. 2.15 and 2.18 fuse a batch
+    normalization with its Relu on CPUs for any number of channels, while the shape function asks for a
+    multiple of 4, and give ``_Arg`` a ``shape`` that the op's definition lacks. All fuse bfloat16
+    convolutions on CPUs, which the fused op's definition does not know. The outputs are those of the op
+    alone."""
 
     def is_odd(node: node_def_pb2.NodeDef) -> bool:
         if node.op == ARGUMENT:

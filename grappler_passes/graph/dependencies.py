@@ -1,4 +1,4 @@
-"""The one dependency relation on a GraphDef: what must, and what may, run before what; side effects.
+"""Defines the one dependency relation on a GraphDef: what must, and what may, run before what; side effects.
 
 Nodes are ints, their index in ``graph_def.node``.  The edges NextIteration -> Merge that close a while loop
 are left out: the relation speaks of one iteration; a loop's Exits come after all its iterations.
@@ -55,7 +55,7 @@ _ROOT = Context()
 
 
 class _Contexts:
-    """One walk in topological order."""
+    """Walks once, in topological order."""
 
     def __init__(self, index: GraphIndex) -> None:
         self.index = index
@@ -141,7 +141,7 @@ def reached(start: Iterable[Node], following: Callable[[Node], Iterable[Node]]) 
 
 
 class GraphIndex:
-    """Predecessors, successors, topological order, contexts and reachability of a flat GraphDef.
+    """Holds predecessors, successors, topological order, contexts and reachability of a flat GraphDef.
 
     ``data_preds[i]`` are ``(producer, output port)`` in input order; ``control_preds[i]`` and
     ``back_preds`` (loop back edges by Merge, in no other list) are producers; ``succs[i]`` holds every
@@ -259,7 +259,7 @@ class GraphIndex:
         return self.ancestor_bits(self.order, {})
 
     def ancestor_bits(self, order: Sequence[int], extra: dict[int, list[int]]) -> list[int]:
-        """Ancestor bit sets under ``extra[after] = [before, ...]``; bits are places in ``order``."""
+        """Return ancestor bit sets under ``extra[after] = [before, ...]``; bits are places in ``order``."""
         reach = [0] * len(self)
         closed = [0] * len(self)
         for place, i in enumerate(order):
@@ -347,7 +347,7 @@ WORLD = ""
 
 @lru_cache(maxsize=4096)
 def has_side_effects(op_type: str) -> bool:
-    """True for an op that reads or changes state, waits for another process, or is seen outside.
+    """Return True for an op that reads or changes state, waits for another process, or is seen outside.
 
     Also for an op that is unknown, and for assignments to reference variables (TensorFlow 1). Horovod does
     not register its ops as stateful, though a second run of one would wait for ranks that do not send again.
@@ -388,7 +388,7 @@ def users_of_states(index: GraphIndex) -> Iterable[list[int]]:
 
 
 def conflicts(index: GraphIndex) -> Iterator[tuple[int, int]]:
-    """Pairs (first, then) of ops on the same state, not both reads, whose order the graph fixes.
+    """Yield pairs (first, then) of ops on the same state, not both reads, whose order the graph fixes.
 
     These are the read-after-write, write-after-read and write-after-write hazards.
     """

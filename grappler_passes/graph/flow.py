@@ -1,4 +1,4 @@
-"""Value flow: which op's output can change which op's result, loops and variables included.
+"""Defines value flow: which op's output can change which op's result, loops and variables included.
 
 Not the order of execution (``dependencies.py``): control edges carry no value.  A variable does: a write
 flows into every later read of it.
@@ -39,7 +39,7 @@ def several(bits: int) -> bool:
 
 
 def bits_of(bits: int) -> Iterator[int]:
-    """The elements, smallest first."""
+    """Yield the elements, smallest first."""
     while bits:
         low = bits & -bits
         yield low.bit_length() - 1
@@ -56,13 +56,13 @@ def memberships(groups: Iterable[Iterable[int]]) -> dict[int, int]:
 
 
 def union(sets: Iterable[int]) -> int:
-    """All elements of all sets."""
+    """Return all elements of all sets."""
     return functools.reduce(operator.or_, sets, 0)
 
 
 @dataclass(frozen=True)
 class Edge:
-    """One data edge: output ``port`` of node ``source``; ``scalar`` for a rank-0 number."""
+    """Holds one data edge: output ``port`` of node ``source``; ``scalar`` for a rank-0 number."""
 
     source: int
     port: int
@@ -71,7 +71,7 @@ class Edge:
 
 @dataclass
 class FlowGraph:
-    """A GraphDef as integer arrays.
+    """Holds a GraphDef as integer arrays.
 
     ``data[i]`` are the data edges into node i, gates looked through; ``raw_sources[i]`` the producers
     of its inputs as written; ``control[i]`` its control predecessors; ``outputs[i]`` dtype and shape
@@ -89,12 +89,12 @@ class FlowGraph:
 
     @cached_property
     def raw_targets(self) -> list[list[int]]:
-        """The consumers of each node's outputs, as written."""
+        """Return the consumers of each node's outputs, as written."""
         return _targets(self.raw_sources)
 
     @cached_property
     def targets(self) -> list[list[int]]:
-        """The consumers of each node's outputs, gates looked through."""
+        """Return the consumers of each node's outputs, gates looked through."""
         return _targets([[edge.source for edge in edges] for edges in self.data])
 
     @cached_property
@@ -164,7 +164,7 @@ def _behind_gate(edge: Edge, types: list[str], data: list[list[Edge]]) -> Edge:
 
 
 def _pack_behind_split(split: int, types: list[str], data: list[list[Edge]]) -> list[Edge] | None:
-    """The tensors that were packed, communicated and are now split; None if that is not what it is."""
+    """Return the tensors that were packed, communicated and are now split; None if that is not what it is."""
     edge, communicated = data[split][1 if types[split] == "Split" else 0], False
     while types[edge.source] not in PACK_OPS:
         communicated |= is_communication(types[edge.source])
@@ -177,12 +177,13 @@ def _pack_behind_split(split: int, types: list[str], data: list[list[Edge]]) -> 
 
 
 def _is_scalar(outputs: Sequence[OutputInfo], port: int) -> bool:
-    """Rank 0 and a number: variants (tensor lists) and handles are rank 0 but carry tensors."""
+    """Return whether it is a number of rank 0: variants (tensor lists) and handles, too, have rank 0 but
+    carry tensors."""
     return port < len(outputs) and outputs[port].shape == () and outputs[port].is_number
 
 
 class Propagation:
-    """Bit sets pushed along value edges, once forwards or backwards, cycles handled as one node.
+    """Pushes bit sets along value edges, once forwards or backwards; a cycle is handled as one node.
 
     ``preds[i]`` are the nodes whose value flows into i; ``groups`` the cycles (single nodes mostly)
     in topological order.
@@ -203,7 +204,7 @@ class Propagation:
         return [components[c] for c in rx.topological_sort(condensed)]
 
     def downstream(self, seeds: dict[int, int]) -> list[int]:
-        """bits[i] = OR of the seeds at i and at all nodes that flow into i."""
+        """Return bits[i], the OR of the seeds at i and at all nodes that flow into i."""
         bits = [0] * len(self.preds)
         for group in self.groups:
             total = 0
@@ -217,7 +218,8 @@ class Propagation:
         return bits
 
     def upstream(self, seeds: dict[int, int], stop: Callable[[int], bool] | None = None) -> list[int]:
-        """bits[i] = OR of the seeds at i and at all into which i flows, not past what ``stop`` names."""
+        """Return bits[i], the OR of the seeds at i and at all into which i flows, not past what ``stop``
+        names."""
         bits = [seeds.get(node, 0) for node in range(len(self.preds))]
         for group in reversed(self.groups):
             total = 0
@@ -233,7 +235,8 @@ class Propagation:
         return bits
 
     def dominators(self, nodes: Sequence[int], entries: Collection[int]) -> list[int]:
-        """The nodes that no edge passes by: of ``x -> h -> y, x -> y`` with the entry x these are x and y.
+        """Return the nodes that no edge passes by: of ``x -> h -> y, x -> y`` with the entry x these are x
+        and y.
 
         ``nodes`` are in a topological order; none before the last of ``entries`` counts.
         """

@@ -1,4 +1,4 @@
-"""Bytes of tensors and of loops' lists whose shapes the graph leaves open, from the step's inputs.
+"""Finds bytes of tensors and of loops' lists whose shapes the graph leaves open, from the step's inputs.
 
 Only for counting memory: classification and passes see the graph as it is.
 """
@@ -48,7 +48,7 @@ def iterations_of_ops(graph_def: graph_pb2.GraphDef) -> dict[str, int]:
 
 
 class Loops:
-    """The loops of a flat graph: what goes around each, and its condition."""
+    """Holds the loops of a flat graph: what goes around each, and its condition."""
 
     def __init__(self, graph_def: graph_pb2.GraphDef) -> None:
         self.nodes: Mapping[str, node_def_pb2.NodeDef] = {node.name: node for node in graph_def.node}
@@ -90,7 +90,8 @@ class Loops:
         return [] if begin is None or end is None else [max(0, end - begin)]
 
     def _number(self, text: str) -> int | None:
-        """A constant, of a loop's variable the one that it begins with, behind a loop how often that ran."""
+        """Return a constant, of a loop's variable the one that it begins with, behind a loop how often that
+        ran."""
         name = self.source(text)
         while self.nodes[name].op in MERGES:
             if not (entering := self.entering(name)):
@@ -158,8 +159,8 @@ def _fits(shape: Shape | None, seen: Shape) -> bool:
 def with_sizes(
     training_graph: TrainingGraph, graph_def: graph_pb2.GraphDef, known: KnownShapes, only_open: bool = False
 ) -> TrainingGraph:
-    """The training graph with ``output_bytes`` wherever ``known`` tells them; shapes that contradict it tell
-    nothing.
+    """Return the training graph with ``output_bytes`` wherever ``known`` tells them; shapes that contradict
+    it tell nothing.
 
     ``only_open``: sizes that are there already are right (they were not filled in for other inputs).
     """
@@ -197,7 +198,8 @@ def output_bytes(op_type: str, outputs: Iterable[OutputInfo]) -> int | None:
 def outputs_with_sizes(
     graph_def: graph_pb2.GraphDef, known: KnownShapes
 ) -> Mapping[str, tuple[OutputInfo, ...]]:
-    """Shapes of all outputs of a flat graph, open dimensions filled; of a conditional the largest branch's.
+    """Return shapes of all outputs of a flat graph, open dimensions filled; of a conditional the largest
+    branch's.
 
     Raises what TensorFlow's shape functions raise where ``known`` contradicts the graph.
     """
@@ -266,7 +268,8 @@ _BESIDE = 1.3
 
 
 def with_list_sizes(training_graph: TrainingGraph, graph_def: graph_pb2.GraphDef) -> TrainingGraph:
-    """The training graph with ``output_bytes`` of the Merge through which each list goes around its loop.
+    """Return the training graph with ``output_bytes`` of the Merge through which each list goes around its
+    loop.
 
     A list that is made empty has no bytes of its own then.  They are None where an element's bytes, or how
     often the loop runs, are not known before it runs.
@@ -282,7 +285,7 @@ def with_list_sizes(training_graph: TrainingGraph, graph_def: graph_pb2.GraphDef
 
 
 class _Lists:
-    """The lists that go around the loops of a flat graph."""
+    """Holds the lists that go around the loops of a flat graph."""
 
     def __init__(self, training_graph: TrainingGraph, loops: Loops) -> None:
         self._graph, self._loops = training_graph, loops

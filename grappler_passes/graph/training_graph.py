@@ -1,4 +1,4 @@
-"""The training graph as plain data: ops with their kind, layers, their tasks, variables; its orders' peaks.
+"""Defines the training graph as plain data: ops with their kind, layers, tasks, variables; its orders' peaks.
 
 Nothing here imports TensorFlow.  A :class:`TrainingGraph` is made by
 :func:`grappler_passes.analysis.classify.classify_graph_def` and read by every pass, scheduler and report.
@@ -43,7 +43,7 @@ class OpKind(str, enum.Enum):
 
 @dataclass(frozen=True)
 class Op:
-    """One node of the graph.
+    """Is one node of the graph.
 
     ``inputs`` are data inputs as ``(producer, output index)``; ``control_inputs`` are producers.
     ``layer`` is the index into :attr:`TrainingGraph.layers`: set on dW and U ops, and on the
@@ -69,7 +69,7 @@ class Op:
 
 @dataclass(frozen=True)
 class Variable:
-    """A trainable variable: the graph node that holds its handle, its name and shape."""
+    """Is a trainable variable: the graph node that holds its handle, its name and shape."""
 
     name: str
     handle: str
@@ -79,7 +79,7 @@ class Variable:
 
 @dataclass(frozen=True)
 class Layer:
-    """Variables whose gradients share one dO, with the ops that belong to them alone.
+    """Holds variables whose gradients share one dO, with the ops that belong to them alone.
 
     Layer 0's weights are the ones that the next step needs first.  A part of a layer that was divided has no
     variables and a ``label`` instead; so has a layer whose variables' common name does not tell it apart.
@@ -94,7 +94,7 @@ class Layer:
 
     @property
     def name(self) -> str:
-        """The variables' common name, for reports: ``conv1/kernel, conv1/bias`` is ``conv1``."""
+        """Return the variables' common name, for reports: ``conv1/kernel, conv1/bias`` is ``conv1``."""
         if self.label:
             return self.label
         if len(self.variables) == 1:
@@ -110,7 +110,7 @@ class Layer:
 
 @dataclass(frozen=True)
 class TrainingGraph:
-    """A classified training step; ``ops`` are in a topological order of data edges (loops broken).
+    """Is a classified training step; ``ops`` are in a topological order of data edges (loops broken).
 
     ``unclassified`` maps an op of the backward pass that got no kind, and a trainable variable without a
     gradient, to the reason; ``mixed`` an op that computes dO and dW together.
@@ -133,7 +133,8 @@ class TrainingGraph:
         return out
 
     def numbered_as(self, layers: Sequence[Collection[str]]) -> TrainingGraph | None:
-        """The same graph with its layers, given by their variables, in this order; None where it has others.
+        """Return the same graph with its layers, given by their variables, in this order; None where it has
+        others.
 
         Two graphs of one step may number the layers of parallel branches in either order.
         """
@@ -250,7 +251,7 @@ _FORWARD = (OpKind.FORWARD, OpKind.OTHER)
 
 @dataclass(frozen=True)
 class BackwardTasks:
-    """The ops of each task in topological order, and the layers as the backward pass reaches them."""
+    """Holds the ops of each task in topological order, and the layers as the backward pass reaches them."""
 
     ops: Mapping[LayerTask, tuple[str, ...]]
     layers: tuple[int, ...]
@@ -287,7 +288,8 @@ def _is_output_grad(graph: TrainingGraph, name: str) -> bool:
 def _upstream(
     graph: TrainingGraph, start: Iterable[str], claimed: set[str], place: Mapping[str, int]
 ) -> list[str]:
-    """The dO ops that ``start`` depends on and that are not claimed, in topological order; claims them."""
+    """Return the dO ops that ``start`` depends on and that are not claimed, in topological order; claims
+    them."""
     own, stack = [], [name for name in start if name not in claimed]
     while stack:
         name = stack.pop()
@@ -326,7 +328,7 @@ def layers_of_weights_and_readers(
     together: Sequence[Collection[str]] = (),
     joins: Mapping[str, int] = MappingProxyType({}),
 ) -> dict[str, int]:
-    """:func:`forward_layers` without those that depend on no weights and are read by no layer."""
+    """Return :func:`forward_layers` without those that depend on no weights and are read by no layer."""
     at_least = {
         v.handle: layer.index for layer in graph.layers for v in graph.variables if v.name in layer.variables
     } | dict(joins)
@@ -338,7 +340,8 @@ def layers_of_weights_and_readers(
 
 
 def _latest_weights(graph: TrainingGraph, at_least: Mapping[str, int]) -> dict[str, int]:
-    """The highest layer that each forward op's result depends on; some ops and weights are known to."""
+    """Return the highest layer that each forward op's result depends on; some ops and weights are known
+    to."""
     latest: dict[str, int] = {}
     for name, op in graph.ops.items():
         if op.kind in _FORWARD or name in at_least:
@@ -377,7 +380,8 @@ def _earliest_reader(graph: TrainingGraph, latest: Mapping[str, int]) -> dict[st
 def ops_by_task(
     graph: TrainingGraph, tasks: Tasks | None = None, forward: Mapping[str, int] | None = None
 ) -> dict[LayerTask, list[str]]:
-    """The ops of each (kind, layer); a kernel that computes both (``FusedBatchNormGradV3``) counts for dO."""
+    """Return the ops of each (kind, layer); a kernel that computes both (``FusedBatchNormGradV3``) counts for
+    dO."""
     tasks = backward_tasks(graph).ops if tasks is None else tasks
     forward = forward_layers(graph) if forward is None else forward
     output_grads = {name for (kind, _), names in tasks.items() if kind == "dO" for name in names}

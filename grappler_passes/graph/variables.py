@@ -1,4 +1,4 @@
-"""Variables of a flat graph, and how values flow through them: which reads see which writes."""
+"""Finds variables of a flat graph, and how values flow through them: which reads see which writes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ HANDLE_FORWARDERS = ("Identity", "Enter", "RefEnter", *SWITCHES, "Merge", "Exit"
 
 @dataclass
 class VariableAccess:
-    """All accesses to one variable; node indices into the FlowGraph.
+    """Holds all accesses to one variable; node indices into the FlowGraph.
 
     ``trainable`` is None where the graph does not say.  ``late_reads`` come after a write in the
     same step, ``first_reads`` do not.  ``prepared_read_sources`` maps a read to the writes of the forward
@@ -45,7 +45,7 @@ class VariableAccess:
 
 
 def find_variables(graph_def: graph_pb2.GraphDef, flow: FlowGraph, order: list[int]) -> list[VariableAccess]:
-    """Variables that some op of the graph reads or writes, in node order of their handles.
+    """Return variables that some op of the graph reads or writes, in node order of their handles.
 
     An op on a handle that has no output writes, one with outputs reads; a generator's counter is read and
     moved on by one op.
@@ -72,7 +72,7 @@ def find_variables(graph_def: graph_pb2.GraphDef, flow: FlowGraph, order: list[i
 
 
 def _changes_what_it_reads(op_type: str) -> bool:
-    """RngReadAndSkip, ResourceCountUpTo and the like; a call is only known to be given the handle."""
+    """Tell RngReadAndSkip, ResourceCountUpTo and the like; a call is only known to be given the handle."""
     return 0 in graph_protos.resource_inputs(op_type) and not only_reads(op_type)
 
 
@@ -159,7 +159,8 @@ class ValueFlow:
         cut_memory_of: Collection[int] = frozenset(),
         cut_metadata: bool = True,
     ) -> Propagation:
-        """Value flow without handles; it may lack one-number edges, or the memory of some variables."""
+        """Return value flow without handles; it may lack one-number edges, or the memory of some
+        variables."""
         preds: list[list[int]] = [
             []
             if cut_metadata and kind in METADATA_OPS
@@ -184,14 +185,14 @@ class ValueFlow:
 
     @cached_property
     def handle_nodes(self) -> set[int]:
-        """Nodes that hand on a variable's handle."""
+        """Return nodes that hand on a variable's handle."""
         return {
             n for n, outputs in enumerate(self.flow.outputs) if outputs and outputs[0].dtype == "resource"
         }
 
     @cached_property
     def data_sources(self) -> dict[int, int]:
-        """Ops through which data (or randomness) enters: not constants, not variables."""
+        """Return ops through which data (or randomness) enters: not constants, not variables."""
         reads = {r for v in self.variables for r in v.reads}
         sources = {}
         for node, kind in enumerate(self.flow.types):
@@ -205,7 +206,7 @@ class ValueFlow:
 
     @cached_property
     def targets_of_outputs(self) -> dict[tuple[int, int], list[int]]:
-        """The consumers of each output, (op, port), of the ops that have several of them."""
+        """Return the consumers of each output, (op, port), of the ops that have several of them."""
         targets: dict[tuple[int, int], list[int]] = {}
         for node, edges in enumerate(self.flow.data):
             for edge in edges:
@@ -214,7 +215,7 @@ class ValueFlow:
         return targets
 
     def fed_by_data(self) -> list[int]:
-        """1 for each op whose value changes with the data, other than by a boolean (a loss scale's
+        """Return 1 for each op whose value changes with the data, other than by a boolean (a loss scale's
         switch)."""
         graph = self.propagation()
         preds = [[p for p in graph.preds[n] if not self._is_predicate(p)] for n in range(len(self.flow))]

@@ -1,1 +1,1 @@
-"""GraphDef in, GraphDef out: one pass a file, and what they are made of."""
+"""Defines GraphDef in, GraphDef out: one pass a file, and what they are made of."""

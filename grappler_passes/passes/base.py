@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class Relaxation(str, enum.Enum):
-    """One kind of difference between a pass's input and its output.
+    """Is one kind of difference between a pass's input and its output.
 
     Whatever is declared, every rule on control flow holds, the graph's arguments and results stay, and ops
     that stay and have side effects keep their order.
@@ -69,7 +69,7 @@ _LOG = logging.getLogger("tf_ooo")
 
 @dataclass(frozen=True)
 class Note:
-    """Something a pass did or did not do: ``status`` is done, skipped or mixed.
+    """Notes something a pass did or did not do: ``status`` is done, skipped or mixed.
 
     ``mixed`` marks an op that computes dO and dW together and was left as it is.
     """
@@ -84,7 +84,7 @@ class Note:
 
 @dataclass(frozen=True)
 class PassResult:
-    """A pass's output.  ``modified`` is False exactly where ``graph_def`` equals the input.
+    """Is a pass's output. ``modified`` is False exactly where ``graph_def`` equals the input.
 
     ``replaced`` names the nodes of the input that the pass took out or rewired on purpose.
     """
@@ -96,12 +96,12 @@ class PassResult:
 
     @property
     def mixed(self) -> dict[str, str]:
-        """Ops that still compute dO and dW together, each with the reason."""
+        """Return ops that still compute dO and dW together, each with the reason."""
         return {node: note.reason for note in self.notes if note.status == "mixed" for node in note.nodes}
 
 
 class Pass(abc.ABC):
-    """GraphDef in, GraphDef out.  Subclasses are frozen dataclasses.
+    """Takes a GraphDef and returns one. Subclasses are frozen dataclasses.
 
     Attributes:
         name: in errors, and of the file that the result is dumped to.
@@ -126,7 +126,7 @@ class Pass(abc.ABC):
         return
 
     def knowing(self, replaced: frozenset[str]) -> Pass:
-        """The pass where earlier ones have replaced these nodes: only a check needs to know."""
+        """Return the pass where earlier ones have replaced these nodes: only a check needs to know."""
         return self
 
     def __call__(

@@ -103,7 +103,8 @@ def _additions(node: node_def_pb2.NodeDef) -> list[node_def_pb2.NodeDef]:
 def _parts(
     nodes: Mapping[str, node_def_pb2.NodeDef], readers: Mapping[str, set[str]], name: str
 ) -> list[node_def_pb2.NodeDef]:
-    """The nodes that a sum was made into, additions last and in their order; empty where it was not."""
+    """Return the nodes that a sum was made into, additions last and in their order; empty where it was
+    not."""
     expected = [nodes.get(f"{name}/{part}") for part in (*_PARTS, "tmp_var_zeros")]
     while (added := nodes.get(f"{name}/tmp_var_accum_{len(expected) - 3}")) is not None:
         expected.append(added)

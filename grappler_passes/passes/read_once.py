@@ -1,4 +1,4 @@
-"""One read of a variable in the place of several that give the same value."""
+"""Lets one read of a variable take the place of several that give the same value."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class RewritePlan:
-    """Control edges, attributes and devices to give to named nodes.
+    """Holds control edges, attributes and devices to give to named nodes.
 
     ``edges`` are ``(before, after)`` pairs: ``before`` must have run when ``after`` starts.
     ``kinds`` is F, dO, dW, U, comm or other; ``streams`` 0 is the main stream, 1 the sub stream;
@@ -191,11 +191,9 @@ def _as_rustworkx(index: GraphIndex, edges: list[Pair]) -> rx.PyDiGraph:
 
 
 def _not_implied(index: GraphIndex, edges: list[Pair]) -> dict[int, list[int]]:
-    """``{after: [before, ...]}`` of the edges that follow neither from the graph nor from the others.
-
+    """Return ``{after: [before, ...]}`` of the edges that follow neither from the graph nor from the others.
     u -> v follows exactly if u is an ancestor of another predecessor of v: with the latest first it is one
-    walk.
-    """
+    walk."""
     wanted: dict[int, list[int]] = {}
     for before, after in edges:
         wanted.setdefault(after, []).append(before)

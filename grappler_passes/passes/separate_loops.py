@@ -25,7 +25,7 @@ _ADDS = ("Add", "AddV2", "AddN")
 
 @dataclass(frozen=True)
 class Accumulator:
-    """``total = add(total, step)``: nodes of the loop variable, which nobody else reads."""
+    """Holds ``total = add(total, step)``: nodes of the loop variable, which nobody else reads."""
 
     exit: int
     switch: int
@@ -36,7 +36,7 @@ class Accumulator:
 
 @dataclass(frozen=True)
 class Loop:
-    """One while frame: its nodes, Enters included; consumers of each among them and outside."""
+    """Holds one while frame: its nodes, Enters included; consumers of each among them and outside."""
 
     frame: tuple[str, ...]
     members: frozenset[int]
@@ -48,7 +48,7 @@ class Loop:
 
 
 def find_loops(index: GraphIndex) -> Iterator[Loop]:
-    """All while loops, in the order of their frames' names."""
+    """Yield all while loops, in the order of their frames' names."""
     frames: dict[tuple[str, ...], set[int]] = {}
     for i in range(len(index)):
         frame = index.arrival_frame(i) if index.ops[i] in ENTERS else index.contexts[i].frame
@@ -76,7 +76,7 @@ def _consumers(index: GraphIndex, i: int, merge_of: dict[int, int]) -> set[int]:
 
 
 def accumulator_of(index: GraphIndex, loop: Loop, end: int) -> Accumulator | None:
-    """The sum that leaves the loop at Exit ``end``, or None where it is something else."""
+    """Return the sum that leaves the loop at Exit ``end``, or None where it is something else."""
     switch, port = index.data_preds[end][0]
     if index.ops[switch] not in SWITCHES or port != 0:
         return None
@@ -94,7 +94,8 @@ def accumulator_of(index: GraphIndex, loop: Loop, end: int) -> Accumulator | Non
 
 
 def only_for(index: GraphIndex, loop: Loop, ends: set[int]) -> set[int]:
-    """The nodes of the loop that serve nothing but the Exits ``ends``: whole loop variables included."""
+    """Return the nodes of the loop that serve nothing but the Exits ``ends``: whole loop variables
+    included."""
     kept: set[int] = set()
     todo = list(ends)
     while todo:
@@ -191,7 +192,7 @@ def _weight_sums(
 
 
 class _LoopSplit:
-    """One loop in two, the second of which reads lists that the first stores.
+    """Splits one loop in two, the second of which reads lists that the first stores.
 
     ``plan`` finds what crosses, ``apply`` edits.
     """
@@ -303,7 +304,7 @@ class _LoopSplit:
     def _enter(
         self, suffix: str, outside: str, dtype: int, frame: str | None = None, constant: bool = True
     ) -> str:
-        """``frame``: None: the second loop's."""
+        """Enter ``frame``; None stands for the second loop's."""
         name = self._add(suffix, "Enter", outside, T=dtype)
         node = self.editor.nodes[name]
         node.attr["frame_name"].s = (frame or self.frame).encode()
@@ -340,7 +341,7 @@ class _LoopSplit:
         return self._add(f"{at}/exit", "Exit", switch, T=_VARIANT)
 
     def _counter(self, stacked: str) -> None:
-        """The second loop's frame: it makes as many steps as the lists are long."""
+        """Make the second loop's frame: it makes as many steps as the lists are long."""
         length = self._add("length", "TensorListLength", stacked)
         limit = self._enter("limit", length, _INT32)
         start = self._enter("start", self._scalar("zero", 0), _INT32, constant=False)

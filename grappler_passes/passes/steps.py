@@ -15,7 +15,7 @@ from grappler_passes.passes.base import Pass, PassResult, Relaxation, copy_of
 
 @dataclass(frozen=True)
 class Additions:
-    """The control inputs (``^name``) and the ``_ooo_`` attributes that each node has gained."""
+    """Holds the control inputs (``^name``) and the ``_ooo_`` attributes that each node has gained."""
 
     controls: Mapping[str, Sequence[str]]
     attributes: Mapping[str, Mapping[str, attr_value_pb2.AttrValue]]

@@ -63,7 +63,7 @@ def verify(
 
 @dataclass(frozen=True)
 class VerifiedPass(Pass):
-    """A pass whose result is verified at once: nothing but what it relaxes has changed."""
+    """Is a pass whose result is verified at once: nothing but what it relaxes has changed."""
 
     def postconditions(
         self, before: graph_pb2.GraphDef, result: PassResult, training_graph: TrainingGraph | None
@@ -211,7 +211,7 @@ def _only_grew(old: GraphIndex, new: GraphIndex) -> bool:
 
 
 def _in_both(old: GraphIndex, new: GraphIndex) -> Iterator[tuple[str, int, int]]:
-    """The name of each node that stayed, and its number in both graphs."""
+    """Yield the name of each node that stayed, and its number in both graphs."""
     for i, name in enumerate(old.names):
         if name in new.index:
             yield name, i, new.index[name]

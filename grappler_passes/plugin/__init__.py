@@ -1,4 +1,4 @@
-"""The Grappler plug-in: TensorFlow hands its final training graph to a Python function.
+"""Is the Grappler plug-in: TensorFlow hands its final training graph to a Python function.
 
 >>> from grappler_passes import plugin
 >>> plugin.load()

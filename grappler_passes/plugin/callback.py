@@ -161,7 +161,7 @@ def _type_of(source: node_def_pb2.NodeDef, port: int) -> int | None:
 
 
 def _types(node: node_def_pb2.NodeDef, of_inputs: bool) -> list[int] | None:
-    """``DataType`` numbers of data inputs, or outputs; None: no op that is registered (a function)."""
+    """Return ``DataType`` numbers of data inputs, or outputs; None: no op that is registered (a function)."""
     op_def = graph_protos.op_def(node.op)
     if op_def is None:
         return None
@@ -187,7 +187,7 @@ def _attr(node: node_def_pb2.NodeDef, op_def: op_def_pb2.OpDef, name: str) -> at
 
 
 def _check_acyclic(nodes: dict[str, node_def_pb2.NodeDef]) -> None:
-    """No cycle, control edges included; a loop's back edge (NextIteration to Merge) is none."""
+    """Refuse a cycle, control edges included; a loop's back edge (NextIteration to Merge) closes none."""
     graph = rx.PyDiGraph()
     place = dict(zip(nodes, graph.add_nodes_from(list(nodes)), strict=True))
     edges = []
@@ -325,7 +325,8 @@ def resting(graph_def: graph_pb2.GraphDef) -> graph_pb2.GraphDef:
 
 
 def _waiting_for(graph_def: graph_pb2.GraphDef, name: str) -> graph_pb2.GraphDef:
-    """A copy in which what only reads arguments waits for a node: there work begins, all else follows."""
+    """Return a copy in which what only reads arguments waits for a node: there work begins, all else
+    follows."""
     out = graph_protos.copy_of(graph_def)
     arguments = {node.name for node in out.node if node.op == "_Arg"}
     for node in out.node:

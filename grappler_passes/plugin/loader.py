@@ -32,7 +32,7 @@ class PluginError(Exception):
 
 
 class _Shim:
-    """One loaded shim.  Lives as long as the process: TensorFlow cannot unload an optimizer."""
+    """Is one loaded shim. Lives as long as the process: TensorFlow cannot unload an optimizer."""
 
     def __init__(self, path: Path, device_type: str) -> None:
         self.path = path
@@ -79,7 +79,7 @@ def load() -> None:
 
 
 def loaded() -> tuple[str, ...]:
-    """Device types whose shim is loaded: ``("CPU",)``, ``("CPU", "GPU")`` or nothing."""
+    """Return device types whose shim is loaded: ``("CPU",)``, ``("CPU", "GPU")`` or nothing."""
     return tuple(_shims)
 
 
@@ -120,7 +120,8 @@ def _check_conflicts() -> None:
 
 
 def _mapped_libraries() -> list[Path]:
-    """The shared libraries in this process; where the system does not tell, TensorFlow's plug-in folders."""
+    """Return the shared libraries in this process; where the system does not tell, TensorFlow's plug-in
+    folders."""
     maps = Path("/proc/self/maps")
     if not maps.exists():
         return [p for entry in sys.path for p in (Path(entry) / "tensorflow-plugins").glob("*.dylib")]

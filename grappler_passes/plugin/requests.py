@@ -40,7 +40,7 @@ Describe = Callable[[Sequence[Any]], Sequence[VariableInfo | None]]
 
 @dataclass(eq=False)
 class Request:
-    """One wish: graphs traced while this is active go through ``rewrite`` before they run.
+    """Is one wish: graphs traced while this is active go through ``rewrite`` before they run.
 
     Args:
         id: unique among the registered requests; written into the graph.
@@ -198,7 +198,7 @@ def mark_arguments(func_graph: object) -> None:
 
 
 def describe_keras(model: Any, trained: Callable[[Any], Sequence[Any]] | None = None) -> Describe:
-    """A ``Request.describe`` for a Keras model: Keras' own ``path`` as name, and its ``trainable``.
+    """Return a ``Request.describe`` for a Keras model: Keras' own ``path`` as name, and its ``trainable``.
 
     Freezing a Keras layer leaves ``tf.Variable.trainable`` as it was.  The model is read at each trace: it
     may be built, frozen and thawed in between.  ``trained`` gives the variables that the traced step trains,

@@ -1,4 +1,5 @@
-"""The command line ``tf-ooo``: ``info``, ``doctor``, ``demo``, ``plan``, ``simulate``, ``run``, ``worker``.
+"""Defines the command line ``tf-ooo``: ``info``, ``doctor``, ``demo``, ``plan``, ``simulate``, ``run``,
+``worker``.
 
 Modules here import neither TensorFlow nor Keras before a command needs them.
 """

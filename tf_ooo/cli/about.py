@@ -1,4 +1,4 @@
-"""``tf-ooo info`` and ``tf-ooo demo``."""
+"""Defines ``tf-ooo info`` and ``tf-ooo demo``."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tf_ooo.version import __version__
 
 @click.command()
 def info() -> None:
-    """Versions, devices and whether the plug-in loads."""
+    """Show versions, devices and whether the plug-in loads."""
     from rich.console import Console
     from rich.table import Table
 

@@ -1,4 +1,5 @@
-"""``tf-ooo doctor``: each function looks at one thing that is installed, says how it is and what to do."""
+"""Defines ``tf-ooo doctor``: each function looks at one thing that is installed, says how it is and what to
+do."""
 
 from __future__ import annotations
 
@@ -207,7 +208,7 @@ def _told(check: Callable[[], Finding]) -> Finding:
 
 
 def _named(error: Exception) -> str:
-    """``RuntimeError: its first line``, for errors of others, whose text alone may say little."""
+    """Return ``RuntimeError: its first line``, for errors of others, whose text alone may say little."""
     text = str(error).strip().partition("\n")[0]
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 

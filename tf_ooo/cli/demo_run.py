@@ -49,7 +49,7 @@ def build_model() -> keras.Model:
 def train(
     name: str, epochs: int, callbacks: list[Any], progress: Progress
 ) -> tuple[dict[str, Any], list[Any]]:
-    """One training run: the history and the final weights."""
+    """Train once; return the history and the final weights."""
     images, labels = digits()
     task = progress.add_task(name, total=-(-len(images) // BATCH) * epochs)
     ticker = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: progress.advance(task))

@@ -1,4 +1,4 @@
-"""Hand-written digits, for ``tf-ooo demo``.
+"""Defines hand-written digits, for ``tf-ooo demo``.
 
 ``data/digits.npz`` holds 1797 images of 8 x 8 with their digits; it is from the UCI Machine Learning
 Repository, "Optical Recognition of Handwritten Digits" (E. Alpaydin, C. Kaynak, 1998), CC BY 4.0.

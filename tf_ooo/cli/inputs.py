@@ -20,7 +20,7 @@ from tf_ooo.planning.policies import POLICIES
 
 
 class _Amount(click.ParamType):  # type: ignore[type-arg]
-    """A value that one of the library's parsers reads."""
+    """Is a value that one of the library's parsers reads."""
 
     def __init__(self, name: str, parse: Callable[[str], object]) -> None:
         self.name, self._parse = name, parse
@@ -41,7 +41,7 @@ def _stages(text: str) -> list[str] | list[list[str]]:
 
 
 def _speeds(text: str) -> tuple[float, ...]:
-    """``1,1,0.5``: of each device.  CostError as of :class:`Link`."""
+    """Read ``1,1,0.5``, the speed of each device. CostError as of :class:`Link`."""
     try:
         return Link(speeds=tuple(float(part) for part in text.split(","))).speeds
     except ValueError as error:
@@ -49,7 +49,7 @@ def _speeds(text: str) -> tuple[float, ...]:
 
 
 def _limits(text: str) -> int | tuple[int, ...]:
-    """``16GiB``: of all devices; ``16GiB,8GiB``: of each."""
+    """Read ``16GiB``, of all devices, or ``16GiB,8GiB``, of each."""
     limits = tuple(map(parse_bytes, text.split(",")))
     return limits if len(limits) > 1 else limits[0]
 
@@ -80,7 +80,7 @@ def load_schedule(path: Path) -> Schedule:
 
 
 def policy_options(texts: tuple[str, ...]) -> dict[str, Any]:
-    """``("group=2",)`` as ``{"group": 2}``; OptionsError names what no policy offers."""
+    """Return ``("group=2",)`` as ``{"group": 2}``; OptionsError names what no policy offers."""
     options: dict[str, Any] = {}
     offered = sorted({name for policy in POLICIES.values() for name in policy.text_options})
     for text in texts:

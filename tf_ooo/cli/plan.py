@@ -322,7 +322,8 @@ def _places(schedule: Schedule, count: int) -> list[str]:
 
 @contextlib.contextmanager
 def said_to_a_file(problem: Problem) -> Iterator[None]:
-    """One line on the standard error, where that is no terminal and planning takes long: nothing hangs."""
+    """Say one line on the standard error, where that is no terminal and planning takes long: nothing
+    hangs."""
     if Console(file=sys.stderr).is_terminal:
         yield
         return

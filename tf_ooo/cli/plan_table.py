@@ -1,4 +1,4 @@
-"""The table of ``tf-ooo plan``: what was compared, and what each candidate gives."""
+"""Defines the table of ``tf-ooo plan``: what was compared, and what each candidate gives."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ _FULL_WIDTH = 120
 
 @dataclass(frozen=True)
 class CandidateRows:
-    """The fastest first; ``reference`` is what all are compared with, ``rows`` those of a micro-batch."""
+    """Lists candidates, the fastest first; ``reference`` is what all are compared with, ``rows`` those of a
+    micro-batch."""
 
     compared: Sequence[Candidate]
     reference: Candidate | None
@@ -135,7 +136,7 @@ def print_table(assumed: Sequence[str], table: Table) -> None:
 
 
 def show_splits(splits: Sequence[Split], assumed: Sequence[str], rows: int | None, as_json: bool) -> None:
-    """Every division of the devices, the fastest first and marked."""
+    """Show every division of the devices, the fastest first and marked."""
     facts = [_split_facts(split, rows) for split in splits]
     if as_json:
         click.echo(json.dumps({"assumptions": list(assumed), "splits": facts}, indent=1, allow_nan=False))

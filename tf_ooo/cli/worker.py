@@ -1,4 +1,5 @@
-"""``tf-ooo worker``, a process that computes stages of a pipeline; ``tf-ooo run``, a script with workers."""
+"""Defines ``tf-ooo worker``, a process that computes stages of a pipeline; ``tf-ooo run``, a script with
+workers."""
 
 from __future__ import annotations
 

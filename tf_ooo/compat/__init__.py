@@ -1,4 +1,4 @@
-"""Every private name and version check of TensorFlow and Keras in ``tf_ooo``, one topic per file.
+"""Holds every private name and version check of TensorFlow and Keras in ``tf_ooo``, one topic per file.
 
 Functions are called through their topic (``from tf_ooo.compat import keras_layers``, then
 ``keras_layers.parts_of(model)``), classes are imported by name.  What the packages below need too lies in

@@ -1,4 +1,4 @@
-"""Functions as graphs, which are imported, and as the runtime knows them, which are made of nodes."""
+"""Handles functions as graphs, which are imported, and as the runtime knows them, which are made of nodes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ _numbers = itertools.count(1)
 
 
 def captures_of(concrete: Any) -> list[tuple[Any, Any]]:
-    """(tensor outside, placeholder inside).  Raises BackendError for what only a call could tell."""
+    """Return pairs (tensor outside, placeholder inside). Raises BackendError for what only a call could
+    tell."""
     graph = concrete.graph
     if getattr(graph, "deferred_external_captures", None):
         raise BackendError("the step reads values that are only known when it is called (deferred captures)")
@@ -78,7 +79,8 @@ def is_within_another() -> bool:
 
 
 def bodies_of(op: tf.Operation) -> list[Any]:
-    """The FuncGraphs that a graph op calls: a function's, or a condition's branches; [] for another op.
+    """Return the FuncGraphs that a graph op calls: a function's, or a condition's branches; [] for another
+    op.
 
     Their ``inputs`` are the op's: the last of them, where a condition has others before.
     """
@@ -103,7 +105,7 @@ def written_by(graph: Any) -> set[int]:
 
 
 def written_by_op(op: tf.Operation) -> Iterator[Any]:
-    """The inputs by which an op, or a function that it calls, writes to variables."""
+    """Yield the inputs by which an op, or a function that it calls, writes to variables."""
     if op.type.startswith(_WRITES):
         yield op.inputs[0]
     for body in bodies_of(op):
@@ -129,14 +131,14 @@ def captures_so_far(graph: Any) -> set[str]:
 
 
 def ops_reached_from(graph: Any) -> Iterator[tuple[str, str]]:
-    """(name, type) of the ops of a graph and of all functions that it reaches, however old."""
+    """Yield (name, type) of the ops of a graph and of all functions that it reaches, however old."""
     for op in graph.get_operations():
         yield op.name, op.type
     yield from ops_called_from(graph)
 
 
 def ops_called_from(graph: Any) -> Iterator[tuple[str, str]]:
-    """(name, type) of the ops of all functions that a graph reaches."""
+    """Yield (name, type) of the ops of all functions that a graph reaches."""
     for function in graph._functions.values():
         definition = function.cached_definition
         for node in definition.node_def:
@@ -259,7 +261,7 @@ def ports_of(function: Any) -> dict[str, tuple[str, int]]:
 
 
 class OptimizedGraph:
-    """A graph as graph optimizers get it, with ``_Arg`` and ``_Retval`` nodes, as a function.
+    """Calls a graph as graph optimizers get it, with ``_Arg`` and ``_Retval`` nodes, as a function.
 
     It is called without being optimized again.  TensorFlow is given the nodes as they are: to import them
     into a graph that Python knows takes ten times as long.

@@ -1,4 +1,5 @@
-"""Optimizers, losses and metrics that a model is compiled with: Keras 3's, Keras 2's and its legacy ones."""
+"""Handles what a model is compiled with: optimizers, losses and metrics of Keras 3, Keras 2 and its legacy
+ones."""
 
 from __future__ import annotations
 
@@ -54,7 +55,8 @@ def build_optimizer(optimizer: keras.optimizers.Optimizer, variables: Sequence[A
 
 
 def to_be_built(optimizer: keras.optimizers.Optimizer, variables: Sequence[Any]) -> list[Any] | None:
-    """Stand-ins of what :func:`build_optimizer` would create, to be asked for shapes; empty: it is there.
+    """Return stand-ins of what :func:`build_optimizer` would create, to be asked for shapes; empty: it is
+    there.
 
     Another optimizer of the same settings is built in a graph that never runs, so that nothing is allocated.
     None: it cannot be made from its settings, or is one of the older ones.
@@ -139,7 +141,8 @@ def variables_to_apply(optimizer: keras.optimizers.Optimizer, given: Any) -> lis
 
 
 def state_of(optimizer: keras.optimizers.Optimizer) -> list[Any]:
-    """The variables of an optimizer; also of Horovod's wrapper, whose own property fails with Keras 3."""
+    """Return the variables of an optimizer; also of Horovod's wrapper, whose own property fails with Keras
+    3."""
     keras = versions.keras_of(optimizer)
     numbers: list[Any] = []
     if not versions.is_keras_2(keras):
@@ -188,7 +191,8 @@ def summed_losses(model: keras.Model) -> list[str]:
 
 
 def masks(model: keras.Model) -> list[str]:
-    """Titles of the layers that make masks, and names of losses that divide by something else than rows."""
+    """Return titles of the layers that make masks, and names of losses that divide by something else than
+    rows."""
     masking = versions.keras_of(model).layers.Masking
     return [
         keras_layers.title_of(layer)

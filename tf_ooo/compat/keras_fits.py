@@ -1,4 +1,4 @@
-"""The ``fit`` that is running: callbacks, batches, where it begins, what it saw, which weights it trains."""
+"""Tells of the ``fit`` that is running: callbacks, batches, where it begins, what it saw, which weights it trains."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Flags = list[tuple[Any, str, bool]]
 
 
 class Callback(keras.callbacks.Callback):  # type: ignore[misc]
-    """``keras.callbacks.Callback`` that ``tf_keras`` may be given, too: Keras 2 asks for its hooks."""
+    """Is ``keras.callbacks.Callback`` that ``tf_keras`` may be given, too: Keras 2 asks for its hooks."""
 
     def _implements_train_batch_hooks(self) -> bool:
         return _overrides(self, keras.callbacks.Callback, "train_batch", "batch")
@@ -45,7 +45,8 @@ _KERAS_2_START = "_maybe_load_initial_counters_from_ckpt"
 
 
 def running_callback_list() -> Any:
-    """The ``CallbackList`` that is calling this process' innermost callback; None: nobody calls one."""
+    """Return the ``CallbackList`` that is calling this process' innermost callback; None: nobody calls
+    one."""
     for frame in _frames(sys._getframe()):
         caller = frame.f_locals.get("self")
         if caller is not None and isinstance(caller, versions.keras_of(caller).callbacks.CallbackList):
@@ -54,7 +55,7 @@ def running_callback_list() -> Any:
 
 
 def epochs_of_fit() -> int | None:
-    """The ``epochs`` of the ``fit`` that is calling a callback; None: nobody knows."""
+    """Return the ``epochs`` of the ``fit`` that is calling a callback; None: nobody knows."""
     epochs = (getattr(running_callback_list(), "params", None) or {}).get("epochs")
     return None if epochs is None else int(epochs)
 
@@ -109,7 +110,7 @@ def ends_training_without_data(model: keras.Model) -> bool:
 
 
 def start_epoch_of(model: keras.Model) -> int:
-    """The epoch that ``BackupAndRestore`` wants ``fit`` to begin with; 0 if none."""
+    """Return the epoch that ``BackupAndRestore`` wants ``fit`` to begin with; 0 if none."""
     if versions.is_of_keras_2(model):
         return int(getattr(model, _KERAS_2_START)(None, 0)[0])
     return int(model._initial_epoch or 0)
@@ -180,7 +181,7 @@ class _Traced:
 
 
 def as_first_traced(model: keras.Model, train_step: Callable[..., Any]) -> Callable[..., Any]:
-    """``train_step`` with the weights that stock training trains.
+    """Return ``train_step`` with the weights that stock training trains.
 
     Keras keeps its traced train function until the model is compiled again: a layer that is frozen, or
     thawed, after the first step trains on as before.  Each of our traces of the step does as that one.
@@ -202,7 +203,8 @@ def as_first_traced(model: keras.Model, train_step: Callable[..., Any]) -> Calla
 def as_first_fit(
     model: keras.Model, own_step: Callable[..., Any], first_step: Callable[..., Any]
 ) -> Callable[..., Any]:
-    """``first_step``, as :func:`as_first_traced` gives it, with the first trace's optimizer, within ``fit``.
+    """Return ``first_step``, as :func:`as_first_traced` gives it, with the first trace's optimizer, within
+    ``fit``.
 
     ``own_step`` as it is elsewhere: ``train_on_batch`` has Keras trace the step for its own batches.
     """
@@ -221,13 +223,15 @@ def as_first_fit(
 
 
 def trained_variables(model: keras.Model) -> list[Any]:
-    """The variables that are trainable in each trace of the step, or would be if it were traced now."""
+    """Return the variables that are trainable in each trace of the step, or would be if it were traced
+    now."""
     with _set(_flags_of(model)):
         return list(model.trainable_variables)
 
 
 def _flags_of(model: keras.Model) -> Flags:
-    """The flags with which the step was first traced since the model was compiled; today's if it was not."""
+    """Return the flags with which the step was first traced since the model was compiled; today's if it was
+    not."""
     if (traced := _first_trace_of(model)) is not None:
         return traced.flags
     flags = [(layer, "_trainable", bool(layer._trainable)) for layer in keras_layers.parts_of(model)]
@@ -245,7 +249,8 @@ def _first_trace_of(model: keras.Model) -> _Traced | None:
 
 
 def _written_by_stock(model: keras.Model) -> set[int] | None:
-    """The ``id`` of each handle that stock Keras' own traced step writes to; None: it has traced none."""
+    """Return the ``id`` of each handle that stock Keras' own traced step writes to; None: it has traced
+    none."""
     stock = _stock_function(model)
     traced = None if stock is None or versions.is_of_keras_2(model) else tf_functions.step_of_fit(stock)
     return None if traced is None else func_graphs.written_by(traced.graph)
@@ -269,13 +274,15 @@ def other_optimizer(model: keras.Model) -> bool:
 
 
 def _stock_function(model: keras.Model) -> Any:
-    """Keras' own train function, also while another stands in its place; None where there is none yet."""
+    """Return Keras' own train function, also while another stands in its place; None where there is none
+    yet."""
     installed = getattr(vars(model).get("make_train_function"), "ooo", None)
     return model.train_function if installed is None else installed[1]
 
 
 def _as_traced(model: keras.Model, flags: Flags, written: set[int]) -> Flags:
-    """The flags of weights that a traced step writes to, by the ``id`` of their handles, and of their layers.
+    """Return the flags of weights that a traced step writes to, by the ``id`` of their handles, and of their
+    layers.
 
     A weight that its layer assigns by itself is not trained by that: the optimizer does not know it.
     """

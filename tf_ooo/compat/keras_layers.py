@@ -1,4 +1,4 @@
-"""Layers of a model, what they are, and attributes of Keras objects past Keras' tracking."""
+"""Finds layers of a model, what they are, and attributes of Keras objects past Keras' tracking."""
 
 from __future__ import annotations
 
@@ -122,7 +122,8 @@ def learned_from_data(layer: keras.layers.Layer) -> dict[str, int]:
 
 
 def unsynchronized(model: keras.Model) -> list[str]:
-    """Titles of the layers that ask for statistics over all replicas, which are those of a strategy only."""
+    """Return titles of the layers that ask for statistics over all replicas, which are those of a strategy
+    only."""
     layers = parts_of(model, itself=False)
     return [title_of(layer) for layer in layers if getattr(layer, "synchronized", False)]
 
@@ -148,7 +149,7 @@ def _layers(model: keras.Model, *kinds: type) -> list[Any]:
 
 
 def moving_averages(model: keras.Model) -> list[tuple[Any, Any, float]]:
-    """Mean, variance and momentum of each batch normalization that keeps the variance of its rows.
+    """Return mean, variance and momentum of each batch normalization that keeps the variance of its rows.
 
     Left out is Keras 2's fused one, which corrects the variance for their number, and its renormalization.
     """

@@ -1,4 +1,4 @@
-"""The time steps of recurrent layers, in several while loops instead of one."""
+"""Runs the time steps of recurrent layers in several while loops instead of one."""
 
 from __future__ import annotations
 

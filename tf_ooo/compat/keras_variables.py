@@ -1,4 +1,5 @@
-"""Variables: the ``tf.Variable`` behind each of Keras', its handle and place, and reads in a trace."""
+"""Handles variables: the ``tf.Variable`` behind each of Keras', its handle and place, and reads in a
+trace."""
 
 from __future__ import annotations
 
@@ -36,7 +37,7 @@ def unique_name_of(variable: keras.Variable) -> str:
 
 
 def named(variables: Sequence[VariableT]) -> dict[str, VariableT]:
-    """Keras variables by a unique name: the path, and a number where several have one."""
+    """Return Keras variables by a unique name: the path, and a number where several have one."""
     by_name: dict[str, VariableT] = {}
     for variable in variables:
         path = path_of(variable)
@@ -51,7 +52,8 @@ def is_overwritten_with_gradient(variable: keras.Variable) -> bool:
 
 
 def made_trainable(owner: Any) -> list[Any]:
-    """The weights that a layer made to be trained, whatever their flags; those an optimizer was built for."""
+    """Return the weights that a layer made to be trained, whatever their flags; those an optimizer was built
+    for."""
     return list(owner._trainable_variables)
 
 
@@ -82,7 +84,8 @@ def set_value_of(variable: keras.Variable, value: Any) -> None:
 
 
 def _resource(variable: keras.Variable) -> Any:
-    """The ``tf.Variable`` that a variable of Keras 2 is, or holds for mixed precision; None with Keras 3."""
+    """Return the ``tf.Variable`` that a variable of Keras 2 is, or holds for mixed precision; None with Keras
+    3."""
     if not isinstance(variable, tf.Variable):
         return None
     return vars(variable).get("_variable", variable)

@@ -1,4 +1,4 @@
-"""Nests of tensors: taken apart, compared, waited for."""
+"""Takes nests of tensors apart, compares them, and waits for them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _COMPOSITE = (tf.RaggedTensor, tf.SparseTensor, tf.IndexedSlices)
 
 
 class Packed:
-    """A nest of values taken apart into its tensors, the parts of composite ones too, and the rest.
+    """Holds a nest of values taken apart into its tensors, the parts of composite ones too, and the rest.
 
     Numpy arrays count as tensors, as they do for a ``tf.function``.
     """
@@ -57,15 +57,15 @@ def as_tensors(values: object) -> Any:
 
 
 class _Later:
-    """A variable in a nest, as one value: a ``tf.Variable`` is a nest of its handle."""
+    """Is a variable in a nest, as one value: a ``tf.Variable`` is a nest of its handle."""
 
     def __init__(self, variable: object) -> None:
         self.variable = variable
 
 
 def with_variables_held(values: object) -> Any:
-    """A nest whose variables, of Keras too, are values that no graph knows; :func:`with_variables_read`
-    reads them."""
+    """Return a nest whose variables, of Keras too, are values that no graph knows;
+    :func:`with_variables_read` reads them."""
 
     def hold(value: object) -> Any:
         return _Later(value) if tf.is_tensor(value) and hasattr(value, "assign") else value
@@ -141,7 +141,7 @@ def open_rows(spec: Any, known: Any = None) -> Any:
 
 
 def shapes_of(values: object) -> tuple[tuple[int, tuple[int | None, ...]], ...]:
-    """(number of the dtype, shape) of every tensor and array in a nest, each once."""
+    """Return (number of the dtype, shape) of every tensor and array in a nest, each once."""
     flat = tf.nest.flatten(values, expand_composites=True)
     tensors = [value for value in flat if hasattr(value, "shape") and hasattr(value, "dtype")]
     kinds = [(tf.as_dtype(t.dtype), tf.TensorShape(t.shape)) for t in tensors]
@@ -149,7 +149,7 @@ def shapes_of(values: object) -> tuple[tuple[int, tuple[int | None, ...]], ...]:
 
 
 def dtype_name(tensor: Any) -> str:
-    """``"float32"``: Keras 3 has names for types, Keras 2 TensorFlow's own."""
+    """Return ``"float32"`` or another: Keras 3 has names for types, Keras 2 TensorFlow's own."""
     name: str = tf.as_dtype(tensor.dtype).name
     return name
 

@@ -1,4 +1,4 @@
-"""``tf.function``: made, looked into, traced anew."""
+"""Makes ``tf.function``s, looks into them, and has them traced anew."""
 
 from __future__ import annotations
 
@@ -26,10 +26,11 @@ def plain_function(
     compiled: bool = False,
     any_shape: bool = False,
 ) -> Any:
-    """A ``tf.function`` that runs its body as it is; TensorFlow does not warn that there are several such.
+    """Return a ``tf.function`` that runs its body as it is; TensorFlow does not warn that there are several
+    such.
 
-    ``specs``: of its inputs, for one trace.  ``compiled``: by XLA, for which loops are traced in another way.
-    ``any_shape``: the second shape of an input is traced for all that follow.
+    ``specs``: its inputs' specs, for one trace.  ``compiled``: by XLA, for which loops are traced in another
+    way. ``any_shape``: the second shape of an input is traced for all that follow.
     """
     function = tf.function(
         tf.autograph.experimental.do_not_convert(body),
@@ -43,7 +44,8 @@ def plain_function(
 
 
 def left_as_written(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The same function, which AutoGraph calls without converting it, where a caller's code is converted.
+    """Return the same function, which AutoGraph calls without converting it, where a caller's code is
+    converted.
 
     Whatever it calls back goes through :func:`as_in_the_caller`.
     """
@@ -108,7 +110,8 @@ def _functions_in(value: object, depth: int) -> Iterator[Any]:
 
 
 def step_of_fit(train_function: Callable[..., Any]) -> Any:
-    """The latest trace of one step that ``fit`` has made of Keras' train function; None: there is none.
+    """Return the latest trace of one step that ``fit`` has made of Keras' train function; None: there is
+    none.
 
     ``train_on_batch`` traces the step alone, and for other batches.
     """
@@ -158,7 +161,8 @@ def concrete_functions_of(function: object) -> list[Any]:
 
 
 def untraced_copy(function: Any) -> Any:
-    """A ``tf.function`` with the settings of ``function`` (input_signature and so on), not traced yet."""
+    """Return a ``tf.function`` with the settings of ``function`` (input_signature and so on), not traced
+    yet."""
     return function._clone(None)
 
 

@@ -1,4 +1,4 @@
-"""TensorFlow's profiler."""
+"""Runs TensorFlow's profiler."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _BEGINS, _ENDS = "ThreadpoolListener::StartRegion", "ThreadpoolListener::StopReg
 
 @dataclass(frozen=True)
 class TracedEvent:
-    """One event of TensorFlow's profiler; times in seconds since the same moment.
+    """Is one event of TensorFlow's profiler; times in seconds since the same moment.
 
     ``line``: thread or GPU stream.  ``label``: its name, or the ``<node>:<op>`` that issued a GPU kernel.
     """

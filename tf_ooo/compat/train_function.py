@@ -21,7 +21,7 @@ def is_iterator(value: object) -> bool:
 
 
 def take(iterator: Any, count: int) -> list[Any]:
-    """Up to ``count`` elements; fewer where the data end."""
+    """Return up to ``count`` elements; fewer where the data end."""
     return [element for _, element in zip(range(count), iterator, strict=False)]
 
 
@@ -50,7 +50,7 @@ _EVALUATING = ("test_function", "predict_function")
 
 
 def train_function_of(model: keras.Model) -> Callable[..., Any]:
-    """The function that ``fit`` calls for each batch; makes it if there is none.
+    """Return the function that ``fit`` calls for each batch; makes it if there is none.
 
     Keras' own that is not traced yet is made anew, once: it is traced as its first trace would have been,
     also by a later fit without us.
@@ -204,7 +204,8 @@ def steps_per_execution_set_to(model: keras.Model, count: int) -> Iterator[None]
 
 
 def functions_of(model: keras.Model) -> dict[str, Any]:
-    """The functions that a model keeps for evaluate and predict, as Keras made them; {} for a layer."""
+    """Return the functions that a model keeps for evaluate and predict, as Keras made them; {} for a
+    layer."""
     kept = {name: getattr(model, name, None) for name in _EVALUATING if hasattr(model, name)}
     return {name: getattr(function, "guarded", function) for name, function in kept.items()}
 
@@ -280,7 +281,7 @@ def why_not_of_outputs(model: keras.Model) -> str:
 
 
 def outputs_on_data(model: keras.Model, noted: list[str]) -> Callable[[Any], Any]:
-    """The forward pass of a test step on one batch.
+    """Return the forward pass of a test step on one batch.
 
     What goes with the outputs to the loss, other than labels, is ``noted`` when it is traced.
     """
@@ -298,7 +299,7 @@ def outputs_on_data(model: keras.Model, noted: list[str]) -> Callable[[Any], Any
 
 
 def rest_of_test_step(model: keras.Model) -> Callable[[Any, Any], Any]:
-    """Given a batch and the model's outputs for it: the loss and metrics, as the test step on that batch."""
+    """Return the loss and metrics as the test step gives them, for a batch and the model's outputs."""
     on_data = evaluation_on_data(model, "test")
 
     def rest(data: object, outputs: object) -> Any:
@@ -309,7 +310,8 @@ def rest_of_test_step(model: keras.Model) -> Callable[[Any, Any], Any]:
 
 
 def batches_of(model: keras.Model, kind: Kind, given: Any) -> tuple[list[Any], Any]:
-    """The batches that one call of a test or predict function takes, and their spec; None: as they are.
+    """Return the batches that one call of a test or predict function takes, and their spec; None: as they
+    are.
 
     ``given``: what Keras calls it with, an iterator; Keras 3's ``predict`` takes the batches itself.
     """

@@ -37,7 +37,8 @@ def check_keras_backend(model: keras.Model = None) -> None:
 
 
 def keras_of(value: object) -> Any:
-    """The module, ``keras`` or ``tf_keras``, that the class of ``value`` comes from; ``keras`` if none."""
+    """Return the module, ``keras`` or ``tf_keras``, that the class of ``value`` comes from; ``keras`` if
+    none."""
     for base in type(value).__mro__:
         family = base.__module__.partition(".")[0]
         if family in _FAMILIES and family in sys.modules:

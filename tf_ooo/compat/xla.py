@@ -1,4 +1,5 @@
-"""XLA: flags for one compilation, ops that put a function on a stream, compiled functions, their HLO."""
+"""Handles XLA: flags for one compilation, ops that put a function on a stream, compiled functions, their
+HLO."""
 
 from __future__ import annotations
 
@@ -111,7 +112,7 @@ def why_no_streams() -> str | None:
 
 
 def platform() -> str:
-    """``CUDA``, ``ROCM``, ``CPU`` or another GPU: what XLA compiles for where no device is named."""
+    """Return ``CUDA``, ``ROCM``, ``CPU`` or another GPU: what XLA compiles for where no device is named."""
     if not tf.config.list_logical_devices("GPU"):
         return "CPU"
     if tf.test.is_built_with_rocm():
@@ -128,7 +129,7 @@ def device_name() -> str:
 
 
 def frontend_attributes(stream: int) -> bytes:
-    """The value of the node attribute that puts a call on a stream and keeps it from being inlined."""
+    """Return the value of the node attribute that puts a call on a stream and keeps it from being inlined."""
     from tensorflow.compiler.xla import xla_data_pb2
 
     marks = {STREAM_ATTRIBUTE: str(stream), "inlineable": "false"}
@@ -188,7 +189,8 @@ def barrier(tensors: Sequence[Any]) -> list[Any]:
 def repeated_function(
     graph_def: graph_pb2.GraphDef, inputs: Mapping[str, Any], fetches: Sequence[str], times: int
 ) -> Callable[..., Any]:
-    """A compiled function of the inputs that computes the fetches ``times`` times, one after the other.
+    """Return a compiled function of the inputs that computes the fetches ``times`` times, one after the
+    other.
 
     The number is a constant: XLA:GPU then asks nobody whether to go on.  A round's inputs come out of a
     barrier with the results of the one before, so that none can be left out or taken out of the loop.

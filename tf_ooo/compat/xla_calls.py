@@ -1,4 +1,4 @@
-"""Functions that XLA compiles as a whole, calls of them in a graph, and what can be in one."""
+"""Makes functions that XLA compiles as a whole, and calls of them in a graph; tells what can be in one."""
 
 from __future__ import annotations
 

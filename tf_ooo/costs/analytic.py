@@ -1,4 +1,4 @@
-"""FLOP and bytes of TensorFlow's ops, from op type and shapes; seconds on a device's roofline.
+"""Calculates FLOP and bytes of TensorFlow's ops, from op type and shapes; seconds on a device's roofline.
 
 Matrix products and convolutions have formulas, views cost nothing, every other op counts as the bytes that it
 reads and writes; what has neither formula nor known shapes gets a reason.
@@ -67,7 +67,7 @@ def base_type(op_type: str) -> str:
 
 @dataclass(frozen=True)
 class AnalyticOps:
-    """Work and seconds of the ops of a graph; ``unknown`` says why others have none."""
+    """Holds work and seconds of the ops of a graph; ``unknown`` says why others have none."""
 
     work: Mapping[str, Work]
     seconds: Mapping[str, float]
@@ -115,7 +115,7 @@ class _UnknownShapeError(Exception):
 
 @dataclass(frozen=True)
 class _Op:
-    """An op with what it reads and puts out; the place of a tensor is that of an input, or ``_RESULT``."""
+    """Is an op with what it reads and puts out; the place of a tensor is that of an input, or ``_RESULT``."""
 
     node: node_def_pb2.NodeDef
     inputs: Sequence[OutputInfo | None]
@@ -146,7 +146,7 @@ def _tensor_bytes(infos: Sequence[OutputInfo | None]) -> float:
 
 
 def _by_bytes(op: _Op) -> Work:
-    """Memory traffic only: inputs read once, outputs written once, variables read and written."""
+    """Count memory traffic only: inputs are read once, outputs written once, variables read and written."""
     kind, inputs, outputs = base_type(op.node.op), op.inputs, op.outputs
     if kind in _REDUCTIONS:  # the axes are a few numbers, of which even the count may be open
         inputs = inputs[:1]
@@ -235,7 +235,7 @@ _RULES: dict[str, _Rule] = {
 
 
 def with_largest_sizes(graph_def: graph_pb2.GraphDef, outputs: _Outputs) -> dict[str, tuple[OutputInfo, ...]]:
-    """Open sizes as large as they can be; what depends on an open input (a batch size) stays open.
+    """Return open sizes as large as they can be; what depends on an open input (a batch size) stays open.
 
     Only a run knows them: rows that a batch looks up (``Unique``), all that an optimizer computes from them,
     and cuDNN's notes of a batch normalization.
@@ -258,7 +258,7 @@ def with_largest_sizes(graph_def: graph_pb2.GraphDef, outputs: _Outputs) -> dict
 def _closed_now(
     node: node_def_pb2.NodeDef, outputs: _Outputs, bounded: set[tuple[str, int]]
 ) -> Iterator[tuple[int, OutputInfo]]:
-    """Outputs of the node whose sizes are open, and can be told by now."""
+    """Yield outputs of the node whose sizes are open, and can be told by now."""
     sources = [split_input(text) for text in node.input]
     usable = sources[:1] if node.op in _NEVER_MORE_ROWS else [s for s in sources if s in bounded]
     for port, info in enumerate(outputs[node.name]):
@@ -276,7 +276,7 @@ def _closed_now(
 
 
 def _filled(info: OutputInfo, source: OutputInfo) -> OutputInfo | None:
-    """``info`` with the sizes of ``source`` where it has none; None: open too, or of another rank."""
+    """Return ``info`` with the sizes of ``source`` where it has none; None: open too, or of another rank."""
     own = source.shape if info.shape is None else info.shape
     if not is_closed(source) or own is None or len(own) != len(source.shape or ()):
         return None

@@ -1,4 +1,4 @@
-"""Links fitted to measured messages (latency + bytes / bandwidth), and links and bytes from text."""
+"""Fits links to measured messages (latency + bytes / bandwidth), and reads links and bytes from text."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _TIMES = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
 
 
 def fit_link(samples: Sequence[tuple[float, float]], *, flat_ok: bool = False) -> Link:
-    """The link that explains measured (bytes, seconds) best.  CostError: too few, or larger not slower.
+    """Return the link that explains measured (bytes, seconds) best. CostError: too few, or larger not slower.
 
     Median of the slopes between all pairs (Theil-Sen): up to 29% of the samples may be disturbed.
     ``flat_ok``: where larger messages were not slower, the fastest one's bytes a second, which the link has
@@ -73,7 +73,8 @@ def runtime_text(seconds: Mapping[str, float]) -> str:
 
 
 def link_of_ring(allreduce: Link, workers: int) -> Link:
-    """The link between neighbours of a ring: 2 (n - 1) latencies and 2 (n - 1) / n bytes are an allreduce."""
+    """Return the link between neighbours of a ring: 2 (n - 1) latencies and 2 (n - 1) / n bytes are an
+    allreduce."""
     if isinstance(workers, bool) or not isinstance(workers, int) or workers < 1:
         raise CostError(f"workers must be a whole number from 1, got {workers!r}")
     if workers == 1:
@@ -107,7 +108,8 @@ def parse_link(text: str) -> Link:
 
 
 def parse_bytes(text: str) -> int:
-    """A number of bytes from text: ``16GiB``, ``16GB``, ``512 MiB``, ``1000000``.  CostError otherwise."""
+    """Return a number of bytes from text: ``16GiB``, ``16GB``, ``512 MiB``, ``1000000``. CostError
+    otherwise."""
     match = _AMOUNT.fullmatch(text)
     unit = match[2].lower().removesuffix("b") if match else ""
     factor = _BINARY.get(unit, _PREFIXES.get(unit))

@@ -1,4 +1,4 @@
-"""Devices for planning without a run: a roofline with published peaks, plain data.
+"""Lists devices for planning without a run: a roofline with published peaks, plain data.
 
 A kernel takes ``max(flop / flop_per_s, bytes / bytes_per_s) / share + launch_s``; *share* is the part of the
 device that its pieces fill (1 from ``parallel_width`` on).  Nothing reaches its peak (``derated``).
@@ -32,7 +32,7 @@ class Work:
 
 @dataclass(frozen=True)
 class DeviceModel:
-    """A device as a roofline.
+    """Describes a device as a roofline.
 
     Attributes:
         flop_per_s: peak, a multiply-add counted as two.
@@ -81,7 +81,8 @@ class DeviceModel:
         return sum(self.full_s(work) / self.share(work) + self.launch_s for work in kernels)
 
     def occupancy(self, kernels: Iterable[Work]) -> float:
-        """The share of the device, in (0, 1], that kernels keep busy on average; launch gaps are idle."""
+        """Return the share of the device, in (0, 1], that kernels keep busy on average; launch gaps are
+        idle."""
         kernels = tuple(kernels)
         taken_s = self.seconds(*kernels)
         used_s = sum(self.full_s(work) for work in kernels)
@@ -89,7 +90,7 @@ class DeviceModel:
 
 
 def gemm_pieces(rows: float, columns: float, summed: float, batch: float = 1) -> float:
-    """Independent pieces of ``batch`` products (rows x summed) @ (summed x columns)."""
+    """Return independent pieces of ``batch`` products (rows x summed) @ (summed x columns)."""
     return batch * math.ceil(rows / TILE) * math.ceil(columns / TILE) * max(1.0, summed // SPLIT_SUM)
 
 
@@ -104,7 +105,8 @@ def gemm(rows: float, columns: float, summed: float, element_bytes: int, batch: 
 
 
 def elementwise(elements: float, passes: float, element_bytes: int) -> Work:
-    """A kernel that reads or writes ``elements`` elements ``passes`` times; its few operations are free."""
+    """Return a kernel that reads or writes ``elements`` elements ``passes`` times; its few operations are
+    free."""
     return Work(moved_bytes=elements * passes * element_bytes, pieces=max(1.0, elements / ELEMENTS_A_PIECE))
 
 
@@ -123,7 +125,7 @@ _OF_TYPES = {"bfloat16": "bf16", "float16": "fp16"}
 
 @dataclass(frozen=True)
 class _Published:
-    """A row of a data sheet: bytes/s, processors, and dense TFLOP/s of each precision that it has."""
+    """Is a row of a data sheet: bytes/s, processors, and dense TFLOP/s of each precision that it has."""
 
     name: str
     bytes_per_s: float
@@ -192,7 +194,8 @@ DEVICES: dict[str, DeviceModel] = {
 
 
 def device(name: str, precision: str | None = None) -> DeviceModel:
-    """A device of the table, at a precision of its own; None: the one in the name (``h100-bf16``), else fp32.
+    """Return a device of the table, at a precision of its own; None: the one in the name (``h100-bf16``),
+    else fp32.
 
     Raises:
         CostError: no such device, which lists the names; a precision that it lacks, which lists its own; or

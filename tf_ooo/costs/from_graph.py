@@ -1,4 +1,5 @@
-"""The costs of a classified graph's layers from the seconds of its ops, as in docs/design/costs.md."""
+"""Sums up the costs of a classified graph's layers from the seconds of its ops, as in
+docs/design/costs.md."""
 
 from __future__ import annotations
 
@@ -33,7 +34,8 @@ _LEAST_CORES = 0.01
 
 @dataclass(frozen=True)
 class GraphCosts:
-    """Costs of ``TrainingGraph.layers``, seconds of ops that belong to none by kind, and assumed sizes."""
+    """Holds costs of ``TrainingGraph.layers``, seconds of ops that belong to none by kind, and assumed
+    sizes."""
 
     layers: tuple[LayerCosts, ...]
     left_out_s: Mapping[str, float]
@@ -41,7 +43,7 @@ class GraphCosts:
 
 
 class _Sizes:
-    """Bytes by layer, filled in one walk over the graph."""
+    """Holds bytes by layer, filled in one walk over the graph."""
 
     def __init__(self) -> None:
         self.kept, self.weight_grad, self.output = (defaultdict[int, float](float) for _ in range(3))
@@ -122,7 +124,8 @@ def _total_s(graph: TrainingGraph, names: Iterable[str], seconds: Mapping[str, f
 
 
 def _summand_bytes(graph: TrainingGraph, weight_grads: Iterable[str]) -> float:
-    """The parts that a weight's gradient is added up from (one for each time step of an unrolled RNN)."""
+    """Return the parts that a weight's gradient is added up from (one for each time step of an unrolled
+    RNN)."""
     own = set(weight_grads)
     sums = (graph.ops[name] for name in own if graph.ops[name].type in _SUMS)
     parts = ([producer for producer, _ in add.inputs if producer in own] for add in sums)
@@ -160,7 +163,7 @@ def _sizes(graph: TrainingGraph, tasks: Tasks, forward: Mapping[str, int]) -> _S
 
 
 def _tensors_read(graph: TrainingGraph, op: Op) -> Iterator[str]:
-    """The ops whose memory an op reads: looks through views, leaves out weights and constants."""
+    """Yield the ops whose memory an op reads: looks through views, leaves out weights and constants."""
     for producer in {producer for producer, _ in op.inputs}:
         owner = producer
         while owner in graph.ops and not owns_memory(graph.ops[owner]):
@@ -181,7 +184,8 @@ def _layer_inputs(graph: TrainingGraph, forward: Mapping[str, int]) -> list[tupl
 
 
 def variable_bytes(graph: TrainingGraph, notes: list[str]) -> list[tuple[float, float]]:
-    """(bytes of the weights, bytes of their slots) for each layer; a slot is as large as its weight."""
+    """Return (bytes of the weights, bytes of their slots) for each layer; a slot is as large as its
+    weight."""
     read = {
         op.inputs[0][0]: op.output_bytes
         for op in graph.ops.values()
@@ -235,7 +239,8 @@ def with_occupancy(
     device: DeviceModel,
     tasks: Tasks | None = None,
 ) -> tuple[LayerCosts, ...]:
-    """The layers with the shares of the device that their F, dO and dW keep busy; their seconds stay."""
+    """Return the layers with the shares of the device that their F, dO and dW keep busy; their seconds
+    stay."""
     if len(layers) != len(graph.layers):
         raise CostError(f"{len(layers)} layers have costs, the graph has {len(graph.layers)}")
     by_task = ops_by_task(graph, tasks)

@@ -1,4 +1,4 @@
-"""Costs of the layers of a Keras model: one training step is traced, its ops measured or calculated."""
+"""Finds costs of the layers of a Keras model: one training step is traced, its ops measured or calculated."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def costs_of_model(
         measure: four steps on zeros, which change its weights; the device is for ops that no profile shows.
         precision: fp32, tf32, bf16 or fp16: whose published peak counts; None: what TensorFlow multiplies the
             model's types in on that device.
-        input_shape: of a model that is not built, or whose sizes are open: without the batch, ``(128, 64)``,
+        input_shape: for a model that is not built, or whose sizes are open: without the batch, ``(128, 64)``,
             ``"128,64"`` or ``"ids=128:int32"``; of several inputs a list or a map.
 
     Raises:
@@ -188,7 +188,7 @@ _OF_NO_LAYER = {
 
 
 class _Step:
-    """One training step of a model, traced for inputs and targets of fixed sizes."""
+    """Is one training step of a model, traced for inputs and targets of fixed sizes."""
 
     def __init__(self, model: keras.Model, specs: tuple[Specs, Specs]) -> None:
         import tensorflow as tf
@@ -225,7 +225,8 @@ class _Step:
         return graph_def, graph
 
     def _names(self) -> dict[int, str]:
-        """Keras' paths, by the id of a variable's handle: subclassed models' own names are all alike."""
+        """Return Keras' paths, by the id of a variable's handle: subclassed models' own names are all
+        alike."""
         model = self._model
         by_name = keras_variables.named([*model.variables, *keras_compiled.state_of(model.optimizer)])
         values = ((name, keras_variables.value_of(variable)) for name, variable in by_name.items())

@@ -1,4 +1,4 @@
-"""Costs of one layer, for ONE micro-batch, and of a link: what schedulers and the simulator read."""
+"""Defines costs of one layer, for ONE micro-batch, and of a link: what schedulers and the simulator read."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SECONDS: Mapping[str, str] = MappingProxyType(
 
 @dataclass(frozen=True)
 class LayerCosts:
-    """Seconds and bytes of one layer for one micro-batch.
+    """Holds seconds and bytes of one layer for one micro-batch.
 
     Attributes:
         forward_s, output_grad_s, weight_grad_s: seconds of F, dO and dW.
@@ -38,10 +38,10 @@ class LayerCosts:
             never communicated.
         summand_bytes: while dW runs, parts of a gradient that wait to be added up: those of one weight, and
             a micro-batch's that waits for the sum of the earlier ones.
-        forward_bytes: of ``activation_bytes``, what the forward pass makes or reads; the rest are gradients
-            that dW needs, counted from the start; None: all.
-        recomputed_bytes: of ``activation_bytes``, what is freed after F and there again from the start of
-            dO, because F runs again; see :meth:`recomputed`.
+        forward_bytes: the part of ``activation_bytes`` that the forward pass makes or reads; the rest are
+            gradients that dW needs, counted from the start; None: all.
+        recomputed_bytes: the part of ``activation_bytes`` that is freed after F and there again from the
+            start of dO, because F runs again; see :meth:`recomputed`.
         recomputed_s: the seconds of that, part of ``output_grad_s``.
         compiled: XLA's calls return all gradients of a stage at once, before any is added up, and all its new
             weights and slots.
@@ -97,21 +97,22 @@ class LayerCosts:
 
     @property
     def busy_s(self) -> float:
-        """Seconds of F, dO and dW together: what one micro-batch takes."""
+        """Return seconds of F, dO and dW together: what one micro-batch takes."""
         return self.forward_s + self.output_grad_s + self.weight_grad_s
 
     @property
     def kept_bytes(self) -> float:
-        """Bytes alive between dO and dW."""
+        """Return bytes alive between dO and dW."""
         return self.activation_bytes if self.weight_grad_bytes is None else self.weight_grad_bytes
 
     @property
     def stored_bytes(self) -> float:
-        """Bytes alive between F and dO."""
+        """Return bytes alive between F and dO."""
         return self.activation_bytes - self.recomputed_bytes
 
     def recomputed(self, input_bytes: float) -> LayerCosts:
-        """The costs where F runs again before dO: in between only ``input_bytes``, what F reads, are kept."""
+        """Return the costs where F runs again before dO: in between only ``input_bytes``, what F reads, are
+        kept."""
         if self.recomputed_s or self.recomputed_bytes:
             return self
         made_bytes = self.activation_bytes if self.forward_bytes is None else self.forward_bytes
@@ -123,12 +124,12 @@ class LayerCosts:
         )
 
     def slowed(self, factor: float) -> LayerCosts:
-        """The costs on a device that takes ``factor`` times as long."""
+        """Return the costs on a device that takes ``factor`` times as long."""
         names = (*SECONDS.values(), "recomputed_s")
         return replace(self, **{name: getattr(self, name) * factor for name in names})
 
     def scaled(self, factor: float) -> LayerCosts:
-        """The costs of ``factor`` times the micro-batch: all but the update and the weights."""
+        """Return the costs of ``factor`` times the micro-batch: all but the update and the weights."""
         amounts = {amount.name: getattr(self, amount.name) for amount in _AMOUNTS}
         grown = {n: x * factor for n, x in amounts.items() if x is not None and n not in _PER_STEP}
         return replace(self, **grown)
@@ -145,17 +146,17 @@ RUNTIME = ("send_s", "receive_s", "task_s", "step_s")
 
 @dataclass(frozen=True)
 class Link:
-    """A connection between two devices, one for each direction.
+    """Is a connection between two devices, one for each direction.
 
     A message of n bytes occupies it for ``n / bytes_per_s`` and arrives ``latency_s`` later.
 
     Attributes:
-        latency_s, bytes_per_s: of a message.
+        latency_s, bytes_per_s: what a message takes.
         overhead_s_per_byte: seconds that the sender, and the receiver, compute less for each byte: LogP's
             overhead (Culler et al. 1993), by byte.
         machines: the machine of each device, by number; the devices of one share its ``cores``, as do the
             messages between them, each of which takes a core at both ends; (): all have their own.
-        cores: of each machine.
+        cores: how many each machine has.
         speeds: how fast each device computes, where 1 is the one that the costs are of; (): all alike.
         send_s, receive_s: seconds that the sender, and the receiver, compute less for each message: LogP's
             overhead, whatever the bytes.
@@ -221,14 +222,15 @@ class Link:
 
     @property
     def free(self) -> Link:
-        """A link of the same devices on which messages take no time."""
+        """Return a link of the same devices on which messages take no time."""
         return replace(
             self, latency_s=0.0, bytes_per_s=math.inf, overhead_s_per_byte=0.0, send_s=0.0, receive_s=0.0
         )
 
     @property
     def of_idle_ends(self) -> Link:
-        """The link on which a message takes as long, but no time of processors: all of that is latency."""
+        """Return the link on which a message takes as long, but no time of processors: all of that is
+        latency."""
         latency_s = self.latency_s + self.send_s + self.receive_s
         return replace(self, latency_s=latency_s, send_s=0.0, receive_s=0.0)
 
@@ -239,7 +241,7 @@ class Link:
 
     @property
     def without_runtime(self) -> Link:
-        """The same link, and a runtime that takes no time."""
+        """Return the same link, and a runtime that takes no time."""
         return replace(self, send_s=0.0, receive_s=0.0, task_s=0.0, step_s=0.0)
 
     def seconds(self, size_bytes: float) -> float:

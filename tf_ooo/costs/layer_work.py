@@ -1,6 +1,6 @@
-"""FLOP and bytes of whole layers by formula.  Elementwise work is fused as XLA and cuDNN do: a normalization
-with its activation reads the tensor twice and writes it once; backward there are five passes.
-"""
+"""Calculates FLOP and bytes of whole layers by formula. Elementwise work is fused as XLA and cuDNN do: a
+normalization with its activation reads the tensor twice and writes it once; backward there are five
+passes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _UPDATE_PASSES, _SLOT_PASSES = 3, 2
 
 @dataclass(frozen=True)
 class LayerWork:
-    """One layer's kernels, in their order, and sizes for one micro-batch, as in :class:`LayerCosts`."""
+    """Holds one layer's kernels, in their order, and sizes for one micro-batch, as in :class:`LayerCosts`."""
 
     name: str
     forward: tuple[Work, ...]
@@ -30,7 +30,7 @@ class LayerWork:
     element_bytes: int = 4
 
     def flop(self) -> tuple[float, float, float]:
-        """Floating-point operations of the matrix products and convolutions of F, dO and dW."""
+        """Return floating-point operations of the matrix products and convolutions of F, dO and dW."""
         forward, output_grad, weight_grad = (sum(work.flop for work in kind) for kind in self._kernels)
         return forward, output_grad, weight_grad
 
@@ -61,7 +61,7 @@ class LayerWork:
 
 
 def transformer_flop(hidden: int, seq: int, microbatch: int) -> tuple[float, float, float]:
-    """FLOP of F, dO and dW of a transformer layer: sbh(24h + 4s), sbh(24h + 8s), sbh(24h).
+    """Return FLOP of F, dO and dW of a transformer layer: sbh(24h + 4s), sbh(24h + 8s), sbh(24h).
 
     Zero Bubble, arXiv 2401.10241, table 1; norms and softmax are left out there.
     """
@@ -77,7 +77,8 @@ def transformer_activation_bytes(hidden: int, heads: int, seq: int, microbatch: 
 def transformer_layer(
     hidden: int, heads: int, seq: int, microbatch: int, name: str = "", element_bytes: int = 2
 ) -> LayerWork:
-    """One GPT/BERT layer of feed-forward width 4h (Zero Bubble, table 1), in 16-bit numbers or longer ones.
+    """Return one GPT/BERT layer of feed-forward width 4h (Zero Bubble, table 1), in 16-bit numbers or longer
+    ones.
 
     What is kept grows with the numbers; of that published for 16 bits, the masks of dropout would not.
     """
@@ -119,7 +120,8 @@ def dense_layer(
     name: str = "",
     inputs: tuple[int, ...] | None = None,
 ) -> LayerWork:
-    """A fully connected layer with bias and activation on ``rows`` examples; ``first``: no dO is needed."""
+    """Return a fully connected layer with bias and activation on ``rows`` examples; ``first``: no dO is
+    needed."""
     out = rows * units_out
     activation = elementwise(out, 2, element_bytes)
     return LayerWork(
@@ -137,7 +139,7 @@ def dense_layer(
 
 @dataclass(frozen=True)
 class Conv:
-    """The shape of a 2-D convolution with "same" padding: sizes in pixels of a side."""
+    """Is the shape of a 2-D convolution with "same" padding: sizes in pixels of a side."""
 
     batch: int
     size: int

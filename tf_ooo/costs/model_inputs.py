@@ -1,4 +1,4 @@
-"""The shapes and types with which a Keras model's step is called: as it is built, or as a user says."""
+"""Finds the shapes and types with which a Keras model's step is called: as it is built, or as a user says."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _EXPECTED = "sizes without the batch, such as 128,64, ids=128 or 128:int32"
 
 @dataclass(frozen=True)
 class _InputShape:
-    """Sizes of one input without the batch; ``dtype`` None: the model's own, else float32."""
+    """Holds sizes of one input without the batch; ``dtype`` None: the model's own, else float32."""
 
     sizes: tuple[int, ...]
     dtype: str | None = None
@@ -143,7 +143,7 @@ def nested(make: Callable[[Any], Any], value: Any) -> Any:
 
 
 def _spec(tensor: keras.KerasTensor, batch: int, hint: str = "") -> _Spec:
-    """``hint``: how open sizes of an input are said."""
+    """Return the shape and the type; ``hint`` says how open sizes of an input are given."""
     shape = (batch, *tensor.shape[1:])
     if None in shape:
         raise OptionsError(
@@ -179,7 +179,7 @@ def _loss_of(model: keras.Model, place: int) -> Any:
 
 
 def _target(loss: object, output: _Spec) -> _Spec:
-    """Class numbers where the loss is a sparse one, else what the output is."""
+    """Return class numbers where the loss is a sparse one, else what the output is."""
     shape, dtype = output
     name = loss if isinstance(loss, str) else getattr(loss, "name", None) or getattr(loss, "__name__", "")
     return (shape[:-1], "int32") if str(name).startswith("sparse_") else (shape, dtype)

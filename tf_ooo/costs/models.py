@@ -1,4 +1,4 @@
-"""The networks of the published figures as lists of layers, from their papers' tables.
+"""Describes the networks of the published figures as lists of layers, from their papers' tables.
 
 One :class:`LayerWork` for each layer with weights, in forward order.  Images are 224 x 224 unless said
 otherwise.  A tensor that is pooled, added or scaled is counted with the layer that does it.
@@ -62,7 +62,7 @@ class _Tensor:
 
 
 class _Net:
-    """Layers one after the other; keeps count of which tensor comes from where."""
+    """Adds layers one after the other; keeps count of which tensor comes from where."""
 
     def __init__(self, batch: int, element_bytes: int = 4) -> None:
         self.batch, self.element_bytes = batch, element_bytes
@@ -127,7 +127,7 @@ class _Net:
 
 
 def vgg16(batch: int, image: int = 224, element_bytes: int = 4) -> tuple[LayerWork, ...]:
-    """VGG-16: 13 convolutions, 3 fully connected layers; 138.4 M parameters, 15.5 GMAC an image."""
+    """Return VGG-16: 13 convolutions, 3 fully connected layers; 138.4 M parameters, 15.5 GMAC an image."""
     net, x = _Net(batch, element_bytes), _Tensor((), 3, image)
     for channels in _VGG16:
         if channels:
@@ -140,7 +140,8 @@ def vgg16(batch: int, image: int = 224, element_bytes: int = 4) -> tuple[LayerWo
 
 
 def resnet(depth: int, batch: int, image: int = 224, element_bytes: int = 4) -> tuple[LayerWork, ...]:
-    """ResNet-18, -34, -50, -101 or -152, stride in the 3 x 3 convolution ("v1.5", as trained in practice).
+    """Return ResNet-18, -34, -50, -101 or -152, stride in the 3 x 3 convolution ("v1.5", as trained in
+    practice).
 
     ResNet-18: 11.7 M parameters, 1.8 GMAC an image; ResNet-50: 25.6 M, 4.1; ResNet-101: 44.5 M, 7.8.
     """
@@ -174,7 +175,7 @@ def _residual_block(net: _Net, x: _Tensor, width: int, stride: int, basic: bool,
 def densenet(
     depth: int, batch: int, growth: int = 32, image: int = 224, element_bytes: int = 4
 ) -> tuple[LayerWork, ...]:
-    """DenseNet; 121 layers of growth 32: 8.0 M parameters, 2.87 GMAC an image.
+    """Return DenseNet; 121 layers of growth 32: 8.0 M parameters, 2.87 GMAC an image.
 
     The first layer has 2 x growth channels (arXiv 1608.06993, section 4).  To concatenate is to copy.
     """
@@ -205,7 +206,8 @@ def _dense_block_layer(net: _Net, x: _Tensor, growth: int, block: int) -> _Tenso
 def mobilenet_v3_large(
     batch: int, alpha: float = 1.0, image: int = 224, element_bytes: int = 4
 ) -> tuple[LayerWork, ...]:
-    """MobileNetV3-Large with ``alpha`` times the channels; 1.0: 5.4 M parameters, 0.219 GMAC an image."""
+    """Return MobileNetV3-Large with ``alpha`` times the channels; 1.0: 5.4 M parameters, 0.219 GMAC an
+    image."""
     net = _Net(batch, element_bytes)
     x = net.conv(_Tensor((), 3, image), _rounded(16 * alpha), 3, 2, name="conv0")
     for number, row in enumerate(_MOBILENET_V3_LARGE, 1):
@@ -247,9 +249,8 @@ def _rounded(channels: float) -> int:
 def transformer(
     layers: int, hidden: int, heads: int, seq: int, microbatch: int, element_bytes: int = 2
 ) -> tuple[LayerWork, ...]:
-    """GPT or BERT: equal layers.  Embedding and head, which published pipelines balance by giving the first
-    and last stage one layer less (Zero Bubble, arXiv 2401.10241, section 5.1), are left out.
-    """
+    """Return GPT or BERT: equal layers. Embedding and head, which published pipelines balance by giving the
+    first and last stage one layer less (Zero Bubble, arXiv 2401.10241, section 5.1), are left out."""
     return tuple(
         transformer_layer(hidden, heads, seq, microbatch, f"layer{index}", element_bytes)
         for index in range(layers)
@@ -266,13 +267,14 @@ MODELS: dict[str, Callable[..., tuple[LayerWork, ...]]] = {
 
 
 def model_costs(name: str, device: DeviceModel, slots: int = 0, **options: Any) -> tuple[LayerCosts, ...]:
-    """The layers of a model with seconds on a device: ``model_costs("resnet50", device("v100"), batch=128)``.
+    """Return the layers of a model with seconds on a device: ``model_costs("resnet50", device("v100"),
+    batch=128)``.
 
     Args:
         name: a key of :data:`MODELS`.
         device: from :mod:`tf_ooo.costs.devices`.
         slots: optimizer variables for each weight (SGD 0, momentum 1, Adam 2).
-        options: of the model's builder.
+        options: what the model's builder is given.
 
     Raises:
         CostError: no such model, or its builder takes other options.

@@ -1,4 +1,4 @@
-"""Seconds of each op: measured by TensorFlow's profiler in the running training, else from shapes.
+"""Finds seconds of each op: measured by TensorFlow's profiler in the running training, else from shapes.
 
 At most three of the first fifty steps are traced: later the executor makes no events of cheap ops.  An op
 takes its kernels' seconds on a GPU, and else its thread's: each second is divided among the threads that
@@ -47,8 +47,8 @@ _INPUT_THREADS = "tf_data"
 class OpProfile:
     """Holds the median seconds in a step of each op that ran, and its type.
 
-    ``overhead_s``: starting and stopping the profiler and reading the trace.  ``core_s``: of ops on a CPU the
-    seconds of all cores together that were at work.
+    ``overhead_s``: starting and stopping the profiler and reading the trace.  ``core_s``: for ops on a CPU
+    the seconds of all cores together that were at work.
     """
 
     seconds: Mapping[str, float]
@@ -232,7 +232,8 @@ def _seconds_at(
 
 
 def _step_of(event: TracedEvent, marks: list[tuple[float, float]]) -> int | None:
-    """The step in which an event began, if any; what a GPU begins between two steps is of the first."""
+    """Return the step in which an event began, if any; what a GPU begins between two steps is of the
+    first."""
     number = bisect.bisect_right(marks, (event.begin_s, math.inf)) - 1
     if number < 0:
         return None
@@ -246,7 +247,7 @@ _NAMED = 5
 
 @dataclass(frozen=True)
 class OpSeconds:
-    """Seconds by node name, and their ``source`` as in CostTable."""
+    """Holds seconds by node name, and their ``source`` as in CostTable."""
 
     seconds: Mapping[str, float]
     source: str
@@ -259,8 +260,8 @@ def op_seconds(
     profile: OpProfile | None = None,
     whose: Places | None = None,
 ) -> OpSeconds:
-    """Measured seconds, else calculated ones: of an op in a loop those of all iterations, where it is known
-    how often that runs.  What oneDNN merged after planning counts as not measured.
+    """Return measured seconds, else calculated ones: of an op in a loop those of all iterations, where it is
+    known how often that runs. What oneDNN merged after planning counts as not measured.
 
     ``whose``: what notes call ops; None: by their names.
     """
@@ -301,7 +302,7 @@ def step_costs(
     factor: float = 1.0,
     on: DeviceModel | None = None,
 ) -> CostTable:
-    """The costs of a step's layers, and the seconds of its ops, times ``factor``.
+    """Return the costs of a step's layers, and the seconds of its ops, times ``factor``.
 
     What is not measured is calculated for the device ``on``; None: for a core of a usual CPU.
     Ops that the profile does not show and that no formula knows count as 0, and a note names them:

@@ -33,7 +33,7 @@ def is_name(text: str) -> bool:
 
 
 def refuse_of_models(**settings: Any) -> None:
-    """OptionsError for a setting that only costs of a model have, where none is given."""
+    """Raise OptionsError for a setting that only costs of a model have, where none is given."""
     for name, value in settings.items():
         if value is not None and value is not False:
             raise OptionsError(f"{name}={value!r:.80} is for a model; what is given has seconds already")

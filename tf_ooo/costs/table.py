@@ -1,4 +1,5 @@
-"""Costs, and gains beside a region, in files: JSON that a person can edit, refused with the reason if wrong.
+"""Keeps costs, and gains beside a region, in files: JSON that a person can edit, refused with the reason if
+wrong.
 
 A gain is the seconds saved by running one layer's dW beside a region of the main stream.
 """
@@ -47,7 +48,7 @@ class CostTable:
         assumptions: what was assumed to get them.
         notes: what else a reader should know, such as ops that could not be measured.
         op_seconds: seconds of single ops, by node name; empty where only layers are known.
-        rows: of the micro-batch that the costs are for; None: not known.
+        rows: how many the micro-batch has that the costs are for; None: not known.
 
     Raises:
         CostError: no layer, a layer that reads no earlier one, an op's seconds that are no time.
@@ -78,7 +79,7 @@ class CostTable:
                 raise CostError(f"op_seconds: op {name!r}: must be a finite number >= 0, got {seconds!r}")
 
     def __repr__(self) -> str:
-        """Short: an error or a notebook that shows one does not fill the screen."""
+        """Keep it short: an error or a notebook that shows one does not fill the screen."""
         busy_s = sum(layer.busy_s for layer in self.layers)
         return (
             f"CostTable({len(self.layers)} layers, {self.source}, F + dO + dW {busy_s:.3g} s a micro-batch)"
@@ -354,7 +355,7 @@ def _check_s(what: str, seconds: object) -> None:
 
 
 def _rows(content: object) -> tuple[dict[tuple[str, int], float], frozenset[tuple[str, int]]]:
-    """(seconds by pair, the pairs that are marked as not measured)."""
+    """Return (seconds by pair, the pairs that are marked as not measured)."""
     if not isinstance(content, dict) or content.get("version") != VERSION:
         raise CostError(f"no table of gains: version must be {VERSION}")
     rows = content.get("gains")

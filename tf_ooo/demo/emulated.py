@@ -1,4 +1,5 @@
-"""Layers whose tasks hold their device for a time instead of computing, as kernels would hold a GPU."""
+"""Defines layers whose tasks hold their device for a time instead of computing, as kernels would hold a
+GPU."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ _WAIT = tf.load_op_library(str(library())).ooo_wait
 class Emulated(keras.layers.Layer):  # type: ignore[misc]
     """Multiplies by a vector, so that there is a weight with a gradient.
 
-    ``seconds``: of F, dO and dW, whatever the number of rows.
+    ``seconds``: what F, dO and dW take, whatever the number of rows.
     """
 
     def __init__(self, seconds: tuple[float, float, float], **settings: Any) -> None:

@@ -34,8 +34,8 @@ Costs = tuple[float, float, float]
 class Trained:
     """This is what one way came to.
 
-    ``steps_s``: of each counted step.  ``tasks``: device, kind, start and end in seconds of each task of
-    the median step.  ``difference``: the largest one of a weight from stock's.  ``same_bits``: whether all
+    ``steps_s``: seconds of each counted step.  ``tasks``: device, kind, start and end in seconds of each task
+    of the median step.  ``difference``: the largest one of a weight from stock's.  ``same_bits``: whether all
     weights are those of 1F1B at the end; None: it is another sum.
     """
 

@@ -1,1 +1,1 @@
-"""The life of a fit: comparing stock with rewritten, guarding, saving."""
+"""Runs the life of a fit: comparing stock with rewritten, guarding, saving."""

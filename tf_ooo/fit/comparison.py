@@ -1,4 +1,4 @@
-"""Stock against rewritten steps: they take turns, are timed, and the faster is kept on all ranks."""
+"""Compares stock with rewritten steps: they take turns, are timed, and the faster is kept on all ranks."""
 
 from __future__ import annotations
 
@@ -138,12 +138,12 @@ class StepTimes:
 
     @property
     def first_rewrite(self) -> str:
-        """The first rewritten step that is still there."""
+        """Return the first rewritten step that is still there."""
         return next(way for way in self._rounds[0].order if way != STOCK)
 
     @property
     def seconds(self) -> dict[str, list[float]]:
-        """The samples that are compared, by step."""
+        """Return the samples that are compared, by step."""
         if self.until_sure:
             return self._rounds[-1].leading()
         return self._rounds[-1].samples(self.profile_steps)
@@ -188,7 +188,7 @@ class StepTimes:
 
     @property
     def progress(self) -> str:
-        """``3 of 6 steps timed``."""
+        """Return ``3 of 6 steps timed``."""
         if self.until_sure:
             return f"{self.steps} of at most {MOST_STEPS} steps compared"
         samples = list(self.seconds.values())
@@ -196,7 +196,8 @@ class StepTimes:
         return f"{timed} of {len(samples) * self.profile_steps} steps timed"
 
     def shown(self) -> str:
-        """``stock 12.00 ms, rewritten 11.00 ms``, the medians; then ``again: ...`` of two that were."""
+        """Return ``stock 12.00 ms, rewritten 11.00 ms``, the medians; then ``again: ...`` of two that
+        were."""
         return "; again: ".join(_medians_text(turns.leading()) for turns in self._rounds)
 
 
@@ -258,12 +259,12 @@ class _Turns:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Stock and rewritten steps side by side.
+    """Compares stock and rewritten steps side by side.
 
     Attributes:
         stock_s, rewritten_s: the medians, of several rewritten steps that of the fastest, ``best``.
         noise_s: the larger of the two distances from the median that three of four steps keep, interrupted
-            ones left out: of three steps the largest.
+            ones left out: the largest of three steps.
     """
 
     stock_s: float

@@ -39,7 +39,7 @@ _CHANGED = "traced again, the step is another than it was: something that it rea
 
 
 class StepController:
-    """Callable in place of the step, from any thread; its ``experiment`` says which step runs.
+    """Is callable in place of the step, from any thread; its ``experiment`` says which step runs.
 
     Args:
         stock, rewritten: the step as TensorFlow runs it, and as a function of its own, not traced yet.
@@ -113,7 +113,7 @@ class StepController:
 
     @property
     def choice(self) -> str | None:
-        """The step that is kept; None as long as that is open."""
+        """Return the step that is kept; None as long as that is open."""
         phase = self.experiment.phase
         return phase.which if isinstance(phase, KeptStep) else None
 
@@ -152,7 +152,7 @@ class StepController:
 
     @property
     def _ours(self) -> str:
-        """The rewritten step that is kept; until one is, the first."""
+        """Return the rewritten step that is kept; until one is, the first."""
         return self.comparison.times.first_rewrite if self.choice in (None, STOCK) else str(self.choice)
 
     def run(self, which: str | None, call: Call) -> Any:
@@ -214,7 +214,8 @@ class StepController:
         return Turn(outputs, seconds, traced, kind=(nests.shapes_of(call), samples))
 
     def _trace(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Both now: what a callback changes in Python after the first step is in neither, as in stock order.
+        """Trace both now: what a callback changes in Python after the first step is in neither, as in stock
+        order.
 
         Keeps to one of the two if the step draws from op-held random state.
         """
@@ -292,7 +293,7 @@ class StepController:
 
 
 class _Beginning(Training):
-    """The first execution of a comparison; functions are traced."""
+    """Is the first execution of a comparison; functions are traced."""
 
     def __init__(self, controller: StepController) -> None:
         self._controller = controller

@@ -78,7 +78,7 @@ class Distributed:
 
     @property
     def stock(self) -> Callable[[Any], Any] | None:
-        """The train function that the report is of: one device runs it."""
+        """Return the train function that the report is of: one device runs it."""
         return None if self.known is None else self.known[0]
 
     def place(self, model: keras.Model, devices: object, local_rank: int = 0) -> None:
@@ -90,7 +90,7 @@ class Distributed:
     def begin(self, model: keras.Model, steps: int | None) -> bool:
         """Begin a fit; return whether it is of another model, or on other devices, than the one before.
 
-        ``steps``: of an epoch.
+        ``steps``: how many an epoch has.
         """
         epochs = keras_fits.epochs_of_fit()
         self.steps = None if steps is None or epochs is None else steps * epochs
@@ -183,8 +183,9 @@ class FirstSteps:
     only: ops take longer under the profiler.  Where the last one has other rows than the first, as the end of
     an epoch may have, the next one is profiled in its place.  With ``options.costs`` one step does.
 
-    ``rows``: of the largest micro-batch of the step that was taken apart.  ``make_functions`` makes the step,
-    given what is entered around its traces.  ``pass_s``: of tracing a pass alone; 0: none was.
+    ``rows``: how many the largest micro-batch of the step had that was taken apart.  ``make_functions`` makes
+    the step, given what is entered around its traces.  ``pass_s``: seconds of tracing a pass alone; 0: none
+    was.
     """
 
     def __init__(
@@ -237,7 +238,8 @@ class FirstSteps:
         self._report.note(text, log=logging.WARNING)
 
     def run(self, batch: object) -> Any:
-        """One step; its logs.  Raises why the step could not be taken apart, or was refused before it ran."""
+        """Run one step; return its logs. Raises why the step could not be taken apart, or was refused before
+        it ran."""
         functions = self._functions
         if self._layers.step is None:  # costs are of the first batch's parts
             self._whole_rows, self._first_batch = rows_of(batch), nests.signature(batch)
@@ -289,7 +291,7 @@ class FirstSteps:
         return self._layers.rested
 
     def measured(self) -> tuple[StepGraph, CostTable]:
-        """The step, taken apart, and what its layers cost.  BackendError: no step was handed over."""
+        """Return the step, taken apart, and what its layers cost. BackendError: no step was handed over."""
         step = self._layers.step
         if step is None:
             raise not_cut(self._request)
@@ -327,12 +329,12 @@ class Placed:
         self._model, self._target, self.moved = model, target, moved or Moved(model)
 
     def move(self, devices: Mapping[str, str]) -> None:
-        """Each to the device that stands by its name in graphs; those that have none stay."""
+        """Move each to the device that stands by its name in graphs; those that have none stay."""
         variables = keras_variables.named(all_variables(self._model))
         by_id = {id(variable): devices[name] for name, variable in variables.items() if name in devices}
         self.moved.move(by_id, variables.values())
 
     def restore(self) -> list[str]:
-        """Back with their present values; names those whose device is gone."""
+        """Bring them back with their present values; return the names of those whose device is gone."""
         self._target.lost()  # a read from a worker that has just died would wait for ever
         return self.moved.restore(self._target.reachable)

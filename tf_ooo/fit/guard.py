@@ -45,7 +45,8 @@ _FILES = (".keras", ".h5")
 
 
 def replacing(save: Callable[..., Any]) -> Callable[..., Any]:
-    """``Model.save``, ``save_weights`` or ``export``, that writes beside the path, then puts it there."""
+    """Return ``Model.save``, ``save_weights`` or ``export``, that writes beside the path, then puts it
+    there."""
 
     @functools.wraps(save)
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -74,7 +75,7 @@ def _own_path(filepath: object, folder: bool) -> Path | None:
 
 @contextlib.contextmanager
 def written_beside(path: Path) -> Iterator[Path]:
-    """A path beside this one; what is there at the end of the block takes the place of ``path`` at once.
+    """Give a path beside this one; what is there at the end of the block takes the place of ``path`` at once.
 
     Nothing is left beside if the block raises; what a killed process left goes with the next block.
     """
@@ -142,7 +143,8 @@ def _remove(path: Path) -> None:
 
 
 def saving_backups_whole(callback: Any) -> Callable[[], None] | None:
-    """The ``_save_model`` of a ``BackupAndRestore``, whose weights and epoch change together; None: no such.
+    """Return the ``_save_model`` of a ``BackupAndRestore``, whose weights and epoch change together; None: no
+    such.
 
     Keras writes the one, then the other: killed in between, the fit that is resumed trains an epoch twice.
     """
@@ -173,7 +175,7 @@ def _linked_unless_json(source: str, target: str) -> None:
 
 
 def _linked(source: str, target: str) -> None:
-    """The same file under another name; a copy where that cannot be."""
+    """Link the same file under another name; copy it where that cannot be."""
     try:
         os.link(source, target, follow_symlinks=False)
     except OSError:
@@ -359,7 +361,7 @@ class Guard:
         return make_guarded
 
     def _chosen(self, kind: Kind, function: Function) -> Function:
-        """Keras' function, or what the mode has for it.
+        """Return Keras' function, or what the mode has for it.
 
         A callback may catch what its own ``predict`` raises; validation is the fit's.
         """

@@ -1,4 +1,4 @@
-"""The life of a fit, the same in every mode: begin, run, and whatever ends it.
+"""Runs the life of a fit, the same in every mode: begin, run, and whatever ends it.
 
 The states, and who calls what, are in ``docs/design/house.md``.
 """
@@ -45,7 +45,7 @@ _OPEN_END = (
 
 @dataclass(frozen=True)
 class _Running:
-    """A fit that has begun."""
+    """Is a fit that has begun."""
 
     model: keras.Model
     training: Training

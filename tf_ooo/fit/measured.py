@@ -1,4 +1,4 @@
-"""Costs of layers from a profiled step, on one device or spread over several."""
+"""Finds costs of layers from a profiled step, on one device or spread over several."""
 
 from __future__ import annotations
 
@@ -88,7 +88,8 @@ def tied_bytes(step: StepGraph) -> tuple[list[float], list[float], list[float]]:
 def _with_tied(
     layer: LayerCosts, copies_bytes: float, gradients_bytes: float, made_here_bytes: float
 ) -> LayerCosts:
-    """The layer with these bytes added; gradients count from F on: rather too much memory than too little."""
+    """Return the layer with these bytes added; gradients count from F on: rather too much memory than too
+    little."""
     return dataclasses.replace(
         layer,
         activation_bytes=layer.activation_bytes + copies_bytes + gradients_bytes,
@@ -99,7 +100,7 @@ def _with_tied(
 
 
 def unknown_sizes(step: StepGraph) -> tuple[str, ...]:
-    """Tensors that the backward pass needs, and whose bytes nobody knows before the step runs."""
+    """Return tensors that the backward pass needs, and whose bytes nobody knows before the step runs."""
     return unknown_activations(step.graph, *_tasks(step))
 
 
@@ -116,7 +117,7 @@ def _tasks(step: StepGraph) -> tuple[Tasks, dict[str, int]]:
 
 
 def check_costs(costs: CostTable, names: Sequence[str]) -> None:
-    """OptionsError: they are of another model, or its layers were divided otherwise."""
+    """Raise OptionsError: they are of another model, or its layers were divided otherwise."""
     other = "of batches of another size, by which layers that take long are cut; measure them again"
     if (count := len(costs.layers)) != len(names):
         raise OptionsError(f"costs= has {count} layers, the model {len(names)}: not its costs, or {other}")
@@ -209,8 +210,8 @@ def _shared(measured: Sequence[LayerCosts], parts: Sequence[LayerCosts]) -> list
 class InPlace:
     """Traces the next steps that are run through it, at most three; one where workers have to be asked.
 
-    ``count``: micro-batches of the steps that run; ``signature``: of the batches on which they are measured;
-    ``why_not``: why there are no costs.
+    ``count``: micro-batches of the steps that run; ``signature``: that of the batches on which they are
+    measured; ``why_not``: why there are no costs.
     """
 
     def __init__(self, step: StepGraph, count: int, target: Target, steps: int, signature: object) -> None:
@@ -239,7 +240,7 @@ class InPlace:
     def costs(self, names: Iterable[str]) -> CostTable | None:
         """Return the layers' costs for one micro-batch; None: nothing was measured.
 
-        ``names``: of all nodes that ran; a profile may lack some.
+        ``names``: the names of all nodes that ran; a profile may lack some.
         """
         if not self._profiles:
             return None

@@ -28,7 +28,8 @@ Function = Callable[[Any], Any]
 
 
 class Training:
-    """One fit of one model in a mode, or a phase of it: what is asked of it from its begin until ``restore``.
+    """Is one fit of one model in a mode, or a phase of it: what is asked of it from its begin until
+    ``restore``.
 
     Whatever is not said here is what a stock step needs: nothing.
     """
@@ -83,10 +84,10 @@ class Training:
 
 
 class Mode(Protocol):
-    """One way to train; stays from fit to fit.
+    """Is one way to train; stays from fit to fit.
 
     Attributes:
-        options: of the user.
+        options: the user's options.
         keeps_stock: what goes wrong at the beginning of a fit leaves the stock step, unless ``strict``.
         compiles: takes a model that XLA compiles.
     """
@@ -98,18 +99,18 @@ class Mode(Protocol):
     def options(self) -> ModeOptions: ...
 
     def join(self) -> Engine:
-        """The processes that train together; waits for them."""
+        """Return the processes that train together; waits for them."""
 
     def check(self, model: keras.Model, steps: int | None) -> None:
         """Raises an OOOError for a model that cannot be trained so; nothing has been changed.
 
         Args:
             model: compiled.
-            steps: of an epoch, if known.
+            steps: how many an epoch has, if known.
         """
 
     def prepare(self, model: keras.Model, steps: int | None) -> Training | None:
-        """The training of a model; None: its stock step trains, and the report says why."""
+        """Return the training of a model; None: its stock step trains, and the report says why."""
 
     def describe(self) -> Report:
         """Return what was found, planned and measured so far, for the model trained last."""
@@ -213,7 +214,7 @@ class StockFirst(Training):
 
 @dataclass(frozen=True)
 class Turn:
-    """One step, or several ``steps`` of equal length, of those that take turns.
+    """Is one step, or several ``steps`` of equal length, of those that take turns.
 
     ``outputs`` are the last one's, ``seconds`` those of one step.  ``traced``: it did more than a step does.
     ``kind`` is equal for steps that do equal work; the times of ``comparable`` turns tell something.

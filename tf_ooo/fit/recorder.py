@@ -53,7 +53,7 @@ class Traced:
 def run_traced(run: Callable[[], Any], addresses: Sequence[str], expected_s: float) -> Traced:
     """Calls ``run`` exactly once, whatever the profilers do, and waits for it.  Raises what it raises.
 
-    ``addresses``: of workers, which this process' profiler does not see; none: this process.
+    ``addresses``: those of workers, which this process' profiler does not see; none: this process.
     ``expected_s``: about what it takes; workers' profilers look on for twice as long.
     """
     own: list[TracedEvent] = []
@@ -114,7 +114,7 @@ class Watched:
         timed: seconds of steps that the mode collects; those of recorded steps are taken out again.
         why: why the order that runs is not the plan's, where that is known.
         why_not: why no task can be seen; then only the raw profile is written.
-        addresses: of workers, which this process' profiler does not see.
+        addresses: those of workers, which this process' profiler does not see.
         one_by_one: the plan is an order, without seconds; its tasks are drawn in those that were measured.
         late_gradients: they are an earlier batch's, and may run before a forward pass.
     """
@@ -266,7 +266,8 @@ def _after_forward(times: TaskTimes, spans: Mapping[Task, list[Span]]) -> Iterat
 
 
 def _extent(spans: Sequence[Span]) -> TaskTime:
-    """First begin and last end, less what is in front of and behind all but a small share of the time."""
+    """Return first begin and last end, less what is in front of and behind all but a small share of the
+    time."""
     ops_s = length_s(spans)
 
     def small(ordered: Sequence[Span]) -> int:

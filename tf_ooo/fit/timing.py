@@ -77,9 +77,10 @@ class Budget:
 
     Attributes:
         ways: rewritten steps that are compared: each is traced.
-        steps: of the fit; None: as many as its executions have, of which an epoch's last one may have fewer.
+        steps: how many the fit has; None: as many as its executions have, of which an epoch's last one may
+            have fewer.
         beside_s: seconds that a comparison takes beside traces and steps, such as planning.
-        executions: of the fit; None: nobody knows, and those that have run must pay.
+        executions: how many the fit has; None: nobody knows, and those that have run must pay.
         together: steps in one execution.
         trace_s: seconds of the execution that traced; of an earlier fit, if there was one.
         seen: executions of this fit.
@@ -105,17 +106,17 @@ class Budget:
 
     @property
     def execution_s(self) -> float:
-        """The median; 0 before one was timed."""
+        """Return the median; 0 before one was timed."""
         return statistics.median(self._times_s) if self._times_s else 0.0
 
     @property
     def steps_s(self) -> list[float]:
-        """Seconds of single steps, as far as they were timed."""
+        """Return seconds of single steps, as far as they were timed."""
         return [time_s / self.together for time_s in self._times_s]
 
     @property
     def cost_s(self) -> float:
-        """About what a comparison takes; the first trace tells how long another one does."""
+        """Return about what a comparison takes; the first trace tells how long another one does."""
         trace_s = max(0.0, self.trace_s - self.execution_s)
         return self.ways * trace_s + _LOST_STEPS * self.execution_s + self.beside_s
 
@@ -131,7 +132,7 @@ class Budget:
 
     @property
     def _needed(self) -> int:
-        """The number of steps that pay for a comparison."""
+        """Return the number of steps that pay for a comparison."""
         return math.ceil(self.cost_s / (MOST * self.execution_s)) * self.together
 
     def add(self, seconds: float | None, traced: bool) -> None:
@@ -170,17 +171,17 @@ _WHOLE = 8.0
 
 
 def micro_batches_s(pass_s: float, microbatches: int) -> float:
-    """Return seconds of a first step in micro-batches; ``pass_s``: of the pass that was traced alone."""
+    """Return seconds of a first step in micro-batches; ``pass_s``: those of the pass traced alone."""
     return (_WHOLE + microbatches) * pass_s
 
 
 def look_s(first_pass_s: float) -> float:
-    """Return seconds in which rows are compared; ``first_pass_s``: of the first pass that was traced."""
+    """Return seconds in which rows are compared; ``first_pass_s``: those of the first pass traced."""
     return 2.0 * first_pass_s
 
 
 def stock_s(first_s: float, microbatches: int) -> float:
-    """Return seconds of a first stock step; ``first_s``: of the one in micro-batches."""
+    """Return seconds of a first stock step; ``first_s``: those of the one in micro-batches."""
     return first_s * _WHOLE / (_WHOLE + microbatches)
 
 
@@ -192,7 +193,7 @@ def placing_s(first_s: float) -> float:
 def pays_from(spent_s: float, one_s: float, ours_s: float | None) -> str:
     """Say from how many steps on what was ``spent_s`` is gained back; empty: nobody knows.
 
-    ``spent_s``: without what stock would have taken.  ``one_s``: of a stock step; ``ours_s``: of one on
+    ``spent_s``: without what stock would have taken.  ``one_s``: a stock step's; ``ours_s``: that of one on
     several devices, as predicted.
     """
     if ours_s is None:
@@ -309,7 +310,7 @@ def stock_steps_s(model: keras.Model, batch: object, least: int, calls_python: b
 
 
 def undone_steps_s(concrete: Any, batch: Any, least: int, calls_python: bool) -> list[float]:
-    """Seconds of so many single calls of a traced function, or more; all variables are put back.
+    """Return seconds of so many single calls of a traced function, or more; all variables are put back.
 
     Raises whatever a call raises; BackendError for one that keeps random numbers to itself, or communicates,
     or ``calls_python``, unless it may: nobody can put back what Python does.

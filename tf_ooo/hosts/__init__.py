@@ -1,1 +1,1 @@
-"""Devices and addresses, joining workers, watching them, links between them."""
+"""Handles devices and addresses, and joins workers, watches them, and measures the links between them."""

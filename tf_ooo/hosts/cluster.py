@@ -1,4 +1,5 @@
-"""Several hosts: this process joins workers over TensorFlow's runtime; and where a model's parts run.
+"""Trains over several hosts: this process joins workers over TensorFlow's runtime; and where a model's parts
+run.
 
 >>> # on host2: tf-ooo worker --cluster host1:2222,host2:2222 --task 1 --insecure-network
 >>> # on host1:
@@ -65,7 +66,7 @@ _clusters: dict[tuple[str, ...], Cluster] = {}
 
 
 class Cluster:
-    """The workers of a cluster, by task, and this process, which trains; made by :func:`connect`.
+    """Holds the workers of a cluster, by task, and this process, which trains; made by :func:`connect`.
 
     ``devices`` has full names in the order of the tasks: GPUs of a task that has some, else its CPUs.
     ``own_task`` is this process, 0 or None (then workers serve all tasks); ``silence`` watches the workers.
@@ -258,7 +259,8 @@ def _check(addresses: Sequence[str], task: int, facts: Facts) -> None:
 
 
 def _refuse_if_used(address: str, task: int) -> None:
-    """BackendError: another training computes there; both would wait for each other's memory and cores."""
+    """Raise BackendError: another training computes there; both would wait for each other's memory and
+    cores."""
     if (client := user_of(address, task, 10.0)) is not None:
         raise BackendError(
             f"worker {address} (task {task}) is in use by another training, process {client.process} at "
@@ -335,7 +337,7 @@ def _command(addresses: Sequence[str], task: int) -> str:
 
 
 class Devices:
-    """Devices of this process, none of which can be lost; the methods are those of :class:`Cluster`."""
+    """Holds devices of this process, none of which can be lost; the methods are those of :class:`Cluster`."""
 
     def __init__(self, devices: Sequence[str]) -> None:
         self.devices = tuple(devices)

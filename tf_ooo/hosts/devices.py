@@ -1,4 +1,5 @@
-"""``devices=``: a count, names, or a cluster ``host1:port,host2:port``; which exist, and who can be reached.
+"""Reads ``devices=``: a count, names, or a cluster ``host1:port,host2:port``; tells which exist, and who can
+be reached.
 
 Nothing here imports TensorFlow before it is asked for devices that exist.
 """
@@ -44,7 +45,8 @@ def is_cluster(text: object) -> bool:
 
 
 def parse(text: str | Sequence[str]) -> tuple[str, ...]:
-    """The addresses, in the order of the tasks.  OptionsError: names what is no address, or given twice."""
+    """Return the addresses, in the order of the tasks. OptionsError: names what is no address, or given
+    twice."""
     addresses = tuple(map(str.strip, text.split(",") if isinstance(text, str) else text))
     for address in addresses:
         match = _ADDRESS.fullmatch(address)
@@ -65,7 +67,7 @@ def cluster_of_environment() -> str | None:
 
 
 def host_port(address: str) -> tuple[str, int]:
-    """``("::1", 2222)`` of ``"[::1]:2222"``."""
+    """Return ``("::1", 2222)`` of ``"[::1]:2222"``."""
     host, _, port = address.rpartition(":")
     return host.strip("[]"), int(port)
 
@@ -111,7 +113,7 @@ def outward_host(addresses: Sequence[str]) -> str:
 
 @contextlib.contextmanager
 def held_ports(count: int, host: str = "127.0.0.1") -> Iterator[list[int]]:
-    """Different TCP ports of an address of this machine that nobody else is given within the block.
+    """Hold different TCP ports of an address of this machine, which nobody else is given within the block.
 
     A server that is told the number can listen there, as TensorFlow's do (with ``SO_REUSEADDR``).
     """
@@ -126,7 +128,7 @@ def free_port() -> int:
 
 
 def free_ports(count: int) -> list[int]:
-    """Different TCP ports that nobody listens at now."""
+    """Return different TCP ports that nobody listens at now."""
     with held_ports(count, "0.0.0.0") as ports:
         return ports
 
@@ -137,7 +139,8 @@ def has_devices(value: object) -> bool:
 
 
 def check_devices(value: object) -> None:
-    """OptionsError unless ``value`` can be ``devices=``; whether they exist is known once TensorFlow runs."""
+    """Raise OptionsError unless ``value`` can be ``devices=``; whether they exist is known once TensorFlow
+    runs."""
     refused = f"devices={value!r:.80} is not accepted"
     if isinstance(value, bool) or (isinstance(value, int) and value < 1):
         raise OptionsError(f"{refused}; accepted: an int of at least 1, or names")

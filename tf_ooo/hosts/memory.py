@@ -54,7 +54,8 @@ def host_memory() -> Iterator[None]:
 
 
 def _check_room(name: str, own_bytes: int, there_bytes: int) -> None:
-    """BackendError: there is no room for another variable as large; its first value is made beside it."""
+    """Raise BackendError: there is no room for another variable as large; its first value is made beside
+    it."""
     available = available_bytes() if own_bytes >= _LARGE_BYTES else None
     if available is not None and available.bytes <= own_bytes + _LEFT_BYTES:
         raise BackendError(
@@ -83,7 +84,7 @@ def evaluate_in_host_memory(model: keras.Model) -> None:
 
 
 def _making_there(model: keras.Model, kept_as: str, make: Callable[..., Any]) -> Callable[..., Any]:
-    """Keras' ``make_test_function`` or ``make_predict_function``, whose function runs on the CPU."""
+    """Return Keras' ``make_test_function`` or ``make_predict_function``, whose function runs on the CPU."""
 
     def make_there(*args: Any, **kwargs: Any) -> Any:
         made_by_keras = make(*args, **kwargs)

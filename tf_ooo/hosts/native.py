@@ -1,4 +1,4 @@
-"""Small C libraries, which setup.py compiles, and how a process ends that has lost others."""
+"""Loads small C libraries, which setup.py compiles, and how a process ends that has lost others."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ def _in_turns(sender: str, receiver: str, products: int, size: int) -> Callable[
 
 
 class _Segments:
-    """Segments of computation on one device, one after the other."""
+    """Holds segments of computation on one device, one after the other."""
 
     def __init__(self, name: str, products: int, size: int) -> None:
         self._name, self._products = name, products
@@ -88,7 +88,7 @@ class _Segments:
             return self._sent.read_value()
 
     def arrived(self, messages: Sequence[Any]) -> list[Any]:
-        """Something on this device that waits for each message."""
+        """Return something on this device that waits for each message."""
         with tf.device(self._name):
             return [message[0] for message in messages]
 
@@ -116,7 +116,8 @@ _HAND_OVER_S = 30e-6
 
 
 def link_between(names: Sequence[str]) -> Link:
-    """The link between neighbouring devices, the slowest where they differ; measured, but within one memory.
+    """Return the link between neighbouring devices, the slowest where they differ; measured, but within one
+    memory.
 
     Raises CostError where a device does not answer.
     """
@@ -131,7 +132,8 @@ def link_between(names: Sequence[str]) -> Link:
 
 
 def sharing_cores(link: Link, names: Sequence[str], hosts: Sequence[str]) -> Link:
-    """The link of devices of which the CPUs of one host share its cores; all hosts are taken to be like this.
+    """Return the link of devices of which the CPUs of one host share its cores; all hosts are taken to be
+    like this.
 
     There the time that messages take from those that compute is time of these cores, and counts as that.
     """
@@ -173,7 +175,8 @@ def measure_device_link(
 
 
 def measure_overhead_s_per_byte(sender: str, receiver: str, link: Link, repeats: int = 5) -> float:
-    """Seconds that a computation takes longer for each byte that its device sends or receives meanwhile.
+    """Return seconds that a computation takes longer for each byte that its device sends or receives
+    meanwhile.
 
     The mean of both ends; 0 where the link is too slow for messages to be through in time.
     """
@@ -234,7 +237,7 @@ def _hop_seconds(sender: str, receiver: str, size: int, repeats: int) -> list[fl
 
 
 def _hops(sender: str, receiver: str, size: int, hops: int) -> Any:
-    """A function that sends a tensor to and fro and returns one number of it."""
+    """Return a function that sends a tensor to and fro and returns one number of it."""
 
     def function() -> Any:
         with tf.device(sender):
@@ -276,8 +279,8 @@ def relative_speeds(devices: Sequence[str], hosts: Sequence[str], home: str) -> 
 
 
 def levels(speeds: Mapping[str, float]) -> dict[str, float]:
-    """The same for all that are about alike, 1 for those that are about 1: what measurements differ by is
-    not to decide where a model is cut."""
+    """Return the same for all that are about alike, 1 for those that are about 1: what measurements differ by
+    is not to decide where a model is cut."""
     groups: list[list[str]] = []
     for name in sorted(speeds, key=speeds.__getitem__):
         if not groups or speeds[name] >= _ALIKE * speeds[groups[-1][0]]:
@@ -305,7 +308,8 @@ def measured_model(device: str) -> DeviceModel:
 
 
 def _computing(name: str) -> str:
-    """The device that stands for all that compute with the same cores: of the CPUs of a process the first."""
+    """Return the device that stands for all that compute with the same cores: of the CPUs of a process the
+    first."""
     process, kind = name.rsplit("/device:", 1)
     return f"{process}/device:CPU:0" if kind.startswith("CPU") else name
 
@@ -320,7 +324,7 @@ def _rates(host_of: Mapping[str, str]) -> dict[str, float]:
 
 
 def _rate(device: str) -> float:
-    """Floating-point operations a second, in products."""
+    """Return floating-point operations a second, in products."""
     width = _CPU_WIDTH if ":CPU:" in device else _GPU_WIDTH
     return _of_device(device, (width, width), lambda value, zeros: value @ zeros, 2.0 * width**3)
 

@@ -1,4 +1,4 @@
-"""``tf-ooo run``: a training script with its workers or ranks, started again where a process is lost."""
+"""Runs ``tf-ooo run``: a training script with its workers or ranks, started again where a process is lost."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Job:
 
 
 def _check_script(script: Sequence[str]) -> None:
-    """OptionsError: Python would fail in the same way after each restart."""
+    """Raise OptionsError: Python would fail in the same way after each restart."""
     name = script[0]
     if name.startswith("--"):
         raise OptionsError(f"{name} is no option of tf-ooo run, and no script; see tf-ooo run --help")
@@ -69,19 +69,20 @@ def _check_script(script: Sequence[str]) -> None:
 
 @dataclass
 class _Attempt:
-    """One start of all processes, each the first of a group of its own."""
+    """Is one start of all processes, each the first of a group of its own."""
 
     script: subprocess.Popen[bytes]
     workers: dict[str, subprocess.Popen[bytes]]
 
     def lost(self) -> list[str]:
-        """Workers that have ended, in words."""
+        """Return workers that have ended, in words."""
         return [
             f"{name} ended with {p.returncode}" for name, p in self.workers.items() if p.poll() is not None
         ]
 
     def wait(self, told: Sequence[str]) -> int | None:
-        """The script's exit status, or None when a signal is ``told``; a lost worker leaves a minute."""
+        """Return the script's exit status, or None when a signal is ``told``; a lost worker leaves a
+        minute."""
         deadline_s = float("inf")
         while self.script.poll() is None:
             if told:
@@ -119,7 +120,7 @@ def supervise(job: Job, max_restarts: int, say: Callable[[str], None]) -> int:
 
 @contextlib.contextmanager
 def _started(job: Job) -> Iterator[_Attempt]:
-    """All processes of the job; none is left at the end."""
+    """Start all processes of the job; none is left at the end."""
     with job.addresses() as addresses, contextlib.ExitStack() as ends:
 
         def start(command: Sequence[str], **environment: str) -> subprocess.Popen[bytes]:

@@ -24,7 +24,7 @@ _FILE_PAGES = {
 
 @dataclass(frozen=True)
 class MemoryGroup:
-    """A control group that may have less than its machine has.
+    """Is a control group that may have less than its machine has.
 
     Attributes:
         limit_bytes: that its processes may have together; the system ends who passes it.
@@ -41,14 +41,15 @@ class MemoryGroup:
 
 @dataclass(frozen=True)
 class ReportedLimit:
-    """Bytes that a device may have, or this process may still take; ``said``: who says so, in words."""
+    """Holds bytes that a device may have, or this process may still take; ``said``: who says so, in words."""
 
     bytes: int
     said: str
 
 
 def memory_group(proc: Path = _PROC) -> MemoryGroup | None:
-    """The group with the lowest limit that this process is in; None: the whole machine is there for it."""
+    """Return the group with the lowest limit that this process is in; None: the whole machine is there for
+    it."""
     located = _located(proc)
     if located is None:
         return None
@@ -89,7 +90,7 @@ def available_bytes(proc: Path = _PROC) -> ReportedLimit | None:
 
 
 def _located(proc: Path) -> tuple[int, Path, Path] | None:
-    """Version, mount point and folder of this process' memory group; None: there is none."""
+    """Return version, mount point and folder of this process' memory group; None: there is none."""
     lines = [line.split(":", 2) for line in _lines(proc / "self/cgroup")]
     mounts = list(_mounts(_lines(proc / "self/mountinfo")))
     for version, kind, controller in ((1, "cgroup", "memory"), (2, "cgroup2", "")):

@@ -38,7 +38,7 @@ class Silence:
         self._peers: dict[int, int] = {}
 
     def watch(self, task: int, address: str) -> None:
-        """A worker more.  BackendError: the library is not compiled, or there is no thread left."""
+        """Watch a worker more. BackendError: the library is not compiled, or there is no thread left."""
         peer = _library().ooo_watch(*_where(address), ctypes.c_double(self.silence_s))
         if peer is None:
             raise BackendError(f"worker {address} cannot be watched: this process can start no thread")
@@ -69,7 +69,7 @@ def cut(address: str) -> int:
 
 
 def _where(address: str) -> tuple[ctypes.Array[ctypes.c_char_p], int, int]:
-    """IP addresses, how many, and the port; none where the name is not known."""
+    """Return IP addresses, how many, and the port; none where the name is not known."""
     host, port = host_port(address)
     try:
         known = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)

@@ -1,4 +1,5 @@
-"""A worker process: TensorFlow's server of one task of a cluster, and the facts that it publishes of itself.
+"""Runs a worker process: TensorFlow's server of one task of a cluster, and the facts that it publishes of
+itself.
 
 They are read with a session rather than eagerly: it can be given a deadline, and it asks the one worker
 without having joined its cluster.  TensorFlow is not imported before: a worker checks its version first.
@@ -175,7 +176,7 @@ def publish(target: str, facts: Facts) -> None:
 
 @dataclass(frozen=True)
 class Client:
-    """The training that uses a worker: the address at which its process listens."""
+    """Is the training that uses a worker: the address at which its process listens."""
 
     address: str
     process: int
@@ -207,9 +208,9 @@ def in_a_line(error: Exception) -> str:
 
 
 class Line:
-    """A connection to one worker, kept open; with ``write`` for what it says from now on, else to ask.
+    """Is a connection to one worker, kept open; with ``write`` for what it says from now on, else to ask.
 
-    ``name``: of the string that is read or written.
+    ``name`` is that of the string that is read or written.
     """
 
     def __init__(self, target: str, task: int, write: str | None = None, name: str = "facts") -> None:

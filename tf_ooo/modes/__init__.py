@@ -1,1 +1,1 @@
-"""One folder for each mode; none imports another."""
+"""Has one folder for each mode; none imports another."""

@@ -1,4 +1,4 @@
-"""Options by name, ``mode="pipeline", devices=4``, and the typed options that they stand for."""
+"""Turns options by name, ``mode="pipeline", devices=4``, into the typed options that they stand for."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ AUTO = "auto"
 
 
 class Options:
-    """A mode and its options by name: ``Options(mode="pipeline", devices=4)`` is ``Pipeline(devices=4)``.
+    """Holds a mode and its options by name: ``Options(mode="pipeline", devices=4)`` is
+    ``Pipeline(devices=4)``.
 
     The fields of the mode's own options can be read here, too.
 
@@ -69,7 +70,7 @@ class Options:
 
     @property
     def resolved_mode(self) -> str:
-        """The mode that runs outside of ``fit``: for ``"auto"`` it is ``"single_device"``."""
+        """Return the mode that runs outside of ``fit``: for ``"auto"`` it is ``"single_device"``."""
         return self.typed.mode
 
     def resolved(self, *, workers: bool) -> ModeOptions:
@@ -105,12 +106,13 @@ class Options:
 
 
 def options_for_fit(given: str | Options | ModeOptions, **arguments: Any) -> ModeOptions:
-    """Typed options of a callback: from a mode's name and arguments, or a value that is given instead."""
+    """Return typed options of a callback: from a mode's name and arguments, or a value that is given
+    instead."""
     return _typed(given, arguments, workers=launched_with_workers())
 
 
 def options_for_steps(where: str, given: str | Options | ModeOptions, **arguments: Any) -> SingleDevice:
-    """Typed options of ``where``, which rewrites functions; as :func:`options_for_fit`.
+    """Return typed options of ``where``, which rewrites functions; as :func:`options_for_fit`.
 
     Raises OptionsError for the modes that need a model, whose ``fit`` they take part in.
     """

@@ -1,4 +1,4 @@
-"""``model.fit`` on several processes with a pipeline each: ranks in step, around its steps."""
+"""Runs ``model.fit`` on several processes with a pipeline each: ranks in step, around its steps."""
 
 from __future__ import annotations
 
@@ -42,7 +42,8 @@ class ReplicatedPipelineMode:
         self._stock: Any = None  # that gradients are averaged of
 
     def join(self) -> Engine:
-        """The ranks.  BackendError: not as many as ``replicas``, or that cannot have a pipeline each."""
+        """Return the ranks. BackendError: not as many as ``replicas``, or that cannot have a pipeline
+        each."""
         if resolved_name(self.options.engine) == "collectives":  # before they wait for each other
             raise BackendError(_BY_HOROVOD)
         engine = choose_engine(self.options.engine)
@@ -60,7 +61,7 @@ class ReplicatedPipelineMode:
         return engine
 
     def check(self, model: keras.Model, steps: int | None) -> None:
-        """BackendError for a model that cannot be cut, or whose gradients cannot be averaged."""
+        """Raise BackendError for a model that cannot be cut, or whose gradients cannot be averaged."""
         engine = self.join()
         if engine.size > 1:
             check_model(model)

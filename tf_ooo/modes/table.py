@@ -1,4 +1,5 @@
-"""The table of modes: the options of each, and what trains by them.  Nobody else knows the modes by name."""
+"""Defines the table of modes: the options of each, and what trains by them. Nobody else knows the modes by
+name."""
 
 from __future__ import annotations
 
@@ -34,7 +35,8 @@ __all__ = [
 
 
 def mode_for(options: ModeOptions) -> Mode:
-    """The mode that trains a model's ``fit``.  BackendError: ``"layerpipe"`` in one of several processes."""
+    """Return the mode that trains a model's ``fit``. BackendError: ``"layerpipe"`` in one of several
+    processes."""
     make = _MAKERS.get(type(options))
     if make is None:
         raise OptionsError(
@@ -50,7 +52,8 @@ def function_controller(
     report: Report,
     on_decided: Callable[[], None],
 ) -> StepController:
-    """The controller of a decorated function, ``compiled`` by XLA.  OOOError: why it cannot be rewritten."""
+    """Return the controller of a decorated function, ``compiled`` by XLA. OOOError: why it cannot be
+    rewritten."""
     if compiled:
         from tf_ooo.compat import tf_functions
         from tf_ooo.modes.compiled.controller import for_function

@@ -107,7 +107,7 @@ _OF_ONE_PROCESS = ("timeline", "dump_dir")
 
 @dataclass(frozen=True, kw_only=True)
 class ModeOptions:
-    """The base of all modes' options: a frozen value, checked when it is made.
+    """Is the base of all modes' options: a frozen value, checked when it is made.
 
     A type with a ``mode`` is a mode's; the ones without are groups of fields that several modes have.
 
@@ -220,7 +220,7 @@ def is_file(schedule: object) -> TypeGuard[str | os.PathLike[str]]:
 
 
 def check_schedule(mode: str, schedule: object) -> None:
-    """OptionsError unless ``mode`` trains by the schedule of this name, or it is ``"auto"``."""
+    """Raise OptionsError unless ``mode`` trains by the schedule of this name, or it is ``"auto"``."""
     accepted = ("auto", *schedules_of(mode))
     if schedule in accepted:
         return
@@ -299,7 +299,7 @@ class RankOptions(ModeOptions):
             raise OptionsError(f"weighting='samples' goes with op='Average' only, not with op={self.op!r}")
 
     def refuse_averaging(self) -> None:
-        """OptionsError for an option of averaging, where one process trains and averages nothing."""
+        """Raise OptionsError for an option of averaging, where one process trains and averages nothing."""
         for name in ("op", "compression", "weighting"):
             value = getattr(self, name)
             if value != self.defaults()[name]:
@@ -377,7 +377,7 @@ class OneDeviceOptions(ModeOptions):
 
     @property
     def given_for_xla(self) -> list[str]:
-        """The options, ``streams=2``, that do nothing where XLA does not compile the step."""
+        """Return the options, ``streams=2``, that do nothing where XLA does not compile the step."""
         usual = self.defaults()
         given = {name: getattr(self, name) for name in _OF_XLA}
         return [f"{name}={value!r:.80}" for name, value in given.items() if value != usual[name]]

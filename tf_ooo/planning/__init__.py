@@ -1,1 +1,1 @@
-"""Plans: no TensorFlow and no graphs.  From the costs of layers to a schedule, simulated."""
+"""Plans, with no TensorFlow and no graphs. From the costs of layers to a schedule, simulated."""

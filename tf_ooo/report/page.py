@@ -1,4 +1,4 @@
-"""The report as a page."""
+"""Shows the report as a page."""
 
 from __future__ import annotations
 

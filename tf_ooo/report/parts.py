@@ -1,4 +1,4 @@
-"""The parts of a report, each made in one place and put in as a whole; what is noted, logged and saved."""
+"""Defines the parts of a report, each made in one place and put in as a whole; what is noted, logged and saved."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Trained(Part):
         mode: its name.
         model, environment, date: the model's name, versions and device, when the report was begun.
         ranks: how many train together.
-        batch_rows: of one step (data_parallel: of this rank's); None: not known.
+        batch_rows: how many one step has (data_parallel: this rank's); None: not known.
     """
 
     mode: str = "single_device"
@@ -145,10 +145,10 @@ class Timed(Part):
         in_turns: whether steps of the baseline and those that run took turns.
         decided_interval: where stock's seconds over the rewritten step's are, by the test that decided, in
             95% of cases; None where there was none.
-        compared_steps: of the test, those that warmed up included; all of them trained.
+        compared_steps: how many the test had, those that warmed up included; all of them trained.
         compared: jit_compile=True: the medians of all ways to compile the step, of the best and stock also
             when they were timed again.
-        first_steps_s: of several devices: seconds of steps at the start, on one of them and in the same
+        first_steps_s: with several devices, seconds of steps at the start, on one of them and in the same
             micro-batches; whole batches take less, mostly.
         alone_s: data_parallel: seconds of single steps of this rank without the others.
     """

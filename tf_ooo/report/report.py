@@ -43,7 +43,7 @@ class Report(
     parts.Outcome,
     parts.Trained,
 ):
-    """All that is known of a training: the attributes of its parts, None where something is not known.
+    """Holds all that is known of a training: the attributes of its parts, None where something is not known.
 
     Whoever knows a part puts it in while training runs.  Its repr is the summary; notebooks show a table.
 
@@ -89,7 +89,7 @@ class Report(
 
     @property
     def schedule(self) -> str:
-        """The policy whose order runs, ``"stock"`` where the stock order runs."""
+        """Return the policy whose order runs, ``"stock"`` where the stock order runs."""
         if self.fell_back:
             return "stock"
         return self.way or "stock" if self.planned is None else self.planned.policy
@@ -103,12 +103,13 @@ class Report(
 
     @property
     def running_s(self) -> Sequence[float]:
-        """Seconds of single steps of what runs now: those of stock, where it was kept."""
+        """Return seconds of single steps of what runs now: those of stock, where it was kept."""
         return next(iter(self.baselines_s.values()), self.steps_s) if self.fell_back else self.steps_s
 
     @property
     def gain(self) -> Gain | None:
-        """The steps as they run beside those of the first baseline; None where one of them is not known."""
+        """Return the steps as they run beside those of the first baseline; None where one of them is not
+        known."""
         baseline, baseline_s = next(iter(self.baselines_s.items()), ("", []))
         if not baseline_s or not self.steps_s:
             return None
@@ -118,7 +119,8 @@ class Report(
 
     @property
     def gain_over_first(self) -> Gain | None:
-        """The steps as they run beside the first ones, where there is no baseline; None: as :attr:`gain`."""
+        """Return the steps as they run beside the first ones, where there is no baseline; None: as
+        :attr:`gain`."""
         if self.baselines_s or not self.first_steps_s or not self.steps_s:
             return None
         return Gain(f"one device{self.same_micro_batches}", self.first_steps_s, self.steps_s)
@@ -133,7 +135,8 @@ class Report(
 
     @property
     def ranks_gain(self) -> Gain | None:
-        """Batches of all ranks in a second beside those of one alone; None where one of them is not known."""
+        """Return batches of all ranks in a second beside those of one alone; None where one of them is not
+        known."""
         if not self.alone_s or not self.running_s:
             return None
         of_all_s = [self.ranks * alone_s for alone_s in self.alone_s]
@@ -178,7 +181,8 @@ class Report(
 
     @property
     def mood(self) -> str:
-        """``good``: steps are faster for sure; ``plain``: nothing is sure; ``back``: they are not faster."""
+        """Return ``good`` where steps are faster for sure, ``plain`` where nothing is, ``back`` where they
+        are not faster."""
         gains = [gain for gain in (self.ranks_gain, self.gain) if gain is not None]
         first = self.gain_over_first
         runs = self.planned is not None or self.way or self.alone_s

@@ -1,4 +1,4 @@
-"""The parts of a report; they read also as the dictionaries of :meth:`tf_ooo.Report.to_dict`."""
+"""Defines the parts of a report; they read also as the dictionaries of :meth:`tf_ooo.Report.to_dict`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Rows = list[tuple[str, str]]
 
 
 def device_text(name: str) -> str:
-    """``CPU:0`` of a device of this process; of others ``worker 1, GPU:0``; other names stay."""
+    """Return ``CPU:0`` of a device of this process; of others ``worker 1, GPU:0``; other names stay."""
     parts = dict(part.partition(":")[::2] for part in name.strip("/").split("/"))
     if "device" not in parts:
         return name
@@ -28,7 +28,7 @@ def device_text(name: str) -> str:
 
 
 class Section(Mapping[str, Any]):
-    """A dataclass that reads as a mapping of JSON types, too; an optional field that is None is no key."""
+    """Is a dataclass that reads as a mapping of JSON types, too; an optional field that is None is no key."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields as JSON types."""
@@ -56,10 +56,10 @@ def _json(value: object) -> Any:
 
 @dataclass(eq=False, frozen=True)
 class LayerRow(Section):
-    """One layer of the training graph.
+    """Is one layer of the training graph.
 
     Attributes:
-        index, name: of the layer; its weights' names.
+        index, name: the layer's number and its weights' names.
         dW, U, comm: how many ops of each kind it has.
         own_dO: single_device, data_parallel: whether the schedule has a dO of the layer's own.
         stage, device: pipeline: where it is.
@@ -93,16 +93,16 @@ class LayerRow(Section):
 
 @dataclass(eq=False, frozen=True)
 class StageRow(Section):
-    """One stage of a pipeline, for one micro-batch.
+    """Is one stage of a pipeline, for one micro-batch.
 
     Attributes:
         stage, device: its number, and the name of its device.
         layers: names of its layers.
-        seconds: of F, dO, dW and U, on the device.
+        seconds: what F, dO, dW and U take on the device.
         weight_bytes, slot_bytes, activation_bytes: what it keeps.
         sends: bytes to each stage that reads its outputs.
         why: what its share of the seconds is, and what the cut behind it sends.
-        speed: of its device, where 1 is the one on which costs were measured.
+        speed: its device's speed, where 1 is the one on which costs were measured.
     """
 
     stage: int
@@ -125,14 +125,15 @@ def _neighbours_text(names: Sequence[str]) -> str:
 
 
 def _device_with_speed(device: str, speed: float) -> str:
-    """The device, and how fast it is, where that is not as fast as the one on which costs were measured."""
+    """Return the device, and how fast it is, where that is not as fast as the one on which costs were
+    measured."""
     named = device_text(device)
     return named if speed == 1 else f"{named} ({speed:.2g} times as fast as where costs were measured)"
 
 
 @dataclass(eq=False, frozen=True)
 class CandidateRow(Section):
-    """A schedule and the number of stages that were tried: seconds of a step and bytes, or why not."""
+    """Is a schedule and the number of stages that were tried: seconds of a step and bytes, or why not."""
 
     schedule: str
     stages: int
@@ -143,13 +144,14 @@ class CandidateRow(Section):
 
 @dataclass(eq=False, frozen=True)
 class ReplicasRow(Section):
-    """So many replicas of a pipeline on so many devices each, that were compared; or why they cannot be.
+    """Holds so many replicas of a pipeline on so many devices each, that were compared; or why they cannot
+    be.
 
     Attributes:
         replicas, devices: devices of each replica.
         schedule: the best one's name.
         predicted_step_s: seconds of a step with all micro-batches, gradients added up.
-        peak_bytes: of a device.
+        peak_bytes: the peak of a device.
         taken: whether it was.
         reason: why there is no plan.
     """
@@ -163,7 +165,7 @@ class ReplicasRow(Section):
     reason: str | None = None
 
     def text(self) -> str:
-        """``2 x 2 devices: 13.1 ms (1f1b), taken``."""
+        """Return ``2 x 2 devices: 13.1 ms (1f1b), taken``."""
         size, taken = f"{self.replicas} x {self.devices} devices", ", taken" if self.taken else ""
         if self.predicted_step_s is None:
             return f"{size}: {self.reason}"
@@ -172,7 +174,7 @@ class ReplicasRow(Section):
 
 @dataclass(eq=False, frozen=True)
 class LinkRow(Section):
-    """The link between devices; ``bytes_per_s`` is None where it has no limit.
+    """Is the link between devices; ``bytes_per_s`` is None where it has no limit.
 
     ``cores`` of a machine that several devices share; None: all have their own.  ``runtime``: what it takes
     itself, by the names of :class:`tf_ooo.Link`; None: nothing.
@@ -230,11 +232,11 @@ class PipelineSection(ModeSection):
     Attributes:
         stages, candidates: a row each.
         predicted_bubble_fraction: the share of all devices' time in which nothing runs.
-        predicted_peak_bytes: of each device.
-        microbatches: of one step; ``first_microbatches``: of the first steps, where they had others.
+        predicted_peak_bytes: the peak of each device.
+        microbatches: how many one step has; ``first_microbatches``: how many the first steps had, if others.
         recomputed: which layers run their forward again, what it takes and saves; empty: none.
         replicas: pipelines that share the micro-batches; rows and peaks of stages are those of the first.
-        replica_devices: of each replica.
+        replica_devices: the devices of each replica.
         exchange_s: predicted seconds in which a device sends and receives gradients and weights of others.
         compared_replicas: a row for each number of replicas that was compared.
     """
@@ -272,13 +274,13 @@ class LayerPipeSection(ModeSection):
     """Holds what ``report.layerpipe`` says.
 
     Attributes:
-        speeds: of the devices, where 1 is the one on which costs were measured; empty: all are as fast.
+        speeds: the devices' speeds, where 1 is the one on which costs were measured; empty: all are as fast.
         divided: the lower processor's share of each dO that is on two processors, by layer.
         ways_bytes: about what earlier weights take, for each value of ``weights=``.
         delay_steps: how late each variable's gradients are, counted on the graph that runs.
         rounds: after how many a batch is through.
         registers: tensors that are kept from one round to the next.
-        weight_version_bytes: of earlier weights, by the way in which they are kept or sent.
+        weight_version_bytes: bytes of earlier weights, by the way in which they are kept or sent.
     """
 
     speeds: Sequence[float] = ()

@@ -52,7 +52,7 @@ _NOT_ALIKE = 2.0
 
 @dataclass(frozen=True)
 class Gain:
-    """Measured steps beside those of a baseline.
+    """Holds measured steps beside those of a baseline.
 
     Attributes:
         baseline: what it is compared with, ``"stock Keras"`` or ``"one device"``.
@@ -81,7 +81,7 @@ class Gain:
 
     @property
     def ratio(self) -> float:
-        """The baseline's median over ours: above 1 is faster."""
+        """Return the baseline's median over ours: above 1 is faster."""
         return self.baseline_median_s / self.ours_median_s
 
     @property
@@ -99,7 +99,8 @@ class Gain:
 
     @property
     def drift(self) -> float:
-        """The share by which the machine may have been slower for one group of steps than for the other.
+        """Return the share by which the machine may have been slower for one group of steps than for the
+        other.
 
         As far as the medians of a few steps, one after the other, were from the median of all of their kind,
         or the baseline's from what its step took at another moment; at least 10%.
@@ -147,7 +148,7 @@ class Gain:
 
     @property
     def basis(self) -> str:
-        """``12 + 12 steps, 95% interval 1.19-1.29``; ``5 + 20 steps, not in turns, ...``."""
+        """Return ``12 + 12 steps, 95% interval 1.19-1.29``; ``5 + 20 steps, not in turns, ...``."""
         steps = f"{len(self.baseline_s)} + {len(self.ours_s)} steps"
         turns, interval = "" if self._took_turns else ", not in turns", self.interval
         range_text = (
@@ -163,7 +164,7 @@ class Gain:
 
     @property
     def ratio_text(self) -> str:
-        """``0.98-1.03x``, without an interval ``1.01x``."""
+        """Return ``0.98-1.03x``, without an interval ``1.01x``."""
         return f"{self.ratio:.2f}x" if self.interval is None else "{:.2f}-{:.2f}x".format(*self.interval)
 
 

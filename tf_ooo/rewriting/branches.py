@@ -1,4 +1,4 @@
-"""Branches of a model, numbered one after the other: a stage can then hold one, beside the stages of others.
+"""Numbers branches of a model one after the other: a stage can then hold one, beside the stages of others.
 
 Layers come by their depth, so that those of two towers alternate.  Where two branches meet that take long
 enough, all layers are put in an order in which each branch is followed as far as it goes.  What joins them
@@ -25,7 +25,7 @@ _FORWARD = (OpKind.FORWARD, OpKind.OTHER)
 
 @dataclass(frozen=True)
 class Branches:
-    """The graph with its layers branch by branch.
+    """Holds the graph with its layers branch by branch.
 
     Attributes:
         graph: has a layer for what joins branches, too; the graph as it was where there are none.
@@ -106,7 +106,8 @@ def _by_number(name: str) -> list[tuple[int, str]]:
 def _with_joins(
     graph: TrainingGraph, order: Sequence[int], read_by: Collection[int | None]
 ) -> tuple[TrainingGraph, dict[int | None, int]]:
-    """The graph in this order, with a layer for what each of these reads, and the layers' numbers by reader.
+    """Return the graph in this order, with a layer for what each of these reads, and the layers' numbers by
+    reader.
 
     None stands for no layer, behind all.
     """
@@ -130,7 +131,7 @@ class _Flow:
 
     Attributes:
         names: the forward ops on data.
-        reached: of each of these the layers that its result depends on.
+        reached: for each of these the layers that its result depends on.
         applied: the layers whose weights it takes first; a regularizer's sum takes them once more.
     """
 
@@ -174,7 +175,8 @@ class _Flow:
 
     @cached_property
     def inputs(self) -> list[int]:
-        """The layers that each layer depends on, directly or not; on itself where its weights are shared."""
+        """Return the layers that each layer depends on, directly or not; on itself where its weights are
+        shared."""
         inputs = [0] * len(self._graph.layers)
         for name in self.names:
             for layer in bits_of(self.applied[name]):

@@ -1,4 +1,4 @@
-"""The pass that has XLA compile the tasks of a placed step, each as one call, and its check."""
+"""Defines the pass that has XLA compile the tasks of a placed step, each as one call, and its check."""
 
 from __future__ import annotations
 
@@ -211,7 +211,7 @@ def check(chosen: Chosen, after: graph_pb2.GraphDef, called: Mapping[str, Called
 
 
 class _Body:
-    """The ops of a function, and which tensors they read and it returns."""
+    """Holds the ops of a function, and which tensors they read and it returns."""
 
     def __init__(self, function: function_pb2.FunctionDef) -> None:
         ports, signature = func_graphs.ports_of(function), function.signature
@@ -225,7 +225,7 @@ class _Body:
 
 
 class _Comparison:
-    """A graph with calls, beside the one without."""
+    """Holds a graph with calls, beside the one without."""
 
     def __init__(self, chosen: Chosen, after: graph_pb2.GraphDef, called: Mapping[str, CalledOps]) -> None:
         self._index, self._nodes, self._constants = chosen.index, chosen.nodes, chosen.copied

@@ -1,4 +1,4 @@
-"""A forward pass over several devices: each op where the weights are that it reads."""
+"""Places a forward pass over several devices: each op where the weights are that it reads."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def rewrite_forward(
 
 
 def place_forward(graph_def: graph_pb2.GraphDef, bytes_of: Sizes) -> dict[str, str]:
-    """``{op: device}`` of all ops but constants, arguments and results.
+    """Return ``{op: device}`` of all ops but constants, arguments and results.
 
     Ops on a variable, and those that read its value, are where it is, so that no weight is sent; a while loop
     is where the weights are that it uses.  Others follow the largest tensor that they read.
@@ -124,7 +124,7 @@ def _is_handle(index: GraphIndex, nodes: _Nodes, i: int) -> bool:
 
 
 class _Loop:
-    """A while loop, which stays on one device.
+    """Is a while loop, which stays on one device.
 
     ``bound``: ops on variables, which are where those are.  ``entering``: what the loop is given.
     """

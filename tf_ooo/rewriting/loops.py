@@ -67,7 +67,7 @@ _HELD = (OpKind.FORWARD, OpKind.OUTPUT_GRAD, OpKind.WEIGHT_GRAD, OpKind.UPDATE)
 
 @dataclass(frozen=True)
 class LoopTask:
-    """One while loop, with those inside it: its ops (Enters and Exits too), kind (F, dO, dW, U) and layer.
+    """Is one while loop, with those inside it: its ops (Enters and Exits too), kind (F, dO, dW, U) and layer.
 
     ``inseparable``: (lowest, highest) layer whose weights it reads; no cut may part them.  A loop of tied
     weights may run with a layer above these.
@@ -98,7 +98,7 @@ def forward_loops(graph: TrainingGraph, index: GraphIndex) -> list[list[str]]:
 def loop_tasks(graph: TrainingGraph, index: GraphIndex, layers: Mapping[str, int]) -> list[LoopTask]:
     """Return the loops of a micro-batch's graph, each behind those whose results it reads.
 
-    ``layers``: of forward ops, where weights or readers tell.
+    ``layers``: those of forward ops, where weights or readers tell.
     The gradient of a loop that runs with a part of its layer, behind its weights, is one that the part below
     waits for: dO, though only weights' gradients need it.
     """
@@ -122,7 +122,7 @@ def loop_tasks(graph: TrainingGraph, index: GraphIndex, layers: Mapping[str, int
 
 
 class _Loops:
-    """The loops of a graph by their frames: ``members`` of all, the ``forward`` ones.
+    """Holds the loops of a graph by their frames: ``members`` of all, the ``forward`` ones.
 
     Most ops of a forward loop are forward ops: some only store, and some of a gradient's loop only count.
     """
@@ -144,7 +144,8 @@ class _Loops:
         return self._graph.ops[self._index.names[i]].kind
 
     def first_result(self, frame: str) -> int:
-        """The place of the first Exit: behind all that goes into the loop, and before all that reads it."""
+        """Return the place of the first Exit: behind all that goes into the loop, and before all that reads
+        it."""
         index = self._index
         exits = (i for i in self.members[frame] if index.ops[i] in EXITS)
         places = (index.position[i] for i in exits if index.contexts[i].output_frame == ())
@@ -200,7 +201,8 @@ class _Loops:
 def fed_to_loops(
     graph: TrainingGraph, index: GraphIndex, layers: Mapping[str, int], loops: Sequence[LoopTask]
 ) -> dict[str, int]:
-    """Forward ops outside that no weight leads to and only loops read: with the lowest of these loops."""
+    """Return forward ops outside that no weight leads to and only loops read: with the lowest of these
+    loops."""
     layer_of = {name: loop.layer for loop in loops for name in loop.members}
     inside = set(layer_of)
     for i in reversed(index.order):

@@ -1,4 +1,5 @@
-"""Schedule + TrainingGraph -> RewritePlan: control edges that force the order, and each op's task."""
+"""Turns a schedule and a TrainingGraph into a RewritePlan: control edges that force the order, and each op's
+task."""
 
 from __future__ import annotations
 
@@ -42,7 +43,7 @@ class LaneOrder:
 
 @dataclass(frozen=True)
 class Bundle:
-    """Tasks in a row that run as one, each with its ops, which are numbers."""
+    """Holds tasks in a row that run as one, each with its ops, which are numbers."""
 
     tasks: dict[Task, Sequence[int]] = field(default_factory=dict)
 
@@ -57,10 +58,10 @@ class Links(Protocol):
     names: list[str]  # of the ops, by number
 
     def bit(self, op: int) -> int:
-        """The op as a set of bits."""
+        """Return the op as a set of bits."""
 
     def needs(self, op: int) -> int:
-        """The op and all that it depends on, as bits."""
+        """Return the op and all that it depends on, as bits."""
 
     def run_as_one(self, before: Task, after: Task) -> bool:
         """Return whether two tasks in a row are one block."""
@@ -104,7 +105,7 @@ _MAX_EDGES_PER_PAIR = 64
 
 @dataclass(frozen=True)
 class TaskOps:
-    """The ops of each dO and dW task, the layers as backward reaches them, the :func:`dependencies`."""
+    """Holds the ops of each dO and dW task, the layers as backward reaches them, the :func:`dependencies`."""
 
     ops: Mapping[Task, tuple[str, ...]]
     backward_layers: tuple[int, ...]
@@ -116,7 +117,7 @@ class TaskOps:
 
     @property
     def by_layer(self) -> dict[LayerTask, tuple[str, ...]]:
-        """The ops of each kind and layer, as costs are summed up."""
+        """Return the ops of each kind and layer, as costs are summed up."""
         return {(task.kind, task.stage): names for task, names in self.ops.items()}
 
 
@@ -128,7 +129,8 @@ def task_ops(graph: TrainingGraph) -> TaskOps:
 
 
 def only_tasks(schedule: Schedule, there: Collection[Task]) -> Schedule:
-    """The schedule without dO and dW that the graph does not have: layers may lack a dO of their own."""
+    """Return the schedule without dO and dW that the graph does not have: layers may lack a dO of their
+    own."""
     lanes = {
         lane: TaskList([task for task in tasks if task in there or task.kind not in ("dO", "dW")])
         for lane, tasks in schedule.lanes.items()
@@ -139,7 +141,7 @@ def only_tasks(schedule: Schedule, there: Collection[Task]) -> Schedule:
 def lower(
     schedule: Schedule, graph: TrainingGraph, tasks: TaskOps | None = None, notes: list[str] | None = None
 ) -> RewritePlan:
-    """The rewrite plan that makes TensorFlow run the backward tasks in the schedule's order.
+    """Return the rewrite plan that makes TensorFlow run the backward tasks in the schedule's order.
 
     F and U stay where the graph has them.  ``notes`` is told which edges were left out.
     Raises ScheduleError unless the schedule names exactly the graph's tasks.
@@ -171,7 +173,7 @@ def lower(
 
 
 class _FewEdges:
-    """Edges from the last ops of a block to the first of the next, without ops to join them: Links.
+    """Makes edges from the last ops of a block to the first of the next, without ops to join them: Links.
 
     Data edges order dO tasks in a row: as one block its parallel branches stay parallel.
     """
@@ -183,7 +185,8 @@ class _FewEdges:
 
     @cached_property
     def _needs(self) -> list[int]:
-        """Bit sets of all ops in one walk; rustworkx has sets of ancestors of one node at a time only."""
+        """Return bit sets of all ops in one walk; rustworkx has sets of ancestors of one node at a time
+        only."""
         needs: list[int] = []
         for i in range(len(self.names)):
             bits = 1 << i
@@ -202,7 +205,7 @@ class _FewEdges:
         return before.kind == after.kind == "dO"
 
     def link(self, order: LaneOrder, rank: int, block: Bundle, following: Bundle, free: list[int]) -> None:
-        """Every last before every first; where that would be many edges, the latest of the lasts only."""
+        """Put every last before every first; where that would be many edges, the latest of the lasts only."""
         before, after = ([self.names[i] for i in ops] for ops in (block.ops, free))
 
         def producers(name: str) -> list[str]:
@@ -246,7 +249,8 @@ def execution_order(schedule_tasks: Iterable[Task], graph: TrainingGraph, tasks:
 
 
 def dependencies(graph: TrainingGraph) -> rx.PyDiGraph:
-    """The graph of its ops by place, each with its name; an edge leads from each producer to its readers."""
+    """Return the graph of its ops by place, each with its name; an edge leads from each producer to its
+    readers."""
     place = {name: i for i, name in enumerate(graph.ops)}
     dag: rx.PyDiGraph = rx.PyDiGraph(multigraph=False)
     dag.add_nodes_from(list(graph.ops))
@@ -281,7 +285,7 @@ def tasks_of_ops(graph: TrainingGraph) -> dict[str, Task]:
 
 
 def timed_ops(graph_def: graph_pb2.GraphDef, tasks: Mapping[str, Task]) -> dict[str, Task]:
-    """The tasks of ops, without ops of F that may run long before the task does.
+    """Return the tasks of ops, without ops of F that may run long before the task does.
 
     Metrics, which the backward pass does not need, and what reads labels only: neither a weight nor an output
     of another stage.  A task that has no other ops keeps them.

@@ -39,7 +39,8 @@ def require_sizes(graph: TrainingGraph, limit_bytes: int) -> None:
 
 
 def stock_order(graph: TrainingGraph) -> list[str]:
-    """The order in which TensorFlow's executor takes ops up, first ready, first run: not rustworkx's."""
+    """Return the order in which TensorFlow's executor takes ops up, first ready, first run: not
+    rustworkx's."""
     dag = dependencies(graph)
     waiting = [dag.in_degree(op) for op in dag.node_indices()]
     order = [op for op, count in enumerate(waiting) if not count]
@@ -57,7 +58,8 @@ def stock_peak(graph: TrainingGraph, order: Sequence[str]) -> int:
 
 
 def check_memory(result: RewriteResult, known: KnownShapes, limit_bytes: int) -> int:
-    """The peak of the stock order with inputs of these shapes; 0 where nothing was planned with a limit.
+    """Return the peak of the stock order with inputs of these shapes; 0 where nothing was planned with a
+    limit.
 
     Raises MemoryLimitError if what was planned goes over the limit with them.
     """
@@ -90,7 +92,8 @@ def classify(graph: graph_pb2.GraphDef | tf.types.experimental.ConcreteFunction)
 def plan_graph(
     training_graph: TrainingGraph, schedule: str = DEFAULT_POLICY, memory_limit_bytes: int | None = None
 ) -> Schedule:
-    """An order for the backward pass on one device; ``"auto"`` is fast_forward, with a limit the lowest peak.
+    """Return an order for the backward pass on one device; ``"auto"`` is fast_forward, with a limit the
+    lowest peak.
 
     If a named policy's predicted peak is above the limit, the order with the lowest peak is taken.
 
@@ -144,7 +147,8 @@ def _schedule(graph: TrainingGraph, tasks: TaskOps, policy: str) -> Schedule:
 
 
 def peak_with(result: RewriteResult, known: KnownShapes) -> int | None:
-    """The peak of the planned order where the graph left sizes open; None where some are still not known."""
+    """Return the peak of the planned order where the graph left sizes open; None where some are still not
+    known."""
     graph = with_sizes(result.training_graph, result.graph_def, known, only_open=True)
     if unknown_sizes(graph):
         return None

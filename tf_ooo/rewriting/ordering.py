@@ -1,4 +1,4 @@
-"""The order of each device of a pipeline: control edges within its lane, none between devices."""
+"""Orders each device of a pipeline: by control edges within its lane, none between devices."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ _LARGE_BYTES = 1024**2
 def ops_of_tasks(
     step: StepGraph, stage_of_layer: Sequence[int], left_out: Collection[int] = ()
 ) -> dict[Task, list[int]]:
-    """Nodes of each task in topological order, without the sums of gradients of all micro-batches, or layers.
+    """Return nodes of each task in topological order, without the sums of gradients of all micro-batches, or
+    layers.
 
     Nor are those ``left_out`` there.
     """
@@ -70,7 +71,8 @@ def _updates(step: StepGraph) -> list[int]:
 
 
 def lane_tasks(schedule: Schedule, count: int) -> Iterator[tuple[int, list[Task]]]:
-    """Each lane's device and its tasks that are to be ordered, of a step with ``count`` micro-batches."""
+    """Yield each lane's device and its tasks that are to be ordered, of a step with ``count``
+    micro-batches."""
     for (device, _), tasks in schedule.lanes.items():
         yield device, [t for t in tasks if t.kind in _ORDERED and t.microbatch < count]
 
@@ -78,7 +80,8 @@ def lane_tasks(schedule: Schedule, count: int) -> Iterator[tuple[int, list[Task]
 def order_updates(
     step: StepGraph, device_of_layer: Sequence[str], prefix: str, sizes: Mapping[str, int]
 ) -> dict[str, LaneOrder]:
-    """Edges, by device, that have layers with large weights updated one after the other, the highest first.
+    """Return edges, by device, that have layers with large weights updated one after the other, the highest
+    first.
 
     All of them are ready at once at the end of a step, and an optimizer makes several tensors as large as the
     weights on its way.  What an update of a higher layer needs, also on another device, gets no edge.
@@ -134,7 +137,8 @@ def order_lane(
 
 
 class _Joins:
-    """Edges from the last ops of a task to the first of the next, where there are many through a join: Links.
+    """Makes edges from the last ops of a task to the first of the next, where there are many through a join:
+    Links.
 
     ``one_by_one``: edges between the large results of each dW task.
     """
@@ -168,7 +172,8 @@ class _Joins:
         self.join(order, lasts, firsts, rank)
 
     def _large_results(self, nodes: Sequence[int], free: Sequence[int]) -> list[tuple[int, int]]:
-        """Edges that have each large result of a dW task, and its ``free`` parts, wait for the last."""
+        """Return edges that have each large result of a dW task, and its ``free`` parts, wait for the
+        last."""
         index = self._index
         inside, lasts = set(nodes), lasts_of(index, nodes)
         large = sorted((i for i in lasts if self._is_large(i, inside)), key=lambda i: index.position[i])
@@ -200,7 +205,7 @@ class _Joins:
             self.join(order, lasts, leaving, name)
 
     def join(self, order: LaneOrder, lasts: list[int], firsts: list[int], name: object) -> None:
-        """All of ``firsts`` after all of ``lasts``; where the graph says so already there is no edge."""
+        """Put all of ``firsts`` after all of ``lasts``; where the graph says so already there is no edge."""
         reach = self._index.reach
         ends = sum(map(self.bit, lasts))
         free = [i for i in firsts if ends & ~reach[i]]

@@ -1,4 +1,4 @@
-"""Layers that are too long for a stage, cut between their ops.
+"""Cuts layers that are too long for a stage between their ops.
 
 What stands before a layer's weights (preprocessing) and behind them (attention, a loss) becomes layers
 without weights.  The ops that use its weights stay together, with what stands between.  Of a layer of several
@@ -85,7 +85,7 @@ def divided(
 
 @dataclass(frozen=True)
 class _Division:
-    """The part of each forward op of a layer, how many there are, and that of its weights.
+    """Holds the part of each forward op of a layer, how many there are, and that of its weights.
 
     ``behind``: what parts behind that are called.
     """

@@ -39,7 +39,7 @@ _LEAST_BYTES = 1024
 
 
 def to_repeat(step: StepGraph, layers: Collection[int]) -> tuple[frozenset[str], frozenset[str]]:
-    """(ops that run again, ops that read these), for the layers' dO and dW of each micro-batch.
+    """Return (ops that run again, ops that read these), for the layers' dO and dW of each micro-batch.
 
     What a layer reads of others, its weights, and what has state (random numbers) is read as it was.
     """
@@ -126,14 +126,14 @@ def ordering_steps(
 
 
 def adding_up(dump_dir: Folder = None) -> PassPipeline:
-    """Pipeline: sums are one op again that TensorFlow has taken apart."""
+    """Make sums one op again that TensorFlow has taken apart, for a pipeline."""
     return PassPipeline([PlainSumsPass()], dump_dir)
 
 
 def changing(
     step: StepGraph, repeated: Collection[int], stands_for: Mapping[str, str], dump_dir: Folder = None
 ) -> PassPipeline:
-    """Pipeline: these layers run their forward again for their dO, and one read stands for others.
+    """Let these layers of a pipeline run their forward again for their dO, and one read stand for others.
 
     Without any there is no pass.
     """
@@ -150,7 +150,7 @@ def placing(
     before: PassPipeline | None = None,
     last: Sequence[Pass] = (),
 ) -> PassPipeline:
-    """Pipeline: for a graph whose sums are ops, behind the passes ``before``; ``available``: all devices.
+    """Place a pipeline's graph whose sums are ops, behind the passes ``before``; ``available``: all devices.
 
     ``last`` are passes that check what they do themselves.
     """
@@ -163,7 +163,7 @@ def placing(
 def placing_forward(
     plan: RewritePlan, available: Sequence[str], original: graph_pb2.GraphDef, dump_dir: Folder = None
 ) -> PassPipeline:
-    """Pipeline: for a graph that evaluates or predicts."""
+    """Place a pipeline's graph that evaluates or predicts."""
     return _verified([PlacementPass(plan, tuple(available)), LocalConstantsPass()], original, dump_dir)
 
 

@@ -20,7 +20,7 @@ _READ = "ReadVariableOp"
 
 @dataclass(frozen=True)
 class Homes:
-    """``devices`` are full names: of each replica, for each stage.
+    """Holds ``devices``, full names: of each replica, for each stage.
 
     ``holder_of_layer``: the replica on whose device a layer's variables are, and are updated; the others are
     sent the weights and send their gradients.
@@ -103,7 +103,8 @@ def is_resource(node: node_def_pb2.NodeDef) -> bool:
 
 
 def crossing(step: StepGraph, replica_of_node: Sequence[int | None]) -> set[int]:
-    """Ops that no lane orders, as they lead from one replica's micro-batches to another's, in their turn.
+    """Return ops that no lane orders, as they lead from one replica's micro-batches to another's, in their
+    turn.
 
     States that every micro-batch changes (seeds, moving averages, metrics) change in the order of
     micro-batches through all replicas.  Those that depend on no data (seeds) run ahead of all lanes; what
@@ -153,7 +154,7 @@ def place(
     bytes_of: Mapping[str, int],
     replica_of_node: Sequence[int | None] | None = None,
 ) -> dict[str, str]:
-    """``{op: device}`` of all ops but constants, arguments and results.
+    """Return ``{op: device}`` of all ops but constants, arguments and results.
 
     Ops on a variable are where it is, ops of a layer on its device; others follow the largest tensor
     (``bytes_of``) that they read, or else whoever reads them.  Those that call Python stay, and what adds up
@@ -175,7 +176,8 @@ def place(
 
 
 def with_rank(nodes: _Nodes, placed: Mapping[str, str]) -> dict[str, str]:
-    """The same devices, but for ops of Horovod on a worker: what they communicate is sent to this process."""
+    """Return the same devices, but for ops of Horovod on a worker: what they communicate is sent to this
+    process."""
     of_rank = [name for name in placed if nodes[name].op.startswith(_OF_RANK)]
     home = host_device() if of_rank else ""
     process = home.rpartition("/device:")[0]

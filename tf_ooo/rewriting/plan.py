@@ -1,4 +1,4 @@
-"""``tf_ooo.plan``: a schedule from a classified graph, or from the costs of layers."""
+"""Defines ``tf_ooo.plan``: a schedule from a classified graph, or from the costs of layers."""
 
 from __future__ import annotations
 
@@ -56,16 +56,16 @@ def plan(
         costs: seconds of the graph's ops by name, or a CostTable that holds them; None: the backward
             pass of one device is ordered, and no time predicted.
         schedule: a policy's name, or ``"auto"``: the fastest of the mode, by simulation.
-        memory_limit_bytes: of each device, or a list with one for each, in their order.
+        memory_limit_bytes: every device's limit, or a list with one for each, in their order.
         layers: planning without a model: a LayerCosts each, for one micro-batch.
         model: a Keras model, the path of a saved one, or ``"MODULE:NAME"`` of a class, function or model; its
             training step is traced.
         batch: rows of the whole batch; None: 32 a micro-batch of a model, else those of the CostTable.
-        device: of a model: what it is planned for, a name of ``tf_ooo/costs/devices.py``; None: a V100.
-        precision: of a model: ``"fp32"``, ``"tf32"``, ``"bf16"`` or ``"fp16"``; None: what TensorFlow
+        device: what a model is planned for, a name of ``tf_ooo/costs/devices.py``; None: a V100.
+        precision: a model's, ``"fp32"``, ``"tf32"``, ``"bf16"`` or ``"fp16"``; None: what TensorFlow
             multiplies its types in.
-        measure: of a model: its ops are measured on this machine, not calculated.
-        input_shape: of a model that is not built, or whose sizes are open: ``(128, 64)``, without the batch,
+        measure: whether a model's ops are measured on this machine, not calculated.
+        input_shape: for a model that is not built, or whose sizes are open: ``(128, 64)``, without the batch,
             or ``"ids=128:int32"``; a list or a map for several inputs.
         devices: devices of a pipeline, or workers of data parallel training.
         microbatches: micro-batches of one step; None: 8 in a pipeline of several devices, as a fit takes
@@ -73,8 +73,8 @@ def plan(
         link: between each two devices.
         mode: single_device, data_parallel, pipeline or layerpipe; None: the policy's own, for
             ``"auto"`` pipeline if there are several devices.
-        stages: of a pipeline, by hand: the names of the layers (numbers as texts where they have none) at
-            which stages begin, or a list of names for each stage; None: the schedules cut.
+        stages: a pipeline's stages by hand: the names of the layers (numbers as texts where they have none)
+            at which stages begin, or a list of names for each stage; None: the schedules cut.
         splits: all divisions of the devices into replicas of a pipeline are compared, each with its share of
             the micro-batches and the best schedule; the result is that of one replica of the fastest, with
             the replicas as ``workers`` and the averaging in ``predicted_step_s``.
@@ -162,7 +162,7 @@ def _refuse_unknown(options: Mapping[str, Any]) -> None:
 def _layers_of(
     training_graph: TrainingGraph, costs: CostTable | GraphCosts | Mapping[str, float] | None
 ) -> tuple[LayerCosts, ...]:
-    """The costs of a graph's layers; CostError names an op without seconds."""
+    """Return the costs of a graph's layers; CostError names an op without seconds."""
     seconds = costs.op_seconds if isinstance(costs, CostTable) else costs
     if isinstance(seconds, Mapping) and seconds:
         return graph_costs(training_graph, seconds).layers

@@ -1,4 +1,5 @@
-"""Requests to rewrite the graphs of a step: what came of each, why it failed; those of one device's step."""
+"""Makes requests to rewrite the graphs of a step: what came of each, why it failed; those of one device's
+step."""
 
 from __future__ import annotations
 
@@ -36,7 +37,7 @@ def in_one_line(error: BaseException) -> str:
 
 @dataclass(frozen=True)
 class Failures:
-    """The errors of a step's rewrites, in their order; ``errors`` grows while steps are traced.
+    """Holds the errors of a step's rewrites, in their order; ``errors`` grows while steps are traced.
 
     ``reason_of`` is an error as the report shows it; ``what`` begins the message of errors that are not our
     own; ``refused``: for which errors the step does not run.
@@ -204,7 +205,7 @@ class StepSession:
     The answers here are those for a step that is rewritten in one way, in which nothing has gone wrong.
 
     Attributes:
-        failures: of its rewrites.
+        failures: the errors of its rewrites.
         shows_ops: whether the profiler sees the graph's ops in the step that is kept.
     """
 
@@ -243,7 +244,7 @@ class StepSession:
         """A rewritten step has run, or it has been decided, for what: fills in the report."""
 
     def failed(self) -> Iterable[tuple[str, BaseException]]:
-        """The ways that cannot run, and why."""
+        """Return the ways that cannot run, and why."""
         return ()
 
     def left_out(self, which: str, error: BaseException) -> None:
@@ -281,7 +282,7 @@ class _Peaks:
 
 
 class RewriteSession(RewriteRequest[RewriteResult], StepSession):
-    """A request for steps on one device, and the peaks of what was planned for it.
+    """Is a request for steps on one device, and the peaks of what was planned for it.
 
     Raises BackendError: unsupported TensorFlow, or the plug-in cannot be loaded.
     """

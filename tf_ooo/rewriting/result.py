@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Orders:
-    """The orders of a step's ops, planned and TensorFlow's own, with which a memory limit is checked.
+    """Holds the orders of a step's ops, planned and TensorFlow's own, with which a memory limit is checked.
 
     ``open_sizes``: inputs of another size may come without another trace.
     """
@@ -80,7 +80,7 @@ class CompiledTasks:
 
 @dataclass(frozen=True)
 class RewriteResult:
-    """A rewritten graph, and what was done to it.
+    """Is a rewritten graph, and what was done to it.
 
     Attributes:
         training_graph: the step as it was classified; of several in one graph the last.
@@ -91,7 +91,7 @@ class RewriteResult:
         notes: what was left out, for the report.
         orders: with a memory limit only.
         step: as it was before, where it may be rewritten once more; compiled: what XLA compiles, if it does.
-        tasks: of ops, where XLA may be given them later.
+        tasks: those of ops, where XLA may be given them later.
     """
 
     training_graph: TrainingGraph

@@ -1,4 +1,4 @@
-"""Steps of a pipeline as TensorFlow hands them over: run layer by layer, or placed and ordered."""
+"""Rewrites steps of a pipeline as TensorFlow hands them over: run layer by layer, or placed and ordered."""
 
 from __future__ import annotations
 
@@ -78,7 +78,8 @@ class StagedPlan:
 
 
 def serial_plan(step: StepGraph, device: str, available: tuple[str, ...]) -> StagedPlan:
-    """One layer after the other on one device, micro-batch by micro-batch: to measure them undisturbed."""
+    """Return a plan of one layer after the other on one device, micro-batch by micro-batch: to measure them
+    undisturbed."""
     layers = range(len(step.graph.layers))
     tasks: list[Task] = []
     for number in range(step.count):
@@ -105,7 +106,8 @@ def rewrite_step(
 def rewrite_taken(
     step: StepGraph, plan: StagedPlan, dump_dir: passes.Folder = None, refused: Set[str] = frozenset()
 ) -> RewriteResult:
-    """:func:`rewrite_step` of a step that was taken apart with what the plan knows; PassError as there.
+    """Do as :func:`rewrite_step` with a step that was taken apart with what the plan knows; PassError as
+    there.
 
     ``refused``: ops that XLA is known not to compile, with others of their tasks.
     """
@@ -294,9 +296,9 @@ def _request(
 
 @dataclass(frozen=True)
 class TracedBefore:
-    """A step as TensorFlow's optimizers left it on one device, and the function that was traced for it.
+    """Is a step as TensorFlow's optimizers left it on one device, and the function that was traced for it.
 
-    ``signature``: of the batches that it takes.
+    ``signature``: that of the batches that it takes.
     """
 
     step: StepGraph

@@ -1,4 +1,4 @@
-"""A traced step, taken apart: what each op is for, in which micro-batch, with which layer.
+"""Takes a traced step apart: what each op is for, in which micro-batch, with which layer.
 
 What one trace tells holds for all traces of a step; :func:`check_known` tells whether another graph is one.
 """
@@ -133,7 +133,7 @@ def _lost_task(names: frozenset[str], unplanned: int, known: Known) -> str:
 
 @dataclass(frozen=True)
 class StepGraph:
-    """A graph of unrolled micro-batches, taken apart once; :meth:`after` is the step after a pass.
+    """Is a graph of unrolled micro-batches, taken apart once; :meth:`after` is the step after a pass.
 
     ``steps``: each node's micro-batch, ``count`` for what comes once; ``turns``; the :func:`general_names`.
     """
@@ -164,7 +164,7 @@ class StepGraph:
 
     @property
     def graph(self) -> TrainingGraph:
-        """The classified micro-batch, with the layers of all."""
+        """Return the classified micro-batch, with the layers of all."""
         return self.known.graph
 
     @cached_property
@@ -199,7 +199,8 @@ class StepGraph:
         return 1 + max((self.turns[self.index.index[name]] for name in updates), default=0)
 
     def after(self, graph_def: graph_pb2.GraphDef, repeated: Mapping[str, str]) -> StepGraph:
-        """The step after a pass that took no op away; ``repeated``: new ops, each with the one it repeats."""
+        """Return the step after a pass that took no op away; ``repeated``: new ops, each with the one it
+        repeats."""
         index = GraphIndex(graph_def)
         originals = [repeated.get(name, name) for name in index.names]
         rows = [self.index.index[name] for name in originals]
@@ -216,7 +217,8 @@ class StepGraph:
     def averaged(
         self, seconds: Mapping[str, float], general: Mapping[str, str] | None = None
     ) -> dict[str, float]:
-        """Seconds of the classified micro-batch's ops: the mean over all micro-batches that were measured.
+        """Return seconds of the classified micro-batch's ops: the mean over all micro-batches that were
+        measured.
 
         The first micro-batch has no sums; the mean of theirs counts it all the same.  Holds for the step in
         which it was classified, or for another trace, whose ops have these ``general`` names.
@@ -256,9 +258,10 @@ def general_names(names: Iterable[str], count: int) -> dict[str, str]:
 def take_apart(
     graph_def: graph_pb2.GraphDef, known: Known | None = None, share: float = LEAST_SHARE
 ) -> StepGraph:
-    """The ops of a step; without ``known``, from another trace of it, the last micro-batch is classified.
+    """Return the ops of a step; without ``known``, from another trace of it, the last micro-batch is
+    classified.
 
-    ``share``: of the forward pass, what each part of a layer that is divided takes at least.  Raises
+    ``share``: the share of the forward pass that each part of a divided layer takes at least.  Raises
     GraphError: it is no training step, or not the one that is known.
     """
     index = GraphIndex(graph_def)

@@ -64,7 +64,7 @@ class TaskKey:
 
 @dataclass(frozen=True)
 class TaskCall:
-    """The ops of a call, in topological order, by their number in the graph."""
+    """Holds the ops of a call, in topological order, by their number in the graph."""
 
     key: TaskKey
     device: str
@@ -73,7 +73,7 @@ class TaskCall:
 
 @dataclass(frozen=True)
 class Chosen:
-    """The calls of a step; ``left`` counts ops of tasks that stay as they are, by reason and type.
+    """Holds the calls of a step; ``left`` counts ops of tasks that stay as they are, by reason and type.
 
     ``copied``: constants of which each call has its own.
     """
@@ -94,8 +94,8 @@ def choose(
 ) -> Chosen:
     """Return the calls of a placed and ordered step.
 
-    ``tasks``: of ops, by name; ``general``: names that ops of all micro-batches have in common; ``outputs``:
-    of all ops.
+    ``tasks``: ops' tasks by name; ``general``: names that ops of all micro-batches have in common;
+    ``outputs``: of all ops.
     """
     nodes = list(graph_def.node)  # held: protobuf wraps each anew for whoever looks at it
     index = GraphIndex(graph_def)
@@ -178,7 +178,7 @@ def runs(
 ) -> list[tuple[TaskT, list[int]]]:
     """Return the runs of each task's nodes in a topological order in which they stand together if they can.
 
-    ``task_of``: of each node; None: of none.  Edges from ``copied`` nodes into tasks do not count.
+    ``task_of``: each node's task; None: it has none.  Edges from ``copied`` nodes into tasks do not count.
     """
     return _Runs(index, task_of, copied).all()
 

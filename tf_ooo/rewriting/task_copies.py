@@ -44,7 +44,7 @@ _EXACT = frozenset({"float32", "float64"})
 
 @dataclass(frozen=True)
 class OwnCopies:
-    """A step in which no task reads of another one what it has its own copies of.
+    """Is a step in which no task reads of another one what it has its own copies of.
 
     ``copies``: each with the op that it is a copy of; tasks and general names are those of all ops.
     """
@@ -63,7 +63,7 @@ def own_copies(
 ) -> OwnCopies:
     """Return the step with the copies, whose outputs are added.
 
-    ``tasks``: of ops, by name; ``general``: as of CompileTasksPass; ``outputs``: of all ops.
+    ``tasks``: of ops, by name; ``general``: as of CompileTasksPass; ``outputs``: those of all ops.
     """
     step = _Step(before, tasks, general, outputs)
     new = _Copies(step, graph_protos.copy_of(before))
@@ -83,7 +83,7 @@ class Again:
 
 
 class _Step:
-    """A step as it is before, and which of its results may be computed again."""
+    """Is a step as it is before, and which of its results may be computed again."""
 
     def __init__(
         self,
@@ -275,8 +275,8 @@ def divided_means(
 ) -> tuple[graph_pb2.GraphDef, dict[str, str]]:
     """Return the graph in which the means of these names are quotients, and the sums' names with the means'.
 
-    A mean of a number of elements that is not known, or of a half type, stays as it is.  ``outputs``: of all
-    ops; those of the new ones are added.
+    A mean of a number of elements that is not known, or of a half type, stays as it is.  ``outputs``: those
+    of all ops; those of the new ones are added.
     """
     graph_def = graph_protos.copy_of(before)
     counts: dict[str, int] = {}

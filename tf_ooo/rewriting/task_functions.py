@@ -37,7 +37,7 @@ class CalledOps:
 
 @dataclass
 class Functions:
-    """The functions made so far, by what they compute."""
+    """Holds the functions made so far, by what they compute."""
 
     chosen: Chosen
     general: Mapping[str, str]

@@ -94,7 +94,7 @@ def assign(
 
 
 def _joined(graph: TrainingGraph, where: Where) -> frozenset[str]:
-    """dW ops that depend on dW of another layer."""
+    """Return dW ops that depend on dW of another layer."""
     joined: set[str] = set()
     for name, op in graph.ops.items():
         at = where.get(name)
@@ -135,7 +135,8 @@ def _upstream(graph: TrainingGraph, forward: Mapping[str, int]) -> list[int]:
 def _output_grad_layers(
     graph: TrainingGraph, touching: Mapping[str, set[int]], of_loops: Mapping[str, int], below: Sequence[int]
 ) -> dict[str, int]:
-    """Return the layer of each dO op; ``below``: of each layer, as bits, those that its gradients go down to.
+    """Return the layer of each dO op; ``below``: for each layer, as bits, those that its gradients go down
+    to.
 
     The forward tensors that it reads, each made by one layer and read by others, say whose gradient it is:
     backward goes down, so it is the highest of them that is not above the layers of the dO that the op reads.
@@ -175,7 +176,7 @@ def _weight_grads_away(
     output_grads: Mapping[str, int],
     of_loops: Mapping[str, int],
 ) -> dict[str, int]:
-    """dW ops that do not run with their weight's layer, but with the one that used the weight.
+    """Return dW ops that do not run with their weight's layer, but with the one that used the weight.
 
     A weight that two layers use (an embedding that is the output's kernel) has gradients from both, computed
     where the activations are; its own layer adds them up.  Where that layer was divided, its gradient comes
@@ -209,7 +210,7 @@ def _handed_on(
     touching: Mapping[str, set[int]],
     away: Mapping[str, int],
 ) -> set[str]:
-    """dW ops that take a gradient down to their weight's layer, from the layers above: they are dO.
+    """Return dW ops that take a gradient down to their weight's layer, from the layers above: they are dO.
 
     Only one layer's gradients need them; a cut may part them all the same.  The gradient of a weight that is
     used above its layer is not: it goes to a sum.
@@ -232,7 +233,7 @@ def _handed_on(
 def _leading_home(
     graph: TrainingGraph, activations: Mapping[str, set[int]], away: Mapping[str, int]
 ) -> set[str]:
-    """dW ops behind which there is one that reads activations of the weight's own layer."""
+    """Return dW ops behind which there is one that reads activations of the weight's own layer."""
     leading: set[str] = set()
     for name in reversed(list(graph.ops)):
         op = graph.ops[name]
@@ -256,7 +257,7 @@ def _keep_going_down(graph: TrainingGraph, away: dict[str, int]) -> None:
 
 
 def tasks_for_costs(where: Where) -> dict[LayerTask, list[str]]:
-    """The dO and dW tasks of layers, in the form in which costs are summed up."""
+    """Return the dO and dW tasks of layers, in the form in which costs are summed up."""
     ops: dict[LayerTask, list[str]] = {}
     for name, (kind, layer) in where.items():
         if kind in ("dO", "dW"):

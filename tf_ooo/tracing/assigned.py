@@ -202,7 +202,7 @@ def feeds_random_numbers(state: Any) -> bool:
 
 
 def refuse_reads_after(updates: Iterable[tuple[Sequence[Any], int]]) -> None:
-    """BackendError for what :func:`read_after` finds."""
+    """Raise BackendError for what :func:`read_after` finds."""
     again = read_after(updates)
     if again:
         raise BackendError(

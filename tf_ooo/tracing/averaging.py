@@ -1,4 +1,4 @@
-"""Gradients averaged over all ranks, where optimizers apply them and nobody has reduced them yet.
+"""Averages gradients over all ranks, where optimizers apply them and nobody has reduced them yet.
 
 Loss scaling, clipping, weight decay and accumulation come after, inside the optimizer, so that all ranks see
 the same numbers and take the same branches.
@@ -105,7 +105,7 @@ class Origins:
         self._calls: dict[tuple[int, int], list[tuple[Any, _Call]]] = {}
 
     def of(self, tensor: tf.Tensor) -> int:
-        """``OWN``, ``REDUCED``, both or 0."""
+        """Return ``OWN``, ``REDUCED``, both or 0."""
         first, circles = _At(None, tensor), False
         waiting = [first]
         opened: dict[tuple[int, int], list[_At]] = {}  # sources
@@ -129,7 +129,7 @@ class Origins:
         return self._known[first.key]
 
     def _grows(self, here: _At, sources: Sequence[_At]) -> bool:
-        """Combined once more: what a variable was given may come from what was read of it, as a seed does."""
+        """Combine once more: what a variable was given may come from what was read of it, as a seed does."""
         before = self._known[here.key]
         self._known[here.key] = before | self._combined(here, sources)
         return self._known[here.key] != before
@@ -288,7 +288,7 @@ class Averaging:
         """Inside the block what these optimizers are given is averaged.
 
         Args:
-            optimizers: of Keras.
+            optimizers: Keras' optimizers.
             data: the batch; its rows count with ``weighting="samples"``.
             weights: all that is trained.
         """
@@ -311,7 +311,7 @@ class Averaging:
         return update.proceed(self.average(update.grads, update.variables))
 
     def _refuse_equal(self, grads: Sequence[Any]) -> None:
-        """BackendError for gradients that a step has reduced which runs eagerly: no graph shows it."""
+        """Raise BackendError for gradients that a step has reduced which runs eagerly: no graph shows it."""
         arrays = [np.asarray(part) for grad in grads for part in tensors_of(grad)]
         mine = zlib.crc32(b"".join(array.tobytes() for array in arrays))
         everyone = self.engine.gather(mine)

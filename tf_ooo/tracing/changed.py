@@ -84,14 +84,15 @@ class Taped:
         return self.gave(tensor) and id(tensor) not in self.of_rows | self._of_data
 
     def losses_of(self, grads: Sequence[Any]) -> list[Any]:
-        """The targets of the calls that these gradients come from, none twice."""
+        """Return the targets of the calls that these gradients come from, none twice."""
         tensors = [tensor for tensor in map(values_of, grads) if tensor is not None]
         calls = {self._given[id(each)][1] for each in upstream(tensors, self.gave) if self.gave(each)}
         targets = tf.nest.flatten([self._targets[call] for call in sorted(calls)])
         return [target for target in targets if tf.is_tensor(target)]
 
     def changed_by(self, grads: Sequence[Any]) -> Any:
-        """The op between a tape and these gradients that is not the same for parts of a batch; or None.
+        """Return the op between a tape and these gradients that is not the same for parts of a batch; or
+        None.
 
         Gradients that no tape seems to have given tell nothing.
         """
@@ -105,14 +106,15 @@ class Taped:
         return next((op for op in between if not self._passes(op, reached)), None)
 
     def kept_in(self, grads: Sequence[Any]) -> str:
-        """The name of the variable that adds up gradients of this tape and gives these; or ""."""
+        """Return the name of the variable that adds up gradients of this tape and gives these; or ""."""
         for handle, _ in self._written(grads, self.gave):
             outside = func_graphs.captured_by(handle.graph).get(id(handle))
             return self._names.get(id(outside)) or str(handle.op.name)
         return ""
 
     def moved_by(self, grads: Sequence[Any]) -> str:
-        """The op that changes, by a gradient, a variable that these gradients are computed from; or ""."""
+        """Return the op that changes, by a gradient, a variable that these gradients are computed from; or
+        ""."""
         return next((str(op.name) for _, op in self._written(grads, lambda tensor: False)), "")
 
     def _written(
@@ -163,7 +165,7 @@ def refused_change(op: tf.Operation) -> StepRefused:
 
 
 def refuse_moved(taped: Taped, grads: Sequence[Any]) -> None:
-    """StepRefused: ``train_step`` computes these gradients at weights that another gradient has moved.
+    """Raise StepRefused: ``train_step`` computes these gradients at weights that another gradient has moved.
 
     In a step that takes turns an optimizer moves them so as well, and that is no reason.
     """
@@ -176,7 +178,8 @@ def refuse_moved(taped: Taped, grads: Sequence[Any]) -> None:
 
 
 def refuse_settings(optimizer: Any, grads: Sequence[Any], begin: int) -> None:
-    """StepRefused: the ops of an update, from number ``begin``, read more of the batch than its gradients.
+    """Raise StepRefused: the ops of an update, from number ``begin``, read more of the batch than its
+    gradients.
 
     ``train_step`` has set the optimizer's momentum, decay or another number by what it computes.
     """
@@ -204,14 +207,14 @@ def is_of_batch(tensor: tf.Tensor) -> bool:
 
 
 class Replay:
-    """The gradients that an optimizer was given, as ops of those that the tape has given.
+    """Holds the gradients that an optimizer was given, as ops of those that the tape has given.
 
     StepRefused where ops read more of the batch than its gradients, draw random numbers, or change a state.
 
     Attributes:
         collected: what each micro-batch adds up: the gradients that are the same for parts of a batch, None
             in the place of others, and behind them the sources of these.
-        places: of each of these a gradient's place: its own, or that of one which it is a source of.
+        places: for each of these a gradient's place: its own, or that of one which it is a source of.
     """
 
     def __init__(self, taped: Taped, grads: Sequence[Any]) -> None:
@@ -279,7 +282,8 @@ class Replay:
 
 
 def _made_again(tensor: tf.Tensor, known: dict[int, Any]) -> Any:
-    """The tensor, made of what is ``known`` in the place of others, by their ``id``; notes what it makes."""
+    """Return the tensor, made of what is ``known`` in the place of others, by their ``id``; notes what it
+    makes."""
     for here in _inputs_first(tensor, known):
         outputs = func_graphs.made_again(here.op, [known[id(given)] for given in here.op.inputs])
         known.update((id(old), new) for old, new in zip(here.op.outputs, outputs, strict=True))

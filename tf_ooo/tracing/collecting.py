@@ -1,4 +1,4 @@
-"""Gradients of micro-batches, added up in a fixed order, then applied once.
+"""Adds up gradients of micro-batches in a fixed order, then applies them once.
 
 Loss scaling, clipping, weight decay and accumulation are inside the optimizers: they act once, on the sum.
 """
@@ -48,7 +48,7 @@ _SAME_ROWS = {"Cast", "Identity", "PlaceholderWithDefault", "Reshape", "Squeeze"
 class _Applied:
     """Holds what one call of an optimizer's ``apply`` was given, micro-batch by micro-batch.
 
-    ``terms``: of each gradient, how many numbers it adds up; the places of these are counted on.  ``halves``:
+    ``terms``: how many numbers each gradient adds up; the places of these are counted on.  ``halves``:
     places of float16 numbers.  ``counted``: gradients count their share of the batch already.  ``replay``:
     what is made of the sums before the update; None: they are the gradients.  ``collected_at``: how many ops
     the graph had when the first micro-batch's were there.
@@ -81,7 +81,7 @@ class Given:
 
 
 class Collecting:
-    """Gradients of one step: each micro-batch's are multiplied by its weight, their sum by ``scale``.
+    """Holds gradients of one step: each micro-batch's are multiplied by its weight, their sum by ``scale``.
 
     ``replicas``: that of each micro-batch; each adds up its own, then theirs are added up where the variable
     is.  None: there is one.  ``open_rows``: the batch's number of rows is known when the function runs.
@@ -132,7 +132,8 @@ class Collecting:
             )
 
     def add_copied(self, number: int, grads: Sequence[Sequence[Any]], call: int = 0) -> None:
-        """The gradients of each call of an optimizer, from this one on, in a micro-batch that is a copy."""
+        """Add the gradients of each call of an optimizer, from this one on, in a micro-batch that is a
+        copy."""
         for applied, copied in zip(self.applied[call:], grads, strict=True):
             self._add_all(number, applied, copied)
 
@@ -268,7 +269,8 @@ class RowsNeeded(Exception):
 
 
 def fixed_rows(indices: Any, open_rows: bool = False) -> np.ndarray | None:
-    """The rows that an embedding reads where constants and known shapes give them (positions); else None.
+    """Return the rows that an embedding reads where constants and known shapes give them (positions); else
+    None.
 
     Keras 3's Adam squares each slice of a sparse gradient by itself: a row that is in every micro-batch must
     come once with a sum, as in an unsplit step.  RowsNeeded: the batch's rows are open, and might tell.
@@ -299,7 +301,7 @@ def fixed_rows(indices: Any, open_rows: bool = False) -> np.ndarray | None:
 
 
 def _evaluable(op: tf.Operation) -> node_def_pb2.NodeDef:
-    """The op without its place; a known shape is a constant."""
+    """Return the op without its place; a known shape is a constant."""
     node = node_def_pb2.NodeDef()
     node.CopyFrom(op.node_def)
     if op.type == "Shape":

@@ -1,4 +1,5 @@
-"""Functions traced to flat graphs: tensors in, tensors out; one step, several, or a test or predict step."""
+"""Traces functions traced to flat graphs: tensors in, tensors out; one step, several, or a test or predict
+step."""
 
 from __future__ import annotations
 
@@ -23,9 +24,10 @@ if TYPE_CHECKING:
 
 
 class FlatTrace:
-    """The trace of a function whose results are taken apart into their tensors.
+    """Is the trace of a function whose results are taken apart into their tensors.
 
-    ``specs``: of each argument, which may be a nest.  ``fetches``: the results' tensors, ``node:port``, or a
+    ``specs``: each argument's spec, which may be a nest.  ``fetches``: the results' tensors, ``node:port``,
+    or a
     constant: Grappler wants to be asked for something.  Raises whatever tracing raises.
     """
 
@@ -48,12 +50,13 @@ class FlatTrace:
 
     @property
     def captures(self) -> list[tuple[Any, Any]]:
-        """(tensor outside, placeholder inside).  BackendError for what only a call could tell."""
+        """Return pairs (tensor outside, placeholder inside). BackendError for what only a call could tell."""
         return func_graphs.captures_of(self.concrete)
 
     @property
     def captured(self) -> dict[str, Any]:
-        """Tensors outside by the names of the placeholders that stand for them; raises as ``captures``."""
+        """Return tensors outside by the names of the placeholders that stand for them; raises as
+        ``captures``."""
         return {placeholder.op.name: outside for outside, placeholder in self.captures}
 
     @property
@@ -82,7 +85,7 @@ Renumber = Callable[..., None]
 
 
 class CopiedStep:
-    """A training step that is traced once and copied into other functions as often as wanted.
+    """Is a training step that is traced once and copied into other functions as often as wanted.
 
     All names of a copy stand below one scope, as those of an inlined ``tf.function`` do: graph optimizers
     sort the summands of a sum by name, so that any other way of naming changes bits.
@@ -149,7 +152,7 @@ class CopiedStep:
 
 
 class StepSource:
-    """A model's train step on one batch, traced once for all functions that are made of it, if it
+    """Is a model's train step on one batch, traced once for all functions that are made of it, if it
     :attr:`may be copied <CopiedStep.may_be_copied>`.
 
     ``renumber``: see :meth:`tf_ooo.hosts.ranks.base.Engine.renumber`.
@@ -277,7 +280,7 @@ class Unrolled:
 
 
 def numbered_steps(step: Callable[[Any], Any]) -> Callable[[Any], list[Any]]:
-    """``step`` on one batch after the other, each marked so that the passes can tell them apart."""
+    """Run ``step`` on one batch after the other, each marked so that the passes can tell them apart."""
 
     def steps(batches: Any) -> list[Any]:
         logs = []
@@ -299,7 +302,7 @@ def steps_together(steps_per_execution: int, most: int) -> int:
 
 
 class EvaluationFunctions:
-    """Keras' test or predict step on one batch, as functions.
+    """Holds Keras' test or predict step on one batch, as functions.
 
     They are traced as Keras traces its own, for the spec of a dataset or for any shape, and have the bits of
     those; but each batch is a call of its own, so that no two are under way at once.  ``tracing`` is entered

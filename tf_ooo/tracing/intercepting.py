@@ -25,7 +25,7 @@ Named = Sequence[tuple[str, Any]]
 
 @dataclass(frozen=True)
 class Update:
-    """One call of an optimizer's ``apply``; ``explicit``: the caller named the variables.
+    """Is one call of an optimizer's ``apply``; ``explicit``: the caller named the variables.
 
     ``grads``: one for each variable, or None.  ``proceed`` applies others as the caller wanted.
     """
@@ -107,7 +107,8 @@ def tensors_of(grad: tf.Tensor | tf.IndexedSlices) -> list[Any]:
 
 
 def times(grad: tf.Tensor | tf.IndexedSlices, factor: object) -> Any:
-    """``grad * factor``, of slices their values; the gradient itself where the factor is the number 1."""
+    """Return ``grad * factor``, of slices their values; the gradient itself where the factor is the number
+    1."""
     if isinstance(factor, float) and factor == 1.0:
         return grad
     if isinstance(grad, tf.IndexedSlices):
@@ -124,7 +125,8 @@ _SUMS = ("AddN", "AddV2")
 
 
 class Scaled:
-    """The scaled losses of one micro-batch, whose gradients count ``share`` of the batch's rows already.
+    """Holds the scaled losses of one micro-batch, whose gradients count ``share`` of the batch's rows
+    already.
 
     ``share`` 1: nothing is changed.
     """
@@ -205,7 +207,7 @@ def is_of_half(tensor: tf.Tensor) -> bool:
 
 
 class GradientSlices:
-    """Into how many slices each gradient is cut; every element is added up as it would be anyway.
+    """Tells into how many slices each gradient is cut; every element is added up as it would be anyway.
 
     By name: ``sizes`` in bytes of what may be cut, filled in while a step is traced; ``counts`` of slices.
     """
@@ -225,7 +227,7 @@ class GradientSlices:
         return sliced
 
     def allreduce(self, named: Named, reduce: Callable[[Named], list[Any]], may_slice: bool) -> list[Any]:
-        """``reduce`` of all (name, gradient); of those to be cut slice by slice.
+        """Apply ``reduce`` to all (name, gradient); to those to be cut slice by slice.
 
         ``may_slice``: the elements of a gradient are reduced one by one.
         """

@@ -1,4 +1,5 @@
-"""A batch in parts: rows and counts of each micro-batch, and the ops that depend on a batch's rows."""
+"""Divides a batch into parts: rows and counts of each micro-batch, and the ops that depend on a batch's
+rows."""
 
 from __future__ import annotations
 
@@ -84,7 +85,7 @@ def _slices(batch: object, begin: Any, end: Any) -> Any:
 
 
 class FixedRows:
-    """A batch whose number of rows is known: what each micro-batch is and counts.
+    """Is a batch whose number of rows is known: what each micro-batch is and counts.
 
     ``share`` of the batch's rows; ``weights`` are the factors of the micro-batches' mean gradients, and
     ``scale`` then that of their sum, for the batch's mean.  The first weight is 1, so that gradients of equal
@@ -107,7 +108,7 @@ class FixedRows:
 
 
 class OpenRows:
-    """A batch of any number of rows, at least ``count``; made in the function that is being traced.
+    """Is a batch of any number of rows, at least ``count``; made in the function that is being traced.
 
     Numbers are as those of :class:`FixedRows`, calculated in float64 too, when the function runs.
     """
@@ -138,7 +139,7 @@ Split = FixedRows | OpenRows
 
 @dataclass(frozen=True)
 class OpenBatch:
-    """The spec of batches with any number of rows, in so many parts; a nest of dense tensors."""
+    """Is the spec of batches with any number of rows, in so many parts; a nest of dense tensors."""
 
     spec: Any
     parts: int
@@ -149,7 +150,8 @@ class OpenBatch:
 
 
 def open_batch(batch: object, division: Division) -> OpenBatch | None:
-    """None: its number of rows has to be known: something is not dense, or there are fewer than parts."""
+    """Return it; None: its number of rows has to be known: something is not dense, or there are fewer than
+    parts."""
     dense = all(isinstance(value, tf.Tensor) for value in tf.nest.flatten(batch))
     parts = len(division.split(rows_of(batch))) if dense else 1
     if parts == 1 or parts == rows_of(batch) < division.most:
@@ -158,7 +160,7 @@ def open_batch(batch: object, division: Division) -> OpenBatch | None:
 
 
 class BatchesSeen:
-    """The kinds of batches that a fit has had, whichever function trained on them."""
+    """Holds the kinds of batches that a fit has had, whichever function trained on them."""
 
     def __init__(self) -> None:
         self._seen: dict[Any, int] = {}

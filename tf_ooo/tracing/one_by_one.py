@@ -1,4 +1,4 @@
-"""The micro-batches of a step one after the other, before its updates or in turns with them."""
+"""Runs the micro-batches of a step one after the other, before its updates or in turns with them."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _BETWEEN_SEEDS = 10_000_019
 
 
 class TracedPart:
-    """The ops of a micro-batch's train step in the graph that is being traced: made from here on.
+    """Holds the ops of a micro-batch's train step in the graph that is being traced: made from here on.
 
     Copies have the names that another trace would give them, so that graph optimizers, which sort by name,
     treat all micro-batches alike.  Outside stay what the function captures, and the ops ``left_out``.
@@ -43,7 +43,7 @@ class TracedPart:
     It may come in several parts, with others' ops between: :meth:`go_on`.
 
     Args:
-        number: of the micro-batch; its scope and its mark stand in names and attributes.
+        number: the micro-batch's number; its scope and its mark stand in names and attributes.
         part: its rows, a nest.
         draws_anew: copies draw other random numbers, by other seeds; False: then there are none.
     """
@@ -57,7 +57,7 @@ class TracedPart:
         self.go_on()
 
     def go_on(self) -> None:
-        """Its next part, made from here on, which reads the parts before."""
+        """Begin its next part, made from here on, which reads the parts before."""
         self._earlier.update(self._nodes)
         self._nodes, self.begin = {}, ops_so_far()  # the number of its first op
 
@@ -93,7 +93,8 @@ class TracedPart:
         return ""
 
     def copy(self, number: int, part: object, wanted: Sequence[Any]) -> list[Any]:
-        """The tensors ``wanted`` of this micro-batch, in a copy of it, or of its latest part, for other rows.
+        """Return the tensors ``wanted`` of this micro-batch, in a copy of it, or of its latest part, for
+        other rows.
 
         ``part`` has the structure and the shapes of the first one's.  Tensors from outside stay themselves.
         """
@@ -134,7 +135,7 @@ class TracedPart:
 
 
 class _Renamed:
-    """Nodes of one micro-batch as those of another."""
+    """Holds nodes of one micro-batch as those of another."""
 
     def __init__(self, number: int, other: int, names: Collection[str]) -> None:
         self._scope = re.compile(rf"(^|[/@]){STEP_SCOPE}{number}(?=/|$)")
@@ -149,7 +150,8 @@ class _Renamed:
         return f"{self.name(op)}:{port}"
 
     def change(self, node: Any) -> None:
-        """Names, inputs from inside, colocations, the mark, and seeds that are not drawn themselves."""
+        """Change names, inputs from inside, colocations, the mark, and seeds that are not drawn
+        themselves."""
         node.name = self.name(node.name)
         if graph_protos.keeps_random_state(node.op) and (node.attr["seed"].i or node.attr["seed2"].i):
             node.attr["seed2"].i += self._more_seed
@@ -167,7 +169,7 @@ class _Renamed:
 
 @dataclass(frozen=True)
 class MicroBatches:
-    """Holds what the micro-batches of a step are traced with; ``scope``: of their ops, before the number."""
+    """Holds what the micro-batches of a step are traced with; ``scope``: what stands before the number."""
 
     model: keras.Model
     split: Split
@@ -196,7 +198,7 @@ class MicroBatches:
 
 
 class OneByOne:
-    """The train step of each micro-batch in the function that is being traced.
+    """Traces the train step of each micro-batch in the function that is being traced.
 
     Traced is the first of as many rows; the others are copies of it, unless those would do something else.
     CopiesNeeded where they are not, and should be, if they ``may_be_copies`` in another trace.
@@ -335,7 +337,7 @@ class InTurns:
             raise _no_copies(traced.why_not)
 
     def _of_updated_weights(self) -> Iterator[int]:
-        """The numbers of ops of this part that change a state by updated weights alone.
+        """Yield the numbers of ops of this part that change a state by updated weights alone.
 
         A moving average of weights, or their clipping: no other micro-batch does so again.
         """

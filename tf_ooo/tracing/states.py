@@ -1,4 +1,4 @@
-"""States that the forward pass assigns from data, once a step; how they follow is found by comparing.
+"""Handles states that the forward pass assigns from data, once a step; how they follow is found by comparing.
 
 Batch normalization's moving averages are such, a layer's own average of what it sees, a count of rows.  Each
 micro-batch computes a new value from the state as it was before the step, and sees that one where it reads
@@ -50,7 +50,7 @@ class NotHeld(Exception):
 
 @dataclass
 class _AssignedState:
-    """A state in the micro-batch that is traced: its new value, and of a sum what is added to it.
+    """Is a state in the micro-batch that is traced: its new value, and of a sum what is added to it.
 
     ``at``: how many ops the graph had when it was assigned first.  ``read``: whether it was read afterwards.
     ``times``: how often it was assigned.
@@ -207,7 +207,7 @@ class States:
         return {id(outer): inner for outer, inner in self._graph.captures}.get(id(variable.handle))
 
     def _mixed(self, begin: int) -> set[int]:
-        """The states that are also used in another way after they were assigned."""
+        """Return the states that are also used in another way after they were assigned."""
         inner = {id(inside): id(outer) for outer, inside in self._graph.captures}
         # The sum so far is the batch's in turn, for logs; of a seed each micro-batch has its own.
         mixed = {
@@ -275,7 +275,8 @@ class States:
 
     @property
     def guessed(self) -> list[str]:
-        """Names of the states, but batch normalization's, of which only their ops tell how they follow."""
+        """Return names of the states, but batch normalization's, of which only their ops tell how they
+        follow."""
         paths = [self._paths[key] for key, kind in self._kinds.items() if kind != ONCE]
         own = [path for path in paths if not any(path.startswith(f"{t}/") for t in self._normalizing)]
         return [path for path in own if path not in self._known]
@@ -288,7 +289,7 @@ def _with_gradient_of(before: object, value: object) -> Any:
 
 @dataclass(frozen=True)
 class StateKinds:
-    """States by path: how each follows from micro-batches, and those that do not.
+    """Holds states by path: how each follows from micro-batches, and those that do not.
 
     Of the latter ``used`` are those on which the loss or a gradient depends, now or in a later step.
     ``metrics``: names of those that say of two micro-batches something else than of both in one.
@@ -302,7 +303,7 @@ class StateKinds:
 
 @dataclass(frozen=True)
 class Assigned:
-    """The states before a step, after it on two micro-batches in one, and after it on each of them.
+    """Holds the states before a step, after it on two micro-batches in one, and after it on each of them.
 
     ``in_turn``: a state by its name, after the second one where it was before that what the first one left.
     """
@@ -359,7 +360,7 @@ def _holds(kind: str, assigned: Assigned, name: str) -> bool:
 
 
 def moved(states: StateValues) -> StateValues:
-    """States of numbers a little larger: their decay is seen."""
+    """Return states of numbers a little larger: their decay is seen."""
     numbers = np.random.default_rng(0)
     return {
         name: (value + _MOVED * np.abs(numbers.standard_normal(value.shape))).astype(value.dtype)

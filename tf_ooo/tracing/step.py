@@ -1,4 +1,5 @@
-"""The flat function of one step: all micro-batches, then the updates; and a batch's logs from their logs."""
+"""Makes the flat function of one step: all micro-batches, then the updates; and a batch's logs from their
+logs."""
 
 from __future__ import annotations
 
@@ -56,7 +57,7 @@ _WAY_OUT = "use microbatches=1 where it matters"
 
 
 class StepFunctions:
-    """Callable with a batch: trains on its micro-batches in one function, one for each shape of a batch.
+    """Is callable with a batch: trains on its micro-batches in one function, one for each shape of a batch.
 
     ``tracing`` is entered around calls, ``applying``, given the batch, where the updates are traced: what
     averages over replicas.  ``check_captures`` is given what a function captures, before it runs for the
@@ -176,7 +177,7 @@ class StepFunctions:
             return self._make(batch).get_concrete_function(batch)
 
     def _make(self, batch: object, specs: Sequence[Any] | None = None) -> Any:
-        """``specs``: of a batch whose rows are open."""
+        """Make the function; ``specs`` are those of a batch whose rows are open."""
         rows = self.division.split(rows_of(batch))
         model, loops, in_turns = self.model, self._loops, self._in_turns
         # Never more than one micro-batch: nothing to tell apart by name, and the bits of Keras' own step.
@@ -242,7 +243,8 @@ def metric_variables(model: keras.Model) -> list[Any]:
 def whole_logs(
     logs: Sequence[Any], split: Split, depends: Callable[[Any], bool], note: Callable[[str], None]
 ) -> Any:
-    """Logs of the whole batch; ``depends``: whether a tensor is a metric's result, which the last one has.
+    """Return logs of the whole batch; ``depends``: whether a tensor is a metric's result, which the last one
+    has.
 
     Counts and other sums over rows are added up, extremes are those of all, other numbers are averaged by
     rows.  Whole numbers and arrays that are computed from rows otherwise are the last micro-batch's.

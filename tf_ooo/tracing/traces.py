@@ -34,7 +34,7 @@ class Inputs:
         self._known: set[Any] = set()
 
     def look(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], Seen | None]:
-        """The arguments to go on with, and the shapes of the tensors; None for shapes seen before.
+        """Return the arguments to go on with, and the shapes of the tensors; None for shapes seen before.
 
         An iterator is looked at once for each kind of element, and goes on in an iterator of its own.
         """
@@ -117,7 +117,7 @@ def _random_state_of(ops: Iterable[tuple[str, str]]) -> str:
 
 
 class RestoringFunction:
-    """A traced function; after its calls all variables are as they were.
+    """Is a traced function; after its calls all variables are as they were.
 
     Values of those that it changes (``changed``) wait in the memory of this process' host meanwhile.
     """

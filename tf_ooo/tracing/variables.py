@@ -1,4 +1,4 @@
-"""The state of a fit: variables of a model and its optimizers, where they are, and what ranks share."""
+"""Keeps the state of a fit: variables of a model and its optimizers, where they are, and what ranks share."""
 
 from __future__ import annotations
 
@@ -33,7 +33,8 @@ _renewed: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def optimizers_of(model: keras.Model) -> list[Any]:
-    """Every Keras optimizer that the model, a part of it or a loss-scaling optimizer holds, each once."""
+    """Return every Keras optimizer that the model, a part of it or a loss-scaling optimizer holds, each
+    once."""
     held: dict[int, Any] = {}
     seen: set[int] = set()
     inside: dict[tuple[type, type], Callable[[Any], Iterable[Any]] | None] = {}
@@ -91,7 +92,7 @@ def bytes_of(variables: Iterable[Any]) -> int:
 
 
 class Moved:
-    """Keras variables that stand on other devices until :meth:`restore`.
+    """Holds Keras variables that stand on other devices until :meth:`restore`.
 
     Each gets a new ``tf.Variable``; the old one waits, and functions traced with the old ones (evaluate,
     predict) are put away, of the models within the model too.  A new one is empty after :meth:`restore`, and
@@ -141,7 +142,7 @@ class Moved:
 
     @property
     def replaced(self) -> dict[int, Any]:
-        """The present ``tf.Variable`` of each that waits, by the ``id`` of its handle."""
+        """Return the present ``tf.Variable`` of each that waits, by the ``id`` of its handle."""
         return {id(old.handle): keras_variables.value_of(variable) for variable, old in self._before}
 
     def check_captures(self, captures: Iterable[Any]) -> None:
@@ -360,7 +361,7 @@ def checksum(variables: Sequence[Any]) -> int:
 
 
 def average_logs(everyone: Sequence[Mapping[str, float]], weights: Sequence[float]) -> dict[str, float]:
-    """The mean of each entry over the ranks that have it.
+    """Return the mean of each entry over the ranks that have it.
 
     Args:
         everyone: the logs of each rank.

@@ -1,4 +1,5 @@
-"""The ranks of a training: what is needed of a communication library, and one process, which needs none."""
+"""Defines the ranks of a training: what is needed of a communication library, and one process, which needs
+none."""
 
 from __future__ import annotations
 
@@ -27,7 +28,8 @@ COMPRESSIONS = ("none", "fp16", "bf16")
 
 
 def compressed(tensor: tf.Tensor, compression: str) -> tf.Tensor:
-    """The tensor cast to the 16-bit type of ``compression``; integers and 16-bit floats stay as they are."""
+    """Return the tensor cast to the 16-bit type of ``compression``; integers and 16-bit floats stay as they
+    are."""
     import tensorflow as tf
 
     if compression == "none" or not tensor.dtype.is_floating or tensor.dtype.size <= 2:
@@ -60,7 +62,7 @@ def adasum(gradients: tf.Tensor, ranks: int) -> tf.Tensor:
 
 
 def _pair(a: tf.Tensor, b: tf.Tensor) -> tf.Tensor:
-    """``(1 - ab / 2aa) a + (1 - ab / 2bb) b``; sums in float64."""
+    """Return ``(1 - ab / 2aa) a + (1 - ab / 2bb) b``; sums in float64."""
     import tensorflow as tf
 
     x, y = tf.cast(a, tf.float64), tf.cast(b, tf.float64)
@@ -72,20 +74,21 @@ def _pair(a: tf.Tensor, b: tf.Tensor) -> tf.Tensor:
 
 @dataclass(frozen=True)
 class Message:
-    """The base of all kinds.  Tuples arrive as lists."""
+    """Is the base of all kinds. Tuples arrive as lists."""
 
     def encoded(self) -> dict[str, Any]:
         """Return the message as JSON types, with the name of its kind."""
         return {"kind": type(self).__name__, **asdict(self)}
 
     def told(self, engine: Engine) -> list[Any]:
-        """Every rank's message, by rank: all of this kind, unless some ranks do something else.  Blocks."""
+        """Return every rank's message, by rank: all of this kind, unless some ranks do something else.
+        Blocks."""
         kinds = {kind.__name__: kind for kind in Message.__subclasses__()}
         return [kinds[said.pop("kind")](**said) for said in map(dict, engine.gather(self.encoded()))]
 
 
 class Engine(ABC):
-    """The processes of one training and how they talk.  Rank 0 speaks for all where one has to.
+    """Holds the processes of one training and how they talk. Rank 0 speaks for all where one has to.
 
     Every method that communicates must be called by all ranks, in the same order.
 
@@ -126,19 +129,20 @@ class Engine(ABC):
 
     @abstractmethod
     def combine(self, packed: tf.Tensor, name: str, op: str, like: tf.Tensor) -> tf.Tensor:
-        """A dense gradient of all ranks, of the type of ``like``; ``packed``: what this rank's travels as."""
+        """Return a dense gradient of all ranks, of the type of ``like``; ``packed``: what this rank's travels
+        as."""
 
     @abstractmethod
     def gather_rows(self, slices: tf.IndexedSlices, name: str) -> tuple[tf.Tensor, tf.Tensor]:
-        """All ranks' values, and their indices."""
+        """Return all ranks' values, and their indices."""
 
     @abstractmethod
     def sum(self, tensor: tf.Tensor, name: str) -> tf.Tensor:
-        """The sum of a small tensor over all ranks, in the graph that is being traced."""
+        """Return the sum of a small tensor over all ranks, in the graph that is being traced."""
 
     @abstractmethod
     def broadcast_bytes(self, data: np.ndarray) -> np.ndarray:
-        """Rank 0's array of uint8; ``data`` has the same length on all ranks.  Blocks."""
+        """Return rank 0's array of uint8; ``data`` has the same length on all ranks. Blocks."""
 
     @abstractmethod
     def gather_bytes(self, data: bytes) -> list[bytes]:
@@ -156,7 +160,7 @@ class Engine(ABC):
         self.gather(None)
 
     def broadcast(self, values: Sequence[Any]) -> list[np.ndarray]:
-        """Rank 0's values of a list of arrays that have the same shapes on all ranks."""
+        """Return rank 0's values of a list of arrays that have the same shapes on all ranks."""
         arrays = [np.asarray(value, order="C") for value in values]
         if self.size == 1:
             return arrays
@@ -212,7 +216,7 @@ def _groups(arrays: Sequence[np.ndarray], limit_bytes: int) -> list[list[np.ndar
 
 
 class SingleEngine(Engine):
-    """One process: just trains."""
+    """Is one process, which just trains."""
 
     name, rank, size, local_rank = "single", 0, 1, 0
 

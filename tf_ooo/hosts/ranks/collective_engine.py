@@ -1,4 +1,4 @@
-"""TensorFlow's own collective operations between the workers that TF_CONFIG names."""
+"""Uses TensorFlow's own collective operations between the workers that TF_CONFIG names."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _LOST = ("Collective ops is aborted", "UNAVAILABLE", "UnavailableError", "failed
 
 
 class CollectiveEngine(Engine):
-    """One ``CollectiveReduceV2`` for each dense gradient; of IndexedSlices all ranks' rows are gathered.
+    """Uses one ``CollectiveReduceV2`` for each dense gradient; of IndexedSlices all ranks' rows are gathered.
 
     Raises BackendError: TensorFlow has computed something already; collectives must be set up first.
     """
@@ -134,7 +134,7 @@ class CollectiveEngine(Engine):
         return block * _POWERS
 
     def renumber(self, graph_def: graph_pb2.GraphDef, number: int) -> None:
-        """Another instance key for each copy of a collective: copies may run at the same time."""
+        """Give each copy of a collective another instance key: copies may run at the same time."""
         nodes = {node.name: node for node in graph_def.node}
         for node in [node for node in graph_def.node if number and node.op in _COLLECTIVES]:
             key_node = nodes[node.input[_INSTANCE_KEY]]

@@ -1,4 +1,4 @@
-"""The engine of this process."""
+"""Chooses the engine of this process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Horovod: Gloo between CPUs, NCCL between GPUs, whatever its build has."""
+"""Uses Horovod: Gloo between CPUs, NCCL between GPUs, whatever its build has."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ class HorovodEngine(Engine):
 
 
 def _fill_in_environment() -> None:
-    """Started by hand with HOROVOD_RANK and HOROVOD_SIZE only: one machine, Gloo."""
+    """Fill in what is missing where HOROVOD_RANK and HOROVOD_SIZE were set by hand: one machine, Gloo."""
     if "HOROVOD_GLOO_RENDEZVOUS_ADDR" not in os.environ or "HOROVOD_LOCAL_RANK" in os.environ:
         return
     defaults = {

@@ -53,7 +53,7 @@ def launched_for_collectives() -> bool:
 
 
 def tf_config() -> dict[str, Any]:
-    """The content of TF_CONFIG.  BackendError: it is no JSON, or names no cluster, or no task of it."""
+    """Return the content of TF_CONFIG. BackendError: it is no JSON, or names no cluster, or no task of it."""
     try:
         config = json.loads(os.environ.get("TF_CONFIG") or "{}")
     except ValueError as error:

@@ -1,4 +1,4 @@
-"""A connection between two ranks, and whether the other end still says anything."""
+"""Keeps a connection between two ranks, and knows whether the other end still says anything."""
 
 from __future__ import annotations
 
@@ -38,7 +38,8 @@ class Line:
             self._connection.sendall(json.dumps(message).encode() + b"\n")
 
     def receive(self, limit_s: float | None = None) -> dict[str, Any] | None:
-        """The next message; None: the other end is gone, silent for ``limit_s``, or says something else."""
+        """Return the next message; None: the other end is gone, silent for ``limit_s``, or says something
+        else."""
         self._connection.settimeout(limit_s)
         with contextlib.suppress(OSError, ValueError):
             while (line := self._read.readline(_LONGEST_BYTES)) == b"\n":

@@ -44,7 +44,8 @@ class Meeting:
         return float(os.environ.get(self.variable) or self.default_s)
 
     def host(self, listener: socket.socket) -> Roll:
-        """Rank 0, when all others have come.  BackendError: one has not, or runs another tf_ooo."""
+        """Return rank 0's roll, when all others have come. BackendError: one has not, or runs another
+        tf_ooo."""
         begun_s, warned = time.monotonic(), self.limit_s <= START_S
         members, lines = {0: Member(0)}, dict[int, Line]()
         while len(members) < self.size and time.monotonic() < begun_s + self.limit_s:
@@ -72,7 +73,8 @@ class Meeting:
         return Roll(0, everyone, lines, self.limit_s)
 
     def join(self, where: Callable[[], str]) -> Roll:
-        """Another rank, when all have come; ``where``: rank 0's address, empty while it is not known."""
+        """Return another rank's roll, when all have come; ``where``: rank 0's address, empty while it is not
+        known."""
         deadline_s = time.monotonic() + self.limit_s
         while (asked := self._asked(where())) is None:
             if time.monotonic() > deadline_s:
@@ -148,7 +150,7 @@ def meet_at(address: str, rank: int, size: int) -> Roll:
 
 @contextlib.contextmanager
 def listening(host: str, port: int) -> Iterator[socket.socket]:
-    """A socket that takes connections at that address of this machine, in the block."""
+    """Open a socket that takes connections at that address of this machine, in the block."""
     family, _, _, _, where = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)[0]
     with socket.create_server(where[:2], family=family) as listener:
         yield listener

@@ -1,1 +1,2 @@
-"""One GPU, inside XLA: dW as calls on streams of their own, in steps compiled with ``jit_compile=True``."""
+"""Trains on one GPU, inside XLA: dW are calls on streams of their own, in steps compiled with
+``jit_compile=True``."""

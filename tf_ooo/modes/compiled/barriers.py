@@ -1,4 +1,4 @@
-"""Optimization barriers: the only order that XLA's own scheduler has to keep.
+"""Uses optimization barriers: the only order that XLA's own scheduler has to keep.
 
 A tensor behind a barrier is there only when all that went into the barrier is.  It is computed once and kept,
 and who reads it reads memory.
@@ -31,7 +31,7 @@ _THERE_ANYWAY = frozenset({"_Arg", "Placeholder", "ReadVariableOp", "Const"})
 
 @dataclass(frozen=True)
 class Barrier:
-    """One over some tensors of the step; ``readers`` read the first ``held`` of them behind it."""
+    """Is one barrier over some tensors of the step; ``readers`` read the first ``held`` of them behind it."""
 
     name: str
     ports: tuple[Port, ...]
@@ -55,9 +55,9 @@ def activations_to_store(
     Args:
         step, ops: the step, and its classified ops by name.
         calls: whose inputs are looked at.
-        readers: of activations; ``"all"``: the forward pass reads the stored tensor too, ``"backward"``:
-            it may merge its own copy into what comes next, ``"cost"``: of these two what costs less, for
-            each tensor, ``"none"``: nothing is stored.
+        readers: who reads activations; ``"all"``: the forward pass reads the stored tensor too,
+            ``"backward"``: it may merge its own copy into what comes next, ``"cost"``: whichever of these two
+            costs less, for each tensor, ``"none"``: nothing is stored.
     """
     stored: list[Barrier] = []
     in_calls = {name for call in calls for name in call.region.own}
@@ -88,7 +88,8 @@ def holds_of(calls: Sequence[Call]) -> list[Barrier]:
 def join_of(
     step: FlatStep, name: str, calls: Sequence[Call], last: Sequence[Port], moved: Mapping[Port, Port]
 ) -> Barrier | None:
-    """One over all that some calls return and the ``last`` tensors of the main stream that have not moved.
+    """Return one barrier over all that some calls return and the ``last`` tensors of the main stream that
+    have not moved.
 
     Whoever reads a gradient reads it behind the barrier, so that no update makes the main stream
     wait for a call while there is other work.  None if there is nothing to join.

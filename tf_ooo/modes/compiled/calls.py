@@ -16,7 +16,7 @@ from tf_ooo.rewriting.lowering import TaskOps
 
 @dataclass(frozen=True)
 class Parts:
-    """One step of the graph, classified; ``stays`` says by layer why its dW has no regions."""
+    """Holds one step of the graph, classified; ``stays`` says by layer why its dW has no regions."""
 
     number: int
     graph: TrainingGraph
@@ -45,7 +45,7 @@ class StepToPlan:
 
     @property
     def movable(self) -> frozenset[int]:
-        """The layers whose dW can leave the main stream."""
+        """Return the layers whose dW can leave the main stream."""
         return frozenset(self.parts.regions)
 
 
@@ -118,7 +118,7 @@ class _Pins:
         self._delays = following is not None and not any(wave for wave, _ in regions)
 
     def of(self, task: Task, region: Region, wave: int) -> tuple[tuple[Port, ...], bool]:
-        """(tensors to wait for, whether the dW is to run beside the next step's forward pass)."""
+        """Return (tensors to wait for, whether the dW is to run beside the next step's forward pass)."""
         other, steps = self._waits.get(task, (None, 0))
         # Behind the last dO there is nothing but that.
         delayed = self._delays and (steps == 1 or other == self._last)
@@ -152,7 +152,7 @@ def ends_of(step: FlatStep, graph: TrainingGraph, names: Sequence[str]) -> tuple
 
 
 def last_of_main(step: FlatStep, graph: TrainingGraph, calls: Sequence[Call]) -> tuple[Port, ...]:
-    """The tensors that the main stream's backward pass ends with: nothing of it reads them."""
+    """Return the tensors that the main stream's backward pass ends with: nothing of it reads them."""
     behind = step.behind(name for call in calls for name in call.region.own)
     backward = (name for name, op in graph.ops.items() if op.kind in (OpKind.OUTPUT_GRAD, OpKind.WEIGHT_GRAD))
     return ends_of(step, graph, [n for n in backward if n not in behind and step.has(graph, n)])

@@ -1,4 +1,4 @@
-"""The controller of a compiled step: stock beside one or several rewritten ones."""
+"""Defines the controller of a compiled step: stock beside one or several rewritten ones."""
 
 from __future__ import annotations
 
@@ -39,7 +39,8 @@ RECOMPUTED = "activations recomputed in the forward pass"
 def for_model(
     model: keras.Model, stock: Callable[..., Any], options: OneDeviceOptions, report: Report
 ) -> StepController:
-    """The controller for ``fit`` of a model that XLA compiles.  OOOError: why it cannot be rewritten."""
+    """Return the controller for ``fit`` of a model that XLA compiles. OOOError: why it cannot be
+    rewritten."""
     if model.distribute_strategy.num_replicas_in_sync > 1:
         raise GraphError("jit_compile=True: steps of several replicas are not rewritten")
     together = steps_together(train_function.steps_per_execution(model), options.unroll or _TOGETHER)
@@ -59,7 +60,8 @@ def for_function(
     report: Report,
     on_decided: Callable[[], None] | None = None,
 ) -> StepController:
-    """The controller of a ``tf.function(jit_compile=True)``.  Raises OOOError: why it cannot be rewritten."""
+    """Return the controller of a ``tf.function(jit_compile=True)``. Raises OOOError: why it cannot be
+    rewritten."""
     make = functools.partial(StreamStep, function, stock)
     return _controller(stock, make, options, report, 1, on_decided)
 
@@ -194,7 +196,8 @@ class FitSteps:
         self.steps = StreamStep(numbered_steps(on_batch), stock_steps, session, way)
 
     def __call__(self, iterator: object) -> Any:
-        """One execution: ``steps_per_execution`` steps; the logs of the last.  StopIteration at the end."""
+        """Run one execution, ``steps_per_execution`` steps; return the logs of the last. StopIteration at the
+        end."""
         count = train_function.steps_per_execution(self.model)
         batches = self.session.waiting or train_function.take(iterator, count)
         self.session.waiting = []

@@ -113,7 +113,7 @@ def _op_text(node: node_def_pb2.NodeDef, number: int, names: dict[Port, str]) ->
 
 @dataclass(frozen=True)
 class Timing:
-    """``seconds`` of one round, the median; ``spread_s``: the median distance from it."""
+    """Holds ``seconds`` of one round, the median, and ``spread_s``, the median distance from it."""
 
     seconds: float
     spread_s: float = 0.0
@@ -137,7 +137,7 @@ def time_piece(step: FlatStep, main: Piece, aside: Piece | None = None, about_s:
 
 
 def piece_graph(step: FlatStep, main: Piece, aside: Piece | None) -> tuple[Any, dict[str, Any], list[str]]:
-    """(GraphDef, specs of its inputs, tensors to compute): the main piece inline, the other in calls.
+    """Return (GraphDef, specs of its inputs, tensors to compute): the main piece inline, the other in calls.
 
     Raises ValueError: no floating-point result.
     """
@@ -196,7 +196,8 @@ def _empty_s(rounds: int) -> float:
 
 
 def launch_s() -> float | None:
-    """Seconds that a small kernel takes longer outside of CUDA graphs; None where XLA's flags are fixed.
+    """Return seconds that a small kernel takes longer outside of CUDA graphs; None where XLA's flags are
+    fixed.
 
     A chain of kernels is compiled twice, as XLA does it and without graphs.
     """
@@ -226,7 +227,7 @@ Pair = tuple[str, int]
 
 
 class MeasuredGains:
-    """The table of a step's gains: measured at the first call, known from then on.
+    """Holds the table of a step's gains: measured at the first call, known from then on.
 
     No further piece is begun when ``budget_s`` are over.  Only with ``delay`` may dW run beside the next
     step's forward pass, and only then that is measured.
@@ -297,7 +298,8 @@ class _Measuring:
         return not missing or elapsed_s + missing * elapsed_s / max(1, self._built) <= self.budget_s
 
     def _saved_s(self, pair: Pair) -> float | None:
-        """Alone and alone, less side by side; 0 within the noise; None where one of them cannot be timed."""
+        """Return the seconds of both alone, less side by side; 0 within the noise; None where one of them
+        cannot be timed."""
         main, aside = self._pieces[pair]
         main_alone, aside_alone, together = self._timed(main), self._timed(aside), self._timed(main, aside)
         if main_alone is None or aside_alone is None or together is None:

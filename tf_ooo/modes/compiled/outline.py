@@ -25,7 +25,7 @@ CALL_PREFIX = "ooo_dW"
 
 @dataclass(frozen=True)
 class Call:
-    """A region on a side stream.
+    """Is a region on a side stream.
 
     ``waits_for`` are tensors of the main stream that have to be there before the call may start,
     besides its inputs.  ``delayed``: into the next step's forward pass; no join waits for it.  ``wave``: how
@@ -155,7 +155,7 @@ class VerifyStreamsPass(Pass):
 
 
 class _PutBack:
-    """The nodes of a graph with calls, and what each tensor is in the original."""
+    """Holds the nodes of a graph with calls, and what each tensor is in the original."""
 
     def __init__(self, original: GraphDef, graph_def: GraphDef, calls: Sequence[Call]) -> None:
         self._whole = graph_def
@@ -177,7 +177,7 @@ class _PutBack:
             self._open(call, by_name[call.name])
 
     def _open(self, call: Call, node: node_def_pb2.NodeDef) -> None:
-        """The ops of a call's function under their own names."""
+        """Put the ops of a call's function back under their own names."""
         function = self._functions[node.attr["function_list"].list.func[0].name]
         self._called.add(function.signature.name)
         given = {arg.name: text for arg, text in zip(function.signature.input_arg, node.input, strict=False)}

@@ -60,7 +60,7 @@ def joint(
     memory_limit_bytes: int | None = None,
     must_gain: bool = False,
 ) -> Schedule:
-    """Joint scheduling over regions: each dW into the region beside which it saves most.
+    """Schedule jointly over regions: each dW goes into the region beside which it saves most.
 
     Args:
         gains: measured seconds, or what measures them; None: calculated from the shapes.
@@ -97,7 +97,7 @@ def joint(
 
 
 def layer_costs(what: StepToPlan, device_name: str) -> tuple[LayerCosts, ...]:
-    """Calculated costs and shares of the device; what has no formula counts as nothing."""
+    """Return calculated costs and shares of the device; what has no formula counts as nothing."""
     model, parts = device(device_name), what.parts
     ops = analytic_ops(what.lowered, model)
     seconds = {name: ops.seconds.get(name, 0.0) for name in parts.graph.ops}
@@ -128,7 +128,8 @@ def with_measured(layers: Sequence[LayerCosts], table: GainTable) -> tuple[Layer
 
 
 def only_of(schedule: Schedule, tasks: TaskOps) -> Schedule:
-    """The schedule without dO and dW that the graph does not have; pins name what comes before those."""
+    """Return the schedule without dO and dW that the graph does not have; pins name what comes before
+    those."""
     kept = only_tasks(schedule, tasks.ops)
     there = {task for order in kept.lanes.values() for task in order}
     pins = []
@@ -183,7 +184,8 @@ def capture_of(what: StepToPlan, stock: CompiledModule | None) -> Capture | None
 
 
 def kernels_by_task(what: StepToPlan) -> dict[str, float]:
-    """``{"dO:3": 2.0}``: each matrix product or convolution is one, all else of a task together one more."""
+    """Return ``{"dO:3": 2.0}``: each matrix product or convolution is one, all else of a task together one
+    more."""
     graph, tasks = what.parts.graph, what.parts.tasks
     by_task = ops_by_task(graph, tasks.by_layer, forward_layers(graph))
     kernels = {}

@@ -1,4 +1,4 @@
-"""The main stream of a GPU ahead of its side streams: dW run where it leaves room."""
+"""Simulates the main stream of a GPU ahead of its side streams: dW run where it leaves room."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def high_priority_main_stream(memory_limit_bytes: int, priority: int = MOST_URGE
         >>> model.fit(x, y, callbacks=[tf_ooo.OOOBackprop()])
 
     Args:
-        memory_limit_bytes: of the GPU's memory for TensorFlow, at least 1 MiB.
+        memory_limit_bytes: a limit of the GPU's memory for TensorFlow, at least 1 MiB.
         priority: CUDA's, below 0.
 
     Raises:

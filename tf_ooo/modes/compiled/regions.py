@@ -40,7 +40,7 @@ _MOST_CONSTANT_ELEMENTS = 64
 
 @dataclass(frozen=True)
 class Region:
-    """Pure ops of static shape, closed under "between": nothing leaves and comes back.
+    """Holds pure ops of static shape, closed under "between": nothing leaves and comes back.
 
     ``own`` are those that nothing else needs; the other ``ops`` are views that stay where they are, too.
     ``constants`` are inputs that XLA may have to know when it compiles: shapes and axes.
@@ -54,7 +54,7 @@ class Region:
 
 
 class FlatStep:
-    """A step's flat graph with loops as single ops, its shapes, and what reads what."""
+    """Holds a step's flat graph with loops as single ops, its shapes, and what reads what."""
 
     def __init__(self, graph_def: GraphDef, outputs: InferredOutputs, fetches: Sequence[str]):
         self.graph_def, self.outputs = graph_def, outputs
@@ -116,7 +116,8 @@ class FlatStep:
 
 
 def find_regions(step: FlatStep, graph: TrainingGraph, names: Iterable[str]) -> list[Region] | str:
-    """The regions of one layer's dW ops, one for each gradient that takes real work, or why there are none.
+    """Return the regions of one layer's dW ops, one for each gradient that takes real work, or why there are
+    none.
 
     One each, because XLA waits for a call of one result as late as it can, but for a call of several
     where it first takes the results apart.  Sums over dO stay where they are: XLA makes them part of the
@@ -137,7 +138,7 @@ def find_regions(step: FlatStep, graph: TrainingGraph, names: Iterable[str]) -> 
 
 
 def _parts(step: FlatStep, ops: Sequence[str]) -> list[tuple[tuple[str, ...], tuple[str, ...]]]:
-    """(all ops, those of its own) for each result that takes a contraction of its own.
+    """Return (all ops, those of its own) for each result that takes a contraction of its own.
 
     What several results need stays outside, but views.  Results that share all their contractions
     (one gradient that is cut into several) are one part.
@@ -188,7 +189,7 @@ def _results(step: FlatStep, own: Iterable[str], ops: Iterable[str]) -> list[Por
 
 
 def is_pure(step: FlatStep, name: str) -> bool:
-    """No state, no call, and only numbers in and out."""
+    """Return whether it has no state and no call, and only numbers go in and out."""
     op = step.nodes[name].op
     if is_stateful(op) or op in CALL_OPS - {"StatelessWhile", "StatelessIf"} or op == "Placeholder":
         return False
@@ -218,7 +219,7 @@ def _why_none(step: FlatStep, names: Sequence[str], outside: Sequence[str]) -> s
 
 
 def _is_convex(step: FlatStep, chosen: set[str]) -> bool:
-    """No path from the region through other ops back into it."""
+    """Return whether no path leads from the region through other ops back into it."""
     outside = {reader for name in chosen for reader, _ in step.readers[name]} - chosen
     return step.behind(outside).isdisjoint(chosen)
 

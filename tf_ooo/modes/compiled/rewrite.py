@@ -1,4 +1,4 @@
-"""GraphDef of a step in, GraphDef with dW on side streams out."""
+"""Turns the GraphDef of a step into one with dW on side streams."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ Plan = Callable[[StepToPlan], Schedule]
 
 @dataclass(frozen=True, kw_only=True)
 class StepGraph:
-    """One step for XLA to compile, flat but for loops, and what was ``result`` of rewriting it, if it was.
+    """Is one step for XLA to compile, flat but for loops, and what was ``result`` of rewriting it, if it was.
 
     ``fetches`` are the tensors of its results, ``node:port``; ``variant`` tells graphs of the same step apart
     whose calls are the same.
@@ -164,7 +164,7 @@ class StepGraph:
 
     @property
     def key(self) -> Hashable:
-        """Equal for rewrites of one graph that come to the same."""
+        """Return what is equal for rewrites of one graph that come to the same."""
         return self.variant, tuple((call.name, call.stream, call.waits_for) for call in self.calls)
 
 
@@ -186,7 +186,7 @@ def rewrite_step(
     """Classifies the step, asks ``plan`` which dW go where, and puts those into calls on streams.
 
     Args:
-        graph_def: of the traced step, or of several unrolled in it.
+        graph_def: the graph of the traced step, or of several unrolled in it.
         dump_dir: folder for the graph after every pass; those before the plan in ``prepared``.
         store: who reads stored activations, see ``barriers.activations_to_store``.
         side_updates: what can of the updates is part of the calls.
@@ -299,7 +299,7 @@ def _passes_for(
 def _joins(
     step: FlatStep, steps: Sequence[Parts], by_step: Sequence[Sequence[Call]], moved: Mapping[Port, Port]
 ) -> Iterator[Barrier]:
-    """One for each wave of each step's calls: a single one would wait for itself."""
+    """Return one for each wave of each step's calls: a single one would wait for itself."""
     for parts, calls in zip(steps, by_step, strict=True):
         for wave in sorted({call.wave for call in calls}):
             name = f"ooo_join_{parts.number}" + (f"_{wave}" if wave else "")

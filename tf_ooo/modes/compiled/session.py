@@ -1,4 +1,5 @@
-"""The ways in which one compiled step is rewritten: why some fail, what XLA made of each, what is kept."""
+"""Defines the ways in which one compiled step is rewritten: why some fail, what XLA made of each, what is
+kept."""
 
 from __future__ import annotations
 
@@ -39,14 +40,14 @@ _BYTES = "*memory-usage-report.txt"
 
 @dataclass(frozen=True)
 class CompiledModule(Section):
-    """One compiled step.
+    """Is one compiled step.
 
     Attributes:
         launches: kernels, library calls and copies that a step launches; None where XLA does not say (CPU).
         in_graphs: how many of them are in CUDA graphs, ``graphs`` of which it makes.
         on_side_streams: how many run on another stream than the main one; a call inside of a graph does not.
-        total_bytes: of all buffers: inputs, variables, results and what is alive in between.
-        flags: of XLA, besides those of the process.
+        total_bytes: bytes of all buffers: inputs, variables, results and what is alive in between.
+        flags: XLA's flags, besides those of the process.
     """
 
     launches: int | None = None
@@ -58,12 +59,12 @@ class CompiledModule(Section):
 
     @property
     def share_in_graphs(self) -> float | None:
-        """0 to 1; None where nothing is known."""
+        """Return a share from 0 to 1; None where nothing is known."""
         return self.in_graphs / self.launches if self.launches else None
 
     @property
     def text(self) -> str:
-        """All of it in one line."""
+        """Return all of it in one line."""
         of_bytes = [] if self.total_bytes is None else [bytes_text(self.total_bytes)]
         if self.launches is None:
             return "".join(of_bytes)
@@ -227,7 +228,7 @@ class StreamSession(StepSession):
 
     # The controller calls these while ways are compared.
     def run_stock(self, step: Callable[[], Any], choice: str | None) -> Any:
-        """The first time XLA is asked what it makes of the step, if it compiles it only now."""
+        """Run it; the first time XLA is asked what it makes of the step, if it compiles it only now."""
         first, self._stock_has_run = not self._stock_has_run, True
         with watched() if first else nullcontext() as watch:
             outputs = step()
@@ -246,7 +247,7 @@ class StreamSession(StepSession):
             report.change(stock_predicted_peak_bytes=modules[STOCK].total_bytes)
 
     def failed(self) -> Iterator[tuple[str, BaseException]]:
-        """The ways that could not be rewritten or compiled, as long as others are compared."""
+        """Yield the ways that could not be rewritten or compiled, as long as others are compared."""
         for name, error in list(self._failed.items()):
             if self._comparing:
                 yield name, error
@@ -268,7 +269,8 @@ class StreamSession(StepSession):
             fill_plan(self._report, self.result)
 
     def why_stock(self, reason: str, left: Collection[str]) -> str:
-        """The reason, with the first error if no way is left, and the share of kernels in CUDA graphs."""
+        """Return the reason, with the first error if no way is left, and the share of kernels in CUDA
+        graphs."""
         self._report.change(way="")
         none_left = self._left_out and not set(left) - {STOCK, CONCURRENT}
         if none_left and self.failures.first is None:

@@ -1,4 +1,4 @@
-"""A compiled step with dW on side streams: traced, rewritten and compiled once for each kind of input."""
+"""Compiles a step with dW on side streams: traced, rewritten and compiled once for each kind of input."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _NO_LETTERS = re.compile(r"\W+")
 
 @dataclass(frozen=True)
 class Way:
-    """One way to compile a step; ``flags`` are XLA's, besides those of the process."""
+    """Is one way to compile a step; ``flags`` are XLA's, besides those of the process."""
 
     rewrite: Rewriter
     name: str = REWRITTEN
@@ -38,7 +38,7 @@ STOCK_WAY = Way(unchanged, "stock")
 
 
 class StreamStep:
-    """Callable like ``function``, compiled by XLA; where it cannot be rewritten, ``stock`` runs.
+    """Is callable like ``function``, compiled by XLA; where it cannot be rewritten, ``stock`` runs.
 
     The function reads and writes variables that exist already.
     """
@@ -111,7 +111,7 @@ class StreamStep:
 
 
 class CompiledStep:
-    """One rewritten step, for inputs of fixed shapes.
+    """Is one rewritten step, for inputs of fixed shapes.
 
     Raises (when made): GraphError where shapes are open, where the step is no training step or none of
     its dW can be moved; whatever tracing and lowering to HLO raise.

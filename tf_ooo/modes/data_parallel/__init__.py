@@ -1,4 +1,4 @@
-"""Data parallel: every process trains on its own part of the data, gradients are averaged.
+"""Trains data parallel: every process has its own part of the data, gradients are averaged.
 
 >>> from tf_ooo import data_parallel
 >>> engine = data_parallel.connect()

@@ -149,7 +149,8 @@ def _plain(value: object) -> Any:
 
 
 def batch_of(element: object) -> list[Any]:
-    """Rows, rank and dtype of each tensor of a batch; other dimensions may change from batch to batch."""
+    """Return rows, rank and dtype of each tensor of a batch; other dimensions may change from batch to
+    batch."""
     tensors = [value for value in tf.nest.flatten(element) if hasattr(value, "shape")]  # sparse ones as one
     shapes = [(tf.as_dtype(tensor.dtype), tf.TensorShape(tensor.shape)) for tensor in tensors]
     return [
@@ -194,7 +195,7 @@ def _text(value: object) -> str:
 
 @dataclass(frozen=True)
 class EpochBegins(Message):
-    """Told when one does; the ``steps`` of this rank, if known."""
+    """Is told when an epoch begins, with the ``steps`` of this rank, if known."""
 
     epoch: int
     steps: int | None
@@ -202,14 +203,15 @@ class EpochBegins(Message):
 
 @dataclass(frozen=True)
 class MayRun(Message):
-    """Told before each execution, if asked for: this rank has data for so many ``steps``."""
+    """Is told before each execution, if asked for: this rank has data for so many ``steps``."""
 
     steps: int
 
 
 @dataclass(frozen=True)
 class EpochEnds(Message):
-    """Told when one does: logs, the samples behind those of training and of validation, the weights' bits."""
+    """Is told when an epoch ends: logs, the samples behind those of training and of validation, the weights'
+    bits."""
 
     logs: Mapping[str, float] = field(default_factory=dict)
     train_samples: float = 0.0
@@ -219,14 +221,14 @@ class EpochEnds(Message):
 
 @dataclass(frozen=True)
 class CallbacksRan(Message):
-    """Told when all have heard of an epoch: whether one of them has stopped the training."""
+    """Is told when all have heard of an epoch: whether one of them has stopped the training."""
 
     stop: bool
 
 
 @dataclass(frozen=True)
 class TrainingEnds(Message):
-    """Told after the last epoch: the weights' bits, which callbacks may have put back; did a step run?"""
+    """Is told after the last epoch: the weights' bits, which callbacks may have put back; did a step run?"""
 
     weights: int = 0
     trained: bool = True
@@ -321,7 +323,8 @@ class Lockstep:
 
 
 def ended_early(engine: Engine, missing: int) -> BackendError:
-    """The error of a rank that has no data where the others train on: they would wait for it for ever."""
+    """Return the error of a rank that has no data where the others train on: they would wait for it for
+    ever."""
     return BackendError(
         f"rank {engine.rank}'s data ended {missing} batches before the end of the epoch that all ranks "
         "agreed on; give fit the right steps_per_epoch"

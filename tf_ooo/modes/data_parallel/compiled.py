@@ -1,4 +1,4 @@
-"""Ordered steps of which XLA compiles each task: functions in the place of those that were traced.
+"""Orders steps of which XLA compiles each task: functions come in the place of those that were traced.
 
 TensorFlow takes no new functions from a plug-in, so a function runs op by op when it is traced.  Then it is
 made once more, of the same trace, for batches of one size, as XLA has to know all sizes.  Batches of another
@@ -54,7 +54,7 @@ class Compiled(Message):
 
 @dataclass(frozen=True)
 class _Called:
-    """Steps with calls, as a function, and what was made of them."""
+    """Holds steps with calls, as a function, and what was made of them."""
 
     function: Callable[[Any], Any]
     result: RewriteResult
@@ -71,7 +71,7 @@ class CompiledSteps:
     """Holds what XLA compiles of ordered steps, on all ranks or on none.
 
     Args:
-        source: of the steps.
+        source: where steps come from.
         order: puts a graph of them in order.
 
     Attributes:
@@ -212,7 +212,8 @@ def _zeros(batch: Any, count: int) -> list[Any]:
 
 
 def check_together(one: graph_pb2.GraphDef, other: graph_pb2.GraphDef) -> None:
-    """GraphError where a rank that runs the one graph and a rank that runs the other cannot go together.
+    """Raise GraphError where a rank that runs the one graph and a rank that runs the other cannot go
+    together.
 
     They do with batches of different sizes.  Messages have to be the same, and no message of one rank may
     wait for what the other sends behind it.

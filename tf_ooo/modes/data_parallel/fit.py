@@ -1,4 +1,5 @@
-"""``model.fit`` on several processes: gradients averaged, ranks in step, state shared, one timed alone."""
+"""Runs ``model.fit`` on several processes: gradients averaged, ranks in step, state shared, one timed
+alone."""
 
 from __future__ import annotations
 
@@ -46,7 +47,7 @@ class Averaged:
 
 
 class DataParallelMode:
-    """Ranks that train together; nothing falls back silently: who cannot be averaged must not train."""
+    """Keeps ranks that train together; nothing falls back silently: who cannot be averaged must not train."""
 
     keeps_stock = False
     compiles = False
@@ -65,7 +66,7 @@ class DataParallelMode:
         return choose_engine(self.options.engine)
 
     def check(self, model: keras.Model, steps: int | None) -> None:
-        """BackendError for a step that cannot be averaged; a single rank averages nothing."""
+        """Raise BackendError for a step that cannot be averaged; a single rank averages nothing."""
         if self.join().size > 1:
             check_model(model)
         as_keras = train_function.is_compiled(model)

@@ -1,4 +1,4 @@
-"""Options of ``mode="data_parallel"``."""
+"""Defines options of ``mode="data_parallel"``."""
 
 from __future__ import annotations
 

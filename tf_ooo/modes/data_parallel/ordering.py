@@ -1,5 +1,5 @@
-"""A schedule's order for every step of an unrolled graph, computation and communication; and the plug-in
-requests by which TensorFlow hands such graphs over."""
+"""Puts a schedule's order on every step of an unrolled graph, computation and communication; and makes the
+plug-in requests by which TensorFlow hands such graphs over."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ _Sent = dict[tuple[int, int], list[str]]
 
 @dataclass(frozen=True)
 class _Ordered:
-    """One step, its tasks, and what its nodes have gained."""
+    """Is one step, its tasks, and what its nodes have gained."""
 
     graph: TrainingGraph
     schedule: Schedule
@@ -328,7 +328,7 @@ def with_weight_bytes(layers: Iterable[LayerCosts], sizes: Iterable[float]) -> t
 
 
 def _sent_by(graph: TrainingGraph, names: Sequence[str], workers: int) -> float:
-    """0: something is sent of which no size, or in a way of which no cost, is known."""
+    """Return 0 where something is sent of which no size, or in a way of which no cost, is known."""
     total = 0.0
     for op in (graph.ops[name] for name in names):
         if op.type in _REDUCES or op.type in _GATHERS:

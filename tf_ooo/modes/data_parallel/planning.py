@@ -69,7 +69,7 @@ StepSeconds = Callable[[int, int], float]
 
 @dataclass(frozen=True)
 class PlannedGain:
-    """A plan, and the predicted seconds of a step in the stock order."""
+    """Is a plan, and the predicted seconds of a step in the stock order."""
 
     plan: Plan
     stock_s: float
@@ -94,10 +94,10 @@ def measure_allreduce(engine: Engine) -> MeasuredLink:
 
 
 def most_seconds(step_s: float, gradient_bytes: float) -> float:
-    """About what :func:`measure_allreduce` and :func:`make_plan` take at most.
+    """Return about what :func:`measure_allreduce` and :func:`make_plan` take at most.
 
     Args:
-        step_s: of a step that exchanges so many bytes of gradients: no link is slower than they show.
+        step_s: seconds of a step that exchanges so many bytes of gradients: no link is slower than they show.
         gradient_bytes: where they are few a step's time is that of its messages' number, not of their size.
     """
     sent_bytes = (1 + _REPEATS) * sum(_count(size) * size for size in _SIZES)
@@ -152,7 +152,7 @@ def one_step(graph_def: graph_pb2.GraphDef) -> tuple[list[LayerKey], graph_pb2.G
 def calibrated(
     layers: Sequence[LayerCosts], link: Link, workers: int, step_s: float
 ) -> tuple[tuple[LayerCosts, ...], Link]:
-    """Costs with which a single step in the stock order is predicted to take ``step_s``, as it did.
+    """Return costs with which a single step in the stock order is predicted to take ``step_s``, as it did.
 
     Ops are slower under the profiler, and other ops and what communicates take their cores meanwhile: so the
     seconds of computing all change by one factor.  The link was measured by itself: only where no factor up
@@ -174,7 +174,8 @@ def calibrated(
 def as_measured(
     costs: CostTable, graph: TrainingGraph, link: Link, workers: int, step_s: float
 ) -> tuple[tuple[LayerCosts, ...], CostTable]:
-    """:func:`calibrated` costs, in which weights are what is sent, and a report's, which has weights."""
+    """Return :func:`calibrated` costs, in which weights are what is sent, and a report's, which has
+    weights."""
     sending = with_weight_bytes(costs.layers, sent_bytes(graph, workers))
     layers, between = calibrated(sending, link, workers, step_s)
     own_bytes = [layer.weight_bytes for layer in costs.layers]
@@ -214,8 +215,8 @@ def make_plan(
     slice_bytes: float = 0.0,
     options: Mapping[str, Any] = MappingProxyType({}),
 ) -> PlannedGain:
-    """The policy's plan, or for ``"auto"`` the fastest of all that order communication; where none of them
-    is predicted to gain anything, the stock order, whose gradients are handed over in turn.
+    """Return the policy's plan, or for ``"auto"`` the fastest of all that order communication; where none of
+    them is predicted to gain anything, the stock order, whose gradients are handed over in turn.
 
     Args:
         layers: costs of one step.
@@ -224,7 +225,7 @@ def make_plan(
         schedule: a policy's name, or ``"auto"``.
         steps: run together; the barrier after the last of them is part of the prediction.
         slice_bytes: the smallest slices that use the link well, for policies that may cut gradients; 0: none.
-        options: of the policy.
+        options: the policy's options.
     """
     problem, step_time = _problem(layers, link, workers), step_time_of(steps)
     stock = as_asked(STOCK_ORDER, _told(STOCK_ORDER, problem, {"barrier": False}), step_time)
@@ -279,7 +280,7 @@ def _told(policy: Policy, problem: Problem, given: Mapping[str, Any]) -> Problem
 
 
 def step_time_of(steps: int) -> StepTime:
-    """Seconds of one of some steps that run together and end together."""
+    """Return seconds of one of some steps that run together and end together."""
     return StepTime(lambda timeline: timeline.makespan_s / steps, steps)
 
 

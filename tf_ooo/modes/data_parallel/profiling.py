@@ -66,7 +66,7 @@ class RankFunctions:
 
 
 class RewrittenSteps(Generic[ResultT]):
-    """Steps whose graphs a request rewrites; where no request can be made, ``failed`` says why."""
+    """Holds steps whose graphs a request rewrites; where no request can be made, ``failed`` says why."""
 
     def __init__(
         self,
@@ -85,12 +85,12 @@ class RewrittenSteps(Generic[ResultT]):
 
     @property
     def result(self) -> ResultT | None:
-        """The largest graph's; None: no graph was rewritten."""
+        """Return the largest graph's; None: no graph was rewritten."""
         return None if self._request is None else self._request.result
 
     @property
     def latest(self) -> ResultT | None:
-        """The latest graph's; None: no graph was rewritten."""
+        """Return the latest graph's; None: no graph was rewritten."""
         return None if self._request is None else self._request.latest
 
     @property
@@ -113,7 +113,7 @@ class Ordered(Message):
 
 
 class OrderedSteps:
-    """Steps in a planned order, which all ranks run alike or none does.
+    """Holds steps in a planned order, which all ranks run alike or none does.
 
     ``compiled``: what XLA compiles of them; None: nothing is to be.
     """
@@ -178,14 +178,14 @@ class Planned(Message):
 
 @dataclass(frozen=True)
 class Single:
-    """Steps that run one at a time, and the seconds of those that were timed."""
+    """Holds steps that run one at a time, and the seconds of those that were timed."""
 
     steps: Unrolled
     seconds: list[float] = field(default_factory=list)
 
 
 class Profiling(Training):
-    """One step at a time: the first traces; for costs rank 0 profiles some, and some are timed.
+    """Runs one step at a time: the first traces; for costs rank 0 profiles some, and some are timed.
 
     Args:
         together: steps of the functions that are planned.

@@ -1,4 +1,5 @@
-"""The ranks of a fit: begin with the same state, run as many steps, say the same at the end of an epoch."""
+"""Keeps the ranks of a fit in step: same state at the beginning, as many steps, same logs at the end of an
+epoch."""
 
 from __future__ import annotations
 
@@ -50,8 +51,8 @@ class RanksInStep(Training):
     Attributes:
         step: in the place of the train function, from :meth:`begin` on.
         execute: runs the step; whoever times executions takes its place.
-        element_spec: of the batches of all ranks, from the first batch on.
-        batch_rows: of this rank's first batch.
+        element_spec: the spec of all ranks' batches, from the first batch on.
+        batch_rows: how many this rank's first batch has.
         batch: the specs of its tensors; None: there is none.
     """
 
@@ -91,7 +92,7 @@ class RanksInStep(Training):
         return self._of_fit(train_function.steps_per_execution(self.model))
 
     def _of_fit(self, together: int) -> int | None:
-        """None where some rank does not know how many epochs there are, or how long one is."""
+        """Return None where some rank does not know how many epochs there are, or how long one is."""
         epochs: int | None = self._agreed["epochs"]
         of_epoch = self.lockstep.of_epoch
         if epochs is None or of_epoch is None:
@@ -290,13 +291,13 @@ class RanksInStep(Training):
         return True
 
     def forget_traces(self) -> None:
-        """Once a step has run: its parts would go on averaging."""
+        """Do so once a step has run: its parts would go on averaging."""
         if self.step.prepared:
             forget_traces(self.model)
 
 
 def _averaged(replies: Sequence[EpochEnds]) -> dict[str, float]:
-    """Logs of training and of validation, each weighted by their own samples."""
+    """Return logs of training and of validation, each weighted by their own samples."""
 
     def averaged(of_test: bool, samples: list[float]) -> dict[str, float]:
         logs = [{k: v for k, v in reply.logs.items() if k.startswith("val_") == of_test} for reply in replies]
@@ -307,7 +308,7 @@ def _averaged(replies: Sequence[EpochEnds]) -> dict[str, float]:
 
 
 class ParallelStep:
-    """Callable in place of the train function.
+    """Is callable in place of the train function.
 
     Args:
         function: the train function that averages.

@@ -1,4 +1,4 @@
-"""Unrolled steps in the stock order and in a planned one; all ranks change over together."""
+"""Runs unrolled steps in the stock order and in a planned one; all ranks change over together."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ Batches = Sequence[Any]
 
 
 class ScheduledSteps:
-    """Callable with the batches of an execution.
+    """Is callable with the batches of an execution.
 
     All ranks enter each phase at the same execution.  Whatever goes wrong on one rank keeps all of them in
     the stock order.
@@ -129,7 +129,7 @@ class ScheduledSteps:
         return self.experiment.run(batches)
 
     def watched(self) -> Watched | None:
-        """Once the comparisons are through; of several steps in one function the last."""
+        """Return it once the comparisons are through; of several steps in one function the last."""
         return None if self._alone_is_next else self.experiment.phase.watched()
 
     def close(self) -> None:

@@ -1,1 +1,1 @@
-"""LayerPipe: forward, dO and dW of different steps at the same time on different devices."""
+"""Runs LayerPipe: forward, dO and dW of different steps at the same time on different devices."""

@@ -1,4 +1,4 @@
-"""Passes that cut a step into rounds, and what must hold of them.
+"""Defines passes that cut a step into rounds, and what must hold of them.
 
 Each op is in one round, with the type and the attributes that it had.  It reads what its own round makes as
 it did, and what an earlier round has made from a register; nothing that comes later.
@@ -27,7 +27,7 @@ LOCAL = "_ooo_local"
 
 @dataclass(frozen=True)
 class Register:
-    """A row of ``depth`` registers, for a tensor, ``node:port``, that is made in round ``made``."""
+    """Is a row of ``depth`` registers, for a tensor, ``node:port``, that is made in round ``made``."""
 
     number: int
     source: str

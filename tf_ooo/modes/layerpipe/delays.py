@@ -44,7 +44,7 @@ def frozen_weights(model: keras.Model, traced: Traced) -> frozenset[str]:
 
 
 class Copies:
-    """Frozen weights on the devices that are not their own.
+    """Holds frozen weights on the devices that are not their own.
 
     ``wanted``: ``{placeholder for the value: (handle, device, OutputInfo)}``.
     """
@@ -75,7 +75,7 @@ class Copies:
 
 
 class LaterWeights:
-    """The latest weights; where ``averaged`` earlier ones, rebuilt from moving averages of updates.
+    """Holds the latest weights; where ``averaged`` earlier ones, rebuilt from moving averages of updates.
 
     A weight has one average of what updates take off it, however many processors read it.
     """
@@ -115,7 +115,7 @@ class LaterWeights:
         return rebuilt, lambda: self._update(newest, low, high)
 
     def _rebuilt(self, weight: LaterWeight, newest: tf.Tensor) -> tf.Tensor:
-        """About the weights of ``weight.behind`` updates ago (LayerPipe2)."""
+        """Return about the weights of ``weight.behind`` updates ago (LayerPipe2)."""
         average = self._averages.get(weight.handle)
         if average is None:
             return newest
@@ -140,7 +140,7 @@ _NOT_STORED = ("resource", "variant")
 
 @dataclass(frozen=True)
 class Delays:
-    """A step, each op with inputs from registers, which are given.
+    """Holds a step, each op with inputs from registers, which are given.
 
     ``copies``: ``{placeholder: (handle, device, OutputInfo)}`` of frozen weights, as a device reads them.
     ``logs``: the tensor of each result of the step, all for one batch in ``logs_round``.
@@ -200,7 +200,7 @@ class _Cuts:
         return [self.read(producer, port, at, device) for producer, port in ports if port >= 0]
 
     def read(self, producer: str, port: int, at: int | None, device: str | None) -> str:
-        """The input to have for a tensor that is read in round ``at``."""
+        """Return the input to have for a tensor that is read in round ``at``."""
         if producer in self.frozen:
             return tensor(self._on(device or "", producer), port)
         if at is None or self.rounds.of.get(producer, at) == at:

@@ -1,4 +1,4 @@
-"""``model.fit`` with forward, dO and dW of different steps at the same time on different devices."""
+"""Runs ``model.fit`` with forward, dO and dW of different steps at the same time on different devices."""
 
 from __future__ import annotations
 
@@ -64,9 +64,9 @@ _AHEAD = (
 
 @dataclass(frozen=True)
 class SpreadStep:
-    """A step over rounds, as it was traced, which the next fit of the same model runs again.
+    """Is a step over rounds, as it was traced, which the next fit of the same model runs again.
 
-    ``moved``, ``read``: the variables; ``structure``: of batches, and of the data that they come from.
+    ``moved``, ``read``: the variables; ``structure``: that of batches, and of the data that they come from.
     """
 
     moved: Moved
@@ -76,10 +76,10 @@ class SpreadStep:
 
 
 class LayerPipeMode:
-    """Profile, plan, spread, run in rounds, drain at the ends of epochs.
+    """Profiles, plans, spreads, runs in rounds, drains at the ends of epochs.
 
-    ``plan``: of the model trained last; None: it has not been planned.  ``distributed``: what is known of it.
-    ``traced``: its step over rounds, as the fit before has traced it.
+    ``plan``: that of the model trained last; None: it has not been planned.  ``distributed``: what is known
+    of it. ``traced``: its step over rounds, as the fit before has traced it.
     """
 
     keeps_stock = False
@@ -96,7 +96,8 @@ class LayerPipeMode:
         return SingleEngine()
 
     def check(self, model: keras.Model, steps: int | None) -> None:
-        """BackendError: no such devices, or cannot be spread; OptionsError: does not go with these."""
+        """Raise BackendError for devices that are not there or a model that cannot be spread, OptionsError
+        for what does not go with these."""
         check_model(model, self.options.mode)
         self.distributed.place(model, self.options.devices)
         if len(self.distributed.target.devices) == 1:
@@ -126,7 +127,7 @@ class LayerPipeMode:
 
 
 class LayerPipeFit(Experiment):
-    """A fit: steps on one device until there is a plan, then rounds."""
+    """Runs a fit: steps on one device until there is a plan, then rounds."""
 
     def __init__(self, mode: LayerPipeMode, model: keras.Model, steps: int | None) -> None:
         self.mode, self.model, self.distributed = mode, model, mode.distributed
@@ -214,7 +215,7 @@ class Beginning(Training):
 
 
 class Measuring(Training):
-    """Steps on one device; the last of them makes the plan."""
+    """Runs steps on one device; the last of them makes the plan."""
 
     def __init__(self, fit: LayerPipeFit, traced: Traced) -> None:
         self._fit, self._traced = fit, traced

@@ -1,4 +1,4 @@
-"""Options of ``mode="layerpipe"``."""
+"""Defines options of ``mode="layerpipe"``."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ WEIGHTS = ("stash", "ema", "latest")
 
 @dataclass(frozen=True, kw_only=True)
 class LayerPipe(DeviceOptions):
-    """Forward, dO and dW of different batches on different devices; gradients are late by request.
+    """Runs forward, dO and dW of different batches on different devices; gradients are late by request.
 
     >>> callback = tf_ooo.OOOBackprop(tf_ooo.LayerPipe(devices=4, weights="stash"))
 

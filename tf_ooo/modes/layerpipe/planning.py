@@ -1,4 +1,4 @@
-"""The plan of a model that is spread over devices."""
+"""Makes the plan of a model that is spread over devices."""
 
 from __future__ import annotations
 
@@ -81,7 +81,8 @@ def make_plan(
     microbatches: int,
     options: Mapping[str, Any] | None = None,
 ) -> Plan:
-    """The plan of a policy, or of ``auto``, as this mode runs it; it says why where layers are left whole.
+    """Return the plan of a policy, or of ``auto``, as this mode runs it; it says why where layers are left
+    whole.
 
     Cuts inside of layers send their weights and stored inputs besides.  So ``auto`` takes them only where
     the predicted step is at least :data:`LEAST_GAIN` times as fast as with whole layers.  Each policy is
@@ -185,7 +186,7 @@ def advice(
 
     Args:
         layers: costs of one batch.
-        devices: of the present plan.
+        devices: those of the present plan.
         predicted_s: seconds of its step; predictions are corrected by what this one was wrong by.
         step_s: plans for layers on so many devices, and predicts the seconds of a step.
         gain: as measured.

@@ -99,7 +99,7 @@ def placed_rows(rows: Iterable[LayerRow], stages: Stages) -> list[LayerRow]:
 
 
 def _ways_bytes(costs: CostTable, stages: Stages) -> dict[str, float]:
-    """About what earlier weights take with each ``weights=``: those that dO multiplies with."""
+    """Return about what earlier weights take with each ``weights=``: those that dO multiplies with."""
     layers = [(n, layer.weight_bytes) for n, layer in enumerate(costs.layers) if layer.output_grad_s > 0]
     copies = {n: _stashed(stages, n) for n, _ in layers}
     late = sum(size for n, size in layers if copies[n])
@@ -107,7 +107,8 @@ def _ways_bytes(costs: CostTable, stages: Stages) -> dict[str, float]:
 
 
 def _stashed(stages: Stages, layer: int) -> int:
-    """Versions of a layer's weights that wait for dO, on each of its processors, but for one that is sent."""
+    """Return versions of a layer's weights that wait for dO, on each of its processors, but for one that is
+    sent."""
     of, home = stages.of, stages.of["dW", layer]
     processors = {of[kind, layer] for kind in ("dO", HIGH) if kind == "dO" or layer in stages.shares}
     behind = (stages.backward_round_on(at) - stages.read_round(layer) - (at != home) for at in processors)
@@ -131,7 +132,7 @@ def fill_spread(report: Report, spread: Spread) -> None:
 
 
 def version_bytes(spread: Spread) -> dict[str, int]:
-    """Bytes of earlier weights in registers, of averages, frozen copies; of weights sent."""
+    """Return bytes of earlier weights in registers, of averages, frozen copies; of weights sent."""
     traced, weights = spread.traced, spread.ticks.weights
     stash = sent = 0
     of_weights = from_weights(traced, spread.rounds.delay_steps)

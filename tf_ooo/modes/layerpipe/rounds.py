@@ -1,4 +1,4 @@
-"""The round and the device of every op of a step."""
+"""Finds the round and the device of every op of a step."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ class Stages:
     shares: Mapping[int, tuple[float, int]]
 
     def backward_round_on(self, processor: int) -> int:
-        """The round of all backward passes on a processor."""
+        """Return the round of all backward passes on a processor."""
         return 2 * (self.processors - 1) - processor
 
     def stages_after(self, layer: int) -> int:
-        """S(l) of LayerPipe2: processors between the layer and the loss."""
+        """Return S(l) of LayerPipe2: processors between the layer and the loss."""
         return self.processors - 1 - min(self.of["F", layer], self.of["dW", layer])
 
     def delay_steps(self, layer: int) -> int:
@@ -114,13 +114,13 @@ class Rounds:
 
     @property
     def last(self) -> int:
-        """The last round of a batch."""
+        """Return the last round of a batch."""
         return max(self.of.values(), default=0)
 
 
 @dataclass(frozen=True)
 class Retiming:
-    """A step that is to be spread over rounds.
+    """Is a step that is to be spread over rounds.
 
     Attributes:
         stages, devices: where its tasks run, and the processors' names.
@@ -168,20 +168,20 @@ class Retiming:
 
     @cached_property
     def _home(self) -> dict[str, str]:
-        """The device of each variable, by its placeholder."""
+        """Return the device of each variable, by its placeholder."""
         captured = self.traced.captured.items()
         return {name: tensor.device for name, tensor in captured if tensor.dtype.name == "resource"}
 
     @cached_property
     def _shapes(self) -> set[str]:
-        """Ops that compute whole numbers, such as shapes: they belong to nobody."""
+        """Return ops that compute whole numbers, such as shapes: they belong to nobody."""
         outputs = ((name, self.traced.outputs[name]) for name in self.traced.index.names)
         whole = {name for name, infos in outputs if infos and all(info.dtype in _WHOLE for info in infos)}
         return whole - set(self.traced.arguments)
 
     @cached_property
     def constant(self) -> set[str]:
-        """Ops that depend on no batch, and on no variable but those that do not change."""
+        """Return ops that depend on no batch, and on no variable but those that do not change."""
         return self._constant(self.unchanged)
 
     def _constant(self, unchanged: frozenset[str] = frozenset()) -> set[str]:
@@ -202,7 +202,7 @@ class Retiming:
 
     @cached_property
     def _users(self) -> dict[str, list[Access]]:
-        """The ops on each variable that may change, in the step's order."""
+        """Return the ops on each variable that may change, in the step's order."""
         users: dict[str, list[Access]] = {}
         for access in self._accesses:
             for state in access.states:
@@ -212,7 +212,7 @@ class Retiming:
 
     @cached_property
     def _states(self) -> list[list[Access]]:
-        """The users of each state that is no weight."""
+        """Return the users of each state that is no weight."""
         return [users for state, users in self._users.items() if state not in self.weights]
 
     def _kind(self, name: str) -> str:
@@ -220,7 +220,7 @@ class Retiming:
 
     @cached_property
     def _order(self) -> dict[str, int]:
-        """The ops that are in a round, in topological order, and where they are in the index."""
+        """Return the ops that are in a round, in topological order, and where they are in the index."""
         index = self.traced.index
         nowhere = self.constant | self._home.keys()
         return {index.names[i]: i for i in index.order if index.names[i] not in nowhere}
@@ -303,7 +303,8 @@ class Retiming:
         return {handle: writes[handle] - reads[handle] for handle in writes.keys() & reads.keys()}
 
     def _settled(self, targets: Mapping[str, int]) -> dict[str, int]:
-        """No op before what it reads: later than it should be if it has to; shapes when they are wanted."""
+        """Return rounds in which no op comes before what it reads: late if it has to; shapes when they are
+        wanted."""
         index = self.traced.index
         latest: dict[str, int] = {}
         for name, i in reversed(self._order.items()):
@@ -342,7 +343,8 @@ class Retiming:
     # -- devices, and orders -------------------------------------------------------------------------
 
     def _placed(self) -> dict[str, str]:
-        """Ops on variables where these are, tasks on their processor, others beside their neighbours."""
+        """Place ops on variables where these are, tasks on their processor, others beside their
+        neighbours."""
         index = self.traced.index
         placed: dict[str, str] = {}
         homes = {a.name: [self._home[s] for s in a.states if s in self._home] for a in self._accesses}

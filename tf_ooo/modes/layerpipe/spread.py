@@ -1,4 +1,4 @@
-"""A model's step, spread over rounds: everything between the plan and the functions that run."""
+"""Spreads a model's step over rounds: everything between the plan and the functions that run."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ _SIZES = {"Conv2DBackpropInput": 0, "DepthwiseConv2dNativeBackpropInput": 0, "Co
 
 
 def lower_shares(traced: Traced, op_seconds: Mapping[str, float]) -> dict[int, tuple[float, float]]:
-    """The least and the most of each layer's dO that the processor nearer to the input can have.
+    """Return the least and the most of each layer's dO that the processor nearer to the input can have.
 
     It has all behind the heaviest op, and of this its part.
     """
@@ -66,7 +66,8 @@ def lower_shares(traced: Traced, op_seconds: Mapping[str, float]) -> dict[int, t
 def divided(
     traced: Traced, stages: Stages, op_seconds: Mapping[str, float]
 ) -> tuple[Traced, Stages, tuple[str, ...]]:
-    """The step and its stages with dO in two parts, and which cannot be: these run nearer to the input."""
+    """Return the step and its stages with dO in two parts, and which cannot be: these run nearer to the
+    input."""
     notes: list[str] = []
     shares, of = dict(stages.shares), dict(stages.of)
     for layer, (share, _) in stages.shares.items():
@@ -85,7 +86,8 @@ def divided(
 def _share_of_rows(
     traced: Traced, name: str, layer: int, share: float, op_seconds: Mapping[str, float]
 ) -> float:
-    """The share of an op's rows that, with all that comes before it, takes ``share`` of the dO's seconds."""
+    """Return the share of an op's rows that, with all that comes before it, takes ``share`` of the dO's
+    seconds."""
     if op_seconds.get(name, 0.0) <= 0:
         return share
     before_s, own_s, all_s = _seconds(traced, name, layer, op_seconds)
@@ -243,7 +245,7 @@ class SpreadPlan:
         stages: where the tasks of its layers run.
         devices: full names of the processors.
         layers: the variables of each, as the stages number them.
-        op_seconds: of the step's ops, where measured: which op of a dO is worth dividing.
+        op_seconds: seconds of the step's ops, where measured: which op of a dO is worth dividing.
         home: the processor of each variable, by its name in graphs: of weights and their slots that of dW, of
             states that of F.
         step_s: seconds of the last hundred rounds in which nothing was traced.
@@ -259,7 +261,7 @@ class SpreadPlan:
 
 @dataclass(frozen=True)
 class Spread:
-    """A step over rounds; ``stages``: as they became, ``notes``: what could not be done as planned."""
+    """Holds a step over rounds; ``stages``: as they became, ``notes``: what could not be done as planned."""
 
     traced: Traced
     rounds: Rounds

@@ -29,7 +29,7 @@ Tensors = dict[str, tf.Tensor]
 
 @dataclass(frozen=True)
 class PartOfRound:
-    """The ops of a round in which only batches in their rounds ``low`` to ``high`` exist, in order.
+    """Holds the ops of a round in which only batches in their rounds ``low`` to ``high`` exist, in order.
 
     ``read``: names of what these ops and results read.  ``logs``: the results, if a batch is in that round.
     ``filled``: registers that take something.
@@ -44,7 +44,7 @@ class PartOfRound:
 
 
 class Ticks:
-    """The functions of a step that is spread over rounds.
+    """Holds the functions of a step that is spread over rounds.
 
     Attributes:
         weights: what backward passes read apart from their forward pass.
@@ -83,7 +83,8 @@ class Ticks:
             free(variable)
 
     def run(self, low: int, high: int, batches: Sequence[Sequence[tf.Tensor] | None]) -> list[Any]:
-        """Rounds in which only batches that are in their rounds ``low`` to ``high`` exist, as one function.
+        """Run rounds in which only batches that are in their rounds ``low`` to ``high`` exist, as one
+        function.
 
         Nothing in it waits for the end of a round: a processor goes on as soon as it has what it reads.
         A batch, or None, comes in in each round.  Gives the results of as many, or none.

@@ -1,4 +1,4 @@
-"""A training step as one flat graph, whose batches may have any number of rows."""
+"""Traces a training step as one flat graph, whose batches may have any number of rows."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ _APPLY_ONCE = (
 
 @dataclass(frozen=True)
 class Traced:
-    """A step that has been traced and classified.
+    """Is a step that has been traced and classified.
 
     Attributes:
         graph_def: flat.
@@ -76,7 +76,8 @@ class Traced:
     ran: int = 1
 
     def rewritten(self, change: Pass, where: Where, outputs: Outputs) -> Traced:
-        """The step after a pass that is verified; ``where`` and ``outputs`` are of nodes that it changes.
+        """Return the step after a pass that is verified; ``where`` and ``outputs`` are of nodes that it
+        changes.
 
         Raises PassError: the pass changes more than it declares.
         """
@@ -206,7 +207,7 @@ def name_variables(
 def _flat(
     model: keras.Model, graph_def: graph_pb2.GraphDef, kept: Sequence[str], dump_dir: Folder
 ) -> graph_pb2.GraphDef:
-    """The graph without function calls; these ops stay.  Raises GraphError for loops and branches."""
+    """Return the graph without function calls; these ops stay. Raises GraphError for loops and branches."""
     whole = graph_protos.with_whole_branches(graph_def)
     flat_def = graph_protos.inline_graph_def(whole, list(dict.fromkeys(kept)))
     flat_def = _checked(GatesPass(), flat_def, dump_dir, 0)
@@ -248,7 +249,7 @@ def _computed_from(index: GraphIndex, names: Collection[str]) -> Iterator[int]:
 
 
 def _refuse_updates_together(graph: TrainingGraph, index: GraphIndex, where: Where) -> None:
-    """GraphError where the last layer is updated by what the first one's gradient is computed to."""
+    """Raise GraphError where the last layer is updated by what the first one's gradient is computed to."""
     last = len(graph.layers) - 1
     of_first = {name for name, at in where.items() if last and at == ("dW", 0)}
     if any(where.get(index.names[i]) == ("U", last) for i in _computed_from(index, of_first)):
@@ -296,7 +297,7 @@ def _loop_message(model: keras.Model, op: str, loops: bool) -> str:
 
 @dataclass(frozen=True)
 class Access:
-    """An op with side effects; ``states``: the placeholders of the variables that it reads or changes."""
+    """Is an op with side effects; ``states``: the placeholders of the variables that it reads or changes."""
 
     name: str
     op: str

@@ -1,4 +1,4 @@
-"""The order of a processor's tasks within a round: F, dO, dW, one after the other.
+"""Orders a processor's tasks within a round: F, dO, dW, one after the other.
 
 A round's tasks belong to different batches and wait for nothing of each other: without an order all would
 run at once and take each other's caches.  What other processors wait for, F and dO, comes first.
@@ -33,7 +33,7 @@ _LANE = tuple(Task(kind, 0) for kind in ("F", "dO", "dW"))
 
 @dataclass(frozen=True)
 class Turns:
-    """A round in order.
+    """Holds a round in order.
 
     ``before``: ``{op: control input}`` for the first ops of each processor where another round comes before.
     ``ends``: ``{control input: tensor}``: the tensor of the round before that it stands for.
@@ -128,7 +128,7 @@ class ReseedPass(Pass):
     """Ops that draw from a seed of their own (``tf.random.normal``) get another one in each copy of a step.
 
     Each copy of such an op begins its stream anew: with one seed, all copies would draw the same numbers.
-    Stateless ops, which Keras 3 uses, read their seeds from variables.  ``number``: of the copy, from 1.
+    Stateless ops, which Keras 3 uses, read their seeds from variables.  ``number``: the copy's, from 1.
     """
 
     number: int

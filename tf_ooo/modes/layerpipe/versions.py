@@ -28,9 +28,9 @@ NOW = "_ooo_now"
 
 @dataclass(frozen=True)
 class LaterWeight:
-    """A placeholder for weights that a processor's backward passes read in place of the forward pass's.
+    """Is a placeholder for weights that a processor's backward passes read in place of the forward pass's.
 
-    ``handle``: of the variable.  They read in ``round``, ``behind`` updates later than that.
+    ``handle`` is the variable's.  They read in ``round``, ``behind`` updates later than that.
     """
 
     name: str
@@ -74,7 +74,7 @@ class LaterWeightsPass(Pass):
 
 
 def from_weights(traced: Traced, weights: Collection[str]) -> dict[str, str]:
-    """``{op: handle}`` of forward ops that depend on one weight and on nothing else but constants."""
+    """Return ``{op: handle}`` of forward ops that depend on one weight and on nothing else but constants."""
     index = traced.index
     sources: dict[str, str] = {}
     constant: set[str] = set()

@@ -1,4 +1,5 @@
-"""Pipeline parallel: a model cut into stages on several devices, of one process or of several hosts."""
+"""Trains pipeline parallel: a model is cut into stages on several devices, of one process or of several
+hosts."""
 
 from __future__ import annotations
 

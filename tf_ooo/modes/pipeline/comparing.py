@@ -1,4 +1,5 @@
-"""Steps on two micro-batches in one beside the mean of the steps on each, now and later in training."""
+"""Compares steps on two micro-batches in one with the mean of the steps on each, now and later in
+training."""
 
 from __future__ import annotations
 
@@ -56,14 +57,14 @@ _LATER_STEPS = (1, 3, 10, 31, 99, 1_000, 9_999, 100_000)
 
 @dataclass(frozen=True)
 class Compared:
-    """Two micro-batches in one, and the mean of each one's: losses, gradients and outputs.
+    """Holds two micro-batches in one, and the mean of each one's: losses, gradients and outputs.
 
     Attributes:
         together, apart: the losses.
         grads_off: how far each gradient is from the mean of both parts'; 0 where it may be rounding.
-        norms: of the gradients.
+        norms: the norms of the gradients.
         outputs_off: the largest difference of an output, beside the largest output.
-        metrics_off: of what each metric says, by name; ``logs_off``: of each log.
+        metrics_off: how far each metric's result is off, by name; ``logs_off``: how far each log is.
         twice_off: how far the gradients are from the sum of both parts', beside their size.
     """
 
@@ -100,7 +101,8 @@ class Compared:
 
 
 class Comparison:
-    """A step on two micro-batches of so many ``rows`` in one, and on each by itself: two traces of it.
+    """Compares a step on two micro-batches of so many ``rows`` in one with the step on each by itself: two
+    traces of it.
 
     ``gradients=False``: losses and outputs alone.  No variable is changed.
     ``say_seconds`` is told what all will take.
@@ -215,7 +217,7 @@ class Comparison:
         return first and self.difference(self.compare(batches)[1], earlier)
 
     def _stepped(self, pair: object, values: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """States after a step from these values, and counters that have counted it."""
+        """Return states after a step from these values, and counters that have counted it."""
         states = self.of_both.states
         with set_to(states, {name: value for name, value in values.items() if name in states}):
             after = self.of_both(pair).states

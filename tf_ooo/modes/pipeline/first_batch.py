@@ -183,7 +183,7 @@ class FirstBatch:
             self._warn(_METRIC.format(name))
 
     def look_at_later(self, batch: object, moved: Callable[[], Mapping[int, Any]]) -> None:
-        """StepRefused where rows meet in this batch that did not in the first one."""
+        """Raise StepRefused where rows meet in this batch that did not in the first one."""
         self._plans.distributed.report.note(self._later.check(batch, moved) if self._later else "")
 
     def compare_no_later(self) -> None:
@@ -213,7 +213,7 @@ def check_loss(
     gradients: bool = True,
     say_seconds: Callable[[float], None] = lambda seconds: None,
 ) -> tuple[StateKinds, LaterBatches | None, float]:
-    """StepRefused where a step adds up rows, or compares them.
+    """Raise StepRefused where a step adds up rows, or compares them.
 
     Looks at the loss and the gradients that the optimizers would be given, of neighbouring micro-batches,
     two in one and each by itself, without dropout and batch statistics, and with one number in the place of
@@ -277,7 +277,7 @@ class LaterBatches:
         self._began_s, self._took_s = time.perf_counter(), 0.0
 
     def check(self, batch: object, present: Callable[[], Mapping[int, Any]]) -> str:
-        """StepRefused where rows meet.  Returns why no batch is compared from now on; empty: they are.
+        """Raise StepRefused where rows meet. Returns why no batch is compared from now on; empty: they are.
 
         ``present``: each moved variable, by the ``id`` of its old handle.
         """
@@ -326,7 +326,8 @@ def _refused(model: keras.Model, batch: object, rows: int, difference: str) -> S
 
 
 def _refuse_if_whole_runs(model: keras.Model, batch: object, microbatches: int, error: Exception) -> None:
-    """StepRefused where the step fails on parts of a batch, with ``error``, and does not on all of it."""
+    """Raise StepRefused where the step fails on parts of a batch, with ``error``, and does not on all of
+    it."""
     try:
         LookedAt(model, batch, gradients=False)(batch)
     except Exception:  # the model's own fault

@@ -1,4 +1,4 @@
-"""A train step that is looked at: its loss, its gradients and its outputs, without an update."""
+"""Looks at a train step that is looked at: its loss, its gradients and its outputs, without an update."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _LOG = logging.getLogger("tf_ooo")
 
 @dataclass(frozen=True)
 class Slices:
-    """The gradient of an embedding: values for rows, which may come several times."""
+    """Is the gradient of an embedding: values for rows, which may come several times."""
 
     rows: np.ndarray
     values: np.ndarray
@@ -38,7 +38,7 @@ class Slices:
 
 @dataclass(frozen=True)
 class Seen:
-    """The loss of one batch, a gradient for each place of each update, the model's outputs and states.
+    """Holds the loss of one batch, a gradient for each place of each update, the model's outputs and states.
 
     ``metrics``: the variables of all metrics after it; ``results``: what the metrics say then, by name;
     ``logs``: numbers that :func:`silent_logs` finds among what the step returns.
@@ -59,7 +59,7 @@ class Seen:
 
 
 class LookedAt:
-    """``train_step`` as in inference, with one constant for all random numbers; no variable changes.
+    """Runs ``train_step`` as in inference, with one constant for all random numbers; no variable changes.
 
     ``gradients=False`` leaves the gradients out, where there is no memory for them.
 
@@ -82,7 +82,7 @@ class LookedAt:
         self.states = _states(model, self._restoring.changed)
 
     def __call__(self, batch: object, after: Seen | None = None) -> Seen:
-        """``after``: metrics go on where they were then."""
+        """Run it on a batch; ``after`` has metrics go on where they were then."""
         # To optimize the graph would take longer than the few steps that are looked at.
         if self._as_traced:
             try:
@@ -108,12 +108,12 @@ class LookedAt:
 
     @property
     def variables(self) -> list[Any]:
-        """All that the trace reads or changes."""
+        """Return all that the trace reads or changes."""
         return list(self._restoring.concrete.graph.variables)
 
     @property
     def closed_gates(self) -> dict[str, Any]:
-        """Scalar variables of value zero that the step only reads, as a factor of a term does."""
+        """Return scalar variables of value zero that the step only reads, as a factor of a term does."""
         changed = {id(variable.handle) for variable in self._restoring.changed}
         read = [variable for variable in self.variables if id(variable.handle) not in changed]
         gates = [v for v in read if v.dtype.is_floating and v.shape.rank == 0 and float(v) == 0.0]
@@ -121,7 +121,8 @@ class LookedAt:
 
     @property
     def counters(self) -> dict[str, Any]:
-        """Single whole numbers, no states, on which the loss or a gradient depends, as a count of steps."""
+        """Return single whole numbers, no states, on which the loss or a gradient depends, as a count of
+        steps."""
         states, paths = set(map(id, self.states.values())), _paths_of(all_variables(self._model))
         counters = {
             paths.get(id(number.handle)) or keras_variables.unique_name_of(number): number
@@ -132,7 +133,7 @@ class LookedAt:
 
     @property
     def values(self) -> dict[str, np.ndarray]:
-        """The states as they are."""
+        """Return the states as they are."""
         return {path: variable.numpy() for path, variable in self.states.items()}
 
     @property
@@ -167,7 +168,8 @@ class LookedAt:
 
 
 def _states(model: keras.Model, changed: Sequence[Any]) -> dict[str, Any]:
-    """The variables among these that are not trained, nor a metric's, an optimizer's or a seed, by name."""
+    """Return the variables among these that are not trained, nor a metric's, an optimizer's or a seed, by
+    name."""
     paths = _paths_of(model.weights)
     trained = set(map(key_of, keras_fits.trained_variables(model)))
     no_states = set(map(key_of, all_variables(model))) - paths.keys() | trained

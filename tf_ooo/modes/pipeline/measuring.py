@@ -1,4 +1,4 @@
-"""First steps of a pipeline's fit: measured on one device, or taken apart only, to make the plan."""
+"""Runs first steps of a pipeline's fit: measured on one device, or taken apart only, to make the plan."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Beginning(Training):
 
 
 class Measuring(Training):
-    """Steps on one device; the last of them makes the plan.  ``seen``: as of :class:`StepFunctions`."""
+    """Runs steps on one device; the last of them makes the plan. ``seen``: as of :class:`StepFunctions`."""
 
     def __init__(
         self,

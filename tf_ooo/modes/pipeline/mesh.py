@@ -32,14 +32,14 @@ _LOOPS_PER_DEVICE = 2
 
 @dataclass(frozen=True)
 class Replicas:
-    """So many replicas, each on so many devices; ``plan`` None: ``reason`` says why there is none.
+    """Holds so many replicas, each on so many devices; ``plan`` None: ``reason`` says why there is none.
 
     Attributes:
-        plan: of one replica.
+        plan: the plan of one replica.
         step_s: seconds of a step of all of them side by side, with ``exchange_s`` in which the busiest device
             sends and receives gradients and weights.
         holders: the replica that holds each layer's variables.
-        peak_bytes: of each device of a replica, the highest among replicas.
+        peak_bytes: each device's peak in a replica, the highest among replicas.
         limit_bytes: the lowest limit that these keep, where that is of the device that has most memory.
     """
 
@@ -104,7 +104,7 @@ class Mesh:
         return [means[stage] for stage in stage_of_layer(self.plan.problem.bounds)]
 
     def with_costs(self, layers: Sequence[LayerCosts]) -> Mesh:
-        """The same plan, of layers with other costs."""
+        """Return the same plan, of layers with other costs."""
         plan = with_costs(self.plan, _shared(layers, self.replicas))
         chosen = _beside(plan, layers, self.replicas, self.chosen.devices, self.wanted.link)
         return dataclasses.replace(self, chosen=chosen, plan=plan)
@@ -288,7 +288,7 @@ def on_best_devices(layers: Sequence[LayerCosts], units: Bounds, wanted: PlanReq
 
 
 def loop_parts(asked: int | str, recurrent: int, devices: int, microbatches: int) -> int:
-    """Loops of each of so many recurrent layers; 1: they stay whole.
+    """Return loops of each of so many recurrent layers; 1: they stay whole.
 
     By itself nothing is parted where each device may have a layer, or one micro-batch leaves nothing to do at
     the same time.
@@ -304,7 +304,8 @@ def loop_parts(asked: int | str, recurrent: int, devices: int, microbatches: int
 class Pieces:
     """Says whether a batch passes whole, or in pieces of as many rows as fit.
 
-    ``rows``: of a training micro-batch, which fit in any case; 0: nothing is cut.  ``most_rows``: that fit.
+    ``rows``: those of a training micro-batch, which fit in any case; 0: nothing is cut.  ``most_rows``: that
+    fit.
     """
 
     rows: int = 0
@@ -324,7 +325,8 @@ def pieces_of(mesh: Mesh, rows: int, limit_bytes: int | None) -> Pieces:
 
     A forward pass is taken to need, beside the weights and slots of a device, all tensors of one layer at a
     time, for which training keeps those of each layer.  Of replicas each counts as in the plan, with copies
-    of what others hold.  ``limit_bytes``: of predicted peaks, on the device that has most memory; None: none.
+    of what others hold.  ``limit_bytes``: that of predicted peaks, on the device that has most memory; None:
+    none.
     """
     if not rows or limit_bytes is None:
         return Pieces()

@@ -1,4 +1,5 @@
-"""A pipeline's fits: what is refused before one begins, stock steps where they may be all, then cut steps."""
+"""Runs a pipeline's fits: what is refused before one begins, stock steps where they may be all, then cut
+steps."""
 
 from __future__ import annotations
 
@@ -111,7 +112,7 @@ class PipelineMode:
         return own.schedule.workers if own and self.options.replicas == AUTO else self.options.replicas
 
     def _read_own(self, path: str | os.PathLike[str]) -> None:
-        """The user's own schedule; where it is another than before, it is planned with anew."""
+        """Read the user's own schedule; where it is another than before, it is planned with anew."""
         before, options = self.plans.own, self.options
         if not os.path.exists(path):
             raise ScheduleError(
@@ -153,7 +154,7 @@ class PipelineMode:
 
 
 class PipelineFit(Experiment):
-    """A fit of a model, in executions as Keras asks for them."""
+    """Is a fit of a model, in executions as Keras asks for them."""
 
     def __init__(self, plans: PipelinePlans, first_batch: FirstBatch, model: keras.Model) -> None:
         self._plans, self._model = plans, model
@@ -236,7 +237,8 @@ class ByBatches(Experiment):
 
 
 def check_host_memory(model: keras.Model, options: Pipeline) -> None:
-    """BackendError: what is made before the first step would not fit beside the weights; nothing is made yet.
+    """Raise BackendError: what is made before the first step would not fit beside the weights; nothing is
+    made yet.
 
     The slots of the model's optimizer stay in this process while stages train with copies.  Beside them come
     graphs, what is on its way to workers, and gradients where stages, or the whole first steps, run on this

@@ -1,4 +1,4 @@
-"""Options of ``mode="pipeline"``."""
+"""Defines options of ``mode="pipeline"``."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ FIRST_STEPS = ("auto", "whole", "cut")
 
 @dataclass(frozen=True, kw_only=True)
 class Pipeline(DeviceOptions, RankOptions, TaskOptions):
-    """A model cut into stages on several devices, a batch into micro-batches that pass through them.
+    """Cuts a model into stages on several devices, a batch into micro-batches that pass through them.
 
     >>> callback = tf_ooo.OOOBackprop(tf_ooo.Pipeline(devices=4, microbatches=8, schedule="zb_v"))
 
@@ -48,8 +48,8 @@ class Pipeline(DeviceOptions, RankOptions, TaskOptions):
             micro-batch's own, so that losses and weights are others than stock's, the more the fewer rows
             there are. ``"whole_batch"``: the batch's, as in stock training; such a model then runs in one
             micro-batch, as each of these layers would make all micro-batches wait for one another.
-        memory_limit_bytes: of each device, or a number for each, in their order; None: what devices report,
-            GPUs and workers in a control group with a limit, if any do; 0: no limit.
+        memory_limit_bytes: every device's limit, or a number for each, in their order; None: what devices
+            report, GPUs and workers in a control group with a limit, if any do; 0: no limit.
         chunks: interleaved_1f1b, zb_interleaved: stages on each device; None: 2 to 4 are tried, or the most
             of these that there are layers for.
         group: modulo: layers of a group; None: tried.

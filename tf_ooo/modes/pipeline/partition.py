@@ -29,7 +29,7 @@ _NOT_RUN = ("asynchronous", "parts", "after")
 
 
 def check_own(file: ScheduleFile, devices: int, microbatches: int, replicas: int) -> None:
-    """ScheduleError, with the file's line, for what a fit with these options cannot run.
+    """Raise ScheduleError, with the file's line, for what a fit with these options cannot run.
 
     Stages are checked as a chain: whatever waits for no other in a chain waits for none in any model.
     """
@@ -69,7 +69,7 @@ def stages_of(schedule: Schedule) -> int:
 
 
 def check_layers(file: ScheduleFile, layers: int) -> None:
-    """ScheduleError where the file's stages hold other layers than those of the model."""
+    """Raise ScheduleError where the file's stages hold other layers than those of the model."""
     stages = file.schedule.stages
     held = stages[-1][1] + 1
     if held != layers:
@@ -81,7 +81,7 @@ def check_layers(file: ScheduleFile, layers: int) -> None:
 
 
 def check_recomputed(file: ScheduleFile, layers: int, fixed: Collection[int]) -> None:
-    """ScheduleError for layers that there are not, or that cannot run again."""
+    """Raise ScheduleError for layers that there are not, or that cannot run again."""
     for layer in file.schedule.recompute:
         if layer >= layers:
             raise file.error(f"recompute {layer}: the model has {layers} layers, from 0", "recompute")
@@ -111,7 +111,7 @@ def as_run(schedule: Schedule, count: int) -> Schedule:
 
 
 def _check_lanes(file: ScheduleFile) -> None:
-    """One lane for each device, in its order; each stage on one device."""
+    """Want one lane for each device, in its order, and each stage on one device."""
     schedule = file.schedule
     place_of: dict[int, int] = {}
     for (device, stream), tasks in schedule.lanes.items():
@@ -179,7 +179,7 @@ class Cutter:
     _cuts: dict[tuple[float, ...], Bounds] = field(default_factory=dict, compare=False, repr=False)
 
     def cut(self, devices: tuple[int, ...]) -> Bounds:
-        """(first, last) layer of each stage: the best found of cuts with a short slowest stage.
+        """Return (first, last) layer of each stage: the best found of cuts with a short slowest stage.
 
         ``devices``: by number, of each stage.  The step is estimated as all micro-batches through the slowest
         stage, and the first one's messages.
@@ -267,12 +267,12 @@ class Cutter:
 
     @functools.cached_property
     def _messages_s(self) -> np.ndarray:
-        """Seconds of what crosses the cut behind each unit, there and back."""
+        """Return seconds of what crosses the cut behind each unit, there and back."""
         link = self.link.of_idle_ends
         return np.array([2 * link.seconds(crossing_bytes(self.layers, last)) for _, last in self.units])
 
     def _stages(self, ends: Sequence[int]) -> Bounds:
-        """(first, last) layer of each stage, given the ends of its units."""
+        """Return (first, last) layer of each stage, given the ends of its units."""
         starts = [0, *ends[:-1]]
         return tuple((self.units[a][0], self.units[b - 1][1]) for a, b in zip(starts, ends, strict=True))
 

@@ -46,7 +46,7 @@ class StagedEvaluation:
 
     Args:
         model, kind, report, dump_dir: whose test or predict steps run, and what is told of them.
-        pieces: of a batch that is predicted.
+        pieces: those of a batch that is predicted.
         step: in place of Keras' own step.
         called: what the user calls.
 
@@ -139,7 +139,7 @@ def say_whole(report: Report, called: str, reason: str) -> None:
 
 
 def known_rows(batch: object) -> int:
-    """0: they are not known, or not the same everywhere."""
+    """Return how many there are; 0: they are not known, or not the same everywhere."""
     try:
         return rows_of(nests.as_tensors(batch))
     except (BackendError, TypeError):
@@ -204,7 +204,8 @@ Evaluation = StagedEvaluation | OutputsFirst
 
 
 class PlacedStep:
-    """The functions of a plan's step.  As in stock Keras, a later fit of the same model traces none again.
+    """Holds the functions of a plan's step. As in stock Keras, a later fit of the same model traces none
+    again.
 
     Between fits the variables on the stages' devices are empty (:class:`Moved`), and nothing is registered
     with TensorFlow: what is would hold the model for ever.
@@ -240,7 +241,7 @@ class PlacedStep:
 
     @property
     def requests(self) -> list[RewriteRequest[Any]]:
-        """All that are open during a fit."""
+        """Return all that are open during a fit."""
         return [self.request, *(request for _, of in self._evaluations.values() for request in of.requests)]
 
     def why_not(self, steps: PipelineSteps) -> str:

@@ -43,7 +43,7 @@ class PlanRequest:
 
     ``stages`` are names of layers at which they begin, or of the layers of each; None: cuts are tried.
     ``own`` is a schedule of the user's own, that has been checked and takes the place of ``schedule``.
-    ``less_bytes``: of each device, how much less it has than ``memory_limit_bytes``; (): all have as much.
+    ``less_bytes``: how much less each device has than ``memory_limit_bytes``; (): all have as much.
     ``recompute``: which layers run their forward again, ``fixed``: the layers that cannot.
     Predicted peaks of a device stay below its limit by :data:`PEAK_MARGIN`.
     """
@@ -103,7 +103,7 @@ def peak_within(limit_bytes: int) -> int:
 
 
 def make_plan(layers: Sequence[LayerCosts], units: Bounds, wanted: PlanRequest) -> Plan:
-    """The schedule asked for with the best cuts, or for auto the one with the shortest step.
+    """Return the schedule asked for with the best cuts, or for auto the one with the shortest step.
 
     One of the user's own is taken as it is, with the cut that it names, or the best.
 
@@ -159,7 +159,7 @@ def make_plan(layers: Sequence[LayerCosts], units: Bounds, wanted: PlanRequest) 
 
 
 def with_costs(plan: Plan, layers: Sequence[LayerCosts]) -> Plan:
-    """The same schedule on the same cut, of layers with other costs."""
+    """Return the same schedule on the same cut, of layers with other costs."""
     before = plan.problem
     stages = merged(tuple(layers), before.bounds, before.microbatches)
     problem = dataclasses.replace(before, layers=stages, model=tuple(layers), recomputed=(), plain=())
@@ -227,7 +227,8 @@ def _cuts(
 def _as_written(
     own: ScheduleFile, cutter: Cutter, uncut: Problem, wanted: PlanRequest, errors: list[OOOError]
 ) -> Iterator[Candidate]:
-    """The user's own schedule with each cut that may be tried; nothing of it is changed to keep a limit."""
+    """Yield the user's own schedule with each cut that may be tried; nothing of it is changed to keep a
+    limit."""
     schedule = as_run(own.schedule, wanted.microbatches)
     for bounds in own_cuts(own, cutter, wanted.stages, wanted.rooms_of(own.schedule.device_of_stage)):
         stages = merged(cutter.layers, bounds, wanted.microbatches)
@@ -294,7 +295,7 @@ def _by_hand(
 
 
 def _groups(units: Bounds, option: str, wanted: PlanRequest) -> Bounds:
-    """As many units in each stage, the last may have fewer.  OptionsError: too few stages."""
+    """Return as many units in each stage, the last may have fewer. OptionsError: too few stages."""
     size = wanted.options[option]
     starts = range(0, len(units), size)
     if len(starts) < wanted.devices:
@@ -328,11 +329,11 @@ class Limit:
     """Holds the limits of all devices; ``bytes`` None: there is none.
 
     Attributes:
-        bytes: of the device that has most.
+        bytes: what the device has that has most.
         said: who says so, in words; where devices differ, of the one that has least.
         reported: by a device, and not asked for: it changes no plan that keeps it, and a model whose sizes
             are not known is planned without it.
-        less_bytes: of each device, how much less it has than ``bytes``; (): all have as much.
+        less_bytes: how much less each device has than ``bytes``; (): all have as much.
     """
 
     bytes: int | None = None

@@ -73,13 +73,14 @@ _SCOPE = "tf_ooo_average/"
 
 @dataclass(frozen=True)
 class PipelineRanks:
-    """The ranks, each with a pipeline, and the averaging of their gradients; by default one alone."""
+    """Holds the ranks, each with a pipeline, and the averaging of their gradients; by default one alone."""
 
     engine: Engine = field(default_factory=SingleEngine)
     averaging: Averaging | None = None
 
     def applying(self, model: keras.Model) -> Callable[[Any], AbstractContextManager[Any]]:
-        """Given a batch, what is entered around the updates: averages the gradients that are applied."""
+        """Return what is entered around the updates of a batch: it averages the gradients that are
+        applied."""
         averaging = self.averaging
         if averaging is None:
             return contextlib.nullcontext
@@ -93,7 +94,7 @@ class PipelineRanks:
         return averaged
 
     def shared(self, table: CostTable) -> CostTable:
-        """Rank 0's: all pipelines are cut at the same layers and run the same schedule.  Blocks."""
+        """Return rank 0's: all pipelines are cut at the same layers and run the same schedule. Blocks."""
         if self.engine.size == 1:
             return table
         mine = table.to_json() if self.engine.rank == 0 else None
@@ -126,8 +127,8 @@ class PipelinePlans:
             first step from another fit of a model with the same names, it spares that.
         pipeline: the plan; None: there is none (any more).
         asked: how batches are divided into micro-batches, for which costs are measured.
-        rows: of the largest micro-batch that is planned for; 0: unknown.
-        limit: of each device's memory.
+        rows: how many the largest micro-batch has that is planned for; 0: unknown.
+        limit: the limit of each device's memory.
         own: a schedule of the user's own; None: a policy's is planned.
         counts: how many replicas may share the devices.
         one_device: why the stock step trains on one device; empty: it does not.
@@ -219,7 +220,8 @@ class PipelinePlans:
         return alone and self.limit.bytes is None and not train_function.counts_steps(model)
 
     def check_step(self, step: StepGraph) -> None:
-        """OptionsError, ScheduleError: before the first step, for stages or layers that it does not have."""
+        """Raise OptionsError, ScheduleError before the first step, for stages or layers that it does not
+        have."""
         names = [layer.name for layer in step.graph.layers]
         layers = tuple(LayerCosts(1.0, 1.0, 1.0, name=name) for name in names)
         cutter = Cutter(layers, units_of(len(names), step.known.inseparable), Link(), step.count)

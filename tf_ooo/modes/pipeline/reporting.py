@@ -150,7 +150,7 @@ def _stage_row(plan: Plan, stage: int, costs: CostTable, devices: Sequence[str])
 
 
 def _why(plan: Plan, stage: int, costs: CostTable) -> str:
-    """Its share of the seconds, and what cutting one layer earlier or later would mean."""
+    """Return its share of the seconds, and what cutting one layer earlier or later would mean."""
     first, last = plan.problem.bounds[stage]
     layers, speeds = costs.layers, plan.problem.link.speeds_of(plan.schedule.device_of_stage)
     mine_s = sum(layer.busy_s for layer in layers[first : last + 1]) / speeds[stage]

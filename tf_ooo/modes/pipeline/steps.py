@@ -1,4 +1,4 @@
-"""The steps of a fit, batch by batch; with a plan the variables are moved, and steps are cut."""
+"""Runs the steps of a fit, batch by batch; with a plan the variables are moved, and steps are cut."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ Given = tuple[Any, Any]  # a batch, and the iterator that it came from
 
 
 class PipelineSteps:
-    """The steps of one fit, until one device goes on alone; see :attr:`PipelinePlans.one_device`.
+    """Runs the steps of one fit, until one device goes on alone; see :attr:`PipelinePlans.one_device`.
 
     Args:
         beginning: makes the phase in which there is no plan.
@@ -82,7 +82,7 @@ class PipelineSteps:
 
     @functools.cached_property
     def seen(self) -> BatchesSeen | None:
-        """The kinds of batches; None: each is traced by itself."""
+        """Return the kinds of batches; None: each is traced by itself."""
         return BatchesSeen() if self.plans.may_leave_rows_open(self.model) else None
 
     @functools.cached_property
@@ -124,7 +124,7 @@ class PipelineSteps:
         return timing.said(what, about_s, timing.pays_from(spent_s, one_s, self.report.predicted_step_s))
 
     def _moved(self) -> Mapping[int, Any]:
-        """The present variables by the ``id`` of their old handles.  BackendError: a worker is gone."""
+        """Return the present variables by the ``id`` of their old handles. BackendError: a worker is gone."""
         phase = self.experiment.phase
         if not isinstance(phase, Cut):
             return {}
@@ -373,7 +373,7 @@ class Cut(Training):
         return functools.partial(self._step.evaluation(kind, function, make), function)
 
     def watched(self) -> Watched | None:
-        """Once a step of the plan has run that traced nothing."""
+        """Return it once a step of the plan has run that traced nothing."""
         pipeline, graph = self._pipeline, self._steps.report.rewritten_graph
         if self._to_measure is not None or not pipeline.step_s:
             return None

@@ -1,1 +1,1 @@
-"""One device, on the graph executor."""
+"""Trains on one device, on the graph executor."""

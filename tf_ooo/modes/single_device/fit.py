@@ -1,4 +1,4 @@
-"""``model.fit`` on one device: stock and rewritten steps in turns, then the faster."""
+"""Runs ``model.fit`` on one device: stock and rewritten steps in turns, then the faster."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class SingleDeviceMode:
         return SingleEngine()
 
     def check(self, model: keras.Model, steps: int | None) -> None:
-        """GraphError where there is no graph to rewrite; a model that is known has been checked."""
+        """Raise GraphError where there is no graph to rewrite; a model that is known has been checked."""
         if self._known(model) is not None:
             return
         if self.controller is not None:
@@ -99,7 +99,7 @@ class SingleDeviceMode:
 
 
 class SingleDeviceFit(Training):
-    """The fit of a model whose steps a controller runs."""
+    """Is the fit of a model whose steps a controller runs."""
 
     def __init__(self, controller: StepController, model: keras.Model) -> None:
         self._controller, self._model = controller, model

@@ -1,4 +1,4 @@
-"""Options of ``mode="single_device"``."""
+"""Defines options of ``mode="single_device"``."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tf_ooo.options import OneDeviceOptions
 
 @dataclass(frozen=True, kw_only=True)
 class SingleDevice(OneDeviceOptions):
-    """One device: dO first, dW where it fits; in steps that XLA compiles, dW on streams of its own.
+    """Runs on one device: dO first, dW where it fits; in steps that XLA compiles, dW on streams of its own.
 
     >>> callback = tf_ooo.OOOBackprop(tf_ooo.SingleDevice(schedule="fast_forward", strict=True))
 

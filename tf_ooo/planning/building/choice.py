@@ -1,4 +1,4 @@
-"""Schedules on paper, and choosing among them by time and memory."""
+"""Simulates schedules on paper, and chooses among them by time and memory."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ makespan_s: Cost = attrgetter("makespan_s")
 
 
 def span_s(timeline: Timeline) -> float:
-    """The longest time from a device's first task to its last: steps follow each other without a barrier.
+    """Return the longest time from a device's first task to its last: steps follow each other without a
+    barrier.
 
     The cost of a schedule in Zero Bubble (arXiv 2401.10241, section 3).
     """
@@ -34,7 +35,8 @@ def span_s(timeline: Timeline) -> float:
 
 
 def quickest(stages: StagedLayers, candidates: Sequence[Schedule], cost: Cost = makespan_s) -> Schedule:
-    """The first candidate, where closed forms hold or there are a million tasks; else :func:`fastest`."""
+    """Return the first candidate, where closed forms hold or there are a million tasks; else
+    :func:`fastest`."""
     if stages.uniform or 3 * stages.problem.microbatches * len(stages.bounds) > TASKS_TO_SIMULATE:
         return candidates[0]
     return fastest(stages.problem, candidates, cost)
@@ -71,7 +73,8 @@ def fastest_of_cuts(
 
 
 def least_s(stages: StagedLayers) -> float:
-    """No order is faster: what a device has to do once its first forward can begin, or a link."""
+    """Return what no order is faster than: what a device has to do once its first forward can begin, or a
+    link."""
     devices = stages.problem.devices
     first_s = np.full(devices, np.inf)
     np.minimum.at(first_s, stages.devices, _begins_s(stages))
@@ -83,7 +86,8 @@ def least_s(stages: StagedLayers) -> float:
 
 
 def least_of_all_cuts_s(problem: Problem) -> float:
-    """No plan is faster: all work, dealt out evenly from when devices can begin, or a layer by itself."""
+    """Return what no plan is faster than: all work, dealt out evenly from when devices can begin, or a layer
+    by itself."""
     begins_s: list[float] = []
     for number in range(len(problem.layers)):
         read = layer_inputs(problem.layers, number)
@@ -126,7 +130,7 @@ def _sending_s(stages: StagedLayers) -> float:
 
 
 def rank(problem: Problem, timeline: Timeline, cost: Cost = makespan_s) -> tuple[bool, float]:
-    """(above the memory limit, bytes) or (within it, cost): the lowest is the best."""
+    """Return (above the memory limit, bytes) or (within it, cost): the lowest is the best."""
     over = not problem.keeps_limit(timeline.peak_bytes)
     return over, problem.limit_of(timeline.peak_bytes) if over else cost(timeline)
 

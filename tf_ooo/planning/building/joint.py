@@ -1,4 +1,4 @@
-"""Joint scheduling over regions (EuroSys 2022, doi 10.1145/3492321.3519563): each dW beside the part of one
+"""Schedules jointly over regions (EuroSys 2022, doi 10.1145/3492321.3519563): each dW beside the part of one
 device's main stream where it gains most.
 
 Regions, one for each dO and each forward of the next step, are filled greedily, subject to dependencies and
@@ -32,14 +32,15 @@ _LEAST_GAIN = 1e-3
 
 
 def check(problem: Problem, policy: str) -> None:
-    """OptionsError, for a policy of this name, unless there is one device and one micro-batch."""
+    """Raise OptionsError, for a policy of this name, unless there is one device and one micro-batch."""
     if problem.devices != 1 or problem.microbatches != 1:
         given = f"{problem.devices} devices, {problem.microbatches} micro-batches"
         raise OptionsError(f"schedule {policy!r} takes one device and one micro-batch, got {given}")
 
 
 def best_placement(problem: Problem) -> Regions:
-    """The fastest by simulation of those that fit into memory; all on the main stream where none does."""
+    """Return the fastest by simulation of those that fit into memory; all on the main stream where none
+    does."""
     layers = range(len(problem.layers))
     filled = fill(problem)
     own_only = {layer: None if region is None else own(layer) for layer, region in filled.items()}
@@ -53,7 +54,7 @@ def best_placement(problem: Problem) -> Regions:
 
 
 def step_s(problem: Problem, placement: Regions) -> float:
-    """Simulated seconds of one step, and what its launches cost besides."""
+    """Return simulated seconds of one step, and what its launches cost besides."""
     tried, capture = schedule(_TRIED, problem, placement), _capture_of(problem)
     lost_s = 0.0 if capture is None else capture.lost_s(len(problem.layers), placement)
     if not problem.flag("delay", True):
@@ -62,13 +63,14 @@ def step_s(problem: Problem, placement: Regions) -> float:
 
 
 def calculated_gains(problem: Problem) -> dict[tuple[str, int], float]:
-    """``{(region, layer): seconds}`` of all pairs that gain by their layers' occupancy, each on its own."""
+    """Return ``{(region, layer): seconds}`` of all pairs that gain by their layers' occupancy, each on its
+    own."""
     gains = _Gains(dataclasses.replace(problem, options={"delay": problem.flag("delay", True)}))
     return {(str(gains.stream.regions[place]), layer): gain for gain, place, layer in gains.all_pairs()}
 
 
 def fill(problem: Problem) -> Regions:
-    """Greedy: the pair with the largest gain first, into what is left of its regions."""
+    """Fill greedily: the pair with the largest gain first, into what is left of its regions."""
     gains = _Gains(problem)
     placement: dict[int, Task | None] = dict.fromkeys(range(len(problem.layers)))
     heap = [(-gain, place, layer) for gain, place, layer in gains.all_pairs()]
@@ -89,7 +91,7 @@ def fill(problem: Problem) -> Regions:
 
 
 class _Gains:
-    """Seconds saved for a dW that begins in a region, given what is left of the regions."""
+    """Holds seconds saved for a dW that begins in a region, given what is left of the regions."""
 
     def __init__(self, problem: Problem) -> None:
         self.layers = problem.layers
@@ -104,7 +106,7 @@ class _Gains:
         self.runs = None if capture is None else CapturedRuns(capture, len(problem.layers))
 
     def all_pairs(self) -> Iterator[tuple[float, int, int]]:
-        """(gain, place, layer) of all pairs that gain anything."""
+        """Yield (gain, place, layer) of all pairs that gain anything."""
         for layer in range(1, len(self.layers)):
             for place in self.stream.allowed(layer):
                 gain = self.of(place, layer)

@@ -40,7 +40,7 @@ _SWEEPS = 20
 
 @dataclass(frozen=True)
 class _Order:
-    """An order of all lanes, when each node runs in it, and the node that was moved for it."""
+    """Is an order of all lanes, when each node runs in it, and the node that was moved for it."""
 
     lanes: Lanes
     times: Times
@@ -51,7 +51,8 @@ _makespan_s = attrgetter("times.makespan_s")
 
 
 def improved(stages: StagedLayers, schedule: Schedule) -> Schedule:
-    """As fast or faster, within the memory limit if ``schedule`` is.  Messages do not queue here."""
+    """Return one as fast or faster, within the memory limit if ``schedule`` is. Messages do not queue
+    here."""
     search = _LaneSearch(stages, schedule)
     times = search.times(search.first)
     if times is None:  # it waits for itself
@@ -94,7 +95,8 @@ class _LaneSearch:
         self.turn, self.tabu, self.shortest_s = 0, dict[int, int](), math.inf
 
     def _bound_s(self) -> float:
-        """No order is faster: a lane's work, after what must be before it and before what must be after."""
+        """Return what no order is faster than: a lane's work, after what must be before it and before what
+        must be after."""
         alone = [[node] for node in range(len(self.tasks.seconds))]
         before_s, after_s = (run(tasks, alone).start_s for tasks in (self.tasks, self.turned))
         bound_s, lanes = 0.0, ([node for node in lane if self.tasks.seconds[node]] for lane in self.first)
@@ -118,7 +120,7 @@ class _LaneSearch:
         return neighbour
 
     def _neighbours(self, here: _Order) -> Iterator[_Order]:
-        """Orders one move away that fit into memory and in which nothing waits for itself."""
+        """Yield orders one move away that fit into memory and in which nothing waits for itself."""
         for number, a, b in self._moves(here):
             lane = here.lanes[number].copy()
             node = lane.pop(a)
@@ -131,7 +133,7 @@ class _LaneSearch:
                 yield _Order(lanes, times, node)
 
     def _moves(self, here: _Order) -> Iterator[tuple[int, int, int]]:
-        """(lane, from, to): swaps at the ends of blocks, dW behind and others before their block."""
+        """Yield (lane, from, to): swaps at the ends of blocks, dW behind and others before their block."""
         for number, first, last in self._blocks(here):
             lane = here.lanes[number]
             places = range(first, last + 1)
@@ -249,9 +251,10 @@ class Placed:
 
 
 def searched(tasks: StepTasks, busy_s: Floats, places: Iterable[Ints], effort: float = 1.0) -> Placed:
-    """The best of the given placements, changed as long as that pays; always the same for the same costs.
+    """Return the best of the given placements, changed as long as that pays; always the same for the same
+    costs.
 
-    ``busy_s``: seconds of one micro-batch of each stage; ``effort``: of the changes so many are tried.
+    ``busy_s``: seconds of one micro-batch of each stage; ``effort``: how many changes are tried.
     """
     lists, most = [place.tolist() for place in places], _MOST_TASKS // (2 * len(tasks.stage))
 

@@ -35,7 +35,7 @@ NO_SHARES: Shares = MappingProxyType({})
 
 @dataclass(frozen=True)
 class Cut:
-    """One cut, ``at_s`` seconds from the left, inside a layer or before it.
+    """Is one cut, ``at_s`` seconds from the left, inside a layer or before it.
 
     Of the layer's tasks in this ``order``, ``before`` are wholly on the left, and ``share`` of the next one,
     a dO, which may be shifted between ``low_s`` and ``high_s``, its share from ``least`` to ``most``.
@@ -56,7 +56,7 @@ class Cut:
 
 @dataclass(frozen=True)
 class TaskLine:
-    """The layers' work on a line, and all places where it may be cut, in their order."""
+    """Holds the layers' work on a line, and all places where it may be cut, in their order."""
 
     layers: tuple[LayerCosts, ...]
     starts_s: tuple[float, ...]
@@ -64,7 +64,8 @@ class TaskLine:
 
     @classmethod
     def of(cls, layers: Sequence[LayerCosts], inside: bool, lower_shares: Shares = NO_SHARES) -> TaskLine:
-        """The line of layers; ``lower_shares``: for a layer, the least and most of its dO on the left."""
+        """Return the line of layers; ``lower_shares``: for a layer, the least and most of its dO on the
+        left."""
         work = [sum(seconds(layer).values()) for layer in layers]
         starts = tuple(itertools.accumulate(work, initial=0.0))
         cuts = [
@@ -139,7 +140,8 @@ def _sent_bytes(layers: Sequence[LayerCosts], cut: Cut) -> float:
 
 
 def best_cuts(line: TaskLine, processors: int, slack: float = 0.0) -> tuple[Cut, ...] | None:
-    """The fewest bytes with the slowest processor within ``1 + slack`` of the best; None: too few places."""
+    """Return the fewest bytes with the slowest processor within ``1 + slack`` of the best; None: too few
+    places."""
     search = _CutSearch(line, processors)
     low_s = high_s = line.starts_s[-1] / processors
     if search.cuts(low_s) is None:
@@ -152,7 +154,7 @@ def best_cuts(line: TaskLine, processors: int, slack: float = 0.0) -> tuple[Cut,
 
 
 class _CutSearch:
-    """The cheapest way from the left end to the right end in pieces of at most a given length."""
+    """Finds the cheapest way from the left end to the right end in pieces of at most a given length."""
 
     def __init__(self, line: TaskLine, processors: int) -> None:
         self.line, self.pieces = line, processors
@@ -164,7 +166,7 @@ class _CutSearch:
         self.same = self._same_layer()
 
     def _same_layer(self) -> tuple[Ints, Ints]:
-        """Pairs of cuts in one layer that go together: one order of tasks, one cut inside its dO."""
+        """Return pairs of cuts in one layer that go together: one order of tasks, one cut inside its dO."""
         by_order: dict[tuple[int, tuple[str, ...]], list[int]] = {}
         for index, cut in enumerate(self.line.cuts):
             if cut.order:
@@ -271,7 +273,8 @@ def _moved(cut: Cut, at_s: float) -> Cut:
 
 
 def whole_layers(name: str, problem: Problem) -> Schedule:
-    """1F1B over contiguous stages, within the memory limit if possible.  OptionsError: too few layers."""
+    """Return 1F1B over contiguous stages, within the memory limit if possible. OptionsError: too few
+    layers."""
     count, layers = problem.devices, len(problem.layers)
     cuts = best_cuts(TaskLine.of(problem.layers, inside=False), count)
     if cuts is None:
@@ -292,7 +295,7 @@ def in_rounds(schedule: Schedule) -> Schedule:
 
 
 def _ordered(schedule: Schedule, in_flight: Sequence[int]) -> Schedule:
-    """So many micro-batches in flight on each stage; each dW is followed by its update."""
+    """Return it with so many micro-batches in flight on each stage; each dW is followed by its update."""
     count, lanes = schedule.microbatches, dict[Lane, TaskList]()
     for stage, most in enumerate(in_flight):
         codes = lane_codes((stage, stage, stage), np.arange(count), places(count, min(most, count), 0))

@@ -23,7 +23,7 @@ def shortest_s(sums: Floats, speeds: Sequence[float]) -> float:
 
     Args:
         sums: seconds of the layers before each layer, and of all.
-        speeds: of the device of each stage.
+        speeds: the speed of each stage's device.
     """
     count = len(sums) - 1
     best = sums[1:] / speeds[0]
@@ -63,7 +63,8 @@ MODE = "pipeline"
 
 @dataclass(frozen=True)
 class StagedLayers:
-    """Layers cut into stages, of which stage s runs on device ``s % devices``, or where ``place`` says."""
+    """Holds layers cut into stages, of which stage s runs on device ``s % devices``, or where ``place``
+    says."""
 
     problem: Problem
     bounds: tuple[tuple[int, int], ...]
@@ -71,7 +72,7 @@ class StagedLayers:
 
     @classmethod
     def of(cls, problem: Problem, chunks: int = 1, place: tuple[int, ...] = ()) -> StagedLayers:
-        """``chunks`` stages for each device, those of the problem's cut if it has one.
+        """Return ``chunks`` stages for each device, those of the problem's cut if it has one.
 
         OptionsError if that is more stages than layers, or another number than in the cut.
         """
@@ -93,14 +94,16 @@ class StagedLayers:
 
     @cached_property
     def seconds(self) -> Floats:
-        """Seconds of F, dO and dW of each stage on its device, with the runtime's own, shape (3, stages)."""
+        """Return seconds of F, dO and dW of each stage on its device, with the runtime's own, shape (3,
+        stages)."""
         sums = np.stack([self.sums(name) for name in ("forward_s", "output_grad_s", "weight_grad_s")])
         on_devices: Floats = sums / np.array(self.problem.link.speeds_of(self.devices.tolist()))
         return on_devices + self.problem.link.task_s * (sums > 0) + self.messages_s
 
     @cached_property
     def messages_s(self) -> Floats:
-        """Seconds that F, dO and dW of each stage spend on sending and receiving messages, (3, stages).
+        """Return seconds that F, dO and dW of each stage spend on sending and receiving messages, (3,
+        stages).
 
         A device gets the same only once: its first stage that reads an output takes it, and the last one that
         made what is read takes its gradient.
@@ -176,9 +179,9 @@ class StagedLayers:
 
 
 def balanced(layers: Sequence[LayerCosts], speeds: Sequence[float]) -> tuple[tuple[int, int], ...]:
-    """(first, last) layer of stages, the slowest as fast as possible.  OptionsError: too few layers.
+    """Return (first, last) layer of stages, the slowest as fast as possible. OptionsError: too few layers.
 
-    ``speeds``: of the device of each stage.
+    ``speeds``: the speed of each stage's device.
     """
     seconds, stages = [layer.busy_s for layer in layers], len(speeds)
     if stages > len(seconds):
@@ -232,7 +235,8 @@ class Pace:
     delay: Ints
 
     def capped(self, stages: StagedLayers) -> Pace:
-        """The pace within the memory limit, for ``ahead`` activations and ``delay`` dW; at least one."""
+        """Return the pace within the memory limit, for ``ahead`` activations and ``delay`` dW; at least
+        one."""
         full, kept = stages.sums("stored_bytes"), stages.sums("kept_bytes")
         room = stages.room_bytes
         ahead = np.minimum(self.ahead, np.maximum(_fit(room, full), 1))
@@ -264,7 +268,8 @@ def paced(
 
 
 def places(count: int, ahead: int, delay: int) -> tuple[Ints, Ints, Ints]:
-    """The order of one lane as sort keys of its F, dO and dW: round k is dO k, dW k - delay, F k + ahead."""
+    """Return the order of one lane as sort keys of its F, dO and dW: round k is dO k, dW k - delay, F k +
+    ahead."""
     batch = np.arange(count, dtype=np.int64)
     forward = np.where(batch < ahead, batch - ahead, 3 * (batch - ahead) + 2)
     late = batch + delay
@@ -273,7 +278,8 @@ def places(count: int, ahead: int, delay: int) -> tuple[Ints, Ints, Ints]:
 
 
 def lane_codes(stages: Sequence[ArrayLike], batch: Ints, order: Sequence[Ints]) -> Ints:
-    """Codes of F, dO and dW of micro-batches, sorted by their places; ``stages`` are those of each kind."""
+    """Return codes of F, dO and dW of micro-batches, sorted by their places; ``stages`` are those of each
+    kind."""
     kinds = zip(("F", "dO", "dW"), stages, strict=True)
     codes = np.concatenate([encode(kind, stage, batch) for kind, stage in kinds])
     return codes[np.argsort(np.concatenate(order), kind="stable")]
@@ -290,7 +296,8 @@ def lane_peak_bytes(codes: Ints, activation_bytes: Floats, kept_bytes: Floats) -
 def interleaved(
     stages: StagedLayers, chunks: int, size: int, hop: int, *, delayed: bool = False
 ) -> dict[Lane, TaskList]:
-    """Rounds of ``size`` micro-batches, one after the other; in each they pass in groups of p to 2p - 1.
+    """Return rounds of ``size`` micro-batches, one after the other; in each they pass in groups of p to 2p -
+    1.
 
     A device runs ``hop`` F more ahead than the next one.  ``delayed``: device i puts each dW off by i dO,
     which then come back without waiting for dW (PyTorch's InterleavedZeroBubble, with ``hop`` 1).

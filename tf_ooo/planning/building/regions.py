@@ -26,7 +26,8 @@ Regions = Mapping[int, Task | None]
 
 @dataclass(frozen=True)
 class MainStream:
-    """Regions in the order of time: dO downwards, then, if dW may ``delay``, the next step's F upwards."""
+    """Holds regions in the order of time: dO downwards, then, if dW may ``delay``, the next step's F
+    upwards."""
 
     layers: int
     delay: bool = True
@@ -55,7 +56,8 @@ def schedule(policy: str, problem: Problem, placement: Regions) -> Schedule:
     moved = {layer: region for layer, region in placement.items() if region is not None}
 
     def turn(layer: int) -> tuple[int, int]:
-        """Region after region; in one, what the next forward needs first, or whose dO was done first."""
+        """Return turns region after region; in one, what the next forward needs first, or whose dO was done
+        first."""
         return stream.place(moved[layer]), layer if moved[layer].kind == "F" else -layer
 
     order = sorted(moved, key=turn)
@@ -75,7 +77,7 @@ def _pin(layer: int, region: Task) -> tuple[Task, Task, int] | None:
 
 
 def read(texts: Mapping[int, str], layers: int) -> dict[int, Task | None]:
-    """A map in words.  OptionsError: a text that is none, or a dW before its dO or after its next F."""
+    """Return a map in words. OptionsError: a text that is none, or a dW before its dO or after its next F."""
     stream = MainStream(layers)
     placement: dict[int, Task | None] = {}
     for layer, text in texts.items():
@@ -125,8 +127,9 @@ LEAST_RUN = 5
 class Capture:
     """Launches of a step whose stock order is in CUDA graphs.  OptionsError: a number below 0 or infinite.
 
-    ``kernels``: of each F, dO and dW, as ``{"dO:3": 4.0}``.  ``launch_s``: what one takes longer outside of
-    CUDA graphs.  ``own``: whether those that a dW itself loses count; not where measured gains include them.
+    ``kernels``: how many each F, dO and dW has, as ``{"dO:3": 4.0}``.  ``launch_s``: what one takes longer
+    outside of CUDA graphs.  ``own``: whether those that a dW itself loses count; not where measured gains
+    include them.
     """
 
     kernels: Mapping[str, float]
@@ -150,7 +153,7 @@ class Capture:
 
 
 class CapturedRuns:
-    """The main stream's uninterrupted runs, region after region, as dW start beside it."""
+    """Holds the main stream's uninterrupted runs, region after region, as dW start beside it."""
 
     def __init__(self, capture: Capture, layers: int) -> None:
         self.capture, self.stream = capture, MainStream(layers)
@@ -161,7 +164,7 @@ class CapturedRuns:
         self._breaks = [0, layers, 2 * layers]
 
     def of(self, place: int, layer: int) -> float:
-        """Seconds that it costs to start dW of a layer in the region at ``place``."""
+        """Return seconds that it costs to start dW of a layer in the region at ``place``."""
         own = self.capture.kernels.get(f"dW:{layer}", 0.0) if self.capture.own else 0.0
         return (own + self._cut(place)) * self.capture.launch_s
 
@@ -173,7 +176,7 @@ class CapturedRuns:
         return cost_s
 
     def _cut(self, place: int) -> float:
-        """Kernels that are captured now and not if the run is cut there."""
+        """Return kernels that are captured now and not if the run is cut there."""
         after = bisect.bisect_right(self._breaks, place)
         first, last = self._breaks[after - 1], self._breaks[after]
         return self._left_out(first, place) + self._left_out(place, last) - self._left_out(first, last)

@@ -1,4 +1,4 @@
-"""Data parallel: the order of dW and the order of communications, optimised together.
+"""Optimises the order of dW and the order of communications together, for data parallel.
 
 For an order of dW :func:`best_order` looks for the best order on the link; dW are moved from several starts.
 Moves that can help follow from the critical path: compute up to one dW, a block of communications without a
@@ -39,7 +39,7 @@ class _LinkRun:
 def best_order(
     release_s: Seconds, seconds: Seconds, tail_s: Seconds, floor_s: float = 0.0, limit: int = 100
 ) -> list[int]:
-    """The order with the smallest largest ``end + tail`` of all that ``limit`` branches show."""
+    """Return the order with the smallest largest ``end + tail`` of all that ``limit`` branches show."""
     best = _longest_tail_first(release_s, seconds, tail_s)
     stack = [(list(release_s), list(tail_s))]
     while stack and limit and best.total_s > floor_s:
@@ -121,7 +121,7 @@ _SLOWER = 0.01
 
 @dataclass(frozen=True)
 class Solution:
-    """One order of a step; communications by number, None: whatever is ready, the most urgent first."""
+    """Is one order of a step; communications by number, None: whatever is ready, the most urgent first."""
 
     backward: list[int]
     order: list[int] | None
@@ -253,7 +253,7 @@ class OrderSearch:
         return self._descend(there, here.period_s) if self.fits(there) else None
 
     def _moves(self, solution: Solution) -> Iterator[list[int]]:
-        """Neighbours that may be faster; with few layers all that differ in the place of one dW."""
+        """Yield neighbours that may be faster; with few layers all that differ in the place of one dW."""
         seen = {tuple(solution.backward)}
         moves = self._critical(solution)
         if self.model.layers <= _SMALL:
@@ -293,7 +293,7 @@ def _moved(backward: list[int], layer: int, place: int) -> list[int]:
 
 
 def starts(problem: Problem) -> list[list[int]]:
-    """Orders to begin with: the stock one, all dO first, reverse first-k of several k."""
+    """Return orders to begin with: the stock one, all dO first, reverse first-k of several k."""
     layers = len(problem.layers)
     chosen = [0, layers, *by_period(problem)[:_FIRST_K_STARTS], layers // 4, layers // 2]
     return [order(layers, k) for k in dict.fromkeys(chosen)]

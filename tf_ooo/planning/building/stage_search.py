@@ -62,7 +62,7 @@ class Assigned:
 
     @property
     def within_s(self) -> float:
-        """The makespan; infinity above the memory limit."""
+        """Return the makespan; infinity above the memory limit."""
         return self.times.makespan_s if self.over_bytes <= 0 else float("inf")
 
     def schedule(self, policy: str) -> Schedule:

@@ -1,4 +1,5 @@
-"""Stages that are given by hand, by names of layers; and the costs of each stage, as those of one layer."""
+"""Reads stages that are given by hand, by names of layers; sums up each stage's costs, as those of one
+layer."""
 
 from __future__ import annotations
 
@@ -23,10 +24,10 @@ def bounds_of(
     units: Bounds = (),
     layer_of_part: Callable[[str], str | None] = lambda _: None,
 ) -> Bounds:
-    """(first, last) layer of each stage.
+    """Return (first, last) layer of each stage.
 
     Args:
-        names: of all layers.
+        names: the names of all layers.
         stages: names of layers at which stages begin, or a list of names for each stage.  A name also stands
             for all layers below it: ``"block_1"`` for ``"block_1/dense"``.
         units: ranges of layers that stay whole; empty: each layer may be cut from the next.
@@ -51,7 +52,7 @@ def is_nested(stages: object) -> TypeGuard[Sequence[Sequence[str]]]:
 
 
 def check_stages(name: str, value: object) -> None:
-    """OptionsError unless it is None, different names, or a list of names for each stage."""
+    """Raise OptionsError unless it is None, different names, or a list of names for each stage."""
     groups = value if is_nested(value) else [value]
     if value is not None and not all(_are_names(group) for group in groups):
         raise OptionsError(
@@ -129,7 +130,7 @@ def one_each(layers: Sequence[LayerCosts]) -> Bounds:
 
 
 def merged(layers: tuple[LayerCosts, ...], bounds: Bounds, microbatches: int = 1) -> tuple[LayerCosts, ...]:
-    """The costs of stages, each as one layer.
+    """Return the costs of stages, each as one layer.
 
     With several micro-batches the gradients of two layers, the one that is computed and the one that is
     being added up, are there besides the sums; compiled, those of all.
@@ -173,7 +174,7 @@ def _sum(group: Sequence[LayerCosts], summands: int) -> LayerCosts:
 
 
 def _occupancy(group: Sequence[LayerCosts]) -> tuple[float, float, float] | None:
-    """Mean shares of the device over the seconds of all; None where not all are known."""
+    """Return mean shares of the device over the seconds of all; None where not all are known."""
     if any(layer.occupancy is None for layer in group):
         return None
     shares = np.array([layer.occupancy for layer in group])

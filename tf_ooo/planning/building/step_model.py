@@ -1,4 +1,4 @@
-"""A fast clock for one data parallel step, for searches that try thousands; a test compares its periods.
+"""Is a fast clock for one data parallel step, for searches that try thousands; a test compares its periods.
 
 Forwards stand before all backward tasks, and a layer's waits for its own update: when a step's last forward
 ends nothing of the step before is left, and steps repeat from there.  One thing is left out: with
@@ -33,7 +33,7 @@ def one_worker(
     by_priority: bool = False,
     shares: Mapping[int, tuple[float, ...]] | None = None,
 ) -> Schedule:
-    """F, the given backward tasks, updates, of one device or of each data parallel worker.
+    """Return f, the given backward tasks, updates, of one device or of each data parallel worker.
 
     Several workers send ``communication`` in its order or, ``by_priority``, what is ready, the first listed
     first.  With a ``barrier`` the next step waits for all updates.  ``shares`` are those of a layer's sliced
@@ -74,7 +74,7 @@ Shares = dict[int, tuple[float, ...]]
 
 @dataclass(frozen=True)
 class TimedStep:
-    """One step in seconds since its forward's end; ``sent``: communications in their order."""
+    """Is one step in seconds since its forward's end; ``sent``: communications in their order."""
 
     period_s: float
     weight_grad_end_s: list[float]
@@ -114,7 +114,8 @@ class StepModel:
         self.lower_bound_s = self._lower_bound_s()
 
     def _lower_bound_s(self) -> float:
-        """No order is faster: compute is one machine, and so is the link, which begins with a dO chain."""
+        """Return what no order is faster than: compute is one machine, and so is the link, which begins with
+        a dO chain."""
         bound_s, sent_s, head_s = self.compute_s, 0.0, float("inf")
         for layer in range(self.layers):
             chain_s = sum(self.output_grad_s[layer:])
@@ -141,7 +142,7 @@ class StepModel:
         )
 
     def schedule(self, policy: str, backward: Sequence[int], order: Sequence[int] | None = None) -> Schedule:
-        """The schedule whose period :meth:`run` tells."""
+        """Return the schedule whose period :meth:`run` tells."""
         tasks, by_priority = tasks_of(backward), order is None
         comms = self.comms if order is None else [self.comms[place] for place in order]
         return one_worker(policy, self.problem, tasks, comms, by_priority=by_priority, shares=self.shares)

@@ -1,4 +1,5 @@
-"""One step's F, dO and dW of all stages and micro-batches, and what places and orders them on the clock."""
+"""Defines one step's F, dO and dW of all stages and micro-batches, and what places and orders them on the
+clock."""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ KINDS = ("F", "dO", "dW")
 
 
 class StepTasks:
-    """The tasks as the clock runs them; a stage keeps those of at most ``in_flight`` micro-batches.
+    """Holds the tasks as the clock runs them; a stage keeps those of at most ``in_flight`` micro-batches.
 
     They are numbered by kind, then by stage, then by micro-batch.  A fit adds up gradients and updates its
     metrics in the order of the micro-batches, so each waits for the one before, too, unless ``in_turn`` says
@@ -102,7 +103,7 @@ class ListChoices:
 
 
 def listed(policy: str, stages: StagedLayers, choices: ListChoices) -> Schedule:
-    """The schedule that list scheduling makes."""
+    """Return the schedule that list scheduling makes."""
     return next(listed_each(policy, stages, [choices]))
 
 
@@ -119,7 +120,8 @@ def listed_each(policy: str, stages: StagedLayers, choices: Iterable[ListChoices
 
 @dataclass
 class _Device:
-    """Tasks that are known, by when they are ready, those that are ready by kind, and the bytes in use."""
+    """Holds tasks that are known, by when they are ready, those that are ready by kind, and the bytes in
+    use."""
 
     coming: list[tuple[float, int]] = field(default_factory=list)
     forwards: list[tuple[int, int, int]] = field(default_factory=list)

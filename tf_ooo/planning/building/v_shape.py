@@ -1,4 +1,4 @@
-"""V-shaped pipelines (arXiv 2405.15362, section 3): building blocks, squeezed for the real costs."""
+"""Makes V-shaped pipelines (arXiv 2405.15362, section 3): building blocks, squeezed for the real costs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _GAPS = 6
 
 @dataclass(frozen=True)
 class Steps:
-    """Ticks from one device to the next of F down, F back, dO down and dO back (section 3.3)."""
+    """Holds ticks from one device to the next of F down, F back, dO down and dO back (section 3.3)."""
 
     forward: int
     forward_back: int
@@ -42,7 +42,8 @@ MIN = Steps(1, 1, 1, 1)
 
 @dataclass(frozen=True)
 class Block:
-    """Ticks of (F, F back, dO, dO back) on each device; repeated, it stores ``limit`` stage activations."""
+    """Holds ticks of (F, F back, dO, dO back) on each device; repeated, it stores ``limit`` stage
+    activations."""
 
     ticks: tuple[tuple[int, int, int, int], ...]
     period: int
@@ -51,7 +52,7 @@ class Block:
 
 @lru_cache
 def block(steps: Steps, devices: int, period: int = FULL_PERIOD) -> Block:
-    """The block with these steps and the waits at the turns that store least and are shortest."""
+    """Return the block with these steps and the waits at the turns that store least and are shortest."""
     blocks = []
     for gaps in itertools.product(range(_GAPS), repeat=3):
         if sum(gaps) > _GAPS:
@@ -93,7 +94,8 @@ def _peak(ticks: tuple[int, ...], period: int) -> int:
 
 
 def _weight_grads(ticks: tuple[int, ...], period: int, microbatches: int) -> list[tuple[int, int, int]]:
-    """(tick, place of the dO in ``ticks``, micro-batch): each dW in the first free tick after its dO."""
+    """Return (tick, place of the dO in ``ticks``, micro-batch): each dW in the first free tick after its
+    dO."""
     taken = {tick + period * m for tick in ticks for m in range(microbatches)}
     done = sorted((ticks[place] + period * m, place, m) for place in (2, 3) for m in range(microbatches))
     slots, free = [], 0
@@ -231,7 +233,8 @@ _TASKS_TO_COMPARE = 4_000
 
 
 def make(policy: str, steps: Steps, problem: Problem) -> Schedule:
-    """A block's schedule; over the memory limit leaner blocks, then less often, last one after the other."""
+    """Return a block's schedule; over the memory limit leaner blocks, then less often, last one after the
+    other."""
     stages = v_stages(problem)
     for leaner in _blocks(steps, problem.devices) if problem.memory_limit_bytes != 0 else ():
         # Squeezed orders store as many micro-batches as the block's own.
@@ -252,7 +255,8 @@ def _blocks(steps: Steps, devices: int) -> Iterator[Block]:
 
 
 def _fastest(policy: str, stages: StagedLayers, of: Block) -> tuple[bool, Schedule]:
-    """The best of the block's own order and of what each style makes of it; whether it is over the limit."""
+    """Return the best of the block's own order and of what each style makes of it; whether it is over the
+    limit."""
     order = lanes(of, stages.problem.microbatches)
     schedules = [squeezed(policy, stages, order, of.limit, style) for style in _styles(policy, stages, of)]
     schedules.append(stages.with_updates(policy, order, back=True))
@@ -276,7 +280,8 @@ def _styles(policy: str, stages: StagedLayers, of: Block) -> tuple[Style, ...]:
 
 
 def v_stages(problem: Problem) -> StagedLayers:
-    """Two stages on each device, the second on the way back.  OptionsError as of :meth:`StagedLayers.of`."""
+    """Return two stages on each device, the second on the way back. OptionsError as of
+    :meth:`StagedLayers.of`."""
     return StagedLayers.of(problem, 2, v_places(problem.devices))
 
 

@@ -1,4 +1,5 @@
-"""The one local search: it goes from state to state, each a change of the one before, and keeps the best."""
+"""Is the one local search: it goes from state to state, each a change of the one before, and keeps the
+best."""
 
 from __future__ import annotations
 

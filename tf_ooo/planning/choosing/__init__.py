@@ -1,1 +1,1 @@
-"""All schedules that a mode has for given costs, and the best of them."""
+"""Makes all schedules that a mode has for given costs, and finds the best of them."""

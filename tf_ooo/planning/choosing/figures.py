@@ -64,11 +64,11 @@ def reference(compared: Sequence[Candidate], problem: Problem, mode: str) -> Can
 
 @dataclass(frozen=True)
 class Squeezed:
-    """A schedule that the memory limit has changed, in its order or in what runs again.
+    """Is a schedule that the memory limit has changed, in its order or in what runs again.
 
     Attributes:
-        name: of the policy.
-        limits_bytes: of each device, or one for all.
+        name: the policy's name.
+        limits_bytes: each device's limit, or one for all.
         slower: than without the limit, 0.12 for 12%; below 0 where it happens to be faster.
         free_bytes: what it would need without the limit.
     """
@@ -106,7 +106,7 @@ class Recomputed:
     """Says what it means for a schedule that some layers run their forward again.
 
     Attributes:
-        name: of the policy.
+        name: the policy's name.
         layers: names of those that do, out of ``count``.
         again_s: seconds of it in a step, of all devices together.
         peak_bytes, kept_bytes: most on one device, with it and, of the schedule without limit, without it
@@ -229,11 +229,11 @@ def _limit_text(limits_bytes: Sequence[int]) -> str:
 def side_by_side(
     schedule: Schedule, layers_of: Sequence[Sequence[LayerCosts]]
 ) -> tuple[Schedule, tuple[LayerCosts, ...]]:
-    """One schedule that has the tasks of all replicas, and its stages' costs.
+    """Return one schedule that has the tasks of all replicas, and its stages' costs.
 
     Args:
-        schedule: of one replica.
-        layers_of: of each replica its stages, one layer for each; those after the first have the devices and
+        schedule: the schedule of one replica.
+        layers_of: each replica's stages, one layer for each; those after the first have the devices and
             the stages behind the first's.
     """
     layers, numbers = layers_of[0], range(len(layers_of))
@@ -290,9 +290,9 @@ class StageShare:
     """Says what one replica's device holds of a stage, and what it does for that once a step.
 
     Attributes:
-        weight_bytes: of the layers that it holds; ``stage_bytes``: of all of the stage.
-        slot_bytes, update_s: of the layers that it holds.
-        largest_bytes: of the largest of them; as much takes a sum of two gradients.
+        weight_bytes: bytes of the layers that it holds; ``stage_bytes``: of all of the stage.
+        slot_bytes, update_s: bytes and seconds of the layers that it holds.
+        largest_bytes: bytes of the largest of them; as much takes a sum of two gradients.
         replicas: that share the stage.
     """
 
@@ -317,7 +317,7 @@ class StageShare:
 
     @property
     def bytes(self) -> float:
-        """Slots, and the others' gradients, which come as soon as they are there."""
+        """Return bytes of slots, and of the others' gradients, which come as soon as they are there."""
         return self.slot_bytes + (self.replicas - 1) * self.weight_bytes
 
 

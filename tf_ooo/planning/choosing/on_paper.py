@@ -135,7 +135,7 @@ def _check_limit(limit: object) -> None:
 
 
 def mode_with_stages(problem: Problem, schedule: str, mode: str | None) -> str | None:
-    """The mode: pipeline where stages are given.  OptionsError: another is asked for, or has no stages.
+    """Return the mode: pipeline where stages are given. OptionsError: another is asked for, or has no stages.
 
     Nor can the asynchronous mode recompute, in which one dO has two halves on two processors.
     """
@@ -159,7 +159,8 @@ def mode_with_stages(problem: Problem, schedule: str, mode: str | None) -> str |
 def candidates(
     problem: Problem, mode: str | None = None, on_progress: Callable[[str], None] | None = None
 ) -> list[Candidate]:
-    """Every schedule of a mode (None: the usual one), simulated, the fastest first, the slow to plan last."""
+    """Return every schedule of a mode (None: the usual one), simulated, the fastest first, the slow to plan
+    last."""
     wanted = usual_mode(problem, mode)
 
     def asked(policy: Policy) -> tuple[Policy, Problem]:
@@ -221,7 +222,7 @@ def policies_of(mode: str) -> list[Policy]:
 
 
 def check_problem(problem: Problem) -> None:
-    """OptionsError unless the numbers are whole and above 0."""
+    """Raise OptionsError unless the numbers are whole and above 0."""
     for name in ("devices", "microbatches"):
         value = getattr(problem, name)
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
@@ -241,11 +242,12 @@ AVERAGED = "gradients of replicas are averaged after the step, not beside it"
 
 @dataclass(frozen=True)
 class Split:
-    """So many replicas of a pipeline, which share a step's micro-batches; ``plan`` None: ``reason`` says why.
+    """Holds so many replicas of a pipeline, which share a step's micro-batches; ``plan`` None: ``reason``
+    says why.
 
     Attributes:
-        replicas, devices: of each replica so many devices.
-        plan: of one replica.
+        replicas, devices: how many replicas there are, and how many devices each has.
+        plan: the plan of one replica.
         allreduce_s: seconds in which the device with most weights averages its gradients, after the step.
     """
 
@@ -257,7 +259,7 @@ class Split:
 
     @property
     def step_s(self) -> float:
-        """Seconds of one step with all of its micro-batches; infinite where it is impossible."""
+        """Return seconds of one step with all of its micro-batches; infinite where it is impossible."""
         return float("inf") if self.plan is None else self.plan.step_s + self.allreduce_s
 
     @property
@@ -279,7 +281,7 @@ def splits(problem: Problem) -> list[Split]:
 
 
 def refuse_beside_splits(problem: Problem, schedule: str, mode: str | None) -> None:
-    """OptionsError for what no comparison of all divisions has: a schedule, a mode, stages."""
+    """Raise OptionsError for what no comparison of all divisions has: a schedule, a mode, stages."""
     if schedule != "auto" or mode not in (None, _MODE) or problem.cut:
         raise OptionsError(
             "splits: each division has its own best schedule and cut: no schedule, mode or stages beside it"

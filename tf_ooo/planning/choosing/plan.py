@@ -1,4 +1,5 @@
-"""One :class:`Plan` for every mode: policies are tried on paper, and the best of what they make is taken."""
+"""Makes one :class:`Plan` for every mode: policies are tried on paper, and the best of what they make is
+taken."""
 
 from __future__ import annotations
 
@@ -27,7 +28,8 @@ _TASKS_TO_REPEAT = 300_000
 
 
 def step_s(timeline: Timeline) -> float:
-    """Predicted seconds of one step: the period of repeated steps; of an asynchronous one all micro-batches'.
+    """Return predicted seconds of one step: the period of repeated steps; of an asynchronous one all
+    micro-batches'.
 
     Above 300,000 tasks the longest time from a device's first task to its last (arXiv 2401.10241, section 3).
     """
@@ -56,7 +58,7 @@ STEADY = StepTime()
 
 @dataclass(frozen=True)
 class Trial:
-    """A schedule, without predictions, on paper."""
+    """Is a schedule, without predictions, on paper."""
 
     schedule: Schedule
     problem: Problem
@@ -64,7 +66,7 @@ class Trial:
 
     @cached_property
     def timeline(self) -> Timeline:
-        """Simulated when it is first asked for, and not again."""
+        """Return it, simulated when it is first asked for, and not again."""
         steps = self.step_time.steps_of(self.schedule)
         return simulate(self.schedule, self.problem.layers, self.problem.link, steps)
 
@@ -76,7 +78,7 @@ class Trial:
 
     @property
     def makespan_s(self) -> float:
-        """Seconds from the start of the first step to its end."""
+        """Return seconds from the start of the first step to its end."""
         return float(self.timeline.end_s[0].max(initial=0.0))
 
     @property
@@ -91,7 +93,7 @@ class Trial:
 
     @property
     def kept_limit_bytes(self) -> int:
-        """The lowest limit that it keeps, as :meth:`Problem.limit_of`."""
+        """Return the lowest limit that it keeps, as :meth:`Problem.limit_of`."""
         return self.problem.limit_of(self.timeline.peak_bytes)
 
     @property
@@ -100,7 +102,8 @@ class Trial:
         return self.problem.memory_limit_bytes is None or self.problem.keeps_limit(self.timeline.peak_bytes)
 
     def predicted(self) -> Schedule:
-        """The schedule with its predictions; without them where nothing is simulated and that takes long."""
+        """Return the schedule with its predictions; without them where nothing is simulated and that takes
+        long."""
         if "timeline" not in vars(self) and len(self.schedule.tasks) > _TASKS_TO_PREDICT:
             return self.schedule
         return dataclasses.replace(
@@ -116,7 +119,7 @@ _MOST_REASONS = 3
 
 @dataclass(frozen=True)
 class Candidate:
-    """A policy that was tried; where it cannot be taken, ``trial`` is None and ``reason`` says why.
+    """Is a policy that was tried; where it cannot be taken, ``trial`` is None and ``reason`` says why.
 
     ``unlimited``: its trial without the memory limit, where that was made, too.
     """
@@ -135,7 +138,7 @@ Rank = Callable[[Candidate], tuple[float, ...]]
 
 @dataclass(frozen=True)
 class Plan:
-    """The chosen schedule on paper, all that was compared, and ``why``, where it is not the fastest."""
+    """Is the chosen schedule on paper, all that was compared, and ``why``, where it is not the fastest."""
 
     trial: Trial
     candidates: tuple[Candidate, ...] = ()
@@ -143,7 +146,7 @@ class Plan:
 
     @cached_property
     def schedule(self) -> Schedule:
-        """The schedule with its predictions, which only plans of millions of tasks lack."""
+        """Return the schedule with its predictions, which only plans of millions of tasks lack."""
         predicted, problem = self.trial.predicted(), self.problem
         if problem.bounds:  # its stages are numbered, not its layers
             return predicted
@@ -254,7 +257,8 @@ def shortest(candidate: Candidate) -> tuple[float, ...]:
 
 
 def choose(candidates: Sequence[Candidate], rank: Rank = shortest, why: str = "") -> Plan:
-    """The plan of the lowest rank, the first of equals.  MemoryLimitError, OptionsError: there is none."""
+    """Return the plan of the lowest rank, the first of equals. MemoryLimitError, OptionsError: there is
+    none."""
     trial = min(candidates, key=rank).trial
     if trial is None:
         errors = [candidate.error for candidate in candidates]

@@ -47,7 +47,8 @@ def recomputed(problem: Problem, chosen: Collection[int]) -> Problem:
 
 
 def worth_it(problem: Problem) -> list[int]:
-    """The layers that keep less if they are computed again, the fewest seconds for their bytes first."""
+    """Return the layers that keep less if they are computed again, the fewest seconds for their bytes
+    first."""
     layers = problem.own_layers
     saved = {number: saved_bytes(layers, number) for number in range(len(layers))}
     numbers = [number for number, size in saved.items() if size > 0 and number not in problem.fixed]
@@ -62,7 +63,8 @@ def slower_text(free_s: float, to_beat_s: float) -> str:
 
 
 def search(problem: Problem, within: Make, free: Make, to_beat_s: float) -> Trial:
-    """The fastest trial within the limit; without a limit, or where nothing is above it, nothing runs again.
+    """Return the fastest trial within the limit; without a limit, or where nothing is above it, nothing runs
+    again.
 
     A limit hardly makes a schedule faster: more layers run again only as long as that is not much slower
     without the limit than what another policy found within it.
@@ -154,7 +156,8 @@ def _enough(problem: Problem, trial: Trial, left: list[int]) -> set[int]:
 
 
 def _stored(schedule: Schedule) -> tuple[dict[int, int], dict[int, int]]:
-    """The most micro-batches between F and dO of each stage, in its lane's order, and the device of its F."""
+    """Return the most micro-batches between F and dO of each stage, in its lane's order, and the device of
+    its F."""
     most: dict[int, int] = {}
     device_of: dict[int, int] = {}
     for (device, _), tasks in schedule.lanes.items():

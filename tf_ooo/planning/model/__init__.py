@@ -1,1 +1,1 @@
-"""Tasks, schedules, and the one relation that says what each task waits for and keeps alive."""
+"""Defines tasks, schedules, and the one relation that says what each task waits for and keeps alive."""

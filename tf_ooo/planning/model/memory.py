@@ -1,4 +1,4 @@
-"""Bytes alive on each device over a simulated run.
+"""Follows the bytes alive on each device over a simulated run.
 
 Per stage and device:
 
@@ -30,7 +30,7 @@ from tf_ooo.planning.model.task import KIND_NUMBER, Floats, Ints
 
 @dataclass(frozen=True)
 class MemoryCurve:
-    """Bytes over time on one device: ``alive_bytes[i]`` from ``time_s[i]`` to the next time."""
+    """Holds bytes over time on one device: ``alive_bytes[i]`` from ``time_s[i]`` to the next time."""
 
     time_s: Floats
     alive_bytes: Floats
@@ -64,7 +64,7 @@ class MemoryUse:
         self._changes.append((devices[changed], times[changed], changes[changed]))
 
     def _tasks(self) -> None:
-        """Activations: by the start of F and the ends of dO and dW."""
+        """Add activations, which change by the start of F and the ends of dO and dW."""
         relation, fields = self.relation, self.relation.fields
         activation, kept, again = (
             stage_sums(relation.schedule, self.layers, cost, relation.stages)
@@ -112,7 +112,7 @@ class MemoryUse:
 
     @cached_property
     def _home(self) -> Ints:
-        """The device that stores each stage's activations: where its F runs."""
+        """Return the device that stores each stage's activations: where its F runs."""
         home = np.zeros(self.relation.stages, np.int32)
         for stage in range(self.relation.stages):
             nodes = [node for kind in ("F", "dO", "dW") for node in self.relation.there(kind, stage)[:1]]
@@ -145,7 +145,8 @@ class MemoryUse:
         self._add(device, self.end_s[:, done].max(axis=1), -float(size))
 
     def _stash(self, stage: int, size: float) -> None:
-        """Asynchronous: one gradient for each micro-batch until its update, and the older weights."""
+        """Add, where it is asynchronous, one gradient for each micro-batch until its update, and the older
+        weights."""
         grads, updates = self.relation.there("dW", stage), self.relation.there("U", stage)
         device = self.relation.device[grads[0]]
         forwards = self.relation.there("F", stage)

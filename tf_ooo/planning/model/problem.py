@@ -14,7 +14,8 @@ _PERIODS = 4
 
 
 def with_recomputed(layers: Sequence[LayerCosts], numbers: Collection[int]) -> tuple[LayerCosts, ...]:
-    """The costs of all layers, where those of these numbers are computed again; others are as they were.
+    """Return the costs of all layers, where those of these numbers are computed again; others are as they
+    were.
 
     Between F and dO such a layer keeps what it reads: the outputs of the layers before it.
     """
@@ -37,15 +38,15 @@ def saved_bytes(layers: tuple[LayerCosts, ...], number: int) -> float:
 
 @dataclass(frozen=True)
 class Problem:
-    """Layers with their costs, and what there is to run them on.
+    """Holds layers with their costs, and what there is to run them on.
 
     Attributes:
         layers: costs of ONE micro-batch.
         devices: stages' devices of a pipeline, or workers of data parallel training.
-        microbatches: of one step.
+        microbatches: how many one step has.
         link: between each two devices, in each direction.
-        memory_limit_bytes: of each device, or of the one that has most; None: no limit.
-        less_bytes: of each device, how much less it has than ``memory_limit_bytes``; (): all have as much.
+        memory_limit_bytes: what each device has, or the one that has most; None: no limit.
+        less_bytes: how much less each device has than ``memory_limit_bytes``; (): all have as much.
         options: what the policy itself offers (``group`` of modulo, ``k`` of reverse_first_k).
         mode: what the devices are for, where a policy serves several modes; None: not said.
         bounds: (first, last) layer of a model that each of ``layers`` stands for; empty: each is one.
@@ -76,7 +77,7 @@ class Problem:
 
     @property
     def own_layers(self) -> tuple[LayerCosts, ...]:
-        """The layers of the model, where ``layers`` are stages of it."""
+        """Return the layers of the model, where ``layers`` are stages of it."""
         return self.model or self.layers
 
     @property
@@ -85,7 +86,7 @@ class Problem:
         return replace(self, microbatches=min(self.microbatches, _PERIODS * self.devices))
 
     def limit_of(self, peak_bytes: Sequence[int]) -> int:
-        """The lowest ``memory_limit_bytes`` that the devices would keep with these peaks."""
+        """Return the lowest ``memory_limit_bytes`` that the devices would keep with these peaks."""
         return max(self.charged_bytes(peak_bytes), default=0)
 
     def charged_bytes(self, peak_bytes: Sequence[int]) -> list[int]:
@@ -127,7 +128,7 @@ class Problem:
 
 
 def check_limits(limits_bytes: Sequence[int], devices: int) -> None:
-    """OptionsError unless there is one for each device."""
+    """Raise OptionsError unless there is one for each device."""
     if len(limits_bytes) != devices:
         raise OptionsError(
             f"memory_limit_bytes={tuple(limits_bytes)}: {len(limits_bytes)} limits are given for {devices} "

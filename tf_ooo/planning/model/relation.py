@@ -1,4 +1,4 @@
-"""The one dependency relation between tasks: what a task needs before it can start.
+"""Defines the one dependency relation between tasks: what a task needs before it can start.
 
 Validator, simulator, schedulers and pictures all ask here.  (Between the nodes of a GraphDef it is
 :mod:`grappler_passes.graph.dependencies`.)  In words, for stage s and micro-batch m:
@@ -34,7 +34,7 @@ _PLACES_PER_TASK, _PLACES = 64, 1 << 16
 
 @dataclass(frozen=True)
 class Edges:
-    """Edges for one reason between places in the lanes; ``steps``: so many steps later the target is.
+    """Holds edges for one reason between places in the lanes; ``steps``: so many steps later the target is.
 
     ``message_bytes`` travel where the devices differ, None if it is a wait only.
     """
@@ -47,7 +47,8 @@ class Edges:
 
 
 class Relation:
-    """The tasks of one step as numbered nodes, and the edges between them; without layers: of a chain."""
+    """Holds the tasks of one step as numbered nodes, and the edges between them; without layers: of a
+    chain."""
 
     def __init__(self, schedule: Schedule, layers: Layers | None = None) -> None:
         self.schedule = schedule
@@ -100,7 +101,7 @@ class Relation:
 
     @cached_property
     def edges(self) -> list[Edges]:
-        """All edges, the order of the lanes left aside."""
+        """Return all edges, the order of the lanes left aside."""
         edges: list[Edges] = []
         for stage in range(self.stages):
             edges += self._forward(stage)
@@ -182,7 +183,7 @@ class Relation:
             yield Edges(places[0], places[1], None, f"after {other}", -steps)
 
     def _providers(self, kind: str, stage: int) -> Iterator[tuple[int, float]]:
-        """The stages whose outputs a stage reads; those without a forward are looked through."""
+        """Yield the stages whose outputs a stage reads; those without a forward are looked through."""
         for source, size in self._stage_inputs[stage]:
             if self.has(kind, source):
                 yield source, size
@@ -210,7 +211,7 @@ class Relation:
     def _pairs(
         self, source: tuple[str, int], target: tuple[str, int], size: float | None, why: str
     ) -> Iterator[Edges]:
-        """Edges micro-batch by micro-batch from every part, which sends its share, to every part."""
+        """Yield edges micro-batch by micro-batch from every part, which sends its share, to every part."""
         shares = self.schedule.parts.get(source, ())
         for part, first in enumerate(self.nodes(*source)):
             sent = size * shares[part] if size is not None and part < len(shares) else size
@@ -220,7 +221,7 @@ class Relation:
                     yield Edges(first[both], then[both], sent, why)
 
     def _all_to_all(self, sources: Ints, targets: Ints, why: str, steps: int = 0) -> Iterator[Edges]:
-        """Edges from all tasks to all; where a lane's order implies some, only the others."""
+        """Yield edges from all tasks to all; where a lane's order implies some, only the others."""
         sources = self._one_of_each_lane(sources, last=True)
         targets = self._one_of_each_lane(targets, last=False)
         if len(sources) and len(targets):

@@ -1,4 +1,4 @@
-"""The schedule: which task runs where and in which order, as plain data with a text form."""
+"""Defines the schedule: which task runs where and in which order, as plain data with a text form."""
 
 from __future__ import annotations
 
@@ -155,7 +155,7 @@ class _Reader:
         }
 
     def _check_duplicates(self) -> None:
-        """A task on two lanes: names the later line."""
+        """Refuse a task on two lanes, naming the later line."""
         codes = codes_of(self.lanes)
         order = np.argsort(codes, kind="stable")
         again = order[1:][codes[order[1:]] == codes[order[:-1]]]
@@ -216,7 +216,7 @@ _SHOWN = 5
 
 @dataclass(frozen=True)
 class Schedule:
-    """An order of tasks for each (device, stream), for one step, which is repeated.
+    """Is an order of tasks for each (device, stream), for one step, which is repeated.
 
     Attributes:
         mode: single_device, data_parallel, pipeline or layerpipe.
@@ -275,7 +275,7 @@ class Schedule:
         self._check_stages()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickled, and copied, as its text: its maps cannot be changed, nor pickled."""
+        """Pickle, and copy, it as its text: its maps cannot be changed, nor pickled."""
         return _restored, (self.to_text(), self.assumptions)
 
     def _check_numbers(self) -> None:
@@ -316,7 +316,7 @@ class Schedule:
 
     @property
     def tasks(self) -> TaskList:
-        """All tasks, lane after lane."""
+        """Return all tasks, lane after lane."""
         return TaskList(codes_of(self.lanes))
 
     @property
@@ -326,7 +326,7 @@ class Schedule:
 
     @property
     def device_of_stage(self) -> list[int]:
-        """The device of each stage, where a stage has one."""
+        """Return the device of each stage, where a stage has one."""
         devices = {task.stage: device for (device, _), tasks in self.lanes.items() for task in tasks}
         return [devices[stage] for stage in sorted(devices)]
 

@@ -1,4 +1,4 @@
-"""A schedule in a file: errors name the file and the line."""
+"""Reads a schedule in a file: errors name the file and the line."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ class ScheduleFile:
     schedule: Schedule
 
     def error(self, message: str, begins: str = "") -> ScheduleError:
-        """A ScheduleError that names the file, and the first line that ``begins`` so, if there is one."""
+        """Return a ScheduleError that names the file, and the first line that ``begins`` so, if there is
+        one."""
         number = _line_that_begins(self.text, begins) if begins else 0
         return ScheduleError(f"{self.path}: {f'line {number}: ' if number else ''}{message}")
 
@@ -47,7 +48,7 @@ def read_schedule(path: str | os.PathLike[str]) -> ScheduleFile:
 
 
 def _with_line(text: str, message: str) -> str:
-    """The message behind the number of the line that it is about, where it does not begin with one."""
+    """Return the message behind the number of the line that it is about, where it does not begin with one."""
     number = 0
     if _LINE.match(message):
         return message

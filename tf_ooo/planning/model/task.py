@@ -1,4 +1,5 @@
-"""Tasks, compact sequences of them (a schedule may hold tens of millions), and what no lane may do."""
+"""Defines tasks, compact sequences of them (a schedule may hold tens of millions), and what no lane may
+do."""
 
 from __future__ import annotations
 
@@ -37,7 +38,7 @@ def replica_of_part(microbatches: int, replicas: int) -> tuple[int, ...]:
 
 @dataclass(frozen=True, order=True)
 class Task:
-    """All ops of one kind of one stage, for one micro-batch; its text is ``dW:3@5``.
+    """Is all ops of one kind of one stage, for one micro-batch; its text is ``dW:3@5``.
 
     A stage is a group of layers; without pipelining it is one layer.  ``part`` numbers the pieces of
     a task that is divided: slices of a communication, or LayerPipe's two halves of a dO (``dO:3.1``).
@@ -66,7 +67,8 @@ class Task:
         return task
 
     def code(self) -> int:
-        """The task as an int; :meth:`of_code` gives it back.  ScheduleError where a number is too large."""
+        """Return the task as an int; :meth:`of_code` gives it back. ScheduleError where a number is too
+        large."""
         for what, value, limit in (
             ("stage", self.stage, MAX_STAGE),
             ("micro-batch", self.microbatch, MAX_MICROBATCH),
@@ -86,14 +88,14 @@ class Task:
 
 
 def encode(kind: str, stage: ArrayLike, microbatch: ArrayLike = 0) -> Ints:
-    """Codes of many tasks at once: ints or arrays that broadcast."""
+    """Return codes of many tasks at once: ints or arrays that broadcast."""
     stages, batches = np.asarray(stage, np.int64), np.asarray(microbatch, np.int64)
     return (KIND_NUMBER[kind] << _KIND_AT) | stages << _STAGE_AT | batches
 
 
 @dataclass(frozen=True)
 class Fields:
-    """The fields of many codes, as arrays; ``kind`` are indices into KINDS."""
+    """Holds the fields of many codes, as arrays; ``kind`` are indices into KINDS."""
 
     kind: Ints
     stage: Ints
@@ -111,7 +113,7 @@ class Fields:
 
 
 class TaskList(Sequence[Task]):
-    """An immutable sequence of tasks: 8 bytes each; equal to a tuple of the same tasks."""
+    """Is an immutable sequence of tasks: 8 bytes each; equal to a tuple of the same tasks."""
 
     __slots__ = ("codes",)
 

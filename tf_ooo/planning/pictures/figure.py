@@ -1,4 +1,4 @@
-"""The plotly figure of a timeline: lanes, links and memory over one time axis."""
+"""Draws the plotly figure of a timeline: lanes, links and memory over one time axis."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _LINKS, _LANES, _MEMORY = "y", "y2", "y3"
 
 @dataclass(frozen=True)
 class Run:
-    """A timeline that is drawn.
+    """Is a timeline that is drawn.
 
     Attributes:
         name: empty where only one is.
@@ -50,7 +50,7 @@ class Run:
 def figure(runs: Sequence[Run], limits_bytes: Sequence[float] = ()) -> go.Figure:
     """Return lanes above, links below them, memory at the bottom; the lanes of two runs are drawn in pairs.
 
-    ``limits_bytes``: of each device's memory, or one for all; each gets a line.
+    ``limits_bytes``: each device's limit of memory, or one for all; each gets a line.
     """
     end_s = max(min(run.timeline.makespan_s, run.view.until_s) for run in runs)
     unit = units.time_unit(end_s)
@@ -95,7 +95,7 @@ def _row_label(run: Run, lane: Lane) -> str:
 
 
 def _add_tasks(chart: go.Figure, run: Run, rows: _Rows, place: int, unit: units.Unit) -> None:
-    """One trace for each kind, however many tasks: plotly is quick with few traces."""
+    """Add one trace for each kind, however many tasks: plotly is quick with few traces."""
     bars = bars_of(run.timeline, run.view)
     row_of_lane = np.array([rows.place[lane, place] for lane in run.view.lanes])
     for kind in KINDS:
@@ -134,7 +134,8 @@ def _bar_columns(start_s: Floats, end_s: Floats, unit: units.Unit) -> dict[str, 
 
 
 def _hover_columns(bars: Bars, schedule: Schedule, unit: units.Unit) -> Floats:
-    """stage, first and last layer, micro-batch, part, step, start, end, length: numbers take little room."""
+    """Return stage, first and last layer, micro-batch, part, step, start, end, length: numbers take little
+    room."""
     f = bars.fields
     ranges = [schedule.layers_of(stage) for stage in range(int(f.stage.max()) + 1)]
     first, last = (np.array([each[i] for each in ranges])[f.stage] for i in (0, -1))
@@ -189,7 +190,7 @@ def _add_links(chart: go.Figure, run: Run, unit: units.Unit) -> list[str]:
 
 
 def _add_memory(chart: go.Figure, run: Run, place: int, unit: units.Unit, end_s: float) -> None:
-    """A line for each device: dark to light, or one colour each where they are few."""
+    """Add a line for each device: dark to light, or one colour each where they are few."""
     memory = run.timeline.memory
     size = units.bytes_unit(max(run.timeline.peak_bytes, default=0))
     devices = [device for device in run.view.devices if device < len(memory)]
@@ -217,7 +218,7 @@ def _add_memory(chart: go.Figure, run: Run, place: int, unit: units.Unit, end_s:
 
 
 def _add_limit(chart: go.Figure, run: Run, limit_bytes: float, whose: str) -> None:
-    """A line; only its value where it would lie so far above that the curves could not be read."""
+    """Add a line; only its value where it would lie so far above that the curves could not be read."""
     peak_bytes = max(run.timeline.peak_bytes, default=0)
     size, text = units.bytes_unit(peak_bytes), f"limit{whose} {units.bytes_text(limit_bytes)}"
     if run.timeline.memory and limit_bytes > _FAR_ABOVE * peak_bytes:

@@ -1,4 +1,4 @@
-"""Pages: a timeline by itself, and what every other page has of it.  No network is needed."""
+"""Makes pages: a timeline by itself, and what every other page has of it. No network is needed."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ _MOST_ROWS = 60
 
 @dataclass(frozen=True)
 class Chart:
-    """A drawn timeline.
+    """Is a drawn timeline.
 
     Attributes:
         html: the drawing.
-        names: of the timelines that are drawn, empty where it is one; ``facts`` their numbers.
+        names: the names of the timelines that are drawn, empty where it is one; ``facts`` their numbers.
         notes: what is left out.
         numbers: what the letters and numbers in the boxes say.
     """
@@ -40,7 +40,7 @@ class Chart:
 
 @dataclass(frozen=True)
 class Bar:
-    """A length to compare: ``percent`` of the longest, ``text`` its value; ``ours`` stands out."""
+    """Is a length to compare: ``percent`` of the longest, ``text`` its value; ``ours`` stands out."""
 
     name: str
     text: str
@@ -50,7 +50,7 @@ class Bar:
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of texts; the last cell of a row that is short takes the columns that are left.
+    """Holds rows of texts; the last cell of a row that is short takes the columns that are left.
 
     Attributes:
         title, header: without a header the first column is one.
@@ -72,7 +72,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Listed:
-    """Sentences under a title; ``more``: what is left out."""
+    """Holds sentences under a title; ``more``: what is left out."""
 
     title: str
     texts: Sequence[str]
@@ -81,11 +81,11 @@ class Listed:
 
 @dataclass(frozen=True)
 class Page:
-    """All of a page, from top to bottom; what is empty is left out.
+    """Holds all of a page, from top to bottom; what is empty is left out.
 
     Attributes:
         title, headline: what it is of, and what was gained.
-        mood: of the headline, ``good``, ``plain`` or ``back``.
+        mood: the headline's mood, ``good``, ``plain`` or ``back``.
         bars, bars_title: steps beside each other.
         chart, drawn: the picture, and what it shows.
         lanes: instead of a chart, where no times are known: pictures of orders, of ``lane_kinds``.
@@ -114,7 +114,8 @@ def bars_of(seconds: Mapping[str, float], ours: str) -> list[Bar]:
 
 
 def layer_table(layers: Sequence[LayerCosts], places: Sequence[str], unit: str) -> Table:
-    """Seconds of each layer for one ``unit``, and its bytes; ``places``: where each is, empty: nowhere."""
+    """Return seconds of each layer for one ``unit``, and its bytes; ``places``: where each is, empty:
+    nowhere."""
     where = ["stage, device"] if places else []
     header = ["layer", *where, "F", "dO", "dW", "U", "weights"]
     rows = []
@@ -177,9 +178,9 @@ def chart_of(
 
     Args:
         timeline: as planned.
-        measured: of one step.
+        measured: the measured timeline of one step.
         layers: names by number.
-        limits_bytes: of each device's memory, or one for all; empty: there is none.
+        limits_bytes: the limit of each device's memory, or one for all; empty: there is none.
     """
     from tf_ooo.planning.pictures.figure import Run, figure
 

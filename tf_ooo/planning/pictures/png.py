@@ -1,4 +1,4 @@
-"""A timeline as a PNG (or PDF, SVG): lanes above, memory below."""
+"""Draws a timeline as a PNG (or PDF, SVG): lanes above, memory below."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def _boxes(bars: Bars, unit: units.Unit) -> Any:
 
 
 def _write_labels(axes: Axes, bars: Bars, timeline: Timeline, unit: units.Unit, end_s: float) -> None:
-    """Names of the tasks whose bars have room for them."""
+    """Write names of the tasks whose bars have room for them."""
     room_in = (bars.end_s - bars.start_s) / end_s * (_WIDTH_IN - 1.2) if end_s else bars.start_s
     for i, text in enumerate(style.labels_of(bars, timeline.schedule)):
         if room_in[i] > max(len(text) * _LETTER_IN + _MARGIN_IN, 2 * _LETTER_IN):

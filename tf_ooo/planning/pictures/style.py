@@ -47,7 +47,7 @@ def steady_step_s(timeline: Timeline) -> float | None:
 
 
 def lane_label(schedule: Schedule, lane: Lane) -> str:
-    """``device 3``, with the stream where the device has several."""
+    """Return ``device 3``, with the stream where the device has several."""
     device, stream = lane
     if sum(other == device for other, _ in schedule.lanes) == 1:
         return f"device {device}"
@@ -77,7 +77,7 @@ def stream_names(schedule: Schedule, lanes: Sequence[Lane], measured: bool = Fal
 
 
 def names_of_layers(places: Sequence[int], names: Mapping[int, str]) -> str:
-    """``dense``, or ``dense .. dense_3 (4 layers)``; the number of one that has no name."""
+    """Return ``dense``, or ``dense .. dense_3 (4 layers)``; the number of one that has no name."""
     ends = [names.get(place, str(place)) for place in dict.fromkeys((places[0], places[-1]))]
     return " .. ".join(ends) + (f" ({len(places)} layers)" if len(places) > 1 else "")
 
@@ -120,7 +120,8 @@ def numbers_text(schedule: Schedule) -> str:
 
 
 def _example(schedule: Schedule, which: str) -> tuple[str, int, int]:
-    """Kind, stage and micro-batch of a task: a dO, if there is one; two numbers that differ, if they can."""
+    """Return kind, stage and micro-batch of a task: a dO, if there is one; two numbers that differ, if they
+    can."""
     fields = Fields.of(schedule.tasks.codes)
     there = [kind for kind in ("dO", "F", "dW") if (fields.kind == KIND_NUMBER[kind]).any()]
     if not there:
@@ -154,7 +155,7 @@ class View:
 
 @dataclass(frozen=True)
 class Bars:
-    """Columns, one row for each task and step; ``lane`` are indices into the view's lanes."""
+    """Holds columns, one row for each task and step; ``lane`` are indices into the view's lanes."""
 
     lane: Ints
     start_s: Floats

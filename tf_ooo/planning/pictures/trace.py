@@ -1,4 +1,5 @@
-"""A timeline as Chrome trace JSON: devices and the links are processes, streams threads, memory a counter."""
+"""Writes a timeline as Chrome trace JSON: devices and the links are processes, streams threads, memory a
+counter."""
 
 from __future__ import annotations
 
@@ -43,7 +44,7 @@ def save_trace(
 
     Args:
         timeline: as planned.
-        path: of the file.
+        path: the file's path.
         measured: in processes of its own, below the planned ones.
         order_only: the planned times mean nothing, and the trace says so.
         layers: their names by number, as far as they are known.
@@ -72,7 +73,7 @@ def save_trace(
 def trace_events(
     timeline: Timeline, view: View, name: str = "", first: int = 0, layers: Mapping[int, str] = _UNKNOWN
 ) -> Iterator[dict[str, Any]]:
-    """All events of the trace; times in microseconds.
+    """Yield all events of the trace; times in microseconds.
 
     ``name`` stands in front of those of processes, which are numbered from ``first`` on.  ``layers``: names
     by number.

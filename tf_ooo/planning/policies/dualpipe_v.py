@@ -1,4 +1,5 @@
-"""DualPipeV: F of one micro-batch beside the backward pass of another (DeepSeek-V3, arXiv 2412.19437)."""
+"""Makes DualPipeV: F of one micro-batch beside the backward pass of another (DeepSeek-V3, arXiv
+2412.19437)."""
 
 from __future__ import annotations
 
@@ -25,7 +26,7 @@ def make(problem: Problem) -> Schedule:
 
 
 class _DeviceOrder:
-    """One device's tasks; counts the micro-batches of each kind and keeps the dW that are put off."""
+    """Holds one device's tasks; counts the micro-batches of each kind and keeps the dW that are put off."""
 
     def __init__(self, device: int, devices: int) -> None:
         self.device, self.devices = device, devices
@@ -34,7 +35,7 @@ class _DeviceOrder:
         self.put_off: list[Task] = []
 
     def order(self, microbatches: int) -> Iterator[Task]:
-        """Eight phases; the closer a device is to the turn, the fewer F it runs ahead."""
+        """Order eight phases; the closer a device is to the turn, the fewer F it runs ahead."""
         after, before = self.devices - 1 - self.device, self.device + 1
         for _ in range(2 * after):
             yield self._next("F", 0)

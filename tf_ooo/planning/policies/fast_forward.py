@@ -1,4 +1,4 @@
-"""Gradient fast-forwarding: all dO of a model, or of a stage's micro-batch, then its dW (EuroSys 2022)."""
+"""Fast-forwards gradients: all dO of a model, or of a stage's micro-batch, then its dW (EuroSys 2022)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from tf_ooo.planning.policies.policy import Policy
 
 
 def make(problem: Problem) -> Schedule:
-    """A pipeline where there are several devices or micro-batches, unless another mode is asked for."""
+    """Return a pipeline where there are several devices or micro-batches, unless another mode is asked
+    for."""
     several = problem.devices > 1 or problem.microbatches > 1
     if problem.mode == MODE or (problem.mode is None and several):
         # The bubble is (p - 1)(F + dO) on p equal stages, for any costs; at most p micro-batches are in

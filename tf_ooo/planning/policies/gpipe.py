@@ -1,4 +1,4 @@
-"""GPipe (arXiv 1811.06965): all forwards, then all backwards."""
+"""Makes GPipe (arXiv 1811.06965): all forwards, then all backwards."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Interleaved 1F1B (Megatron-LM, arXiv 2104.04473, section 2.2): several stages on each device."""
+"""Makes interleaved 1F1B (Megatron-LM, arXiv 2104.04473, section 2.2): several stages on each device."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ NAME = "interleaved_1f1b"
 
 
 def make(problem: Problem) -> Schedule:
-    """Bubble (p - 1)(F + dO + dW) / v for v equal chunks on each of p devices, if p divides m.
+    """Make it; its bubble is (p - 1)(F + dO + dW) / v for v equal chunks on each of p devices, if p divides
+    m.
 
     F, dO and dW are those of all chunks of a device.  Option ``chunks`` is v, 2 if neither it nor a cut is
     given.  Any number of micro-batches goes: they pass in groups of p to 2p - 1.  Where the memory limit

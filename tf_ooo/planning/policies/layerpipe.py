@@ -1,4 +1,5 @@
-"""LayerPipe: dO and dW apart, heavy layers over several processors, delayed gradients (arXiv 2108.06629)."""
+"""Makes LayerPipe: dO and dW apart, heavy layers over several processors, delayed gradients (arXiv
+2108.06629)."""
 
 from __future__ import annotations
 
@@ -61,7 +62,7 @@ def make(problem: Problem) -> Schedule:
 
 
 def placed(problem: Problem, cuts: Sequence[Cut]) -> Schedule:
-    """The schedule of given cuts, within the memory limit if that is possible."""
+    """Return the schedule of given cuts, within the memory limit if that is possible."""
     return _within_limit(problem, place(problem.layers, cuts))
 
 

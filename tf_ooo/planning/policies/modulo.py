@@ -1,4 +1,4 @@
-"""Modulo allocation with gradient fast-forwarding (EuroSys 2022, section on pipelines)."""
+"""Allocates layers modulo devices, with gradient fast-forwarding (EuroSys 2022, section on pipelines)."""
 
 from __future__ import annotations
 
@@ -45,7 +45,8 @@ def make(problem: Problem) -> Schedule:
 
 
 def _sizes(problem: Problem, most: int) -> Iterator[int]:
-    """Group sizes to try: all that differ; where that takes long powers of two, without too small ones."""
+    """Yield group sizes to try: all that differ; where that takes long powers of two, without too small
+    ones."""
     tasks = 3 * len(problem.layers) * problem.microbatches
     if tasks * most <= _TASKS_TO_SEARCH:
         yield from range(1, most + 1)

@@ -1,4 +1,4 @@
-"""Multi-stream out-of-order computation on one device (EuroSys 2022, doi 10.1145/3492321.3519563)."""
+"""Computes out of order on several streams of one device (EuroSys 2022, doi 10.1145/3492321.3519563)."""
 
 from __future__ import annotations
 

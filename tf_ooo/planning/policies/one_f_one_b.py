@@ -1,4 +1,4 @@
-"""1F1B (PipeDream-flush, arXiv 2006.09503): backward as early as possible, one forward for each."""
+"""Makes 1F1B (PipeDream-flush, arXiv 2006.09503): backward as early as possible, one forward for each."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from tf_ooo.planning.policies.policy import Policy
 
 
 def make(problem: Problem) -> Schedule:
-    """Bubble (p - 1)(F + dO + dW) on p equal stages for any costs; p - i activations on device i.
+    """Make it; its bubble is (p - 1)(F + dO + dW) on p equal stages for any costs; p - i activations on
+    device i.
 
     A memory limit lowers the number of micro-batches in flight, down to one.
     """

@@ -27,7 +27,7 @@ class Chunks:
         option: the policy's option for that number; empty where it is always the same.
         group_option: the policy's option for the layers of one stage, from which the number follows; empty
             where it has none.
-        largest: of the numbers to compare only the largest for which there are enough layers.
+        largest: whether only the largest number is compared for which there are enough layers.
         back: the second stage of each device is on the way back; else stages are dealt out in turn.
         own: the policy cuts layers into stages itself, and says on which device each is.
     """
@@ -51,7 +51,7 @@ class Chunks:
         return (possible[-1],) if self.largest and possible else self.tried
 
     def options(self, count: int) -> dict[str, int]:
-        """Options that make each layer of a problem one stage, ``count`` of them on each device."""
+        """Return options that make each layer of a problem one stage, ``count`` of them on each device."""
         if self.group_option:
             return {self.group_option: 1}
         return {self.option: count} if self.option else {}
@@ -86,7 +86,7 @@ V_SHAPED = replace(BY_COSTS, chunks=Chunks((2,), back=True))
 
 @dataclass(frozen=True)
 class Policy:
-    """One way to schedule.
+    """Is one way to schedule.
 
     Attributes:
         name: what users ask for.
@@ -100,7 +100,7 @@ class Policy:
             policy cannot order that.
         auto_tasks: above so many F, dO and dW of one stage on each device, planning takes more than some
             seconds, and ``auto`` does without; None: never.
-        costs_only: of ``modes``, those that it plans from layers' costs and that cannot train by it.
+        costs_only: the ``modes`` that it plans from layers' costs and that cannot train by it.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""``search``: the order of computation and of communication optimised together, by simulation.
+"""Defines ``search``: the order of computation and of communication optimised together, by simulation.
 
 Large gradients are sliced where that is predicted to help: an urgent small one never waits behind a whole
 large one (ByteScheduler, P3), but every slice pays the link's latency.

@@ -1,4 +1,4 @@
-"""An automatic zero bubble schedule under a memory limit (arXiv 2401.10241, section 3.1)."""
+"""Makes an automatic zero bubble schedule under a memory limit (arXiv 2401.10241, section 3.1)."""
 
 from __future__ import annotations
 

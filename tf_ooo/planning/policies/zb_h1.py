@@ -1,4 +1,4 @@
-"""ZB-H1 (Zero Bubble, arXiv 2401.10241, section 2.1): 1F1B's memory, dW in the bubbles."""
+"""Makes ZB-H1 (Zero Bubble, arXiv 2401.10241, section 2.1): 1F1B's memory, dW in the bubbles."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ NAME = "zb_h1"
 
 
 def make(problem: Problem) -> Schedule:
-    """Bubble (p - 1)(F + dO - dW) on p equal stages where dW <= F and dW <= dO; p activations.
+    """Make it; its bubble is (p - 1)(F + dO - dW) on p equal stages where dW <= F and dW <= dO; p
+    activations.
 
     In general it is (p - 1)(F + dO - min(F, dO, dW)) for m >= p micro-batches.  For m <= p and such dW
     the step takes (m + p - 1)(F + dO) + dW.  Device i keeps i dW back, which fill its idle time at the
@@ -27,7 +28,7 @@ def make(problem: Problem) -> Schedule:
 
 
 def pace(problem: Problem) -> Pace:
-    """1F1B's forwards; device i keeps i dW back."""
+    """Keep 1F1B's forwards; device i keeps i dW back."""
     device = np.arange(problem.devices)
     return Pace(problem.devices - device, device)
 

@@ -1,4 +1,4 @@
-"""ZB-H2 (Zero Bubble, arXiv 2401.10241, section 2.2): twice the memory, no bubble with equal costs."""
+"""Makes ZB-H2 (Zero Bubble, arXiv 2401.10241, section 2.2): twice the memory, no bubble with equal costs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ NAME = "zb_h2"
 
 
 def make(problem: Problem) -> Schedule:
-    """Bubble (p - 1)(F + dO - 2 dW) on p equal stages where dW <= F, 2 dW <= F + dO, m >= 2p - 1.
+    """Make it; its bubble is (p - 1)(F + dO - 2 dW) on p equal stages where dW <= F, 2 dW <= F + dO, m >= 2p
+    - 1.
 
     The bubble is that of steps which follow each other: device i begins and ends later than device 0,
     and nothing but its own updates holds its next step back.  Peak 2p - 1 activations.  For m <= p the
@@ -28,7 +29,7 @@ def make(problem: Problem) -> Schedule:
 
 
 def pace(problem: Problem) -> Pace:
-    """Twice 1F1B's forwards, less one; device i keeps 2i dW back.  ZB-H1's pace where m <= p."""
+    """Run twice 1F1B's forwards, less one; device i keeps 2i dW back. ZB-H1's pace where m <= p."""
     if problem.microbatches <= problem.devices:
         return zb_h1.pace(problem)
     device = np.arange(problem.devices)

@@ -1,4 +1,4 @@
-"""Several stages on each device, wherever they balance, with dW in the bubbles (ours)."""
+"""Puts several stages on each device, wherever they balance, with dW in the bubbles (ours)."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ _MANY_TASKS = 30_000
 
 
 def make(problem: Problem) -> Schedule:
-    """So many ``chunks`` on each of p devices: the option, else 2 to 4, the most that there are layers for.
+    """Put so many ``chunks`` on each of p devices: the option, else 2 to 4, the most that there are layers
+    for.
 
     A device has any one of the first p stages, of the next p and so on: those with which F, dO and dW of all
     devices take about as long, so that layers of unequal costs need no equal stages.  Placement and order

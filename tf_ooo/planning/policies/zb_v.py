@@ -1,4 +1,4 @@
-"""ZB-V: no bubbles at 1F1B's memory (Zero Bubble, arXiv 2401.10241, section 6)."""
+"""Makes ZB-V: no bubbles at 1F1B's memory (Zero Bubble, arXiv 2401.10241, section 6)."""
 
 from __future__ import annotations
 

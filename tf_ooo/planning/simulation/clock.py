@@ -1,4 +1,4 @@
-"""The one clock: it runs tasks on lanes and says when each of them starts.
+"""Is the one clock: it runs tasks on lanes and says when each of them starts.
 
 A lane with a fixed order needs no clock: it looks up when the tasks end that its next task waits for, and
 runs on until one of them is not known.  A lane that chooses waits until the clock is there, because only then
@@ -36,7 +36,7 @@ def _column(values: Ints | Floats) -> Sequence[Any]:
 
 
 class Tasks:
-    """Tasks by number, with their seconds, and which of them wait for which.
+    """Holds tasks by number, with their seconds, and which of them wait for which.
 
     Each target waits for its source, and ``lag_s`` longer where that is on another lane; within a lane with a
     fixed order no edge has a lag.
@@ -48,7 +48,7 @@ class Tasks:
 
     @cached_property
     def after(self) -> list[Sequence[tuple[int, float]]]:
-        """The tasks that wait for each, with their lags."""
+        """Return the tasks that wait for each, with their lags."""
         source, target, lag_s = self._edges
         order = np.argsort(source, kind="stable")
         pairs = list(zip(target[order].tolist(), lag_s[order].tolist(), strict=True))
@@ -57,12 +57,13 @@ class Tasks:
 
     @cached_property
     def waits(self) -> list[int]:
-        """How many tasks each waits for."""
+        """Return how many tasks each waits for."""
         return np.bincount(self._edges[1], minlength=len(self.seconds)).tolist()  # type: ignore[no-any-return]
 
     @cached_property
     def before(self) -> tuple[Sequence[int], list[float], list[int]]:
-        """The edges into each task: their sources, their lags, and the next edge into the same task, or -1.
+        """Return the edges into each task: their sources, their lags, and the next edge into the same task,
+        or -1.
 
         The first edge into task i has number i; a task that waits for nothing has one from -1.
         """
@@ -348,7 +349,7 @@ class _Clock:
 
 @dataclass(frozen=True)
 class LaneWork:
-    """Tasks on lanes, and edges between them.
+    """Holds tasks on lanes, and edges between them.
 
     The tasks of lane i are ``lane_starts[i]:lane_starts[i + 1]``; a target starts when its source is done, on
     another lane ``lag_s`` later.  ``shared``: which share of a device each task needs, and the device of each

@@ -1,4 +1,4 @@
-"""Measured timelines, beside what was planned: built from when tasks ran, and compared in plain words."""
+"""Builds measured timelines from when tasks ran, and compares them with what was planned in plain words."""
 
 from __future__ import annotations
 
@@ -33,7 +33,8 @@ class TaskTime(NamedTuple):
 
 
 def one_after_another(schedule: Schedule, seconds: Mapping[Task, float]) -> Timeline:
-    """A schedule whose tasks follow each other on each lane without waiting; unknown ones take no time."""
+    """Return a schedule whose tasks follow each other on each lane without waiting; unknown ones take no
+    time."""
     return _without_waiting(schedule, [(0.0, tasks) for tasks in schedule.lanes.values()], seconds)
 
 
@@ -95,7 +96,8 @@ def repeated(schedule: Schedule, times: int) -> Schedule:
 
 
 def between_neighbours(times: TaskTimes, unseen: Iterable[Task]) -> dict[Task, TaskTime]:
-    """Communication that nobody has seen: from the end of its dW to the begin of its update, with waiting."""
+    """Return communication that nobody has seen: from the end of its dW to the begin of its update, with
+    waiting."""
     spans = {}
     for task in unseen:
         before, after = (times.get(Task(kind, task.stage)) for kind in ("dW", "U"))
@@ -115,7 +117,7 @@ def measured_timeline(schedule: Schedule, times: TaskTimes, busy_s: Sequence[flo
     Args:
         schedule: as planned.
         times: when each task ran.
-        busy_s: of each device, seconds in which an op of a task ran; empty: whenever a task ran.
+        busy_s: seconds of each device in which an op of a task ran; empty: whenever a task ran.
     """
     device_of = {task: device for (device, _), tasks in schedule.lanes.items() for task in tasks}
     first = min(schedule.lanes, default=(0, 0))[0]
@@ -169,7 +171,7 @@ def against_plan(
 
     Args:
         schedule: as planned.
-        measured: of one step.
+        measured: the measured timeline of one step.
         planned: simulated; None where no seconds are known.
         name_of: a task in words.
         why: a reason that is known, for an order that is another.
@@ -216,7 +218,7 @@ def _order_text(schedule: Schedule, times_s: Spans, name_of: Callable[[Task], st
 
 
 def begun_early(tasks: Sequence[Task], times_s: Spans) -> list[tuple[Task, Task]]:
-    """The fewest tasks that must be taken out for the rest to have begun in this order.
+    """Return the fewest tasks that must be taken out for the rest to have begun in this order.
 
     Returns:
         Each with a task that it was planned behind, or in front of, and ran on the other side of: the task
@@ -255,7 +257,8 @@ def _longest_rising(values: Sequence[float]) -> set[int]:
 
 
 def _of_a_step(planned: Timeline) -> tuple[float, list[float]]:
-    """Seconds of a step, and those in which each device computes; an asynchronous step is one batch."""
+    """Return seconds of a step, and those in which each device computes; an asynchronous step is one
+    batch."""
     asynchronous = planned.schedule.asynchronous
     steps = planned.schedule.microbatches if asynchronous else planned.steps
     step_s = planned.steady_step_s if asynchronous else planned.makespan_s / steps

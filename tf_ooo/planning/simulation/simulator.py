@@ -29,7 +29,7 @@ Values = TypeVar("Values", Ints, Floats)
 
 
 def check_complete(relation: Relation, layers: Layers | None) -> None:
-    """ScheduleError or CostError unless every task that costs something is there, for all layers."""
+    """Raise ScheduleError or CostError unless every task that costs something is there, for all layers."""
     schedule = relation.schedule
     needed = schedule.stages[-1][1] + 1 if schedule.stages else relation.stages
     if layers is not None and needed > len(layers):
@@ -186,7 +186,7 @@ def task_seconds(relation: Relation, layers: Layers, link: Link) -> Floats:
 
 
 class _Repeated:
-    """The nodes of all steps; those of one lane stand together, step after step."""
+    """Holds the nodes of all steps; those of one lane stand together, step after step."""
 
     def __init__(self, relation: Relation, steps: int) -> None:
         self.relation, self.steps = relation, steps
@@ -291,7 +291,8 @@ def _edges(repeated: _Repeated, device: Ints) -> tuple[list[Ints], list[Ints], _
 
 
 class _Links:
-    """Messages as nodes on a lane for each pair of devices; sent once, however many tasks read them there.
+    """Holds messages as nodes on a lane for each pair of devices; sent once, however many tasks read them
+    there.
 
     Where all messages of a link come from one ordered lane, they become ready in its order.
     """
@@ -335,7 +336,8 @@ class _Links:
 
 
 def _shared(repeated: _Repeated, layers: Layers, link: Link, links: _Links) -> tuple[Floats, Ints] | None:
-    """Shares of a device with several streams, where costs tell them; of devices of one machine, of that."""
+    """Return shares of a device with several streams, where costs tell them; of devices of one machine, of
+    that."""
     relation = repeated.relation
     devices = [device for device, _ in relation.lanes]
     own = max(link.machines, default=-1) + 1
@@ -372,7 +374,7 @@ def _shared(repeated: _Repeated, layers: Layers, link: Link, links: _Links) -> t
 
 
 def validate(schedule: Schedule, layers: Sequence[LayerCosts] | None = None) -> None:
-    """ScheduleError, which names what is violated: a task is missing or unknown, or waits for itself.
+    """Raise ScheduleError, which names what is violated: a task is missing or unknown, or waits for itself.
 
     Without ``layers`` it is checked for a chain, in which every task is needed that any stage has.
     """

@@ -20,7 +20,7 @@ STEPS_TO_STEADY = 4
 
 @dataclass(frozen=True, order=True)
 class Event:
-    """One task that ran; seconds since the start of the run."""
+    """Is one task that ran; seconds since the start of the run."""
 
     start_s: float
     end_s: float
@@ -32,7 +32,7 @@ class Event:
 
 @dataclass(frozen=True)
 class Message:
-    """One transfer, while it occupied the link from one device to another."""
+    """Is one transfer, while it occupied the link from one device to another."""
 
     start_s: float
     end_s: float
@@ -43,7 +43,7 @@ class Message:
 
 @dataclass(frozen=True, eq=False)
 class MessageColumns:
-    """Transfers, one row each, and when each occupies the link between two devices."""
+    """Holds transfers, one row each, and when each occupies the link between two devices."""
 
     source: Ints = field(default_factory=lambda: np.zeros(0, int))
     target: Ints = field(default_factory=lambda: np.zeros(0, int))
@@ -87,12 +87,12 @@ class Timeline:
 
     @cached_property
     def makespan_s(self) -> float:
-        """Seconds until the last task of the last step is done."""
+        """Return seconds until the last task of the last step is done."""
         return float(self.end_s.max(initial=0.0))
 
     @cached_property
     def steady_step_s(self) -> float:
-        """Seconds between the ends of two steps, once steps repeat.
+        """Return seconds between the ends of two steps, once steps repeat.
 
         An asynchronous schedule has a step for each micro-batch: the mean distance of the middle
         half of its micro-batches, but not less than the busiest lane's work for each, nor than what shares
@@ -145,7 +145,7 @@ class Timeline:
         return float(np.maximum(0, ends[order] - np.maximum(starts[order], reached[:-1])).sum())
 
     def lane_slices(self) -> Iterator[tuple[Lane, slice]]:
-        """The columns of each lane's tasks."""
+        """Yield the columns of each lane's tasks."""
         at = 0
         for lane, tasks in self.schedule.lanes.items():
             yield lane, slice(at, at + len(tasks))
@@ -171,16 +171,17 @@ class Timeline:
 
     @property
     def peak_bytes(self) -> list[int]:
-        """The most bytes alive at once, for each device."""
+        """Return the most bytes alive at once, for each device."""
         return [curve.peak_bytes for curve in self.memory]
 
     @property
     def events(self) -> list[Event]:
-        """All tasks with their times, the earliest first (objects: for thousands, not for millions)."""
+        """Return all tasks with their times, the earliest first (objects: for thousands, not for
+        millions)."""
         return sorted(self.iter_events())
 
     def iter_events(self) -> Iterator[Event]:
-        """All tasks with their times, lane after lane and step after step."""
+        """Yield all tasks with their times, lane after lane and step after step."""
         for step in range(self.steps):
             starts, ends = self.start_s[step].tolist(), self.end_s[step].tolist()
             for (device, stream), piece in self.lane_slices():
@@ -190,7 +191,7 @@ class Timeline:
 
     @property
     def messages(self) -> list[Message]:
-        """All transfers between devices that took time, the earliest first."""
+        """Return all transfers between devices that took time, the earliest first."""
         sent = self.message_columns
         columns = (sent.start_s, sent.end_s, sent.source, sent.target, sent.size_bytes)
         rows = zip(*(column.tolist() for column in columns), strict=True)
@@ -198,7 +199,7 @@ class Timeline:
 
     @property
     def message_bytes(self) -> float:
-        """Bytes sent between devices, all steps together."""
+        """Return bytes sent between devices, all steps together."""
         return float(self.message_columns.size_bytes.sum())
 
     def one_step(self) -> Timeline:
@@ -214,7 +215,7 @@ class Timeline:
         return _window(self, self.schedule, self.start_s[-1:] - first_s, self.end_s[-1:] - first_s, first_s)
 
     def save_html(self, path: str | os.PathLike[str], measured: Timeline | None = None) -> None:
-        """One self-contained page: a Gantt chart for each device and stream, the memory under it.
+        """Write one self-contained page: a Gantt chart for each device and stream, the memory under it.
 
         Args:
             path: the file to write.
@@ -225,19 +226,20 @@ class Timeline:
         write_page(path, render(self, measured))
 
     def save_trace(self, path: str | os.PathLike[str], layers: Mapping[int, str] | None = None) -> None:
-        """Chrome/Perfetto trace JSON (chrome://tracing, ui.perfetto.dev); ``layers``: names by number."""
+        """Write Chrome/Perfetto trace JSON (chrome://tracing, ui.perfetto.dev); ``layers``: names by
+        number."""
         from tf_ooo.planning.pictures.trace import save_trace  # noqa: PLC0415
 
         save_trace(self, path, layers=layers)
 
     def save_png(self, path: str | os.PathLike[str]) -> None:
-        """A picture of the Gantt chart and the memory."""
+        """Write a picture of the Gantt chart and the memory."""
         from tf_ooo.planning.pictures.png import save_png  # noqa: PLC0415 - needs matplotlib
 
         save_png(self, path)
 
     def __repr__(self) -> str:
-        """Short: :meth:`save_html` draws it."""
+        """Keep it short: :meth:`save_html` draws it."""
         tasks, schedule = f"{len(self.schedule.tasks):,} tasks", self.schedule
         return (
             f"Timeline({schedule.policy}, {schedule.devices} devices, {self.steps} x {tasks}, "
@@ -280,7 +282,7 @@ def _round(timeline: Timeline) -> Timeline:
 def _window(
     timeline: Timeline, schedule: Schedule, start_s: Floats, end_s: Floats, first_s: float
 ) -> Timeline:
-    """These tasks, with the memory and the messages of their time."""
+    """Return these tasks, with the memory and the messages of their time."""
     last_s = first_s + float(end_s.max(initial=0.0))
     sent = timeline.message_columns
     return dataclasses.replace(

@@ -175,12 +175,14 @@ class StagedLayers:
         return self.schedule(policy, lanes)
 
 
-def balanced(layers: Sequence[LayerCosts], speeds: Sequence[float]) -> tuple[tuple[int, int], ...]:
+def balanced(
+    layers: Sequence[LayerCosts], speeds: Sequence[float], weights: Sequence[float] | None = None
+) -> tuple[tuple[int, int], ...]:
     """(first, last) layer of stages, the slowest as fast as possible.  OptionsError: too few layers.
 
-    ``speeds``: of the device of each stage.
+    ``speeds``: of the device of each stage; ``weights``: what counts instead of the layers' seconds.
     """
-    seconds, stages = [layer.busy_s for layer in layers], len(speeds)
+    seconds, stages = [layer.busy_s for layer in layers] if weights is None else list(weights), len(speeds)
     if stages > len(seconds):
         raise OptionsError(f"{stages} stages are more than the {len(seconds)} layers; use fewer devices")
     if len(set(speeds)) > 1:

@@ -2,24 +2,27 @@
 
 Each layer has a device, and neighbours on one device are a stage, so that one change moves a cut, a stage or
 several.  The order goes along: what ended first before a change is urgent after it, and double justification
-(step_tasks.py) mends what no longer fits.
+(step_tasks.py) mends what no longer fits.  What is above the memory limit runs again in the same order within it
+(within_room.py).
 """
 
 from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 
 import numpy as np
 
-from tf_ooo.planning.building.pipeline import StagedLayers, balanced, lane_peak_bytes
+from tf_ooo.costs.layer_costs import LayerCosts
+from tf_ooo.planning.building.pipeline import StagedLayers, balanced
 from tf_ooo.planning.building.stages import Bounds, one_each, stage_of_layer
-from tf_ooo.planning.building.step_tasks import KINDS, StepTasks, justified, shortest_justified
+from tf_ooo.planning.building.step_tasks import KINDS, StepTasks, justified, justified_each
 from tf_ooo.planning.building.v_shape import v_places
 from tf_ooo.planning.building.walk import walk
+from tf_ooo.planning.building.within_room import Room
 from tf_ooo.planning.model.problem import Problem
 from tf_ooo.planning.model.schedule import Schedule
 from tf_ooo.planning.model.task import Floats, Ints
@@ -65,8 +68,21 @@ class Assigned:
         """The makespan; infinity above the memory limit."""
         return self.times.makespan_s if self.over_bytes <= 0 else float("inf")
 
+    @property
+    def rank(self) -> tuple[float, float]:
+        """The bytes above the memory limit, then the makespan: the lowest is the best."""
+        return max(self.over_bytes, 0.0), self.times.makespan_s
+
     def schedule(self, policy: str) -> Schedule:
         return self.stages.with_updates(policy, self.tasks.orders(self.stages.place, self.times))
+
+
+def _by_bytes_too(layers: Sequence[LayerCosts]) -> list[float]:
+    """Return each layer's share of the seconds and of the bytes that are kept, added up."""
+    seconds = np.array([layer.busy_s for layer in layers])
+    kept = np.array([max(layer.stored_bytes, layer.kept_bytes) for layer in layers])
+    shares: list[float] = (seconds / (seconds.sum() or 1.0) + kept / (kept.sum() or 1.0)).tolist()
+    return shares
 
 
 class StageSearch:
@@ -92,8 +108,7 @@ class StageSearch:
 
     def start(self, most: int | None = None) -> Assigned:
         """Return the best of the first ``most`` cuts and placements; where none fits, what lacks least."""
-        starts = [self.ordered(owner) for owner in itertools.islice(self._owners(), most)]
-        return min(starts, key=lambda start: (max(start.over_bytes, 0.0), start.times.makespan_s))
+        return min(map(self.ordered, itertools.islice(self._owners(), most)), key=attrgetter("rank"))
 
     def leanest(self, most: int) -> Assigned:
         """Return what lacks least of the first ``most``, however much there is."""
@@ -110,7 +125,12 @@ class StageSearch:
     def ordered(self, owner: Owner, rounds: int = _ROUNDS) -> Assigned:
         """Return these devices with an order of their own."""
         stages = self._stages(owner)
-        return self._assigned(owner, stages, shortest_justified(self._tasks_of(stages), stages.place, rounds))
+        runs = justified_each(self._tasks_of(stages), stages.place, rounds)
+        best: Assigned | None = None
+        for times in sorted(runs, key=attrgetter("makespan_s")):
+            if best is None or times.makespan_s < best.within_s:
+                best = min(filter(None, (best, self._assigned(owner, stages, times))), key=attrgetter("rank"))
+        return best
 
     def shuffled(self, here: Assigned, count: int) -> Iterator[Assigned]:
         """Yield so many random orders on the same devices, of which none waits while a task is ready."""
@@ -133,10 +153,11 @@ class StageSearch:
                 seen = list(dict.fromkeys(owner))
                 if seen == in_turn or (not alike and len(seen) == devices):
                     yield owner
-        for chunks in range(1, min(_CHUNKS, len(layers) // devices) + 1):
+        weights = [None] if self.problem.memory_limit_bytes is None else [None, _by_bytes_too(layers)]
+        for weight, chunks in itertools.product(weights, range(1, min(_CHUNKS, len(layers) // devices) + 1)):
             back = [] if chunks % 2 else [v_places(devices) * (chunks // 2)]
             for place in [tuple(range(devices)) * chunks, *back]:
-                bounds = balanced(layers, self.problem.link.speeds_of(place))
+                bounds = balanced(layers, self.problem.link.speeds_of(place), weight)
                 yield tuple(place[stage] for stage in stage_of_layer(bounds))
 
     def _stages(self, owner: Owner) -> StagedLayers:
@@ -170,12 +191,10 @@ class StageSearch:
 
     def _assigned(self, owner: Owner, stages: StagedLayers, times: Times) -> Assigned:
         tasks = self._tasks_of(stages)
-        ends_s: Floats = np.array(times.end_s).reshape(tasks.numbers.shape)[:, self._stage_of(stages)]
         over_bytes = -1.0
         if self.problem.memory_limit_bytes is not None:
-            full, kept = stages.sums("activation_bytes"), stages.sums("kept_bytes")
-            peaks = [lane_peak_bytes(codes, full, kept) for codes in tasks.orders(stages.place, times)]
-            over_bytes = float((peaks - stages.room_bytes).max())
+            times, over_bytes = Room(stages).kept_by(tasks, times)
+        ends_s: Floats = np.array(times.end_s).reshape(tasks.numbers.shape)[:, self._stage_of(stages)]
         assigned = Assigned(owner, stages, tasks, times, ends_s, over_bytes)
         if self.small and (owner not in self.found or assigned.within_s < self.found[owner].within_s):
             self.found[owner] = assigned
@@ -208,8 +227,10 @@ class StageSearch:
         end_s = np.concatenate([here.end_s[:1, units[:, 1]], here.end_s[1:, units[:, 0]]])
         if stirred_s:
             end_s = end_s + self.noise.normal(0.0, stirred_s, end_s.shape)
-        times = Times([], end_s.ravel().tolist(), [])
-        return self._assigned(owner, stages, justified(self._tasks_of(stages), stages.place, times))
+        times = justified(self._tasks_of(stages), stages.place, Times([], end_s.ravel().tolist(), []))
+        # Within the limit it would hardly be shorter; of a small problem all are kept.
+        too_long = times.makespan_s > here.times.makespan_s * (1 + _TOLERANCE)
+        return None if too_long and not self.small else self._assigned(owner, stages, times)
 
     def _moved(self, here: Assigned, kind: float) -> Owner:
         """Return devices of which some have changed: at a cut, for a few units, or for two stages."""

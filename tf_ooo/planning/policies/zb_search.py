@@ -43,30 +43,28 @@ def make(problem: Problem) -> Schedule:
         raise OptionsError(f"{devices} stages are more than the {units} layers; use fewer devices")
     few = problem.shortened
     tasks = 3 * few.microbatches * min(units, _CHUNKS * devices)
-    if problem.memory_limit_bytes is None:
-        return _searched(problem, few, tasks)
-    lean = _for_all(problem, StageSearch(few, 1).leanest(_FEW_STARTS), 1)
-    if not within_limit(problem, lean):
-        if problem.recomputed:
-            return lean
-        # A search for time may end at a leaner cut.
-        return fastest(problem, [lean, make(replace(problem, memory_limit_bytes=None))])
     searched = _searched(problem, few, tasks)
-    return searched if within_limit(problem, searched) else lean
+    if within_limit(problem, searched):
+        return searched
+    lean = _for_all(problem, StageSearch(few, 1).leanest(_FEW_STARTS), 1)
+    if problem.recomputed or within_limit(problem, lean):
+        return lean
+    # A search for time may end at a leaner cut.
+    return fastest(problem, [lean, searched, make(replace(problem, memory_limit_bytes=None))])
 
 
 def _searched(problem: Problem, few: Problem, tasks: int) -> Schedule:
     """Search for ``few`` micro-batches; ``tasks``: about how many they are."""
     effort, devices, whole = _effort(problem), problem.devices, few.microbatches == problem.microbatches
-    small = effort == 1 and whole and tasks <= _FEW_TASKS
+    small = not problem.recomputed and whole and tasks <= _FEW_TASKS
     changes = int(effort * min(max(_FEW_CHANGES, 2 * tasks), _MOST_TASKS // (2 * tasks)))
-    for in_flight in (2 * devices, devices, -(-devices // 2), 1):
-        search = StageSearch(few, in_flight, small)
-        best = search.start(None if changes else _FEW_STARTS)
-        if best.over_bytes <= 0:
-            best = search.run(best, changes)
-            break
-    return _moved(search, best, tasks) if small else _for_all(problem, best, in_flight)
+    counts = (2 * devices,) if problem.memory_limit_bytes is None else (2 * devices, devices, -(-devices // 2))
+    searches = [StageSearch(few, in_flight, small) for in_flight in counts]
+    starts = [(search.start(None if changes else _FEW_STARTS), search) for search in searches]
+    best, search = min(starts, key=lambda start: start[0].rank)
+    if best.over_bytes <= 0:
+        best = search.run(best, changes)
+    return _moved(search, best, tasks) if small else _for_all(problem, best, search.in_flight)
 
 
 def _moved(search: StageSearch, best: Assigned, tasks: int) -> Schedule:

@@ -108,7 +108,11 @@ class StageSearch:
 
     def start(self, most: int | None = None) -> Assigned:
         """Return the best of the first ``most`` cuts and placements; where none fits, what lacks least."""
-        return min(map(self.ordered, itertools.islice(self._owners(), most)), key=attrgetter("rank"))
+        return min(self.starts(most), key=attrgetter("rank"))
+
+    def starts(self, most: int | None = None) -> Iterator[Assigned]:
+        """Yield the first ``most`` cuts and placements, each once."""
+        return map(self.ordered, itertools.islice(dict.fromkeys(self._owners()), most))
 
     def leanest(self, most: int) -> Assigned:
         """Return what lacks least of the first ``most``, however much there is."""

@@ -12,9 +12,9 @@ from heapq import heappop, heappush
 
 import numpy as np
 
-from tf_ooo.planning.building.pipeline import StagedLayers, lane_peak_bytes
+from tf_ooo.planning.building.pipeline import StagedLayers
 from tf_ooo.planning.building.step_tasks import StepTasks
-from tf_ooo.planning.model.task import Floats, Ints
+from tf_ooo.planning.model.task import KIND_NUMBER, Fields, Floats, Ints
 from tf_ooo.planning.simulation.clock import Times
 
 _ROUNDING_BYTES = 1e-6
@@ -36,13 +36,23 @@ class Room:
         np.maximum.at(summands, stages.devices, largest)
         np.maximum.at(again, stages.devices, stages.sums("recomputed_bytes"))
         self.bytes: Floats = stages.room_bytes - np.maximum(summands - again, 0.0) + _ROUNDING_BYTES
+        self.summands, self.again_bytes = np.array(largest), stages.sums("recomputed_bytes")
+        self.whole_bytes: Floats = stages.room_bytes + again + _ROUNDING_BYTES
         self.one_batch: Floats = np.bincount(stages.devices, np.maximum(self.stored, self.kept), devices)
         self.lacking_bytes = float((self.one_batch - self.bytes).max())
 
     def over_bytes(self, orders: Iterable[Ints]) -> float:
         """Return how much the device that lacks most is above its room with these orders."""
-        peaks = [lane_peak_bytes(codes, self.stored, self.kept) for codes in orders]
-        return float((peaks - self.bytes).max())
+        return float((np.array([self._peak_bytes(codes) for codes in orders]) - self.whole_bytes).max())
+
+    def _peak_bytes(self, codes: Ints) -> float:
+        fields = Fields.of(codes)
+        stored, kept, again = (size[fields.stage] for size in (self.stored, self.kept, self.again_bytes))
+        is_kind = [fields.kind == KIND_NUMBER[kind] for kind in ("F", "dO", "dW")]
+        change = np.select(is_kind, [stored, kept - stored, -kept])
+        beside = np.select(is_kind, [stored, again, self.summands[fields.stage]])
+        after = np.cumsum(change)
+        return float(max(after.max(initial=0.0), (after - change + beside).max(initial=0.0)))
 
     def kept_by(self, tasks: StepTasks, times: Times) -> tuple[Times, float]:
         """Return these times where they keep it, else those of the same order within it; bytes above it.

@@ -23,6 +23,8 @@ _CHUNKS = 3
 _FEW_STARTS = 2
 # With a memory limit several problems are searched.
 _WITH_LIMIT = 0.25
+# With a limit the search goes on from so many of the best cuts and placements.
+_WALKS = 2
 # The best of so small problems are searched further.
 _FEW_TASKS, _MOVED_TASKS, _PATIENCE = 100, 1000, (0.5, 1.0)
 # The best assignments are searched from so many random orders each.
@@ -58,13 +60,26 @@ def _searched(problem: Problem, few: Problem, tasks: int) -> Schedule:
     effort, devices, whole = _effort(problem), problem.devices, few.microbatches == problem.microbatches
     small = not problem.recomputed and whole and tasks <= _FEW_TASKS
     changes = int(effort * min(max(_FEW_CHANGES, 2 * tasks), _MOST_TASKS // (2 * tasks)))
-    counts = (2 * devices,) if problem.memory_limit_bytes is None else (2 * devices, devices, -(-devices // 2))
-    searches = [StageSearch(few, in_flight, small) for in_flight in counts]
-    starts = [(search.start(None if changes else _FEW_STARTS), search) for search in searches]
-    best, search = min(starts, key=lambda start: start[0].rank)
-    if best.over_bytes <= 0:
-        best = search.run(best, changes)
+    counts = [2 * devices]
+    if problem.memory_limit_bytes is not None and not small:
+        counts += [devices, -(-devices // 2)]
+    most = None if changes else _FEW_STARTS
+    rows = [row for number in counts for row in _starts(StageSearch(few, number, small), most)]
+    if all(start.over_bytes > 0 for start, _ in rows):
+        rows = _starts(StageSearch(few, 1, small), most)
+    best_of = {start.owner: (start, search) for start, search in sorted(rows, key=_rank, reverse=True)}
+    likely = sorted(best_of.values(), key=_rank)[: 1 if len(counts) == 1 else _WALKS]
+    ends = [(search.run(start, changes), search) for start, search in likely if start.over_bytes <= 0]
+    best, search = min(ends or likely, key=_rank)
     return _moved(search, best, tasks) if small else _for_all(problem, best, search.in_flight)
+
+
+def _starts(search: StageSearch, most: int | None) -> list[tuple[Assigned, StageSearch]]:
+    return [(start, search) for start in search.starts(most)]
+
+
+def _rank(row: tuple[Assigned, StageSearch]) -> tuple[float, float]:
+    return row[0].rank
 
 
 def _moved(search: StageSearch, best: Assigned, tasks: int) -> Schedule:

@@ -88,7 +88,7 @@ class StagedLayers:
 
     def sums(self, attribute: str) -> Floats:
         """Return a cost of each stage: seconds or bytes of one micro-batch, float64 (stages,)."""
-        values = [float(getattr(layer, attribute)) for layer in self.problem.layers]
+        values = self.problem.costs(attribute)
         return np.array([sum(values[first : last + 1]) for first, last in self.bounds])
 
     @cached_property

@@ -2,7 +2,7 @@
 
 Each layer has a device, and neighbours on one device are a stage, so that one change moves a cut, a stage or
 several.  The order goes along: what ended first before a change is urgent after it, and double justification
-(step_tasks.py) mends what no longer fits.  What is above the memory limit runs again in the same order within it
+(step_tasks.py) mends what no longer fits.  What is above the memory limit runs again in its order within it
 (within_room.py).
 """
 

@@ -30,9 +30,9 @@ class Room:
         self.stages, devices = stages, stages.problem.devices
         self.stored, self.kept = stages.sums("stored_bytes"), stages.sums("kept_bytes")
         # Summands stand beside the activations, as what is computed again does; never both.
-        layers = stages.problem.layers
         summands, again = np.zeros(devices), np.zeros(devices)
-        largest = [max(layer.summand_bytes for layer in layers[a : b + 1]) for a, b in stages.bounds]
+        costs = stages.problem.costs("summand_bytes")
+        largest = [max(costs[first : last + 1]) for first, last in stages.bounds]
         np.maximum.at(summands, stages.devices, largest)
         np.maximum.at(again, stages.devices, stages.sums("recomputed_bytes"))
         self.bytes: Floats = stages.room_bytes - np.maximum(summands - again, 0.0) + _ROUNDING_BYTES

@@ -57,11 +57,20 @@ def make(problem: Problem) -> Schedule:
 
 def _searched(problem: Problem, few: Problem, tasks: int) -> Schedule:
     """Search for ``few`` micro-batches; ``tasks``: about how many they are."""
-    effort, devices, whole = _effort(problem), problem.devices, few.microbatches == problem.microbatches
-    small = not problem.recomputed and whole and tasks <= _FEW_TASKS
+    if problem.recomputed or few.microbatches < problem.microbatches or tasks > _FEW_TASKS:
+        return _walked(problem, few, tasks)
+    moved = _walked(problem, few, tasks, small=True)
+    if problem.memory_limit_bytes is None:
+        return moved
+    return fastest(problem, [moved, _walked(problem, few, tasks)])
+
+
+def _walked(problem: Problem, few: Problem, tasks: int, small: bool = False) -> Schedule:
+    """Search on walks; ``small``: from all cuts and placements, then move tasks."""
+    effort, devices = _effort(problem), problem.devices
     changes = int(effort * min(max(_FEW_CHANGES, 2 * tasks), _MOST_TASKS // (2 * tasks)))
     counts = [2 * devices]
-    if problem.memory_limit_bytes is not None and not small:
+    if problem.memory_limit_bytes is not None and changes and not small:
         counts += [devices, -(-devices // 2)]
     most = None if changes else _FEW_STARTS
     rows = [row for number in counts for row in _starts(StageSearch(few, number, small), most)]

@@ -54,6 +54,7 @@ class Assigned:
 
     ``end_s``: when F, dO and dW of a unit's stage end, float64 (3, units, micro-batches).
     ``over_bytes``: how much the device that lacks most is above its memory limit.
+    ``limited``: the limit changes the order.
     """
 
     owner: Owner
@@ -62,6 +63,7 @@ class Assigned:
     times: Times
     end_s: Floats
     over_bytes: float
+    limited: bool
 
     @property
     def within_s(self) -> float:
@@ -111,7 +113,7 @@ class StageSearch:
         return min(self.starts(most), key=attrgetter("rank"))
 
     def starts(self, most: int | None = None) -> Iterator[Assigned]:
-        """Yield the first ``most`` cuts and placements, each once."""
+        """Yield the first ``most`` cuts and placements, each once, with an order."""
         return map(self.ordered, itertools.islice(dict.fromkeys(self._owners()), most))
 
     def leanest(self, most: int) -> Assigned:
@@ -195,11 +197,13 @@ class StageSearch:
 
     def _assigned(self, owner: Owner, stages: StagedLayers, times: Times) -> Assigned:
         tasks = self._tasks_of(stages)
-        over_bytes = -1.0
+        over_bytes, free = -1.0, times
         if self.problem.memory_limit_bytes is not None:
             times, over_bytes = Room(stages).kept_by(tasks, times)
         ends_s: Floats = np.array(times.end_s).reshape(tasks.numbers.shape)[:, self._stage_of(stages)]
-        assigned = Assigned(owner, stages, tasks, times, ends_s, over_bytes)
+        assigned = Assigned(
+            owner, stages, tasks, times, ends_s, over_bytes, over_bytes > 0 or times is not free
+        )
         if self.small and (owner not in self.found or assigned.within_s < self.found[owner].within_s):
             self.found[owner] = assigned
         return assigned

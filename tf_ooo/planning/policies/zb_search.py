@@ -57,27 +57,18 @@ def make(problem: Problem) -> Schedule:
 
 def _searched(problem: Problem, few: Problem, tasks: int) -> Schedule:
     """Search for ``few`` micro-batches; ``tasks``: about how many they are."""
-    if problem.recomputed or few.microbatches < problem.microbatches or tasks > _FEW_TASKS:
-        return _walked(problem, few, tasks)
-    moved = _walked(problem, few, tasks, small=True)
-    if problem.memory_limit_bytes is None:
-        return moved
-    return fastest(problem, [moved, _walked(problem, few, tasks)])
-
-
-def _walked(problem: Problem, few: Problem, tasks: int, small: bool = False) -> Schedule:
-    """Search on walks; ``small``: from all cuts and placements, then move tasks."""
-    effort, devices = _effort(problem), problem.devices
+    effort, devices, whole = _effort(problem), problem.devices, few.microbatches == problem.microbatches
+    small = effort == 1 and whole and tasks <= _FEW_TASKS
     changes = int(effort * min(max(_FEW_CHANGES, 2 * tasks), _MOST_TASKS // (2 * tasks)))
-    counts = [2 * devices]
-    if problem.memory_limit_bytes is not None and changes and not small:
-        counts += [devices, -(-devices // 2)]
     most = None if changes else _FEW_STARTS
-    rows = [row for number in counts for row in _starts(StageSearch(few, number, small), most)]
+    rows = _starts(StageSearch(few, 2 * devices, small), most)
+    limited = changes > 0 and not small and min(rows, key=_rank)[0].limited
+    for in_flight in (devices, -(-devices // 2)) if limited else ():
+        rows += _starts(StageSearch(few, in_flight, small), most)
     if all(start.over_bytes > 0 for start, _ in rows):
         rows = _starts(StageSearch(few, 1, small), most)
     best_of = {start.owner: (start, search) for start, search in sorted(rows, key=_rank, reverse=True)}
-    likely = sorted(best_of.values(), key=_rank)[: 1 if len(counts) == 1 else _WALKS]
+    likely = sorted(best_of.values(), key=_rank)[: _WALKS if limited else 1]
     ends = [(search.run(start, changes), search) for start, search in likely if start.over_bytes <= 0]
     best, search = min(ends or likely, key=_rank)
     return _moved(search, best, tasks) if small else _for_all(problem, best, search.in_flight)

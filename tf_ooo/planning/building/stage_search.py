@@ -132,10 +132,11 @@ class StageSearch:
         """Return these devices with an order of their own."""
         stages = self._stages(owner)
         runs = justified_each(self._tasks_of(stages), stages.place, rounds)
-        best: Assigned | None = None
-        for times in sorted(runs, key=attrgetter("makespan_s")):
-            if best is None or times.makespan_s < best.within_s:
-                best = min(filter(None, (best, self._assigned(owner, stages, times))), key=attrgetter("rank"))
+        first, *others = sorted(runs, key=attrgetter("makespan_s"))
+        best = self._assigned(owner, stages, first)
+        for times in others:
+            if times.makespan_s < best.within_s:
+                best = min(best, self._assigned(owner, stages, times), key=attrgetter("rank"))
         return best
 
     def shuffled(self, here: Assigned, count: int) -> Iterator[Assigned]:

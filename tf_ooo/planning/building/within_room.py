@@ -38,7 +38,8 @@ class Room:
         self.bytes: Floats = stages.room_bytes - np.maximum(summands - again, 0.0) + _ROUNDING_BYTES
         self.summands, self.again_bytes = np.array(largest), stages.sums("recomputed_bytes")
         self.whole_bytes: Floats = stages.room_bytes + again + _ROUNDING_BYTES
-        self.one_batch: Floats = np.bincount(stages.devices, np.maximum(self.stored, self.kept), devices)
+        self.one_batch: Floats = np.zeros(devices)
+        np.add.at(self.one_batch, stages.devices, np.maximum(self.stored, self.kept))
         self.lacking_bytes = float((self.one_batch - self.bytes).max())
 
     def over_bytes(self, orders: Iterable[Ints]) -> float:

@@ -57,6 +57,12 @@ def about_count(count: float) -> str:
     return f"{float(f'{count:.2g}'):,.0f}"
 
 
+def count_text(number: int, what: str) -> str:
+    """``1 device``, ``1,000 micro-batches``."""
+    plural = "es" if what.endswith("ch") else "s"
+    return f"{number:,} {what}{plural if number != 1 else ''}"
+
+
 def bytes_text(count: float | None) -> str:
     """``1.23 GB``; a dash for None."""
     if count is None:

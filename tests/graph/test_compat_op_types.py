@@ -76,3 +76,8 @@ def test_output_names():
     assert names[:2] == ["norm:y:0", "norm:batch_mean:0"], "OpDef.output_arg: outputs have other names"
     assert len(names) == 6
     assert op_types.output_names(tf.compat.v1.NodeDef(op="NoOp")) == []
+
+
+def test_what_communicates():
+    assert all(map(op_types.is_communication, ("HorovodAllreduce", "CollectiveReduceV2", "_Recv")))
+    assert not op_types.is_communication("MatMul")

@@ -147,5 +147,6 @@ def test_calls_without_idle_optimizers():
     rewrites = tf.compat.v1.ConfigProto.FromString(options).graph_options.rewrite_options
     assert (rewrites.layout_optimizer == rewrites.OFF) is not runtime.has_gpu()
     assert (rewrites.memory_optimization == rewrites.NO_MEM_OPT) is not runtime.has_gpu()
+    assert rewrites.disable_tfg_optimizer is not runtime.has_gpu()
     after = runtime._context().function_call_options.config_proto_serialized
     assert after != options or runtime.has_gpu(), "the options are for the calls in the block"

@@ -17,7 +17,7 @@ pytest.importorskip("sklearn", reason="scikit-learn is not installed")
 pytestmark = [pytest.mark.devices(2), pytest.mark.takes(120)]
 
 ROOT = Path(__file__).parents[2]
-# So many blocks may be marked as not to be run: they need a GPU, other hosts or ranks.
+# So many blocks may be marked as not to be run: they need a GPU, other hosts or ranks, torch.
 MOST_SKIPPED = 6
 
 

@@ -10,6 +10,7 @@ import pytest
 import tensorflow as tf
 
 import tf_ooo
+from grappler_passes.compat import runtime
 from tests.graph.pipeline_fits import assert_equal_bits, compiled_model, pipelined
 from tests.graph.pipeline_models import X, Y, adam
 from tests.zoo import keras, needs_keras_3
@@ -368,9 +369,15 @@ def test_an_input_without_rows_trains_on_one_device_or_in_one_micro_batch():
 
 
 @needs_keras_3
+@pytest.mark.parametrize("all_optimizers", [False, True], ids=["as_on_cpus", "as_on_gpus"])
 @pytest.mark.parametrize("mode", ["auto", "pipeline"])
-def test_a_graph_that_tensorflow_cannot_optimize(mode):
-    """tf.nn.ctc_loss keeps the functions of the first batch size, 16 here, for micro-batches of 4."""
+def test_a_graph_that_tensorflow_cannot_optimize(mode, all_optimizers, monkeypatch):
+    """tf.nn.ctc_loss keeps the functions of the first batch size, 16 here, for micro-batches of 4.
+
+    Only the optimizers that are left out on CPUs stumble over that.
+    """
+    if all_optimizers:
+        monkeypatch.setattr(runtime, "calls_without_idle_optimizers", contextlib.nullcontext)
     weights, ours = [], tf_ooo.OOOBackprop(mode=mode, devices=2, microbatches=4, compare=True)
     x = np.sin(np.arange(48 * 24)).reshape(48, 6, 4).astype("float32")
     y = 1 + np.arange(96).reshape(48, 2) % 4
@@ -378,12 +385,13 @@ def test_a_graph_that_tensorflow_cannot_optimize(mode):
         keras.utils.set_random_seed(0)
         parts = [keras.layers.Dense(8, "relu"), keras.layers.Dense(5, "softmax")]
         model = keras.Sequential([keras.Input((6, 4)), *parts])
-        model.compile("adam", keras.losses.CTC())
-        refused = callbacks and mode == "pipeline"
+        model.compile("sgd", keras.losses.CTC())
+        refused = callbacks and mode == "pipeline" and all_optimizers
         with pytest.raises(BackendError, match="two batch sizes") if refused else contextlib.nullcontext():
             model.fit(x, y, batch_size=16, epochs=3, verbose=0, shuffle=False, callbacks=callbacks)
         weights.append(model.get_weights())
-    if mode == "auto":
+    if mode == "auto" and all_optimizers:
         assert "its own graph optimizers failed" in ours.report.fallback_reason
+    if not refused:
         for stock, trained in zip(*weights, strict=True):
             np.testing.assert_allclose(trained, stock, atol=1e-6)

@@ -146,7 +146,7 @@ def test_ops_with_side_effects(op):
 
 def test_a_reduction_may_not_run_twice_once_horovod_is_loaded():
     """Horovod registers its ops, and says that they hold no state."""
-    pytest.importorskip("horovod.tensorflow")
+    pytest.importorskip("horovod.tensorflow", reason="Horovod is not installed; run: make horovod")
     has_side_effects.cache_clear()
     assert has_side_effects("HorovodAllreduce")
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from grappler_passes.graph.dependencies import WOULD_CLOSE_A_CYCLE
 from grappler_passes.passes.apply_plan import CLOSES_A_CYCLE
 from grappler_passes.passes.base import Note
-from tf_ooo.costs.places import Places, counted, first_of
+from tf_ooo.costs.places import Places, first_of
 from tf_ooo.rewriting.result import told
+from tf_ooo.units import count_text
 
 PLACES = Places({"a/conv/MatMul": "dO of conv", "a/conv/Sum": "dW of conv", "a/conv/Sum_1": "dW of conv"})
 
@@ -25,7 +26,7 @@ def test_names_in_a_message_are_replaced():
 def test_long_lists_are_cut_short():
     assert first_of([*"abc"], 3) == "a, b, c"
     assert first_of([*"abcde"], 3) == "a, b, c and 2 more"
-    assert (counted(1, "op"), counted(2, "op")) == ("1 op", "2 ops")
+    assert (count_text(1, "op"), count_text(2, "op")) == ("1 op", "2 ops")
 
 
 def test_what_is_in_no_order_is_told_in_one_note_for_each_reason():

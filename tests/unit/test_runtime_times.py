@@ -16,6 +16,7 @@ from tf_ooo.modes.pipeline.planning import PlanRequest, make_plan
 from tf_ooo.planning.building.choice import least_of_all_cuts_s, least_s
 from tf_ooo.planning.building.pipeline import StagedLayers
 from tf_ooo.planning.building.step_tasks import StepTasks
+from tf_ooo.planning.choosing.plan import as_asked, policy_named
 from tf_ooo.planning.model.problem import Problem
 from tf_ooo.planning.model.schedule import Schedule
 from tf_ooo.planning.simulation.simulator import simulate
@@ -111,6 +112,16 @@ def test_auto_takes_fewer_stages_where_messages_take_time():
     assert slow.step_s == pytest.approx(slow.timeline.makespan_s + 2.0)
     kept = simulate(free.trial.schedule, free.problem.layers, slow.problem.link)
     assert slow.timeline.makespan_s < kept.makespan_s
+
+
+@pytest.mark.parametrize("limit_bytes", [None, 1 << 62, 60])
+def test_one_device_is_planned_whatever_the_runtime_takes(limit_bytes):
+    """A replica of one device is: there, the time of all tasks is no bound that a search ends at."""
+    layers = [LayerCosts(seconds, 0.5, 0.25, activation_bytes=10) for seconds in (0.25, 0.5, 1.0, 0.25)]
+    link = Link(task_s=0.125, step_s=2.0)
+    problem = Problem(layers, 1, 4, link, memory_limit_bytes=limit_bytes)
+    trial = as_asked(policy_named("zb_search"), problem).trial
+    assert trial.timeline.makespan_s == 4 * 5.0 + 4 * 3 * 0.125  # one stage
 
 
 MEASURED = Link(1e-3, 1e9, send_s=1e-4, receive_s=5e-5, task_s=2e-6, step_s=3e-3)

@@ -17,7 +17,7 @@ from tf_ooo.planning.choosing.plan import step_s
 from tf_ooo.planning.pictures.page import Page, page_html, write_page
 from tf_ooo.planning.pictures.style import steady_step_s
 from tf_ooo.planning.simulation.timeline import Timeline
-from tf_ooo.units import bytes_text, time_text
+from tf_ooo.units import bytes_text, count_text, time_text
 
 FILE = click.Path(path_type=Path, dir_okay=False)
 EXISTING = click.Path(path_type=Path, dir_okay=False, exists=True)
@@ -104,7 +104,7 @@ def timeline_table(timeline: Timeline) -> Table:
     peaks = timeline.peak_bytes
     rows = [
         ("schedule", f"{schedule.policy}, {schedule.mode}"),
-        ("tasks", f"{timeline.start_s.size:,} in {timeline.steps} step{'s' if timeline.steps > 1 else ''}"),
+        ("tasks", f"{timeline.start_s.size:,} in {count_text(timeline.steps, 'step')}"),
         ("makespan", time_text(timeline.makespan_s)),
         ("steady step", time_text(steady_step_s(timeline))),
         ("bubble", f"{timeline.bubble_fraction:.2%}"),

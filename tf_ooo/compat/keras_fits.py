@@ -19,18 +19,19 @@ class Callback(keras.callbacks.Callback):  # type: ignore[misc]
     """``keras.callbacks.Callback`` that ``tf_keras`` may be given, too: Keras 2 asks for its hooks."""
 
     def _implements_train_batch_hooks(self) -> bool:
-        return _overrides(type(self), keras.callbacks.Callback, "train_batch", "batch")
+        return _overrides(self, keras.callbacks.Callback, "train_batch", "batch")
 
     def _implements_test_batch_hooks(self) -> bool:
-        return _overrides(type(self), keras.callbacks.Callback, "test_batch")
+        return _overrides(self, keras.callbacks.Callback, "test_batch")
 
     def _implements_predict_batch_hooks(self) -> bool:
-        return _overrides(type(self), keras.callbacks.Callback, "predict_batch")
+        return _overrides(self, keras.callbacks.Callback, "predict_batch")
 
 
-def _overrides(callback: Any, base: Any, *whats: str) -> bool:
+def _overrides(callback: object, base: Any, *whats: str) -> bool:
+    own, kind = vars(callback), type(callback)
     hooks = [f"on_{what}_{when}" for what in whats for when in ("begin", "end")]
-    return any(getattr(callback, name, None) is not getattr(base, name, None) for name in hooks)
+    return any(name in own or getattr(kind, name, None) is not getattr(base, name, None) for name in hooks)
 
 
 # The object that gives a ``fit`` its batches has this context manager around each epoch.
@@ -66,11 +67,7 @@ def _acts_on_batches(callback: object) -> bool:
     package, stops = kind.__module__.partition(".")[0], kind.__name__ in ("TerminateOnNaN", "LambdaCallback")
     if package == "keras_callbacks" or (package in ("keras", "tf_keras") and not stops):
         return False
-    base = versions.keras_of(callback).callbacks.Callback
-    hooks = [f"on_{what}_{when}" for what in ("batch", "train_batch") for when in ("begin", "end")]
-    return any(
-        name in vars(callback) or getattr(kind, name, None) is not getattr(base, name, None) for name in hooks
-    )
+    return _overrides(callback, versions.keras_of(callback).callbacks.Callback, "batch", "train_batch")
 
 
 def argument_of_fit(name: str) -> Any:

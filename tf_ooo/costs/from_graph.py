@@ -13,8 +13,9 @@ from grappler_passes.graph.liveness import owns_memory
 from grappler_passes.graph.training_graph import Op, OpKind, TrainingGraph
 from tf_ooo.costs.devices import DeviceModel, Work
 from tf_ooo.costs.layer_costs import SECONDS, LayerCosts
-from tf_ooo.costs.places import Places, counted
+from tf_ooo.costs.places import Places
 from tf_ooo.errors import CostError
+from tf_ooo.units import count_text
 
 _ASSUMED_ELEMENT_BYTES = 4
 _SUMS = ("AddN", "AddV2", "Add")
@@ -55,7 +56,7 @@ def graph_costs(
     notes: list[str] = []
     if sizes.unknown:
         shown = Places.of_tasks(graph, by_task).listed(sizes.unknown)
-        notes.append(f"{counted(len(sizes.unknown), 'tensor')} of unknown size, taken as 0 bytes: {shown}")
+        notes.append(f"{count_text(len(sizes.unknown), 'tensor')} of unknown size, taken as 0 bytes: {shown}")
     inputs = _layer_inputs(graph, forward)
     weights = variable_bytes(graph, notes)
     layers = []

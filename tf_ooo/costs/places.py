@@ -59,8 +59,3 @@ def first_of(names: Sequence[str], most: int = _MOST) -> str:
     """``a, b and 3 more``."""
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(names[:most]) + more
-
-
-def counted(count: int, what: str) -> str:
-    """``1 op``, ``3 ops``."""
-    return f"{count} {what}" + ("" if count == 1 else "s")

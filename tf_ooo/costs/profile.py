@@ -28,9 +28,10 @@ from tf_ooo.compat.tf_profiler import TracedEvent
 from tf_ooo.costs.analytic import FREE_OPS, analytic_ops
 from tf_ooo.costs.devices import DeviceModel, device
 from tf_ooo.costs.from_graph import graph_costs, places
-from tf_ooo.costs.places import Places, counted
+from tf_ooo.costs.places import Places
 from tf_ooo.costs.table import CostTable
 from tf_ooo.errors import CostError, OOOError, OptionsError
+from tf_ooo.units import count_text
 
 if TYPE_CHECKING:
     from tensorflow.core.framework import graph_pb2
@@ -288,7 +289,7 @@ def op_seconds(
     if missing:
         reasons = "; ".join(dict.fromkeys(whose.told(analytic.unknown[n]) for n in missing[:_NAMED]))
         more = " ..." if len(missing) > _NAMED else ""
-        notes.append(f"{counted(len(missing), 'op')} counted as taking no time: {reasons}{more}")
+        notes.append(f"{count_text(len(missing), 'op')} counted as taking no time: {reasons}{more}")
     source = "analytic" if not profile else "mixed" if filled else "measured"
     return OpSeconds(seconds, source, tuple(notes))
 

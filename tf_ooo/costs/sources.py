@@ -32,11 +32,11 @@ def is_name(text: str) -> bool:
     return bool(colon) and all(word.isidentifier() for word in words) and not Path(text).exists()
 
 
-def refuse_of_models(what: str, **settings: Any) -> None:
-    """OptionsError for a setting that only costs of a model have; ``what`` is given instead of one."""
+def refuse_of_models(**settings: Any) -> None:
+    """OptionsError for a setting that only costs of a model have, where none is given."""
     for name, value in settings.items():
         if value is not None and value is not False:
-            raise OptionsError(f"{name}={value!r:.80} is for a model; {what} has seconds already")
+            raise OptionsError(f"{name}={value!r:.80} is for a model; what is given has seconds already")
 
 
 def rows_of_micro_batch(batch: int | None, microbatches: int) -> int | None:

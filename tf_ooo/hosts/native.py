@@ -30,15 +30,15 @@ def load(name: str) -> ctypes.CDLL:
 _FREE_S = 20.0
 
 
-def end_in_time() -> None:
+def end_in_time(free_s: float = _FREE_S) -> None:
     """Bounds the end of a script that has failed; to be called while it ends.
 
     TensorFlow may wait, with Python's lock held while it is freed, for a process that is gone, or that waits
-    for this one.  20 s after Python has begun to free what is left, a thread of C says so and
+    for this one.  ``free_s`` seconds after Python has begun to free what is left, a thread of C says so and
     ends the process with status 1.
     """
     with contextlib.suppress(BackendError):  # not compiled: then there is no bound
         library = load("_silence")
-        library.ooo_end_in_time(ctypes.c_double(_FREE_S))
+        library.ooo_end_in_time(ctypes.c_double(free_s))
         freeing = library.ooo_freeing
         gc.callbacks.append(lambda phase, info: freeing() if sys.is_finalizing() else None)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from typing import Any, ClassVar, TypeGuard, TypeVar
 
+from tf_ooo.costs.layer_costs import is_amount
 from tf_ooo.costs.table import CostTable
 from tf_ooo.errors import OptionsError, did_you_mean
 from tf_ooo.hosts.addresses import check_devices
@@ -77,10 +78,6 @@ def _is_int_or_auto(value: object) -> bool:
     return value == "auto" or _is_int(value, 1)
 
 
-def _are_seconds(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < float("inf")
-
-
 def _is_folder(value: object) -> bool:
     return isinstance(value, (str, os.PathLike)) and bool(os.fspath(value))
 
@@ -89,8 +86,8 @@ number_or_auto = accepting(
     "None, 'auto', or an int of at least 1", lambda value: value is None or _is_int_or_auto(value)
 )
 parts_or_auto = accepting("'auto', or an int of at least 1", _is_int_or_auto)
-seconds = accepting("None or seconds from 0", lambda value: value is None or _are_seconds(value))
-seconds_from_0 = accepting("seconds from 0", _are_seconds)
+seconds = accepting("None or seconds from 0", lambda value: value is None or is_amount(value))
+seconds_from_0 = accepting("seconds from 0", is_amount)
 folder = accepting("None or a folder", lambda value: value is None or _is_folder(value))
 flag = accepting("True, False", lambda value: isinstance(value, bool))
 flag_or_auto = accepting(

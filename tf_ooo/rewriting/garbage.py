@@ -1,4 +1,4 @@
-"""Pauses Python's search for garbage while large graphs are rewritten."""
+"""Pauses Python's search for garbage while large graphs are traced and rewritten."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def collector_paused() -> Iterator[None]:
-    """Looking for cycles among millions of new objects takes 2.7 of 6.3 s on DenseNet121."""
+    """Looking for cycles takes 2.7 of 6.3 s on DenseNet121, a tenth of the time to an LSTM's first step."""
     enabled = gc.isenabled()
     gc.disable()
     try:

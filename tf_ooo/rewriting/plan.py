@@ -96,7 +96,7 @@ def plan(
     microbatches = microbatches_of(microbatches, devices, schedule, mode, batch)
     rows = rows_of_micro_batch(batch, microbatches)
     if model is None:
-        refuse_of_models("what is given", **of_model)
+        refuse_of_models(**of_model)
     elif training_graph is not None or layers is not None:
         raise OptionsError("plan(): give a model, or a training graph, or layers; not two of them")
     else:

@@ -21,6 +21,7 @@ from tf_ooo.modes.pipeline.first_batch import NEVER_WHOLE
 from tf_ooo.modes.pipeline.plans import PlannedPipeline
 from tf_ooo.modes.pipeline.reporting import why_uncut
 from tf_ooo.modes.pipeline.steps import Given, PipelineSteps, Planned
+from tf_ooo.rewriting.garbage import collector_paused
 from tf_ooo.rewriting.parts import WHOLE, is_part, least_share
 from tf_ooo.rewriting.staged import LayerByLayer, TracedBefore
 from tf_ooo.rewriting.step_graph import StepGraph
@@ -36,6 +37,7 @@ class Beginning(Training):
     def __init__(self, steps: PipelineSteps) -> None:
         self._steps = steps
 
+    @collector_paused()
     def run(self, given: Given) -> Any:
         """Run the first step, in the phase that is entered."""
         steps, plans, batch = self._steps, self._steps.plans, given[0]

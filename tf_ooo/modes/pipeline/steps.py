@@ -32,6 +32,7 @@ from tf_ooo.modes.pipeline.reporting import why_back
 from tf_ooo.planning.simulation.measured import repeated
 from tf_ooo.report.parts import Rewritten
 from tf_ooo.rewriting.compiled_calls import call_seconds
+from tf_ooo.rewriting.garbage import collector_paused
 from tf_ooo.rewriting.lowering import timed_ops
 from tf_ooo.rewriting.request import in_one_line
 from tf_ooo.rewriting.result import RewriteResult
@@ -159,6 +160,7 @@ class Planned(Training):
         self._steps, self._pipeline, self._before = steps, pipeline, before
         self._to_measure, self._uncut = to_measure, uncut
 
+    @collector_paused()
     def run(self, given: Given) -> Any:
         """Run the first cut step."""
         steps, to_measure = self._steps, self._to_measure

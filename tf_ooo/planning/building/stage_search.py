@@ -121,7 +121,9 @@ class StageSearch:
         return min(map(self.ordered, itertools.islice(self._owners(), most)), key=attrgetter("over_bytes"))
 
     def run(self, start: Assigned, changes: int) -> Assigned:
-        """Return the best on a walk of so many changes."""
+        """Return the best on a walk of so many changes; on one device there is nothing to change."""
+        if self.problem.devices == 1:
+            return start
         bound_s = self.work_s.sum() / self.speeds.sum() * (1 + 1e-9)
         turns = (1 - number / changes for number in range(changes))
         return walk(

@@ -13,9 +13,8 @@ from tf_ooo.costs.table import CostTable
 from tf_ooo.planning.choosing.plan import NO_LIMIT, Candidate, Plan, Trial, policy_named, tried
 from tf_ooo.planning.model.problem import Problem
 from tf_ooo.planning.model.schedule import Schedule
-from tf_ooo.planning.pictures.style import count_text
 from tf_ooo.planning.policies import POLICIES, REFERENCES
-from tf_ooo.units import bytes_text, time_text
+from tf_ooo.units import bytes_text, count_text, time_text
 
 # Above this, the schedule without the limit takes too long only to compare it.
 _TASKS_TO_MAKE_AGAIN = 100_000

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from tf_ooo.costs.layer_costs import LayerCosts
 from tf_ooo.planning.pictures import style
-from tf_ooo.planning.pictures.style import count_text, numbers_text, steady_step_s, view_of
-from tf_ooo.units import bytes_text, time_text
+from tf_ooo.planning.pictures.style import numbers_text, steady_step_s, view_of
+from tf_ooo.units import bytes_text, count_text, time_text
 
 if TYPE_CHECKING:
     from tf_ooo.planning.simulation.timeline import Timeline

@@ -105,12 +105,6 @@ def labels_of(bars: Bars, schedule: Schedule) -> list[str]:
     return [task_label(KINDS[kind], stage, batch, which) for kind, stage, batch in rows]
 
 
-def count_text(number: int, what: str) -> str:
-    """``1 device``, ``1,000 micro-batches``."""
-    plural = "es" if what.endswith("ch") else "s"
-    return f"{number:,} {what}{plural if number != 1 else ''}"
-
-
 def what_a_stage_is(schedule: Schedule) -> str:
     """Say what the number of a task counts: stages of several layers, or layers."""
     return "stage" if schedule.mode == "pipeline" or schedule.stages else "layer"

@@ -12,6 +12,7 @@ from numpy.typing import ArrayLike
 
 from tf_ooo.costs.layer_costs import LayerCosts
 from tf_ooo.errors import OptionsError
+from tf_ooo.planning.building.stages import summand_bytes
 from tf_ooo.planning.model.problem import Problem
 from tf_ooo.planning.model.relation import stage_inputs
 from tf_ooo.planning.model.schedule import Lane, Schedule, Task, TaskList
@@ -152,6 +153,17 @@ class StagedLayers:
         np.maximum.at(again, self.devices, self.sums("recomputed_bytes"))
         room: Floats = self.problem.memory_limit_bytes - used - again
         return room - np.array(self.problem.less_bytes) if self.problem.less_bytes else room
+
+    @cached_property
+    def summand_bytes(self) -> Floats:
+        """Return the parts of gradients that wait for their sum while a dW runs, float64 (stages,)."""
+        problem = self.problem
+        if problem.model:
+            ranges = [(problem.bounds[first][0], problem.bounds[last][1]) for first, last in self.bounds]
+            groups = (problem.model[first : last + 1] for first, last in ranges)
+            return np.array([summand_bytes(group, problem.microbatches) for group in groups])
+        costs = problem.costs("summand_bytes")
+        return np.array([max(costs[first : last + 1]) for first, last in self.bounds])
 
     def most_in_flight(self, most: int) -> int:
         """Return how many micro-batches may be in flight, at most ``most``: memory has room for as many."""

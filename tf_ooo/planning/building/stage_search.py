@@ -54,7 +54,6 @@ class Assigned:
 
     ``end_s``: when F, dO and dW of a unit's stage end, float64 (3, units, micro-batches).
     ``over_bytes``: how much the device that lacks most is above its memory limit.
-    ``limited``: the limit changes the order.
     """
 
     owner: Owner
@@ -63,7 +62,6 @@ class Assigned:
     times: Times
     end_s: Floats
     over_bytes: float
-    limited: bool
 
     @property
     def within_s(self) -> float:
@@ -93,10 +91,11 @@ class StageSearch:
     A problem that is cut already keeps its stages: only their devices change.
     ``in_flight``: the most micro-batches of a stage between F and dW.
     ``found``: the best order of each assignment that was looked at, where the problem is ``small``.
+    ``waits``: what is above the memory limit runs again within it, and cuts by bytes are tried, too.
     """
 
-    def __init__(self, problem: Problem, in_flight: int, small: bool = False) -> None:
-        self.problem, self.in_flight, self.small = problem, in_flight, small
+    def __init__(self, problem: Problem, in_flight: int, small: bool = False, waits: bool = False) -> None:
+        self.problem, self.in_flight, self.small, self.waits = problem, in_flight, small, waits
         self.found: dict[Owner, Assigned] = {}
         self.random, self.noise = random.Random(0), np.random.default_rng(0)
         self.units = problem.cut or one_each(problem.layers)
@@ -107,10 +106,6 @@ class StageSearch:
         self.speeds = np.array(problem.link.speeds_of(range(problem.devices)))
         self.most = max(_CHUNKS * problem.devices, len(problem.cut))
         self._tasks: dict[tuple[Bounds, tuple[float, ...], tuple[int, ...]], StepTasks] = {}
-
-    def start(self, most: int | None = None) -> Assigned:
-        """Return the best of the first ``most`` cuts and placements; where none fits, what lacks least."""
-        return min(self.starts(most), key=attrgetter("rank"))
 
     def starts(self, most: int | None = None) -> Iterator[Assigned]:
         """Yield the first ``most`` cuts and placements, each once, with an order."""
@@ -136,7 +131,7 @@ class StageSearch:
         runs = justified_each(self._tasks_of(stages), stages.place, rounds)
         first, *others = sorted(runs, key=attrgetter("makespan_s"))
         best = self._assigned(owner, stages, first)
-        for times in others:
+        for times in others if self.waits else ():
             if times.makespan_s < best.within_s:
                 best = min(best, self._assigned(owner, stages, times), key=attrgetter("rank"))
         return best
@@ -162,7 +157,7 @@ class StageSearch:
                 seen = list(dict.fromkeys(owner))
                 if seen == in_turn or (not alike and len(seen) == devices):
                     yield owner
-        weights = [None] if self.problem.memory_limit_bytes is None else [None, _by_bytes_too(layers)]
+        weights = [None, _by_bytes_too(layers)] if self.waits else [None]
         for weight, chunks in itertools.product(weights, range(1, min(_CHUNKS, len(layers) // devices) + 1)):
             back = [] if chunks % 2 else [v_places(devices) * (chunks // 2)]
             for place in [tuple(range(devices)) * chunks, *back]:
@@ -200,13 +195,15 @@ class StageSearch:
 
     def _assigned(self, owner: Owner, stages: StagedLayers, times: Times) -> Assigned:
         tasks = self._tasks_of(stages)
-        over_bytes, free = -1.0, times
+        over_bytes = -1.0
         if self.problem.memory_limit_bytes is not None:
-            times, over_bytes = Room(stages).kept_by(tasks, times)
+            room = Room(stages)
+            over_bytes = room.over_bytes(tasks.orders(stages.place, times))
+            if self.waits and 0 < over_bytes and room.lacking_bytes <= 0:
+                times = room.kept_by(tasks, times)
+                over_bytes = room.over_bytes(tasks.orders(stages.place, times))
         ends_s: Floats = np.array(times.end_s).reshape(tasks.numbers.shape)[:, self._stage_of(stages)]
-        assigned = Assigned(
-            owner, stages, tasks, times, ends_s, over_bytes, over_bytes > 0 or times is not free
-        )
+        assigned = Assigned(owner, stages, tasks, times, ends_s, over_bytes)
         if self.small and (owner not in self.found or assigned.within_s < self.found[owner].within_s):
             self.found[owner] = assigned
         return assigned

@@ -31,12 +31,10 @@ class Room:
         self.stored, self.kept = stages.sums("stored_bytes"), stages.sums("kept_bytes")
         # Summands stand beside the activations, as what is computed again does; never both.
         summands, again = np.zeros(devices), np.zeros(devices)
-        costs = stages.problem.costs("summand_bytes")
-        largest = [max(costs[first : last + 1]) for first, last in stages.bounds]
-        np.maximum.at(summands, stages.devices, largest)
-        np.maximum.at(again, stages.devices, stages.sums("recomputed_bytes"))
+        self.summands, self.again_bytes = stages.summand_bytes, stages.sums("recomputed_bytes")
+        np.maximum.at(summands, stages.devices, self.summands)
+        np.maximum.at(again, stages.devices, self.again_bytes)
         self.bytes: Floats = stages.room_bytes - np.maximum(summands - again, 0.0) + _ROUNDING_BYTES
-        self.summands, self.again_bytes = np.array(largest), stages.sums("recomputed_bytes")
         self.whole_bytes: Floats = stages.room_bytes + again + _ROUNDING_BYTES
         self.one_batch: Floats = np.zeros(devices)
         np.add.at(self.one_batch, stages.devices, np.maximum(self.stored, self.kept))
@@ -55,18 +53,10 @@ class Room:
         after = np.cumsum(change)
         return float(max(after.max(initial=0.0), (after - change + beside).max(initial=0.0)))
 
-    def kept_by(self, tasks: StepTasks, times: Times) -> tuple[Times, float]:
-        """Return these times where they keep it, else those of the same order within it; bytes above it.
-
-        They stay above it where there is no room for one micro-batch.
-        """
-        place = self.stages.place
-        over_bytes = self.over_bytes(tasks.orders(place, times))
-        if over_bytes <= 0 or self.lacking_bytes > 0:
-            return times, over_bytes
+    def kept_by(self, tasks: StepTasks, times: Times) -> Times:
+        """Return times of the same order in which forwards wait; there is room for one micro-batch."""
         first_begun: list[int] = np.argsort(np.array(times.start_s), kind="stable").tolist()
-        within = tasks.run(place, first_begun, choose=_WithinRoom(self, tasks, first_begun))
-        return within, self.over_bytes(tasks.orders(place, within))
+        return tasks.run(self.stages.place, first_begun, choose=_WithinRoom(self, tasks, first_begun))
 
 
 @dataclass

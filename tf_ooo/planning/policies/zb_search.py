@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import replace
+from operator import attrgetter
 
 from tf_ooo.errors import OptionsError
 from tf_ooo.planning.building.choice import fastest, makespan_s, on_paper, within_limit
@@ -48,7 +49,8 @@ def make(problem: Problem) -> Schedule:
     searched = _searched(problem, few, tasks)
     if within_limit(problem, searched):
         return searched
-    lean = _for_all(problem, StageSearch(few, 1).leanest(_FEW_STARTS), 1)
+    search = StageSearch(few, 1)
+    lean = _for_all(search, problem, search.leanest(_FEW_STARTS)).schedule(NAME)
     if problem.recomputed or within_limit(problem, lean):
         return lean
     # A search for time may end at a leaner cut.
@@ -60,22 +62,35 @@ def _searched(problem: Problem, few: Problem, tasks: int) -> Schedule:
     effort, devices, whole = _effort(problem), problem.devices, few.microbatches == problem.microbatches
     small = effort == 1 and whole and tasks <= _FEW_TASKS
     changes = int(effort * min(max(_FEW_CHANGES, 2 * tasks), _MOST_TASKS // (2 * tasks)))
+    most, limited = None if changes else _FEW_STARTS, False
+    for in_flight in (2 * devices, devices, -(-devices // 2), 1):
+        search = StageSearch(few, in_flight, small)
+        starts = list(search.starts(most))
+        limited = limited or any(start.over_bytes > 0 for start in starts)
+        best = min(starts, key=attrgetter("rank"))
+        if best.over_bytes <= 0:
+            best = search.run(best, changes)
+            break
+    if small:
+        return _moved(search, best, tasks)
+    ends = [_for_all(search, problem, best)]
+    if limited:
+        ends += [_for_all(search, problem, end) for search, end in _waiting(few, changes)]
+    within = [end for end in ends if end.over_bytes <= 0]
+    return fastest(problem, [end.schedule(NAME) for end in within or ends[:1]])
+
+
+def _waiting(few: Problem, changes: int) -> list[tuple[StageSearch, Assigned]]:
+    """Search orders in which forwards wait for room; none where memory has none for one micro-batch."""
+    devices = few.devices
+    searches = [StageSearch(few, most, waits=True) for most in (2 * devices, devices, -(-devices // 2))]
+    if not changes:
+        del searches[1:]
     most = None if changes else _FEW_STARTS
-    rows = _starts(StageSearch(few, 2 * devices, small), most)
-    limited = changes > 0 and not small and min(rows, key=_rank)[0].limited
-    for in_flight in (devices, -(-devices // 2)) if limited else ():
-        rows += _starts(StageSearch(few, in_flight, small), most)
-    if all(start.over_bytes > 0 for start, _ in rows):
-        rows = _starts(StageSearch(few, 1, small), most)
+    rows = [(start, search) for search in searches for start in search.starts(most)]
     best_of = {start.owner: (start, search) for start, search in sorted(rows, key=_rank, reverse=True)}
-    likely = sorted(best_of.values(), key=_rank)[: _WALKS if limited else 1]
-    ends = [(search.run(start, changes), search) for start, search in likely if start.over_bytes <= 0]
-    best, search = min(ends or likely, key=_rank)
-    return _moved(search, best, tasks) if small else _for_all(problem, best, search.in_flight)
-
-
-def _starts(search: StageSearch, most: int | None) -> list[tuple[Assigned, StageSearch]]:
-    return [(start, search) for start in search.starts(most)]
+    likely = sorted(best_of.values(), key=_rank)[: _WALKS if changes else 1]
+    return [(search, search.run(start, changes)) for start, search in likely if start.over_bytes <= 0]
 
 
 def _rank(row: tuple[Assigned, StageSearch]) -> tuple[float, float]:
@@ -100,11 +115,11 @@ def _moved(search: StageSearch, best: Assigned, tasks: int) -> Schedule:
     return fastest(search.problem, schedules)
 
 
-def _for_all(problem: Problem, best: Assigned, in_flight: int) -> Schedule:
-    """Return the schedule of all micro-batches, with stages on the devices that were found for few."""
-    if best.stages.problem.microbatches < problem.microbatches:
-        best = StageSearch(problem, in_flight).ordered(best.owner, ROUNDS)
-    return best.schedule(NAME)
+def _for_all(search: StageSearch, problem: Problem, best: Assigned) -> Assigned:
+    """Return the order of all micro-batches, with stages on the devices that were found for few."""
+    if search.problem.microbatches == problem.microbatches:
+        return best
+    return StageSearch(problem, search.in_flight, waits=search.waits).ordered(best.owner, ROUNDS)
 
 
 def _effort(problem: Problem) -> float:

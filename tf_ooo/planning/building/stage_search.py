@@ -198,10 +198,10 @@ class StageSearch:
         over_bytes = -1.0
         if self.problem.memory_limit_bytes is not None:
             room = Room(stages)
-            over_bytes = room.over_bytes(tasks.orders(stages.place, times))
-            if self.waits and 0 < over_bytes and room.lacking_bytes <= 0:
+            over_bytes = room.over_bytes(tasks, times)
+            if self.waits and over_bytes > 0 and room.for_one:
                 times = room.kept_by(tasks, times)
-                over_bytes = room.over_bytes(tasks.orders(stages.place, times))
+                over_bytes = room.over_bytes(tasks, times)
         ends_s: Floats = np.array(times.end_s).reshape(tasks.numbers.shape)[:, self._stage_of(stages)]
         assigned = Assigned(owner, stages, tasks, times, ends_s, over_bytes)
         if self.small and (owner not in self.found or assigned.within_s < self.found[owner].within_s):

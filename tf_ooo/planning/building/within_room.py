@@ -6,15 +6,16 @@ the device, then for the next one, and so on (the banker's algorithm, Dijkstra 1
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from heapq import heappop, heappush
 
 import numpy as np
 
 from tf_ooo.planning.building.pipeline import StagedLayers
-from tf_ooo.planning.building.step_tasks import StepTasks
-from tf_ooo.planning.model.task import KIND_NUMBER, Fields, Floats, Ints
+from tf_ooo.planning.building.step_tasks import KINDS, StepTasks
+from tf_ooo.planning.model.task import Floats
 from tf_ooo.planning.simulation.clock import Times
 
 _ROUNDING_BYTES = 1e-6
@@ -23,35 +24,54 @@ _ROUNDING_BYTES = 1e-6
 class Room:
     """Holds the bytes that each device has for activations, and what each stage takes of them.
 
-    ``lacking_bytes``: what the device that lacks most would need for one micro-batch in all of its stages.
+    ``change``, ``beside``: of F, dO and dW of each stage, how many bytes more there are after it, and how many
+    are there while it runs beside those from before, both float64 (3 x stages,).
     """
 
     def __init__(self, stages: StagedLayers) -> None:
-        self.stages, devices = stages, stages.problem.devices
+        self.stages, self.devices = stages, np.tile(stages.devices, len(KINDS))
         self.stored, self.kept = stages.sums("stored_bytes"), stages.sums("kept_bytes")
-        # Summands stand beside the activations, as what is computed again does; never both.
-        summands, again = np.zeros(devices), np.zeros(devices)
-        self.summands, self.again_bytes = stages.summand_bytes, stages.sums("recomputed_bytes")
-        np.maximum.at(summands, stages.devices, self.summands)
-        np.maximum.at(again, stages.devices, self.again_bytes)
-        self.bytes: Floats = stages.room_bytes - np.maximum(summands - again, 0.0) + _ROUNDING_BYTES
-        self.whole_bytes: Floats = stages.room_bytes + again + _ROUNDING_BYTES
-        self.one_batch: Floats = np.zeros(devices)
-        np.add.at(self.one_batch, stages.devices, np.maximum(self.stored, self.kept))
-        self.lacking_bytes = float((self.one_batch - self.bytes).max())
+        again = stages.sums("recomputed_bytes")
+        self.change: Floats = np.concatenate([self.stored, self.kept - self.stored, -self.kept])
+        self.beside: Floats = np.concatenate([self.stored, again, stages.summand_bytes])
+        # A stage's own room has what one dO computes again beside it.
+        self.again_bytes = self._largest(again)
+        self.bytes: Floats = stages.room_bytes + self.again_bytes + _ROUNDING_BYTES
 
-    def over_bytes(self, orders: Iterable[Ints]) -> float:
-        """Return how much the device that lacks most is above its room with these orders."""
-        return float((np.array([self._peak_bytes(codes) for codes in orders]) - self.whole_bytes).max())
+    def _largest(self, sizes: Floats) -> Floats:
+        largest = np.zeros(self.stages.problem.devices)
+        np.maximum.at(largest, self.stages.devices, sizes)
+        return largest
 
-    def _peak_bytes(self, codes: Ints) -> float:
-        fields = Fields.of(codes)
-        stored, kept, again = (size[fields.stage] for size in (self.stored, self.kept, self.again_bytes))
-        is_kind = [fields.kind == KIND_NUMBER[kind] for kind in ("F", "dO", "dW")]
-        change = np.select(is_kind, [stored, kept - stored, -kept])
-        beside = np.select(is_kind, [stored, again, self.summands[fields.stage]])
+    @cached_property
+    def for_batches(self) -> Floats:
+        """Return each device's bytes for micro-batches: a dW's summands or what a dO computes again is beside them."""
+        beside: Floats = np.maximum(self._largest(self.stages.summand_bytes), self.again_bytes)
+        return self.bytes - beside
+
+    @cached_property
+    def one_batch(self) -> Floats:
+        """Return the bytes of one micro-batch in all stages of each device."""
+        most = np.maximum(self.stored, self.kept)
+        return np.bincount(self.stages.devices, most, self.stages.problem.devices)
+
+    @property
+    def for_one(self) -> bool:
+        """Return whether each device has room for one micro-batch in all of its stages."""
+        return bool((self.one_batch <= self.for_batches).all())
+
+    def over_bytes(self, tasks: StepTasks, times: Times) -> float:
+        """Return how much the device that lacks most is above its room with this order."""
+        begun = np.array(times.begun) // tasks.count
+        devices = self.devices[begun]
+        peaks = [self._peak_bytes(begun[devices == device]) for device in range(len(self.bytes))]
+        return float((peaks - self.bytes).max())
+
+    def _peak_bytes(self, begun: Sequence[int]) -> float:
+        change = self.change[begun]
         after = np.cumsum(change)
-        return float(max(after.max(initial=0.0), (after - change + beside).max(initial=0.0)))
+        while_they_run = after - change + self.beside[begun]
+        return float(max(after.max(initial=0.0), while_they_run.max(initial=0.0)))
 
     def kept_by(self, tasks: StepTasks, times: Times) -> Times:
         """Return times of the same order in which forwards wait; there is room for one micro-batch."""
@@ -93,20 +113,19 @@ class _WithinRoom:
     """Begins the first of ``urgent`` that is ready and has room; there is room for one micro-batch."""
 
     def __init__(self, room: Room, tasks: StepTasks, urgent: Sequence[int]) -> None:
-        count, devices = tasks.count, room.stages.devices
-        self.urgent, self.batch = urgent, tasks.batch
+        self.urgent, self.batch, self.count = urgent, tasks.batch, tasks.count
         self.rank: list[int] = np.argsort(urgent).tolist()
-        sizes = np.stack([room.stored, room.kept - room.stored, -room.kept])
-        self.size: list[float] = np.repeat(sizes, count).tolist()
-        self.device_of: list[int] = np.repeat(np.tile(devices, len(sizes)), count).tolist()
-        left = (len(sizes) * np.bincount(devices, minlength=tasks.devices)).tolist()
-        each = zip(room.bytes.tolist(), room.one_batch.tolist(), left, strict=True)
+        self.change: list[float] = room.change.tolist()
+        self.device_of: list[int] = room.devices.tolist()
+        left = np.bincount(room.devices, minlength=tasks.devices).tolist()
+        each = zip(room.for_batches.tolist(), room.one_batch.tolist(), left, strict=True)
+        count = tasks.count
         self.devices = [_Device(free, [0.0] * count, [one] * count, [of] * count) for free, one, of in each]
         self.coming: list[list[tuple[float, int]]] = [[] for _ in self.devices]
         self.ready: list[list[int]] = [[] for _ in self.devices]
 
     def known(self, task: int, ready_s: float) -> None:
-        heappush(self.coming[self.device_of[task]], (ready_s, self.rank[task]))
+        heappush(self.coming[self.device_of[task // self.count]], (ready_s, self.rank[task]))
 
     def take(self, lane: int, now: float) -> int:
         coming, ready, device = self.coming[lane], self.ready[lane], self.devices[lane]
@@ -117,7 +136,7 @@ class _WithinRoom:
         while ready and found < 0:
             rank = heappop(ready)
             task = self.urgent[rank]
-            size, batch = self.size[task], self.batch[task]
+            size, batch = self.change[task // self.count], self.batch[task]
             if size <= 0 or device.may_take(batch, size):
                 device.take(batch, size)
                 found = task

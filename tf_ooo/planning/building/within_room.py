@@ -24,8 +24,8 @@ _ROUNDING_BYTES = 1e-6
 class Room:
     """Holds the bytes that each device has for activations, and what each stage takes of them.
 
-    ``change``, ``beside``: of F, dO and dW of each stage, how many bytes more there are after it, and how many
-    are there while it runs beside those from before, both float64 (3 x stages,).
+    ``change``, ``beside``: of each stage's F, dO and dW, how many bytes more there are after it, and how many
+    stand beside those from before while it runs, both float64 (3 x stages,).
     """
 
     def __init__(self, stages: StagedLayers) -> None:
@@ -34,7 +34,7 @@ class Room:
         again = stages.sums("recomputed_bytes")
         self.change: Floats = np.concatenate([self.stored, self.kept - self.stored, -self.kept])
         self.beside: Floats = np.concatenate([self.stored, again, stages.summand_bytes])
-        # A stage's own room has what one dO computes again beside it.
+        # The stages' room leaves a place for what one dO computes again.
         self.again_bytes = self._largest(again)
         self.bytes: Floats = stages.room_bytes + self.again_bytes + _ROUNDING_BYTES
 
@@ -45,7 +45,7 @@ class Room:
 
     @cached_property
     def for_batches(self) -> Floats:
-        """Return each device's bytes for micro-batches: a dW's summands or what a dO computes again is beside them."""
+        """Return each device's bytes for micro-batches, with those beside them while a dO or dW runs."""
         beside: Floats = np.maximum(self._largest(self.stages.summand_bytes), self.again_bytes)
         return self.bytes - beside
 
@@ -53,7 +53,7 @@ class Room:
     def one_batch(self) -> Floats:
         """Return the bytes of one micro-batch in all stages of each device."""
         most = np.maximum(self.stored, self.kept)
-        return np.bincount(self.stages.devices, most, self.stages.problem.devices)
+        return np.bincount(self.stages.devices, most, self.stages.problem.devices).astype(float)
 
     @property
     def for_one(self) -> bool:

@@ -63,11 +63,7 @@ class Relation:
         self.by_priority = [lane in schedule.priority_lanes for lane in self.lanes]
         self._stage_inputs = stage_inputs(schedule, layers, self.stages)
         self._tables = {kind: self._table(kind) for kind in KINDS}
-        self._has: dict[str, list[bool]] = {
-            kind: (table >= 0).any(axis=(0, 2)).tolist()
-            for kind, table in self._tables.items()
-            if table is not None
-        }
+        self._number = {kind: self._counts(kind) for kind in KINDS}
 
     def __len__(self) -> int:
         return len(self.codes)
@@ -76,7 +72,13 @@ class Relation:
         return Task.of_code(int(self.codes[node]))
 
     def has(self, kind: str, stage: int) -> bool:
-        return kind in self._has and self._has[kind][stage]
+        return self._number[kind][stage] > 0
+
+    def _counts(self, kind: str) -> list[int]:
+        """Return how many tasks of a kind each stage has."""
+        stage = self.fields.stage[self.fields.kind == KIND_NUMBER[kind]]
+        counts: list[int] = np.bincount(stage, minlength=self.stages).tolist()
+        return counts
 
     def there(self, kind: str, stage: int) -> Ints:
         nodes = self.nodes(kind, stage)

@@ -105,7 +105,7 @@ def test_never_slower_than_without_waiting(layers, devices, microbatches, share)
 
 
 def test_gradients_of_a_stage_that_wait_for_their_sum():
-    """Of a model's stage those of two layers do, as in the plan that comes of it."""
+    """Two layers' gradients of a model's stage do, as in the plan that comes of it."""
     model = tuple(LayerCosts(1.0, 1.0, 1.0, weight_bytes=size, summand_bytes=1) for size in (5, 3, 7, 2))
     units, bounds = ((0, 1), (2, 2), (3, 3)), ((0, 0), (1, 2))
     problem = Problem(merged(model, units, 4), 2, 4, model=model, bounds=units)

@@ -52,10 +52,12 @@ Owner = tuple[int, ...]
 class Assigned:
     """Holds the device of each unit, with the order that was found for it.
 
+    ``search``: where it was found.
     ``end_s``: when F, dO and dW of a unit's stage end, float64 (3, units, micro-batches).
     ``over_bytes``: how much the device that lacks most is above its memory limit.
     """
 
+    search: StageSearch
     owner: Owner
     stages: StagedLayers
     tasks: StepTasks
@@ -203,7 +205,7 @@ class StageSearch:
                 times = room.kept_by(tasks, times)
                 over_bytes = room.over_bytes(tasks, times)
         ends_s: Floats = np.array(times.end_s).reshape(tasks.numbers.shape)[:, self._stage_of(stages)]
-        assigned = Assigned(owner, stages, tasks, times, ends_s, over_bytes)
+        assigned = Assigned(self, owner, stages, tasks, times, ends_s, over_bytes)
         if self.small and (owner not in self.found or assigned.within_s < self.found[owner].within_s):
             self.found[owner] = assigned
         return assigned

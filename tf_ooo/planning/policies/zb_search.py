@@ -9,7 +9,7 @@ from operator import attrgetter
 from tf_ooo.errors import OptionsError
 from tf_ooo.planning.building.choice import fastest, makespan_s, on_paper, within_limit
 from tf_ooo.planning.building.lane_search import improved
-from tf_ooo.planning.building.stage_search import Assigned, StageSearch
+from tf_ooo.planning.building.stage_search import Assigned, Owner, StageSearch
 from tf_ooo.planning.building.step_tasks import ROUNDS, ListChoices, listed
 from tf_ooo.planning.model.problem import Problem
 from tf_ooo.planning.model.schedule import Schedule
@@ -24,7 +24,7 @@ _CHUNKS = 3
 _FEW_STARTS = 2
 # With a memory limit several problems are searched.
 _WITH_LIMIT = 0.25
-# With a limit the search goes on from so many of the best cuts and placements.
+# So many walks share the changes where forwards wait for room, from the best cuts and placements on.
 _WALKS = 2
 # The best of so small problems are searched further.
 _FEW_TASKS, _MOVED_TASKS, _PATIENCE = 100, 1000, (0.5, 1.0)
@@ -49,8 +49,7 @@ def make(problem: Problem) -> Schedule:
     searched = _searched(problem, few, tasks)
     if within_limit(problem, searched):
         return searched
-    search = StageSearch(few, 1)
-    lean = _for_all(search, problem, search.leanest(_FEW_STARTS)).schedule(NAME)
+    lean = _for_all(problem, StageSearch(few, 1).leanest(_FEW_STARTS)).schedule(NAME)
     if problem.recomputed or within_limit(problem, lean):
         return lean
     # A search for time may end at a leaner cut.
@@ -62,46 +61,42 @@ def _searched(problem: Problem, few: Problem, tasks: int) -> Schedule:
     effort, devices, whole = _effort(problem), problem.devices, few.microbatches == problem.microbatches
     small = effort == 1 and whole and tasks <= _FEW_TASKS
     changes = int(effort * min(max(_FEW_CHANGES, 2 * tasks), _MOST_TASKS // (2 * tasks)))
-    most, limited = None if changes else _FEW_STARTS, False
+    limited = False
     for in_flight in (2 * devices, devices, -(-devices // 2), 1):
-        search = StageSearch(few, in_flight, small)
-        starts = list(search.starts(most))
+        starts = _starts(StageSearch(few, in_flight, small), changes)
         limited = limited or any(start.over_bytes > 0 for start in starts)
         best = min(starts, key=attrgetter("rank"))
         if best.over_bytes <= 0:
-            best = search.run(best, changes)
+            best = best.search.run(best, changes)
             break
     if small:
-        return _moved(search, best, tasks)
-    ends = [_for_all(search, problem, best)]
-    if limited:
-        ends += [_for_all(search, problem, end) for search, end in _waiting(few, changes)]
+        return _moved(best, tasks)
+    ends = [_for_all(problem, end) for end in (best, *(_waiting(few, changes) if limited else ()))]
     within = [end for end in ends if end.over_bytes <= 0]
     return fastest(problem, [end.schedule(NAME) for end in within or ends[:1]])
 
 
-def _waiting(few: Problem, changes: int) -> list[tuple[StageSearch, Assigned]]:
-    """Search orders in which forwards wait for room; none where memory has none for one micro-batch."""
-    devices = few.devices
-    searches = [StageSearch(few, most, waits=True) for most in (2 * devices, devices, -(-devices // 2))]
-    if not changes:
-        del searches[1:]
-    most = None if changes else _FEW_STARTS
-    rows = [(start, search) for search in searches for start in search.starts(most)]
-    best_of = {start.owner: (start, search) for start, search in sorted(rows, key=_rank, reverse=True)}
-    likely = sorted(best_of.values(), key=_rank)[: _WALKS if changes else 1]
-    return [(search, search.run(start, changes)) for start, search in likely if start.over_bytes <= 0]
+def _starts(search: StageSearch, changes: int) -> list[Assigned]:
+    return list(search.starts(None if changes else _FEW_STARTS))
 
 
-def _rank(row: tuple[Assigned, StageSearch]) -> tuple[float, float]:
-    return row[0].rank
+def _waiting(few: Problem, changes: int) -> list[Assigned]:
+    """Search orders in which forwards wait for room; none where there is no room for one micro-batch."""
+    in_flight = (2 * few.devices, few.devices) if changes else (2 * few.devices,)
+    rows = [start for most in in_flight for start in _starts(StageSearch(few, most, waits=True), changes)]
+    best_of: dict[Owner, Assigned] = {}
+    for start in sorted(rows, key=attrgetter("rank")):
+        best_of.setdefault(start.owner, start)
+    likely = list(best_of.values())[: _WALKS if changes else 1]
+    return [start.search.run(start, changes // _WALKS) for start in likely if start.over_bytes <= 0]
 
 
-def _moved(search: StageSearch, best: Assigned, tasks: int) -> Schedule:
+def _moved(best: Assigned, tasks: int) -> Schedule:
     """Return the best that comes of moving tasks in found, listed and random orders of a small problem.
 
     Where moving tasks ends too early from what looks best, a random order leads elsewhere.
     """
+    search = best.search
     nearly = sorted(search.found.values(), key=lambda found: found.within_s)[: _MOVED_TASKS // tasks]
     moved = [(found.owner, improved(found.stages, found.schedule(NAME))) for found in nearly]
     for found, wait in itertools.product(nearly[: len(nearly) // 3], _PATIENCE):
@@ -115,8 +110,9 @@ def _moved(search: StageSearch, best: Assigned, tasks: int) -> Schedule:
     return fastest(search.problem, schedules)
 
 
-def _for_all(search: StageSearch, problem: Problem, best: Assigned) -> Assigned:
+def _for_all(problem: Problem, best: Assigned) -> Assigned:
     """Return the order of all micro-batches, with stages on the devices that were found for few."""
+    search = best.search
     if search.problem.microbatches == problem.microbatches:
         return best
     return StageSearch(problem, search.in_flight, waits=search.waits).ordered(best.owner, ROUNDS)

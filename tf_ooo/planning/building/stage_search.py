@@ -113,10 +113,6 @@ class StageSearch:
         """Yield the first ``most`` cuts and placements, each once, with an order."""
         return map(self.ordered, itertools.islice(dict.fromkeys(self._owners()), most))
 
-    def leanest(self, most: int) -> Assigned:
-        """Return what lacks least of the first ``most``, however much there is."""
-        return min(map(self.ordered, itertools.islice(self._owners(), most)), key=attrgetter("over_bytes"))
-
     def run(self, start: Assigned, changes: int) -> Assigned:
         """Return the best on a walk of so many changes; on one device there is nothing to change."""
         if self.problem.devices == 1:

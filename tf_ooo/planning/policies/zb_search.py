@@ -49,7 +49,8 @@ def make(problem: Problem) -> Schedule:
     searched = _searched(problem, few, tasks)
     if within_limit(problem, searched):
         return searched
-    lean = _for_all(problem, StageSearch(few, 1).leanest(_FEW_STARTS)).schedule(NAME)
+    starts = StageSearch(few, 1, waits=True).starts(_FEW_STARTS if problem.recomputed else None)
+    lean = _for_all(problem, min(starts, key=attrgetter("rank"))).schedule(NAME)
     if problem.recomputed or within_limit(problem, lean):
         return lean
     # A search for time may end at a leaner cut.

@@ -1,4 +1,4 @@
-"""Defines the parts of a report, each made in one place and put in as a whole; what is noted, logged and saved."""
+"""Defines the parts of a report, each made in one place; what is noted, logged or saved."""
 
 from __future__ import annotations
 

@@ -12,6 +12,7 @@ from numpy.typing import ArrayLike
 
 from tf_ooo.costs.layer_costs import LayerCosts
 from tf_ooo.errors import OptionsError
+from tf_ooo.planning.building.stages import summand_bytes
 from tf_ooo.planning.model.problem import Problem
 from tf_ooo.planning.model.relation import stage_inputs
 from tf_ooo.planning.model.schedule import Lane, Schedule, Task, TaskList
@@ -89,7 +90,7 @@ class StagedLayers:
 
     def sums(self, attribute: str) -> Floats:
         """Return a cost of each stage: seconds or bytes of one micro-batch, float64 (stages,)."""
-        values = [float(getattr(layer, attribute)) for layer in self.problem.layers]
+        values = self.problem.costs(attribute)
         return np.array([sum(values[first : last + 1]) for first, last in self.bounds])
 
     @cached_property
@@ -156,6 +157,17 @@ class StagedLayers:
         room: Floats = self.problem.memory_limit_bytes - used - again
         return room - np.array(self.problem.less_bytes) if self.problem.less_bytes else room
 
+    @cached_property
+    def summand_bytes(self) -> Floats:
+        """Return the parts of gradients that wait for their sum while a dW runs, float64 (stages,)."""
+        problem = self.problem
+        if problem.model:
+            ranges = [(problem.bounds[first][0], problem.bounds[last][1]) for first, last in self.bounds]
+            groups = (problem.model[first : last + 1] for first, last in ranges)
+            return np.array([summand_bytes(group, problem.microbatches) for group in groups])
+        costs = problem.costs("summand_bytes")
+        return np.array([max(costs[first : last + 1]) for first, last in self.bounds])
+
     def most_in_flight(self, most: int) -> int:
         """Return how many micro-batches may be in flight, at most ``most``: memory has room for as many."""
         each = np.bincount(self.devices, weights=self.sums("stored_bytes"), minlength=self.problem.devices)
@@ -178,12 +190,14 @@ class StagedLayers:
         return self.schedule(policy, lanes)
 
 
-def balanced(layers: Sequence[LayerCosts], speeds: Sequence[float]) -> tuple[tuple[int, int], ...]:
+def balanced(
+    layers: Sequence[LayerCosts], speeds: Sequence[float], weights: Sequence[float] | None = None
+) -> tuple[tuple[int, int], ...]:
     """Return (first, last) layer of stages, the slowest as fast as possible. OptionsError: too few layers.
 
-    ``speeds``: the speed of each stage's device.
+    ``speeds``: the speed of each stage's device; ``weights``: what counts instead of the layers' seconds.
     """
-    seconds, stages = [layer.busy_s for layer in layers], len(speeds)
+    seconds, stages = [layer.busy_s for layer in layers] if weights is None else list(weights), len(speeds)
     if stages > len(seconds):
         raise OptionsError(f"{stages} stages are more than the {len(seconds)} layers; use fewer devices")
     if len(set(speeds)) > 1:

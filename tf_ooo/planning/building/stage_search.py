@@ -2,24 +2,27 @@
 
 Each layer has a device, and neighbours on one device are a stage, so that one change moves a cut, a stage or
 several.  The order goes along: what ended first before a change is urgent after it, and double justification
-(step_tasks.py) mends what no longer fits.
+(step_tasks.py) mends what no longer fits.  What is above the memory limit runs again in its order within it
+(within_room.py).
 """
 
 from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 
 import numpy as np
 
-from tf_ooo.planning.building.pipeline import StagedLayers, balanced, lane_peak_bytes
+from tf_ooo.costs.layer_costs import LayerCosts
+from tf_ooo.planning.building.pipeline import StagedLayers, balanced
 from tf_ooo.planning.building.stages import Bounds, one_each, stage_of_layer
-from tf_ooo.planning.building.step_tasks import KINDS, StepTasks, justified, shortest_justified
+from tf_ooo.planning.building.step_tasks import KINDS, StepTasks, justified, justified_each
 from tf_ooo.planning.building.v_shape import v_places
 from tf_ooo.planning.building.walk import walk
+from tf_ooo.planning.building.within_room import Room
 from tf_ooo.planning.model.problem import Problem
 from tf_ooo.planning.model.schedule import Schedule
 from tf_ooo.planning.model.task import Floats, Ints
@@ -49,10 +52,12 @@ Owner = tuple[int, ...]
 class Assigned:
     """Holds the device of each unit, with the order that was found for it.
 
+    ``search``: where it was found.
     ``end_s``: when F, dO and dW of a unit's stage end, float64 (3, units, micro-batches).
     ``over_bytes``: how much the device that lacks most is above its memory limit.
     """
 
+    search: StageSearch
     owner: Owner
     stages: StagedLayers
     tasks: StepTasks
@@ -65,8 +70,21 @@ class Assigned:
         """Return the makespan; infinity above the memory limit."""
         return self.times.makespan_s if self.over_bytes <= 0 else float("inf")
 
+    @property
+    def rank(self) -> tuple[float, float]:
+        """Return the bytes above the memory limit, then the makespan: the lowest is the best."""
+        return max(self.over_bytes, 0.0), self.times.makespan_s
+
     def schedule(self, policy: str) -> Schedule:
         return self.stages.with_updates(policy, self.tasks.orders(self.stages.place, self.times))
+
+
+def _by_bytes_too(layers: Sequence[LayerCosts]) -> list[float]:
+    """Return each layer's share of the seconds and of the bytes that are kept, added up."""
+    seconds = np.array([layer.busy_s for layer in layers])
+    kept = np.array([max(layer.stored_bytes, layer.kept_bytes) for layer in layers])
+    shares: list[float] = (seconds / (seconds.sum() or 1.0) + kept / (kept.sum() or 1.0)).tolist()
+    return shares
 
 
 class StageSearch:
@@ -75,10 +93,11 @@ class StageSearch:
     A problem that is cut already keeps its stages: only their devices change.
     ``in_flight``: the most micro-batches of a stage between F and dW.
     ``found``: the best order of each assignment that was looked at, where the problem is ``small``.
+    ``waits``: what is above the memory limit runs again within it, and cuts by bytes are tried, too.
     """
 
-    def __init__(self, problem: Problem, in_flight: int, small: bool = False) -> None:
-        self.problem, self.in_flight, self.small = problem, in_flight, small
+    def __init__(self, problem: Problem, in_flight: int, small: bool = False, waits: bool = False) -> None:
+        self.problem, self.in_flight, self.small, self.waits = problem, in_flight, small, waits
         self.found: dict[Owner, Assigned] = {}
         self.random, self.noise = random.Random(0), np.random.default_rng(0)
         self.units = problem.cut or one_each(problem.layers)
@@ -90,14 +109,9 @@ class StageSearch:
         self.most = max(_CHUNKS * problem.devices, len(problem.cut))
         self._tasks: dict[tuple[Bounds, tuple[float, ...], tuple[int, ...]], StepTasks] = {}
 
-    def start(self, most: int | None = None) -> Assigned:
-        """Return the best of the first ``most`` cuts and placements; where none fits, what lacks least."""
-        starts = [self.ordered(owner) for owner in itertools.islice(self._owners(), most)]
-        return min(starts, key=lambda start: (max(start.over_bytes, 0.0), start.times.makespan_s))
-
-    def leanest(self, most: int) -> Assigned:
-        """Return what lacks least of the first ``most``, however much there is."""
-        return min(map(self.ordered, itertools.islice(self._owners(), most)), key=attrgetter("over_bytes"))
+    def starts(self, most: int | None = None) -> Iterator[Assigned]:
+        """Yield the first ``most`` cuts and placements, each once, with an order."""
+        return map(self.ordered, itertools.islice(dict.fromkeys(self._owners()), most))
 
     def run(self, start: Assigned, changes: int) -> Assigned:
         """Return the best on a walk of so many changes; on one device there is nothing to change."""
@@ -112,7 +126,13 @@ class StageSearch:
     def ordered(self, owner: Owner, rounds: int = _ROUNDS) -> Assigned:
         """Return these devices with an order of their own."""
         stages = self._stages(owner)
-        return self._assigned(owner, stages, shortest_justified(self._tasks_of(stages), stages.place, rounds))
+        runs = justified_each(self._tasks_of(stages), stages.place, rounds)
+        first, *others = sorted(runs, key=attrgetter("makespan_s"))
+        best = self._assigned(owner, stages, first)
+        for times in others if self.waits else ():
+            if times.makespan_s < best.within_s:
+                best = min(best, self._assigned(owner, stages, times), key=attrgetter("rank"))
+        return best
 
     def shuffled(self, here: Assigned, count: int) -> Iterator[Assigned]:
         """Yield so many random orders on the same devices, of which none waits while a task is ready."""
@@ -135,10 +155,11 @@ class StageSearch:
                 seen = list(dict.fromkeys(owner))
                 if seen == in_turn or (not alike and len(seen) == devices):
                     yield owner
-        for chunks in range(1, min(_CHUNKS, len(layers) // devices) + 1):
+        weights = [None, _by_bytes_too(layers)] if self.waits else [None]
+        for weight, chunks in itertools.product(weights, range(1, min(_CHUNKS, len(layers) // devices) + 1)):
             back = [] if chunks % 2 else [v_places(devices) * (chunks // 2)]
             for place in [tuple(range(devices)) * chunks, *back]:
-                bounds = balanced(layers, self.problem.link.speeds_of(place))
+                bounds = balanced(layers, self.problem.link.speeds_of(place), weight)
                 yield tuple(place[stage] for stage in stage_of_layer(bounds))
 
     def _stages(self, owner: Owner) -> StagedLayers:
@@ -172,13 +193,15 @@ class StageSearch:
 
     def _assigned(self, owner: Owner, stages: StagedLayers, times: Times) -> Assigned:
         tasks = self._tasks_of(stages)
-        ends_s: Floats = np.array(times.end_s).reshape(tasks.numbers.shape)[:, self._stage_of(stages)]
         over_bytes = -1.0
         if self.problem.memory_limit_bytes is not None:
-            full, kept = stages.sums("activation_bytes"), stages.sums("kept_bytes")
-            peaks = [lane_peak_bytes(codes, full, kept) for codes in tasks.orders(stages.place, times)]
-            over_bytes = float((peaks - stages.room_bytes).max())
-        assigned = Assigned(owner, stages, tasks, times, ends_s, over_bytes)
+            room = Room(stages)
+            over_bytes = room.over_bytes(tasks, times)
+            if self.waits and over_bytes > 0 and room.for_one:
+                times = room.kept_by(tasks, times)
+                over_bytes = room.over_bytes(tasks, times)
+        ends_s: Floats = np.array(times.end_s).reshape(tasks.numbers.shape)[:, self._stage_of(stages)]
+        assigned = Assigned(self, owner, stages, tasks, times, ends_s, over_bytes)
         if self.small and (owner not in self.found or assigned.within_s < self.found[owner].within_s):
             self.found[owner] = assigned
         return assigned
@@ -210,8 +233,10 @@ class StageSearch:
         end_s = np.concatenate([here.end_s[:1, units[:, 1]], here.end_s[1:, units[:, 0]]])
         if stirred_s:
             end_s = end_s + self.noise.normal(0.0, stirred_s, end_s.shape)
-        times = Times([], end_s.ravel().tolist(), [])
-        return self._assigned(owner, stages, justified(self._tasks_of(stages), stages.place, times))
+        times = justified(self._tasks_of(stages), stages.place, Times([], end_s.ravel().tolist(), []))
+        # Within the limit it would hardly be shorter; of a small problem all are kept.
+        too_long = times.makespan_s > here.times.makespan_s * (1 + _TOLERANCE)
+        return None if too_long and not self.small else self._assigned(owner, stages, times)
 
     def _moved(self, here: Assigned, kind: float) -> Owner:
         """Return devices of which some have changed: at a cut, for a few units, or for two stages."""

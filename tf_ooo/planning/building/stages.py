@@ -143,10 +143,9 @@ def merged(layers: tuple[LayerCosts, ...], bounds: Bounds, microbatches: int = 1
             if stage_of[source] != stage_of[layer]:
                 inputs[stage_of[layer]].add(stage_of[source])
                 sent[stage_of[source]].add(source)
-    summands = _SUMMANDS if microbatches > 1 else 0
     return tuple(
         dataclasses.replace(
-            _sum(layers[first : last + 1], summands),
+            _sum(layers[first : last + 1], microbatches),
             inputs=tuple(sorted(inputs[stage])),
             output_bytes=float(sum(layers[source].output_bytes for source in sorted(sent[stage]))),
         )
@@ -154,22 +153,28 @@ def merged(layers: tuple[LayerCosts, ...], bounds: Bounds, microbatches: int = 1
     )
 
 
-def _sum(group: Sequence[LayerCosts], summands: int) -> LayerCosts:
+def summand_bytes(group: Sequence[LayerCosts], microbatches: int) -> float:
+    """Return the parts of gradients that wait for their sum while a stage of these layers runs its dW."""
+    summands = _SUMMANDS if microbatches > 1 else 0
+    count = len(group) if any(layer.compiled for layer in group) else summands
+    added_up_bytes = sum(heapq.nlargest(count, (layer.weight_bytes for layer in group)))
+    return max(layer.summand_bytes for layer in group) + added_up_bytes
+
+
+def _sum(group: Sequence[LayerCosts], microbatches: int) -> LayerCosts:
     sums: dict[str, Any] = {
         cost: float(sum(getattr(layer, cost) for layer in group))
         for cost in (*SECONDS.values(), "activation_bytes", "weight_bytes", "slot_bytes", "recomputed_bytes")
     }
-    names, compiled = [layer.name for layer in group], any(layer.compiled for layer in group)
-    summands = len(group) if compiled else summands
-    added_up_bytes = sum(heapq.nlargest(summands, (layer.weight_bytes for layer in group)))
+    names = [layer.name for layer in group]
     return LayerCosts(
         **sums,
         weight_grad_bytes=float(sum(layer.kept_bytes for layer in group)),
         recomputed_s=float(sum(layer.recomputed_s for layer in group)),
         name=names[0] if len(names) == 1 else f"{names[0]} .. {names[-1]}",
-        summand_bytes=max(layer.summand_bytes for layer in group) + added_up_bytes,
+        summand_bytes=summand_bytes(group, microbatches),
         occupancy=_occupancy(group),
-        compiled=compiled,
+        compiled=any(layer.compiled for layer in group),
     )
 
 

@@ -209,9 +209,14 @@ def justified(tasks: StepTasks, place: Sequence[int], times: Times) -> Times:
 ROUNDS = 6
 
 
-def shortest_justified(tasks: StepTasks, place: Sequence[int], rounds: int = ROUNDS) -> Times:
-    """Return the shortest of so many rounds, from list scheduling on."""
+def justified_each(tasks: StepTasks, place: Sequence[int], rounds: int) -> list[Times]:
+    """Return list scheduling, and what so many rounds make of it."""
     runs = [tasks.run(place, tasks.urgent)]
     for _ in range(rounds):
         runs.append(justified(tasks, place, runs[-1]))
-    return min(runs, key=lambda times: times.makespan_s)
+    return runs
+
+
+def shortest_justified(tasks: StepTasks, place: Sequence[int], rounds: int = ROUNDS) -> Times:
+    """Return the shortest of so many rounds, from list scheduling on."""
+    return min(justified_each(tasks, place, rounds), key=lambda times: times.makespan_s)

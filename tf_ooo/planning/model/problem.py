@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 from tf_ooo.costs.layer_costs import LayerCosts, Link, layer_inputs
@@ -79,6 +80,16 @@ class Problem:
     def own_layers(self) -> tuple[LayerCosts, ...]:
         """Return the layers of the model, where ``layers`` are stages of it."""
         return self.model or self.layers
+
+    def costs(self, attribute: str) -> list[float]:
+        """Return a cost of each layer; a search asks for it thousands of times."""
+        if attribute not in self._costs:
+            self._costs[attribute] = [float(getattr(layer, attribute)) for layer in self.layers]
+        return self._costs[attribute]
+
+    @cached_property
+    def _costs(self) -> dict[str, list[float]]:
+        return {}
 
     @property
     def shortened(self) -> Problem:

@@ -16,7 +16,7 @@ A kind that a schedule leaves out for a stage is looked through: two layers that
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -64,6 +64,7 @@ class Relation:
         self.by_priority = [lane in schedule.priority_lanes for lane in self.lanes]
         self._stage_inputs = stage_inputs(schedule, layers, self.stages)
         self._tables = {kind: self._table(kind) for kind in KINDS}
+        self._number = {kind: self._counts(kind) for kind in KINDS}
 
     def __len__(self) -> int:
         return len(self.codes)
@@ -72,8 +73,13 @@ class Relation:
         return Task.of_code(int(self.codes[node]))
 
     def has(self, kind: str, stage: int) -> bool:
-        table = self._tables[kind]
-        return table is not None and bool((table[:, stage] >= 0).any())
+        return self._number[kind][stage] > 0
+
+    def _counts(self, kind: str) -> list[int]:
+        """Return how many tasks of a kind each stage has."""
+        stage = self.fields.stage[self.fields.kind == KIND_NUMBER[kind]]
+        counts: list[int] = np.bincount(stage, minlength=self.stages).tolist()
+        return counts
 
     def there(self, kind: str, stage: int) -> Ints:
         nodes = self.nodes(kind, stage)
@@ -82,8 +88,9 @@ class Relation:
     def nodes(self, kind: str, stage: int) -> Ints:
         """Return nodes of a kind and stage, shape (parts, micro-batches); -1 where there is none."""
         table = self._tables[kind]
-        empty = np.full((1, self.schedule.microbatches), -1, np.int32)
-        return empty if table is None else table[:, stage]
+        if table is None:
+            return np.full((1, self.schedule.microbatches), -1, np.int32)
+        return table[:, stage]
 
     def _table(self, kind: str) -> Ints | None:
         """Return node of (part, stage, micro-batch) of one kind; None where there are none."""
@@ -102,20 +109,22 @@ class Relation:
     @cached_property
     def edges(self) -> list[Edges]:
         """Return all edges, the order of the lanes left aside."""
-        edges: list[Edges] = []
+        return _merged(self._edges(between_steps=True))
+
+    def _edges(self, between_steps: bool) -> Iterator[Edges]:
         for stage in range(self.stages):
-            edges += self._forward(stage)
-            edges += self._backward(stage)
-            edges += self._update(stage)
-            edges += self._next_step(stage)
-        if self.schedule.barrier and self.stages:
-            edges += self._barrier()
-        edges += self._after()
-        return _merged(edges)
+            yield from self._forward(stage)
+            yield from self._backward(stage)
+            yield from self._update(stage)
+            if between_steps:
+                yield from self._next_step(stage)
+        if between_steps and self.schedule.barrier and self.stages:
+            yield from self._barrier()
+        yield from self._after()
 
     def within_step(self, link: Link) -> tuple[Ints, Ints, Floats]:
         """Return sources and targets of one step's edges, and seconds of a message between two devices."""
-        edges = [edge for edge in self.edges if not edge.steps]
+        edges = [edge for edge in _merged(self._edges(between_steps=False)) if not edge.steps]
         sent_s = [0.0 if e.message_bytes is None else link.seconds(e.message_bytes) for e in edges]
         lags = [np.full(len(edge.source), lag_s) for edge, lag_s in zip(edges, sent_s, strict=True)]
         nodes = [np.zeros(0, np.int64)]
@@ -138,6 +147,8 @@ class Relation:
 
     def _stored_input(self, stage: int) -> Iterator[Edges]:
         """dW reads the stage's input too; if F runs on another device, the stage before sends it there."""
+        if self.has("dO", stage) and len({device for device, _ in self.lanes}) == 1:
+            return
         for edges in self._pairs(("F", stage), ("dW", stage), None, "the stored input"):
             away = self.device[edges.source] != self.device[edges.target]
             if not self.has("dO", stage):
@@ -222,11 +233,12 @@ class Relation:
 
     def _all_to_all(self, sources: Ints, targets: Ints, why: str, steps: int = 0) -> Iterator[Edges]:
         """Yield edges from all tasks to all; where a lane's order implies some, only the others."""
+        if not len(sources) or not len(targets):
+            return
         sources = self._one_of_each_lane(sources, last=True)
         targets = self._one_of_each_lane(targets, last=False)
-        if len(sources) and len(targets):
-            pairs = np.repeat(sources, len(targets)), np.tile(targets, len(sources))
-            yield Edges(*pairs, None, why, steps)
+        pairs = np.repeat(sources, len(targets)), np.tile(targets, len(sources))
+        yield Edges(*pairs, None, why, steps)
 
     def _one_of_each_lane(self, nodes: Ints, last: bool) -> Ints:
         kept = [nodes[:0]]
@@ -259,7 +271,7 @@ def stage_inputs(schedule: Schedule, layers: Layers | None, stages: int) -> list
     return inputs
 
 
-def _merged(edges: list[Edges]) -> list[Edges]:
+def _merged(edges: Iterable[Edges]) -> list[Edges]:
     """Return edges of one reason, size and step distance together: thousands of stages give a few arrays."""
     groups: dict[tuple[str, float | None, int], list[tuple[Ints, Ints]]] = {}
     for edge in edges:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import replace
+from operator import attrgetter
 
 from tf_ooo.errors import OptionsError
 from tf_ooo.planning.building.choice import fastest, makespan_s, on_paper, within_limit
 from tf_ooo.planning.building.lane_search import improved
-from tf_ooo.planning.building.stage_search import Assigned, StageSearch
+from tf_ooo.planning.building.stage_search import Assigned, Owner, StageSearch
 from tf_ooo.planning.building.step_tasks import ROUNDS, ListChoices, listed
 from tf_ooo.planning.model.problem import Problem
 from tf_ooo.planning.model.schedule import Schedule
@@ -23,6 +24,8 @@ _CHUNKS = 3
 _FEW_STARTS = 2
 # With a memory limit several problems are searched.
 _WITH_LIMIT = 0.25
+# So many walks share the changes where forwards wait for room, from the best cuts and placements on.
+_WALKS = 2
 # The best of so small problems are searched further.
 _FEW_TASKS, _MOVED_TASKS, _PATIENCE = 100, 1000, (0.5, 1.0)
 # The best assignments are searched from so many random orders each.
@@ -43,16 +46,15 @@ def make(problem: Problem) -> Schedule:
         raise OptionsError(f"{devices} stages are more than the {units} layers; use fewer devices")
     few = problem.shortened
     tasks = 3 * few.microbatches * min(units, _CHUNKS * devices)
-    if problem.memory_limit_bytes is None:
-        return _searched(problem, few, tasks)
-    lean = _for_all(problem, StageSearch(few, 1).leanest(_FEW_STARTS), 1)
-    if not within_limit(problem, lean):
-        if problem.recomputed:
-            return lean
-        # A search for time may end at a leaner cut.
-        return fastest(problem, [lean, make(replace(problem, memory_limit_bytes=None))])
     searched = _searched(problem, few, tasks)
-    return searched if within_limit(problem, searched) else lean
+    if within_limit(problem, searched):
+        return searched
+    starts = StageSearch(few, 1, waits=True).starts(_FEW_STARTS if problem.recomputed else None)
+    lean = _for_all(problem, min(starts, key=attrgetter("rank"))).schedule(NAME)
+    if problem.recomputed or within_limit(problem, lean):
+        return lean
+    # A search for time may end at a leaner cut.
+    return fastest(problem, [lean, searched, make(replace(problem, memory_limit_bytes=None))])
 
 
 def _searched(problem: Problem, few: Problem, tasks: int) -> Schedule:
@@ -60,20 +62,42 @@ def _searched(problem: Problem, few: Problem, tasks: int) -> Schedule:
     effort, devices, whole = _effort(problem), problem.devices, few.microbatches == problem.microbatches
     small = effort == 1 and whole and tasks <= _FEW_TASKS
     changes = int(effort * min(max(_FEW_CHANGES, 2 * tasks), _MOST_TASKS // (2 * tasks)))
+    limited = False
     for in_flight in (2 * devices, devices, -(-devices // 2), 1):
-        search = StageSearch(few, in_flight, small)
-        best = search.start(None if changes else _FEW_STARTS)
+        starts = _starts(StageSearch(few, in_flight, small), changes)
+        limited = limited or any(start.over_bytes > 0 for start in starts)
+        best = min(starts, key=attrgetter("rank"))
         if best.over_bytes <= 0:
-            best = search.run(best, changes)
+            best = best.search.run(best, changes)
             break
-    return _moved(search, best, tasks) if small else _for_all(problem, best, in_flight)
+    if small:
+        return _moved(best, tasks)
+    ends = [_for_all(problem, end) for end in (best, *(_waiting(few, changes) if limited else ()))]
+    within = [end for end in ends if end.over_bytes <= 0]
+    return fastest(problem, [end.schedule(NAME) for end in within or ends[:1]])
 
 
-def _moved(search: StageSearch, best: Assigned, tasks: int) -> Schedule:
+def _starts(search: StageSearch, changes: int) -> list[Assigned]:
+    return list(search.starts(None if changes else _FEW_STARTS))
+
+
+def _waiting(few: Problem, changes: int) -> list[Assigned]:
+    """Search orders in which forwards wait for room; none where there is no room for one micro-batch."""
+    in_flight = (2 * few.devices, few.devices) if changes else (2 * few.devices,)
+    rows = [start for most in in_flight for start in _starts(StageSearch(few, most, waits=True), changes)]
+    best_of: dict[Owner, Assigned] = {}
+    for start in sorted(rows, key=attrgetter("rank")):
+        best_of.setdefault(start.owner, start)
+    likely = list(best_of.values())[: _WALKS if changes else 1]
+    return [start.search.run(start, changes // _WALKS) for start in likely if start.over_bytes <= 0]
+
+
+def _moved(best: Assigned, tasks: int) -> Schedule:
     """Return the best that comes of moving tasks in found, listed and random orders of a small problem.
 
     Where moving tasks ends too early from what looks best, a random order leads elsewhere.
     """
+    search = best.search
     nearly = sorted(search.found.values(), key=lambda found: found.within_s)[: _MOVED_TASKS // tasks]
     moved = [(found.owner, improved(found.stages, found.schedule(NAME))) for found in nearly]
     for found, wait in itertools.product(nearly[: len(nearly) // 3], _PATIENCE):
@@ -87,11 +111,12 @@ def _moved(search: StageSearch, best: Assigned, tasks: int) -> Schedule:
     return fastest(search.problem, schedules)
 
 
-def _for_all(problem: Problem, best: Assigned, in_flight: int) -> Schedule:
-    """Return the schedule of all micro-batches, with stages on the devices that were found for few."""
-    if best.stages.problem.microbatches < problem.microbatches:
-        best = StageSearch(problem, in_flight).ordered(best.owner, ROUNDS)
-    return best.schedule(NAME)
+def _for_all(problem: Problem, best: Assigned) -> Assigned:
+    """Return the order of all micro-batches, with stages on the devices that were found for few."""
+    search = best.search
+    if search.problem.microbatches == problem.microbatches:
+        return best
+    return StageSearch(problem, search.in_flight, waits=search.waits).ordered(best.owner, ROUNDS)
 
 
 def _effort(problem: Problem) -> float:

@@ -1,4 +1,4 @@
-"""Tells of the ``fit`` that runs: callbacks, batches, where it begins, what it saw, which weights it trains."""
+"""Tells of the ``fit`` that runs: callbacks, batches, where it begins, what it saw, what it trains."""
 
 from __future__ import annotations
 

@@ -12,12 +12,12 @@ def _tests(folder: str, names: str) -> list[str]:
 # Tests stop at the first failure: those that notice most come first.
 _SCHEDULES = _tests(UNIT, "relation_edges simulator frozen_values")
 _CLASSIFY = _tests(GRAPH, "classify_parts classify_steps classify_rules classify")
-_CLOCK = _tests(UNIT, "clock simulator_parts simulator")
+_CLOCK = _tests(UNIT, "clock simulator_parts simulator justification")
 _PEAKS = _tests(UNIT, "peaks liveness")
 TESTS: dict[str, list[str]] = {
-    "tf_ooo/planning/model/relation.py": _SCHEDULES,
+    "tf_ooo/planning/model/relation.py": [*_SCHEDULES, *_tests(UNIT, "justification")],
     "tf_ooo/planning/simulation/simulator.py": [
-        *_tests(UNIT, "validate_errors simulator_parts"),
+        *_tests(UNIT, "validate_errors simulator_parts runtime_times"),
         *_SCHEDULES,
     ],
     "tf_ooo/planning/model/memory.py": [*_tests(UNIT, "memory_curves"), *_SCHEDULES],
@@ -33,7 +33,10 @@ TESTS: dict[str, list[str]] = {
         *_tests(UNIT, "lane_edges sent_after_its_dw frozen_values"),
         *_tests(GRAPH, "pipeline_order"),
     ],
-    "tf_ooo/tracing/micro_batches.py": _tests(UNIT, "micro_batch_weights pipeline_cuts"),
+    "tf_ooo/tracing/micro_batches.py": [
+        *_tests(UNIT, "micro_batch_weights pipeline_cuts"),
+        *_tests(GRAPH, "splitting"),
+    ],
     "tf_ooo/tracing/collecting.py": _tests(UNIT, "micro_batch_weights"),
     "tf_ooo/modes/layerpipe/delays.py": _tests(UNIT, "layerpipe_registers frozen_values"),
     "tf_ooo/modes/layerpipe/cutting.py": _tests(UNIT, "layerpipe_registers frozen_values"),

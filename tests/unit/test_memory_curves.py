@@ -164,3 +164,16 @@ def test_without_updates_a_gradient_lasts_as_long_as_its_dw():
     assert curves(text, layers, head=WAVE) == [[(0, 100), (2, 200), (4, 200), (6, 100)]]
     backward = "microbatches 2\nlane 0 0: dW:0@0\nlane 0 1: dW:0@1 U:0@0 U:0@1\n"
     assert curves(backward, [LayerCosts(0, 0, 2, weight_bytes=100)], head=WAVE) == [[(0, 300), (2, 100)]]
+
+
+def test_updates_of_compiled_layers_hold_new_weights_and_slots_beside_the_old_ones():
+    """Weights of 5 bytes and slots of 3; U from 3 s to 7 s."""
+    layers = [LayerCosts(1, 0, 2, update_s=4, weight_bytes=5, slot_bytes=3, compiled=True)]
+    assert curves("lane 0 0: F:0 dW:0 U:0\n", layers) == [[(0, 8), (1, 13), (3, 21), (7, 8)]]
+
+
+def test_what_runs_again_is_freed_in_between():
+    """F leaves 9 bytes, 6 of which are freed after it and there again from the start of dO (at 3 s) on."""
+    layers = [LayerCosts(1, 2, 3, activation_bytes=9, recomputed_bytes=6), LayerCosts(2, 0, 0)]
+    text = "lane 0 0: F:0@0 F:1@0 dO:0@0 dW:0@0\n"
+    assert curves(text, layers) == [[(0, 3), (3, 9), (8, 0)]]

@@ -45,7 +45,13 @@ def test_the_highest_peak_is_that_of_the_fullest_device():
     """A: a 10, b 11, c 13, then a goes, d 11.  B: e 4."""
     assert one_device.highest_peak(DIAMOND, one_device.stock_order(DIAMOND)) == 13
     assert one_device.highest_peak(graph("a 3 A:", "b 5 B:"), ["a", "b"]) == 5
-    assert one_device.highest_peak(DIAMOND, []) == 0
+    assert one_device.highest_peak(DIAMOND, []) == one_device.highest_peak(graph("a 0 A:"), ["a"]) == 0
+
+
+def test_auto_is_the_default_policy_and_others_are_taken_by_name():
+    assert one_device.plan_graph(DIAMOND, "auto").policy == one_device.DEFAULT_POLICY
+    for name in one_device.BACKWARD_ORDERS:
+        assert one_device.plan_graph(DIAMOND, name).policy == name
 
 
 def test_sizes_must_be_known():

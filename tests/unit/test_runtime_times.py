@@ -55,6 +55,26 @@ def test_what_two_layers_of_a_device_read_is_sent_once():
     assert at["F:2"] == (2.75, 3.75)
 
 
+def test_new_weights_take_time_of_both_ends_as_well():
+    """An asynchronous U on one device sends its weights to the other, which computes F and dO."""
+    text = "tf_ooo schedule v1\nmode layerpipe\npolicy own\nmicrobatches 2\nasynchronous yes\n"
+    text += "lane 0 0: dW:0@0 U:0@0 dW:0@1 U:0@1\nlane 1 0: F:0@0 dO:0@0 F:0@1 dO:0@1\n"
+    layers = [LayerCosts(1, 1, 1, update_s=1, weight_bytes=64)]
+
+    def lengths(link):
+        at = begins(simulate(Schedule.from_text(text), layers, link))
+        return {task: end_s - start_s for task, (start_s, end_s) in at.items()}
+
+    plain, link = lengths(Link()), Link(send_s=0.25, receive_s=0.5)
+    more = {task: took_s - plain[task] for task, took_s in lengths(link).items()}
+    # The weights are sent once, to F; dO sends the output gradient to dW.
+    assert more == {
+        f"{kind}:0{of}": more_s
+        for kind, more_s in (("U", 0.25), ("F", 0.5), ("dO", 0.25), ("dW", 0.5))
+        for of in ("", "@1")
+    }
+
+
 @pytest.mark.parametrize("name", RUNTIME)
 def test_times_of_the_runtime_are_amounts(name):
     with pytest.raises(tf_ooo.CostError, match=name):

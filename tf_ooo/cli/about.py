@@ -49,7 +49,7 @@ def _facts() -> list[tuple[str, str]]:
 
 @click.command()
 @click.option("--out", type=click.Path(path_type=Path), default=Path("out/demo"), show_default=True,
-              help="Folder for report.html and trace.json.")  # fmt: skip
+              help="Write report.html and trace.json into this folder.")  # fmt: skip
 @click.option("--epochs", type=click.IntRange(1), default=3, show_default=True)
 @click.option("--schedule", type=click.Choice(["auto", *BACKWARD_ORDERS]), default="auto", show_default=True)
 def demo(out: Path, epochs: int, schedule: str) -> None:

@@ -51,46 +51,46 @@ SAID_AFTER_S = 2.0
 @click.command()
 @click.argument("source", metavar="COSTS|MODEL", type=click.Path(path_type=Path, exists=True), required=False)
 @click.option("--model", metavar="MODULE:NAME", default=_DEFAULTS["model"],
-              help="Instead of a file: a class or function that makes a model.")  # fmt: skip
+              help="Take a class or function that makes a model, instead of a file.")  # fmt: skip
 @click.option("--import", "modules", multiple=True, metavar="MODULE",
-              help="Import this first: what registers a model's own classes; can be repeated.")  # fmt: skip
+              help="Import this first, which registers a model's own classes; can be repeated.")  # fmt: skip
 @click.option("--input-shape", multiple=True, metavar="[NAME=]SIZES[:TYPE]",
               default=_DEFAULTS["input_shape"], callback=lambda _context, _option, given: list(given) or None,
-              help="Of a model that is not built or has open sizes, without the batch: 128,64, or "
+              help="Give the sizes that a model leaves open, without the batch: 128,64, or "
                    "ids=128:int32; repeated for each input.")  # fmt: skip
 @click.option("--devices", type=click.IntRange(1), default=_DEFAULTS["devices"], show_default=True,
-              help="Of a pipeline, or workers of data parallel training.")  # fmt: skip
+              help="Plan for so many devices of a pipeline, or data parallel workers.")  # fmt: skip
 @click.option("--microbatches", type=click.IntRange(1), default=_DEFAULTS["microbatches"],
-              help="Parts of a batch.  [default: 8 in a pipeline, as in fit, else 1]")  # fmt: skip
+              help="Cut a batch into so many.  [default: 8 in a pipeline, as in fit, else 1]")  # fmt: skip
 @click.option("--link", type=LINK,
-              help="Between devices, such as 25Gbit or 10Gbit,20us; default: the table's.")  # fmt: skip
+              help="Link devices by 25Gbit or 10Gbit,20us; default: as the table says.")  # fmt: skip
 @click.option("--speeds", type=SPEEDS, metavar="NUMBERS",
-              help="How fast each device is, such as 1,1,0.5; 1 is what the costs are for.")  # fmt: skip
+              help="Say how fast each device is, such as 1,1,0.5; 1 is what the costs are for.")  # fmt: skip
 @click.option("--memory", type=BYTES,
-              help="Limit of each device, such as 16GiB; or one for each, 16GiB,8GiB.")  # fmt: skip
+              help="Limit each device to 16GiB, or each to its own, 16GiB,8GiB.")  # fmt: skip
 @click.option("--schedule", default=_DEFAULTS["schedule"], show_default=True,
-              help="auto, or one of: " + ", ".join(POLICIES) + ".")  # fmt: skip
-@click.option("--mode", type=click.Choice(_MODES), help="Default: pipeline if there are several devices.")
+              help="Take auto, or one of: " + ", ".join(POLICIES) + ".")  # fmt: skip
+@click.option("--mode", type=click.Choice(_MODES), help="Plan for it; default: pipeline on several devices.")
 @click.option("--option", "options", multiple=True, metavar="NAME=VALUE",
-              help="Of the schedule, such as group=2; can be repeated.")  # fmt: skip
+              help="Set an option of the schedule, such as group=2; can be repeated.")  # fmt: skip
 @click.option("--gains", type=EXISTING,
-              help=f"Measured gains of dW beside the main stream (JSON), for {_WITH_GAINS}.")  # fmt: skip
+              help=f"Read gains of dW beside the main stream (JSON), for {_WITH_GAINS}.")  # fmt: skip
 @click.option("--batch", type=click.IntRange(1), default=_DEFAULTS["batch"],
-              help="Rows of the whole batch, as in fit.  [default: 32 a micro-batch of a model, else the "
-                   "table's]")  # fmt: skip
+              help="Say how many rows the whole batch has, as in fit.  "
+                   "[default: 32 a micro-batch of a model, else the table's]")  # fmt: skip
 @click.option("--device", default=_DEFAULTS["device"],
-              help="What a model is to run on, such as h100 or rtx4090.  "
+              help="Plan a model for this device, such as h100 or rtx4090.  "
                    "[default: v100; cpu-core with --measure]")  # fmt: skip
 @click.option("--precision", type=click.Choice(PRECISIONS), default=_DEFAULTS["precision"],
-              help="Whose published peak of the device counts.  "
+              help="Count with the device's published peak at this precision.  "
                    "[default: what TensorFlow multiplies the model's types in]")  # fmt: skip
 @click.option("--measure", is_flag=True, default=_DEFAULTS["measure"],
               help="Measure the model's ops on this machine instead.")  # fmt: skip
 @click.option("--stages", type=STAGES, default=_DEFAULTS["stages"],
-              help="Of a pipeline: the layers at which stages begin, such as embedding,block_3, or the "
+              help="Begin a pipeline's stages at these layers, such as embedding,block_3, or give the "
                    "layers of each: 'embedding,block_1;block_2,head'.")  # fmt: skip
 @click.option("--recompute", type=click.Choice(CHOICES), default=_DEFAULTS["recompute"], show_default=True,
-              help="Layers whose forward runs again before their dO, so that less is kept: where the limit "
+              help="Run layers' forward again before their dO, so that less is kept: where the limit "
                    "needs it, none, or all.")  # fmt: skip
 @click.option("--splits", is_flag=True, default=_DEFAULTS["splits"],
               help="Compare all divisions of the devices into replicas of a pipeline instead.")  # fmt: skip
@@ -227,11 +227,11 @@ def _timeline(plan: Plan) -> Timeline:
 @click.argument("schedule", type=EXISTING)
 @click.argument("costs", type=EXISTING)
 @click.option("--steps", type=click.IntRange(1), default=1, show_default=True,
-              help="Training steps, one after the other.")  # fmt: skip
+              help="Run so many training steps, one after the other.")  # fmt: skip
 @click.option("--link", type=LINK,
-              help="Between devices, such as 25Gbit or 10Gbit,20us; default: the table's.")  # fmt: skip
+              help="Link devices by 25Gbit or 10Gbit,20us; default: as the table says.")  # fmt: skip
 @click.option("--speeds", type=SPEEDS, metavar="NUMBERS",
-              help="How fast each device is, such as 1,1,0.5; default: as the table says.")  # fmt: skip
+              help="Say how fast each device is, such as 1,1,0.5; default: as the table says.")  # fmt: skip
 @picture_options
 def simulate(
     schedule: Path, costs: Path, steps: int, link: Link | None, speeds: tuple[float, ...] | None,

@@ -10,11 +10,11 @@ import click
 
 @click.command()
 @click.option("--cluster", required=True, metavar="HOST:PORT,...",
-              help="Addresses of all tasks, the same list everywhere; 0 is where fit runs.")  # fmt: skip
-@click.option("--task", type=click.IntRange(0), required=True, help="Which of them this process is.")
-@click.option("--inter-op-threads", type=click.IntRange(4), help="Ops side by side; default: one per core.")
+              help="Name all tasks' addresses, the same list everywhere; 0 is where fit runs.")  # fmt: skip
+@click.option("--task", type=click.IntRange(0), required=True, help="Say which of them this process is.")
+@click.option("--inter-op-threads", type=click.IntRange(4), help="Run so many at once; default: 1 per core.")
 @click.option("--intra-op-threads", type=click.IntRange(0), default=0, show_default=True,
-              help="Within one op; 0: one per core.")  # fmt: skip
+              help="Take so many threads within one op; 0: one per core.")  # fmt: skip
 @click.option("--insecure-network", is_flag=True,
               help="Listen where other machines reach it: whoever does can run anything here.")  # fmt: skip
 def worker(
@@ -31,13 +31,13 @@ def worker(
 
 
 @click.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
-@click.option("--ranks", type=click.IntRange(1), help="So many processes, by horovodrun.")
+@click.option("--ranks", type=click.IntRange(1), help="Start so many processes by horovodrun.")
 @click.option("--workers", type=click.IntRange(2, 256),
-              help="So many tasks on this machine: the script's and workers for a pipeline.")  # fmt: skip
+              help="Start so many tasks here: the script's, and workers for a pipeline.")  # fmt: skip
 @click.option("--cluster", default="", metavar="HOST:PORT,...",
-              help="Workers that are started elsewhere, for a pipeline.")  # fmt: skip
+              help="Use workers that are started elsewhere, for a pipeline.")  # fmt: skip
 @click.option("--max-restarts", type=click.IntRange(0), default=3, show_default=True,
-              help="How often all is started again after a failure.")  # fmt: skip
+              help="Start all again so often after a failure.")  # fmt: skip
 @click.argument("script", nargs=-1, required=True, type=click.UNPROCESSED)
 def run(
     ranks: int | None, workers: int | None, cluster: str, max_restarts: int, script: tuple[str, ...]

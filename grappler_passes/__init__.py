@@ -1,1 +1,1 @@
-"""Analyses and rewrites training graphs, GraphDef in, GraphDef out; knows no schedules, costs or Keras."""
+"""Analyses and rewrites training graphs: GraphDef in, GraphDef out. It knows no schedules, costs or Keras."""

@@ -1,4 +1,4 @@
-"""Wraps blocks that may take long: something is said, or Python does not look for garbage meanwhile."""
+"""Wraps blocks that may take long: one says so in the log, one pauses Python's garbage collector."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 
 @contextlib.contextmanager
 def if_it_takes(seconds: float, say: Callable[[], object]) -> Iterator[None]:
-    """Calls ``say`` once, from another thread, if the block is not through by then; it is done at the end."""
+    """Call ``say`` once, from another thread, if the block takes longer; at the end ``say`` has returned."""
     timer = threading.Timer(seconds, say)
     timer.daemon = True
     timer.start()
@@ -23,7 +23,7 @@ def if_it_takes(seconds: float, say: Callable[[], object]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def collector_paused() -> Iterator[None]:
-    """Looking for cycles takes 2.7 of 6.3 s on DenseNet121, a tenth of the time to an LSTM's first step."""
+    """Pause the garbage collector: it takes 2.7 of 6.3 s on DenseNet121, a tenth of an LSTM's first step."""
     enabled = gc.isenabled()
     gc.disable()
     try:

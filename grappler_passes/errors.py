@@ -4,9 +4,9 @@ from __future__ import annotations
 
 
 class GrapplerPassError(Exception):
-    """Is the base of every error raised on purpose by ``grappler_passes``."""
+    """Every error that ``grappler_passes`` raises on purpose derives from this class."""
 
-    # AutoGraph leaves it as it is: else a page of its caller's lines stands before the message.
+    # AutoGraph leaves the error as it is: otherwise a page of its caller's lines stands before the message.
     ag_pass_through = True
 
 

@@ -1,4 +1,4 @@
-"""Defines the backward pass of a training step: where it ends, and what each of its ops is needed for."""
+"""Finds the backward pass of a training step: where it ends, and what each op in it is needed for."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ UNSTASH_OPS = STASH_OPS | {"Enter", "Exit", "TensorListPopBack", "TensorListGetI
 
 
 class Backward:
-    """Updates, backward ops and their weights; bit i stands for ``gradients.weights[i]``."""
+    """Holds the updates and backward ops of a step; bit i stands for ``gradients.weights[i]``."""
 
     def __init__(self, gradients: GradientFlow):
         self.gradients = gradients
@@ -23,14 +23,13 @@ class Backward:
         self.successors = self.flow.targets
 
     def is_communication(self, node: int) -> bool:
-        """Return a collective, a transfer, or the packing and unpacking of tensors for one."""
+        """Tell whether a node is a collective or a transfer, or packs or unpacks tensors for one."""
         kind = self.flow.types[node]
         return is_communication(kind) or node in self._packing
 
     @cached_property
     def _packing(self) -> set[int]:
-        """Return concatenations in front of a communication that nothing else reads, and the splits
-        behind."""
+        """Return the concatenations that only a communication reads, and the splits behind it."""
         targets = self.flow.raw_targets
         packing = set()
         for node, kind in enumerate(self.flow.types):
@@ -42,7 +41,7 @@ class Backward:
 
     @cached_property
     def is_update(self) -> list[bool]:
-        """Return ops from where a gradient first meets optimizer state, another weight's gradient or the
+        """Mark the ops from where a gradient first meets optimizer state, another weight's gradient or the
         result of a communication, to the writes."""
         g = self.gradients
         seeds = dict.fromkeys(self._state_reads(), 1)
@@ -52,7 +51,8 @@ class Backward:
             if self.is_communication(node) and g.reach[node]:
                 seeds.update(dict.fromkeys(self.successors[node], 1))
         marked = g.full.downstream(seeds)
-        # The optimizer's own work on a finished gradient (its square, its norm) is update as well.
+        # The optimizer's own work on a finished gradient (its square, its norm) belongs to the update as
+        # well.
         for node in self._finished_gradients(marked):
             seeds.update(dict.fromkeys(self.successors[node], 1))
         for node in range(self.size):
@@ -63,7 +63,7 @@ class Backward:
     def _finished_gradients(self, marked: list[int]) -> list[int]:
         """Find for each weight the first op of its shape through which data and weights reach its update.
 
-        Sweeps each weight's own ops, short of ``marked`` (optimizer state).
+        Only each weight's own ops before ``marked`` (optimizer state) are searched.
         """
         g = self.gradients
         own: dict[int, list[int]] = {}
@@ -112,9 +112,9 @@ class Backward:
         return seeds
 
     def _state_reads(self) -> list[int]:
-        """Reads of what only updates use: slots, learning rate, step counter, a decayed weight.
+        """Mark the reads of what only updates use: slots, learning rate, step counter, a decayed weight.
 
-        A loss scale is read by the update too, but by dO first: it does not count.
+        A loss scale is read by the update too, but dO reads it first: it does not count.
         """
         g = self.gradients
         chain = {
@@ -154,7 +154,7 @@ class Backward:
 
     @cached_property
     def is_backward(self) -> list[bool]:
-        """Tell for each op whether gradients are computed from it, the forward pass and updates excluded."""
+        """Tell for each op whether gradients are computed from it; forward ops and updates are excluded."""
         g = self.gradients
         outside = [g.forward[n] or self.is_update[n] for n in range(self.size)]
         ends = {n: 1 for n in range(self.size) if not outside[n] and self.hands_over(n)}
@@ -163,8 +163,7 @@ class Backward:
 
     @cached_property
     def unstashing(self) -> set[int]:
-        """Return ops of a gradient loop that only hand out what the forward loop has stashed: no
-        gradients."""
+        """Return the ops of a gradient loop that only hand out what the forward loop has stashed."""
         g = self.gradients
         if not g.cyclic:
             return set()
@@ -180,10 +179,10 @@ class Backward:
 
     @cached_property
     def recomputed(self) -> set[int]:
-        """Return ops that run the forward pass again within the backward pass: no gradients either.
+        """Return the ops of the backward pass that run the forward pass again: they compute no gradients.
 
-        ``tf.recompute_grad`` adds a scalar, zero times a gradient, to the layer's input, so that this waits
-        for the gradient; a tensor that is a gradient is never a sum with the forward pass.
+        ``tf.recompute_grad`` adds a scalar, zero times a gradient, to the layer's input, so that the layer
+        waits for the gradient; a tensor that is a gradient is never a sum with the forward pass.
         """
         g = self.gradients
         out: set[int] = set()
@@ -196,7 +195,7 @@ class Backward:
         return out
 
     def needed_by(self, group_of_weight: list[int]) -> list[int]:
-        """Return needed[i], the groups of weights for whose gradients backward op i is needed."""
+        """Return for each backward op the groups of weights for whose gradients it is needed, as bits."""
         seeds = {
             node: union(1 << group_of_weight[w] for w in bits_of(self.hands_over(node)))
             for node, backward in enumerate(self.is_backward)
@@ -206,8 +205,7 @@ class Backward:
 
     @cached_property
     def serves_update(self) -> list[int]:
-        """Return 1 for each op on which a write of what is computed from gradients depends (slots, a loss
-        scale)."""
+        """Mark with 1 the ops needed to write what depends on gradients (weights, slots, a loss scale)."""
         g = self.gradients
         ends = dict(g.all_sinks)
         late = {read: 1 for w in g.weights for read in w.late_reads if not g.forward[read]}

@@ -54,13 +54,13 @@ _RNN_OPS = (
     "CudnnRNNBackprop", "CudnnRNNBackpropV2", "CudnnRNNBackpropV3", "BlockLSTMGrad", "BlockLSTMGradV2",
     "LSTMBlockCellGrad", "GRUBlockCellGrad",
 )  # fmt: skip
-# A layer's name lists at most so many of its parts.
+# A layer's name lists at most this many of its parts.
 _MOST_NAMED = 3
 FUSED_REASONS = {**dict.fromkeys(_NORM_OPS, _NORM), **dict.fromkeys(_RNN_OPS, _RNN)}
 
 
 def assemble(backward: Backward) -> TrainingGraph:
-    """Return kinds and layers of all ops, as plain data."""
+    """Return the kinds and layers of all ops as plain data."""
     groups = group_weights(backward)
     layer_of = [0] * len(backward.gradients.weights)
     for index, members in enumerate(groups):
@@ -96,7 +96,7 @@ def _layers_of(ops: Mapping[str, Op], kind: OpKind) -> set[int]:
 
 
 def _update_layers(backward: Backward, groups: Sequence[Sequence[int]]) -> list[int | None]:
-    """Return for each op the one layer whose update it serves; None where it serves none or several."""
+    """Return for each op the one layer whose update it serves; None if it serves none or several."""
     g = backward.gradients
     seeds = memberships([sink for weight in members for sink in g.sinks(weight)] for members in groups)
     return [b.bit_length() - 1 if b and not several(b) else None for b in g.full.upstream(seeds)]
@@ -121,7 +121,7 @@ def _kind(backward: Backward, node: int, needed: int, update_layer: int | None):
 
 
 def _kind_of_gate(producers: Sequence[Op]) -> tuple[OpKind, int | None, str]:
-    """An IdentityN is as late as the latest of what it hands on: it waits for all of it."""
+    """An IdentityN gets the latest kind among its inputs, because it waits for all of them."""
     order = [OpKind.OTHER, OpKind.FORWARD, OpKind.OUTPUT_GRAD, OpKind.WEIGHT_GRAD, OpKind.UPDATE]
     kinds = {op.kind for op in producers}
     layers = {op.layer for op in producers}
@@ -146,7 +146,7 @@ def _op(flow: FlowGraph, node: int, kind: OpKind, layer: int | None, reason: str
 
 
 def _mixed(backward: Backward, needed: list[int], update_layer: list[int | None]) -> dict[int, int]:
-    """Return dO ops with an output that serves one layer only: op -> those layers as bits."""
+    """Return the dO ops with an output that serves only one layer: op -> those layers as bits."""
     ports: dict[int, dict[int, int]] = {}
     for node in range(backward.size):
         bits = needed[node] if backward.is_backward[node] else 0
@@ -163,13 +163,13 @@ def _mixed(backward: Backward, needed: list[int], update_layer: list[int | None]
         for node, of_port in ports.items()
         if len(of_port) > 1 and len({b for b in of_port.values() if b}) > 1
         and union(b for b in of_port.values() if not several(b))
-        # Switch and friends: several outputs, but no work that dO and dW would share.
+        # A Switch and its like have several outputs, but do no work that dO and dW would share.
         and backward.flow.types[node] not in (*SWITCHES, "Merge")
     }  # fmt: skip
 
 
 def _handed_over(backward: Backward, layer_of: list[int], needed: list[int], own: int) -> dict[int, int]:
-    """Return dO ops that updates of layers not in ``own`` take as the gradient: op -> layers as bits."""
+    """Return the dO ops that updates of layers not in ``own`` take as the gradient: op -> layers as bits."""
     shared = (node for node, bits in enumerate(needed) if backward.is_backward[node] and several(bits))
     layers = {n: union(1 << layer_of[w] for w in bits_of(backward.hands_over(n))) & ~own for n in shared}
     return {node: bits for node, bits in layers.items() if bits}
@@ -199,7 +199,7 @@ def _layers(
 
 
 def _told_apart(layer: Layer, layers: Sequence[Layer]) -> Layer:
-    """Label a layer with what it holds, where its name is that of a model that has other layers, too."""
+    """Label a layer with what it holds if other layers have the same name, such as the model's."""
     name = layer.name
     if "/" in name or len(layer.variables) == 1:
         return layer
@@ -220,9 +220,10 @@ def _variables(g: GradientFlow) -> tuple[Variable, ...]:
 
 
 def _without_gradient(g: GradientFlow, layers: tuple[Layer, ...]) -> dict[str, str]:
-    """Return variables that are said to be trainable and are written, yet no op computes their gradient.
+    """Return the variables that are marked trainable and are written, but that no op computes a gradient for.
 
-    One that is only read is frozen: Keras' own ``trainable`` does not reach the variable underneath.
+    A trainable variable that is only read is frozen: Keras' own ``trainable`` does not reach the
+    ``tf.Variable``.
     """
     with_gradient = {name for layer in layers if layer.weight_grad_ops for name in layer.variables}
     reason = "a trainable variable without a dW: no value written to it was found to depend on its gradient"
@@ -230,7 +231,7 @@ def _without_gradient(g: GradientFlow, layers: tuple[Layer, ...]) -> dict[str, s
 
 
 def _hidden_updates(g: GradientFlow, ops: Mapping[str, Op]) -> dict[str, str]:
-    """Return ops that hide what they do to variables: calls that cannot be inlined and are given a handle."""
+    """Return the calls that cannot be inlined and are given a variable's handle: they may hide updates."""
     hidden = {
         node: edge.source
         for node, edges in enumerate(g.flow.data)
@@ -252,7 +253,7 @@ def _mixed_reason(op_type: str) -> str:
 
 
 def classify_graph_def(graph_def: graph_pb2.GraphDef, fetches: Sequence[str] | None = None) -> TrainingGraph:
-    """Classifies every op of a training step; calls, While and If are inlined first.
+    """Classify every op of a training step; calls, While and If are inlined first.
 
     Args:
         graph_def: a ``GraphDef``.
@@ -284,7 +285,7 @@ def classify_graph_def(graph_def: graph_pb2.GraphDef, fetches: Sequence[str] | N
 
 
 def flatten(graph_def: graph_pb2.GraphDef, fetches: Sequence[str] | None = None) -> graph_pb2.GraphDef:
-    """Return the graph without function calls; the same object when they cannot be inlined."""
+    """Return the graph without function calls; the same object if they cannot be inlined."""
     functions = {f.signature.name: f for f in graph_def.library.function}
     calls = [n for n in graph_def.node if n.op in functions or n.op in CALL_OPS]
     if not any(_can_inline(n) for n in calls):
@@ -308,7 +309,7 @@ def _can_inline(node: node_def_pb2.NodeDef) -> bool:
 
 
 def _results(flow: FlowGraph, fetches: Sequence[str] | None) -> tuple[list[int], bool]:
-    """Return ops that produce the step's results, and whether the graph or the caller said so."""
+    """Return the ops that produce the step's results, and whether the graph or the caller named them."""
     if fetches is not None:
         named = (split_input(name)[0] for name in fetches)
         return [flow.index[name] for name in named if name in flow.index], True

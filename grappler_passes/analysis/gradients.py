@@ -27,7 +27,7 @@ Slots = dict[int, list[VariableAccess]]
 
 
 def find_weights(values: ValueFlow, results: Sequence[int]) -> tuple[list[VariableAccess], Slots]:
-    """Return the weights, and the slots by the number of their weight."""
+    """Return the weights, and the slots keyed by the number of their weight."""
     written = [v for v in values.variables if v.writes]
     fed = values.fed_by_data()
     no_memory = values.propagation(cut_memory_of={v.handle for v in values.variables})
@@ -52,17 +52,17 @@ def find_weights(values: ValueFlow, results: Sequence[int]) -> tuple[list[Variab
 def _ends(
     written: Sequence[VariableAccess], results: Sequence[int], changes: list[int], fed: list[int]
 ) -> dict[int, int]:
-    """Find where values leave the step: bit 0 for its results, bit i + 1 for ``written[i]`` that changes no
+    """Mark the ops that end the step: bit 0 for results, bit i + 1 for ``written[i]`` if it changes no
     other."""
     last = [v.writes if changes[i] & ~(1 << i) == 0 else [] for i, v in enumerate(written)]
     return memberships([results, *([write for write in writes if fed[write]] for writes in last)])
 
 
 def _set_preparations_aside(variable: VariableAccess, fed: list[int], to_end: list[int]) -> None:
-    """Writes that no data change but the forward pass reads are forward (SpectralNormalization).
+    """Count writes that no data change but the forward pass reads as forward (SpectralNormalization).
 
-    So is one behind which all reads of a trainable variable come (tensorflow-addons' WeightNormalization).
-    Weight decay is blind to data as well, but only updates read what it wrote.
+    A write is also forward if all reads of a trainable variable come after it (tensorflow-addons'
+    WeightNormalization). Weight decay is blind to data as well, but only updates read what it wrote.
     """
     from_data = bool(variable.trainable) and not variable.first_reads
     blind = {w for w in variable.writes if from_data or not fed[w]}
@@ -90,8 +90,8 @@ def _changes(written: list[VariableAccess], graph: Propagation) -> list[int]:
 def _without_state(
     values: ValueFlow, candidates: list[VariableAccess], ends: dict[int, int]
 ) -> list[VariableAccess]:
-    """Drops state that forward passes carry along (an RNN's state, a queue of keys): what is
-    written there comes straight from the forward pass, and shares no gradient with others."""
+    """Drop state that forward passes carry along (an RNN's state, a queue of keys): the written value comes
+    straight from the forward pass and shares no gradient with other variables."""
     if len(candidates) < 2:
         return candidates
     graph = values.propagation(cut_memory_of={v.handle for v in candidates})
@@ -100,7 +100,7 @@ def _without_state(
     reached = graph.upstream(memberships(v.writes for v in candidates))
     behind = [here for node, here in enumerate(reached) if not forward[node]]
     for targets in values.targets_of_outputs.values():
-        # A loss op may hand out its gradient as well: of reduction="sum" that is the gradient.
+        # A loss op may hand out its gradient as well: with reduction="sum" this is the final gradient.
         if not any(forward[t] for t in targets):
             behind.append(union(reached[t] for t in targets))
     shared = union(filter(several, behind))
@@ -109,7 +109,8 @@ def _without_state(
 
 
 def _find_slots(values: ValueFlow, weights: list[VariableAccess], written: list[VariableAccess]) -> Slots:
-    """A slot is read for its weight's update, or one fused op (ResourceApplyAdam) reads and writes both."""
+    """Find the slots of weights; a weight's update reads them, or one fused op (ResourceApplyAdam) does
+    both."""
     handles = {w.handle for w in weights}
     bits = values.propagation(cut_memory_of=handles).upstream(memberships(v.writes for v in weights))
     slots: Slots = {}
@@ -123,7 +124,7 @@ def _find_slots(values: ValueFlow, weights: list[VariableAccess], written: list[
 def _not_dominated(
     variables: Sequence[VariableAccess], index: dict[int, int], changes: list[int]
 ) -> list[VariableAccess]:
-    """Find the trained variables in a graph that returns nothing: those that are nobody's slot."""
+    """Find the trained variables in a graph that returns nothing: they are nobody's slots."""
     kept = []
     for v in variables:
         mine = changes[index[v.handle]]
@@ -156,11 +157,10 @@ def forward_ops(g: GradientFlow) -> list[int]:
 
 
 def _hidden(g: GradientFlow, known: list[int]) -> dict[int, int]:
-    """Return forward ops that lead to no visible result, such as a loss that is not returned: they change
-    gradients of weights on which they do not depend yet.
+    """Return the forward ops that lead to no visible result, such as a loss that is not returned.
 
-    In ``h = x @ v; loss = sum((h @ w)**2)`` the op ``h`` depends on v alone and changes the gradients of
-    both.
+    They change gradients of weights on which they do not depend yet. In ``h = x @ v; loss = sum((h @ w)**2)``
+    the op ``h`` depends on v alone and changes the gradients of both.
     """
     reads = (read for weight in g.weights for read in weight.reads)
     if not any(several(g.reach[read]) and not known[read] for read in reads):
@@ -177,7 +177,7 @@ def _hidden(g: GradientFlow, known: list[int]) -> dict[int, int]:
 
 
 def _past_forward(g: GradientFlow) -> list[int]:
-    """Gradients that nobody asked for are taken for results if nothing says which ops are results.
+    """Return the gradients among the results: nobody asked for them, but the graph does not name its results.
 
     They come after ops that change fewer weights than they depend on (``d loss / d x`` changes none).
     """
@@ -194,7 +194,7 @@ def _past_forward(g: GradientFlow) -> list[int]:
 def _stashes(g: GradientFlow, known: list[int]) -> list[int]:
     """Return loop variables of a forward loop that only collect tensors for the gradient loop.
 
-    The LoopCond that their Switch asks belongs to a loop with a known result.  A gradient loop collects
+    The LoopCond that their Switch reads belongs to a loop with a known result.  A gradient loop collects
     tensors as well (gradients of an RNN's inputs), but no forward result waits for its LoopCond.
     """
     stashes: list[int] = []
@@ -216,7 +216,7 @@ RETURN_OPS = ("_Retval", "_DeviceRetval")
 
 @dataclass
 class GradientFlow(ValueFlow):
-    """Holds the facts that classification is made of; bit i stands for ``weights[i]``."""
+    """Holds the facts that ops are classified by; bit i stands for ``weights[i]``."""
 
     results: list[int] = field(default_factory=list)
     results_are_certain: bool = True
@@ -234,18 +234,18 @@ class GradientFlow(ValueFlow):
 
     @cached_property
     def full(self) -> Propagation:
-        """Return all values, but not through a weight's own memory: that leads to the next step's forward
+        """Follow all values, except through a weight's own memory: that leads to the next step's forward
         pass."""
         return self.propagation(cut_memory_of=self.weight_handles)
 
     @cached_property
     def needed(self) -> Propagation:
-        """Propagate like ``full``, with the ops that are needed for their shape alone."""
+        """Follow all values as ``full`` does, and also to ops that need a tensor only for its shape."""
         return self.propagation(cut_memory_of=self.weight_handles, cut_metadata=False)
 
     @cached_property
     def cut(self) -> Propagation:
-        """Propagate like ``full``, without one-number edges."""
+        """Follow all values as ``full`` does, except along edges that carry one number."""
         return self.propagation(cut_scalars=True, cut_memory_of=self.weight_handles)
 
     @cached_property

@@ -1,6 +1,6 @@
 """Finds layers: weights whose gradients start from the same dO, numbered by first use.
 
-Weights that the forward pass combines before data meet them (weight normalization, low-rank products) are
+Weights that the forward pass combines before data meet them (weight normalization, low-rank products) form
 one unit.
 """
 
@@ -20,14 +20,15 @@ WeightShape = tuple[int, ...]
 # and a bias's gradient start from is the same one.
 VIEW_OPS = REARRANGING_OPS | {"StopGradient", "Enter", *SWITCHES, "Merge", "Exit"}
 
-# They add up rows; what a product of matrices adds up is another layer's.
+# These ops add up rows; a product of matrices adds up what belongs to another layer.
 _SUMS = {"BiasAddGrad", "Mean", "Sum", *(f"FusedBatchNormGrad{version}" for version in ("", "V2", "V3"))}
 
 
 def group_weights(backward: Backward) -> list[list[int]]:
-    """Lists of weight numbers, one list a layer, the layer that the forward pass uses first first.
+    """Return lists of weight numbers, one list per layer, in the order in which the forward pass uses them.
 
-    But behind those that it is ever used behind: a critic sees data, and then what a generator has made.
+    A layer always comes behind those it is used behind: a critic sees data first, but then a generator's
+    output.
     """
     units = _Units(backward)
     for node in range(backward.size):
@@ -44,8 +45,7 @@ def group_weights(backward: Backward) -> list[list[int]]:
 
 
 def _in_order(layers: Sequence[Sequence[int]], behind: Sequence[int]) -> list[int]:
-    """Order the layers' numbers topologically, cycles ignored; ``behind`` gives each weight others, as
-    bits."""
+    """Sort the layers topologically, cycles ignored; ``behind[w]`` are the weights upstream of w, as bits."""
     layer_of = {weight: number for number, members in enumerate(layers) for weight in members}
     needs = [
         union(1 << layer_of[weight] for weight in bits_of(union(behind[member] for member in members)))
@@ -70,8 +70,7 @@ def _in_order(layers: Sequence[Sequence[int]], behind: Sequence[int]) -> list[in
 
 
 class _Units:
-    """Holds weights that are combined before data meet them, and what is noted of each unit; bit u is unit
-    u."""
+    """Groups weights that are combined before data meet them; bit u of a set stands for unit u."""
 
     def __init__(self, backward: Backward) -> None:
         self.of_weight = units_of(backward.gradients)
@@ -86,8 +85,8 @@ class _Units:
         self.handed_out = self._handed_out(backward)
 
     def _handed_out(self, backward: Backward) -> set[tuple[int, int]]:
-        """Return outputs of forward ops that are gradients of several units: a loss op computes them as
-        well."""
+        """Return the outputs of forward ops that are gradients of several units: a loss op may compute them
+        too."""
         return {
             output
             for output, targets in backward.gradients.targets_of_outputs.items()
@@ -100,13 +99,13 @@ class _Units:
         return union(1 << self.of_weight[weight] for weight in bits_of(weights))
 
     def shape(self, unit: int) -> WeightShape | None:
-        """Return the shape of a unit's only weight; None where it has several."""
+        """Return the shape of a unit's only weight; None if it has several."""
         members = self.members[unit]
         return self._shapes[members[0]] if len(members) == 1 else None
 
 
 def _note(backward: Backward, units: _Units, node: int) -> None:
-    """Notes what one backward op says of the weights that it hands a gradient to.
+    """Note what a backward op tells about the weights that it hands a gradient to.
 
     A weight's gradient starts at the shared ops that its own ops read.  If these also read another weight's
     value, its chain goes back *through* that layer first: it lies further down.
@@ -154,8 +153,7 @@ def _start(backward: Backward, units: _Units, node: int, port: int, unit: int) -
 
 
 def _is_fused_gradient(backward: Backward, units: _Units, node: int, port: int, unit: int) -> bool:
-    """One op computes dO and, at an output of its own, this unit's gradient: it starts from what the op
-    reads."""
+    """Tell whether one op computes dO and, at an output of its own, this unit's gradient."""
     g, flow = backward.gradients, backward.flow
     if flow.types[node] in VIEW_OPS | SPLIT_OPS:
         return False
@@ -172,9 +170,9 @@ def _is_fused_gradient(backward: Backward, units: _Units, node: int, port: int, 
 
 
 def _origin(backward: Backward, node: int, port: int, shape: WeightShape | None) -> set[tuple[int, int]]:
-    """Return the dO tensors behind a shared tensor: looks through views, and through what is reduced to a
-    weight's shape (a batch normalization written out shares the sums of its dO with the layer
-    below, yet scale and offset start from that dO)."""
+    """Return the dO tensors behind a shared tensor: looks through views and reductions to a weight's shape. A
+    batch normalization written out shares the sums of its dO with the layer below, yet the gradients of scale
+    and offset start from that dO."""
     flow, origins, seen = backward.flow, set(), set()
     stack = [(node, port)]
     while stack:
@@ -192,7 +190,7 @@ def _origin(backward: Backward, node: int, port: int, shape: WeightShape | None)
 
 
 def _undoes_broadcast(backward: Backward, node: int) -> bool:
-    """Return the sum in a broadcasting op's gradient: sums over nothing where nothing was broadcast."""
+    """Tell whether an op is the Sum in a broadcasting op's gradient; it may have nothing to sum."""
     flow = backward.flow
     return flow.types[node] == "Sum" and flow.types[flow.data[node][1].source] == "BroadcastGradientArgs"
 
@@ -203,10 +201,10 @@ def _continues_chain(backward: Backward, node: int) -> bool:
 
 
 def _is_reduced(backward: Backward, node: int, port: int, shape: WeightShape | None) -> bool:
-    """The op's result was summed to the vector weight's shape, or goes only into ops that sum it so.
+    """Tell whether a result was summed to the vector weight's shape, or goes only into ops that sum it so.
 
-    A shape alone tells nothing: a dO may have that of a kernel or a bias by chance, with as many examples as
-    inputs or with a single one.
+    A shape alone tells nothing: a dO may have the shape of a kernel or a bias by chance, with as many
+    examples as inputs or with a single one.
     """
     if not _is_vector(shape):
         return False
@@ -219,7 +217,7 @@ def _is_reduced(backward: Backward, node: int, port: int, shape: WeightShape | N
 
 
 def _is_vector(shape: WeightShape | None) -> bool:
-    """Return whether at most one dimension is not 1. A kernel of one output, (n, 1), is a matrix."""
+    """Return whether at most one dimension is not 1; a kernel with one output, (n, 1), counts as a matrix."""
     if not shape or (len(shape) == 2 and shape[1] == 1 != shape[0]):
         return False
     return sum(dim != 1 for dim in shape) <= 1
@@ -278,10 +276,10 @@ def _used_behind(g: GradientFlow) -> list[int]:
 
 
 def units_of(g: GradientFlow) -> list[int]:
-    """Return each weight's unit: weights that one tensor without data in it is computed from share one.
+    """Return the unit of each weight; weights share a unit if one tensor without data is computed from them.
 
-    ``kernel = normalize(v) * g`` makes one unit of ``v`` and ``g``: the kernel's gradient is no dO, no
-    other layer needs it.  Units are numbered by their first weight; most have one.
+    ``kernel = normalize(v) * g`` makes one unit of ``v`` and ``g``: the kernel's gradient is no dO, because
+    no other layer needs it.  Units are numbered by their first weight; most have only one.
     """
     first = list(range(len(g.weights)))
 
@@ -299,7 +297,8 @@ def units_of(g: GradientFlow) -> list[int]:
 
 
 def _combining(g: GradientFlow) -> list[int]:
-    """Return forward ops that combine several weights and nothing else, and whose tensor data meet later."""
+    """Return the forward ops that combine only weights, several of them, into a tensor that data meet
+    later."""
     if not any(several(bits) for bits in g.depends_on_tensors):
         return []
     data = g.cut.downstream(g.data_sources | dict.fromkeys(_tables(g), 1))
@@ -312,7 +311,8 @@ def _combining(g: GradientFlow) -> list[int]:
 
 
 def _tables(g: GradientFlow) -> list[int]:
-    """Tensors of floating-point numbers that no weight goes into count as data: constants, a first state."""
+    """Return the floating-point tensors that no weight goes into (constants, a first state): they count as
+    data."""
 
     def is_table(output: OutputInfo) -> bool:
         return "float" in output.dtype and (output.shape is None or any(dim != 1 for dim in output.shape))

@@ -1,10 +1,9 @@
-"""Tells apart the steps of an unrolled graph, or a step's micro-batches, and gives each as a graph of its
-own.
+"""Tells apart the steps of an unrolled graph or a step's micro-batches; gives each as a graph of its own.
 
 Whoever unrolls steps marks the nodes of step t with :data:`STEP_ATTR` and puts their names into a scope
-``tf_ooo_step_t``.  Micro-batch m is marked as step m, what comes once, after all of them, as the step behind
-the last, and the sums of gradients with :data:`SUM_ATTR`.  Where a step updates some weights, and goes on
-with what they are then, :data:`TURN_ATTR` says after how many updates.
+``tf_ooo_step_t``.  Micro-batch m is marked as step m.  What runs once, after all micro-batches, is marked as
+the step behind the last, and the sums of gradients carry :data:`SUM_ATTR`.  Where a step updates some weights
+and then goes on with the new ones, :data:`TURN_ATTR` says after how many updates a node comes.
 """
 
 from __future__ import annotations
@@ -31,8 +30,8 @@ from grappler_passes.graph.training_graph import Op, TrainingGraph
 def with_inputs(
     index: GraphIndex, nodes: Iterable[int], reads: Callable[[int], Iterable[int]] | None = None
 ) -> set[int]:
-    """Return nodes with all that they are computed from, loops whole; ``reads``: producers of what a node
-    reads."""
+    """Return nodes with all that they are computed from, whole loops included; ``reads`` gives a node's
+    producers."""
 
     def producers(i: int) -> list[int]:
         read = (p for p, _ in index.data_preds[i]) if reads is None else reads(i)
@@ -42,8 +41,7 @@ def with_inputs(
 
 
 def part_of(graph_def: graph_pb2.GraphDef, index: GraphIndex, members: Collection[int]) -> graph_pb2.GraphDef:
-    """Return the graph of these nodes, in their order, without control edges from others; the library is
-    kept."""
+    """Return the graph of these nodes, in order, without control edges from others; it keeps the library."""
     part = graph_protos.with_nodes(graph_def, (graph_def.node[i] for i in sorted(members)))
     for i, node in zip(sorted(members), part.node, strict=True):
         if outside := {f"^{index.names[p]}" for p in index.control_preds[i] if p not in members}:
@@ -61,7 +59,7 @@ _IN_SCOPE = re.compile(rf"(?:^|/){STEP_SCOPE}(\d+)(?:/|$)")
 
 
 def steps_of(graph_def: graph_pb2.GraphDef, index: GraphIndex | None = None) -> list[int | None]:
-    """Return the step of each node; None: it belongs to none, or to all.
+    """Return the step of each node; None for a node that belongs to no step, or to all.
 
     A node without a mark (graph optimizers make some) belongs to the latest step of its inputs.
     """
@@ -84,10 +82,10 @@ def _marked(node: node_def_pb2.NodeDef) -> int | None:
 def turns_of(
     graph_def: graph_pb2.GraphDef, index: GraphIndex, steps: Sequence[int | None], count: int
 ) -> list[int]:
-    """Return the turn of each node: how many updates of the step it comes after, of which it is the next.
+    """Return the turn of each node: how many of the step's updates come before it.
 
-    A node without a mark (of functions that were inlined) belongs to the latest turn of its inputs, to the
-    turn behind where it reads what comes once, as an update does: ``count`` in ``steps``.
+    A node without a mark (from an inlined function) belongs to the latest turn of its inputs. If it reads
+    what runs once, as an update does (``count`` in ``steps``), it belongs to the turn behind that one.
     """
     turns = [int(node.attr[TURN_ATTR].i) if TURN_ATTR in node.attr else None for node in graph_def.node]
     if not any(turns):
@@ -121,10 +119,10 @@ def is_sum(node: node_def_pb2.NodeDef) -> bool:
 def microbatch_graph(
     graph_def: graph_pb2.GraphDef, index: GraphIndex, steps: Sequence[int | None], number: int, count: int
 ) -> graph_pb2.GraphDef:
-    """Return the graph of a step that has micro-batch ``number`` only: its nodes keep their names.
+    """Return the graph of a step that has only micro-batch ``number``; its nodes keep their names.
 
     Each sum becomes an Identity of this micro-batch's gradient, or a concat of its parts; control edges from
-    what is left out go.  ``count`` is the number, in ``steps``, of what comes once.
+    nodes that are left out go.  ``count`` is the number in ``steps`` of the nodes that run once.
     """
     # A constant that a sum of slices needs carries the mark too, and hands on nothing.
     sums = {i for i, node in enumerate(graph_def.node) if is_sum(node) and data_inputs(node)}
@@ -136,7 +134,7 @@ def microbatch_graph(
             return [index.index[split_input(source)[0]] for source in handed_on[i]]
         return [producer for producer, _ in index.data_preds[i]]
 
-    # Sums come with what reads them: those of other replicas lead to no gradient of this micro-batch.
+    # Sums come along with their readers: sums of other replicas lead to no gradient of this micro-batch.
     chosen = [i for i, step in enumerate(steps) if step in (number, count) and i not in sums]
     graph = part_of(graph_def, index, with_inputs(index, chosen, reads))
     for node in graph.node:
@@ -159,12 +157,11 @@ def _handed_on(
     steps: Sequence[int | None],
     number: int,
 ) -> list[str] | None:
-    """Return the inputs that a sum keeps: what leads to this micro-batch's gradient; None: the sum stands
-    before it.
+    """Return the inputs of a sum that lead to this micro-batch's gradient; None if the sum stands before it.
 
-    Where the sums of replicas are added up it is that of the replica which has the micro-batch.  TensorFlow
-    merges a concat of concats into one: a table that is looked up twice gives a micro-batch's rows in two
-    parts, and the sum keeps both, with its axis.
+    Where the sums of replicas are added up, the input kept is that of the replica which has the micro-batch.
+    TensorFlow merges a concat of concats into one: a table that is looked up twice gives a micro-batch's rows
+    in two parts, and the sum keeps both, with its axis.
     """
     inputs, axis = list(data_inputs(node)), []
     if node.op in _CONCAT:
@@ -185,10 +182,10 @@ def _handed_on(
 
 
 def classify_steps(graphs: Sequence[graph_pb2.GraphDef]) -> list[TrainingGraph]:
-    """Return each of the graphs of ``split_steps``, classified; GraphError where one is no training step.
+    """Classify each of the graphs of ``split_steps``; GraphError if one is no training step.
 
-    A step that is the one before but for its scope, marks and batch is that step with other names, which is
-    faster.  The first steps differ: they hold what several have in common.
+    A step that differs from the one before only in scope, marks and batch is not classified again: its names
+    are replaced, which is faster.  The first steps differ: they hold what several steps have in common.
     """
     classified: list[TrainingGraph] = []
     for number, graph_def in enumerate(graphs):
@@ -212,7 +209,7 @@ def _renamed(before: graph_pb2.GraphDef, after: graph_pb2.GraphDef, number: int)
 
 
 def _batch(graph_def: graph_pb2.GraphDef) -> list[str]:
-    """Return the arguments that are no variables, in order."""
+    """Return the names of the arguments that are no variables, in order."""
     arguments = sorted(
         (node for node in graph_def.node if node.op == "_Arg"), key=lambda node: node.attr["index"].i
     )
@@ -228,7 +225,7 @@ def _alike(node: node_def_pb2.NodeDef, other: node_def_pb2.NodeDef, names: Mappi
 
 
 def _attributes(node: node_def_pb2.NodeDef) -> dict[str, bytes]:
-    """Return the attributes that say what an op does, without notes of optimizers such as a wished place."""
+    """Return the attributes that say what an op does, without notes of optimizers such as a wished device."""
     return {key: value.SerializeToString() for key, value in node.attr.items() if key[0] != "_"}
 
 

@@ -1,5 +1,4 @@
-"""Reads GraphDefs: nodes, the text form of inputs, what the registry says of ops; flattens them, calls
-inlined."""
+"""Reads GraphDefs (nodes, inputs as text, what the registry says of ops) and inlines their calls."""
 
 from __future__ import annotations
 
@@ -28,16 +27,16 @@ def is_graph_def(value: object) -> TypeGuard[graph_pb2.GraphDef]:
 
 
 def tensor_proto(value: bool | int | float | str) -> tensor_pb2.TensorProto:
-    """Return a value as it stands in a constant node."""
+    """Return a value in the form that a constant node holds."""
     import tensorflow as tf
 
     return tf.make_tensor_proto(value)
 
 
 def zero_of(dtype: int) -> tensor_pb2.TensorProto:
-    """Return a zero, False or an empty text, as it stands in a constant node; ``dtype`` as in nodes.
+    """Return a zero, False or an empty text in the form that a constant node holds; ``dtype`` as in nodes.
 
-    TypeError: a type without values, such as that of a variable's handle.
+    Raises TypeError for a type without values, such as the type of a variable's handle.
     """
     import tensorflow as tf
 
@@ -48,7 +47,7 @@ def zero_of(dtype: int) -> tensor_pb2.TensorProto:
 
 
 def copy_of(graph_def: graph_pb2.GraphDef) -> graph_pb2.GraphDef:
-    """Return a deep copy, to be changed."""
+    """Return a deep copy that may be changed."""
     copy = type(graph_def)()
     copy.CopyFrom(graph_def)
     return copy
@@ -63,7 +62,7 @@ def with_nodes(graph_def: graph_pb2.GraphDef, nodes: Iterable[node_def_pb2.NodeD
 
 
 def keep_colocations(node: node_def_pb2.NodeDef, kept: Callable[[str], bool]) -> None:
-    """Takes from a node the wish to stand beside nodes that are not ``kept``, by name; changes the node."""
+    """Remove a node's colocation with nodes that are not ``kept`` (names); changes the node."""
     wishes = node.attr["_class"].list.s if "_class" in node.attr else ()
     left = [wish for wish in wishes if kept(wish.decode().removeprefix("loc:@"))]
     if len(left) == len(wishes):
@@ -73,7 +72,7 @@ def keep_colocations(node: node_def_pb2.NodeDef, kept: Callable[[str], bool]) ->
         node.attr["_class"].list.s.extend(left)
 
 
-# A condition none of whose branches reads or changes a state; what it was lowered by.
+# No branch of such a condition reads or changes a state; the attribute says that it was to be lowered.
 WHOLE_BRANCH = "StatelessIf"
 _LOWER = "_lower_using_switch_merge"
 _CONDITIONALS = frozenset({"If", "StatelessIf", "Case", "StatelessCase"})
@@ -106,7 +105,8 @@ def inline_graph_def(graph_def: graph_pb2.GraphDef, fetches: list[str]) -> graph
 
 
 def with_whole_branches(graph_def: graph_pb2.GraphDef) -> graph_pb2.GraphDef:
-    """Return the graph whose conditions without side effects stay one op each where functions are inlined."""
+    """Return the graph with conditions without side effects kept as one op each when functions are
+    inlined."""
     out = copy_of(graph_def)
     for node in _all_nodes(out):
         if node.op == WHOLE_BRANCH:
@@ -117,10 +117,9 @@ def with_whole_branches(graph_def: graph_pb2.GraphDef) -> graph_pb2.GraphDef:
 def flat_graphs(
     graph_def: graph_pb2.GraphDef, fetches: list[str]
 ) -> tuple[graph_pb2.GraphDef, graph_pb2.GraphDef]:
-    """Return the graph without calls, once with loops and conditionals as single ops and once with them
-    lowered.
+    """Return the graph without calls, twice: loops and conditionals as single ops, and lowered.
 
-    Traced for XLA a conditional is not marked to be lowered: one that may skip an update would read all
+    A conditional traced for XLA is not marked to be lowered: one that may skip an update would read all
     gradients.
     """
     functional, lowered = copy_of(graph_def), copy_of(graph_def)
@@ -170,8 +169,7 @@ def _drop_unused_functions(graph_def: graph_pb2.GraphDef) -> None:
 
 
 def called_by(nodes: Iterable[node_def_pb2.NodeDef]) -> set[str]:
-    """Return names of functions that nodes call: by their op, or in an attribute (a loop's body, a
-    branch)."""
+    """Return the names of functions that nodes call, by op or in an attribute (a loop's body, a branch)."""
     values = [value for node in nodes for value in node.attr.values()]
     named = {value.func.name for value in values if value.HasField("func")}
     listed = {function.name for value in values for function in value.list.func}
@@ -184,7 +182,7 @@ def is_communication(op_type: str) -> bool:
 
 
 def op_def(op_type: str) -> Any:
-    """Return TensorFlow's definition of an op type, None where it knows no such op."""
+    """Return TensorFlow's definition of an op type; None if TensorFlow knows no such op."""
     from tensorflow.python.framework import op_def_registry
 
     return op_def_registry.get(op_type)
@@ -202,7 +200,7 @@ def is_stateful(op_type: str) -> bool:
 
 
 def has_reference_inputs(op_type: str) -> bool:
-    """Say whether the op may change a reference variable that it is given; control flow only hands it on."""
+    """Say whether the op may change a reference variable it is given; control flow only hands it on."""
     definition = op_def(op_type)
     return (
         definition is not None
@@ -213,8 +211,7 @@ def has_reference_inputs(op_type: str) -> bool:
 
 @lru_cache(maxsize=4096)
 def resource_inputs(op_type: str) -> tuple[int, ...]:
-    """Return the places of the inputs that are handles; those behind an input of variable length are left
-    out."""
+    """Return the positions of the inputs that are handles, up to the first input of variable length."""
     from tensorflow.core.framework import types_pb2
 
     definition = op_def(op_type)
@@ -229,13 +226,13 @@ def resource_inputs(op_type: str) -> tuple[int, ...]:
 
 @lru_cache(maxsize=4096)
 def attribute_names(op_type: str) -> frozenset[str]:
-    """Return the attributes that an op's definition has; none for an unknown op."""
+    """Return the names of the attributes that an op's definition has; none for an unknown op."""
     definition = op_def(op_type)
     return frozenset(() if definition is None else (attribute.name for attribute in definition.attr))
 
 
 def output_names(node: node_def_pb2.NodeDef) -> list[str]:
-    """Return how a function names the outputs of an op in its body, by port: ``op:result:number``."""
+    """Return the names of a node's outputs within a function body, by port: ``op:result:number``."""
     names: list[str] = []
     for result in op_def(node.op).output_arg:
         count = node.attr[result.number_attr].i if result.number_attr else 1
@@ -248,7 +245,7 @@ def output_names(node: node_def_pb2.NodeDef) -> list[str]:
 def allows_types(node: node_def_pb2.NodeDef) -> bool:
     """Return whether the types in a node's attributes are among those that its op's definition allows.
 
-    Kernels may know more: oneDNN's convolutions on a CPU take bfloat16.  TensorFlow checks it when it
+    Kernels may know more: oneDNN's convolutions on a CPU take bfloat16. TensorFlow checks types when it
     imports a graph, not when it runs one.
     """
     definition = op_def(node.op)
@@ -260,14 +257,14 @@ def allows_types(node: node_def_pb2.NodeDef) -> bool:
 
 
 def keeps_random_state(op_type: str) -> bool:
-    """Return whether an op draws random numbers from a state that its own kernel keeps (``tf.random.*``)."""
+    """Return whether an op draws random numbers from a state that its kernel keeps (``tf.random.*``)."""
     return (
         op_def(op_type) is not None and is_stateful(op_type) and {"seed", "seed2"} <= attribute_names(op_type)
     )
 
 
 def data_inputs(node: node_def_pb2.NodeDef) -> list[str]:
-    """Return all but control inputs, as they are written."""
+    """Return the data inputs as they are written; control inputs are left out."""
     return [text for text in node.input if text[0] != "^"]
 
 
@@ -277,7 +274,8 @@ def control_inputs(node: node_def_pb2.NodeDef) -> list[str]:
 
 
 def split_input(text: str) -> tuple[str, int]:
-    """``"^a"`` is ``("a", -1)``, ``"a:2"`` is ``("a", 2)``, ``"a"`` is ``("a", 0)``."""
+    """Split an input into name and port: ``"^a"`` is ``("a", -1)``, ``"a:2"`` ``("a", 2)``, ``"a"`` ``("a",
+    0)``."""
     if text.startswith("^"):
         return text[1:], -1
     name, colon, port = text.rpartition(":")
@@ -287,14 +285,14 @@ def split_input(text: str) -> tuple[str, int]:
 
 
 def tensor(name: str, port: int) -> str:
-    """Return the text of an input; port -1 is a control input."""
+    """Return an input as text; port -1 is a control input."""
     if port < 0:
         return f"^{name}"
     return name if port == 0 else f"{name}:{port}"
 
 
 def make_identity(node: node_def_pb2.NodeDef, inputs: Iterable[str]) -> None:
-    """Changes an op with one type ``T`` to an Identity of other inputs; notes (``_...``) stay."""
+    """Change an op with one type ``T`` to an Identity of other inputs; attributes ``_...`` stay."""
     node.op = "Identity"
     for name in [name for name in node.attr if name != "T" and not name.startswith("_")]:
         del node.attr[name]

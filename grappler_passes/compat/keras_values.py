@@ -8,7 +8,7 @@ from typing import Any
 def variable_of_keras(variable: object) -> Any:
     """Return the ``tf.Variable`` of a Keras 3 variable; a Keras 2 variable is one already.
 
-    Not the public ``value``: inside an autocast scope that adds a Cast to the graph and returns it.
+    The public ``value`` will not do: inside an autocast scope it adds a Cast to the graph and returns that.
     """
     return getattr(variable, "_value", variable)
 
@@ -33,8 +33,7 @@ def has_gradient(dtype: object) -> bool:
 
 
 def optimizer_variables(model: object) -> list[Any]:
-    """Return the variables of the optimizers that are attributes of a model: none is a weight, whatever it
-    says."""
+    """Return the variables of optimizers that are attributes of a model: they are never weights."""
     attributes = [getattr(model, "optimizer", None), *vars(model).values()]
     attributes += [getattr(owner, "inner_optimizer", None) for owner in attributes]  # behind a scaled loss
     optimizers = {id(owner): owner for owner in attributes if hasattr(owner, "apply_gradients")}

@@ -1,4 +1,4 @@
-"""Knows the supported TensorFlow releases, and says in one line where TensorFlow is none of them."""
+"""Knows the supported TensorFlow releases; says in one line why another one is not used."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def major_minor(version: str) -> tuple[int, int]:
 
 
 def why_unsupported() -> str | None:
-    """Say in one line why the TensorFlow of this process is not used, with the way out; None where it is.
+    """Say in one line why this process' TensorFlow is not used, and the way out; None if it is used.
 
     Imports TensorFlow.
     """
@@ -35,7 +35,7 @@ def why_unsupported() -> str | None:
 
 
 def say_at_import() -> None:
-    """Logs :func:`why_unsupported` if that can be told without importing TensorFlow; raises nothing."""
+    """Log :func:`why_unsupported` if it can be told without importing TensorFlow; raises nothing."""
     version = getattr(sys.modules.get("tensorflow"), "__version__", None) or _installed()
     reason = None if version is None else _why_not(version)
     if reason is not None and reason not in _said:
@@ -44,7 +44,8 @@ def say_at_import() -> None:
 
 
 def is_news(reason: str) -> bool:
-    """Return whether a reason not to rewrite is to be logged: that of :func:`why_unsupported` once only."""
+    """Return whether to log a reason not to rewrite: the one of :func:`why_unsupported` is logged only
+    once."""
     known = reason in _said
     if reason == why_unsupported():
         _said.add(reason)

@@ -1,5 +1,4 @@
-"""Asks TensorFlow's runtime in this process: for devices, plug-ins and functions, those that it has traced,
-too."""
+"""Asks TensorFlow's runtime in this process for devices, plug-ins and functions, traced ones included."""
 
 from __future__ import annotations
 
@@ -22,9 +21,9 @@ VARIABLE_ATTR = "_ooo_variable"
 
 
 def load_library(path: str) -> None:
-    """Loads a graph optimizer.  A second one for the same device type aborts the process.
+    """Load a graph optimizer.  A second one for the same device type aborts the process.
 
-    ``load_pluggable_device_library`` would rescan the devices and forget what the user chose of them.
+    ``load_pluggable_device_library`` would rescan the devices and forget which of them the user chose.
     """
     from tensorflow.python.client import pywrap_tf_session
 
@@ -32,21 +31,21 @@ def load_library(path: str) -> None:
 
 
 def has_gpu() -> bool:
-    """Return whether TensorFlow sees a GPU; does not initialize it."""
+    """Return whether TensorFlow sees a GPU, without initializing it."""
     import tensorflow as tf
 
     return bool(tf.config.list_physical_devices("GPU"))
 
 
 def runtime_devices() -> frozenset[str]:
-    """Return full names of the devices of this process and of its cluster, once TensorFlow has run an op."""
+    """Return the full names of this process' and its cluster's devices, once TensorFlow has run an op."""
     return frozenset(_context().devices())
 
 
 def device_memory_bytes() -> dict[str, int]:
-    """Return what TensorFlow says it may use of each device of this process and its cluster, by full name.
+    """Return the memory that TensorFlow may use on each device of this process and its cluster, by full name.
 
-    Of a CPU it says 256 MiB, whatever there is.
+    For a CPU TensorFlow always says 256 MiB.
     """
     from tensorflow.python import pywrap_tfe
     from tensorflow.python.client import pywrap_tf_session
@@ -63,7 +62,7 @@ def device_memory_bytes() -> dict[str, int]:
 
 
 def host_device(device: str) -> str:
-    """Return the CPU of the machine that a full device name is on."""
+    """Return the CPU on the machine of a device, given and returned as full names."""
     import tensorflow as tf
 
     spec = tf.DeviceSpec.from_string(device).replace(device_type="CPU", device_index=0)
@@ -72,7 +71,7 @@ def host_device(device: str) -> str:
 
 
 def register_functions(graph_def: graph_pb2.GraphDef) -> None:
-    """Makes the library's functions known to TensorFlow's runtime, where XLA looks them up."""
+    """Make the library's functions known to TensorFlow's runtime, where XLA looks them up."""
     context = _context()
     for function in graph_def.library.function:
         if not context.has_function(function.signature.name):
@@ -80,9 +79,9 @@ def register_functions(graph_def: graph_pb2.GraphDef) -> None:
 
 
 def kept_functions(functions: Iterable[Any]) -> list[Any]:
-    """Makes FunctionDefs known to TensorFlow's runtime, where it does not know them.
+    """Make FunctionDefs known to TensorFlow's runtime if it does not know them.
 
-    It knows them as long as whoever holds what this returns, or any other function of these names, lives.
+    They stay known while the returned list, or any other function of these names, is alive.
     """
     from tensorflow.core.function.polymorphism import function_type
     from tensorflow.python.eager.polymorphic_function import atomic_function
@@ -99,25 +98,25 @@ def kept_functions(functions: Iterable[Any]) -> list[Any]:
 
 
 def call_function(name: str, inputs: Sequence[Any], results: int) -> list[Any]:
-    """Return the results, so many, of a function that the runtime knows; it has no nests, nor captures."""
+    """Call a function that the runtime knows (no nests, no captures); return its ``results`` results."""
     returned: list[Any] | None = _context().call_function(name.encode(), list(inputs), results)
     return returned or []
 
 
 def keep_order_on_workers() -> None:
-    """Let ops that write to variables on workers be waited for; call it before workers are joined.
+    """Make ops that write to variables on workers be waited for; call it before workers are joined.
 
-    By default TensorFlow streams them, and a function that is called next may overtake them: metrics were
-    counted on from before their reset.  Whoever has set the variable keeps what he has set.
+    By default TensorFlow streams these ops, and the next function call may overtake them: metrics were once
+    counted on from before their reset.  If the user has set the environment variable, his value stays.
     """
     os.environ.setdefault("TF_ENABLE_EAGER_CLIENT_STREAMING_ENQUEUE", "false")
 
 
 @contextlib.contextmanager
 def failing_where_cut_off() -> Iterator[None]:
-    """Calls to workers that begin in the block fail where their connection does.
+    """In the block, calls to workers fail when their connection does.
 
-    TensorFlow has those that join workers connect again, for ever, also to a worker that never answers.
+    By default TensorFlow reconnects to workers for ever, even to one that never answers.
     """
     name = "GRPC_FAIL_FAST"
     before = os.environ.get(name)
@@ -133,8 +132,8 @@ def failing_where_cut_off() -> Iterator[None]:
 def keep_functions() -> None:
     """Keep all functions that the runtime holds now until the process ends.
 
-    A runtime that has joined workers asks them to forget each function that goes, and prints two lines of
-    error for each that was there before they joined, or where they are gone.
+    A runtime that has joined workers asks them to forget each function that goes. It prints two lines of
+    error for each function older than the joining, and for each when the workers are gone.
     """
     from tensorflow.python.eager.polymorphic_function import atomic_function
 
@@ -144,23 +143,23 @@ def keep_functions() -> None:
 
 
 def abort_collectives(why: str) -> None:
-    """TensorFlow's collectives that this process waits in fail with UnavailableError, and all later ones."""
+    """Make TensorFlow's collectives in this process, waiting or later, fail with UnavailableError."""
     import tensorflow as tf
 
     _context().abort_collective_ops(tf.errors.UNAVAILABLE, why)
 
 
 def calls_not_optimized() -> AbstractContextManager[None]:
-    """Functions that are called in the block run as they are: no graph optimizer sees them."""
+    """Run functions called in the block as they are: no graph optimizer sees them."""
     return _calling(_no_optimizers)
 
 
 def calls_without_idle_optimizers() -> AbstractContextManager[None]:
-    """Functions called in the block are spared graph optimizers that look at all and change nothing.
+    """Spare functions called in the block the graph optimizers that look at everything and change nothing.
 
-    On CPUs alone the layout optimizer converts nothing, and all that the memory optimizer does is to take
-    sums apart; whoever has set them otherwise has them run.  The graph is sorted and given shapes in another
-    dialect, twice, which took 15% of the seconds before the first step of MobileNetV2.
+    On CPUs alone the layout optimizer converts nothing, and the memory optimizer only takes sums apart; if
+    the user has set them himself, they run.  They sort the graph and give it shapes in another dialect,
+    twice, which took 15% of the seconds before the first step of MobileNetV2.
     """
     on_cpus = all("/device:CPU:" in name for name in runtime_devices())
     return _calling(_no_idle_optimizers) if on_cpus else contextlib.nullcontext()
@@ -206,14 +205,14 @@ def _context() -> Any:
 
 
 def graph_def_of(concrete_function, own_names=None):
-    """Return (GraphDef, names of the result ops); placeholders of captured variables say which these are.
+    """Return (GraphDef, names of the result ops); placeholders of captured variables say which they are.
 
-    ``own_names`` names some variables by the id of their handles; others have TensorFlow's names.
+    ``own_names`` names some variables by the id of their handles; all others have TensorFlow's names.
     """
     graph = concrete_function.graph
     graph_def = graph.as_graph_def()
     nodes = {node.name: node for node in graph_def.node}
-    # graph.variables raises when one of them has been deleted since the trace.
+    # graph.variables raises if a variable has been deleted since the trace.
     living = [variable for ref in graph._weak_variables if (variable := ref()) is not None]
     by_handle = {id(variable.handle): variable for variable in living}
     captured = [
@@ -232,9 +231,9 @@ def graph_def_of(concrete_function, own_names=None):
 
 
 def numbered(names: Sequence[str]) -> Iterator[str]:
-    """Yield the names; ``_1``, ``_2``, ... is appended to those that were there before.
+    """Yield the names; a name that was there before gets ``_1``, ``_2``, ... appended.
 
-    Layers of a subclassed Keras model that are built when it is called have variables of the same names.
+    Layers that a subclassed Keras model builds when it is called have variables of the same names.
     """
     taken, seen = set(names), set()
     for name in names:
@@ -267,7 +266,7 @@ def func_graph_transforms() -> list[Callable[[Any], None]]:
 
 
 def set_string_attr(op: tf.Operation, name: str, value: str) -> None:
-    """Sets an attribute of an op that is in a graph already."""
+    """Set an attribute of an op that is already in a graph."""
     from tensorflow.core.framework import attr_value_pb2
 
     op._set_attr(name, attr_value_pb2.AttrValue(s=value.encode()))

@@ -1,4 +1,4 @@
-"""Tells shapes and dtypes of a graph's tensors, as TensorFlow's own shape functions tell them."""
+"""Tells shapes and dtypes of a graph's tensors, by TensorFlow's own shape functions."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ARGUMENT = "_Arg"
 
 @dataclass(frozen=True)
 class OutputInfo:
-    """Holds dtype name (``float32``), shape (None: unknown rank; None in it: unknown size), bytes of an
+    """Holds dtype name (``float32``), shape (None: rank unknown; None within: size unknown), bytes per
     element."""
 
     dtype: str
@@ -29,13 +29,14 @@ class OutputInfo:
 
     @property
     def is_number(self) -> bool:
-        """Neither a handle nor a variant nor a string, so rank 0 means one number (bool included)."""
+        """Say whether it holds numbers, so that rank 0 means one number; no handle, variant or string
+        does."""
         return self.dtype not in ("resource", "variant", "string")
 
 
 @contextlib.contextmanager
 def graph_errors() -> Iterator[None]:
-    """Turns what TensorFlow says of a graph that it cannot read into a GraphError."""
+    """Turn TensorFlow's errors about a graph that it cannot read into a GraphError."""
     try:
         yield
     except (tf.errors.OpError, ValueError) as error:
@@ -43,8 +44,7 @@ def graph_errors() -> Iterator[None]:
 
 
 class InferredOutputs(Mapping[str, "tuple[OutputInfo, ...]"]):
-    """Holds the outputs of each op of a graph; each is looked up when it is asked for, which takes a
-    while."""
+    """Holds the outputs of each op of a graph; looks each up when asked for it, which takes a while."""
 
     def __init__(self, graph: tf.Graph) -> None:
         from tensorflow.python.client import pywrap_tf_session
@@ -59,7 +59,7 @@ class InferredOutputs(Mapping[str, "tuple[OutputInfo, ...]"]):
         return self._known[name]
 
     def add(self, copies: Mapping[str, str]) -> None:
-        """Let each copy have the outputs of the op that it is a copy of."""
+        """Give each copy the outputs of the op that it is a copy of."""
         self._c_ops.update((copy, self._c_ops[name]) for copy, name in copies.items())
 
     def __iter__(self) -> Iterator[str]:
@@ -69,7 +69,7 @@ class InferredOutputs(Mapping[str, "tuple[OutputInfo, ...]"]):
         return len(self._c_ops)
 
     def _op(self, name: str) -> tf.Operation:
-        """Return TensorFlow's own object: one for each op takes a third of the time of reading the graph.
+        """Return TensorFlow's own object; making one for each op takes a third of the time to read the graph.
 
         ``_add_new_tf_operations`` also looks at each op's inputs, devices and attributes: 0.3 s.
         """
@@ -78,8 +78,7 @@ class InferredOutputs(Mapping[str, "tuple[OutputInfo, ...]"]):
         return ops.Operation._from_c_op(c_op=self._c_ops[name], g=self._graph)
 
     def constant(self, name: str, port: int) -> Any:
-        """Return the value, as an array, of a tensor that follows from constants and static shapes; else
-        None."""
+        """Return a tensor's value as an array if it follows from constants and static shapes; else None."""
         from tensorflow.python.framework import tensor_util
 
         return tensor_util.try_evaluate_constant(self._op(name).outputs[port])
@@ -91,7 +90,7 @@ def infer_outputs(graph_def: graph_pb2.GraphDef) -> dict[str, tuple[OutputInfo, 
 
 
 def infer_some_outputs(graph_def: graph_pb2.GraphDef) -> InferredOutputs:
-    """Infer as :func:`infer_outputs` does, for callers that look at a part of the outputs.
+    """Infer as :func:`infer_outputs` does, for callers that look at only some of the outputs.
 
     ``tf.import_graph_def`` takes three times as long: 3.2 s against 1.1 s on DenseNet121's 18,904 nodes.
     """
@@ -112,8 +111,8 @@ def infer_some_outputs(graph_def: graph_pb2.GraphDef) -> InferredOutputs:
 
 
 def _without_library(graph_def: graph_pb2.GraphDef) -> graph_pb2.GraphDef:
-    """Return functions tell shape inference nothing about a PartitionedCall, and those that Grappler leaves
-    behind may be inconsistent; only ops that are functions by name need theirs."""
+    """Return the graph without functions that only calls use: shape inference learns nothing from them, and
+    those that Grappler leaves behind may be inconsistent."""
     functions = {function.signature.name for function in graph_def.library.function}
     if not functions or any(node.op in functions for node in graph_def.node):
         return graph_def
@@ -122,7 +121,7 @@ def _without_library(graph_def: graph_pb2.GraphDef) -> graph_pb2.GraphDef:
     return out
 
 
-# Each fused op has its plain counterpart here, and how many of its inputs are that one's.
+# Each fused op has its plain counterpart here, and how many of the inputs the counterpart takes.
 _FUSED = {
     "_FusedBatchNormEx": ("FusedBatchNormV3", 5),
     "_FusedBatchNormGradEx": ("FusedBatchNormGradV3", 6),
@@ -131,11 +130,11 @@ _FUSED = {
 
 
 def _readable(graph_def: graph_pb2.GraphDef) -> graph_pb2.GraphDef:
-    """Return graphs that TensorFlow runs itself, but does not import as they are. 2.15 and 2.18 fuse a batch
-    normalization with its Relu on CPUs for any number of channels, while the shape function asks for a
-    multiple of 4, and give ``_Arg`` a ``shape`` that the op's definition lacks. All fuse bfloat16
-    convolutions on CPUs, which the fused op's definition does not know. The outputs are those of the op
-    alone."""
+    """Return the graph in a form that TensorFlow imports; some that it runs itself it refuses. 2.15 and 2.18
+    fuse a batch normalization with its Relu on CPUs for any number of channels, while the shape function asks
+    for a multiple of 4, and give ``_Arg`` a ``shape`` that the op's definition lacks. All fuse bfloat16
+    convolutions on CPUs, which the fused op's definition does not know. The plain op's outputs are the
+    same."""
 
     def is_odd(node: node_def_pb2.NodeDef) -> bool:
         if node.op == ARGUMENT:
@@ -165,7 +164,8 @@ def _unfuse(node: node_def_pb2.NodeDef) -> None:
 
 
 def _with_handle_shapes(graph_def: graph_pb2.GraphDef) -> graph_pb2.GraphDef:
-    """Only ``_Arg`` tells shape inference what a variable's handle points to; Placeholder does not."""
+    """Let ``_Arg`` stand for Placeholder: it alone tells shape inference what a variable's handle points
+    to."""
     known = [n for n in graph_def.node if n.op == "Placeholder" and HANDLE_SHAPES in n.attr]
     if not known:
         return graph_def
@@ -180,6 +180,6 @@ def _with_handle_shapes(graph_def: graph_pb2.GraphDef) -> graph_pb2.GraphDef:
 
 
 def info_of(tensor: tf.Tensor) -> OutputInfo:
-    """Return dtype, shape and element size of a tensor, as far as they are known."""
+    """Return a tensor's dtype, shape and bytes per element, as far as they are known."""
     dims = None if tensor.shape.rank is None else tuple(tensor.shape.as_list())
     return OutputInfo(tensor.dtype.base_dtype.name, dims, tensor.dtype.size)

@@ -1,1 +1,1 @@
-"""Holds graphs as data: ops, values, dependencies, sizes and what is alive."""
+"""Holds graphs as data: ops, values, dependencies, sizes and lifetimes."""

@@ -1,4 +1,5 @@
-"""Defines the one dependency relation on a GraphDef: what must, and what may, run before what; side effects.
+"""Defines the one dependency relation on a GraphDef, which orders may change, and which ops have side
+effects.
 
 Nodes are ints, their index in ``graph_def.node``.  The edges NextIteration -> Merge that close a while loop
 are left out: the relation speaks of one iteration; a loop's Exits come after all its iterations.
@@ -39,10 +40,10 @@ _HAND_ON = ("Identity", "LoopCond")
 class Context:
     """Says in which loops and branches a node runs.
 
-    ``frame`` is the stack of while frames it runs in, outermost first; ``output_frame`` the one its
-    outputs arrive in, None where they arrive in one iteration only (Enter, NextIteration).
-    ``branches`` are ``(predicate tensor, side)``: the node is dead unless each predicate chose that side.
-    ``output_branches`` are those of its outputs: of an Exit without what ended its loop.
+    ``frame`` is the stack of while frames that the node runs in, outermost first. ``output_frame`` is the one
+    its outputs arrive in; None if they arrive in one iteration only (Enter, NextIteration). ``branches`` are
+    ``(predicate tensor, side)``: the node is dead unless each predicate chose that side. ``output_branches``
+    are the same for its outputs: an Exit's lack the branch that ended its loop.
     """
 
     frame: tuple[str, ...] = ()
@@ -55,7 +56,7 @@ _ROOT = Context()
 
 
 class _Contexts:
-    """Walks once, in topological order."""
+    """Finds the context of each node in one walk, in topological order."""
 
     def __init__(self, index: GraphIndex) -> None:
         self.index = index
@@ -110,9 +111,11 @@ class _Contexts:
         return f"{self.index.names[producer]}:{port}"
 
     def _merge(self, i: int) -> frozenset[Branch]:
-        """A Merge is alive if one input is: inputs that differ in the sides of one predicate cover all cases.
+        """Return the branches of a Merge, which is alive if one input is: the two sides of a predicate cancel
+        out.
 
-        Where they differ otherwise it may be dead in a way the sets cannot say: it gets a branch of its own.
+        If its inputs differ otherwise it may be dead in a way the sets cannot say: it gets a branch of its
+        own.
         """
         sides = [self._edge(producer, port) for producer, port in self.index.data_preds[i]]
         common = frozenset.intersection(*sides) if sides else frozenset()
@@ -218,22 +221,23 @@ class GraphIndex:
         return len(self.names)
 
     def of(self, name: str) -> int:
-        """Return the index of a node; GraphError where there is none of that name."""
+        """Return the index of a node; GraphError if no node has that name."""
         try:
             return self.index[name]
         except KeyError:
             raise GraphError("no such node", name) from None
 
     def preds(self, i: int) -> list[int]:
-        """Return data and control predecessors, once per edge, and for an Exit what feeds its loop."""
+        """Return the data and control predecessors, each once per edge; an Exit's include what feeds its
+        loop."""
         data = [producer for producer, _ in self.data_preds[i]]
         return [*data, *self.control_preds[i], *self.loop_preds.get(i, ())]
 
     def topological_order(self, extra: Sequence[tuple[int, int]] = ()) -> list[int]:
         """Return a topological order of the graph with ``extra`` edges; GraphError names a cycle's node.
 
-        Breadth first, what can start earlier comes earlier: large gradients of a task are ordered by it.
-        rustworkx's order goes deep first and takes as long.
+        The order is breadth first: what can start earlier comes earlier, and large gradients of a task keep
+        that order. rustworkx's order goes deep first and takes as long.
         """
         waiting = [len(self.data_preds[i]) + len(self.control_preds[i]) for i in range(len(self))]
         for end, sources in self.loop_preds.items():
@@ -275,7 +279,7 @@ class GraphIndex:
         return reach
 
     def implied(self, before: str | int, after: str | int) -> bool:
-        """Return True if ``after`` already depends on ``before`` (not on itself)."""
+        """Return whether ``after`` already depends on ``before``; False if both are the same node."""
         source, target = self._as_index(before), self._as_index(after)
         return bool((self.reach[target] >> self.position[source]) & 1)
 
@@ -284,13 +288,13 @@ class GraphIndex:
         return _Contexts(self).compute()
 
     def arrival_frame(self, node: str | int) -> tuple[str, ...]:
-        """Return the while frame that a node's outputs arrive in."""
+        """Return the while frame in which a node's outputs arrive."""
         context = self.contexts[i := self._as_index(node)]
         entered = (self.frame_names[i],) if i in self.frame_names else ()
         return (*context.frame, *entered) if context.output_frame is None else context.output_frame
 
     def edge_is_legal(self, before: str, after: str) -> tuple[bool, str]:
-        """May a control edge be added?  The reason is empty where it may.
+        """Return whether a control edge may be added, and else the reason.
 
         Edges between devices are legal.  Names that are not in the graph make an edge illegal.
         """
@@ -304,7 +308,7 @@ class GraphIndex:
         return not reason, reason
 
     def context_conflict(self, source: int, target: int) -> str:
-        """Say why a control edge is illegal, cycles left aside; empty where it is legal."""
+        """Say why a control edge is illegal, cycles left aside; empty if it is legal."""
         first, then = self.contexts[source], self.contexts[target]
         if self.ops[target] == "_Arg":
             return "an _Arg takes no inputs"
@@ -325,7 +329,7 @@ class GraphIndex:
 
 
 def places_in(order: Sequence[int]) -> list[int]:
-    """Return the place of each of the numbers 0 to n - 1 in an order of them."""
+    """Return the place of each number from 0 to n - 1 in a permutation of them."""
     places = [0] * len(order)
     for place, i in enumerate(order):
         places[i] = place
@@ -335,9 +339,9 @@ def places_in(order: Sequence[int]) -> list[int]:
 # Finds ops with side effects and what these act on: a rewrite may not lose their order. TensorFlow says which
 # ops have state (``op_def.is_stateful``); the tables here are the exceptions.
 
-# Registered as stateful so that they are not folded or shared, but they only name or hand on a value.
+# They are registered as stateful so that they are not folded or shared, but only name or hand on a value.
 _HARMLESS = frozenset({"_Arg", "_Retval", "_DeviceArg", "_DeviceRetval", "VarHandleOp", "_VarHandlesOp"})
-# Not registered as stateful, and yet seen outside.
+# These are not registered as stateful, and yet their effect is seen outside.
 _HARMFUL = frozenset({"Abort"})
 # They read a variable (or its shape) and change nothing.
 _READS = re.compile(r"ReadVariableOp|_ReadVariablesOp|ResourceGather(Nd)?|VarIsInitializedOp|VariableShape")
@@ -349,8 +353,8 @@ WORLD = ""
 def has_side_effects(op_type: str) -> bool:
     """Return True for an op that reads or changes state, waits for another process, or is seen outside.
 
-    Also for an op that is unknown, and for assignments to reference variables (TensorFlow 1). Horovod does
-    not register its ops as stateful, though a second run of one would wait for ranks that do not send again.
+    True also for an unknown op, and for assignments to reference variables (TensorFlow 1). Horovod does not
+    register its ops as stateful, though a second run of one would wait for ranks that do not send again.
     """
     if op_type in _HARMLESS:
         return False
@@ -366,7 +370,7 @@ def only_reads(op_type: str) -> bool:
 
 
 def states_of(index: GraphIndex, i: int) -> set[str]:
-    """Return what the effect of node ``i`` is on: the names of the resources' sources, or WORLD."""
+    """Return the states that node ``i`` reads or changes: the names of its resources' sources, or WORLD."""
     states = set()
     for place in graph_protos.resource_inputs(index.ops[i]):
         if place < len(index.data_preds[i]):
@@ -378,7 +382,7 @@ def states_of(index: GraphIndex, i: int) -> set[str]:
 
 
 def users_of_states(index: GraphIndex) -> Iterable[list[int]]:
-    """Return the ops with side effects on each state, in the order of the graph."""
+    """Return for each state the ops with side effects on it, in the order of the graph."""
     by_state: dict[str, list[int]] = {}
     for i in index.order:
         if has_side_effects(index.ops[i]):
@@ -388,7 +392,7 @@ def users_of_states(index: GraphIndex) -> Iterable[list[int]]:
 
 
 def conflicts(index: GraphIndex) -> Iterator[tuple[int, int]]:
-    """Yield pairs (first, then) of ops on the same state, not both reads, whose order the graph fixes.
+    """Yield pairs (first, then) of ops on the same state, at least one a write, that the graph orders.
 
     These are the read-after-write, write-after-read and write-after-write hazards.
     """

@@ -1,7 +1,7 @@
 """Defines value flow: which op's output can change which op's result, loops and variables included.
 
-Not the order of execution (``dependencies.py``): control edges carry no value.  A variable does: a write
-flows into every later read of it.
+This is not the order of execution (``dependencies.py``): control edges carry no value.  A variable does: a
+write flows into every later read of it.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ BACK_EDGE_OP = "NextIteration"
 GROUPED_COMMUNICATION = ("HorovodGrouped",)
 SPLIT_OPS = frozenset({"SplitV", "Split", "Unpack"})
 PACK_OPS = frozenset({"ConcatV2", "Pack"})
-# These may stand between packing, communicating and splitting: scaling, compression, shape.
+# These ops may stand between packing, communicating and splitting: scaling, compression, shape.
 ON_THE_WAY = frozenset({"Identity", "Reshape", "Cast", "Mul", "RealDiv"})
 
 
-# Sets of small numbers are whole numbers: bit i stands for i.
+# A set of small numbers is kept as one int: bit i stands for i.
 
 
 def several(bits: int) -> bool:
@@ -47,7 +47,7 @@ def bits_of(bits: int) -> Iterator[int]:
 
 
 def memberships(groups: Iterable[Iterable[int]]) -> dict[int, int]:
-    """Return the groups of each member: bit i for the i-th."""
+    """Return for each member the groups that it is in: bit i for the i-th group."""
     groups_of: dict[int, int] = {}
     for i, members in enumerate(groups):
         for member in members:
@@ -62,7 +62,8 @@ def union(sets: Iterable[int]) -> int:
 
 @dataclass(frozen=True)
 class Edge:
-    """Holds one data edge: output ``port`` of node ``source``; ``scalar`` for a rank-0 number."""
+    """Holds one data edge from output ``port`` of node ``source``; ``scalar`` if it carries one rank-0
+    number."""
 
     source: int
     port: int
@@ -99,7 +100,7 @@ class FlowGraph:
 
     @cached_property
     def waits(self) -> list[list[int]]:
-        """Return the nodes that each node waits for, by data and control edges, loops' back edges aside."""
+        """Return the nodes that each node waits for by data and control edges, without loops' back edges."""
         sources = ({*(e.source for e in edges), *self.control[node]} for node, edges in enumerate(self.data))
         return [[pred for pred in preds if self.types[pred] != BACK_EDGE_OP] for preds in sources]
 
@@ -107,7 +108,7 @@ class FlowGraph:
         return len(self.names)
 
     def execution_order(self) -> list[int]:
-        """Return a topological order of what nodes wait for."""
+        """Return a topological order of the nodes by :attr:`waits`."""
         return list(rx.topological_sort(_digraph(len(self), self.waits)))
 
 
@@ -127,7 +128,7 @@ def _digraph(count: int, preds: Sequence[Iterable[int]]) -> rx.PyDiGraph:
 
 
 def build_flow_graph(graph_def: graph_pb2.GraphDef, infos: dict[str, tuple[OutputInfo, ...]]) -> FlowGraph:
-    """Reads the nodes of a flat GraphDef; ``infos`` maps node name to its outputs."""
+    """Read the nodes of a flat GraphDef; ``infos`` maps a node's name to its outputs."""
     names = [node.name for node in graph_def.node]
     index = {name: i for i, name in enumerate(names)}
     outputs = [infos.get(name, ()) for name in names]
@@ -151,7 +152,7 @@ def build_flow_graph(graph_def: graph_pb2.GraphDef, infos: dict[str, tuple[Outpu
 
 
 def _behind_gate(edge: Edge, types: list[str], data: list[list[Edge]]) -> Edge:
-    """Return the tensor that an edge really carries: IdentityN and grouped communications join nothing."""
+    """Return the tensor that an edge really carries, seen through IdentityN and grouped communications."""
     while True:
         kind = types[edge.source]
         if kind == "IdentityN" or kind.startswith(GROUPED_COMMUNICATION):
@@ -164,7 +165,8 @@ def _behind_gate(edge: Edge, types: list[str], data: list[list[Edge]]) -> Edge:
 
 
 def _pack_behind_split(split: int, types: list[str], data: list[list[Edge]]) -> list[Edge] | None:
-    """Return the tensors that were packed, communicated and are now split; None if that is not what it is."""
+    """Return the tensors that were packed, communicated and are now split; None if ``split`` does not do
+    that."""
     edge, communicated = data[split][1 if types[split] == "Split" else 0], False
     while types[edge.source] not in PACK_OPS:
         communicated |= is_communication(types[edge.source])
@@ -177,8 +179,8 @@ def _pack_behind_split(split: int, types: list[str], data: list[list[Edge]]) -> 
 
 
 def _is_scalar(outputs: Sequence[OutputInfo], port: int) -> bool:
-    """Return whether it is a number of rank 0: variants (tensor lists) and handles, too, have rank 0 but
-    carry tensors."""
+    """Return whether the output is one number; variants (tensor lists) and handles also have rank 0, but are
+    none."""
     return port < len(outputs) and outputs[port].shape == () and outputs[port].is_number
 
 
@@ -204,7 +206,7 @@ class Propagation:
         return [components[c] for c in rx.topological_sort(condensed)]
 
     def downstream(self, seeds: dict[int, int]) -> list[int]:
-        """Return bits[i], the OR of the seeds at i and at all nodes that flow into i."""
+        """Return for each node i the OR of the seeds at i and at all nodes that flow into i."""
         bits = [0] * len(self.preds)
         for group in self.groups:
             total = 0
@@ -218,8 +220,8 @@ class Propagation:
         return bits
 
     def upstream(self, seeds: dict[int, int], stop: Callable[[int], bool] | None = None) -> list[int]:
-        """Return bits[i], the OR of the seeds at i and at all into which i flows, not past what ``stop``
-        names."""
+        """Return for each node i the OR of the seeds at i and at all nodes i flows into, up to those that
+        ``stop``."""
         bits = [seeds.get(node, 0) for node in range(len(self.preds))]
         for group in reversed(self.groups):
             total = 0
@@ -235,10 +237,9 @@ class Propagation:
         return bits
 
     def dominators(self, nodes: Sequence[int], entries: Collection[int]) -> list[int]:
-        """Return the nodes that no edge passes by: of ``x -> h -> y, x -> y`` with the entry x these are x
-        and y.
+        """Return the nodes that no edge passes by: x and y in ``x -> h -> y, x -> y``, where x is the entry.
 
-        ``nodes`` are in a topological order; none before the last of ``entries`` counts.
+        ``nodes`` are in a topological order; no node before the last of ``entries`` is returned.
         """
         position = {node: i for i, node in enumerate(nodes)}
         last_reader = list(range(len(nodes)))

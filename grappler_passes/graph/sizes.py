@@ -1,6 +1,6 @@
-"""Finds bytes of tensors and of loops' lists whose shapes the graph leaves open, from the step's inputs.
+"""Computes the bytes of tensors and lists whose shapes the graph leaves open, from the step's inputs.
 
-Only for counting memory: classification and passes see the graph as it is.
+The sizes serve only to count memory: classification and passes see the graph as it is.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ _PASSING_ON = ("Identity", *ENTERS, *SWITCHES, *NEXT_ITERATIONS)
 
 
 def has_loops(graph_def: graph_pb2.GraphDef) -> bool:
-    """Return whether there is a loop."""
+    """Return whether the graph has a loop."""
     return any(node.op in NEXT_ITERATIONS for node in graph_def.node)
 
 
 def iterations_of_ops(graph_def: graph_pb2.GraphDef) -> dict[str, int]:
-    """Return how often ops in loops run at most, by their names; unknown ones are left out."""
+    """Return how often ops in loops run at most, by op name; ops of unknown count are left out."""
     if not has_loops(graph_def):
         return {}
     loops, index = Loops(graph_def), GraphIndex(graph_def)
@@ -48,34 +48,36 @@ def iterations_of_ops(graph_def: graph_pb2.GraphDef) -> dict[str, int]:
 
 
 class Loops:
-    """Holds the loops of a flat graph: what goes around each, and its condition."""
+    """Finds what goes around each loop of a flat graph, and the loop's condition."""
 
     def __init__(self, graph_def: graph_pb2.GraphDef) -> None:
         self.nodes: Mapping[str, node_def_pb2.NodeDef] = {node.name: node for node in graph_def.node}
 
     def data(self, name: str) -> list[str]:
-        """Return the data inputs of an op."""
+        """Return the data inputs of an op, as text."""
         return data_inputs(self.nodes[name])
 
     def source(self, text: str) -> str:
-        """Return the op whose result comes through here, of a loop's variable its Merge."""
+        """Return the op whose result comes through this input; for a loop's variable it is the Merge."""
         name = split_input(text)[0]
         while self.nodes[name].op in _PASSING_ON:
             name = split_input(self.data(name)[0])[0]
         return name
 
     def entering(self, merge: str) -> list[str]:
-        """Return the values that a loop's variable begins with."""
+        """Return the values with which a loop's variable enters."""
         return [text for text in self.data(merge) if self.nodes[split_input(text)[0]].op in ENTERS]
 
     def iterations(self, merge: str) -> int | None:
-        """Return how often a variable's loop runs at most: its counter is compared with a known number."""
+        """Return how often the loop of this variable runs at most, if its counter is compared with a known
+        number."""
         condition = self._conditions.get(merge)
         return None if condition is None else min(self._limits(condition), default=None)
 
     @cached_property
     def _conditions(self) -> dict[str, str]:
-        """Return, for what goes around a loop, the source of the condition for another iteration."""
+        """Map the op that a Switch passes on, such as a loop's Merge, to the source of the Switch's
+        condition."""
         deciding = (node for node in self.nodes.values() if node.op in SWITCHES)
         return {split_input(node.input[0])[0]: split_input(self.data(node.name)[1])[0] for node in deciding}
 
@@ -90,8 +92,8 @@ class Loops:
         return [] if begin is None or end is None else [max(0, end - begin)]
 
     def _number(self, text: str) -> int | None:
-        """Return a constant, of a loop's variable the one that it begins with, behind a loop how often that
-        ran."""
+        """Return a constant: for a loop's variable its first value, behind a loop the number of its
+        iterations."""
         name = self.source(text)
         while self.nodes[name].op in MERGES:
             if not (entering := self.entering(name)):
@@ -114,7 +116,7 @@ ITERATORS = frozenset(
 )  # fmt: skip
 # The bytes of a list depend on how often a loop runs, which the graph does not say.
 _LISTS = frozenset({"TensorListReserve", "EmptyTensorList"})
-# They give axes of their inputs, which are shapes; how many follows from the values.
+# These ops give axes of their inputs, which are shapes; how many follows from the values.
 _AXES = frozenset({"BroadcastGradientArgs"})
 
 _NESTED_CONDITIONALS = 8
@@ -126,8 +128,8 @@ Shape = tuple[int | None, ...]
 class KnownShapes:
     """Holds what the caller knows of the shapes of a step's inputs.
 
-    ``batch_size``: rows where the leading dimension is open; goes before ``seen``, (TensorFlow's number of
-    the dtype, shape) of tensors that the step was given.
+    ``batch_size`` fills an open leading dimension and takes precedence over ``seen``. ``seen`` holds
+    (TensorFlow's dtype number, shape) of tensors that the step was given.
     """
 
     batch_size: int | None = None
@@ -137,7 +139,7 @@ class KnownShapes:
         return self.batch_size is not None or bool(self.seen)
 
     def fill(self, dtype: int, shape: Shape | None) -> Shape | None:
-        """Return the shape with its open dimensions filled: with the largest of the tensors that fit it."""
+        """Return the shape with open dimensions filled from the largest of the tensors seen that fit it."""
         if shape and shape[0] is None and self.batch_size is not None:
             shape = (self.batch_size, *shape[1:])
         fitting = [seen for number, seen in self.seen if number == dtype and _fits(shape, seen)]
@@ -159,10 +161,9 @@ def _fits(shape: Shape | None, seen: Shape) -> bool:
 def with_sizes(
     training_graph: TrainingGraph, graph_def: graph_pb2.GraphDef, known: KnownShapes, only_open: bool = False
 ) -> TrainingGraph:
-    """Return the training graph with ``output_bytes`` wherever ``known`` tells them; shapes that contradict
-    it tell nothing.
+    """Return the training graph with ``output_bytes`` filled where ``known`` tells them.
 
-    ``only_open``: sizes that are there already are right (they were not filled in for other inputs).
+    Shapes that contradict ``known`` tell nothing. With ``only_open`` sizes that are already there stay.
     """
     try:
         outputs = outputs_with_sizes(graph_def, known)
@@ -175,14 +176,14 @@ def with_sizes(
             ops[name] = replace(op, output_bytes=output_bytes(op.type, outputs.get(name, ())))
     for node in graph_def.node:
         if node.op in _AXES and node.name in ops and ops[node.name].output_bytes is None:
-            # At most: each output names some axes of the larger shape that it is given.
+            # This is an upper bound: each output names some axes of the larger shape that the op is given.
             shapes = [outputs[name][port] for name, port in map(split_input, data_inputs(node))]
             ops[node.name] = replace(ops[node.name], output_bytes=output_bytes("", shapes))
     return replace(training_graph, ops=ops)
 
 
 def output_bytes(op_type: str, outputs: Iterable[OutputInfo]) -> int | None:
-    """Return bytes of all outputs of an op, None where that is not known."""
+    """Return the bytes of all outputs of an op; None if they are not known."""
     if op_type in _LISTS:
         return None
     total = 0
@@ -198,10 +199,10 @@ def output_bytes(op_type: str, outputs: Iterable[OutputInfo]) -> int | None:
 def outputs_with_sizes(
     graph_def: graph_pb2.GraphDef, known: KnownShapes
 ) -> Mapping[str, tuple[OutputInfo, ...]]:
-    """Return shapes of all outputs of a flat graph, open dimensions filled; of a conditional the largest
+    """Return all output shapes of a flat graph with open dimensions filled; a conditional's is its largest
     branch's.
 
-    Raises what TensorFlow's shape functions raise where ``known`` contradicts the graph.
+    Raises what TensorFlow's shape functions raise if ``known`` contradicts the graph.
     """
     filled = _filled(graph_def, known)
     for _ in range(_NESTED_CONDITIONALS):
@@ -216,7 +217,7 @@ def outputs_with_sizes(
 
 
 def _largest_branch(node: node_def_pb2.NodeDef, outputs: Mapping[str, tuple[OutputInfo, ...]]) -> str | None:
-    """Return the largest input of a Merge of unknown size whose branches have known sizes; None of others."""
+    """Return the largest input of a Merge whose own size is unknown; None if a branch is unknown too."""
     if node.op not in MERGES or output_bytes(node.op, outputs[node.name][:1]) is not None:
         return None
     ends = {text: split_input(text) for text in data_inputs(node)}
@@ -225,7 +226,7 @@ def _largest_branch(node: node_def_pb2.NodeDef, outputs: Mapping[str, tuple[Outp
 
 
 def _filled(graph_def: graph_pb2.GraphDef, known: KnownShapes) -> graph_pb2.GraphDef:
-    """Return a copy for shape inference: inputs of known size, loops as if they ran once."""
+    """Return a copy for shape inference, with inputs of known size and loops as if they ran once."""
     out = graph_protos.copy_of(graph_def)
     iterations = {node.name for node in out.node if node.op in NEXT_ITERATIONS}
     second_outputs = {text[:-2] for node in out.node for text in node.input if text.endswith(":1")}
@@ -254,11 +255,11 @@ def _fill_list(
                 proto.dim.add(size=-1 if size is None else size)
 
 
-# Bytes of the lists that while loops fill: an element in each iteration. What a recurrent layer keeps for its
-# backward pass is in such lists, of which the graph says only how one element looks, and how often the loop
-# runs.
+# Computes the bytes of the lists that while loops fill, one element per iteration. A recurrent layer keeps
+# tensors for its backward pass in such lists; the graph only says how one element looks and how often the
+# loop runs.
 
-# An op that adds to a list has the element as this input.
+# The number says which input of the op is the element that it adds to a list.
 _ADDED = {"TensorListPushBack": 1, "TensorListSetItem": 2}
 _TAKING_OFF = "TensorListPopBack"
 _EMPTY = ("EmptyTensorList", "TensorListReserve")
@@ -268,11 +269,11 @@ _BESIDE = 1.3
 
 
 def with_list_sizes(training_graph: TrainingGraph, graph_def: graph_pb2.GraphDef) -> TrainingGraph:
-    """Return the training graph with ``output_bytes`` of the Merge through which each list goes around its
-    loop.
+    """Return the training graph with each list's bytes as ``output_bytes`` of the Merge that it goes around
+    through.
 
-    A list that is made empty has no bytes of its own then.  They are None where an element's bytes, or how
-    often the loop runs, are not known before it runs.
+    A list that is made empty then has no bytes of its own.  The bytes are None if an element's size or the
+    number of iterations is not known before the loop runs.
     """
     lists = _Lists(training_graph, Loops(graph_def))
     sizes: dict[str, int | None] = {}
@@ -285,7 +286,7 @@ def with_list_sizes(training_graph: TrainingGraph, graph_def: graph_pb2.GraphDef
 
 
 class _Lists:
-    """Holds the lists that go around the loops of a flat graph."""
+    """Finds the lists that go around the loops of a flat graph."""
 
     def __init__(self, training_graph: TrainingGraph, loops: Loops) -> None:
         self._graph, self._loops = training_graph, loops
@@ -300,7 +301,7 @@ class _Lists:
         ]
 
     def bytes_of(self, merge: str) -> int | None:
-        """Estimate the bytes of all elements that the loop adds, and of what comes on top; None: unknown."""
+        """Estimate the bytes of all elements that the loop adds, with _BESIDE on top; None if unknown."""
         added = self._added(merge)
         if added is None:
             return None
@@ -311,12 +312,13 @@ class _Lists:
         return None if element is None or iterations is None else math.ceil(_BESIDE * element * iterations)
 
     def made_for(self, merge: str) -> list[str]:
-        """Return the empty list that enters here, if it is one."""
+        """Return the empty list with which this variable enters its loop, if there is one."""
         sources = map(self._loops.source, self._loops.entering(merge))
         return [name for name in sources if self._loops.nodes[name].op in _EMPTY and name in self._graph.ops]
 
     def _added(self, merge: str) -> str | None:
-        """Return the op of the element that an iteration adds; ``""``: nothing. None: not known."""
+        """Return the op whose result an iteration adds to the list; ``""`` if it adds nothing, None if
+        unknown."""
         loops = self._loops
         for text in loops.data(merge):
             if loops.nodes[split_input(text)[0]].op not in NEXT_ITERATIONS:

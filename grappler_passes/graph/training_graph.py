@@ -1,9 +1,10 @@
-"""Defines the training graph as plain data: ops with their kind, layers, tasks, variables; its orders' peaks.
+"""Defines the training graph as plain data: ops and their kinds, layers, tasks, variables, and peaks of
+memory.
 
 Nothing here imports TensorFlow.  A :class:`TrainingGraph` is made by
 :func:`grappler_passes.analysis.classify.classify_graph_def` and read by every pass, scheduler and report.
 
-An op's outputs, which count as one tensor, live from its execution until that of the last op that reads them;
+The outputs of an op count as one tensor, which lives from the op's execution until the last op that reads it;
 while an op runs, its inputs and its outputs are alive together.
 """
 
@@ -18,17 +19,17 @@ from types import MappingProxyType
 from grappler_passes.errors import PlanError
 from grappler_passes.graph.dependencies import SWITCHES
 
-# Outputs that are a view of the first input: no memory of their own, but they keep that input alive.
+# The output of these ops is a view of the first input: it needs no memory, but keeps that input alive.
 _VIEWS = frozenset(
     {"Identity", "Reshape", "Squeeze", "ExpandDims", "StopGradient", "PreventGradient", "Enter", "Exit",
      "NextIteration", *SWITCHES, "LoopCond"}
 )  # fmt: skip
-# Memory that is there before the step starts and stays: counted in resident_bytes.
+# The memory of these ops is there before the step starts and stays: resident_bytes counts it.
 _RESIDENT = frozenset({"_Arg", "Const", "Placeholder", "VarHandleOp", "ReadVariableOp"})
 
 
 class OpKind(str, enum.Enum):
-    """Names the purpose of an op in the field's own words (out-of-order backprop, EuroSys 2022)."""
+    """Names the purpose of an op in the field's words (out-of-order backprop, EuroSys 2022)."""
 
     FORWARD = "F"
     OUTPUT_GRAD = "dO"
@@ -43,7 +44,7 @@ class OpKind(str, enum.Enum):
 
 @dataclass(frozen=True)
 class Op:
-    """Is one node of the graph.
+    """One op of the graph.
 
     ``inputs`` are data inputs as ``(producer, output index)``; ``control_inputs`` are producers.
     ``layer`` is the index into :attr:`TrainingGraph.layers`: set on dW and U ops, and on the
@@ -63,13 +64,13 @@ class Op:
 
     @cached_property
     def producers(self) -> tuple[str, ...]:
-        """Return the ops behind its data inputs, in their order."""
+        """Return the ops that produce its data inputs, in the order of the inputs."""
         return tuple(producer for producer, _ in self.inputs)
 
 
 @dataclass(frozen=True)
 class Variable:
-    """Is a trainable variable: the graph node that holds its handle, its name and shape."""
+    """Holds a trainable variable: the graph node that holds its handle, its name and shape."""
 
     name: str
     handle: str
@@ -81,8 +82,8 @@ class Variable:
 class Layer:
     """Holds variables whose gradients share one dO, with the ops that belong to them alone.
 
-    Layer 0's weights are the ones that the next step needs first.  A part of a layer that was divided has no
-    variables and a ``label`` instead; so has a layer whose variables' common name does not tell it apart.
+    Layer 0's weights are the first that the next step needs.  A part of a divided layer has no variables and
+    a ``label`` instead; a layer whose variables' common name is ambiguous has a ``label`` too.
     """
 
     index: int
@@ -110,10 +111,10 @@ class Layer:
 
 @dataclass(frozen=True)
 class TrainingGraph:
-    """Is a classified training step; ``ops`` are in a topological order of data edges (loops broken).
+    """Holds a classified training step; ``ops`` are in a topological order of data edges (loops broken).
 
-    ``unclassified`` maps an op of the backward pass that got no kind, and a trainable variable without a
-    gradient, to the reason; ``mixed`` an op that computes dO and dW together.
+    ``unclassified`` maps a backward op that got no kind, or a trainable variable without a gradient, to the
+    reason. ``mixed`` maps an op that computes both dO and dW to the reason.
     """
 
     ops: Mapping[str, Op]
@@ -133,8 +134,8 @@ class TrainingGraph:
         return out
 
     def numbered_as(self, layers: Sequence[Collection[str]]) -> TrainingGraph | None:
-        """Return the same graph with its layers, given by their variables, in this order; None where it has
-        others.
+        """Return the graph with its layers, given by their variables, in this order; None if its layers
+        differ.
 
         Two graphs of one step may number the layers of parallel branches in either order.
         """
@@ -147,7 +148,7 @@ class TrainingGraph:
         return self.with_layers(sorted(numbered, key=lambda layer: layer.index), new)
 
     def with_layers(self, layers: Iterable[Layer], numbers: Sequence[int]) -> TrainingGraph:
-        """Return the same graph with other layers; ``numbers`` are the new ones of the old layers."""
+        """Return the same graph with other layers; ``numbers[old]`` is the new number of an old layer."""
         ops = {
             name: op if op.layer is None else replace(op, layer=numbers[op.layer])
             for name, op in self.ops.items()
@@ -196,7 +197,7 @@ def freed_after(training_graph: TrainingGraph, order: Sequence[str]) -> list[lis
 def peak_bytes_by_device(training_graph: TrainingGraph, order: Sequence[str]) -> dict[str, int]:
     """Return the most bytes alive at once on each device when ops run one at a time in ``order``.
 
-    A tensor that another device reads counts there too, for as long: it is copied.
+    A tensor that another device reads counts there too, for the same time: it is copied.
     """
     places = _devices_of(training_graph, order)
     alive: dict[str, int] = {}
@@ -225,12 +226,12 @@ def _devices_of(training_graph: TrainingGraph, order: Sequence[str]) -> dict[str
 
 
 def unknown_sizes(training_graph: TrainingGraph) -> list[str]:
-    """Return ops whose outputs take memory, nobody knows how much."""
+    """Return the ops whose outputs take an unknown amount of memory."""
     return [op.name for op in training_graph.ops.values() if op.output_bytes is None and owns_memory(op)]
 
 
 def owns_memory(op: Op) -> bool:
-    """Return False for views and for what is resident anyway."""
+    """Return whether an op's output takes memory of its own; views and resident tensors do not."""
     return op.type not in _VIEWS and op.type not in _RESIDENT
 
 
@@ -239,11 +240,11 @@ def _own_bytes(op: Op) -> int:
 
 
 def _owner(op: Op, owners: dict[str, str]) -> str:
-    """Return the op whose memory ``op``'s output lies in."""
+    """Return the op in whose memory the output of ``op`` lies."""
     return owners.get(op.producers[0], op.name) if op.type in _VIEWS and op.inputs else op.name
 
 
-# A task's kind, such as ``"dO"``, and its layer.
+# A task is the kind, such as ``"dO"``, and the layer.
 LayerTask = tuple[str, int]
 Tasks = Mapping[LayerTask, Sequence[str]]
 _FORWARD = (OpKind.FORWARD, OpKind.OTHER)
@@ -251,16 +252,17 @@ _FORWARD = (OpKind.FORWARD, OpKind.OTHER)
 
 @dataclass(frozen=True)
 class BackwardTasks:
-    """Holds the ops of each task in topological order, and the layers as the backward pass reaches them."""
+    """Holds the ops of each task in topological order, and the layers in the order of the backward pass."""
 
     ops: Mapping[LayerTask, tuple[str, ...]]
     layers: tuple[int, ...]
 
 
 def backward_tasks(graph: TrainingGraph) -> BackwardTasks:
-    """Cuts the backward pass into tasks; constants, which can be made at any time, belong to none.
+    """Cut the backward pass into tasks; constants can be made at any time and belong to none.
 
-    A layer's dO are the dO ops that its dW ops read, and those upstream that no layer nearer to the loss has.
+    A layer's dO are the dO ops that its dW ops read, and the ones upstream that no layer nearer to the loss
+    has.
     """
     place = {name: i for i, name in enumerate(graph.ops)}
     reads: dict[int, list[str]] = {}
@@ -271,7 +273,7 @@ def backward_tasks(graph: TrainingGraph) -> BackwardTasks:
         reads[layer.index] = [name for name in producers if _is_output_grad(graph, name)]
         if weight_grads:
             ops["dW", layer.index] = tuple(weight_grads)
-    # Equal places (two layers that read one dO): the higher layer is the one nearer to the loss.
+    # If places are equal (two layers read one dO), the higher layer is nearer to the loss.
     reached = sorted(reads, key=lambda i: (max((place[name] for name in reads[i]), default=-1), -i))
     claimed: set[str] = set()
     for index in reached:
@@ -288,8 +290,7 @@ def _is_output_grad(graph: TrainingGraph, name: str) -> bool:
 def _upstream(
     graph: TrainingGraph, start: Iterable[str], claimed: set[str], place: Mapping[str, int]
 ) -> list[str]:
-    """Return the dO ops that ``start`` depends on and that are not claimed, in topological order; claims
-    them."""
+    """Claim and return, in topological order, the unclaimed dO ops that ``start`` depends on."""
     own, stack = [], [name for name in start if name not in claimed]
     while stack:
         name = stack.pop()
@@ -303,7 +304,7 @@ def _upstream(
 
 
 def producers_of(op: Op) -> list[str]:
-    """Return the ops that it waits for, by data and by control edges."""
+    """Return the ops that this op waits for, by data and by control edges."""
     return [*op.producers, *op.control_inputs]
 
 
@@ -314,9 +315,9 @@ def forward_layers(
 ) -> dict[str, int]:
     """Return the layer of each forward op: the highest whose weights its result depends on.
 
-    One that depends on none (a dropout mask) counts for the lowest layer that reads it, and one that none
-    reads (a metric of the labels) for the last.  ``together``: ops of one layer: loops, with edges that lead
-    back.  ``joins``: ops that begin a layer without weights.
+    An op that depends on no weights (a dropout mask) counts for the lowest layer that reads it; if no layer
+    reads it (a metric of the labels), it counts for the last.  ``together``: groups of ops that stay in one
+    layer (loops), with edges that lead back.  ``joins``: ops that begin a layer without weights.
     """
     known = layers_of_weights_and_readers(graph, together, joins)
     last = len(graph.layers) - 1
@@ -328,7 +329,7 @@ def layers_of_weights_and_readers(
     together: Sequence[Collection[str]] = (),
     joins: Mapping[str, int] = MappingProxyType({}),
 ) -> dict[str, int]:
-    """Return :func:`forward_layers` without those that depend on no weights and are read by no layer."""
+    """Return :func:`forward_layers` without ops that depend on no weights and that no layer reads."""
     at_least = {
         v.handle: layer.index for layer in graph.layers for v in graph.variables if v.name in layer.variables
     } | dict(joins)
@@ -340,8 +341,8 @@ def layers_of_weights_and_readers(
 
 
 def _latest_weights(graph: TrainingGraph, at_least: Mapping[str, int]) -> dict[str, int]:
-    """Return the highest layer that each forward op's result depends on; some ops and weights are known
-    to."""
+    """Return the highest layer that each forward op depends on; ``at_least`` gives what is known for some
+    ops."""
     latest: dict[str, int] = {}
     for name, op in graph.ops.items():
         if op.kind in _FORWARD or name in at_least:
@@ -355,7 +356,7 @@ def _latest_weights(graph: TrainingGraph, at_least: Mapping[str, int]) -> dict[s
 def _raised(
     graph: TrainingGraph, latest: Mapping[str, int], together: Sequence[Collection[str]]
 ) -> dict[str, int]:
-    """Return the layers of groups in which not all ops have the highest; empty: all have."""
+    """Return the new layers of groups whose ops differ in layer: the highest; empty if none differ."""
     raised: dict[str, int] = {}
     for names in together:
         forward = [name for name in names if graph.ops[name].kind in _FORWARD]
@@ -380,8 +381,7 @@ def _earliest_reader(graph: TrainingGraph, latest: Mapping[str, int]) -> dict[st
 def ops_by_task(
     graph: TrainingGraph, tasks: Tasks | None = None, forward: Mapping[str, int] | None = None
 ) -> dict[LayerTask, list[str]]:
-    """Return the ops of each (kind, layer); a kernel that computes both (``FusedBatchNormGradV3``) counts for
-    dO."""
+    """Return the ops of each (kind, layer); a kernel that computes both (``FusedBatchNormGradV3``) is dO."""
     tasks = backward_tasks(graph).ops if tasks is None else tasks
     forward = forward_layers(graph) if forward is None else forward
     output_grads = {name for (kind, _), names in tasks.items() if kind == "dO" for name in names}

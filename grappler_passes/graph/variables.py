@@ -22,11 +22,11 @@ HANDLE_FORWARDERS = ("Identity", "Enter", "RefEnter", *SWITCHES, "Merge", "Exit"
 
 @dataclass
 class VariableAccess:
-    """Holds all accesses to one variable; node indices into the FlowGraph.
+    """Holds all accesses to one variable, as node indices into the FlowGraph.
 
-    ``trainable`` is None where the graph does not say.  ``late_reads`` come after a write in the
-    same step, ``first_reads`` do not.  ``prepared_read_sources`` maps a read to the writes of the forward
-    pass that it sees; those are not in ``writes``.
+    ``trainable`` is None if the graph does not say.  ``late_reads`` come after a write in the same step,
+    ``first_reads`` do not.  ``prepared_read_sources`` maps a read to the writes of the forward pass that it
+    sees; these writes are not in ``writes``.
     """
 
     handle: int
@@ -47,8 +47,8 @@ class VariableAccess:
 def find_variables(graph_def: graph_pb2.GraphDef, flow: FlowGraph, order: list[int]) -> list[VariableAccess]:
     """Return variables that some op of the graph reads or writes, in node order of their handles.
 
-    An op on a handle that has no output writes, one with outputs reads; a generator's counter is read and
-    moved on by one op.
+    An op on a handle writes if it has no output and reads otherwise; one op reads a generator's counter and
+    moves it on.
     """
     handles = _handle_of(flow, order)
     accesses = {
@@ -72,12 +72,13 @@ def find_variables(graph_def: graph_pb2.GraphDef, flow: FlowGraph, order: list[i
 
 
 def _changes_what_it_reads(op_type: str) -> bool:
-    """Tell RngReadAndSkip, ResourceCountUpTo and the like; a call is only known to be given the handle."""
+    """Tell RngReadAndSkip, ResourceCountUpTo and the like; an unknown call may only be handing on the
+    handle."""
     return 0 in graph_protos.resource_inputs(op_type) and not only_reads(op_type)
 
 
 def _handle_of(flow: FlowGraph, order: list[int]) -> dict[int, int]:
-    """Return node -> source of the variable handle that it passes on."""
+    """Return for each node that passes on a variable's handle the handle's source."""
     handles: dict[int, int] = {}
     for node in order:
         outputs = flow.outputs[node]
@@ -93,7 +94,8 @@ def _handle_of(flow: FlowGraph, order: list[int]) -> dict[int, int]:
 
 
 def _is_iterator(flow: FlowGraph, access: VariableAccess) -> bool:
-    """Data set iterators, tables and stacks are resources too; none is ever read as a variable."""
+    """Tell iterators, tables and stacks from variables: they are resources too, but no op reads one as a
+    variable."""
     touched = {flow.types[n] for n in access.reads + access.writes}
     return all("Iterator" in t or "Dataset" in t or "Table" in t or "Stack" in t for t in touched)
 
@@ -110,7 +112,7 @@ def _describe(node: node_def_pb2.NodeDef, default_name: str) -> dict[str, Any]:
 
 
 def _shape_from_use(flow: FlowGraph, access: VariableAccess) -> tuple[int, ...] | None:
-    """Return shape of what is read whole or assigned whole; None where neither happens or it is unknown."""
+    """Return the shape of a whole read or a whole assignment; None if there is neither, or it is unknown."""
     whole = [flow.outputs[r][0].shape for r in access.first_reads if flow.types[r] == "ReadVariableOp"]
     values = [flow.data[write][1] for write in access.writes if flow.types[write].startswith("Assign")]
     whole += [flow.outputs[value.source][value.port].shape for value in values]
@@ -121,7 +123,7 @@ def _shape_from_use(flow: FlowGraph, access: VariableAccess) -> tuple[int, ...] 
 
 
 def _split_reads(flow: FlowGraph, order: list[int], variables: list[VariableAccess]) -> None:
-    """Sorts reads into those before and those after a write of the same variable, by all edges."""
+    """Sort reads into those before and those after a write of the same variable, by all edges."""
     write_bits: dict[int, int] = {}
     for variable in variables:
         for write in variable.writes:
@@ -159,7 +161,7 @@ class ValueFlow:
         cut_memory_of: Collection[int] = frozenset(),
         cut_metadata: bool = True,
     ) -> Propagation:
-        """Return value flow without handles; it may lack one-number edges, or the memory of some
+        """Return value flow without handles; it may leave out one-number edges, or the memory of some
         variables."""
         preds: list[list[int]] = [
             []
@@ -185,14 +187,14 @@ class ValueFlow:
 
     @cached_property
     def handle_nodes(self) -> set[int]:
-        """Return nodes that hand on a variable's handle."""
+        """Return the nodes that hand on a variable's handle."""
         return {
             n for n, outputs in enumerate(self.flow.outputs) if outputs and outputs[0].dtype == "resource"
         }
 
     @cached_property
     def data_sources(self) -> dict[int, int]:
-        """Return ops through which data (or randomness) enters: not constants, not variables."""
+        """Return the ops through which data (or randomness) enter: no constants, no variables."""
         reads = {r for v in self.variables for r in v.reads}
         sources = {}
         for node, kind in enumerate(self.flow.types):
@@ -206,7 +208,7 @@ class ValueFlow:
 
     @cached_property
     def targets_of_outputs(self) -> dict[tuple[int, int], list[int]]:
-        """Return the consumers of each output, (op, port), of the ops that have several of them."""
+        """Return the consumers of each output, (op, port), of ops with several consumers."""
         targets: dict[tuple[int, int], list[int]] = {}
         for node, edges in enumerate(self.flow.data):
             for edge in edges:
@@ -215,7 +217,7 @@ class ValueFlow:
         return targets
 
     def fed_by_data(self) -> list[int]:
-        """Return 1 for each op whose value changes with the data, other than by a boolean (a loss scale's
+        """Return 1 for each op that changes with the data, except through a boolean (a loss scale's
         switch)."""
         graph = self.propagation()
         preds = [[p for p in graph.preds[n] if not self._is_predicate(p)] for n in range(len(self.flow))]

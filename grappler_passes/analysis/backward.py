@@ -51,8 +51,7 @@ class Backward:
             if self.is_communication(node) and g.reach[node]:
                 seeds.update(dict.fromkeys(self.successors[node], 1))
         marked = g.full.downstream(seeds)
-        # The optimizer's own work on a finished gradient (its square, its norm) belongs to the update as
-        # well.
+        # The optimizer's own work on a finished gradient (its square, its norm) is part of the update.
         for node in self._finished_gradients(marked):
             seeds.update(dict.fromkeys(self.successors[node], 1))
         for node in range(self.size):

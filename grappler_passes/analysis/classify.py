@@ -220,10 +220,9 @@ def _variables(g: GradientFlow) -> tuple[Variable, ...]:
 
 
 def _without_gradient(g: GradientFlow, layers: tuple[Layer, ...]) -> dict[str, str]:
-    """Return the variables that are marked trainable and are written, but that no op computes a gradient for.
+    """Return the trainable variables that are written, but that no op computes a gradient for.
 
-    A trainable variable that is only read is frozen: Keras' own ``trainable`` does not reach the
-    ``tf.Variable``.
+    A variable that is only read is frozen: Keras' own ``trainable`` does not reach the ``tf.Variable``.
     """
     with_gradient = {name for layer in layers if layer.weight_grad_ops for name in layer.variables}
     reason = "a trainable variable without a dW: no value written to it was found to depend on its gradient"

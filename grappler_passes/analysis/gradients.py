@@ -109,8 +109,7 @@ def _without_state(
 
 
 def _find_slots(values: ValueFlow, weights: list[VariableAccess], written: list[VariableAccess]) -> Slots:
-    """Find the slots of weights; a weight's update reads them, or one fused op (ResourceApplyAdam) does
-    both."""
+    """Find the weights' slots, which an update reads or one fused op (ResourceApplyAdam) reads and writes."""
     handles = {w.handle for w in weights}
     bits = values.propagation(cut_memory_of=handles).upstream(memberships(v.writes for v in weights))
     slots: Slots = {}

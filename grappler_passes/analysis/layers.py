@@ -27,8 +27,7 @@ _SUMS = {"BiasAddGrad", "Mean", "Sum", *(f"FusedBatchNormGrad{version}" for vers
 def group_weights(backward: Backward) -> list[list[int]]:
     """Return lists of weight numbers, one list per layer, in the order in which the forward pass uses them.
 
-    A layer always comes behind those it is used behind: a critic sees data first, but then a generator's
-    output.
+    A layer comes behind all that it is ever used behind: a critic sees data, then a generator's output.
     """
     units = _Units(backward)
     for node in range(backward.size):
@@ -297,8 +296,7 @@ def units_of(g: GradientFlow) -> list[int]:
 
 
 def _combining(g: GradientFlow) -> list[int]:
-    """Return the forward ops that combine only weights, several of them, into a tensor that data meet
-    later."""
+    """Return the forward ops that combine weights alone, several of them, before data meet them."""
     if not any(several(bits) for bits in g.depends_on_tensors):
         return []
     data = g.cut.downstream(g.data_sources | dict.fromkeys(_tables(g), 1))
@@ -311,8 +309,7 @@ def _combining(g: GradientFlow) -> list[int]:
 
 
 def _tables(g: GradientFlow) -> list[int]:
-    """Return the floating-point tensors that no weight goes into (constants, a first state): they count as
-    data."""
+    """Return the floating-point tensors that no weight goes into: they count as data (a first state)."""
 
     def is_table(output: OutputInfo) -> bool:
         return "float" in output.dtype and (output.shape is None or any(dim != 1 for dim in output.shape))

@@ -105,8 +105,7 @@ def inline_graph_def(graph_def: graph_pb2.GraphDef, fetches: list[str]) -> graph
 
 
 def with_whole_branches(graph_def: graph_pb2.GraphDef) -> graph_pb2.GraphDef:
-    """Return the graph with conditions without side effects kept as one op each when functions are
-    inlined."""
+    """Return the graph in which conditions without side effects will stay one op when inlined."""
     out = copy_of(graph_def)
     for node in _all_nodes(out):
         if node.op == WHOLE_BRANCH:
@@ -274,8 +273,7 @@ def control_inputs(node: node_def_pb2.NodeDef) -> list[str]:
 
 
 def split_input(text: str) -> tuple[str, int]:
-    """Split an input into name and port: ``"^a"`` is ``("a", -1)``, ``"a:2"`` ``("a", 2)``, ``"a"`` ``("a",
-    0)``."""
+    """Split an input: ``"^a"`` is ``("a", -1)``, ``"a:2"`` is ``("a", 2)``, ``"a"`` is ``("a", 0)``."""
     if text.startswith("^"):
         return text[1:], -1
     name, colon, port = text.rpartition(":")

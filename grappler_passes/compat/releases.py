@@ -44,8 +44,7 @@ def say_at_import() -> None:
 
 
 def is_news(reason: str) -> bool:
-    """Return whether to log a reason not to rewrite: the one of :func:`why_unsupported` is logged only
-    once."""
+    """Return whether to log a reason not to rewrite: :func:`why_unsupported` is logged only once."""
     known = reason in _said
     if reason == why_unsupported():
         _said.add(reason)

@@ -29,8 +29,7 @@ class OutputInfo:
 
     @property
     def is_number(self) -> bool:
-        """Say whether it holds numbers, so that rank 0 means one number; no handle, variant or string
-        does."""
+        """Say whether it holds numbers: then rank 0 means one number; handles and variants hold none."""
         return self.dtype not in ("resource", "variant", "string")
 
 
@@ -164,8 +163,7 @@ def _unfuse(node: node_def_pb2.NodeDef) -> None:
 
 
 def _with_handle_shapes(graph_def: graph_pb2.GraphDef) -> graph_pb2.GraphDef:
-    """Let ``_Arg`` stand for Placeholder: it alone tells shape inference what a variable's handle points
-    to."""
+    """Turn Placeholders of handles to ``_Arg``: only its shape function tells what they point to."""
     known = [n for n in graph_def.node if n.op == "Placeholder" and HANDLE_SHAPES in n.attr]
     if not known:
         return graph_def

@@ -1,5 +1,4 @@
-"""Defines the one dependency relation on a GraphDef, which orders may change, and which ops have side
-effects.
+"""Defines the one dependency relation on a GraphDef: which orders must hold, and which ops have side effects.
 
 Nodes are ints, their index in ``graph_def.node``.  The edges NextIteration -> Merge that close a while loop
 are left out: the relation speaks of one iteration; a loop's Exits come after all its iterations.
@@ -111,11 +110,10 @@ class _Contexts:
         return f"{self.index.names[producer]}:{port}"
 
     def _merge(self, i: int) -> frozenset[Branch]:
-        """Return the branches of a Merge, which is alive if one input is: the two sides of a predicate cancel
-        out.
+        """Return the branches of a Merge: the two sides of one predicate cancel out, as it is then always
+        alive.
 
-        If its inputs differ otherwise it may be dead in a way the sets cannot say: it gets a branch of its
-        own.
+        If its inputs differ otherwise, the Merge may be dead in other ways: it gets a branch of its own.
         """
         sides = [self._edge(producer, port) for producer, port in self.index.data_preds[i]]
         common = frozenset.intersection(*sides) if sides else frozenset()
@@ -228,8 +226,7 @@ class GraphIndex:
             raise GraphError("no such node", name) from None
 
     def preds(self, i: int) -> list[int]:
-        """Return the data and control predecessors, each once per edge; an Exit's include what feeds its
-        loop."""
+        """Return the data and control predecessors once per edge, and for an Exit what feeds its loop."""
         data = [producer for producer, _ in self.data_preds[i]]
         return [*data, *self.control_preds[i], *self.loop_preds.get(i, ())]
 

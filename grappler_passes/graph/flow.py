@@ -62,8 +62,7 @@ def union(sets: Iterable[int]) -> int:
 
 @dataclass(frozen=True)
 class Edge:
-    """Holds one data edge from output ``port`` of node ``source``; ``scalar`` if it carries one rank-0
-    number."""
+    """Holds a data edge from output ``port`` of node ``source``; ``scalar`` if it carries a rank-0 number."""
 
     source: int
     port: int
@@ -165,8 +164,7 @@ def _behind_gate(edge: Edge, types: list[str], data: list[list[Edge]]) -> Edge:
 
 
 def _pack_behind_split(split: int, types: list[str], data: list[list[Edge]]) -> list[Edge] | None:
-    """Return the tensors that were packed, communicated and are now split; None if ``split`` does not do
-    that."""
+    """Return the tensors that are packed, communicated and split here; None for any other split."""
     edge, communicated = data[split][1 if types[split] == "Split" else 0], False
     while types[edge.source] not in PACK_OPS:
         communicated |= is_communication(types[edge.source])

@@ -69,15 +69,13 @@ class Loops:
         return [text for text in self.data(merge) if self.nodes[split_input(text)[0]].op in ENTERS]
 
     def iterations(self, merge: str) -> int | None:
-        """Return how often the loop of this variable runs at most, if its counter is compared with a known
-        number."""
+        """Return how often a variable's loop runs at most, if the limit of its counter is known."""
         condition = self._conditions.get(merge)
         return None if condition is None else min(self._limits(condition), default=None)
 
     @cached_property
     def _conditions(self) -> dict[str, str]:
-        """Map the op that a Switch passes on, such as a loop's Merge, to the source of the Switch's
-        condition."""
+        """Map what a Switch passes on, such as a loop's Merge, to the source of its condition."""
         deciding = (node for node in self.nodes.values() if node.op in SWITCHES)
         return {split_input(node.input[0])[0]: split_input(self.data(node.name)[1])[0] for node in deciding}
 
@@ -317,8 +315,7 @@ class _Lists:
         return [name for name in sources if self._loops.nodes[name].op in _EMPTY and name in self._graph.ops]
 
     def _added(self, merge: str) -> str | None:
-        """Return the op whose result an iteration adds to the list; ``""`` if it adds nothing, None if
-        unknown."""
+        """Return the op whose result an iteration adds to the list; ``""`` for nothing, None if unknown."""
         loops = self._loops
         for text in loops.data(merge):
             if loops.nodes[split_input(text)[0]].op not in NEXT_ITERATIONS:

@@ -1,5 +1,4 @@
-"""Defines the training graph as plain data: ops and their kinds, layers, tasks, variables, and peaks of
-memory.
+"""Defines the training graph as plain data: ops and their kinds, layers, tasks, variables, and memory peaks.
 
 Nothing here imports TensorFlow.  A :class:`TrainingGraph` is made by
 :func:`grappler_passes.analysis.classify.classify_graph_def` and read by every pass, scheduler and report.
@@ -261,8 +260,7 @@ class BackwardTasks:
 def backward_tasks(graph: TrainingGraph) -> BackwardTasks:
     """Cut the backward pass into tasks; constants can be made at any time and belong to none.
 
-    A layer's dO are the dO ops that its dW ops read, and the ones upstream that no layer nearer to the loss
-    has.
+    A layer's dO are the dO ops that its dW ops read, and those upstream that no later layer has taken.
     """
     place = {name: i for i, name in enumerate(graph.ops)}
     reads: dict[int, list[str]] = {}

@@ -72,8 +72,8 @@ def find_variables(graph_def: graph_pb2.GraphDef, flow: FlowGraph, order: list[i
 
 
 def _changes_what_it_reads(op_type: str) -> bool:
-    """Tell RngReadAndSkip, ResourceCountUpTo and the like; an unknown call may only be handing on the
-    handle."""
+    """Tell whether an op reads and changes its state, such as RngReadAndSkip; unknown calls may do
+    neither."""
     return 0 in graph_protos.resource_inputs(op_type) and not only_reads(op_type)
 
 
@@ -94,8 +94,7 @@ def _handle_of(flow: FlowGraph, order: list[int]) -> dict[int, int]:
 
 
 def _is_iterator(flow: FlowGraph, access: VariableAccess) -> bool:
-    """Tell iterators, tables and stacks from variables: they are resources too, but no op reads one as a
-    variable."""
+    """Tell whether a handle is an iterator, a table or a stack, which no op reads as a variable."""
     touched = {flow.types[n] for n in access.reads + access.writes}
     return all("Iterator" in t or "Dataset" in t or "Table" in t or "Stack" in t for t in touched)
 

@@ -1,1 +1,1 @@
-"""Defines GraphDef in, GraphDef out: one pass a file, and what they are made of."""
+"""Holds the passes, one per file: each takes a GraphDef and returns a GraphDef."""

@@ -29,10 +29,10 @@ if TYPE_CHECKING:
 
 
 class Relaxation(str, enum.Enum):
-    """Is one kind of difference between a pass's input and its output.
+    """Names a kind of difference that a pass may make between its input and its output.
 
-    Whatever is declared, every rule on control flow holds, the graph's arguments and results stay, and ops
-    that stay and have side effects keep their order.
+    Whatever is declared, every rule on control flow holds, the graph's arguments and results stay, and the
+    remaining ops with side effects keep their order.
     """
 
     MORE_WAITS = "more waits"
@@ -69,7 +69,7 @@ _LOG = logging.getLogger("tf_ooo")
 
 @dataclass(frozen=True)
 class Note:
-    """Notes something a pass did or did not do: ``status`` is done, skipped or mixed.
+    """Says what a pass did or did not do to a node: ``status`` is done, skipped or mixed.
 
     ``mixed`` marks an op that computes dO and dW together and was left as it is.
     """
@@ -84,7 +84,7 @@ class Note:
 
 @dataclass(frozen=True)
 class PassResult:
-    """Is a pass's output. ``modified`` is False exactly where ``graph_def`` equals the input.
+    """Holds a pass's output; ``modified`` is False exactly where ``graph_def`` equals the input.
 
     ``replaced`` names the nodes of the input that the pass took out or rewired on purpose.
     """
@@ -96,7 +96,7 @@ class PassResult:
 
     @property
     def mixed(self) -> dict[str, str]:
-        """Return ops that still compute dO and dW together, each with the reason."""
+        """Return the ops that still compute dO and dW together, each with the reason."""
         return {node: note.reason for note in self.notes if note.status == "mixed" for node in note.nodes}
 
 
@@ -126,13 +126,13 @@ class Pass(abc.ABC):
         return
 
     def knowing(self, replaced: frozenset[str]) -> Pass:
-        """Return the pass where earlier ones have replaced these nodes: only a check needs to know."""
+        """Return the pass told that earlier passes have replaced these nodes; only checks need to know."""
         return self
 
     def __call__(
         self, graph_def: graph_pb2.GraphDef, training_graph: TrainingGraph | None = None
     ) -> PassResult:
-        """Run with both checks; raises PassError that names the pass and carries the cause."""
+        """Run the pass with both checks; raises PassError that names the pass and carries the cause."""
         try:
             self.preconditions(graph_def, training_graph)
             result = self.run(graph_def, training_graph)
@@ -146,7 +146,7 @@ class Pass(abc.ABC):
 
 
 def relaxed_by(*passes: Pass | type[Pass]) -> frozenset[Relaxation]:
-    """Return all relaxations of these passes together."""
+    """Return all that these passes may change together."""
     return frozenset().union(*(step.relaxes for step in passes))
 
 
@@ -155,7 +155,8 @@ class PassPipeline(Pass):
     """Runs passes in order; itself a pass.
 
     With ``dump_dir`` set the input is written to ``00_input.pbtxt`` and each result to ``NN_<pass>.pbtxt``.
-    Where some passes ``ran`` before, and wrote into that folder, numbers go on and the input is theirs.
+    If some passes ``ran`` before and wrote into that folder, numbering goes on and their input is not
+    written.
     """
 
     passes: Sequence[Pass]

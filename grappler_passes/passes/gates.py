@@ -1,4 +1,4 @@
-"""Has everybody read past IdentityN, which hands several tensors on together."""
+"""Rewires all readers past IdentityN, which hands several tensors on together."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from grappler_passes.passes.base import GraphEditor, Pass, PassResult, Relaxatio
 
 @dataclass(frozen=True)
 class GatesPass(Pass):
-    """Nobody reads through an IdentityN: in HLO it gates nothing, but in the graph every update would need
-    all gradients."""
+    """Lets no node read through an IdentityN: in the graph, unlike in HLO, updates would wait for all
+    gradients."""
 
     name: ClassVar[str] = "gates"
     relaxes = frozenset({Relaxation.COPIES})

@@ -1,4 +1,4 @@
-"""Gives each device its own copy of the constants that its ops read: nothing has to be sent."""
+"""Gives each device its own copy of the constants that its ops read, so that nothing has to be sent."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _SUFFIX = "/tf_ooo_copy_"
 
 @dataclass(frozen=True)
 class LocalConstantsPass(Pass):
-    """A constant moves to the device of its readers; if they are on several, the others get copies.
+    """Moves a constant to the device of its readers; if they are on several devices, the others get copies.
 
     Ops with side effects and results keep their inputs as they are.
     """

@@ -1,7 +1,7 @@
 """Makes an update that adds to a variable compute its new value first, and assign that.
 
-What is computed can be part of a function that XLA compiles, an update cannot.  The bits stay: both add the
-same two numbers.
+XLA can compile the computation as part of a function, but not an update.  The bits stay: both add the same
+two numbers.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from grappler_passes.passes.verify import VerifiedPass
 
 _SUMS = {"AssignAddVariableOp": "AddV2", "AssignSubVariableOp": "Sub"}
 _READ = "ReadVariableOp"
-# An op with this behind the name of an update computes the value that it assigns.
+# The op that computes the value which an update assigns has the update's name with this suffix.
 SUFFIX = "/tf_ooo_value"
 
 
 @dataclass(frozen=True)
 class PlainAssignsPass(VerifiedPass):
-    """Replaces ``AssignAddVariableOp`` and ``AssignSubVariableOp`` where a read of the old value is there.
+    """Replaces ``AssignAddVariableOp`` and ``AssignSubVariableOp`` if the old value has been read.
 
-    Who reads the variable next reads what was assigned.  The read is no longer on the way to a write that
-    depends on it, as that of a constraint does, which therefore waits for it.
+    The next reader of the variable gets the assigned value itself.  If a later write depends on that read, as
+    with a constraint, that write waits for the read instead.
     """
 
     name: ClassVar[str] = "plain_assigns"
@@ -76,9 +76,9 @@ class PlainAssignsPass(VerifiedPass):
 
 
 def _updates(index: GraphIndex) -> Iterator[tuple[int, int, list[int], list[int]]]:
-    """Yield each update that adds, a read of what was there, reads of what it has left, and later writes.
+    """Yield each update that adds, a read of the old value, the reads of the new value, and later writes.
 
-    All on one device, outside of loops and branches, and with no other write between them.
+    They are all on one device, outside of loops and branches, with no other write between them.
     """
     for users in users_of_states(index):
         writes = [i for i in users if not only_reads(index.ops[i])]
@@ -96,7 +96,7 @@ def _updates(index: GraphIndex) -> Iterator[tuple[int, int, list[int], list[int]
 
 
 def _none_between(index: GraphIndex, first: int, then: int, writes: list[int]) -> bool:
-    """Return whether each write surely comes before the first of two ops, or after the other."""
+    """Return whether each write surely comes before ``first`` or after ``then``."""
     return all(index.implied(write, first) or index.implied(then, write) for write in writes)
 
 

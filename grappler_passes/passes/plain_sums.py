@@ -1,9 +1,9 @@
-"""Sums whose bits depend on what happens to come first, as sums in one order.
+"""Gives a fixed order to sums whose bits would depend on which input happens to come first.
 
-Where memory may be short TensorFlow's memory optimizer makes of an ``AddN`` a variable, to which each input
-is added when it comes.  And ``AddN`` itself begins with the first input whose buffer nobody else needs any
-more: where inputs have other readers too, that is another one from run to run (tensorflow/core/kernels,
-``aggregate_ops.cc``).  Its sum of two is the same in any order.
+When memory may be short, TensorFlow's memory optimizer turns an ``AddN`` into a variable, to which each input
+is added when it comes.  ``AddN`` itself begins with the first input whose buffer nobody else needs any more:
+if inputs have other readers, that input differs from run to run (tensorflow/core/kernels,
+``aggregate_ops.cc``).  A sum of two is the same in any order.
 """
 
 from __future__ import annotations
@@ -22,16 +22,17 @@ from grappler_passes.passes.base import PassResult, Relaxation
 from grappler_passes.passes.verify import VerifiedPass
 
 _ROUNDED = {types_pb2.DT_FLOAT, types_pb2.DT_DOUBLE, types_pb2.DT_HALF, types_pb2.DT_BFLOAT16}
-# AddN adds so many to its sum at once.
+# AddN adds up to this many inputs to its sum at once.
 _AT_ONCE = 8
 _PARTS = {"tmp_var": "TemporaryVariable", "tmp_var_initializer": "Assign"}
 
 
 @dataclass(frozen=True)
 class PlainSumsPass(VerifiedPass):
-    """Makes an ``AddN`` of each variable, and of each ``AddN`` of shared inputs additions in their order.
+    """Turns a sum kept in a variable, or an ``AddN`` of shared inputs, into additions in the order of its
+    inputs.
 
-    The sum keeps its name; of a variable, that of the op that read it last.
+    The sum keeps its name; if it was a variable, it gets the name of the op that read the variable last.
     """
 
     name: ClassVar[str] = "plain_sums"
@@ -63,7 +64,7 @@ def _taken_apart(graph_def: graph_pb2.GraphDef) -> dict[str, list[node_def_pb2.N
 
 
 def _sums_of_shared(graph_def: graph_pb2.GraphDef) -> Iterator[node_def_pb2.NodeDef]:
-    """Sums of three or more, of which one at least is read by others too."""
+    """Yield the sums of three or more inputs, at least one of which has other readers too."""
     sums = [
         node
         for node in graph_def.node
@@ -75,7 +76,7 @@ def _sums_of_shared(graph_def: graph_pb2.GraphDef) -> Iterator[node_def_pb2.Node
 
 
 def _additions(node: node_def_pb2.NodeDef) -> list[node_def_pb2.NodeDef]:
-    """Makes the sum the last of its additions; the others."""
+    """Turn the node into the last of its additions, in place; return the other additions."""
     data, waits = data_inputs(node), control_inputs(node)
     first = len(data) % _AT_ONCE
     first += _AT_ONCE if first < 2 else 0  # AddN begins with two to nine
@@ -103,8 +104,7 @@ def _additions(node: node_def_pb2.NodeDef) -> list[node_def_pb2.NodeDef]:
 def _parts(
     nodes: Mapping[str, node_def_pb2.NodeDef], readers: Mapping[str, set[str]], name: str
 ) -> list[node_def_pb2.NodeDef]:
-    """Return the nodes that a sum was made into, additions last and in their order; empty where it was
-    not."""
+    """Return the nodes that a sum was turned into, additions last and in order; empty if it was not."""
     expected = [nodes.get(f"{name}/{part}") for part in (*_PARTS, "tmp_var_zeros")]
     while (added := nodes.get(f"{name}/tmp_var_accum_{len(expected) - 3}")) is not None:
         expected.append(added)

@@ -1,4 +1,4 @@
-"""Lets one read of a variable take the place of several that give the same value."""
+"""Lets one read of a variable take the place of several reads of the same value."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from grappler_passes.passes.verify import VerifiedPass
 
 @dataclass(frozen=True)
 class ReadOncePass(VerifiedPass):
-    """Whoever reads the value of a key of ``stands_for`` reads that of the op that stands for it.
+    """Rewires the readers of each key of ``stands_for`` to the op that stands for it.
 
-    The reads stay, and the one that stands for them waits for them: what writes the variable still comes
-    after all of them.  Ops with side effects keep their inputs.
+    The replaced reads stay, and the one that stands for them waits for them: a write of the variable still
+    comes after all of them.  Ops with side effects keep their inputs.
     """
 
     stands_for: Mapping[str, str]

@@ -1,4 +1,4 @@
-"""Computes results of the forward pass again for the backward pass, so that they need not be kept."""
+"""Computes results of the forward pass again in the backward pass, so that they need not be kept."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from grappler_passes.graph.training_graph import TrainingGraph
 from grappler_passes.passes.base import PassResult, Relaxation
 from grappler_passes.passes.verify import VerifiedPass
 
-# On a copy: the name of the op that it repeats.
+# On a copy this attribute names the op that the copy repeats.
 REPEATS_ATTR = "_ooo_repeats"
 _SUFFIX = "/repeated"
-# This attribute ties an op to the device of another one; a copy of the op does not need it.
+# This attribute ties an op to another one's device; a copy does not need it.
 _COLOCATED = "_class"
 
 
 @dataclass(frozen=True)
 class RepeatPass(VerifiedPass):
-    """Copies ``repeated``, and has ``readers`` read the copies.
+    """Copies the ops ``repeated``, and lets ``readers`` read the copies.
 
-    A copy is the same op with the same attributes, on copies where they are there, else on the same tensors;
-    so its bits are the same.  What has side effects, or state, cannot be repeated.
+    A copy is the same op with the same attributes; it reads copies where there are some, else the same
+    tensors, so its bits are the same.  An op with side effects or state cannot be repeated.
     """
 
     repeated: frozenset[str]
@@ -87,7 +87,7 @@ def repeats(graph_def: graph_pb2.GraphDef) -> dict[str, str]:
 
 
 def _same(original: node_def_pb2.NodeDef, node: node_def_pb2.NodeDef) -> bool:
-    """Return whether both are one op with equal attributes, on the same tensors or copies of them."""
+    """Return whether both are the same op with equal attributes, on the same tensors or copies of them."""
     attributes, copied = (
         {key: value for key, value in each.attr.items() if not key.startswith("_")}
         for each in (original, node)

@@ -1,4 +1,4 @@
-"""Says as plain data what to do to a graph (a schedule lowers to it); has the passes that carry it out."""
+"""Says as plain data what to do to a graph (a schedule lowers to it), and holds the passes that do it."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 class RewritePlan:
     """Holds control edges, attributes and devices to give to named nodes.
 
-    ``edges`` are ``(before, after)`` pairs: ``before`` must have run when ``after`` starts.
-    ``kinds`` is F, dO, dW, U, comm or other; ``streams`` 0 is the main stream, 1 the sub stream;
-    ``priorities`` lower is more urgent; ``stages`` are those of a pipeline; ``joins`` are ops to add that do
-    nothing, with their devices, for edges to lead through.
-    The mappings are copied and read-only; iteration keeps the order given.
+    ``edges`` are ``(before, after)`` pairs: ``before`` must have run when ``after`` starts. ``kinds`` maps a
+    node to F, dO, dW, U, comm or other; in ``streams`` 0 is the main stream, 1 the sub stream; in
+    ``priorities`` lower is more urgent; ``stages`` are pipeline stages; ``joins`` are ops to add that do
+    nothing, with their devices, for edges to lead through. The mappings are copied and read-only; iteration
+    keeps the order given.
     """
 
     edges: tuple[tuple[str, str], ...] = ()
@@ -49,7 +49,7 @@ class RewritePlan:
 
 
 def require_nodes(graph_def: graph_pb2.GraphDef, names: Iterable[str], done: str) -> None:
-    """Raise PlanError for a node of the plan that the graph does not have, and what is ``done`` to it."""
+    """Raise PlanError for a node of the plan that the graph lacks; ``done`` says what the plan does to it."""
     there = {node.name for node in graph_def.node}
     if (unknown := next((name for name in names if name not in there), None)) is not None:
         raise PlanError(
@@ -62,7 +62,7 @@ _FULL_NAME = re.compile(r"/job:[A-Za-z][\w.-]*/replica:\d+/task:\d+/device:[A-Z]
 
 @dataclass(frozen=True)
 class PlacementPass(Pass):
-    """Sets the device of each node of ``plan.devices``, full names, all of them ``available``.
+    """Sets the device of each node in ``plan.devices``; full names, all of which must be ``available``.
 
     TensorFlow ends the process when a graph names a device that does not exist.
     """
@@ -92,7 +92,7 @@ class PlacementPass(Pass):
 
 @dataclass(frozen=True)
 class JoinsPass(Pass):
-    """Adds a NoOp for each of ``plan.joins``, on its device; the edges come with the order pass."""
+    """Adds a NoOp for each of ``plan.joins`` on its device; the order pass adds its edges."""
 
     plan: RewritePlan
     name: ClassVar[str] = "joins"
@@ -107,16 +107,16 @@ class JoinsPass(Pass):
 
 
 CLOSES_A_CYCLE = "closes a cycle with edges that come earlier in the plan"
-# Indices of the nodes before and after.
+# A pair holds the indices of the nodes before and after.
 Pair = tuple[int, int]
 
 
 @dataclass(frozen=True)
 class OrderPass(Pass):
-    """Adds each edge of the plan that is legal and not implied already.
+    """Adds each edge of the plan that is legal and not already implied.
 
-    The edges added are a minimum: none follows from the graph and the others.  Illegal edges, and
-    those that would close a cycle with edges that come earlier in the plan, are skipped with a note.
+    As few edges as possible are added: none follows from the graph and the others.  Illegal edges, and edges
+    that would close a cycle with earlier edges of the plan, are skipped with a note.
     """
 
     plan: RewritePlan
@@ -124,7 +124,7 @@ class OrderPass(Pass):
     relaxes = frozenset({Relaxation.MORE_WAITS})
 
     def preconditions(self, graph_def: graph_pb2.GraphDef, training_graph: TrainingGraph | None) -> None:
-        """Raise PlanError for an edge of ops that are not there: without a word the order would be lost."""
+        """Raise PlanError for an edge of missing ops: else the order would be lost silently."""
         require_nodes(graph_def, (name for edge in self.plan.edges for name in edge), "orders")
 
     def run(self, graph_def: graph_pb2.GraphDef, training_graph: TrainingGraph | None) -> PassResult:
@@ -141,7 +141,8 @@ class OrderPass(Pass):
     def postconditions(
         self, before: graph_pb2.GraphDef, result: PassResult, training_graph: TrainingGraph | None
     ) -> None:
-        """Edges were added only if the result says so; run() has sorted the graph with its edges."""
+        """Check that edges were added only if the result says so; run() has sorted the graph with its
+        edges."""
         if not result.modified and any(
             a.input != b.input for a, b in zip(before.node, result.graph_def.node, strict=True)
         ):
@@ -149,7 +150,7 @@ class OrderPass(Pass):
 
 
 def _legal(index: GraphIndex, edges: Iterable[tuple[str, str]], notes: list[Note]) -> list[Pair]:
-    """Return the edges that are legal each on its own, once each, as indices."""
+    """Return the edges that are legal by themselves, without repeats, as indices."""
     kept: dict[Pair, None] = {}
     for before, after in edges:
         legal, reason = index.edge_is_legal(before, after)
@@ -161,7 +162,7 @@ def _legal(index: GraphIndex, edges: Iterable[tuple[str, str]], notes: list[Note
 
 
 def _without_cycles(index: GraphIndex, edges: list[Pair], notes: list[Note]) -> list[Pair]:
-    """Leave out edges that close a cycle with earlier ones; mostly there is none, and nothing is searched."""
+    """Leave out edges that close a cycle with earlier ones; usually there is no cycle, and no search."""
     try:
         index.topological_order(edges)
     except GraphError:
@@ -192,8 +193,8 @@ def _as_rustworkx(index: GraphIndex, edges: list[Pair]) -> rx.PyDiGraph:
 
 def _not_implied(index: GraphIndex, edges: list[Pair]) -> dict[int, list[int]]:
     """Return ``{after: [before, ...]}`` of the edges that follow neither from the graph nor from the others.
-    u -> v follows exactly if u is an ancestor of another predecessor of v: with the latest first it is one
-    walk."""
+    u -> v follows exactly if u is an ancestor of another predecessor of v: taking the latest first needs only
+    one walk."""
     wanted: dict[int, list[int]] = {}
     for before, after in edges:
         wanted.setdefault(after, []).append(before)

@@ -1,4 +1,4 @@
-"""Takes apart ops that make dO wait for dW, where no number changes by a bit.
+"""Takes apart ops that make dO wait for dW, if no number changes by a bit.
 
 - IdentityN over several gradients: one Identity per output.
 - ``tf.tuple`` gates (an Identity that waits for a group of all gradients): the wait goes.
@@ -24,7 +24,7 @@ from grappler_passes.passes.separate_loops import SeparateLoopsPass
 
 @dataclass(frozen=True)
 class SeparatePass(Pass):
-    """Separates every op it knows how to; ``result.mixed`` maps each op that stays mixed to the reason."""
+    """Separates every op it can; ``result.mixed`` maps each op that stays mixed to the reason."""
 
     name: ClassVar[str] = "separate"
     relaxes = SeparateLoopsPass.relaxes | {
@@ -103,7 +103,8 @@ def _open_gates(index: GraphIndex, editor: GraphEditor) -> list[Note]:
 def _gate_waits(index: GraphIndex, i: int) -> list[int]:
     """Return the control predecessors of Identity ``i`` that only gate it with its siblings.
 
-    A NoOp that waits for its own tensor among others, or, once that is inlined, the siblings' producers.
+    The wait is for a NoOp that waits for the Identity's own tensor among others, or, once that is inlined,
+    for the siblings' producers.
     """
     producer = index.data_preds[i][0][0]
     waits = []
@@ -120,7 +121,7 @@ def _gate_waits(index: GraphIndex, i: int) -> list[int]:
 
 
 def _group_members(index: GraphIndex, group: int) -> set[int]:
-    """Return the ops that a NoOp waits for; groups over several devices are groups of groups."""
+    """Return the ops that a NoOp waits for; a group over several devices is a group of groups."""
     members: set[int] = set()
     for pred in index.control_preds[group]:
         members |= _group_members(index, pred) if index.ops[pred] == "NoOp" else {pred}
@@ -128,7 +129,8 @@ def _group_members(index: GraphIndex, group: int) -> set[int]:
 
 
 def _is_sibling(index: GraphIndex, other: int, wait: int, producer: int) -> bool:
-    """Identity ``other`` hands on ``wait`` and waits for ``producer``: the two gate each other."""
+    """Tell whether Identity ``other`` hands on ``wait`` and waits for ``producer``: the two gate each
+    other."""
     return (
         index.ops[other] == "Identity"
         and wait != producer
@@ -138,7 +140,7 @@ def _is_sibling(index: GraphIndex, other: int, wait: int, producer: int) -> bool
 
 
 def _must_wait(index: GraphIndex, member: int, producer: int) -> bool:
-    """Side effects must be waited for, and so must an op that can be dead on its own."""
+    """Tell whether an op must be waited for: it has side effects, or can be dead on its own."""
     there, here = index.contexts[member], index.contexts[producer]
     return (
         has_side_effects(index.ops[member])
@@ -160,7 +162,7 @@ def _fused(index: GraphIndex) -> list[Note]:
 
 
 def _restore_orders(index: GraphIndex, after: graph_pb2.GraphDef) -> list[Note]:
-    """Give each order of side effects that hung on a wait that is now gone an edge of its own."""
+    """Give an edge of its own to each order of side effects that hung on a wait which is now gone."""
     new = GraphIndex(after)
     nodes = {node.name: node for node in after.node}
     notes = []

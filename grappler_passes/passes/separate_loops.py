@@ -1,8 +1,8 @@
 """Moves the sum of an RNN's weight gradients out of the loop that computes dO.
 
-That loop computes, step by step, dO and ``total = total + dW(step)``, so that the layers below wait for dW of
-all steps.  What serves only such sums moves to a second loop; the first stores what they read of each step in
-a list. The same additions in the same order: no bit changes.  The price: a dO of each step stays alive.
+The loop computes, step by step, dO and ``total = total + dW(step)``, so that the layers below wait for dW of
+all steps.  Ops that serve only such sums move to a second loop; the first loop stores in a list what they
+read in each step.  The additions keep their order: no bit changes.  The price: a dO of each step stays alive.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _ADDS = ("Add", "AddV2", "AddN")
 
 @dataclass(frozen=True)
 class Accumulator:
-    """Holds ``total = add(total, step)``: nodes of the loop variable, which nobody else reads."""
+    """Holds ``total = add(total, step)``: the nodes of the loop variable, which nobody else reads."""
 
     exit: int
     switch: int
@@ -36,7 +36,7 @@ class Accumulator:
 
 @dataclass(frozen=True)
 class Loop:
-    """Holds one while frame: its nodes, Enters included; consumers of each among them and outside."""
+    """Holds one while frame: its nodes, Enters included, and each node's consumers within and outside."""
 
     frame: tuple[str, ...]
     members: frozenset[int]
@@ -64,7 +64,7 @@ def find_loops(index: GraphIndex) -> Iterator[Loop]:
 
 
 def _consumers(index: GraphIndex, i: int, merge_of: dict[int, int]) -> set[int]:
-    # index.succs also holds the order of an Exit after its loop, which no tensor flows along.
+    # index.succs also holds the order of an Exit after its loop, along which no tensor flows.
     real = {
         s
         for s in index.succs[i]
@@ -76,7 +76,7 @@ def _consumers(index: GraphIndex, i: int, merge_of: dict[int, int]) -> set[int]:
 
 
 def accumulator_of(index: GraphIndex, loop: Loop, end: int) -> Accumulator | None:
-    """Return the sum that leaves the loop at Exit ``end``, or None where it is something else."""
+    """Return the sum that leaves the loop at Exit ``end``; None if something else leaves there."""
     switch, port = index.data_preds[end][0]
     if index.ops[switch] not in SWITCHES or port != 0:
         return None
@@ -94,8 +94,7 @@ def accumulator_of(index: GraphIndex, loop: Loop, end: int) -> Accumulator | Non
 
 
 def only_for(index: GraphIndex, loop: Loop, ends: set[int]) -> set[int]:
-    """Return the nodes of the loop that serve nothing but the Exits ``ends``: whole loop variables
-    included."""
+    """Return the loop's nodes that serve nothing but the Exits ``ends``; loop variables count as a whole."""
     kept: set[int] = set()
     todo = list(ends)
     while todo:
@@ -114,7 +113,7 @@ def only_for(index: GraphIndex, loop: Loop, ends: set[int]) -> set[int]:
 
 
 def obstacle(index: GraphIndex, loop: Loop, sums: list[Accumulator], moved: set[int]) -> str:
-    """Say why the sums cannot move to a loop of their own; empty where they can."""
+    """Say why the sums cannot move to a loop of their own; empty if they can."""
     if len(loop.frame) > 1:
         return "the gradient loop is nested in another loop"
     if any(index.contexts[i].branches for i in loop.members if index.ops[i] in ENTERS):
@@ -129,7 +128,7 @@ def obstacle(index: GraphIndex, loop: Loop, sums: list[Accumulator], moved: set[
 
 _FLOATS = (types_pb2.DT_HALF, types_pb2.DT_BFLOAT16, types_pb2.DT_FLOAT, types_pb2.DT_DOUBLE)
 _INT32, _VARIANT = types_pb2.DT_INT32, types_pb2.DT_VARIANT
-# A step may hand over these types in a list.
+# The first loop can hand over these types in a list.
 _STORED = ("float16", "bfloat16", "float32", "float64", "int32", "int64", "bool")
 
 Tensor = tuple[int, int]
@@ -137,7 +136,7 @@ Tensor = tuple[int, int]
 
 @dataclass(frozen=True)
 class SeparateLoopsPass(Pass):
-    """Splits every gradient loop that can be split; a note for each that stays mixed.
+    """Splits every gradient loop that can be split; notes each that stays mixed.
 
     Without a training graph every floating-point sum of a loop that pops stacks counts as a weight gradient.
     """
@@ -215,7 +214,7 @@ class _LoopSplit:
         self.constants: set[int] = set()
 
     def plan(self) -> str:
-        """Sort what the moved nodes read of the others; the reason where something cannot cross."""
+        """Sort what the moved nodes read from the others; return the reason if something cannot cross."""
         for i in sorted(self.moved, key=lambda n: self.index.position[n]):
             if self.index.ops[i] in ENTERS:
                 continue
@@ -304,7 +303,7 @@ class _LoopSplit:
     def _enter(
         self, suffix: str, outside: str, dtype: int, frame: str | None = None, constant: bool = True
     ) -> str:
-        """Enter ``frame``; None stands for the second loop's."""
+        """Add an Enter to ``frame``; None stands for the second loop's frame."""
         name = self._add(suffix, "Enter", outside, T=dtype)
         node = self.editor.nodes[name]
         node.attr["frame_name"].s = (frame or self.frame).encode()
@@ -317,7 +316,7 @@ class _LoopSplit:
     def _variable(
         self, suffix: str, enter: str, condition: str, dtype: int
     ) -> tuple[str, node_def_pb2.NodeDef]:
-        """Merge, Switch and NextIteration of a new loop variable; the last still lacks its input."""
+        """Add Merge, Switch and NextIteration of a new loop variable; NextIteration still lacks its input."""
         following = f"{self.prefix}/{suffix}/next"
         merge = self._add(f"{suffix}/merge", "Merge", enter, following, T=dtype)
         self.editor.nodes[merge].attr["N"].i = 2
@@ -326,7 +325,7 @@ class _LoopSplit:
         return switch, self.editor.nodes[following]
 
     def _store(self, k: int, key: Tensor, dtype: int) -> str:
-        """Collect one tensor of each step of the first loop; the list, outside."""
+        """Collect one tensor of each step of the first loop; return the list, outside of the loop."""
         source, at = self.index.names[key[0]], f"store_{k}"
         device = self.editor.nodes[source].device
         limit = f"{self.prefix}/minus_one"
@@ -341,7 +340,7 @@ class _LoopSplit:
         return self._add(f"{at}/exit", "Exit", switch, T=_VARIANT)
 
     def _counter(self, stacked: str) -> None:
-        """Make the second loop's frame: it makes as many steps as the lists are long."""
+        """Make the second loop's frame, which runs as many steps as the lists are long."""
         length = self._add("length", "TensorListLength", stacked)
         limit = self._enter("limit", length, _INT32)
         start = self._enter("start", self._scalar("zero", 0), _INT32, constant=False)

@@ -1,4 +1,4 @@
-"""Gives the steps of an unrolled graph what passes have added to graphs of one step each."""
+"""Gives the nodes of an unrolled graph what passes have added to the graphs of its single steps."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Additions:
 
 
 def additions(before: graph_pb2.GraphDef, after: graph_pb2.GraphDef) -> Additions:
-    """Return what passes have added to a graph that has the same nodes, in the same order, as before."""
+    """Return what passes have added to a graph with the same nodes in the same order."""
     controls, attributes = {}, {}
     for old, new in zip(before.node, after.node, strict=True):
         if len(new.input) > len(old.input):
@@ -35,9 +35,9 @@ def additions(before: graph_pb2.GraphDef, after: graph_pb2.GraphDef) -> Addition
 
 @dataclass(frozen=True)
 class StepsPass(Pass):
-    """Adds to the nodes of each step what their copies in that step's own graph have gained.
+    """Adds to each step's nodes what their copies in that step's own graph have gained.
 
-    A node that stands in the graphs of several steps gains what it has gained in its own.
+    A node that stands in the graphs of several steps gains what it has gained in the graph of its own step.
     """
 
     by_step: Sequence[Additions]

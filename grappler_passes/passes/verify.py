@@ -34,9 +34,9 @@ def verify(
 ) -> None:
     """Raise VerifyError, naming node and rule, where the graphs differ in more than ``relaxes`` allows.
 
-    ``training_graph``: its update and communication ops must be kept, as ``fetches`` (names).  ``replaced``
-    nodes may go, or read other tensors; with side effects only if ``Relaxation.SIDE_EFFECTS``, the graph's
-    ends never.
+    ``training_graph``: its update and communication ops must be kept, and so must ``fetches`` (names).
+    ``replaced`` nodes may go or read other tensors; one with side effects only with
+    ``Relaxation.SIDE_EFFECTS``, and the graph's arguments and results never.
     """
     _control_inputs_last(after)
     old = GraphIndex(before)
@@ -63,7 +63,7 @@ def verify(
 
 @dataclass(frozen=True)
 class VerifiedPass(Pass):
-    """Is a pass whose result is verified at once: nothing but what it relaxes has changed."""
+    """A pass whose result is verified at once: only what it relaxes may have changed."""
 
     def postconditions(
         self, before: graph_pb2.GraphDef, result: PassResult, training_graph: TrainingGraph | None
@@ -74,7 +74,7 @@ class VerifiedPass(Pass):
 
 @dataclass(frozen=True)
 class VerifyPass(Pass):
-    """Checks the graph it is given against ``original`` and changes nothing; see :func:`verify`."""
+    """Checks the given graph against ``original`` and changes nothing; see :func:`verify`."""
 
     original: graph_pb2.GraphDef
     replaced: frozenset[str] = frozenset()
@@ -101,7 +101,7 @@ class _Allowed:
         return name in self.names and Relaxation.REPLACED_NODES in self.kinds
 
     def takes_apart(self, name: str, op: str) -> bool:
-        """Return whether a node may also go, or read other tensors."""
+        """Return whether a node may also be removed, or read other tensors."""
         return self.replaces(name) and (Relaxation.SIDE_EFFECTS in self.kinds or not has_side_effects(op))
 
 
@@ -116,7 +116,7 @@ def _control_inputs_last(after: graph_pb2.GraphDef) -> None:
 
 
 def _frames(new: GraphIndex) -> None:
-    """All inputs of a node must arrive in one frame; the executor would wait for ever otherwise."""
+    """Check that all inputs of a node arrive in one frame; else the executor would wait for ever."""
     if not new.frame_names:
         return
     for i in range(len(new)):
@@ -139,7 +139,8 @@ def _kept(old: GraphIndex, new: GraphIndex, allowed: _Allowed, keep: set[str]) -
 
 
 def _same_attributes(before: graph_pb2.GraphDef, after: graph_pb2.GraphDef, allowed: _Allowed) -> None:
-    """Check attributes that say what a node computes; with an underscore they are notes or wished places."""
+    """Check the attributes that say what a node computes; those with an underscore are notes or device
+    wishes."""
     old = {node.name: node for node in before.node}
     notes_may_differ = Relaxation.NOTES in allowed.kinds
     for node in after.node:
@@ -166,7 +167,7 @@ def _same_inputs(old: GraphIndex, new: GraphIndex, allowed: _Allowed) -> None:
 
 
 def _source(index: GraphIndex, name: str, port: int) -> tuple[str, int]:
-    """Return the tensor seen through copies."""
+    """Return the producer and port of a tensor, seen through copies."""
     i = index.index[name]
     while index.ops[i] in _COPIES:
         i, port = index.data_preds[i][port]
@@ -174,9 +175,9 @@ def _source(index: GraphIndex, name: str, port: int) -> tuple[str, int]:
 
 
 def _added_edges(old: GraphIndex, new: GraphIndex) -> None:
-    """Each control edge that is new must be legal in the original graph's contexts.
+    """Check that each new control edge is legal in the original graph's contexts.
 
-    The new graph's would justify any edge: a node takes on the branches of its inputs.
+    The new graph's contexts would justify any edge: a node takes on the branches of its inputs.
     """
     for j, name in enumerate(new.names):
         controls = new.control_preds[j]
@@ -193,7 +194,7 @@ def _added_edges(old: GraphIndex, new: GraphIndex) -> None:
 
 
 def _side_effects(old: GraphIndex, new: GraphIndex) -> None:
-    """Ops on the same state run in the order in which they did; only taking edges away can lose it."""
+    """Check that ops on the same state run in their old order; only removed edges can lose it."""
     if _only_grew(old, new):
         return
     for first, then in conflicts(old):
@@ -237,7 +238,8 @@ def _same_devices(before: graph_pb2.GraphDef, after: graph_pb2.GraphDef, allowed
 
 
 def _same_waits(old: GraphIndex, new: GraphIndex, allowed: _Allowed) -> None:
-    """Check that nodes that were not replaced wait for no more and no fewer than their passes declare."""
+    """Check that nodes that were not replaced wait for no more and no fewer nodes than their passes
+    declare."""
     more, fewer = Relaxation.MORE_WAITS in allowed.kinds, Relaxation.FEWER_WAITS in allowed.kinds
     if more and fewer:
         return

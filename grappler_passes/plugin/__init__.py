@@ -1,4 +1,4 @@
-"""Is the Grappler plug-in: TensorFlow hands its final training graph to a Python function.
+"""Loads the Grappler plug-in, by which TensorFlow hands its final training graph to a Python function.
 
 >>> from grappler_passes import plugin
 >>> plugin.load()

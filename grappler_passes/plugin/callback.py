@@ -32,7 +32,7 @@ EXPECTED_S_PER_OP = 0.005
 
 
 def watched(request_id: str, ops: int) -> AbstractContextManager[None]:
-    """Warns once, with the line of the block that this thread is at, if the block takes too long."""
+    """Warn once, with the line this thread is at, if the block takes too long."""
     limit_s = EXPECTED_S + EXPECTED_S_PER_OP * ops
     return if_it_takes(limit_s, functools.partial(_say, request_id, ops, limit_s, threading.get_ident()))
 
@@ -60,11 +60,11 @@ _SUMS = ("AddN", "AddV2")
 
 
 class AnswerError(Exception):
-    """The rewritten graph cannot be given to TensorFlow; the message names the node."""
+    """A rewritten graph cannot be given to TensorFlow; the message names the node."""
 
 
 def check_answer(before: graph_pb2.GraphDef, after: object) -> None:
-    """Raises :class:`AnswerError` unless ``after`` is a GraphDef that may take the place of ``before``."""
+    """Raise :class:`AnswerError` unless ``after`` is a GraphDef that may replace ``before``."""
     if not graph_protos.is_graph_def(after):
         raise AnswerError(f"a rewrite gave a {type(after).__name__}; expected a GraphDef or None")
     if not after.node:
@@ -109,7 +109,7 @@ def _check_devices(before: graph_pb2.GraphDef, after: graph_pb2.GraphDef) -> Non
 
 
 def _check_ops(before: graph_pb2.GraphDef, after: graph_pb2.GraphDef) -> None:
-    """Every op is known, and no op with side effects was lost."""
+    """Check that every op is known, and that no op with side effects was lost."""
     functions = {function.signature.name for function in after.library.function}
     op_defs = {op: graph_protos.op_def(op) for op in {n.op for g in (before, after) for n in g.node}}
     for node in after.node:
@@ -125,7 +125,7 @@ def _check_ops(before: graph_pb2.GraphDef, after: graph_pb2.GraphDef) -> None:
 
 
 def _check_inputs(nodes: dict[str, node_def_pb2.NodeDef], before: graph_pb2.GraphDef) -> None:
-    """Inputs exist; the inputs of nodes that changed, and of nodes that read one, have the right dtype."""
+    """Check that inputs exist, and that they have the right dtype around nodes that changed."""
     old = {node.name: node for node in before.node}
     changed = {name for name, node in nodes.items() if old.get(name) != node}
     for node in nodes.values():
@@ -161,7 +161,8 @@ def _type_of(source: node_def_pb2.NodeDef, port: int) -> int | None:
 
 
 def _types(node: node_def_pb2.NodeDef, of_inputs: bool) -> list[int] | None:
-    """Return ``DataType`` numbers of data inputs, or outputs; None: no op that is registered (a function)."""
+    """Return ``DataType`` numbers of data inputs or outputs; None if the op is not registered (a
+    function)."""
     op_def = graph_protos.op_def(node.op)
     if op_def is None:
         return None
@@ -177,7 +178,7 @@ def _types(node: node_def_pb2.NodeDef, of_inputs: bool) -> list[int] | None:
 
 
 def _attr(node: node_def_pb2.NodeDef, op_def: op_def_pb2.OpDef, name: str) -> attr_value_pb2.AttrValue:
-    """Return the attribute, or its default: TensorFlow may leave defaults out."""
+    """Return the attribute, or its default, since TensorFlow may leave defaults out."""
     if name in node.attr:
         return node.attr[name]
     for attr in op_def.attr:
@@ -211,12 +212,12 @@ _REFUSED, _RESTS = "ooo_refused", "ooo_rests"
 
 
 def answer(data: bytes, device_type: str = "CPU") -> bytes | None:
-    """Return the serialized new graph for a serialized graph; None to leave it as it is.  Never raises.
+    """Return the rewritten graph, serialized like ``data``, or None to leave it as it is; never raises.
 
-    TensorFlow runs its optimizers twice, plug-ins last.  The graph is rewritten in the second round: what was
+    TensorFlow runs its optimizers twice, plug-ins last.  The graph is rewritten in the second round: what is
     added earlier would keep some ops from being fused, and a fused op may round differently.
 
-    What a rewrite itself has TensorFlow compile, on its own thread, is left as it is.
+    Graphs that a rewrite itself has TensorFlow compile, on its own thread, are left as they are.
     """
     if _under_way.nested:
         return None
@@ -275,7 +276,7 @@ def _rewrite(request: Request, graph_def: graph_pb2.GraphDef) -> bytes | None:
 
 
 def _set_on_arguments(graph_def: graph_pb2.GraphDef, attribute: str) -> None:
-    """Set it on the arguments, whose attributes nothing between the two calls drops."""
+    """Set the attribute on the arguments: nothing between the two calls drops attributes there."""
     for node in graph_def.node:
         if node.op == "_Arg" and REQUEST_ATTR in node.attr:
             node.attr[attribute].b = True
@@ -303,9 +304,9 @@ def refusing(graph_def: graph_pb2.GraphDef, message: str) -> graph_pb2.GraphDef:
 
 
 def resting(graph_def: graph_pb2.GraphDef) -> graph_pb2.GraphDef:
-    """Return a copy of the graph of which nothing runs; it returns zeros.
+    """Return a copy of the graph in which nothing runs and which returns zeros.
 
-    All work waits for the branch of a condition that is not taken.
+    All work waits for a branch that its condition never takes.
     """
     out = _waiting_for(graph_def, _RESTS)
     condition = graph_protos.tensor_proto(False)
@@ -325,8 +326,8 @@ def resting(graph_def: graph_pb2.GraphDef) -> graph_pb2.GraphDef:
 
 
 def _waiting_for(graph_def: graph_pb2.GraphDef, name: str) -> graph_pb2.GraphDef:
-    """Return a copy in which what only reads arguments waits for a node: there work begins, all else
-    follows."""
+    """Return a copy in which the nodes that read only arguments wait for a node: all other work follows
+    them."""
     out = graph_protos.copy_of(graph_def)
     arguments = {node.name for node in out.node if node.op == "_Arg"}
     for node in out.node:
@@ -338,7 +339,7 @@ def _waiting_for(graph_def: graph_pb2.GraphDef, name: str) -> graph_pb2.GraphDef
 
 
 def _constant(graph_def: graph_pb2.GraphDef, name: str, value: tensor_pb2.TensorProto) -> str:
-    """Adds a constant on this process' host; returns that device."""
+    """Add a constant on this process' host; return the host's device."""
     device = runtime.host_device(graph_def.node[0].device)
     node = graph_def.node.add(name=name, op="Const", device=device)
     node.attr["dtype"].type = value.dtype

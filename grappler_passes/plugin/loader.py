@@ -28,11 +28,11 @@ _CALLBACK = ctypes.CFUNCTYPE(
 
 
 class PluginError(Exception):
-    """The graph optimizer cannot be loaded; training runs as if tf_ooo were not there."""
+    """The graph optimizer cannot be loaded; training then runs as if tf_ooo were not there."""
 
 
 class _Shim:
-    """Is one loaded shim. Lives as long as the process: TensorFlow cannot unload an optimizer."""
+    """Holds a loaded shim, which lives as long as the process: TensorFlow cannot unload an optimizer."""
 
     def __init__(self, path: Path, device_type: str) -> None:
         self.path = path
@@ -61,7 +61,7 @@ _shims: dict[str, _Shim] = {}
 
 
 def load() -> None:
-    """Loads the CPU shim, and the GPU shim if TensorFlow sees a GPU, and installs the trace-time hook.
+    """Load the CPU shim, and the GPU shim if TensorFlow sees a GPU; install the trace-time hook.
 
     Does nothing the second time.  Raises :class:`PluginError` before anything is loaded.
     """
@@ -79,17 +79,17 @@ def load() -> None:
 
 
 def loaded() -> tuple[str, ...]:
-    """Return device types whose shim is loaded: ``("CPU",)``, ``("CPU", "GPU")`` or nothing."""
+    """Return the device types whose shim is loaded: ``("CPU",)``, ``("CPU", "GPU")`` or nothing."""
     return tuple(_shims)
 
 
 def python_calls() -> int:
-    """Count how often TensorFlow's calls got as far as Python, in this process."""
+    """Count how often TensorFlow's calls in this process got as far as Python."""
     return sum(shim.library.ooo_python_calls() for shim in _shims.values())
 
 
 def shim_path(device_type: str) -> Path:
-    """Return the compiled shim for ``"CPU"`` or ``"GPU"``."""
+    """Return the path of the compiled shim for ``"CPU"`` or ``"GPU"``."""
     folder, module = Path(__file__).parent, f"_shim_{device_type.lower()}"
     for suffix in reversed(importlib.machinery.EXTENSION_SUFFIXES):  # the plain .so first
         path = folder / f"{module}{suffix}"
@@ -108,7 +108,7 @@ def _device_types() -> list[str]:
 
 
 def _check_conflicts() -> None:
-    """Refuses to load beside another optimizer: two for one device type abort the process."""
+    """Refuse to load beside another optimizer: two for one device type abort the process."""
     ours = {shim.path for shim in _shims.values()}
     optimizers = [path for path in _mapped_libraries() if path not in ours and _is_optimizer(path)]
     if optimizers:
@@ -120,8 +120,7 @@ def _check_conflicts() -> None:
 
 
 def _mapped_libraries() -> list[Path]:
-    """Return the shared libraries in this process; where the system does not tell, TensorFlow's plug-in
-    folders."""
+    """Return the shared libraries in this process; if the system does not tell, TensorFlow's plug-ins."""
     maps = Path("/proc/self/maps")
     if not maps.exists():
         return [p for entry in sys.path for p in (Path(entry) / "tensorflow-plugins").glob("*.dylib")]
@@ -157,7 +156,7 @@ def _enable_shims(value: bool) -> None:
 
 
 def _leave() -> None:
-    """TensorFlow's threads outlive the interpreter: no call may start, and those under way must end."""
+    """Let no call start and wait for those under way: TensorFlow's threads outlive the interpreter."""
     _enable_shims(False)
     deadline_s = time.monotonic() + EXIT_WAIT_S
     while any(s.library.ooo_running() for s in _shims.values()) and time.monotonic() < deadline_s:
@@ -165,7 +164,7 @@ def _leave() -> None:
 
 
 def _reset_in_child() -> None:
-    """Neither the threads that held the lock nor the calls under way exist in a forked child."""
+    """Forget locks and calls in a forked child: neither their threads nor the calls exist there."""
     global _lock
     _lock = threading.RLock()
     for shim in _shims.values():

@@ -40,7 +40,7 @@ Describe = Callable[[Sequence[Any]], Sequence[VariableInfo | None]]
 
 @dataclass(eq=False)
 class Request:
-    """Is one wish: graphs traced while this is active go through ``rewrite`` before they run.
+    """Asks that graphs traced while this is active go through ``rewrite`` before they run.
 
     Args:
         id: unique among the registered requests; written into the graph.
@@ -71,7 +71,7 @@ class Request:
     _logged: bool = field(default=False, repr=False)
 
     def count(self, traced: int = 0, marked: int = 0, calls: int = 0, rewrites: int = 0) -> None:
-        """Adds to what has been counted; any thread may."""
+        """Add to what has been counted; may be called from any thread."""
         with self._lock:
             self.traced += traced
             self.marked += marked
@@ -79,9 +79,9 @@ class Request:
             self.rewrites += rewrites
 
     def fail(self, error: BaseException) -> None:
-        """Keeps the error; the first one is logged, TensorFlow runs the unmodified graph.
+        """Keep the error and log the first one; TensorFlow then runs the unmodified graph.
 
-        Those of ``refuse_on`` are not logged: the call raises.
+        Errors of ``refuse_on`` are not logged, because the call raises.
         """
         with self._lock:
             self.errors.append(error)
@@ -104,7 +104,7 @@ _set_enabled: Callable[[bool], None] | None = None
 
 
 def register(request: Request) -> Request:
-    """Register the request: from now on graphs marked with its id are rewritten; returns it."""
+    """Register the request and return it: from now on graphs marked with its id are rewritten."""
     with _lock:
         if request.id in _requests:
             raise ValueError(f"a request {request.id!r} is registered already; unregister it first")
@@ -114,21 +114,21 @@ def register(request: Request) -> Request:
 
 
 def unregister(request_id: str) -> None:
-    """Forgets a request; graphs compiled before stay as they are.  An unknown id is ignored."""
+    """Forget a request; graphs compiled before stay as they are.  An unknown id is ignored."""
     with _lock:
         _requests.pop(request_id, None)
         _update_enabled()
 
 
 def find(request_id: str) -> Request | None:
-    """Return the registered request of that id."""
+    """Return the registered request with that id, if there is one."""
     with _lock:
         return _requests.get(request_id)
 
 
 @contextmanager
 def tracing(request: Request) -> Iterator[Request]:
-    """Functions traced on this thread inside the block belong to ``request``; nests."""
+    """Let functions traced on this thread inside the block belong to ``request``; blocks nest."""
     if _set_enabled is None:
         raise RuntimeError(
             "the plug-in is not loaded, so nothing would be rewritten; call plugin.load() first"
@@ -141,12 +141,12 @@ def tracing(request: Request) -> Iterator[Request]:
 
 
 def active() -> Request | None:
-    """Return the request that functions traced on this thread belong to now."""
+    """Return the request that functions traced on this thread now belong to."""
     return _active.stack[-1] if _active.stack else None
 
 
 def connect(set_enabled: Callable[[bool], None]) -> None:
-    """``set_enabled`` is called, now and at every change, with whether any request is registered."""
+    """Call ``set_enabled``, now and at every change, with whether any request is registered."""
     global _set_enabled
     with _lock:
         _set_enabled = set_enabled
@@ -159,7 +159,7 @@ def _update_enabled() -> None:
 
 
 def _forget_in_child() -> None:
-    """A forked child starts with no requests: TensorFlow's threads, and so its results, are the parent's."""
+    """Forget all requests in a forked child: TensorFlow's threads, and so its results, are the parent's."""
     global _lock
     _lock = threading.RLock()  # the old one may be held by a thread that does not exist here
     _requests.clear()
@@ -173,13 +173,13 @@ os.register_at_fork(after_in_child=_forget_in_child)
 _hook_lock = threading.Lock()
 
 
-# Marks the arguments of traced functions, so that their graphs can be told apart later. A graph that reaches
-# the plug-in carries no function name. Attributes of an argument's placeholder that start with ``_`` are
-# still on the ``_Arg`` nodes of the final graph.
+# The functions below mark the arguments of traced functions, so that their graphs can be told apart later. A
+# graph that reaches the plug-in carries no function name. Attributes of an argument's placeholder that start
+# with ``_`` are still on the ``_Arg`` nodes of the final graph.
 
 
 def install() -> None:
-    """Has every traced function looked at from now on; does nothing the second time."""
+    """Make every function traced from now on be looked at; does nothing the second time."""
     with _hook_lock:
         transforms = runtime.func_graph_transforms()
         if mark_arguments not in transforms:
@@ -187,7 +187,7 @@ def install() -> None:
 
 
 def mark_arguments(func_graph: object) -> None:
-    """Marks the captured resources of a ``FuncGraph``, if a request is active on this thread."""
+    """Mark the captured resources of a ``FuncGraph``, if a request is active on this thread."""
     request = active()
     if request is None:
         return
@@ -198,16 +198,17 @@ def mark_arguments(func_graph: object) -> None:
 
 
 def describe_keras(model: Any, trained: Callable[[Any], Sequence[Any]] | None = None) -> Describe:
-    """Return a ``Request.describe`` for a Keras model: Keras' own ``path`` as name, and its ``trainable``.
+    """Return a ``Request.describe`` for a Keras model: it uses Keras' own ``path`` as name, and
+    ``trainable``.
 
     Freezing a Keras layer leaves ``tf.Variable.trainable`` as it was.  The model is read at each trace: it
     may be built, frozen and thawed in between.  ``trained`` gives the variables that the traced step trains,
-    where they may be others than ``model.trainable_variables``.
+    if they may differ from ``model.trainable_variables``.
     """
 
     def infos() -> Iterator[tuple[Any, VariableInfo]]:
         trainable = {id(variable) for variable in (trained(model) if trained else model.trainable_variables)}
-        # Keras' Nadam has a product of numbers that calls itself trainable.
+        # Keras' Nadam has a product of numbers that claims to be trainable.
         for keras_variable in (*keras_values.optimizer_variables(model), *model.variables):
             copies = _copies(keras_values.variable_of_keras(keras_variable))
             for number, copy in enumerate(copies):
@@ -218,7 +219,8 @@ def describe_keras(model: Any, trained: Callable[[Any], Sequence[Any]] | None = 
 
 
 def described_by_handle(infos: Callable[[], Iterable[tuple[Any, VariableInfo]]]) -> Describe:
-    """Return a ``Request.describe`` from (handle, what is said of its variable), asked for at each trace."""
+    """Return a ``Request.describe`` from pairs (handle, VariableInfo), which ``infos`` gives anew at each
+    trace."""
 
     def describe(variables: Sequence[Any]) -> list[VariableInfo | None]:
         by_handle = {id(handle): info for handle, info in infos()}
@@ -257,7 +259,8 @@ def _mark_captured(func_graph: Any, request: Request) -> None:
 
 @dataclass(frozen=True)
 class _Handle:
-    """Stands for a variable known by its handle only: legacy optimizers give fused ops those of slots."""
+    """Stands for a variable of which only the handle is known: legacy optimizers give fused ops such
+    slots."""
 
     handle: Any
 
@@ -277,7 +280,7 @@ def _own(variable: Any) -> VariableInfo:
 
 
 def _unique(infos: Sequence[VariableInfo]) -> Iterator[VariableInfo]:
-    """Yield the infos with names that differ."""
+    """Yield the infos with their names made unique."""
     names = runtime.numbered([info["name"] for info in infos])
     for info, name in zip(infos, names, strict=True):
         yield VariableInfo(name=name, trainable=info["trainable"])

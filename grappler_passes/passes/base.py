@@ -155,8 +155,7 @@ class PassPipeline(Pass):
     """Runs passes in order; itself a pass.
 
     With ``dump_dir`` set the input is written to ``00_input.pbtxt`` and each result to ``NN_<pass>.pbtxt``.
-    If some passes ``ran`` before and wrote into that folder, numbering goes on and their input is not
-    written.
+    If passes ``ran`` before and wrote there, numbering goes on and the input is not written.
     """
 
     passes: Sequence[Pass]

@@ -29,8 +29,7 @@ _PARTS = {"tmp_var": "TemporaryVariable", "tmp_var_initializer": "Assign"}
 
 @dataclass(frozen=True)
 class PlainSumsPass(VerifiedPass):
-    """Turns a sum kept in a variable, or an ``AddN`` of shared inputs, into additions in the order of its
-    inputs.
+    """Turns sums kept in a variable, and ``AddN`` of shared inputs, into additions in their order.
 
     The sum keeps its name; if it was a variable, it gets the name of the op that read the variable last.
     """

@@ -115,8 +115,8 @@ Pair = tuple[int, int]
 class OrderPass(Pass):
     """Adds each edge of the plan that is legal and not already implied.
 
-    As few edges as possible are added: none follows from the graph and the others.  Illegal edges, and edges
-    that would close a cycle with earlier edges of the plan, are skipped with a note.
+    The edges added are a minimum: none follows from the graph and the others.  Illegal edges, and edges that
+    would close a cycle with earlier ones, are skipped with a note.
     """
 
     plan: RewritePlan

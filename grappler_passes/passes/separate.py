@@ -103,8 +103,7 @@ def _open_gates(index: GraphIndex, editor: GraphEditor) -> list[Note]:
 def _gate_waits(index: GraphIndex, i: int) -> list[int]:
     """Return the control predecessors of Identity ``i`` that only gate it with its siblings.
 
-    The wait is for a NoOp that waits for the Identity's own tensor among others, or, once that is inlined,
-    for the siblings' producers.
+    They are a NoOp that waits for its tensor among others or, once inlined, the siblings' producers.
     """
     producer = index.data_preds[i][0][0]
     waits = []
@@ -129,8 +128,7 @@ def _group_members(index: GraphIndex, group: int) -> set[int]:
 
 
 def _is_sibling(index: GraphIndex, other: int, wait: int, producer: int) -> bool:
-    """Tell whether Identity ``other`` hands on ``wait`` and waits for ``producer``: the two gate each
-    other."""
+    """Tell whether Identity ``other`` hands on ``wait`` and waits for ``producer``: both are one gate."""
     return (
         index.ops[other] == "Identity"
         and wait != producer

@@ -139,8 +139,7 @@ def _kept(old: GraphIndex, new: GraphIndex, allowed: _Allowed, keep: set[str]) -
 
 
 def _same_attributes(before: graph_pb2.GraphDef, after: graph_pb2.GraphDef, allowed: _Allowed) -> None:
-    """Check the attributes that say what a node computes; those with an underscore are notes or device
-    wishes."""
+    """Check the attributes that say what a node computes; ``_...`` are notes or device wishes."""
     old = {node.name: node for node in before.node}
     notes_may_differ = Relaxation.NOTES in allowed.kinds
     for node in after.node:
@@ -238,8 +237,7 @@ def _same_devices(before: graph_pb2.GraphDef, after: graph_pb2.GraphDef, allowed
 
 
 def _same_waits(old: GraphIndex, new: GraphIndex, allowed: _Allowed) -> None:
-    """Check that nodes that were not replaced wait for no more and no fewer nodes than their passes
-    declare."""
+    """Check that nodes that were not replaced wait for no more and no fewer than is declared."""
     more, fewer = Relaxation.MORE_WAITS in allowed.kinds, Relaxation.FEWER_WAITS in allowed.kinds
     if more and fewer:
         return

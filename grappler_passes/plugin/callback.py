@@ -161,8 +161,7 @@ def _type_of(source: node_def_pb2.NodeDef, port: int) -> int | None:
 
 
 def _types(node: node_def_pb2.NodeDef, of_inputs: bool) -> list[int] | None:
-    """Return ``DataType`` numbers of data inputs or outputs; None if the op is not registered (a
-    function)."""
+    """Return ``DataType`` numbers of data inputs or outputs; None if the op is not registered."""
     op_def = graph_protos.op_def(node.op)
     if op_def is None:
         return None

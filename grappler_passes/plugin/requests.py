@@ -198,8 +198,7 @@ def mark_arguments(func_graph: object) -> None:
 
 
 def describe_keras(model: Any, trained: Callable[[Any], Sequence[Any]] | None = None) -> Describe:
-    """Return a ``Request.describe`` for a Keras model: it uses Keras' own ``path`` as name, and
-    ``trainable``.
+    """Return a ``Request.describe`` with a Keras model's own names (``path``) and ``trainable``.
 
     Freezing a Keras layer leaves ``tf.Variable.trainable`` as it was.  The model is read at each trace: it
     may be built, frozen and thawed in between.  ``trained`` gives the variables that the traced step trains,
@@ -219,8 +218,7 @@ def describe_keras(model: Any, trained: Callable[[Any], Sequence[Any]] | None = 
 
 
 def described_by_handle(infos: Callable[[], Iterable[tuple[Any, VariableInfo]]]) -> Describe:
-    """Return a ``Request.describe`` from pairs (handle, VariableInfo), which ``infos`` gives anew at each
-    trace."""
+    """Return a ``Request.describe`` from (handle, info) pairs, which ``infos`` gives at each trace."""
 
     def describe(variables: Sequence[Any]) -> list[VariableInfo | None]:
         by_handle = {id(handle): info for handle, info in infos()}
@@ -259,8 +257,7 @@ def _mark_captured(func_graph: Any, request: Request) -> None:
 
 @dataclass(frozen=True)
 class _Handle:
-    """Stands for a variable of which only the handle is known: legacy optimizers give fused ops such
-    slots."""
+    """Stands for a variable known only by its handle: legacy optimizers give fused ops such slots."""
 
     handle: Any
 

@@ -1,1 +1,1 @@
-"""Holds a training step as one flat graph, and what stands between its gradients and the optimizer."""
+"""Holds a training step as one flat graph, and the code between its gradients and the optimizer."""

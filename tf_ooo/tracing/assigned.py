@@ -1,8 +1,8 @@
-"""Finds the variables that a train step uses by ops of its graph, beside its updates, and their names.
+"""Finds the variables that ops of a train step use outside of its updates, and their names.
 
-States that follow weights and no data change once a step, not with each micro-batch.  Spectral normalization
-assigns a kernel and the vector of its power iteration in the forward pass (Miyato et al. 2018, algorithm 1);
-a layer may count its calls, and ``train_step`` let its learning rate fall.
+States that follow weights, but no data, change once a step, not with each micro-batch.  Spectral
+normalization assigns a kernel and the vector of its power iteration in the forward pass (Miyato et al. 2018,
+algorithm 1); a layer may count its calls, and ``train_step`` may lower its learning rate.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from tf_ooo.tracing.variables import all_variables, names_by_handle, optimizers_
 if TYPE_CHECKING:
     import keras
 
-# These hand on what they are given.
+# These ops hand on their input.
 _PASSES_ON = ("Cast", "Identity", "Reshape")
 _ADDS = ("Add", "AddV2", "Sub")
-# These leave a variable as it is; those call a function that may read it.
+# These ops only read a variable; _CALLS call a function that may do so.
 READS = ("ReadVariableOp", "ResourceGather", "ResourceGatherNd")
 _CALLS = ("Case", "If", "PartitionedCall", "StatefulPartitionedCall", "While")
 
 
 def names_of_held(model: keras.Model) -> dict[int, str]:
-    """Return names that differ, by the ``id`` of a variable's handle.
+    """Return names of variables, all different, by the ``id`` of the variable's handle.
 
-    An attribute is called ``layer.counter``, an item of one ``layer.counters[0]``, and what ``train_step`` or
-    a ``call`` finds outside of itself as it is called there.
+    An attribute is called ``layer.counter``, an item of one ``layer.counters[0]``; what ``train_step`` or a
+    ``call`` finds outside of itself keeps its name there.
     """
     names: dict[int, str] = {}
     for name, variable in _held_in(model):
@@ -55,7 +55,7 @@ def _held_in(model: keras.Model) -> Iterator[tuple[str, Any]]:
 
 
 def _found_outside(function: Any) -> Mapping[str, Any]:
-    """Return what the function finds in its module, and in functions around it, by name."""
+    """Return what the function finds in its module and in the functions around it, by name."""
     function = getattr(function, "python_function", function)  # of a tf.function
     try:
         names = inspect.getclosurevars(inspect.unwrap(function))
@@ -76,12 +76,12 @@ def _variables_in(name: str, value: object) -> Iterator[tuple[str, Any]]:
 
 
 class Writes:
-    """Knows what a micro-batch's ops assign, from number ``begin`` on; ``part``: its rows.
+    """Finds what a micro-batch's ops assign, from op number ``begin`` on; ``part`` holds its rows.
 
-    These are weights, optimizers' variables, and variables that Keras does not know.  Left out are the states
-    that each micro-batch changes by intent: metrics and seeds.
+    The variables are weights, optimizers' variables, and variables that Keras does not know.  States that
+    each micro-batch changes on purpose are left out: metrics and seeds.
 
-    StepRefused: an op assigns an optimizer's variable by what it computes of data.
+    Raises StepRefused if an op assigns to an optimizer's variable a value computed from data.
     """
 
     def __init__(self, model: keras.Model, part: object, begin: int) -> None:
@@ -118,9 +118,9 @@ class Writes:
         }
 
     def once(self, each: Collection[str]) -> set[int]:
-        """Return the ops that assign states and depend on no data, and what was computed from these before.
+        """Return the ops that assign states and depend on no data, and the ops computed from these before.
 
-        The first micro-batch runs them for all.  States that ``each`` micro-batch changes are left out.
+        The first micro-batch runs these ops for all.  States that ``each`` micro-batch changes are left out.
         """
         operations, of_data, writes = self._operations, self._of_data, self._writes
         by_each = {
@@ -145,7 +145,7 @@ class Writes:
         return shared
 
     def by_each(self, once: Collection[int]) -> list[str]:
-        """Return the names of what each micro-batch assigns, by ops other than these."""
+        """Return the names of what each micro-batch assigns, by ops other than ``once``."""
         return list(
             dict.fromkeys(
                 name
@@ -157,13 +157,13 @@ class Writes:
 
 
 def first_drawn() -> str:
-    """Return the name of the first op of the trace so far that draws random numbers; empty: there is none."""
+    """Return the name of the trace's first op so far that draws random numbers; empty if there is none."""
     graph = tf.compat.v1.get_default_graph()
     return next((name for name, kind in func_graphs.ops_reached_from(graph) if DRAWN.search(kind)), "")
 
 
 def _may_add_rows(op: tf.Operation, rows: int | None) -> bool:
-    """Return whether it adds a constant that a trace with known rows may have made of their number."""
+    """Return whether an op adds a constant that a trace with known rows may have made from their number."""
     if op.type not in ("AssignAddVariableOp", "AssignSubVariableOp"):
         return False
     value = tf.get_static_value(op.inputs[1])
@@ -171,9 +171,9 @@ def _may_add_rows(op: tf.Operation, rows: int | None) -> bool:
 
 
 def what_is_added(value: Any, sign: int, handle: tf.Tensor) -> list[Any]:
-    """Return what is added to a variable, or subtracted; [] where its value is computed otherwise.
+    """Return what is added to a variable or subtracted; [] if its value is computed in another way.
 
-    ``value``, ``sign``: as an assignment that is intercepted gives them; ``handle``: the variable's.
+    ``value`` and ``sign`` are those of an intercepted assignment; ``handle`` is the variable's.
     """
     if sign:
         return [value]
@@ -189,7 +189,7 @@ def what_is_added(value: Any, sign: int, handle: tf.Tensor) -> list[Any]:
 
 
 def feeds_random_numbers(state: Any) -> bool:
-    """Return whether random numbers are drawn by whole numbers computed from a tensor, or a handle."""
+    """Return whether random numbers are drawn from whole numbers computed from a tensor or a handle."""
     seen, waiting = set[int](), [] if state is None else [state]
     while waiting:
         for op in waiting.pop().consumers():
@@ -212,9 +212,9 @@ def refuse_reads_after(updates: Iterable[tuple[Sequence[Any], int]]) -> None:
 
 
 def read_after(updates: Iterable[tuple[Sequence[Any], int]]) -> str:
-    """Return a weight that is read or assigned after its update, in words; empty: there is none.
+    """Name a weight that is read or assigned after its update, and say so; empty if there is none.
 
-    ``updates``: the variables of each, and how many ops the graph that is traced had then.
+    ``updates`` holds, for each update, its variables and the number of ops in the traced graph at that time.
     """
     operations = tf.compat.v1.get_default_graph().get_operations()
     for variables, begin in updates:

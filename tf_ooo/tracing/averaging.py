@@ -1,6 +1,6 @@
-"""Averages gradients over all ranks, where optimizers apply them and nobody has reduced them yet.
+"""Averages gradients over all ranks when optimizers apply them, unless they are already reduced.
 
-Loss scaling, clipping, weight decay and accumulation come after, inside the optimizer, so that all ranks see
+Loss scaling, clipping, weight decay and accumulation come later, inside the optimizer, so that all ranks see
 the same numbers and take the same branches.
 """
 
@@ -29,30 +29,30 @@ if TYPE_CHECKING:
     import keras
 
 
-# Finds the gradients that a train step has reduced over the ranks itself: by where their numbers come from. A
-# value is *own* where this rank's data go into it other than through a collective, and *reduced* where a
-# collective's result does. Weights, constants and random numbers are neither. A gradient that is reduced and
-# not own is the same on all ranks, whatever stands between: reshaped, cast, clipped, cut out of a buffer,
-# with a term for weight decay. One that is both may come from a model that communicates, such as synchronized
-# normalization, and is to be reduced; or something own was added to what is reduced, and nothing is right.
+# Finds the gradients that a train step has already reduced over the ranks, by where their numbers come from.
+# A value is *own* if this rank's data reach it without a collective, and *reduced* if a collective's result
+# does. Weights, constants and random numbers are neither. A gradient that is reduced and not own is the same
+# on all ranks, whatever stands between: reshaped, cast, clipped, cut out of a buffer, with a term for weight
+# decay. A gradient that is both may come from a model that communicates, such as synchronized normalization,
+# and is to be reduced; or something own was added to a reduced value, and nothing is right.
 
 OWN, REDUCED = 1, 2
 
-# Each rank gets the same of these.
+# All ranks get the same results from these ops.
 _COLLECTIVES = (
     *("HorovodAllreduce", "HorovodGroupedAllreduce", "HorovodAllgather", "HorovodGroupedAllgather"),
     *("HorovodBroadcast", "CollectiveReduce", "CollectiveGather", "CollectiveBcast"),
 )
-# A rank gets a part of these results, or each rank another one.
+# Each rank gets a part of these results, or another result than the others.
 _PARTS = ("CollectiveReduceScatter",)
-# Data, and what only Python knows.
+# These ops give data, or what only Python knows.
 _OF_RANK = ("IteratorGetNext", "HorovodRank", "HorovodLocalRank", "PyFunc", "EagerPyFunc")
 _CALLS = {
     "Case", "If", "PartitionedCall", "StatefulPartitionedCall", "StatelessCase", "StatelessIf",
 }  # fmt: skip
 _ASSIGNED = {"AssignAddVariableOp", "AssignSubVariableOp", "AssignVariableOp"}
 _SIZES = {"Shape", "ShapeN", "Size", "Rank"}
-# Through these a gradient stays one: other shapes and types of the same numbers,
+# A gradient stays one through these: they change the shape or type of the same numbers,
 _RESHAPED = {
     "Cast", "Concat", "ConcatV2", "ExpandDims", "Identity", "IdentityN", "Pack", "Reshape", "Slice", "Split",
     "SplitV", "Squeeze", "StridedSlice", "Transpose", "Unpack",
@@ -63,9 +63,9 @@ _SCALED = {"ClipByValue", "DivNoNan", "Maximum", "Minimum", "Mul", "MulNoNan", "
 
 @dataclass(frozen=True, eq=False)
 class _Call:
-    """Tells one call of a function from others; ``around`` is the call in whose function its op stands.
+    """Tells calls of one function apart; ``around`` is the call whose function holds this call's op.
 
-    None is the graph under way.  ``given`` are the arguments, by the ``id`` of their placeholders.
+    None is the graph being traced.  ``given`` are the arguments, by the ``id`` of their placeholders.
     """
 
     op: tf.Operation
@@ -75,7 +75,7 @@ class _Call:
 
 @dataclass(frozen=True)
 class _At:
-    """Names a tensor, and the call in which it is computed."""
+    """Names a tensor and the call in which it is computed."""
 
     call: _Call | None
     tensor: Any
@@ -86,9 +86,9 @@ class _At:
 
 
 class Origins:
-    """Finds where the tensors of a graph under way come from.
+    """Finds where the tensors of a graph being traced come from.
 
-    A variable in which gradients are added up has what was assigned to it before, in this graph or around it.
+    A variable that adds up gradients comes from what was assigned to it before, in this graph or around it.
 
     Args:
         weights: variables of which that is not true: what is trained, and what optimizers keep.
@@ -105,7 +105,7 @@ class Origins:
         self._calls: dict[tuple[int, int], list[tuple[Any, _Call]]] = {}
 
     def of(self, tensor: tf.Tensor) -> int:
-        """Return ``OWN``, ``REDUCED``, both or 0."""
+        """Return ``OWN``, ``REDUCED``, both or 0 for a tensor."""
         first, circles = _At(None, tensor), False
         waiting = [first]
         opened: dict[tuple[int, int], list[_At]] = {}  # sources
@@ -129,7 +129,8 @@ class Origins:
         return self._known[first.key]
 
     def _grows(self, here: _At, sources: Sequence[_At]) -> bool:
-        """Combine once more: what a variable was given may come from what was read of it, as a seed does."""
+        """Combine sources once more: a variable's value may come from its own earlier value, as a seed's
+        does."""
         before = self._known[here.key]
         self._known[here.key] = before | self._combined(here, sources)
         return self._known[here.key] != before
@@ -153,7 +154,7 @@ class Origins:
         return [_At(call, source) for source in op.inputs]
 
     def _assigned_to(self, handle: tf.Tensor, call: _Call | None) -> list[_At]:
-        """Return the values that a variable was given so far, none of a weight."""
+        """Return the values that a variable was assigned so far; none for a weight."""
         graph, variable = handle.graph, self._outermost(handle)
         values: list[_At] = []
         while graph is not None and id(variable) not in self._handles:
@@ -174,7 +175,7 @@ class Origins:
         return handle
 
     def _outside(self, tensor: tf.Tensor) -> Any:
-        """Return what a placeholder stands for that its graph captures; None: it is no capture."""
+        """Return what a placeholder stands for that its graph captures; None if it is no capture."""
         graph = tensor.graph
         if id(graph) not in self._captured:
             self._kept.append(graph)
@@ -182,7 +183,7 @@ class Origins:
         return self._captured[id(graph)].get(id(tensor))
 
     def _combined(self, here: _At, sources: Sequence[_At]) -> int:
-        """Return the origin of a result; one branch that reduces, as Horovod's, counts for all."""
+        """Return the origin of a result; if one branch reduces, as Horovod's does, all count as reduced."""
         op = here.tensor.op
         if _is_collective(op):
             return REDUCED
@@ -196,7 +197,8 @@ class Origins:
         return REDUCED if op.type in _CALLS and REDUCED in origins else _all_of(origins)
 
     def _called(self, op: tf.Operation, around: _Call | None) -> list[tuple[Any, _Call]]:
-        """Return the functions that an op calls, each with its call: the same whenever one asks."""
+        """Return the functions that an op calls, each with its call; a second query gives the same
+        objects."""
         key = id(op), id(around)
         if key not in self._calls:
             self._kept.append(op)
@@ -208,11 +210,11 @@ class Origins:
         return self._calls[key]
 
     def gradient(self, gradient: tf.Tensor | tf.IndexedSlices) -> int:
-        """Return a gradient's origin; IndexedSlices have values and rows. 0 where the step runs eagerly."""
+        """Return a gradient's origin, from values and rows of IndexedSlices; 0 if the step runs eagerly."""
         return _all_of(self.of(part) for part in tensors_of(gradient) if tf.is_symbolic_tensor(part))
 
     def reduced_part(self, gradient: tf.Tensor | tf.IndexedSlices) -> str:
-        """Return, for a gradient that is own, the op whose reduced result is part of it; else ""."""
+        """Return the op whose reduced result is part of an own gradient; else ""."""
         waiting = [part for part in tensors_of(gradient)[:1] if tf.is_symbolic_tensor(part)]
         seen = {*map(id, waiting)}
         while waiting:
@@ -226,7 +228,8 @@ class Origins:
 
 
 def _parts(tensor: tf.Tensor) -> Iterator[Any]:
-    """Yield the terms of a gradient's value if it is a sum, or the tensor that is reshaped or scaled."""
+    """Yield the terms of a gradient's value if it is a sum, or its tensor before it was reshaped or
+    scaled."""
     op = tensor.op
     floats = [source for source in op.inputs if source.dtype.is_floating]
     if op.type == "IdentityN":
@@ -252,11 +255,11 @@ _LOG = logging.getLogger("tf_ooo")
 
 
 class Averaging:
-    """Averages what the optimizers of a model are given.
+    """Averages the gradients that the optimizers of a model are given.
 
     With ``gradient_accumulation_steps`` each micro-batch's gradient is averaged: ``Adasum`` then combines
-    micro-batches, not their sums.  ``weighting="samples"``: every sample counts the same, as in one process
-    on all ranks' batches together; ``"ranks"``: every rank does, as in Horovod.
+    micro-batches, not their sums.  With ``weighting="samples"`` every sample counts the same, as in one
+    process on all ranks' batches together; with ``"ranks"`` every rank does, as in Horovod.
     """
 
     def __init__(self, engine: Engine, op: str, compression: str, weighting: str = "ranks") -> None:
@@ -270,7 +273,7 @@ class Averaging:
 
     def wrap(self, model: keras.Model) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
         def wrapper(train_step: Callable[..., Any]) -> Callable[..., Any]:
-            # A tf.function would go on averaging, or not averaging, as it was first traced.
+            # A tf.function would keep averaging, or not averaging, as in its first trace.
             train_step = tf_functions.undecorated(train_step)
 
             def averaging_train_step(data: object) -> Any:
@@ -285,7 +288,7 @@ class Averaging:
     def active(
         self, optimizers: Sequence[Any], data: object = None, weights: Sequence[Any] = ()
     ) -> Iterator[None]:
-        """Inside the block what these optimizers are given is averaged.
+        """Average the gradients that these optimizers are given inside the block.
 
         Args:
             optimizers: Keras' optimizers.
@@ -311,7 +314,7 @@ class Averaging:
         return update.proceed(self.average(update.grads, update.variables))
 
     def _refuse_equal(self, grads: Sequence[Any]) -> None:
-        """Raise BackendError for gradients that a step has reduced which runs eagerly: no graph shows it."""
+        """Raise BackendError for gradients already reduced by a step that runs eagerly: no graph shows it."""
         arrays = [np.asarray(part) for grad in grads for part in tensors_of(grad)]
         mine = zlib.crc32(b"".join(array.tobytes() for array in arrays))
         everyone = self.engine.gather(mine)
@@ -323,9 +326,10 @@ class Averaging:
             )
 
     def average(self, grads: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
-        """Return the gradients to apply; None stays None, what the user has averaged stays as it is.
+        """Return the gradients to apply; None stays None, and gradients that the user has averaged stay as
+        they are.
 
-        Raises BackendError where he has averaged a part of one.
+        Raises BackendError if the user has averaged only a part of one.
         """
         out, origins = list(grads), Origins(self._weights)
         by_op: dict[str, list[int]] = {}
@@ -352,7 +356,8 @@ class Averaging:
     def _is_reduced(
         self, origins: Origins, grad: tf.Tensor | tf.IndexedSlices, variable: keras.Variable
     ) -> bool:
-        """Say whether the train step has reduced it; False if it runs eagerly. BackendError: a part of it."""
+        """Say whether the train step has reduced a gradient; False if it runs eagerly. BackendError: only a
+        part."""
         origin = origins.gradient(grad)
         part = origins.reduced_part(grad) if origin == OWN | REDUCED else ""
         if part:
@@ -364,19 +369,20 @@ class Averaging:
         return origin == REDUCED
 
     def _weight_of(self, data: object) -> Any:
-        """This rank's samples over the mean of all ranks'; exactly 1 where all have as many."""
+        """Return this rank's samples over the mean of all ranks'; exactly 1 if all have equally many."""
         first = next(t for t in tf.nest.flatten(data) if hasattr(t, "shape") and t.shape.rank != 0)
         count = tf.cast(tf.shape(first)[0], tf.float32)
-        # No constant, for batches of a known size either: graph optimizers would send it, once and for all.
+        # This is never a constant, even for batches of a known size: graph optimizers would send it only
+        # once.
         count = tf.raw_ops.PlaceholderWithDefault(input=count, shape=[])
         total = self.engine.sum(count, "tf_ooo_samples")
         return count * (float(self.engine.size) / total)
 
 
 def _name(variable: keras.Variable, place: int) -> str:
-    """Return the same on all ranks.
+    """Return a name for a variable that is the same on all ranks.
 
-    Not the path: Keras numbers layers within a process, and a rank would wait for ever for another's
+    The path would not be: Keras numbers layers within a process, and a rank would wait for ever for another's
     "dense_7".
     """
     short = unnumbered(keras_variables.path_of(variable))
@@ -384,5 +390,5 @@ def _name(variable: keras.Variable, place: int) -> str:
 
 
 def unnumbered(path: str) -> str:
-    """Return the last part of a variable's name, without the number that Keras counts within a process."""
+    """Return the last part of a variable's name, without the number that Keras counts per process."""
     return re.sub(r"_\d+$", "", path.rsplit("/", 1)[-1])

@@ -1,7 +1,7 @@
-"""Checks what a ``train_step`` does with gradients between its tape and the optimizer, and whose they are.
+"""Checks what a ``train_step`` does with gradients between its tape and the optimizer, and to which weights.
 
-Clipping, signs, or a guard against numbers that are not finite, are not the same for parts of a batch:
-micro-batches add up what the tape has given, and :class:`Replay` makes the ops behind it again, of the sum.
+Clipping, signs, or a guard against numbers that are not finite, give other results for parts of a batch:
+micro-batches add up the tape's gradients, and :class:`Replay` repeats the later ops on the sum.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from tf_ooo.compat import func_graphs
 from tf_ooo.tracing.intercepting import ops_so_far, tensors_of, values_of
 from tf_ooo.tracing.micro_batches import StepRefused, upstream
 
-# These make of the micro-batches' mean gradient the mean of what they make of each.
+# These ops turn the mean of micro-batches' gradients into the mean of their results.
 _LINEAR = {
     "AddN", "AddV2", "BroadcastTo", "Cast", "CheckNumerics", "ConcatV2", "ExpandDims", "GatherV2",
     "Identity", "IdentityN", "Mean", "Neg", "Pack", "Pad", "Reshape", "Slice", "Split", "SplitV",
     "Squeeze", "StridedSlice", "Sub", "Sum", "Tile", "Transpose", "Unpack", "UnsortedSegmentSum",
     "ZerosLike",
 }  # fmt: skip
-# Linear in one input, where the others are no gradients; the second of these divides.
+# These are linear in one input if the others are no gradients; _DIVIDING divide by the second.
 _LINEAR_IN_ONE = {"BatchMatMulV2", "Einsum", "MatMul", "Mul", "MulNoNan", "SelectV2"}
 _DIVISIONS = {"DivNoNan", "RealDiv"}
-# These know how large a batch is, not what is in it.
+# These ops know how large a batch is, not what is in it.
 _SIZES = {"Rank", "Shape", "ShapeN", "Size"}
 _WRITES = ("AssignAddVariableOp", "AssignSubVariableOp", "AssignVariableOp")
 _RANDOM = ("Random", "StatelessRandom", "Multinomial", "StatelessTruncated", "TruncatedNormal")
@@ -35,19 +35,19 @@ _CHECKS = "CheckNumerics"  # is stateful only so that it runs
 
 
 class Taped:
-    """Notes what ``tf.GradientTape.gradient`` was asked for, and has given, inside of :meth:`noted`.
+    """Notes what ``tf.GradientTape.gradient`` was asked for and has returned inside of :meth:`noted`.
 
-    ``began_at``: how many ops the graph had when it was asked first; None before.  ``names``: what users call
-    variables, by their handles' ``id``.
+    ``began_at`` is how many ops the graph had at the first call; None before.  ``names`` are the users' names
+    of variables, by their handles' ``id``.
     """
 
     def __init__(self, names: Mapping[int, str] | None = None) -> None:
         self._names = names or {}
         self.began_at: int | None = None
         self._targets: list[Any] = []  # of each call
-        # By id: the tensor, held so that no other gets it; its call.
+        # By id: the tensor, held so that no other gets the same id, and the number of its call.
         self._given: dict[int, tuple[Any, int]] = {}
-        # Among these the numbers of an embedding's rows: each part of a batch has other rows.
+        # These hold the rows' numbers of an embedding's gradient: each part of a batch has other rows.
         self.of_rows: set[int] = set()
         self._of_data: set[int] = set()  # and gradients of tensors, as of a batch's inputs
 
@@ -76,25 +76,25 @@ class Taped:
             tf.GradientTape.gradient = gradient
 
     def gave(self, tensor: tf.Tensor) -> bool:
-        """Return whether a tape has given the tensor, as a gradient or as one's numbers."""
+        """Return whether a tape has returned the tensor, as a gradient or as the numbers of one."""
         return id(tensor) in self._given
 
     def gave_whole(self, tensor: tf.Tensor) -> bool:
-        """Return whether it is the dense gradient of a weight, which parts of a batch add up."""
+        """Return whether a tensor is the dense gradient of a weight, which parts of a batch add up."""
         return self.gave(tensor) and id(tensor) not in self.of_rows | self._of_data
 
     def losses_of(self, grads: Sequence[Any]) -> list[Any]:
-        """Return the targets of the calls that these gradients come from, none twice."""
+        """Return the targets of the tape calls that these gradients come from, each once."""
         tensors = [tensor for tensor in map(values_of, grads) if tensor is not None]
         calls = {self._given[id(each)][1] for each in upstream(tensors, self.gave) if self.gave(each)}
         targets = tf.nest.flatten([self._targets[call] for call in sorted(calls)])
         return [target for target in targets if tf.is_tensor(target)]
 
     def changed_by(self, grads: Sequence[Any]) -> Any:
-        """Return the op between a tape and these gradients that is not the same for parts of a batch; or
+        """Return the first op between a tape and these gradients that treats parts of a batch differently, or
         None.
 
-        Gradients that no tape seems to have given tell nothing.
+        Gradients that do not seem to come from a tape tell nothing.
         """
         reached = self.known()
 
@@ -106,14 +106,14 @@ class Taped:
         return next((op for op in between if not self._passes(op, reached)), None)
 
     def kept_in(self, grads: Sequence[Any]) -> str:
-        """Return the name of the variable that adds up gradients of this tape and gives these; or ""."""
+        """Return the name of the variable that adds up this tape's gradients and returns these; else ""."""
         for handle, _ in self._written(grads, self.gave):
             outside = func_graphs.captured_by(handle.graph).get(id(handle))
             return self._names.get(id(outside)) or str(handle.op.name)
         return ""
 
     def moved_by(self, grads: Sequence[Any]) -> str:
-        """Return the op that changes, by a gradient, a variable that these gradients are computed from; or
+        """Return the op that writes a gradient to a variable from which these gradients are computed; else
         ""."""
         return next((str(op.name) for _, op in self._written(grads, lambda tensor: False)), "")
 
@@ -129,7 +129,7 @@ class Taped:
                     yield handle, op
 
     def _passes(self, op: tf.Operation, reached: dict[int, bool]) -> bool:
-        """Return whether the op makes of gradients' mean the mean of what it makes of each."""
+        """Return whether the op turns the mean of gradients into the mean of its results."""
         of_tape = [self.reaches(tensor, reached) for tensor in op.inputs]
         if op.type in _DIVISIONS:
             linear = not of_tape[1]
@@ -141,18 +141,18 @@ class Taped:
         return linear and not any(map(is_of_batch, factors))
 
     def known(self) -> dict[int, bool]:
-        """Return what :meth:`reaches` begins with."""
+        """Return the tensors with which :meth:`reaches` begins."""
         return dict.fromkeys(self._given, True)
 
     def reaches(self, tensor: tf.Tensor, reached: dict[int, bool]) -> bool:
-        """Return whether it is computed from a tape's gradient; ``reached`` keeps what was asked before."""
+        """Return whether a tensor is computed from a tape's gradient; ``reached`` keeps earlier answers."""
         for here in _inputs_first(tensor, reached):
             reached[id(here)] = any(reached[id(before)] for before in here.op.inputs)
         return reached[id(tensor)]
 
 
 def refused_change(op: tf.Operation) -> StepRefused:
-    """Return the error for an op between tape and optimizer that parts of a batch do otherwise."""
+    """Return the error for an op between tape and optimizer that treats parts of a batch differently."""
     did = "changes gradients between its tape and the optimizer"
     if op.type in _LINEAR_IN_ONE | _DIVISIONS:
         did += ", or multiplies gradients by a number of the batch"
@@ -167,7 +167,7 @@ def refused_change(op: tf.Operation) -> StepRefused:
 def refuse_moved(taped: Taped, grads: Sequence[Any]) -> None:
     """Raise StepRefused: ``train_step`` computes these gradients at weights that another gradient has moved.
 
-    In a step that takes turns an optimizer moves them so as well, and that is no reason.
+    In a step that takes turns an optimizer also moves them; that is no reason to refuse.
     """
     if moved := taped.moved_by(grads):
         raise StepRefused(
@@ -178,10 +178,9 @@ def refuse_moved(taped: Taped, grads: Sequence[Any]) -> None:
 
 
 def refuse_settings(optimizer: Any, grads: Sequence[Any], begin: int) -> None:
-    """Raise StepRefused: the ops of an update, from number ``begin``, read more of the batch than its
-    gradients.
+    """Raise StepRefused if the ops of an update, from number ``begin``, read the batch beside its gradients.
 
-    ``train_step`` has set the optimizer's momentum, decay or another number by what it computes.
+    ``train_step`` has then set the optimizer's momentum, decay or another number to a computed value.
     """
     given = {id(tensor) for grad in grads for tensor in tensors_of(grad)}
     update = tf.compat.v1.get_default_graph().get_operations()[begin:]
@@ -197,7 +196,7 @@ def refuse_settings(optimizer: Any, grads: Sequence[Any], begin: int) -> None:
 
 
 def is_of_batch(tensor: tf.Tensor) -> bool:
-    """Return whether it is computed from a batch, or drawn at random: each micro-batch has another."""
+    """Return whether a tensor is computed from a batch or drawn at random, so that micro-batches differ."""
     captured = func_graphs.captured_by(tensor.graph)
     ops = (each.op for each in upstream([tensor], lambda each: each.op.type in _SIZES))
     return any(
@@ -207,9 +206,9 @@ def is_of_batch(tensor: tf.Tensor) -> bool:
 
 
 class Replay:
-    """Holds the gradients that an optimizer was given, as ops of those that the tape has given.
+    """Repeats, on the batch's sums, the ops between the tape's gradients and those given to an optimizer.
 
-    StepRefused where ops read more of the batch than its gradients, draw random numbers, or change a state.
+    Raises StepRefused if ops read the batch beside its gradients, draw random numbers, or change a state.
 
     Attributes:
         collected: what each micro-batch adds up: the gradients that are the same for parts of a batch, None
@@ -240,7 +239,7 @@ class Replay:
         self.places = [*range(len(grads)), *(place for _, place in sources.values())]
 
     def _sources_of(self, grad: tf.Tensor | tf.IndexedSlices) -> list[Any]:
-        """Return the tape's results from which the gradient is computed; notes what else is."""
+        """Return the tape's results from which the gradient is computed; note what else it depends on."""
         sources, seen, waiting = [], set[int](), [grad]
         while waiting:
             tensor = waiting.pop()
@@ -258,7 +257,8 @@ class Replay:
         return sources
 
     def _is_source(self, tensor: tf.Tensor) -> bool:
-        """Return whether the tape has given it: for an embedding, the sum of all its rows' numbers."""
+        """Return whether the tape has returned the tensor; for an embedding, whether it sums all its rows'
+        numbers."""
         op = tensor.op
         if op.type == "UnsortedSegmentSum" and id(op.inputs[0]) in self._taped.of_rows:
             return not self._taped.reaches(op.inputs[1], self._reached)
@@ -271,7 +271,7 @@ class Replay:
         return alone and bool(op.inputs) and not any(map(is_of_batch, unreached))
 
     def of_batch(self, totals: Sequence[Any]) -> list[Any]:
-        """Return the gradients of the batch, of the totals of what was :attr:`collected`."""
+        """Return the gradients of the batch, given the totals of :attr:`collected`."""
         count = len(self._grads)
         given = zip(self._sources, totals[count:], strict=True)
         known = {**self._outside, **{id(source): total for source, total in given}}
@@ -282,8 +282,8 @@ class Replay:
 
 
 def _made_again(tensor: tf.Tensor, known: dict[int, Any]) -> Any:
-    """Return the tensor, made of what is ``known`` in the place of others, by their ``id``; notes what it
-    makes."""
+    """Compute the tensor again from ``known`` replacements, by ``id`` of the originals; note the results
+    there."""
     for here in _inputs_first(tensor, known):
         outputs = func_graphs.made_again(here.op, [known[id(given)] for given in here.op.inputs])
         known.update((id(old), new) for old, new in zip(here.op.outputs, outputs, strict=True))
@@ -291,7 +291,8 @@ def _made_again(tensor: tf.Tensor, known: dict[int, Any]) -> Any:
 
 
 def _inputs_first(tensor: tf.Tensor, known: Mapping[int, Any]) -> Iterator[tf.Tensor]:
-    """Yield what a tensor is computed from, and itself, but what is ``known``; the caller adds it there."""
+    """Yield what a tensor is computed from, then itself, except what is ``known``; the caller adds to
+    that."""
     waiting = [tensor]
     while waiting:
         here = waiting[-1]

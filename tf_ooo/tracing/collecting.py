@@ -37,21 +37,21 @@ _IN_A_GRAPH_OF_ITS_OWN = (
     "loop over range(), take the tf.function off, leave gradients of several steps to the optimizer's "
     "gradient_accumulation_steps=, or train on one device"
 )
-# More ops than rows of positions take: constants, a range, casts, reshapes, a wrap of negative rows.
+# Computing rows of positions takes fewer ops: constants, a range, casts, reshapes, a wrap of negative rows.
 _MOST_OPS = 64
-# The first make rows that come once each, the others hand them on.
+# _ROWS_ONCE give rows that occur once each, _SAME_ROWS hand them on.
 _ROWS_ONCE = {"Unique", "UniqueV2", "UniqueWithCounts", "UniqueWithCountsV2", "Where"}
 _SAME_ROWS = {"Cast", "Identity", "PlaceholderWithDefault", "Reshape", "Squeeze"}
 
 
 @dataclass
 class _Applied:
-    """Holds what one call of an optimizer's ``apply`` was given, micro-batch by micro-batch.
+    """Holds what one call of an optimizer's ``apply`` was given, for each micro-batch.
 
-    ``terms``: how many numbers each gradient adds up; the places of these are counted on.  ``halves``:
-    places of float16 numbers.  ``counted``: gradients count their share of the batch already.  ``replay``:
-    what is made of the sums before the update; None: they are the gradients.  ``collected_at``: how many ops
-    the graph had when the first micro-batch's were there.
+    ``terms`` says into how many summands each gradient is split; places count all summands.  ``halves`` are
+    the places of float16 numbers.  ``counted`` tells that gradients already count their share of the batch.
+    ``replay`` computes the update's gradients from the sums; None if they are the sums.  ``collected_at`` is
+    how many ops the graph had when the first micro-batch's gradients were there.
     """
 
     update: Update
@@ -65,7 +65,7 @@ class _Applied:
 
 @dataclass
 class _Part:
-    """Holds what the micro-batches of one replica have added up, by the place of each term."""
+    """Holds the sums over the micro-batches of one replica, by the place of each term."""
 
     sums: dict[int, Any] = field(default_factory=dict)
     slices: dict[int, list[Any]] = field(default_factory=dict)
@@ -74,18 +74,19 @@ class _Part:
 
 @dataclass(frozen=True)
 class Given:
-    """Holds what a call of an optimizer was given, and the numbers of the ops that adding it up has made."""
+    """Holds what a call of an optimizer was given, and the numbers of the ops that add it up."""
 
     grads: list[Any]
     ops: range
 
 
 class Collecting:
-    """Holds gradients of one step: each micro-batch's are multiplied by its weight, their sum by ``scale``.
+    """Adds up a step's gradients: each micro-batch's times its weight; the sum is multiplied by ``scale``.
 
-    ``replicas``: that of each micro-batch; each adds up its own, then theirs are added up where the variable
-    is.  None: there is one.  ``open_rows``: the batch's number of rows is known when the function runs.
-    ``in_turns``: an update is made as soon as its gradients are there; else TurnsNeeded where that is needed.
+    ``replicas`` gives each micro-batch's replica; each replica adds up its own, then their sums are added
+    where the variable is; None if there is only one.  With ``open_rows`` the batch's rows are only known when
+    the function runs.  With ``in_turns`` an update is made as soon as its gradients are there; without it
+    TurnsNeeded is raised if the step needs that.
     """
 
     def __init__(
@@ -107,15 +108,15 @@ class Collecting:
         self.notes: list[str] = []  # what is not as in a step on the batch in one
         self._taped, self._scaled = Taped(), Scaled()
         self.given: list[Given] = []
-        # Called when an optimizer was given a micro-batch's gradients.
+        # This is called when an optimizer was given a micro-batch's gradients.
         self.on_given: Callable[[], None] = lambda: None
         self._applying = False
 
     @contextlib.contextmanager
     def micro_batch(self, number: int, share: object = 1.0) -> Iterator[None]:
-        """Inside the block one is traced; :attr:`given` is then what its optimizers were given.
+        """Trace one micro-batch inside the block; :attr:`given` then holds what its optimizers were given.
 
-        ``share``: replaces the micro-batch's weight for gradients of losses that an optimizer scales.
+        ``share`` replaces the micro-batch's weight for gradients of losses that an optimizer scales.
         """
         self._number, self._calls, self._taped, self.given = number, 0, Taped(), []
         self._scaled, self._graph = Scaled(share), tf.compat.v1.get_default_graph()
@@ -132,8 +133,7 @@ class Collecting:
             )
 
     def add_copied(self, number: int, grads: Sequence[Sequence[Any]], call: int = 0) -> None:
-        """Add the gradients of each call of an optimizer, from this one on, in a micro-batch that is a
-        copy."""
+        """Add the gradients of each call of an optimizer, from ``call`` on, in a copied micro-batch."""
         for applied, copied in zip(self.applied[call:], grads, strict=True):
             self._add_all(number, applied, copied)
 
@@ -174,7 +174,7 @@ class Collecting:
                 add_to(part.sums, place, weighted)
 
     def _add_slices(self, into: _Part, place: int, slices: Any) -> None:
-        """Adds up those of rows that are the same as before; others come one after the other."""
+        """Add up the slices whose rows are the same as before; append the others."""
         rows = fixed_rows(slices.indices, self._open_rows)
         added = into.slices.setdefault(place, [])
         before = into.fixed_rows.get(place)
@@ -185,14 +185,14 @@ class Collecting:
             return
         if rows is not None and not added:
             into.fixed_rows[place] = rows
-        # These rows stay this micro-batch's: graph optimizers join constant ones with others'.  Nor do they
-        # know how many there are: of a fixed batch they would make constants as long as all micro-batches
-        # together, which do not fit one of them that is looked at alone.
+        # PlaceholderWithDefault keeps these rows to this micro-batch: graph optimizers join equal constants.
+        # It also hides how many rows there are: for a fixed batch they would make one constant as long as all
+        # micro-batches together, which does not fit a micro-batch that is looked at alone.
         own = tf.raw_ops.PlaceholderWithDefault(input=slices.indices, shape=[None])
         added.append(tf.IndexedSlices(slices.values, own, slices.dense_shape))
 
     def apply(self, call: int = 0) -> None:
-        """Hands the sums to the optimizers, from this call on, in the order of the first micro-batch."""
+        """Hand the sums to the optimizers, from this call on, in the order of the first micro-batch."""
         self._applying = True
         for applied in self.applied[call:]:
             grads, update = self._totals(applied), applied.update
@@ -214,7 +214,8 @@ class Collecting:
         return totals
 
     def _total(self, applied: _Applied, place: int, number: int) -> Any:
-        """Return the sum of a term of what was collected with this number."""
+        """Return the sum of one term over the micro-batches whose place in the order of calls is
+        ``number``."""
         parts = [part for _, part in sorted(applied.parts.items())]
         sums = [part.sums[place] for part in parts if place in part.sums]
         slices = [each for part in parts for each in part.slices.get(place, ())]
@@ -227,12 +228,13 @@ class Collecting:
         if total is None:
             return None
         total = times(total, 1.0 if applied.counted else self.scale)
-        # The sum is as one float16 number has it: infinite where that overflows.
+        # The sum is rounded to what one float16 number can hold: infinite if it overflows.
         return tf.cast(tf.cast(total, tf.float16), total.dtype) if place in applied.halves else total
 
 
 def add_to(sums: dict[int, Any], key: int, value: object) -> None:
-    """Add a value to the sum of that key, by an op that passes know for a sum; the first is the sum."""
+    """Add a value to the sum of that key, by an op that passes recognize as a sum; the first value is the
+    sum."""
     if key not in sums:
         sums[key] = value
         return
@@ -241,7 +243,7 @@ def add_to(sums: dict[int, Any], key: int, value: object) -> None:
 
 
 def added_up(sums: Sequence[Any], device: str) -> Any:
-    """Return the sums of all replicas, one after the other, on the variable's device."""
+    """Return the sums of all replicas added up, in order, on the variable's device."""
     total = sums[0]
     if len(sums) > 1:
         with tf.device(device), tf.name_scope("total"), func_graphs.marked_sums():
@@ -256,8 +258,8 @@ def _joined(slices: Sequence[Any]) -> Any:
     with tf.name_scope("sum"), func_graphs.marked_sums():
         values = tf.concat([part.values for part in slices], 0)
         indices = tf.concat([part.indices for part in slices], 0)
-        # Each row comes once in a micro-batch, whatever the data are, and so it would in the batch: Keras'
-        # optimizers square and clip slice by slice, where a sum over the rows' occurrences is meant.
+        # Each row occurs once in a micro-batch, whatever the data are, and so it would in the batch: Keras'
+        # optimizers square and clip slice by slice, although the sum over a row's occurrences is meant.
         if all(behind(part.indices, _SAME_ROWS).op.type in _ROWS_ONCE for part in slices):
             indices, places = tf.unique(indices, indices.dtype)
             values = tf.math.unsorted_segment_sum(values, places, tf.size(indices))
@@ -265,15 +267,14 @@ def _joined(slices: Sequence[Any]) -> Any:
 
 
 class RowsNeeded(Exception):
-    """The step has to be traced with the number of rows of its batch."""
+    """The step has to be traced with the number of rows in its batch."""
 
 
 def fixed_rows(indices: Any, open_rows: bool = False) -> np.ndarray | None:
-    """Return the rows that an embedding reads where constants and known shapes give them (positions); else
-    None.
+    """Return the rows that an embedding reads if constants and known shapes give them (positions); else None.
 
     Keras 3's Adam squares each slice of a sparse gradient by itself: a row that is in every micro-batch must
-    come once with a sum, as in an unsplit step.  RowsNeeded: the batch's rows are open, and might tell.
+    occur once with a sum, as in an unsplit step.  Raises RowsNeeded if known rows might tell.
     """
     ops, name = dict[str, Any](), indices.op.name
     for tensor in upstream([indices], lambda tensor: tensor.op.type == "Shape"):
@@ -301,7 +302,7 @@ def fixed_rows(indices: Any, open_rows: bool = False) -> np.ndarray | None:
 
 
 def _evaluable(op: tf.Operation) -> node_def_pb2.NodeDef:
-    """Return the op without its place; a known shape is a constant."""
+    """Return the op without its device; a known shape becomes a constant."""
     node = node_def_pb2.NodeDef()
     node.CopyFrom(op.node_def)
     if op.type == "Shape":

@@ -1,4 +1,4 @@
-"""Traces functions traced to flat graphs: tensors in, tensors out; one step, several, or a test or predict
+"""Traces functions to flat graphs, tensors in, tensors out: one or several steps, or a test or predict
 step."""
 
 from __future__ import annotations
@@ -24,11 +24,10 @@ if TYPE_CHECKING:
 
 
 class FlatTrace:
-    """Is the trace of a function whose results are taken apart into their tensors.
+    """Holds the trace of a function whose results are taken apart into their tensors.
 
     ``specs``: each argument's spec, which may be a nest.  ``fetches``: the results' tensors, ``node:port``,
-    or a
-    constant: Grappler wants to be asked for something.  Raises whatever tracing raises.
+    or a constant, because Grappler needs something to be asked for.  Raises whatever tracing raises.
     """
 
     def __init__(self, function: Callable[..., Any], specs: Sequence[Any], compiled: bool = False) -> None:
@@ -44,19 +43,19 @@ class FlatTrace:
         self.fetches = tuple(tensor.name for tensor in self.concrete.outputs)
 
     def graph_def(self) -> graph_pb2.GraphDef:
-        """Return the graph, whose placeholders say which variables they are."""
+        """Return the graph, whose placeholders say which variables they stand for."""
         graph_def: graph_pb2.GraphDef = runtime.graph_def_of(self.concrete)[0]
         return graph_def
 
     @property
     def captures(self) -> list[tuple[Any, Any]]:
-        """Return pairs (tensor outside, placeholder inside). BackendError for what only a call could tell."""
+        """Return pairs (tensor outside, placeholder inside); BackendError for one that only a call could
+        tell."""
         return func_graphs.captures_of(self.concrete)
 
     @property
     def captured(self) -> dict[str, Any]:
-        """Return tensors outside by the names of the placeholders that stand for them; raises as
-        ``captures``."""
+        """Return the captured tensors by the names of their placeholders; raises as ``captures`` does."""
         return {placeholder.op.name: outside for outside, placeholder in self.captures}
 
     @property
@@ -68,16 +67,16 @@ class FlatTrace:
         return self.results.unpack(fetched[: len(self.results.tensors)])
 
 
-# Several steps in one flat function, so that no step waits for all of the step before. Between two calls
-# everything is done, so that a checkpoint taken there holds every update.
+# Joins several steps in one flat function, so that no step waits for all of the step before. Between two
+# calls everything is done, so that a checkpoint taken there holds every update.
 
 _LOG = logging.getLogger("tf_ooo")
-# Entered around the first run of every function; the benchmark lifts its workers' CPU quotas there.
+# These are entered around the first run of every function; the benchmark lifts its workers' CPU quotas there.
 around_first_runs: list[Callable[[], AbstractContextManager[Any]]] = []
 
-# With more steps a function gains little: the barrier at its end is a smaller part of it.
+# With more steps a function gains little: the barrier at its end becomes a smaller part of it.
 LARGEST = 16
-# Nodes of a graph as traced that TensorFlow optimizes in about half a minute.
+# TensorFlow optimizes a traced graph of this many nodes in about half a minute.
 _NODES = 40_000
 
 Wrapper = Callable[[Callable[..., Any]], Callable[..., Any]]
@@ -85,10 +84,10 @@ Renumber = Callable[..., None]
 
 
 class CopiedStep:
-    """Is a training step that is traced once and copied into other functions as often as wanted.
+    """Holds a training step that is traced once and copied into other functions as often as needed.
 
-    All names of a copy stand below one scope, as those of an inlined ``tf.function`` do: graph optimizers
-    sort the summands of a sum by name, so that any other way of naming changes bits.
+    All names of a copy stand below one scope, as in an inlined ``tf.function``: graph optimizers sort the
+    summands of a sum by name, so that any other naming would change bits.
     """
 
     def __init__(self, step: Callable[[Any], Any], element_spec: object) -> None:
@@ -107,10 +106,10 @@ class CopiedStep:
 
     @property
     def may_be_copied(self) -> bool:
-        """Return whether copies do what other traces would.
+        """Return whether copies do the same as other traces would.
 
-        They would draw the same random numbers where the step keeps these to itself; nobody could tell the
-        collectives of copies apart in a conditional or a loop.
+        Copies would draw the same random numbers if the step keeps these to itself, and the collectives of
+        copies could not be told apart in a conditional or a loop.
         """
         called = {node.op for function in self._graph_def.library.function for node in function.node_def}
         types = called | {node.op for node in self._graph_def.node}
@@ -124,9 +123,9 @@ class CopiedStep:
         attributes: dict[str, int],
         edit: Callable[[Any], None] = lambda graph_def: None,
     ) -> Any:
-        """Return a copy of the step in the function that is being traced; what the step returns.
+        """Copy the step into the function being traced; return what the step returns.
 
-        ``scope`` is new in that function; all nodes get ``attributes``; ``edit`` changes the GraphDef before.
+        ``scope`` is new in that function; all nodes get ``attributes``; ``edit`` changes the GraphDef first.
         """
         graph_def = graph_protos.copy_of(self._graph_def)
         edit(graph_def)
@@ -139,7 +138,7 @@ class CopiedStep:
         return self._trace.unpack(copied)
 
     def _inputs(self, batch: object) -> dict[str, Any]:
-        """Return what replaces the step's inputs: the batch, variables as this function captures them."""
+        """Return what replaces the step's inputs: the batch, and variables as this function captures them."""
         inner = self._trace.concrete.graph
         captured = func_graphs.captured_here(self._trace.concrete)
         given = map(tf.convert_to_tensor, tf.nest.flatten(batch, expand_composites=True))
@@ -152,8 +151,8 @@ class CopiedStep:
 
 
 class StepSource:
-    """Is a model's train step on one batch, traced once for all functions that are made of it, if it
-    :attr:`may be copied <CopiedStep.may_be_copied>`.
+    """Traces a model's train step on one batch once for all functions made of it, if it :attr:`may be copied
+    <CopiedStep.may_be_copied>`.
 
     ``renumber``: see :meth:`tf_ooo.hosts.ranks.base.Engine.renumber`.
     """
@@ -172,19 +171,20 @@ class StepSource:
 
     @property
     def most(self) -> int:
-        """Return how many steps a graph takes that TensorFlow optimizes in bearable time."""
+        """Return how many steps fit in a graph that TensorFlow optimizes in bearable time."""
         return max(2, min(LARGEST, _NODES // self.trace().nodes))
 
     def function(self, count: int) -> Any:
-        """Return a ``tf.function`` of so many steps, each marked for the passes; not traced yet."""
+        """Return a ``tf.function`` of ``count`` steps, each marked for the passes; it is not traced yet."""
         if self.trace().may_be_copied:
             return self.copies(count, self.element_spec)
         return tf_functions.plain_function(numbered_steps(self._step()), [[self.element_spec] * count])
 
     def copies(self, count: int, spec: object, edit: Callable[[Any], None] = lambda graph_def: None) -> Any:
-        """Return :meth:`function` as copies of the trace, for batches of a spec that may say more.
+        """Return :meth:`function` made of copies of the trace; the batches' ``spec`` may say more than the
+        trace's.
 
-        ``edit`` changes the GraphDef of each.
+        ``edit`` changes the GraphDef of each copy.
         """
         copied, renumber = self.trace(), self._renumber
 
@@ -206,7 +206,8 @@ class StepSource:
 
 
 class Unrolled:
-    """Runs batches through a train step, several ``steps`` in one function, what is left over one by one.
+    """Runs batches through a train step, ``steps`` of them in one function, and the remaining ones one by
+    one.
 
     ``tracing`` is entered around calls; functions may be traced there.
 
@@ -248,7 +249,8 @@ class Unrolled:
             return self.function(len(batches))(batches)[-1]
 
     def _first_run(self, batches: list[Any]) -> Any:
-        """TensorFlow traces, optimizes and compiles: seconds for each step of a large model."""
+        """Run a function for the first time: TensorFlow compiles it, which takes seconds per step of a large
+        model."""
         started = time.perf_counter()
         _LOG.info("compiling a function of %d steps", len(batches))
         with contextlib.ExitStack() as stack:
@@ -280,14 +282,14 @@ class Unrolled:
 
 
 def numbered_steps(step: Callable[[Any], Any]) -> Callable[[Any], list[Any]]:
-    """Run ``step`` on one batch after the other, each marked so that the passes can tell them apart."""
+    """Return a function that runs ``step`` on each batch in turn, each step marked for the passes."""
 
     def steps(batches: Any) -> list[Any]:
         logs = []
         for number, batch in enumerate(batches):
             with func_graphs.numbered_step(number, STEP_ATTR, STEP_SCOPE):
                 logs.append(step(batch))
-        # All of them: what a step returns tells its forward pass from its backward pass.
+        # All logs are returned: a step's results tell its forward pass from its backward pass.
         return logs
 
     return steps
@@ -304,9 +306,9 @@ def steps_together(steps_per_execution: int, most: int) -> int:
 class EvaluationFunctions:
     """Holds Keras' test or predict step on one batch, as functions.
 
-    They are traced as Keras traces its own, for the spec of a dataset or for any shape, and have the bits of
-    those; but each batch is a call of its own, so that no two are under way at once.  ``tracing`` is entered
-    around calls.  ``step``: in place of Keras' own.
+    They are traced as Keras traces its own, for the spec of a dataset or for any shape, and give the same
+    bits; but each batch is a call of its own, so that no two are under way at once.  ``tracing`` is entered
+    around calls.  ``step`` replaces Keras' own.
     """
 
     def __init__(
@@ -324,7 +326,7 @@ class EvaluationFunctions:
             return self._functions[_key(spec)](batch)
 
     def make(self, example: object, spec: object) -> None:
-        """Traces, if that has not been done, for data of a spec; None: for the shape of an example.
+        """Trace, unless done already, for data of a spec; None: for the shape of ``example``.
 
         Raises whatever tracing raises; nothing runs.
         """

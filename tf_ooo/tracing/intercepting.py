@@ -1,4 +1,5 @@
-"""Stands between a step's gradients and its optimizers: scales losses for float16, cuts large gradients."""
+"""Stands between a step's gradients and its optimizers: scales float16 losses, cuts large gradients in
+slices."""
 
 from __future__ import annotations
 
@@ -25,9 +26,9 @@ Named = Sequence[tuple[str, Any]]
 
 @dataclass(frozen=True)
 class Update:
-    """Is one call of an optimizer's ``apply``; ``explicit``: the caller named the variables.
+    """Describes one call of an optimizer's ``apply``; ``explicit``: the caller named the variables.
 
-    ``grads``: one for each variable, or None.  ``proceed`` applies others as the caller wanted.
+    ``grads`` holds one per variable, or None.  ``proceed`` applies other gradients in the same way.
     """
 
     optimizer: keras.optimizers.Optimizer
@@ -38,18 +39,19 @@ class Update:
 
 
 class TurnsNeeded(Exception):
-    """The updates of a step come in turns: each needs what the one before has left."""
+    """The updates of a step come in turns: each needs the result of the one before."""
 
 
 class CopiesNeeded(Exception):
-    """States change once a step, for which all micro-batches have to be copies of one."""
+    """States change once a step, so that all micro-batches have to be copies of one."""
 
 
 @contextlib.contextmanager
 def intercepted(optimizers: Sequence[Any], on_update: Callable[[Update], Any]) -> Iterator[None]:
-    """Inside the block ``on_update`` takes the place of each optimizer's ``apply``.
+    """Call ``on_update`` in place of each optimizer's ``apply`` inside the block.
 
-    Not of what an update calls while it proceeds: a loss-scaling optimizer calls the one inside it.
+    Calls made by an update while it proceeds are left alone: a loss-scaling optimizer calls the one inside
+    it.
     """
     proceeding = False
 
@@ -84,7 +86,7 @@ def intercepted(optimizers: Sequence[Any], on_update: Callable[[Update], Any]) -
 
 
 def refuse_twice(optimizer: keras.optimizers.Optimizer, applied: Iterable[Any], instead: str) -> None:
-    """Raises BackendError where the optimizer is one of those that have applied gradients in this step."""
+    """Raise BackendError if the optimizer has already applied gradients in this step."""
     if any(before is optimizer for before in applied):
         raise BackendError(f"train_step applies gradients twice with one optimizer; {instead}")
 
@@ -95,19 +97,19 @@ def ops_so_far() -> int:
 
 
 def values_of(gradient: tf.Tensor | tf.IndexedSlices) -> Any:
-    """Return the numbers of a gradient: of an embedding's those of its rows; None stays None."""
+    """Return the numbers of a gradient; for an embedding's the numbers of its rows. None stays None."""
     return gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
 
 
 def tensors_of(grad: tf.Tensor | tf.IndexedSlices) -> list[Any]:
-    """Return the tensors of a gradient: of IndexedSlices values and rows, of None none."""
+    """Return the tensors of a gradient: values and rows of IndexedSlices; nothing for None."""
     if grad is None:
         return []
     return [grad.values, grad.indices] if isinstance(grad, tf.IndexedSlices) else [grad]
 
 
 def times(grad: tf.Tensor | tf.IndexedSlices, factor: object) -> Any:
-    """Return ``grad * factor``, of slices their values; the gradient itself where the factor is the number
+    """Return ``grad * factor`` (for slices: of their values); the gradient itself if the factor is the number
     1."""
     if isinstance(factor, float) and factor == 1.0:
         return grad
@@ -116,19 +118,18 @@ def times(grad: tf.Tensor | tf.IndexedSlices, factor: object) -> Any:
     return grad * tf.cast(factor, grad.dtype)
 
 
-# Losses that an optimizer scales for float16: their gradients overflow where those of the whole batch do. The
-# mean over a micro-batch's rows has larger gradients for each row than that over the batch's. Here they are
-# multiplied by the micro-batch's share of the rows where the backward pass begins, not where it has ended, so
+# Handles losses that an optimizer scales for float16, so that micro-batches overflow where the whole batch
+# would. The mean over a micro-batch's rows has larger gradients per row than the mean over the batch's. They
+# are multiplied by the micro-batch's share of the rows where the backward pass begins, not where it ends, so
 # that all float16 numbers in between are stock's (Micikevicius et al. 2018, section 3.2).
 
 _SUMS = ("AddN", "AddV2")
 
 
 class Scaled:
-    """Holds the scaled losses of one micro-batch, whose gradients count ``share`` of the batch's rows
-    already.
+    """Holds a micro-batch's scaled losses, whose gradients already count its ``share`` of the batch's rows.
 
-    ``share`` 1: nothing is changed.
+    With ``share`` 1 nothing is changed.
     """
 
     def __init__(self, share: object = 1.0) -> None:
@@ -137,7 +138,7 @@ class Scaled:
 
     @contextlib.contextmanager
     def noted(self, optimizers: Sequence[Any]) -> Iterator[None]:
-        """Inside the block the gradients of what these optimizers scale count their share."""
+        """Make the gradients of losses that these optimizers scale count their share, inside the block."""
         with contextlib.ExitStack() as shadows:
             for optimizer in () if isinstance(self._share, float) and self._share == 1.0 else optimizers:
                 method = keras_compiled.loss_scaling(optimizer)
@@ -158,12 +159,13 @@ class Scaled:
         return scale_and_count
 
     def _begin(self, upstream: Any) -> Any:
-        """The gradient of a scaled loss counts its share; the loss, which may be logged, stays what it is."""
+        """Multiply the gradient of a scaled loss by its share; the loss itself, which may be logged,
+        stays."""
         self._begins.append(upstream * tf.cast(self._share, upstream.dtype))
         return self._begins[-1]
 
     def counts(self, grads: Sequence[Any]) -> bool:
-        """Return whether these gradients are of scaled losses. StepRefused: some of them are."""
+        """Return whether these gradients are of scaled losses; StepRefused if only some of them are."""
         begins = {id(tensor) for tensor in self._begins}
         of_scaled = [begins and computed_from(values_of(grad), begins) for grad in grads if grad is not None]
         if any(of_scaled) and not all(of_scaled):
@@ -176,7 +178,7 @@ class Scaled:
 
 
 def by_hand(optimizer: Any) -> list[str]:
-    """Says of an optimizer that scales losses, and was given gradients of others, what that changes."""
+    """Say what changes if an optimizer that scales losses was given gradients of unscaled ones."""
     method = keras_compiled.loss_scaling(optimizer)
     if not method:
         return []
@@ -188,7 +190,7 @@ def by_hand(optimizer: Any) -> list[str]:
 
 
 def terms_of(grad: tf.Tensor | tf.IndexedSlices) -> list[Any]:
-    """Return the terms of a float32 gradient if one is a float16 number; else the gradient itself."""
+    """Return the terms of a float32 gradient if one of them was float16; else the gradient itself."""
     terms, waiting = [], [grad]
     while waiting:
         tensor = waiting.pop()
@@ -200,16 +202,17 @@ def terms_of(grad: tf.Tensor | tf.IndexedSlices) -> list[Any]:
 
 
 def is_of_half(tensor: tf.Tensor) -> bool:
-    """Return whether it is a float16 number in a wider type."""
+    """Return whether a tensor holds float16 numbers in a wider type."""
     return (
         isinstance(tensor, tf.Tensor) and tensor.op.type == "Cast" and tensor.op.inputs[0].dtype == tf.float16
     )
 
 
 class GradientSlices:
-    """Tells into how many slices each gradient is cut; every element is added up as it would be anyway.
+    """Tells into how many slices each gradient is cut; every element is added up as without slices.
 
-    By name: ``sizes`` in bytes of what may be cut, filled in while a step is traced; ``counts`` of slices.
+    By name, ``sizes`` are the bytes of what may be cut, filled in while a step is traced; ``counts`` are the
+    numbers of slices.
     """
 
     def __init__(self) -> None:
@@ -227,7 +230,7 @@ class GradientSlices:
         return sliced
 
     def allreduce(self, named: Named, reduce: Callable[[Named], list[Any]], may_slice: bool) -> list[Any]:
-        """Apply ``reduce`` to all (name, gradient); to those to be cut slice by slice.
+        """Apply ``reduce`` to all (name, gradient), slice by slice if a gradient is to be cut.
 
         ``may_slice``: the elements of a gradient are reduced one by one.
         """
@@ -256,7 +259,8 @@ def _in_slices(name: str, gradient: tf.Tensor, count: int, reduce: Callable[[Nam
 
 
 def counts_for(schedule: Schedule, graph: TrainingGraph, sizes: Mapping[str, int]) -> dict[str, int]:
-    """Return slices by the names of communications; of n parts of a layer, what is larger is cut into n."""
+    """Return the number of slices by communication; a layer's larger gradients are cut into its number of
+    parts."""
     counts: dict[str, int] = {}
     for (kind, layer), shares in schedule.parts.items():
         if kind != "comm":
@@ -268,7 +272,7 @@ def counts_for(schedule: Schedule, graph: TrainingGraph, sizes: Mapping[str, int
 
 
 def parts_of(graph_def: graph_pb2.GraphDef) -> dict[str, int]:
-    """Return the slice that each communication belongs to, by the name of its op."""
+    """Return the slice of each communication, by the name of its op."""
     return {
         node.name: int(node.attr[func_graphs.PART_ATTR].i)
         for node in graph_def.node

@@ -1,5 +1,4 @@
-"""Divides a batch into parts: rows and counts of each micro-batch, and the ops that depend on a batch's
-rows."""
+"""Divides a batch into micro-batches: their rows and counts, and the ops that depend on a batch's rows."""
 
 from __future__ import annotations
 
@@ -14,7 +13,8 @@ import tensorflow as tf
 from tf_ooo.compat import nests
 from tf_ooo.errors import BackendError
 
-# Traced with their own rows are so many kinds of batches of a fit: most fits have two, the last of an epoch.
+# This many kinds of batches of a fit are traced with their own rows: most fits have two, the last of an
+# epoch.
 OWN_TRACES = 3
 
 
@@ -23,9 +23,9 @@ class StepRefused(BackendError):
 
 
 def split_rows(rows: int, microbatches: int) -> tuple[int, ...]:
-    """Return rows of each micro-batch: as equal as can be, larger ones first, none empty.
+    """Return the rows of each micro-batch: as equal as can be, larger ones first, none empty.
 
-    A batch of fewer rows than micro-batches has one row in each.
+    If a batch has fewer rows than micro-batches, each row becomes one.
     """
     count = max(1, min(rows, microbatches))
     return tuple(rows // count + (number < rows % count) for number in range(count))
@@ -50,7 +50,7 @@ class Division:
 
 
 def rows_of(batch: object) -> int:
-    """Return the rows of a batch.  StepRefused where its tensors do not have the same number."""
+    """Return the rows of a batch; StepRefused if its tensors differ in their number of rows."""
     rows = {
         int(tensor.shape[0])
         for tensor in tf.nest.flatten(batch, expand_composites=False)
@@ -65,7 +65,7 @@ def rows_of(batch: object) -> int:
 
 
 def parts_of(batch: object, rows: Sequence[int]) -> list[Any]:
-    """Return the batch's micro-batches; the batch itself where there is one."""
+    """Return the batch's micro-batches; the batch itself if there is one."""
     if len(rows) == 1:
         return [batch]
     begins = itertools.accumulate(rows, initial=0)
@@ -85,11 +85,11 @@ def _slices(batch: object, begin: Any, end: Any) -> Any:
 
 
 class FixedRows:
-    """Is a batch whose number of rows is known: what each micro-batch is and counts.
+    """Describes a batch whose number of rows is known: the rows of each micro-batch, and what it counts.
 
-    ``share`` of the batch's rows; ``weights`` are the factors of the micro-batches' mean gradients, and
-    ``scale`` then that of their sum, for the batch's mean.  The first weight is 1, so that gradients of equal
-    micro-batches are multiplied once, after they are added.
+    ``share`` is the part of the batch's rows.  ``weights`` multiply the micro-batches' mean gradients and
+    ``scale`` their sum, to give the batch's mean.  The first weight is 1, so that gradients of equal
+    micro-batches are multiplied only once, after they are added.
     """
 
     def __init__(self, rows: Sequence[int]) -> None:
@@ -108,9 +108,9 @@ class FixedRows:
 
 
 class OpenRows:
-    """Is a batch of any number of rows, at least ``count``; made in the function that is being traced.
+    """Describes a batch of any number of rows, at least ``count``, in the function being traced.
 
-    Numbers are as those of :class:`FixedRows`, calculated in float64 too, when the function runs.
+    The numbers are those of :class:`FixedRows`, also calculated in float64, when the function runs.
     """
 
     def __init__(self, batch: object, count: int) -> None:
@@ -139,7 +139,7 @@ Split = FixedRows | OpenRows
 
 @dataclass(frozen=True)
 class OpenBatch:
-    """Is the spec of batches with any number of rows, in so many parts; a nest of dense tensors."""
+    """Holds the spec of batches with any number of rows, in ``count`` parts; a nest of dense tensors."""
 
     spec: Any
     parts: int
@@ -150,7 +150,7 @@ class OpenBatch:
 
 
 def open_batch(batch: object, division: Division) -> OpenBatch | None:
-    """Return it; None: its number of rows has to be known: something is not dense, or there are fewer than
+    """Return the batch with open rows; None if they must be known: not all is dense, or fewer rows than
     parts."""
     dense = all(isinstance(value, tf.Tensor) for value in tf.nest.flatten(batch))
     parts = len(division.split(rows_of(batch))) if dense else 1
@@ -160,7 +160,7 @@ def open_batch(batch: object, division: Division) -> OpenBatch | None:
 
 
 class BatchesSeen:
-    """Holds the kinds of batches that a fit has had, whichever function trained on them."""
+    """Holds the kinds of batches that a fit has seen, whichever function trained on them."""
 
     def __init__(self) -> None:
         self._seen: dict[Any, int] = {}
@@ -170,14 +170,15 @@ class BatchesSeen:
         return self._seen.setdefault(signature, len(self._seen)) < OWN_TRACES
 
 
-# Random numbers, of kernels, seeds and generators.
+# These ops draw random numbers, for kernels, from seeds and by generators.
 DRAWN = re.compile("Random|Multinomial|TruncatedNormal|StandardNormal|StatefulUniform")
 
 
 def upstream(
     tensors: Iterable[Any], ends: Callable[[Any], bool] = lambda tensor: False
 ) -> Iterator[tf.Tensor]:
-    """Yield tensors and all that they are computed from, each once; no inputs of one that ``ends``."""
+    """Yield tensors and all that they are computed from, each once; stops at tensors for which ``ends``
+    holds."""
     seen, waiting = set[int](), list(tensors)
     while waiting:
         tensor = waiting.pop()
@@ -190,24 +191,25 @@ def upstream(
 
 
 def behind(tensor: tf.Tensor, types: Collection[str]) -> Any:
-    """Return what ops of these types hand on as this tensor."""
+    """Return the tensor that ops of these types hand on as this one."""
     while tensor.op.type in types:
         tensor = tensor.op.inputs[0]
     return tensor
 
 
 def computed_from(tensor: tf.Tensor, sources: Collection[int]) -> bool:
-    """Return whether a tensor is one of these, given by ``id``, or follows from one through its ops."""
+    """Return whether a tensor is one of ``sources`` (ids), or is computed from one."""
     return any(id(each) in sources for each in upstream([tensor]))
 
 
 def rows_of_part(part: object) -> int | None:
-    """Return how many rows a nest of tensors has, as far as the trace knows."""
+    """Return how many rows a nest of tensors has, if the trace knows it."""
     return next((t.shape[0] for t in nests.Packed(part).tensors if t.shape.rank), None)
 
 
 class OfData:
-    """Asked about an op, it looks at those that were made since; ``part`` is a nest of the rows."""
+    """Tells whether an op depends on data; looks at ops made since it was last asked. ``part``: a nest of the
+    rows."""
 
     def __init__(self, part: object) -> None:
         self._given = {id(tensor) for tensor in nests.Packed(part).tensors}

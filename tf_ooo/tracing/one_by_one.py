@@ -28,19 +28,19 @@ if TYPE_CHECKING:
     import keras
 
 
-# Each of them is known to the other processes by a name or a number of its own.
+# Other processes know each of these by a name or a number of its own.
 _SENDS = ("Collective", "Horovod", "Nccl")
-# TensorFlow gives ops of a graph seeds by their number, which stays below.
+# TensorFlow seeds the ops of a graph by their number, which stays below this.
 _BETWEEN_SEEDS = 10_000_019
 
 
 class TracedPart:
-    """Holds the ops of a micro-batch's train step in the graph that is being traced: made from here on.
+    """Holds the ops of a micro-batch's train step in the graph being traced: all that are made from here on.
 
-    Copies have the names that another trace would give them, so that graph optimizers, which sort by name,
-    treat all micro-batches alike.  Outside stay what the function captures, and the ops ``left_out``.
+    Copies get the names that another trace would give them, so that graph optimizers, which sort by name,
+    treat all micro-batches alike.  What the function captures, and the ops ``left_out``, are not copied.
 
-    It may come in several parts, with others' ops between: :meth:`go_on`.
+    It may be traced in several parts, with other ops between: :meth:`go_on`.
 
     Args:
         number: the micro-batch's number; its scope and its mark stand in names and attributes.
@@ -57,14 +57,14 @@ class TracedPart:
         self.go_on()
 
     def go_on(self) -> None:
-        """Begin its next part, made from here on, which reads the parts before."""
+        """Begin the next part, made from here on, which reads the parts before."""
         self._earlier.update(self._nodes)
         self._nodes, self.begin = {}, ops_so_far()  # the number of its first op
 
     def end(self, left_out: Collection[int]) -> None:
-        """Its last op was made, or that of this part.
+        """End the micro-batch, or its present part: its last op was made.
 
-        ``left_out``: numbers of ops that are made anew.  Sets ``why_not`` where it has to be traced again.
+        ``left_out`` are numbers of ops that are made anew.  Sets ``why_not`` if it has to be traced again.
         """
         graph = tf.compat.v1.get_default_graph()
         captures, graph_def = func_graphs.captures_so_far(graph), graph.as_graph_def()
@@ -78,7 +78,7 @@ class TracedPart:
         self.why_not = self._why_no_copies(graph)
 
     def _why_no_copies(self, graph: Any) -> str:
-        """Say why copies of these ops would not do what others traced do; empty: they would."""
+        """Say why copies of these ops would differ from new traces; empty if they would not."""
         called = {kind for _, kind in func_graphs.ops_called_from(graph)}
         for kind in sorted({node.op for node in self._nodes.values()} | called):
             if graph_protos.keeps_random_state(kind) and not (self._draws_anew and kind not in called):
@@ -93,10 +93,10 @@ class TracedPart:
         return ""
 
     def copy(self, number: int, part: object, wanted: Sequence[Any]) -> list[Any]:
-        """Return the tensors ``wanted`` of this micro-batch, in a copy of it, or of its latest part, for
-        other rows.
+        """Copy the micro-batch, or its latest part, for other rows; return the copies of the tensors
+        ``wanted``.
 
-        ``part`` has the structure and the shapes of the first one's.  Tensors from outside stay themselves.
+        ``part`` has the structure and shapes of the first one's rows.  Tensors from outside stay themselves.
         """
         graph = tf.compat.v1.get_default_graph()
         graph_def = graph_pb2.GraphDef(versions=self._versions)
@@ -120,7 +120,7 @@ class TracedPart:
         return [by_id.get(id(tensor), tensor) for tensor in wanted]
 
     def _given(self, graph: Any, part: Any, renamed: _Renamed) -> dict[str, Any]:
-        """Return what the copied ops read of other ops: the other rows, and what all micro-batches read."""
+        """Return what the copied ops read from other ops: the new rows, and what all micro-batches read."""
         flat = (tf.nest.flatten(each, expand_composites=True) for each in (self.part, part))
         rows = {first.name: other for first, other in zip(*flat, strict=True) if tf.is_tensor(first)}
         given = {}
@@ -135,7 +135,7 @@ class TracedPart:
 
 
 class _Renamed:
-    """Holds nodes of one micro-batch as those of another."""
+    """Renames the nodes of one micro-batch to those of another."""
 
     def __init__(self, number: int, other: int, names: Collection[str]) -> None:
         self._scope = re.compile(rf"(^|[/@]){STEP_SCOPE}{number}(?=/|$)")
@@ -169,7 +169,7 @@ class _Renamed:
 
 @dataclass(frozen=True)
 class MicroBatches:
-    """Holds what the micro-batches of a step are traced with; ``scope``: what stands before the number."""
+    """Holds what the micro-batches of a step are traced with; ``scope`` stands before the number in names."""
 
     model: keras.Model
     split: Split
@@ -181,12 +181,12 @@ class MicroBatches:
         return func_graphs.numbered_step(number, STEP_ATTR, self.scope)
 
     def trace(self, number: int, given: list[Any], counts: bool = True) -> Any:
-        """Return the logs of a micro-batch; its gradients and states are collected.
+        """Return the logs of a micro-batch, whose gradients and states are collected.
 
-        ``given``: its rows, and their share of the batch's; ``counts``: Keras 2 counts the step.
+        ``given``: its rows, and their share of the batch's; ``counts``: whether Keras 2 counts the step.
         """
         rows, share = given
-        # Traced within the step: gradients of a function of its own could not be added up outside.
+        # The step is traced within: gradients of a function of its own could not be added up outside.
         train_step = tf_functions.undecorated(self.model.train_step)
         with (
             self.states.micro_batch(given),
@@ -198,10 +198,10 @@ class MicroBatches:
 
 
 class OneByOne:
-    """Traces the train step of each micro-batch in the function that is being traced.
+    """Traces the train step of each micro-batch in the function being traced.
 
-    Traced is the first of as many rows; the others are copies of it, unless those would do something else.
-    CopiesNeeded where they are not, and should be, if they ``may_be_copies`` in another trace.
+    Only the first micro-batch of each size is traced; the others are copies of it, unless copies would
+    differ. Raises CopiesNeeded if they are no copies, but should be and ``may_be_copies`` in another trace.
 
     Attributes:
         changed: names of the states that each micro-batch assigns.
@@ -213,7 +213,7 @@ class OneByOne:
         self.changed: list[str] = []
 
     def run(self, batch: object) -> list[Any]:
-        """Return the logs of each micro-batch.  TurnsNeeded: weights are read after their update."""
+        """Return the logs of each micro-batch; TurnsNeeded if weights are read after their update."""
         logs, split = [], self._parts.split
         for number in range(split.count):
             with self._parts.numbered(number):
@@ -249,7 +249,7 @@ class OneByOne:
         return logs
 
     def _kept_for_copies(self, number: int, ops: TracedPart, logs: object, once: set[int]) -> bool:
-        """Keeps a micro-batch for those that are copies of it, without the ops ``once``; False: none is."""
+        """Keep a micro-batch, without the ops ``once``, for others to copy; False if it cannot be copied."""
         if self._kind(number) not in map(self._kind, range(number + 1, self._parts.split.count)):
             return False
         given = self._parts.collecting.given
@@ -261,25 +261,26 @@ class OneByOne:
         return True
 
     def _kind(self, number: int) -> tuple[Hashable, int]:
-        """Return the same for micro-batches that are copies of one another; with Keras 2 none is.
+        """Return equal keys for micro-batches that can be copies of one another; with Keras 2 the last
+        cannot.
 
-        Its last one counts the step, and TensorFlow's optimizers treat copies otherwise there: sums of
+        The last one counts the step, and TensorFlow's optimizers treat copies differently there: sums of
         gradients were taken to be another layer's (2.15).
         """
         alone = train_function.counts_steps(self._parts.model)
         return self._parts.split.kind(number), number if alone else 0
 
 
-# A step whose updates come in turns: gradients of one are those of weights that another has just changed. A
+# Traces a step whose updates come in turns: one's gradients are at weights that another has just changed. A
 # critic is updated, then the generator by what the critic says now (Goodfellow et al. 2014, algorithm 1). All
-# micro-batches take each turn before its update, so that an update is that of the batch, and the next turn
-# sees it.
+# micro-batches take each turn before its update, so that the update is the batch's and the next turn sees it.
 
 
 class InTurns:
     """Traces a step; its first micro-batch is traced, the others are copies of it, turn by turn.
 
-    ``applying``: entered around each update.  StepRefused: micro-batches that are no copies of the first.
+    ``applying`` is entered around each update.  Raises StepRefused if micro-batches cannot be copies of the
+    first.
     """
 
     def __init__(self, parts: MicroBatches, applying: Callable[[], AbstractContextManager[Any]]) -> None:
@@ -309,7 +310,8 @@ class InTurns:
             return [logs for logs, _ in results]
 
     def _end_turn(self) -> None:
-        """The first micro-batch has given an optimizer its gradients: so do the others, then it updates."""
+        """End a turn: the first micro-batch has given an optimizer its gradients; the others do, then it
+        updates."""
         parts, collecting = self._parts, self._parts.collecting
         given = collecting.given[-1]
         self._end_part(given.ops)
@@ -337,9 +339,9 @@ class InTurns:
             raise _no_copies(traced.why_not)
 
     def _of_updated_weights(self) -> Iterator[int]:
-        """Yield the numbers of ops of this part that change a state by updated weights alone.
+        """Yield the numbers of this part's ops that change a state by updated weights alone.
 
-        A moving average of weights, or their clipping: no other micro-batch does so again.
+        They may be a moving average of weights, or a clipping: no other micro-batch repeats them.
         """
         updated = {
             handle
@@ -354,7 +356,7 @@ class InTurns:
                 yield number
 
     def _copies(self, values: object) -> list[Any]:
-        """Return the counterparts in the other micro-batches; the latest part of these is copied."""
+        """Return the counterparts in the other micro-batches, whose latest parts are copied."""
         packed = nests.Packed(values)
         copies = []
         for number, given in enumerate(self._given[1:], 1):

@@ -1,8 +1,8 @@
-"""Handles states that the forward pass assigns from data, once a step; how they follow is found by comparing.
+"""Handles states that the forward pass assigns from data once a step; comparisons tell how they follow.
 
-Batch normalization's moving averages are such, a layer's own average of what it sees, a count of rows.  Each
-micro-batch computes a new value from the state as it was before the step, and sees that one where it reads
-the state again; behind the last micro-batch the state gets what these values say of the batch.
+Examples are batch normalization's moving averages, a layer's own average of what it sees, a count of rows.
+Each micro-batch computes a new value from the state before the step, and sees that value if it reads the
+state again.  After the last micro-batch the state gets the value that these values give for the batch.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from tf_ooo.tracing.variables import all_variables, key_of
 if TYPE_CHECKING:
     import keras
 
-# The batch's value follows from those of its micro-batches: all are alike; their mean by rows; their changes
-# add up; one micro-batch changes what the one before has left.
+# The batch's value follows from those of its micro-batches: all are equal; it is their mean by rows; their
+# changes add up; or one micro-batch changes what the one before has left.
 ONCE, MEAN, SUM, IN_TURN = "once", "mean", "sum", "in turn"
-# One micro-batch after the other keeps the largest, or smallest, of the batch.
+# Each micro-batch in turn keeps the largest, or smallest, value of the batch.
 _EXTREMES = ("Maximum", "Minimum")
-# A difference beside the state's change: rounding makes 1e-7 to 1e-5 of it.
+# A difference up to this share of a state's change is rounding, which makes 1e-7 to 1e-5 of it.
 _ROUNDING = 1e-3
-# States are moved by so much, upwards, to see what becomes of them: many begin as zeros.
+# States are moved upwards by this much to see their effect: many begin as zeros.
 _MOVED = 0.05
 
 _KINDS = (ONCE, MEAN, SUM, IN_TURN)
@@ -50,10 +50,10 @@ class NotHeld(Exception):
 
 @dataclass
 class _AssignedState:
-    """Is a state in the micro-batch that is traced: its new value, and of a sum what is added to it.
+    """Holds a state of the micro-batch being traced: its new value, and what is added to it if it is a sum.
 
-    ``at``: how many ops the graph had when it was assigned first.  ``read``: whether it was read afterwards.
-    ``times``: how often it was assigned.
+    ``at`` is how many ops the graph had at the first assignment, ``read`` whether the state was read
+    afterwards, ``times`` how often it was assigned.
     """
 
     value: Any = None
@@ -64,7 +64,7 @@ class _AssignedState:
 
 
 class States:
-    """Follows what micro-batches make of a model's states; none is assigned while they are traced.
+    """Follows what micro-batches do to a model's states; none is assigned while they are traced.
 
     Args:
         kinds: how states follow from micro-batches, by path, where a comparison has told; others are guessed.
@@ -84,32 +84,32 @@ class States:
         self._paths = {key_of(v): path for path, v in keras_variables.named(model.weights).items()}
         self._weights = set(self._paths)
         self._model, self._held_names = model, names_of_held(model)
-        # Keras 2 has variables besides that no list holds.
+        # Keras 2 has further variables that no list holds.
         self._others = not train_function.counts_steps(model)
         self._no_states: set[int] = set()
         self.each = {*each, *(path for path, kind in kinds.items() if kind == IN_TURN)}
         self._normalizing = keras_layers.batch_normalizations(model)
-        # Each kept variance has its mean here, and how much of both is new in each step.
+        # Each kept variance has its mean here, and the share of both that is new in each step.
         self._mean_of = {
             key_of(variance): (key_of(mean), 1.0 - momentum)
             for mean, variance, momentum in keras_layers.moving_averages(model)
             if momentum < 1.0
         }
         self._split, self._replicas, self._known = split, replicas, kinds
-        # One micro-batch can be traced for all, and ops that read no data run once; not with Keras 2, whose
-        # last one counts.
+        # One micro-batch can be traced for all, with ops that read no data run once; not with Keras 2, whose
+        # last micro-batch counts the step.
         self.may_be_copies = len({*map(split.kind, range(split.count))}) == 1 and self._others
         self._kinds: dict[int, str] = {}
         self._variables: dict[int, Any] = {}
         self._assigned: dict[int, _AssignedState] = {}
         self._sums: dict[int, dict[int, Any]] = {}  # of each replica
         self._graph: Any = None
-        # The micro-batch that was traced last makes these of the states that are held back.
+        # These are the new values of the held states from the micro-batch that was traced last.
         self.values: list[Any] = []
 
     @contextlib.contextmanager
     def micro_batch(self, part: object) -> Iterator[None]:
-        """Inside the block one is traced; ``part``: its rows.  Raises NotHeld."""
+        """Trace a micro-batch inside the block; ``part`` holds its rows.  Raises NotHeld."""
         if self._split.count == 1:
             yield
             return
@@ -135,7 +135,7 @@ class States:
         state.read = True
         if key not in self._trained:
             return state.value
-        # The gradient of a weight's new value is that of the weight, which is read as it is meanwhile.
+        # The gradient of a weight's new value is that of the weight, which is read unchanged meanwhile.
         del self._assigned[key]
         before = tf.convert_to_tensor(variable)
         self._assigned[key] = state
@@ -160,10 +160,10 @@ class States:
         return True
 
     def _is_state(self, variable: tf.Variable) -> bool:
-        """Return whether it is a weight, or a variable that a layer or the model has beside its weights."""
+        """Return whether a variable is a weight, or one that a layer or the model has beside its weights."""
         key = id(variable.handle)
         if key not in self._paths and self._others:
-            # Metrics, seeds, what optimizers keep; some are made while the step is traced.
+            # Left out are metrics, seeds and what optimizers keep; some are made while the step is traced.
             if key not in self._no_states:
                 self._no_states.update(map(key_of, all_variables(self._model)))
             if key in self._no_states or feeds_random_numbers(self._handle(variable)):
@@ -172,7 +172,8 @@ class States:
         return key in self._paths and self._paths[key] not in self.each
 
     def _kind(self, variable: tf.Variable, value: Any, sign: int) -> str:
-        """Return how the state follows from micro-batches; empty: this assignment is made where it stands."""
+        """Return how the state follows from micro-batches; empty if the assignment is made where it
+        stands."""
         known = self._known.get(self._paths[id(variable.handle)], "")
         trained = id(variable.handle) in self._trained
         if trained and (self.may_be_copies or value.op in self._of_data):
@@ -193,23 +194,23 @@ class States:
         return SUM
 
     def _accumulates(self, variable: tf.Variable, value: object, sign: int) -> bool:
-        """Return whether something that does not depend on the state is added to it."""
+        """Return whether the assigned value adds to the state something that does not depend on it."""
         handle = self._handle(variable)
         return any(not computed_from(added, {id(handle)}) for added in what_is_added(value, sign, handle))
 
     def _adds_rows(self, variable: tf.Variable, value: object, sign: int) -> bool:
-        """Say whether a constant is added that may have been made of the number of rows; 1 counts steps."""
+        """Say whether the added constant may have been made from the number of rows; 1 counts steps."""
         numbers = map(tf.get_static_value, what_is_added(value, sign, self._handle(variable)))
         return self._rows != 1 and any(n is not None and np.all(abs(n) == self._rows) for n in numbers)
 
     def _handle(self, variable: tf.Variable) -> Any:
-        """Return the variable's handle in the graph; None: it has not been used there."""
+        """Return the variable's handle in the graph; None if the graph has not used it."""
         return {id(outer): inner for outer, inner in self._graph.captures}.get(id(variable.handle))
 
     def _mixed(self, begin: int) -> set[int]:
-        """Return the states that are also used in another way after they were assigned."""
+        """Return the states that are also used in another way after their assignment."""
         inner = {id(inside): id(outer) for outer, inside in self._graph.captures}
-        # The sum so far is the batch's in turn, for logs; of a seed each micro-batch has its own.
+        # Logs may read the sum so far in turn, as in the batch; of a seed each micro-batch has its own.
         mixed = {
             key
             for key, state in self._assigned.items()
@@ -235,10 +236,10 @@ class States:
         return results
 
     def _square_of_mean(self, variance: int, value_of: Callable[[int], Any]) -> Any:
-        """Return what the mean adds to a variance, counted from the mean before the step; None: nothing.
+        """Return what the mean's change adds to a variance, counted from the old mean; None if nothing.
 
-        The variance of a batch is the mean of ``variance + square`` of its parts, less the square of the
-        batch's own mean.  ``value_of``: the new mean's.
+        The variance of a batch is the mean of ``variance + square`` over its parts, minus the square of the
+        batch's own mean.  ``value_of`` is the new mean.
         """
         mean, new = self._mean_of.get(variance, (0, 1.0))
         if self._kinds.get(mean) != MEAN or self._kinds.get(variance) != MEAN:
@@ -249,7 +250,7 @@ class States:
         return change * change / new
 
     def add(self, number: int, values: Sequence[Any]) -> None:
-        """Takes those of a micro-batch, in the scope of its ops."""
+        """Add a micro-batch's states, in the scope of its ops."""
         for (key, kind), value in zip(self._kinds.items(), values, strict=True):
             if kind == ONCE:  # the latest, with which a micro-batch is complete that is looked at alone
                 self._sums[key] = {0: value}
@@ -269,13 +270,13 @@ class States:
             if self._kinds[key] == SUM:
                 variable.assign_add(total, read_value=False)
             else:
-                # Rounding makes no variance negative.
+                # The maximum keeps rounding from making a variance negative.
                 value = total if square is None else tf.maximum(total - square, 0.0)
                 variable.assign(value, read_value=False)
 
     @property
     def guessed(self) -> list[str]:
-        """Return names of the states, but batch normalization's, of which only their ops tell how they
+        """Return the names of states, except batch normalization's, about which only their ops tell how they
         follow."""
         paths = [self._paths[key] for key, kind in self._kinds.items() if kind != ONCE]
         own = [path for path in paths if not any(path.startswith(f"{t}/") for t in self._normalizing)]
@@ -289,10 +290,10 @@ def _with_gradient_of(before: object, value: object) -> Any:
 
 @dataclass(frozen=True)
 class StateKinds:
-    """Holds states by path: how each follows from micro-batches, and those that do not.
+    """Says by path how each state follows from micro-batches, and which do not.
 
-    Of the latter ``used`` are those on which the loss or a gradient depends, now or in a later step.
-    ``metrics``: names of those that say of two micro-batches something else than of both in one.
+    Of the states that do not, ``used`` are those on which the loss or a gradient depends, now or later.
+    ``metrics`` names metrics that differ between two micro-batches and both in one.
     """
 
     kinds: Mapping[str, str] = field(default_factory=dict)
@@ -303,9 +304,9 @@ class StateKinds:
 
 @dataclass(frozen=True)
 class Assigned:
-    """Holds the states before a step, after it on two micro-batches in one, and after it on each of them.
+    """Holds the states before a step, after it on two micro-batches in one, and after it on each alone.
 
-    ``in_turn``: a state by its name, after the second one where it was before that what the first one left.
+    ``in_turn`` holds states by name after the second micro-batch, which began with what the first left.
     """
 
     before: StateValues
@@ -315,19 +316,20 @@ class Assigned:
     in_turn: Callable[[str], np.ndarray]
 
     def of(self, name: str) -> list[np.ndarray]:
-        """Return one state before the step, after it on both, on the first, and on the second."""
+        """Return one state before the step, after it on both together, on the first, and on the second."""
         return [np.asarray(states[name]) for states in (self.before, self.both, self.first, self.second)]
 
 
 def state_kinds(assigned: Sequence[Assigned], used: Collection[str]) -> StateKinds:
-    """Find what holds for all that was ``assigned``; ``used``: names of states that training depends on."""
+    """Find how states follow in all of ``assigned``; ``used`` are names of states that training depends
+    on."""
     kinds: dict[str, str] = {}
     unlike = []
     for name in assigned[0].both if assigned else ():
-        # If moved states make something else than numbers, the other samples tell.
+        # If moved states give values that are not finite, the other samples tell.
         finite = [each for each in assigned if all(map(_is_finite, each.of(name)))]
         kind = next((kind for kind in _KINDS if all(_holds(kind, each, name) for each in finite)), "")
-        # Else there is one update a step where that can be: of an average of extremes, say.
+        # Otherwise there is one update a step if possible, for example of an average of extremes.
         kinds[name] = kind or (MEAN if np.asarray(assigned[0].before[name]).dtype.kind == "f" else IN_TURN)
         if not kind or (kind == IN_TURN and name in used):
             unlike.append(name)
@@ -339,7 +341,7 @@ def _is_finite(values: np.ndarray) -> bool:
 
 
 def _holds(kind: str, assigned: Assigned, name: str) -> bool:
-    """Return whether a state follows so."""
+    """Return whether a state follows in this way."""
     before, both, first, second = numbers = assigned.of(name)
     if kind == ONCE:
         return np.array_equal(both, first) and np.array_equal(both, second)
@@ -354,13 +356,13 @@ def _holds(kind: str, assigned: Assigned, name: str) -> bool:
         return kind != MEAN and np.array_equal(new, expected)
     rounding = 8 * np.finfo(before.dtype).eps * max(np.abs(each).max(initial=0.0) for each in (old, new))
     difference = float(np.abs(new - expected).max(initial=0.0))
-    # A state that begins far away changes by much, whatever its parts say.
+    # A state that begins far away changes by much, whatever its parts are.
     sizes = [float(np.abs(change).max(initial=0.0)) for change in (new - old, one - other)]
     return bool(difference <= _ROUNDING * min(sizes) + rounding)
 
 
 def moved(states: StateValues) -> StateValues:
-    """Return states of numbers a little larger: their decay is seen."""
+    """Return the states with their numbers a little larger, so that a decay shows."""
     numbers = np.random.default_rng(0)
     return {
         name: (value + _MOVED * np.abs(numbers.standard_normal(value.shape))).astype(value.dtype)
@@ -370,9 +372,9 @@ def moved(states: StateValues) -> StateValues:
 
 
 def in_steps(steps: int, now: np.ndarray, once: np.ndarray, twice: np.ndarray) -> np.ndarray:
-    """Return a state so many steps later, told from two: each step's change is one share of that before it.
+    """Extrapolate a state ``steps`` later from two steps: each change is one share of the one before.
 
-    So counts, ramps, decays and moving averages go on; what has two values stays as it is after two steps.
+    Counts, ramps, decays and moving averages go on like this; what has two values stays as after two steps.
     """
     if now.dtype.kind not in "fiu":
         return twice
@@ -389,7 +391,7 @@ def in_steps(steps: int, now: np.ndarray, once: np.ndarray, twice: np.ndarray) -
 
 @contextlib.contextmanager
 def set_to(variables: Mapping[str, Any], values: StateValues) -> Iterator[None]:
-    """Inside the block the variables have these values; those without one stay as they are."""
+    """Set the variables to these values inside the block; those without a value stay as they are."""
     before = {name: variable.numpy() for name, variable in variables.items()}
     try:
         for name, value in values.items():

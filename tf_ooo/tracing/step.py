@@ -1,5 +1,4 @@
-"""Makes the flat function of one step: all micro-batches, then the updates; and a batch's logs from their
-logs."""
+"""Makes the flat function of one step (all micro-batches, then the updates), and the batch's logs."""
 
 from __future__ import annotations
 
@@ -49,7 +48,7 @@ _REDUCES = {
     "Min": tf.reduce_min,
     "Sum": tf.reduce_sum,
 }
-# A mean over rows, or a sum of such, is the mean of micro-batches.
+# A mean over rows, or a sum of means, is the mean of micro-batches.
 _MEANS = {"AddN", "AddV2", "DivNoNan", "Mean", "Mul", "MulNoNan", "Neg", "RealDiv", "Sub", "Sum"}
 
 MEAN = "Mean"
@@ -57,14 +56,14 @@ _WAY_OUT = "use microbatches=1 where it matters"
 
 
 class StepFunctions:
-    """Is callable with a batch: trains on its micro-batches in one function, one for each shape of a batch.
+    """Trains on a batch's micro-batches when called with it, by one function for each shape of a batch.
 
-    ``tracing`` is entered around calls, ``applying``, given the batch, where the updates are traced: what
-    averages over replicas.  ``check_captures`` is given what a function captures, before it runs for the
-    first time; ``around_traces`` is entered around that, and tracing it.  ``untraced`` holds functions that
-    were made in another way, by the signatures of their batches.  The gradients of each of so many
-    ``replicas`` are added up by themselves.  Batches that ``seen`` says have no trace of their own share one,
-    for any number of rows; None: each has its own.  Recurrent layers run their time steps in ``loops``.
+    ``tracing`` is entered around calls, ``applying``, given the batch, around tracing the updates: it
+    averages over replicas.  ``check_captures`` is given a function's captures before its first run;
+    ``around_traces`` is entered around that run and tracing.  ``untraced`` holds functions made in another
+    way, by their batches' signatures.  The gradients of each of ``replicas`` are added up separately.
+    Batches that ``seen`` gives no trace of their own share one, for any number of rows; None: each has its
+    own.  Recurrent layers run their time steps in ``loops``.
     """
 
     def __init__(
@@ -81,11 +80,11 @@ class StepFunctions:
         self._applying = applying
         self.check_captures: Callable[[Iterable[Any]], None] = lambda captures: None
         self.around_traces: Callable[[], AbstractContextManager[Any]] = nullcontext
-        # Given the names of states that each micro-batch changes, and of states that are guessed at.
+        # It is given the names of states that each micro-batch changes, and of states that are guessed at.
         self.note_changed: Callable[[list[str], list[str]], None] = lambda names, guessed: None
-        # Given the name of an op that draws other random numbers for each micro-batch.
+        # It is given the name of an op that draws other random numbers for each micro-batch.
         self.note_drawn: Callable[[str], None] = lambda name: None
-        # Given a line on what is not as in a step on the batch in one.
+        # It is given a line on what differs from a step on the batch in one.
         self.note: Callable[[str], None] = lambda text: None
         self._functions: dict[Any, Any] = {}
         self._concrete: dict[Any, Any] = {}
@@ -93,7 +92,7 @@ class StepFunctions:
         self._open: set[Hashable] = set()
         self.untraced: dict[Any, Callable[[Any], Any]] = {}
         self._in_turns = self._copies = False
-        # States follow from micro-batches like this, as :class:`States` wants to know it.
+        # This says how states follow from micro-batches, as :class:`States` takes it.
         self.kinds: Mapping[str, str] = {}
         self._each: set[str] = set()
 
@@ -134,7 +133,7 @@ class StepFunctions:
             return self._functions[key](batch)
 
     def forget_open(self) -> bool:
-        """Return whether the latest trace was one for any number of rows; from now on there is none."""
+        """Return whether the latest trace was for any number of rows; from now on there is none such."""
         latest = next(reversed(self._functions), None)
         if self.seen is None or latest not in self._open:
             return False
@@ -143,14 +142,14 @@ class StepFunctions:
         return True
 
     def _opened(self, batch: object, signature: object) -> OpenBatch | None:
-        """Return the batch as one of any number of rows; None: it is to be traced with its own."""
+        """Return the batch with open rows; None if it is to be traced with its own."""
         copies = self._copies and len(set(self.division.split(rows_of(batch)))) > 1
         if not copies and (self.seen is None or self.seen.has_own_trace(signature)):
             return None
         return open_batch(batch, self.division)
 
     def _traced_open(self, opened: OpenBatch, batch: object) -> bool:
-        """Traces the step for any number of rows; False: it has to know it."""
+        """Trace the step for any number of rows; return False if it has to know the number."""
         function = self._make(batch, [opened.spec])
         try:
             self.check_captures(function.get_concrete_function().captured_inputs)
@@ -177,10 +176,10 @@ class StepFunctions:
             return self._make(batch).get_concrete_function(batch)
 
     def _make(self, batch: object, specs: Sequence[Any] | None = None) -> Any:
-        """Make the function; ``specs`` are those of a batch whose rows are open."""
+        """Make the function; ``specs`` describe a batch whose rows are open."""
         rows = self.division.split(rows_of(batch))
         model, loops, in_turns = self.model, self._loops, self._in_turns
-        # Never more than one micro-batch: nothing to tell apart by name, and the bits of Keras' own step.
+        # With at most one micro-batch no names need a scope, and the bits are those of Keras' own step.
         scope = STEP_SCOPE if self.division.most > 1 else ""
 
         def step(batch: object) -> Any:
@@ -206,7 +205,7 @@ class StepFunctions:
                 self.note_drawn(first_drawn())
             refuse_no_gradient(model, collecting.applied)
             with func_graphs.numbered_step(split.count, STEP_ATTR, scope):
-                # A metric's result after the last micro-batch.
+                # This is a metric's result after the last micro-batch.
                 metrics = names_by_handle(metric_variables(model))
                 out = whole_logs(logs, split, lambda value: computed_from(value, metrics), self.note)
                 states.assign()  # as in the forward pass, before the updates
@@ -223,7 +222,7 @@ class StepFunctions:
 
 
 def refuse_no_gradient(model: keras.Model, updates: Sequence[Any]) -> None:
-    """Raises StepRefused where no optimizer has been called."""
+    """Raise StepRefused if no optimizer has been called."""
     if not updates and not model.trainable_weights:
         raise StepRefused(
             "the model has no trainable weights: there is no layer to cut it at; fit it as it is"
@@ -243,12 +242,11 @@ def metric_variables(model: keras.Model) -> list[Any]:
 def whole_logs(
     logs: Sequence[Any], split: Split, depends: Callable[[Any], bool], note: Callable[[str], None]
 ) -> Any:
-    """Return logs of the whole batch; ``depends``: whether a tensor is a metric's result, which the last one
-    has.
+    """Return the logs of the whole batch; ``depends`` tells whether a tensor is a metric's result.
 
-    Counts and other sums over rows are added up, extremes are those of all, other numbers are averaged by
-    rows.  Whole numbers and arrays that are computed from rows otherwise are the last micro-batch's.
-    ``note`` is given a line for each that is not the batch's own.
+    A metric's result is the last micro-batch's.  Counts and other sums over rows are added up, extremes are
+    taken over all, other numbers are averaged by rows.  Whole numbers and arrays computed from rows in
+    another way are the last micro-batch's.  ``note`` is given a line for each that is not the batch's own.
     """
     if len(logs) == 1:
         return logs[0]
@@ -284,9 +282,9 @@ def whole_logs(
 
 
 def silent_logs(logs: Any, split: Split, depends: Callable[[Any], bool]) -> dict[str, tuple[Any, str]]:
-    """Return numbers that :func:`whole_logs` makes of micro-batches' without a word, and how, by name.
+    """Return numbers that :func:`whole_logs` combines without a note, by name, and how it does.
 
-    ``logs`` are the first micro-batch's; the op that reduces them is named here, or :data:`MEAN`.
+    ``logs`` are the first micro-batch's; the op that reduces them is named, or :data:`MEAN`.
     """
     silent = {}
     for key, values in logs.items() if isinstance(logs, Mapping) else ():
@@ -308,7 +306,7 @@ def _may_be_mean(value: Any) -> bool:
 
 
 def _reducing(values: Sequence[Any], split: Split) -> str:
-    """Return the op that makes the batch's value of the micro-batches' values; empty: none is known."""
+    """Return the op that gives the batch's value from the micro-batches' values; empty if none is known."""
     sources = [behind(value, _PASSES_ON) for value in values]
     if all(_counts_rows(source, split, number) for number, source in enumerate(sources)):
         return "Sum"
@@ -322,12 +320,12 @@ def _reducing(values: Sequence[Any], split: Split) -> str:
 
 
 def _reads_data(tensor: tf.Tensor) -> bool:
-    """Return whether it is computed from what the step is given, not from variables alone."""
+    """Return whether a tensor is computed from the step's inputs, not from variables alone."""
     return any(each.op.type == "Placeholder" and each.dtype != tf.resource for each in upstream([tensor]))
 
 
 def _may_count_rows(tensor: tf.Tensor, rows: object) -> bool:
-    """Say whether it is a constant that a trace may have made of the number of rows, as ``tf.size`` is."""
+    """Say whether a tensor is a constant that may come from the number of rows, as ``tf.size`` does."""
     known = tf.get_static_value(tensor)
     if known is None or not isinstance(rows, int) or rows < 2 or known.dtype.kind not in "fiu":
         return False
@@ -335,7 +333,7 @@ def _may_count_rows(tensor: tf.Tensor, rows: object) -> bool:
 
 
 def _counts_rows(source: Any, split: Split, number: int) -> bool:
-    """Return whether it is the number of a micro-batch's rows: a constant, if the trace knows it."""
+    """Return whether a tensor is the number of a micro-batch's rows; a constant if the trace knows it."""
     if source.op.type != "StridedSlice" or source.shape.rank != 0 or not source.dtype.is_integer:
         return False
     begin, shape = tf.get_static_value(source.op.inputs[1]), source.op.inputs[0]

@@ -1,4 +1,4 @@
-"""Finds the traces of a step's ``tf.function``s, whether two are alike, and what shapes they get."""
+"""Finds the traces of a step's ``tf.function``s, compares them, and tells the shapes that they get."""
 
 from __future__ import annotations
 
@@ -24,9 +24,10 @@ Seen = tuple[tuple[int, tuple[int | None, ...]], ...]
 
 
 class Inputs:
-    """Looks at the arguments of a step when they are of a kind that it has not seen yet.
+    """Looks at the arguments of a step if it has not seen their kind yet.
 
-    ``elements_per_call``: how many a call takes from an iterator; None: iterators are not looked into.
+    ``elements_per_call``: how many elements a call takes from an iterator; None: iterators are not looked
+    into.
     """
 
     def __init__(self, elements_per_call: Callable[[], int] | None = None) -> None:
@@ -34,9 +35,9 @@ class Inputs:
         self._known: set[Any] = set()
 
     def look(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], Seen | None]:
-        """Return the arguments to go on with, and the shapes of the tensors; None for shapes seen before.
+        """Return the arguments to go on with, and the tensors' shapes; None for shapes seen before.
 
-        An iterator is looked at once for each kind of element, and goes on in an iterator of its own.
+        An iterator is looked at once for each kind of element; the step goes on with a replacement iterator.
         """
         seen = nests.shapes_of((args, kwargs))
         specs = tuple(repr(arg.element_spec) for arg in args if train_function.is_iterator(arg))
@@ -54,7 +55,7 @@ class Inputs:
         return tuple(out), seen
 
 
-# Said of such an op where the rewritten step may be the one that is kept.
+# The message is about such an op when the rewritten step may be the one that is kept.
 NOT_SHARED = (
     "which the rewritten step would not share; use tf.random.stateless_* or keras.random, or name a schedule"
 )
@@ -66,9 +67,9 @@ def trace_count(step: Callable[..., Any]) -> int:
 
 
 def trace(step: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Traces the step for these arguments without running it; the call that follows uses that trace.
+    """Trace the step for these arguments without running it; the call that follows uses that trace.
 
-    What cannot be traced is left to that call, which raises the user's own error.
+    If it cannot be traced, that call raises the user's own error.
     """
     for function in functions_of(step)[:1]:
         with contextlib.suppress(Exception):
@@ -76,9 +77,9 @@ def trace(step: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any
 
 
 def forget_traces(model: keras.Model) -> None:
-    """Has methods that ``tf.function`` decorates traced anew, of the model and its parts.
+    """Make methods decorated by ``tf.function``, of the model and its parts, be traced anew.
 
-    A trace that was made while updates were intercepted would go on without them.
+    A trace made while updates were intercepted would go on without them.
     """
     for part in keras_layers.parts_of(model):
         tf_functions.forget_traces(part)
@@ -86,7 +87,7 @@ def forget_traces(model: keras.Model) -> None:
 
 @contextlib.contextmanager
 def traced_anew(model: keras.Model) -> Iterator[None]:
-    """Inside the block functions of the model's own are traced; no trace is taken in or out."""
+    """Trace the model's own functions anew inside the block; no trace is carried in or out."""
     forget_traces(model)
     try:
         yield
@@ -95,11 +96,11 @@ def traced_anew(model: keras.Model) -> Iterator[None]:
 
 
 def random_state(step: Callable[..., Any]) -> str:
-    """Say which op of a trace draws random numbers from a state of its own; empty where none does.
+    """Name an op of a trace that draws random numbers from a state of its own; empty if none does.
 
-    Such an op forbids going to and fro between two functions: each begins that state anew.
+    Such an op forbids switching between two functions: each begins that state anew.
     """
-    # Asked for its traces, one with an input_signature would make one.
+    # A function with an input_signature would make a trace if asked for its traces.
     traced = (function for function in functions_of(step) if trace_count(function))
     concretes = itertools.chain.from_iterable(map(tf_functions.concrete_functions_of, traced))
     return _random_state_of(op for each in concretes for op in func_graphs.ops_reached_from(each.graph))
@@ -117,9 +118,9 @@ def _random_state_of(ops: Iterable[tuple[str, str]]) -> str:
 
 
 class RestoringFunction:
-    """Is a traced function; after its calls all variables are as they were.
+    """Wraps a traced function: after its calls all variables are as they were.
 
-    Values of those that it changes (``changed``) wait in the memory of this process' host meanwhile.
+    The old values of variables that it changes (``changed``) wait in this process' host memory meanwhile.
     """
 
     def __init__(self, concrete: Any) -> None:
@@ -147,16 +148,16 @@ class RestoringFunction:
         return self.concrete(*(tensor for tensor in tensors if tensor is not None))
 
 
-# A rewrite is asked for by these, in the second trace only.
+# These ask for a rewrite, in the second trace only.
 _MARKS = "_ooo_"
-# Numbers that TensorFlow gives anew in each trace.
+# TensorFlow numbers these anew in each trace.
 _NUMBERED = ("_gradient_op_type", "_user_specified_name")
 
 
 def differ(step: Callable[..., Any], other: Callable[..., Any], args: Any, kwargs: Any) -> bool:
     """Return whether two steps' traces for these arguments compute different things; makes missing traces.
 
-    Names of ops and functions do not count.  False where a step is no ``tf.function``, or cannot be traced.
+    Names of ops and functions do not count.  False if a step is no ``tf.function`` or cannot be traced.
     """
     functions = [functions_of(each)[:1] for each in (step, other)]
     if not all(functions):
@@ -174,7 +175,7 @@ def differ(step: Callable[..., Any], other: Callable[..., Any], args: Any, kwarg
 
 
 def _same_tensor(tensor: tf.Tensor, other: Any) -> bool:
-    """A variable's handle is one object; constants are made anew, and compared."""
+    """Return whether two captured tensors are the same: one handle, or constants with equal values."""
     if tensor is other:
         return True
     if tensor.dtype != other.dtype or not tensor.dtype.is_numpy_compatible:
@@ -183,7 +184,7 @@ def _same_tensor(tensor: tf.Tensor, other: Any) -> bool:
 
 
 class _Contents:
-    """Reads a graph, equal for graphs that differ in names alone; functions that two nodes call once."""
+    """Reads a graph so that graphs that differ only in names compare equal; shared functions count once."""
 
     def __init__(self, graph_def: graph_pb2.GraphDef) -> None:
         self._functions = {function.signature.name: function for function in graph_def.library.function}

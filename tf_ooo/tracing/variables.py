@@ -1,4 +1,4 @@
-"""Keeps the state of a fit: variables of a model and its optimizers, where they are, and what ranks share."""
+"""Keeps the state of a fit: variables of the model and its optimizers, where they are, what ranks share."""
 
 from __future__ import annotations
 
@@ -33,8 +33,7 @@ _renewed: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def optimizers_of(model: keras.Model) -> list[Any]:
-    """Return every Keras optimizer that the model, a part of it or a loss-scaling optimizer holds, each
-    once."""
+    """Return every Keras optimizer that the model, a part of it or a loss-scaling optimizer holds, once."""
     held: dict[int, Any] = {}
     seen: set[int] = set()
     inside: dict[tuple[type, type], Callable[[Any], Iterable[Any]] | None] = {}
@@ -55,7 +54,7 @@ def optimizers_of(model: keras.Model) -> list[Any]:
 
 
 def _inside(value: object) -> Callable[[Any], Iterable[Any]] | None:
-    """Return the function that lists what such a value holds; None: no optimizer can be in it."""
+    """Return the function that lists what such a value holds; None if no optimizer can be in it."""
     if keras_compiled.is_optimizer(value):
         return keras_compiled.inner_optimizers
     if keras_layers.is_layer(value):
@@ -66,7 +65,7 @@ def _inside(value: object) -> Callable[[Any], Iterable[Any]] | None:
 
 
 def all_variables(model: keras.Model) -> list[Any]:
-    """Return weights, states, metrics and optimizers' variables of a model, each once."""
+    """Return the weights, states, metrics and optimizers' variables of a model, each once."""
     optimizers = optimizers_of(model)
     metrics = [variable for metric in model.metrics for variable in metric.variables]
     states = [variable for optimizer in optimizers for variable in keras_compiled.state_of(optimizer)]
@@ -74,29 +73,29 @@ def all_variables(model: keras.Model) -> list[Any]:
 
 
 def values_of(variables: Iterable[Any]) -> list[Any]:
-    """Return the ``tf.Variable`` behind each; None where there is none."""
+    """Return the ``tf.Variable`` behind each variable; None where there is none."""
     return [*map(keras_variables.value_of, variables)]
 
 
 def key_of(variable: keras.Variable) -> int:
-    """Return the key of a Keras variable: the ``id`` of its handle; 0: no ``tf.Variable`` is behind it."""
+    """Return the ``id`` of a Keras variable's handle as its key; 0 if it has no ``tf.Variable``."""
     value = keras_variables.value_of(variable)
     return 0 if value is None else id(value.handle)
 
 
 def bytes_of(variables: Iterable[Any]) -> int:
-    """Return all values together; those without a size, such as strings, are left out."""
+    """Return the bytes of all values together; those without a size, such as strings, are left out."""
     values = [value for value in values_of(variables) if value is not None]
     sizes = [(value.shape.num_elements(), value.dtype.size) for value in values]
     return sum(count * each for count, each in sizes if count is not None and each is not None)
 
 
 class Moved:
-    """Holds Keras variables that stand on other devices until :meth:`restore`.
+    """Holds Keras variables that are on other devices until :meth:`restore`.
 
-    Each gets a new ``tf.Variable``; the old one waits, and functions traced with the old ones (evaluate,
-    predict) are put away, of the models within the model too.  A new one is empty after :meth:`restore`, and
-    the next :meth:`move` to the same device fills it: functions traced with it stay right.
+    Each gets a new ``tf.Variable`` while the old one waits.  Functions traced with the old ones (evaluate,
+    predict) are put away, also those of models within the model.  A new one is empty after :meth:`restore`,
+    and the next :meth:`move` to the same device fills it: functions traced with it stay right.
     """
 
     def __init__(self, model: keras.Model) -> None:
@@ -106,7 +105,7 @@ class Moved:
         self._functions: list[tuple[Any, dict[str, Any]]] | None = None
 
     def move(self, devices: Mapping[int, str], variables: Iterable[Any]) -> None:
-        """Moves variables: ``devices`` are full names by the id of the Keras variable."""
+        """Move variables; ``devices`` are full names by the id of the Keras variable."""
         if self._functions is None:
             self._functions = [
                 (part, train_function.functions_of(part)) for part in keras_layers.parts_of(self.model)
@@ -123,9 +122,9 @@ class Moved:
             keras_variables.set_value_of(variable, new)
 
     def _copy(self, variable: keras.Variable, old: Any, device: str) -> Any:
-        """Return the copy of the move before, filled; a new one where that was of another, or for elsewhere.
+        """Return the copy from the last move, filled; a new one if that was of another variable or device.
 
-        Which device was asked for counts: some types of numbers are never on a GPU.
+        The device that was asked for counts: some types of numbers are never on a GPU.
         """
         _, before, place, new = self._copies.get(id(variable), (None, None, "", None))
         if before is old and place == device:
@@ -136,17 +135,18 @@ class Moved:
         return new
 
     def put_away(self, name: str) -> Any:
-        """Return the model's function of this name from before the move; None: it had none."""
+        """Return the model's function of this name from before the move; None if it had none."""
         own = (functions for part, functions in self._functions or () if part is self.model)
         return next(own, {}).get(name)
 
     @property
     def replaced(self) -> dict[int, Any]:
-        """Return the present ``tf.Variable`` of each that waits, by the ``id`` of its handle."""
+        """Return the present ``tf.Variable`` for each waiting one, by the ``id`` of the waiting one's
+        handle."""
         return {id(old.handle): keras_variables.value_of(variable) for variable, old in self._before}
 
     def check_captures(self, captures: Iterable[Any]) -> None:
-        """Raises BackendError where a traced function reads a variable that has been moved away."""
+        """Raise BackendError if a traced function reads a variable that has been moved away."""
         handles = {id(old.handle): variable for variable, old in self._before}
         for capture in captures:
             if id(capture) in handles:
@@ -157,9 +157,9 @@ class Moved:
                 )
 
     def restore(self, reachable: Callable[[str], bool] = lambda device: True) -> list[str]:
-        """Puts the variables back with their present values; names those whose device is gone.
+        """Put the variables back with their present values; return the names of those whose device is gone.
 
-        These keep their values from before: TensorFlow would wait for ever for devices not ``reachable``.
+        Those keep their values from before: TensorFlow would wait for ever for devices not ``reachable``.
         """
         lost = []
         gone: set[str] = set()
@@ -174,7 +174,7 @@ class Moved:
             if not (taken and free(moved)) and _host(moved.device) != _host(old.device):
                 gone.add(moved.device)  # a second read from there would wait for ever
         for part, functions in self._functions or ():
-            # One that Keras has made and not traced reads no variable: it stays, as in stock training.
+            # A function that Keras has made but not traced reads no variable: it stays, as in stock training.
             made = train_function.functions_of(part)
             made = {name: function if _is_untraced(function) else None for name, function in made.items()}
             before = {name: function for name, function in functions.items() if function is not None}
@@ -190,13 +190,13 @@ class Moved:
 
 
 def _is_untraced(function: Any) -> bool:
-    """Return whether it is known to have no trace; of what cannot be looked into nothing is."""
+    """Return whether a function surely has no trace; False if it cannot be looked into."""
     found = tf_functions.functions_of(function)
     return bool(found) and not any(each.experimental_get_tracing_count() for each in found)
 
 
 def _taken(variable: keras.Variable, old: Any, reachable: Callable[[str], bool], gone: set[str]) -> bool:
-    """Return whether ``old`` has the variable's value now; reads nothing from devices in ``gone``."""
+    """Return whether ``old`` has taken the variable's value; devices in ``gone`` are not read."""
     moved = keras_variables.value_of(variable)
     if moved.device in gone or not reachable(moved.device):
         return False
@@ -223,10 +223,10 @@ def _host(device: str) -> str:
 
 
 def renew(model: keras.Model) -> None:
-    """Gives a model's variables new ``tf.Variable``s with the same values, once, and forgets its functions.
+    """Give a model's variables new ``tf.Variable``s with the same values, once, and forget its functions.
 
-    After TensorFlow has joined a cluster, functions that are traced lose updates of some older variables
-    (2.21: Keras' count of an optimizer's steps stays 0); those of variables made since are right.
+    After TensorFlow has joined a cluster, traced functions lose updates of some older variables (2.21: Keras'
+    count of an optimizer's steps stays 0); variables made since are right.
     """
     if model in _renewed:
         return
@@ -242,7 +242,7 @@ def renew(model: keras.Model) -> None:
 
 
 def names_by_handle(variables: Iterable[Any]) -> dict[int, str]:
-    """Return names of variables by the id of their handle in the graph that is being traced."""
+    """Return names of variables by the id of their handle in the graph being traced."""
     graph = tf.compat.v1.get_default_graph()
     inside = {id(external): placeholder for external, placeholder in graph.captures}
     names = {}
@@ -263,7 +263,7 @@ def numbers_of(logs: Mapping[str, Any]) -> dict[str, float]:
 
 
 def average_evaluation(engine: Engine, model: keras.Model) -> None:
-    """The evaluation that begins ends with logs averaged over all ranks, weighted by samples."""
+    """Make the evaluation that begins end with logs averaged over all ranks, weighted by samples."""
     callbacks = keras_fits.running_callback_list()
     if engine.size == 1 or callbacks is None:
         return
@@ -281,10 +281,10 @@ def average_evaluation(engine: Engine, model: keras.Model) -> None:
 
 
 def build(model: keras.Model, optimizers: Sequence[Any], train_step: Any, iterator: Any) -> None:
-    """Creates all variables of the model and its optimizers; no step runs.
+    """Create all variables of the model and its optimizers; no step runs.
 
-    What cannot be built directly is built by tracing a step that is thrown away: an optimizer has slots for
-    what its first update is given, which only Keras' own train_step tells.
+    If that cannot be done directly, a step is traced and thrown away: an optimizer has slots for what its
+    first update is given, which only Keras' own train_step tells.
     """
     if train_function.has_kerass_train_step(model):
         build_optimizer(model)
@@ -305,7 +305,7 @@ def build(model: keras.Model, optimizers: Sequence[Any], train_step: Any, iterat
 
 
 def build_optimizer(model: keras.Model) -> None:
-    """Creates the variables of the model's optimizer, for all weights, if the model has its own."""
+    """Create the variables of the model's optimizer, for all weights, if the model has its own."""
     main: Any = getattr(model, "optimizer", None)
     if (
         keras_layers.is_wholly_built(model)
@@ -317,7 +317,7 @@ def build_optimizer(model: keras.Model) -> None:
 
 
 def common_spec(engine: Engine, spec: object) -> Any:
-    """Return what all ranks' batches share; a dimension that differs (rows of uneven data) is open."""
+    """Return the spec that all ranks' batches share; a dimension that differs (uneven rows) is open."""
     flat = tf.nest.flatten(spec)
     plain = all(isinstance(part, tf.TensorSpec) for part in flat)
     mine = [None if part.shape.rank is None else part.shape.as_list() for part in flat] if plain else None
@@ -337,13 +337,13 @@ def _common(shapes: Sequence[list[int | None] | None]) -> list[int | None] | Non
 
 
 def shared_variables(model: keras.Model, optimizers: Sequence[Any]) -> list[Any]:
-    """Return weights and optimizer state, each once.  Random seeds stay each rank's own."""
+    """Return weights and optimizer state, each once; random seeds stay each rank's own."""
     states = [variable for optimizer in optimizers for variable in keras_compiled.state_of(optimizer)]
     return nests.each_once([*model.weights, *states])
 
 
 def broadcast_state(engine: Engine, variables: Sequence[Any]) -> None:
-    """Gives the variables of every rank the values of rank 0."""
+    """Give the variables of every rank the values of rank 0."""
     if engine.size == 1:
         return
     values = engine.broadcast([variable.numpy() for variable in variables])

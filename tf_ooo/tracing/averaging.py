@@ -129,8 +129,7 @@ class Origins:
         return self._known[first.key]
 
     def _grows(self, here: _At, sources: Sequence[_At]) -> bool:
-        """Combine sources once more: a variable's value may come from its own earlier value, as a seed's
-        does."""
+        """Combine once more: what is assigned may come from what was read before, as a seed does."""
         before = self._known[here.key]
         self._known[here.key] = before | self._combined(here, sources)
         return self._known[here.key] != before
@@ -197,8 +196,7 @@ class Origins:
         return REDUCED if op.type in _CALLS and REDUCED in origins else _all_of(origins)
 
     def _called(self, op: tf.Operation, around: _Call | None) -> list[tuple[Any, _Call]]:
-        """Return the functions that an op calls, each with its call; a second query gives the same
-        objects."""
+        """Return the functions that an op calls, each with its call; the objects stay the same."""
         key = id(op), id(around)
         if key not in self._calls:
             self._kept.append(op)
@@ -228,8 +226,7 @@ class Origins:
 
 
 def _parts(tensor: tf.Tensor) -> Iterator[Any]:
-    """Yield the terms of a gradient's value if it is a sum, or its tensor before it was reshaped or
-    scaled."""
+    """Yield the terms of a gradient that is a sum, or the tensor that it reshapes or scales."""
     op = tensor.op
     floats = [source for source in op.inputs if source.dtype.is_floating]
     if op.type == "IdentityN":
@@ -326,8 +323,7 @@ class Averaging:
             )
 
     def average(self, grads: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
-        """Return the gradients to apply; None stays None, and gradients that the user has averaged stay as
-        they are.
+        """Return the gradients to apply; None stays None, and what the user has averaged stays as it is.
 
         Raises BackendError if the user has averaged only a part of one.
         """
@@ -356,7 +352,7 @@ class Averaging:
     def _is_reduced(
         self, origins: Origins, grad: tf.Tensor | tf.IndexedSlices, variable: keras.Variable
     ) -> bool:
-        """Say whether the train step has reduced a gradient; False if it runs eagerly. BackendError: only a
+        """Say whether the step has reduced a gradient; False if it runs eagerly. BackendError: only in
         part."""
         origin = origins.gradient(grad)
         part = origins.reduced_part(grad) if origin == OWN | REDUCED else ""
@@ -372,8 +368,7 @@ class Averaging:
         """Return this rank's samples over the mean of all ranks'; exactly 1 if all have equally many."""
         first = next(t for t in tf.nest.flatten(data) if hasattr(t, "shape") and t.shape.rank != 0)
         count = tf.cast(tf.shape(first)[0], tf.float32)
-        # This is never a constant, even for batches of a known size: graph optimizers would send it only
-        # once.
+        # No constant, even for batches of a known size: graph optimizers would send it only once.
         count = tf.raw_ops.PlaceholderWithDefault(input=count, shape=[])
         total = self.engine.sum(count, "tf_ooo_samples")
         return count * (float(self.engine.size) / total)

@@ -24,7 +24,7 @@ _LINEAR = {
     "Squeeze", "StridedSlice", "Sub", "Sum", "Tile", "Transpose", "Unpack", "UnsortedSegmentSum",
     "ZerosLike",
 }  # fmt: skip
-# These are linear in one input if the others are no gradients; _DIVIDING divide by the second.
+# The first are linear in one input if the others are no gradients; divisions only in the first input.
 _LINEAR_IN_ONE = {"BatchMatMulV2", "Einsum", "MatMul", "Mul", "MulNoNan", "SelectV2"}
 _DIVISIONS = {"DivNoNan", "RealDiv"}
 # These ops know how large a batch is, not what is in it.
@@ -257,8 +257,7 @@ class Replay:
         return sources
 
     def _is_source(self, tensor: tf.Tensor) -> bool:
-        """Return whether the tape has returned the tensor; for an embedding, whether it sums all its rows'
-        numbers."""
+        """Return whether the tape has returned the tensor; an embedding's sums all its rows' numbers."""
         op = tensor.op
         if op.type == "UnsortedSegmentSum" and id(op.inputs[0]) in self._taped.of_rows:
             return not self._taped.reaches(op.inputs[1], self._reached)
@@ -291,8 +290,7 @@ def _made_again(tensor: tf.Tensor, known: dict[int, Any]) -> Any:
 
 
 def _inputs_first(tensor: tf.Tensor, known: Mapping[int, Any]) -> Iterator[tf.Tensor]:
-    """Yield what a tensor is computed from, then itself, except what is ``known``; the caller adds to
-    that."""
+    """Yield what a tensor is computed from, then itself, but nothing ``known``; the caller adds to it."""
     waiting = [tensor]
     while waiting:
         here = waiting[-1]

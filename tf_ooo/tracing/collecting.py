@@ -83,10 +83,9 @@ class Given:
 class Collecting:
     """Adds up a step's gradients: each micro-batch's times its weight; the sum is multiplied by ``scale``.
 
-    ``replicas`` gives each micro-batch's replica; each replica adds up its own, then their sums are added
-    where the variable is; None if there is only one.  With ``open_rows`` the batch's rows are only known when
-    the function runs.  With ``in_turns`` an update is made as soon as its gradients are there; without it
-    TurnsNeeded is raised if the step needs that.
+    ``replicas`` gives each micro-batch's replica; their sums are added where the variable is; None: one
+    replica.  ``open_rows``: the batch's rows are only known when the function runs.  ``in_turns``: an update
+    is made as soon as its gradients are there; without it TurnsNeeded is raised if the step needs that.
     """
 
     def __init__(
@@ -214,8 +213,7 @@ class Collecting:
         return totals
 
     def _total(self, applied: _Applied, place: int, number: int) -> Any:
-        """Return the sum of one term over the micro-batches whose place in the order of calls is
-        ``number``."""
+        """Return the sum of the term at ``place``, which belongs to the collected gradient ``number``."""
         parts = [part for _, part in sorted(applied.parts.items())]
         sums = [part.sums[place] for part in parts if place in part.sums]
         slices = [each for part in parts for each in part.slices.get(place, ())]
@@ -233,8 +231,7 @@ class Collecting:
 
 
 def add_to(sums: dict[int, Any], key: int, value: object) -> None:
-    """Add a value to the sum of that key, by an op that passes recognize as a sum; the first value is the
-    sum."""
+    """Add a value to the sum of that key, by an op that passes recognize; the first value is the sum."""
     if key not in sums:
         sums[key] = value
         return

@@ -49,8 +49,7 @@ class FlatTrace:
 
     @property
     def captures(self) -> list[tuple[Any, Any]]:
-        """Return pairs (tensor outside, placeholder inside); BackendError for one that only a call could
-        tell."""
+        """Return pairs (tensor outside, placeholder inside); BackendError if only a call could tell."""
         return func_graphs.captures_of(self.concrete)
 
     @property
@@ -181,8 +180,7 @@ class StepSource:
         return tf_functions.plain_function(numbered_steps(self._step()), [[self.element_spec] * count])
 
     def copies(self, count: int, spec: object, edit: Callable[[Any], None] = lambda graph_def: None) -> Any:
-        """Return :meth:`function` made of copies of the trace; the batches' ``spec`` may say more than the
-        trace's.
+        """Return :meth:`function` made of copies of the trace; ``spec`` may say more than the trace's.
 
         ``edit`` changes the GraphDef of each copy.
         """
@@ -206,8 +204,7 @@ class StepSource:
 
 
 class Unrolled:
-    """Runs batches through a train step, ``steps`` of them in one function, and the remaining ones one by
-    one.
+    """Runs batches through a train step, ``steps`` in one function, and the rest one by one.
 
     ``tracing`` is entered around calls; functions may be traced there.
 
@@ -249,8 +246,7 @@ class Unrolled:
             return self.function(len(batches))(batches)[-1]
 
     def _first_run(self, batches: list[Any]) -> Any:
-        """Run a function for the first time: TensorFlow compiles it, which takes seconds per step of a large
-        model."""
+        """Run a function for the first time: TensorFlow compiles it, in seconds for each large step."""
         started = time.perf_counter()
         _LOG.info("compiling a function of %d steps", len(batches))
         with contextlib.ExitStack() as stack:

@@ -1,5 +1,4 @@
-"""Stands between a step's gradients and its optimizers: scales float16 losses, cuts large gradients in
-slices."""
+"""Stands between a step's gradients and its optimizers: scales losses for float16, slices large gradients."""
 
 from __future__ import annotations
 
@@ -50,8 +49,7 @@ class CopiesNeeded(Exception):
 def intercepted(optimizers: Sequence[Any], on_update: Callable[[Update], Any]) -> Iterator[None]:
     """Call ``on_update`` in place of each optimizer's ``apply`` inside the block.
 
-    Calls made by an update while it proceeds are left alone: a loss-scaling optimizer calls the one inside
-    it.
+    Calls that an update makes while it proceeds are left alone: loss-scaling optimizers call another.
     """
     proceeding = False
 
@@ -159,8 +157,7 @@ class Scaled:
         return scale_and_count
 
     def _begin(self, upstream: Any) -> Any:
-        """Multiply the gradient of a scaled loss by its share; the loss itself, which may be logged,
-        stays."""
+        """Multiply the gradient of a scaled loss by its share; the loss stays, since it may be logged."""
         self._begins.append(upstream * tf.cast(self._share, upstream.dtype))
         return self._begins[-1]
 
@@ -211,8 +208,7 @@ def is_of_half(tensor: tf.Tensor) -> bool:
 class GradientSlices:
     """Tells into how many slices each gradient is cut; every element is added up as without slices.
 
-    By name, ``sizes`` are the bytes of what may be cut, filled in while a step is traced; ``counts`` are the
-    numbers of slices.
+    ``sizes`` in bytes of what may be cut, by name, are filled in during a trace; ``counts`` are of slices.
     """
 
     def __init__(self) -> None:
@@ -259,8 +255,7 @@ def _in_slices(name: str, gradient: tf.Tensor, count: int, reduce: Callable[[Nam
 
 
 def counts_for(schedule: Schedule, graph: TrainingGraph, sizes: Mapping[str, int]) -> dict[str, int]:
-    """Return the number of slices by communication; a layer's larger gradients are cut into its number of
-    parts."""
+    """Return slices by communication: a layer's larger gradients get as many as the layer has parts."""
     counts: dict[str, int] = {}
     for (kind, layer), shares in schedule.parts.items():
         if kind != "comm":

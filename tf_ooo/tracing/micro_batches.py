@@ -13,8 +13,7 @@ import tensorflow as tf
 from tf_ooo.compat import nests
 from tf_ooo.errors import BackendError
 
-# This many kinds of batches of a fit are traced with their own rows: most fits have two, the last of an
-# epoch.
+# This many kinds of batches are traced with their own rows: most fits have two, the last of an epoch.
 OWN_TRACES = 3
 
 
@@ -177,8 +176,7 @@ DRAWN = re.compile("Random|Multinomial|TruncatedNormal|StandardNormal|StatefulUn
 def upstream(
     tensors: Iterable[Any], ends: Callable[[Any], bool] = lambda tensor: False
 ) -> Iterator[tf.Tensor]:
-    """Yield tensors and all that they are computed from, each once; stops at tensors for which ``ends``
-    holds."""
+    """Yield tensors and all that they are computed from, each once; stops at tensors that ``ends`` names."""
     seen, waiting = set[int](), list(tensors)
     while waiting:
         tensor = waiting.pop()
@@ -208,7 +206,7 @@ def rows_of_part(part: object) -> int | None:
 
 
 class OfData:
-    """Tells whether an op depends on data; looks at ops made since it was last asked. ``part``: a nest of the
+    """Tells whether an op depends on data; looks at ops made since the last time. ``part``: a nest of
     rows."""
 
     def __init__(self, part: object) -> None:

@@ -261,10 +261,9 @@ class OneByOne:
         return True
 
     def _kind(self, number: int) -> tuple[Hashable, int]:
-        """Return equal keys for micro-batches that can be copies of one another; with Keras 2 the last
-        cannot.
+        """Return equal keys for micro-batches that copy one another; with Keras 2 all keys differ.
 
-        The last one counts the step, and TensorFlow's optimizers treat copies differently there: sums of
+        There the last one counts the step, and TensorFlow's optimizers treat copies in another way: sums of
         gradients were taken to be another layer's (2.15).
         """
         alone = train_function.counts_steps(self._parts.model)
@@ -279,8 +278,7 @@ class OneByOne:
 class InTurns:
     """Traces a step; its first micro-batch is traced, the others are copies of it, turn by turn.
 
-    ``applying`` is entered around each update.  Raises StepRefused if micro-batches cannot be copies of the
-    first.
+    ``applying`` is entered around each update.  Raises StepRefused if others cannot be copies of the first.
     """
 
     def __init__(self, parts: MicroBatches, applying: Callable[[], AbstractContextManager[Any]]) -> None:
@@ -310,8 +308,7 @@ class InTurns:
             return [logs for logs, _ in results]
 
     def _end_turn(self) -> None:
-        """End a turn: the first micro-batch has given an optimizer its gradients; the others do, then it
-        updates."""
+        """End a turn: the other micro-batches give the optimizer their gradients too, then it updates."""
         parts, collecting = self._parts, self._parts.collecting
         given = collecting.given[-1]
         self._end_part(given.ops)

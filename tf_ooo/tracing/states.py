@@ -210,7 +210,7 @@ class States:
     def _mixed(self, begin: int) -> set[int]:
         """Return the states that are also used in another way after their assignment."""
         inner = {id(inside): id(outer) for outer, inside in self._graph.captures}
-        # Logs may read the sum so far in turn, as in the batch; of a seed each micro-batch has its own.
+        # A sum that is read has to be the sum so far, for logs; each micro-batch draws by a seed of its own.
         mixed = {
             key
             for key, state in self._assigned.items()
@@ -321,8 +321,7 @@ class Assigned:
 
 
 def state_kinds(assigned: Sequence[Assigned], used: Collection[str]) -> StateKinds:
-    """Find how states follow in all of ``assigned``; ``used`` are names of states that training depends
-    on."""
+    """Find how states follow in all of ``assigned``; ``used`` names states that training depends on."""
     kinds: dict[str, str] = {}
     unlike = []
     for name in assigned[0].both if assigned else ():

@@ -26,8 +26,7 @@ Seen = tuple[tuple[int, tuple[int | None, ...]], ...]
 class Inputs:
     """Looks at the arguments of a step if it has not seen their kind yet.
 
-    ``elements_per_call``: how many elements a call takes from an iterator; None: iterators are not looked
-    into.
+    ``elements_per_call``: how many a call takes from an iterator; None: no iterator is looked into.
     """
 
     def __init__(self, elements_per_call: Callable[[], int] | None = None) -> None:

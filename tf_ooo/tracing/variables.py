@@ -141,8 +141,7 @@ class Moved:
 
     @property
     def replaced(self) -> dict[int, Any]:
-        """Return the present ``tf.Variable`` for each waiting one, by the ``id`` of the waiting one's
-        handle."""
+        """Return the present ``tf.Variable`` for each that waits, by the ``id`` of the old one's handle."""
         return {id(old.handle): keras_variables.value_of(variable) for variable, old in self._before}
 
     def check_captures(self, captures: Iterable[Any]) -> None:

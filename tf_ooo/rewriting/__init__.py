@@ -1,1 +1,1 @@
-"""Makes of a traced step the graph that TensorFlow runs: plan, tasks, control edges, peaks."""
+"""Turns a traced step into the graph that TensorFlow runs: plan, tasks, control edges, memory peaks."""

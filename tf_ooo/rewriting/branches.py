@@ -1,8 +1,8 @@
-"""Numbers branches of a model one after the other: a stage can then hold one, beside the stages of others.
+"""Numbers a model's branches one after the other, so that a stage can hold one, beside stages of others.
 
-Layers come by their depth, so that those of two towers alternate.  Where two branches meet that take long
-enough, all layers are put in an order in which each branch is followed as far as it goes.  What joins them
-becomes a layer without weights: in a layer of the one branch it would have that wait for the other.
+Numbered by depth, the layers of two towers alternate.  Where two branches meet that both take long enough,
+all layers are reordered so that each branch is followed to its end.  What joins the branches becomes a layer
+without weights: in a layer of one branch it would make that layer wait for the other branch.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _FORWARD = (OpKind.FORWARD, OpKind.OTHER)
 
 @dataclass(frozen=True)
 class Branches:
-    """Holds the graph with its layers branch by branch.
+    """Holds the graph with its layers numbered branch by branch.
 
     Attributes:
         graph: has a layer for what joins branches, too; the graph as it was where there are none.
@@ -45,7 +45,7 @@ def branch_by_branch(
 ) -> Branches:
     """Return the graph numbered branch by branch, if two that meet take ``share`` of the forward pass each.
 
-    ``together``: the ops of each forward loop.
+    ``together`` holds the ops of each forward loop.
     """
     flow = _Flow(graph, together)
     of_layers = flow.layer_seconds(seconds)
@@ -69,10 +69,10 @@ def branch_by_branch(
 
 
 def depth_first(inputs: Sequence[int], keys: Sequence[Any]) -> list[int]:
-    """Return an order of layers, given for each, as bits, the layers that it depends on, directly or not.
+    """Order layers depth first; ``inputs`` holds for each layer, as bits, all layers that it depends on.
 
-    Each comes behind what it depends on, and a branch is followed to its end before the next begins; of two
-    branches the one with the smaller key comes first.  A chain stays as it is.
+    Each layer comes behind what it depends on, and a branch is followed to its end before the next begins; of
+    two branches the one with the smaller key comes first.  A chain keeps its order.
     """
 
     def in_turn(layers: Iterable[int]) -> list[int]:
@@ -99,17 +99,16 @@ def depth_first(inputs: Sequence[int], keys: Sequence[Any]) -> list[int]:
 
 
 def _by_number(name: str) -> list[tuple[int, str]]:
-    """Return a key that has ``dense_9`` before ``dense_10``; by their depth branches come in any order."""
+    """Return a sort key that puts ``dense_9`` before ``dense_10``; layers' numbers do not order branches."""
     return [(int(piece), "") if piece.isdigit() else (-1, piece) for piece in re.split(r"(\d+)", name)]
 
 
 def _with_joins(
     graph: TrainingGraph, order: Sequence[int], read_by: Collection[int | None]
 ) -> tuple[TrainingGraph, dict[int | None, int]]:
-    """Return the graph in this order, with a layer for what each of these reads, and the layers' numbers by
-    reader.
+    """Add a layer before each of ``read_by``, for the join that it reads; return the graph and their numbers.
 
-    None stands for no layer, behind all.
+    None stands for a join that no layer reads: its layer comes last.
     """
     layers: list[Layer] = []
     numbers: list[int] = [0] * len(order)
@@ -127,7 +126,7 @@ def _with_joins(
 
 
 class _Flow:
-    """Knows which layers the forward ops on data depend on, as bits by the layers' numbers.
+    """Finds the layers that each forward op on data depends on, as bits.
 
     Attributes:
         names: the forward ops on data.
@@ -163,7 +162,7 @@ class _Flow:
         return union(self.reached[name] for name in names)
 
     def _grown(self) -> bool:
-        """Hand on what each op reaches; return whether a loop reaches more than it did before."""
+        """Pass on what each op reaches; return whether a loop reaches more than before."""
         for name in self.names:
             self.reached[name] |= self._reached_by(self._read[name])
         grown = False
@@ -175,8 +174,7 @@ class _Flow:
 
     @cached_property
     def inputs(self) -> list[int]:
-        """Return the layers that each layer depends on, directly or not; on itself where its weights are
-        shared."""
+        """Return the layers that each layer depends on, directly or not; itself if its weights are shared."""
         inputs = [0] * len(self._graph.layers)
         for name in self.names:
             for layer in bits_of(self.applied[name]):
@@ -186,7 +184,7 @@ class _Flow:
         return inputs
 
     def branches_at(self, name: str, seconds: Sequence[float], least_s: float) -> list[tuple[int, int]]:
-        """Return pairs of branches that meet in an op, the layers of each: those that take long enough."""
+        """Return the pairs of branches, as layers, that meet in an op and each take long enough."""
         pairs = []
         for one, other in itertools.combinations(sorted({self.reached[p] for p in self._read[name]}), 2):
             alone = one & ~other, other & ~one
@@ -195,14 +193,14 @@ class _Flow:
         return pairs
 
     def layer_seconds(self, seconds: Mapping[str, float]) -> list[float]:
-        """Return what the forward pass of each layer takes."""
+        """Return the seconds of each layer's forward pass."""
         sums = [0.0] * len(self._graph.layers)
         for name, layer in self._layer_of.items():
             sums[layer] += seconds.get(name, 0.0)
         return sums
 
     def first_reader(self, names: Collection[str], place: Mapping[int, int]) -> dict[str, int | None]:
-        """Return the first layer, by its place in the order, that reads what each op makes; None: none."""
+        """Return for each op the first layer in order of ``place`` that reads its result, or None."""
         first: dict[str, int] = {}
         for name in reversed(self.names):
             reading = [*bits_of(self.applied[name]), *([first[name]] if name in first else [])]
@@ -212,7 +210,7 @@ class _Flow:
         return {name: first.get(name) for name in names}
 
     def read_beside(self, beside: Sequence[int]) -> frozenset[str]:
-        """Return ops that depend on no weights, and that layers read which stand beside each other."""
+        """Return the ops that depend on no weights and are read by layers of parallel branches."""
         reading = dict.fromkeys(self.names, 0)
         shared: set[str] = set()
         for name in reversed(self.names):

@@ -1,4 +1,4 @@
-"""Defines the pass that has XLA compile the tasks of a placed step, each as one call, and its check."""
+"""Defines the pass that lets XLA compile each task of a placed step as one call, and checks the result."""
 
 from __future__ import annotations
 
@@ -31,19 +31,19 @@ from tf_ooo.rewriting.task_copies import divided_means, own_copies
 from tf_ooo.rewriting.task_functions import COMMUTATIVE, CalledOps, Functions, Port, computed
 
 PREFIX = "ooo_task"
-# Calls are marked with these, as their first op is.
+# A call gets these attributes from its first op.
 _MARKS = ("_ooo_kind", "_ooo_layer", "_ooo_stream", "_ooo_priority", "_ooo_stage", "_ooo_step")
-# Tensors, by the name of the node that computes them, and their port.
+# A tensor is the name of the node that computes it, and its port.
 Tensor = tuple[str, int]
 COMPILED, LEFT = "compiled", "left"
 
 
 @dataclass(frozen=True)
 class CompileTasksPass(Pass):
-    """Puts the ops of each task into a function that XLA compiles, and calls it in their place.
+    """Puts the ops of each task into a function that XLA compiles, and a call in their place.
 
-    The graph that comes out has a library of functions, which no plug-in of Grappler can hand to TensorFlow:
-    it runs by :class:`tf_ooo.compat.func_graphs.OptimizedGraph`.
+    The resulting graph has a library of functions, which no Grappler plug-in can hand to TensorFlow:
+    :class:`tf_ooo.compat.func_graphs.OptimizedGraph` runs it.
 
     Attributes:
         tasks: whose call each op is in, by name.
@@ -105,7 +105,7 @@ class CompileTasksPass(Pass):
 def with_calls(
     graph_def: graph_pb2.GraphDef, chosen: Chosen, general: Mapping[str, str]
 ) -> tuple[graph_pb2.GraphDef, dict[str, CalledOps]]:
-    """Return the graph with calls in the place of their ops, and the ops by the name of their call."""
+    """Return the graph with calls in place of the ops, and the ops of each call by its name."""
     functions = Functions(chosen, general)
     made = {name: (call, *functions.of(call)) for name, call in _named(chosen.calls).items()}
     called = {name: ops for name, (_, _, ops) in made.items()}
@@ -122,7 +122,7 @@ def with_calls(
 
 
 def _in_loops(graph_def: graph_pb2.GraphDef) -> set[str]:
-    """Return the names of ops within loops and branches, which stay as they are."""
+    """Return the names of ops within loops and branches, which stay outside of calls."""
     if not any(node.op in ENTERS or node.op in SWITCHES for node in graph_def.node):
         return set()
     index = GraphIndex(graph_def)
@@ -130,7 +130,7 @@ def _in_loops(graph_def: graph_pb2.GraphDef) -> set[str]:
 
 
 def _mark(node: node_def_pb2.NodeDef, call: TaskCall, first: node_def_pb2.NodeDef) -> None:
-    """Put a call where its first op was, with that one's marks, but for the kind, which is the call's."""
+    """Put a call where its first op was, with that op's marks; the kind is the call's own."""
     node.device = first.device
     for mark in _MARKS:
         if mark in first.attr:
@@ -140,7 +140,7 @@ def _mark(node: node_def_pb2.NodeDef, call: TaskCall, first: node_def_pb2.NodeDe
 
 
 def _named(calls: Iterable[TaskCall]) -> dict[str, TaskCall]:
-    """Return the calls by names that say which task's they are."""
+    """Return the calls by names that say whose task each is."""
     named: dict[str, TaskCall] = {}
     parts: Counter[TaskKey] = Counter()
     for call in calls:
@@ -152,7 +152,7 @@ def _named(calls: Iterable[TaskCall]) -> dict[str, TaskCall]:
 
 
 class _Moved:
-    """Knows where the ops that became calls, and their results, are now."""
+    """Finds the ops that became calls, and where their results now are."""
 
     def __init__(self, chosen: Chosen, called: Mapping[str, CalledOps]) -> None:
         self._nodes, self._index = chosen.nodes, chosen.index
@@ -163,17 +163,17 @@ class _Moved:
             for place, port in enumerate(ops.outputs)
         }
         copied = {i for ops in called.values() for i in ops.inner if i in chosen.copied}
-        # Only calls read these, which have copies.
+        # Only calls read these, and they have copies.
         unread = (i for i in copied if self._call_of.keys() >= set(self._index.succs[i]))
         self._gone = self._call_of.keys() | set(unread)
 
     def replaced(self) -> frozenset[str]:
-        """Return the names of what is gone, and of what reads a call's result in its place."""
+        """Return the names of removed nodes and of nodes that read a call's result instead."""
         readers = (reader for i, _ in self._now for reader in self._index.succs[i])
         return frozenset(self._index.names[i] for i in {*self._gone, *readers})
 
     def others(self) -> Iterator[node_def_pb2.NodeDef]:
-        """Yield the nodes that stay, which read the calls' results."""
+        """Yield the remaining nodes, which read the calls' results."""
         names = {self._index.names[i] for i in self._gone}
         for i, node in enumerate(self._nodes):
             if i in self._gone:
@@ -186,18 +186,18 @@ class _Moved:
             yield copied
 
     def inputs(self, data: Iterable[Port], controls: Iterable[int]) -> list[str]:
-        """Return the inputs as they are now, control inputs once."""
+        """Return a node's inputs in the new graph, each control input once."""
         names = self._index.names
         read = [self._now.get((i, port)) or tensor(names[i], port) for i, port in data]
         return [*read, *dict.fromkeys(f"^{self._call_of.get(i) or names[i]}" for i in controls)]
 
 
 def check(chosen: Chosen, after: graph_pb2.GraphDef, called: Mapping[str, CalledOps]) -> None:
-    """Raise VerifyError, naming an op or a call, where the graph with calls is not the one without.
+    """Raise VerifyError, naming an op or a call, if the graph with calls differs from the one without.
 
-    Each op is there once, by itself or in a call, on its device, computes the same of the same, and waits for
-    what it waited for, or for its call; nothing else is there; there is no cycle, and ops with side effects
-    run in their order.
+    Each op must be there once, by itself or in a call, on its device; it must compute the same from the same
+    inputs, and wait for what it waited for, or for the call with it. Nothing else may be there, no cycle, and
+    ops with side effects must run in their order.
     """
     try:
         index = GraphIndex(after)
@@ -211,7 +211,7 @@ def check(chosen: Chosen, after: graph_pb2.GraphDef, called: Mapping[str, Called
 
 
 class _Body:
-    """Holds the ops of a function, and which tensors they read and it returns."""
+    """Holds the ops of a function, the tensors they read, and the tensors it returns."""
 
     def __init__(self, function: function_pb2.FunctionDef) -> None:
         ports, signature = func_graphs.ports_of(function), function.signature
@@ -225,7 +225,7 @@ class _Body:
 
 
 class _Comparison:
-    """Holds a graph with calls, beside the one without."""
+    """Compares a graph with calls with the one without."""
 
     def __init__(self, chosen: Chosen, after: graph_pb2.GraphDef, called: Mapping[str, CalledOps]) -> None:
         self._index, self._nodes, self._constants = chosen.index, chosen.nodes, chosen.copied
@@ -239,7 +239,7 @@ class _Comparison:
         self._inner = {name: self._opened(name, ops) for name, ops in called.items()}
 
     def compare(self) -> None:
-        """Raise VerifyError where they differ."""
+        """Raise VerifyError if they differ."""
         for name, inner in self._inner.items():
             self._compare_call(name, inner)
         copied = {
@@ -256,7 +256,7 @@ class _Comparison:
             raise VerifyError(min(new), "new nodes", "it is no call")
 
     def _opened(self, name: str, ops: CalledOps) -> dict[str, node_def_pb2.NodeDef]:
-        """Return what has to stand in a call, by the names inside, and keep what its results are."""
+        """Return the ops that have to stand in a call, by their names inside; note what its results are."""
         body, inner = self._body(name), {}
         for i, name_inside in ops.inner.items():
             node = self._nodes[i]
@@ -297,13 +297,13 @@ class _Comparison:
             raise VerifyError(now.name, "waits", f"{min(differing)!r} is waited for in one graph only")
 
     def _sources(self, node: node_def_pb2.NodeDef) -> list[Tensor]:
-        """Return what a node reads, by the names without calls."""
+        """Return the tensors that a node reads, by their names in the graph without calls."""
         ports = map(split_input, data_inputs(node))
         return [self._results.get(port, port) for port in ports]
 
 
 def _compare(was: node_def_pb2.NodeDef, now: node_def_pb2.NodeDef, read: list[Tensor]) -> None:
-    """Compare what ops compute, which of ``now`` is all that is said, and of what."""
+    """Compare what an op computes (``now`` holds only that) and what it reads."""
     if now != computed(was):
         raise VerifyError(was.name, "attributes", f"was a {was.op}, is another {now.op}")
     expected = list(map(split_input, data_inputs(was)))

@@ -1,4 +1,4 @@
-"""Compiles the calls of a step before it runs, and measures what each takes by itself."""
+"""Compiles the calls of a step before it runs, and measures the seconds of each."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from tf_ooo.compat import xla_calls
 from tf_ooo.errors import GraphError
 from tf_ooo.rewriting.result import RewriteResult
 
-# A call is run once and so many times more in one function, whose own time the difference leaves out.
+# A call is run once, and this many times more in one function, whose own time the difference leaves out.
 _MORE = 3
 _ROUNDS = 3
-# After ops were taken out the others may fail for another reason.
+# After ops were taken out, the others may fail for another reason.
 _TRIES = 3
 _REFUSALS = (
     *(tf.errors.InvalidArgumentError, tf.errors.UnimplementedError, tf.errors.NotFoundError),
     *(tf.errors.FailedPreconditionError, tf.errors.InternalError),
 )
-# A function's name, its device, and the shapes of its arguments.
+# A call is known by its function's name, its device, and the shapes of its arguments.
 Called = tuple[str, str, tuple[tuple[int, ...], ...]]
 
 
 def as_compiled(make: Callable[[frozenset[str]], RewriteResult]) -> RewriteResult:
-    """Return a step whose calls XLA has compiled, each for each device that makes it.
+    """Return a step whose calls XLA has compiled, for each device that makes the call.
 
-    ``make``: rewrites the step, of which these ops stay as they are.  XLA only knows what it cannot compile,
-    as a shape that another task computes, when it tries.  GraphError: it cannot compile what is left either;
-    nothing of the step has run.
+    ``make`` rewrites the step, leaving the given ops as they are.  XLA only finds out what it cannot compile,
+    such as a shape that another task computes, when it tries.  Raises GraphError if it still cannot compile
+    what is left; nothing of the step has run.
     """
     refused, why_not = frozenset[str](), ""
     for _ in range(_TRIES):
@@ -47,7 +47,8 @@ def as_compiled(make: Callable[[frozenset[str]], RewriteResult]) -> RewriteResul
 
 
 def _compile(graph_def: graph_pb2.GraphDef) -> dict[str, str]:
-    """Have XLA compile each function on zeros, devices side by side; return why not, by call."""
+    """Have XLA compile each function on zeros, devices in parallel; return the reason for each failed
+    call."""
     functions, called = _functions(graph_def), _called(graph_def)
     if not _why_not(functions, called.values()):
         return {}
@@ -56,7 +57,7 @@ def _compile(graph_def: graph_pb2.GraphDef) -> dict[str, str]:
 
 
 def _why_not(functions: Mapping[str, function_pb2.FunctionDef], called: Iterable[Called]) -> str:
-    """Say why XLA cannot compile functions; empty: it has.  GraphError: something else is in the way."""
+    """Say why XLA cannot compile the functions; empty if it can.  GraphError if something else fails."""
     try:
         xla_calls.run_calls([(functions[name], *where) for name, *where in dict.fromkeys(called)])()
     except (*_REFUSALS, ValueError) as error:
@@ -67,7 +68,7 @@ def _why_not(functions: Mapping[str, function_pb2.FunctionDef], called: Iterable
 
 
 def call_seconds(graph_def: graph_pb2.GraphDef) -> dict[str, float]:
-    """Return the seconds of each compiled call by itself, by its name; those of one function are alike."""
+    """Return the seconds of each compiled call run alone, by name; calls of one function get the same."""
     functions, called = _functions(graph_def), _called(graph_def)
     alone_s = {at: _measured_s(functions[at[0]], *at[1:]) for at in dict.fromkeys(called.values())}
     return {name: alone_s[at] for name, at in called.items()}

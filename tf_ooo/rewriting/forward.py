@@ -1,4 +1,4 @@
-"""Places a forward pass over several devices: each op where the weights are that it reads."""
+"""Places a forward pass over several devices: each op goes where the weights are that it reads."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from grappler_passes.graph.sizes import Shape
 
 _LOG = logging.getLogger("tf_ooo")
-# A scalar is sent to whatever it is computed with.
+# A scalar is sent to the op that it is computed with.
 _SCALAR_BYTES = 8
-# Lists and results of a loop get this size: they are not sent about.
+# A loop's lists and results get this size, so that they stay where they are.
 _STAYS = 1 << 62
 _LISTS = "TensorList"
 
@@ -37,9 +37,10 @@ _Nodes = Mapping[str, node_def_pb2.NodeDef]
 def request_to_place_forward(
     seen: Callable[[], Sequence[tuple[int, Shape]]], dump_dir: passes.Folder = None
 ) -> RewriteRequest[PassResult]:
-    """Return functions that evaluate or predict run on the devices of their variables.
+    """Ask that functions which evaluate or predict run on the devices of their variables.
 
-    ``seen``: dtypes and shapes of the batch that a function is traced for.  BackendError as RewriteRequest.
+    ``seen`` are dtypes and shapes of the batch that a function is traced for.  Raises BackendError as
+    RewriteRequest does.
     """
     return RewriteRequest(
         "tf_ooo-forward",
@@ -53,7 +54,7 @@ def request_to_place_forward(
 def rewrite_forward(
     graph_def: graph_pb2.GraphDef, known: KnownShapes, dump_dir: passes.Folder = None
 ) -> PassResult:
-    """Places all ops.  Raises GraphError where the graph cannot be read, PassError where a pass fails."""
+    """Place all ops; raises GraphError if the graph cannot be read, PassError if a pass fails."""
     devices = place_forward(graph_def, _sizes(graph_def, known))
     plan = RewritePlan(devices=devices)
     return passes.placing_forward(plan, available_devices(), graph_def, dump_dir)(graph_def)
@@ -62,8 +63,8 @@ def rewrite_forward(
 def place_forward(graph_def: graph_pb2.GraphDef, bytes_of: Sizes) -> dict[str, str]:
     """Return ``{op: device}`` of all ops but constants, arguments and results.
 
-    Ops on a variable, and those that read its value, are where it is, so that no weight is sent; a while loop
-    is where the weights are that it uses.  Others follow the largest tensor that they read.
+    Ops on a variable, and ops that read its value, run where it is, so that no weight is sent.  A while loop
+    runs where the weights are that it uses.  Other ops follow the largest tensor that they read.
     """
     index, nodes = GraphIndex(graph_def), {node.name: node for node in graph_def.node}
     placed = on_variables(index, nodes)
@@ -98,9 +99,9 @@ def _sizes(graph_def: graph_pb2.GraphDef, known: KnownShapes) -> dict[str, int]:
 def _with_weights(
     index: GraphIndex, nodes: _Nodes, placed: dict[str, str], bytes_of: Sizes
 ) -> dict[int, str]:
-    """Places the ops that read a weight, or what was computed from weights alone; these, by device.
+    """Return the devices of ops that read a weight, or something computed from weights alone.
 
-    Of several weights the largest decides.
+    If an op reads several weights, the largest decides.
     """
     weights: dict[int, str] = {}
     for i in index.order:
@@ -124,9 +125,9 @@ def _is_handle(index: GraphIndex, nodes: _Nodes, i: int) -> bool:
 
 
 class _Loop:
-    """Is a while loop, which stays on one device.
+    """Holds a while loop, all of which stays on one device.
 
-    ``bound``: ops on variables, which are where those are.  ``entering``: what the loop is given.
+    ``bound`` are ops on variables, which stay with them.  ``entering`` is what the loop is given.
     """
 
     def __init__(self, index: GraphIndex, members: Sequence[int], bound: frozenset[str]) -> None:
@@ -136,7 +137,7 @@ class _Loop:
         self.entering = [p for p in sources if p not in inside]
 
     def weights(self, weights: Collection[int]) -> list[int]:
-        """Return the weights that enter the loop, and the ops within that read a variable."""
+        """Return the weights that enter the loop, and the ops in it that read a variable."""
         bound = [i for i in self._members if self._index.names[i] in self._bound]
         return [*bound, *(i for i in self.entering if i in weights)]
 

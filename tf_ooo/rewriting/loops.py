@@ -1,7 +1,6 @@
-"""Finds where weights are used, and the layer of each while loop, whose ops are one task.
+"""Finds the layers that use each weight, and the layer of each while loop, whose ops are one task.
 
-A forward loop belongs to the highest layer whose weights its results depend on, its gradient's loop to the
-same.
+A forward loop belongs to the highest layer whose weights its results depend on; so does its gradient's loop.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ def ops_of_data(graph: TrainingGraph) -> set[str]:
 
 
 def layers_of_weights(graph: TrainingGraph, of_data: Collection[str]) -> dict[str, set[int]]:
-    """Return the layers of the weights that an op depends on, for ops that depend on no data; handles too."""
+    """Return the layers of the weights (or handles) that an op depends on, for ops that depend on no data."""
     owner = {variable: layer.index for layer in graph.layers for variable in layer.variables}
     layers: dict[str, set[int]] = {}
     for variable in graph.variables:
@@ -67,10 +66,10 @@ _HELD = (OpKind.FORWARD, OpKind.OUTPUT_GRAD, OpKind.WEIGHT_GRAD, OpKind.UPDATE)
 
 @dataclass(frozen=True)
 class LoopTask:
-    """Is one while loop, with those inside it: its ops (Enters and Exits too), kind (F, dO, dW, U) and layer.
+    """Holds a while loop and those within: its ops (Enters and Exits too), kind (F, dO, dW, U) and layer.
 
-    ``inseparable``: (lowest, highest) layer whose weights it reads; no cut may part them.  A loop of tied
-    weights may run with a layer above these.
+    ``inseparable``: the (lowest, highest) layer whose weights it reads; no cut may separate these.  A loop of
+    tied weights may run with a layer above these.
     """
 
     members: tuple[str, ...]
@@ -80,7 +79,7 @@ class LoopTask:
 
 
 def members_of_loops(index: GraphIndex) -> dict[str, list[int]]:
-    """Return the ops of each while loop by its frame, with those of the loops within."""
+    """Return the ops of each while loop by its frame; a loop's ops include those of loops within it."""
     members: dict[str, list[int]] = {}
     for i in range(len(index)) if index.frame_names else ():
         frame = index.contexts[i].frame or index.arrival_frame(i)
@@ -96,11 +95,11 @@ def forward_loops(graph: TrainingGraph, index: GraphIndex) -> list[list[str]]:
 
 
 def loop_tasks(graph: TrainingGraph, index: GraphIndex, layers: Mapping[str, int]) -> list[LoopTask]:
-    """Return the loops of a micro-batch's graph, each behind those whose results it reads.
+    """Return the loops of a micro-batch's graph, each behind the loops whose results it reads.
 
-    ``layers``: those of forward ops, where weights or readers tell.
-    The gradient of a loop that runs with a part of its layer, behind its weights, is one that the part below
-    waits for: dO, though only weights' gradients need it.
+    ``layers`` are those of forward ops, as far as weights or readers tell. A loop that runs with a part of
+    its layer, behind the weights, has a gradient that the part below waits for: the gradient is dO, though
+    only weights' gradients need it.
     """
     loops = _Loops(graph, index)
     read = loops.weights_read() if loops.members else {}
@@ -122,9 +121,9 @@ def loop_tasks(graph: TrainingGraph, index: GraphIndex, layers: Mapping[str, int
 
 
 class _Loops:
-    """Holds the loops of a graph by their frames: ``members`` of all, the ``forward`` ones.
+    """Holds the loops of a graph by frame: the ``members`` of all, and the ``forward`` loops.
 
-    Most ops of a forward loop are forward ops: some only store, and some of a gradient's loop only count.
+    In a forward loop most ops are forward ops; some only store. In a gradient's loop some only count.
     """
 
     def __init__(self, graph: TrainingGraph, index: GraphIndex) -> None:
@@ -144,8 +143,7 @@ class _Loops:
         return self._graph.ops[self._index.names[i]].kind
 
     def first_result(self, frame: str) -> int:
-        """Return the place of the first Exit: behind all that goes into the loop, and before all that reads
-        it."""
+        """Return the place of the first Exit: behind the loop's inputs and before all that reads the loop."""
         index = self._index
         exits = (i for i in self.members[frame] if index.ops[i] in EXITS)
         places = (index.position[i] for i in exits if index.contexts[i].output_frame == ())
@@ -160,13 +158,13 @@ class _Loops:
         return "dW" if OpKind.WEIGHT_GRAD in kinds else "U"
 
     def known(self, frame: str, layers: Mapping[str, int]) -> list[int]:
-        """Return the layers of the loop's forward ops; of all its ops where those tell none."""
+        """Return the layers of the loop's forward ops; if none is known, of all its ops."""
         named = {i: self._index.names[i] for i in self.members[frame]}
         forward = [layers[n] for i, n in named.items() if n in layers and self._kind(i) is OpKind.FORWARD]
         return forward or [layers[name] for name in named.values() if name in layers]
 
     def weights_read(self) -> dict[str, set[int]]:
-        """Return the layers of the weights that come into each loop, cast or reshaped or as they are."""
+        """Return for each loop the layers of the weights that enter it, also cast or reshaped."""
         graph, index = self._graph, self._index
         layer_of = {name: layer.index for layer in graph.layers for name in layer.variables}
         own = {v.handle: layer_of[v.name] for v in graph.variables if v.name in layer_of}
@@ -185,7 +183,7 @@ class _Loops:
         }
 
     def forward_read_by(self, frame: str) -> set[str]:
-        """Return the forward loops whose results the loop reads, through forward ops."""
+        """Return the forward loops whose results the loop reads, directly or through forward ops."""
         preds = self._index.data_preds
         loop_of = {i: name for name, nodes in self.members.items() for i in nodes}
 
@@ -201,8 +199,8 @@ class _Loops:
 def fed_to_loops(
     graph: TrainingGraph, index: GraphIndex, layers: Mapping[str, int], loops: Sequence[LoopTask]
 ) -> dict[str, int]:
-    """Return forward ops outside that no weight leads to and only loops read: with the lowest of these
-    loops."""
+    """Return the forward ops that depend on no weight and that only loops read, with the lowest loop's
+    layer."""
     layer_of = {name: loop.layer for loop in loops for name in loop.members}
     inside = set(layer_of)
     for i in reversed(index.order):

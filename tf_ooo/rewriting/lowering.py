@@ -1,5 +1,4 @@
-"""Turns a schedule and a TrainingGraph into a RewritePlan: control edges that force the order, and each op's
-task."""
+"""Turns a schedule and a TrainingGraph into a RewritePlan: control edges for the order, each op's task."""
 
 from __future__ import annotations
 
@@ -32,7 +31,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class LaneOrder:
-    """Holds what a lane adds to a graph: edges (before, after), names of joins for edges to lead through,
+    """Holds what a lane adds to a graph: edges (before, after), names of joins for edges to lead through, and
     each op's place in the lane; ``notes`` say which tasks may still overlap."""
 
     edges: list[tuple[str, str]] = field(default_factory=list)
@@ -43,7 +42,7 @@ class LaneOrder:
 
 @dataclass(frozen=True)
 class Bundle:
-    """Holds tasks in a row that run as one, each with its ops, which are numbers."""
+    """Holds successive tasks that run as one, each with the numbers of its ops."""
 
     tasks: dict[Task, Sequence[int]] = field(default_factory=dict)
 
@@ -58,7 +57,7 @@ class Links(Protocol):
     names: list[str]  # of the ops, by number
 
     def bit(self, op: int) -> int:
-        """Return the op as a set of bits."""
+        """Return the bit that stands for the op in a set."""
 
     def needs(self, op: int) -> int:
         """Return the op and all that it depends on, as bits."""
@@ -67,18 +66,19 @@ class Links(Protocol):
         """Return whether two tasks in a row are one block."""
 
     def link(self, order: LaneOrder, rank: int, block: Bundle, following: Bundle, free: list[int]) -> None:
-        """Add edges by which the ``free`` ops of the ``following`` block run after this one, number ``rank``.
+        """Add edges that make the ``free`` ops of block ``following`` run after ``block``, which has number
+        ``rank``.
 
-        Behind the last block there follows an empty one.
+        An empty block follows the last one.
         """
 
 
 def one_after_another(lane: Sequence[Task], ops: Mapping[Task, Sequence[int]], links: Links) -> LaneOrder:
-    """Return edges that make the tasks run one after the other; those without ``ops`` are looked through.
+    """Return edges that make the tasks run one after the other; tasks without ``ops`` are skipped.
 
-    What an earlier block needs gets no edge (the shape that a kernel's gradient and the next dO share).  It
-    would not always be a cycle yet, but one once ops are merged: after all graph optimizers oneDNN makes one
-    op of a bias gradient and that of the kernel.
+    Ops that an earlier block needs get no edge (the shape that a kernel's gradient and the next dO share).
+    The edge would not always close a cycle yet, but it would once ops are merged: after all graph optimizers
+    oneDNN makes one op of a bias gradient and its kernel's.
     """
     order = LaneOrder()
     blocks = _blocks([task for task in lane if ops.get(task)], ops, links)
@@ -105,32 +105,31 @@ _MAX_EDGES_PER_PAIR = 64
 
 @dataclass(frozen=True)
 class TaskOps:
-    """Holds the ops of each dO and dW task, the layers as backward reaches them, the :func:`dependencies`."""
+    """Holds the ops of each dO and dW task, the layers in backward order, and the :func:`dependencies`."""
 
     ops: Mapping[Task, tuple[str, ...]]
     backward_layers: tuple[int, ...]
     dag: rx.PyDiGraph
 
     def moved_ops(self, waiting: Collection[str]) -> int:
-        """Count the ops of tasks of which one is ``waiting`` for a new edge."""
+        """Count the ops of all tasks in which some op is ``waiting`` for a new edge."""
         return sum(len(names) for names in self.ops.values() if any(name in waiting for name in names))
 
     @property
     def by_layer(self) -> dict[LayerTask, tuple[str, ...]]:
-        """Return the ops of each kind and layer, as costs are summed up."""
+        """Return the ops of each kind and layer, the form in which costs are summed up."""
         return {(task.kind, task.stage): names for task, names in self.ops.items()}
 
 
 def task_ops(graph: TrainingGraph) -> TaskOps:
-    """Return the tasks of :func:`backward_tasks`, as a schedule names them."""
+    """Return the tasks of :func:`backward_tasks` as schedules name them."""
     backward = backward_tasks(graph)
     ops = {Task(*task): names for task, names in backward.ops.items()}
     return TaskOps(ops, backward.layers, dependencies(graph))
 
 
 def only_tasks(schedule: Schedule, there: Collection[Task]) -> Schedule:
-    """Return the schedule without dO and dW that the graph does not have: layers may lack a dO of their
-    own."""
+    """Return the schedule without dO and dW that the graph lacks: a layer may have no dO of its own."""
     lanes = {
         lane: TaskList([task for task in tasks if task in there or task.kind not in ("dO", "dW")])
         for lane, tasks in schedule.lanes.items()
@@ -143,8 +142,8 @@ def lower(
 ) -> RewritePlan:
     """Return the rewrite plan that makes TensorFlow run the backward tasks in the schedule's order.
 
-    F and U stay where the graph has them.  ``notes`` is told which edges were left out.
-    Raises ScheduleError unless the schedule names exactly the graph's tasks.
+    F and U stay where they are in the graph.  ``notes`` is given the edges that were left out.  Raises
+    ScheduleError unless the schedule names exactly the graph's tasks.
     """
     tasks = tasks or task_ops(graph)
     schedule.require(tasks.ops)
@@ -173,9 +172,9 @@ def lower(
 
 
 class _FewEdges:
-    """Makes edges from the last ops of a block to the first of the next, without ops to join them: Links.
+    """Makes edges from the last ops of a block to the first of the next, without joins between.
 
-    Data edges order dO tasks in a row: as one block its parallel branches stay parallel.
+    Successive dO tasks are one block: data edges order them, and parallel branches stay parallel.
     """
 
     def __init__(self, graph: TrainingGraph, dag: rx.PyDiGraph) -> None:
@@ -185,8 +184,8 @@ class _FewEdges:
 
     @cached_property
     def _needs(self) -> list[int]:
-        """Return bit sets of all ops in one walk; rustworkx has sets of ancestors of one node at a time
-        only."""
+        """Return the ancestors of all ops as bits, from one walk; rustworkx gives only one node's at a
+        time."""
         needs: list[int] = []
         for i in range(len(self.names)):
             bits = 1 << i
@@ -205,7 +204,8 @@ class _FewEdges:
         return before.kind == after.kind == "dO"
 
     def link(self, order: LaneOrder, rank: int, block: Bundle, following: Bundle, free: list[int]) -> None:
-        """Put every last before every first; where that would be many edges, the latest of the lasts only."""
+        """Put the last ops of a block before the first of the next; if these are many edges, only the latest
+        lasts."""
         before, after = ([self.names[i] for i in ops] for ops in (block.ops, free))
 
         def producers(name: str) -> list[str]:
@@ -223,19 +223,19 @@ class _FewEdges:
 
 
 def first_ops(names: Collection[str], producers: Callable[[str], Iterable[str]]) -> list[str]:
-    """Return the ops that read none of the others."""
+    """Return the ops that read none of the others in ``names``."""
     inside = set(names)
     return [name for name in names if inside.isdisjoint(producers(name))]
 
 
 def last_ops(names: Collection[str], producers: Callable[[str], Iterable[str]]) -> list[str]:
-    """Return the ops that none of the others read."""
+    """Return the ops that none of the others in ``names`` read."""
     read = {producer for name in names for producer in producers(name)}
     return [name for name in names if name not in read]
 
 
 def execution_order(schedule_tasks: Iterable[Task], graph: TrainingGraph, tasks: TaskOps) -> list[str]:
-    """Return one op after the other: forward, the tasks as scheduled, each update right after its dW."""
+    """Return the ops in one order: forward, the tasks as scheduled, each update right after its dW."""
     rank_of = {task: rank for rank, task in enumerate(schedule_tasks)}
     rank = dict.fromkeys(graph.ops, 0)
     for task, names in tasks.ops.items():
@@ -243,33 +243,32 @@ def execution_order(schedule_tasks: Iterable[Task], graph: TrainingGraph, tasks:
     for layer in graph.layers:
         after = rank_of.get(Task("dW", layer.index), len(rank_of))
         rank.update(dict.fromkeys(layer.update_ops, 2 * after + 2))
-    # Ready ops run by rank, and at the same rank as they come in the graph.
+    # Ready ops run by rank, and ops of the same rank in the graph's order.
     keys = {name: f"{rank[name]:09d} {place:09d}" for place, name in enumerate(graph.ops)}
     return list(rx.lexicographical_topological_sort(tasks.dag, key=keys.__getitem__))
 
 
 def dependencies(graph: TrainingGraph) -> rx.PyDiGraph:
-    """Return the graph of its ops by place, each with its name; an edge leads from each producer to its
-    readers."""
+    """Return the graph of ops, nodes numbered in order; an edge leads from each producer to its readers."""
     place = {name: i for i, name in enumerate(graph.ops)}
     dag: rx.PyDiGraph = rx.PyDiGraph(multigraph=False)
     dag.add_nodes_from(list(graph.ops))
     for i, op in enumerate(graph.ops.values()):
-        # A producer that stands later closes a loop: it is no dependency within one iteration.
+        # A producer that comes later closes a loop: within one iteration it is no dependency.
         producers = (place.get(name, i) for name in producers_of(op))
         dag.add_edges_from_no_data([(producer, i) for producer in producers if producer < i])
     return dag
 
 
-# The bit of what a variable holds; those below it are stages.
+# This bit stands for what a variable holds; the bits below it are stages.
 _WEIGHTS = 1 << 4096
 _READING = ("ReadVariableOp", "Resource")
 
 
 def tasks_of_ops(graph: TrainingGraph) -> dict[str, Task]:
-    """Return tasks by op of one step without micro-batches: F, dO, dW, communication, U of each layer.
+    """Return the task of each op in a step without micro-batches: F, dO, dW, communication, U per layer.
 
-    Of the forward pass what the backward pass needs: metrics run at any time.
+    F tasks hold only what the backward pass needs: metrics may run at any time.
     """
     backward = {*graph.of_kind(OpKind.OUTPUT_GRAD), *graph.of_kind(OpKind.WEIGHT_GRAD)}
     forward = layers_of_weights_and_readers(graph)
@@ -285,10 +284,10 @@ def tasks_of_ops(graph: TrainingGraph) -> dict[str, Task]:
 
 
 def timed_ops(graph_def: graph_pb2.GraphDef, tasks: Mapping[str, Task]) -> dict[str, Task]:
-    """Return the tasks of ops, without ops of F that may run long before the task does.
+    """Return the tasks of ops, without F ops that may run long before their task does.
 
-    Metrics, which the backward pass does not need, and what reads labels only: neither a weight nor an output
-    of another stage.  A task that has no other ops keeps them.
+    Left out are metrics, which the backward pass does not need, and ops that read only labels: neither a
+    weight nor another stage's output.  A task that has no other ops keeps them.
     """
     producers = {
         node.name: [tensor.partition(":")[0] for tensor in node.input if not tensor.startswith("^")]
@@ -311,7 +310,8 @@ def timed_ops(graph_def: graph_pb2.GraphDef, tasks: Mapping[str, Task]) -> dict[
 def _reads(
     graph_def: graph_pb2.GraphDef, producers: Mapping[str, list[str]], tasks: Mapping[str, Task]
 ) -> dict[str, int]:
-    """Return for each op a bit set of what it and its inputs are: F of which stages, readers of weights."""
+    """Return for each op, as bits, the stages whose F it and its inputs belong to, and whether it reads a
+    weight."""
     readers: defaultdict[str, list[str]] = defaultdict(list)
     for name, read in producers.items():
         for producer in read:

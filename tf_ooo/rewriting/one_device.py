@@ -1,4 +1,4 @@
-"""Plans a graph on one device: classifies, schedules, rewrites."""
+"""Classifies, schedules and rewrites the graph of a step on one device."""
 
 from __future__ import annotations
 
@@ -33,14 +33,13 @@ def highest_peak(graph: TrainingGraph, order: Sequence[str]) -> int:
 
 
 def require_sizes(graph: TrainingGraph, limit_bytes: int) -> None:
-    """Raises MemoryLimitError unless all sizes are known."""
+    """Raise MemoryLimitError unless all sizes are known."""
     if unknown := unknown_sizes(graph):
         raise MemoryLimitError(limit_bytes, None, unknown)
 
 
 def stock_order(graph: TrainingGraph) -> list[str]:
-    """Return the order in which TensorFlow's executor takes ops up, first ready, first run: not
-    rustworkx's."""
+    """Return the order in which TensorFlow's executor starts ops: first ready, first run."""
     dag = dependencies(graph)
     waiting = [dag.in_degree(op) for op in dag.node_indices()]
     order = [op for op, count in enumerate(waiting) if not count]
@@ -58,10 +57,9 @@ def stock_peak(graph: TrainingGraph, order: Sequence[str]) -> int:
 
 
 def check_memory(result: RewriteResult, known: KnownShapes, limit_bytes: int) -> int:
-    """Return the peak of the stock order with inputs of these shapes; 0 where nothing was planned with a
-    limit.
+    """Return the peak of the stock order with inputs of these shapes; 0 without a plan under a limit.
 
-    Raises MemoryLimitError if what was planned goes over the limit with them.
+    Raises MemoryLimitError if the planned order exceeds the limit with them.
     """
     if result.orders is None:
         return 0
@@ -74,7 +72,7 @@ def check_memory(result: RewriteResult, known: KnownShapes, limit_bytes: int) ->
 
 
 def classify(graph: graph_pb2.GraphDef | tf.types.experimental.ConcreteFunction) -> TrainingGraph:
-    """Sorts the ops of a training step into F, dO, dW, U, comm and other, by dataflow.
+    """Sort the ops of a training step into F, dO, dW, U, comm and other, by dataflow.
 
     Args:
         graph: a ``GraphDef``, or a ConcreteFunction (``train_step.get_concrete_function(...)``).
@@ -92,8 +90,7 @@ def classify(graph: graph_pb2.GraphDef | tf.types.experimental.ConcreteFunction)
 def plan_graph(
     training_graph: TrainingGraph, schedule: str = DEFAULT_POLICY, memory_limit_bytes: int | None = None
 ) -> Schedule:
-    """Return an order for the backward pass on one device; ``"auto"`` is fast_forward, with a limit the
-    lowest peak.
+    """Order the backward pass on one device; ``"auto"`` is fast_forward, or the lowest peak under a limit.
 
     If a named policy's predicted peak is above the limit, the order with the lowest peak is taken.
 
@@ -135,7 +132,7 @@ def _peak(schedule: Schedule) -> int:
 
 
 def _schedule(graph: TrainingGraph, tasks: TaskOps, policy: str) -> Schedule:
-    """Return one lane for each device: replicas of one model in one graph must not wait for each other."""
+    """Return one lane per device: replicas of a model in one graph must not wait for each other."""
     order = BACKWARD_ORDERS[policy](tasks.backward_layers, frozenset(tasks.ops))
     lanes: dict[str, list[Task]] = {}
     for task in order:
@@ -147,8 +144,7 @@ def _schedule(graph: TrainingGraph, tasks: TaskOps, policy: str) -> Schedule:
 
 
 def peak_with(result: RewriteResult, known: KnownShapes) -> int | None:
-    """Return the peak of the planned order where the graph left sizes open; None where some are still not
-    known."""
+    """Return the planned order's peak with the sizes that the graph left open; None if some stay unknown."""
     graph = with_sizes(result.training_graph, result.graph_def, known, only_open=True)
     if unknown_sizes(graph):
         return None
@@ -159,10 +155,10 @@ def peak_with(result: RewriteResult, known: KnownShapes) -> int | None:
 def rewrite_graph(
     graph_def: graph_pb2.GraphDef, options: OneDeviceOptions, known: KnownShapes | None = None
 ) -> RewriteResult:
-    """Separates, classifies, plans, orders and verifies; the argument is not changed.
+    """Separate, classify, plan, order and verify a step's graph; the argument is not changed.
 
-    ``known`` are shapes of the step's inputs that the graph leaves open.
-    Raises GraphError where it is no training step, PassError where a pass fails, MemoryLimitError.
+    ``known`` are shapes of the step's inputs that the graph leaves open. Raises GraphError if it is no
+    training step, PassError if a pass fails, MemoryLimitError.
     """
     known = known or KnownShapes(options.batch_size)
     started, limit_bytes = time.perf_counter(), options.memory_limit_bytes

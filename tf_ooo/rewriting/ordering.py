@@ -1,4 +1,4 @@
-"""Orders each device of a pipeline: by control edges within its lane, none between devices."""
+"""Orders each device of a pipeline by control edges within its lane; there are none between devices."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tf_ooo.rewriting.lowering import Bundle, LaneOrder, one_after_another
 from tf_ooo.rewriting.step_graph import StepGraph
 
 _ORDERED = ("F", "dO", "dW")
-# Up to so many edges lead from task to task without a join between.
+# Up to this many edges lead from task to task without a join between.
 _WITHOUT_JOIN = 2
 # Gradients of this size and more are computed one after the other.
 _LARGE_BYTES = 1024**2
@@ -22,11 +22,8 @@ _LARGE_BYTES = 1024**2
 def ops_of_tasks(
     step: StepGraph, stage_of_layer: Sequence[int], left_out: Collection[int] = ()
 ) -> dict[Task, list[int]]:
-    """Return nodes of each task in topological order, without the sums of gradients of all micro-batches, or
-    layers.
-
-    Nor are those ``left_out`` there.
-    """
+    """Return the nodes of each task, in order, without sums over micro-batches or layers, and
+    ``left_out``."""
     names = step.index.names
     sums = step.sums | step.joined
     ops: dict[Task, list[int]] = {}
@@ -40,9 +37,10 @@ def ops_of_tasks(
 
 
 def too_late(step: StepGraph) -> set[int]:
-    """Return ops that wait for what comes after their task: copies of the logs, as a rule.
+    """Return ops that wait for something behind their task, usually copies of the logs.
 
-    They wait for updates, or, as forward ops, for the backward pass of their micro-batch; so would a lane.
+    They wait for updates or, if they are forward ops, for their micro-batch's backward pass; a lane would
+    too.
     """
     index = step.index
     yet_to_come = list(itertools.accumulate(reversed(_updates(step)), operator.or_))[::-1]
@@ -61,7 +59,7 @@ def too_late(step: StepGraph) -> set[int]:
 
 
 def _updates(step: StepGraph) -> list[int]:
-    """Return the ops that write weights, as bits, of each turn."""
+    """Return for each turn the ops that write weights, as bits."""
     index, bits = step.index, [0] * (max(step.turns) + 1)
     for name, (kind, _, _) in step.where.items():
         i = index.index[name]
@@ -71,8 +69,7 @@ def _updates(step: StepGraph) -> list[int]:
 
 
 def lane_tasks(schedule: Schedule, count: int) -> Iterator[tuple[int, list[Task]]]:
-    """Yield each lane's device and its tasks that are to be ordered, of a step with ``count``
-    micro-batches."""
+    """Yield each lane's device, and its tasks to be ordered, in a step of ``count`` micro-batches."""
     for (device, _), tasks in schedule.lanes.items():
         yield device, [t for t in tasks if t.kind in _ORDERED and t.microbatch < count]
 
@@ -80,11 +77,10 @@ def lane_tasks(schedule: Schedule, count: int) -> Iterator[tuple[int, list[Task]
 def order_updates(
     step: StepGraph, device_of_layer: Sequence[str], prefix: str, sizes: Mapping[str, int]
 ) -> dict[str, LaneOrder]:
-    """Return edges, by device, that have layers with large weights updated one after the other, the highest
-    first.
+    """Return edges, by device, that make layers with large weights update one by one, the highest first.
 
-    All of them are ready at once at the end of a step, and an optimizer makes several tensors as large as the
-    weights on its way.  What an update of a higher layer needs, also on another device, gets no edge.
+    All updates are ready at once at the end of a step, and an optimizer makes several tensors as large as the
+    weights on its way.  Ops that an update of a higher layer needs, also on another device, get no edge.
     """
     index, updates = step.index, functools.reduce(operator.or_, _updates(step))
     by_layer: dict[tuple[int, int], list[int]] = {}  # of each turn
@@ -123,24 +119,23 @@ def order_lane(
     fused: bool = False,
     sizes: Mapping[str, int] | None = None,
 ) -> LaneOrder:
-    """Return edges that make the tasks run one after the other, many of them through joins.
+    """Return edges that make the tasks run one after the other, many edges through joins.
 
-    With ``fused`` a dO and the dW that follows are one task, whose result is sent at its end.  ``sizes``:
-    bytes of results, where known: large gradients of one task are computed one after the other, each added to
-    its sum meanwhile.
+    With ``fused`` a dO and the dW that follows are one task, whose result is sent at its end.  ``sizes`` are
+    bytes of results, if known: large gradients of one task are computed one after the other, so that each can
+    be added to its sum meanwhile.
     """
     joins = _Joins(index, name, fused, sizes or {})
     order = one_after_another(lane, ops, joins)
-    # Last: where they would close a cycle they are left out, not those from task to task.
+    # These come last: if they would close a cycle they are left out, not the edges from task to task.
     order.edges.extend((index.names[before], index.names[after]) for before, after in joins.one_by_one)
     return order
 
 
 class _Joins:
-    """Makes edges from the last ops of a task to the first of the next, where there are many through a join:
-    Links.
+    """Makes edges from the last ops of a task to the first of the next; many edges lead through a join.
 
-    ``one_by_one``: edges between the large results of each dW task.
+    ``one_by_one`` are edges between the large results of each dW task.
     """
 
     def __init__(self, index: GraphIndex, name: str, fused: bool, sizes: Mapping[str, int]) -> None:
@@ -155,14 +150,14 @@ class _Joins:
         return self._index.reach[op] | self.bit(op)
 
     def run_as_one(self, before: Task, after: Task) -> bool:
-        """Return a dO and the dW beside it, where they are fused."""
+        """Return whether these are a dO and its dW, and run fused."""
         return self._fused and after.kind == "dW" and before == Task("dO", after.stage, after.microbatch)
 
     def link(self, order: LaneOrder, rank: int, block: Bundle, following: Bundle, free: list[int]) -> None:
         index = self._index
         if len(block.tasks) > 1:
             self._send_last(order, block, f"{rank}/sent")
-        # A result with an edge within its task, from or to another one, gets none from or to another task.
+        # A result with an edge to or from another result of its task gets none to or from another task.
         followed = {before for before, _ in self.one_by_one}
         if [task.kind for task in following.tasks] == ["dW"]:  # beside its dO they are one by one anyway
             self.one_by_one += self._large_results(following.ops, free)
@@ -172,8 +167,8 @@ class _Joins:
         self.join(order, lasts, firsts, rank)
 
     def _large_results(self, nodes: Sequence[int], free: Sequence[int]) -> list[tuple[int, int]]:
-        """Return edges that have each large result of a dW task, and its ``free`` parts, wait for the
-        last."""
+        """Return edges that make each large result of a dW task, by its ``free`` ops, wait for the one
+        before."""
         index = self._index
         inside, lasts = set(nodes), lasts_of(index, nodes)
         large = sorted((i for i in lasts if self._is_large(i, inside)), key=lambda i: index.position[i])
@@ -187,13 +182,13 @@ class _Joins:
         return edges
 
     def _is_large(self, i: int, inside: Collection[int]) -> bool:
-        """Return whether the result is large, or its summands within the task are together."""
+        """Return whether the result is large, or its summands within the task are so together."""
         parts = [self.names[p] for p, _ in self._index.data_preds[i] if p in inside]
         own_bytes, parts_bytes = self._sizes.get(self.names[i], 0), sum(self._sizes.get(p, 0) for p in parts)
         return max(own_bytes, parts_bytes) >= _LARGE_BYTES
 
     def _send_last(self, order: LaneOrder, block: Bundle, name: str) -> None:
-        """Let what leaves a dO task wait for the dW of the same stage."""
+        """Make the results that leave a dO task wait for the dW of the same stage."""
         index = self._index
         output_grads, weight_grads = block.tasks.values()
         inside = set(block.ops)
@@ -205,7 +200,7 @@ class _Joins:
             self.join(order, lasts, leaving, name)
 
     def join(self, order: LaneOrder, lasts: list[int], firsts: list[int], name: object) -> None:
-        """Put all of ``firsts`` after all of ``lasts``; where the graph says so already there is no edge."""
+        """Put all of ``firsts`` after all of ``lasts``; what the graph already implies gets no edge."""
         reach = self._index.reach
         ends = sum(map(self.bit, lasts))
         free = [i for i in firsts if ends & ~reach[i]]
@@ -221,7 +216,7 @@ class _Joins:
 
 
 def lasts_of(index: GraphIndex, nodes: Sequence[int]) -> list[int]:
-    """Return the ops that no other op of the task depends on; those in loops and branches end with these."""
+    """Return the ops of a task on which no other op of it depends; loops and branches end with these."""
     contexts = index.contexts
     able = [i for i in nodes if contexts[i].output_frame == () and not contexts[i].output_branches]
     kept: list[int] = []

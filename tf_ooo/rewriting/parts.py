@@ -1,9 +1,9 @@
-"""Cuts layers that are too long for a stage between their ops.
+"""Cuts layers that are too long for one stage between their ops.
 
 What stands before a layer's weights (preprocessing) and behind them (attention, a loss) becomes layers
-without weights.  The ops that use its weights stay together, with what stands between.  Of a layer of several
-while loops (a recurrent one, whose time steps were traced in parts) the first loop has the weights, and each
-of the others is a part.
+without weights.  The ops that use its weights stay together, with all between them.  If a layer has several
+while loops (a recurrent one, whose time steps were traced in parts), the first loop keeps the weights, and
+each of the others becomes a part.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from tf_ooo.rewriting.loops import layers_of_weights, ops_of_data
 if TYPE_CHECKING:
     from tf_ooo.rewriting.loops import LoopTask  # TensorFlow is imported there
 
-# Each part takes at least so much of the forward pass, on two devices.
+# Each part takes at least this share of the forward pass, on two devices.
 LEAST_SHARE = 1 / 16
-# Layers that are not divided at all.
+# No layer is divided with this share.
 WHOLE = math.inf
 # Schedules have up to four stages on each device.  With eight parts for each of 16 devices plans were 1%
 # slower, since there is more to search.
 _PARTS_PER_DEVICE = 4
-# More make planning slow, and tasks so short that starting them takes longer.
+# With more parts planning is slow, and tasks are so short that starting them takes longer.
 _MOST_PARTS = 256
-# A cut may come so much later than where its part is long enough, if less is sent there.
+# A cut may come later than a part is long enough, up to this factor, if less is sent there.
 _LATER = 1.5
-# Parts are called like this: ``before dense (1)``, ``later in lstm (1)``, ``join before dense (1)``.
+# Parts are named like this: ``before dense (1)``, ``later in lstm (1)``, ``join before dense (1)``.
 _BEFORE, _BEHIND, _LATER_IN, JOIN_BEFORE, JOIN_BEHIND = _PLACES = (
     "before ",
     "behind ",
@@ -46,7 +46,7 @@ _NAME = re.compile(rf"(?:{'|'.join(_PLACES)})(.+) \(\d+\)")
 
 
 def least_share(devices: int) -> float:
-    """Return the least share of the forward pass for a part where a model is cut for so many devices."""
+    """Return the least share of the forward pass that a part takes when a model is cut for ``devices``."""
     return min(LEAST_SHARE, 1 / min(_PARTS_PER_DEVICE * devices, _MOST_PARTS))
 
 
@@ -59,9 +59,9 @@ def divided(
 ) -> tuple[TrainingGraph, dict[str, int]]:
     """Return the graph with a layer for each part, and the layer of each forward op.
 
-    ``graph`` is of one micro-batch, ``forward`` the layer of each of its forward ops.  Each part takes at
-    least ``share`` of the forward pass.  Layers with ``loops``, which come in the order of
-    :func:`tf_ooo.rewriting.loops.loop_tasks`, are cut between these only.
+    ``graph`` is one micro-batch's, ``forward`` the layer of each of its forward ops.  Each part takes at
+    least ``share`` of the forward pass.  Layers with ``loops``, in the order of
+    :func:`tf_ooo.rewriting.loops.loop_tasks`, are cut only between these.
     """
     whole = {layer for loop in loops for layer in (loop.layer, *loop.inseparable)}
     least_s = share * sum(
@@ -85,9 +85,9 @@ def divided(
 
 @dataclass(frozen=True)
 class _Division:
-    """Holds the part of each forward op of a layer, how many there are, and that of its weights.
+    """Holds the part of each forward op of a layer, the number of parts, and the part with the weights.
 
-    ``behind``: what parts behind that are called.
+    ``behind`` is what later parts are called.
     """
 
     part_of: Mapping[str, int]
@@ -105,7 +105,7 @@ class _Ops:
         self._layers_of_weights = layers_of_weights(graph, self._of_data)
 
     def divide(self, names: Sequence[str], layer: Layer, least_s: float) -> _Division | None:
-        """Return the parts of a layer with these forward ops, in topological order; None: it stays whole."""
+        """Divide the forward ops of a layer, in topological order, into parts; None if it stays whole."""
         line = [name for name in names if name in self._of_data]
         if sum(self._seconds.get(name, 0.0) for name in line) < 2 * least_s:
             return None
@@ -122,10 +122,10 @@ class _Ops:
         return _Division(part_of, len(ends) + 1, home)
 
     def between_loops(self, names: Sequence[str], loops: Sequence[LoopTask], layer: int) -> _Division | None:
-        """Return a part for each forward loop of the layer; None: it has one, or they read other weights.
+        """Make each forward loop of the layer a part; None if it has only one, or they read other weights.
 
         The weights may be those of several layers (of cells on one another, a GRU's), of which this is the
-        highest.  What depends on no loop is in the first part, which has the weights.
+        highest.  Ops that depend on no loop belong to the first part, which has the weights.
         """
         forward = (loop for loop in loops if loop.kind == "F")
         own = [loop for loop in forward if loop.inseparable[0] <= layer <= loop.inseparable[1]]
@@ -140,7 +140,7 @@ class _Ops:
         return _Division(part_of, len(own), 0, _LATER_IN)
 
     def _ends(self, line: Sequence[str], together: range, least_s: float) -> list[int]:
-        """Return the ends of the parts, each end the place of the next part's first op."""
+        """Return where the parts end; each end is the place of the next part's first op."""
         crossing = self._crossing_bytes(line)
         seconds = [self._seconds.get(name, 0.0) for name in line]
         left_s = list(itertools.accumulate(reversed(seconds)))[::-1]
@@ -159,7 +159,7 @@ class _Ops:
             ends.append(best)
 
     def _crossing_bytes(self, line: Sequence[str]) -> list[float]:
-        """Return bytes that ops behind each place read of ops up to it."""
+        """Return for each place in ``line`` the bytes that ops behind it read from ops up to it."""
         place = {name: i for i, name in enumerate(line)}
         last = list(range(len(line)))
         for i, name in enumerate(line):
@@ -176,9 +176,10 @@ class _Ops:
     def _without_data(
         self, names: Sequence[str], part_of: Mapping[str, int], weights: Mapping[str, int]
     ) -> dict[str, int]:
-        """Return the parts of ops without data: a weight's own, for variables and masks the first reader's.
+        """Return the parts of ops without data: a weight's own part, for variables and masks the first
+        reader's.
 
-        What nobody reads (the result of a metric, behind its update) comes last.
+        Ops that nobody reads (a metric's result, behind its update) belong to the last part.
         """
         parts: dict[str, int] = {}
         lowest: dict[str, int] = {}
@@ -198,13 +199,13 @@ def is_part(name: str) -> bool:
 
 
 def layer_of_part(name: str) -> str | None:
-    """Return the layer that was divided, by the name of a part; None: it is none."""
+    """Return the name of the divided layer from the name of its part; None if it is no part."""
     match = _NAME.fullmatch(name)
     return match[1] if match else None
 
 
 def loops_of_layers(names: Iterable[str]) -> dict[str, int]:
-    """Return how many loops the layers run in that are cut between them, by names of all layers and parts."""
+    """Return how many loops each layer cut between loops runs in, from the names of all layers and parts."""
     parts = Counter(layer_of_part(name) for name in names if name.startswith(_LATER_IN))
     return {str(layer): count + 1 for layer, count in parts.items()}
 

@@ -7,9 +7,9 @@
 | pipeline | plain sums, repeat, read once | placement, local constants, joins, order, annotate, verify |
 | its evaluation | | placement, local constants, verify |
 
-What comes out is verified against the graph as it came; plain sums and what runs again are checked by
-their own pass, as are the tasks that XLA compiles, behind all others.  With a ``dump_dir`` all passes of a
-graph write into it, numbered in the order in which they run.
+The result is verified against the original graph.  Plain sums, and ops that run again, are checked by their
+own pass; so are the tasks that XLA compiles, after all others.  With a ``dump_dir`` all passes of a graph
+write into it, numbered in the order in which they run.
 """
 
 from __future__ import annotations
@@ -34,14 +34,15 @@ from tf_ooo.rewriting.step_graph import StepGraph
 _NEVER = frozenset(
     {"Const", "_Arg", "_Retval", "VarHandleOp", "Merge", "Enter", "Exit", "NextIteration", *SWITCHES}
 )
-# Smaller tensors do not matter: shapes, seeds.
+# Smaller tensors (shapes, seeds) do not matter.
 _LEAST_BYTES = 1024
 
 
 def to_repeat(step: StepGraph, layers: Collection[int]) -> tuple[frozenset[str], frozenset[str]]:
-    """Return (ops that run again, ops that read these), for the layers' dO and dW of each micro-batch.
+    """Return (ops that run again, ops that read them) for the layers' dO and dW in each micro-batch.
 
-    What a layer reads of others, its weights, and what has state (random numbers) is read as it was.
+    A layer's inputs from other layers, its weights, and what has state (random numbers) are not computed
+    again.
     """
     index, names = step.index, step.index.names
     forward = {
@@ -64,7 +65,7 @@ def to_repeat(step: StepGraph, layers: Collection[int]) -> tuple[frozenset[str],
 
 
 def layers_that_cannot(step: StepGraph) -> frozenset[int]:
-    """Return layers of loops, and those whose backward reads results that cannot be computed again."""
+    """Return the layers with loops, and those whose backward pass reads results that cannot run again."""
     index, sizes = step.index, step.sizes
     fixed = {layer for first, last in step.known.inseparable for layer in range(first, last + 1)}
     for name, (kind, layer, number) in step.where.items():
@@ -97,45 +98,46 @@ Folder = str | os.PathLike[str] | None
 
 
 def separating(dump_dir: Folder = None) -> PassPipeline:
-    """Takes ops apart that compute dO and dW; what is new is in its step's name scope."""
+    """Make the pass that takes apart ops which compute dO and dW; new nodes are in their step's scope."""
     return PassPipeline([SeparatePass()], dump_dir)
 
 
 def separating_only(original: graph_pb2.GraphDef) -> PassPipeline:
-    """Make the passes for steps that run in stock order, to be measured."""
+    """Make the passes for steps that are measured in stock order."""
     return _verified([SeparatePass()], original)
 
 
 def ordering(
     plan: RewritePlan, original: graph_pb2.GraphDef, separated: PassResult, dump_dir: Folder = None
 ) -> PassPipeline:
-    """Return one device: for a graph that was ``separated``."""
+    """Make the passes that order a ``separated`` graph on one device."""
     return _verified([AnnotatePass(plan), OrderPass(plan)], original, dump_dir, separated)
 
 
 def ordering_one_step(plan: RewritePlan, dump_dir: Folder = None) -> PassPipeline:
-    """Return data parallel: for the graph of one step."""
+    """Make the passes that order the graph of one data-parallel step."""
     return PassPipeline([AnnotatePass(plan), OrderPass(plan)], dump_dir)
 
 
 def ordering_steps(
     gained: Sequence[Additions], original: graph_pb2.GraphDef, separated: PassResult, dump_dir: Folder = None
 ) -> PassPipeline:
-    """Return data parallel: for the graph of all steps, with what the graph of each step has gained."""
+    """Make the passes that give the graph of all data-parallel steps what each step's own graph has
+    gained."""
     return _verified([StepsPass(gained)], original, dump_dir, separated)
 
 
 def adding_up(dump_dir: Folder = None) -> PassPipeline:
-    """Make sums one op again that TensorFlow has taken apart, for a pipeline."""
+    """Make the pass that restores sums which TensorFlow has taken apart, for a pipeline."""
     return PassPipeline([PlainSumsPass()], dump_dir)
 
 
 def changing(
     step: StepGraph, repeated: Collection[int], stands_for: Mapping[str, str], dump_dir: Folder = None
 ) -> PassPipeline:
-    """Let these layers of a pipeline run their forward again for their dO, and one read stand for others.
+    """Make the passes that rerun the forward of layers for their dO, and share reads, in a pipeline.
 
-    Without any there is no pass.
+    If neither is wanted there is no pass.
     """
     passes: list[Pass] = [RepeatPass(*to_repeat(step, repeated))] if repeated else []
     passes += [ReadOncePass(stands_for)] if stands_for else []
@@ -150,9 +152,9 @@ def placing(
     before: PassPipeline | None = None,
     last: Sequence[Pass] = (),
 ) -> PassPipeline:
-    """Place a pipeline's graph whose sums are ops, behind the passes ``before``; ``available``: all devices.
+    """Make the passes that place a pipeline's graph after the passes ``before``; ``available``: all devices.
 
-    ``last`` are passes that check what they do themselves.
+    ``last`` are passes that check themselves.
     """
     placement = PlacementPass(plan, tuple(available))
     passes = [placement, LocalConstantsPass(), JoinsPass(plan), OrderPass(plan), AnnotatePass(plan)]
@@ -163,7 +165,7 @@ def placing(
 def placing_forward(
     plan: RewritePlan, available: Sequence[str], original: graph_pb2.GraphDef, dump_dir: Folder = None
 ) -> PassPipeline:
-    """Place a pipeline's graph that evaluates or predicts."""
+    """Make the passes that place a pipeline's graph for evaluating or predicting."""
     return _verified([PlacementPass(plan, tuple(available)), LocalConstantsPass()], original, dump_dir)
 
 
@@ -173,7 +175,7 @@ def _verified(
     dump_dir: Folder = None,
     separated: PassResult | None = None,
 ) -> PassPipeline:
-    """Verify the passes: nothing may differ from ``original`` but what they and the separation declare."""
+    """Add a check that nothing differs from ``original`` but what the passes and the separation declare."""
     before, replaced = ((), frozenset[str]()) if separated is None else ((SeparatePass,), separated.replaced)
     check = VerifyPass(original, replaced, relaxed_by(*before, *passes))
     return PassPipeline([*passes, check], dump_dir, ran=len(before))

@@ -1,4 +1,4 @@
-"""Says where a step's layers are, and gives every op its device."""
+"""Decides where a step's layers are, and gives every op its device."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _READ = "ReadVariableOp"
 
 @dataclass(frozen=True)
 class Homes:
-    """Holds ``devices``, full names: of each replica, for each stage.
+    """Holds the full names of ``devices``: for each replica, those of its stages.
 
-    ``holder_of_layer``: the replica on whose device a layer's variables are, and are updated; the others are
-    sent the weights and send their gradients.
+    ``holder_of_layer`` is the replica on whose device a layer's variables are kept and updated; the other
+    replicas are sent the weights and send their gradients.
     """
 
     stage_of_layer: Sequence[int]
@@ -38,13 +38,13 @@ class Homes:
         return self.devices[self.holder_of_layer[layer]][self.stage_of_layer[layer]]
 
     def device_of(self, layer: int, replica: int | None) -> str:
-        """Return where a layer runs for a replica; None: what comes once a step."""
+        """Return the device on which a layer runs for a replica; None: for ops that run once a step."""
         if replica is None:
             return self.of_variables(layer)
         return self.devices[replica][self.stage_of_layer[layer]]
 
     def replica_of_node(self, step: StepGraph) -> list[int | None]:
-        """Return for each node the replica that its micro-batch passes through; None: it comes once."""
+        """Return for each node the replica that its micro-batch passes through; None if it runs once."""
         of_part = replica_of_part(step.count, self.replicas)
         return [None if number is None or number >= step.count else of_part[number] for number in step.steps]
 
@@ -55,10 +55,10 @@ def one_pipeline(stage_of_layer: Sequence[int], device_of_stage: Sequence[str]) 
 
 
 def read_once(step: StepGraph, replica_of_node: Sequence[int | None]) -> dict[str, str]:
-    """Reads of variables that stand for others: ``{read: the first of the same replica}``.
+    """Return reads of variables and the ones that replace them: ``{read: the first of the same replica}``.
 
-    Of what is written once, at the end of the step or of a turn, all micro-batches read the same: a replica
-    whose devices do not hold it is sent it once.
+    If a variable is written only once, at the end of the step or of a turn, all micro-batches read the same:
+    a replica whose devices do not hold it is sent it once.
     """
     index = step.index
     written: set[str] = set()
@@ -103,12 +103,11 @@ def is_resource(node: node_def_pb2.NodeDef) -> bool:
 
 
 def crossing(step: StepGraph, replica_of_node: Sequence[int | None]) -> set[int]:
-    """Return ops that no lane orders, as they lead from one replica's micro-batches to another's, in their
-    turn.
+    """Return the ops that no lane orders: they lead from one replica's micro-batches to another's in turn.
 
     States that every micro-batch changes (seeds, moving averages, metrics) change in the order of
-    micro-batches through all replicas.  Those that depend on no data (seeds) run ahead of all lanes; what
-    reads data of another replica's micro-batch runs when that is there.
+    micro-batches through all replicas.  Those that depend on no data (seeds) run ahead of all lanes; an op
+    that reads data of another replica's micro-batch runs when these are there.
     """
     index = step.index
     nodes = enumerate(step.graph_def.node)
@@ -142,9 +141,9 @@ _Nodes = Mapping[str, node_def_pb2.NodeDef]
 
 _HANDS_ON = ("Identity", *SWITCHES, "Merge", "Enter", "Exit", "NextIteration")
 _FREE = ("Const", "_Arg", "_Retval")
-# tf.py_function and tf.numpy_function: what they call is in the process that traced them.
+# tf.py_function and tf.numpy_function call code in the process that traced them.
 _IN_PYTHON = ("EagerPyFunc", "PyFunc", "PyFuncStateless")
-# The training process is the rank, its workers are none.
+# The training process has the rank; its workers have none.
 _OF_RANK = "Horovod"
 
 
@@ -157,8 +156,8 @@ def place(
     """Return ``{op: device}`` of all ops but constants, arguments and results.
 
     Ops on a variable are where it is, ops of a layer on its device; others follow the largest tensor
-    (``bytes_of``) that they read, or else whoever reads them.  Those that call Python stay, and what adds up
-    the gradients of all replicas, which is traced where the variable is.  ``replica_of_node`` None: one.
+    (``bytes_of``) that they read, or else their readers.  Ops that call Python stay, and so do sums of all
+    replicas' gradients, which are traced where the variable is.  ``replica_of_node`` None: one replica.
     """
     index = step.index
     replica_of = [0] * len(index) if replica_of_node is None else replica_of_node
@@ -176,8 +175,7 @@ def place(
 
 
 def with_rank(nodes: _Nodes, placed: Mapping[str, str]) -> dict[str, str]:
-    """Return the same devices, but for ops of Horovod on a worker: what they communicate is sent to this
-    process."""
+    """Move ops of Horovod from workers to this process, which sends and receives what they communicate."""
     of_rank = [name for name in placed if nodes[name].op.startswith(_OF_RANK)]
     home = host_device() if of_rank else ""
     process = home.rpartition("/device:")[0]
@@ -185,7 +183,7 @@ def with_rank(nodes: _Nodes, placed: Mapping[str, str]) -> dict[str, str]:
 
 
 def as_they_can(nodes: _Nodes, placed: Mapping[str, str]) -> dict[str, str]:
-    """Return the same devices, but for ops that call Python, and those that only CPUs have."""
+    """Put ops that call Python, and ops that only CPUs have, where they can run."""
     python = {name: node.device for name, node in nodes.items() if node.op in _IN_PYTHON and node.device}
     able = {**placed, **python}
     for name, device in able.items():
@@ -197,7 +195,7 @@ def as_they_can(nodes: _Nodes, placed: Mapping[str, str]) -> dict[str, str]:
 
 
 def on_variables(index: GraphIndex, nodes: _Nodes) -> dict[str, str]:
-    """Ops that are given a variable are where it is."""
+    """Return the devices of ops that are given a variable: the variable's own."""
     placed = {}
     handles = {
         i: nodes[name].device
@@ -214,7 +212,7 @@ def on_variables(index: GraphIndex, nodes: _Nodes) -> dict[str, str]:
 
 
 def slices_at_home(index: GraphIndex, nodes: _Nodes, placed: dict[str, str]) -> None:
-    """A micro-batch is cut off where the batch is, so that no whole batch is sent."""
+    """Cut micro-batches off where the batch is, so that no whole batch is sent."""
     for i, name in enumerate(index.names):
         if slices_batch(index, i):
             placed[name] = nodes[index.names[index.data_preds[i][0][0]]].device
@@ -223,10 +221,10 @@ def slices_at_home(index: GraphIndex, nodes: _Nodes, placed: dict[str, str]) -> 
 def far_slices(
     step: StepGraph, homes: Homes, placed: Mapping[str, str], replica_of_node: Sequence[int | None]
 ) -> set[int]:
-    """Return the slices of a batch that are cut off in another process than that of their task.
+    """Return the slices of a batch that are cut off in another process than their task's.
 
-    An order would send a message there and back before each task: the one before it says that it is done, and
-    only then its rows set out.  Without one all rows of a step are sent at its beginning.
+    If ordered, each would need messages before its task: the task before says that it is done, and only then
+    the rows are sent.  Unordered, all rows of a step are sent at its beginning.
     """
     index, far = step.index, set[int]()
     for name, (_, layer, _) in step.where.items():
@@ -239,7 +237,7 @@ def far_slices(
 
 
 def follow(index: GraphIndex, nodes: _Nodes, placed: dict[str, str], bytes_of: Mapping[str, int]) -> None:
-    """Others follow the largest tensor that they read, or else whoever reads them."""
+    """Put each remaining op where the largest tensor is that it reads, or else where a reader is."""
 
     def rest(order: Sequence[int]) -> list[int]:
         return [i for i in order if index.names[i] not in placed and index.ops[i] not in _FREE]

@@ -1,4 +1,4 @@
-"""Defines ``tf_ooo.plan``: a schedule from a classified graph, or from the costs of layers."""
+"""Defines ``tf_ooo.plan``: it makes a schedule from a classified graph, or from the costs of layers."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def _costs_of(
     layers: Sequence[LayerCosts] | CostTable | None,
     batch: int | None,
 ) -> tuple[Sequence[LayerCosts], CostTable | None]:
-    """Return the costs of all layers, and the table that they stand in, for micro-batches of so many rows."""
+    """Return the costs of all layers for micro-batches of ``batch`` rows, and their table, if any."""
     given = layers if training_graph is None else costs
     table = with_rows(given, batch) if isinstance(given, CostTable) else None
     if training_graph is not None:
@@ -141,7 +141,7 @@ def _costs_of(
 def _order_of(
     graph: TrainingGraph, schedule: str, limit_bytes: int | list[int] | tuple[int, ...] | None
 ) -> Schedule:
-    """Order a graph whose ops have no costs. OptionsError: limits of several devices, of which it has one."""
+    """Order a graph whose ops have no costs; OptionsError if several devices' limits are given."""
     from tf_ooo.rewriting.one_device import plan_graph  # noqa: PLC0415 - imports TensorFlow
 
     if isinstance(limit_bytes, (list, tuple)):

@@ -1,5 +1,4 @@
-"""Makes requests to rewrite the graphs of a step: what came of each, why it failed; those of one device's
-step."""
+"""Makes requests to rewrite the graphs of a step, and keeps each result or why it failed."""
 
 from __future__ import annotations
 
@@ -31,16 +30,16 @@ _LOG = logging.getLogger("tf_ooo")
 
 
 def in_one_line(error: BaseException) -> str:
-    """Return its type, and its text if it has one."""
+    """Return an error's type, and its text if it has one."""
     return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
 
 
 @dataclass(frozen=True)
 class Failures:
-    """Holds the errors of a step's rewrites, in their order; ``errors`` grows while steps are traced.
+    """Collects the errors of a step's rewrites in order; ``errors`` grows while steps are traced.
 
-    ``reason_of`` is an error as the report shows it; ``what`` begins the message of errors that are not our
-    own; ``refused``: for which errors the step does not run.
+    ``reason_of`` gives an error as the report shows it; ``what`` begins the message of errors that are not
+    our own; ``refused`` are the errors for which the step does not run.
     """
 
     errors: list[BaseException] = field(default_factory=list)
@@ -57,15 +56,15 @@ class Failures:
         return self.reason_of(self.errors[0]) if self.errors else None
 
     def raise_refused(self) -> None:
-        """Raises the error for which the step did not run, such as a MemoryLimitError, if there is one."""
+        """Raise the error for which the step did not run, such as a MemoryLimitError, if there is one."""
         for error in self.errors:
             if isinstance(error, self.refused):
                 raise error
 
     def raise_first(self, strict: bool = True) -> None:
-        """Raises an interrupt (once) or why a step was refused; the first other error if ``strict``.
+        """Raise an interrupt (once) or why a step was refused; the first other error if ``strict``.
 
-        To be called after the step has run: TensorFlow would swallow what is raised while it traces.
+        Call this after the step has run: TensorFlow would swallow what is raised while it traces.
         """
         for error in list(self.errors):
             if not isinstance(error, Exception):
@@ -83,7 +82,7 @@ _numbers = itertools.count(1)
 
 
 class Rewritten(Protocol):
-    """Describes what a rewrite returns; if nothing is ``modified`` TensorFlow runs the graph that it has."""
+    """Describes the result of a rewrite; if it is not ``modified``, TensorFlow runs the graph that it has."""
 
     @property
     def graph_def(self) -> graph_pb2.GraphDef: ...
@@ -96,9 +95,9 @@ ResultT = TypeVar("ResultT", bound=Rewritten)
 
 
 class _Answer(Generic[ResultT]):
-    """Answers the plug-in for each graph of a request, and keeps what came of them.
+    """Answers the plug-in for each graph of a request, and keeps the results.
 
-    Graphs are large: one result is kept, and the last.
+    Only one result and the latest are kept, because graphs are large.
     """
 
     def __init__(
@@ -128,7 +127,7 @@ class _Answer(Generic[ResultT]):
 
 
 class RewriteRequest(Generic[ResultT]):
-    """Rewrites the functions that are traced inside :meth:`tracing`, until :meth:`close`.
+    """Rewrites the functions traced inside :meth:`tracing`, until :meth:`close`.
 
     Args:
         rewrite: a graph in, what was done to it out; None: it is none of ours.  A GraphError says why it is
@@ -164,7 +163,7 @@ class RewriteRequest(Generic[ResultT]):
         self.open()
 
     def open(self) -> None:
-        """Rewrite again after :meth:`close`."""
+        """Rewrite again after a :meth:`close`."""
         plugin.register(self._request)
         # A function that is dropped without close() must not stay registered for ever.
         self._close = weakref.finalize(self, plugin.unregister, self._request.id)
@@ -183,11 +182,11 @@ class RewriteRequest(Generic[ResultT]):
 
     @property
     def skipped(self) -> str:
-        """Say why a graph was not rewritten, though nothing failed."""
+        """Say why a graph was not rewritten although nothing failed."""
         return self._outcome.skipped or self._no_graph(self._request)
 
     def failure(self) -> str | None:
-        """Say in one line why (some of) the step runs in stock order; None where something was rewritten."""
+        """Say in one line why (some of) the step runs in stock order; None if something was rewritten."""
         if self.failures.first is not None:
             return self.failures.reason
         return None if self.result is not None else self.skipped
@@ -202,7 +201,7 @@ class RewriteRequest(Generic[ResultT]):
 class StepSession:
     """Answers what a controller asks of whoever rewrites its step.
 
-    The answers here are those for a step that is rewritten in one way, in which nothing has gone wrong.
+    These answers are for a step that is rewritten in one way, without any errors.
 
     Attributes:
         failures: the errors of its rewrites.
@@ -214,60 +213,60 @@ class StepSession:
 
     @property
     def result(self) -> RewriteResult | None:
-        """Return what was done to the largest graph."""
+        """Return the result for the largest graph."""
         return None
 
     @property
     def stock_peak_bytes(self) -> int:
-        """Return the stock order's highest predicted peak so far, with a memory limit."""
+        """Return the highest stock peak predicted so far; needs a memory limit."""
         return 0
 
     def failure(self) -> str | None:
-        """Say in one line why (some of) the step runs in stock order; None where something was rewritten."""
+        """Say in one line why (some of) the step runs in stock order; None if something was rewritten."""
         return None
 
     def tracing(self) -> AbstractContextManager[object]:
-        """Functions traced on this thread inside the block are rewritten."""
+        """Rewrite the functions that this thread traces inside the block."""
         return nullcontext()
 
     def prepare(self, seen: Seen) -> None:
-        """Takes note of the shapes of the next step's inputs; MemoryLimitError: too much with them."""
+        """Note the shapes of the next step's inputs; MemoryLimitError if they need too much memory."""
 
     def close(self) -> None:
-        """Stops rewriting; what was compiled stays as it is."""
+        """Stop rewriting; what was compiled stays as it is."""
 
     def run_stock(self, step: Callable[[], Any], choice: str | None) -> Any:
-        """Runs the stock step; given what has been decided, too."""
+        """Run the stock step; ``choice`` holds what has been decided."""
         return step()
 
     def ran(self, choice: str | None) -> None:
-        """A rewritten step has run, or it has been decided, for what: fills in the report."""
+        """Fill in the report: a rewritten step has run, or the choice is made."""
 
     def failed(self) -> Iterable[tuple[str, BaseException]]:
         """Return the ways that cannot run, and why."""
         return ()
 
     def left_out(self, which: str, error: BaseException) -> None:
-        """One of several ways does not run any more, and why."""
+        """Note that one of several ways does not run any more, and why."""
 
     def give_up(self) -> None:
-        """There is no way left."""
+        """Note that there is no way left."""
 
     def keeps(self, which: str) -> None:
-        """One of the ways is kept: the report is to be that one's."""
+        """Let the report describe the way that is kept."""
 
     def why_stock(self, reason: str, left: Collection[str]) -> str:
-        """Return the reason for which stock is kept, with what is to be added, given the steps left."""
+        """Return why stock is kept, with what is to be added, given the steps left."""
         return reason
 
     def decided(self) -> None:
-        """There is no comparison any more."""
+        """Note that the comparison is over."""
 
 
 class _Peaks:
-    """Keeps what is known of a step's peaks; with a memory limit the highest stock peak so far.
+    """Keeps a step's known peaks; with a memory limit the highest stock peak so far.
 
-    ``open``: results whose peaks depend on inputs that are still to come.
+    ``open`` are results whose peaks depend on inputs still to come.
     """
 
     def __init__(self, known: KnownShapes) -> None:
@@ -282,7 +281,7 @@ class _Peaks:
 
 
 class RewriteSession(RewriteRequest[RewriteResult], StepSession):
-    """Is a request for steps on one device, and the peaks of what was planned for it.
+    """Holds the request for steps on one device, and the peaks of what was planned.
 
     Raises BackendError: unsupported TensorFlow, or the plug-in cannot be loaded.
     """
@@ -319,7 +318,7 @@ class RewriteSession(RewriteRequest[RewriteResult], StepSession):
 
 
 def is_larger(result: RewriteResult, before: RewriteResult) -> bool:
-    """Return whether it is of a training graph with as many ops, or more."""
+    """Return whether ``result`` is for a training graph with as many ops as ``before``, or more."""
     return len(result.training_graph.ops) >= len(before.training_graph.ops)
 
 

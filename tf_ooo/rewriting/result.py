@@ -1,4 +1,4 @@
-"""Describes what was done to the graph of a step, fills a report with it, and has the graph run."""
+"""Describes what was done to the graph of a step, fills a report with it, and makes the graph run."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Orders:
-    """Holds the orders of a step's ops, planned and TensorFlow's own, with which a memory limit is checked.
+    """Holds the planned order of a step's ops and TensorFlow's own, to check a memory limit with.
 
-    ``open_sizes``: inputs of another size may come without another trace.
+    ``open_sizes``: inputs of another size may come without a new trace.
     """
 
     planned: tuple[str, ...]
@@ -43,10 +43,10 @@ class Orders:
 
 @dataclass(frozen=True)
 class CompiledTasks:
-    """Holds the ops of each call that XLA compiles, by its name, and how many functions they share.
+    """Holds the ops of each call that XLA compiles, by its name, and how many functions the calls share.
 
-    ``left``: numbers of ops that belong to tasks and run by themselves, by the reason; ``why_not``: what XLA
-    says of the first task that it refused.
+    ``left`` counts the ops of tasks that run by themselves, by the reason; ``why_not`` is what XLA says of
+    the first task that it refused.
     """
 
     calls: Mapping[str, Sequence[str]]
@@ -56,7 +56,7 @@ class CompiledTasks:
 
     @classmethod
     def of(cls, notes: Iterable[Note]) -> CompiledTasks:
-        """Read what the pass has noted."""
+        """Collect what the pass has noted."""
         calls: dict[str, Sequence[str]] = {}
         functions: set[str] = set()
         left: Counter[str] = Counter()
@@ -80,7 +80,7 @@ class CompiledTasks:
 
 @dataclass(frozen=True)
 class RewriteResult:
-    """Is a rewritten graph, and what was done to it.
+    """Holds a rewritten graph, and what was done to it.
 
     Attributes:
         training_graph: the step as it was classified; of several in one graph the last.
@@ -109,14 +109,14 @@ class RewriteResult:
     modified: ClassVar[bool] = True  # ops are at least annotated
 
 
-# Passes note these; what was done as planned is no news.
+# Passes note these; a note on what was done as planned is no news.
 _SKIPPED, _MIXED = "skipped", "mixed"
 _OWN_ORDER = "left in TensorFlow's own order, as "
 _EACH_OTHER, _IN_A_LOOP = "they would wait for each other", "a loop or a condition lies between them"
 
 
 def fill_plan(report: Report, result: RewriteResult | None) -> None:
-    """Copies what a rewrite found into the report."""
+    """Copy what a rewrite found into the report."""
     if result is None or report.rewritten_graph is result.graph_def:
         return
     clear_plan(report)
@@ -139,7 +139,7 @@ def fill_plan(report: Report, result: RewriteResult | None) -> None:
 
 
 def told(whose: Callable[[], Places], notes: Iterable[Note], texts: Iterable[str] = ()) -> tuple[str, ...]:
-    """Say what passes and plans could not do, in a user's words: each once, layers in the place of ops."""
+    """Say what passes and plans could not do, for users: each once, with layers instead of ops."""
     said: list[tuple[str, tuple[str, ...]]] = [(text, ()) for text in texts]
     unordered: dict[str, list[str]] = {}
     for note in notes:
@@ -156,7 +156,7 @@ def told(whose: Callable[[], Places], notes: Iterable[Note], texts: Iterable[str
 
 
 def clear_plan(report: Report) -> None:
-    """Nothing is moved any more; what was found in the step stays, and so do the notes of others."""
+    """Clear the plan from the report; what was found in the step stays, and so do notes of others."""
     report.forget(*report.plan_notes)
     report.put(Rewritten())
     report.change(planned=None, timeline=None)
@@ -165,9 +165,9 @@ def clear_plan(report: Report) -> None:
 def as_function(
     graph_def: graph_pb2.GraphDef, concrete: Any, captured: Sequence[Any]
 ) -> Callable[[Any], Any]:
-    """Return what runs a graph in the place of the traced function it was made of, on an equal argument.
+    """Return a function that runs a graph in place of the traced one it was made from, on equal arguments.
 
-    ``captured``: as of :class:`OptimizedGraph`.  GraphError: the graph is no whole function.
+    ``captured`` is as in :class:`OptimizedGraph`.  Raises GraphError if the graph is no whole function.
     """
     try:
         function = OptimizedGraph(graph_def, concrete, captured)

@@ -172,8 +172,7 @@ class States:
         return key in self._paths and self._paths[key] not in self.each
 
     def _kind(self, variable: tf.Variable, value: Any, sign: int) -> str:
-        """Return how the state follows from micro-batches; empty if the assignment is made where it
-        stands."""
+        """Return how the state follows from micro-batches; empty if it is assigned where that stands."""
         known = self._known.get(self._paths[id(variable.handle)], "")
         trained = id(variable.handle) in self._trained
         if trained and (self.may_be_copies or value.op in self._of_data):

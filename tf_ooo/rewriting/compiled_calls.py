@@ -47,8 +47,7 @@ def as_compiled(make: Callable[[frozenset[str]], RewriteResult]) -> RewriteResul
 
 
 def _compile(graph_def: graph_pb2.GraphDef) -> dict[str, str]:
-    """Have XLA compile each function on zeros, devices in parallel; return the reason for each failed
-    call."""
+    """Have XLA compile each function on zeros, devices in parallel; return why not, by call."""
     functions, called = _functions(graph_def), _called(graph_def)
     if not _why_not(functions, called.values()):
         return {}

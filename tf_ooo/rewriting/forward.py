@@ -39,8 +39,8 @@ def request_to_place_forward(
 ) -> RewriteRequest[PassResult]:
     """Ask that functions which evaluate or predict run on the devices of their variables.
 
-    ``seen`` are dtypes and shapes of the batch that a function is traced for.  Raises BackendError as
-    RewriteRequest does.
+    ``seen`` are dtypes and shapes of the batch that a function is traced for.  BackendError as
+    RewriteRequest.
     """
     return RewriteRequest(
         "tf_ooo-forward",

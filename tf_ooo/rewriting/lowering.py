@@ -310,8 +310,7 @@ def timed_ops(graph_def: graph_pb2.GraphDef, tasks: Mapping[str, Task]) -> dict[
 def _reads(
     graph_def: graph_pb2.GraphDef, producers: Mapping[str, list[str]], tasks: Mapping[str, Task]
 ) -> dict[str, int]:
-    """Return for each op, as bits, the stages whose F it and its inputs belong to, and whether it reads a
-    weight."""
+    """Return for each op, as bits, the stages whose F and the weights that it depends on."""
     readers: defaultdict[str, list[str]] = defaultdict(list)
     for name, read in producers.items():
         for producer in read:

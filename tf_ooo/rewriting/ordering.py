@@ -39,8 +39,7 @@ def ops_of_tasks(
 def too_late(step: StepGraph) -> set[int]:
     """Return ops that wait for something behind their task, usually copies of the logs.
 
-    They wait for updates or, if they are forward ops, for their micro-batch's backward pass; a lane would
-    too.
+    They wait for updates or, if forward ops, for their micro-batch's backward pass; a lane would too.
     """
     index = step.index
     yet_to_come = list(itertools.accumulate(reversed(_updates(step)), operator.or_))[::-1]

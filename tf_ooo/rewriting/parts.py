@@ -176,8 +176,7 @@ class _Ops:
     def _without_data(
         self, names: Sequence[str], part_of: Mapping[str, int], weights: Mapping[str, int]
     ) -> dict[str, int]:
-        """Return the parts of ops without data: a weight's own part, for variables and masks the first
-        reader's.
+        """Return the parts of ops without data: a weight's own, and the first reader's for all others.
 
         Ops that nobody reads (a metric's result, behind its update) belong to the last part.
         """

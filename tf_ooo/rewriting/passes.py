@@ -41,8 +41,7 @@ _LEAST_BYTES = 1024
 def to_repeat(step: StepGraph, layers: Collection[int]) -> tuple[frozenset[str], frozenset[str]]:
     """Return (ops that run again, ops that read them) for the layers' dO and dW in each micro-batch.
 
-    A layer's inputs from other layers, its weights, and what has state (random numbers) are not computed
-    again.
+    A layer's inputs from others, its weights, and what has state (random numbers) are read as they were.
     """
     index, names = step.index, step.index.names
     forward = {
@@ -122,8 +121,7 @@ def ordering_one_step(plan: RewritePlan, dump_dir: Folder = None) -> PassPipelin
 def ordering_steps(
     gained: Sequence[Additions], original: graph_pb2.GraphDef, separated: PassResult, dump_dir: Folder = None
 ) -> PassPipeline:
-    """Make the passes that give the graph of all data-parallel steps what each step's own graph has
-    gained."""
+    """Make the passes that give the graph of all data-parallel steps what each step's has gained."""
     return _verified([StepsPass(gained)], original, dump_dir, separated)
 
 

@@ -1,6 +1,7 @@
 """Takes a traced step apart: what each op is for, in which micro-batch, with which layer.
 
-What one trace tells holds for all traces of a step; :func:`check_known` tells whether another graph is one.
+What one trace tells holds for all traces of a step; :func:`check_known` tells whether a graph is such a
+trace.
 """
 
 from __future__ import annotations
@@ -30,13 +31,13 @@ from tf_ooo.rewriting.parts import LEAST_SHARE, WHOLE, divided
 from tf_ooo.rewriting.tasks import assign, forward_and_loops
 
 _STEP = re.compile(rf"{STEP_SCOPE}(\d+)(?=/|$)")
-# TensorFlow numbers these when it lowers loops and branches, for each micro-batch otherwise.
+# TensorFlow adds these numbers when it lowers loops and branches; they differ between micro-batches.
 _NUMBER = re.compile(r"/_(\d+)(?=/|$)")
 _ONCE, _EACH = f"{STEP_SCOPE}once", f"{STEP_SCOPE}each"
 _IN_NO_TASK = ("Const", "_Arg", "_Retval")
-# The share of computing ops of a step that is not classified itself which may have other names.
+# If another trace is not classified itself, this share of its computing ops may have other names.
 _OTHERS = 0.2
-# Graph optimizers may leave out fewer ops of a task than these in batches of another size.
+# In batches of another size, graph optimizers may leave out fewer ops of a task than this.
 _FEW = 4
 _COUNTED = ("Const", "NoOp", "Identity", "_Arg", "_Retval")
 # Pairs of an op and the variable that it writes.
@@ -45,7 +46,7 @@ Writes = frozenset[tuple[str, str]]
 
 @dataclass(frozen=True)
 class Known:
-    """Holds what is known from one classified micro-batch and holds for all of them, in any batch.
+    """Holds what one classified micro-batch tells, for all micro-batches in any batch.
 
     ``alone`` is its GraphDef, ``graph`` what it was classified to; ops elsewhere have their
     :func:`tf_ooo.rewriting.step_graph.general_names`.  ``inseparable``: ranges of layers that no cut may
@@ -78,11 +79,11 @@ def writes_of(step: StepGraph) -> Writes:
 
 
 def check_known(step: StepGraph) -> None:
-    """Raise GraphError, naming an op, where the graph is not another trace of the step that is known.
+    """Raise GraphError, naming an op, if the graph is not another trace of the known step.
 
-    An op with another name would be in no task and in no order.  So each update has to be the one that was
-    planned, and each task has to have most of its ops, unless one of both has a single micro-batch: there is
-    nothing to weigh and to add up then.
+    An op with another name would be in no task and in no order.  So each update has to be the planned one,
+    and each task has to have most of its ops, unless one of both has only one micro-batch: then there is
+    nothing to weigh and to add up.
     """
     known, general = step.known, step.general
     there = known.names | known.where.keys()
@@ -90,7 +91,7 @@ def check_known(step: StepGraph) -> None:
     names = [general[name] for name in computing]
     unplanned, present = [name for name in names if name not in there], frozenset(general.values())
     why = ""
-    # A step whose rows are open computes shapes besides all that was planned.
+    # A step with open rows also computes shapes, in addition to the planned ops.
     lacking = known.names - present
     if len(unplanned) > _OTHERS * len(names) and len(lacking) > _OTHERS * len(known.names):
         why = f"{len(unplanned)} of its {len(names)} ops are others, {unplanned[0]!r} first"
@@ -105,7 +106,7 @@ def check_known(step: StepGraph) -> None:
 
 
 def _other_write(writes: Writes, planned: Writes) -> str:
-    """Return the first variable that is not updated by the op that was planned."""
+    """Name the first variable that is updated by another op than planned, and say so."""
     differing = sorted(variable for _, variable in writes ^ planned)
     if not differing:
         return ""
@@ -117,7 +118,7 @@ def _other_write(writes: Writes, planned: Writes) -> str:
 
 
 def _lost_task(names: frozenset[str], unplanned: int, known: Known) -> str:
-    """Return the first task most of whose ops have other names, of which there are so many."""
+    """Name the first task most of whose ops have other names, and say how many of its ops those are."""
     planned = Counter(known.where.values())
     lacking: dict[tuple[str, int], list[str]] = {}
     for name, at in known.where.items():
@@ -133,9 +134,10 @@ def _lost_task(names: frozenset[str], unplanned: int, known: Known) -> str:
 
 @dataclass(frozen=True)
 class StepGraph:
-    """Is a graph of unrolled micro-batches, taken apart once; :meth:`after` is the step after a pass.
+    """Holds a graph of unrolled micro-batches, taken apart once; :meth:`after` gives the step after a pass.
 
-    ``steps``: each node's micro-batch, ``count`` for what comes once; ``turns``; the :func:`general_names`.
+    ``steps`` gives each node's micro-batch, ``count`` for nodes that run once; ``turns`` and ``general``
+    (:func:`general_names`) are also by node.
     """
 
     graph_def: graph_pb2.GraphDef
@@ -149,9 +151,9 @@ class StepGraph:
 
     @cached_property
     def where(self) -> dict[str, tuple[str, int, int]]:
-        """Return (kind, layer, micro-batch) of ops; a later turn's numbers are behind all of the turn before.
+        """Return (kind, layer, micro-batch) of ops; a later turn's micro-batches are numbered on.
 
-        An op that runs again for the backward pass is dO.
+        An op that runs again for the backward pass counts as dO.
         """
         where, known = {}, self.known.where
         for i, name in enumerate(self.index.names):
@@ -164,12 +166,12 @@ class StepGraph:
 
     @property
     def graph(self) -> TrainingGraph:
-        """Return the classified micro-batch, with the layers of all."""
+        """Return the classified micro-batch, with the layers of all micro-batches."""
         return self.known.graph
 
     @cached_property
     def classified(self) -> dict[str, tuple[str, int]]:
-        """Return (kind, layer) of the ops of :attr:`graph`, without those of no task."""
+        """Return (kind, layer) of the ops in :attr:`graph` that belong to a task."""
         where = ((name, self.known.where.get(self.general[name])) for name in self.graph.ops)
         return {name: at for name, at in where if at is not None}
 
@@ -194,12 +196,12 @@ class StepGraph:
 
     @property
     def turns_with_updates(self) -> int:
-        """Count updates that follow each other, each with what the one before has left; one as a rule."""
+        """Count the turns in which updates follow each other, each using the one before; usually one."""
         updates = (name for name, (kind, _, _) in self.where.items() if kind == "U")
         return 1 + max((self.turns[self.index.index[name]] for name in updates), default=0)
 
     def after(self, graph_def: graph_pb2.GraphDef, repeated: Mapping[str, str]) -> StepGraph:
-        """Return the step after a pass that took no op away; ``repeated``: new ops, each with the one it
+        """Return the step after a pass that removed no op; ``repeated`` maps each new op to the one it
         repeats."""
         index = GraphIndex(graph_def)
         originals = [repeated.get(name, name) for name in index.names]
@@ -217,11 +219,10 @@ class StepGraph:
     def averaged(
         self, seconds: Mapping[str, float], general: Mapping[str, str] | None = None
     ) -> dict[str, float]:
-        """Return seconds of the classified micro-batch's ops: the mean over all micro-batches that were
-        measured.
+        """Return the seconds of the classified micro-batch's ops: the mean over all measured micro-batches.
 
-        The first micro-batch has no sums; the mean of theirs counts it all the same.  Holds for the step in
-        which it was classified, or for another trace, whose ops have these ``general`` names.
+        The first micro-batch has no sums, but the mean of a sum counts it too.  This holds for the step in
+        which the micro-batch was classified, or for another trace, whose ops have these ``general`` names.
         """
         measured: dict[str, list[float]] = {}
         general = self.general if general is None else general
@@ -238,9 +239,9 @@ def is_unrolled(graph_def: graph_pb2.GraphDef) -> bool:
 
 
 def general_names(names: Iterable[str], count: int) -> dict[str, str]:
-    """Return the name that each op has in common with those of the other micro-batches, and of other batches.
+    """Return for each op the name that it shares with other micro-batches and batches.
 
-    Of ops that differ in TensorFlow's numbers only, the first has the lowest.
+    Ops that differ only in TensorFlow's numbers are told apart by their order.
     """
     alike: dict[str, list[str]] = {}
     for name in names:
@@ -258,11 +259,10 @@ def general_names(names: Iterable[str], count: int) -> dict[str, str]:
 def take_apart(
     graph_def: graph_pb2.GraphDef, known: Known | None = None, share: float = LEAST_SHARE
 ) -> StepGraph:
-    """Return the ops of a step; without ``known``, from another trace of it, the last micro-batch is
-    classified.
+    """Take a step apart; without ``known``, from another trace of it, the last micro-batch is classified.
 
-    ``share``: the share of the forward pass that each part of a divided layer takes at least.  Raises
-    GraphError: it is no training step, or not the one that is known.
+    ``share`` is the least share of the forward pass that each part of a divided layer takes.  Raises
+    GraphError if it is no training step, or not the known one.
     """
     index = GraphIndex(graph_def)
     steps = steps_of(graph_def, index)
@@ -276,7 +276,7 @@ def take_apart(
         check_known(step)
         return step
     alone = microbatch_graph(graph_def, index, steps, count - 1, count)
-    # Reads of a later turn are as if nothing had been updated before: all layers are known from one pass.
+    # A later turn's reads count as if nothing had been updated: one backward pass tells all layers.
     turn_of = dict(zip(index.names, turns, strict=True))
     for node in alone.node if any(turns) else ():
         turn = turn_of.get(node.name, 0)
@@ -288,7 +288,7 @@ def take_apart(
 
 
 def _classified(alone: graph_pb2.GraphDef, general: Mapping[str, str], share: float) -> Known:
-    """Ops that graph optimizers have merged for several micro-batches are in ``alone``, the last one."""
+    """Classify ``alone``, the last micro-batch: ops that graph optimizers merged for several are in it."""
     graph, index, parts = classify_graph_def(alone), GraphIndex(alone), None
     if index.frame_names:
         graph = with_list_sizes(with_sizes(graph, alone, KnownShapes(), only_open=True), alone)
@@ -313,9 +313,9 @@ def _classified(alone: graph_pb2.GraphDef, general: Mapping[str, str], share: fl
 
 
 def variable_layers(step: StepGraph) -> dict[str, int]:
-    """Return the layer that each variable is used with; those that several layers' updates use are left out.
+    """Return the layer that each variable is used with; none for one that several layers' updates use.
 
-    A slot that of its weight; a state or a metric that of the forward ops on it, or computed from it.
+    A slot has its weight's layer; a state or a metric has that of the forward ops it reads or feeds.
     """
     layers: dict[str, int] = {}
     by_name = {variable.name: variable for variable in step.graph.variables}

@@ -1,8 +1,8 @@
-"""Chooses which ops of a placed step become compiled calls: those of a task that XLA can have, in one call.
+"""Chooses which ops of a placed step become compiled calls: the ops of a task that XLA supports, together.
 
-No path leaves an interval of a topological order and comes back, and intervals that do not overlap can
-become single nodes together without closing a cycle.  So an order is made in which the ops of each task stand
-together as far as the graph allows, and each run of one task is a call.  XLA knows only the parts of what
+No path leaves an interval of a topological order and comes back, and intervals that do not overlap can become
+single nodes without closing a cycle.  So this makes an order in which the ops of each task stand together as
+far as the graph allows, and turns each run of one task into a call.  XLA knows only the parts of what
 TensorFlow's remapper has fused, and fuses by itself: such ops are taken apart.
 """
 
@@ -21,11 +21,11 @@ from grappler_passes.compat.shape_inference import InferredOutputs
 from grappler_passes.graph.dependencies import Context, GraphIndex, has_side_effects
 from tf_ooo.compat import xla_calls
 
-# An op alone is launched by itself as fast as in a call.
+# A single op is launched by itself as fast as in a call.
 LEAST_OPS = 2
-# XLA may have to know small constants when it compiles: shapes and axes.
+# XLA may have to know small constants, shapes and axes, when it compiles.
 _MOST_CONSTANT_BYTES = 64 * 1024
-# These tasks are a call each, also of a single op.
+# Each of these tasks becomes a call, even if it has only one op.
 _WHOLE = ("F", "dO")
 _ENDS = frozenset({"_Arg", "_Retval", "NoOp", "Const", "Placeholder"})
 _SLICES = frozenset({"Slice", "StridedSlice"})
@@ -40,7 +40,7 @@ OPEN_SHAPES = "sizes that are known only when the step runs"
 IN_LOOPS = "loops and conditions"
 ALONE = "single ops between calls"
 REFUSED = "tasks that XLA cannot compile"
-# The op that a fused one begins with, and how many of its inputs are that one's.
+# A fused op begins with this op, which takes this many of its inputs.
 _FIRST = {"_FusedMatMul": ("MatMul", 2), "_FusedConv2D": ("Conv2D", 2)}
 _UNARY = "_UnaryOpsComposition"
 _BIAS = "BiasAdd"
@@ -49,7 +49,7 @@ _ACTIVATIONS = frozenset({"Relu", "Relu6", "Elu", "Tanh", "Sigmoid", "LeakyRelu"
 
 @dataclass(frozen=True)
 class TaskKey:
-    """Says whose ops a call holds; ``layer`` is None unless each layer has a call of its own."""
+    """Says whose ops a call holds; ``layer`` is None unless each layer has its own call."""
 
     kind: str
     stage: int
@@ -58,13 +58,13 @@ class TaskKey:
 
     @property
     def of_all(self) -> str:
-        """Return the text that the task has in common with those of the other micro-batches."""
+        """Return the text that a task shares with the same task of the other micro-batches."""
         return f"{self.kind}_stage_{self.stage}" + ("" if self.layer is None else f"_layer_{self.layer}")
 
 
 @dataclass(frozen=True)
 class TaskCall:
-    """Holds the ops of a call, in topological order, by their number in the graph."""
+    """Holds the ops of a call by their number in the graph, in topological order."""
 
     key: TaskKey
     device: str
@@ -73,9 +73,9 @@ class TaskCall:
 
 @dataclass(frozen=True)
 class Chosen:
-    """Holds the calls of a step; ``left`` counts ops of tasks that stay as they are, by reason and type.
+    """Holds the calls of a step; ``left`` counts ops of tasks that stay single, by reason and type.
 
-    ``copied``: constants of which each call has its own.
+    ``copied`` are constants of which each call has its own.
     """
 
     nodes: Sequence[node_def_pb2.NodeDef]
@@ -94,8 +94,8 @@ def choose(
 ) -> Chosen:
     """Return the calls of a placed and ordered step.
 
-    ``tasks``: ops' tasks by name; ``general``: names that ops of all micro-batches have in common;
-    ``outputs``: of all ops.
+    ``tasks`` are ops' tasks by name; ``general`` are names that ops of all micro-batches share; ``outputs``
+    are those of all ops.
     """
     nodes = list(graph_def.node)  # held: protobuf wraps each anew for whoever looks at it
     index = GraphIndex(graph_def)
@@ -108,7 +108,7 @@ def choose(
         key = tasks.get(name)
         if key is None or op in _ENDS or slices_batch(index, i):
             continue
-        # Micro-batches differ in sizes, at most, and those may be known of one and not of another: XLA then
+        # Micro-batches differ at most in sizes, which may be known in one and not in another: XLA then
         # compiles the task once for each size.
         kind = general.get(name, name), op, node.attr["T"].type if "T" in node.attr else 0, node.device
         if kind not in reasons:
@@ -132,7 +132,7 @@ def choose(
 
 
 def _joins_inside(index: GraphIndex, task_of: Sequence[TaskT | None]) -> Iterator[tuple[int, TaskT | None]]:
-    """Yield each NoOp that orders ops of one task, and that one: it would divide the task."""
+    """Yield each NoOp that orders ops of only one task, and the task, which it would divide."""
     for i, op in enumerate(index.ops):
         if op == "NoOp" and index.control_preds[i] and index.succs[i]:
             around = {task_of[j] for j in (*index.control_preds[i], *index.succs[i])}
@@ -141,22 +141,23 @@ def _joins_inside(index: GraphIndex, task_of: Sequence[TaskT | None]) -> Iterato
 
 
 def _reads_what_waits(index: GraphIndex, ops: Sequence[int], copied: Set[int]) -> bool:
-    """Return whether ops read a constant that waits for others: only what has its own copy may run before."""
+    """Return whether ops read a constant that waits for others: only a copy of it may run earlier."""
     return any(index.control_preds[p] for i in ops for p in index.preds(i) if p in copied)
 
 
 def is_copied(node: node_def_pb2.NodeDef) -> bool:
-    """Return whether a call has its own copy of a constant."""
+    """Return whether a constant is copied into each call."""
     return bool(node.op == "Const" and node.attr["value"].ByteSize() <= _MOST_CONSTANT_BYTES)
 
 
 def slices_batch(index: GraphIndex, i: int) -> bool:
-    """Return whether an op takes a micro-batch out of the batch: nothing else differs between tasks."""
+    """Return whether an op cuts a micro-batch out of the batch: only there do the tasks of micro-batches
+    differ."""
     return index.ops[i] in _SLICES and index.ops[index.data_preds[i][0][0]] == "_Arg"
 
 
 def _why_not(index: GraphIndex, i: int, node: node_def_pb2.NodeDef, outputs: InferredOutputs) -> str:
-    """Say why XLA cannot have an op; empty: it can."""
+    """Say why XLA cannot compile an op; empty if it can."""
     if "Random" in node.op:
         return RANDOM
     if has_side_effects(node.op):
@@ -176,15 +177,15 @@ def _why_not(index: GraphIndex, i: int, node: node_def_pb2.NodeDef, outputs: Inf
 def runs(
     index: GraphIndex, task_of: Sequence[TaskT | None], copied: Set[int]
 ) -> list[tuple[TaskT, list[int]]]:
-    """Return the runs of each task's nodes in a topological order in which they stand together if they can.
+    """Return runs of nodes of one task in a topological order that keeps tasks together if possible.
 
-    ``task_of``: each node's task; None: it has none.  Edges from ``copied`` nodes into tasks do not count.
+    ``task_of`` is each node's task, None for none.  Edges from ``copied`` nodes into tasks do not count.
     """
     return _Runs(index, task_of, copied).all()
 
 
 class _Runs(Generic[TaskT]):
-    """Makes the order: a task begins once nothing of others is missing, where there is such a task."""
+    """Makes the order: next comes a task that waits for no other task's ops, if there is one."""
 
     def __init__(self, index: GraphIndex, task_of: Sequence[TaskT | None], copied: Set[int]) -> None:
         self._index, self._task_of, self._copied = index, task_of, copied
@@ -246,7 +247,7 @@ class _Runs(Generic[TaskT]):
                 self._put(successor)
 
     def _next(self) -> TaskT:
-        """Return a task that misses nothing; else one that misses only what comes after its own ops."""
+        """Return a task that misses nothing; else one that only misses what comes after its own ops."""
         for task in self._ready:
             if not self._missing[task]:
                 return task
@@ -264,10 +265,10 @@ class _Runs(Generic[TaskT]):
 def keys_of(
     where: Mapping[str, tuple[str, int, int]], stage_of_layer: Sequence[int], fused: bool
 ) -> dict[str, TaskKey]:
-    """Return whose call each op is in.
+    """Return the key of the call that each op is in.
 
-    ``where``: (kind, layer, micro-batch) of ops.  ``fused``: a dW is in the call of its dO; else each layer's
-    is a call of its own, as what waits for it need not wait for others'.
+    ``where`` is (kind, layer, micro-batch) of ops.  With ``fused`` a dW is in the call of its dO; without it
+    each layer's dW is a call, so that its readers need not wait for other layers.
     """
 
     def key(kind: str, layer: int, microbatch: int) -> TaskKey:
@@ -279,9 +280,9 @@ def keys_of(
 
 
 def parts_of(node: node_def_pb2.NodeDef, given: Sequence[str] | None = None) -> list[node_def_pb2.NodeDef]:
-    """Return the ops that a fused one stands for, the last under its name; none for another op.
+    """Return the ops that a fused one stands for, the last under its name; none for other ops.
 
-    ``given``: its data inputs under other names.  One with parts that are not known is not taken apart.
+    ``given`` are its data inputs under other names.  An op with unknown parts is not taken apart.
     """
     names = [name.decode() for name in node.attr["fused_ops"].list.s] if "fused_ops" in node.attr else []
     if node.op == _UNARY:

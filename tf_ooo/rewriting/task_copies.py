@@ -1,9 +1,9 @@
-"""Gives each task its own copy of what it reads of others and XLA computes within other kernels.
+"""Gives each task its own copy of results from other tasks that XLA would compute within other kernels.
 
-XLA returns a view as a copy of its data, and from a kernel of its own what it would never store, as the
-exponent of an activation.  A task that computes these again, of what lies behind them, needs neither kernels
-nor memory for them; PyTorch's min-cut partitioner does so, too.  Means are computed as sums that are divided,
-as XLA does: a task that reads one can divide the sum itself.
+XLA returns a view as a copy of its data, and returns from a kernel of its own what it would never store, such
+as the exponent of an activation.  A task that recomputes these from stored inputs needs neither the kernels
+nor the memory; PyTorch's min-cut partitioner does this too.  Means are computed as divided sums, as XLA does:
+a task that reads one can divide the sum itself.
 """
 
 from __future__ import annotations
@@ -23,30 +23,31 @@ from grappler_passes.errors import VerifyError
 from tf_ooo.rewriting.task_calls import TaskKey
 from tf_ooo.rewriting.task_functions import computed
 
-# They rename what they are given; all else that they read is constant.
+# These ops rename their input; all else that they read is constant.
 _VIEWS = frozenset({"ExpandDims", "Identity", "Reshape", "Squeeze"})
-# An element of their results depends on one element of each input: XLA computes them where they are read.
+# Each element of these ops' results depends on one element of each input: XLA computes them where they are
+# read.
 _ELEMENTWISE = frozenset({
     "Abs", "Add", "AddN", "AddV2", "Cast", "Div", "DivNoNan", "Equal", "Erf", "Erfc", "Exp", "Expm1",
     "Greater", "GreaterEqual", "Less", "LessEqual", "Log", "Log1p", "LogicalAnd", "LogicalNot", "LogicalOr",
     "Maximum", "Minimum", "Mul", "MulNoNan", "Neg", "NotEqual", "Pow", "RealDiv", "Reciprocal", "Rsqrt",
     "Select", "SelectV2", "Sigmoid", "Sign", "Softplus", "Sqrt", "Square", "SquaredDifference", "Sub", "Tanh",
 })  # fmt: skip
-# No longer chain of them is computed again.
+# No longer chain of these ops is computed again.
 _MOST_STEPS = 16
 _SUFFIX = "/tf_ooo_copy"
 
 Place = tuple[TaskKey, str]  # a task and the device it is on
 _SUM, _COUNT = "/tf_ooo_sum", "/tf_ooo_count"
-# Sums of half types are rounded before they are divided, which means are not.
+# Sums of half types would be rounded before they are divided; means are not.
 _EXACT = frozenset({"float32", "float64"})
 
 
 @dataclass(frozen=True)
 class OwnCopies:
-    """Is a step in which no task reads of another one what it has its own copies of.
+    """Holds a step in which each task reads its own copies instead of another task's ops.
 
-    ``copies``: each with the op that it is a copy of; tasks and general names are those of all ops.
+    ``copies`` maps each copy to the op that it copies; tasks and general names are for all ops.
     """
 
     graph_def: graph_pb2.GraphDef
@@ -61,9 +62,9 @@ def own_copies(
     general: Mapping[str, str],
     outputs: InferredOutputs,
 ) -> OwnCopies:
-    """Return the step with the copies, whose outputs are added.
+    """Return the step with the copies, and add their outputs to ``outputs``.
 
-    ``tasks``: of ops, by name; ``general``: as of CompileTasksPass; ``outputs``: those of all ops.
+    ``tasks`` are by op; ``general`` is as in CompileTasksPass; ``outputs`` are those of all ops.
     """
     step = _Step(before, tasks, general, outputs)
     new = _Copies(step, graph_protos.copy_of(before))
@@ -76,14 +77,14 @@ def own_copies(
 
 @dataclass(frozen=True)
 class Again:
-    """Says which ops compute a result again, of which results that are stored or another task's."""
+    """Says which ops recompute a result, and which stored results or other tasks' results they read."""
 
     ops: Set[str]
     given: Set[str]
 
 
 class _Step:
-    """Is a step as it is before, and which of its results may be computed again."""
+    """Finds which results of the original step may be computed again."""
 
     def __init__(
         self,
@@ -103,7 +104,7 @@ class _Step:
         self._bytes: dict[str, int] = {}
 
     def behind(self, name: str) -> tuple[str, list[str]]:
-        """Return what a tensor is a view of, or its own op, and the views between."""
+        """Return the op that a tensor is a view of, or its own op, and the views between."""
         views = []
         while name in self.views:
             views.append(name)
@@ -111,7 +112,7 @@ class _Step:
         return name, views
 
     def again(self, name: str, steps: int = _MOST_STEPS) -> Again | None:
-        """Return what it takes to compute a result again; None: it cannot be, or not in so many steps."""
+        """Return how to compute a result again; None if that is impossible, or takes more than ``steps``."""
         if (name, steps) not in self._again:
             self._again[name, steps] = self._found_again(name, steps)
         return self._again[name, steps]
@@ -136,7 +137,7 @@ class _Step:
         return name in self._elementwise and name not in self._stored
 
     def bytes_of(self, name: str) -> int:
-        """Return the bytes of an op's results, of any micro-batch; a size that is not known counts as one."""
+        """Return the bytes of an op's results in any micro-batch; unknown sizes count as one."""
         general = self.general.get(name, name)
         if general not in self._bytes:
             self._bytes[general] = sum(
@@ -153,10 +154,10 @@ class _Step:
     def _all_stored(self) -> set[str]:
         """Return the results that are in memory anyway.
 
-        A kernel of their own task that is not elementwise reads them, or kernels of two others, or another
-        device, or no task.
+        They are read by a kernel of their own task that is not elementwise, by kernels of two other tasks, on
+        another device, or outside of tasks.
         """
-        # Numbers that are compared for equality have to be the same ones.
+        # Numbers that are compared for equality must be the same numbers, not computed again.
         compared = {name for name in self._elementwise if self.nodes[name].op in ("Equal", "NotEqual")}
         stored, fused = set[str](), self.views | self._elementwise - compared
         read_by: dict[str, set[TaskKey]] = {}
@@ -175,7 +176,7 @@ class _Step:
 
 
 class _Copies:
-    """Makes the copies in a graph, and has the ops of tasks read them."""
+    """Makes the copies in a graph, and lets the ops of tasks read them."""
 
     def __init__(self, step: _Step, graph_def: graph_pb2.GraphDef) -> None:
         self._step, self.graph_def = step, graph_def
@@ -185,7 +186,7 @@ class _Copies:
         self.general: dict[str, str] = {}
 
     def read_instead(self) -> None:
-        """Have all ops of tasks read their own copies."""
+        """Make all ops of tasks read their own copies."""
         readers: dict[Place, list[node_def_pb2.NodeDef]] = {}
         for node in list(self.graph_def.node):
             if node.name in self._step.place:
@@ -198,7 +199,7 @@ class _Copies:
                     node.input[:] = [self._own(*read, node, copied) for read in reads] + control_inputs(node)
 
     def _copied(self, place: Place, nodes: Iterable[node_def_pb2.NodeDef]) -> set[str]:
-        """Return of which ops of others a task has copies: views, and what takes no more memory so."""
+        """Return the other tasks' ops that a task copies: views, and ops whose copies take no more memory."""
         step = self._step
         reads = {name for node in nodes for name, _ in step.reads[node.name]}
         copied, given = set[str](), set[str]()
@@ -215,7 +216,7 @@ class _Copies:
         return copied
 
     def _own(self, name: str, port: int, reader: node_def_pb2.NodeDef, copied: set[str]) -> str:
-        """Return the text for a tensor as the task of a reader reads it."""
+        """Return the text of an input as the reader's task reads it."""
         step, place = self._step, self._step.place[reader.name]
         if name not in copied or step.place[name] == place:
             return tensor(name, port)
@@ -235,7 +236,7 @@ class _Copies:
     def _copied_op(
         self, original: node_def_pb2.NodeDef, name: str, reader: node_def_pb2.NodeDef, copied: set[str]
     ) -> node_def_pb2.NodeDef:
-        """Return a copy of an op with its reader's marks, as it is of that one's task."""
+        """Return a copy of an op with its reader's marks, since it belongs to the reader's task."""
         copy = computed(original)
         copy.name, copy.device = name, reader.device
         copy.input.extend(self._own(*read, reader, copied) for read in self._step.reads[original.name])
@@ -246,12 +247,12 @@ class _Copies:
 
 
 def _waits(original: node_def_pb2.NodeDef, device: str) -> list[str]:
-    """Return what a copy on a device waits for: elsewhere the tensor that it reads says enough."""
+    """Return what a copy on a device waits for; elsewhere the tensor that it reads is enough."""
     return control_inputs(original) if original.device == device else []
 
 
 def _check(before: graph_pb2.GraphDef, made: OwnCopies) -> None:
-    """Raise VerifyError unless each op reads what it read, seen through the copies, and those are copies."""
+    """Raise VerifyError unless each op reads the same as before, seen through correct copies."""
     was = {node.name: node for node in before.node}
     if len(made.graph_def.node) != len(was) + len(made.copies):
         raise VerifyError("?", "new nodes", "there are others than copies")
@@ -273,10 +274,10 @@ def _check(before: graph_pb2.GraphDef, made: OwnCopies) -> None:
 def divided_means(
     before: graph_pb2.GraphDef, names: Container[str], outputs: InferredOutputs
 ) -> tuple[graph_pb2.GraphDef, dict[str, str]]:
-    """Return the graph in which the means of these names are quotients, and the sums' names with the means'.
+    """Return the graph with these means as quotients, and the new sums' names with their means'.
 
-    A mean of a number of elements that is not known, or of a half type, stays as it is.  ``outputs``: those
-    of all ops; those of the new ones are added.
+    A mean stays as it is if its number of elements is unknown or its type is a half type.  ``outputs`` are
+    those of all ops; the new ops' are added.
     """
     graph_def = graph_protos.copy_of(before)
     counts: dict[str, int] = {}
@@ -297,7 +298,7 @@ def divided_means(
 
 
 def _count(mean: node_def_pb2.NodeDef, outputs: InferredOutputs) -> int | None:
-    """Return of how many numbers it is the mean, if that is known and a quotient is the same."""
+    """Return how many numbers a mean is taken over, if that is known and a quotient gives the same."""
     (read, port), axes = map(split_input, data_inputs(mean))
     info, places = outputs[read][port], outputs.constant(*axes)
     if info.dtype not in _EXACT or info.shape is None or places is None:
@@ -317,7 +318,7 @@ def _number(mean: node_def_pb2.NodeDef, count: int) -> node_def_pb2.NodeDef:
 
 
 def _check_sums(before: graph_pb2.GraphDef, after: graph_pb2.GraphDef, counts: dict[str, int]) -> None:
-    """Raise VerifyError unless each mean is a quotient of what it was the mean of, and no more is new."""
+    """Raise VerifyError unless each mean is a quotient of its old input, and nothing else is new."""
     now = {node.name: node for node in after.node}
     for was in (node for node in before.node if node.name in counts):
         total, number = now[was.name + _SUM], now[was.name + _COUNT]

@@ -13,15 +13,15 @@ from tf_ooo.compat import xla_calls
 from tf_ooo.rewriting import task_calls
 from tf_ooo.rewriting.task_calls import Chosen, TaskCall
 
-# Tensors, by the number of the node that computes them, and their port.
+# A tensor is the number of the node that computes it, and its port.
 Port = tuple[int, int]
-# Their inputs may come in either order, and the remapper sorts them by name, for each micro-batch otherwise.
+# Inputs of these may come in any order; the remapper sorts them by name, which differs between micro-batches.
 COMMUTATIVE = frozenset({"Add", "AddV2", "Maximum", "Minimum", "Mul"})
 
 
 @dataclass(frozen=True)
 class CalledOps:
-    """Holds what a call's function knows its ops by; ops are numbers of nodes of the graph without calls.
+    """Says how a call's function names its ops; ops are numbers of nodes in the graph without calls.
 
     Attributes:
         inner: names inside, by op; constants that it has copies of are among them.
@@ -44,7 +44,7 @@ class Functions:
     made: dict[str, function_pb2.FunctionDef] = field(default_factory=dict)
 
     def of(self, call: TaskCall) -> tuple[function_pb2.FunctionDef, CalledOps]:
-        """Return a call's function, and what it knows the ops by."""
+        """Return a call's function, and its names of the ops."""
         called = self._borders(call)
         arguments = {port: f"a{place}" for place, port in enumerate(called.inputs)}
         body: list[node_def_pb2.NodeDef] = []
@@ -81,11 +81,11 @@ class Functions:
     def _function(
         self, kind: str, body: Sequence[node_def_pb2.NodeDef], called: CalledOps
     ) -> function_pb2.FunctionDef:
-        """Return the function that computes this: types of arguments and results follow from its ops."""
+        """Return the function that computes ``body``; its ops give the types of arguments and results."""
         results = [f"{called.inner[i]}:{port}" for i, port in called.outputs]
         key = hashlib.sha256(graph_pb2.GraphDef(node=body).SerializeToString(deterministic=True))
         key.update(repr(results).encode())
-        # The same in each process: what was compiled once is found again, also by another fit.
+        # The name is the same in each process: what was compiled once is found again, also by another fit.
         name = f"ooo_task_{kind}_{key.hexdigest()[:24]}"
         if name not in self.made:
             given = [(f"a{place}", self._dtype(port)) for place, port in enumerate(called.inputs)]
@@ -98,7 +98,7 @@ class Functions:
 
 
 def computed(node: node_def_pb2.NodeDef) -> node_def_pb2.NodeDef:
-    """Return an op and its attributes alone, without marks: what it computes of its inputs."""
+    """Return only an op's type and attributes, without marks: what it computes from its inputs."""
     bare = node_def_pb2.NodeDef()
     bare.CopyFrom(node)
     for other in ("name", "device", "input", "experimental_debug_info", "experimental_type"):
@@ -109,7 +109,7 @@ def computed(node: node_def_pb2.NodeDef) -> node_def_pb2.NodeDef:
 
 
 def _inner_nodes(node: node_def_pb2.NodeDef, name: str, given: Sequence[str]) -> list[node_def_pb2.NodeDef]:
-    """Return an op as it is inside of its function, under another name."""
+    """Return an op as it stands in its function, under another name."""
     own = computed(node)
     own.name = name
     own.input.extend(sorted(given) if node.op in COMMUTATIVE else given)

@@ -36,8 +36,8 @@ def forward_and_loops(
 ) -> tuple[dict[str, int], list[LoopTask]]:
     """Return the layer of each forward op, and the loops.
 
-    A forward op belongs to the highest layer whose weights its result depends on, all of a loop to one;
-    ``joins`` begin a layer without weights.
+    A forward op belongs to the highest layer whose weights its result depends on; all ops of a loop belong to
+    one layer. ``joins`` begin a layer without weights.
     """
     together = forward_loops(graph, index)
     known = layers_of_weights_and_readers(graph, together, joins)
@@ -51,9 +51,9 @@ def forward_and_loops(
 class Assigned:
     """Holds what :func:`assign` finds.
 
-    ``inseparable``: ranges of layers that run in one loop, so that no cut may part them.  ``joined``: dW ops
-    that read gradients from other layers, a tied weight's: they wait for stages above, which no schedule
-    expects, and run when they can.
+    ``inseparable`` are ranges of layers that run in one loop, so that no cut may separate them.  ``joined``
+    are dW ops that read gradients from other layers (a tied weight's): they wait for stages above, which no
+    schedule expects, and run when they can.
     """
 
     where: Where
@@ -67,8 +67,8 @@ def assign(
     """Return kind and layer of each op; ops that serve several layers' updates are left out.
 
     A dO op belongs to the layer whose forward op it is the gradient of (:func:`_output_grad_layers`).
-    ``parts``: the layer of each forward op, where layers were divided; ``branched``: some stand beside
-    others, so that gradients do not go down all layers.
+    ``parts`` are the layers of forward ops if layers were divided; ``branched`` says that some layers are
+    parallel, so that gradients do not go down through all.
     """
     if parts is None:
         forward, loops = forward_and_loops(graph, index)
@@ -94,7 +94,7 @@ def assign(
 
 
 def _joined(graph: TrainingGraph, where: Where) -> frozenset[str]:
-    """Return dW ops that depend on dW of another layer."""
+    """Return the dW ops that depend on another layer's dW."""
     joined: set[str] = set()
     for name, op in graph.ops.items():
         at = where.get(name)
@@ -107,9 +107,9 @@ def _joined(graph: TrainingGraph, where: Where) -> frozenset[str]:
 
 
 def _touching(graph: TrainingGraph, forward: Mapping[str, int]) -> dict[str, set[int]]:
-    """Return the layers that make or read each forward tensor.
+    """Return for each forward tensor the layers that make or read it.
 
-    Constants that several layers read are no layer's: graph optimizers make one of all that are alike.
+    Constants that several layers read belong to no layer: graph optimizers merge all equal ones.
     """
     touching = {name: {layer} for name, layer in forward.items()}
     for name, layer in forward.items():
@@ -135,15 +135,14 @@ def _upstream(graph: TrainingGraph, forward: Mapping[str, int]) -> list[int]:
 def _output_grad_layers(
     graph: TrainingGraph, touching: Mapping[str, set[int]], of_loops: Mapping[str, int], below: Sequence[int]
 ) -> dict[str, int]:
-    """Return the layer of each dO op; ``below``: for each layer, as bits, those that its gradients go down
-    to.
+    """Return the layer of each dO op; ``below`` are, for each layer, those that its gradients go down to, as
+    bits.
 
-    The forward tensors that it reads, each made by one layer and read by others, say whose gradient it is:
-    backward goes down, so it is the highest of them that is not above the layers of the dO that the op reads.
-    Where these stand beside each other, it is below both: the sum of two branches' gradients belongs to the
-    layer that both read.
-    Constants say it of ops that read no gradient only: one that a lower layer reads may stand for that of any
-    other.
+    The forward tensors that it reads, each made by one layer and read by others, say whose gradient it is.
+    Backward goes down, so it is the highest of these layers that is not above the layers of the dO that the
+    op reads. If those are parallel, it is below both: the sum of two branches' gradients belongs to the layer
+    that both read. Constants tell it only for ops that read no gradient: one that a lower layer reads may
+    stand for any other layer's.
     """
     layer_of: dict[str, int] = {}
     gradients: set[str] = set()
@@ -176,11 +175,11 @@ def _weight_grads_away(
     output_grads: Mapping[str, int],
     of_loops: Mapping[str, int],
 ) -> dict[str, int]:
-    """Return dW ops that do not run with their weight's layer, but with the one that used the weight.
+    """Return dW ops that run with the layer that used the weight, not with the weight's own layer.
 
     A weight that two layers use (an embedding that is the output's kernel) has gradients from both, computed
-    where the activations are; its own layer adds them up.  Where that layer was divided, its gradient comes
-    down through the parts behind its weights, where its later loops are.
+    where the activations are; its own layer adds them up.  If that layer was divided, its gradient comes down
+    through the parts behind its weights, where its later loops are.
     """
     away: dict[str, int] = {}
     for name, op in graph.ops.items():
@@ -189,7 +188,7 @@ def _weight_grads_away(
         if of_loops.get(name, op.layer) > op.layer:
             away[name] = of_loops[name]
             continue
-        # Not by constants: of all that are alike there is one, which counts to any layer.
+        # Constants do not tell: all equal ones were merged into one, which counts to any layer.
         computed = [p for p in op.producers if p in touching and graph.ops[p].type != "Const"]
         layers = set().union(*(touching[p] for p in computed))
         if layers and op.layer not in layers:
@@ -210,10 +209,10 @@ def _handed_on(
     touching: Mapping[str, set[int]],
     away: Mapping[str, int],
 ) -> set[str]:
-    """Return dW ops that take a gradient down to their weight's layer, from the layers above: they are dO.
+    """Return dW ops that take a gradient from the layers above down to their weight's layer: they are dO.
 
-    Only one layer's gradients need them; a cut may part them all the same.  The gradient of a weight that is
-    used above its layer is not: it goes to a sum.
+    Only one layer's gradients need them, but a cut may separate them all the same.  The gradient of a weight
+    that is used above its layer is left out: it goes to a sum.
     """
     of_data = ops_of_data(graph)
     using = layers_using(graph, forward, of_data)
@@ -233,7 +232,7 @@ def _handed_on(
 def _leading_home(
     graph: TrainingGraph, activations: Mapping[str, set[int]], away: Mapping[str, int]
 ) -> set[str]:
-    """Return dW ops behind which there is one that reads activations of the weight's own layer."""
+    """Return dW ops that lead to one which reads activations of the weight's own layer."""
     leading: set[str] = set()
     for name in reversed(list(graph.ops)):
         op = graph.ops[name]
@@ -246,7 +245,7 @@ def _leading_home(
 
 
 def _keep_going_down(graph: TrainingGraph, away: dict[str, int]) -> None:
-    """Adds dW ops that read no activation, and lead to one that is computed above their weight's layer."""
+    """Add the dW ops that read no activation and lead to one computed above their weight's layer."""
     for name in reversed(list(graph.ops)):
         if name not in away:
             continue
